@@ -1,6 +1,5 @@
 """Constants from runs and benchmarks whose answers are known, and the verb as a user types it."""
 
-import importlib.util
 import json
 import math
 import re
@@ -13,6 +12,7 @@ import make.records
 import numpy as np
 import pytest
 from make.bench_document import MODEL, document
+from make.benchmarks import load_benchmark
 from make.rank_rows import noise, rows_of
 
 from horovod_study import records
@@ -26,7 +26,7 @@ from horovod_study.analysis.simulate.calibration import (
     measured_network,
     run_times,
 )
-from horovod_study.analysis.simulate.network import Network
+from horovod_study.analysis.simulate.network import Network, allreduce_s
 from horovod_study.analysis.simulate.scaling import all_doubts, doubts, simulate
 from horovod_study.analysis.simulate.what_if import what_if
 from horovod_study.cli import main
@@ -156,6 +156,19 @@ def test_constants_of_more_workers_are_those_of_a_message() -> None:
     assert found.link.bytes_per_s == pytest.approx(1.75 * 6e9, rel=1e-3)
     assert (found.nodes, found.per_node) == (2, 4)
     assert any("use both kinds of links at once" in each for each in found.doubts)
+
+
+@pytest.mark.parametrize("workers", [2, 4, 8])
+def test_the_calibrated_count_is_reproduced_whatever_the_size(workers: int) -> None:
+    made = bench(workers=workers)
+    network = calibrated(benches=[(made, "b")], way="mpi", compute_ms=1, batch=1).scenario.network
+    points = [
+        each for each in made["points"] if (each["way"], each["operation"], each["place"]) == ("mpi", "allreduce", "in")
+    ]
+
+    for point in points:
+        assert allreduce_s(network, "auto", workers, point["bytes"]) == pytest.approx(point["seconds_median"], rel=1e-9)
+    assert len(points) > 2
 
 
 def test_a_size_that_the_line_misses_is_taken_as_it_was_measured() -> None:
@@ -371,7 +384,7 @@ def test_the_verb_with_given_constants(capsys: pytest.CaptureFixture[str]) -> No
         n = row["workers"]
         expected = 10e-3 + (2 * (n - 1) * 5e-6 + 2 * (n - 1) / n * 100e6 / 12.5e9 if n > 1 else 0.0)
         assert row["step_s"] == pytest.approx(expected, rel=1e-12)
-        assert row["step_low_s"] is None
+        assert (row["step_low_s"] is None) == (n < 3)  # constants that nobody says more of are those of two workers
     assert found["constants"]["algorithm"] == "ring"
     assert found["sources"]["network"] == "--alpha-us and --gb-per-s"
     assert any("no scatter" in each for each in found["doubts"])
@@ -453,19 +466,10 @@ def _legends(figure: Any) -> list[Any]:
     return [legend for part in (figure, *figure.subfigs) for legend in part.legends]
 
 
-def _benchmark() -> Any:
-    path = Path(__file__).parents[1] / "benchmarks" / "simulation.py"
-    spec = importlib.util.spec_from_file_location("simulation_benchmark", path)
-    assert spec is not None and spec.loader is not None
-    benchmark = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(benchmark)
-    return benchmark
-
-
 def test_the_figure_of_the_validation_shows_rounds_and_medians() -> None:
     cases = [{"case": "one", "ratios": [0.95, 1.0, 1.02]}, {"case": "two", "ratios": [1.3]}]
     with style(axes__grid__axis="x"):
-        figure = _benchmark().draw_validation(cases, within=0.15, width_in=5.9)
+        figure = load_benchmark("simulation").draw_validation(cases, within=0.15, width_in=5.9)
         axes = figure.axes[0]
 
     assert [label.get_text() for label in axes.get_yticklabels()] == ["one", "two"]
@@ -476,7 +480,7 @@ def test_the_figure_of_the_validation_shows_rounds_and_medians() -> None:
 
 def test_two_hosts_as_they_were_recorded_are_foretold_within_15_percent() -> None:
     """From two workers on one host and the rate of the link; benchmarks/results/hosts/ has the measured steps."""
-    benchmark = _benchmark()
+    benchmark = load_benchmark("simulation")
     cases = benchmark.recorded_hosts()
 
     assert [case["case"] for case in cases] == [

@@ -25,6 +25,7 @@ import numpy as np
 from horovod_study.analysis import stats
 from horovod_study.analysis.costs import Floats, Link, moved_share, rounds
 from horovod_study.analysis.machine.network import fits_of
+from horovod_study.analysis.simulate.allreduce import Curves, Sweep
 from horovod_study.analysis.simulate.network import Network, costs, small_allreduce_s, split
 from horovod_study.analysis.simulate.scaling import Scenario, Spread
 from horovod_study.analysis.simulate.step import NEGOTIATIONS, Compute, Runtime, measured
@@ -125,6 +126,7 @@ class Measured:
     nodes: int
     per_node: int
     link: Link
+    sweep: Sweep
     alpha_spread: float | None  # of the logarithm
     bandwidth_spread: float | None
     overhead_s: float | None
@@ -214,7 +216,8 @@ def _measured_network(content: Mapping[str, Any], *, source: str, way: str | Non
         workers=n,
         nodes=nodes,
         per_node=per_node,
-        link=Link(alpha_s=alpha / rounds(n), bytes_per_s=moved_share(n) * size / (second - alpha)),
+        link=Link(alpha_s=alpha / rounds(n), bytes_per_s=moved_share(n) * size / (second - alpha), workers=n),
+        sweep=_sweep(content["points"], floor, workers=n, nodes=nodes),
         alpha_spread=alpha_spread,
         bandwidth_spread=math.log(high / low) / 2 / stats.Z95 if high > low > 0 else None,
         overhead_s=overhead,
@@ -225,12 +228,22 @@ def _measured_network(content: Mapping[str, Any], *, source: str, way: str | Non
     )
 
 
-def _time_at(points: Sequence[Mapping[str, Any]], way: str, size: float) -> tuple[float, float, float]:
-    """Return median, smallest and largest round in s of all-reduces in place at `size`, between sizes in logarithms."""
-    own = sorted(
+def _all_reduces(points: Sequence[Mapping[str, Any]], way: str) -> list[Mapping[str, Any]]:
+    """Return the points of all-reduces in place of a way, by their size."""
+    return sorted(
         (each for each in points if (each["way"], each["operation"], each["place"]) == (way, "allreduce", "in")),
         key=lambda each: each["bytes"],
     )
+
+
+def _sweep(points: Sequence[Mapping[str, Any]], way: str, *, workers: int, nodes: int) -> Sweep:
+    own = {float(each["bytes"]): float(each["seconds_median"]) for each in _all_reduces(points, way)}
+    return Sweep(workers=workers, nodes=nodes, sizes=np.array(list(own)), seconds=np.array(list(own.values())))
+
+
+def _time_at(points: Sequence[Mapping[str, Any]], way: str, size: float) -> tuple[float, float, float]:
+    """Return median, smallest and largest round in s of all-reduces in place at `size`, between sizes in logarithms."""
+    own = _all_reduces(points, way)
     sizes = np.log([each["bytes"] for each in own])
     median, low, high = (
         float(np.exp(np.interp(math.log(size), sizes, np.log([each[name] for each in own]))))
@@ -478,6 +491,14 @@ def _network(
         levels=described.levels if described else (),
         servers=described.servers if described else 1,
         source=notes.sources["network"],
+        measured=Curves(
+            sweeps=tuple(each.sweep for each in found),
+            intra=links["intra"],
+            inter=links["inter"],
+            alone=described is None,
+        )
+        if found
+        else None,
     )
 
 

@@ -18,6 +18,7 @@ Sources: those of analysis/costs.py, which has the model of one link. With sever
                    through its card at the same time.
     halving        nearest partners first, so that only S/g per worker, S per node, is left to cross nodes.
     ps             servers are ranks 0, 1, ..., as in this package's own: those of one node share its card.
+    auto           where all-reduces were measured, what allreduce.py makes of them; else the quickest of three
 
 Switch levels add their latency to every message that crosses them. Oversubscription divides the bandwidth of messages
 with which all nodes below a switch leave it at once; a ring sends one stream out of a switch, which it slows only where
@@ -27,16 +28,20 @@ the uplinks together are narrower than one card.
 import math
 import reprlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from horovod_study.analysis.costs import Link, Value, moved_share, ring_messages, rounds
+from horovod_study.analysis.simulate.allreduce import Curves, Extended
 from horovod_study.errors import ConfigError, require_keys, require_known
 
 MAX_PER_NODE = 10_000_000
 """Workers on a node, servers, nodes below a switch."""
+CLOSED_FORM_ERROR = 0.7
+"""Standard deviation of the logarithm of measured / closed form, from twice the workers on of which its two constants
+are (`make bench BENCH=allreduce`)."""
 LARGEST = 1e15
 """Of the numbers in a file; larger ones are mistakes, and their products would be infinite."""
 
@@ -70,6 +75,7 @@ class Network:
     levels: tuple[Level, ...] = ()
     servers: int = 1  # of a parameter server
     source: str = "as given"
+    measured: Curves | None = None
 
     def __post_init__(self) -> None:
         for name, count in (("workers per node", self.workers_per_node), ("servers", self.servers)):
@@ -98,7 +104,13 @@ class Cost:
         """Return the seconds for `size` bytes."""
         return self.latency_s + size * self.s_per_byte
 
+    def parts(self, size: Value) -> tuple[Value, Value]:
+        """Return (latency, transfer) in s of `size` bytes."""
+        return self.latency_s, size * self.s_per_byte
 
+
+Choice: TypeAlias = Cost | Extended
+"""A closed form, or what follows from measured all-reduces."""
 NOTHING = Cost(latency_s=0.0, s_per_byte=0.0)
 
 
@@ -207,15 +219,55 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 """What can be asked for. Of several the quickest at the size of the message is taken, as libraries do."""
 
 
-def costs(network: Network, algorithm: str, n: int) -> tuple[Cost, ...]:
+def costs(network: Network, algorithm: str, n: int) -> tuple[Choice, ...]:
     """Return the costs of the algorithms among which `algorithm` lets the size choose; one worker costs nothing.
 
-    Raises ConfigError for an algorithm that is not known.
+    `auto` on a network of which all-reduces were measured is what follows from these, since they show what the library
+    chooses. Raises ConfigError for an algorithm that is not known.
     """
     require_known("simulate: algorithm", algorithm, CHOICES)
     if n == 1:
         return (NOTHING,)
-    return tuple(ALGORITHMS[name](network, n) for name in CHOICES[algorithm])
+    extended = _extended(network, n) if algorithm == "auto" else None
+    return (extended,) if extended else tuple(ALGORITHMS[name](network, n) for name in CHOICES[algorithm])
+
+
+def _extended(network: Network, n: int) -> Extended | None:
+    """Return what measured all-reduces say about `n` workers; None where none was measured on such nodes.
+
+    What was changed since (links that are twice as fast, switches) counts by what it does to recursive halving.
+    """
+    nodes = network.nodes(n)
+    if network.measured is None or not (sweeps := network.measured.for_nodes(nodes)):
+        return None
+    there = replace(network, intra=network.measured.intra, inter=network.measured.inter, levels=())
+    before, now = halving(there, n), halving(network, n)
+    return Extended(
+        sweeps=sweeps,
+        workers=n,
+        nodes=nodes,
+        latency_factor=_factor(now.latency_s, before.latency_s),
+        transfer_factor=_factor(now.s_per_byte, before.s_per_byte),
+    )
+
+
+def _factor(now: Value, before: Value) -> Value:
+    return now / before if np.all(np.asarray(before) > 0) else np.ones_like(np.asarray(now, dtype=np.float64))
+
+
+def error_of(network: Network, algorithm: str, n: int) -> float:
+    """Return the standard deviation of the logarithm of measured / simulated all-reduces of `n` workers.
+
+    That of closed forms where nothing was measured, or another algorithm is asked for than the library chose; constants
+    of which nobody says with how many workers they were measured are those of two.
+    """
+    if n == 1:
+        return 0.0
+    first = costs(network, algorithm, n)[0]
+    if isinstance(first, Extended):
+        return first.error
+    known = (network.intra if network.nodes(n) == 1 else network.inter).workers or 2
+    return CLOSED_FORM_ERROR * math.sqrt(min(1.0, abs(math.log2(n / known))))
 
 
 def allreduce_s(network: Network, algorithm: str, n: int, size: Value) -> Value:
@@ -224,12 +276,11 @@ def allreduce_s(network: Network, algorithm: str, n: int, size: Value) -> Value:
     return latency + transfer
 
 
-def split(choices: tuple[Cost, ...], size: Value) -> tuple[Value, Value]:
+def split(choices: tuple[Choice, ...], size: Value) -> tuple[Value, Value]:
     """Return (latency, transfer) in s of the quickest of `choices` for `size` bytes."""
-    first = choices[0]
-    latency, transfer = first.latency_s, size * first.s_per_byte
+    latency, transfer = choices[0].parts(size)
     for each in choices[1:]:
-        other, moved = each.latency_s, size * each.s_per_byte
+        other, moved = each.parts(size)
         quicker = other + moved < latency + transfer
         latency, transfer = np.where(quicker, other, latency), np.where(quicker, moved, transfer)
     return latency, transfer

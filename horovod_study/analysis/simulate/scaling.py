@@ -6,7 +6,8 @@ is ceil(G / N), because the worker with the largest share decides.
 
 Intervals are 95 %: the constants that carry one are drawn together from independent lognormal distributions, and the
 same numbers are drawn for every worker count and every scenario, so that ratios between scenarios have honest, narrower
-intervals than the scenarios themselves. They cover the constants, not the model.
+intervals than the scenarios themselves. One of them is the model's own error of an all-reduce on more workers than were
+measured (network.error_of); the model of computing and waiting has none.
 """
 
 import math
@@ -19,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis.costs import Floats, Value
-from horovod_study.analysis.simulate.network import CHOICES, Network, costs, small_allreduce_s
+from horovod_study.analysis.simulate.network import CHOICES, Network, allreduce_s, costs, error_of, small_allreduce_s
 from horovod_study.analysis.simulate.step import NEGOTIATIONS, PARTS, Chance, Compute, Runtime, chance, communicate
 from horovod_study.errors import ConfigError, nearest
 
@@ -38,6 +39,7 @@ COLUMNS = (
     *("samples_per_s", "samples_per_s_low", "samples_per_s_high", "speedup", "efficiency"),
     *("efficiency_low", "efficiency_high"),
     *(f"{name}_s" for name in PARTS),
+    *("allreduce_s", "allreduce_low_s", "allreduce_high_s"),
     *("hidden_s", "messages", "of_baseline", "of_baseline_low", "of_baseline_high"),
 )
 
@@ -137,9 +139,9 @@ def simulate(
     if seed < 0:
         raise ConfigError(f"simulate: --seed is {seed}; it must be 0 or greater")
     fine, coarse = chance(STEPS, seed=seed), chance(STEPS_PER_DRAW, seed=seed + 1)
-    normal = np.random.default_rng(seed + 2).standard_normal((3, DRAWS, 1))
+    normal = np.random.default_rng(seed + 2).standard_normal((4, DRAWS, 1))
     rows: list[dict[str, Any]] = []
-    baseline: dict[int, tuple[float, tuple[Floats, Floats] | None]] = {}
+    baseline: dict[int, tuple[float, tuple[Floats, Floats, Floats] | None]] = {}
     for name, scenario in scenarios.items():
         total = global_batch or scenario.batch * min(counts)
         alone_s = _alone_s(scenario)
@@ -157,6 +159,7 @@ def simulate(
                     **_between("step_{}_s", row["step_s"], None if relative is None else relative[0]),
                     **_between("samples_per_s_{}", rate, None if relative is None else 1 / relative[0]),
                     **_between("efficiency_{}", row["efficiency"], None if relative is None else relative[1]),
+                    **_between("allreduce_{}_s", row["allreduce_s"], None if relative is None else relative[2]),
                     "of_baseline": ratio,
                     **_between("of_baseline_{}", ratio, gain),
                 }
@@ -198,9 +201,15 @@ def _central(scenario: Scenario, n: int, global_batch: int, luck: Chance, alone_
         "speedup": rate / alone_rate,
         "efficiency": rate / alone_rate / n,
         **{f"{name}_s": float(np.mean(parts[name])) for name in PARTS},
+        "allreduce_s": float(_allreduce_s(scenario, n, scenario.network)),
         "hidden_s": float(np.mean(parts["hidden"])),
         "messages": float(np.mean(parts["messages"])),
     }
+
+
+def _allreduce_s(scenario: Scenario, n: int, network: Network) -> Value:
+    """Return the seconds of one message with all gradients."""
+    return 0.0 if n == 1 else allreduce_s(network, scenario.algorithm, n, scenario.gradient_bytes)
 
 
 def _steps(
@@ -249,30 +258,30 @@ def _steps(
 
 def _relative(
     scenario: Scenario, n: int, global_batch: int, luck: Chance, normal: Floats
-) -> tuple[Floats, Floats] | None:
-    """Return draws of the step / the step and of the efficiency / the efficiency, each (DRAWS,), from the constants.
+) -> tuple[Floats, Floats, Floats] | None:
+    """Return draws of the step, the efficiency and the all-reduce over these, each (DRAWS,), from the constants.
 
-    None where no constant has an interval. Slower computing slows the worker alone as well, so efficiency has less of
-    it.
+    None where nothing has an interval. Slower computing slows the worker alone as well, so efficiency has less of it.
     """
-    spread = scenario.spread
-    if spread.compute is None and spread.alpha is None and spread.bandwidth is None:
+    spread, error = scenario.spread, error_of(scenario.network, scenario.algorithm, n)
+    if spread.compute is None and spread.alpha is None and spread.bandwidth is None and error == 0:
         return None
-    widths = [spread.compute or 0.0, spread.alpha or 0.0, spread.bandwidth or 0.0]
+    widths = [spread.compute or 0.0, spread.alpha or 0.0, spread.bandwidth or 0.0, error]
     # The constants as they are come first: only ratios to them are used, so that few steps per draw are enough.
-    compute, alpha, bandwidth = (
+    compute, alpha, bandwidth, model = (
         np.concatenate([np.ones((1, 1)), np.exp(width * each)]) for width, each in zip(widths, normal, strict=True)
     )
-    there = scenario.network
+    there, changes = scenario.network, {"alpha": alpha * model, "bandwidth": bandwidth / model}
     network = replace(
         there,
-        intra=there.intra.times(alpha=alpha, bandwidth=bandwidth),
-        inter=there.inter.times(alpha=alpha, bandwidth=bandwidth),
+        intra=there.intra.times(**changes),
+        inter=there.inter.times(**changes),
     )
     _, steps = _steps(scenario, n, global_batch, luck, network, scenario.runtime, compute)
     mean = np.broadcast_to(steps, (DRAWS + 1, steps.shape[1])).mean(axis=1)
     step = mean[1:] / mean[0]
-    return step, compute[1:, 0] / step
+    reduced = np.broadcast_to(_allreduce_s(scenario, n, network), (DRAWS + 1, 1))[:, 0]
+    return step, compute[1:, 0] / step, reduced[1:] / reduced[0] if n > 1 else np.ones(DRAWS)
 
 
 def _between(name: str, value: float, relative: Floats | None) -> dict[str, float]:

@@ -29,7 +29,7 @@ import numpy as np
 from scipy import special
 
 from horovod_study.analysis.costs import Floats, Value
-from horovod_study.analysis.simulate.network import Cost, split
+from horovod_study.analysis.simulate.network import Choice, split
 from horovod_study.errors import AnalysisError, ConfigError, nearest
 
 PARTS = ("compute", "slowest", "cycle", "runtime", "latency", "transfer")
@@ -162,7 +162,7 @@ def communicate(
     backward_s: Floats,
     gradient_bytes: float,
     buckets: int,
-    choices: tuple[Cost, ...],
+    choices: tuple[Choice, ...],
     runtime: Runtime,
     negotiation_s: Value,
     apart: Floats,
@@ -206,7 +206,7 @@ def _one_step(
     gradient_bytes: float,
     share: Floats,
     fused: int,
-    choices: tuple[Cost, ...],
+    choices: tuple[Choice, ...],
     runtime: Runtime,
     before_s: Floats,
     apart: Floats,

@@ -177,14 +177,16 @@ def _table_lines(name: str, own: pd.DataFrame, *, baseline: bool, interval: bool
     parts = [part for part in PARTS if part in ("compute", "slowest") or bool((own[f"{part}_s"] > 0).any())]
     hidden = bool((own["hidden_s"] > 0).any())
     head = ["workers", "nodes", "batch", "step ms", *(["95 %"] if interval else []), "samples/s", "efficiency"]
-    head += [*parts, *(["hidden"] if hidden else [])]
+    head += [*parts, *(["all-reduce 95 %"] if interval else []), *(["hidden"] if hidden else [])]
     head += [] if baseline else ["x baseline", *(["95 %"] if interval else [])]
     rows = []
     for row in own.to_dict("records"):
         cells = [f"{row['workers']:,}", f"{row['nodes']:,}", f"{row['batch']:,}", _ms(row["step_s"])]
         cells += [_range(row["step_low_s"], row["step_high_s"], _ms)] if interval else []
         cells += [_rate(row["samples_per_s"]), _share(row["efficiency"])]
-        cells += [_ms(row[f"{part}_s"]) for part in parts] + ([_ms(row["hidden_s"])] if hidden else [])
+        cells += [_ms(row[f"{part}_s"]) for part in parts]
+        cells += [_range(row["allreduce_low_s"], row["allreduce_high_s"], _ms)] if interval else []
+        cells += [_ms(row["hidden_s"])] if hidden else []
         if not baseline:
             cells.append(_times(row["of_baseline"]))
             cells += [_range(row["of_baseline_low"], row["of_baseline_high"], _times)] if interval else []
@@ -246,7 +248,7 @@ def caption(table: pd.DataFrame, calibration: Calibration) -> str:
         f"gradients of {it.gradient_bytes:,.0f} bytes.",
         "Speedup is over one worker that computes alone; dotted: N workers, N times as fast. Efficiency is speedup / N"
         + (
-            ", with the 95 % interval that the constants leave to the first line; the model's own error is not in it."
+            ", with the 95 % interval of the first line: of its constants, and of all-reduces beyond what was measured."
             if known
             else "."
         ),
