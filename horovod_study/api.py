@@ -186,7 +186,8 @@ def simulate(
             _text(placed_name(str(each))[0], BENCH_FILE), source=str(each), gradient_bytes=size or None
         )
     ]
-    known = calibrate(given, runs=recorded, benches=largest_of_each_kind(networks)[0])
+    kept = largest_of_each_kind(networks)[0]
+    known = calibrate(given, runs=recorded, benches=kept, further=[each for each in networks if each not in kept])
     return simulate_scenarios(scenarios(known.scenario, what_if), list(workers), global_batch=global_batch, seed=seed)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from horovod_study import api
 from horovod_study.analysis.machine.bench_files import benches_of, largest_of_each_kind
-from horovod_study.analysis.simulate.calibration import measured_network
+from horovod_study.analysis.simulate.calibration import Given, calibrate, measured_network
 from horovod_study.cli import main
 from horovod_study.errors import AnalysisError
 
@@ -63,7 +63,7 @@ def test_the_constants_behind_an_output_come_back_whatever_a_launcher_puts_befor
         assert how in content["read"] and "13 sizes from 8 to 134,217,728 bytes, float, in place" in content["read"]
     (tmp_path / "a.txt").write_text(text)
     table = api.simulate([8], benches=[tmp_path / "a.txt"], compute_ms=100, batch=32, gradient_mb=100)
-    assert table["transfer_s"].iloc[0] == pytest.approx(1e-3, rel=0.01)
+    assert table["allreduce_s"].iloc[0] == pytest.approx(1.02e-3, rel=0.01)
 
 
 def test_real_rows_say_how_many_workers_there_were_and_osu_is_told(tmp_path: Path, capsys) -> None:
@@ -90,6 +90,9 @@ def test_of_several_counts_the_largest_is_used_and_the_others_are_compared_with_
     # S / beta is twice as long, and four workers move 1.5 / 1.75 of the bytes that eight do.
     (told,) = doubts
     assert float(re.search(r"took ([\d.]+) of what", told)[1]) == pytest.approx(2 * 1.75 / 1.5, rel=0.05)
+    others = [each for each in found if each not in kept]
+    known = calibrate(Given(compute_ms=1.0, batch=1), benches=kept, further=others)
+    assert [each.workers for each in known.scenario.network.measured.sweeps] == [8, 16, 4]
 
 
 @pytest.mark.parametrize(

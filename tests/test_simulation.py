@@ -258,6 +258,20 @@ def test_published_all_reduces_beyond_the_calibrated_counts() -> None:
     assert (machines["simulated_error"].median() < machines["closed_error"].median()).all()
 
 
+def test_published_steps_beyond_the_two_known_counts() -> None:
+    """MLPerf as in docs/simulate.md; `steps` simulates what `expected` says in the mean."""
+    benchmark = load_benchmark("mlperf")
+    trainings = benchmark.read()
+    pairs = [(one, target) for one in trainings for target in one.targets]
+    errors = [abs(benchmark.expected(*each, benchmark.PRIOR) / each[1].step_s - 1) for each in pairs]
+
+    assert len(trainings) >= 40 and max(target.workers for _, target in pairs) >= 1000
+    assert np.median(errors) <= 0.08
+    for each in pairs[:2]:
+        drawn = benchmark.steps(*each, benchmark.PRIOR)
+        assert np.exp(np.log(drawn).mean()) == pytest.approx(benchmark.expected(*each, benchmark.PRIOR), rel=0.03)
+
+
 @pytest.mark.parametrize(
     "change", [{"sizes": SIZES[::-1]}, {"seconds": SIZES[:1]}, {"seconds": 0 * SIZES}, {"workers": 1}, {"nodes": 9}]
 )

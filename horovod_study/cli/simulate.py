@@ -78,7 +78,8 @@ def simulate(options: argparse.Namespace) -> Result:
     size = (
         runs[0].gradient_bytes if runs and options.gradient_mb is None else (options.gradient_mb or 0.0) * 1e6 or None
     )
-    benches, set_aside = largest_of_each_kind(read_benches(options.bench, gradient_bytes=size))
+    read = read_benches(options.bench, gradient_bytes=size)
+    benches, set_aside = largest_of_each_kind(read)
     network = options.network and network_from(load_yaml(options.network), source=str(options.network))
     calibration = calibrate(
         Given(**{each.name: getattr(options, each.name) for each in fields(Given)}),
@@ -86,6 +87,7 @@ def simulate(options: argparse.Namespace) -> Result:
         runs=runs,
         beside=[run_times(recorded_run(each)) for each in options.beside],
         benches=benches,
+        further=[each for each in read if each not in benches],
     )
     scenarios = what_if(calibration.scenario, options.what_if)
     table = scaling.simulate(scenarios, options.workers, global_batch=options.global_batch, seed=options.seed)

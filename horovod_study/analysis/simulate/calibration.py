@@ -349,13 +349,15 @@ def calibrate(
     runs: Sequence[RunTimes] = (),
     beside: Sequence[RunTimes] = (),
     benches: Sequence[tuple[Mapping[str, Any], str]] = (),
+    further: Sequence[tuple[Mapping[str, Any], str]] = (),
     network: Network | None = None,
 ) -> Calibration:
     """Return the scenario that runs, bench.json files, a described network and options say together.
 
     What was measured holds before what is described in `network`. `beside`: runs of one worker each, recorded at the
-    same time on one node. The first of `runs` decides batch and model. Raises ConfigError for contradictions and for
-    what nobody said, AnalysisError for runs that cannot be read together.
+    same time on one node. `further`: files of other worker counts, whose all-reduces of the way that is used count
+    beside those of `benches`. The first of `runs` decides batch and model. Raises ConfigError for contradictions and
+    for what nobody said, AnalysisError for runs that cannot be read together.
     """
     # Long because each constant has one of several sources, and which one holds is decided here and nowhere else.
     _refuse(given, runs=bool(runs or beside), benches=bool(benches), network=network is not None)
@@ -372,7 +374,11 @@ def calibrate(
     else:
         raise ConfigError("simulate: nothing says how many bytes the gradients have; give --gradient-mb")
 
-    made = _network(found, network, given, notes)
+    sweeps = tuple(each.sweep for each in found)
+    for content, source in further:
+        ways = {each.raw or each.way for each in found} & set(content.get("fits") or ())
+        sweeps += tuple(measured_network(content, source=source, way=name, size=size).sweep for name in sorted(ways))
+    made = _network(found, sweeps, network, given, notes)
     if given.compute_ms is not None:
         compute, facts = Compute(mean_s=given.compute_ms / 1e3, cv=given.compute_cv or 0.0), _Computing()
         notes.sources["computing"] = "--compute-ms"
@@ -449,6 +455,7 @@ def _largest(values: Any) -> float | None:
 
 def _network(
     found: Sequence[Measured],
+    sweeps: tuple[Sweep, ...],
     described: Network | None,
     given: Given,
     notes: _Notes,
@@ -492,7 +499,7 @@ def _network(
         servers=described.servers if described else 1,
         source=notes.sources["network"],
         measured=Curves(
-            sweeps=tuple(each.sweep for each in found),
+            sweeps=sweeps,
             intra=links["intra"],
             inter=links["inter"],
             alone=described is None,
