@@ -47,11 +47,12 @@ class Series:
     machine: str
     name: str
     sweeps: tuple[Sweep, ...]
+    calibrated: int = CALIBRATED
 
     @property
     def network(self) -> Network:
         """The network as it is known from the calibrated counts."""
-        known = self.sweeps[:CALIBRATED]
+        known = self.sweeps[: self.calibrated]
         last = known[-1]
         if len(last.sizes) >= 3:
             line = fit_line(self.name, list(last.sizes), list(last.seconds))
@@ -66,8 +67,8 @@ class Series:
         )
 
 
-def read(path: Path = TABLE) -> list[Series]:
-    """Return the series of the table."""
+def read(path: Path = TABLE, calibrated: int = CALIBRATED) -> list[Series]:
+    """Return the series of the table, of which the smallest node counts are known."""
     found = []
     for (machine, name), rows in pd.read_csv(path).groupby(["machine", "series"], sort=False):
         sweeps = [
@@ -80,7 +81,7 @@ def read(path: Path = TABLE) -> list[Series]:
             )
             for (nodes, workers), at in rows.groupby(["nodes", "workers"], sort=True)
         ]
-        found.append(Series(machine=str(machine), name=str(name), sweeps=tuple(sweeps)))
+        found.append(Series(machine=str(machine), name=str(name), sweeps=tuple(sweeps), calibrated=calibrated))
     return found
 
 
@@ -90,7 +91,7 @@ def simulated(series: Sequence[Series], growth: GrowthConstants = GROWTH) -> pd.
     for one in series:
         network = one.network
         closed = replace(network, measured=None)
-        for sweep in one.sweeps[CALIBRATED:]:
+        for sweep in one.sweeps[one.calibrated :]:
             (choice,) = costs(network, "auto", sweep.workers)
             assert isinstance(choice, Extended)
             latency, transfer = replace(choice, growth=growth).parts(sweep.sizes)
@@ -175,8 +176,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--table", type=Path, default=TABLE, help="all-reduces to score (default: the project's)")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "simulation", help="where the results go")
+    parser.add_argument("--counts", type=int, default=CALIBRATED, metavar="N", help="known node counts (default 2)")
     options = parser.parse_args()
-    series = read(options.table)
+    series = read(options.table, options.counts)
     table, others = simulated(series), left_out(series)
     closed = np.log(table["closed_s"] / table["measured_s"])
     width = table["high_s"].div(table["simulated_s"]).median()
@@ -184,8 +186,8 @@ def main() -> int:
         [
             "# Simulated all-reduces beyond the calibrated counts",
             "",
-            "Made by `make bench BENCH=allreduce`: two smallest node counts of each series known, nothing fitted to "
-            "the others. No timing is in it.",
+            f"Made by `make bench BENCH=allreduce`: the {options.counts} smallest node counts of each series known, "
+            "nothing fitted to the others. No timing is in it.",
             "",
             *lines(table, others),
             "",

@@ -1,6 +1,5 @@
 """The ledger: what run directories, claims and jobs say about a study, the order of its cells, earlier attempts."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -13,6 +12,7 @@ import make.records
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from make.benchmarks import load_benchmark
 
 from horovod_study import lease, records
 from horovod_study.cluster import allocations, identity
@@ -666,11 +666,7 @@ def test_only_the_runs_of_present_cells_are_analysed(tmp_path):
 
 @pytest.fixture(scope="module")
 def benchmark() -> ModuleType:
-    path = Path(__file__).parents[1] / "benchmarks" / "ledger.py"
-    spec = importlib.util.spec_from_file_location("ledger_benchmark", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_benchmark("ledger")
 
 
 @pytest.fixture

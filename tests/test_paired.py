@@ -1,13 +1,11 @@
 """Ratios of cells that alternate: known answers, what is set aside, and how often intervals hold the truth."""
 
-import importlib.util
 import math
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
+from make.benchmarks import load_benchmark
 
 from horovod_study.analysis import paired
 from horovod_study.analysis.paired import Pairs, Precision, Slice
@@ -277,12 +275,7 @@ class TestPrecision:
 @pytest.mark.slow
 def test_studies_that_stop_by_themselves_hold_the_truth():
     """A short form of benchmarks/turns_coverage.py: it fails where neighbours are taken for independent."""
-    path = Path(__file__).parents[1] / "benchmarks" / "turns_coverage.py"
-    spec = importlib.util.spec_from_file_location("turns_coverage", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    module = load_benchmark("turns_coverage")
 
     several = module.studies(("AR(0.9)", 0.0, Precision(half_width=0.04), 600, 40, 3))
     independent, *_, this, _, _ = module.within(("AR(0.9)", 0.0, 150, 3))

@@ -1,23 +1,18 @@
 """`make bench BENCH=recording`: what it finds in the recorder, on fewer steps, and that its page says so."""
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from make.benchmarks import load_benchmark
 
 from horovod_study.config import available_cores
 
 
 @pytest.fixture(scope="module")
 def recording() -> ModuleType:
-    path = Path(__file__).parents[1] / "benchmarks" / "recording.py"
-    spec = importlib.util.spec_from_file_location("recording_benchmark", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_benchmark("recording")
 
 
 def test_memory_does_not_grow_with_the_steps(

@@ -1,7 +1,6 @@
 """Many step rows: memory does not grow with a run, nothing depends on threads or the order of a directory, and what a
 killed run left behind is told as ever."""
 
-import importlib.util
 import json
 import os
 import shutil
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from make.benchmarks import load_benchmark
 
 from horovod_study import alive, records
 from horovod_study.analysis.steps.accounting import account, account_run, account_runs
@@ -25,12 +25,7 @@ from horovod_study.cli import main
 
 @pytest.fixture(scope="module")
 def bench() -> ModuleType:
-    path = Path(__file__).parents[1] / "benchmarks" / "analysis.py"
-    spec = importlib.util.spec_from_file_location("analysis_benchmark", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_benchmark("analysis")
 
 
 @pytest.fixture(scope="module")

@@ -259,6 +259,13 @@ def test_two_batches_give_a_line() -> None:
     assert "proportional" not in " ".join(all_doubts(what_if(scenario, ["batch=8x"]), [1]))
 
 
+def test_a_given_fixed_part_is_a_line_too() -> None:
+    scenario = calibrated(compute_ms=3, compute_fixed_ms=1, batch=100, alpha_us=1, gb_per_s=1, gradient_mb=1).scenario
+
+    assert simulate(what_if(scenario, ["batch=400"]), [1]).iloc[-1]["compute_s"] == pytest.approx(9e-3)
+    assert "proportional" not in " ".join(all_doubts(what_if(scenario, ["batch=400"]), [1]))
+
+
 def test_links_that_were_not_measured_are_said() -> None:
     one = [times(constant(3e-3))]
     inside = calibrated(runs=one, benches=[(bench(), "b")])
@@ -316,6 +323,7 @@ def test_settings_of_horovod_become_cycle_fusion_and_negotiation() -> None:
         ({"alpha_us": 1, "gb_per_s": 1, "compute_ms": 1}, "nothing says how many bytes"),
         ({"alpha_us": 1, "gb_per_s": 1, "compute_cv": 0.1, "runs": "one"}, "--compute-cv belongs to --compute-ms"),
         ({"alpha_us": 1, "gb_per_s": 1, "compute_ms": 1, "runs": "one"}, "give one of them"),
+        ({"alpha_us": 1, "gb_per_s": 1, "compute_ms": 1, "compute_fixed_ms": 2}, "--compute-fixed-ms is 2"),
         ({"alpha_us": 1, "gb_per_s": 1, "benches": "b", "runs": "one"}, "give one of them"),
         ({"alpha_us": 1, "gb_per_s": 1, "runs": "one", "workers_per_node": 0}, "--workers-per-node is 0"),
         (

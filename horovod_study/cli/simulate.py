@@ -45,6 +45,9 @@ def simulate_arguments(parser: Parser) -> None:
     parser.add_argument("--gb-per-s", type=float, metavar="X", help="... and GB (1e9 bytes) per second")
     parser.add_argument("--workers-per-node", type=int, metavar="N", help="workers that fill a node")
     parser.add_argument("--compute-ms", type=float, metavar="X", help="instead of runs: computing of a step, and ...")
+    parser.add_argument(
+        "--compute-fixed-ms", type=float, metavar="X", help="... the part of it that does not depend on the batch, ..."
+    )
     parser.add_argument("--compute-cv", type=float, metavar="X", help="... its standard deviation / mean (default 0)")
     parser.add_argument("--batch", type=int, metavar="N", help="samples per worker and step (default: of the run)")
     parser.add_argument("--gradient-mb", type=float, metavar="X", help="1e6 bytes of gradients (default: of the run)")

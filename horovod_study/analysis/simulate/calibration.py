@@ -309,6 +309,7 @@ class Given:
     workers_per_node: int | None = None
     compute_ms: float | None = None
     compute_cv: float | None = None
+    compute_fixed_ms: float | None = None
     batch: int | None = None
     gradient_mb: float | None = None
     overhead_us: float | None = None
@@ -339,7 +340,8 @@ class Given:
 
 
 _IN_RANGE = (
-    *("alpha_us", "gb_per_s", "compute_ms", "compute_cv", "gradient_mb", "overhead_us", "cycle_ms", "fusion_mb"),
+    *("alpha_us", "gb_per_s", "compute_ms", "compute_cv", "compute_fixed_ms"),
+    *("gradient_mb", "overhead_us", "cycle_ms", "fusion_mb"),
 )
 
 
@@ -382,6 +384,9 @@ def calibrate(
     if given.compute_ms is not None:
         compute, facts = Compute(mean_s=given.compute_ms / 1e3, cv=given.compute_cv or 0.0), _Computing()
         notes.sources["computing"] = "--compute-ms"
+        if given.compute_fixed_ms is not None:
+            facts = _Computing(fixed_share=given.compute_fixed_ms / given.compute_ms, batch_measured=True)
+            notes.sources["batch"] = f"{given.compute_fixed_ms:g} ms do not depend on it; --compute-fixed-ms"
         batch = 1 if given.batch is None else given.batch
         if given.batch is None:
             notes.doubts.append("no --batch was given: a step counts as one sample")
@@ -436,6 +441,11 @@ def _refuse(given: Given, *, runs: bool, benches: bool, network: bool) -> None:
         raise ConfigError("simulate: nothing says how long a worker computes; give --run RUN_DIR or --compute-ms")
     if given.compute_cv is not None and given.compute_ms is None:
         raise ConfigError("simulate: --compute-cv belongs to --compute-ms; a recorded run has its own scatter")
+    if given.compute_fixed_ms is not None and not given.compute_fixed_ms <= (given.compute_ms or 0.0):
+        raise ConfigError(
+            f"simulate: --compute-fixed-ms is {given.compute_fixed_ms:g}; it is a part of --compute-ms, which must "
+            "be given and not be less"
+        )
     if given.way is not None and not benches:
         raise ConfigError("simulate: --way names one of those in --bench; give --bench bench.json, or leave it out")
 
