@@ -41,8 +41,10 @@ def fit(options: argparse.Namespace) -> int:
         return 0
     for name, one in series.items():
         print(_fit_text(name, one))
-    print("(intervals are 95 %; * is the simplest law within 2 units of the best AICc; loo: median error of a worker")
-    print(" count that is left out of the fit; step times are relative to one worker; details: --json)")
+    print("(intervals are 95 %; * is the simplest law that none clearly beats at counts left out; loo: median")
+    print(
+        " error of a worker count that is left out of the fit; step times are relative to one worker; details: --json)"
+    )
     return 0
 
 
@@ -55,7 +57,8 @@ def _fit_text(name: str, one: dict[str, Any]) -> str:
     for law, fitted in one["laws"].items():
         if not fitted["applies"]:
             refused.append(law)
-            continue
+            if law != one["selected"]:
+                continue
         if not fitted["identifiable"] and law != one["selected"]:
             unknown.append(law)
             told |= {f"{law}: {doubt}" for doubt in fitted["doubts"]}

@@ -51,6 +51,9 @@ from horovod_study.records import facts, finite
 from horovod_study.text.words import listed
 
 _NOT_IDENTIFIABLE = "not identifiable"
+CLEARLY = 2.0  # times the least error at counts left out: from there on a law is clearly worse
+SAME = 0.01  # errors that differ by less are alike, whatever their ratio
+BAD = 0.10  # error of a selected law from which on none describes the points
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +72,7 @@ class ScalingFit:
     doubts: tuple[str, ...]
     interval_method: str
     why_not: str = ""  # why the law does not apply to the scaling mode; empty where it does
+    workers_fitted: int = 0  # distinct worker counts
     _per_node: float | None = field(default=None, repr=False)  # workers of the fullest node fitted
     _noise: "Noise" = field(repr=False, compare=False)
     _draws: Floats | None = field(default=None, repr=False, compare=False)  # bootstrap replicates (B, k)
@@ -113,6 +117,20 @@ class ScalingFit:
     def identifiable(self) -> bool:
         """Whether the points determine all parameters; `doubts` says what stands against it."""
         return not any(doubt.startswith(_NOT_IDENTIFIABLE) for doubt in self.doubts)
+
+    @property
+    def shown(self) -> bool:
+        """Whether the points show what the law is about: of a law of costs, all parameters and one cost above zero.
+
+        USL bends to any noise of a straight line.
+        """
+        costs = self.law.costs
+        return not costs or (self.identifiable and any(self.ci95[cost][0] > 0 for cost in costs))
+
+    @property
+    def holdout(self) -> float | None:
+        """Root mean square error at worker counts left out of the fit, none counting for more than 100 %."""
+        return self.loo_rms if self.loo_rms is None else min(self.loo_rms, 1.0)
 
     @property
     def peak(self) -> float:
@@ -290,7 +308,7 @@ def fit_quantity(
             doubts.append(f"{law.name} is not fitted: {solved}")
         else:
             fits[law.name] = _fit(solved, sample)
-    selected, why = _select(fits)
+    selected, why = _select(fits, _spread_of_means(sample))
     return QuantityFit(fits=fits, selected=selected, doubts=(*doubts, *_law_doubts(fits, selected), *why))
 
 
@@ -420,7 +438,7 @@ def _answer(
             )
             for each in good
         }
-    selected, why = _select({law: fitted for law, fitted in fits.items() if fitted.applies})
+    selected, why = _select(fits, 0.0 if asked.sample is None else _spread_of_means(asked.sample))
     doubts += _law_doubts(fits, selected)
     doubts += [f"{law} does not apply to {asked.mode} scaling: {f.why_not}" for law, f in fits.items() if f.why_not]
     return SeriesFit(
@@ -458,34 +476,56 @@ def _nodes(rows: pd.DataFrame) -> tuple[Floats | None, Floats | None]:
     return nodes, None if np.isnan(per_node).any() else per_node
 
 
-def _select(fits: Mapping[str, ScalingFit]) -> tuple[str | None, list[str]]:
-    """The law with the fewest parameters within 2 AICc units of the best one; and a doubt where that is no contest.
+def _select(fits: Mapping[str, ScalingFit], noise: float) -> tuple[str | None, list[str]]:
+    """The law that no other clearly beats on worker counts left out, the simplest one; and doubts about it.
 
-    Two units is the difference below which a model has as much support as the best (Burnham and Anderson 2002).
-    A law of costs stands back as long as the points show none of them, or do not determine its parameters: USL bends
-    to any noise of a straight line.
+    Of the laws that are not beaten, those that apply to the scaling mode and show what they are about come first, and
+    among them the one with the fewest parameters within 2 AICc units of the best: the difference below which a model
+    has as much support as the best (Burnham and Anderson 2002). `noise` is the relative spread of the means.
     """
+    if not fits:
+        return None, []
+    counts = max(fitted.workers_fitted for fitted in fits.values())
+    if counts < 3:
+        return None, [f"no law is selected: {counts} worker counts are on a curve of every law; measure at least 3"]
     if "constant" in fits and "linear" in fits:
         low, high = fits["linear"].ci95["slope"]
         if low > 0 or high < 0:
             # With few points AICc knows the laws of one parameter only, however badly they fit.
             fits = {name: fitted for name, fitted in fits.items() if name != "constant"}
-    shown = {
-        name: fitted
-        for name, fitted in fits.items()
-        if not fitted.law.costs or (fitted.identifiable and any(fitted.ci95[cost][0] > 0 for cost in fitted.law.costs))
-    }
-    fits = shown or fits
-    if not fits:
-        return None, []
-    scored = {name: f.aicc for name, f in fits.items() if f.aicc is not None}
-    if not scored:
-        fewest = min(len(f.params) for f in fits.values())
-        name = min((f.rmse, i, law) for i, (law, f) in enumerate(fits.items()) if len(f.params) == fewest)[2]
-        return name, [f"too few points to compare laws: {name} is the closest of those with the fewest parameters"]
-    best = min(scored.values())
-    close = [(len(fits[name].params), aicc, i, name) for i, (name, aicc) in enumerate(scored.items())]
-    return min(entry for entry in close if entry[1] <= best + 2)[3], []
+    least = min((fitted.holdout for fitted in fits.values() if fitted.holdout is not None), default=None)
+    limit = math.inf if least is None else max(CLEARLY * least, least + max(SAME, noise))
+    left = {name: f for name, f in fits.items() if f.holdout is not None and f.holdout <= limit} or fits
+    # Those that apply and show it, those that apply, those that show it, any: the first kind that is there.
+    kinds = {name: (f.applies, f.shown) for name, f in left.items()}
+    left = {name: f for name, f in left.items() if kinds[name] == max(kinds.values())}
+    scored = {name: f.aicc for name, f in left.items() if f.aicc is not None}
+    if scored:
+        best = min(scored.values())
+        close = [(len(left[name].params), aicc, i, name) for i, (name, aicc) in enumerate(scored.items())]
+        selected, doubts = min(entry for entry in close if entry[1] <= best + 2)[3], []
+    else:
+        fewest = min(len(f.params) for f in left.values())
+        selected = min((f.rmse, i, law) for i, (law, f) in enumerate(left.items()) if len(f.params) == fewest)[2]
+        doubts = [f"too few points to compare laws: {selected} is the closest of those with the fewest parameters"]
+    one = fits[selected]
+    if not one.applies:
+        doubts.append(
+            f"{selected} is selected as a description, for its parameters mean something else here: no law of this "
+            "kind of scaling is nearly as close"
+        )
+    if one.holdout is not None and one.holdout > BAD:
+        doubts.append(
+            f"{selected} is the best of these laws, and off by {one.holdout:.0%} at worker counts left out of the fit: "
+            "none of them describes these points well"
+        )
+    return selected, doubts
+
+
+def _spread_of_means(sample: Sample) -> float:
+    """Relative standard deviation of the mean speedup of a place, over all places with repeats; 0 where none has."""
+    known = np.isfinite(sample.run_variance)
+    return float(np.sqrt(np.mean(sample.run_variance[known] / sample.means[known] ** 2))) if known.any() else 0.0
 
 
 def _mode(rows: pd.DataFrame) -> tuple[str, dict[str, str], str | None, list[str]]:
@@ -574,6 +614,7 @@ def _fit(
         doubts=tuple(_fit_doubts(law, sample, values, ci95)),
         interval_method=method,
         why_not=why_not,
+        workers_fitted=len(np.unique(sample.where.workers)),
         _per_node=float(sample.where.fullest.max()) if sample.where.several_nodes else None,
         _noise=noise,
         _draws=draws,

@@ -114,7 +114,7 @@ def _solve_alike(law: Law, samples: Sequence[Sample]) -> list[Solved]:
             law=law,
             values=values[i],
             error=sample.within + float(misfit[i]),
-            aicc=_aicc(sample.within + float(misfit[i]), sample, len(values[i])),
+            aicc=_aicc(float(misfit[i]), sample, len(values[i])),
             left_out=None if left_out is None else left_out[i],
             draws=draws[i],
         )
@@ -323,13 +323,15 @@ def influence_of(jacobian: Floats, weight: Floats) -> Floats:
     return np.asarray(inverse * root / scale[:, np.newaxis], dtype=np.float64)
 
 
-def _aicc(error: float, sample: Sample, parameters: int) -> float | None:
+def _aicc(misfit: float, sample: Sample, parameters: int) -> float | None:
     """Akaike's criterion for least squares with the small-sample term (Hurvich and Tsai 1989).
 
-    n log(RSS / n) + 2 K + 2 K (K + 1) / (n - K - 1), K counting the noise as a parameter.
+    n log(RSS / n) + 2 K + 2 K (K + 1) / (n - K - 1), K counting the noise as a parameter. n is the number of places and
+    RSS that of their means, each weighted with its rows: repeats of a place share what is wrong with a law there, and
+    what drifts between runs, so they are no further witnesses for or against it.
     """
-    n, k = len(sample.place), parameters + 1
+    n, k = len(sample.where), parameters + 1
     if n - k - 1 <= 0:
         return None
-    variance = max(error / n, (EXACT * float(sample.speedup.max())) ** 2)
+    variance = max(misfit / float(sample.rows.sum()), (EXACT * float(sample.speedup.max())) ** 2)
     return n * math.log(variance) + 2 * k + 2 * k * (k + 1) / (n - k - 1)

@@ -4,7 +4,8 @@
 
 c is the time that computing takes with the largest known batch B; `a` is what a step costs whatever its batch
 (launching, the optimiser, synchronisation), and `g` what each doubling of the workers adds (longer synchronisation,
-waiting for the slowest), both as shares of c. Workers that have less than one sample share it, and gain nothing by it.
+waiting for the slowest), both as shares of c. Workers that have less than one sample share it: they compute no faster,
+and the step is (1/b)^SHARING longer for what they exchange.
 
 Two points hardly distinguish the three, so none is fitted: a grid of (a, g) is weighted by its prior times the
 likelihood of the known points, each compared with the one before it, and the forecast is the mean over the grid. The
@@ -23,11 +24,13 @@ from horovod_study.analysis.stats import Floats
 
 FIXED = (-2.8, 1.1)  # mean and standard deviation of log a
 GROWTH = (-5.1, 1.1)  # the same of log g, where g is not 0
-NO_GROWTH = 0.1  # prior probability that g is 0
+NO_GROWTH = 0.3  # prior probability that g is 0
 FLOOR = 1e-4  # density of the priors far out: nothing is impossible
 POINT = 0.02  # log error of the median of a point
 PER_DOUBLING = 0.02  # log error that a doubling of the workers adds: other software, other hosts
 PER_HALVING = 0.06  # log error that a halving or doubling of the batch adds
+SHARING = 0.5  # between 0.3 and 1 in the three such results of two submitters
+SHARING_ERROR = 0.5  # standard deviation of SHARING
 FREEDOM = 4.0  # degrees of freedom of the Student likelihood
 
 _A = np.exp(np.linspace(np.log(0.002), np.log(8.0), 36))
@@ -75,9 +78,10 @@ class StepModel:
         return mean, float(np.sqrt(variance + self._beyond(after)))
 
     def _beyond(self, batch: float) -> float:
-        """Variance of a batch outside the known ones."""
+        """Variance of a batch outside the known ones, and of one sample shared by several workers."""
         low, high = self.batches
-        return PER_HALVING**2 * max(0.0, float(np.log2(low / batch)), float(np.log2(batch / high)))
+        away = max(0.0, float(np.log2(low / batch)), float(np.log2(batch / high)))
+        return PER_HALVING**2 * away + (SHARING_ERROR * max(0.0, -float(np.log(batch)))) ** 2
 
 
 def step_model(workers: Floats, batch: Floats, step_s: Floats) -> StepModel:
@@ -105,4 +109,5 @@ def step_model(workers: Floats, batch: Floats, step_s: Floats) -> StepModel:
 
 def _log_step(workers: float, batch: float, sample: float) -> Floats:
     """(G,) log step in units of c; workers relative to the fewest known, batch and one sample to the largest batch."""
-    return np.asarray(np.log(max(batch, sample) + _FIXED + _GROWN * np.log2(workers)), dtype=np.float64)
+    shared = SHARING * max(0.0, float(np.log(sample / batch)))
+    return np.asarray(np.log(max(batch, sample) + _FIXED + _GROWN * np.log2(workers)) + shared, dtype=np.float64)

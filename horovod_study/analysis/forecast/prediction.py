@@ -51,6 +51,8 @@ NETWORK = 0.08  # of the step: what the network between nodes adds to a step of 
 UNKNOWN_NETWORK = 1.6  # log error of NETWORK
 MEASURED_NETWORK = 0.5  # log error of the all-reduce of a micro-benchmark as a part of the step: overlap, contention
 FIXED_WORK = ("amdahl",)
+LEVEL = 0.1  # exponent of the throughput between the last two counts up to which it is level: 7 % more by a doubling
+WIDER = math.log(4 / 3)  # ratio of the last two counts from which on they say so
 _CERTAIN = 0.9  # weight from which on a law is named alone
 
 
@@ -339,18 +341,20 @@ def _predict_series(
                 doubts=tuple(_doubts(known, count, nodes, gap, off, network)),
             )
         )
-    return _with_batches(name, known, forecasts, batches)
+    return _with_batches(name, known, forecasts, batches, measured=network is not None)
 
 
 def _with_batches(
-    name: str, known: _Known, forecasts: list[Prediction], batches: list[float] | None
+    name: str, known: _Known, forecasts: list[Prediction], batches: list[float] | None, *, measured: bool
 ) -> list[Prediction]:
     """The forecasts at the batches asked for; as they are where the points have these already.
 
     Points of one batch are continued by the laws, and another batch changes the step; points of several batches are
-    continued by the step's dependence on both.
+    continued by the step's dependence on both. A measured all-reduce says more than published trainings.
     """
     model, varied = known.steps, math.isnan(known.batch) and not known.strong
+    if model is not None and not (varied or measured):
+        forecasts = [_shared(known, model, one) for one in forecasts]
     if batches is None:
         if model is None or not varied:
             return forecasts
@@ -364,14 +368,49 @@ def _with_batches(
         raise AnalysisError(f"{where}: a forecast for a batch needs the column batch_size in every row")
     found = []
     for one, batch in zip(forecasts, batches, strict=True):
-        implied = model.last[0] * model.last[1] / one.workers if known.strong else known.batch
-        if math.isclose(batch, implied, rel_tol=0.01):
+        if math.isclose(batch, _implied(known, model, one.workers), rel_tol=0.01):
             found.append(replace(one, batch_size=batch))
         elif math.isnan(known.batch):
             found.append(_at_batch(known, model, one, batch))
         else:
             found.append(_other_batch(known, model, one, batch))
     return found
+
+
+def _implied(known: _Known, model: StepModel, workers: int) -> float:
+    """Samples per worker and step where the batch, or that of all workers, stays what it is."""
+    return model.last[0] * model.last[1] / workers if known.strong else known.batch
+
+
+def _shared(known: _Known, model: StepModel, one: Prediction) -> Prediction:
+    """The forecast of the laws beyond the points, of which the step model, the more the fewer counts, has a share.
+
+    What laws say from two or three counts is hardly tested; the step model has published trainings behind it. Its
+    share, one in K or with a fixed global batch in K - 1, was taken for being simple; two counts of fixed work say
+    nothing about which of Amdahl's and all other laws they follow.
+    """
+    share, last = 1 / (len(known.workers) - known.strong), known.workers[-1]
+    if one.workers <= last or _level(known):
+        return one
+    batch = _implied(known, model, one.workers)
+    log_step, spread = model.log_step(one.workers, batch)
+    reach = WIDTH * math.hypot(spread, known.noise)
+    apart = math.log(one.workers * batch / one.samples_per_s) - log_step
+    centre = one.samples_per_s * math.exp(share * apart)
+    between = 4 * share * (1 - share) * apart**2  # of two opinions, in WIDTH standard deviations
+    down, up = (
+        math.sqrt((1 - share) * side**2 + share * reach**2 + between)
+        for side in (math.log(one.samples_per_s / one.low), math.log(one.high / one.samples_per_s))
+    )
+    weights = {name: (1 - share) * weight for name, weight in one.weights.items()}
+    return replace(
+        one,
+        samples_per_s=centre,
+        low=centre * math.exp(-down),
+        high=min(centre * math.exp(up), max(one.high, centre)),
+        law="batch" if share > _CERTAIN else one.law if share < 1 - _CERTAIN else "combined",
+        weights={"batch": share, **{name: weight for name, weight in weights.items() if weight}},
+    )
 
 
 def _at_batch(
@@ -429,6 +468,17 @@ def _batch_doubts(model: StepModel, batch: float) -> list[str]:
     return doubts
 
 
+def _level(known: _Known) -> bool:
+    """Whether the largest two counts say that more workers no longer bring more: the throughput is level or falls.
+
+    Neighbours such as 7 and 8 say no such thing, for curves jump with divisibility, nor does the first step from one
+    node to two.
+    """
+    n, total = known.workers, known.log_rate + np.log(known.workers)
+    wider, higher = math.log(n[-1] / n[-2]), total[-1] - total[-2]
+    return bool(wider >= WIDER and higher <= LEVEL * wider and not (known.nodes[-2] == 1 and known.nodes[-1] > 1))
+
+
 def _crosses(known: _Known, counts: Floats | float) -> Any:
     """Whether `counts` workers need several nodes and no known count does."""
     inside = known.per_node is not None and bool((known.nodes == 1).all())
@@ -469,24 +519,41 @@ def _outlook(
     if not mixture.regular and not downwards:
         # Nothing predicted the last points: whatever happens next, more workers are not taken to be slower than fewer.
         centre = np.maximum(centre, log_rate[-1] + np.log(n[-1] / inside))
+    high = centre
+    if _level(known) and not downwards:
+        centre = np.minimum(centre, log_rate[-1] + np.log(n[-1] / inside))
     gap = np.min(np.abs(np.log2(n[:, np.newaxis] / asked)), axis=0)
     wander = mixture.drift**2 * gap * np.maximum(1.0, (1 + gap) / 2)
     reach = WIDTH * np.sqrt(known.noise**2 + wander + mixture.spread**2)
     down = np.maximum(reach, centre - mixture.lowest + 2 * WIDTH * known.noise)
+    if _level(known) and not downwards:
+        down = np.maximum(down, _fall(known, inside))
     slower = np.zeros((3, len(asked)))
     for i in np.flatnonzero(full):
         slower[:, i] = _network_cost(known, int(asked[i]), float(centre[i]), network)
     return _Outlook(
         centre=centre - slower[0],
         down=np.hypot(down, slower[2] - slower[0]),
-        up=np.hypot(reach, slower[0] - slower[1]),
+        up=np.hypot(reach, slower[0] - slower[1]) + high - centre,
         mixture=mixture,
     )
 
 
+def _fall(known: _Known, asked: Floats) -> Floats:
+    """(M,) how far the log of the throughput may fall below the last one, where it no longer rises.
+
+    As from the peak of Gunther's law without contention, 2 q / (1 + q^2) at q times its workers, or as from the last
+    count but one to the last, whichever is more.
+    """
+    far = np.log(asked / known.workers[-1])
+    total = known.log_rate + np.log(known.workers)
+    steep = max(0.0, (total[-2] - total[-1]) / math.log(known.workers[-1] / known.workers[-2]))
+    return np.asarray(np.maximum(np.log(np.cosh(far)), steep * far), dtype=np.float64)
+
+
 def _candidates(known: _Known, network: _Network | None) -> list[Trend]:
     found = list(trends(strong=known.strong))
-    if known.share is not None and not known.beyond.any() and not known.strong:
+    if known.share is not None and not known.strong:
         found += sync_trends(dict(zip(known.workers.tolist(), known.share.tolist(), strict=True)))
     if network is not None and math.isfinite(known.batch) and (network.hosts > 1) == bool(known.beyond.any()):
         found.append(bench_trend(network.seconds, known.batch))
@@ -507,6 +574,12 @@ def _network_cost(known: _Known, count: int, log_rate: float, network: _Network 
 
 def _doubts(known: _Known, count: int, nodes: int | None, gap: float, off: str, network: _Network | None) -> list[str]:
     doubts = [f"throughput at {off} workers contradicts the other points 30-fold: mixed units?"] if off else []
+    if count > known.workers[-1] and _level(known):
+        (n, last), (x, at_last) = known.workers[-2:], known.workers[-2:] * np.exp(known.log_rate[-2:])
+        doubts.append(
+            f"throughput no longer rises: {x:,.4g} at {n:g} and {at_last:,.4g} at {last:g} workers; more than that is "
+            "not expected of more workers unless a full node repeats"
+        )
     if _crosses(known, count):
         if network is not None and network.hosts > 1 and math.isfinite(known.batch):
             doubts.append("no measured point spans several nodes: what the network costs is the micro-benchmark's")
