@@ -122,6 +122,23 @@ def simulated(
     return observe(f"run {seed}", {}, effective(ranks), seed, rows_of(ready, sync), bench)
 
 
+@pytest.mark.parametrize("cost_s", [0.0, 4e-5])
+def test_scatter_of_all_reduces_is_no_runtime(cost_s: float) -> None:
+    doubted = 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        floor, through = 1e-4 * (1 + rng.gamma(1, 0.3, (2, 200)))
+        bench = bench_of(floor, through + cost_s, np.full(200, 1e-5))
+        ready_s = np.tile((3e-3, 2e-3), (40, 1))
+        sync_s = ready_s.max(axis=1, keepdims=True) - ready_s + 2e-4
+        found = attribute([observe("run", {}, effective(2), 0, rows_of(ready_s, sync_s), bench)])
+        (arm,) = found.arms
+        assert arm.parts["runtime"].low > 0 and arm.parts["least"].low < cost_s + 5e-6
+        doubted += any("not distinguishable from zero" in each for each in found.doubts)
+
+    assert doubted <= 1 if cost_s else doubted >= 18
+
+
 def one(found: Attribution) -> Arm:
     (arm,) = found.arms
     return arm

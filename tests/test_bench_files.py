@@ -22,6 +22,7 @@ OSU = """# OSU MPI-CUDA Allreduce Latency Test v7.5
 $
 # OSU MPI Latency Test v5.8
 0                       0.80
+2097152                 9.99
 """
 # Rows as github.com/NVIDIA/nccl-tests prints them, of 16 A100 on two nodes.
 ROWS = """
@@ -82,7 +83,15 @@ def test_real_rows_say_how_many_workers_there_were_and_osu_is_told(tmp_path: Pat
 
 
 def test_of_several_counts_the_largest_is_used_and_the_others_are_compared_with_it() -> None:
-    both = printed(4) + printed(4) + printed(8, gb_per_s=200.0) + printed(16, hosts=2)
+    scatter = "# Collective test starting: reduce_scatter_perf\n" + printed(2).replace("float", "half")
+    both = (
+        scatter
+        + "# Collective test starting: all_reduce_perf\n"
+        + printed(4)
+        + printed(4)
+        + printed(8, gb_per_s=200.0)
+        + printed(16, hosts=2)
+    )
     found = [(each, "log") for each in benches_of(both, source="log", gradient_bytes=1e8)]
     assert [each["workers"] for each, _ in found] == [4, 8, 16] and "2 repeats" in found[0][0]["read"]
     kept, doubts = largest_of_each_kind(found)

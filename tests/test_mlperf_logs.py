@@ -56,9 +56,9 @@ def test_a_folder_of_logs_is_a_points_table(tmp_path: Path, capsys: pytest.Captu
     assert list(points["batch_size"]) == [408, 408, 204, 204, 102, 102] and set(points["workers_per_node"]) == {8}
     assert set(points["series"]) == {"Org resnet A100 mxnet"} and points.attrs["doubts"] == ()
     assert list(api.read_points(tmp_path / "Org/results/box2")["nodes"]) == [2, 2]
-    assert main(["fit", str(tmp_path), "--json"]) == 0
-    told = capsys.readouterr()
-    assert "6 MLPerf logs, 1 series" in told.err and "Org resnet A100 mxnet" in json.loads(told.out)["series"]
+    assert points.attrs["read"].startswith("6 MLPerf logs, 1 series")
+    assert main(["fit", str(tmp_path), "--columns", "workers=GPUs"]) == 2
+    assert "is a folder of logs, which have no columns to name" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

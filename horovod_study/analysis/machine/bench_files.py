@@ -167,11 +167,13 @@ def _tables(text: str, source: str) -> Iterator[_Table]:
     """Yield the tables of all-reduces that have rows, in the order of the text."""
     rccl = "rccl" in text.lower() or re.search(r"device\s+\d+ \[[^\]]+\] AMD ", text) is not None
     fresh = ("rccl-tests" if rccl else "nccl-tests", "nccl")
-    table, osu = _Table(*fresh), False
+    table, osu, other = _Table(*fresh), False, False
     for number, raw in enumerate(text.splitlines(), start=1):
         line = _LAUNCHER.sub("", raw)
         title = _OSU.search(line)
-        if title is not None or "nThread " in line or "Collective test starting" in line:
+        if "Collective test starting" in line:
+            other = "all_reduce" not in line
+        if any(words in line for words in ("# OSU ", "nThread ", "Collective test starting")):
             if table.seconds:
                 yield table
                 table = _Table(*fresh)
@@ -180,7 +182,7 @@ def _tables(text: str, source: str) -> Iterator[_Table]:
                 table = _Table("osu_allreduce", title[1].split("-")[0].lower())
         if osu:
             _osu_line(table, line)
-        else:
+        elif not other:
             _nccl_line(table, line, f"{source} line {number}", number)
     if table.seconds:
         yield table

@@ -13,7 +13,8 @@ and the parts of the mean synchronisation (over steps and ranks), means but for 
                   the 10 % quantile of those measured in the same job, beside the threads of the runtime
     skew          mean of wait
     runtime       a synchronisation through the runtime with aligned ranks, less the floor: packing, cycle,
-                  negotiation, and the time its threads take from the transfer
+                  negotiation, and the time its threads take from the transfer. The scatter of all-reduces is in it too,
+                  as it is a mean less a 10 % quantile: `least`, the 10 % quantiles of both, is free of it
     unexplained   the rest; it may be negative and stays so
 
 docs/attribution.md derives them and says what bounds their error; workload/probes/synchronisation.py measures them.
@@ -171,7 +172,8 @@ def parts_of(seen: Observation, *, seed: int = 1) -> dict[str, Part]:
     """Return the mean of every quantity (of the floor the 10 % quantile) of one run in s, with block-bootstrap draws.
 
     Steps are not independent (a slow moment lasts for several), so whole blocks of consecutive steps are drawn. Keys:
-    step, ready, and what is known of sync, skew, floor, pack, runtime, rest, unexplained, exposed (sync less skew),
+    step, ready, and what is known of sync, skew, floor, pack, runtime, least (the runtime where nothing disturbs: the
+    10 % quantile of synchronisations through it less the floor), rest, unexplained, exposed (sync less skew),
     last (the smallest sync of the ranks), steady (skew if each rank always took its mean time), lag 0, lag 1, ...
     (ready of a rank less the mean rank's), wait 0, wait 1, ... (of a rank for the last one).
     """
@@ -196,19 +198,25 @@ def parts_of(seen: Observation, *, seed: int = 1) -> dict[str, Part]:
         found["skew"] = _combined(lambda *each: np.mean(each, axis=0), *(found[f"wait {rank}"] for rank in ranks))
         found["steady"] = _combined(lambda *each: np.max(each, axis=0), *(found[f"lag {rank}"] for rank in ranks))
     if seen.floor_s is not None:
-        floor = float(np.quantile(seen.floor_s, FLOOR_QUANTILE))
-        found["floor"] = Part(value=floor, draws=_block_quantiles(seen.floor_s, FLOOR_QUANTILE, seen.block, rng))
+        found["floor"] = _undisturbed(seen.floor_s, seen.block, rng)
     for name, samples in (("pack", seen.pack_s), ("through", seen.through_s)):
         if samples is not None:
             means = _block_means(samples[:, np.newaxis], seen.block, rng)[:, 0]
             found[name] = Part(value=float(samples.mean()), draws=means)
     if together:
         found["exposed"] = _combined(lambda sync, skew: sync - skew, found["sync"], found["skew"])
-        if "through" in found:
+        if (through_s := seen.through_s) is not None and "floor" in found:
             found["runtime"] = _combined(lambda through, floor: through - floor, found["through"], found["floor"])
+            undisturbed = _undisturbed(through_s, seen.block, rng)
+            found["least"] = _combined(lambda through, floor: through - floor, undisturbed, found["floor"])
             found["rest"] = _combined(lambda runtime, pack: runtime - pack, found["runtime"], found["pack"])
             found["unexplained"] = _combined(lambda all_, through: all_ - through, found["exposed"], found["through"])
     return found
+
+
+def _undisturbed(samples: Floats, block: int, rng: np.random.Generator) -> Part:
+    value = float(np.quantile(samples, FLOOR_QUANTILE))
+    return Part(value=value, draws=_block_quantiles(samples, FLOOR_QUANTILE, block, rng))
 
 
 def _combined(rule: Any, *parts: Part) -> Part:
@@ -338,6 +346,13 @@ def _doubts(runs: Sequence[Observation], arms: Sequence[Arm]) -> Iterable[str]:
             "end of the barrier, and hold its unevenness"
         )
     for arm in arms:
+        least = arm.parts.get("least")
+        if least is not None and not least.low > 0:
+            yield (
+                f"{arm.backend}/{arm.transport}, {arm.arm}: the runtime is not distinguishable from zero: where "
+                f"nothing disturbs, a synchronisation through it takes {least.value * 1e6:.3g} [{least.low * 1e6:.3g}, "
+                f"{least.high * 1e6:.3g}] us more than a raw all-reduce; what is above that is scatter"
+            )
         if "skew" in arm.parts and arm.leave_spread_s > arm.parts["skew"].value:
             yield (
                 f"{arm.backend}/{arm.transport}, {arm.arm}: the ranks leave a synchronisation about "

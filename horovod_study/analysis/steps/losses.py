@@ -6,7 +6,8 @@ machine), the measured one the mean over repeats of `breakdown`. Between them, T
     computing     data, compute or forward and backward, and update, as far as they are longer than on one worker alone
     skew          waiting for the last worker, from the step rows of all ranks
     transfer      the floor: one raw all-reduce of the gradients, undisturbed
-    packing       into and out of the buffers of the runtime
+    packing       into and out of the buffers of the runtime; on a processor the norm of gradients that backward has
+                  copied there already
     runtime       what else the runtime takes: cycle, negotiation, and the time its threads take from the transfer
     exchange      transfer, packing and runtime together, where the run did not measure them apart
     waiting       all of the synchronisation, where not even the skew is known

@@ -35,7 +35,7 @@ NAME = "attribution"
 LOOKS = {
     "floor": LapStyle(label="transfer (floor)", color="#8fa5b8", ink=INK),
     "skew": LapStyle(label="skew: waiting for the last worker", color="#e69f00", ink=INK),
-    "pack": LapStyle(label="runtime: packing", color="#e3a6be", ink=INK),
+    "pack": LapStyle(label="runtime: packing, norm", color="#e3a6be", ink=INK),
     "rest": LapStyle(label="runtime: cycle, negotiation, other", color="#b3305f", ink="#ffffff"),
     "unexplained": LapStyle(label="unexplained", color="#ffffff", ink=INK, hatch="//////"),
 }
@@ -47,7 +47,8 @@ _ROWS = (
     ("floor", "  transfer floor"),
     ("skew", "  skew"),
     ("runtime", "  runtime"),
-    ("pack", "    packing"),
+    ("least", "    where nothing disturbs"),
+    ("pack", "    packing, norm"),
     ("rest", "    the rest"),
     ("unexplained", "  unexplained"),
 )
@@ -116,9 +117,11 @@ def caption(found: Attribution) -> str:
     return (
         "What the synchronisation of a training step is made of. Floor: one raw all-reduce of the gradients in the "
         "same job, without a runtime and undisturbed (10 % quantile). Skew: waiting for the last worker, from the "
-        "workers' own laps. Runtime: the same synchronisation with aligned workers, less the floor. "
-        "Unexplained: what is left; left of zero where the parts exceed the whole. Means over steps and workers but "
-        "for the floor" + (" and runs; intervals are 95 %." if several else "; intervals are 95 %.")
+        "workers' own laps. Runtime: the same synchronisation with aligned workers, less the floor, so that the "
+        "scatter of all-reduces is in it; where nothing disturbs: 10 % quantiles of both. Packing on a processor is "
+        "the check and the norm of gradients that backward has copied already. Unexplained: what is left; left of "
+        "zero where the parts exceed the whole. Means over steps and workers but for the floor"
+        + (" and runs; intervals are 95 %." if several else "; intervals are 95 %.")
     )
 
 
@@ -135,6 +138,9 @@ def _arm_words(arm: Arm) -> str:
         known = sorted(PARTS[:-1], key=lambda part: -arm.parts[part].value)
         parts = [f"{_ms(arm.parts[part])} ms {_THOUGHT[part]}" for part in known]
         words.append(f"That is {listed(parts)}; {_unexplained_words(arm.parts['unexplained'])}.")
+        least = arm.parts["least"]
+        unresolved = "" if least.low > 0 else ", which is not distinguishable from zero"
+        words.append(f"Where nothing disturbs it, the runtime adds {_ms(least)} ms{unresolved}.")
     else:
         words.append(
             f"{_ms(arm.parts['skew'])} ms of it are skew. The remaining {_ms(arm.parts['exposed'])} ms are transfer "

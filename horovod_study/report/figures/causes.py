@@ -70,7 +70,7 @@ LOOKS = {
     "hidden": LapStyle(label="hidden in backward", color="#c9a3b4", ink=INK),
     "skew": LapStyle(label="skew (last worker)", color="#e69f00", ink=INK),
     "transfer": LapStyle(label="transfer", color="#56b4e9", ink=INK),
-    "packing": LapStyle(label="packing", color="#e3a6be", ink=INK),
+    "packing": LapStyle(label="packing, norm", color="#e3a6be", ink=INK),
     "runtime": LapStyle(label="cycle, negotiation", color="#b3305f", ink="#ffffff"),
     "exchange": LapStyle(label="transfer and runtime", color="#b3305f", ink="#ffffff"),
     "waiting": LapStyle(label="waiting", color="#b3305f", ink="#ffffff"),

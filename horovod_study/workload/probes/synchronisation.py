@@ -6,6 +6,10 @@ other between backward and synchronisation, at a barrier of the raw transport, s
     floor     the gradients, packed into one buffer, go through the raw transport: one all-reduce, no runtime
     through   the gradients are averaged as in training, by the backend: packing, runtime and transport
 
+Packing (`pack_s`) is timed alone, before the barrier of `floor`. On a GPU it copies the gradients; on a processor
+hooks have copied each in backward (comm.base.FlatGradients), and what is timed is the check that all are there and
+their norm.
+
 The steps before the collective are real ones. So caches are as training leaves them, and a runtime's background thread
 has been idle, or has gone on with its cycle, for as long as in training. The barrier is not the backend's own: that of
 Horovod goes through the same thread, and would leave it at the begin of a cycle. docs/attribution.md explains what is
