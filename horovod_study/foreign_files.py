@@ -16,6 +16,8 @@ from horovod_study.errors import DataError
 
 MAX_LOGS = 10_000
 TRACES = (".json", ".json.gz")
+HEAD_BYTES = 4096
+"""In which torch.profiler names the schema or the list of events."""
 
 
 def mlperf_logs(folder: Path) -> Iterator[tuple[str, list[str], Mapping[str, Any]]]:
@@ -48,14 +50,22 @@ def mlperf_logs(folder: Path) -> Iterator[tuple[str, list[str], Mapping[str, Any
 
 
 def trace_paths(place: Path) -> list[Path]:
-    """Return the traces that a place names: itself, or the files *.json and *.json.gz in a folder that is no run.
+    """Return the traces that a place names: itself, or the files *.json and *.json.gz in a folder that begin as one.
 
-    Empty for anything else: a study file, a run directory, a folder of them.
+    Empty for anything else: a study file, a run directory, a folder of them with a ledger beside them.
     """
     if place.is_dir():
-        inside = sorted(path for path in place.iterdir() if path.name.endswith(TRACES) and path.is_file())
-        return [] if any(path.name == "run.json" for path in inside) else inside
+        return sorted(path for path in place.iterdir() if path.name.endswith(TRACES) and _begins_as_trace(path))
     return [place] if place.name.endswith(TRACES) else []
+
+
+def _begins_as_trace(path: Path) -> bool:
+    try:
+        with open_file(path) as stream:
+            head = (gzip.GzipFile(fileobj=stream) if path.name.endswith(".gz") else stream).read(HEAD_BYTES)
+    except (OSError, EOFError, zlib.error):
+        return False
+    return b'"traceEvents"' in head or b'"schemaVersion"' in head
 
 
 def read_trace(path: Path) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from horovod_study.analysis.steps.rank_traces import compare, covered, merged, read_trace, uncovered
 from horovod_study.cli import main
 from horovod_study.errors import AnalysisError
+from horovod_study.foreign_files import trace_paths
 
 REAL = Path(__file__).parent / "data" / "torch_traces"
 """Of two processes over Gloo on one host; rank 1 slept 30 ms before each batch. Operators within others are left out,
@@ -96,6 +97,9 @@ def test_traces_without_marked_steps_and_those_that_are_none(
         (tmp_path / name).write_bytes(content)
         assert main(["explain", str(tmp_path / name)]) == 2
         assert name in capsys.readouterr().err
+    (tmp_path / ".ledger.json").write_text('{"schema": 1}')
+    assert trace_paths(tmp_path) == [], "a study has files of its own"
+    assert [path.name for path in trace_paths(REAL)] == ["rank0.json.gz", "rank1.json.gz"]
 
 
 @given(SPANS, SPANS)
