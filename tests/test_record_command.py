@@ -550,7 +550,8 @@ dist.init_process_group("gloo")
 model = nn.parallel.DistributedDataParallel(model)
 optimizer = torch.optim.Adam(model.parameters())
 for turn in range(60):
-    optimizer.zero_grad(); nap(dist.get_rank()); loss_of(*data[:8]).backward(); optimizer.step()
+    optimizer.zero_grad(); loss = loss_of(*data[:8]); loss.backward(); optimizer.step(); nap(dist.get_rank())
+    dist.all_reduce(loss.detach())  # a metric: here the others wait
 """,
     "fully_shard": """
 from torch.distributed.fsdp import fully_shard
@@ -569,7 +570,8 @@ hvd.init()
 optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters()), named_parameters=model.named_parameters())
 hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 for turn in range(60):
-    optimizer.zero_grad(); nap(hvd.rank()); loss_of(*data[:8]).backward(); optimizer.step()
+    optimizer.zero_grad(); loss = loss_of(*data[:8]); loss.backward(); optimizer.step(); nap(hvd.rank())
+    hvd.allreduce(loss.detach(), name="metric")
 """,
     "lightning": """
 import pytorch_lightning as pl

@@ -1,11 +1,13 @@
-"""Sees the calls of torch.distributed in which the host waits for other ranks: what a script averages by itself.
+"""Sees the calls of torch.distributed and Horovod in which the host waits for other ranks: what a script sends itself.
 
-DistributedDataParallel and Horovod communicate out of Python's sight, and have places of their own where they are seen.
-FSDP and scripts that average their gradients call these functions. On a GPU a call returns at once and the device
+The gradients of DistributedDataParallel and of Horovod's optimizer are sent out of Python's sight, and have places of
+their own where they are seen. FSDP, scripts that average their gradients, and whoever averages a metric or tells others
+whether to stop (Lightning does, in every step) call these functions. On a GPU a call returns at once and the device
 waits: there the host's time says nothing, and nothing is to be wrapped.
 """
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -41,6 +43,8 @@ class Observed:
                 self._wrap(module, name)
         self._wrap(dist.Work, "wait")
         self._wrap(_functional_collectives, "wait_tensor")  # of sharded tensors, such as the norm that is clipped
+        if horovod := sys.modules.get("horovod.torch.mpi_ops"):  # its optimizer has a reference of its own
+            self._wrap(horovod, "synchronize")
 
     def remove(self) -> None:
         """Put everything back."""

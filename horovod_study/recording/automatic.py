@@ -82,7 +82,8 @@ class Watcher:
         self._hooks: dict[int, Hooks] = {}  # by the id of the optimizer
         self._strangers: list[torch.optim.Optimizer] = []  # that have stepped since one that is recorded
         self._training = 1  # which of this process
-        self._observed: Observed | None = None  # of a script that averages by calls of its own
+        self._observed: Observed | None = None  # calls in which the script itself waits for other ranks
+        self._averages_in_backward = False  # which has a place of its own where the wait is seen
         self._meeting: Meeting | None = None
 
     _told_last = False  # whether it was said that a further training is not recorded
@@ -296,12 +297,12 @@ class Watcher:
 
     def _before_wait(self) -> None:
         record = self._record
-        if record is not None and record.in_step:
+        if record is not None and record.in_step and not (self._averages_in_backward and self._in_backward):
             record.part(self._phase(record))
 
     def _after_wait(self) -> None:
         record = self._record
-        if record is not None and record.in_step:
+        if record is not None and record.in_step and not (self._averages_in_backward and self._in_backward):
             record.part("sync")
 
     def _phase(self, record: "Recording") -> str:
@@ -371,8 +372,9 @@ class Watcher:
         model, optimizer = pairs[0] if pairs else (_with_gradients(), None)
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         peers = attach(model, optimizer, on_gpu=device.type == "cuda")
-        if peers.backend == "distributed" and peers.reduction == "own" and device.type == "cpu":
+        if peers.backend in ("distributed", "ddp", "horovod") and peers.workers > 1 and device.type == "cpu":
             self._observed = Observed(self._guarded(self._before_wait), self._guarded(self._after_wait))
+            self._averages_in_backward = peers.reduction != "own"
         folder = training_directory(Path(self._asked["meeting"]), self._training)
         self._meeting = Meeting(folder, peers.rank, peers.workers)
         self._record = Recording(
