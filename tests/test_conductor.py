@@ -112,20 +112,23 @@ def test_cells_train_one_at_a_time_in_whole_rounds_of_random_order(trainers: Tra
         assert sum(each.steps for each in slices if each.run == run) < 100 + 25
 
 
-def test_cells_start_one_after_the_other_and_others_wait_meanwhile(trainers: Trainers) -> None:
-    with Conductor("ab") as conductor:
+def test_cells_start_in_their_order_two_at_a_time_and_others_wait_meanwhile(trainers: Trainers) -> None:
+    with Conductor("abc") as conductor:
         assert conductor.may_start("a") and not conductor.may_start("b")
-        trainers.start(conductor, "a")
-        wait_for(lambda: conductor.may_start("b"))
-        before = conductor.held_s("a")
+        conductor.environment("a")  # no rank of it comes
+        assert conductor.may_start("b") and not conductor.may_start("c")
+        conductor.ended("a")
+        trainers.start(conductor, "b")
+        wait_for(lambda: conductor.held_s("b") > 0)
+        before = conductor.held_s("b")
         sleep(0.05)
         made = len(trainers.beside)
         sleep(0.05)
-        assert len(trainers.beside) == made and conductor.held_s("a") > before
-        assert conductor.held_s("b") == 0.0
-        trainers.start(conductor, "b")
+        assert len(trainers.beside) == made and conductor.held_s("b") > before
+        assert conductor.held_s("c") == 0.0
+        trainers.start(conductor, "c")
         wait_for(lambda: not conductor.left())
-        assert conductor.held_s("a") >= 0.05
+        assert conductor.held_s("b") >= 0.05
 
 
 def test_one_that_ends_by_itself_and_one_that_fails_drop_out(trainers: Trainers) -> None:

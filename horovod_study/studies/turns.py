@@ -5,7 +5,7 @@ ratio of two of them. Here they are started once and then alternate: in every ro
 random order, so that the slices of a round have the same machine (recording/turns.py has the protocol, and says why
 the wait changes nothing of what a run records).
 
-    start       one cell after the other: each makes its warm-up, `warmup_steps` and at least WARM_S, alone and at once
+    start       in their order, STARTS at a time: each makes its warm-up, `warmup_steps` and at least WARM_S, and waits
     rounds      every cell that is left trains one slice; then the policy says which of them need more
     end         a cell that needs no more is told to end, and the others wait until its processes are gone
 
@@ -45,6 +45,7 @@ from horovod_study.studies.study_file import StudyConfig
 SLICE_S = (0.25, 0.5)
 SWITCH_SHARE = 0.05
 WARM_S = 1.0
+STARTS = 2  # a process that starts has one thread and waits for files, so two of them take less than one by one
 BREATH_EVERY_S = 10.0
 """After so long a wait the processes of a cell go on for BREATH_S: what they have agreed with others to show now and
 then, such as that they live, has time limits of some tens of seconds."""
@@ -223,12 +224,14 @@ class Conductor:
     # ------------------------------------------------------------------------- for the thread that starts the cells
 
     def may_start(self, run: str) -> bool:
-        """Return whether it is time to start a cell: all before it are at their places, or over."""
+        """Return whether it is time to start a cell: those before it have begun, all but STARTS - 1 at their places."""
+        coming = 0
         for cell in self._cells.values():
             if cell.run == run:
-                return True
-            if cell.state not in ("turns", "over"):
+                return coming < STARTS
+            if cell.state == "ahead":
                 return False
+            coming += cell.state not in ("turns", "over")
         raise KeyError(run)
 
     def environment(self, run: str) -> dict[str, str]:
