@@ -63,6 +63,7 @@ def analysed(
     only: Collection[str] | None = None,
     threads: int = 1,
     networks: Sequence[tuple[str, str]] = (),
+    precision: float | None = None,
     counted: Collection[str] | None = None,
     beside: Callable[[Any], None] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
@@ -70,8 +71,8 @@ def analysed(
     """Return run table, evaluations, accounting and Analysis of the runs below `root`.
 
     `only`: names of the runs to read, `counted`: of those that count. `networks`: contents of bench.json files and what
-    the analysis calls them. `beside` is called with each run while its rows are at hand, `on_progress` with how many
-    are done.
+    the analysis calls them, `precision`: the aim of a study. `beside` is called with each run while its rows are at
+    hand, `on_progress` with how many are done.
     """
     measured = [restored(_document(text, named), source=named).to_dict() for text, named in networks]
     left_out: dict[str, str] = {}
@@ -90,7 +91,7 @@ def analysed(
         table, account_runs(recorded, threads=threads, on_progress=counted_up, beside=beside), views=False
     )
     known: dict[str, Any] = {"targets": targets, "accounting": accounting, "networks": measured}
-    known["turns"] = StudyTurns(_slices(root))
+    known |= {"turns": StudyTurns(_slices(root)), "precision": precision}
     found = analyze_tables(table, evaluations, commands=commands, **known)
     return table, evaluations, accounting, found.with_left_out(left_out)
 

@@ -1834,6 +1834,7 @@ class SourceForm(TypedDict, total=False):
     files: dict[str, dict[str, int | str]]
     run_files: dict[str, dict[str, str]]
     turns_files: dict[str, str]
+    precision: float | None
     report: ReportSource | None
     digest: str
 
@@ -1958,7 +1959,7 @@ def named_records(root: Path, only: Collection[str] | None = None) -> Iterator[t
 
 
 def analysis_options(directory: Path, root: Path) -> dict[str, Any]:
-    """Return how the runs at or below `root` were analysed before: targets, benches, and which of them (only).
+    """Return how the runs at or below `root` were analysed before: targets, benches, precision, which of them (only).
 
     Empty where nothing says so. What was left out then stays out, what was written since comes in.
     """
@@ -1974,6 +1975,7 @@ def analysis_options(directory: Path, root: Path) -> dict[str, Any]:
         **{name: source.get(name) or () for name in ("targets", "planned")},
         "benches": benches if benches and all(path.is_file() for path in benches) else None,
         "commands": source.get("commands"),
+        "precision": source.get("precision"),
         "only": only,
     }
 

@@ -18,6 +18,7 @@ from horovod_study.report.figures import catalogue, workers
 from horovod_study.report.kit import interactive, style
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.page import html, sentences
+from horovod_study.report.page.doubts import doubt_groups
 from horovod_study.text import numbers
 
 MPI = (("serial", "none"), ("horovod", "mpi"))
@@ -268,6 +269,41 @@ def knee(analysis, **values):
     answer = {"workers": 11, "low": 9, "high": 14, "searched_to": 64, "doubts": [], "why_not": None} | values
     name = max(analysis.provenance["findings"], key=lambda each: each["workers"])["series"][0]["series"]
     return {"series": {name: {"recommendation": {"answers": {"knee": answer}}}}, "summary": {}}
+
+
+@pytest.mark.parametrize(
+    ("counts", "cores", "why"),
+    [((1, 2), 64, "every law passes through 2 points"), ((1, 2, 4), 4, "its machine has 4 cores")],
+)
+def test_a_study_of_few_counts_or_of_one_full_machine_forecasts_nothing_and_says_why(counts, cores, why):
+    runs = run_table(counts, partition="local", failed=()).assign(device="cpu", cores=cores, nodes=1)
+    made = analyze(runs)
+    page = html.render(made)
+
+    assert (made.forecast["kind"] == "forecast").sum() == 0 and "forecast" not in {
+        each.name for each in catalogue.drawings(made)
+    }
+    assert page.count(why) == (1 if len(counts) == 2 else len(made.holdout["series"]))
+    sections = re.findall(r'<section id="([a-z-]+)"', page)
+    if len(counts) == 2:
+        assert sections[:6] == ["scaling", "step", "points", "doubts", "method", "further"]
+        assert made.curves.empty and '"speedup-law' not in page
+    else:
+        assert "laws" in sections and "further" not in sections
+
+
+def test_doubts_are_grouped_and_what_is_missing_comes_first():
+    told = ["a: repeats spread by 20 % at 1 worker.", "a: no plain baseline.", "1 of 4 runs gave no result.", "odd."]
+
+    found = doubt_groups(told, {"a": "Horovod/MPI"})
+
+    assert [[text for text, _ in group.doubts] for group in found] == [
+        ["1 of 4 runs gave no result."],
+        ["Horovod/MPI: no plain baseline."],
+        ["Horovod/MPI: repeats spread by 20 % at 1 worker."],
+        ["odd."],
+    ]
+    assert all(group.subject.remedy for group in found)
 
 
 def test_the_headline_names_loss_and_knee(analysis):

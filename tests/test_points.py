@@ -626,8 +626,8 @@ def test_few_repeats_wide_spread_and_short_windows_are_doubted():
         "be judged.",
         "local horovod/mpi batch 75: fewer than 3 repeats at 1 and 2 workers, so no interval is given there and "
         "differences cannot be judged.",
-        "local horovod/mpi batch 75: the throughput of repeats spreads by 24 % at 2 workers, from slowest to "
-        "fastest over the median; other load on the machine or an unstable transport are the usual causes.",
+        "local horovod/mpi batch 75: repeats spread by 24 % at 2 workers, slowest to fastest over the median; "
+        "other load or an unstable transport is the usual cause.",
         "local horovod/mpi batch 75: as few as 40 steps in the timed window at 2 workers; at least 100 make a mean "
         "worth quoting.",
     ]
@@ -651,8 +651,8 @@ def test_unequal_baselines_are_doubted():
     runs = exact((1, 2), throughput=lambda backend, n: 1000.0 * n * (0.8 if backend == "horovod" else 1))
 
     assert texts(runs) == [
-        "local horovod/mpi batch 75: one worker inside the library runs 20 % slower than one plain worker; speedups "
-        "against the two baselines differ by as much, so name the one you quote."
+        "local horovod/mpi batch 75: one worker inside the library runs 20 % slower than one plain worker: say "
+        "which of the two a speedup is over."
     ]
 
 

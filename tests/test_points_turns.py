@@ -94,6 +94,18 @@ def test_what_is_doubtful_is_said():
     assert not [doubt for doubt in quiet if "shared machine" in doubt or "two launches" in doubt]
 
 
+@pytest.mark.parametrize(("precision", "open_at"), [(None, ""), (0.5, ""), (1e-4, "asked for at 1 (+- ")])
+def test_what_is_wider_than_was_asked_for_is_a_doubt(precision, open_at):
+    runs, turns = study()
+
+    told = [
+        each for each in points.doubts(runs, points.scaling_points(runs, turns=turns), precision) if "asked" in each
+    ]
+
+    assert len(told) == bool(open_at)
+    assert all(open_at in each and ", 2 (+- " in each and each.startswith("local horovod/mpi") for each in told)
+
+
 def test_the_order_of_the_slices_says_nothing():
     runs, turns = study()
     mixed = StudyTurns(list(reversed([each for group in turns._of_run.values() for each in group])))

@@ -150,7 +150,7 @@ def test_very_slow_first_steps_are_cut_one_by_one() -> None:
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [(1.08, "a step takes 8.0% longer (2.5 -> 2.7 ms)"), (0.9, "a step takes 10.0% less (2.5 -> 2.25 ms)")],
+    [(1.08, "a step takes 8.0% longer (2.5 to 2.7 ms)"), (0.9, "a step takes 10.0% less (2.5 to 2.25 ms)")],
 )
 def test_a_later_change_of_level_cuts_nothing_and_is_told(change: float, words: str) -> None:
     run = noisy(7, 2050, 0.001)

@@ -210,6 +210,7 @@ def analyze(
     accounting: steps.Accounting | None = None,
     networks: Sequence[Mapping[str, Any]] = (),
     turns: StudyTurns | None = None,
+    precision: float | None = None,
     commands: Sequence[str] | None = None,
     seed: int = 0,
 ) -> Analysis:
@@ -217,7 +218,8 @@ def analyze(
 
     `evaluations` (records.epoch_table) and `targets` (test MSEs) make the tables of convergence, `accounting` (of the
     step rows of these runs) the tables of what is unexplained and of what synchronisation is made of; `networks` are
-    what `horovod-study bench` wrote of the machines, `turns` the slices of runs that alternated. `commands` are quoted
+    what `horovod-study bench` wrote of the machines, `turns` the slices of runs that alternated, `precision`
+    the half width (a share) of their intervals that the study had as its aim. `commands` are quoted
     in the report as the way to repeat the study; without them the usual ones are named.
     Raises AnalysisError for a table without runs or without a needed column.
     """
@@ -236,7 +238,7 @@ def analyze(
     )
     rows = [] if accounting is None else steps.row_doubts(accounting)
     placed = boundary.over_placements(table)
-    doubts = [*scaling.doubts(table, points), *laps.doubts(table)]
+    doubts = [*scaling.doubts(table, points, precision), *laps.doubts(table)]
     doubts += [*boundary.jump_doubts(placed), *boundary.fit_doubts(table)]
     doubts += [*rows, *learning.doubts, *resources.doubts(table)]
     quantities = resources.fit_quantities(table, learning.crossings, seed=seed)
@@ -312,11 +314,11 @@ def _baseline(points: pd.DataFrame) -> str:
 
 
 def _fitted(table: pd.DataFrame, points: pd.DataFrame, baseline: str, seed: int) -> dict[str, SeriesFit]:
-    """Fit every series that has the baseline and at least two measured worker counts."""
+    """Fit every series that has the baseline and enough measured worker counts for a law to be tested."""
     bases: dict[str, float] = {}
     for series, rows in points[points["backend"] != "serial"].groupby("series", sort=False):
         measured = rows[rows[f"speedup_{baseline}"].notna()]
-        if measured["workers"].nunique() > 1:
+        if measured["workers"].nunique() >= study_forecast.FEWEST_COUNTS:
             bases[str(series)] = float(measured[f"base_{baseline}_samples_per_s"].iloc[0])
     frame = _scaling_rows(table, list(bases))
     if frame.empty:
@@ -336,8 +338,18 @@ def _forecasts(
         settings=dict(zip(chosen["series"], chosen["setting"], strict=True)),
         bases={str(series): float(value) for series, value in base.dropna().items()},
         fits=fitted,
+        room=_room(table),
         seed=seed,
     )
+
+
+def _room(table: pd.DataFrame) -> dict[str, int]:
+    """Return the cores of the one machine of each series that ran on the processors of a single host of no cluster."""
+    if not {"device", "cores", "host"} <= set(table.columns):
+        return {}
+    own = table[(table["partition"] == "local") & (table["device"] == "cpu") & table["cores"].notna()]
+    one = own.groupby("series").filter(lambda rows: rows["host"].nunique() == 1 and (rows["nodes"] == 1).all())
+    return {str(series): int(cores) for series, cores in one.groupby("series")["cores"].max().items()}
 
 
 def _scaling_rows(table: pd.DataFrame, series: Sequence[str]) -> pd.DataFrame:

@@ -26,6 +26,7 @@ def write_analysis(
     threads: int | None = None,
     benches: Sequence[Path] | None = None,
     planned: Sequence[str] = (),
+    precision: float | None = None,
     doubts: bool = True,
 ) -> list[Path]:
     """Analyse runs and write the tables; `doubts` says whether each doubt is printed."""
@@ -35,7 +36,13 @@ def write_analysis(
     found = records.benches_beside(runs) if benches is None else benches
     networks = [(path, str(path)) for path in found]
     _, evaluations, _, result = _analysed(
-        runs, commands=commands, targets=targets, only=only, threads=threads, networks=networks
+        runs,
+        commands=commands,
+        targets=targets,
+        only=only,
+        threads=threads,
+        networks=networks,
+        precision=precision,
     )
     for doubt in result.provenance["doubts"] if doubts else ():
         print(f"doubt: {doubt}", file=sys.stderr)
@@ -47,7 +54,7 @@ def write_analysis(
         for directory, _ in records.readable_runs(runs, only)
     }
     more = {"planned": list(planned), "benches": kept, "versions": versions(), "run_files": digests}
-    more["turns_files"] = records.turns_files(runs)
+    more |= {"turns_files": records.turns_files(runs), "precision": precision}
     records.write_source(out, runs, files=written, **how, **more)
     return written
 
@@ -60,6 +67,7 @@ def _analysed(
     only: Collection[str] | None,
     threads: int | None,
     networks: Sequence[tuple[Path, str]],
+    precision: float | None = None,
     verb: str = "analysing",
     counted: Collection[str] | None = None,
     beside: Callable[[Any], None] | None = None,
@@ -85,6 +93,7 @@ def _analysed(
         only=only,
         threads=threads or min(available_cores(), MAX_THREADS),
         networks=[(read_input(path, BENCH_JSON), named) for path, named in networks],
+        precision=precision,
         counted=counted,
         beside=beside,
         on_progress=on_progress,
@@ -309,6 +318,7 @@ def checked_report(directory: Path, runs: Path | None = None, *, allow: Collecti
         only=only,
         threads=None,
         networks=source["networks"],
+        precision=source.get("precision"),
         verb="checking",
         counted=None if counted is None or not set(counted) & set(records_there) else counted,
         beside=beside,

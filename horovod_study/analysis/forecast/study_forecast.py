@@ -26,6 +26,9 @@ MULTIPLES = (2, 4, 8)
 MEASURED, FORECAST, CURVE = "measured", "forecast", "curve"
 """Kinds of rows: a worker count that was run, one that is forecast, and one between that only draws the line."""
 
+FEWEST_COUNTS = 3
+"""Worker counts that a forecast or a law of a study needs: through two points every law passes, and none is tested."""
+
 DRAWS = 400  # fewer than for one series at a terminal: a study may have a hundred of them
 
 FORECAST_COLUMNS = (
@@ -54,12 +57,15 @@ def outlook(
     settings: Mapping[str, str],
     bases: Mapping[str, float],
     fits: Mapping[str, SeriesFit],
+    room: Mapping[str, int] | None = None,
     seed: int = 0,
 ) -> Outlook:
     """Return the outlook of runs: columns series, workers, nodes, samples_per_s; optional sync_s, batch_size.
 
     In the order of `settings`, which names the setting of each series; `bases` gives throughputs of one worker that
-    ideal scaling multiplies (default: per worker at the smallest measured count), `fits` the laws that were fitted.
+    ideal scaling multiplies (default: per worker at the smallest measured count), `fits` the laws that were fitted,
+    `room` the most workers that the one machine of a series has cores for: beyond it nothing is forecast. A document
+    says as `no_forecast` why a series has none.
     """
     lines: list[dict[str, Any]] = []
     scores: dict[str, holdout.HoldoutScore] = {}
@@ -70,13 +76,26 @@ def outlook(
             continue
         law = (name in fits and fits[name].selected) or ""
         scores[name] = holdout.score(own, laws=(law,) if law in LAWS else ())[name]
-        document: dict[str, Any] = {**scores[name].to_dict(), "rolling": None, "recommendation": None}
+        document: dict[str, Any] = {
+            **scores[name].to_dict(),
+            "rolling": None,
+            "recommendation": None,
+            "no_forecast": "",
+        }
         if not scores[name].why_not:
             document["rolling"] = holdout.score(own, rolling=True, laws=())[name].laws[holdout.COMBINED].to_dict()
-        if own["workers"].nunique() > 1:
+        counts, most = own["workers"].nunique(), (room or {}).get(name)
+        if counts < FEWEST_COUNTS:
+            document["no_forecast"] = f"{counts} worker count{'s' * (counts > 1)}, and a law is tested by three or more"
+        else:
             per_node = holdout.planned_per_node(own)
-            own_lines = _lines(own, name, bases.get(name), per_node)
-            lines += [{"series": name, "setting": setting, **line} for line in own_lines]
+            if most is not None and most < MULTIPLES[0] * own["workers"].max():
+                document["no_forecast"] = (
+                    f"its machine has {most} cores, which further workers would share: a forecast takes more nodes"
+                )
+            else:
+                own_lines = _lines(own, name, bases.get(name), per_node, most)
+                lines += [{"series": name, "setting": setting, **line} for line in own_lines]
             found = recommend(own, workers_per_node=per_node, fits=fits, draws=DRAWS, seed=seed)
             document["recommendation"] = found[name].to_dict()
         documents[name] = document
@@ -91,14 +110,17 @@ def outlook(
     )
 
 
-def _lines(own: pd.DataFrame, name: str, base: float | None, per_node: int | None) -> list[dict[str, Any]]:
+def _lines(
+    own: pd.DataFrame, name: str, base: float | None, per_node: int | None, most: int | None
+) -> list[dict[str, Any]]:
     smallest, largest = int(own["workers"].min()), int(own["workers"].max())
     if base is None:
         base = float(own.loc[own["workers"] == smallest, "samples_per_s"].median()) / smallest
     told = {largest * multiple for multiple in MULTIPLES}
     if per_node is not None:
         told |= {per_node * 2**i for i in range(40) if largest < per_node * 2**i < largest * MULTIPLES[-1]}
-    between = set(knots(largest, largest * MULTIPLES[-1], (), per_node)) - told
+    told = {count for count in told if most is None or count <= most}
+    between = set(knots(largest, max(told), (), per_node)) - told
     forecasts = predict(own, workers=sorted(told | between), workers_per_node=per_node)[name]
     lines: list[dict[str, Any]] = []
     for count, runs in own.groupby("workers", sort=True):

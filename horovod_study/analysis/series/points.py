@@ -645,8 +645,11 @@ def failed_runs(runs: pd.DataFrame) -> pd.DataFrame:
     return bad[columns].assign(reason=reasons).reset_index(drop=True)
 
 
-def doubts(runs: pd.DataFrame, points: pd.DataFrame) -> list[str]:
-    """Return the limitations of the points, one sentence or two each, in a stable order."""
+def doubts(runs: pd.DataFrame, points: pd.DataFrame, precision: float | None = None) -> list[str]:
+    """Return the limitations of the points, one sentence or two each, in a stable order.
+
+    `precision`: half width that the study had as its aim, a share; None without one.
+    """
     return [
         *_doubt_failures(runs),
         *_doubt_baselines(runs, points),
@@ -658,7 +661,7 @@ def doubts(runs: pd.DataFrame, points: pd.DataFrame) -> list[str]:
         *_doubt_superlinear(points),
         *_doubt_unequal_baselines(points),
         *_doubt_settings(runs),
-        *(doubts_of_turns(points.to_dict("records")) if "turns_launches" in points else ()),
+        *(doubts_of_turns(points.to_dict("records"), precision) if "turns_launches" in points or precision else ()),
     ]
 
 
@@ -819,8 +822,8 @@ def _doubt_spread(points: pd.DataFrame) -> list[str]:
             for _, row in rows.iterrows()
         )
         found.append(
-            f"{series}: the throughput of repeats spreads by {places}, from slowest to fastest over the median; other "
-            "load on the machine or an unstable transport are the usual causes."
+            f"{series}: repeats spread by {places}, slowest to fastest over the median; other load or an unstable "
+            "transport is the usual cause."
         )
     return found
 
@@ -854,8 +857,8 @@ def _doubt_unequal_baselines(points: pd.DataFrame) -> list[str]:
         if abs(off) > UNEQUAL_BASELINES:
             found.append(
                 f"{row['series']}: one worker inside the library runs {100 * abs(off):.0f} % "
-                f"{'slower' if off < 0 else 'faster'} than one plain worker{unsure}; speedups against the two "
-                "baselines differ by as much, so name the one you quote."
+                f"{'slower' if off < 0 else 'faster'} than one plain worker{unsure}: say which of the two a speedup "
+                "is over."
             )
     return found
 

@@ -58,10 +58,14 @@ def components(found: paired.RatioEstimate | None) -> dict[str, float]:
     return {f"turns_{name}": float(getattr(found, name)) for name in COLUMNS}
 
 
-def doubts(points: Iterable[Mapping[Any, Any]]) -> list[str]:
-    """Return what is doubtful about ratios from turns, by series."""
+def doubts(points: Iterable[Mapping[Any, Any]], precision: float | None = None) -> list[str]:
+    """Return what is doubtful about ratios from turns, by series; first what is wider than `precision`, if any.
+
+    `precision`: half width of the intervals that the study had as its aim, a share (docs/precision.md).
+    """
+    points = list(points)
+    found = [] if precision is None else _unresolved(points, precision)
     rows = [row for row in points if row.get("turns_launches", math.nan) > 0]
-    found = []
     for series in dict.fromkeys(row["series"] for row in rows):
         own = [row for row in rows if row["series"] == series]
         if loud := _counts(row for row in own if row["turns_shared"]):
@@ -75,6 +79,28 @@ def doubts(points: Iterable[Mapping[Any, Any]]) -> list[str]:
                 "the intervals are wide; three launches or more narrow them."
             )
     return found
+
+
+def _unresolved(points: Iterable[Mapping[Any, Any]], precision: float) -> list[str]:
+    """Return for each series at which worker counts the speedup is not as precise as the study wanted it."""
+    wide: dict[str, list[str]] = {}
+    for row in points:
+        own = [row["series"], f"{row['workers']:.0f}"]
+        speedup = [math.nan, math.nan]
+        for kind in ("wrapped", "plain"):
+            ends = [float(row[f"speedup_{kind}_{end}"]) for end in ("low", "high")]
+            # A baseline has the speedup 1 over itself, without a width.
+            speedup = ends if all(map(math.isfinite, ends)) and ends[0] < ends[1] else speedup
+        if not row.get("turns_launches", math.nan) > 0:
+            if row["workers"] > 1 and not row["missing"]:
+                wide.setdefault(own[0], []).append(f"{own[1]} (not measured in turns)")
+        elif not (half := math.log(speedup[1] / speedup[0]) / 2) <= precision:
+            wide.setdefault(own[0], []).append(f"{own[1]} (+- {100 * half:.2g} %)")
+    return [
+        f"{series}: not resolved to the +- {100 * precision:.3g} % asked for at {', '.join(counts)} workers; the same "
+        "command goes on with further launches."
+        for series, counts in wide.items()
+    ]
 
 
 def _counts(rows: Iterable[Mapping[Any, Any]]) -> str:

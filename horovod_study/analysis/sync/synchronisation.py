@@ -183,8 +183,8 @@ def doubts(cells: pd.DataFrame, fitted: Mapping[str, QuantityFit]) -> list[str]:
         if len(wide):
             counts = worker_counts(wide["workers"])
             found.append(
-                f"{name}: the repeats do not agree on the waiting for gradients at {counts} (the 95 % interval is "
-                "wider than the value); its law and its jumps are poorly supported."
+                f"{name}: the repeats do not agree on the waiting for gradients at {counts} (95 % interval wider than "
+                "the value); its law is poorly supported."
             )
     return found
 

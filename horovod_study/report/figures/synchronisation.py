@@ -494,7 +494,7 @@ def _sync_sentences(analysis: Analysis) -> list[str]:
     for row in largest.sort_values("share_median", ascending=False, kind="stable").to_dict("records"):
         name = labels[row["series"]] + (f" ({row['setting']})" if several else "")
         text = (
-            f"{name}, {plural(row['workers'], 'worker')}: waiting for gradients takes "
+            f"{name}, {plural(row['workers'], 'worker')}: in the median repeat waiting for gradients takes "
             f"{_with_unit(row, 'sync_s', 1000, 'ms')} of a step, {percent(row['share_median'])}"
         )
         if math.isfinite(row["sync_per_epoch_s_median"]):

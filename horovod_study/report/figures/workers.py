@@ -336,6 +336,11 @@ def _handles(
     points: pd.DataFrame, styles: dict[str, SeriesStyle], lines: pd.DataFrame, laws: dict[str, str]
 ) -> list[Any]:
     entries = handles(styles, points["series"].unique(), linewidth=1.5)
+    chosen = dict.fromkeys(laws.values())
+    for law in chosen:
+        own = dict.fromkeys(styles[series].label for series, name in laws.items() if name == law)
+        of = f" ({', '.join(own)})" if len(chosen) > 1 else ""
+        entries.append(Line2D([], [], color=QUIET, linewidth=1.7, label=f"selected law: {law_label(law)}{of}"))
     for law, dash in THIN_LAWS.items():
         thin = [series for series in lines.loc[lines["law"] == law, "series"].unique() if laws.get(series) != law]
         if thin:

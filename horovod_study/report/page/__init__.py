@@ -3,6 +3,7 @@
 html        report.html, one file that needs nothing else (templates/, static/)
 run_pages   the run explorer of the page
 sentences   the analysis in words: sentences with numbers, rounded to what they are worth
+doubts      doubts by what they are about, each group with what to do
 answer      what a study came to, in a few lines for a terminal
 tables      the tables of a study for print: LaTeX, Markdown and CSV
 paper       a section of a thesis in LaTeX, with its appendix and citations

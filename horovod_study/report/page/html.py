@@ -10,7 +10,7 @@ import hashlib
 import html
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from datetime import datetime
@@ -24,7 +24,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from horovod_study import __version__
-from horovod_study.analysis.forecast.study_forecast import FORECAST
+from horovod_study.analysis.forecast.study_forecast import FEWEST_COUNTS, FORECAST
 from horovod_study.analysis.series.points import baseline_words
 from horovod_study.analysis.study import Analysis
 from horovod_study.files import csv_of, write_file, writing
@@ -35,6 +35,7 @@ from horovod_study.report.kit.interactive import css_name, inline, script_json
 from horovod_study.report.kit.markup import by_series, to_html
 from horovod_study.report.kit.style import DARK, SCREEN_WIDTH_IN, TEXT, FigureFormat, series_labels
 from horovod_study.report.page import run_pages
+from horovod_study.report.page.doubts import doubt_groups
 from horovod_study.report.page.sentences import ENVIRONMENT, headline, learned, sentences, subheadline
 from horovod_study.report.page.tables import tables, write_tables
 from horovod_study.text.numbers import (
@@ -65,6 +66,9 @@ CLAIMED = (
     *(boundary.NAME, forecast.NAME, resources.NAME, *synchronisation.NAMES, *LEARNING),
 )
 """Figures that a section shows; all others are in a section of their own."""
+
+SHORT_CLAIMED = (*(name for name in CLAIMED if name != "throughput"), "losses")
+"""The same of the page of a study whose series have too few worker counts for a law or a forecast."""
 
 WIDTHS_IN = {**dict.fromkeys(PAIRED, SCREEN_WIDTH_IN), "throughput": 5.0}
 """Widths at which figures are drawn for the page, where they differ from WIDE_IN."""
@@ -131,11 +135,13 @@ def render(analysis: Analysis, *, against: Any = None) -> str:
 def _page(analysis: Analysis, against: Any) -> dict[str, Any]:
     """Return what the template shows, by the names that it uses: one entry each, which is why this is long."""
     settings = analysis.points.loc[analysis.points["mode"] != "single", "setting"].nunique()
+    short = _is_short(analysis)
     figures = _figures(analysis, dict.fromkeys(PAIRED, WIDE_IN) if settings > 1 else {})
     script = static(".js")
     labels = series_labels(analysis.points)
     made = {table.name: table for table in tables(analysis)}
     provenance = analysis.provenance
+    doubts = doubt_groups(provenance["doubts"], labels)
     return dict(  # noqa: C408
         title=f"Scaling of {', '.join(provenance['studies'])}",
         eyebrow=_eyebrow(provenance),
@@ -149,7 +155,8 @@ def _page(analysis: Analysis, against: Any) -> dict[str, Any]:
         stacked=settings > 1,
         paired=[figures[name] for name in PAIRED if name in figures],
         breakdown=figures.get("breakdown"),
-        throughput=figures.get("throughput"),
+        losses=figures.get("losses"),
+        throughput=None if short else figures.get("throughput"),
         boundary=figures.get(boundary.NAME),
         made=made,
         jumped=boundary.sentences(analysis),
@@ -159,7 +166,9 @@ def _page(analysis: Analysis, against: Any) -> dict[str, Any]:
         ahead=figures.get(forecast.NAME),
         without_forecast=_without_forecast(analysis, labels),
         learning=[figures[name] for name in LEARNING if name in figures],
-        more=[figure for name, figure in figures.items() if name not in CLAIMED],
+        more=[figure for name, figure in figures.items() if name not in (SHORT_CLAIMED if short else CLAIMED)],
+        short=short,
+        without_laws=_without_laws(analysis),
         learned=learned(analysis),
         resources={"figure": figures.get(resources.NAME), "sentences": resources.sentences(analysis)},
         common=_common(provenance),
@@ -173,7 +182,8 @@ def _page(analysis: Analysis, against: Any) -> dict[str, Any]:
         accounts=_accounts(analysis, labels),
         closed=" ".join(each for each in (_closed(analysis), _left_out(analysis)) if each),
         limits=_limits(analysis, labels),
-        doubts=_gathered(provenance["doubts"], set(analysis.points["series"])),
+        doubts=doubts,
+        doubted=sum(len(group.doubts) for group in doubts),
         failures=len(provenance["failed"]),
         runs=provenance["runs"],
         environments=_environments(provenance),
@@ -184,6 +194,26 @@ def _page(analysis: Analysis, against: Any) -> dict[str, Any]:
         light=[(css_name(color), color) for color in DARK],
         dark=[(css_name(color), twin) for color, twin in DARK.items()],
         table=to_html,
+    )
+
+
+def _is_short(analysis: Analysis) -> bool:
+    """Return whether there is little to say: some point of several workers, and no series with a law or forecast.
+
+    Such a page has the answer, where the time goes, the points, doubts and how it was measured; the rest is folded.
+    """
+    parallel = analysis.points[(analysis.points["backend"] != "serial") & ~analysis.points["missing"].astype(bool)]
+    counts = parallel.groupby("series")["workers"].nunique()
+    single = parallel["setting"].nunique() == 1 and analysis.boundary.empty
+    return bool(len(counts) and single and 1 < parallel["workers"].max() and counts.max() < FEWEST_COUNTS)
+
+
+def _without_laws(analysis: Analysis) -> str:
+    """Return in one sentence why a short page has no laws and no forecast."""
+    counts = sorted({int(count) for count in analysis.points["workers"]})
+    return (
+        f"No law is fitted and nothing is forecast: every law passes through {plural(len(counts), 'point')}. With "
+        f"{FEWEST_COUNTS} worker counts or more (sweep: workers in the study file) both are here."
     )
 
 
@@ -220,6 +250,7 @@ _CONTENTS = (
     ("doubts", "doubts", "Doubts"),
     ("method", "method", "How it was measured"),
     ("definitions", "definitions", "Definitions"),
+    ("further", "further", "Further"),
 )
 """What a section needs, its id and its title; a section without an entry for what it needs is always there."""
 
@@ -232,7 +263,10 @@ def _contents(page: Mapping[str, Any]) -> list[tuple[str, str]]:
         "resources": page["resources"]["figure"] is not None,
         "waiting": bool(page["waiting_tables"]),
         "ahead": "forecast" in page["made"] or "holdout" in page["made"] or bool(page["without_forecast"]),
+        "further": page["short"],
     }
+    if page["short"]:
+        needs |= dict.fromkeys(("waiting", "ahead", "laws", "more", "run_pages", "definitions"), False)
     return [(place, title) for need, place, title in _CONTENTS if needs.get(need, True)]
 
 
@@ -240,7 +274,8 @@ def _without_forecast(analysis: Analysis, labels: Mapping[str, str]) -> list[str
     """Return a sentence for each series of which nothing is forecast."""
     known = set(analysis.forecast.loc[analysis.forecast["kind"] == FORECAST, "series"])
     return [
-        f"No forecast of {labels[series]}: {scored['why_not'] or 'its points do not determine one'}."
+        f"No forecast of {labels[series]}: "
+        f"{scored.get('no_forecast') or scored['why_not'] or 'its points do not determine one'}."
         for series, scored in analysis.holdout["series"].items()
         if series not in known
     ]
@@ -453,28 +488,6 @@ def _common(provenance: Mapping[str, Any]) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------- provenance
-
-
-SHARED = 3
-"""A doubt that so many series share is said once."""
-
-
-def _gathered(doubts: Sequence[str], series: set[str]) -> list[tuple[str, list[str]]]:
-    """Return each doubt and the series that share it, at the place of the first; no series where it stands alone."""
-    parts = []
-    for doubt in doubts:
-        name, _, text = doubt.partition(": ")
-        parts.append((name, text) if name in series else ("", doubt))
-    names: dict[str, list[str]] = {}
-    for name, text in parts:
-        names.setdefault(text, []).extend([name] if name else [])
-    found: dict[str, tuple[str, list[str]]] = {}
-    for doubt, (_, text) in zip(doubts, parts, strict=True):
-        if len(names[text]) >= SHARED:
-            found.setdefault(text, (text, names[text]))
-        else:
-            found[doubt] = (doubt, [])
-    return list(found.values())
 
 
 def _environments(provenance: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -3,9 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pandas as pd
+
 from horovod_study.analysis.steps.breakdown import HOLDS_SYNC
 from horovod_study.analysis.study import Analysis
 from horovod_study.analysis.sync.cycle import AS_EXPECTED
+from horovod_study.analysis.sync.transports import RESOLVED
 from horovod_study.report.kit.style import LAPS, series_labels
 from horovod_study.text.numbers import THIN as THIN
 from horovod_study.text.numbers import known, milliseconds, number, percent, rounded, scientific, with_interval
@@ -138,7 +141,10 @@ def sentences(analysis: Analysis) -> list[list[str]]:
     labels = series_labels(analysis.points)
     findings = analysis.provenance["findings"]
     first = _largest(findings) if findings else None
-    return [_sentences(found, findings, labels) for found in sorted(findings, key=lambda each: each is not first)]
+    return [
+        _sentences(found, findings, labels, analysis.transports)
+        for found in sorted(findings, key=lambda each: each is not first)
+    ]
 
 
 def learned(analysis: Analysis) -> list[str]:
@@ -211,7 +217,9 @@ def _place(found: Mapping[str, Any], findings: Sequence[Mapping[str, Any]], *, a
     return f"{text[0].upper()}{text[1:]}, " if text else ""
 
 
-def _sentences(found: Mapping[str, Any], findings: Sequence[Mapping[str, Any]], labels: Mapping[str, str]) -> list[str]:
+def _sentences(
+    found: Mapping[str, Any], findings: Sequence[Mapping[str, Any]], labels: Mapping[str, str], pairs: pd.DataFrame
+) -> list[str]:
     best, *others = found["series"]
     workers = plural(found["workers"], "worker")
     label = labels[best["series"]]
@@ -234,7 +242,7 @@ def _sentences(found: Mapping[str, Any], findings: Sequence[Mapping[str, Any]], 
             if other["speedup"] is not None
         ]
         text.append(f"{sentence}; {listed(rest)}." if rest else f"{sentence}.")
-    text += _differences(found["comparisons"], labels)
+    text += _differences([_paired(each, found["workers"], pairs) for each in found["comparisons"]], labels)
     text += _step(found, label)
     text += _overheads(found["overheads"], labels)
     return text
@@ -243,6 +251,28 @@ def _sentences(found: Mapping[str, Any], findings: Sequence[Mapping[str, Any]], 
 def _speedup(result: Mapping[str, Any]) -> str:
     value = with_interval(result["speedup"], result["low"], result["high"])
     return value if result["low"] is not None else f"{value} [{plural(result['repeats'], 'repeat')}, no interval]"
+
+
+FEWEST_PAIRS = 3
+"""As many as the repeats that an interval takes everywhere on the page."""
+
+
+def _paired(comparison: Mapping[str, Any], workers: int, pairs: pd.DataFrame) -> Mapping[str, Any]:
+    """Return a comparison with the ratio of the table of pairs, where repeats make pairs: one ratio, one value.
+
+    `pairs`: analysis.transports. Pairs leave out what disturbed both, so their ratio need not be that of the medians.
+    """
+    ends = {comparison["faster"], comparison["slower"]}
+    same = (pairs["quantity"] == "samples_per_s") & (pairs["workers"] == workers) & pairs["ratio_low"].notna()
+    same &= pairs["pairs"] >= FEWEST_PAIRS
+    for row in pairs[same].to_dict("records"):
+        if {row["a"], row["b"]} == ends:
+            ratio, low, high = (float(row[name]) for name in ("ratio", "ratio_low", "ratio_high"))
+            fast, slow = (row["b"], row["a"]) if ratio >= 1 else (row["a"], row["b"])
+            ratio, low, high = (ratio, low, high) if ratio >= 1 else (1 / ratio, 1 / high, 1 / low)
+            resolved = row["verdict"] == RESOLVED
+            return {"faster": fast, "slower": slow, "ratio": ratio, "low": low, "high": high, "resolved": resolved}
+    return comparison
 
 
 def _differences(comparisons: Sequence[Mapping[str, Any]], labels: Mapping[str, str]) -> list[str]:

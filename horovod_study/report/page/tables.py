@@ -438,10 +438,10 @@ def _synchronisation(analysis: Analysis) -> Table | None:
         columns=(
             *_PLACE,
             _counts("Repeats", "repeats"),
-            _noted(replace(_medians("Per step", "sync_s", unit="ms", scale=_MILLI), strong=True)),
-            _medians("Of the step", "share", unit="%", scale=_PERCENT),
+            _noted(replace(_medians("Median\nper step", "sync_s", unit="ms", scale=_MILLI), strong=True)),
+            _medians("Median\nof the step", "share", unit="%", scale=_PERCENT),
             _counts("Batches\nper epoch", "batches_per_epoch"),
-            _medians("Per epoch", "sync_per_epoch_s", unit="s"),
+            _medians("Median\nper epoch", "sync_per_epoch_s", unit="s"),
         ),
         cells=cells,
         labels=_labels(analysis, cells),

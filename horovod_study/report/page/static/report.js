@@ -551,18 +551,14 @@
   addTheme();
   followSections();
 
-  // On paper everything is shown: no zoom, nothing folded.
-  let folded = [];
+  // On paper there is no zoom; what is folded stays folded.
   let views = [];
   addEventListener("beforeprint", () => {
     views = plots.map((plot) => plot.views.map((view) => [...view]));
     plots.forEach((plot) => plot.facts.panels.forEach((panel, place) => plot.show(place, [...panel.box])));
-    folded = [...document.querySelectorAll("details:not([open])")];
-    folded.forEach((each) => { each.open = true; });
   });
   addEventListener("afterprint", () => {
     plots.forEach((plot, number) => views[number]?.forEach((view, place) => plot.show(place, view)));
-    folded.forEach((each) => { each.open = false; });
-    [folded, views] = [[], []];
+    views = [];
   });
 })();

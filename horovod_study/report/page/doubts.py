@@ -1,0 +1,92 @@
+"""Doubts for a reader of the page: by what they are about, what matters most first, each group with what to do."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+SHARED = 3
+"""A doubt that so many series share is said once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What doubts can be about; `marks`: words by which a doubt is known to be one of them."""
+
+    title: str
+    remedy: str
+    marks: tuple[str, ...] = ()
+
+
+SUBJECTS = (
+    Subject(
+        title="What is missing",
+        remedy="run the study again: it runs only what is missing or failed",
+        marks=("gave no result", "left out: ", "no run of ", "are lost", "lacks its points", "not accounted for"),
+    ),
+    Subject(
+        title="What speedups are over",
+        remedy="name the baseline that you quote, and record the one that is missing",
+        marks=("baseline", "no speedup", "speedups are over", "one plain worker", "mixed scaling", "the data set has"),
+    ),
+    Subject(
+        title="How precise it is",
+        remedy="end other programs, or let the cells alternate until it is: horovod-study run STUDY.yaml --until 2%",
+        marks=(
+            *("not resolved", "repeats spread", "fewer than 3 repeats", "other programs", "two launches", "not steady"),
+            *("time drifts", "steps in the timed window", "the repeats do not agree", "efficiency above 100"),
+        ),
+    ),
+    Subject(
+        title="Unlike runs",
+        remedy="run the older ones again, on the same kind of machine with the same versions",
+        marks=("differ", "several numbers of nodes", "more than one"),
+    ),
+    Subject(
+        title="Parts of a step",
+        remedy="do not quote these parts; horovod-study explain RUN_DIR shows the steps of a run",
+        marks=("unexplained", "add up", "laps", "parts of its steps", "of the step"),
+    ),
+    Subject(title="Nodes and waiting", remedy="add the worker counts that are named", marks=("node", "waiting")),
+    Subject(title="Energy", remedy="give every node the same sensors", marks=("energy",)),
+)
+"""In the order of the page; a doubt belongs to the first subject one of whose marks it has."""
+
+OTHER = Subject(title="Other", remedy="see docs/reading.md")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoubtGroup:
+    """Doubts about one subject: texts, each with the names of the series that share it."""
+
+    subject: Subject
+    doubts: list[tuple[str, list[str]]] = field(default_factory=list)
+
+
+def doubt_groups(doubts: Sequence[str], labels: Mapping[str, str]) -> list[DoubtGroup]:
+    """Return the doubts of an analysis by subject; `labels`: series -> its name for readers.
+
+    A doubt that SHARED series have in common stands at the place of the first, with their names.
+    """
+    found = {subject.title: DoubtGroup(subject=subject) for subject in (*SUBJECTS, OTHER)}
+    for text, names in _gathered(doubts, labels):
+        subject = next((each for each in SUBJECTS if any(mark in text for mark in each.marks)), OTHER)
+        found[subject.title].doubts.append((text, names))
+    return [group for group in found.values() if group.doubts]
+
+
+def _gathered(doubts: Sequence[str], labels: Mapping[str, str]) -> Iterable[tuple[str, list[str]]]:
+    """Return each doubt and the series that share it, at the place of the first; no series where it stands alone."""
+    parts = []
+    for doubt in doubts:
+        name, _, text = doubt.partition(": ")
+        parts.append((name, text) if name in labels else ("", doubt))
+    names: dict[str, list[str]] = {}
+    for name, text in parts:
+        names.setdefault(text, []).extend([name] if name else [])
+    several = len(set(labels.values())) < len(labels)
+    found: dict[str, tuple[str, list[str]]] = {}
+    for doubt, (name, text) in zip(doubts, parts, strict=True):
+        if len(names[text]) >= SHARED:
+            found.setdefault(text, (text, names[text]))
+        else:
+            found[doubt] = (f"{labels[name]}: {text}" if name and not several else doubt, [])
+    return found.values()
