@@ -176,6 +176,5 @@ def test_what_the_recording_itself_doubts_is_passed_on():
     assert breakdown.doubts(runs) == [
         "local horovod/mpi batch 75: 40 step rows of 1 run at 2 workers are lost (the disk was full); the parts are "
         "those of the others.",
-        "local horovod/mpi batch 75: 3 of 6 runs at 2 workers: step time drifts (steady_doubt in "
-        "runs.csv; the first: the steps still drift).",
+        "local horovod/mpi batch 75: 3 of 6 runs at 2 workers: step time drifts; the first: the steps still drift.",
     ]

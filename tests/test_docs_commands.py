@@ -61,6 +61,7 @@ RULES: dict[str, Here | ByTest | NotHere] = {
     r"horovod-study fit runs\.csv.*": Here(),
     r"horovod-study (fit|predict) (points|batches)\.csv.*": Here(),
     r"horovod-study simulate (?!--help).*": Here(instead={"100000": "2000"}),
+    r"horovod-study predict \S+/published\.csv --holdout 3": ByTest(by="test_holdout.py", mentions=("score(",)),
     r"horovod-study( simulate)? --help": Here(),
     # recorded runs
     r"horovod-study explain traces/": ByTest(by="test_rank_traces.py", mentions=('"explain"',)),
@@ -166,6 +167,7 @@ RULES: dict[str, Here | ByTest | NotHere] = {
     r"cd \S+": NotHere(reason="a folder of the reader's"),
     r"xdg-open .*": NotHere(reason="needs a desktop"),
     r"(sinfo|salloc) .*": NotHere(reason=CLUSTER),
+    r"python tests/slurm_cluster\.py FOLDER": ByTest(by="test_cluster_slurm.py", mentions=("SlurmCluster",)),
     r"python tests/two_hosts\.py .*": ByTest(by="test_two_hosts.py", mentions=("two_hosts.py up",)),
 }
 

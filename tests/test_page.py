@@ -14,7 +14,7 @@ from make.synthetic_runs import run_table
 from matplotlib.figure import Figure
 
 from horovod_study.analysis.study import analyze
-from horovod_study.report.figures import catalogue, workers
+from horovod_study.report.figures import catalogue, convergence, workers
 from horovod_study.report.kit import interactive, style
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.page import html, sentences
@@ -290,6 +290,14 @@ def test_a_study_of_few_counts_or_of_one_full_machine_forecasts_nothing_and_says
         assert made.curves.empty and '"speedup-law' not in page
     else:
         assert "laws" in sections and "further" not in sections
+
+
+@pytest.mark.parametrize(("last", "flat"), [(0.9, True), (0.4, False)])
+def test_learning_curves_that_stay_flat_are_left_out(last, flat):
+    rows = [("a", 1, 1, 75, samples, mse) for samples, mse in ((100, 1.0), (200, last))]
+    columns = ["series", "workers", "nodes", "batch", "samples", "test_mse_median"]
+
+    assert convergence.is_flat(pd.DataFrame(rows, columns=columns)) is flat
 
 
 def test_doubts_are_grouped_and_what_is_missing_comes_first():

@@ -449,7 +449,7 @@ def test_every_figure_comes_with_its_caption_and_its_data(written):
     assert "Baseline (plain): one plain PyTorch worker without a communication library." in caption
     assert "S(N) = X(N) / X(base)" in caption
     assert "per-step weak, per-epoch strong" in caption
-    assert set(data["kind"]) == {"point", "line"}
+    assert set(data["kind"]) == {"point"}
     assert data.loc[data["kind"] == "point", "speedup_plain"].notna().sum() == 5
 
 

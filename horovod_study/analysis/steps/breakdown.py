@@ -278,7 +278,7 @@ def _recording(good: pd.DataFrame) -> list[str]:
             told = texts[rows.index].iloc[0].rstrip(".")
             if len(rows) > 1:
                 whole = int((good["series"] == series).sum())
-                told = f"step time drifts, as steady_doubt in runs.csv says; the first: {told}"
+                told = f"step time drifts; the first: {told.removeprefix('the run is not steady: ')}"
                 found.append(f"{series}: {len(rows)} of {whole} runs at {worker_counts(rows['workers'])}: {told}.")
             else:
                 found.append(f"{series}: 1 run at {worker_counts(rows['workers'])}: {told}.")

@@ -81,8 +81,20 @@ _CELL = ["series", "workers", "nodes"]
 
 def drawings(analysis: Analysis) -> list[Drawing]:
     """Return the figures of convergence that this analysis has data for."""
-    made = [learning_curves(analysis.points, analysis.convergence), _time_to_target(analysis), _sensitivity(analysis)]
+    curves = None if is_flat(analysis.convergence) else learning_curves(analysis.points, analysis.convergence)
+    made = [curves, _time_to_target(analysis), _sensitivity(analysis)]
     return [each for each in made if each is not None]
+
+
+FALL = 1.5
+"""By so much the test error of some cell must fall from its first evaluation, for its curve to say anything."""
+
+
+def is_flat(curves: pd.DataFrame) -> bool:
+    """Return whether there are evaluations, and in no cell the test error falls by a factor of FALL."""
+    known = curves[curves["test_mse_median"].notna()]
+    cells = known.groupby(_CELL, sort=False, dropna=False)["test_mse_median"]
+    return not known.empty and bool((cells.first() < FALL * cells.min()).all())
 
 
 def write_learning_curves(points: pd.DataFrame, curves: pd.DataFrame, path: Path) -> None:

@@ -13,6 +13,7 @@ class Subject:
 
     title: str
     remedy: str
+    command: str = ""
     marks: tuple[str, ...] = ()
 
 
@@ -29,7 +30,8 @@ SUBJECTS = (
     ),
     Subject(
         title="How precise it is",
-        remedy="end other programs, or let the cells alternate until it is: horovod-study run STUDY.yaml --until 2%",
+        remedy="end other programs, or let the cells alternate until it is",
+        command="horovod-study run STUDY.yaml --until 2%",
         marks=(
             *("not resolved", "repeats spread", "fewer than 3 repeats", "other programs", "two launches", "not steady"),
             *("time drifts", "steps in the timed window", "the repeats do not agree", "efficiency above 100"),
@@ -42,7 +44,8 @@ SUBJECTS = (
     ),
     Subject(
         title="Parts of a step",
-        remedy="do not quote these parts; horovod-study explain RUN_DIR shows the steps of a run",
+        remedy="do not quote these parts, and look at the steps of a run",
+        command="horovod-study explain RUN_DIR",
         marks=("unexplained", "add up", "laps", "parts of its steps", "of the step"),
     ),
     Subject(title="Nodes and waiting", remedy="add the worker counts that are named", marks=("node", "waiting")),

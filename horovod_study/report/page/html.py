@@ -28,7 +28,7 @@ from horovod_study.analysis.forecast.study_forecast import FEWEST_COUNTS, FORECA
 from horovod_study.analysis.series.points import baseline_words
 from horovod_study.analysis.study import Analysis
 from horovod_study.files import csv_of, write_file, writing
-from horovod_study.report.figures import boundary, forecast, resources, synchronisation
+from horovod_study.report.figures import boundary, convergence, forecast, resources, synchronisation
 from horovod_study.report.figures.catalogue import drawings, write_figures
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import css_name, inline, script_json
@@ -169,6 +169,7 @@ def _page(analysis: Analysis, against: Any) -> dict[str, Any]:
         more=[figure for name, figure in figures.items() if name not in (SHORT_CLAIMED if short else CLAIMED)],
         short=short,
         without_laws=_without_laws(analysis),
+        flat=convergence.is_flat(analysis.convergence),
         learned=learned(analysis),
         resources={"figure": figures.get(resources.NAME), "sentences": resources.sentences(analysis)},
         common=_common(provenance),
