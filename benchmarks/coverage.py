@@ -3,8 +3,12 @@
     python benchmarks/coverage.py [--seeds 100] [--first 0] [--laws ring overlap] [--noise 0.02]
 
 Each seed makes a sweep with noise proportional to the speedup and fits the law that made it. A row is one parameter of
-one law in one design (worker counts, repeats): covered seeds of all, the median width of the interval and the truth.
-Nominal intervals of 95 % cover 90 to 99 of 100.
+one law in one design (worker counts, repeats, noise), or the curve at four times the largest count: covered seeds of
+all, the median width of the interval and the truth. Nominal intervals of 95 % cover 90 to 99 of 100.
+
+The noise is independent; or it drifts, repeat by repeat from the fewest to the most workers, with a correlation of 0.9
+from one run to the next; or it is heavy-tailed, Student's t with three degrees of freedom. Speedups are relative to a
+given baseline, which shares nothing with the runs, where the noise drifts, else to the runs of one worker.
 """
 
 import argparse
@@ -88,35 +92,65 @@ CASES = (
 )
 
 
-def sweeps(case: Case, *, repeats: int, noise: float, seeds: range) -> Iterator[ScalingFit]:
+DESIGNS = (
+    *((5, kind) for kind in ("independent", "drift", "heavy tails")),
+    *((3, kind) for kind in ("independent", "drift", "heavy tails")),
+    (1, "independent"),
+)
+"""Repeats and noise."""
+DRIFT = 0.9
+FAR = 4
+CURVE = "curve at 4x"
+
+
+def noise_of(kind: str, places: int, repeats: int, rng: np.random.Generator) -> np.ndarray:
+    """Noise of variance 1, (places, repeats)."""
+    if kind == "heavy tails":
+        return rng.standard_t(3, (places, repeats)) / np.sqrt(3)
+    drawn = rng.standard_normal(places * repeats)
+    if kind == "drift":
+        for i in range(1, len(drawn)):
+            drawn[i] = DRIFT * drawn[i - 1] + np.sqrt(1 - DRIFT**2) * drawn[i]
+    return drawn.reshape(repeats, places).T
+
+
+def sweeps(case: Case, *, repeats: int, kind: str, noise: float, seeds: range) -> Iterator[ScalingFit]:
     """The law of `case` fitted to one noisy sweep per seed."""
     n = np.repeat(case.counts, repeats)
     nodes = None if case.nodes is None else np.repeat(case.nodes, repeats)
     curve = case.form.at(places(n, nodes), np.array(list(case.truth.values())))
     # Seeds of its own for every case: with shared ones one odd sweep would count against all laws.
-    own = zlib.crc32(f"{case.name} {repeats}".encode())
+    own = zlib.crc32(f"{case.name} {repeats} {kind}".encode())
     for seed in seeds:
-        y = curve * (1 + noise * np.random.default_rng([own, seed]).standard_normal(len(n)))
+        rng = np.random.default_rng([own, seed])
+        y = curve * (1 + noise * noise_of(kind, len(case.counts), repeats, rng).ravel())
         if case.quantity:
             yield fit_quantity(n, y, nodes=nodes, seed=seed, laws=(case.law,)).fits[case.law]
             continue
         table = pd.DataFrame({"workers": n, "samples_per_s": 100 * y})
         table["batch_size"] = 64.0 if case.mode == "weak" else 7_207_200 / n
+        table["repeat"] = np.tile(np.arange(repeats), len(case.counts))
         if nodes is not None:
             table["nodes"] = nodes
-        yield fit_series(table, seed=seed, laws=(case.law,))[""].fits[case.law]
+        given = 100.0 if kind == "drift" else None
+        yield fit_series(table, baseline_samples_per_s=given, seed=seed, laws=(case.law,))[""].fits[case.law]
 
 
-def coverage(case: Case, *, repeats: int, noise: float, seeds: range) -> dict[str, tuple[int, float]]:
-    """Per parameter: seeds whose interval holds the truth, and the median width of the interval."""
-    held = dict.fromkeys(case.truth, 0)
-    widths: dict[str, list[float]] = {name: [] for name in case.truth}
-    for fitted in sweeps(case, repeats=repeats, noise=noise, seeds=seeds):
-        for name, truth in case.truth.items():
-            low, high = fitted.ci95[name]
-            held[name] += low <= truth <= high
-            widths[name].append(high - low)
-    return {name: (held[name], float(np.median(widths[name]))) for name in case.truth}
+def coverage(case: Case, *, repeats: int, kind: str, noise: float, seeds: range) -> dict[str, tuple[float, int, float]]:
+    """Per parameter: the truth, seeds whose interval holds it, and the median width of the interval."""
+    far = places([FAR * case.counts[-1]], per_node=None if case.nodes is None else PER_NODE)
+    curve = float(case.form.at(far, np.array(list(case.truth.values())))[0])
+    truth = {**case.truth, CURVE: curve}
+    ends: dict[str, list[tuple[float, float]]] = {name: [] for name in truth}
+    for fitted in sweeps(case, repeats=repeats, kind=kind, noise=noise, seeds=seeds):
+        low, high = fitted.interval(far.workers, far.nodes)
+        for name in truth:
+            ends[name].append((low[0], high[0]) if name == CURVE else fitted.ci95[name])
+    found = {}
+    for name, value in truth.items():
+        low, high = np.array(ends[name]).T
+        found[name] = (value, int(np.sum((low <= value) & (value <= high))), float(np.median(high - low)))
+    return found
 
 
 def main() -> None:
@@ -128,19 +162,32 @@ def main() -> None:
     parser.add_argument("--noise", type=float, default=0.02)
     options = parser.parse_args()
     seeds = range(options.first, options.first + options.seeds)
-    print(f"{'law':<16} {'places':>6} {'repeats':>7}  {'parameter':<12} {'truth':>8} {'width':>9}  covered")
+    print(
+        f"{'law':<16} {'places':>6} {'repeats':>7}  {'noise':<12} {'parameter':<12} {'truth':>8} {'width':>9}  covered"
+    )
+    totals: dict[tuple[int, str], list[int]] = {}
     for case in CASES:
         if case.law not in options.laws:
             continue
-        for repeats in (5, 1):
-            found = coverage(case, repeats=repeats, noise=options.noise, seeds=seeds)
-            for name, (held, width) in found.items():
+        for repeats, kind in DESIGNS:
+            if case.quantity and kind == "drift":
+                continue  # a quantity has no baseline, and its runs no order
+            found = coverage(case, repeats=repeats, kind=kind, noise=options.noise, seeds=seeds)
+            for name, (truth, held, width) in found.items():
+                totals.setdefault((repeats, kind), []).append(held)
                 mark = "" if 0.90 <= held / options.seeds <= 0.99 else "  outside 90 to 99 %"
                 print(
-                    f"{case.name:<16} {len(case.counts):>6} {repeats:>7}  {name:<12} {case.truth[name]:>8g} "
+                    f"{case.name:<16} {len(case.counts):>6} {repeats:>7}  {kind:<12} {name:<12} {truth:>8.4g} "
                     f"{width:>9.3g}  {held} of {options.seeds}{mark}",
                     flush=True,
                 )
+    print(f"\n{'repeats':>7}  {'noise':<12} {'intervals':>9} {'covered':>8} {'lowest':>7}  below 90 %  above 99 %")
+    for (repeats, kind), held in totals.items():
+        share = np.array(held) / options.seeds
+        print(
+            f"{repeats:>7}  {kind:<12} {len(share):>9} {share.mean():>8.1%} {share.min():>7.0%}  "
+            f"{np.sum(share < 0.9):>10}  {np.sum(share > 0.99):>10}"
+        )
 
 
 if __name__ == "__main__":

@@ -154,7 +154,7 @@ class TestProperties:
     @given(order=st.permutations(range(15)))
     @settings(max_examples=examples(10))
     def test_row_order_does_not_matter(self, order):
-        table = sweep("usl", 3, repeats=3, counts=(1, 2, 4, 8, 16))
+        table = sweep("usl", 3, repeats=3, counts=(1, 2, 4, 8, 16)).assign(repeat=np.tile(range(3), 5))
         assert fit_series(table)[""].to_dict() == fit_series(table.iloc[list(order)])[""].to_dict()
 
     @given(values=st.lists(st.floats(0.5, 30), min_size=6, max_size=6))
@@ -303,6 +303,27 @@ class TestCoverage:
             inside.append(low <= 0.05 <= high)
             assert 0.005 < high - low < 0.05
         assert 16 <= sum(inside)
+
+    @pytest.mark.parametrize("numbered", [True, False])
+    def test_runs_that_drift_together_are_seen_and_widen_the_intervals(self, numbered):
+        """Noise with a correlation of 0.9 from run to run, repeat by repeat, beside a baseline of another day."""
+        n, held, widths, said = np.arange(1, 17), [0, 0], [[], []], [0, 0]
+        for seed in range(25):
+            rng = np.random.default_rng(seed)
+            for which, r in enumerate((0.0, 0.9)):
+                noise = rng.standard_normal(5 * len(n))
+                for i in range(1, len(noise)):
+                    noise[i] = r * noise[i - 1] + math.sqrt(1 - r * r) * noise[i]
+                x = 100 * LAWS["amdahl"].curve(np.tile(n, 5).astype(float), s=0.05) * (1 + 0.02 * noise)
+                table = points(np.tile(n, 5), x, **({"repeat": np.repeat(range(5), 16)} if numbered else {}))
+                fitted = fit_series(table, baseline_samples_per_s=100.0, laws=("amdahl",))[""].fits["amdahl"]
+                low, high = fitted.ci95["s"]
+                held[which] += low <= 0.05 <= high
+                widths[which].append(high - low)
+                said[which] += "follow each other" in fitted.interval_method
+        assert min(held) >= 20
+        assert np.median(widths[1]) > 2 * np.median(widths[0])
+        assert said[0] < 6 and said[1] > 19
 
 
 class TestSelection:

@@ -323,7 +323,8 @@ def fit_series(
 
     Columns: workers, samples_per_s (samples/s of all workers); optional series, batch_size (per worker), nodes,
     workers_per_node, and train_samples (size of the data set; a fixed one gives Amdahl's law its meaning for epochs).
-    Rows of one worker count are its repeats; `points.attrs["doubts"]` (see points_file) joins the doubts.
+    Rows of one worker count are its repeats, in their order unless `repeat` numbers them: runs of one repeat may share
+    noise (`rows.Drift`). `points.attrs["doubts"]` (see points_file) joins the doubts.
     Speedup is throughput over `baseline_samples_per_s` (one number, or one per series name);
     without it, over the median throughput at the smallest worker count divided by that count.
 
@@ -332,6 +333,9 @@ def fit_series(
     """
     check_points(points)
     of_file = tuple(points.attrs.get("doubts", ()))
+    if "repeat" not in points or points["repeat"].isna().any():
+        series = points["series"].astype(str) if "series" in points else pd.Series("", index=points.index)
+        points = points.assign(repeat=points.groupby([series, points["workers"]]).cumcount())
     # Sorted, so that neither sums nor drawn runs depend on the order of the rows.
     keys = [key for key in ("nodes", "samples_per_s", "batch_size") if key in points]
     frames = dict(by_series(points.sort_values(["workers", *keys], kind="stable", ignore_index=True)))
@@ -408,7 +412,7 @@ def _ask(
             raise AnalysisError(message if not name else f"series {_brief(name)}: {message}")
         doubts.append(message)
     else:
-        sample = sample_of(n, x / base, nodes, per_node, None, scaled_by, seed)
+        sample = sample_of(n, x / base, nodes, per_node, None, scaled_by, seed, repeat=rows["repeat"])
     return _Asked(base=base, baseline=text, mode=mode, assumed=assumed, why_not=why_not, doubts=doubts, sample=sample)
 
 

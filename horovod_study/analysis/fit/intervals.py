@@ -16,6 +16,7 @@ from horovod_study.analysis.fit.least_squares import EXACT, TOGETHER, Solved, in
 from horovod_study.analysis.fit.rows import Sample
 from horovod_study.analysis.stats import Floats
 
+DRIFTS = 0.5  # probability of independent runs, below which drift is said to be seen
 _CLEARLY = 2.0  # in log likelihood
 
 
@@ -54,6 +55,8 @@ def reach_of(
     else:
         noise = _from_repeats(sample, jacobian)
         method = "bootstrap over runs within each worker count, stretched by Student t for few repeats"
+        if sample.drift.own < DRIFTS:
+            method += ", and widened by what runs that follow each other share"
     reach, stretch = noise.reach(np.eye(len(solved.values)))
     # Where a parameter has no effect at all the points say nothing about it.
     return noise, method, np.where(np.any(jacobian != 0, axis=0), reach, np.inf), stretch
@@ -61,7 +64,7 @@ def reach_of(
 
 def _from_repeats(sample: Sample, jacobian: Floats) -> Noise:
     """Noise of the parameters from the spread of the runs at each place, one source each; jacobian is (K, k)."""
-    influence, variance = influence_of(jacobian, sample.rows), sample.run_variance
+    influence, variance = influence_of(jacobian, sample.rows), sample.drift.own * sample.run_variance
     freedom = np.array(sample.runs) - 1.0
     if sample.base is not None:
         by_base = influence @ sample.means / sample.where.workers[sample.base]
@@ -72,7 +75,13 @@ def _from_repeats(sample: Sample, jacobian: Floats) -> Noise:
         variance = np.append(variance, beyond * variance[sample.base])
         freedom = np.append(freedom, freedom[sample.base])
     sources = influence * np.sqrt(variance)
-    return Noise(covariance=np.einsum("ks,ls->skl", sources, sources), freedom=freedom)
+    covariance = np.einsum("ks,ls->skl", sources, sources)
+    if sample.drift.shared is not None:
+        # How much it is, is known from as many repeats for all of it together.
+        moves = influence[:, : len(sample.where)] @ (sample.means[:, np.newaxis] * sample.drift.shared)
+        covariance = np.concatenate([covariance, (moves @ moves.T)[np.newaxis]])
+        freedom = np.append(freedom, sample.drift.runs - 1.0)
+    return Noise(covariance=covariance, freedom=freedom)
 
 
 def _median_over_mean(runs: int) -> float:

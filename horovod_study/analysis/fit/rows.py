@@ -3,6 +3,7 @@
 Letters: R rows (observations), K distinct places (a worker count on a number of nodes), B bootstrap replicates.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,18 @@ from horovod_study.errors import AnalysisError
 from horovod_study.text.words import listed
 
 REPLICATES = 1000
+EXACT_NOISE = 1e-9  # relative noise below which runs are the same up to rounding
+LONG = 1000  # runs from which on nothing is asked about drift, which takes the square of that in memory
+CORRELATIONS = {0.0: 0.5, 0.3: 0.1, 0.6: 0.1, 0.8: 0.1, 0.9: 0.1, 0.95: 0.1}  # of a run with the next, and priors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drift:
+    """What runs that follow each other share, as it changes what is known of the means of the K places."""
+
+    own: float = 1.0  # probability that they share nothing
+    shared: Floats | None = None  # (K, sources) relative deviations of the means where they do, times its square root
+    runs: int = 0  # repeats that say so
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +46,7 @@ class Sample:
     runs: tuple[int, ...]  # (K,) runs per place
     run_variance: Floats  # (K,) variance of the mean over runs; NaN with one run
     base: int | None  # place that the speedups were divided by
+    drift: Drift
     drawn: Floats | None  # (B, K) bootstrap means, rescaled by their own baseline
 
 
@@ -45,6 +59,7 @@ def sample_of(
     scaled_by: int | None,
     seed: int,
     kind: str = "no throughput: leave out runs without a value above 0",
+    repeat: ArrayLike | None = None,
 ) -> Sample:
     n, s = np.asarray(workers, dtype=np.float64).ravel(), np.asarray(speedup, dtype=np.float64).ravel()
     if n.shape != s.shape or n.size == 0:
@@ -58,6 +73,7 @@ def sample_of(
     where = places(n, nodes, per_node=per_node)
     keys = (where.fullest, where.nodes, n)
     order = np.lexsort((s, *keys) if runs is None else (s, labels, *keys))
+    drift = Drift() if repeat is None else _drift(np.stack(keys[::-1], axis=1), np.log(s), np.asarray(repeat))
     s, labels = s[order], labels[order]
     layout = np.stack([where.workers, where.nodes, where.fullest], axis=1)[order]
 
@@ -85,12 +101,59 @@ def sample_of(
         runs=numbers,
         run_variance=np.array(variance),
         base=base,
-        drawn=_draw(per_run, base, seed) if min(numbers) >= 3 and len(first) > 1 else None,
+        drift=drift,
+        drawn=_draw(per_run, base, seed, drift) if min(numbers) >= 3 and len(first) > 1 else None,
     )
 
 
-def _draw(per_run: list[tuple[Floats, Floats]], base: int | None, seed: int) -> Floats:
-    """Bootstrap means (B, K): m - 1 of the m runs of each place, drawn with replacement."""
+def _drift(place: Floats, log: Floats, repeat: NDArray[Any]) -> Drift:
+    """Estimate what places (R, 3), workers first, share in the logarithms (R,) of their runs; `repeat` (R,) labels.
+
+    Runs are taken to follow each other repeat by repeat, from the fewest to the most workers. If their noise has
+    correlation r with that of the next, r^2 with the one after, then the places have more in common within a repeat
+    than chance explains: the mean square between repeats over the rest is F-distributed around a ratio that r
+    determines. Its likelihood weighs a grid of r, half of whose prior is at 0.
+    """
+    table = pd.DataFrame({"repeat": repeat, "place": np.unique(place, axis=0, return_inverse=True)[1].ravel()})
+    table = table.assign(log=log).pivot_table(index="place", columns="repeat", values="log").dropna(axis=1)
+    counts, runs = table.shape
+    if counts < 3 or runs < 3 or counts * runs > LONG:
+        return Drift()
+    rest = table.to_numpy() - table.to_numpy().mean(axis=1, keepdims=True)
+    shared = rest.mean(axis=0)
+    within = float(np.sum(rest**2)) / (counts * (runs - 1))
+    between = counts * float(shared @ shared) / (runs - 1)
+    alone = float(np.sum((rest - shared) ** 2)) / ((runs - 1) * (counts - 1))
+    if within <= EXACT_NOISE**2:
+        return Drift()
+    found = max(between, EXACT_NOISE**2) / max(alone, EXACT_NOISE**2)
+    first, second = runs - 1, (runs - 1) * (counts - 1)
+    number = np.arange(runs * counts).reshape(runs, counts)
+    apart = np.abs(np.subtract.outer(number, number)).transpose(0, 2, 1, 3)  # (runs, runs, counts, counts)
+    scores, covariances = [], []
+    for r, prior in CORRELATIONS.items():
+        alike = r**apart if r else (apart == 0).astype(np.float64)
+        same = np.trace(alike, axis1=2, axis2=3) / counts
+        mean = alike.mean(axis=(2, 3))
+        seen = _seen(same)  # of the variance of a run, in the spread over the repeats of a place
+        expected = counts * _seen(mean) / ((counts * seen - counts * _seen(mean)) / (counts - 1))
+        ratio = found / expected
+        density = (first / 2 - 1) * math.log(ratio) - (first + second) / 2 * math.log1p(first / second * ratio)
+        scores.append(math.log(prior / expected) + density)
+        covariances.append(within / seen * alike.mean(axis=(0, 1)))
+    share = np.exp(np.array(scores) - max(scores))
+    share /= share.sum()
+    size, along = np.linalg.eigh(np.einsum("i,ikl->kl", share[1:], np.array(covariances[1:])))
+    return Drift(own=float(share[0]), shared=along * np.sqrt(np.maximum(size, 0.0)), runs=runs)
+
+
+def _seen(alike: Floats) -> float:
+    """The share of a variance that shows in the spread over runs with these correlations (runs, runs)."""
+    return float((np.trace(alike) - alike.sum() / len(alike)) / (len(alike) - 1))
+
+
+def _draw(per_run: list[tuple[Floats, Floats]], base: int | None, seed: int, drift: Drift) -> Floats:
+    """Bootstrap means (B, K): m - 1 of the m runs of each place, drawn with replacement; and what places share."""
     generator = np.random.default_rng(seed)
     drawn = np.empty((REPLICATES, len(per_run)))
     scale = np.ones(REPLICATES)
@@ -100,6 +163,12 @@ def _draw(per_run: list[tuple[Floats, Floats]], base: int | None, seed: int) -> 
         if i == base:
             middle = float(np.median(sums / size))
             scale = np.median((sums / size)[pick], axis=1) / middle
+    if drift.shared is not None:
+        means = np.array([sums.sum() / size.sum() for sums, size in per_run])
+        moved = np.exp(generator.standard_normal((REPLICATES, len(means))) @ drift.shared.T)
+        drawn = (means + math.sqrt(drift.own) * (drawn - means)) * moved
+        if base is not None:
+            scale = scale ** math.sqrt(drift.own) * moved[:, base]
     return drawn / scale[:, np.newaxis]
 
 
