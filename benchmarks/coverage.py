@@ -53,7 +53,7 @@ class Case:
     def form(self) -> Law:
         """The law in the form that the truth belongs to."""
         law = QUANTITY_LAWS[self.law] if self.quantity else LAWS[self.law].for_mode(self.mode)
-        return law if self.nodes is None or law.across is None else law.across
+        return law if self.nodes is None or law.multi_node is None else law.multi_node
 
 
 CASES = (
@@ -123,7 +123,8 @@ def sweeps(case: Case, *, repeats: int, kind: str, noise: float, seeds: range) -
     own = zlib.crc32(f"{case.name} {repeats} {kind}".encode())
     for seed in seeds:
         rng = np.random.default_rng([own, seed])
-        y = curve * (1 + noise * noise_of(kind, len(case.counts), repeats, rng).ravel())
+        # A throughput is above zero, whatever a heavy tail says.
+        y = curve * np.maximum(1 + noise * noise_of(kind, len(case.counts), repeats, rng).ravel(), 0.01)
         if case.quantity:
             yield fit_quantity(n, y, nodes=nodes, seed=seed, laws=(case.law,)).fits[case.law]
             continue
