@@ -45,7 +45,7 @@ from typing import TYPE_CHECKING, Any, Required
 
 from typing_extensions import TypedDict  # pydantic does without that of Python only from 3.12 on
 
-from horovod_study import alive
+from horovod_study import __version__, alive
 from horovod_study.config import LAPS
 from horovod_study.documents import conform, parse_csv, parse_json, read_bytes, read_json, read_text, shown
 from horovod_study.errors import RecordError
@@ -1942,12 +1942,14 @@ def _newer(directory: Path, root: Path) -> list[Path]:
 
 
 def is_older(directory: Path, root: Path) -> bool:
-    """Return whether an analysis of the runs at or below `root` is missing, or older than what is there now."""
+    """Return whether an analysis of the runs at or below `root` is missing, or older than the runs or this package."""
     if not (directory / _TABLE).is_file():
         return True
     there = {run_name(each, root) for each in run_directories(root)}
     with suppress(RecordError):
-        if not there.issuperset(read_source(directory).get("run_files") or ()):
+        source = read_source(directory)
+        made_with = (source.get("versions") or {}).get("horovod_study", __version__)
+        if made_with != __version__ or not there.issuperset(source.get("run_files") or ()):
             return True
     return bool(_newer(directory, root))
 

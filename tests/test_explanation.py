@@ -310,6 +310,9 @@ def test_a_report_of_runs_analyses_them_when_its_tables_are_missing_or_older(
     shutil.rmtree(newest)
     assert made() and len(table.read_text().splitlines()) == rows - 1
     assert not made() and made("--tables")
+    with monkeypatch.context() as newer:
+        newer.setattr(records, "__version__", "9.9")
+        assert records.is_older(runs / "analysis", runs)
     capsys.readouterr()
     assert cli.main(["report", str(runs / "analysis"), "--target", "1"]) == 2
     assert "--target: is about runs" in capsys.readouterr().err

@@ -773,7 +773,7 @@ def _load(benchmark, folder):
 # ---------------------------------------------------------------------------------------------------- shipped studies
 
 
-def test_laptop_study_takes_three_minutes_on_two_cores():
+def test_the_laptop_study_is_small():
     study = load_study(EXPERIMENTS / "laptop.yaml", cores=2)
 
     assert 15 == len(study.cells())
