@@ -129,7 +129,7 @@ def test_unknown_values_are_dashes_with_their_reason():
     (table,) = [table for table in page_tables(analysis) if table.name == "synchronisation"]
     (hidden,) = [group.rows for group in table.groups if "DDP" in group.title]
 
-    (waiting,) = [place for place, column in enumerate(table.columns) if column.head == "Per step"]
+    (waiting,) = [place for place, column in enumerate(table.columns) if column.head == "Median\nper step"]
     assert [row[waiting] for row in hidden] == ["\u2013", "\u2013"]
     assert "inside backward" in hidden[1][waiting].doubts[0]
     drawing = synchronisation.drawings(analysis)[0]
