@@ -13,15 +13,18 @@ from horovod_study.analysis import paired
 from horovod_study.analysis.series import points
 from horovod_study.analysis.series.turns import StudyTurns, slices_of
 from horovod_study.analysis.study import analyze
+from horovod_study.analysis.sync.transports import ROUNDS
 from horovod_study.records import TurnSlice, append_turns
+from horovod_study.report.figures import workers
 from horovod_study.report.page.tables import tables
 
-SPEEDUPS = {("serial", 1): 1.0, ("horovod", 1): 0.9, ("horovod", 2): 1.7}
+SPEEDUPS = {("serial", 1): 1.0, ("horovod", 1): 0.9, ("horovod", 2): 1.7, ("ddp", 1): 0.9, ("ddp", 2): 1.53}
+WAYS = (("serial", "none"), ("horovod", "mpi"))
 
 
-def study(launches=3, rounds=60, load=0.0, noise=0.02, launch_sd=0.0, seed=1):
+def study(launches=3, rounds=60, load=0.0, noise=0.02, launch_sd=0.0, seed=1, ways=WAYS):
     """Runs whose own throughputs are far off, and slices that know better."""
-    runs = run_table((1, 2), ways=(("serial", "none"), ("horovod", "mpi")), failed=(), noise=0.3)
+    runs = run_table((1, 2), ways=ways, failed=(), noise=0.3)
     generator = np.random.default_rng(seed)
     slices = []
     for repeat in range(launches):
@@ -119,6 +122,31 @@ def test_a_whole_analysis_has_them():
 
     assert point(found.points, 2)["speedup_plain"] == pytest.approx(1.7, rel=0.01)
     assert "turns_launch_sd" in found.tables()["points"]
+
+
+def test_two_backends_are_compared_within_rounds_too():
+    runs, turns = study(ways=(*WAYS, ("ddp", "gloo")))
+    found, alone = (
+        analyze(runs, turns=given).transports.query("quantity == 'samples_per_s' and workers == 2").iloc[0]
+        for given in (turns, None)
+    )
+    truth = 0.9 if found["b_backend"] == "ddp" else 1 / 0.9
+
+    assert found["ratio"] == pytest.approx(truth, rel=0.01) and found["ratio_low"] < truth < found["ratio_high"]
+    assert found["difference"] == pytest.approx(found["a_value"] * (found["ratio"] - 1))
+    assert (found["test"], found["pairs"], found["verdict"]) == (ROUNDS, 3, "resolved")
+    assert alone["test"] != ROUNDS and alone["ratio_high"] / alone["ratio_low"] > 1.2
+
+
+def test_captions_say_what_the_ratios_are_and_bars_are_their_intervals():
+    runs, turns = study()
+    for found, words, ends in (
+        (analyze(runs, turns=turns), "within rounds", "low"),
+        (analyze(runs), "of median", "min"),
+    ):
+        drawn = workers.speedup(found)
+        assert words in drawn.caption and f"speedup_plain_{ends}" in drawn.data.columns
+        assert words in next(table.caption for table in tables(found) if table.name == "points")
 
 
 def test_both_components_are_a_table_of_the_page():

@@ -266,7 +266,7 @@ def analyze(
         synchronisation=waits,
         sync_curves=synchronisation.curves(wait_laws, waits),
         sync_fits=synchronisation.document(wait_laws),
-        transports=transports.transports(communicating),
+        transports=transports.transports(communicating, turns),
         batches=batched.cells,
         knees=batched.knees,
         batch_curves=batched.curves,

@@ -9,6 +9,8 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+import pandas as pd
+
 from horovod_study.analysis import paired
 from horovod_study.records import TurnSlice
 
@@ -56,6 +58,20 @@ def components(found: paired.RatioEstimate | None) -> dict[str, float]:
     if found is None:
         return {f"turns_{name}": math.nan for name in COLUMNS}
     return {f"turns_{name}": float(getattr(found, name)) for name in COLUMNS}
+
+
+def alternated(points: pd.DataFrame) -> bool:
+    """Return whether some speedup of a table of points is a ratio within rounds."""
+    return "turns_launches" in points.columns and bool(points["turns_launches"].notna().any())
+
+
+def ratios_are(points: pd.DataFrame) -> str:
+    """Return what the speedups of a table of points are, for captions and the page."""
+    if not alternated(points):
+        return "ratios of median throughputs over repeats"
+    alone = points["turns_launches"].isna() & (points["workers"] > 1) & ~points["missing"].astype(bool)
+    medians = ", of median throughputs where a cell did not" if alone.any() else ""
+    return f"ratios within rounds of cells that alternate{medians}"
 
 
 def doubts(points: Iterable[Mapping[Any, Any]], precision: float | None = None) -> list[str]:

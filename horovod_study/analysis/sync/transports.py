@@ -10,10 +10,14 @@ and what disturbed the block disturbed both. The log ratios of the pairs are wha
 
 Which test is taken depends on the numbers of pairs and counts alone, never on what they say. A difference is resolved
 when p after Holm is below ALPHA and the interval leaves out 1.
+
+Where both series trained in turns (studies/turns.py), the ratio of their throughputs, its interval and p are those of
+rounds (analysis/paired.py), and `test` says so; pairs are launches then. What they wait has no slices: it is paired as
+ever.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -21,7 +25,9 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis import stats
+from horovod_study.analysis.paired import RatioEstimate
 from horovod_study.analysis.series.points import CAPTURED, SETTINGS
+from horovod_study.analysis.series.turns import StudyTurns
 from horovod_study.analysis.stats import Floats
 from horovod_study.analysis.sync import synchronisation
 
@@ -41,18 +47,19 @@ QUANTITIES = ("samples_per_s", "sync_s")
 """Higher is better, lower is better."""
 
 RESOLVED, NOT_RESOLVED, UNKNOWN = "resolved", "not resolved", "not known"
-SIGN_FLIP, STUDENT = "sign-flip permutation", "paired t"
+SIGN_FLIP, STUDENT, ROUNDS = "sign-flip permutation", "paired t", "t of rounds in turns"
 
 _FREE = ("backend", "transport", "reduction")
 _ALIKE = tuple(name for name in SETTINGS if name not in _FREE)
 _CELL = ("workers", "nodes", "batch", "train_samples", "per_node")
 
 
-def transports(runs: pd.DataFrame) -> pd.DataFrame:
+def transports(runs: pd.DataFrame, turns: StudyTurns | None = None) -> pd.DataFrame:
     """Return TRANSPORT_COLUMNS of the finished parallel runs of a run table, for every two series that differ in
     nothing but how the workers communicate; empty where there are no such two.
 
-    `sync_s` (means per step) is compared from two workers on, and is UNKNOWN where a backend hides it.
+    `turns`: the slices of runs that alternated, by the column `run`. `sync_s` (means per step) is compared from two
+    workers on, and is UNKNOWN where a backend hides it.
     """
     rows: list[dict[str, Any]] = []
     table = synchronisation.parallel(runs)
@@ -62,6 +69,9 @@ def transports(runs: pd.DataFrame) -> pd.DataFrame:
         shared = [(key, a[key], b[key]) for key in sorted(a, key=_order) if key in b]
         for quantity in QUANTITIES:
             own = [_row(quantity, *pair) for key, *pair in shared if quantity != "sync_s" or key[0] > 1]
+            if turns and quantity == "samples_per_s":
+                for row, (_, one, other) in zip(own, shared, strict=True):
+                    row |= _of_rounds(row, turns.estimate(set(other["run"]), set(one["run"])))
             rows += _judged([row for row in own if row["pairs"] or row["note"]])
     whole = dict.fromkeys(("workers", "pairs", "unpaired"), "int64")
     return pd.DataFrame(rows, columns=list(TRANSPORT_COLUMNS)).astype(whole)
@@ -115,6 +125,7 @@ def _row(quantity: str, a: pd.DataFrame, b: pd.DataFrame) -> dict[str, Any]:
         "unpaired": unpaired,
         **dict.fromkeys(("a_value", "b_value", "ratio", "ratio_low", "ratio_high"), math.nan),
         **dict.fromkeys(("difference", "difference_low", "difference_high", "p", "_log_sd"), math.nan),
+        "test": "",
         "note": "",
     }
     notes = []
@@ -142,6 +153,29 @@ def _row(quantity: str, a: pd.DataFrame, b: pd.DataFrame) -> dict[str, Any]:
     return row
 
 
+def _of_rounds(row: Mapping[str, Any], found: RatioEstimate | None) -> dict[str, Any]:
+    """Return what an estimate from rounds puts in the place of the paired repeats of a comparison; nothing without."""
+    ratio = None if found is None else found.ratio
+    if found is None or ratio is None or not (ratio.known and row["pairs"]):
+        return {}
+    # As if each launch were a pair: the scatter of pairs that would give this interval.
+    log_sd = (
+        found.half_width * math.sqrt(found.launches) / stats.t_quantile((1 + ratio.level) / 2, found.launches - 1.0)
+    )
+    ends = {end: row["a_value"] * (getattr(ratio, name) - 1) for end, name in _ENDS.items()}
+    return {
+        **{f"ratio{end}": getattr(ratio, name) for end, name in _ENDS.items()},
+        **{f"difference{end}": value for end, value in ends.items()},
+        "pairs": found.launches,
+        "p": ratio.p,
+        "_log_sd": log_sd,
+        "test": ROUNDS,
+    }
+
+
+_ENDS = {"": "value", "_low": "low", "_high": "high"}
+
+
 def _pairs(quantity: str, a: pd.DataFrame, b: pd.DataFrame) -> tuple[Floats, Floats, int]:
     """Return the values of A and B of the pairs, (n,) each, in the order of study and repeat, and the runs left out."""
     sides = []
@@ -160,9 +194,11 @@ def _judged(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     tested = [row for row in rows if row["pairs"] > 1 and math.isfinite(row["p"])]
     least = stats.fewest_blocks(len(tested)) if tested else 0
     for row in rows:
-        row |= {"p_holm": math.nan, "test": "", "tests": len(tested), "verdict": UNKNOWN, "better": ""}
+        row |= {"p_holm": math.nan, "tests": len(tested), "verdict": UNKNOWN, "better": ""}
         row["pairs_needed"] = math.nan
     for row in tested:
+        if row["test"] == ROUNDS:
+            continue
         row["test"] = SIGN_FLIP if row["pairs"] >= least else STUDENT
         row["p"] = row["p"] if row["test"] == SIGN_FLIP else row["_student_p"]
     for row, p in zip(tested, stats.holm([row["p"] for row in tested]), strict=True):

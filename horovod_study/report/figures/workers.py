@@ -17,6 +17,7 @@ from matplotlib.ticker import MaxNLocator
 
 from horovod_study.analysis.laws import law_label
 from horovod_study.analysis.series.points import baseline_words
+from horovod_study.analysis.series.turns import alternated, ratios_are
 from horovod_study.analysis.study import Analysis
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark, tips
@@ -77,10 +78,10 @@ class _Ratio:
     def title(self) -> str:
         return self.name.capitalize()
 
-    def columns(self, baseline: str) -> tuple[str, str, str]:
-        """Return the columns of the points: median, slowest and fastest repeat."""
-        column = f"{self.name}_{baseline}"
-        return column, f"{column}_min", f"{column}_max"
+    def columns(self, baseline: str, alternated: bool) -> tuple[str, str, str]:
+        """Return the columns of the points: median, slowest and fastest repeat; from turns the ends of the interval."""
+        column, ends = f"{self.name}_{baseline}", ("low", "high") if alternated else ("min", "max")
+        return column, f"{column}_{ends[0]}", f"{column}_{ends[1]}"
 
 
 _SPEEDUP = _Ratio(
@@ -89,7 +90,7 @@ _SPEEDUP = _Ratio(
     scale=1.0,
     unit="\u00d7",
     label="Speedup",
-    formula="S(N) = X(N) / X(base), X = samples/s of all workers, medians over repeats",
+    formula="S(N) = X(N) / X(base), X = samples/s of all workers",
 )
 _EFFICIENCY = _Ratio(
     name="efficiency",
@@ -97,7 +98,7 @@ _EFFICIENCY = _Ratio(
     scale=100.0,
     unit="%",
     label="Efficiency / %",
-    formula="E(N) = S(N) / N = X(N) / (N X(base)), X = samples/s of all workers, medians over repeats",
+    formula="E(N) = S(N) / N = X(N) / (N X(base)), X = samples/s of all workers",
 )
 
 
@@ -182,7 +183,7 @@ def _against_workers(analysis: Analysis, ratio: _Ratio) -> Drawing | None:
     shown = _drawn(analysis)
     if shown[~shown["missing"] & (shown["backend"] != "serial")].empty:
         return None
-    columns = ratio.columns(analysis.provenance["baseline"])
+    columns = ratio.columns(analysis.provenance["baseline"], alternated(analysis.points))
     styles = series_styles(analysis.points)
     lines = analysis.curves[analysis.curves["series"].isin(shown["series"])]
     lines = lines[lines["selected"].astype(bool) | lines["law"].isin(list(THIN_LAWS))]
@@ -250,11 +251,13 @@ def _curves(
 def _caption(analysis: Analysis, ratio: _Ratio, shown: pd.DataFrame, fitted: str) -> str:
     """Return what a reader must know; `fitted` names the selected law of each series."""
     absent = sorted(set(analysis.points.loc[analysis.points["backend"] != "serial", "series"]) - set(shown["series"]))
+    turned = alternated(analysis.points)
     texts = [
         f"{ratio.title} against the number of workers. Baseline ({analysis.provenance['baseline']}): "
         f"{_baseline_words(analysis)}.",
         f"{ratio.formula}.",
-        "Points: medians over repeats; bars: slowest to fastest repeat over the median baseline.",
+        f"Points: {ratios_are(analysis.points)}; bars: "
+        + ("95 % intervals." if turned else "slowest to fastest repeat over the median baseline."),
     ]
     if fitted:
         texts.append(

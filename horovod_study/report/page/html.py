@@ -26,6 +26,7 @@ from markupsafe import Markup
 from horovod_study import __version__
 from horovod_study.analysis.forecast.study_forecast import FEWEST_COUNTS, FORECAST
 from horovod_study.analysis.series.points import baseline_words
+from horovod_study.analysis.series.turns import ratios_are
 from horovod_study.analysis.study import Analysis
 from horovod_study.files import csv_of, write_file, writing
 from horovod_study.report.figures import boundary, convergence, forecast, resources, synchronisation
@@ -151,6 +152,7 @@ def _page(analysis: Analysis, against: Any) -> dict[str, Any]:
         script=Markup(script),
         sheet=Markup(static(".css")),
         findings=sentences(analysis),
+        ratios_are=ratios_are(analysis.points),
         tiles=_tiles(analysis, labels),
         stacked=settings > 1,
         paired=[figures[name] for name in PAIRED if name in figures],

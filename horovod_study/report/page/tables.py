@@ -18,9 +18,11 @@ from horovod_study.analysis.forecast.holdout import COMBINED
 from horovod_study.analysis.forecast.study_forecast import FORECAST
 from horovod_study.analysis.laws import law_label
 from horovod_study.analysis.series.points import FLAGS, baseline_words
+from horovod_study.analysis.series.turns import ratios_are
 from horovod_study.analysis.steps.breakdown import shown
 from horovod_study.analysis.study import Analysis
 from horovod_study.analysis.sync.boundary import INDIRECT
+from horovod_study.analysis.sync.transports import ROUNDS
 from horovod_study.files import result_folder, write_file, writing
 from horovod_study.report.figures import boundary, resources
 from horovod_study.report.kit.style import LAPS, series_labels
@@ -166,8 +168,8 @@ def _points(analysis: Analysis) -> Table | None:
         name="points",
         title="Throughput, speedup and efficiency",
         caption=f"Medians over repeats. Speedup: throughput over that of {_base(analysis, base)}, of the same batch "
-        f"and data set; efficiency: speedup over workers. Step: mean. Waiting for gradients: share of it. {INTERVALS}; "
-        "none from fewer than three repeats, and none for the baseline itself.",
+        f"and data set, {ratios_are(analysis.points)}; efficiency: speedup over workers. Step: mean. Waiting for "
+        f"gradients: share of it. {INTERVALS}; none from fewer than three repeats, and none for the baseline itself.",
         columns=(
             *_PLACE,
             Column(head="Repeats", cell=lambda row: _of(row["repeats"], row["repeats"] + row["failed"])),
@@ -566,8 +568,10 @@ def _transports(analysis: Analysis) -> Table | None:
     return Table(
         name="transports",
         title="Backends compared, pair by pair",
-        caption="Geometric means over pairs of runs of the same repeat, their ratio, and p after Holm over the worker "
-        f"counts. {INTERVALS}. Pairs needed: how many would resolve a difference of 1 %.",
+        caption="Geometric means over pairs of runs of the same repeat, their ratio"
+        + (" (of throughputs within rounds of turns)" if (pairs["test"] == ROUNDS).any() else "")
+        + f", and p after Holm over the worker counts. {INTERVALS}. Pairs needed: how many would resolve a difference "
+        "of 1 %.",
         columns=(
             Column(head="Quantity", number=False),
             Column(head="Workers", names=True),
