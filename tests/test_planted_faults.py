@@ -717,7 +717,7 @@ def test_last_digits_of_another_processor_are_no_fault(
     """Its linear algebra adds in another order: fitted numbers differ by 1e-11, in tables as in the page."""
     again = {**audit.versions(), "processor": "another"}
     monkeypatch.setattr(check, "versions", lambda: again)
-    for name in ("curves", "forecast"):
+    for name in ("points", "losses"):
         path = planted / "analysis" / f"{name}.csv"
         put(path, _change_number(path.read_text(), lambda value: value * (1 + 1e-9)))
     page = planted / "analysis" / "report.html"

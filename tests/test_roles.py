@@ -132,6 +132,7 @@ NAMED = {
     ("analysis/steps/inspection.py", "checkpoint_every"): "knows when the package's own trainer does not train",
     ("analysis/steps/inspection.py", "evaluate_every"): "knows when the package's own trainer does not train",
     ("recording/recorder.py", "dataset"): "an attribute of PyTorch's DataLoader",
+    ("report/archive.py", "dataset"): "a kind of upload, as Zenodo calls it",
 }
 """(module, option) that is still named elsewhere, and why."""
 

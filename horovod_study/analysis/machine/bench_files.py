@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from horovod_study.analysis.costs import moved_share
+from horovod_study.analysis.costs import moved_share, rounds
 from horovod_study.analysis.machine.network import analyze
 from horovod_study.documents import parse_json
 from horovod_study.errors import AnalysisError
@@ -375,6 +375,6 @@ def _compared(content: Mapping[str, Any], best: Mapping[str, Any]) -> str:
     size = max(common)
     # As in simulation: bytes from the time at this size, latency by the rounds.
     alpha_s = min(best["fits"][way]["alpha_s"], theirs[size])
-    latency_s = alpha_s * math.ceil(math.log2(n)) / math.ceil(math.log2(m))
+    latency_s = alpha_s * float(rounds(n) / rounds(m))
     model_s = latency_s + (theirs[size] - alpha_s) * float(moved_share(n) / moved_share(m))
     return f": of {size:,} bytes they took {own[size] / model_s:.2f} of what the constants kept say"
