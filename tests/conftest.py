@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import slurm_cluster
+from make.waiting import PATIENCE_S
 from slurm_cluster import SlurmCluster
 from two_hosts import TwoHosts, missing
 
@@ -138,7 +139,9 @@ def launch() -> Launch:
     launch("horovodrun --mpi", 2, "--steps", "5") - the launcher is one of the keys of LAUNCHERS.
     """
 
-    def start(launcher: str, workers: int, *options: str, timeout_s: float = 180) -> subprocess.CompletedProcess[str]:
+    def start(
+        launcher: str, workers: int, *options: str, timeout_s: float = PATIENCE_S
+    ) -> subprocess.CompletedProcess[str]:
         line = [str(part).format(workers=workers) for part in LAUNCHERS[launcher]]
         missing = not (BIN / Path(line[0]).name).exists()
         if missing:

@@ -16,8 +16,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+
+from make.waiting import until
 
 NODES = ("n1", "n2")
 PARTITIONS = ("main", "urgent")
@@ -105,14 +107,14 @@ class SlurmCluster:
         self._daemon("slurmctld", "-D", "-f", str(self.folder / "slurm.conf"), "-i")
         for node in NODES:
             self._daemon(*self.inside(node, "slurmd", "-D", "-N", node, "-f", str(self.folder / "slurm.conf")))
-        self.wait_for(lambda: self._states() == {"idle"}, "both nodes to be idle", timeout_s=30)
+        self.wait_for(lambda: self._states() == {"idle"}, "both nodes to be idle")
 
     def close(self) -> None:
         """Stop and remove everything; what cannot be stopped is killed."""
         if self.environment:
             with contextlib.suppress(OSError, subprocess.SubprocessError):
                 self.run("scancel", "--user", str(os.getuid()), check=False, timeout_s=5)
-                self.wait_for(lambda: not self.run("squeue", "-h").strip(), "no job to be left", timeout_s=3)
+                self.wait_for(lambda: not self.run("squeue", "-h").strip(), "no job to be left")
         _end([daemon.pid for daemon in self._daemons])
         for daemon in self._daemons:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -159,7 +161,7 @@ class SlurmCluster:
         names = {"socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
         paths = [f"--{option}={self._munge_folder / name}" for option, name in names.items()]
         self._daemon("munged", "--foreground", f"--key-file={key}", "--num-threads=2", *paths)
-        self.wait_for((self._munge_folder / "socket").exists, "munge's socket", timeout_s=5)
+        self.wait_for((self._munge_folder / "socket").exists, "munge's socket")
 
     def _daemon(self, *command: str) -> None:
         with (self.folder / f"daemon-{len(self._daemons)}.log").open("wb") as log:
@@ -227,7 +229,7 @@ PartitionName=urgent Nodes={",".join(NODES)} MaxTime=60 State=UP PriorityTier=10
 
     # ------------------------------------------------------------------------------------------------ using it
 
-    def run(self, *command: str, check: bool = True, timeout_s: float = 30) -> str:
+    def run(self, *command: str, check: bool = True, timeout_s: float = 300) -> str:
         """Run a Slurm command as a user on a login node would; return what it printed."""
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=timeout_s)
         if check and done.returncode:
@@ -238,13 +240,9 @@ PartitionName=urgent Nodes={",".join(NODES)} MaxTime=60 State=UP PriorityTier=10
         lines = self.run("sinfo", "-h", "-N", "-o", "%T", check=False).split()
         return set(lines)
 
-    def wait_for(self, condition, what: str, *, timeout_s: float) -> None:  # type: ignore[no-untyped-def]
+    def wait_for(self, condition: Callable[[], object], what: str) -> None:
         """Wait until `condition()` is true."""
-        deadline = time.monotonic() + timeout_s
-        while not condition():
-            if time.monotonic() > deadline:
-                raise AssertionError(f"waited {timeout_s:g} s for {what}\n{self.logs()}")
-            time.sleep(0.1)
+        until(condition, what, told=self.logs)
 
     def logs(self) -> str:
         """Return the ends of the daemons' logs."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from make.waiting import PATIENCE_S
 
 from horovod_study import cli
 from horovod_study.cli import main
@@ -162,7 +163,7 @@ def test_points_from_standard_input() -> None:
         input=POINTS,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=True,
     )
     assert json.loads(done.stdout)["series"][""]["laws"]["linear"]["params"]["slope"] == pytest.approx(0.9)
@@ -177,7 +178,7 @@ def program(
         stdout=output,
         stderr=subprocess.PIPE,
         env={**os.environ, **environment},
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     return done.returncode, (done.stdout or b"").decode(), done.stderr.decode()
 
@@ -232,7 +233,7 @@ sys.modules["pandas"] = None
 from horovod_study.cli import main
 sys.exit(main(["fit", "-"]))
 """
-    done = subprocess.run([sys.executable, "-c", program], input=POINTS, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], input=POINTS, capture_output=True, text=True)
 
     assert done.returncode == 2
     assert (
@@ -261,7 +262,7 @@ def test_help_imports_no_large_package() -> None:
     program = (
         "import sys; from horovod_study.cli import command_line; command_line().format_help(); print(*sys.modules)"
     )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 
     large = {"torch", "pandas", "numpy", "scipy", "matplotlib", "rich", "pyarrow", "pydantic", "jinja2"}
     assert set() == large & set(ended.stdout.split())

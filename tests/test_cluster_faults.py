@@ -6,12 +6,12 @@ study is completed.
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from make.pair_study import RUNTIMES, PairStudy, ranks
+from make.waiting import PATIENCE_S, until
 from two_hosts import RATE, HostProcess, Running, TwoHosts
 
 from horovod_study.cluster.remote import MARKER
@@ -19,8 +19,6 @@ from horovod_study.cluster.remote import MARKER
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.horovod]
 SWEEP = {"workers": [2], "placement": ["spread"], "runtime": list(RUNTIMES)}
 SLOW = "40mbit"
-START_S = 180.0  # until a cell exchanges gradients, on a loaded machine
-END_S = 60.0  # from a fault to the end of the last rank; about 10 s on a quiet machine
 IN_MID_RUN = 5_000_000  # bytes: eight exchanges, of which seven were the trainer's look at the network
 
 
@@ -39,13 +37,6 @@ def study(two_hosts: TwoHosts, tmp_path: Path) -> Iterator[PairStudy]:
     two_hosts.limit(RATE)
     for _, process in [(name, each) for name in two_hosts.names for each in two_hosts.processes(name)]:
         os.kill(process.pid, signal.SIGKILL)
-
-
-def within(seconds: float, what: str, holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
-        time.sleep(0.3)
 
 
 def test_a_host_that_is_not_reached_is_named_and_nothing_starts(study: PairStudy):
@@ -73,16 +64,16 @@ def strike(study: PairStudy, process: HostProcess, harm: Callable[[Running], Non
 
     try:
         for _ in RUNTIMES:
-            within(START_S, "the next cell starts", lambda: bool(next_ranks()) or process.poll() is not None)
+            until(lambda: bool(next_ranks()) or process.poll() is not None, "the next cell starts")
             if process.poll() is not None:
                 break  # too early: what it said and the states of the cells tell why
             rank, before = next_ranks()[0], hosts.sent("node2")
-            within(START_S, "gradients are exchanged", lambda before=before: hosts.sent("node2") > before + IN_MID_RUN)
+            until(lambda before=before: hosts.sent("node2") > before + IN_MID_RUN, "gradients are exchanged")
             struck.add(cell := rank.environment[MARKER])
             harm(rank)
-            within(END_S, f"no process of {cell} is left", lambda cell=cell: not remain(cell))
+            until(lambda cell=cell: not remain(cell), f"no process of {cell} is left")
             restore()
-        return str(process.communicate(timeout=END_S)[0])
+        return str(process.communicate(timeout=PATIENCE_S)[0])
     except BaseException:
         process.kill()
         raise
@@ -97,7 +88,7 @@ def test_faults_in_mid_run_end_their_cell_only_and_are_made_up_for_later(study: 
     check_failed(study, process, output, ("rank 1",))
 
     def gone_behind_the_link() -> None:
-        within(END_S, "nothing is left behind the cut link", lambda: hosts.processes("node2") == [])
+        until(lambda: hosts.processes("node2") == [], "nothing is left behind the cut link")
         hosts.restore("node2")
 
     with study.start("run", "--no-smoke") as process:
@@ -120,7 +111,7 @@ def check_failed(study: PairStudy, process: HostProcess, output: str, reasons: t
         assert row["state"] == "failed", output
         assert row["reason"].startswith(reasons), output
         assert row["reason"] in output
-    within(END_S, "nothing is left on either host", lambda: study.left() == [])
+    until(lambda: study.left() == [], "nothing is left on either host")
 
 
 def test_what_a_killed_runner_leaves_is_ended_by_its_successor(two_hosts: TwoHosts, tmp_path: Path):
@@ -128,7 +119,7 @@ def test_what_a_killed_runner_leaves_is_ended_by_its_successor(two_hosts: TwoHos
     try:
         two_hosts.limit(SLOW)
         with study.start("run", "--no-smoke") as process:
-            within(START_S, "a cell starts", lambda: bool(ranks(two_hosts.processes("node2"))))
+            until(lambda: bool(ranks(two_hosts.processes("node2"))), "a cell starts")
             process.kill()
         assert process.returncode == -signal.SIGKILL
         assert ranks(two_hosts.processes("node2")) != []

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import slurm_cluster
 from drawn_figures import figures_only
+from make.waiting import PATIENCE_S, until
 from rich.console import Console
 from slurm_cluster import SlurmCluster
 
@@ -39,7 +40,6 @@ interface: eth0
 slurm_partition: main
 time_limit_s: 3600
 """
-LOADED_S = 90.0  # how long a machine with other work may take for what a quiet one does in a few seconds
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def cluster(slurm: SlurmCluster) -> Iterator[SlurmCluster]:
 def _no_jobs_left(cluster: SlurmCluster) -> Iterator[None]:
     yield
     cluster.run("scancel", "--user=root", check=False)
-    cluster.wait_for(lambda: not cluster.run("squeue", "-h"), "an empty queue", timeout_s=30)
+    cluster.wait_for(lambda: not cluster.run("squeue", "-h"), "an empty queue")
 
 
 def study_file(folder: Path, *, name: str = "sweep", partition: str = "main", seconds: int = 2, runtime: str) -> Path:
@@ -77,14 +77,6 @@ def console() -> Console:
 def said(to: Console) -> str:
     assert isinstance(to.file, StringIO)
     return to.file.getvalue()
-
-
-def eventually(holds: Callable[[], bool], what: str, on_progress: Callable[[], object] = lambda: "") -> None:
-    deadline = time.monotonic() + LOADED_S
-    while not holds():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"waited {LOADED_S:g} s for {what}: {on_progress()}")
-        time.sleep(0.3)
 
 
 def status(study: StudyConfig, runs: Path) -> Ledger:
@@ -133,12 +125,14 @@ def test_a_study_with_a_failing_a_cancelled_and_a_pre_empted_job(cluster: SlurmC
 
     # submit, while the nodes are taken: everything waits, and says for what
     blocker = occupy(cluster, 300)
-    cluster.wait_for(lambda: "R" in cluster.run("squeue", "-h", "-o", "%t", "-j", blocker), "the blocker", timeout_s=20)
+    cluster.wait_for(
+        lambda: "R" in cluster.run("squeue", "-h", "-o", "%t", "-j", blocker), "the blocker", timeout_s=PATIENCE_S
+    )
     result, text = run()
     assert result.exit_code == 0
     assert [job.job_id for job in read_jobs(directory)] == [str(int(blocker) + number) for number in (1, 2, 3, 4)]
     one, two, three, _ = (job.job_id for job in read_jobs(directory))
-    eventually(lambda: "(None)" not in cluster.run("squeue", "-h", "-o", "%t(%r)").replace("R(None)", ""), "reasons")
+    until(lambda: "(None)" not in cluster.run("squeue", "-h", "-o", "%t(%r)").replace("R(None)", ""), "reasons")
     waiting = states(status(study, runs))
     assert {state for state, _ in waiting.values()} == {"queued"}
     assert waiting["main/1"][1].startswith(f"job {one} pending (")
@@ -159,21 +153,23 @@ def test_a_study_with_a_failing_a_cancelled_and_a_pre_empted_job(cluster: SlurmC
     cluster.run("scancel", blocker)
     main_2 = next(job for job in read_jobs(directory) if job.job_id == two)
     out = directory / main_2.tasks[0][0]
-    eventually(lambda: any(out.glob("steps-*")), "the first steps", lambda: output_of(directory))
+    until(lambda: any(out.glob("steps-*")), "the first steps", told=lambda: output_of(directory))
     assert states(status(study, runs))["main/2"][0] == "running"
     time.sleep(1.0)
     urgent = occupy(cluster, 2)
-    eventually(
-        lambda: read_run(out).status == "stopped", "the checkpoint of the pre-empted cell", lambda: output_of(directory)
+    until(
+        lambda: read_run(out).status == "stopped",
+        "the checkpoint of the pre-empted cell",
+        told=lambda: output_of(directory),
     )
     assert read_run(out).reason.startswith("stopped by SIG")
-    eventually(lambda: states(status(study, runs))["main/2"][0] == "queued", "the requeued job", cluster.logs)
+    until(lambda: states(status(study, runs))["main/2"][0] == "queued", "the requeued job", told=cluster.logs)
     assert f"job {two} pending (started before, queued again" in states(status(study, runs))["main/2"][1]
-    eventually(lambda: cluster.run("squeue", "-h", "-j", urgent, check=False) == "", "the end of the urgent job")
+    until(lambda: cluster.run("squeue", "-h", "-j", urgent, check=False) == "", "the end of the urgent job")
 
     # Slurm lets a requeued job wait for two minutes; an operator would do the same
     cluster.run("scontrol", "update", f"jobid={two}", "starttime=now")
-    eventually(lambda: not JobBook(directory).live(), "the end of all jobs", lambda: output_of(directory))
+    until(lambda: not JobBook(directory).live(), "the end of all jobs", told=lambda: output_of(directory))
     ended = states(status(study, runs))
     resumed_after = read_run(out).attempts[-1]["from_step"]
     assert ended["main/2"] == ("done", f"resumed after step {resumed_after}") and resumed_after > 0
@@ -191,7 +187,7 @@ def test_a_study_with_a_failing_a_cancelled_and_a_pre_empted_job(cluster: SlurmC
     result, text = run(wait=False)
     assert len(read_jobs(directory)) == 7
     assert not any(main_2.tasks[0][0] in task for job in read_jobs(directory)[4:] for task in job.tasks)
-    eventually(lambda: not JobBook(directory).live(), "the end of all jobs", lambda: output_of(directory))
+    until(lambda: not JobBook(directory).live(), "the end of all jobs", told=lambda: output_of(directory))
     ledger = status(study, runs)
     assert ledger.count("done") == 4, (states(ledger), output_of(directory))
     assert ledger.summary().startswith("study sweep: 4 of 4 cells done")
@@ -222,7 +218,7 @@ def test_names_that_would_be_commands_elsewhere_are_data(cluster: SlurmCluster, 
 
     assert len(jobs) == 1 and again == []
     assert "not submitted again: horovod/gloo, 2 workers, 2 nodes, repeat 1 is in job" in said(to)
-    eventually(lambda: not JobBook(runs / study.name).live(), "the job", lambda: output_of(runs / study.name))
+    until(lambda: not JobBook(runs / study.name).live(), "the job", told=lambda: output_of(runs / study.name))
     ended = {entry.key: entry.state for entry in status(study, runs).entries}
     assert [ended[cell.key] for cell in cells] == ["done", "done"], output_of(runs / study.name)
     assert not list(tmp_path.rglob("owned")) and not Path("owned").exists()
@@ -234,12 +230,12 @@ def test_before_its_time_limit_a_job_stops_with_a_checkpoint(cluster: SlurmClust
     directory = runs / study.name
     (job,) = submit_study(study, [cell], directory, console=console())
     out = directory / cell.key
-    eventually(lambda: any(out.glob("steps-*")), "the first steps", lambda: output_of(directory))
+    until(lambda: any(out.glob("steps-*")), "the first steps", told=lambda: output_of(directory))
     time.sleep(1.0)
 
     cluster.run("scancel", "--batch", "--signal=USR1", job.job_id)  # as `#SBATCH --signal=B:USR1@120` does
 
-    eventually(lambda: not JobBook(directory).live(), "the end of the job", lambda: output_of(directory))
+    until(lambda: not JobBook(directory).live(), "the end of the job", told=lambda: output_of(directory))
     assert read_run(out).status == "stopped" and any((out / "checkpoints").iterdir())
     entry = next(entry for entry in status(study, runs).entries if entry.key == cell.key)
     assert (entry.state, entry.reason[:16]) == ("stopped", "stopped by SIGUS"), output_of(directory)
@@ -295,7 +291,7 @@ def test_a_task_of_an_array_is_cancelled_and_its_neighbour_goes_on(cluster: Slur
     assert cancel_cells(study, runs, which=[job.tasks[1][0]], console=console()) == 1
     cluster.run("scancel", blocker)
 
-    eventually(lambda: not JobBook(directory).live(), "the end of the array", lambda: output_of(directory))
+    until(lambda: not JobBook(directory).live(), "the end of the array", told=lambda: output_of(directory))
     by_key = {entry.key: entry.state for entry in status(study, runs).entries}
     assert [by_key[task[0]] for task in job.tasks] == ["done", "cancelled"], output_of(directory)
 
@@ -310,7 +306,7 @@ def test_in_an_allocation_made_by_hand_the_cells_that_fit_are_run(cluster: Slurm
     )
     asked = ("salloc", "--nodes=2", "--exclusive", "--gres=gpu:1", "--time=10", "--quiet")
 
-    cluster.run(*asked, sys.executable, "-c", code, str(path), str(runs), timeout_s=LOADED_S)
+    cluster.run(*asked, sys.executable, "-c", code, str(path), str(runs), timeout_s=PATIENCE_S)
 
     study = load_study(path)
     assert {entry.state for entry in status(study, runs).entries} == {"done"}, output_of(runs / study.name)

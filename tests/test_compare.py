@@ -12,6 +12,7 @@ import make.records
 import numpy as np
 import pytest
 import yaml
+from make.waiting import PATIENCE_S
 
 from horovod_study import records
 from horovod_study.analysis.compare.comparison import compare
@@ -384,7 +385,7 @@ except KeyboardInterrupt:
 
 def test_ctrl_c_keeps_finished_blocks(tmp_path: Path) -> None:
     code = INTERRUPTED.format(tests=str(Path(__file__).parent), out=str(tmp_path))
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S)
 
     assert ended.stdout.strip() == "blocks 1 exit 130"
     assert "interrupted after 1 complete blocks; continue with: again" in ended.stderr

@@ -5,11 +5,12 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from make.waiting import until
 
 from horovod_study.cluster.holding import Holding, used_s
 from horovod_study.errors import RecordError
@@ -80,18 +81,11 @@ def trainers(monkeypatch: pytest.MonkeyPatch) -> Trainers:
     return Trainers(monkeypatch)
 
 
-def wait_for(what: Callable[[], bool]) -> None:
-    until = now() + 60
-    while not what() and now() < until:
-        sleep(0.005)
-    assert what()
-
-
 def test_cells_train_one_at_a_time_in_whole_rounds_of_random_order(trainers: Trainers) -> None:
     with Conductor("abc", block="b", launch=1) as conductor:
         for run, ranks in (("a", 1), ("b", 2), ("c", 3)):
             trainers.start(conductor, run, ranks=ranks)
-        wait_for(lambda: not conductor.left())
+        until(lambda: not conductor.left())
         slices = list(conductor.slices)
 
     assert conductor.failure is None
@@ -119,7 +113,7 @@ def test_cells_start_in_their_order_two_at_a_time_and_others_wait_meanwhile(trai
         assert conductor.may_start("b") and not conductor.may_start("c")
         conductor.ended("a")
         trainers.start(conductor, "b")
-        wait_for(lambda: conductor.held_s("b") > 0)
+        until(lambda: conductor.held_s("b") > 0)
         before = conductor.held_s("b")
         sleep(0.05)
         made = len(trainers.beside)
@@ -127,7 +121,7 @@ def test_cells_start_in_their_order_two_at_a_time_and_others_wait_meanwhile(trai
         assert len(trainers.beside) == made and conductor.held_s("b") > before
         assert conductor.held_s("c") == 0.0
         trainers.start(conductor, "c")
-        wait_for(lambda: not conductor.left())
+        until(lambda: not conductor.left())
         assert conductor.held_s("b") >= 0.05
 
 
@@ -139,7 +133,7 @@ def test_one_that_ends_by_itself_and_one_that_fails_drop_out(trainers: Trainers)
             sleep(0.001)
         conductor.ended("c")  # it was not started at all
         trainers.start(conductor, "d")
-        wait_for(lambda: not conductor.left())
+        until(lambda: not conductor.left())
         slices = list(conductor.slices)
 
     assert [each for each in slices if each.run == "c"] == []
@@ -160,7 +154,7 @@ def test_the_policy_is_asked_after_every_round(trainers: Trainers) -> None:
     with Conductor("ab", policy=policy) as conductor:
         trainers.start(conductor, "a", enough=10**9)
         trainers.start(conductor, "b", enough=1)
-        wait_for(lambda: not conductor.left())
+        until(lambda: not conductor.left())
 
     assert [number for number, _ in asked] == list(range(6))
     assert [sorted(left) for _, left in asked] == [["a", "b"]] * 3 + [["b"]] * 3
@@ -174,7 +168,7 @@ def test_a_policy_that_fails_ends_all_and_is_told(trainers: Trainers) -> None:
     with Conductor("ab", policy=policy) as conductor:
         trainers.start(conductor, "a")
         trainers.start(conductor, "b")
-        wait_for(lambda: not conductor.left())
+        until(lambda: not conductor.left())
 
     assert isinstance(conductor.failure, ZeroDivisionError)
     assert {said[-1] for said in trainers.said.values()} == {"lost"}
@@ -184,14 +178,14 @@ def test_dismissed_cells_stop_and_the_others_go_on(trainers: Trainers) -> None:
     with Conductor("ab") as conductor:
         trainers.start(conductor, "a", enough=10**9)
         trainers.start(conductor, "b", enough=10**9)
-        wait_for(lambda: conductor.rounds > 2)
+        until(lambda: conductor.rounds > 2)
         conductor.dismiss("a")
-        wait_for(lambda: conductor.left() == ["b"])
+        until(lambda: conductor.left() == ["b"])
         number = conductor.rounds
-        wait_for(lambda: conductor.rounds > number + 2)
+        until(lambda: conductor.rounds > number + 2)
 
     assert (trainers.said["a"][-1], trainers.said["b"][-2]) == ("lost", "go")
-    wait_for(lambda: trainers.said["b"][-1] == "lost")  # the block was left
+    until(lambda: trainers.said["b"][-1] == "lost")  # the block was left
 
 
 def test_strangers_are_turned_away(trainers: Trainers) -> None:
@@ -223,17 +217,17 @@ def busy() -> "subprocess.Popen[bytes]":
 
 def test_a_process_that_is_stopped_uses_no_processor_and_goes_on(busy: "subprocess.Popen[bytes]") -> None:
     with Holding() as holding:
-        wait_for(lambda: (used_s([busy.pid]) or 0.0) > 0.1)
+        until(lambda: (used_s([busy.pid]) or 0.0) > 0.1)
         holding.stop([busy.pid, 2**22 + 1])  # the second is nobody's
         sleep(0.05)
         before = used_s([busy.pid])
         sleep(0.5)
         assert used_s([busy.pid]) == before
         holding.go_on([busy.pid])
-        wait_for(lambda: (used_s([busy.pid]) or 0.0) > (before or 0.0) + 0.05)
+        until(lambda: (used_s([busy.pid]) or 0.0) > (before or 0.0) + 0.05)
         holding.stop([busy.pid])
     before = used_s([busy.pid])
-    wait_for(lambda: (used_s([busy.pid]) or 0.0) > (before or 0.0) + 0.05)
+    until(lambda: (used_s([busy.pid]) or 0.0) > (before or 0.0) + 0.05)
 
 
 def test_when_whoever_stopped_it_is_killed_it_goes_on(busy: "subprocess.Popen[bytes]") -> None:
@@ -248,7 +242,7 @@ def test_when_whoever_stopped_it_is_killed_it_goes_on(busy: "subprocess.Popen[by
     holder.wait()
     holder.stdout.close()
 
-    wait_for(lambda: (used_s([busy.pid]) or 0.0) > (before or 0.0) + 0.1)
+    until(lambda: (used_s([busy.pid]) or 0.0) > (before or 0.0) + 0.1)
 
 
 def test_children_are_found() -> None:
@@ -256,7 +250,7 @@ def test_children_are_found() -> None:
     with Holding() as holding:
         parent = subprocess.Popen([sys.executable, "-S", "-c", code], start_new_session=True)
         try:
-            wait_for(lambda: len(holding.with_children([parent.pid])) == 2)
+            until(lambda: len(holding.with_children([parent.pid])) == 2)
         finally:
             os.killpg(parent.pid, 9)
             parent.wait()

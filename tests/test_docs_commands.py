@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from doc_commands import PAGES, ROOT, blocks, commands, inline, text_of, words_of
 from make import bench_document, curve_files, synthetic_study
+from make.waiting import PATIENCE_S
 
 from horovod_study import cli
 from horovod_study.analysis.machine import network
@@ -254,7 +255,7 @@ def test_a_command_works_as_it_is_shown(
     assert isinstance(how, Here)
     words = [how.instead.get(word, word) for word in words_of(command)]
     if not words:
-        done = subprocess.run(["bash", "-c", command], cwd=inside, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(["bash", "-c", command], cwd=inside, capture_output=True, text=True, timeout=PATIENCE_S)
         assert (done.returncode, done.stderr) == (0, "")
         return
     words = [word for word in words if word] + list(how.more)

@@ -140,7 +140,7 @@ def test_a_check_that_hangs_is_a_finding() -> None:
     end = threading.Event()
     checks = [
         ("a", "quick", lambda area: area.ok("quick", "well")),
-        ("b", "hangs", lambda _: end.wait(30)),
+        ("b", "hangs", lambda _: end.wait()),
         ("c", "later", lambda area: area.ok("later", "well")),
     ]
     result = guarded(checks, 0.3)()  # type: ignore[arg-type]
@@ -157,9 +157,13 @@ def test_a_program_that_hangs_is_killed_with_its_children(place: Place) -> None:
     note = place.root / "child"
     hangs = place.program("hangs", f"echo waiting >&2; sleep 60 & echo $! > {note}; wait")
 
-    answer = place.here.call([hangs], timeout_s=1.0)
+    for limit_s in (1.0, 10.0, 100.0):  # until the shell has come so far; at once on a quiet machine
+        answer = place.here.call([hangs], timeout_s=limit_s)
+        if note.exists() and note.read_text().endswith("\n"):
+            break
 
-    assert (answer.code, answer.worked, answer.problem) == (None, False, "hangs did not answer within 1 s (waiting)")
+    told = f"hangs did not answer within {limit_s:g} s (waiting)"
+    assert (answer.code, answer.worked, answer.problem) == (None, False, told)
     child = Path("/proc", note.read_text().strip(), "stat")
     assert not child.exists() or child.read_text().split()[2] == "Z"
 

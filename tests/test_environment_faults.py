@@ -360,7 +360,7 @@ def test_pythons_that_are_started_do_not_import_from_the_working_directory(tmp_p
     for path in ({}, {"PYTHONPATH": os.pathsep}, {"PYTHONPATH": f"{os.pathsep}{PACKAGE.parent}"}):
         environ = without_working_directory({**os.environ, **path})
         ended = subprocess.run(
-            [sys.executable, "-c", program], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60
+            [sys.executable, "-c", program], cwd=tmp_path, env=environ, capture_output=True, text=True
         )
         assert ended.stderr == ""
         assert Path(ended.stdout.strip()).parent == PACKAGE

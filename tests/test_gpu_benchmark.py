@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import torch
+from make.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"
@@ -528,7 +529,7 @@ def shell(tmp_path: Path, *, sees_gpu: int = 0, build: int = 0, **environ: str) 
         ["bash", tmp_path / "benchmarks" / "gpu.sh"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         env={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "OUT": str(tmp_path / "out"), **environ},
     )
     return done, calls.read_text().splitlines()
@@ -587,5 +588,5 @@ def test_no_time_for_measuring_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
 def test_shellcheck_finds_nothing() -> None:
-    done = subprocess.run(["shellcheck", BENCHMARKS / "gpu.sh"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["shellcheck", BENCHMARKS / "gpu.sh"], capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.returncode, done.stdout) == (0, "")

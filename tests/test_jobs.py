@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from fake_trainer import fake_launch
+from make.waiting import until
 from rich.console import Console
 
 from horovod_study.cluster import jobs as jobs_module
@@ -453,9 +454,7 @@ def test_a_signal_of_slurm_stops_the_cell_with_a_checkpoint(number, told, state,
     before = signal.getsignal(signal.SIGUSR1)
 
     def signal_when_it_runs() -> None:
-        deadline = time.monotonic() + 60
-        while not (first / "ready").exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        until((first / "ready").exists, "the cell runs")
         os.kill(os.getpid(), number)
 
     sender = threading.Thread(target=signal_when_it_runs)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from make.waiting import PATIENCE_S
 from slurm_cluster import SlurmCluster
 
 from horovod_study.cluster.launch import MARKER, cell_environment, launch_line, program_line
@@ -448,7 +449,7 @@ def test_srun_really_gets_the_list(tmp_path, monkeypatch):
         "ddp/gloo", 3, ("-c", HAIRY), python=PYTHON, out=Path("/o") / HAIRY, environ=environ, site=in_job()
     )
 
-    subprocess.run(made.argv, env=dict(made.environment), check=True, timeout=60)
+    subprocess.run(made.argv, env=dict(made.environment), check=True, timeout=PATIENCE_S)
 
     arguments, environment = json.loads(told.read_text())
     assert ["--wait=60", str(PYTHON), "-c", HAIRY] == arguments[-4:]
@@ -486,7 +487,7 @@ def start_cases(folder: Path) -> None:
             root=os.geteuid() == 0,
             site=Site(hosts=placed, launcher=launcher, interface="eth0", allocation=True),
         )
-        subprocess.run(made.argv, env=dict(made.environment), check=True, timeout=60)
+        subprocess.run(made.argv, env=dict(made.environment), check=True, timeout=PATIENCE_S)
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ import psutil
 import pytest
 import torch
 from conftest import BIN, LAUNCHERS
+from make.waiting import PATIENCE_S, until
 
 from horovod_study import records
 from horovod_study.analysis.study import analyze
@@ -140,7 +141,7 @@ def closed(watch: liveness.Liveness) -> None:
     watch.close()
     for thread in threading.enumerate():
         if thread.name == "liveness":
-            thread.join(5)
+            thread.join(PATIENCE_S)
 
 
 class Told:
@@ -173,16 +174,13 @@ def test_a_rank_that_cannot_be_reached_is_not_watched_and_that_is_said(
     monkeypatch.setattr(liveness, "WAKE_S", 0.1)
     backend = Told("faraway", [77, None, 4711, "token"])
     watch = liveness.Liveness(backend, 0.1)  # type: ignore[arg-type]
-    end = time.monotonic() + 10
-    said = ""
-    while not said and time.monotonic() < end:
-        time.sleep(0.05)
-        said = capsys.readouterr().err
+    said: list[str] = []
+    until(lambda: said.append(capsys.readouterr().err) or "".join(said), "it is said")
     here = os.uname().nodename
 
     assert (
         f"note: rank 1 on faraway (pid 77) cannot be reached from {here} (UDP port 4711): a rank that stalls will not "
-        "be named\n" == said
+        "be named\n" == "".join(said)
     )
     lost = RuntimeError("Connection closed by peer")
     assert lost is watch.explain(lost)
@@ -288,16 +286,18 @@ class Run:
 
     def until(self, out: Path, steps: int) -> None:
         """Return when both ranks have recorded so many steps."""
-        end = time.monotonic() + 120
-        while not all(_rows(out, rank) >= steps for rank in (0, 1)):
-            assert self.process.poll() is None and time.monotonic() < end, self.text()
-            time.sleep(0.05)
+        until(
+            lambda: all(_rows(out, rank) >= steps for rank in (0, 1)),
+            f"{steps} steps of both ranks",
+            alive=lambda: self.process.poll() is None,
+            told=self.text,
+        )
         self.ranks = [psutil.Process(rank["pid"]) for rank in records.read_run(out).effective["ranks"]]
 
-    def ended(self, timeout_s: float = 60) -> int:
+    def ended(self, timeout_s: float = PATIENCE_S) -> int:
         """Return the exit code of the launcher; no rank may be left."""
         code = self.process.wait(timeout=timeout_s)
-        _, alive = psutil.wait_procs(self.ranks, timeout=40)
+        _, alive = psutil.wait_procs(self.ranks, timeout=PATIENCE_S)
         assert alive == [], "no process is left"
         return code
 
@@ -566,4 +566,4 @@ def test_behind_a_cut_link_open_mpis_daemon_is_ended_and_nothing_else(
             assert daemon.poll() is None
             daemon.kill()
         else:
-            assert daemon.wait(20) == expected
+            assert daemon.wait(PATIENCE_S) == expected

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 import psutil
 import pytest
 from conftest import BIN, Launch
+from make.waiting import PATIENCE_S, until
 
 from horovod_study import records
 from horovod_study.comm import builds
@@ -183,7 +183,7 @@ def error_lines(done: subprocess.CompletedProcess[str]) -> list[str]:
 def test_bad_input_ends_all_ranks_with_one_line(
     launch: Launch, tmp_path: Path, launcher: str, options: tuple[str, ...], code: int, message: str
 ) -> None:
-    done = launch(launcher, 2, *DATA, "--steps", "5", "--out", str(tmp_path / "run"), *options, timeout_s=90)
+    done = launch(launcher, 2, *DATA, "--steps", "5", "--out", str(tmp_path / "run"), *options)
 
     assert done.returncode == code, done.stderr
     assert len(error_lines(done)) == 1, done.stderr
@@ -197,7 +197,7 @@ def test_a_launcher_of_another_mpi_is_refused(tmp_path: Path, backend: str, libr
     """MPICH's mpiexec tells its workers so; Open MPI does not understand that and takes each for the only one."""
     line = [sys.executable, "-m", "horovod_study.train", *DATA, "--backend", backend, "--out", str(tmp_path / "run")]
     environment = {**os.environ, "PMI_RANK": "0", "PMI_SIZE": "2"}
-    done = subprocess.run(line, capture_output=True, text=True, timeout=60, env=environment)
+    done = subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE_S, env=environment)
 
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1, done.stderr
@@ -293,13 +293,14 @@ def test_a_killed_worker_ends_the_run_and_leaves_the_rows(tmp_path: Path, transp
         env=environment,
     )
     try:
-        end = time.monotonic() + 120
-        while not (out / "steps-00001.arrows").exists() or records.read_steps(out, 1).num_rows < 20:
-            assert process.poll() is None and time.monotonic() < end
-            time.sleep(0.1)
+        until(
+            lambda: (out / "steps-00001.arrows").exists() and records.read_steps(out, 1).num_rows >= 20,
+            "20 steps",
+            alive=lambda: process.poll() is None,
+        )
         ranks = {rank["pid"]: psutil.Process(rank["pid"]) for rank in records.read_run(out).effective["ranks"]}
         os.kill(list(ranks)[1], signal.SIGKILL)
-        assert process.wait(timeout=60) != 0
+        assert process.wait(timeout=PATIENCE_S) != 0
         _, alive = psutil.wait_procs(ranks.values(), timeout=120)
     finally:
         for child in children(process) if process.poll() is None else []:

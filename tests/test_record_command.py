@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import BIN, LAUNCHERS
+from make.waiting import PATIENCE_S
 from torch import nn
 
 from horovod_study import cli, records
@@ -638,7 +639,7 @@ def test_ranks_exchange_values_through_files(tmp_path: Path) -> None:
     for each in threads:
         each.start()
     for each in threads:
-        each.join(60)
+        each.join(PATIENCE_S)
     expected = [[{"rank": rank, "values": [1.5, None, "é"]} for rank in range(3)], [0, 1, 4]]
     assert found == dict.fromkeys(range(3), expected)
 

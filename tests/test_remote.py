@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from make.waiting import PATIENCE_S
 from two_hosts import TwoHosts
 
 from horovod_study.cluster.launch import MARKER, program_line
@@ -108,7 +109,7 @@ def test_marked_processes_are_ended_and_others_are_not(stand_ins, tmp_path, allo
         stopped = stop_marked_on(["node2"], marker, grace_s=0.3, allocation=allocation)
 
         assert stopped == StoppedProcesses(found=2)
-        assert (-signal.SIGTERM, -signal.SIGKILL) == (ours[0].wait(5), ours[1].wait(5))
+        assert (-signal.SIGTERM, -signal.SIGKILL) == (ours[0].wait(PATIENCE_S), ours[1].wait(PATIENCE_S))
         assert [None, None] == [each.poll() for each in ours[2:]]
         assert stop_marked_on(["node2"], marker, grace_s=0.3) == StoppedProcesses()
     finally:
@@ -183,7 +184,7 @@ def test_text_reaches_ranks_on_both_hosts_as_it_is(two_hosts: TwoHosts, tmp_path
         ),
     )
 
-    done = two_hosts.run("node1", made.argv, environment=made.environment, cwd=tmp_path, timeout_s=90)
+    done = two_hosts.run("node1", made.argv, environment=made.environment, cwd=tmp_path)
 
     assert 0 == done.returncode, done.stdout + done.stderr
     for name, rank in (("node2", "0"), ("node1", "1")):
@@ -206,13 +207,13 @@ def test_processes_on_the_other_host_are_ended_over_ssh(two_hosts: TwoHosts, tmp
             done = two_hosts.run("node1", [sys.executable, "-c", ask, marker, "20"], check=True)
 
             assert "StoppedProcesses(found=1, unreached={})" == done.stdout.strip()
-            assert theirs.wait(10) != 0 and other.poll() is None
+            assert theirs.wait(PATIENCE_S) != 0 and other.poll() is None
         finally:
             other.kill()
 
     two_hosts.cut("node2")
     try:
-        done = two_hosts.run("node1", [sys.executable, "-c", ask, marker, "20"], check=True, timeout_s=60)
+        done = two_hosts.run("node1", [sys.executable, "-c", ask, marker, "20"], check=True)
     finally:
         two_hosts.restore("node2")
     assert done.stdout.startswith("StoppedProcesses(found=0, unreached={'node2': 'ssh: connect to host node2 port 22: ")

@@ -19,6 +19,7 @@ from conftest import BIN, LAUNCHERS, Launch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from make.properties import examples
+from make.waiting import PATIENCE_S, until
 
 from horovod_study import lease, records, train
 from horovod_study.comm.stop import StopRequest, Terminated
@@ -563,15 +564,16 @@ def interrupt_at(launcher: str, out: Path, step: int, *options: str, kill: str) 
     )
     pids: list[int] = []
     try:
-        end = time.monotonic() + 120
-        while not (out / "checkpoints" / f"step-{step:09d}.pt").exists():
-            assert process.poll() is None and time.monotonic() < end, f"{launcher} did not come to step {step}"
-            time.sleep(0.002)
+        until(
+            (out / "checkpoints" / f"step-{step:09d}.pt").exists,
+            f"step {step} with {launcher}",
+            alive=lambda: process.poll() is None,
+        )
         pids = [rank["pid"] for rank in read_run(out).effective["ranks"]]
         name, _, to = kill.partition(" to ")
         for pid in {"all": pids, "rank 1": pids[1:], "the launcher": [process.pid]}[to]:
             os.kill(pid, getattr(signal, name))
-        code = process.wait(timeout=60)
+        code = process.wait(timeout=PATIENCE_S)
         psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=120)
     finally:
         for pid in pids:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from fake_trainer import fake_launch
+from make.waiting import PATIENCE_S, until
 from rich.console import Console
 
 from horovod_study import lease, records
@@ -38,7 +39,6 @@ COMMAND = "horovod-study run tiny.yaml"
 TESTS = Path(__file__).parent
 QUICK = {"smoke": False, "watch_load_s": 0.0}
 slow = pytest.mark.slow
-PATIENCE_S = 120.0  # what ends sooner on a quiet machine
 LIMIT_S = 8.0  # of cells: much longer than a trainer of these tests takes on a busy machine
 
 
@@ -69,13 +69,6 @@ def starts(runs) -> list[str]:
 
 def states(result) -> list[str]:
     return [entry.state for entry in result.ledger.entries]
-
-
-def wait_for(condition, timeout_s=PATIENCE_S):
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.01)
 
 
 def alive(pid: int) -> bool:
@@ -366,7 +359,7 @@ def test_interrupted_run_leaves_no_process_and_says_how_to_go_on(tmp_path, numbe
     second = order[1]
     name = f"{second.runtime}/{second.placement.workers}/0"
     process = start_runner(tmp_path, {name: "grandchild"}, study={"repeats": 1})
-    wait_for((tmp_path / "tiny" / second.key / "grandchild.pid").exists)
+    until((tmp_path / "tiny" / second.key / "grandchild.pid").exists)
 
     process.send_signal(number)
     output, _ = process.communicate(timeout=PATIENCE_S)
@@ -465,7 +458,7 @@ def test_interrupted_cell_is_asked_for_a_checkpoint_and_goes_on_from_it(tmp_path
         stdout=subprocess.PIPE,
         text=True,
     )
-    wait_for((tmp_path / "tiny" / first.key / "ready").exists)
+    until((tmp_path / "tiny" / first.key / "ready").exists)
 
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=PATIENCE_S)
@@ -491,7 +484,7 @@ def test_second_signal_gives_no_grace(tmp_path, number):
         tests=str(TESTS), runs=str(tmp_path), behaviour={"*": "grandchild"}, point="", study={"repeats": 1}
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    wait_for((tmp_path / "tiny" / first.key / "grandchild.pid").exists)
+    until((tmp_path / "tiny" / first.key / "grandchild.pid").exists)
 
     process.send_signal(number)
     time.sleep(1.0)
@@ -628,9 +621,9 @@ def test_what_a_killed_runner_leaves_behind_is_stopped_by_the_next(tmp_path, beh
     study = make_study(repeats=1)
     first = allocations.blocks(study.cells(), study.seed)[0][0]
     process = start_runner(tmp_path, {"*": behaviour}, study={"repeats": 1})
-    wait_for(lambda: len(starts(tmp_path)) == 1)
+    until(lambda: len(starts(tmp_path)) == 1)
     if behaviour == "grandchild":
-        wait_for((tmp_path / "tiny" / first.key / "grandchild.pid").exists)
+        until((tmp_path / "tiny" / first.key / "grandchild.pid").exists)
     process.kill()
     process.communicate()
     left = len(marked_processes(str(tmp_path / "tiny")))
@@ -646,7 +639,7 @@ def test_what_a_killed_runner_leaves_behind_is_stopped_by_the_next(tmp_path, beh
 
 def test_second_runner_is_refused_and_starts_nothing(tmp_path):
     process = start_runner(tmp_path, {"*": "hang"})
-    wait_for(lambda: len(starts(tmp_path)) == 1)
+    until(lambda: len(starts(tmp_path)) == 1)
 
     with pytest.raises(StudyError, match=rf"the study is being run by process {process.pid} on "):
         run(make_study(), tmp_path)
@@ -739,7 +732,7 @@ def test_pre_empted_cell_is_called_so_and_goes_on_from_its_checkpoint(tmp_path):
         return fake_launch({"*": "stops when asked"})(*arguments, **options)
 
     def stop_when_ready():
-        wait_for((tmp_path / "tiny" / cell.key / "ready").exists)
+        until((tmp_path / "tiny" / cell.key / "ready").exists)
         stop.requested = True
 
     console = Console(file=io.StringIO(), force_terminal=False)
@@ -771,7 +764,7 @@ def test_cancelled_cell_writes_a_checkpoint_and_the_others_go_on(tmp_path):
     name = allocations.cell_name(study, first)
     behaviour = {f"{first.runtime}/{first.placement.workers}/0": "stops when asked"}
     process = start_runner(tmp_path, behaviour, study={"repeats": 1}, grace_s=20)
-    wait_for((tmp_path / "tiny" / first.key / "ready").exists)
+    until((tmp_path / "tiny" / first.key / "ready").exists)
 
     assert (1, f"cancelled: {name}\n") == cancel(study, tmp_path, name)
 
@@ -795,7 +788,7 @@ def test_cancelled_cell_writes_a_checkpoint_and_the_others_go_on(tmp_path):
 def test_cancelling_all_ends_the_runner_too(tmp_path):
     study = make_study()
     process = start_runner(tmp_path, {"*": "hang"})
-    wait_for(lambda: len(marked_processes(str(tmp_path / "tiny"))) == 1 and starts(tmp_path))
+    until(lambda: len(marked_processes(str(tmp_path / "tiny"))) == 1 and starts(tmp_path))
 
     count, output = cancel(study, tmp_path)
 
@@ -827,7 +820,7 @@ def test_cancelled_before_its_turn_a_cell_is_left_out(tmp_path):
 def test_cell_of_a_killed_runner_is_cancelled_with_its_processes(tmp_path):
     study = make_study(repeats=1)
     process = start_runner(tmp_path, {"*": "hang"}, study={"repeats": 1})
-    wait_for(lambda: starts(tmp_path))
+    until(lambda: starts(tmp_path))
     process.kill()
     process.communicate()
     key = starts(tmp_path)[0]

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import yaml
 from conftest import BIN
+from make.waiting import PATIENCE_S
 from slurm_cluster import SlurmCluster
 from two_hosts import INTERFACE, TwoHosts
 
@@ -245,7 +246,7 @@ def test_a_script_that_never_steps_is_told_so(folder: Path) -> None:
     )  # fmt: skip
     told = subprocess.run(
         [sys.executable, "-m", "horovod_study.cli", "status", str(path), "--json"],
-        cwd=folder, capture_output=True, text=True, timeout=100, stdin=subprocess.DEVNULL,
+        cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S, stdin=subprocess.DEVNULL,
     )  # fmt: skip
 
     assert ended.returncode != 0

@@ -14,6 +14,7 @@ from pathlib import Path
 import optuna
 import pytest
 import yaml
+from make.waiting import until
 from optuna.trial import TrialState
 
 from horovod_study.cli import main
@@ -394,13 +395,6 @@ def command(folder: Path, told: dict[str, str], trials: int) -> subprocess.Popen
     return subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
 
 
-def wait_for(condition, what: str) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
-
-
 def trainers(folder: Path) -> list[int]:
     return marked_processes(str((folder / "runs/tiny").resolve()))
 
@@ -418,7 +412,7 @@ def test_two_commands_share_a_search(tmp_path: Path) -> None:
 
 def test_ctrl_c_ends_the_trial_and_the_next_command_repeats_it(tmp_path: Path) -> None:
     one = command(tmp_path, {"0": "0.5 hangs"}, 1)
-    wait_for(lambda: (tmp_path / "runs/tiny/trial-0000/epochs.csv").exists(), "the trial started")
+    until(lambda: (tmp_path / "runs/tiny/trial-0000/epochs.csv").exists(), "the trial started")
     one.send_signal(signal.SIGINT)
     _, said = one.communicate(timeout=120)
 
@@ -437,7 +431,7 @@ def test_ctrl_c_ends_the_trial_and_the_next_command_repeats_it(tmp_path: Path) -
 
 def test_the_trial_of_a_killed_command_is_taken_up_again(tmp_path: Path) -> None:
     one = command(tmp_path, {"0": "0.5 hangs"}, 1)
-    wait_for(lambda: (tmp_path / "runs/tiny/trial-0000/epochs.csv").exists(), "the trial started")
+    until(lambda: (tmp_path / "runs/tiny/trial-0000/epochs.csv").exists(), "the trial started")
     one.kill()
     one.communicate(timeout=120)
     assert trainers(tmp_path), "the trainer outlives a command that is killed"

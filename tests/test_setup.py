@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 import zipfile
 from collections.abc import Callable
 from importlib import metadata
@@ -18,6 +17,7 @@ from typing import NamedTuple
 
 import psutil
 import pytest
+from make.waiting import until
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -299,10 +299,7 @@ def test_an_interrupted_program_goes_with_all_that_it_started(tmp_path: Path, mo
         quiet_step(tmp_path / "log").run("sh", "-c", f"sleep 60 & echo $$ $! > {pids}; wait")
 
     started = [int(pid) for pid in pids.read_text().split()]
-    deadline_s = time.monotonic() + 10.0  # a killed process takes a moment to die
-    while any(map(is_running, started)) and time.monotonic() < deadline_s:
-        time.sleep(0.01)
-    assert [pid for pid in started if is_running(pid)] == []
+    until(lambda: not any(map(is_running, started)), "killed processes end")
 
 
 def test_an_interrupt_has_its_own_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):

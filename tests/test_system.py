@@ -528,7 +528,7 @@ with tempfile.TemporaryDirectory() as folder:
     records.system_columns(Path(folder), "n1")
 print(sorted({"torch", "pandas", "matplotlib", "horovod", "mpi4py", "pynvml"} & set(sys.modules)))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 
     assert done.stdout == "[]\n"
 

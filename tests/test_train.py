@@ -9,13 +9,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from make.waiting import PATIENCE_S, until
 from test_records import fill_disk
 
 from horovod_study import records
@@ -396,15 +396,8 @@ def start_endless(out: Path) -> subprocess.Popen[str]:
     """Start a run that would take minutes, and return when its first rows are on the disk."""
     line = [sys.executable, "-m", "horovod_study.train", *SMALL, "--seconds", "300", "--out", str(out)]
     process = subprocess.Popen(line, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    wait_until(lambda: (out / "steps-00000.arrows").exists() and records.read_steps(out, 0).num_rows > 60)
+    until(lambda: (out / "steps-00000.arrows").exists() and records.read_steps(out, 0).num_rows > 60)
     return process
-
-
-def wait_until(reached: Callable[[], bool], *, timeout_s: float = 120) -> None:
-    end = time.monotonic() + timeout_s
-    while not reached():
-        assert time.monotonic() < end, "did not happen in time"
-        time.sleep(0.05)
 
 
 def test_a_killed_run_is_readable_and_incomplete(tmp_path: Path) -> None:
@@ -426,7 +419,7 @@ def test_a_killed_run_is_readable_and_incomplete(tmp_path: Path) -> None:
 def test_a_terminated_run_is_marked_so(tmp_path: Path, number: int, code: int, status: str, reason: str) -> None:
     process = start_endless(tmp_path / "r")
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE_S)
     record = records.read_run(tmp_path / "r")
 
     assert process.returncode == code

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from make.waiting import PATIENCE_S
 from turn_giver import TurnGiver
 
 from horovod_study import records
@@ -141,7 +142,7 @@ def test_a_run_that_is_left_alone_trains_to_its_own_end(tmp_path: Path) -> None:
     done = train(tmp_path / "run", "--steps", "40", giver=giver)
 
     assert done.returncode == 0, done.stderr
-    assert giver.left.wait(10)
+    assert giver.left.wait(PATIENCE_S)
     assert records.read_run(tmp_path / "run").totals["steps"] == 40
 
 

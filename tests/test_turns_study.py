@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from make.waiting import until
 from rich.console import Console
-from test_runner import make_study, run, states, wait_for
+from test_runner import make_study, run, states
 
 from horovod_study.analysis.audit import RULES, recount
 from horovod_study.cluster.process import marked_processes
@@ -99,7 +100,7 @@ def test_the_time_in_which_a_cell_waits_counts_for_no_limit(tmp_path: Path) -> N
 
 def test_after_a_request_to_stop_nobody_waits_and_the_next_run_goes_on(tmp_path: Path) -> None:
     def stop() -> None:
-        wait_for(lambda: len(list((tmp_path / "tiny").glob("*/run.json"))) == 3)
+        until(lambda: len(list((tmp_path / "tiny").glob("*/run.json"))) == 3)
         time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -129,12 +130,12 @@ run(study(repeats=1, run=StrainConfig(study="tiny", steps=10**8)), Path(sys.argv
 def test_when_the_runner_is_killed_those_that_wait_end_by_themselves(tmp_path: Path) -> None:
     program = PROGRAM.format(tests=str(Path(__file__).parent))
     runner = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)])
-    wait_for(lambda: len(list((tmp_path / "tiny").glob("*/run.json"))) == 3)
+    until(lambda: len(list((tmp_path / "tiny").glob("*/run.json"))) == 3)
     time.sleep(1.0)
     runner.kill()
     runner.wait()
 
-    wait_for(lambda: marked_processes(str(tmp_path)) == [])
+    until(lambda: marked_processes(str(tmp_path)) == [])
     for path in (tmp_path / "tiny").glob("*/run.json"):
         assert (read_run(path.parent).status, read_run(path.parent).reason) == ("stopped", "nobody gives turns")
 

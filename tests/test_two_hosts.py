@@ -5,25 +5,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 import two_hosts as module
+from make.waiting import PATIENCE_S, until
 from two_hosts import TwoHosts, Unavailable
 
 pytestmark = pytest.mark.cluster
 SHORT = ("-o", "ConnectTimeout=1", "-o", "BatchMode=yes")
-
-
-def eventually(holds: Callable[[], bool], seconds: float = 20.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def own_network() -> str:
@@ -52,7 +43,7 @@ def test_ssh_goes_from_each_to_each_without_a_question(two_hosts: TwoHosts):
 
 def test_the_processes_of_one_host_are_not_seen_from_the_other(two_hosts: TwoHosts):
     with two_hosts.popen("node2", ["sleep", "1234"]) as sleeper:
-        assert eventually(lambda: [each.argv for each in two_hosts.processes("node2")] == [("sleep", "1234")])
+        until(lambda: [each.argv for each in two_hosts.processes("node2")] == [("sleep", "1234")])
         assert two_hosts.processes("node1") == []
         seen = [two_hosts.run(name, ["ps", "-eo", "args"], check=True).stdout for name in two_hosts.names]
         assert ["sleep 1234" in each for each in seen] == [False, True]
@@ -89,7 +80,7 @@ def test_a_host_without_its_link_is_not_reached_and_knows_it_until_it_is_mended(
     assert [carrier(name) for name in two_hosts.names] == ["1", "0"]
 
     two_hosts.restore("node2")
-    assert eventually(reached)
+    until(reached)
     assert [carrier(name) for name in two_hosts.names] == ["1", "1"]
 
 
@@ -97,7 +88,7 @@ def test_an_orphan_finds_a_parent(two_hosts: TwoHosts):
     two_hosts.run("node1", ["sh", "-c", "sleep 0.2 & exit 0"], stdout=subprocess.DEVNULL, check=True)
 
     init = psutil.Process(two_hosts.pids["node1"])
-    assert eventually(lambda: not init.children())  # neither running nor a zombie
+    until(lambda: not init.children())  # neither running nor a zombie
 
 
 def test_the_links_are_as_fast_as_asked_for():
@@ -110,7 +101,7 @@ def test_the_links_are_as_fast_as_asked_for():
             assert receiver.stdout.readline() == "ready\n"
             began = time.monotonic()
             hosts.run("node1", [sys.executable, "-c", send], check=True)
-            receiver.wait(30)
+            receiver.wait(PATIENCE_S)
             took_s = time.monotonic() - began
             assert 4_000_000 < hosts.sent("node1") < 5_000_000
     # 4 MB need 0.32 s at 100 Mbit/s, less what the limit lets through at first; a link without one needs 2 ms
@@ -126,7 +117,7 @@ def test_nothing_is_left_and_the_machines_own_network_was_never_touched():
             pids.append(sleeper.inner)
             during = own_network()
             hosts.close()
-            assert sleeper.wait(20) == -signal.SIGKILL
+            assert sleeper.wait(PATIENCE_S) == -signal.SIGKILL
     assert (before, before) == (during, own_network())
     assert (os.listdir("/etc/netns") if Path("/etc/netns").exists() else None) == spaces
     assert [pid for pid in pids if psutil.pid_exists(pid)] == []
@@ -135,7 +126,7 @@ def test_nothing_is_left_and_the_machines_own_network_was_never_touched():
 
 def test_two_pairs_do_not_meet(two_hosts: TwoHosts):
     with TwoHosts() as other, two_hosts.popen("node1", ["sleep", "1237"]) as sleeper:
-        assert eventually(lambda: len(two_hosts.processes("node1")) == 1)
+        until(lambda: len(two_hosts.processes("node1")) == 1)
         assert other.processes("node1") == []
         other.cut("node2")
         assert two_hosts.run("node1", ["ssh", *SHORT, "node2", "true"]).returncode == 0
@@ -163,7 +154,7 @@ def test_hosts_end_with_the_process_that_made_them_however_it_ends(number: signa
         assert maker.stdout is not None
         folder, *pids = maker.stdout.readline().split()
         maker.send_signal(number)
-    assert eventually(lambda: not any(psutil.pid_exists(int(pid)) for pid in pids))
+    until(lambda: not any(psutil.pid_exists(int(pid)) for pid in pids))
 
     if number != signal.SIGINT:  # only files can be left, and the next pair takes them away
         assert Path(folder).exists()
@@ -226,10 +217,10 @@ def test_by_hand(tmp_path: Path):
         verb("cut", "node2")
         assert verb("exec", "node1", "ssh", *SHORT, "node2", "hostname").returncode == 255
         verb("restore", "node2")
-        assert eventually(lambda: verb("exec", "node1", "ssh", *SHORT, "node2", "hostname").stdout == "node2\n")
+        until(lambda: verb("exec", "node1", "ssh", *SHORT, "node2", "hostname").stdout == "node2\n")
     finally:
         down = verb("down")
     assert down.returncode == 0
     assert verb("down").returncode == 2
-    assert eventually(lambda: list(tmp_path.iterdir()) == [])
+    until(lambda: list(tmp_path.iterdir()) == [])
     assert "up" in verb("sideways").stdout

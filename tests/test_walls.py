@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from make.waiting import PATIENCE_S
 from test_imports import LAYERS
 
 import horovod_study
@@ -119,7 +120,7 @@ sys.meta_path.insert(0, Absent())
 for name in {wanted!r}:
     importlib.import_module("horovod_study." + name)
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENCE_S)
 
 
 def test_a_plain_run_imports_no_communication_library() -> None:

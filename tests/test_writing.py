@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from make.properties import examples
 from make.synthetic_study import write_study
+from make.waiting import PATIENCE_S
 from test_crash import Killer
 
 import horovod_study
@@ -395,7 +396,7 @@ def test_a_second_sigterm_does_not_stop_the_clearing_away(between_s: float, tmp_
     process.send_signal(signal.SIGTERM)
     time.sleep(between_s)
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
+    process.communicate(timeout=PATIENCE_S)
 
     assert process.returncode == 143
     assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".set") and each.is_dir()] == []

@@ -50,7 +50,7 @@ _PROGRAMS = {
 }
 _SEARCH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin", "/usr/bin", "/bin"))
 _PREFIX = "two-hosts-"
-_PATIENCE_S = 20.0
+PATIENCE_S = 300.0  # the hosts run this file alone: it imports nothing of the tests
 
 
 class Unavailable(Exception):
@@ -76,7 +76,7 @@ class HostProcess(subprocess.Popen[str]):
     @property
     def inner(self) -> int | None:
         """The program's process as this machine numbers it; None when it has ended."""
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + PATIENCE_S
         while self.poll() is None and time.monotonic() < deadline:
             for pid in _pids():
                 if _parent(pid) == self.pid:
@@ -154,7 +154,7 @@ class TwoHosts:
         name: str,
         argv: Sequence[str | Path],
         *,
-        timeout_s: float = 120.0,
+        timeout_s: float = PATIENCE_S,
         check: bool = False,
         **options: Any,
     ) -> subprocess.CompletedProcess[str]:
@@ -210,7 +210,7 @@ class TwoHosts:
         self._inits[name] = process
         assert process.stdout is not None and process.stderr is not None
         if process.stdout.readline() != "ready\n":
-            process.wait(_PATIENCE_S)
+            process.wait(PATIENCE_S)
             raise Unavailable(f"{name} cannot be made: {process.stderr.read().strip()}")
         if "--fork" not in unshare:
             return process.pid
@@ -270,7 +270,7 @@ class TwoHosts:
             quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
             process = self.popen(name, argv, cwd="/", start_new_session=True, **quiet)
             self._inits[f"sshd of {name}"] = process
-            deadline = time.monotonic() + _PATIENCE_S
+            deadline = time.monotonic() + PATIENCE_S
             while not (log.exists() and "Server listening" in log.read_text()):
                 if process.poll() is not None or time.monotonic() > deadline:
                     said = log.read_text().strip() if log.exists() else ""
@@ -285,10 +285,10 @@ class TwoHosts:
                     process.stdin.close()
         for process in self._inits.values():
             try:
-                process.wait(_PATIENCE_S)
+                process.wait(PATIENCE_S)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait(_PATIENCE_S)
+                process.wait(PATIENCE_S)
             for stream in (process.stdout, process.stderr):
                 if stream is not None:
                     stream.close()
