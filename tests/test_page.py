@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -17,6 +18,7 @@ from horovod_study.analysis.study import analyze
 from horovod_study.report.figures import catalogue, convergence, workers
 from horovod_study.report.kit import interactive, style
 from horovod_study.report.kit.drawing import Drawing
+from horovod_study.report.kit.panels import side_by_side
 from horovod_study.report.page import html, sentences
 from horovod_study.report.page.doubts import doubt_groups
 from horovod_study.text import numbers
@@ -301,7 +303,14 @@ def test_learning_curves_that_stay_flat_are_left_out(last, flat):
 
 
 def test_doubts_are_grouped_and_what_is_missing_comes_first():
-    told = ["a: repeats spread by 20 % at 1 worker.", "a: no plain baseline.", "1 of 4 runs gave no result.", "odd."]
+    part = "a, 2 workers over one plain worker: 6 % of T(N) - T(1) is unexplained"
+    told = [
+        "a: repeats spread by 20 % at 1 worker.",
+        "a: no plain baseline.",
+        "1 of 4 runs gave no result.",
+        "odd.",
+        part,
+    ]
 
     found = doubt_groups(told, {"a": "Horovod/MPI"})
 
@@ -309,9 +318,19 @@ def test_doubts_are_grouped_and_what_is_missing_comes_first():
         ["1 of 4 runs gave no result."],
         ["Horovod/MPI: no plain baseline."],
         ["Horovod/MPI: repeats spread by 20 % at 1 worker."],
+        ["Horovod/MPI, 2 workers over one plain worker: 6 % of T(N) - T(1) is unexplained"],
         ["odd."],
     ]
     assert all(group.subject.remedy for group in found)
+
+
+def test_marks_of_several_series_at_one_count_do_not_hide_each_other():
+    rows = pd.DataFrame({"workers": [1, 2, 1, 2, 4], "speedup": [1.0, 1.9, 1.01, 1.2, math.nan]})
+
+    at = side_by_side(rows, "speedup", 2, 5.0)
+
+    assert at[2] - at[0] > 0.02 and at[0] + at[2] == pytest.approx(2)
+    assert list(at[[1, 3, 4]]) == [2, 2, 4], "values that differ are left where they belong"
 
 
 def test_the_headline_names_loss_and_knee(analysis):

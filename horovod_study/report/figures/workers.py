@@ -34,6 +34,7 @@ from horovod_study.report.kit.panels import (
     node_boundaries,
     point_bars,
     setting_panels,
+    side_by_side,
     worker_axis,
 )
 from horovod_study.report.kit.style import QUIET, THIN_LAWS, SeriesStyle, folded, series_styles
@@ -132,6 +133,7 @@ def throughput(analysis: Analysis) -> Drawing | None:
         figure, panels, wide_in, _ = setting_panels(width_in, _settings(shown)[:MAX_PANELS])
         for axes, setting in panels:
             rows = shown[shown["setting"] == setting]
+            rows = rows.assign(at=side_by_side(rows, "samples_per_s_median", rows["workers"].max(), wide_in))
             for series, own in rows.groupby("series", sort=False):
                 look = styles[str(series)]
                 guide = axes.plot(
@@ -197,6 +199,7 @@ def _against_workers(analysis: Analysis, ratio: _Ratio) -> Drawing | None:
         for axes, setting in panels:
             rows = shown[shown["setting"] == setting]
             measured = rows.loc[~rows["missing"], "workers"].max()
+            rows = rows.assign(at=side_by_side(rows, columns[0], last, wide_in))
             _ideal(axes, ratio.name, last, ratio.scale)
             _curves(axes, rows, lines[lines["series"].isin(rows["series"])], laws, styles, ratio)
             for series, points in rows.groupby("series", sort=False):
@@ -208,7 +211,7 @@ def _against_workers(analysis: Analysis, ratio: _Ratio) -> Drawing | None:
             worker_axis(axes, rows["workers"], last, wide_in)
             if ratio is _SPEEDUP:
                 most = np.nanmax([1.25 * top, lines[ratio.curves[0]].max() * 1.12])
-                axes.set_ylim(0, np.nanmin([1.05 * last, most]))
+                axes.set_ylim(0, 1.05 * last if last < 2 * top else np.nanmin([1.05 * last, most]))
                 axes.yaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10]))
             else:
                 axes.set_ylim(0, ratio.scale * max(1.12, 1.05 * top))
@@ -302,10 +305,11 @@ def _thin_line(axes: Axes, curve: pd.DataFrame, name: str, scale: float, look: S
 def _dots(
     axes: Axes, points: pd.DataFrame, columns: Sequence[str], look: SeriesStyle, scale: float, texts: Sequence[str]
 ) -> None:
+    """Draw points at their column `at` of the axis of workers, and crosses for cells without a result."""
     there = ~points["missing"] & points[columns[0]].notna()
     known = points[there]
     texts = [text for text, here in zip(texts, there, strict=True) if here]
-    point_bars(axes, known["workers"], [known[column] * scale for column in columns], look, tips=texts)
+    point_bars(axes, known["at"], [known[column] * scale for column in columns], look, tips=texts)
     lost = points[points["missing"]]
     if lost.empty:
         return

@@ -124,6 +124,24 @@ def point_bars(
     mark(dots, series=label or look.label, tips=tips)
 
 
+def side_by_side(rows: pd.DataFrame, middle: str, last: float, wide_in: float) -> pd.Series:
+    """Return where on the axis of workers up to `last` points of several series stand: apart where marks would hide.
+
+    `rows`: columns workers and `middle`, drawn upwards from 0, one row per series and count. A panel is `wide_in`
+    inches wide. Marks hide each other when they differ by less than 5 % of the largest value.
+    """
+    left, right = _worker_span(last)
+    step = 7 / 72 / (0.85 * wide_in) * (right - left)  # seven points: a mark and its edge
+    near = 0.05 * rows[middle].max()
+    at = rows["workers"].astype(float)
+    for _, same in rows[rows[middle].notna()].sort_values(middle, kind="stable").groupby("workers"):
+        group = (same[middle].diff() > near).cumsum()
+        for _, close in same.groupby(group):
+            ranks = close.index.argsort().argsort()  # in the order of the series, not of their values
+            at[close.index] += (ranks - (len(close) - 1) / 2) * step
+    return at
+
+
 def law_line(
     axes: Axes, curve: pd.DataFrame, names: tuple[str, str, str], look: SeriesStyle, *, scale: float, width: float
 ) -> None:
@@ -381,8 +399,7 @@ def legend(figure: Figure, handles: Sequence[Any], width_in: float, **more: Any)
 
 def worker_axis(axes: Axes, workers: pd.Series, last: float, wide_in: float) -> None:
     """Label whole worker counts only: all of them where they fit in a panel of `wide_in` inches, else measured ones."""
-    right = float(last) + 0.03 * float(last) + 0.1
-    left = 0.0 if last > 8 else 0.6
+    left, right = _worker_span(last)
     axes.set_xlim(left, right)
     counts = sorted({int(each) for each in workers})
     gap = (text_in(f"{counts[-1]}") + 0.07) / (0.85 * wide_in) * (right - left)
@@ -396,6 +413,10 @@ def worker_axis(axes: Axes, workers: pd.Series, last: float, wide_in: float) -> 
                 shown.append(count)
     label_ticks(axes.xaxis, FixedLocator(sorted(shown)), "{:.0f}".format)
     axes.set_xlabel("Workers")
+
+
+def _worker_span(last: float) -> tuple[float, float]:
+    return 0.0 if last > 8 else 0.6, float(last) + 0.03 * float(last) + 0.1
 
 
 def node_boundaries(axes: Axes, rows: pd.DataFrame, wide_in: float, *, first: bool = False) -> None:

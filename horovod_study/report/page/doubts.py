@@ -26,7 +26,15 @@ SUBJECTS = (
     Subject(
         title="What speedups are over",
         remedy="name the baseline that you quote, and record the one that is missing",
-        marks=("baseline", "no speedup", "speedups are over", "one plain worker", "mixed scaling", "the data set has"),
+        marks=(
+            "baseline",
+            "no speedup",
+            "speedups are over",
+            "slower than one plain",
+            "faster than one plain",
+            "mixed scaling",
+            "the data set has",
+        ),
     ),
     Subject(
         title="How precise it is",
@@ -78,18 +86,26 @@ def doubt_groups(doubts: Sequence[str], labels: Mapping[str, str]) -> list[Doubt
 
 def _gathered(doubts: Sequence[str], labels: Mapping[str, str]) -> Iterable[tuple[str, list[str]]]:
     """Return each doubt and the series that share it, at the place of the first; no series where it stands alone."""
-    parts = []
-    for doubt in doubts:
-        name, _, text = doubt.partition(": ")
-        parts.append((name, text) if name in labels else ("", doubt))
+    several = len(set(labels.values())) < len(labels)
+    parts = [_parted(doubt, {} if several else labels, labels) for doubt in doubts]
     names: dict[str, list[str]] = {}
     for name, text in parts:
         names.setdefault(text, []).extend([name] if name else [])
-    several = len(set(labels.values())) < len(labels)
     found: dict[str, tuple[str, list[str]]] = {}
     for doubt, (name, text) in zip(doubts, parts, strict=True):
         if len(names[text]) >= SHARED:
             found.setdefault(text, (text, names[text]))
+        elif name and several:
+            found[doubt] = (doubt, [])
         else:
-            found[doubt] = (f"{labels[name]}: {text}" if name and not several else doubt, [])
+            found[doubt] = (f"{labels[name]}: {text}" if name else text, [])
     return found.values()
+
+
+def _parted(doubt: str, labels: Mapping[str, str], series: Mapping[str, str]) -> tuple[str, str]:
+    """Return the series that a doubt begins with and the rest; a part of one, "SERIES, 2 workers", with its label."""
+    name, _, text = doubt.partition(": ")
+    if name in series:
+        return name, text
+    whole = max((each for each in labels if name.startswith(f"{each}, ")), key=len, default="")
+    return "", f"{labels[whole]}{doubt[len(whole) :]}" if whole else doubt
