@@ -21,10 +21,9 @@ from horovod_study.analysis.forecast.prediction import Prediction
 from horovod_study.analysis.forecast.prediction import predict as predict_points
 from horovod_study.analysis.machine.bench_files import BENCH_FILE, benches_of, largest_of_each_kind, placed_name
 from horovod_study.analysis.machine.network import restored
-from horovod_study.analysis.paired import Slice
 from horovod_study.analysis.series import exchange, mlperf_logs
 from horovod_study.analysis.series.points_file import parse_points
-from horovod_study.analysis.series.turns import StudyTurns, slices_of
+from horovod_study.analysis.series.turns import study_turns
 from horovod_study.analysis.simulate.calibration import Given, calibrate, run_times
 from horovod_study.analysis.simulate.scaling import simulate as simulate_scenarios
 from horovod_study.analysis.simulate.what_if import what_if as scenarios
@@ -91,19 +90,13 @@ def analysed(
         table, account_runs(recorded, threads=threads, on_progress=counted_up, beside=beside), views=False
     )
     known: dict[str, Any] = {"targets": targets, "accounting": accounting, "networks": measured}
-    known |= {"turns": StudyTurns(_slices(root)), "precision": precision}
+    known |= {"turns": study_turns(root), "precision": precision}
     found = analyze_tables(table, evaluations, commands=commands, **known)
     return table, evaluations, accounting, found.with_left_out(left_out)
 
 
 def _document(text: str, named: str) -> Any:
     return parse_json(text, source=named, error=DataError, again="measure again with horovod-study bench")
-
-
-def _slices(root: Path) -> list[Slice]:
-    """Return the slices of the studies at and below `root`, by the names that runs have in the run table of `root`."""
-    below = records.turns_folders(root)
-    return [made for name, folder in below.items() for made in slices_of(records.read_turns(folder), name)]
 
 
 def read_analysis(directory: str | os.PathLike[str]) -> Analysis:

@@ -10,11 +10,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import IO
+from typing import IO, Any
 
 ALIVE_EVERY_S = 30.0  # a line in a log file; on a terminal the line is renewed each second
 KILL_AFTER_S = 5.0
@@ -79,6 +79,7 @@ class Program:
     env: Mapping[str, str]
     log: Path
     cwd: Path | None = None
+    news: Callable[[str], str] = str  # what to show of the last line that it said
 
     def with_jobs(self, jobs: int) -> "Program":
         """Return the same program, whose make or CMake starts this many compilers at once."""
@@ -118,9 +119,9 @@ class Step:
             self._said_s, self._spoke = now_s, True
             self._write(f"\n      {news[:140]}")
 
-    def run(self, *command: str | Path, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> None:
-        """Run a program; raises Failure, with the remedy and the path of the log, when it fails."""
-        self.run_together([Program(command=command, env=self.env if env is None else env, log=self.log, cwd=cwd)])
+    def run(self, *command: str | Path, env: Mapping[str, str] | None = None, **more: Any) -> None:
+        """Run a program; raises Failure, with the remedy and the path of the log, when it fails; `more`: of Program."""
+        self.run_together([Program(command=command, env=self.env if env is None else env, log=self.log, **more)])
 
     def run_together(self, programs: Sequence[Program]) -> None:
         """Run programs at once, each with a log of its own, as `run` does; the first one that fails ends the others.
@@ -136,7 +137,7 @@ class Step:
             while waiting:
                 program, start, process = waiting[0]
                 if (code := _wait(process)) is None:
-                    self.alive(last_line(program.log))
+                    self.alive(program.news(last_line(program.log)))
                     waiting.append(waiting.pop(0))
                     continue
                 waiting.pop(0)

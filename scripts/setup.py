@@ -25,7 +25,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NoReturn
@@ -251,7 +251,19 @@ def install_packages(places: Places, notes: Notes, step: Step, pins: dict[str, s
             step.note(f"{len(pins) - len(lacking)} are there, {len(lacking)} added")
         file.write_text(listed)
         if listed:
-            step.run(*pip, *(["--no-deps"] if places.site else []), "--requirement", file)
+            news = unpacked(packages_of(places), listed.count("\n"))
+            step.run(*pip, *(["--no-deps"] if places.site else []), "--requirement", file, news=news)
+
+
+def unpacked(folder: Path, wanted: int) -> Callable[[str], str]:
+    """Return what to show of pip's last line: it says nothing while it unpacks, often longer than a download takes."""
+
+    def news(line: str) -> str:
+        if re.match(r"Collecting|Downloading|Using|\s*[━╸╺]", line):
+            return line
+        return f"{min(wanted, len(list(folder.glob('*.dist-info'))))} of {wanted} packages unpacked"
+
+    return news
 
 
 def which_torch(places: Places, step: Step, pin: str | None, choice: str) -> str:

@@ -1504,3 +1504,12 @@ def test_the_development_tools_are_apart_and_nothing_else_needs_them():
 
     assert needed <= running
     assert {"pytest", "mypy", "ruff"} & running == set()
+
+
+def test_packages_that_are_unpacked_are_counted(tmp_path: Path):
+    for name in ("a-1.dist-info", "b-2.dist-info", "b"):
+        (tmp_path / name).mkdir()
+    news = setup.unpacked(tmp_path, 76)
+
+    assert news("Downloading torch-2.13.0-cp311-cp311-linux_x86_64.whl (190 MB)").startswith("Downloading torch")
+    assert news("Successfully uninstalled setuptools-65.5.0") == "2 of 76 packages unpacked"

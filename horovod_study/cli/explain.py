@@ -77,11 +77,13 @@ def _page(options: argparse.Namespace) -> Result:
     import shutil
 
     from horovod_study import records
+    from horovod_study.analysis.series.turns import study_turns
     from horovod_study.analysis.steps.explanation import explain as explain_runs
     from horovod_study.report.explanation import WIDE, page, write_explanation
 
     left_out: dict[str, str] = {}
-    found = explain_runs(*records.recorded_runs(options.places, left_out=left_out))
+    turns = study_turns(options.places[0]) if len(options.places) == 1 else None
+    found = explain_runs(*records.recorded_runs(options.places, left_out=left_out), turns)
     return Result(
         document=found.to_dict(),
         lines=page(found, width=min(WIDE, shutil.get_terminal_size((WIDE, 0)).columns)),

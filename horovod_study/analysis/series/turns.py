@@ -7,10 +7,12 @@ a point or baseline that ran alone, leave the point as it is.
 
 import math
 from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from horovod_study import records
 from horovod_study.analysis import paired
 from horovod_study.records import TurnSlice
 
@@ -41,6 +43,12 @@ class StudyTurns:
         ]
         found = paired.estimate(paired.pairs(named, "run", "base"))
         return found if found is not None and found.launches >= FEWEST_LAUNCHES else None
+
+
+def study_turns(root: Path) -> StudyTurns:
+    """Return the slices of the studies at and below `root`, by the names that runs have in the run table of `root`."""
+    below = records.turns_folders(root)
+    return StudyTurns(made for name, folder in below.items() for made in slices_of(records.read_turns(folder), name))
 
 
 def against(found: paired.RatioEstimate, kind: str, workers: float) -> dict[str, float]:

@@ -22,6 +22,7 @@ from horovod_study.analysis.forecast.prediction import predict
 from horovod_study.analysis.series.baseline_commands import baseline_command
 from horovod_study.analysis.series.exchange import points_of
 from horovod_study.analysis.series.points import measured, scaling_points, with_series
+from horovod_study.analysis.series.turns import StudyTurns
 from horovod_study.analysis.stats import Floats, Interval
 from horovod_study.analysis.steps.accounting import Accounting, RunAccount, account, account_run
 from horovod_study.analysis.steps.attribution import BUSY_CORES, INSIDE_BACKWARD, over_runs, parts_of
@@ -150,8 +151,9 @@ class Explanation:
         return facts(self, *(each.name for each in fields(self)))
 
 
-def explain(table: pd.DataFrame, runs: Iterable[RecordedRun]) -> Explanation:
-    """Explain recorded runs; `table` and `runs` are those of records.recorded_runs.
+def explain(table: pd.DataFrame, runs: Iterable[RecordedRun], turns: StudyTurns | None = None) -> Explanation:
+    """Explain recorded runs; `table` and `runs` are those of records.recorded_runs, `turns` the slices of runs that
+    alternated, by the column `run`.
 
     Raises AnalysisError where no run has a step.
     """
@@ -173,7 +175,7 @@ def explain(table: pd.DataFrame, runs: Iterable[RecordedRun]) -> Explanation:
     if accounting.cells.empty:
         why = next((run.why_not for run in accounts if run.why_not), "none holds a step")
         raise AnalysisError(f"{accounts[0].run}: nothing to explain: {why}; name a run that made steps")
-    cells = _cells(named, accounting)
+    cells = _cells(named, accounting, turns)
     growth, why_no_growth = _growth(accounting.cells, cells, named)
     slow = tuple(_slow(cell, [looked[run] for run in cell.runs if run in looked]) for cell in _last(cells))
     slow = tuple(each for each in slow if each.looked_at)
@@ -193,7 +195,8 @@ def explain(table: pd.DataFrame, runs: Iterable[RecordedRun]) -> Explanation:
         help=(),
         doubts=tuple(_doubts(accounting, looked.values())),
     )
-    advice = [*_advice(found, kept), *_missing_baseline(named, found), *_more_workers(named, found)]
+    quicker = _quicker_series(found, dict(zip(named["run"], named["samples_per_s"], strict=True)), turns)
+    advice = [*_advice(found, kept), *quicker, *_missing_baseline(named, found), *_more_workers(named, found)]
     return replace(found, help=tuple(sorted(advice, key=lambda each: -_least(each))))
 
 
@@ -209,11 +212,11 @@ def _least(each: Help) -> float:
 # ---------------------------------------------------------------------------------------------------- what there is
 
 
-def _cells(named: pd.DataFrame, accounting: Accounting) -> list[Cell]:
+def _cells(named: pd.DataFrame, accounting: Accounting, turns: StudyTurns | None) -> list[Cell]:
     """Return the cells in the order of the account: series after series, the fewest workers first."""
     accounts = {run.run: run for run in accounting.runs}
     done = measured(named)
-    points = scaling_points(named)
+    points = scaling_points(named, turns=turns)
     cells: list[Cell] = []
     keys: Any
     for keys, rows in accounting.cells.groupby(["series", "workers", "nodes"], sort=False, dropna=False):
@@ -420,7 +423,6 @@ def _advice(found: Explanation, runs: Mapping[str, RecordedRun]) -> Iterable[Hel
     yield from _communication(cell, run)
     yield from _other_parts(cell, run)
     yield from _slower_computing(found, cell)
-    yield from _quicker_series(found)
 
 
 def _late_ranks(found: Explanation, cell: Cell, runs: Mapping[str, RecordedRun]) -> Iterable[Help]:
@@ -548,17 +550,25 @@ def _slower_computing(found: Explanation, cell: Cell) -> Iterable[Help]:
         )
 
 
-def _quicker_series(found: Explanation) -> Iterable[Help]:
-    """Yield that another series made more samples per second with as many workers."""
+def _quicker_series(found: Explanation, rates: Mapping[str, float], turns: StudyTurns | None) -> Iterable[Help]:
+    """Yield that another series made more samples per second with as many workers: within rounds, else over repeats.
+
+    `rates`: samples/s by run. None where the interval holds no gain.
+    """
     last = [cell for cell in found.last if cell.samples_per_s]
     for cell in last:
         rivals = [each for each in last if each.workers == cell.workers and each.series != cell.series]
         best = max(rivals, key=lambda each: each.samples_per_s or 0.0, default=None)
-        if best is not None and best.samples_per_s and cell.samples_per_s:
-            more = best.samples_per_s / cell.samples_per_s - 1
-            if more > WORTH:
-                what = f"{best.series} instead of {cell.series}, at {cell.workers} workers"
-                yield Help(what=what, gain=Interval(value=more), kind="measured")
+        if best is None:
+            continue
+        rounds = turns.estimate(best.runs, cell.runs) if turns else None
+        sides = ([rates[run] for run in each.runs] for each in (best, cell))
+        ratio = stats.median_ratio(*sides) if rounds is None else rounds.ratio
+        gain = Interval(value=ratio.value - 1, low=ratio.low - 1, high=ratio.high - 1)
+        if gain.value > WORTH and not gain.low <= 0:
+            yield Help(
+                what=f"{best.series} instead of {cell.series}, at {cell.workers} workers", gain=gain, kind="measured"
+            )
 
 
 def _more_workers(named: pd.DataFrame, found: Explanation) -> Iterable[Help]:
