@@ -231,9 +231,7 @@ class TestTablesAsPeopleHaveThem:
         assert (workers, rates) == ([1, 4], [100, 380])
         assert f"{name} x workers" in told
 
-    @pytest.mark.parametrize(
-        "name", ["speedup", "efficiency", "std img/s", "images", "img/s/node", "TFLOPS/GPU", "loss"]
-    )
+    @pytest.mark.parametrize("name", ["efficiency", "std img/s", "images", "img/s/node", "TFLOPS/GPU", "loss"])
     def test_what_is_no_rate_of_workers_is_not_taken_for_one(self, name):
         assert "'samples_per_s' is missing" in refused(f"GPUs,{name}\n1,100\n")
 
@@ -292,6 +290,35 @@ class TestTablesAsPeopleHaveThem:
     def test_columns_that_name_curves_are_joined(self):
         frame = parse_points("GPUs,model,framework,img/s\n1,vgg,torch,9\n1,vgg,jax,8\n", "my.csv")
         assert frame["series"].tolist() == ["vgg torch", "vgg jax"]
+
+    def test_micro_batches_of_an_update(self):
+        text = "gpus,per_device_train_batch_size,gradient_accumulation_steps,step time (ms)\n2,8,4,500\n4,8,2,500\n"
+
+        frame = parse_points(text, "my.csv")
+
+        assert frame["batch_size"].tolist() == [32, 16] and frame["samples_per_s"].tolist() == [128, 128]
+        assert "batch_size = per_device_train_batch_size x gradient_accumulation_steps" in frame.attrs["read"]
+
+    @pytest.mark.parametrize(
+        ("text", "rates", "unit"),
+        [
+            ("GPUs,speedup\n1,1\n4,3.5\n", [1, 3.5], "speedup"),
+            ("GPUs,speedup,img/s\n1,1,100\n4,3.5,350\n", [100, 350], "samples/s"),
+            ("GPUs,epoch time (s)\n1,4\n4,1\n", [0.25, 1], "epochs/s"),
+            ("GPUs,step time (s)\n1,0.5\n4,0.5\n", [2, 8], "batches/s"),
+        ],
+    )
+    def test_what_is_no_rate_of_samples_has_its_own_unit(self, text, rates, unit):
+        frame = parse_points(text, "my.csv")
+
+        assert (frame["samples_per_s"].tolist(), frame.attrs["unit"]) == (rates, unit)
+
+    def test_a_table_of_markdown(self):
+        text = "| GPUs | img/s |\n|-----:|:------|\n| 1 | 1,100.5 |\n| 2 | 2,000 |\n"
+
+        workers, rates, said = read(text)
+
+        assert (workers, rates) == ([1, 2], [1100.5, 2000]) and said.startswith("'|' separates columns")
 
     def test_a_guessed_column_with_other_things_in_it_is_left_aside(self):
         frame = parse_points("GPUs,run,img/s\n1,first,9\n2,second,17\n", "my.csv")

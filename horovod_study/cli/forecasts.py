@@ -177,7 +177,7 @@ def predict(options: argparse.Namespace) -> int:
         print(json.dumps({**parts[first], **{name: parts[name] for name in others}}, allow_nan=False))
         return 0
     for name, each in forecasts.items():
-        print(f"{cut(printable(name), 60) or 'all points'}: samples/s with 95 % interval")
+        print(f"{cut(printable(name), 60) or 'all points'}: {points.attrs.get('unit', 'samples/s')} with 95 % interval")
         rows = [
             (
                 f"{one.workers:,} workers",
@@ -195,7 +195,10 @@ def predict(options: argparse.Namespace) -> int:
     if len(scores) > 1:
         print(*holdout.summary_lines(scores), sep="\n")
     for answer in answers.values():
-        print(*recommendation.lines(answer, only=None if recommended else ("knee",)), sep="\n")
+        told = recommendation.lines(
+            answer, only=None if recommended else ("knee",), unit=points.attrs.get("unit", "samples/s")
+        )
+        print(*told, sep="\n")
     return 0
 
 

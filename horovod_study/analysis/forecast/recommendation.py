@@ -534,8 +534,8 @@ def in_words(one: RecommendedCount) -> str:
     return f"{one.workers:,} [{one.low:,}, {'...' if one.high is None else f'{one.high:,}'}]"
 
 
-def lines(found: Recommendation, *, only: Sequence[str] | None = None) -> list[str]:
-    """The answers of one series for a terminal of 100 columns, doubts below; `only` names some of them."""
+def lines(found: Recommendation, *, only: Sequence[str] | None = None, unit: str = "samples/s") -> list[str]:
+    """The answers of one series for a terminal of 100 columns, with doubts; `only` some; `unit` is of throughputs."""
     series = found.series or "all points"
     if found.why_not:
         return [f"{series}: no worker count is recommended: {found.why_not}"]
@@ -546,7 +546,7 @@ def lines(found: Recommendation, *, only: Sequence[str] | None = None) -> list[s
         text += textwrap.wrap(
             f"  {_NAMES[name]:<15} {in_words(one):<20} {one.question}", 100, subsequent_indent=" " * 39
         )
-        below = [one.why_not] if one.why_not else [", ".join(_told(one))] if one.values else []
+        below = [one.why_not] if one.why_not else [", ".join(_told(one, unit))] if one.values else []
         for told in [*below, *(f"doubt: {doubt}" for doubt in one.doubts)]:
             text += textwrap.wrap(told, 100, initial_indent=" " * 18, subsequent_indent=" " * 20)
     return text
@@ -557,17 +557,17 @@ def _plain(value: float) -> str:
     return f"{value:,.0f}" if 1000 <= value < 1e12 else f"{value:.4g}"
 
 
-def _told(one: RecommendedCount) -> list[str]:
+def _told(one: RecommendedCount, unit: str) -> list[str]:
     told = []
-    for name, form, unit in (
-        ("samples_per_s", _plain, " samples/s"),
+    for name, form, words in (
+        ("samples_per_s", _plain, f" {unit}"),
         ("duration_s", duration, ""),
         ("gpu_hours", _plain, " GPU hours"),
         ("cost", _plain, " to pay"),
     ):
         if name in one.values:
             value, low, high = one.values[name]
-            told.append(f"{form(value)}{unit} [{form(low)}, {form(high)}]")
+            told.append(f"{form(value)}{words} [{form(low)}, {form(high)}]")
     return told
 
 

@@ -15,11 +15,11 @@ from types import MappingProxyType
 
 ROLES = (
     *("workers", "samples_per_s", "nodes", "sync_s", "batch_size", "series", "repeat", "workers_per_node"),
-    *("samples_per_s_per_worker", "step_s", "epoch_s", "global_batch"),
+    *("samples_per_s_per_worker", "step_s", "epoch_s", "speedup", "global_batch", "accumulation"),
 )
 """What a column can be: the columns of a points file, and what these can be worked out from."""
 
-RATES = ("samples_per_s", "samples_per_s_per_worker", "step_s", "epoch_s")
+RATES = ("samples_per_s", "samples_per_s_per_worker", "step_s", "epoch_s", "speedup")
 """Of these one is enough, the first that is there."""
 
 TIMES = ("step_s", "epoch_s", "sync_s")
@@ -56,7 +56,12 @@ _FORMS: tuple[tuple[str, str], ...] = (
     ("workers", rf"{_COUNT}{_WORKER}(?: count)?|np|nproc|world size|ranks|parallelism|dp size"),
     ("nodes", rf"{_COUNT}{_NODE}(?: count)?|nnodes"),
     ("global_batch", r"(?:global|total|effective) (?:mini ?)?batch(?: ?size)?|gbs"),
-    ("batch_size", rf"(?:local|per {_WORKER}) batch(?: ?size)?|batch(?: ?size)? ?(?:/|per) ?{_WORKER}"),
+    (
+        "batch_size",
+        rf"(?:local|micro|per {_WORKER})(?: train)? batch(?: ?size)?|batch(?: ?size)? ?(?:/|per) ?{_WORKER}|mbs",
+    ),
+    ("accumulation", r"(?:gradient|grad) acc(?:um(?:ulation)?)?(?: steps?)?|accumulation steps|gas"),
+    ("speedup", r"(?:relative )?speed ?up|relative throughput"),
     ("sync_s", r"exposed (?:sync|synchroni[sz]ation|communication|comm|all ?reduce)(?: time)?|sync(?: time)?"),
     ("epoch_s", r"epoch (?:time|duration)|(?:time|duration) ?(?:/|per) ?epoch"),
     ("step_s", rf"{_STEP} ?(?:time|duration|latency)|(?:time|duration) ?(?:/|per) ?{_STEP}"),
@@ -72,7 +77,7 @@ def meaning(name: str) -> Meaning | None:
     text = re.sub(r"[_\-.\s]+", " ", _UNIT.sub(r" \1 ", name.strip().lower().replace("#", "# "))).strip()
     text = re.sub(r" ?/ ?", "/", re.sub(r"\bper ", "per ", text))
     rate = _RATE.search(text)
-    if rate:
+    if rate and text != "relative throughput":
         return _rate(text)
     unit = next((word for word in re.split(r"[ /]", text) if word in SECONDS), None)
     without = " ".join(_words(text, unit))

@@ -13,8 +13,9 @@ The first line names the columns; the order of rows and columns does not matter.
 empty. Rows of the same worker count are repeats of each other.
 
 Other names are read where they say what they are (`column_names`): `GPUs`, `img/s`, `tokens/s/GPU`, times of a step or
-an epoch. Columns may be separated by commas, semicolons or tabs; decimals marked by a point or a comma; thousands
-separated. What was guessed is in `frame.attrs["read"]`, one line; `columns` says it instead.
+an epoch. Columns may be separated by commas, semicolons, tabs or, as in Markdown, bars; decimals marked by a point or a
+comma; thousands separated. What was guessed is in `frame.attrs["read"]`, one line; `columns` says it instead.
+`frame.attrs["unit"]` is "samples/s", or what stands in its place where no samples are known.
 
 Every mistake is a DataError of one line: file, line, value, what is allowed, what to do.
 What is odd but readable becomes a doubt in `frame.attrs["doubts"]`, which `fitting.fit_series` passes on.
@@ -39,6 +40,7 @@ REQUIRED = ("workers", "samples_per_s")
 OPTIONAL = ("nodes", "sync_s", "batch_size", "series", "repeat", "workers_per_node")
 COLUMNS = REQUIRED + OPTIONAL
 
+SAMPLES = "samples/s"
 MAX_WORKERS = 10_000_000
 MAX_POINTS = 1_000_000
 _THROUGHPUT = (1e-9, 1e15)  # samples/s; outside, a number is a mistake
@@ -96,10 +98,11 @@ def parse_points(text: str, source: str, columns: Mapping[str, str] | None = Non
         frame[each.role] = values
     read = [f"{separator!r} separates columns"] if separator != "," else []
     read += ["a comma marks decimals"] if comma else []
-    read += [
-        f"{each.role} = {each.name}" for each in found if each.role in COLUMNS and each.role in frame and not each.given
-    ]
-    read += _work_out(frame, {each.role: each.name for each in found})
+    roles = {each.role for each in found}
+    plain = set(COLUMNS) & set(frame.columns) - ({"batch_size"} if "accumulation" in roles else set())
+    read += [f"{each.role} = {each.name}" for each in found if each.role in plain and not each.given]
+    made, unit = _work_out(frame, {each.role: each.name for each in found})
+    read += made
     lines = [line for line, _ in body]
     over = list(frame.index[frame["nodes"] > frame["workers"]]) if "nodes" in frame else []
     if over:
@@ -114,6 +117,7 @@ def parse_points(text: str, source: str, columns: Mapping[str, str] | None = Non
     doubts += [*_overfull(frame, lines, source), *_duplicates(frame, lines, source)]
     frame.attrs["doubts"] = tuple(doubts)
     frame.attrs["read"] = "; ".join(read)
+    frame.attrs["unit"] = unit
     return frame
 
 
@@ -136,7 +140,10 @@ def _rows(text: str, source: str) -> tuple[list[tuple[int, list[str]]], str]:
     """Cells of every line that is neither blank nor a # comment, with its number; and what separates them."""
     text = text.removeprefix("\ufeff")
     head = next((line for line in text.splitlines() if line.strip() and not _remark(re.split("[,;\t]", line))), "")
-    separator = next((mark for mark in ("\t", ";") if mark in head), ",")
+    separator = next((mark for mark in ("\t", "|", ";") if mark in head), ",")
+    if separator == "|":  # of Markdown: a bar at both ends, and a rule under the names
+        text = re.sub(r"(?m)^[ \t|:-]*-{2}[ \t|:-]*$", "", text)
+        text = re.sub(r"(?m)^[ \t]*\|?(.*?)\|?[ \t]*$", r"\1", text)
     reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=separator != "\t", delimiter=separator)
     rows: list[tuple[int, list[str]]] = []
     try:
@@ -251,8 +258,11 @@ def _require(names: list[str], used: Mapping[int, _Column], where: str) -> None:
         )
 
 
-def _work_out(frame: pd.DataFrame, name: Mapping[str, str]) -> list[str]:
-    """Add to `frame` what it can be worked out from, and say how; `name` is what the file calls a role."""
+def _work_out(frame: pd.DataFrame, name: Mapping[str, str]) -> tuple[list[str], str]:
+    """Add to `frame` what it can be worked out from; say how, and in what unit throughputs are.
+
+    `name` is what the file calls a role.
+    """
     read = []
     if "workers" not in frame:
         if "workers_per_node" in frame and frame["workers_per_node"].notna().all():
@@ -264,8 +274,12 @@ def _work_out(frame: pd.DataFrame, name: Mapping[str, str]) -> list[str]:
     if "global_batch" in frame:
         frame["batch_size"] = frame["global_batch"] / frame["workers"]
         read.append(f"batch_size = {name['global_batch']} / workers")
+    elif "batch_size" in frame and "accumulation" in frame:
+        frame["batch_size"] *= frame["accumulation"]
+        read.append(f"batch_size = {name['batch_size']} x {name['accumulation']}")
+    unit = SAMPLES
     if "samples_per_s" in frame:
-        return read
+        return read, unit
     if "samples_per_s_per_worker" in frame:
         frame["samples_per_s"] = frame["samples_per_s_per_worker"] * frame["workers"]
         read.append(f"samples_per_s = {name['samples_per_s_per_worker']} x workers")
@@ -275,10 +289,16 @@ def _work_out(frame: pd.DataFrame, name: Mapping[str, str]) -> list[str]:
     elif "step_s" in frame:
         frame["samples_per_s"] = frame["workers"] / frame["step_s"]
         read.append(f"samples_per_s = workers / {name['step_s']}: one batch per worker at every count is assumed")
-    else:
+        unit = "batches/s"
+    elif "epoch_s" in frame:
         frame["samples_per_s"] = 1 / frame["epoch_s"]
         read.append(f"samples_per_s = 1 / {name['epoch_s']}: epochs/s, of the same data at every count")
-    return read
+        unit = "epochs/s"
+    else:
+        frame["samples_per_s"] = frame["speedup"]
+        read.append(f"samples_per_s = {name['speedup']}: throughput relative to what has 1")
+        unit = "speedup"
+    return read, unit
 
 
 def _per_worker(frame: pd.DataFrame, name: str) -> list[str]:
@@ -423,6 +443,8 @@ _PARSERS: Mapping[str, Callable[[str, str, str], Any]] = MappingProxyType(
         "samples_per_s_per_worker": _samples_per_s,
         "step_s": lambda cell, where, name: _real(cell, where, name, 1e-12, 1e12, "a time above 0"),
         "epoch_s": lambda cell, where, name: _real(cell, where, name, 1e-12, 1e12, "a time above 0"),
+        "speedup": lambda cell, where, name: _real(cell, where, name, 1e-9, 1e9, "a number above 0"),
+        "accumulation": lambda cell, where, name: _whole(cell, where, name, 1, 10**6),
         "global_batch": _maybe(lambda cell, where, name: _real(cell, where, name, 1e-9, 1e15, "samples, above 0")),
     }
 )
