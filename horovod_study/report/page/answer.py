@@ -3,6 +3,8 @@
 from dataclasses import replace
 
 from horovod_study.analysis.study import Analysis
+from horovod_study.report.kit.style import series_labels
+from horovod_study.report.page.doubts import doubt_groups
 from horovod_study.report.page.sentences import headline, subheadline
 from horovod_study.report.page.tables import tables
 from horovod_study.text.numbers import THIN
@@ -19,8 +21,8 @@ def answer_lines(analysis: Analysis) -> list[str]:
     lines = [f"{told}." for told in (headline(analysis), subheadline(analysis).rstrip(".")) if told]
     if "points" in found:
         lines += ["", *to_lines(_shown(found["points"])), ""]
-    doubts = len(analysis.provenance["doubts"]) + sum(len(cell) for cell in _cell_doubts(found.get("points")))
-    if doubts:
+    groups = doubt_groups(analysis.provenance["doubts"], series_labels(analysis.points))
+    if doubts := sum(len(group.doubts) for group in groups):
         lines.append(f"{plural(doubts, 'doubt')}: see the page")
     return [line.replace(THIN, " ") for line in [*lines, _cost(analysis)]]
 
@@ -37,11 +39,6 @@ def _shown(points: Table) -> Table:
         replace(group, rows=tuple(tuple(row[place] for place in kept) for row in group.rows)) for group in points.groups
     )
     return replace(points, columns=tuple(points.columns[place] for place in kept), groups=groups)
-
-
-def _cell_doubts(points: Table | None) -> list[tuple[str, ...]]:
-    cells = [] if points is None else [cell for group in points.groups for row in group.rows for cell in row]
-    return [getattr(cell, "doubts", ()) for cell in cells]
 
 
 def _cost(analysis: Analysis) -> str:

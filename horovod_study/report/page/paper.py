@@ -16,7 +16,9 @@ from horovod_study.documents import read_bytes
 from horovod_study.files import result_folder, write_file, writing
 from horovod_study.report.figures.catalogue import drawings
 from horovod_study.report.kit.drawing import Drawing
+from horovod_study.report.kit.style import series_labels
 from horovod_study.report.kit.typeset import caption_command, latex, to_latex
+from horovod_study.report.page.doubts import doubt_groups
 from horovod_study.report.page.sentences import headline, learned, sentences, subheadline
 from horovod_study.report.page.tables import tables
 from horovod_study.text.tables import Column, Group, Table
@@ -245,7 +247,8 @@ def _threats(analysis: Analysis) -> Iterable[str]:
         items.append(
             f"{plural(failed, 'run')} ended without a result (Table~\\ref{{tab:failed}}); no values were substituted."
         )
-    items += [latex(f"{doubt}") for doubt in told["doubts"]]
+    for group in doubt_groups(told["doubts"], series_labels(analysis.points)):
+        items += [latex(f"{len(names)} series: {text}" if names else text) for text, names in group.doubts]
     yield "\\begin{itemize}"
     yield from (f"\\item {text}" for text in items or ["The analysis found nothing to doubt."])
     yield "\\end{itemize}"
