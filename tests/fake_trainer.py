@@ -67,8 +67,11 @@ def _record(config: dict, out: Path) -> records.RunRecord:
     )
 
 
-def _train_in_turns(told: str, wanted: int) -> str:
-    """Make steps of 2 ms in the turns that are given, until `wanted` ones and whoever gives turns says so."""
+def _train_in_turns(told: str, wanted: int) -> tuple[str, int]:
+    """Make steps of 2 ms, slow ones of 3, in the turns that are given, until whoever gives turns says so.
+
+    Return what that said, and the steps; at least `wanted` ones are to be made.
+    """
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # it ends when nobody gives turns any more
     mine = turns.connect(rank=0, workers=1)
     made, trained_s = 0, 0.0
@@ -77,14 +80,14 @@ def _train_in_turns(told: str, wanted: int) -> str:
             report = {"steps": made, "samples": made, "trained_s": trained_s, "warm": made > 2}
             said = mine.wait(**report, enough=made >= wanted, least=wanted)
             if said != "go":
-                return said
+                return said, made
         if "fails" in told and made > 30:
             raise ValueError("the loss is not a number")
         began = time.perf_counter()
-        time.sleep(0.002)
+        time.sleep(0.003 if "slow" in told else 0.002)
         trained_s += time.perf_counter() - began
         made += 1
-    return "alone"
+    return "alone", made
 
 
 def main() -> int:
@@ -141,14 +144,14 @@ def main() -> int:
         )
         subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
         time.sleep(WAIT_S)
-    if told.startswith("turns") and _train_in_turns(told, config["steps"] or 200) == "lost":
+    said, made = _train_in_turns(told, config["steps"] or 200) if told.startswith("turns") else ("", None)
+    if said == "lost":
         records.finish_run(out, record, status="stopped", finished="now", totals={}, reason="nobody gives turns")
         return 75
     if told == "hang":
         time.sleep(WAIT_S)
-    records.finish_run(
-        out, record, status="done", finished="now", totals={"samples_per_s": 1000.0 * int(os.environ["FAKE_WORKERS"])}
-    )
+    totals = {"samples_per_s": 1000.0 * int(os.environ["FAKE_WORKERS"]), **({} if made is None else {"steps": made})}
+    records.finish_run(out, record, status="done", finished="now", totals=totals)
     if told == "hang after the end":
         time.sleep(WAIT_S)
     return 0

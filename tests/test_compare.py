@@ -12,6 +12,7 @@ import make.records
 import numpy as np
 import pytest
 import yaml
+from fake_trainer import fake_launch
 from make.waiting import PATIENCE_S
 
 from horovod_study import records
@@ -21,10 +22,13 @@ from horovod_study.cluster.launch import LaunchLine, cell_environment
 from horovod_study.config import COMMUNICATION
 from horovod_study.errors import ConfigError, StudyError
 from horovod_study.roles import Role
+from horovod_study.studies import turns
 from horovod_study.studies.compare import (
     CompareResult,
+    Effort,
     check_configs,
     differs_lines,
+    plan_effort,
     read_arm,
     read_arms,
     run_compare,
@@ -112,8 +116,9 @@ def finished_run(cell, folder: Path, name: str, act: str) -> None:
 
 def start(out: Path, told: dict[str, str] | None = None, *, a: str = "horovod/mpi", b: str = "mpi/mpi", **options):
     arms, seconds = read_arms(a, b, options.pop("given", {"steps": "20"}), STRAIN)
-    wanted = {"workers": (1,), "blocks": 2, **options}
-    return run_compare(arms, out, command="again", seconds=seconds, launch=fake(told), cores=2, **wanted)
+    workers = options.pop("workers", (1,))
+    effort = plan_effort(arms, workers, **{"blocks": 2, "seconds": seconds, "turns": False, **options})
+    return run_compare(arms, out, command="again", workers=workers, effort=effort, launch=fake(told), cores=2)
 
 
 # -------------------------------------------------------------------------------------------------------- the sides
@@ -252,6 +257,56 @@ def test_default_worker_counts() -> None:
     assert worker_counts((serial, mpi), None) == (1,)
     assert worker_counts((mpi, mpi), [2, 1, 2]) == (1, 2)
     assert worker_counts((mpi, mpi), None)[0] >= 1
+
+
+# ------------------------------------------------------------------------------------------------------ in turns
+
+
+def in_turns(out: Path, told: dict[str, str], *, given: dict[str, str] | None = None, **options) -> CompareResult:
+    arms, seconds = read_arms("horovod/mpi", "mpi/mpi", {"device": "cpu", **(given or {})}, STRAIN)
+    effort = plan_effort(arms, (1,), **{"seconds": seconds, **options})
+    return run_compare(arms, out, command="again", workers=(1,), effort=effort, launch=fake_launch(told), cores=2)
+
+
+def test_both_sides_of_a_block_train_in_turns_until_the_interval_is_narrow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "WARM_S", 0.05)
+    monkeypatch.setattr(turns, "SLICE_S", (0.03, 0.03))
+    told = {"horovod/mpi/1/0": "turns", "mpi/mpi/1/0": "turns, slow", "*": "turns"}
+    found = in_turns(tmp_path, told, precision=0.9)
+
+    assert [block["block"] for block in found.blocks] == [1, 2, 3], "three launches at least"
+    for block in found.blocks:
+        assert block["A"]["steps"] == block["B"]["steps"] > 200
+        assert len(block["rounds"]["A"]) == len(block["rounds"]["B"]) >= 3
+    rates = found.blocks[0]["rounds"]
+    assert np.median(np.divide(rates["B"], rates["A"])) < 0.9
+    assert found.to_dict()["in_turns"] is True and found.steps[1] > 200
+    starts = (tmp_path / "blocks" / "1w-01" / "starts.txt").read_text()
+    assert in_turns(tmp_path, told, precision=0.9).blocks == found.blocks, "read back"
+    assert (tmp_path / "blocks" / "1w-01" / "starts.txt").read_text() == starts
+    with pytest.raises(StudyError, match="holds a comparison in turns, and this one is not"):
+        in_turns(tmp_path, told, turns=False)
+    with pytest.raises(
+        StudyError, match="no block has both its runs: block 1 with 1 worker: B failed twice: ValueError"
+    ):
+        in_turns(tmp_path / "fails", {"*": "turns", "mpi/mpi/1/0": "turns, fails"}, blocks=1)
+
+
+def test_what_cannot_alternate_runs_one_after_the_other_and_says_why() -> None:
+    arms, _ = read_arms("serial", "serial", {"device": "cpu"}, STRAIN)
+    with_steps, _ = read_arms("serial", "serial", {"device": "cpu", "steps": "60"}, STRAIN)
+    decays, _ = read_arms("serial", "serial", {"device": "cpu", "schedule": "cosine"}, STRAIN)
+
+    assert plan_effort(arms, [1]) == Effort(blocks=5, seconds=5.0)
+    assert plan_effort(arms, [1], turns=False) == Effort(blocks=10, seconds=2.0, alone="as asked for")
+    assert "give --steps" in plan_effort(decays, [1]).alone
+    assert "MB of memory" in plan_effort(arms, [10**6]).alone
+    with pytest.raises(ConfigError, match="--until needs A and B to train in turns"):
+        plan_effort(arms, [1], turns=False, precision=0.02)
+    with pytest.raises(ConfigError, match="--steps ends before"):
+        plan_effort(with_steps, [1], precision=0.02)
 
 
 # --------------------------------------------------------------------------------------------------------- the runs
@@ -426,7 +481,7 @@ def test_the_verb_refuses_in_one_line(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.slow
 @pytest.mark.horovod
 def test_a_real_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["compare", "horovod/mpi", "mpi/mpi", "--workers", "2", "--blocks", "2", "--steps", "12"]
+    words = ["compare", "horovod/mpi", "mpi/mpi", "--workers", "2", "--blocks", "2", "--steps", "150"]
     words += ["--warmup-steps", "3", "--dataset", "4000", "--out", str(tmp_path / "out"), "--json"]
 
     assert main(words) == 0
@@ -435,8 +490,9 @@ def test_a_real_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert found["differs"]["backend"] == ["horovod", "mpi"]
     assert found["learning"]["alike"] is True
     (count,) = found["workers"]
-    assert (count["blocks"], count["resolved"]) == (2, False)
+    assert len(found["blocks"]) == 2
     assert count["ratio"] > 0
-    assert "warning: 2 blocks cannot resolve any difference: the smallest possible p is 0.5" in said.err
+    assert found["in_turns"] and count["turns"]["rounds"] >= 2 and count["turns"]["launches"] == count["blocks"] <= 2
+    assert [block[side]["steps"] for block in found["blocks"] for side in "AB"] == [153] * 4
     assert (tmp_path / "out" / "comparison.png").stat().st_size > 0
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -30,19 +30,29 @@ class Trainers:
         self.busy: Counter[str] = Counter()
         self.beside: list[set[str]] = []  # runs that trained at the same time
         self.said: dict[str, list[str]] = {}
+        self.made: dict[str, list[int]] = {}
         self.held: list[list[int]] = []
         monkeypatch.setattr(turns, "WARM_S", 0.01)
         monkeypatch.setattr(turns, "SLICE_S", (0.02, 0.02))
         # They are threads of this very process, which must not be stopped.
         monkeypatch.setattr(Holding, "with_children", lambda own, numbers: [])
 
-    def start(self, conductor: Conductor, run: str, *, ranks: int = 1, enough: int = 100, ends: int = 10**9) -> None:
+    def start(
+        self,
+        conductor: Conductor,
+        run: str,
+        *,
+        ranks: int = 1,
+        enough: int = 100,
+        ends: int = 10**9,
+        step_s: float = STEP_S,
+    ) -> None:
         """Start the ranks of a run, which has what it was asked for after `enough` steps, and ends after `ends`."""
         while not conductor.may_start(run):
             sleep(0.001)
         environ = conductor.environment(run)
         threads = [
-            threading.Thread(target=self._train, args=(environ, run, rank, ranks, enough, ends), daemon=True)
+            threading.Thread(target=self._train, args=(environ, run, rank, ranks, enough, ends, step_s), daemon=True)
             for rank in range(ranks)
         ]
         for each in threads:
@@ -54,7 +64,9 @@ class Trainers:
             each.join()
         conductor.ended(run)
 
-    def _train(self, environ: dict[str, str], run: str, rank: int, ranks: int, enough: int, ends: int) -> None:
+    def _train(
+        self, environ: dict[str, str], run: str, rank: int, ranks: int, enough: int, ends: int, step_s: float
+    ) -> None:
         mine = connect(environ, rank=rank, workers=ranks)
         assert mine is not None
         made, trained_s = 0, 0.0
@@ -69,10 +81,11 @@ class Trainers:
             self.busy[run] += 1
             self.beside.append({each for each, count in self.busy.items() if count})
             began = now()
-            sleep(STEP_S)
+            sleep(step_s)
             trained_s += now() - began
             made += 1
             self.busy[run] -= 1
+        self.made.setdefault(run, []).append(made)
         mine.leave()
 
 
@@ -159,6 +172,21 @@ def test_the_policy_is_asked_after_every_round(trainers: Trainers) -> None:
     assert [number for number, _ in asked] == list(range(6))
     assert [sorted(left) for _, left in asked] == [["a", "b"]] * 3 + [["b"]] * 3
     assert asked[-1][1] == {"b": True} and asked[0][1]["a"] is False
+
+
+def test_cells_that_end_together_make_equally_many_steps_where_that_is_wanted(trainers: Trainers) -> None:
+    def policy(slices: Sequence[TurnSlice], left: dict[str, bool]) -> list[str]:
+        return [] if slices[-1].round >= 3 else list(left)
+
+    with Conductor("ab", policy=policy, equal_steps=True) as conductor:
+        trainers.start(conductor, "a", ranks=2, step_s=3 * STEP_S)
+        trainers.start(conductor, "b")
+        until(lambda: not conductor.left())
+        slices = list(conductor.slices)
+
+    in_slices = {run: sum(each.steps for each in slices if each.run == run) for run in "ab"}
+    assert in_slices["a"] < in_slices["b"] and all(len(each) == 1 for each in trainers.beside)
+    assert trainers.made["a"] == 2 * trainers.made["b"][:1] and len(trainers.made["b"]) == 1
 
 
 def test_a_policy_that_fails_ends_all_and_is_told(trainers: Trainers) -> None:

@@ -5,7 +5,7 @@ import json
 import shlex
 from pathlib import Path
 
-from horovod_study.cli.verbs import Result, Verb
+from horovod_study.cli.verbs import Result, Verb, until_share
 from horovod_study.options import SET_BY_COMPARE, SET_BY_TUNE, Parser, add_run_options, run_values
 from horovod_study.workloads import find_workload
 
@@ -91,7 +91,23 @@ def compare_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--workers", type=int, nargs="+", metavar="N", help="worker counts to compare at (default: one per core)"
     )
-    parser.add_argument("--blocks", type=int, default=10, metavar="N", help="blocks per worker count (default 10)")
+    parser.add_argument(
+        "--blocks",
+        type=int,
+        metavar="N",
+        help="blocks per worker count (default 5; 10 at most with --until and by default without turns)",
+    )
+    parser.add_argument(
+        "--until",
+        metavar="P%",
+        help="add blocks until the 95 %% interval of B/A is so narrow to either side, such as 2%%",
+    )
+    parser.add_argument(
+        "--no-turns",
+        dest="turns",
+        action="store_false",
+        help="run A and B of a block one after the other, also where they could train in turns",
+    )
     parser.add_argument(
         "--out", type=Path, default=Path("compare"), metavar="DIR", help="receives runs and result (default compare)"
     )
@@ -99,8 +115,9 @@ def compare_arguments(parser: Parser) -> None:
     _add_workload(parser)
     add_run_options(parser, hidden=SET_BY_COMPARE)
     parser.epilog = (
-        "All runs make the same number of steps: --steps, or as many as take about --seconds (default 2) according to "
-        "a short run of each side. The same command goes on after Ctrl-C. See docs/compare.md."
+        "A and B of a block are started together, train in turns and make the same number of steps: --steps, or what "
+        "both take about --seconds (default 5, without turns 2) for. The same command goes on after Ctrl-C. See "
+        "docs/compare.md."
     )
 
 
@@ -110,16 +127,20 @@ def compare(options: argparse.Namespace) -> Result:
     from horovod_study.analysis.compare.comparison import too_few
     from horovod_study.progress import say
     from horovod_study.report.figures.comparison import write_comparison
-    from horovod_study.studies.compare import read_arms, run_compare, worker_counts
+    from horovod_study.studies.compare import plan_effort, read_arms, run_compare, worker_counts
 
     arms, seconds = read_arms(options.a, options.b, run_values(options), find_workload(options.workload))
     workers = worker_counts(arms, options.workers)
-    doubt = too_few(options.blocks, len(workers))
+    precision = None if options.until is None else until_share(options.until)
+    effort = plan_effort(
+        arms, workers, blocks=options.blocks, seconds=seconds, turns=options.turns, precision=precision
+    )
+    doubt = "" if effort.turns else too_few(effort.blocks, len(workers))
     if doubt:
         say(f"warning: {doubt}")
     command = shlex.join(["horovod-study", *options.words])
-    result = run_compare(arms, options.out, command=command, workers=workers, blocks=options.blocks, seconds=seconds)
-    found = compare_blocks(result.blocks)
+    result = run_compare(arms, options.out, command=command, workers=workers, effort=effort)
+    found = compare_blocks(result.blocks, aim=precision)
     paths = write_comparison(found, result.to_dict(), options.out)
     return Result(
         document={**result.to_dict(), **found.to_dict()},

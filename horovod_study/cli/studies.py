@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from horovod_study.cli.report import write_analysis, write_page
-from horovod_study.cli.verbs import Result, Verb
+from horovod_study.cli.verbs import Result, Verb, until_share
 from horovod_study.errors import ConfigError
 from horovod_study.options import Parser
 
@@ -95,7 +95,7 @@ def run(options: argparse.Namespace) -> int | Result:
         return plan(options)
     study, command = _study(options), _command(options)
     if options.until is not None:
-        study = study.until(_precision(options.until))
+        study = study.until(until_share(options.until))
     if options.here:
         from rich.console import Console
 
@@ -115,15 +115,6 @@ def run(options: argparse.Namespace) -> int | Result:
         else:
             result = run_study(study, options.runs, how)
     return _conclude(options, study, command, result)
-
-
-def _precision(text: str) -> float:
-    from horovod_study.studies.study_file import share
-
-    try:
-        return share(text)
-    except ValueError:
-        raise ConfigError(f"--until {text}: give the half width of the intervals, such as 2% or 0.02") from None
 
 
 def _command(options: argparse.Namespace) -> str:

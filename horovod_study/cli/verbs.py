@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from horovod_study.documents import read_text
-from horovod_study.errors import DataError
+from horovod_study.errors import ConfigError, DataError
 from horovod_study.options import Parser
 
 BENCH_JSON = "the bench.json that `horovod-study bench` wrote"
@@ -153,3 +153,13 @@ def curve_progress() -> Iterator[Callable[[int, int], None]]:
         yield on_progress
     finally:
         line.close()
+
+
+def until_share(text: str) -> float:
+    """Return the half width of intervals that `--until` asks for, relative; ConfigError: that is none."""
+    from horovod_study.studies.study_file import share
+
+    try:
+        return share(text)
+    except ValueError:
+        raise ConfigError(f"--until {text}: give the half width of the intervals, such as 2% or 0.02") from None

@@ -7,12 +7,13 @@ launches are joined with those of the present one, and what was not resolved is 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from horovod_study.analysis.paired import Precision, RatioVerdict, Slice
+from horovod_study.analysis.paired import Precision, RatioVerdict
 from horovod_study.config import Cell
 from horovod_study.measure.clock import now
 from horovod_study.progress import duration
 from horovod_study.records import TurnSlice
 from horovod_study.studies.study_file import StudyConfig
+from horovod_study.studies.turns import rates
 
 
 class Aim:
@@ -114,17 +115,7 @@ class Aim:
         return found
 
     def _judged(self, slices: Sequence[TurnSlice]) -> dict[tuple[str, str], RatioVerdict]:
-        made = [
-            Slice(
-                launch=f"{each.block}/{each.launch:03d}",
-                round=each.round,
-                cell=self._labels[each.run],
-                rate=each.samples / (each.end_s - each.begin_s),
-                other_load=math.nan if each.other_load is None else each.other_load,
-            )
-            for each in slices
-            if each.run in self._labels and each.samples > 0
-        ]
+        made = rates(slices, self._labels)
         if slices:
             last = [each for each in slices if each.launch == slices[-1].launch and each.block == slices[-1].block]
             span = max(each.end_s for each in last) - min(each.begin_s for each in last)

@@ -1,11 +1,13 @@
 """Runs two configurations A and B in blocks, side by side in one allocation, and proves that they did the same work.
 
-A block is one run of A and one of B at one worker count, in random order; blocks of different worker counts are
-interleaved. A comparison lives in a folder OUT:
+A block is one run of A and one of B at one worker count: they are started together and train in turns (turns.py), or,
+where they cannot, one right after the other in random order. Blocks of different worker counts are interleaved. A
+comparison lives in a folder OUT:
 
     plan.json               A, B and the number of steps per worker count: what the folder is a comparison of
-    pilot/2w/A/             short runs from which the number of steps follows
+    pilot/2w/A/             short runs from which the number of steps follows, where they did not
     blocks/2w-03/A/         the run directory of A in block 3 with 2 workers (records.py knows its format)
+    blocks/2w-03/turns.csv  the slices of both, where they trained in turns
     blocks/2w-03/A.yaml     what it was asked to do
     blocks/2w-03/A.log      what it printed
     blocks/2w-03/.attempts/A-1/     a run that failed, or whose block was broken off: kept, not counted
@@ -20,30 +22,46 @@ import random
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
 
+from horovod_study.analysis.paired import MOST_LAUNCHES, Precision, Slice, estimate, pairs
 from horovod_study.cluster.process import GRACE_S
 from horovod_study.comm.settings_file import read_settings
 from horovod_study.config import Cell, Placement, available_cores
 from horovod_study.documents import load_yaml, read_json
 from horovod_study.errors import ConfigError, RecordError, StudyError, require_known
 from horovod_study.files import write_file
+from horovod_study.measure.clock import now
 from horovod_study.options import BY_RUNTIME, SET_BY_COMPARE, refuse_set, require_workers
 from horovod_study.progress import Line, duration, say
-from horovod_study.records import MANIFEST, RunRecord, read_run, read_steps, step_ranks
+from horovod_study.records import (
+    MANIFEST,
+    TURNS_FILE,
+    RunRecord,
+    TurnSlice,
+    append_turns,
+    read_run,
+    read_steps,
+    read_turns,
+    step_ranks,
+)
 from horovod_study.roles import Role, check_field
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.attempt import Attempt, CellRun, Launcher, Running, local_launch, require_launchers
 from horovod_study.studies.engine import Lane, set_aside, sweep, working_in
 from horovod_study.studies.interruption import Interruption, exit_code
+from horovod_study.studies.turns import Conductor, Policy, alternate, apart_because, rates, until_asked_for
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import cut, plural
 from horovod_study.workloads import SHARED, Configuration, Workload
 
 LETTERS = ("A", "B")
-SECONDS = 2.0
+SECONDS, TURNS_SECONDS = 2.0, 5.0
+BLOCKS, TURNS_BLOCKS = 10, 5
+"""Defaults one after the other, and in turns, where a block says as much as it has rounds."""
 PLAN = "plan.json"
 MIN_STEPS = 50
 """Fewer steps have no steady tenth."""
@@ -52,6 +70,8 @@ FIRST_LOSSES = 20
 
 
 _TIMEOUT_S = 900.0
+_LONGEST_S = 240.0  # after so long no block in turns is made longer for its precision: another one says more
+_SELF = {letter: letter for letter in LETTERS}
 _HOPELESS = 2
 """So many blocks of a worker count dropped and none good: the comparison ends instead of failing to the end."""
 
@@ -92,6 +112,8 @@ class CompareResult:
     differs: Mapping[str, tuple[Any, Any]]  # by intent, asked for and in effect
     dropped: tuple[str, ...]
     interrupted: bool
+    turns: bool = False  # whether A and B of a block alternated
+    alone: str = ""  # why they did not
 
     @property
     def exit_code(self) -> int:
@@ -109,6 +131,8 @@ class CompareResult:
             "blocks_wanted": self.wanted,
             "dropped": list(self.dropped),
             "interrupted": self.interrupted,
+            "in_turns": self.turns,
+            "not_in_turns_because": self.alone or None,
             "blocks": [dict(block) for block in self.blocks],
             "directory": str(self.directory),
         }
@@ -116,13 +140,15 @@ class CompareResult:
     def lines(self) -> list[str]:
         """Return what was compared, in words."""
         a, b = self.arms
+        about = "about " if self.turns and a.config.steps is None else ""
         runs = " and ".join(
-            f"{steps:,} steps with {plural(count, 'worker')}" for count, steps in sorted(self.steps.items())
+            f"{about}{steps:,} steps with {plural(count, 'worker')}" for count, steps in sorted(self.steps.items())
         )
         lines = [
             f"A  {a.text}",
             f"B  {b.text}",
             f"{runs} per run, {a.config.batch} {a.config.workload.samples} per worker and step",
+            "A and B of a block trained in turns" if self.turns else f"one after the other: {self.alone}",
         ]
         lines += differs_lines(self.differs)
         return [*lines, *(f"left out: {text}" for text in self.dropped)]
@@ -143,12 +169,13 @@ def _word(value: Any) -> str:
 # ------------------------------------------------------------------------------------------------------------ the arms
 
 
-def read_arms(a: str, b: str, given: Mapping[str, Any], workload: Workload) -> tuple[tuple[Side, Side], float]:
-    """Return both sides from their texts and the options of the command line, and the seconds of a run."""
+def read_arms(a: str, b: str, given: Mapping[str, Any], workload: Workload) -> tuple[tuple[Side, Side], float | None]:
+    """Return both sides from their texts and the options of the command line, and the seconds of a run if given."""
     common = dict(given)
-    given_s = common.pop("seconds", SECONDS)
-    seconds = check_field("compare", "--seconds", given_s, SHARED["seconds"], optional=False)
-    return (read_arm("A", a, common, workload), read_arm("B", b, common, workload)), float(seconds)
+    seconds = common.pop("seconds", None)
+    if seconds is not None:
+        seconds = float(check_field("compare", "--seconds", seconds, SHARED["seconds"], optional=False))
+    return (read_arm("A", a, common, workload), read_arm("B", b, common, workload)), seconds
 
 
 def read_arm(letter: str, text: str, common: Mapping[str, Any], workload: Workload) -> Side:
@@ -352,28 +379,75 @@ def effective_differences(a: RunRecord, b: RunRecord) -> dict[str, tuple[Any, An
 # ------------------------------------------------------------------------------------------------------------ the runs
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Effort:
+    """How much is run, and how."""
+
+    blocks: int  # per worker count; at most, where a precision is the aim
+    seconds: float  # about how long a run is to train where the options name no number of steps
+    alone: str = ""  # why A and B of a block run one after the other; "": they train in turns
+    precision: float | None = None  # half width of the interval at which a worker count needs no more blocks, relative
+
+    @property
+    def turns(self) -> bool:
+        """Whether A and B of a block train in turns."""
+        return not self.alone
+
+
+def plan_effort(
+    arms: tuple[Side, Side],
+    workers: Sequence[int],
+    *,
+    blocks: int | None = None,
+    seconds: float | None = None,
+    turns: bool = True,
+    precision: float | None = None,
+) -> Effort:
+    """Return how the sides are run: in turns where that is wanted and they can, with what was not given by default.
+
+    ConfigError: what was given does not go together.
+    """
+    check_configs(*arms)
+    config = arms[0].config
+    why = "as asked for" if not turns else apart_because([_cell(arm, max(workers), 1, None, seconds=1) for arm in arms])
+    if not why and config.steps is None and config.to_dict().get("schedule", "constant") != "constant":
+        why = "the schedule of the learning rate needs a number of steps; give --steps"
+    if precision is not None and (why or config.steps is not None):
+        raise ConfigError(
+            "compare: --until goes on until an interval is narrow enough, and --steps ends before; leave one out"
+            if not why
+            else f"compare: --until needs A and B to train in turns, but they run one after the other: {why}"
+        )
+    usual = BLOCKS if why else TURNS_BLOCKS if precision is None else MOST_LAUNCHES
+    return Effort(
+        blocks=usual if blocks is None else blocks,
+        seconds=(SECONDS if why else TURNS_SECONDS) if seconds is None else seconds,
+        alone=why,
+        precision=precision,
+    )
+
+
 def run_compare(
     arms: tuple[Side, Side],
     out: Path,
     *,
     command: str,
     workers: Sequence[int],
-    blocks: int = 10,
-    seconds: float = SECONDS,
+    effort: Effort,
     launch: Launcher = local_launch,
     cores: int | None = None,
     grace_s: float = GRACE_S,
 ) -> CompareResult:
     """Run what is missing of the comparison in the folder `out` and return all its blocks.
 
-    `seconds` is about how long the timed window of a run is to last where the options name no number of steps. A run
-    that fails is repeated once; then its block is dropped. Raises StudyError before a run starts when A and B are not
-    to do the same work, or cannot be started, or `out` holds another comparison; and at any time when the records say
-    that they did not do the same work. Ctrl-C ends the run at hand and keeps the finished blocks.
+    A run that fails is repeated once, in turns with its partner; then its block is dropped. Raises StudyError before a
+    run starts when A and B are not to do the same work, or cannot be started, or `out` holds another comparison; and
+    at any time when the records say that they did not do the same work. Ctrl-C ends the runs at hand and keeps the
+    finished blocks.
     """
     cores = available_cores() if cores is None else cores
     asked = check_configs(*arms)
-    _check_numbers(arms, workers, blocks, cores)
+    _check_numbers(arms, workers, effort.blocks, cores)
     require_launchers([_cell(arm, count, 1, MIN_STEPS) for arm in arms for count in workers], launch)
     load = os.getloadavg()[0]
     if load > cores / 2:
@@ -381,28 +455,34 @@ def run_compare(
             f"warning: the load of this machine is {load:.1f} on {cores} cores before the first run; what both sides "
             "of a block suffer alike cancels, but intervals will be wide"
         )
+    counts = sorted(set(workers))
     with working_in(out, "comparison", command=command, grace_s=grace_s) as stop:
-        pairs = _Pairs(arms, out, launch, stop, grace_s, seconds, total=2 * blocks * len(set(workers)))
+        sides = _Pairs(arms, out, launch, stop, grace_s, effort, counts=counts)
         try:
-            sweep([pairs.lane(sorted(set(workers)), blocks)], stop)
+            if effort.turns:
+                sides.alternate(counts)
+            else:
+                sweep([sides.lane(counts)], stop)
         finally:
-            pairs.close()
+            sides.close()
         interrupted = stop.requested
     if interrupted:
-        say(f"interrupted after {len(pairs.finished)} complete blocks; continue with: {command}")
-        if not pairs.finished:
+        say(f"interrupted after {len(sides.finished)} complete blocks; continue with: {command}")
+        if not sides.finished:
             raise KeyboardInterrupt
-    if not pairs.finished:
-        raise StudyError(f"compare: no block has both its runs: {pairs.dropped[0]}; fix that and run again: {command}")
+    if not sides.finished:
+        raise StudyError(f"compare: no block has both its runs: {sides.dropped[0]}; fix that and run again: {command}")
     return CompareResult(
         arms=arms,
         directory=out,
-        steps={count: pairs.steps[count] for count in sorted(set(workers))},
-        wanted=blocks,
-        blocks=tuple(pairs.finished),
-        differs={**asked, **pairs.differs},
-        dropped=tuple(pairs.dropped),
+        steps={count: sides.steps[count] for count in counts if count in sides.steps},
+        wanted=effort.blocks,
+        blocks=tuple(sides.finished),
+        differs={**asked, **sides.differs},
+        dropped=tuple(sides.dropped),
         interrupted=interrupted,
+        turns=effort.turns,
+        alone=effort.alone,
     )
 
 
@@ -442,17 +522,19 @@ class _Pairs:
         launch: Launcher,
         stop: Interruption,
         grace_s: float,
-        seconds: float,
+        effort: Effort,
         *,
-        total: int,
+        counts: Sequence[int],
     ) -> None:
         self._arms = {arm.letter: arm for arm in arms}
-        self._out, self._launch, self._stop, self._grace_s, self._seconds = out, launch, stop, grace_s, seconds
+        self._out, self._launch, self._stop, self._grace_s, self._effort = out, launch, stop, grace_s, effort
         self._line = Line()
-        self._total, self._ended = total, 0
+        self._counts = counts
+        self._total, self._ended = len(counts) * effort.blocks * (1 if effort.turns else 2), 0
         self._took: list[float] = []
         self._first: dict[int, tuple[str, RunRecord]] = {}  # per worker count, what the others must agree with
         self._new_steps, self._workload = arms[0].config.steps, arms[0].config.workload
+        self._slices: dict[int, list[Slice]] = {}  # of finished blocks, by worker count
         self.steps: dict[int, int] = {}
         self.finished: list[dict[str, Any]] = []
         self.differs: dict[str, tuple[Any, Any]] = {}
@@ -462,15 +544,27 @@ class _Pairs:
         """Remove the line of progress."""
         self._line.close()
 
-    def lane(self, workers: Sequence[int], blocks: int) -> Lane:
-        """Find the steps of each worker count, then run the blocks that are missing."""
+    def lane(self, workers: Sequence[int]) -> Lane:
+        """Find the steps of each worker count, then run the blocks that are missing, one run after the other."""
         self.take_up_plan()
         for count in workers:
             yield from self._choose_steps(count)
-        for turn in schedule(workers, blocks, self._arms["A"].config.seed):
+        for turn in schedule(workers, self._effort.blocks, self._arms["A"].config.seed):
             yield from self._block(turn)
             if self._stop.requested:
                 return
+
+    def alternate(self, workers: Sequence[int]) -> None:
+        """Run the blocks that are missing, both sides of each in turns, until the intervals are narrow enough."""
+        self.take_up_plan()
+        for turn in schedule(workers, self._effort.blocks, self._arms["A"].config.seed):
+            if not self._precise(turn.workers):
+                self._block_in_turns(turn)
+            if self._stop.requested:
+                break
+        for count in workers if self._new_steps is None else ():
+            if made := [block["A"]["steps"] for block in self.finished if block["workers"] == count]:
+                self.steps[count] = round(median(made))
 
     # ------------------------------------------------------------------------------------------------ the plan
 
@@ -495,6 +589,12 @@ class _Pairs:
         again = f"move {self._out} away"
         options = self._workload.options
         known: dict[str, dict[str, Any]] = read_json(path, dict[str, dict[str, Any]], again=again)
+        if (turns := bool(known.get("how", {}).get("turns"))) != self._effort.turns:
+            raise StudyError(
+                f"{self._out}: holds a comparison {'in turns' if turns else 'one run after the other'}, and this one "
+                f"is not ({self._effort.alone or 'it can be in turns; --no-turns goes on with the old one'}); choose "
+                "another --out, or move it away"
+            )
         try:
             steps = {int(count): int(number) for count, number in known["steps"].items()}
             for letter, values in meaning.items():
@@ -518,7 +618,10 @@ class _Pairs:
         self.steps = steps
 
     def _keep_plan(self) -> None:
-        content = {**self._meaning(), "steps": {str(count): number for count, number in self.steps.items()}}
+        if self._effort.turns and self._new_steps is not None:
+            self.steps = dict.fromkeys(self._counts, self._new_steps)
+        steps = {str(count): number for count, number in self.steps.items()}
+        content = {**self._meaning(), "how": {"turns": self._effort.turns}, "steps": steps}
         write_file(self._out / PLAN, json.dumps(content, indent=1) + "\n")
 
     def _choose_steps(self, workers: int) -> Generator[CellRun, Any, None]:
@@ -532,7 +635,7 @@ class _Pairs:
 
     def _pilot(self, workers: int) -> Generator[CellRun, Any, None]:
         rates = []
-        seconds = min(self._seconds, max(0.3, self._seconds / 3))
+        seconds = min(self._effort.seconds, max(0.3, self._effort.seconds / 3))
         records: list[tuple[str, RunRecord]] = []
         for letter, arm in self._arms.items():
             folder = self._out / "pilot" / f"{workers}w"
@@ -546,7 +649,7 @@ class _Pairs:
             records.append((f"{letter} ({plural(workers, 'worker')})", record))
             rates.append(record.totals["samples_per_s"] / (arm.config.batch * workers))
         require_same_work(self._workload, *records, but=("steps",))  # before hours are spent
-        self.steps[workers] = max(MIN_STEPS, 10 * round(self._seconds * math.sqrt(rates[0] * rates[1]) / 10))
+        self.steps[workers] = max(MIN_STEPS, 10 * round(self._effort.seconds * math.sqrt(rates[0] * rates[1]) / 10))
         say(
             f"{plural(workers, 'worker')}: {self.steps[workers]:,} steps per run, from {rates[0]:,.0f} (A) and "
             f"{rates[1]:,.0f} (B) steps/s in a short run of each"
@@ -588,10 +691,119 @@ class _Pairs:
                 records[letter] = record
         else:
             self._ended += 2
+        self._finish(turn, folder, records)
+
+    def _block_in_turns(self, turn: Turn) -> None:
+        """Run both sides of a block in turns, or read it when it is whole; a block that fails twice is dropped."""
+        folder = self._out / "blocks" / f"{turn.workers}w-{turn.block:02d}"
+        found = {letter: _read_done(folder / letter) for letter in LETTERS}
+        records = {letter: record for letter, record in found.items() if record is not None}
+        slices: Sequence[TurnSlice] = read_turns(folder)
+        problem, tries = "", 0
+        while not (len(records) == 2 and {each.run for each in slices} == set(LETTERS)):
+            if tries == 2:
+                self.dropped.append(f"block {turn.block} with {plural(turn.workers, 'worker')}: {problem}")
+                self._line.keep(f"  {self.dropped[-1]}; block dropped")
+                self._give_up(turn.workers)
+                return
+            tries += 1
+            records, slices, problem = self._train_in_turns(turn, folder)
+            if self._stop.requested:
+                return
+        rounds = _rounds(slices)
+        self._ended += 1
+        if tries:
+            known = estimate(pairs(rates(slices, _SELF), "B", "A"))
+            ratio = math.nan if known is None else known.ratio.value
+            self._line.keep(
+                f"  [{self._ended:>{len(str(self._total))}}/{self._total}] {self._what(turn)}: B/A {ratio:.3f} in "
+                f"{len(rounds['A'])} rounds{self._left()}"
+            )
+        self._slices.setdefault(turn.workers, []).extend(rates(slices, _SELF))
+        self._finish(turn, folder, records, rounds=rounds)
+
+    def _train_in_turns(self, turn: Turn, folder: Path) -> tuple[dict[str, RunRecord], Sequence[TurnSlice], str]:
+        """Let both sides of a block alternate; return records and slices, and the problem of one that failed."""
+        for letter in LETTERS:
+            set_aside(folder / letter)
+        (folder / TURNS_FILE).unlink(missing_ok=True)
+        length: dict[str, Any] = {"seconds": self._effort.seconds if self._new_steps is None else None}
+        runs = {
+            letter: self._cell_run(
+                _cell(self._arms[letter], turn.workers, turn.block, self._new_steps, **length),
+                folder / letter,
+                f"{self._what(turn)}, in turns",
+            )
+            for letter in turn.order
+        }
+        conductor = Conductor(
+            turn.order,
+            block=f"{turn.workers}w",
+            launch=turn.block - 1,
+            seed=self._arms["A"].config.seed,
+            policy=self._policy(turn),
+            cores=sorted(os.sched_getaffinity(0)),
+            equal_steps=True,
+        )
+        began = now()
+        ended = alternate(conductor, runs, self._stop)
+        if self._stop.requested:
+            return {}, (), "interrupted"
+        for letter, attempt in ended.items():
+            if not attempt.done or attempt.record is None or not attempt.record.totals.get("samples_per_s"):
+                problem = f"{letter} failed twice: {attempt.reason or 'it ended without a finished record'}"
+                say(f"  {self._what(turn)}, {letter} failed: {attempt.reason}; see {attempt.log}")
+                return {}, (), problem
+        append_turns(folder, conductor.slices)
+        self._took.append(now() - began)
+        records = {letter: attempt.record for letter, attempt in ended.items() if attempt.record is not None}
+        return records, read_turns(folder), "no slice of one of them was whole; give more --seconds or --steps"
+
+    def _policy(self, turn: Turn) -> Policy:
+        """Return who needs more of a block: both, until they have what was asked for and the block is long enough."""
+        if self._new_steps is not None:
+            return until_asked_for
+
+        def policy(slices: Sequence[TurnSlice], left: Mapping[str, bool]) -> Sequence[str]:
+            if len(left) < 2:  # the other one has failed
+                return ()
+            more = not all(left.values())
+            if self._effort.precision is not None and not more and slices[-1].end_s < _LONGEST_S:
+                aim = Precision(half_width=self._effort.precision)
+                made = [*self._slices.get(turn.workers, ()), *rates(slices, _SELF)]
+                more = not aim.judge(made, [("B", "A")])[0].launch_done
+            return list(left) if more else ()
+
+        return policy
+
+    def _precise(self, workers: int) -> bool:
+        """Return whether the interval at a worker count is as narrow as it is to be."""
+        if self._effort.precision is None:
+            return False
+        aim = Precision(half_width=self._effort.precision)
+        known = estimate(pairs(self._slices.get(workers, ()), "B", "A"))
+        return known is not None and known.launches >= aim.launches and known.half_width <= aim.half_width
+
+    @staticmethod
+    def _what(turn: Turn) -> str:
+        return f"block {turn.block}, {plural(turn.workers, 'worker')}"
+
+    def _finish(
+        self,
+        turn: Turn,
+        folder: Path,
+        records: Mapping[str, RunRecord],
+        *,
+        rounds: Mapping[str, Sequence[float | None]] | None = None,
+    ) -> None:
+        """Note a whole block; StudyError: its runs did not do the same work as each other and those before."""
         names = {letter: f"{letter} in block {turn.block} ({plural(turn.workers, 'worker')})" for letter in LETTERS}
         reference = self._first.setdefault(turn.workers, (names["A"], records["A"]))
+        # In turns a block lasts as long as it is to be precise, so that its steps are its own.
+        free = ("steps",) if rounds is not None and self._new_steps is None else ()
         for letter in LETTERS:
-            require_same_work(self._workload, reference, (names[letter], records[letter]))
+            require_same_work(self._workload, reference, (names[letter], records[letter]), but=free)
+        require_same_work(self._workload, *((names[letter], records[letter]) for letter in LETTERS))
         self.differs.update(effective_differences(records["A"], records["B"]))
         self.finished.append(
             {
@@ -599,6 +811,7 @@ class _Pairs:
                 "block": turn.block,
                 "first": turn.order[0],
                 **{letter: figures(folder / letter, records[letter]) for letter in LETTERS},
+                **({} if rounds is None else {"rounds": rounds}),
             }
         )
 
@@ -615,16 +828,7 @@ class _Pairs:
         problem = ""
         for _ in range(2):
             set_aside(out)
-            attempt: Attempt = yield CellRun(
-                cell=cell,
-                out=out,
-                config=out.with_name(f"{out.name}.yaml"),
-                log=out.with_name(f"{out.name}.log"),
-                launch=self._launch,
-                timeout_s=_TIMEOUT_S,
-                grace_s=self._grace_s,
-                watch=self._watch(what),
-            )
+            attempt: Attempt = yield self._cell_run(cell, out, what)
             if self._stop.requested:
                 return None, "interrupted"
             if attempt.done and attempt.record is not None and attempt.record.totals.get("samples_per_s"):
@@ -633,6 +837,18 @@ class _Pairs:
             problem = attempt.reason or "it ended without a finished record"
             say(f"  {what} failed: {problem}; see {attempt.log}")
         return None, problem
+
+    def _cell_run(self, cell: Cell, out: Path, what: str) -> CellRun:
+        return CellRun(
+            cell=cell,
+            out=out,
+            config=out.with_name(f"{out.name}.yaml"),
+            log=out.with_name(f"{out.name}.log"),
+            launch=self._launch,
+            timeout_s=_TIMEOUT_S,
+            grace_s=self._grace_s,
+            watch=self._watch(what),
+        )
 
     def _watch(self, what: str) -> Callable[[Running], None]:
         def watch(running: Running) -> None:
@@ -644,6 +860,20 @@ class _Pairs:
     def _left(self) -> str:
         left, took = self._total - self._ended, self._took
         return f"; about {duration(left * sum(took) / len(took))} left" if took and left else ""
+
+
+def _rounds(slices: Sequence[TurnSlice]) -> dict[str, list[float | None]]:
+    """Return samples/s of A and B in each round that has both, and the larger load of other programs in it."""
+    table: dict[int, dict[str, TurnSlice]] = {}
+    for each in slices:
+        table.setdefault(each.round, {})[each.run] = each
+    both = [each for _, each in sorted(table.items()) if len(each) == 2]
+    found: dict[str, list[float | None]] = {
+        letter: [each[letter].samples / (each[letter].end_s - each[letter].begin_s) for each in both]
+        for letter in LETTERS
+    }
+    loads = [[one.other_load for one in each.values() if one.other_load is not None] for each in both]
+    return {**found, "other_load": [max(each) if each else None for each in loads]}
 
 
 def _read_done(directory: Path) -> RunRecord | None:
@@ -665,6 +895,7 @@ def figures(directory: Path, record: RunRecord) -> dict[str, Any]:
     mean = np.mean([each[:rows] for each in losses], axis=0) if rows else np.empty(0)
     return {
         **{name: totals.get(name) for name in names},
+        "steps": None if totals.get("steps") is None else totals["steps"] + totals.get("excluded_steps", 0),
         "first_losses": [float(loss) for loss in mean] if np.isfinite(mean).all() else [],
         "run": directory.as_posix(),
     }

@@ -26,7 +26,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import groupby
 from statistics import median
 from types import TracebackType
@@ -34,13 +35,20 @@ from typing import Any, Self
 
 import psutil
 
+from horovod_study.analysis.paired import Slice
 from horovod_study.cluster.holding import Holding, used_s
+from horovod_study.cluster.partitions import gpus_here
 from horovod_study.cluster.pinning import busy_s
 from horovod_study.config import Cell
+from horovod_study.errors import StudyError
 from horovod_study.measure.clock import now, sleep
 from horovod_study.recording.turns import TURNS, Channel
 from horovod_study.records import TurnSlice
+from horovod_study.studies.attempt import Attempt, CellRun, Running, Verdict
+from horovod_study.studies.engine import Lane, sweep
+from horovod_study.studies.interruption import Interruption
 from horovod_study.studies.study_file import StudyConfig
+from horovod_study.workloads import Configuration
 
 SLICE_S = (0.25, 0.5)
 SWITCH_SHARE = 0.05
@@ -80,9 +88,27 @@ def alone_because(study: StudyConfig, cell: Cell, on_this_machine: bool) -> str:
     partition = study.partitions[cell.placement.partition]
     if not on_this_machine or partition.scheduler != "local":
         return "it runs on other hosts than this machine"
-    if partition.gpus_per_node:
+    return _cannot_wait(cell.config, gpus=partition.gpus_per_node)
+
+
+def _cannot_wait(config: Configuration, *, gpus: int) -> str:
+    if gpus:
         return "all cells of a block would need the memory of the GPUs at the same time"
-    return "" if cell.config.workload.waits else f"workload {cell.config.workload.name} cannot wait between two steps"
+    return "" if config.workload.waits else f"workload {config.workload.name} cannot wait between two steps"
+
+
+def apart_because(cells: Sequence[Cell], *, worker_mb: float | None = None) -> str:
+    """Return why cells of this machine cannot alternate with each other, "" where they can.
+
+    `worker_mb`: what a worker needs in memory, where it is known.
+    """
+    config, workers = cells[0].config, sum(cell.placement.workers for cell in cells)
+    if why := _cannot_wait(config, gpus=0 if config.to_dict().get("device") == "cpu" else gpus_here()):
+        return why
+    needed, free = workers * (worker_mb or WORKER_MB), psutil.virtual_memory().available / 1e6
+    if needed > free:
+        return f"{workers} workers together need {needed:,.0f} MB of memory, and {free:,.0f} MB are free"
+    return ""
 
 
 def groups(
@@ -196,9 +222,14 @@ class Conductor:
         seed: int = 1,
         policy: Policy = until_asked_for,
         cores: Sequence[int] = (),
+        equal_steps: bool = False,
     ) -> None:
-        """`runs`: their names, in the order of their start; `cores`: of this machine, on which others are looked at."""
+        """`runs`: their names, in the order of their start; `cores`: of this machine, on which others are looked at.
+
+        `equal_steps`: cells that end together go on, in no slice, to the steps of the one that has made most.
+        """
         self._block, self._launch, self._policy, self._cores = block, launch, policy, cores
+        self._equal_steps = equal_steps
         self._random = random.Random(f"{seed} {block} {launch}")
         self._cells = {run: _Cell(run=run, token=secrets.token_hex(16)) for run in runs}
         self.slices: list[TurnSlice] = []
@@ -319,7 +350,22 @@ class Conductor:
             number += 1
             there = {cell.run: cell.all("enough") for cell in left if cell.state == "turns"}
             wanted = self._policy(self.slices, there) if there else ()
-            self._end([cell for cell in left if cell.run not in wanted])
+            ending = [cell for cell in left if cell.run not in wanted]
+            if self._equal_steps:
+                self._level(ending)
+            self._end(ending)
+
+    def _level(self, cells: Sequence[_Cell]) -> None:
+        """Let cells make as many steps as that of them which has made most."""
+        made = {cell.run: max(each["steps"] for each in cell.reports.values()) for cell in cells if cell.ready}
+        for cell in cells:
+            if cell.state == "turns" and made.get(cell.run, math.inf) < (most := max(made.values())):
+                with self._lock:
+                    self._continue(cell)
+                self._train(cell, until=most)
+                if cell.state == "turns":
+                    self._hold(cell)
+                self._see_off(cell)
 
     def _bring_up(self, cell: _Cell) -> None:
         """Wait for the start of a cell, and let it make its warm-up."""
@@ -366,15 +412,19 @@ class Conductor:
                 self.slices.append(made)
         self._see_off(cell)
 
-    def _train(self, cell: _Cell, slice_s: float | None = None) -> float:
-        """Grant a cell that is ready one slice and wait until all its ranks have made it; return its seconds."""
+    def _train(self, cell: _Cell, slice_s: float | None = None, *, until: int | None = None) -> float:
+        """Grant a cell that is ready one slice and wait until all its ranks have made it; return its seconds.
+
+        `until`: so many steps in place of a slice.
+        """
         usual_s = min(max(median(self._switches or [0.0]) / SWITCH_SHARE, SLICE_S[0]), SLICE_S[1])
         cell.granted = cell.next_steps(usual_s if slice_s is None else slice_s)
         cell.before, cell.reports = cell.reports, {}
         made = max(report["steps"] for report in cell.before.values())
         # What was asked for in steps is made to the step, so that a run in turns ends where one without them does.
         least = min(report["least"] or math.inf for report in cell.before.values())
-        until = int(min(made + cell.granted, least)) if made < least else made + cell.granted
+        if until is None:
+            until = int(min(made + cell.granted, least)) if made < least else made + cell.granted
         self._say(cell, cell.before, {"until": until})
         state = cell.state
         self._wait(lambda: cell.ready or cell.state != state)
@@ -499,3 +549,52 @@ class Conductor:
             }
             if cell.state == "leaving":  # the others of its ranks make no turns any more
                 self._say(cell, [rank], {"until": None})
+
+
+def rates(slices: Iterable[TurnSlice], cells: Mapping[str, str]) -> list[Slice]:
+    """Return slices as `analysis.paired` compares them; `cells` names the cell of each run, others are left out."""
+    return [
+        Slice(
+            launch=f"{each.block}/{each.launch:03d}",
+            round=each.round,
+            cell=cells[each.run],
+            rate=each.samples / (each.end_s - each.begin_s),
+            other_load=math.nan if each.other_load is None else each.other_load,
+        )
+        for each in slices
+        if each.run in cells and each.samples > 0
+    ]
+
+
+def alternate(conductor: Conductor, runs: Mapping[str, CellRun], stop: Interruption) -> dict[str, Attempt]:
+    """Run cells in turns and return how each of them has ended, by the names that `conductor` knows them by.
+
+    What was not started, because of a request to stop, is missing. StudyError: who gives turns has failed.
+    """
+    ended: dict[str, Attempt] = {}
+
+    def lane(name: str, run: CellRun) -> Lane:
+        def watch(running: Running) -> Verdict | None:
+            verdict = run.watch(running)
+            if stop.requested:
+                conductor.dismiss()
+            elif verdict is not None:
+                conductor.dismiss(name)
+            return verdict
+
+        try:
+            while not stop.requested and not conductor.may_start(name):
+                yield None
+            if stop.requested:
+                return
+            variables = {**run.variables, **conductor.environment(name)}
+            held_s = partial(conductor.held_s, name)
+            ended[name] = yield replace(run, variables=variables, held_s=held_s, watch=watch)
+        finally:
+            conductor.ended(name)
+
+    with conductor:
+        sweep([lane(name, run) for name, run in runs.items()], stop)
+    if conductor.failure is not None:
+        raise StudyError(f"turns have ended: {conductor.failure!r}")
+    return ended

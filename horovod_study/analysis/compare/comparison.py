@@ -1,6 +1,8 @@
 """Two configurations compared block by block: which is faster, by how much, and whether the runs can tell.
 
-A block is one run of A and one of B, one right after the other. What both share - the temperature, a neighbour, a slow
+A block is one run of A and one of B. Where they have trained in turns, B/A is compared within the rounds of a block
+(analysis/paired.py), each block being a launch: its effect, interval and p are those of `paired.estimate`. Else they
+ran one right after the other. What both share - the temperature, a neighbour, a slow
 drift of the machine - cancels in the ratio of their throughputs, so the ratios of the blocks are what is analysed:
 
     effect      geometric mean of the block ratios B/A
@@ -23,13 +25,15 @@ A difference is resolved when p after Holm is below ALPHA and one of the two int
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from horovod_study.analysis.paired import Pairs, RatioEstimate, Slice, estimate, pairs
 from horovod_study.analysis.stats import (
     ALPHA,
+    LEVEL,
     OF_INTEREST,
     Floats,
     Interval,
@@ -43,6 +47,7 @@ from horovod_study.analysis.stats import (
     order_interval,
     paired_ratio,
     smallest_p,
+    t_quantile,
     welch_p,
 )
 from horovod_study.errors import AnalysisError
@@ -56,6 +61,8 @@ ODD_ONE = 5.0
 """A block is odd when its log ratio is so many times the usual deviation (1.4826 MAD) from the median, ..."""
 ODD_LEAST = 0.05
 """... and at least so far from it."""
+MOST_BLOCKS = 1000
+"""More of them are not said to be needed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +85,8 @@ class CountResult:
     needed: int | None  # blocks that would resolve OF_INTEREST; None when the spread is not known
     verdict: str
     doubts: tuple[str, ...]
+    turns: RatioEstimate | None = None  # from rounds, where A and B trained in turns
+    rounds: tuple[tuple[float, ...], ...] = ()  # their ratios, block by block
 
     @property
     def shown(self) -> Interval:
@@ -91,6 +100,8 @@ class CountResult:
             "workers": self.workers,
             **dict(zip(("a_samples_per_s", "b_samples_per_s"), self.samples_per_s, strict=True)),
             **self.speed.to_dict(),
+            **({"exact": False} if self.turns is not None else {}),
+            "turns": None if self.turns is None else self.turns.to_dict(),
             "p_holm": self.p_holm,
             "typical_ratio": typical["value"],
             "typical_low": typical["low"],
@@ -195,6 +206,9 @@ class Comparison:
         ]
         table = to_lines(table_of(heads, rows, texts=()))
         verdicts = [f"{plural(each.workers, 'worker')}: {each.verdict}" for each in self.counts]
+        verdicts += [
+            f"{plural(each.workers, 'worker')}: {_components(each.turns)}" for each in self.counts if each.turns
+        ]
         doubts = [f"doubt, {plural(each.workers, 'worker')}: {doubt}" for each in self.counts for doubt in each.doubts]
         return [*table, "", *verdicts, self.learning.text, *doubts]
 
@@ -215,25 +229,88 @@ def too_few(blocks: int, tests: int) -> str:
 # ------------------------------------------------------------------------------------------------------ comparison
 
 
-def compare(blocks: Sequence[Mapping[str, Any]], *, seed: int = 1) -> Comparison:
+def compare(blocks: Sequence[Mapping[str, Any]], *, seed: int = 1, aim: float | None = None) -> Comparison:
     """Return the comparison of B with A from blocks as `studies/compare.py` makes them.
 
     A block: `workers`, `block` (its number, from 1), and under `A` and `B` the figures of one run each:
     `samples_per_s`, `step_s_median`, `step_s_p90`, `test_mse`, `parameter_sha256`, `first_losses` (mean over the
-    workers, one per step). Raises AnalysisError when there is no block.
+    workers, one per step). Where they trained in turns it has `rounds`: samples/s of A and of B, and `other_load` in
+    cores (None where unknown), one for each round. `aim`: the half width that was wanted, relative. Raises
+    AnalysisError when there is no block, or none with two rounds.
     """
     if not blocks:
         raise AnalysisError("compare: no block has both its runs; run the command again to go on")
     by_count: dict[int, list[Mapping[str, Any]]] = {}
     for block in sorted(blocks, key=lambda block: (block["workers"], block["block"])):
         by_count.setdefault(int(block["workers"]), []).append(block)
-    speeds = {count: _ratio(rows, "samples_per_s", seed) for count, rows in by_count.items()}
+    in_turns = {count: _in_turns(count, rows) for count, rows in by_count.items() if "rounds" in rows[0]}
+    speeds = {
+        count: _of_rounds(in_turns[count]) if count in in_turns else _ratio(rows, "samples_per_s", seed)
+        for count, rows in by_count.items()
+    }
     adjusted = dict(zip(speeds, holm([each.ratio.p for each in speeds.values()]), strict=True))
-    counts = tuple(
-        _count(workers, rows, speeds[workers], adjusted[workers], tests=len(by_count), seed=seed)
-        for workers, rows in by_count.items()
+    counts = []
+    for workers, rows in by_count.items():
+        made = in_turns.get(workers)
+        found = _count(workers, rows, speeds[workers], adjusted[workers], tests=len(by_count), seed=seed, pairs=made)
+        counts.append(found if aim is None or found.turns is None else _with_aim(found, found.turns, aim))
+    return Comparison(counts=tuple(counts), learning=_learning(blocks))
+
+
+def _in_turns(workers: int, rows: Sequence[Mapping[str, Any]]) -> Pairs:
+    """Return the rounds of the blocks of a worker count; AnalysisError where they say nothing."""
+    slices = [
+        Slice(
+            launch=f"{row['block']:03d}",
+            round=number,
+            cell=arm,
+            rate=rate,
+            other_load=math.nan if load is None else load,
+        )
+        for row in rows
+        for arm in "AB"
+        for number, (rate, load) in enumerate(zip(row["rounds"][arm], row["rounds"]["other_load"], strict=True))
+    ]
+    found = pairs(slices, "B", "A")
+    if estimate(found) is None:
+        raise AnalysisError(
+            f"compare: no block with {plural(workers, 'worker')} has two rounds that count; give more --seconds"
+        )
+    return found
+
+
+def _of_rounds(found: Pairs) -> PairedRatio:
+    """Return B/A from rounds."""
+    known = estimate(found)
+    assert known is not None  # _in_turns has seen to that
+    levels = [float(each.mean()) for each in found.differences if len(each)]
+    deviation = float(np.std(levels, ddof=1)) if len(levels) > 1 else None
+    return PairedRatio(ratio=replace(known.ratio, n=known.launches), log_sd=deviation)
+
+
+def _with_aim(found: CountResult, known: RatioEstimate, aim: float) -> CountResult:
+    """Return a result that says where it is not as precise as was wanted."""
+    if known.half_width <= aim:
+        return found
+    width = f"+- {100 * known.half_width:.2g} %" if math.isfinite(known.half_width) else "an unknown width"
+    count = _blocks_for(known, aim)
+    takes = "how many blocks that takes cannot be said" if count is None else f"that takes about {count} blocks"
+    doubt = f"B/A is known to {width}, not to the {100 * aim:.3g} % that were wanted; {takes}"
+    return replace(found, doubts=(doubt, *found.doubts))
+
+
+def _components(known: RatioEstimate) -> str:
+    """Return of what the interval is made, in words."""
+    launches = "unknown" if math.isnan(known.launch_sd) else f"{100 * known.launch_sd:.2g} %"
+    text = (
+        f"{known.rounds} rounds in {plural(known.launches, 'block')}; a round scatters by {100 * known.round_sd:.2g} "
+        f"%, the level of a block by {launches}; standard error of rounds alone {100 * known.round_error:.2g} %"
     )
-    return Comparison(counts=counts, learning=_learning(blocks))
+    if math.isfinite(known.cancelled):
+        text += f"; {100 * max(known.cancelled, 0):.0f} % of the variance of both rates cancelled"
+    if known.set_aside:
+        text += f"; {known.set_aside} rounds beside other programs set aside"
+    return text
 
 
 def _values(rows: Sequence[Mapping[str, Any]], arm: str, name: str) -> Floats:
@@ -245,15 +322,27 @@ def _ratio(rows: Sequence[Mapping[str, Any]], name: str, seed: int) -> PairedRat
 
 
 def _count(
-    workers: int, rows: Sequence[Mapping[str, Any]], speed: PairedRatio, p_holm: float, *, tests: int, seed: int
-) -> CountResult:
+    workers: int,
+    rows: Sequence[Mapping[str, Any]],
+    speed: PairedRatio,
+    p_holm: float,
+    *,
+    tests: int,
+    seed: int,
+    pairs: Pairs | None = None,
+) -> CountResult:  # one table of results, made in one place
     a, b = _values(rows, "A", "samples_per_s"), _values(rows, "B", "samples_per_s")
     unrest_a, unrest_b = (_values(rows, arm, "step_s_p90") / _values(rows, arm, "step_s_median") for arm in "AB")
-    logs = np.log(b / a)
+    logs = np.log(b / a) if pairs is None else np.array([each.mean() for each in pairs.differences if len(each)])
     typical = order_interval(logs).exp()
-    odd = tuple(int(rows[place]["block"]) for place in _apart(logs))
+    apart = [int(rows[place]["block"]) for place in _apart(logs)] if len(logs) == len(rows) else []
+    odd = tuple(apart if pairs is None or typical.known else ())
     resolved = p_holm < ALPHA and (speed.ratio.excludes(1) or typical.excludes(1))
-    needed = None if speed.log_sd is None or odd else needed_blocks(speed.log_sd, tests=tests)
+    known = None if pairs is None else estimate(pairs)
+    needed = _needed(speed, odd, tests) if known is None else _blocks_for(known, OF_INTEREST)
+    verdict = _verdict(
+        speed.ratio, typical, odd, p_holm, resolved=resolved, needed=needed, tests=tests, turns=pairs is not None
+    )
     return CountResult(
         workers=workers,
         samples_per_s=(geometric_mean(a), geometric_mean(b)),
@@ -262,16 +351,36 @@ def _count(
         odd=odd,
         p_holm=p_holm,
         resolved=resolved,
-        ratios=tuple(float(each) for each in b / a),
+        ratios=tuple(float(each) for each in np.exp(logs)),
         block_numbers=tuple(int(row["block"]) for row in rows),
         stability=(float(np.median(unrest_a)), float(np.median(unrest_b))),
         spread=paired_ratio(unrest_a, unrest_b, seed=seed),
         step_ms=tuple(float(np.median(_values(rows, arm, "step_s_median"))) * 1e3 for arm in "AB"),  # type: ignore[arg-type]
         unpaired_p=finite_or_none(welch_p(np.log(a), np.log(b))),
         needed=needed,
-        verdict=_verdict(speed.ratio, typical, odd, p_holm, resolved=resolved, needed=needed, tests=tests),
-        doubts=tuple(_doubts(rows, logs, odd, unrest_a, unrest_b)),
+        verdict=verdict,
+        doubts=tuple(_doubts(rows, logs, odd, unrest_a, unrest_b, shared=known is not None and known.shared)),
+        turns=known,
+        rounds=() if pairs is None else tuple(tuple(np.exp(each).tolist()) for each in pairs.differences),
     )
+
+
+def _needed(speed: PairedRatio, odd: Sequence[int], tests: int) -> int | None:
+    return None if speed.log_sd is None or odd else needed_blocks(speed.log_sd, tests=tests)
+
+
+def _blocks_for(known: RatioEstimate, half_width: float) -> int | None:
+    """Return how many blocks as long as these make the interval so narrow; None: more than MOST_BLOCKS, or unknown.
+
+    The variance of a block is that of its level and, over its rounds, theirs.
+    """
+    if known.launches < 2:
+        return None
+    variance = known.launch_sd**2 + known.launches * known.round_error**2
+    for count in range(2, MOST_BLOCKS):
+        if t_quantile(0.5 + LEVEL / 2, count - 1.0) * math.sqrt(variance / count) <= half_width:
+            return count
+    return None
 
 
 def _apart(logs: Floats) -> list[int]:
@@ -291,6 +400,7 @@ def _verdict(
     resolved: bool,
     needed: int | None,
     tests: int,
+    turns: bool = False,
 ) -> str:
     p = f"p = {p_holm:.2g}{' after Holm' if tests > 1 else ''}"
     if not mean.known:
@@ -311,8 +421,10 @@ def _verdict(
     text = f"not resolved: the difference is {usually}between {between} ({p})"
     if odd and needed is None:
         return f"{text}; how many blocks would resolve it cannot be said while some are outliers"
-    would = f"about {needed} blocks would resolve {OF_INTEREST * 100:g} %"
-    if mean.n < (least_blocks := fewest_blocks(tests)):
+    would = f"about {needed} blocks would {'make it' if turns else 'resolve'} {'+- ' * turns}{OF_INTEREST * 100:g} %"
+    if turns and needed is None:
+        would = f"how many blocks would make it +- {OF_INTEREST * 100:g} % cannot be said yet"
+    if not turns and mean.n < (least_blocks := fewest_blocks(tests)):
         return f"{text}; no difference can be with fewer than {least_blocks} blocks, and {would}"
     if max(abs(shown.low - 1), abs(shown.high - 1)) <= OF_INTEREST:
         return f"{text}: A and B are no more than {OF_INTEREST * 100:g} % apart"
@@ -329,11 +441,21 @@ def _signed(value: float, digits: int) -> str:
 
 
 def _doubts(
-    rows: Sequence[Mapping[str, Any]], logs: Floats, odd: Sequence[int], unrest_a: Floats, unrest_b: Floats
+    rows: Sequence[Mapping[str, Any]],
+    logs: Floats,
+    odd: Sequence[int],
+    unrest_a: Floats,
+    unrest_b: Floats,
+    *,
+    shared: bool,
 ) -> list[str]:
     doubts = []
+    if shared:
+        doubts.append(
+            "other programs used the cores in more than three quarters of the rounds: B/A is that of a shared machine"
+        )
     middle = float(np.median(logs))
-    for row, log in zip(rows, logs.tolist(), strict=True):
+    for row, log in zip(rows, logs.tolist(), strict=True) if odd else ():
         if row["block"] in odd:
             # Of the two, the one that is further from its own median is the one something happened to.
             own = {arm: _values(rows, arm, "samples_per_s") for arm in "AB"}

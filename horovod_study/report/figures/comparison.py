@@ -47,10 +47,13 @@ def caption(comparison: Comparison, names: tuple[str, str]) -> str:
     found = " ".join(f"With {plural(each.workers, 'worker')}: {each.verdict}." for each in comparison.counts)
     apart = any(each.odd for each in comparison.counts)
     line = "median where blocks are outliers, else geometric mean," if apart else "geometric mean"
+    how = "one run of A and one of B right after the other"
+    if any(each.turns for each in comparison.counts):
+        how = "one run of A and one of B that trained in turns; small: single rounds"
+        line = line.replace("geometric mean", "mean of the rounds' ratios")
     return (
         f"Throughput of B ({names[1]}) as a multiple of that of A ({names[0]}). Dots: the {count} blocks in the order "
-        "in which they ran, each one run of A and one of B right after the other. "
-        f"Line and bar: {line} and its 95 % interval. {found}"
+        f"in which they ran, each {how}. Line and bar: {line} and its 95 % interval. {found}"
     )
 
 
@@ -84,6 +87,10 @@ def draw(comparison: Comparison, names: tuple[str, str], width_in: float) -> Fig
 
 def _count(axes: Axes, place: int, each: CountResult) -> None:
     color, n = _color(each), len(each.ratios)
+    width = 2 * _HALF / max(n, 1)
+    for x, ratios in zip(_places(place, n), [rounds for rounds in each.rounds if rounds], strict=False):
+        across = np.linspace(x - 0.35 * width, x + 0.35 * width, len(ratios))
+        axes.plot(across, ratios, linestyle="none", marker=".", markersize=2, color=QUIET, alpha=0.5, zorder=1)
     axes.plot(
         _places(place, n), each.ratios, linestyle="none", marker="o", markersize=3.6, color=color, alpha=0.55, zorder=2
     )
@@ -105,6 +112,8 @@ def _range(counts: tuple[CountResult, ...]) -> tuple[float, float, list[tuple[in
         middle = float(np.median(each.ratios))
         reach = 6 * float(np.median(np.abs(np.array(each.ratios) - middle))) + 0.05
         kept += [ratio for ratio in each.ratios if abs(ratio - middle) <= reach]
+        if inside := sorted(ratio for rounds in each.rounds for ratio in rounds):  # nine of ten rounds are shown
+            kept += [inside[len(inside) // 20], inside[-1 - len(inside) // 20]]
         ends = (each.shown.low, each.shown.high) if each.shown.known else ()
         kept += [each.shown.value, *(min(max(end, middle - reach), middle + reach) for end in ends)]
     room = 0.08 * (max(kept) - min(kept))
