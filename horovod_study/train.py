@@ -26,25 +26,20 @@ import sys
 import traceback
 from typing import Any, NoReturn
 
-import torch
-
 from horovod_study import records
 from horovod_study.comm import Launch, detect
-from horovod_study.comm.liveness import LostPeer
 from horovod_study.comm.settings_file import SettingsFile, nodes_of, read_settings
-from horovod_study.comm.stop import STOPPED_EXIT_CODE, Stopped, StopRequest, Terminated
+from horovod_study.comm.stop import STOPPED_EXIT_CODE, LostPeer, Stopped, StopRequest, Terminated
 from horovod_study.documents import load_yaml
 from horovod_study.errors import ConfigError, StudyError
 from horovod_study.measure import environment
 from horovod_study.measure.clock import sleep
-from horovod_study.measure.evidence import parameter_count
 from horovod_study.options import Parser, add_train_options, run_values
 from horovod_study.progress import say
-from horovod_study.workload.model import StressCNN
 from horovod_study.workload.options import STRAIN, StrainConfig, parse_widths, strain_config
 from horovod_study.workload.resume import Resumption, plan_resume
-from horovod_study.workload.summary import printed, summary
-from horovod_study.workload.trainer import run
+
+# What needs PyTorch is imported where it is used: that takes seconds, and a mistyped option is told at once.
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -64,6 +59,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     code = 0
     if launch.rank == 0:
+        from horovod_study.workload.summary import summary
+
         try:
             print(summary(result), file=sys.stderr if options.json else sys.stdout, flush=True)
             if options.json:
@@ -105,15 +102,27 @@ def _train(options: argparse.Namespace, launch: Launch, stop: StopRequest) -> di
             if launch.rank == 0:
                 _say_finished(resumption, as_json=options.json)
             return None
-        return run(resumption.config, out=options.resume, launch=launch, resumption=resumption, stop=stop)
+        return _run(resumption.config, out=options.resume, launch=launch, resumption=resumption, stop=stop)
     tuned = {} if settings is None else settings.values
     config = strain_config({**tuned, **values}, source=str(options.config) if options.config else "train")
     applied = None if settings is None else _apply(settings, config, launch, values.get("backend"))
-    return run(config, out=options.out, launch=launch, stop=stop, settings_file=applied, again=options.again)
+    return _run(config, out=options.out, launch=launch, stop=stop, settings_file=applied, again=options.again)
+
+
+def _run(config: StrainConfig, **how: Any) -> dict[str, Any]:
+    """Train as trainer.run does, with the same arguments."""
+    from horovod_study.workload.trainer import run
+
+    return run(config, **how)
 
 
 def _apply(settings: SettingsFile, config: StrainConfig, launch: Launch, asked_backend: str | None) -> dict[str, Any]:
     """Refuse settings of another model or runtime, warn of what else differs, and return what the record says of it."""
+    import torch
+
+    from horovod_study.measure.evidence import parameter_count
+    from horovod_study.workload.model import StressCNN
+
     with torch.device("meta"):
         parameters = parameter_count(StressCNN(widths=parse_widths(config.widths)))
     settings.require_fit(
@@ -138,6 +147,8 @@ def _apply(settings: SettingsFile, config: StrainConfig, launch: Launch, asked_b
 
 
 def _say_finished(resumption: Resumption, *, as_json: bool) -> None:
+    from horovod_study.workload.summary import printed
+
     say(f"{resumption.directory}: the run is finished: {resumption.finished}")
     if as_json:
         record = resumption.record
@@ -165,7 +176,7 @@ def _fail(error: BaseException, launch: Launch) -> int:
     elif isinstance(error, StudyError | KeyboardInterrupt):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the launcher's signal to the other ranks is no second failure
         if launch.rank > 0:
-            sleep(2.0)
+            sleep(5.0)
         interrupted = isinstance(error, KeyboardInterrupt)
         say("interrupted; the run is marked failed" if interrupted else f"error: {error}")
         code = 130 if interrupted else 143 if isinstance(error, Terminated) else 2

@@ -30,7 +30,7 @@ from typing import Any
 
 from horovod_study import alive
 from horovod_study.comm.base import Backend
-from horovod_study.errors import BackendError
+from horovod_study.comm.stop import LostPeer
 from horovod_study.measure.clock import now, sleep
 from horovod_study.progress import say
 
@@ -60,14 +60,6 @@ _LOST = re.compile(
     r"|Connection refused|Socket closed|Timed out waiting|Application timeout caused|ncclRemoteError|ncclInternalError"
     r"|MPI_ERR_PROC_FAILED"
 )
-
-
-class LostPeer(BackendError):
-    """Another rank is gone, and this one cannot go on. `speaks`: this rank is the one to say so."""
-
-    def __init__(self, message: str, *, speaks: bool) -> None:
-        super().__init__(message)
-        self.speaks = speaks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
-from horovod_study.errors import StudyError
+from horovod_study.errors import BackendError, StudyError
 from horovod_study.measure.clock import now
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
@@ -31,6 +31,14 @@ class Stopped(StudyError):
     def __init__(self, message: str, totals: Mapping[str, Any]) -> None:
         super().__init__(message)
         self.totals = totals  # what is known of the run by then, for its record
+
+
+class LostPeer(BackendError):
+    """Another rank is gone, and this one cannot go on. `speaks`: this rank is the one to say so."""
+
+    def __init__(self, message: str, *, speaks: bool) -> None:
+        super().__init__(message)
+        self.speaks = speaks
 
 
 class StopRequest:

@@ -28,8 +28,8 @@ import torch
 from horovod_study import alive, energy, lease, records
 from horovod_study.comm import fail_together
 from horovod_study.comm.base import Peers
-from horovod_study.comm.liveness import Liveness, LostPeer
-from horovod_study.comm.stop import Stopped, Terminated
+from horovod_study.comm.liveness import Liveness
+from horovod_study.comm.stop import LostPeer, Stopped, Terminated
 from horovod_study.config import OPTIONS, ORDINARY_LAPS
 from horovod_study.errors import RecordError, StudyError
 from horovod_study.measure import environment, evidence, steady, system

@@ -55,7 +55,7 @@ class PairStudy:
             stderr=subprocess.STDOUT,
         )
 
-    def run(self, verb: str, *options: str, timeout_s: float = 300) -> tuple[int, str]:
+    def run(self, verb: str, *options: str, timeout_s: float = 550) -> tuple[int, str]:
         """Return the exit code and the output of `horovod-study VERB pair.yaml`."""
         with self.start(verb, *options) as process:
             try:
