@@ -408,7 +408,7 @@ def _parallel(analysis: Analysis) -> Table | None:
         title="Balance between the workers",
         caption="Medians over repeats. Parallel efficiency = load balance (mean over largest useful time of a worker) "
         "times communication efficiency (largest useful time over run time), after POP. Skew: from the mean to the "
-        "last worker's gradients, per step.",
+        "last worker's gradients, per step; among the losses of a step stands its mean over repeats.",
         columns=(
             *_PLACE,
             _counts("Repeats", "repeats"),
