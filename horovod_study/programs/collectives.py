@@ -219,85 +219,65 @@ def measure_collectives(
     A point: way, operation, place, bytes, iterations, rounds, and per round `seconds` (mean of the slowest rank) and
     `seconds_median_op` (largest median of any rank, None on a GPU); `wrong` counts wrong elements over all ranks.
     """
-    rank, workers = backend.rank, backend.workers
-    buffers = _Buffers(max(plan.sizes))
     keys = [
-        (size, way, operation, place)
+        _Key(size=size, way=way, operation=operation, place=place)
         for size in plan.sizes
         for way in range(len(raws))
         for operation, place in OPERATIONS
     ]
+    buffers = _Buffers(max(plan.sizes))
+
+    def wrong_now(key: _Key) -> int:
+        raw = raws[key.way]
+        views = buffers.of(raw.device, key.size)
+        return count_wrong(raw, key.operation, key.place, views, rank=backend.rank, workers=backend.workers)
 
     # Everything once, checked: the warm-up, and the time from which follows how often it is repeated.
     wrong, cost = dict.fromkeys(keys, 0), dict.fromkeys(keys, 0.0)
     for key in keys:
-        size, way, operation, place = key
-        raw = raws[way]
-        views = buffers.of(raw.device, size)
-        on_progress(f"checking {operation} of {in_words(size)} over {raw.name}")
+        raw = raws[key.way]
+        on_progress(f"checking {key.text} over {raw.name}")
         began = now()
-        wrong[key] = count_wrong(raw, operation, place, views, rank=rank, workers=workers)
+        wrong[key] = wrong_now(key)
         # Agreed among the ranks: they must make the same number of calls.
         slow = backend.maximum(now() - began) > SLOW_S
         raw.barrier()
-        mean_s, median_s = _timed(_call(raw, operation, place, views), raw, 1 if slow else 20)
+        mean_s, median_s = _timed(key.call(raws, buffers), raw, 1 if slow else 20)
         cost[key] = median_s or mean_s
-    slowest = np.max(np.array(backend.gather(list(cost.values()))), axis=0)  # (keys,)
+    slowest = dict(zip(keys, np.max(np.array(backend.gather(list(cost.values()))), axis=0), strict=True))
     slot_s = plan.seconds / (len(keys) * plan.rounds)
-    counts = {key: int(np.clip(slot_s / t, 1, MAX_ITERATIONS)) for key, t in zip(keys, slowest, strict=True)}
+    counts = {key: int(np.clip(slot_s / t, 1, MAX_ITERATIONS)) for key, t in slowest.items()}
     rounds = {
-        key: plan.rounds if t <= max(SLOW_S, slot_s) else min(SLOW_ROUNDS, plan.rounds)
-        for key, t in zip(keys, slowest, strict=True)
+        key: plan.rounds if t <= max(SLOW_S, slot_s) else min(SLOW_ROUNDS, plan.rounds) for key, t in slowest.items()
     }
-
-    mine: dict[Any, list[tuple[float, float | None]]] = {key: [] for key in keys}
-    barriers: dict[int, list[float]] = {way: [] for way in range(len(raws))}
+    mine: dict[_Key, list[tuple[float, float | None]]] = {key: [] for key in keys}
+    barriers: list[list[float]] = [[] for _ in raws]
     for number in range(plan.rounds):
-        for key in keys:
-            if number >= rounds[key]:
-                continue
-            size, way, operation, place = key
-            raw, call = raws[way], _call(raws[way], operation, place, buffers.of(raws[way].device, size))
-            on_progress(f"round {number + 1} of {plan.rounds}: {operation} of {in_words(size)} over {raw.name}")
-            if counts[key] > 1:
-                for _ in range(min(20, 1 + counts[key] // 10)):
-                    call()
-            raw.barrier()
-            raw.settle()
-            mine[key].append(_timed(call, raw, counts[key]))
-        for way, raw in enumerate(raws):
-            raw.barrier()
-            began = now()
-            for _ in range(BARRIERS):
-                raw.barrier()
-            raw.settle()
-            barriers[way].append((now() - began) / BARRIERS)
+        for key in (each for each in keys if number < rounds[each]):
+            on_progress(f"round {number + 1} of {plan.rounds}: {key.text} over {raws[key.way].name}")
+            mine[key].append(_timed_warm(key.call(raws, buffers), raws[key.way], counts[key]))
+        for seconds, raw in zip(barriers, raws, strict=True):
+            seconds.append(_barrier_s(raw))
     # Once more at the end: what has been called ten thousand times must still be right.
-    for key, key_s in zip(keys, slowest, strict=True):
-        size, way, operation, place = key
-        if key_s <= SLOW_S:
-            views = buffers.of(raws[way].device, size)
-            again = count_wrong(raws[way], operation, place, views, rank=rank, workers=workers)
-            wrong[key] = max(wrong[key], again)
+    for key in (each for each in keys if slowest[each] <= SLOW_S):
+        wrong[key] = max(wrong[key], wrong_now(key))
 
-    everybody = backend.gather(
-        {"times": list(mine.values()), "wrong": list(wrong.values()), "barriers": list(barriers.values())}
-    )
+    everybody = backend.gather({"times": list(mine.values()), "wrong": list(wrong.values()), "barriers": barriers})
     points = []
-    for place_in_list, (size, way, operation, place) in enumerate(keys):
-        times = [theirs["times"][place_in_list] for theirs in everybody]  # rank, round, (mean, median)
-        means = [max(each[number][0] for each in times) for number in range(len(times[0]))]
-        medians = [[each[number][1] for each in times] for number in range(len(times[0]))]
+    for at, key in enumerate(keys):
+        times = [theirs["times"][at] for theirs in everybody]  # rank, round, (mean, median)
+        by_round = list(zip(*times, strict=True))
+        medians = None if raws[key.way].device.type == "cuda" else [max(m for _, m in each) for each in by_round]
         points.append(
             {
-                "way": raws[way].name,
-                "operation": operation,
-                "place": place,
-                "bytes": size,
-                "iterations": counts[(size, way, operation, place)],
-                "seconds": means,
-                "seconds_median_op": None if raws[way].device.type == "cuda" else [max(each) for each in medians],
-                "wrong": sum(theirs["wrong"][place_in_list] for theirs in everybody),
+                "way": raws[key.way].name,
+                "operation": key.operation,
+                "place": key.place,
+                "bytes": key.size,
+                "iterations": counts[key],
+                "seconds": [max(mean for mean, _ in each) for each in by_round],
+                "seconds_median_op": medians,
+                "wrong": sum(theirs["wrong"][at] for theirs in everybody),
             }
         )
     found = [
@@ -309,6 +289,44 @@ def measure_collectives(
         for way, raw in enumerate(raws)
     ]
     return points, found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Key:
+    """One thing to measure: an operation on so many bytes, over one of the ways."""
+
+    size: int
+    way: int
+    operation: str
+    place: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.operation} of {in_words(self.size)}"
+
+    def call(self, raws: Sequence[Raw], buffers: "_Buffers") -> Callable[[], None]:
+        """Return what makes it happen once."""
+        raw = raws[self.way]
+        return _call(raw, self.operation, self.place, buffers.of(raw.device, self.size))
+
+
+def _timed_warm(call: Callable[[], None], raw: Raw, count: int) -> tuple[float, float | None]:
+    """Return what `_timed` does, after a tenth as many calls."""
+    if count > 1:
+        for _ in range(min(20, 1 + count // 10)):
+            call()
+    raw.barrier()
+    raw.settle()
+    return _timed(call, raw, count)
+
+
+def _barrier_s(raw: Raw) -> float:
+    raw.barrier()
+    began = now()
+    for _ in range(BARRIERS):
+        raw.barrier()
+    raw.settle()
+    return (now() - began) / BARRIERS
 
 
 def in_words(size: int) -> str:

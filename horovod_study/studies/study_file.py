@@ -6,7 +6,7 @@
 import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -355,20 +355,10 @@ def load_study(path: Path, *, cores: int | None = None, identify: bool = True) -
     if "global_batch" in run_values:
         value = run_values.pop("global_batch")
         fixed_together = check_field(f"{source}: run", "global_batch", value, limits(int, low=1), optional=False)
-    for name in workload.named(Role.RUNTIME | Role.NAMING | Role.PLACEMENT):
-        if name in run_values:
-            roles = workload.options[name].roles
-            swept = "runtime" if roles & Role.RUNTIME else name
-            hint = "the top level of the file" if roles & Role.NAMING else f"sweep.{swept}"
-            raise ConfigError(f"{source}: run: {name} cannot be fixed here; it comes from {hint}")
     zipped = _zipped(source, workload, sweep.pop("zip", None))
     together = [name for axis in zipped for name in axis[0]]
-    for name in together:
-        if name in sweep or together.count(name) > 1:
-            raise ConfigError(f"{source}: sweep: {name} is varied twice, once under zip; give it once")
-    for name in (*sweep, *together):
-        if name in run_values or (name == "global_batch" and fixed_together is not None):
-            raise ConfigError(f"{source}: {name} is both fixed under run and varied under sweep; give it once")
+    fixed = set(run_values) | ({"global_batch"} if fixed_together is not None else set())
+    _refuse_misplaced(source, workload, fixed, sweep, together)
     run = workload.configure(
         {**run_values, "study": content["study"], "partition": next(iter(partitions))}, source=f"{source}: run"
     )
@@ -380,11 +370,6 @@ def load_study(path: Path, *, cores: int | None = None, identify: bool = True) -
     if fixed_together is not None:
         sweep["global_batch"] = fixed_together
     runtimes, left_out = _runtimes(source, workload, sweep, together)
-    none = content.get("baselines") == []
-    baselines = () if none else tuple(listed(source, content, "baselines", _baselines(workload)))
-    for baseline in baselines:
-        if baseline not in BASELINES:
-            raise ConfigError(f"{source}: baselines: {baseline!r} is not known; allowed: {', '.join(BASELINES)}")
     values = {
         name: _values(source, workload, name, listed(source, sweep, name, []))
         for name in sweep
@@ -405,7 +390,7 @@ def load_study(path: Path, *, cores: int | None = None, identify: bool = True) -
         runtimes=runtimes,
         varied={name: values[name] for name in workload.sweepable if name in values},
         zipped=zipped,
-        baselines=baselines,
+        baselines=_wanted_baselines(source, workload, content),
         targets=_targets(source, content),
         repeats=number(source, content, "repeats", 3 if precision is None else MOST_LAUNCHES, int, 1),
         seed=number(source, content, "seed", 1, int, 0),
@@ -431,6 +416,33 @@ def load_study(path: Path, *, cores: int | None = None, identify: bool = True) -
             raise
         raise ConfigError(f"{source}: sweep: {str(error).removeprefix('run: ')}") from None
     return study
+
+
+def _refuse_misplaced(
+    source: str, workload: Workload, fixed: Collection[str], sweep: Mapping[str, Any], together: Sequence[str]
+) -> None:
+    """Refuse what cannot be `fixed` under run, and what is given twice: there, in the sweep, `together` under zip."""
+    for name in workload.named(Role.RUNTIME | Role.NAMING | Role.PLACEMENT):
+        if name in fixed:
+            roles = workload.options[name].roles
+            swept = "runtime" if roles & Role.RUNTIME else name
+            hint = "the top level of the file" if roles & Role.NAMING else f"sweep.{swept}"
+            raise ConfigError(f"{source}: run: {name} cannot be fixed here; it comes from {hint}")
+    for name in together:
+        if name in sweep or together.count(name) > 1:
+            raise ConfigError(f"{source}: sweep: {name} is varied twice, once under zip; give it once")
+    for name in (*sweep, *together):
+        if name in fixed:
+            raise ConfigError(f"{source}: {name} is both fixed under run and varied under sweep; give it once")
+
+
+def _wanted_baselines(source: str, workload: Workload, content: Mapping[str, Any]) -> tuple[str, ...]:
+    none = content.get("baselines") == []
+    baselines = () if none else tuple(listed(source, content, "baselines", _baselines(workload)))
+    for baseline in baselines:
+        if baseline not in BASELINES:
+            raise ConfigError(f"{source}: baselines: {baseline!r} is not known; allowed: {', '.join(BASELINES)}")
+    return baselines
 
 
 def _baselines(workload: Workload) -> list[str]:
