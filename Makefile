@@ -24,7 +24,7 @@ OPTIONS = $(if $(MPI),--mpi '$(MPI)') $(if $(HOROVOD),--horovod '$(HOROVOD)') $(
           $(if $(filter environment command,$(origin PYTHON)),--this-python)
 
 # What `make bench` measures; learning (half an hour alone) and coverage only when they are named.
-BENCH ?= data loading step gradients checkpoint throughput stability turns recording ledger analysis simulation allreduce mlperf forecast report
+BENCH ?= data loading step native gradients checkpoint throughput stability turns recording ledger analysis simulation allreduce mlperf forecast report
 
 BIN := .venv/bin
 START := $(shell date +%s)

@@ -1,4 +1,4 @@
-"""The native training step, compiled from horovod_study/workload/native.cpp for each set of instructions.
+"""The native training step, compiled from the C++ files of horovod_study/workload for each set of instructions.
 
 It takes seconds, and what was built is kept in the cache of built wheels. Without a compiler for it the set-up goes on,
 since the package computes with PyTorch then, and says so.
@@ -14,7 +14,7 @@ from console import Failure, Program, Step, output
 from horovod_wheel import digest
 from state import Places
 
-SOURCE = Path("horovod_study", "workload", "native.cpp")
+FOLDER = Path("horovod_study", "workload")
 COMMON = "-O3 -std=c++17 -fPIC -shared -fno-exceptions -fno-math-errno -fno-trapping-math -Wall -Wextra -Werror"
 FLAGS = {
     "avx512": "-DLANES=16 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mprefer-vector-width=512",
@@ -41,16 +41,18 @@ def _build(places: Places, step: Step) -> str:
     compiler = os.environ.get("CXX") or next(filter(shutil.which, ("g++", "c++")), "")
     if not compiler or (version := output([*shlex.split(compiler), "--version"])) is None:
         return f"no C++ compiler ({compiler or 'g++, c++'})"
-    source = places.root / SOURCE
+    read = sorted((places.root / FOLDER).glob("*.[ch]*"))  # headers, too
+    sources = [file for file in read if file.suffix == ".cpp"]
+    content = [file.read_bytes() for file in read]
     programs: list[Program] = []
     files: dict[str, Path] = {}
     for name, flags in FLAGS.items():
-        key = digest([source.read_bytes(), version.encode(), COMMON.encode(), flags.encode()])[:12]
+        key = digest([*content, version.encode(), COMMON.encode(), flags.encode()])[:12]
         files[name] = kept = places.cache / "native" / f"{name}-{key}.so"
         if kept.exists():
             continue
         kept.parent.mkdir(parents=True, exist_ok=True)
-        command = [*shlex.split(compiler), *shlex.split(COMMON), *shlex.split(flags), source, "-o", _fresh(kept)]
+        command = [*shlex.split(compiler), *shlex.split(COMMON), *shlex.split(flags), *sources, "-o", _fresh(kept)]
         programs.append(Program(command=command, env=step.env, log=step.log.with_name(f"native-{name}.log")))
     try:
         step.run_together(programs)

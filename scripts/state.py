@@ -128,10 +128,10 @@ def inputs(places: Places, choices: Choices) -> dict[str, str]:
     found = {
         name: digest([(root / name).read_bytes()]) for name in ("requirements.lock", "setup.cfg", "pyproject.toml")
     }
-    for folder, pattern in (("patches", "*.patch"), ("scripts", "*.py")):
-        files = sorted((root / folder).glob(pattern))
-        found[folder] = digest(part for file in files for part in (file.name.encode(), file.read_bytes()))
-    found["native step"] = digest([(root / "horovod_study" / "workload" / "native.cpp").read_bytes()])
+    folders = {"patches": "patches/*.patch", "scripts": "scripts/*.py", "native step": "horovod_study/workload/*.[ch]*"}
+    for name, pattern in folders.items():
+        files = sorted(root.glob(pattern))
+        found[name] = digest(part for file in files for part in (file.name.encode(), file.read_bytes()))
     package = (root / "horovod_study" / "__init__.py").read_text()
     version = re.search(r"^__version__ = .*$", package, flags=re.MULTILINE)
     found["version"] = version[0] if version else ""

@@ -1,4 +1,4 @@
-"""The comparison of loaders: its form, its words, and that its step is the trainer's."""
+"""The comparison of loaders: its form and its words."""
 
 import json
 import subprocess
@@ -10,17 +10,12 @@ import pytest
 import torch
 
 from horovod_study import cli
-from horovod_study.comm import detect, open_backend
 from horovod_study.errors import ConfigError, RecordError
-from horovod_study.measure.clock import LapClock
 from horovod_study.programs import loading
 from horovod_study.programs.loading import LoaderComparison, Loading, RoundSpread, compare_loaders, loader_options, save
 from horovod_study.workload import dataset as data
-from horovod_study.workload.loaders import Batch, open_loader
-from horovod_study.workload.model import StressCNN
-from horovod_study.workload.optimizer import Arithmetic, make_optimizer
+from horovod_study.workload.loaders import Batch
 from horovod_study.workload.options import StrainConfig
-from horovod_study.workload.trainer import train_step
 
 
 @pytest.fixture(scope="module")
@@ -157,31 +152,6 @@ def test_the_table_is_aligned_and_says_its_units() -> None:
         "",
         f"  memory: {one.loaders[0].verdict}",
     ]
-
-
-def test_the_step_is_the_trainers(dataset: data.Dataset) -> None:
-    config = StrainConfig(batch=10, lr=1e-3)
-    batches = data.Batches(dataset.train_size, batch=10, rank=0, workers=1, seed=1)
-    step = loading._Step(config, torch.device("cpu"))
-    step.clock.start()
-
-    torch.manual_seed(config.seed)
-    model = StressCNN()
-    optimizer, _ = make_optimizer(config, model.parameters(), workers=1)
-    backend = open_backend(config, detect({}))
-    model, optimizer = backend.bind(model, optimizer)  # type: ignore[assignment]
-    arithmetic = Arithmetic(config, torch.device("cpu"))
-    clock = LapClock()
-    clock.start()
-    for curves, targets in open_loader(config, dataset, batches, torch.device("cpu")).epoch(0):
-        clock.begin()
-        clock.lap("data")
-        wanted = train_step(model, optimizer, curves, targets, backend, clock, arithmetic)
-        step.clock.begin()
-        step.clock.lap("data")
-
-        assert torch.equal(step(curves, targets), wanted)
-    assert step.clock.drain().keys() == clock.drain().keys()
 
 
 class _Counting:

@@ -542,7 +542,7 @@ def test_the_native_step_is_built_for_each_set_of_instructions_and_kept(
     assert ("from the cache" in said, lanes) == (True, {"avx2": 8, "avx512": 16})
     assert not list(tmp_path.rglob("*.so.*"))
 
-    source = places.root / native_step.SOURCE
+    source = places.root / native_step.FOLDER / "native.cpp"
     source.write_text(source.read_text().replace("LANES", "-LANES"))
     for compiler, reason in (("no-compiler", "no C++ compiler (no-compiler)"), ("false", "no C++ compiler (false)")):
         monkeypatch.setenv("CXX", compiler)

@@ -29,6 +29,7 @@ from horovod_study.workload.loaders import Batch, Loader, open_loader
 from horovod_study.workload.model import StressCNN
 from horovod_study.workload.optimizer import Arithmetic, accelerate, make_optimizer
 from horovod_study.workload.options import LOADERS, StrainConfig, parse_widths
+from horovod_study.workload.trainer import train_step
 
 WARMUP_STEPS = 10
 WORTH = 0.05
@@ -236,7 +237,7 @@ def _compare(
     batches = data.Batches(dataset.train_size, batch=config.batch, rank=0, workers=1, seed=config.seed)
     openers = {name: _opener(replace(config, **loader_options(name)), dataset, batches, device) for name in names}
     openers |= others
-    step = _Step(config, device)
+    step = LoneStep(config, device)
     bench = _Bench(step, batches.steps_per_epoch, config.batch, seconds)
     found: dict[str, list[dict[str, float]]] = {name: [] for name in openers}
     notes: dict[str, str] = {}
@@ -270,8 +271,8 @@ def _opener(
     return lambda: open_loader(config, dataset, batches, device)
 
 
-class _Step:
-    """The trainer's step without its recording; `trainer.train_step` is the original, a test compares their losses."""
+class LoneStep:
+    """The trainer's step on one worker, without its recording."""
 
     def __init__(self, config: StrainConfig, device: torch.device) -> None:
         torch.manual_seed(config.seed)
@@ -290,16 +291,7 @@ class _Step:
 
     def __call__(self, curves: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Make one update from curves (B, C, L) and targets (B, P); return the loss, shape ()."""
-        self.backend.zero_grad(self.optimizer)
-        loss = self.arithmetic.loss(self.model, curves, targets)
-        self.clock.lap("forward")
-        self.arithmetic.backward(loss)
-        self.clock.lap("backward")
-        self.backend.synchronize(self.optimizer)
-        self.clock.lap("sync")
-        self.arithmetic.step(self.optimizer, self.backend)
-        self.clock.lap("update")
-        return loss.detach()
+        return train_step(self.model, self.optimizer, curves, targets, self.backend, self.clock, self.arithmetic)
 
     def wait(self) -> None:
         """Wait until the device has done what was asked of it."""
@@ -310,7 +302,7 @@ class _Step:
 class _Bench:
     """One visit to one loader: opened, measured three times, closed."""
 
-    def __init__(self, step: _Step, steps_per_epoch: int, batch: int, seconds: float) -> None:
+    def __init__(self, step: LoneStep, steps_per_epoch: int, batch: int, seconds: float) -> None:
         self._step, self._steps_per_epoch, self._batch, self._seconds = step, steps_per_epoch, batch, seconds
 
     def measure(self, opener: Callable[[], Loader], shuffle: random.Random) -> tuple[dict[str, float], str]:

@@ -1,8 +1,7 @@
 // A training step of the network of model.py on a CPU, float32: forward, backward and update; native.py calls it.
 //
-// Compiled once for each width of vectors (LANES floats: 16 for AVX-512, 8 for AVX2). Vectors are the compiler's own
-// types, so that what stands below is arithmetic. Letters: f1 and f2 filters, h hidden units; in templates N, P and G
-// are sizes of a tile.
+// Compiled once for each width of vectors (lanes.h; 16 floats for AVX-512, 8 for AVX2). Letters: f1 and f2 filters,
+// h hidden units; in templates N, P and G are sizes of a tile.
 //
 //   lanes are samples: a vector holds one number of LANES curves, a *group*. At most 5 groups are a *chunk*: so many
 //   vectors meet the same weight, and what a chunk needs stays in the core's caches.
@@ -23,20 +22,12 @@
 //   inputs and samples are turned into columns first (`transpose`). Gradients of all other parameters are summed up
 //   lane by lane in `total_w` and `total_b`, and over the lanes at the end.
 
+#include "lanes.h"
+
 #include <sys/mman.h>
 
-#include <cmath>
-#include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <type_traits>
-
-constexpr int W = LANES;
-typedef float V __attribute__((vector_size(4 * W), may_alias));
-typedef float Unaligned __attribute__((vector_size(4 * W), aligned(4), may_alias));
-typedef int32_t I __attribute__((vector_size(4 * W)));
-typedef int16_t Shorts __attribute__((vector_size(2 * W)));  // a step between the others: GCC widens by 2 at a time
-typedef int8_t Bytes __attribute__((vector_size(W)));
 
 constexpr int CHANNELS = 3, POINTS = 201, CURVE = CHANNELS * POINTS, TARGETS = 2, KERNEL = 5, POOL = 3;
 constexpr int PAD = KERNEL - 1, CELLS1 = (POINTS - PAD) / POOL, CELLS2 = (CELLS1 - PAD) / POOL;  // 65, 20: pooled
@@ -44,59 +35,9 @@ constexpr int USED1 = CELLS2 * POOL + PAD;                  // of the first cell
 constexpr int PADDED2 = USED1 + PAD;                        // gradients before the second pooling, between zeros
 constexpr int NOBODY = POOL;                                // "winner" of a pooling whose result ReLU made 0
 
-// Tiles for 32 registers (AVX-512) or 16 (AVX2); stretches of inputs and of cells, of the first-level cache's size.
-constexpr bool WIDE = W >= 16;
+// Tiles for the registers; stretches of inputs and of cells for the first-level cache.
 constexpr int FILTERS = WIDE ? 8 : 4, MAPS = WIDE ? 5 : 2, PLACES = 4, UNITS = WIDE ? 4 : 2, MOST_GROUPS = 5;
 constexpr int ROWS = 5, COLUMNS = WIDE ? 4 : 2, TAPPED = WIDE ? 4 : 2, STRETCH = 80, CELLS = 20;
-
-template <int N> using Size = std::integral_constant<int, N>;
-
-// body(Size<n>) for a count n from 1 to MOST that is known at run time.
-template <int MOST, class Body> inline void with_size(int n, Body body) {
-  if constexpr (MOST > 1)
-    if (n < MOST) return with_size<MOST - 1>(n, body);
-  body(Size<MOST>{});
-}
-
-// Cut `count` into the fewest parts of at most MOST, as equal as can be: body(Size<n>, first).
-template <int MOST, class Body> inline void in_tiles(int count, Body body) {
-  int parts = (count + MOST - 1) / MOST;
-  for (int part = 0, first = 0; part < parts; ++part) {
-    int size = count / parts + (part < count % parts);
-    with_size<MOST>(size, [&](auto n) { body(n, first); });
-    first += size;
-  }
-}
-
-#define UNROLLED _Pragma("GCC unroll 24")
-
-inline int least(int a, int b) { return a < b ? a : b; }
-inline V same(float value) { return value - V{}; }          // in all lanes
-inline I same_int(int value) { return I{} + value; }
-
-// block[row][lane] becomes block[lane][row]: in each turn, pairs of rows `STRIDE` apart exchange halves.
-template <int STRIDE = 1> inline void transpose(V* block) {
-  I low, high;
-  for (int lane = 0; lane < W; ++lane) {
-    low[lane] = lane & STRIDE ? lane - STRIDE + W : lane;
-    high[lane] = lane & STRIDE ? lane + W : lane + STRIDE;
-  }
-  UNROLLED for (int row = 0; row < W; ++row)
-    if (!(row & STRIDE)) {
-      V a = block[row], b = block[row + STRIDE];
-      block[row] = __builtin_shuffle(a, b, low);
-      block[row + STRIDE] = __builtin_shuffle(a, b, high);
-    }
-  if constexpr (2 * STRIDE < W) transpose<2 * STRIDE>(block);
-}
-
-template <int HALF = W / 2> inline float sum_lanes(V value) {
-  I other;
-  for (int lane = 0; lane < W; ++lane) other[lane] = lane ^ HALF;
-  value += __builtin_shuffle(value, other);
-  if constexpr (HALF > 1) return sum_lanes<HALF / 2>(value);
-  return value[0];
-}
 
 // packed: of one tile of outputs after the other, weights as (channels, taps, outputs of the tile), for `convolve`.
 template <int MOST>
@@ -225,16 +166,13 @@ struct Network {
   // miss = output - target, 0 in lanes without a sample; returns the sum of its squares.
   template <int G> double forward_output(const V* in, const float* targets, long chunk) {
     double total = 0;
-    for (int t = 0; t < TARGETS; ++t)
-      for (int g = 0; g < G; ++g) {
-        V y = same(bias[3][t]);
-        for (int j = 0; j < hidden; ++j) y += in[j * G + g] * weight[3][t * hidden + j];
-        for (int lane = 0; lane < W; ++lane) {
-          long sample = (chunk + g) * W + lane;
-          y[lane] = sample < batch ? y[lane] - targets[sample * TARGETS + t] : 0;
-          total += double(y[lane]) * y[lane];
-        }
-        miss[(chunk + g) * TARGETS + t] = y;
+    V* y = miss + chunk * TARGETS;
+    dense<G>(in, hidden, weight[3], hidden, 1, bias[3], TARGETS, y);
+    for (int n = 0; n < TARGETS * G; ++n)
+      for (int lane = 0; lane < W; ++lane) {
+        long sample = (chunk + n % G) * W + lane;
+        y[n][lane] = sample < batch ? y[n][lane] - targets[sample * TARGETS + n / G] : 0;
+        total += double(y[n][lane]) * y[n][lane];
       }
     return total;
   }
@@ -266,7 +204,7 @@ struct Network {
   template <int G> void backward_output(const V* out, long chunk, float scale) {
     V d[TARGETS][G];
     for (int t = 0; t < TARGETS; ++t)
-      for (int g = 0; g < G; ++g) total_b[3][t] += d[t][g] = miss[(chunk + g) * TARGETS + t] * scale;
+      for (int g = 0; g < G; ++g) total_b[3][t] += d[t][g] = miss[chunk * TARGETS + t * G + g] * scale;
     for (int j = 0; j < hidden; ++j)
       for (int g = 0; g < G; ++g) {
         V unit = out[j * G + g], value = {};
@@ -408,9 +346,10 @@ struct Network {
 
 extern "C" {
 
-#define HAS __builtin_cpu_supports
 int usable() {
-  return WIDE ? HAS("avx512f") && HAS("avx512bw") && HAS("avx512dq") && HAS("avx512vl") : HAS("avx2") && HAS("fma");
+  if (!WIDE) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 
 // parameters and gradients: weight and bias of conv1, conv2, fc1, fc2. Returns null where memory is short.
@@ -446,51 +385,4 @@ void forward(Network* network, const float* curves, const float* targets, float*
 
 // The gradients of the loss of the last forward, times `share`.
 void backward(Network* network, float share) { network->backward(share); }
-
-// Multiply-adds in registers, as many as a core can make; returns how many operations. `sums`, one vector, is read by
-// nobody, and keeps the compiler from leaving them out.
-double multiply_add(long turns, float* sums) {
-  constexpr int COUNT = WIDE ? 24 : 12;
-  V sum[COUNT], factor = same(0.5f), term = same(1.0f);
-  UNROLLED for (int n = 0; n < COUNT; ++n) sum[n] = same(float(n + 3));  // unlike ones: equal ones are computed once
-  for (long turn = 0; turn < turns; ++turn)
-    UNROLLED for (int n = 0; n < COUNT; ++n) sum[n] = sum[n] * factor + term;
-  for (int n = 1; n < COUNT; ++n) sum[0] += sum[n];
-  *(Unaligned*)sums = sum[0];
-  return 2.0 * W * COUNT * double(turns);
-}
-
-// One update of some tensors by Adam, or by AdamW (`decoupled`): all of a number in one pass.
-void adam(int tensors, const long* counts, float** weights, float** gradients, float** means, float** squares,
-          float** steps, double lr, double beta1, double beta2, double epsilon, double decay, int decoupled) {
-  float keep1 = float(beta1), new1 = float(1 - beta1), keep2 = float(beta2), new2 = float(1 - beta2);
-  float shrink = decoupled ? float(1 - lr * decay) : 1, pull = decoupled ? 0 : float(decay), tiny = float(epsilon);
-  for (int tensor = 0; tensor < tensors; ++tensor) {
-    float *__restrict weight = weights[tensor], *__restrict mean = means[tensor], *__restrict square = squares[tensor];
-    const float* __restrict gradient = gradients[tensor];
-    float step = *steps[tensor] += 1;
-    float rate = float(lr / (1 - pow(beta1, step))), root = float(1 / sqrt(1 - pow(beta2, step)));
-    for (long n = 0; n < counts[tensor]; ++n) {
-      float w = weight[n] * shrink, g = gradient[n] + pull * w;
-      float m = mean[n] = keep1 * mean[n] + new1 * g;
-      float s = square[n] = keep2 * square[n] + new2 * g * g;
-      weight[n] = w - rate * m / (sqrtf(s) * root + tiny);
-    }
-  }
-}
-
-// The same by stochastic gradient descent with Nesterov's momentum.
-void sgd(int tensors, const long* counts, float** weights, float** gradients, float** momenta, double lr, double keep,
-         double decay) {
-  float rate = float(lr), kept = float(keep), pull = float(decay);
-  for (int tensor = 0; tensor < tensors; ++tensor) {
-    float *__restrict weight = weights[tensor], *__restrict momentum = momenta[tensor];
-    const float* __restrict gradient = gradients[tensor];
-    for (long n = 0; n < counts[tensor]; ++n) {
-      float g = gradient[n] + pull * weight[n];
-      float m = momentum[n] = kept * momentum[n] + g;
-      weight[n] -= rate * (g + kept * m);
-    }
-  }
-}
 }

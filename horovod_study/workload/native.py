@@ -1,7 +1,8 @@
 """A training step of this network on a CPU by code made for it: forward, backward and update, in float32.
 
-`native.cpp`, which begins with its plan, is compiled by `make setup`, once for each of `INSTRUCTIONS`; which of these
-libraries can be used is asked of the CPU that computes. They are called through ctypes with the addresses of tensors.
+`native.cpp`, which begins with its plan, and `update.cpp` are compiled by `make setup`, once for each of
+`INSTRUCTIONS`; which of these libraries can be used is asked of the CPU that computes. They are called through ctypes
+with the addresses of tensors.
 
 Letters: B curves in a batch, C = 3 channels, L = 201 points, P = 2 targets.
 """
@@ -167,7 +168,8 @@ class NativeStep:
         shared = flat is not None and not flat.silent
         self._library.backward(self._handle, weight / self._backend.workers if shared else weight)
         for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
-            parameter.grad = gradient
+            if parameter.grad is not gradient:  # setting them takes longer than looking
+                parameter.grad = gradient
 
     def update(self) -> None:
         """Update the parameters from their gradients, as the optimiser is set."""

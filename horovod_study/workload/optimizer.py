@@ -211,6 +211,11 @@ class Arithmetic:
         # Casts kept from one use of a weight to the next would be freed between the replays of a captured graph.
         return torch.autocast(self._device, self._type, cache_enabled=not self._graphs)
 
+    def zero_grad(self, optimizer: torch.optim.Optimizer, backend: Backend) -> None:
+        """Forget the gradients of the step before, where backward would add to them."""
+        if self._native is None:  # which writes over them
+            backend.zero_grad(optimizer)
+
     def backward(self, loss: torch.Tensor, weight: float = 1.0) -> None:
         """Compute the gradients of `weight` times `loss`, shape (), scaled where the precision needs it."""
         if self._native is not None:

@@ -137,7 +137,7 @@ def train_step(
     arithmetic: Arithmetic,
 ) -> torch.Tensor:
     """Make one update from one local batch, curves (B, C, L) and targets (B, P); return the local loss, shape ()."""
-    backend.zero_grad(optimizer)
+    arithmetic.zero_grad(optimizer, backend)
     loss = arithmetic.loss(model, curves, targets)
     clock.lap("forward")
     watch = backend.last_gradient if clock.takes_stamps else None
