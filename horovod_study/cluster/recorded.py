@@ -165,5 +165,6 @@ def _why_nothing(seen: Sequence[tuple[str, str]]) -> str:
         return NO_STEPS
     return (
         "no Python of the command has imported torch with this environment; python -I, -E and -S hide the recorder, "
-        f"and so does a launcher that passes PYTHONPATH and {VARIABLE} not on (mpirun -x PYTHONPATH -x {VARIABLE})"
+        "and so does a command that sets PYTHONPATH itself (keep what is in it: PYTHONPATH=lib:$PYTHONPATH) or a "
+        f"launcher that passes PYTHONPATH and {VARIABLE} not on (mpirun -x PYTHONPATH -x {VARIABLE})"
     )

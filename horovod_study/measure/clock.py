@@ -187,6 +187,10 @@ class LapClock:
         else:
             self._add(self.mark() if at is None else at)
 
+    def know(self, name: str) -> None:
+        """Give the lap `name` a column from now on, 0 in steps without it: it is known that such a step had none."""
+        self._seen.add(name)
+
     def mark(self) -> Any:
         """Return a stamp of this moment for a later `lap`, such as the moment that a hook saw the last gradient.
 

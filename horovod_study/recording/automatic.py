@@ -96,8 +96,8 @@ class Watcher:
     def install(self) -> None:
         """Put the watcher where it sees every training of this process."""
         self._note("torch")
-        register_optimizer_step_pre_hook(self._guarded(self._before_update))
-        register_optimizer_step_post_hook(self._guarded(self._after_update))
+        register_optimizer_step_pre_hook(self._before_update)
+        register_optimizer_step_post_hook(self._after_update)
         self._wrap_backward()
         self._wrap_loader()
         os.register_at_fork(after_in_child=self._leave)  # a worker of a loader inherits all this and trains nothing
@@ -124,7 +124,7 @@ class Watcher:
             setattr(torch.autograd, name, self._watched(getattr(torch.autograd, name), whole=name == "backward"))
 
     def _watched(self, original: Callable[..., Any], *, whole: bool) -> Callable[..., Any]:
-        before, after = self._guarded(self._before_backward), self._guarded(self._after_backward)
+        before, after = self._guarded(self._before_backward), self._after_backward
 
         @functools.wraps(original)
         def gradients(*arguments: Any, **named: Any) -> Any:
@@ -145,7 +145,7 @@ class Watcher:
     def _wrap_loader(self) -> None:
         iterator: Any = dataloader._BaseDataLoaderIter
         original = iterator.__next__
-        before, after, ended = (self._guarded(each) for each in (self._before_fetch, self._after_fetch, self._ended))
+        before, after, ended = self._before_fetch, self._after_fetch, self._guarded(self._ended)
 
         @functools.wraps(original)
         def fetch(own: Any) -> Any:
@@ -174,40 +174,57 @@ class Watcher:
 
     # ------------------------------------------------------------------------------------------------ updates
 
+    # What is called in every step guards itself: a call less each.
+
     def _before_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._depth += 1
-        if self._depth == 1 and (hooks := self._hooks.get(id(optimizer))) is not None:
-            hooks.before_update()
+        try:
+            if self._depth == 1 and (hooks := self._hooks.get(id(optimizer))) is not None:
+                hooks.before_update()
+        except Exception as error:
+            self._give_up(error)
 
     def _after_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if self._depth > 1:
             self._depth -= 1
             return
         self._depth = 0
-        if self._record is None:
-            self._watch_update(optimizer)
-        elif (hooks := self._hooks.get(id(optimizer))) is not None:
-            hooks.after_update()
-            self._since_fetch += 1
-            if self._strangers:
-                self._join()
-            if self._ending:
-                self._pause()
-            elif self._data is not None and self._since_fetch > MAX_UPDATES:
-                self._lose_data()  # one batch was fetched, and is used again and again
-            if self._data is None and optimizer is self._first:
-                self._next_step()
-        else:
+        try:
+            if self._record is None:
+                if self._state == "watching":
+                    self._watch_update(optimizer)
+            elif self._record.failure is None:
+                self._note_update(optimizer)
+        except Exception as error:
+            self._give_up(error)
+
+    def _note_update(self, optimizer: torch.optim.Optimizer) -> None:
+        hooks = self._hooks.get(id(optimizer))
+        if hooks is None:
             self._strangers.append(optimizer)
             if len(self._strangers) >= STRANGE_UPDATES:
                 self._begin_again()
+            return
+        hooks.after_update()
+        self._since_fetch += 1
+        if self._strangers:
+            self._join()
+        if self._ending:
+            self._pause()
+        elif self._data is not None and self._since_fetch > MAX_UPDATES:
+            self._lose_data()  # one batch was fetched, and is used again and again
+        if self._data is None and optimizer is self._first:
+            self._next_step()
 
     def _join(self) -> None:
         """Record those optimizers, too, that have stepped between two updates of the known ones."""
         assert self._record is not None
         for optimizer in {id(each): each for each in self._strangers}.values():
-            self._record.join(self._model_of(optimizer), optimizer)
-            self._optimizers[id(optimizer)], self._hooks[id(optimizer)] = optimizer, self._record.hooks[-1]
+            self._optimizers[id(optimizer)] = optimizer
+            for model, own in self._pairs([optimizer]):
+                self._record.join(model, own)
+                if own is not None:
+                    self._hooks[id(own)] = self._record.hooks[-1]
         self._strangers = []
 
     def _begin_again(self) -> None:
@@ -273,17 +290,20 @@ class Watcher:
 
     def _after_backward(self, whole: bool) -> None:
         record = self._record
-        if record is None:
-            if whole and self._state == "watching":
-                self._watch_backward()
-        elif record.in_step:
-            for hooks in record.hooks:
-                if hooks.in_forward:
-                    return
-            self._trains = True
-            record.end_backward()
-            if not self._optimizers and self._data is None and whole:
-                self._next_step()
+        try:
+            if record is None:
+                if whole and self._state == "watching":
+                    self._watch_backward()
+            elif record.in_step:
+                for hooks in record.hooks:
+                    if True in hooks.under_way:
+                        return
+                self._trains = True
+                record.end_backward()
+                if not self._optimizers and self._data is None and whole:
+                    self._next_step()
+        except Exception as error:
+            self._give_up(error)
 
     def _watch_backward(self) -> None:
         self._backwards += 1
@@ -310,32 +330,40 @@ class Watcher:
             return "backward"
         if self._depth:
             return "update"
-        return "forward" if any(each.in_forward for each in record.hooks) else "residual"
+        return "forward" if any(True in each.under_way for each in record.hooks) else "residual"
 
     # ------------------------------------------------------------------------------------------------ loaders
 
     def _before_fetch(self, iterator: Any) -> None:
         record = self._record
-        if record is None:
+        if record is None or record.failure is not None:
             return
-        if self._data is None or iterator._dataset is not self._data:
-            if record.updated and not self._paused:  # a loop over other data: an evaluation
-                self._pause()
-            return
-        self._since_fetch = self._depth = 0
-        if self._paused:
-            self._resume()
-        elif record.in_step:
-            self._turn()
-        self._trains = self._evaluates = False
-        self._waits_since = self._clock.mark()
+        try:
+            if self._data is None or iterator._dataset is not self._data:
+                if record.updated and not self._paused:  # a loop over other data: an evaluation
+                    self._pause()
+                return
+            self._since_fetch = self._depth = 0
+            if self._paused:
+                self._resume()
+            elif record.in_step:
+                self._turn()
+            self._trains = self._evaluates = False
+            self._waits_since = self._clock.mark()
+        except Exception as error:
+            self._give_up(error)
 
     def _after_fetch(self, iterator: Any, batch: Any) -> None:
-        if self._record is None:
-            if all(data is not iterator._dataset for data in self._fetched):
-                self._fetched.append(iterator._dataset)
-        elif self._data is not None and iterator._dataset is self._data and not self._paused:
-            self._record.begin_turn(batch, self._waits_since)
+        record = self._record
+        try:
+            if record is None:
+                if self._state == "watching" and all(data is not iterator._dataset for data in self._fetched):
+                    self._fetched.append(iterator._dataset)
+            elif self._data is not None and iterator._dataset is self._data and not self._paused:
+                if record.failure is None:
+                    record.begin_turn(batch, self._waits_since)
+        except Exception as error:
+            self._give_up(error)
 
     def _ended(self, iterator: Any) -> None:
         if self._record is None:
@@ -368,8 +396,8 @@ class Watcher:
         from horovod_study.records import training_directory
 
         self._note("training")
-        pairs = [(self._model_of(each), each) for each in self._optimizers.values()]
-        model, optimizer = pairs[0] if pairs else (_with_gradients(), None)
+        pairs = self._pairs(self._optimizers.values())
+        model, optimizer = pairs[0]
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         peers = attach(model, optimizer, on_gpu=device.type == "cuda")
         if peers.backend in ("distributed", "ddp", "horovod") and peers.workers > 1 and device.type == "cpu":
@@ -397,7 +425,8 @@ class Watcher:
             self._record.train_samples = len(self._data)
         self._record.__enter__()
         self._state, self._clock = "recording", self._record.clock
-        self._hooks = dict(zip(self._optimizers, self._record.hooks, strict=False))  # none without an optimizer
+        watched = zip(pairs, self._record.hooks, strict=True)
+        self._hooks = {id(own): hooks for (_, own), hooks in watched if own is not None}
         self._record.hooks[0].outside = self._guarded(self._before_forward)
         if self._data is None:
             self._lose_data()
@@ -472,9 +501,26 @@ class Watcher:
                     if any(parameter.requires_grad for parameter in module.parameters()):
                         hooks.watch_forward(module)
 
-    def _model_of(self, optimizer: torch.optim.Optimizer) -> nn.Module:
-        wanted = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        return model_of(wanted) or LooseParameters(each for group in optimizer.param_groups for each in group["params"])
+    def _pairs(
+        self, optimizers: Iterable[torch.optim.Optimizer]
+    ) -> list[tuple[nn.Module, torch.optim.Optimizer | None]]:
+        """Return each optimizer with its model, and the further models that it trains, as a decoder, without one.
+
+        Without optimizers, the models that have gradients.
+        """
+        pairs: list[tuple[nn.Module, torch.optim.Optimizer | None]] = []
+        beside: list[nn.Module] = []
+        for optimizer in optimizers:
+            parameters = [each for group in optimizer.param_groups for each in group["params"]]
+            models = models_of(set(map(id, parameters))) or [LooseParameters(parameters)]
+            pairs.append((models[0], optimizer))
+            beside += models[1:]
+        if not pairs:
+            beside = _with_gradients()
+        known = {id(model) for model, _ in pairs}
+        return pairs + [
+            (model, None) for model in {id(each): each for each in beside}.values() if id(model) not in known
+        ]
 
     # ------------------------------------------------------------------------------------------------ the end
 
@@ -540,30 +586,31 @@ def _modules() -> list[nn.Module]:
     return [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
 
 
-def model_of(wanted: set[int]) -> nn.Module | None:
-    """Return the outermost module that holds most of the parameters with these ids, None where none holds any."""
+def models_of(wanted: set[int]) -> list[nn.Module]:
+    """Return the outermost modules that hold the parameters with these ids; first the one that holds most of them."""
     modules = _modules()
     inside = {id(child) for module in modules for child in module._modules.values() if child is not None}
-    best: tuple[tuple[int, int], nn.Module] | None = None
-    for module in modules:
-        if id(module) in inside:
-            continue
-        own = {id(parameter) for parameter in module.parameters()}
-        rank = (len(own & wanted), -len(own - wanted))
-        if rank[0] and (best is None or rank > best[0]):
-            best = rank, module
-    return None if best is None else best[1]
+    outermost = [(each, set(map(id, each.parameters()))) for each in modules if id(each) not in inside]
+    found: list[nn.Module] = []
+    left = set(wanted)
+    while left and outermost:
+        module, own = max(outermost, key=lambda each: (len(each[1] & left), -len(each[1] - wanted)))
+        if not own & left:
+            break
+        found.append(module)
+        left -= own
+    return found
 
 
-def _with_gradients() -> nn.Module:
-    """Return the outermost module most of whose parameters have gradients; an empty one where none has."""
+def _with_gradients() -> list[nn.Module]:
+    """Return the outermost modules whose parameters have gradients; an empty one where none has."""
     wanted = {
         id(each)
         for module in _modules()
         for each in module._parameters.values()
         if each is not None and each.grad is not None
     }
-    return model_of(wanted) or LooseParameters(())
+    return models_of(wanted) or [LooseParameters(())]
 
 
 def or_length(batch_samples: Callable[[Any], int], batch: Any) -> int:

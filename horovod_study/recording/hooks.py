@@ -13,13 +13,15 @@ Whoever sees the calls of backward and of all optimizers (automatic.py) tells th
 watched only where its backward waits for other ranks, and no optimizer has hooks of its own.
 """
 
+import copyreg
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import is_grad_enabled, nn
 
 from horovod_study.comm.attached import averages_in_backward, averages_in_synchronize, averaging, bare
 from horovod_study.measure.clock import LapClock
@@ -52,10 +54,10 @@ class Steps(Protocol):
 class Hook:
     """What a model is given to call: what goes wrong in `call` is given to `failed`, and never reaches the training.
 
-    A copy or a pickle of the model has one instead that does nothing.
-
-    The original belongs to a run under way, with its files and locks; whoever loads the pickle needs nothing of this
-    package, because what stands in its place is of the standard library.
+    Copies and pickles of the model are without it: it belongs to a run under way, with its files and locks, and who
+    loads the pickle may have nothing of this package, or allow it to hold nothing but weights. The hooks of a module
+    are in an `OrderedDict`, from which `_without_hooks` leaves them out; elsewhere something that does nothing, of the
+    standard library, stands in its place.
     """
 
     def __init__(self, call: Callable[..., None], failed: Callable[[Exception], None]) -> None:
@@ -69,6 +71,49 @@ class Hook:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (nullcontext(), "__exit__")  # takes anything, returns None
+
+
+def _without_hooks(values: "OrderedDict[Any, Any]") -> Any:
+    """Return what makes a copy of an ordered dictionary, as it would be copied and pickled but for hooks of ours."""
+    made = values.__reduce__()
+    if not any(isinstance(each, Hook) for each in values.values()):
+        return made
+    return *made[:4], iter([(name, each) for name, each in values.items() if not isinstance(each, Hook)])
+
+
+class BeforeForward(Hook):
+    """Ends what came before a forward: one call, because it is made in every step."""
+
+    def __init__(self, hooks: "Hooks", failed: Callable[[Exception], None]) -> None:
+        self._hooks, self._failed = hooks, failed
+
+    def __call__(self, module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        hooks = self._hooks
+        try:
+            counts = hooks.steps.in_step and not hooks.under_way and is_grad_enabled()
+            if hooks.outside is not None and (hooks.all_outside or not counts) and module is hooks.model:
+                hooks.outside(module, given, named)
+                counts = hooks.steps.in_step and not hooks.under_way and is_grad_enabled()
+            hooks.under_way.append(counts)
+            if counts:
+                if hooks.gradients:
+                    hooks.settle()
+                hooks.clock.lap("update" if hooks.updates else "residual")
+        except Exception as error:
+            self._failed(error)
+
+
+class AfterForward(BeforeForward):
+    """Ends a forward."""
+
+    def __call__(self, *_: Any) -> None:
+        hooks = self._hooks
+        try:
+            if hooks.under_way and hooks.under_way.pop() and hooks.steps.in_step:
+                hooks.clock.lap("forward")
+                hooks.forwards += 1
+        except Exception as error:
+            self._failed(error)
 
 
 def _watch_gradient(parameter: torch.Tensor, call: Callable[[torch.Tensor], None]) -> Callable[[], None]:
@@ -100,14 +145,14 @@ class Hooks:
         told: bool = False,
     ) -> None:
         """`told`: the caller tells of backwards (`take_gradients`) and updates (`before_update`, `after_update`)."""
-        self._steps, self._clock, self.model, self._told = steps, clock, model, told
+        self.steps, self.clock, self.model, self._told = steps, clock, model, told
         self.forwards = 0  # that were seen to end
         self.gradients = 0  # watched ones that this backward has made so far
         self.outside: Callable[..., None] | None = None  # called for a forward that is in no step or has no gradients
         self.all_outside = False  # called for every forward
         engine = getattr(torch.autograd.Variable, "_execution_engine", None)
         self._when_done: Callable[[Callable[[], None]], None] | None = getattr(engine, "queue_callback", None)
-        self._forwards: list[bool] = []  # the forwards under way, and whether each is the outermost of a step
+        self.under_way: list[bool] = []  # forwards, and whether each is the outermost of a step
         self._expected = 0  # watched gradients of the backward before
         self._order: list[int] = []  # ids of the parameters of this backward, while their order is learnt
         self._last_ones: set[int] = set()  # of the backwards so far
@@ -116,8 +161,8 @@ class Hooks:
         ] = {}  # id of each parameter watched for this -> takes its hook away
         self._steps_learnt = 0
         self.reset()
-        # One worker that wraps nothing waits for nobody: that is known, and no gap in the rows.
-        self._alone = steps.workers == 1 and not averages_in_synchronize(optimizer) and bare(model) is model
+        if steps.workers == 1 and not averages_in_synchronize(optimizer) and bare(model) is model:
+            clock.know("sync")  # one worker that wraps nothing waits for nobody: no gap in the rows
         self._undo: list[Callable[[], None]] = []
         self._wrapper = averaging(model)
         if not clock.takes_stamps:
@@ -140,20 +185,22 @@ class Hooks:
             self._wrap_synchronize(optimizer)
 
     def _safe(self, call: Callable[..., None]) -> Hook:
-        return Hook(call, self._steps.give_up)
+        return Hook(call, self.steps.give_up)
 
     def watch_forward(self, module: nn.Module) -> None:
         """Mark the forward of `module`."""
         self._undo.append(
-            module.register_forward_pre_hook(self._safe(self._before_forward), prepend=True, with_kwargs=True).remove
+            module.register_forward_pre_hook(
+                BeforeForward(self, self.steps.give_up), prepend=True, with_kwargs=True
+            ).remove
         )
-        self._undo.append(module.register_forward_hook(self._safe(self._after_forward), always_call=True).remove)
+        self._undo.append(module.register_forward_hook(AfterForward(self, self.steps.give_up), always_call=True).remove)
 
     def reset(self) -> None:
         """Forget what a step before has left half done, such as a backward that was out of memory."""
-        self.gradients, self._last, self._queued, self._updates = 0, None, False, 0
-        if self._forwards:
-            del self._forwards[:]
+        self.gradients, self._last, self._queued, self.updates = 0, None, False, 0
+        if self.under_way:
+            del self.under_way[:]
         if self._learning and self._last_ones:
             del self._order[:]
             self._steps_learnt += 1
@@ -171,35 +218,13 @@ class Hooks:
         for undo in self._undo:
             undo()
 
-    @property
-    def in_forward(self) -> bool:
-        """Whether a forward of a step is under way."""
-        return True in self._forwards
-
     def settle(self) -> None:
         """Give a backward its laps whose end autograd did not report."""
         if self.gradients:
             self._end_backward(seen=False)
 
-    def _before_forward(self, module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        steps = self._steps
-        counts = steps.in_step and not self._forwards and torch.is_grad_enabled()
-        if self.outside is not None and (self.all_outside or not counts) and module is self.model:
-            self.outside(module, given, named)
-            counts = steps.in_step and not self._forwards and torch.is_grad_enabled()
-        self._forwards.append(counts)
-        if counts:
-            if self.gradients:
-                self.settle()
-            self._clock.lap("update" if self._updates else "residual")
-
-    def _after_forward(self, *_: Any) -> None:
-        if self._forwards and self._forwards.pop() and self._steps.in_step:
-            self._clock.lap("forward")
-            self.forwards += 1
-
     def _gradient(self, number: int, _: torch.Tensor) -> None:
-        if not self._steps.in_step:
+        if not self.steps.in_step:
             return
         if self._learning:
             self._order.append(number)
@@ -209,12 +234,12 @@ class Hooks:
             self._when_done(self._safe(self._gradients_made))
         # A stamp costs on a GPU: it is left out where as many gradients as in the backward before are still to come.
         if made >= self._expected:
-            self._last = self._clock.mark()
+            self._last = self.clock.mark()
 
     def _gradients_made(self) -> None:
         """Autograd has made all gradients; of those that it calls at its end, this one came first."""
         self._queued = False
-        if self.gradients and self._steps.in_step:
+        if self.gradients and self.steps.in_step:
             self._end_backward(seen=True)
 
     def take_gradients(self) -> Any:
@@ -230,47 +255,44 @@ class Hooks:
         made = self._last if self.gradients >= self._expected else None
         averaged = self.take_gradients()
         if averaged is None:
-            self._clock.lap("backward", at=None if seen else made)
+            self.clock.lap("backward", at=None if seen else made)
             return
-        self._clock.lap("backward", at=averaged)
+        self.clock.lap("backward", at=averaged)
         if seen and self._when_done is not None:
             self._when_done(self._safe(self._averaged))  # behind what the model itself does at the end
         else:
             self._averaged()
 
     def _averaged(self) -> None:
-        self._clock.lap("sync")
+        self.clock.lap("sync")
 
     def _note_update(self, *_: Any) -> None:
-        self._steps.updated = True
+        self.steps.updated = True
 
     def before_update(self, *_: Any) -> None:
         """Note that a step of the optimizer begins."""
-        if self._steps.in_step:
+        if self.steps.in_step:
             if self.gradients:
                 self.settle()
-            clock, began = self._clock, self._clock.mark()
-            clock.lap("update" if self._updates else "residual", at=began)
-            if self._alone and not self._updates:
-                clock.lap("sync", at=began)
-        self._updates += 1
+            self.clock.lap("update" if self.updates else "residual")
+        self.updates += 1
 
     def after_update(self, *_: Any) -> None:
         """Note that a step of the optimizer has ended."""
-        if self._updates:
-            self._updates -= 1
-        if self._steps.in_step:
-            self._clock.lap("update")
-            self._steps.updated = True
+        if self.updates:
+            self.updates -= 1
+        if self.steps.in_step:
+            self.clock.lap("update")
+            self.steps.updated = True
 
     def _before_synchronize(self) -> None:
-        if self._steps.in_step:
+        if self.steps.in_step:
             self.settle()
-            self._clock.lap("residual")
+            self.clock.lap("residual")
 
     def _after_synchronize(self) -> None:
-        if self._steps.in_step:
-            self._clock.lap("sync")
+        if self.steps.in_step:
+            self.clock.lap("sync")
 
     def _wrap_synchronize(self, optimizer: Any) -> None:
         """Put a lap around `synchronize` of this one optimizer, which its step calls, or the script."""
@@ -292,3 +314,7 @@ class Hooks:
 
         optimizer.synchronize = synchronize
         self._undo.append(restore)
+
+
+if OrderedDict not in copyreg.dispatch_table:
+    copyreg.pickle(OrderedDict, _without_hooks)

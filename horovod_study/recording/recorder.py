@@ -47,6 +47,12 @@ PRECISION_STEPS = 3
 """So many steps tell what a training computes in; layers are not watched after them."""
 MAX_IRREGULAR = 0.05
 """Part of the steps whose updates may come otherwise, such as those that a loss scaler skips, without a doubt."""
+BY_BACKWARDS = (
+    "no optimizer stepped: a step is from one backward to the next, and what updates the parameters is in no lap; "
+    "three lines around the loop show it (docs/your_script.md), with record.lap('update') behind the update"
+)
+MAX_NAMES = 4
+"""So many models are named, of those that are trained together."""
 MAX_TURNS = 100
 """After so many turns of a loop without an update from its beginning on, none is waited for any more."""
 
@@ -144,16 +150,17 @@ class Recording:
         forward_hooks: bool = True,
         own: Mapping[str, Any] = MappingProxyType({}),
         peers: Attached | None = None,
-        beside: Sequence[tuple[nn.Module, torch.optim.Optimizer]] = (),
+        beside: Sequence[tuple[nn.Module, torch.optim.Optimizer | None]] = (),
         count_samples: Callable[[Any], int] | None = None,
         requested: Mapping[str, Any] = MappingProxyType({}),
         told: bool = False,
     ) -> None:
         """`optimizer` None: parameters are updated without one, a turn is a step. `peers` None: those of the script.
 
-        `beside`: other models that are trained in the same loop, each with its optimizer, as in a GAN. `count_samples`
-        returns how many samples a batch has. `requested`: what else a study has asked for, and the script was told.
-        `told`: the caller sees backwards and updates, and tells the hooks and `end_backward` of them.
+        `beside`: other models that are trained in the same loop, each with its optimizer, as in a GAN, or without one
+        of its own, as a decoder that has that of its encoder. `count_samples` returns how many samples a batch has.
+        `requested`: what else a study has asked for, and the script was told. `told`: the caller sees backwards and
+        updates, and tells the hooks and `end_backward` of them.
         """
         if not isinstance(model, nn.Module):
             raise ConfigError(f"recorder: model is a {type(model).__name__}; give the torch.nn.Module that is trained")
@@ -162,7 +169,8 @@ class Recording:
                 f"recorder: optimizer is a {type(optimizer).__name__}; give the torch.optim.Optimizer that is stepped"
             )
         self._model, self._optimizer = model, None if optimizer is None else _inner(optimizer)
-        self._given_peers, self._beside = peers, tuple((each, _inner(own)) for each, own in beside)
+        self._given_peers = peers
+        self._beside = tuple((each, None if own is None else _inner(own)) for each, own in beside)
         self._out, self._options, self._batch = out, options, batch
         models = self._models()
         self._bare = models[0] if len(models) == 1 else nn.ModuleList(models)
@@ -171,7 +179,9 @@ class Recording:
         self._state = "new"  # -> open -> closed
         self.in_step = False  # whether a step is under way
         self.updated = False  # whether the optimizer has stepped in it
-        self._step, self._epoch = 0, -1
+        self.made, self._epoch = 0, -1  # steps so far
+        self._look_at: float = 0  # so many steps are looked at for what is to be done between steps, ...
+        self._look_after = 0.0  # ... or the first after this moment
         self._samples: int | None = None  # of the step so far
         self._loss: torch.Tensor | None = None
         self.train_samples: int | None = None  # of the data set; `steps` asks its loader
@@ -180,6 +190,7 @@ class Recording:
         self.ended = False  # whoever gives turns wants no more steps
         self.least: int | None = None  # so many steps are what was asked for
         self.hooks: list[Hooks] = []
+        self._parts = ""  # how the ranks' models differ in size
         self._joined: dict[str, Any] = {}  # what the record says of models since others have joined
         self._accumulate = 1
         self._turns = 0  # of the loop, in the step so far
@@ -216,11 +227,6 @@ class Recording:
         return self._clock
 
     @property
-    def made(self) -> int:
-        """The number of steps so far."""
-        return self._step
-
-    @property
     def alone(self) -> bool:
         """Whether it trains until its own end, instead of until whoever gives turns has enough of it."""
         return self._session.turns is None
@@ -234,7 +240,7 @@ class Recording:
         """End the recording because of an error of its own: the training goes on, and the record will say why."""
         if self.failure is not None:
             return
-        self.failure = StudyError(f"the recorder stopped at step {self._step:,}: {_named(error)}")
+        self.failure = StudyError(f"the recorder stopped at step {self.made:,}: {_named(error)}")
         self.in_step = False  # hooks do nothing now; they go at the end, because one of them may be running
         if self._session.turns is not None:  # nobody may wait for the steps of this rank any more
             self._session.turns.leave()
@@ -266,7 +272,7 @@ class Recording:
         self._state = "open"
         if self._session.is_root:
             say(_greeting(self._session.record.effective, self._peers, self._session.directory))
-        if self._session.granted <= self._step:
+        if self._session.granted <= self.made:
             self._wait_for_turn()
         return self
 
@@ -280,9 +286,12 @@ class Recording:
             "reduction": peers.reduction,
             "parameters": parameter_count(model),
         }
-        require_parity(peers, {**asked, **about, "package version": environment.describe_package()})
+        # A script that divides its model among the ranks trains as it should; in lines of one's own it is a mistake.
+        divided = self._told and self._find_parts(parameter_count(model))
+        equal = {name: value for name, value in about.items() if not divided or name not in ("model", "parameters")}
+        require_parity(peers, {**asked, **equal, "package version": environment.describe_package()})
         initial = parameter_sha256(model)
-        if len(set(peers.gather(initial))) > 1 and session.is_root and not sharded(model):
+        if len(set(peers.gather(initial))) > 1 and session.is_root and not (divided or sharded(model)):
             say(
                 "warning: the ranks begin with different parameters; broadcast those of rank 0 before the recorder "
                 "(Horovod: broadcast_parameters), or they train different models"
@@ -317,15 +326,27 @@ class Recording:
         except StudyError as error:
             raise StudyError(str(error).replace("--out", "out=")) from None
 
+    def _find_parts(self, parameters: int) -> bool:
+        """Return whether the ranks train parts of different sizes, and note it. Collective."""
+        counts = self._peers.gather(parameters)
+        if len(set(counts)) > 1:
+            self._parts = (
+                f"the ranks train models of {min(counts):,} to {max(counts):,} parameters, parts of one perhaps: the "
+                "count in the record is that of rank 0"
+            )
+        return bool(self._parts)
+
     def _models(self) -> list[nn.Module]:
         """Return the models without what wraps them, each once, however many optimizers it has."""
         found = [bare(each) for each in (self._model, *(model for model, _ in self._beside))]
         return list({id(each): each for each in found}.values())
 
     def _model_names(self) -> str:
-        return self._given_name or " + ".join(type(each).__name__ for each in self._models())
+        names = [type(each).__name__ for each in self._models()]
+        more = [f"{len(names) - MAX_NAMES} more"] if len(names) > MAX_NAMES else []
+        return self._given_name or " + ".join([*names[:MAX_NAMES], *more])
 
-    def join(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def join(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
         """Record another optimizer and its model, which has not stepped before."""
         self._beside = (*self._beside, (model, optimizer))
         self._joined = {
@@ -339,7 +360,8 @@ class Recording:
     def _optimizer_names(self) -> str | None:
         if self._optimizer is None:
             return None
-        return " + ".join(type(each).__name__ for each in (self._optimizer, *(own for _, own in self._beside)))
+        owns = (self._optimizer, *(own for _, own in self._beside))
+        return " + ".join(type(each).__name__ for each in owns if each is not None)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if self._state != "open" or os.getpid() != self._pid:  # what a fork of the script leaves is not its own
@@ -378,7 +400,7 @@ class Recording:
         """
         if self.failure is not None:
             return True
-        wrong_use = self._step <= self._options.warmup_steps
+        wrong_use = self.made <= self._options.warmup_steps
         return isinstance(error, Exception) and self._options.disk_full == "go-on" and not wrong_use
 
     def _finish(self) -> dict[str, Any]:
@@ -393,10 +415,10 @@ class Recording:
                 raise self.failure
         with fail_together(self._peers):
             self._require_steps()
-        first = session.find_steady(self._step, doubt=self._doubt())
+        first = session.find_steady(self.made, doubt=self._doubt())
         learnt, sha256 = self._learnt()
         samples, window_s = self._window(first.step)
-        totals = session.totals(first, made=self._step, samples=samples, window_s=window_s)
+        totals = session.totals(first, made=self.made, samples=samples, window_s=window_s)
         totals |= {
             "epochs": self._epoch + 1,
             **dict.fromkeys(("train_mse", "test_mse", "g0_rmse_mpa", "a_rmse", "target_reached")),
@@ -409,13 +431,13 @@ class Recording:
 
     def _doubt(self) -> str:
         """Return what to doubt of steps and samples, "" for nothing."""
-        steps = "" if self._optimizer is None else _update_doubt(self._turns_of_steps)
+        steps = BY_BACKWARDS if self._optimizer is None else _update_doubt(self._turns_of_steps)
         samples = "samples were not seen: each step counts as one, and samples/s are steps/s" if self._uncounted else ""
-        return "; ".join(filter(None, (steps, samples)))
+        return "; ".join(filter(None, (steps, samples, self._parts)))
 
     def _require_steps(self) -> None:
         where, warmup = self._session.directory, self._options.warmup_steps
-        if self._step == 0:
+        if self.made == 0:
             raise StudyError(
                 f"{where}: not a single step was recorded"
                 + (
@@ -425,10 +447,10 @@ class Recording:
                     else "; loop over record.steps(loader), not over the loader itself"
                 )
             )
-        if self._step <= warmup:
+        if self.made <= warmup:
             raise StudyError(
-                f"{where}: all {self._step} steps belong to the warm-up of {warmup}, and none is left to measure; make "
-                f"more steps, or set warmup_steps= below {self._step}"
+                f"{where}: all {self.made} steps belong to the warm-up of {warmup}, and none is left to measure; make "
+                f"more steps, or set warmup_steps= below {self.made}"
             )
 
     def _window(self, first: int) -> tuple[int, float | None]:
@@ -447,7 +469,7 @@ class Recording:
         """Return what only now is known of what ran, and the SHA-256 of all ranks' parameters. Collective."""
         samples = self._session.rows.timed("samples")
         mine = {
-            "steps": self._step,
+            "steps": self.made,
             "usual": int(np.median(samples)) if len(samples) else self._batch,
             "sha256": parameter_sha256(self._bare),
             "precision": self._precision.found(),
@@ -461,7 +483,7 @@ class Recording:
         if self._session.is_root:
             if len(set(made)) > 1:
                 say(f"warning: the ranks made {min(made)} to {max(made)} steps; shares and sums of them are not equal")
-            if sha256 is None and not sharded(self._bare):
+            if sha256 is None and not (self._parts or sharded(self._bare)):
                 say(
                     "warning: the ranks end with different parameters: they have trained different models, and their "
                     "gradients were not averaged alike"
@@ -525,7 +547,10 @@ class Recording:
             self._clock.lap("residual", at=began)
         self._clock.lap("data")
         if self._batch is None:
-            samples = self._count(batch)
+            if type(batch) is list and batch and type(batch[0]) is torch.Tensor and batch[0].ndim:  # of most loaders
+                samples = batch[0].size(0)
+            else:
+                samples = self._count(batch)
             self._samples = samples if self._samples is None else self._samples + samples
 
     took = _in_loop(begin_turn)
@@ -589,25 +614,34 @@ class Recording:
         self.in_step = False
         if self._samples is None and self._batch is None:
             self._samples, self._uncounted = 1, True
-        self._session.rows.add(self._step, self._epoch, self._loss, samples=self._samples)
+        self._session.rows.add(self.made, self._epoch, self._loss, samples=self._samples)
         self._all_samples += self._samples or self._batch or 0
         warmup_steps = self._options.warmup_steps
-        if self._step >= warmup_steps:
+        if self.made >= warmup_steps:
             self._window_samples += self._samples or self._batch or 0
-        self._step += 1
+        self.made += 1
         self._turns_of_steps[(self._turns or 1) if self.updated else 0] += 1
-        if self._step >= PRECISION_STEPS and self._precision.watching:
-            self._precision.stop()
-        waits = self._step >= self._session.granted
-        if waits or self._step == warmup_steps:  # the window begins, and a stretch of its own
-            self._session.close_stretch()
-            if waits and not self.ended:
-                self._wait_for_turn()
-            self._session.open_stretch(timed=self._step >= self._options.warmup_steps)
-        else:
-            self._session.write_rows()
+        if self.made >= self._look_at or now() > self._look_after:
+            self._look()
 
     end = _in_loop(end_step)
+
+    def _look(self) -> None:
+        """Do what is due after some steps, and settle when that is again."""
+        session, warmup_steps = self._session, self._options.warmup_steps
+        if self.made >= PRECISION_STEPS:
+            self._precision.stop()
+        waits = self.made >= session.granted
+        if waits or self.made == warmup_steps:  # the window begins, and a stretch of its own
+            session.close_stretch()
+            if waits and not self.ended:
+                self._wait_for_turn()
+            session.open_stretch(timed=self.made >= warmup_steps)
+        else:
+            session.write_rows()
+        writing, self._look_after = session.next_writing()
+        due = (PRECISION_STEPS, warmup_steps, session.granted, self.made + writing)
+        self._look_at = min(each for each in due if each > self.made)
 
     def end_backward(self) -> None:
         """End a backward of this step that was told: the time since the last own gradient is a wait for other ranks."""
@@ -626,8 +660,8 @@ class Recording:
 
         Where nobody grants any more, the recording ends: what trains from here on does so beside the other cells.
         """
-        enough = self.least is not None and self._step >= self.least
-        said = self._session.wait_for_turn(self._step, samples=self._all_samples, enough=enough, least=self.least)
+        enough = self.least is not None and self.made >= self.least
+        said = self._session.wait_for_turn(self.made, samples=self._all_samples, enough=enough, least=self.least)
         self.ended = said != "go"
         if said == "lost":
             self.give_up(StudyError("the runner that gave its turns has ended"))
@@ -646,7 +680,7 @@ class Recording:
     @_in_loop
     def open_stretch(self) -> None:
         """Go on: what is between `close_step` and here belongs to no step."""
-        self._session.open_stretch(timed=self._step >= self._options.warmup_steps)
+        self._session.open_stretch(timed=self.made >= self._options.warmup_steps)
 
     def _settle(self) -> None:
         for hooks in self.hooks:
@@ -726,8 +760,6 @@ def _rate(optimizer: torch.optim.Optimizer | None) -> float | None:
 
 def batch_samples(batch: Any) -> int:
     """Return the first dimension of the first tensor or array in what a loader gave."""
-    if type(batch) is list and batch and type(batch[0]) is torch.Tensor and batch[0].ndim:  # of most loaders
-        return batch[0].size(0)
     if isinstance(batch, Mapping):
         batch = tuple(batch.values())
     if isinstance(batch, Sequence) and not isinstance(batch, str | bytes):

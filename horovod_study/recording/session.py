@@ -316,6 +316,10 @@ class Session:
         if len(self.rows) >= DRAIN_STEPS or now() - self.rows.drained > DRAIN_S:
             self.rows.drain_made(self.clock)
 
+    def next_writing(self) -> tuple[int, float]:
+        """Return after how many more steps, and from which moment on, `write_rows` is to be called."""
+        return max(1, DRAIN_STEPS - len(self.rows)), self.rows.drained + DRAIN_S
+
     def close_stretch(self) -> None:
         """End a stretch when its work is done, and write its rows."""
         settle(self.device)
