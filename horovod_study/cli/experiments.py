@@ -19,7 +19,18 @@ def tune_arguments(parser: Parser) -> None:
         help="horovod/mpi, horovod/gloo, ddp/gloo, mpi/mpi, ...; may be given several times (default horovod/mpi)",
     )
     parser.add_argument("--workers", type=int, metavar="N", help="workers that train (default: as many as cores allow)")
-    parser.add_argument("--minutes", type=float, default=10.0, metavar="X", help="for all launches (default 10)")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        metavar="X",
+        help="for all launches (default 3, where settings cannot train in turns 10)",
+    )
+    parser.add_argument(
+        "--no-turns",
+        dest="turns",
+        action="store_false",
+        help="launch one setting after the other, also where they could train in turns",
+    )
     parser.add_argument("--rounds", type=int, default=6, metavar="N", help="most rounds of the race (default 6)")
     parser.add_argument(
         "--knobs", nargs="+", default=[], metavar="NAME", help="settings to vary (default: all that matter)"
@@ -56,6 +67,7 @@ def tune(options: argparse.Namespace) -> int | Result:
         rounds=options.rounds,
         knobs=options.knobs,
         values=options.knob,
+        turns=options.turns,
         workload=find_workload(options.workload),
     )
     command = shlex.join(["horovod-study", *options.words])

@@ -12,20 +12,29 @@ of freedom, s the variance of this pair, s0 the median of the variances of all p
 chi-square over its degrees of freedom. This is the moderated t of Smyth 2004 ("Linear models and empirical Bayes
 methods ..."), with D fixed to 4 instead of estimated. Where a pair scatters more than that, its own variance holds.
 
+In turns (turns.py) all candidates of a heat are launched together and train one slice each in every round. A pair is
+then compared within rounds: the mean of a launch of n rounds has the variance c + v / n, with v the long-run variance
+of rounds (`paired.memory`) and c that of the level of a launch, by moments. Both are pooled over all candidates, v as
+s0 is above: the median, and a pair that scatters more keeps its own. Launches weigh 1 / (c + v / n), and t has D more
+degrees of freedom than launches less one. `paired.estimate` pools nothing, and would know little of two launches.
+
 The race drops what is resolved to be worse (Maron and Moore 1994, "Hoeffding races"), and after each round half of the
 rest (successive halving: Karnin, Koren and Somekh 2013), so that those in front are repeated more and more.
 """
 
 import math
 import random
-from collections.abc import Generator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from horovod_study.analysis.stats import Interval, chi2_median, moderated_ratio
+from horovod_study.analysis.paired import LOOKS, Slice, memory, pairs, without_stalls
+from horovod_study.analysis.stats import Interval, chi2_median, moderated_ratio, t_quantile
 from horovod_study.errors import StudyError
 
 EQUAL = 0.01
@@ -41,6 +50,13 @@ MIN_BLOCKS = 3
 """Shared blocks before two candidates are said to differ, or to be equal."""
 LONGEST_COMBINATION = 5
 SHIPPED_FAILURES = 3
+FIRST_ROUNDS, LATER_ROUNDS = 8, 20
+"""Rounds of the first heat, which is for finding out what is worth a second one, and of the others at most."""
+LEAST_ROUNDS = 4
+"""Rounds before two candidates that train in turns are said to differ; looks are then LOOKS times as many apart."""
+CONFIRM_HEATS = 2
+KEPT = 3
+"""So many values of single settings come into the second heat beside their combinations."""
 _PRIOR = 4.0  # D above
 _SLOW = math.log(2.0)
 
@@ -131,6 +147,9 @@ def _span(low: float, high: float) -> str:
 class Book:
     """All launches so far, and what follows from them."""
 
+    least = MIN_BLOCKS  # of what is compared, blocks or rounds, before two candidates are said to differ
+    least_launches = MIN_BLOCKS  # of the leader, before the race is over
+
     def __init__(self, trials: Sequence[Trial] = ()) -> None:
         self.trials: list[Trial] = []
         self.failed: dict[str, str] = {}  # candidate -> reason of its last failed launch
@@ -201,6 +220,73 @@ class Book:
             matrix = without_slow(matrix)
             self._known = matrix, rows, pooled_variance(matrix)
         return self._known
+
+
+class RoundBook(Book):
+    """All launches so far, of candidates that trained in turns: compared by their slices, launch by launch."""
+
+    least = LEAST_ROUNDS
+    least_launches = 2
+
+    def __init__(self, slices: Sequence[Slice] = ()) -> None:
+        super().__init__()
+        self.slices = list(slices)
+        self._pooled: tuple[int, float, float] | None = None
+
+    def take(self, trials: Sequence[Trial], slices: Sequence[Slice]) -> None:
+        """Take note of a heat."""
+        self.slices += slices
+        for trial in trials:
+            self.add(trial)
+
+    def noise(self) -> float:
+        """Return the standard deviation of d between two candidates in one round; NaN when it is not known yet."""
+        return math.sqrt(self._components()[0]) if self.slices else math.nan
+
+    def ratio(self, one: str, other: str, level: float = 0.95) -> Interval:
+        """Return speed of `one` over that of `other` from the rounds that they share; n counts rounds."""
+        launches = [each for each in pairs(self.slices, one, other).differences if len(each)]
+        if not launches:
+            return Interval(value=math.nan, level=level)
+        scatter, component = self._components()
+        counts = np.array([len(each) for each in launches], dtype=float)
+        own, more = _scatter(launches), counts.sum() - len(counts)
+        scatter = max((_PRIOR * scatter + more * own) / (_PRIOR + more), own) if more else scatter
+        weights = 1 / (component + scatter / counts) if component + scatter > 0 else counts
+        value = float((weights * [each.mean() for each in launches]).sum() / weights.sum())
+        half = t_quantile(0.5 + level / 2, _PRIOR + len(launches) - 1) / math.sqrt(float(weights.sum()))
+        ends = {"low": math.exp(value - half), "high": math.exp(value + half)} if math.isfinite(half) else {}
+        return Interval(value=math.exp(value), **ends, level=level, n=int(counts.sum()))
+
+    def _components(self) -> tuple[float, float]:
+        """Return the variance of a log ratio in one round, and of its level in one launch, pooled over candidates.
+
+        Against what has most slices. Where every candidate was launched once the second is unknown, and taken for 0.
+        """
+        if self._pooled is not None and self._pooled[0] == len(self.slices):
+            return self._pooled[1:]
+        counts = Counter(each.cell for each in self.slices)
+        base = max(counts, key=lambda cell: counts[cell])
+        found = [pairs(self.slices, cell, base).differences for cell in counts if cell != base]
+        scatters = [_scatter(launches) for launches in found if any(len(each) > 1 for each in launches)]
+        scatter = float(np.median(scatters)) if scatters else math.nan
+        squares = freedom = 0.0
+        for launches in found:
+            sizes = np.array([len(each) for each in launches if len(each)], dtype=float)
+            if len(sizes) > 1:
+                means = np.array([each.mean() for each in launches if len(each)])
+                middle = float((sizes * means).sum() / sizes.sum())
+                squares += float((sizes * (means - middle) ** 2).sum()) - (len(sizes) - 1) * scatter
+                freedom += float(sizes.sum() - (sizes**2).sum() / sizes.sum())
+        component = max(squares / freedom, 0.0) if freedom else 0.0
+        self._pooled = len(self.slices), scatter, component
+        return scatter, component
+
+
+def _scatter(launches: Sequence[NDArray[np.float64]]) -> float:
+    """Return the long-run variance of log ratios in a round, of launches (n,), stalls bounded."""
+    bounded, _ = without_stalls(launches)
+    return memory([each for each in bounded if len(each) > 1]).variance
 
 
 def without_slow(logs: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -285,6 +371,9 @@ def race(candidates: Sequence[Candidate], *, seed: int, rounds: int) -> Generato
 
 
 class _Race:
+    book: Book
+    confirmation: Book
+
     def __init__(self, candidates: Sequence[Candidate], seed: int) -> None:
         self.all, self.alive = list(candidates), list(candidates)
         self.reference = candidates[0]
@@ -348,9 +437,9 @@ class _Race:
             if each.key == best.key:
                 continue
             ratio, usual = self.book.ratio(best.key, each.key, level), self.book.ratio(best.key, each.key)
-            if ratio.n >= MIN_BLOCKS and ratio.low > 1:
+            if ratio.n >= self.book.least and ratio.low > 1:
                 found.worse.append(each)
-            elif usual.n >= MIN_BLOCKS and usual.low >= 1 / (1 + EQUAL) and usual.high <= 1 + EQUAL:
+            elif usual.n >= self.book.least and usual.low >= 1 / (1 + EQUAL) and usual.high <= 1 + EQUAL:
                 found.equal.append(each)
             else:
                 found.open.append(each)
@@ -359,7 +448,7 @@ class _Race:
     def ended(self) -> str:
         """Return "resolved" or "equal" when there is nothing left to find out, else ""."""
         found = self.standing(LOOK_LEVEL)
-        if found.open or self.book.launches(found.best.key) < MIN_BLOCKS:
+        if found.open or self.book.launches(found.best.key) < self.book.least_launches:
             return ""
         return "equal" if found.equal else "resolved"
 
@@ -432,7 +521,18 @@ class _Race:
 
     # ------------------------------------------------------------------ the end
 
-    def finish(self, stop: str) -> Generator[NextLaunch, Trial | None, Outcome]:
+    def rivals(self, chosen: Candidate) -> list[Candidate]:
+        """Return the candidate that is chosen with the baselines that it is launched against once more."""
+        found = [chosen, *(each for each in self.alive if each.baseline and each.runtime == chosen.runtime)]
+        return list({each.key: each for each in found}.values())
+
+    def confirm(self, chosen: Candidate) -> Generator[Any, Any, None]:
+        """Launch what was chosen again, in blocks of its own."""
+        for _ in range(CONFIRM_BLOCKS):
+            if chosen.key in self.book.failed or not (yield from self.run_block("confirm", self.rivals(chosen))):
+                break
+
+    def finish(self, stop: str) -> Generator[Any, Any, Outcome]:
         """Choose, and where that is not the shipped settings, launch it against them in blocks of its own."""
         found = self.standing(LOOK_LEVEL)
         if stop == "resolved":
@@ -444,11 +544,7 @@ class _Race:
         shipped = next(each for each in self.all if each.runtime == chosen.runtime and each.kind == "shipped")
         beaten = chosen.kind != "shipped"
         if beaten:
-            rivals = [chosen, *(each for each in self.alive if each.baseline and each.runtime == chosen.runtime)]
-            rivals = list({each.key: each for each in rivals}.values())
-            for _ in range(CONFIRM_BLOCKS):
-                if chosen.key in self.book.failed or not (yield from self.run_block("confirm", rivals)):
-                    break
+            yield from self.confirm(chosen)
         gain = self.book.ratio(chosen.key, shipped.key, LOOK_LEVEL)
         why = ""
         if beaten and chosen.key in self.book.failed:
@@ -468,7 +564,7 @@ class _Race:
             resolved=resolved,
             candidates=tuple(self.all),
             states=dict(self.states),
-            confirmed=not why and self.confirmation.ratio(chosen.key, shipped.key).n >= MIN_BLOCKS,
+            confirmed=not why and self.confirmation.ratio(chosen.key, shipped.key).n >= self.book.least,
             book=self.book,
             confirmation=self.confirmation,
         )
@@ -501,6 +597,154 @@ class _Race:
             f"not resolved: {spent}; {name} is faster than the shipped settings, but {_words_of(rivals)} may be faster "
             "still"
         )
+
+
+# ------------------------------------------------------------------------------------------------------ in turns
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Heat:
+    """Candidates that are launched together and train in turns."""
+
+    stage: str  # race | confirm
+    number: int  # from 1
+    candidates: tuple[Candidate, ...]
+    rounds: int  # at most
+    confirms: bool  # were the race over now, its winner would still have to be confirmed
+    wanted: Callable[[Sequence[Slice]], Collection[str]]
+    """Given the slices so far, by the keys of candidates, those that need more of them; is asked after each round."""
+
+    @property
+    def launch(self) -> str:
+        """What tells this heat from all others, as the name of a launch."""
+        return f"{self.stage}/{self.number:03d}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeatResult:
+    """What came of a heat."""
+
+    trials: Sequence[Trial]  # one for each candidate
+    slices: Sequence[Slice]
+
+
+def race_in_turns(
+    candidates: Sequence[Candidate], *, seed: int, rounds: int, room: int
+) -> Generator[Heat, HeatResult | None, Outcome]:
+    """Yield one heat after the other; send what came of it, or None when there is no time for it.
+
+    `rounds`: heats before the race is over whatever comes out; `room`: so many candidates fit into memory together.
+    Else as `race`.
+    """
+    state = _RaceInTurns(candidates, seed, room)
+    for number in range(1, rounds + 1):
+        length = FIRST_ROUNDS if number == 1 else LATER_ROUNDS
+        if not (yield from state.run_heat("race", state.alive, length)):
+            return (yield from state.finish("budget"))
+        state.drop(number)
+        if number == 1:
+            state.combine()
+        if stop := state.ended() if number > 1 or not any(not each.baseline for each in state.alive) else "":
+            return (yield from state.finish(stop))
+    return (yield from state.finish("rounds"))
+
+
+class _RaceInTurns(_Race):
+    book: RoundBook
+    confirmation: RoundBook
+
+    def __init__(self, candidates: Sequence[Candidate], seed: int, room: int) -> None:
+        super().__init__(candidates, seed)
+        self.book, self.confirmation, self._room = RoundBook(), RoundBook(), max(room, 2)
+
+    def run_heat(self, stage: str, group: Sequence[Candidate], rounds: int) -> Generator[Heat, HeatResult | None, bool]:
+        """Let candidates train in turns, as many as fit into memory with the reference; False: there was no time."""
+        others = [each for each in group if each.key != self.reference.key]
+        if stage == "race" and self._block:  # the library defaults come back where the winner is confirmed
+            others = [each for each in others if not each.baseline]
+        confirms = stage == "race" and self._block > 0 and self.tentative().kind != "shipped"
+        size = self._room - 1
+        for place in range(0, len(others), size):
+            part = [self.reference, *others[place : place + size]]
+            self._block += 1
+            heat = Heat(
+                stage=stage,
+                number=self._block,
+                candidates=tuple(part),
+                rounds=rounds,
+                confirms=confirms,
+                wanted=partial(self._wanted, part, rounds),
+            )
+            result = yield heat
+            if result is None:
+                return False
+            self.book.take(result.trials, result.slices)
+            if stage == "confirm":
+                self.confirmation.take(result.trials, result.slices)
+            for each in part:
+                if (trial := next(t for t in result.trials if t.candidate == each.key)).samples_per_s is None:
+                    self._failed(each, trial.reason)
+            self._note_dropped(stage, part, result.slices)
+        return True
+
+    def confirm(self, chosen: Candidate) -> Generator[Heat, HeatResult | None, None]:
+        """Launch what was chosen again, in heats of its own."""
+        for _ in range(CONFIRM_HEATS):
+            if chosen.key in self.book.failed:
+                break
+            if not (yield from self.run_heat("confirm", self.rivals(chosen), LATER_ROUNDS)):
+                break
+
+    def tentative(self) -> Candidate:
+        """Return what leads; that it gains anything is to be shown where it is confirmed."""
+        found = self.standing(LOOK_LEVEL)
+        if not self.gain(found.best) > 1 + EQUAL:
+            return self.reference
+        group = [found.best, *found.equal, *found.open]
+        return self.nearest([each for each in group if self.gain(each) * (1 + EQUAL) >= self.gain(found.best)])
+
+    def drop(self, number: int) -> None:
+        """As without turns, and after the first heat all but KEPT: a second launch costs more than a few rounds."""
+        super().drop(number)
+        runners = sorted((each for each in self.alive if not each.baseline), key=self.gain, reverse=True)
+        for each in runners[KEPT:] if number == 1 else ():
+            self._out(each, f"not among the best {KEPT} after the first heat")
+
+    def _wanted(self, part: Sequence[Candidate], rounds: int, slices: Sequence[Slice]) -> Collection[str]:
+        """Return who needs more of a heat: all but those that are resolved to be slower than the leader."""
+        made = 1 + max(each.round for each in slices)
+        if made >= rounds:
+            return ()
+        last = {each.cell for each in slices if each.round == made - 1}
+        if made not in _LOOKS_AT:
+            return last
+        book = RoundBook([*self.book.slices, *slices])
+        here = [each for each in part if each.key in last]
+        if not here:
+            return ()
+        best = max(here, key=lambda each: book.ratio(each.key, self.reference.key).value)
+        return {
+            each.key
+            for each in here
+            if each.baseline or each is best or not book.ratio(best.key, each.key, LOOK_LEVEL).low > 1
+        }
+
+    def _note_dropped(self, stage: str, part: Sequence[Candidate], slices: Sequence[Slice]) -> None:
+        """Take those out of the race that have left a heat before its end."""
+        last = {each.key: max((s.round for s in slices if s.cell == each.key), default=-1) for each in part}
+        for each in part if stage == "race" else ():
+            if not each.baseline and not self.states[each.key] and -1 < last[each.key] < max(last.values()):
+                self._out(each, f"slower than the best, after {last[each.key] + 1} rounds")
+
+
+def _looks() -> frozenset[int]:
+    found = [LEAST_ROUNDS]
+    while found[-1] < 10_000:
+        found.append(math.ceil(found[-1] * LOOKS))
+    return frozenset(found)
+
+
+_LOOKS_AT = _looks()
 
 
 def plain(value: Any) -> str:

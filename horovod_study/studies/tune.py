@@ -5,61 +5,74 @@ A tune lives in a folder DIR:
     settings.yaml       the settings that were chosen, for `train --settings`
     tune.json           what is tuned, and what the first launch of each runtime told about itself
     trials.csv          one row per launch, appended as it ends; the same command again goes on from here
+    turns.csv           the slices of the launches that trained in turns
     runs/, configs/, logs/      the run directory of each launch, what it was asked to do, what it printed
     result.json, tune.png, ...  what came of it (report/figures/tune.py draws)
 
-Libraries read their settings when they start, so that every evaluation is a launch of its own: the usual trainer for a
-few seconds, without checkpoint, evaluated once at its end. `racing.py` decides what is launched next.
+Libraries read their settings when they start, so that every candidate is launched: the usual trainer, no checkpoint,
+evaluated once at its end. The candidates of a heat are launched together and train in turns (turns.py), and those that
+are resolved to be slower are ended; where they cannot, launches of a few seconds follow each other. `racing.py` decides
+what is launched next.
 """
 
 import json
 import math
 import os
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import psutil
+
+from horovod_study.analysis.paired import MIN_ROUNDS
 from horovod_study.analysis.stats import Interval
 from horovod_study.comm.settings_file import write_settings
 from horovod_study.config import Cell, available_cores, local_cell
 from horovod_study.documents import load_yaml, parse_csv, read_json, read_text
 from horovod_study.errors import ConfigError, StudyError, nearest, require_known
 from horovod_study.files import append_text, csv_rows, write_file
-from horovod_study.measure.clock import utc_now
+from horovod_study.measure.clock import now, utc_now
 from horovod_study.options import BY_RUNTIME, SET_BY_TUNE, refuse_set, require_workers
 from horovod_study.progress import Line, duration, say
-from horovod_study.records import RunRecord
+from horovod_study.records import RunRecord, TurnSlice, append_turns, read_turns
 from horovod_study.roles import Option, Role, check_field
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies import engine
-from horovod_study.studies.attempt import Attempt, CellRun, Launcher, local_launch
-from horovod_study.studies.engine import Lane, working_in
+from horovod_study.studies.attempt import Attempt, CellRun, Launcher, Running, local_launch
+from horovod_study.studies.engine import Lane, set_aside, working_in
 from horovod_study.studies.interruption import Interruption, exit_code
 from horovod_study.studies.racing import (
+    CONFIRM_HEATS,
     FIRST_BLOCKS,
+    LEAST_ROUNDS,
     Book,
     Candidate,
+    Heat,
+    HeatResult,
     NextLaunch,
     Outcome,
+    RoundBook,
     Trial,
     plain,
     race,
+    race_in_turns,
     ratio_record,
     ratio_text,
     ratio_words,
 )
+from horovod_study.studies.turns import SLICE_S, WORKER_MB, Conductor, alternate, apart_because, rates
 from horovod_study.workloads import Configuration, Workload
 
 SECONDS = 2.0
-MINUTES = 10.0
+MINUTES, TURNS_MINUTES = 10.0, 3.0
 ROUNDS = 6
 """Defaults: seconds of each launch, minutes of all launches together, and rounds of the race."""
 
 _START_UP_S = 90.0  # a launch that has not ended after this and ten times its seconds hangs
-_RESERVED = 0.25  # of the time, at most, is kept for confirming the winner
+_RESERVED, _RESERVED_IN_TURNS = 0.25, 0.4  # of the time, at most, is kept for confirming the winner
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +86,7 @@ class TuneRequest:
     rounds: int = ROUNDS
     knobs: tuple[str, ...] = ()  # none: all that matter
     values: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # knob -> the user's own candidates
+    alone: str = ""  # why candidates are launched one after the other; "": they train in turns
 
     def meaning(self) -> dict[str, Any]:
         """Return what must be the same for launches to be compared; the time and the rounds may be extended."""
@@ -82,6 +96,7 @@ class TuneRequest:
             **({"workload": identity} if identity else {}),
             "runtimes": list(self.runtimes),
             "workers": self.workers,
+            "turns": not self.alone,
             "knobs": sorted(self.knobs),
             "values": {name: list(values) for name, values in sorted(self.values.items())},
         }
@@ -100,11 +115,12 @@ def tune_request(
     *,
     runtimes: Sequence[str] = (),
     workers: int | None = None,
-    minutes: float = MINUTES,
+    minutes: float | None = None,
     rounds: int = ROUNDS,
     knobs: Sequence[str] = (),
     values: Sequence[str] = (),
     cores: int | None = None,
+    turns: bool = True,
     workload: Workload,
 ) -> TuneRequest:
     """Return the request that options make; `given` are options of the run, `values` texts such as groups=1,2.
@@ -115,7 +131,7 @@ def tune_request(
     varied = "it is varied; use --knob {}=VALUE,... to say among which values"
     instead = {**{name: varied.format(name) for name in workload.tuned}, **BY_RUNTIME}
     refuse_set("tune", given, SET_BY_TUNE, instead)
-    if not (math.isfinite(minutes) and minutes > 0):
+    if minutes is not None and not (math.isfinite(minutes) and minutes > 0):
         raise ConfigError(f"tune: --minutes is {minutes:g}; it must be greater than 0")
     if rounds < 1:
         raise ConfigError(f"tune: --rounds is {rounds}; it must be at least 1")
@@ -146,11 +162,17 @@ def tune_request(
     knobs = tuple(name.replace("-", "_") for name in knobs)
     for name in (*knobs, *own):
         _require_effect(name, runtimes, workload)
+    alone = "as asked for"
+    if turns:  # that two of them fit is the least; how many do is found from the first launch
+        alone = apart_because(
+            [local_cell(runtimes[0], config.to_dict(), workers=workers, source="tune", workload=workload)] * 2
+        )
     return TuneRequest(
         config=config,
         runtimes=runtimes,
         workers=workers,
-        minutes=minutes,
+        alone=alone,
+        minutes=(MINUTES if alone else TURNS_MINUTES) if minutes is None else minutes,
         rounds=rounds,
         knobs=tuple(dict.fromkeys(knobs)),
         values=own,
@@ -330,6 +352,7 @@ class _Ledger:
         self.facts: dict[str, dict[str, Any]] = {}  # runtime -> effective, environment of its first launch
         self.trials: dict[tuple[str, int, str], Trial] = {}
         self.order: list[Trial] = []
+        self.start_s = 5.0  # what a candidate of a heat takes to start, as far as is known
         self._meaning = json.loads(json.dumps(request.meaning()))
         try:
             self._open()
@@ -342,7 +365,7 @@ class _Ledger:
         if self._state.exists():
             again = "move the folder away, or choose another --out"
             state: _State = read_json(self._state, _State, error=StudyError, again=again)
-            before, self.facts = state.meaning, state.facts
+            before, self.facts = {"turns": False, **state.meaning}, state.facts
             for part, new in self._meaning.items():
                 if (old := before.get(part)) != new:
                     raise StudyError(
@@ -376,6 +399,19 @@ class _Ledger:
         """How long a launch takes, as far as is known."""
         return median(trial.seconds for trial in self.order) if self.order else 0.0
 
+    def heat(self, heat: Heat) -> HeatResult | None:
+        """Return what came of a heat, None while it has not been run to its end."""
+        trials = [self.trials.get((heat.stage, heat.number, each.key)) for each in heat.candidates]
+        whole = [each for each in trials if each is not None]
+        if len(whole) < len(trials):
+            return None
+        names = {f"launch-{number:04d}": trial.candidate for number, trial in enumerate(self.order, 1)}
+        # Of a heat that was run again, because the command was killed while it wrote, the last slices count.
+        made = {(each.block, each.launch, each.round, each.run): each for each in read_turns(self._path.parent)}
+        return HeatResult(
+            trials=whole, slices=[each for each in rates(made.values(), names) if each.launch == heat.launch]
+        )
+
     def save(self) -> None:
         """Write tune.json."""
         write_file(self._state, json.dumps({"meaning": self._meaning, "facts": self.facts}, indent=1) + "\n")
@@ -398,6 +434,27 @@ class _Ledger:
             "values": json.dumps(dict(candidate.values)),
         }
         append_text(self._path, csv_rows(COLUMNS, [row], head=False), head=csv_rows(COLUMNS, []))
+
+
+def _trial_in_turns(
+    heat: Heat, candidate: Candidate, attempt: Attempt | None, slices: Sequence[TurnSlice], seconds: float, problem: str
+) -> Trial:
+    """Return what came of one candidate of a heat; its speed is that of its slices."""
+    totals = attempt.record.totals if attempt is not None and attempt.record is not None else {}
+    reason = problem if attempt is None else "" if attempt.done else f"{attempt.reason}; see {attempt.log}"
+    trained_s = sum(each.end_s - each.begin_s for each in slices)
+    if not reason and not slices:
+        reason = "it ended before its first slice"
+    return Trial(
+        stage=heat.stage,
+        block=heat.number,
+        candidate=candidate.key,
+        samples_per_s=None if reason else sum(each.samples for each in slices) / trained_s,
+        step_ms_median=_ms(totals.get("step_s_median")),
+        step_ms_p90=_ms(totals.get("step_s_p90")),
+        seconds=round(seconds, 3),
+        reason=reason,
+    )
 
 
 def _trial(row: Mapping[str, str], path: Path) -> Trial:
@@ -471,7 +528,10 @@ def run_tune(
         ledger = _Ledger(directory, request)
         tuning = _Tuning(request, directory, ledger, launch, cores, stop)
         try:
-            sweep([tuning.lane()], stop)
+            if request.alone:
+                sweep([tuning.lane()], stop)
+            else:
+                tuning.alternate(sweep)
             if tuning.outcome is None:
                 raise KeyboardInterrupt
         except KeyboardInterrupt:
@@ -507,27 +567,15 @@ class _Tuning:
         self.left_out: dict[str, dict[str, str]] = {}
         self.line = Line()
         self.outcome: Outcome | None = None
-        self._book = Book()
+        self._book, self._rounds = Book(), RoundBook()
         self._candidates: dict[str, Candidate] = {}
         self._shipped: dict[str, Candidate] = {}
 
     def lane(self) -> Lane:
         """Launch what the race asks for, as long as there is time; KeyboardInterrupt after a request to stop."""
         request = self._request
-        kept = len(self._ledger.order)
-        say(
-            f"tuning {', '.join(request.runtimes)} with {request.workers} workers, batch {request.config.batch}, "
-            f"{request.config.seconds:g} s per launch, at most {duration(60 * request.minutes)}"
-            + (f"; {kept} launches of before count" if kept else "")
-        )
-        for name in _set_by_user(request.runtimes, request.config.workload):
-            say(f"warning: {name} is set in the environment, and holds for the shipped settings as well; unset it")
         candidates: list[Candidate] = []
-        for runtime in request.runtimes:
-            candidates += yield from self._space(runtime)
-        if all(each.baseline for each in candidates):
-            reasons = "; ".join(f"{knob} {why}" for each in self.left_out.values() for knob, why in each.items())
-            raise StudyError(f"tune: there is nothing to vary: {reasons}; name other --knobs, or values with --knob")
+        yield from self._begin(candidates)
         first_s = FIRST_BLOCKS * len(candidates) * self._ledger.launch_s
         if first_s > 60 * request.minutes:
             say(
@@ -552,6 +600,147 @@ class _Tuning:
             if reply is not None:
                 self._book.add(reply)
 
+    def alternate(self, sweep: Callable[[Sequence[Lane], Interruption], None]) -> None:
+        """Let candidates train in turns, heat by heat, as long as there is time; KeyboardInterrupt as in `lane`."""
+        request = self._request
+        candidates: list[Candidate] = []
+        sweep([self._begin(candidates)], self._stop)
+        if self._stop.requested or not candidates:
+            raise KeyboardInterrupt
+        room = self._room()
+        contest = race_in_turns(candidates, seed=request.config.seed, rounds=request.rounds, room=room)
+        reply: HeatResult | None = None
+        while True:
+            try:
+                heat = contest.send(reply)
+            except StopIteration as end:
+                self.outcome = end.value
+                return
+            for each in heat.candidates:
+                self._candidates.setdefault(each.key, each)
+            reply = self._ledger.heat(heat)
+            if reply is None and self._time_for_heat(heat):
+                reply = self._run_heat(heat)
+
+    def _room(self) -> int:
+        """Return how many candidates fit into memory together; the same when the tune goes on."""
+        facts = self._ledger.facts[self._request.runtimes[0]]
+        if "room" not in facts:
+            worker_mb = facts.get("worker_mb") or WORKER_MB
+            facts["room"] = int(psutil.virtual_memory().available / 1e6 / (worker_mb * self._request.workers))
+            self._ledger.save()
+        return int(facts["room"])
+
+    def _time_for_heat(self, heat: Heat) -> bool:
+        return self._ledger.used_s + self._heat_s(len(heat.candidates), LEAST_ROUNDS) <= self._until_s(heat)
+
+    def _until_s(self, heat: Heat) -> float:
+        """Return the seconds at which a heat is to be over, so that there is time to confirm what leads."""
+        budget_s = 60 * self._request.minutes
+        if not heat.confirms:
+            return budget_s
+        return budget_s - min(CONFIRM_HEATS * self._heat_s(3, MIN_ROUNDS), _RESERVED_IN_TURNS * budget_s)
+
+    def _heat_s(self, count: int, rounds: int) -> float:
+        """Return how long a heat probably takes: so many starts, and rounds of slices."""
+        return count * (self._ledger.start_s + rounds * SLICE_S[0])
+
+    def _run_heat(self, heat: Heat) -> HeatResult:
+        """Let the candidates of a heat train in turns, and keep what came of it."""
+        began, number = now(), len(self._ledger.order)
+        runs: dict[str, CellRun] = {}
+        keys: dict[str, str] = {}
+        impossible: dict[str, str] = {}
+        for place, candidate in enumerate(heat.candidates, 1):
+            name = f"launch-{number + place:04d}"
+            keys[name] = candidate.key
+            try:
+                cell = self._request.cell(candidate)
+            except StudyError as error:  # values that do not go together
+                impossible[name] = str(error)
+                continue
+            set_aside(self._directory / "runs" / name)
+            runs[name] = replace(self._run(cell, name), watch=self._watch(heat))
+        used_s, until_s, first_s = self._ledger.used_s, self._until_s(heat), math.nan
+
+        def policy(slices: Sequence[TurnSlice], left: Mapping[str, bool]) -> Collection[str]:
+            nonlocal first_s
+            if math.isnan(first_s):
+                first_s = now() - began
+            made = 1 + slices[-1].round if slices else 0
+            if made >= LEAST_ROUNDS and used_s + now() - began > until_s:
+                return ()
+            wanted = heat.wanted(rates(slices, keys)) if slices else keys.values()
+            return [name for name in left if keys[name] in wanted]
+
+        conductor = Conductor(
+            list(runs),
+            block=heat.stage,
+            launch=heat.number,
+            seed=self._request.config.seed,
+            policy=policy,
+            cores=sorted(os.sched_getaffinity(0)),
+        )
+        ended = alternate(conductor, runs, self._stop)
+        if self._stop.requested:
+            raise KeyboardInterrupt
+        took_s = now() - began
+        append_turns(self._directory, conductor.slices)
+        for name, candidate in zip(keys, heat.candidates, strict=True):
+            own = conductor.slices_of(name)
+            self._ledger.add(
+                _trial_in_turns(heat, candidate, ended.get(name), own, took_s / len(keys), impossible.get(name, "")),
+                candidate,
+            )
+        if not math.isnan(first_s):
+            self._ledger.start_s = first_s / len(keys)
+        result = self._ledger.heat(heat)
+        assert result is not None
+        self._report_heat(heat, result)
+        return result
+
+    def _watch(self, heat: Heat) -> Callable[[Running], None]:
+        what = "confirming" if heat.stage == "confirm" else f"heat {heat.number}"
+
+        def watch(running: Running) -> None:
+            if self.line.due():
+                self.line.show(
+                    f"  {what}: {len(heat.candidates)} settings in turns; running for {running.seconds:.0f} s"
+                )
+
+        return watch
+
+    def _report_heat(self, heat: Heat, result: HeatResult) -> None:
+        """Keep one line on how a heat ended, who leads, and how much time is left."""
+        self._rounds.take(result.trials, result.slices)
+        rounds = 1 + max((each.round for each in result.slices), default=-1)
+        last = {each.cell for each in result.slices if each.round == rounds - 1}
+        failed = [each for each in result.trials if each.samples_per_s is None]
+        what = "confirming" if heat.stage == "confirm" else f"heat {heat.number}"
+        text = f"{what}: {len(heat.candidates)} settings, {rounds} rounds, {len(last)} to the end"
+        text += f", {len(failed)} failed" if failed else ""
+        left_s = max(0.0, 60 * self._request.minutes - self._ledger.used_s)
+        self.line.keep(f"{text}{self._leader(self._rounds)}; at most {duration(left_s)} left")
+
+    def _begin(self, candidates: list[Candidate]) -> Lane:
+        """Launch the shipped settings of each runtime once, and find what is tried."""
+        request = self._request
+        kept = len(self._ledger.order)
+        say(
+            f"tuning {', '.join(request.runtimes)} with {request.workers} workers, batch {request.config.batch}, "
+            f"{f'{request.config.seconds:g} s per launch' if request.alone else 'in turns'}, "
+            f"at most {duration(60 * request.minutes)}" + (f"; {kept} launches of before count" if kept else "")
+        )
+        for name in _set_by_user(request.runtimes, request.config.workload):
+            say(f"warning: {name} is set in the environment, and holds for the shipped settings as well; unset it")
+        if request.alone and request.alone != "as asked for":
+            say(f"one launch after the other: {request.alone}")
+        for runtime in request.runtimes:
+            candidates += yield from self._space(runtime)
+        if all(each.baseline for each in candidates):
+            reasons = "; ".join(f"{knob} {why}" for each in self.left_out.values() for knob, why in each.items())
+            raise StudyError(f"tune: there is nothing to vary: {reasons}; name other --knobs, or values with --knob")
+
     def _space(self, runtime: str) -> Generator[CellRun, Any, list[Candidate]]:
         """Launch the shipped settings once, outside the race, and return what can be varied."""
         shipped = Candidate(name="shipped settings", runtime=runtime, kind="shipped")
@@ -562,7 +751,8 @@ class _Tuning:
             if record is None:
                 why = self._ledger.order[-1].reason
                 raise StudyError(f"tune: {runtime} does not run with its shipped settings: {why}")
-            facts = {"effective": dict(record.effective), "environment": dict(record.environment)}
+            facts: dict[str, Any] = {"effective": dict(record.effective), "environment": dict(record.environment)}
+            facts["worker_mb"] = record.totals.get("pss_mb_max") or record.totals.get("rss_mb_max")
             self._ledger.facts[runtime] = json.loads(json.dumps(facts, default=str))
             self._ledger.save()
             self._report(launch, self._ledger.order[-1])
@@ -591,7 +781,7 @@ class _Tuning:
             attempt: Attempt = yield self._run(cell, f"launch-{number:04d}")
             if self._stop.requested:
                 raise KeyboardInterrupt
-            record, seconds = attempt.record if attempt.done else None, attempt.seconds
+            record, seconds = attempt.record if attempt.done else None, round(attempt.seconds, 3)
             reason = "" if attempt.done else f"{attempt.reason}; see {attempt.log}"
         totals = {} if record is None else record.totals
         trial = Trial(
@@ -739,6 +929,8 @@ def result_of(
             **{name: environment.get(name) for name in ("cpu_model", "package", "torch", "horovod", "mpi")},
         },
         "launches": len(ledger.order),
+        "in_turns": not request.alone,
+        "not_in_turns_because": request.alone or None,
         "used_s": ledger.used_s,
         "seconds": request.config.seconds,
         "minutes": request.minutes,
@@ -751,13 +943,14 @@ def result_of(
 
 def settings_comments(document: Mapping[str, Any], command: str) -> list[str]:
     """Return what is above the settings: when, how and with what gain they were found."""
+    how = "in turns" if document["in_turns"] else f"of {document['seconds']:g} s"
     lines = [
         f"Settings of how workers communicate, found by horovod-study tune on {document['when']}.",
         f"Command: {command}",
-        f"{document['launches']} launches of {document['seconds']:g} s took {duration(document['used_s'])}.",
+        f"{document['launches']} launches {how} took {duration(document['used_s'])}.",
         document["verdict"],
     ]
-    where = "blocks of their own" if document["gains_confirmed"] else "the blocks that they were chosen by"
+    where = "launches of their own" if document["gains_confirmed"] else "the launches that they were chosen by"
     for name, words in (("gain_over_shipped", "shipped settings"), ("gain_over_library", "library defaults")):
         gain = document[name]
         if gain is not None and gain["ratio"] is not None:

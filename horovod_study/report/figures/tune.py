@@ -37,13 +37,14 @@ def caption(document: Mapping[str, Any]) -> str:
     tuned, rows = document["for"], document["candidates"]
     parts = [
         f"Samples/s of {len(rows)} settings of how {tuned['workers']} workers communicate (batch {tuned['batch']}, "
-        f"{tuned['parameters']:,} parameters), relative to the shipped settings in the same blocks of launches; bars "
-        "are 95 % intervals.",
+        f"{tuned['parameters']:,} parameters), relative to the shipped settings in the same "
+        f"{'rounds, in which all train in turns' if document['in_turns'] else 'blocks of launches'}; bars are 95 % "
+        "intervals.",
         "Each setting alone is one change of the shipped settings; combinations change several.",
     ]
     if document["noise"] is not None:
         parts.append(
-            f"Grey: where one launch of {document['seconds']:g} s would be if the settings made no difference "
+            f"Grey: where one {_unit(document)} would be if the settings made no difference "
             f"(95 %, +-{100 * math.expm1(1.96 * document['noise']):.1f} %)."
         )
     if any(row["slow_launches"] for row in rows):
@@ -54,6 +55,10 @@ def caption(document: Mapping[str, Any]) -> str:
         parts.append("Settings without a mark failed.")
     parts.append(f"Orange: what was chosen. {document['verdict'][:1].upper()}{document['verdict'][1:]}.")
     return " ".join(parts)
+
+
+def _unit(document: Mapping[str, Any]) -> str:
+    return "slice" if document["in_turns"] else f"launch of {document['seconds']:g} s"
 
 
 _HEADS = ("setting", "of shipped", "95 % interval", "samples/s", "p90/median", "launches", "")
@@ -85,7 +90,7 @@ def table(document: Mapping[str, Any]) -> list[str]:
         lines.append("")
     lines.append(f"{document['verdict'][:1].upper()}{document['verdict'][1:]}.")
     where = (
-        "measured again" if document["gains_confirmed"] else "in the blocks it was chosen by, so a little flattering"
+        "measured again" if document["gains_confirmed"] else "in the launches it was chosen by, so a little flattering"
     )
     for key, words in (("gain_over_shipped", "shipped settings"), ("gain_over_library", "library defaults")):
         gain = document[key]
@@ -123,7 +128,11 @@ def draw(document: Mapping[str, Any], width_in: float) -> Figure:
     if any(row["slow_launches"] for row in document["candidates"]):
         handles.append(Line2D([], [], linestyle="none", **_CROSS, label="unstable"))
     if document["noise"] is not None:
-        handles.append(Patch(facecolor=GRID, edgecolor=QUIET, linewidth=0.4, label="one launch, no difference"))
+        handles.append(
+            Patch(
+                facecolor=GRID, edgecolor=QUIET, linewidth=0.4, label=f"one {_unit(document).split()[0]}, no difference"
+            )
+        )
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     return figure
 
