@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,11 @@ from torch import nn
 from horovod_study import cli, records
 from horovod_study.comm.meeting import Meeting
 from horovod_study.errors import BackendError
-from horovod_study.recording import automatic, recorder
+from horovod_study.recording import automatic, recorder, session
 
 HEAD = """
-import os, sys, time
+import importlib.util, os, sys, time
+assert importlib.util.find_spec("torch")  # as libraries ask that go on to import it, or do not
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -70,10 +72,14 @@ for epoch in range(4):
         if turn % 6 == 5: optimizer.step(); optimizer.zero_grad()
 """
 STEPPED_BEFORE = """
-torch.optim.SGD(model.parameters(), 0.0).step()  # as Horovod does to broadcast the state of one that it replaces
-optimizer = torch.optim.Adam(model.parameters())
-for turn in range(100):
-    loss = loss_of(*data[:4]); optimizer.zero_grad(); loss.backward(); optimizer.step()
+import multiprocessing
+def train():
+    torch.optim.SGD(model.parameters(), 0.0).step()  # as Horovod does to broadcast the state of one that it replaces
+    optimizer = torch.optim.Adam(model.parameters())
+    for turn in range(100):
+        loss = loss_of(*data[:4]); optimizer.zero_grad(); loss.backward(); optimizer.step()
+process = multiprocessing.get_context("fork").Process(target=train)
+process.start(); process.join()
 """
 BY_HAND = """
 weights = torch.randn(8, 1, requires_grad=True)
@@ -115,7 +121,7 @@ for epoch in range(2):
 PENALTY = """
 optimizer = torch.optim.Adam(model.parameters())
 for epoch in range(2):
-    for x, y in DataLoader(data, batch_size=4):
+    for (x, y), _ in zip(DataLoader(data, batch_size=4), DataLoader(TensorDataset(*data.tensors), batch_size=2)):
         x.requires_grad_(True)
         slope, = torch.autograd.grad(model(x).sum(), x, create_graph=True)
         loss = loss_of(x, y) + slope.square().mean()
@@ -154,7 +160,7 @@ TRAININGS = {
     "no loader": (NO_LOADER, 100 - 2 - 5, 4, {"forward", "backward", "sync", "update"}),
     "one batch": (ONE_BATCH, 100 - 2, 6, {"forward", "backward", "sync", "update"}),
     "accumulated": (ACCUMULATED, 40 - 2, 24, {"data", "forward", "backward", "sync", "update"}),
-    "another optimizer before": (STEPPED_BEFORE, 100 - 2, 4, {"forward", "backward", "sync", "update"}),
+    "another optimizer before, in a fork": (STEPPED_BEFORE, 100 - 2, 4, {"forward", "backward", "sync", "update"}),
     "updates by hand": (BY_HAND, 60 - 4, 1, {"backward", "sync"}),
     "evaluated on its own data": (SAME_DATA, 180 - 2, 4, {"data", "forward", "backward", "sync", "update"}),
     "batches fetched before their update": (
@@ -163,7 +169,12 @@ TRAININGS = {
         8,
         {"data", "forward", "backward", "sync", "update"},
     ),
-    "a penalty on a gradient": (PENALTY, 120 - 2, 4, {"data", "forward", "backward", "sync", "update"}),
+    "a penalty on a gradient, and two loaders": (
+        PENALTY,
+        120 - 2,
+        4,
+        {"data", "forward", "backward", "sync", "update"},
+    ),
     "two models": (GAN, 120 - 2, 4, {"data", "forward", "backward", "sync", "update"}),
 }
 
@@ -688,6 +699,44 @@ def test_copies_and_pickles_of_a_recorded_model_have_no_part_of_the_recorder(tmp
             handle.remove()
     rows = rows_of(tmp_path / "run")
     assert len(rows["step"]) == 6
+
+
+def test_a_batch_that_is_fetched_ahead_is_of_the_step_that_trains_on_it(tmp_path: Path) -> None:
+    """As Accelerate's loaders do: the first turn has two batches, and the last none."""
+    model = nn.Linear(3, 1)
+    options = session.RecordOptions.read({"warmup_steps": 1, "system_interval_s": 0}, source="test")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with recorder.Recording(model, optimizer, out=tmp_path / "run", options=options, told=True) as record:
+
+        def fetch(samples: int) -> None:
+            record.begin_turn([torch.ones(samples, 3)], record.clock.mark())
+
+        record.begin_epoch()
+        fetch(4)
+        for samples in (5, 6, 7, 8):
+            record.end_turn()
+            fetch(samples)
+            record.end_backward()
+            record.updated = True
+        record.end_turn()
+        assert record.ahead
+        record.begin_step()
+        record.end_backward()
+        record.updated = True
+    run = records.read_run(tmp_path / "run")
+    assert list(rows_of(tmp_path / "run")["samples"]) == [4, 5, 6, 7, 8]
+    assert run.effective["turns_per_update"] == 1
+    assert "updates" not in run.totals["steady"]["doubt"]
+
+
+def test_who_fetches_in_another_thread_waits_beside_the_training() -> None:
+    watcher, iterator = automatic.Watcher({}), SimpleNamespace(_dataset=object())
+    other = threading.Thread(target=watcher._after_fetch, args=(iterator, None))
+    other.start()
+    other.join(PATIENCE_S)
+    assert watcher._fetched == []
+    watcher._after_fetch(iterator, None)
+    assert watcher._fetched == [iterator._dataset]
 
 
 def test_the_model_of_an_optimizer_is_the_outermost_one() -> None:

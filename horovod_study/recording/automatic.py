@@ -19,11 +19,14 @@ import atexit
 import functools
 import gc
 import json
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from multiprocessing.util import Finalize
 from pathlib import Path
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -82,6 +85,7 @@ class Watcher:
         self._hooks: dict[int, Hooks] = {}  # by the id of the optimizer
         self._strangers: list[torch.optim.Optimizer] = []  # that have stepped since one that is recorded
         self._training = 1  # which of this process
+        self._thread = get_ident()  # that trains
         self._observed: Observed | None = None  # calls in which the script itself waits for other ranks
         self._averages_in_backward = False  # which has a place of its own where the wait is seen
         self._meeting: Meeting | None = None
@@ -100,7 +104,7 @@ class Watcher:
         register_optimizer_step_post_hook(self._after_update)
         self._wrap_backward()
         self._wrap_loader()
-        os.register_at_fork(after_in_child=self._leave)  # a worker of a loader inherits all this and trains nothing
+        os.register_at_fork(after_in_child=self._leave)
         atexit.register(self._finish)
         self._hook_errors()
 
@@ -170,7 +174,11 @@ class Watcher:
         sys.excepthook = hook
 
     def _leave(self) -> None:
-        self._state, self._record = "over", None
+        """Leave the record to the parent of this fork; where it has none, the child may train, as a rank does."""
+        if self._state == "watching":
+            self._updates, self._fetched, self._backwards = [], [], 0
+        else:
+            self._state, self._record, self._hooks = "over", None, {}
 
     # ------------------------------------------------------------------------------------------------ updates
 
@@ -269,6 +277,7 @@ class Watcher:
 
         What stepped before and never again, such as an optimizer whose state was broadcast, is not one of them.
         """
+        self._thread = get_ident()
         before = next((place for place, (each, _) in enumerate(self._updates) if each is optimizer), None)
         self._updates.append((optimizer, self._fetched))
         self._fetched = []
@@ -339,12 +348,16 @@ class Watcher:
         if record is None or record.failure is not None:
             return
         try:
+            if self._thread != get_ident():
+                return
             if self._data is None or iterator._dataset is not self._data:
                 if record.updated and not self._paused:  # a loop over other data: an evaluation
                     self._pause()
+                elif record.in_step:
+                    record.part(self._phase(record))
                 return
             self._since_fetch = self._depth = 0
-            if self._paused:
+            if self._paused or self._ending:
                 self._resume()
             elif record.in_step:
                 self._turn()
@@ -355,6 +368,8 @@ class Watcher:
 
     def _after_fetch(self, iterator: Any, batch: Any) -> None:
         record = self._record
+        if self._thread != get_ident():  # whoever fetches ahead in a thread of its own waits beside the training
+            return
         try:
             if record is None:
                 if self._state == "watching" and all(data is not iterator._dataset for data in self._fetched):
@@ -362,14 +377,18 @@ class Watcher:
             elif self._data is not None and iterator._dataset is self._data and not self._paused:
                 if record.failure is None:
                     record.begin_turn(batch, self._waits_since)
+            elif record.in_step and not record.updated:
+                record.part("data")  # of another loader, as where two are gone through together
         except Exception as error:
             self._give_up(error)
 
     def _ended(self, iterator: Any) -> None:
         if self._record is None:
             self._fetched = [data for data in self._fetched if data is not iterator._dataset]
-        elif self._follows(iterator) and not self._paused:
+        elif self._follows(iterator) and not self._paused and self._thread == get_ident():
             # A loop that fetches ahead of its training has its last batch still before it.
+            if self._record.ahead and not self._record.in_step:
+                self._record.begin_step(self._waits_since)
             self._ending = self._record.in_step and not self._record.updated
             if not self._ending:
                 self._pause()
@@ -424,6 +443,8 @@ class Watcher:
         if hasattr(self._data, "__len__"):
             self._record.train_samples = len(self._data)
         self._record.__enter__()
+        if multiprocessing.parent_process() is not None:
+            Finalize(None, self._finish, exitpriority=100)  # such a process ends without what atexit has
         self._state, self._clock = "recording", self._record.clock
         watched = zip(pairs, self._record.hooks, strict=True)
         self._hooks = {id(own): hooks for (_, own), hooks in watched if own is not None}
@@ -452,7 +473,8 @@ class Watcher:
             if self._paused:
                 self._resume()
                 record.begin()
-            if record.in_step and self._asked["batch"] is None:
+            again = self._depth and record.counted  # an optimizer that looks at one batch several times, as LBFGS does
+            if record.in_step and self._asked["batch"] is None and not again:
                 record.count([*given, *named.values()])
 
     def _next_step(self) -> None:

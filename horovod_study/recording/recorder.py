@@ -193,7 +193,9 @@ class Recording:
         self._parts = ""  # how the ranks' models differ in size
         self._joined: dict[str, Any] = {}  # what the record says of models since others have joined
         self._accumulate = 1
-        self._turns = 0  # of the loop, in the step so far
+        self._turns = self._backwards = 0  # of the loop, in the step so far
+        self._fetched: list[int] = []  # samples of each batch that was fetched for this step, or ahead
+        self._ahead = 0  # batches that were fetched before this step began
         self._turns_of_steps: Counter[int] = Counter()  # turns -> steps that took so many; 0 turns: without an update
         self._turns_left = 0  # in steps that ended without an update, and do not count
         self._by_turns = optimizer is None  # no update was ever seen: a step is a turn
@@ -551,7 +553,7 @@ class Recording:
                 samples = batch[0].size(0)
             else:
                 samples = self._count(batch)
-            self._samples = samples if self._samples is None else self._samples + samples
+            self._fetched.append(samples)
 
     took = _in_loop(begin_turn)
 
@@ -583,7 +585,7 @@ class Recording:
         """Begin a step, which waits for its data from now on: for loops that cannot go over `steps`."""
         self._clock.begin(at)
         self.in_step, self.updated, self._samples, self._loss = True, False, None, None
-        self._turns = 0
+        self._turns = self._backwards = 0
         for hooks in self.hooks:
             hooks.reset()
 
@@ -599,6 +601,16 @@ class Recording:
         if self._batch is None:
             self.count(batch)
 
+    @property
+    def counted(self) -> bool:
+        """Whether samples of this step were counted."""
+        return self._samples is not None
+
+    @property
+    def ahead(self) -> bool:
+        """Whether a batch was fetched that is not trained on yet."""
+        return bool(self._fetched)
+
     @_in_loop
     def count(self, batch: Any) -> None:
         """Add the samples of `batch` to those of this step; `fetched` does so by itself."""
@@ -612,6 +624,14 @@ class Recording:
             if hooks.gradients:
                 hooks.settle()
         self.in_step = False
+        turns = self._turns
+        if fetched := self._fetched:
+            # A batch that no backward has seen yet was fetched ahead, and is that of the next step.
+            used = self._backwards if 0 < self._backwards < len(fetched) else len(fetched)
+            self._samples = (self._samples or 0) + sum(fetched[:used])
+            del fetched[:used]
+            turns += self._ahead - len(fetched)
+            self._ahead = len(fetched)
         if self._samples is None and self._batch is None:
             self._samples, self._uncounted = 1, True
         self._session.rows.add(self.made, self._epoch, self._loss, samples=self._samples)
@@ -620,7 +640,7 @@ class Recording:
         if self.made >= warmup_steps:
             self._window_samples += self._samples or self._batch or 0
         self.made += 1
-        self._turns_of_steps[(self._turns or 1) if self.updated else 0] += 1
+        self._turns_of_steps[max(turns, 1) if self.updated else 0] += 1
         if self.made >= self._look_at or now() > self._look_after:
             self._look()
 
@@ -646,6 +666,7 @@ class Recording:
     def end_backward(self) -> None:
         """End a backward of this step that was told: the time since the last own gradient is a wait for other ranks."""
         last = None
+        self._backwards += 1
         for hooks in self.hooks:
             if hooks.gradients:
                 made = hooks.take_gradients()
@@ -675,6 +696,7 @@ class Recording:
             self._turns_left += self._turns
             self.in_step = False
             self._clock.forget()
+        self._fetched, self._ahead = [], 0
         self._session.close_stretch()
 
     @_in_loop

@@ -14,24 +14,33 @@ VARIABLE = "HOROVOD_STUDY_RECORD"
 
 
 class AfterTorch:
-    """Finds torch once, through the other finders, and has the recorder installed when it is imported."""
+    """Finds torch through the other finders, and has the recorder installed when it is imported.
+
+    Until then it stays: many a library first asks whether there is a torch, and imports it later, or never.
+    """
+
+    def __init__(self):  # type: ignore[no-untyped-def]
+        self._asks_others = False
 
     def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
         """Return the specification of torch with a loader that goes on to the recorder."""
-        if name != "torch":
+        if name != "torch" or self._asks_others:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        self._asks_others = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._asks_others = False
         if spec is not None and spec.loader is not None:
-            spec.loader = RecordingLoader(spec.loader)  # type: ignore[no-untyped-call,assignment]
+            spec.loader = RecordingLoader(spec.loader, self)  # type: ignore[no-untyped-call,assignment]
         return spec
 
 
 class RecordingLoader:
     """A loader like another one, that installs the recorder behind it."""
 
-    def __init__(self, loader):  # type: ignore[no-untyped-def]
-        self._loader = loader
+    def __init__(self, loader, finder):  # type: ignore[no-untyped-def]
+        self._loader, self._finder = loader, finder
 
     def __getattr__(self, name):  # type: ignore[no-untyped-def]
         return getattr(self._loader, name)
@@ -43,6 +52,8 @@ class RecordingLoader:
     def exec_module(self, module):  # type: ignore[no-untyped-def]
         """Import torch, then the recorder."""
         module.__spec__.loader = module.__loader__ = self._loader
+        if self._finder in sys.meta_path:
+            sys.meta_path.remove(self._finder)
         self._loader.exec_module(module)
         asked = os.environ[VARIABLE]
         try:
@@ -66,4 +77,4 @@ def load_hidden() -> None:
 
 load_hidden()
 if VARIABLE in os.environ:
-    sys.meta_path.insert(0, AfterTorch())
+    sys.meta_path.insert(0, AfterTorch())  # type: ignore[no-untyped-call]
