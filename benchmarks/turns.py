@@ -32,9 +32,8 @@ from horovod_study.measure.clock import now, sleep, utc_now
 from horovod_study.progress import say
 from horovod_study.records import TurnSlice
 from horovod_study.studies.attempt import CellRun
-from horovod_study.studies.engine import Lane, sweep
 from horovod_study.studies.interruption import Interruption
-from horovod_study.studies.turns import Conductor
+from horovod_study.studies.turns import Conductor, alternate
 from horovod_study.workload import dataset
 
 HERE = Path(__file__).parent
@@ -99,26 +98,15 @@ def cell(runtime: str, workers: int, data: str, repeat: int) -> Cell:
 def measure(runtime: str, *, workers: int, data: str, rounds: int, undivided_s: float, folder: Path) -> dict[str, Any]:
     """Return what is measured of one runtime."""
     cells = {f"{runtime.replace('/', '-')}-{repeat}": cell(runtime, workers, data, repeat) for repeat in (0, 1)}
-    with Interruption() as stop, Halves(list(cells), rounds=rounds, undivided_s=undivided_s) as turns:
-
-        def lane(name: str) -> Lane:
-            while not turns.may_start(name):
-                yield None
-            ended = yield CellRun(
-                cell=cells[name],
-                out=folder / name,
-                config=folder / f"{name}.yaml",
-                log=folder / f"{name}.log",
-                variables=turns.environment(name),
-                held_s=lambda: turns.held_s(name),
-            )
-            turns.ended(name)
+    turns = Halves(list(cells), rounds=rounds, undivided_s=undivided_s)
+    runs = {
+        name: CellRun(cell=each, out=folder / name, config=folder / f"{name}.yaml", log=folder / f"{name}.log")
+        for name, each in cells.items()
+    }
+    with Interruption() as stop:
+        for name, ended in alternate(turns, runs, stop).items():
             if not ended.done:
                 say(f"{name}: {ended.state}: {ended.reason}")
-
-        sweep([lane(name) for name in cells], stop)
-    if turns.failure is not None:
-        raise turns.failure
     slice_s = statistics.median(one.end_s - one.begin_s for each in turns.divided for one in each)
     return {
         "runtime": runtime,

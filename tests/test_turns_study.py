@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import make.records
 import pytest
 from make.waiting import until
 from rich.console import Console
@@ -20,13 +21,22 @@ from test_runner import make_study, run, states
 from horovod_study.analysis.audit import RULES, recount
 from horovod_study.cluster.process import marked_processes
 from horovod_study.errors import ConfigError, RecordError
-from horovod_study.records import TurnSlice, read_run, read_steps, read_turns, recorded_run, run_side_files
+from horovod_study.records import (
+    TurnSlice,
+    create_run,
+    finish_run,
+    read_run,
+    read_steps,
+    read_turns,
+    recorded_run,
+    run_side_files,
+)
 from horovod_study.studies import ledger, turns
 from horovod_study.studies.ledger import read_ledger
 from horovod_study.studies.plan import plan_study
 from horovod_study.studies.runner import RunOptions, run_study
 from horovod_study.studies.study_file import load_study
-from horovod_study.studies.turns import WORKER_MB, alternating, groups
+from horovod_study.studies.turns import SPARE, WORKER_MB, alternating, groups, worker_mb
 from horovod_study.workload.options import StrainConfig
 from horovod_study.workloads import workload
 
@@ -145,8 +155,10 @@ def test_cells_come_into_blocks_that_fit_into_memory() -> None:
     all_of_it = groups(made, made.cells(), lambda cell: True, memory_mb=1e9)
     little = groups(made, made.cells(), lambda cell: True, memory_mb=4.5 * WORKER_MB)
     elsewhere = groups(made, made.cells(), lambda cell: False, memory_mb=1e9)
+    small = groups(made, made.cells(), lambda cell: True, memory_mb=4.5 * WORKER_MB, each_mb=WORKER_MB / 10)
 
     assert [(part.block, len(part.cells)) for part in all_of_it] == [("local", 7), ("local", 7)]
+    assert [len(part.cells) for part in small] == [7, 7]
     for parts in (all_of_it, little, elsewhere):
         assert sorted(cell.key for part in parts for cell in part.cells) == sorted(cell.key for cell in made.cells())
     for part in little:
@@ -154,6 +166,24 @@ def test_cells_come_into_blocks_that_fit_into_memory() -> None:
     assert [part.block for part in little][: len(little) // 2] == ["local", "local-2", ""]
     assert {part.block for part in elsewhere} == {""}
     assert [part.block for part in groups(study(turns=False), made.cells(), lambda cell: True)] == [""]
+
+
+def test_what_a_worker_needs_is_what_others_have_needed_and_a_precision_takes_three_launches_at_least(
+    tmp_path: Path,
+) -> None:
+    made = study(repeats=10, precision=0.02)
+    plan = plan_study(made, read_ledger(made, tmp_path), retry=True)
+    three = study(repeats=3)
+
+    assert worker_mb(tmp_path) is None and len(plan.cells) == 30
+    assert plan.seconds == plan_study(three, read_ledger(three, tmp_path), retry=True).seconds
+    assert any("9 to 30 cells to run" in line for line in plan.lines())
+    for folder, used_mb in ((".smoke/a", 200.0), ("b", 300.0)):
+        record = make.records.record(study="tiny", key=folder[-1])
+        create_run(tmp_path / folder, record)
+        totals = {"rss_mb_max": 900.0, "pss_mb_max": used_mb}
+        finish_run(tmp_path / folder, record, status="done", finished="now", totals=totals)
+        assert worker_mb(tmp_path) == SPARE * used_mb
 
 
 def test_the_plan_says_which_cells_alternate_and_why_others_do_not(tmp_path: Path) -> None:

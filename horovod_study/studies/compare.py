@@ -757,7 +757,7 @@ class _Pairs:
         append_turns(folder, conductor.slices)
         self._took.append(now() - began)
         records = {letter: attempt.record for letter, attempt in ended.items() if attempt.record is not None}
-        return records, read_turns(folder), "no slice of one of them was whole; give more --seconds or --steps"
+        return records, read_turns(folder), "no slice of one of them was whole; give more --steps, or --no-turns"
 
     def _policy(self, turn: Turn) -> Policy:
         """Return who needs more of a block: both, until they have what was asked for and the block is long enough."""
@@ -767,7 +767,7 @@ class _Pairs:
         def policy(slices: Sequence[TurnSlice], left: Mapping[str, bool]) -> Sequence[str]:
             if len(left) < 2:  # the other one has failed
                 return ()
-            more = not all(left.values())
+            more = not all(left.values()) or slices[-1].round < 2
             if self._effort.precision is not None and not more and slices[-1].end_s < _LONGEST_S:
                 aim = Precision(half_width=self._effort.precision)
                 made = [*self._slices.get(turn.workers, ()), *rates(slices, _SELF)]

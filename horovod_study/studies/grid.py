@@ -57,7 +57,7 @@ from horovod_study.studies.ledger import (
 )
 from horovod_study.studies.progress import Display
 from horovod_study.studies.study_file import StudyConfig
-from horovod_study.studies.turns import Conductor, Policy, groups, until_asked_for
+from horovod_study.studies.turns import Conductor, Policy, groups, until_asked_for, worker_mb
 
 REQUESTS = ".requests"
 _REQUEST_S = 1.0  # how soon a request to cancel is noticed
@@ -122,7 +122,9 @@ class Grid:
         try:
             (self.directory / "logs").mkdir(parents=True, exist_ok=True)
             with Display(self.console, total=len(cells) if total is None else total, ended=ended) as display:
-                for part in groups(self.study, cells, lambda cell: self.places.site_of(cell).alone):
+                each_mb = worker_mb(self.directory) if self.study.turns else None
+                parts = groups(self.study, cells, lambda cell: self.places.site_of(cell).alone, each_mb=each_mb)
+                for part in parts:
                     needed = part.cells if self._aim is None else self._aim.needed(part.cells)
                     if needed and not self.stop.requested:
                         self._run_part(needed, part.block, display)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from horovod_study.analysis.paired import LAUNCHES
 from horovod_study.cluster.allocations import Allocation, allocate, blocks
 from horovod_study.cluster.partitions import Partition
 from horovod_study.config import Cell, Placement
@@ -32,7 +33,7 @@ class Plan:
     ledger: Ledger
     cells: tuple[Cell, ...]  # to do: those of this program in their order, then those of jobs
     allocations: tuple[Allocation, ...]  # of partitions with Slurm
-    seconds: float  # of all of them, one after the other
+    seconds: float  # of all of them, one after the other; of the launches that a precision takes at least
     gpu_hours: float | None  # None: no partition with GPUs has cells to do
     core_hours: float | None  # of partitions without GPUs
     guessed: tuple[str, ...]  # runtimes of which no cell has been run yet
@@ -120,12 +121,12 @@ class Plan:
 
     def _blocks(self) -> dict[str, Any]:
         """Return which cells alternate, block by block, and why others do not."""
-        blocks, alone = alternating(self.study, self.cells)
+        blocks, alone = alternating(self.study, self.cells, self.ledger.directory)
         return {"blocks": [[cell.key for cell in part.cells] for part in blocks], "alone": alone}
 
     def _turns(self) -> list[str]:
         """Return which cells alternate and which do not."""
-        blocks, alone = alternating(self.study, self.cells)
+        blocks, alone = alternating(self.study, self.cells, self.ledger.directory)
         lines = []
         if blocks:
             sizes = sorted({len(part.cells) for part in blocks})
@@ -179,7 +180,12 @@ class Plan:
 
     def _totals(self) -> list[str]:
         count = len(self.cells)
-        text = f"{count} cell{'' if count == 1 else 's'} to run, {duration(self.seconds)} one after the other"
+        least = len(_least(self.study, self.cells))
+        text = f"{count} cell{'' if count == 1 else 's'} to run"
+        if least < count:
+            text = f"{least} to {count} cells to run, until all speedups are precise enough; the {least}"
+            text += f" of the first {LAUNCHES} launches take"
+        text += f"{',' if least == count else ''} {duration(self.seconds)} one after the other"
         text += " (without waiting in the queue)" if self.allocations else ""
         here = all(each.scheduler == "local" for each in self.study.partitions.values())  # where nobody counts hours
         for name in ("gpu_hours", "core_hours"):
@@ -238,12 +244,15 @@ def plan_study(study: StudyConfig, ledger: Ledger, *, past: Iterable[tuple[str, 
     allocations = allocate(jobs, study.partitions, lambda cell: look(cell)[0], seed=study.seed)
     hours: dict[str, float] = {}
     for partition, nodes, workers, seconds in (
-        *((cell.placement.partition, cell.placement.nodes, cell.placement.workers, look(cell)[0]) for cell in here),
+        *(
+            (cell.placement.partition, cell.placement.nodes, cell.placement.workers, look(cell)[0])
+            for cell in _least(study, here)
+        ),
         *((each.partition, each.nodes, each.placement.workers, each.seconds) for each in allocations),
     ):
         unit, count = _charged(study.partitions[partition], nodes, workers)
         hours[unit] = hours.get(unit, 0.0) + count * seconds / 3600
-    seconds = sum(look(cell)[0] for cell in to_do)
+    seconds = sum(look(cell)[0] for cell in _least(study, to_do))
     guessed = {cell.runtime for cell in to_do if look(cell)[1] == "guess"}
     totals = {**hours, "hours": seconds / 3600}
     over = [
@@ -266,6 +275,11 @@ def plan_study(study: StudyConfig, ledger: Ledger, *, past: Iterable[tuple[str, 
         ),
         over=tuple(over),
     )
+
+
+def _least(study: StudyConfig, cells: Sequence[Cell]) -> Sequence[Cell]:
+    """Return the cells that are run at least: where a precision is the aim, those of as many launches as it takes."""
+    return [cell for cell in cells if study.precision is None or cell.config.repeat < LAUNCHES]
 
 
 def _scheduler(study: StudyConfig, cell: Cell) -> str:

@@ -444,7 +444,7 @@ def _trial_in_turns(
     reason = problem if attempt is None else "" if attempt.done else f"{attempt.reason}; see {attempt.log}"
     trained_s = sum(each.end_s - each.begin_s for each in slices)
     if not reason and not slices:
-        reason = "it ended before its first slice"
+        reason = "it ended before its first slice; let it train longer, or give --no-turns"
     return Trial(
         stage=heat.stage,
         block=heat.number,

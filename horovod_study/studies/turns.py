@@ -29,6 +29,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
+from pathlib import Path
 from statistics import median
 from types import TracebackType
 from typing import Any, Self
@@ -40,10 +41,10 @@ from horovod_study.cluster.holding import Holding, used_s
 from horovod_study.cluster.partitions import gpus_here
 from horovod_study.cluster.pinning import busy_s
 from horovod_study.config import Cell
-from horovod_study.errors import StudyError
+from horovod_study.errors import RecordError, StudyError
 from horovod_study.measure.clock import now, sleep
 from horovod_study.recording.turns import TURNS, Channel
-from horovod_study.records import TurnSlice
+from horovod_study.records import TurnSlice, read_run
 from horovod_study.studies.attempt import Attempt, CellRun, Running, Verdict
 from horovod_study.studies.engine import Lane, sweep
 from horovod_study.studies.interruption import Interruption
@@ -72,7 +73,10 @@ def until_asked_for(slices: Sequence[TurnSlice], left: Mapping[str, bool]) -> Co
 
 
 WORKER_MB = 800
-"""What a worker is taken to need in memory: PyTorch, a library of communication, and some data."""
+"""What a worker is taken to need in memory before one has run: PyTorch, a library of communication, and some data."""
+SPARE = 1.25
+"""What is kept free for each worker, as a multiple of what others like it have needed."""
+_LOOKED_AT = 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,17 +115,40 @@ def apart_because(cells: Sequence[Cell], *, worker_mb: float | None = None) -> s
     return ""
 
 
+def worker_mb(directory: Path) -> float | None:
+    """Return what a worker of a study needs in memory, from the newest runs in its folder; None where none is done.
+
+    That of runs of the study itself, else of its smoke tests, which have less data.
+    """
+    for pattern in ("*/run.json", ".smoke/*/run.json"):
+        paths = sorted(directory.glob(pattern), key=lambda path: path.stat().st_mtime, reverse=True)
+        found = []
+        for path in paths[:_LOOKED_AT]:
+            with suppress(RecordError, OSError):
+                totals = read_run(path.parent).totals
+                found.append(totals.get("pss_mb_max") or totals.get("rss_mb_max") or 0.0)
+        if any(found):
+            return SPARE * max(found)
+    return None
+
+
 def groups(
-    study: StudyConfig, cells: Sequence[Cell], here: Callable[[Cell], bool], *, memory_mb: float | None = None
+    study: StudyConfig,
+    cells: Sequence[Cell],
+    here: Callable[[Cell], bool],
+    *,
+    memory_mb: float | None = None,
+    each_mb: float | None = None,
 ) -> list[AlternatingCells]:
     """Return how `cells`, in their order, are run: those of a repeat in turns, as many as fit into memory together.
 
-    `here`: whether a cell runs on this machine. `memory_mb`: what there is; None: what is free now. The same cells come
-    into the same blocks in every repeat. What cannot alternate, or is alone in its block, follows one after the other.
+    `here`: whether a cell runs on this machine. `memory_mb`: what there is; None: what is free now. `each_mb`: what a
+    worker needs; None: WORKER_MB. The same cells come into the same blocks in every repeat. What cannot alternate, or
+    is alone in its block, follows one after the other.
     """
     if not study.turns:
         return [AlternatingCells(cells=tuple(cells))]
-    room = (psutil.virtual_memory().available / 1e6 if memory_mb is None else memory_mb) / WORKER_MB
+    room = (psutil.virtual_memory().available / 1e6 if memory_mb is None else memory_mb) / (each_mb or WORKER_MB)
     parts: list[AlternatingCells] = []
     for _, block in groupby(cells, key=lambda cell: cell.config.repeat):
         rest: list[Cell] = []
@@ -146,7 +173,9 @@ def groups(
     return parts
 
 
-def alternating(study: StudyConfig, cells: Sequence[Cell]) -> tuple[list[AlternatingCells], dict[str, str]]:
+def alternating(
+    study: StudyConfig, cells: Sequence[Cell], directory: Path | None = None
+) -> tuple[list[AlternatingCells], dict[str, str]]:
     """Return the blocks of `cells` that will alternate here, and why the others do not, by key; both empty without."""
     if not study.turns:
         return [], {}
@@ -154,7 +183,7 @@ def alternating(study: StudyConfig, cells: Sequence[Cell]) -> tuple[list[Alterna
     def here(cell: Cell) -> bool:
         return study.partitions[cell.placement.partition].scheduler == "local"
 
-    parts = groups(study, cells, here)
+    parts = groups(study, cells, here, each_mb=None if directory is None else worker_mb(directory))
     lone = "no other cell of its repeat fits into memory with it, or alternates"
     alone = [cell for part in parts if not part.block for cell in part.cells]
     return [part for part in parts if part.block], {
