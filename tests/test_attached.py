@@ -89,7 +89,7 @@ def test_processes_that_nobody_has_connected_are_refused(environ: dict[str, str]
 
     assert str(caught.value) == (
         f"{launcher} started {environ.get('WORLD_SIZE', '4')} processes, but this script has not connected them; call "
-        "hvd.init() or torch.distributed.init_process_group() before horovod_study.recorder()"
+        "hvd.init() or torch.distributed.init_process_group() before the first step"
     )
 
 

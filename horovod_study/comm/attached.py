@@ -124,7 +124,7 @@ def attach(model: nn.Module, optimizer: object, *, on_gpu: bool, environ: Mappin
     if launcher.workers > 1:
         raise BackendError(
             f"{launcher.launcher} started {launcher.workers} processes, but this script has not connected them; call "
-            "hvd.init() or torch.distributed.init_process_group() before horovod_study.recorder()"
+            "hvd.init() or torch.distributed.init_process_group() before the first step"
         )
     return Attached(
         backend="serial",
