@@ -112,7 +112,7 @@ class SlurmCluster:
     def close(self) -> None:
         """Stop and remove everything; what cannot be stopped is killed."""
         if self.environment:
-            with contextlib.suppress(OSError, subprocess.SubprocessError):
+            with contextlib.suppress(AssertionError, OSError, subprocess.SubprocessError):
                 self.run("scancel", "--user", str(os.getuid()), check=False, timeout_s=5)
                 self.wait_for(lambda: not self.run("squeue", "-h").strip(), "no job to be left")
         _end([daemon.pid for daemon in self._daemons])

@@ -125,9 +125,7 @@ def test_a_study_with_a_failing_a_cancelled_and_a_pre_empted_job(cluster: SlurmC
 
     # submit, while the nodes are taken: everything waits, and says for what
     blocker = occupy(cluster, 300)
-    cluster.wait_for(
-        lambda: "R" in cluster.run("squeue", "-h", "-o", "%t", "-j", blocker), "the blocker", timeout_s=PATIENCE_S
-    )
+    cluster.wait_for(lambda: "R" in cluster.run("squeue", "-h", "-o", "%t", "-j", blocker), "the blocker")
     result, text = run()
     assert result.exit_code == 0
     assert [job.job_id for job in read_jobs(directory)] == [str(int(blocker) + number) for number in (1, 2, 3, 4)]
