@@ -481,7 +481,7 @@ def test_the_verb_refuses_in_one_line(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.slow
 @pytest.mark.horovod
 def test_a_real_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["compare", "horovod/mpi", "mpi/mpi", "--workers", "2", "--blocks", "2", "--steps", "150"]
+    words = ["compare", "horovod/mpi", "mpi/mpi", "--workers", "2", "--blocks", "2", "--steps", "900"]
     words += ["--warmup-steps", "3", "--dataset", "4000", "--out", str(tmp_path / "out"), "--json"]
 
     assert main(words) == 0
@@ -493,6 +493,6 @@ def test_a_real_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert len(found["blocks"]) == 2
     assert count["ratio"] > 0
     assert found["in_turns"] and count["turns"]["rounds"] >= 2 and count["turns"]["launches"] == count["blocks"] <= 2
-    assert [block[side]["steps"] for block in found["blocks"] for side in "AB"] == [153] * 4
+    assert [block[side]["steps"] for block in found["blocks"] for side in "AB"] == [903] * 4
     assert (tmp_path / "out" / "comparison.png").stat().st_size > 0
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -8,10 +8,9 @@ import pandas as pd
 import pytest
 from make.synthetic_runs import run_table
 
-from horovod_study import api
 from horovod_study.analysis import paired
 from horovod_study.analysis.series import points
-from horovod_study.analysis.series.turns import StudyTurns, slices_of
+from horovod_study.analysis.series.turns import StudyTurns, slices_of, study_turns
 from horovod_study.analysis.study import analyze
 from horovod_study.analysis.sync.transports import ROUNDS
 from horovod_study.records import TurnSlice, append_turns
@@ -203,7 +202,7 @@ def test_the_turns_of_a_study_are_found_beside_its_runs(tmp_path, above):
     ]
     append_turns(directory, rows)
 
-    found = StudyTurns(api._slices(tmp_path if above else directory))
+    found = study_turns(tmp_path if above else directory)
     prefix = "study/" if above else ""
 
     assert found.estimate([f"{prefix}two"], [f"{prefix}one"]).ratio.value == pytest.approx(2)

@@ -133,12 +133,12 @@ def test_a_study_of_another_workload_goes_the_whole_way(folder: Path) -> None:
 
 def test_two_settings_of_another_workload_are_compared(folder: Path) -> None:
     words = (
-        "compare serial serial,parts=2 --workload toy.py --workers 1 --blocks 1 --steps 4000 --warmup-steps 10 --json"
+        "compare serial serial,parts=2 --workload toy.py --workers 1 --blocks 1 --steps 60 --warmup-steps 10 --no-turns"
     )
-    found = json.loads(said(words, folder).splitlines()[-1])
+    found = json.loads(said(f"{words} --json", folder).splitlines()[-1])
 
     assert found["differs"] == {"parts": [1, 2]}
-    assert len(found["blocks"]) == 1 and len(found["blocks"][0]["rounds"]["A"]) >= 2
+    assert len(found["blocks"]) == 1 and found["blocks"][0]["A"]["samples_per_s"] > 0
 
 
 def test_settings_tuned_for_another_workload_are_those_of_its_model(folder: Path) -> None:

@@ -372,6 +372,8 @@ class Conductor:
     def give_turns(self) -> None:
         """Make rounds until no cell needs more."""
         number = 0
+        if self._equal_steps and self._policy is until_asked_for:  # a start can be all of a short run: not a step more
+            self._end([cell for cell in self._cells.values() if cell.state == "turns" and cell.all("enough")])
         while left := [cell for cell in self._cells.values() if cell.state == "turns"]:
             self._random.shuffle(left)
             for position, cell in enumerate(left):
@@ -401,13 +403,20 @@ class Conductor:
         self._wait(lambda: cell.state != "ahead")
         self._wait(lambda: cell.ready or cell.state != "starting")
         trained_s = 0.0
-        while cell.state == "starting" and not (cell.all("enough") or (cell.all("warm") and trained_s >= WARM_S)):
+        while cell.state == "starting" and not self._is_up(cell, trained_s):
             took_s = self._train(cell)
             trained_s += took_s
         if cell.state == "starting":
             self._hold(cell)
             cell.state = "turns"
         self._see_off(cell)
+
+    def _is_up(self, cell: _Cell, trained_s: float) -> bool:
+        """Return whether a cell has made its warm-up; of a short run that is compared, at most about a quarter."""
+        if cell.all("enough") or (cell.all("warm") and trained_s >= WARM_S):
+            return True
+        quarter = min(report["least"] or math.inf for report in cell.reports.values()) / 4
+        return self._equal_steps and cell.all("warm") and cell.reports[0]["steps"] >= quarter
 
     def _give(self, cell: _Cell, number: int, position: int, *, slice_s: float | None = None) -> None:
         """Give a cell one turn of about `slice_s`, if it is not to be the usual one, and write down what it made."""

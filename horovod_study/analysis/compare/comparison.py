@@ -274,7 +274,8 @@ def _in_turns(workers: int, rows: Sequence[Mapping[str, Any]]) -> Pairs:
     found = pairs(slices, "B", "A")
     if estimate(found) is None:
         raise AnalysisError(
-            f"compare: no block with {plural(workers, 'worker')} has two rounds that count; give more --seconds"
+            f"compare: no block with {plural(workers, 'worker')} has two rounds that count; give more --seconds or "
+            "--steps, or --no-turns"
         )
     return found
 
