@@ -245,12 +245,14 @@ def section(pairs: int = 10, workers: int = 2, seed: int = 0, cost_s: float = 0.
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pairs", [6, 40])
 def test_intervals_contain_the_truth_as_often_as_they_say(pairs: int) -> None:
     hits = [contains(answer(section(pairs=pairs, seed=seed)).ablation_s, 0.003) for seed in range(200)]
     assert (0.89 if pairs == 6 else 0.91) <= np.mean(hits) <= 0.99  # of few pairs they are a little too narrow
 
 
+@pytest.mark.slow
 def test_of_normal_noise_they_are_students() -> None:
     ratios = []
     for seed in range(60):
@@ -503,6 +505,7 @@ def test_it_works_in_a_run_with_hooks(launch: Launch, tmp_path: Path, launcher: 
     assert answer(found).timer_s is not None
 
 
+@pytest.mark.slow
 def test_one_worker_alone_trains_without_it(tmp_path: Path) -> None:
     options = ("--dataset", "400", "--steps", "6", "--warmup-steps", "1", "--batch", "16", "--measure-ablation")
     done = subprocess.run(

@@ -451,6 +451,7 @@ def test_wrong_use_of_account_is_one_line(tmp_path: Path, capsys: pytest.Capture
     assert call(capsys, "explain", "--part", "account", tmp_path, "--max-residual", "0.05")[0] == 2
 
 
+@pytest.mark.slow
 def test_two_milliseconds_outside_all_laps_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = run(tmp_path / "with", residual=2.02)
     code, out, _ = call(capsys, "explain", "--part", "account", root, "--max-residual", "5%")
@@ -517,6 +518,7 @@ def residual_ms(root: Path) -> float:
     return float(rows.loc[rows["step"] >= WARMUP, "residual_s"].quantile(0.1) * 1e3)
 
 
+@pytest.mark.slow
 def test_two_milliseconds_outside_the_laps_of_a_real_run_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -680,6 +682,7 @@ def test_a_difference_wider_than_the_cost_is_not_resolved() -> None:
 # --------------------------------------------------------------------------------------------------- what is shown
 
 
+@pytest.mark.slow
 def test_account_writes_figure_numbers_and_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     code, text, _ = call(
@@ -727,6 +730,7 @@ def test_accounting_twice_gives_equal_results(tmp_path: Path) -> None:
     assert json.dumps(accounted(tmp_path).to_dict()) == json.dumps(accounted(tmp_path).to_dict())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_figures")
 def test_the_report_shows_the_account_and_its_doubts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -761,6 +765,7 @@ def test_the_report_shows_the_account_and_its_doubts(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_figures")
 def test_the_report_of_runs_without_laps_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(tmp_path / "runs" / "off", change=nothing, requested={"timer_mode": "off"})

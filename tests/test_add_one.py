@@ -44,6 +44,7 @@ def cells(copy: Path, sweep: dict[str, object]) -> list[dict[str, object]]:
     return list(plan["cells"])
 
 
+@pytest.mark.slow
 def test_an_option_takes_its_declaration_and_where_it_is_used(copy: Path) -> None:
     """The declaration alone makes it an option, a key, a column, and something that is swept, compared and tuned."""
     config = copy / "workload" / "options.py"
@@ -75,6 +76,7 @@ print(json.dumps(["momentum" in CHOICES, CHOICE_TITLES["momentum"], STRAIN.tuned
     assert json.loads(said(copy, "-c", program)) == [True, "Momentum", [0.5], False]
 
 
+@pytest.mark.slow
 def test_a_backend_takes_its_declaration_and_its_code(copy: Path) -> None:
     """It is swept over, started by its launchers, opened by `train`, and named for readers."""
     (copy / "runtimes" / "echo.py").write_text(
@@ -132,6 +134,7 @@ LAW = Law(
 '''
 
 
+@pytest.mark.slow
 def test_a_law_takes_its_file(copy: Path) -> None:
     """It is fitted, selected and combined with the others, its curve is drawn, and figures and page name it."""
     (copy / "analysis" / "laws" / "root.py").write_text(ROOT_LAW)
@@ -171,6 +174,7 @@ print(json.dumps([len(curve), "square root" in shown["speedup"], page.count("squ
     assert formula
 
 
+@pytest.mark.slow
 def test_a_verb_takes_its_file_and_a_line_of_the_list(copy: Path) -> None:
     """It is in the help, has help of its own, prints lines or a document, and refuses what it does not know."""
     before = {path: path.read_text() for path in copy.rglob("*.py")}
@@ -216,6 +220,7 @@ def drawings(analysis):
 '''
 
 
+@pytest.mark.slow
 def test_a_figure_takes_its_file_and_its_place_in_the_catalogue(copy: Path) -> None:
     """It is among the figures, has files with caption and data, is on the page, and the check knows it."""
     before = {path: path.read_text() for path in copy.rglob("*.py")}
@@ -246,6 +251,7 @@ print(json.dumps([files, "How many points" in render(study)]))
     assert changed == {catalogue, copy / "report" / "figures" / "invented.py"}
 
 
+@pytest.mark.slow
 def test_a_workload_takes_its_file(copy: Path) -> None:
     """A study varies its options, whatever they are called; tests/test_workloads.py takes one the whole way."""
     toy = (Path(__file__).parent / "workloads" / "toy.py").read_text()

@@ -128,6 +128,7 @@ def asks_who_is_alive(tree: ast.AST) -> list[int]:
     return lines
 
 
+@pytest.mark.slow
 def test_nobody_else_asks_who_is_alive():
     found = {
         path.relative_to(ROOT).as_posix(): lines

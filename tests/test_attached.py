@@ -201,6 +201,7 @@ def test_somebody_who_waits_is_told_for_what(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().err == "still waiting for the other ranks: every rank must enter\n"
 
 
+@pytest.mark.slow
 def test_no_library_is_loaded_by_attaching() -> None:
     program = """
 import sys

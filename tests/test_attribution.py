@@ -122,6 +122,7 @@ def simulated(
     return observe(f"run {seed}", {}, effective(ranks), seed, rows_of(ready, sync), bench)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cost_s", [0.0, 4e-5])
 def test_scatter_of_all_reduces_is_no_runtime(cost_s: float) -> None:
     doubted = 0
@@ -223,6 +224,7 @@ def test_what_cannot_be_explained_stays_negative() -> None:
 # ---------------------------------------------------------------------------------------------------- simulation
 
 
+@pytest.mark.slow
 def test_the_parts_of_simulated_ranks_are_within_their_intervals() -> None:
     truth = {"runtime": 2e-4, "unexplained": 1e-4}
     ready = simulated(999, steps=30_000).ready_s
@@ -481,6 +483,7 @@ def findings() -> Attribution:
     return attribute([*seen, direct, *(cycled(cycle, repeat) for repeat in range(2) for cycle in (1, 10))])
 
 
+@pytest.mark.slow
 def test_table_words_json_and_figure_are_written_alike_each_time(tmp_path: Path) -> None:
     found = findings()
     paths = write_attribution(found, tmp_path / "a")

@@ -176,6 +176,7 @@ def test_means_and_joules_are_made_again_from_the_samples_in_the_window(
 # ---------------------------------------------------------------------------------------------------- good
 
 
+@pytest.mark.slow
 def test_a_good_study_has_no_finding(good: Path) -> None:
     study = study_of(good)
 
@@ -200,6 +201,7 @@ TOTALS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TOTALS)
 def test_a_changed_total_is_found(runs: Path, name: str) -> None:
     directory = runs / PAIR[0]
@@ -460,6 +462,7 @@ FAULTS: dict[str, tuple[str, Callable[[Path], Any], int | None, str, tuple[str, 
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_fault_is_found_and_nothing_else(runs: Path, fault: str) -> None:
     name, change, workers, column, involved = FAULTS[fault]
@@ -473,6 +476,7 @@ def test_each_fault_is_found_and_nothing_else(runs: Path, fault: str) -> None:
     assert audit.RULES[name].remedy and hit.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("column", ["dataset_digest", "device"])
 def test_a_baseline_of_other_data_or_another_machine_is_found(runs: Path, column: str) -> None:
     for_all(SERIAL, applied(column, "another"))(runs)
@@ -485,6 +489,7 @@ def test_a_baseline_of_other_data_or_another_machine_is_found(runs: Path, column
     assert f"{column} is" in found[0].text
 
 
+@pytest.mark.slow
 def test_a_window_without_warm_up_is_found(runs: Path) -> None:
     no_warm_up(runs)
     found = [each for each in findings_of(runs) if each.name == "warm-up-in-window"]
@@ -492,6 +497,7 @@ def test_a_window_without_warm_up_is_found(runs: Path) -> None:
     assert [each.runs for each in found if each.text.startswith("no step was left out")] == [(name,) for name in PAIR]
 
 
+@pytest.mark.slow
 def test_mixed_scaling_is_found(runs: Path) -> None:
     mixed(runs)
     found = findings_of(runs)
@@ -511,6 +517,7 @@ def test_a_missing_baseline_is_found(runs: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_an_epoch_of_another_length_is_a_changed_data_set(runs: Path) -> None:
     for name in PAIR:
 
@@ -525,6 +532,7 @@ def test_an_epoch_of_another_length_is_a_changed_data_set(runs: Path) -> None:
     assert found[0].text == "epoch 1 of rank 0 has 120 steps, and an epoch of its data set 250"
 
 
+@pytest.mark.slow
 def test_a_planned_cell_without_a_run_is_found(good: Path) -> None:
     study = study_of(good)
     planned = Study(**{**{name: getattr(study, name) for name in Study.__slots__}, "planned": (*PAIR, "never-started")})
@@ -532,6 +540,7 @@ def test_a_planned_cell_without_a_run_is_found(good: Path) -> None:
     assert [(each.name, each.runs) for each in lint(planned)] == [("missing-cell", ("never-started",))]
 
 
+@pytest.mark.slow
 def test_steady_runs_are_rarely_said_to_warm_up() -> None:
     """The stated rate of false alarms, with noise that comes in spells: at most 0.5 % of points of three runs."""
     rng = np.random.default_rng(4)
@@ -748,6 +757,7 @@ def test_a_good_report_passes_and_a_changed_one_fails(capsys: pytest.CaptureFixt
     assert next(each for each in found if each["where"].endswith("throughput.csv"))["workers"] == 2
 
 
+@pytest.mark.slow
 def test_runs_left_out_and_gone_and_a_changed_cell(capsys: pytest.CaptureFixture[str], study: Path) -> None:
     directory = study / "analysis"
     extra = study / NCCL.format(2, 3)
@@ -772,6 +782,7 @@ def test_runs_left_out_and_gone_and_a_changed_cell(capsys: pytest.CaptureFixture
     assert PAIR[1] in out
 
 
+@pytest.mark.slow
 def test_runs_that_moved_are_asked_for(capsys: pytest.CaptureFixture[str], study: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     directory = Path(shutil.move(study / "analysis", tmp_path / "elsewhere" / "deep"))
@@ -790,6 +801,7 @@ def test_runs_that_moved_are_asked_for(capsys: pytest.CaptureFixture[str], study
     assert code == 2 and "has no schema number" in err
 
 
+@pytest.mark.slow
 def test_doubts_are_allowed_by_name(capsys: pytest.CaptureFixture[str], study: Path) -> None:
     for_all(PAIR[:1], oversubscribed)(study)
     assert call(capsys, "report", "--tables", study, "--out", study / "analysis")[0] == 0
@@ -812,6 +824,7 @@ def test_wrong_use_is_one_line(capsys: pytest.CaptureFixture[str], study: Path, 
     assert message in err and err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_missing_and_damaged_files_are_findings(capsys: pytest.CaptureFixture[str], study: Path) -> None:
     directory = study / "analysis"
     (directory / "points.csv").unlink()

@@ -86,6 +86,7 @@ def test_one_worker_is_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert worker_count(None, 16) == 16
 
 
+@pytest.mark.slow
 def test_what_a_gpu_tells_is_shown(tmp_path: Path) -> None:
     """One worker over NCCL: no bus, no network under the roofline, and where the step stands."""
     told = document(ways={"nccl": (8e-6, 1.2e12)}, workers=1)
@@ -231,6 +232,7 @@ def test_the_text_says_what_was_found() -> None:
     assert said.endswith("not measured: nccl: no GPU is visible")
 
 
+@pytest.mark.slow
 def test_files_are_written_alike_each_time(tmp_path: Path) -> None:
     made = document()
     for name in ("first", "second"):

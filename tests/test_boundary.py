@@ -109,6 +109,7 @@ def test_the_interval_is_right_about_as_often_as_it_says():
     assert 0.87 <= np.mean(covered) <= 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_figures")
 def test_on_one_node_there_is_no_boundary_and_no_section():
     analysis = analysed(PAIR[:2])
@@ -129,6 +130,7 @@ def test_along_a_filled_curve_the_step_to_the_next_node_is_indirect_and_says_wha
     assert row["note"] == "further workers and another node at once; the nodes are not equally full"
 
 
+@pytest.mark.slow
 def test_the_step_from_one_worker_is_not_taken_for_that_of_the_node():
     (row,) = boundary.boundaries(node_table(((1, (1,)), (2, (1, 1))))).to_dict("records")
     (sentence,) = drawn.sentences(analysed(((1, (1,)), (2, (1, 1)))))
@@ -148,6 +150,7 @@ def test_fill_and_spread_at_several_counts_give_a_direct_jump_each_and_every_bou
     ] == [("direct", 2, 1, 2, 2), ("direct", 4, 1, 4, 2), ("indirect", 4, 1, 5, 2), ("direct", 8, 2, 8, 4)]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_figures")
 def test_placements_that_are_series_of_their_own_elsewhere_are_compared_here():
     table = node_table()
@@ -174,6 +177,7 @@ def test_nodes_filled_in_other_ways_are_cells_of_their_own():
 # ---------------------------------------------------------------------------------------------------- what is not known
 
 
+@pytest.mark.slow
 def test_two_repeats_give_a_jump_without_an_interval_and_a_verdict():
     analysis = analysed(repeats=2)
     (row,) = analysis.boundary.to_dict("records")
@@ -184,6 +188,7 @@ def test_two_repeats_give_a_jump_without_an_interval_and_a_verdict():
     assert drawn.sentences(analysis)[0].endswith("with fewer than three repeats on either side this may be chance.")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_figures")
 def test_a_hidden_synchronisation_is_told_by_the_step():
     analysis = analysed(ways=(("serial", "none"), ("ddp", "gloo")))
@@ -241,6 +246,7 @@ def test_a_series_that_never_ran_on_one_node_has_nothing_to_compare_with():
     ]
 
 
+@pytest.mark.slow
 def test_laws_are_fitted_to_the_placement_on_the_fewest_nodes():
     cells = ((1, (1,)), (2, (2,)), (4, (4,)), (2, (1, 1)), (4, (2, 2)))
     both, alone = analysed(cells), analysed(cells[:3])
@@ -255,6 +261,7 @@ def test_laws_are_fitted_to_the_placement_on_the_fewest_nodes():
 # ---------------------------------------------------------------------------------------------------- properties
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(15))
 @given(jump_ms=st.floats(0.5, 50), seed=st.integers(0, 1000))
 def test_order_of_rows_does_not_matter_the_input_stays_and_sides_add_up(jump_ms, seed):
@@ -274,6 +281,7 @@ def test_order_of_rows_does_not_matter_the_input_stays_and_sides_add_up(jump_ms,
 # ---------------------------------------------------------------------------------------------------- the report
 
 
+@pytest.mark.slow
 def test_runs_that_have_series_already_give_the_same_jumps():
     table = node_table(FILLED)
     table["placement"] = ["fill" if place % 2 else "spread" for place in range(len(table))]
@@ -286,6 +294,7 @@ def test_runs_that_have_series_already_give_the_same_jumps():
     assert [*boundary.jump_doubts(placed), *boundary.fit_doubts(named)] == boundary.doubts(table)
 
 
+@pytest.mark.slow
 def test_the_report_says_the_jump_in_one_sentence_and_where_it_was_carried():
     analysis = analysed(((1, (1,)), (2, (2,)), (2, (1, 1))), jump_ms=9.1)
     (sentence,) = drawn.sentences(analysis)
@@ -299,6 +308,7 @@ def test_the_report_says_the_jump_in_one_sentence_and_where_it_was_carried():
     assert sentence in page and '<section id="nodes">' in page and 'id="figure-boundary"' in page
 
 
+@pytest.mark.slow
 def test_an_unresolved_jump_is_said_to_be_one():
     analysis = analysed(jump_ms=0.0)
 
@@ -310,6 +320,7 @@ def test_an_unresolved_jump_is_said_to_be_one():
     assert table.groups[0].rows[0][verdict] == "not resolved"
 
 
+@pytest.mark.slow
 def test_the_figure_marks_the_boundary_and_writes_the_jump_and_the_paths():
     (drawing,) = drawn.drawings(analysed(FILLED))
     text = " ".join(interactive.inline(drawing).svg.split())
@@ -321,6 +332,7 @@ def test_the_figure_marks_the_boundary_and_writes_the_jump_and_the_paths():
     assert set(drawing.data["kind"]) == {"point", "jump"} and set(boundary.NODE_COLUMNS) <= set(drawing.data.columns)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_figures")
 def test_what_was_saved_and_loaded_gives_the_same_page(tmp_path):
     analysis = analysed(

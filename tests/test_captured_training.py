@@ -68,6 +68,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return trained(tmp_path_factory.mktemp("plain") / "run", *MOVING, "--steps", "95")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "laps"),
     [
@@ -100,6 +101,7 @@ def test_captured_it_is_the_same_run_in_other_laps(
     assert said.out.split("share of the step")[1].splitlines()[0].split() == [*laps, "unexplained"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -147,6 +149,7 @@ def test_steps_that_are_not_timed_are_recorded_all_the_same(plain: dict[str, Any
     assert found["known"] == [] and found["losses"] == pytest.approx(plain["losses"], rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("graphs", [STREAMED, RESIDENT], ids=["streamed", "resident"])
 def test_resumed_in_the_middle_of_an_epoch_it_is_bit_for_bit_the_run_that_was_not_stopped(
     graphs: tuple[str, ...], tmp_path: Path
@@ -197,6 +200,7 @@ def test_a_training_that_diverges_is_told_with_its_first_step(tmp_path: Path, ca
     assert math.isnan(found["losses"][-1]) or math.isinf(found["losses"][-1])
 
 
+@pytest.mark.slow
 def test_steps_beside_the_training_are_captured_ones_and_leave_no_trace(
     tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

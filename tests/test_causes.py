@@ -47,6 +47,7 @@ def cell(table, series, workers):
 # ---------------------------------------------------------------------------------------------------- losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["study", "plain"])
 def test_the_parts_add_up_to_the_measured_step_and_follow_one_another(which, request):
     table = request.getfixturevalue(which).losses
@@ -99,6 +100,7 @@ def test_a_hidden_synchronisation_is_no_wait(plain):
     assert not {"waiting", "exchange", "skew"} & set(own.index)
 
 
+@pytest.mark.slow
 def test_the_ideal_step_of_strong_scaling_is_the_baseline_over_the_workers(plain):
     runs = run_table((1, 2, 4), failed=())
     strong = light(plain, runs.assign(batch=600 // runs["workers"], global_batch=600))
@@ -223,6 +225,7 @@ def test_nothing_is_drawn_of_a_machine_that_was_not_sampled(plain):
     assert usage_figures.drawings(plain) == []
 
 
+@pytest.mark.slow
 def test_processors_are_drawn_where_there_is_no_gpu(plain):
     runs = run_table((1, 2), failed=())
     sampled = runs.assign(cpu_percent_per_rank=95.0 + runs["repeat"], rss_mb_per_rank=400.0)
@@ -259,6 +262,7 @@ def test_the_roofline_stands_in_the_figures_of_a_study(study):
 # ---------------------------------------------------------------------------------------------------- both widths
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width_in", [PRINT_WIDTH_IN, COLUMN_WIDTH_IN])
 def test_nothing_is_cut_off_at_text_width_and_at_column_width(study, width_in):
     made = [*causes.drawings(study), *usage_figures.drawings(study)]

@@ -157,6 +157,7 @@ def test_a_bad_points_file_is_one_line(capsys: pytest.CaptureFixture[str], tmp_p
     assert re.fullmatch(r"error: .*points\.csv.*line 3.*fast.*\n", err)
 
 
+@pytest.mark.slow
 def test_points_from_standard_input() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "horovod_study.cli", "fit", "-", "--json"],
@@ -183,6 +184,7 @@ def program(
     return done.returncode, (done.stdout or b"").decode(), done.stderr.decode()
 
 
+@pytest.mark.slow
 def test_a_name_that_the_terminal_cannot_show_is_escaped() -> None:
     rows = "series,workers,samples_per_s\n\u65e5,1,100\n\u65e5,2,190\n\u65e5,4,350\n".encode()
     code, out, err = program("predict", "-", "--workers", "8", text=rows, PYTHONIOENCODING="ascii")
@@ -191,6 +193,7 @@ def test_a_name_that_the_terminal_cannot_show_is_escaped() -> None:
     assert out.startswith("\\u65e5: samples/s")
 
 
+@pytest.mark.slow
 def test_standard_input_that_is_no_text_is_refused() -> None:
     assert program("fit", "-", text=b"\xff\xfe\x00") == (
         2,
@@ -199,6 +202,7 @@ def test_standard_input_that_is_no_text_is_refused() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 def test_a_full_disk_is_one_line() -> None:
     with open("/dev/full", "wb") as full:

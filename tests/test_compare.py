@@ -268,6 +268,7 @@ def in_turns(out: Path, told: dict[str, str], *, given: dict[str, str] | None = 
     return run_compare(arms, out, command="again", workers=(1,), effort=effort, launch=fake_launch(told), cores=2)
 
 
+@pytest.mark.slow
 def test_both_sides_of_a_block_train_in_turns_until_the_interval_is_narrow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -438,6 +439,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_finished_blocks(tmp_path: Path) -> None:
     code = INTERRUPTED.format(tests=str(Path(__file__).parent), out=str(tmp_path))
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S)

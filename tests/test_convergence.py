@@ -139,6 +139,7 @@ def test_twice_the_throughput_and_a_quarter_more_samples_make_a_speedup_of_1_6()
     assert not two["censored"]
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(15))
 @given(seed=st.integers(0, 10_000), epochs=st.integers(1, 6), scatter=st.floats(0.0, 0.5))
 def test_speedup_is_exactly_throughput_ratio_times_statistical_efficiency(seed, epochs, scatter):
@@ -166,6 +167,7 @@ def test_the_split_is_that_of_the_median_run_with_the_spread_of_all():
     assert found["speedup_low"] < 1.0 < found["speedup_high"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("last", "expected"),
     [
@@ -371,6 +373,7 @@ def swept(**choices):
     return runs, evaluation_table(runs, waste={2: 1.2})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "values", "words"),
     [
@@ -478,6 +481,7 @@ def test_tables_and_documents_survive_the_files(tmp_path):
     assert page.replace("\u202f", " ").count("> 16") + page.count("&gt;") > 0, "bounds are shown"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_figures")
 def test_an_analysis_without_evaluations_has_no_section_on_learning():
     page = html.render(analyze(run_table((1,), ways=PLAIN_AND_MPI[:1], failed=())))
@@ -488,6 +492,7 @@ def test_an_analysis_without_evaluations_has_no_section_on_learning():
 # ---------------------------------------------------------------------------------------------------- words, figures
 
 
+@pytest.mark.slow
 def test_the_words_give_the_best_the_floor_and_the_split():
     def losses(run):
         slower = 1.25 if run["workers"] == 2 else 1.0
@@ -505,6 +510,7 @@ def test_the_words_give_the_best_the_floor_and_the_split():
     ]
 
 
+@pytest.mark.slow
 def test_a_study_of_single_workers_is_headed_by_what_it_learned():
     runs, evaluations = swept(lr=(1e-4, 1e-3))
     alone = runs[runs["backend"] == "serial"]
@@ -531,6 +537,7 @@ def drawn(analysis):
     return {each.name: each for each in figures.drawings(analysis)}
 
 
+@pytest.mark.slow
 def test_every_figure_draws_the_floor_and_says_it(tmp_path):
     runs, evaluations = swept(lr_scaling=("none", "sqrt", "linear"))
     made = drawn(analyze(runs, evaluations, targets=[2e-3, 1e-5]))
@@ -547,6 +554,7 @@ def test_every_figure_draws_the_floor_and_says_it(tmp_path):
     assert any(text.startswith(">") for text in texts), "a target that was not met is a lower bound"
 
 
+@pytest.mark.slow
 def test_a_plain_baseline_stands_beside_the_bars_of_every_setting():
     plain = run_table((1,), ways=PLAIN_AND_MPI[:1], failed=())
     wrapped = [
@@ -559,6 +567,7 @@ def test_a_plain_baseline_stands_beside_the_bars_of_every_setting():
     assert table["backend"].tolist() == ["serial", "horovod", "horovod"]
 
 
+@pytest.mark.slow
 def test_many_lines_are_spread_over_rows_and_what_is_left_out_is_said():
     runs, evaluations = swept(lr=(1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3))
     drawing = figures.learning_curves(scaling_points(runs), learned.convergence(runs, evaluations).curves)
@@ -577,6 +586,7 @@ def test_worker_counts_that_are_left_out_are_said():
     assert set(drawing.data["workers"]) == {1, 2, 4, 8}
 
 
+@pytest.mark.slow
 def test_a_learning_curve_of_a_few_runs_from_the_command_line(tmp_path, capsys):
     write_run(tmp_path / "a", effective={"floor_mse": FLOOR})
     write_run(tmp_path / "b", requested={"lr": 1e-3})
@@ -609,6 +619,7 @@ def test_runs_without_an_evaluation_have_no_learning_curve(tmp_path, capsys):
     )
 
 
+@pytest.mark.slow
 def test_analyze_takes_targets_and_writes_the_tables(tmp_path, capsys):
     write_run(tmp_path / "runs" / "a")
 

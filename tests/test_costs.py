@@ -76,6 +76,7 @@ def test_an_impossible_link_is_refused(alpha: float, rate: float) -> None:
         Link(alpha_s=alpha, bytes_per_s=rate)
 
 
+@pytest.mark.slow
 def test_nobody_counts_rounds_or_moved_bytes_by_hand() -> None:
     """Elsewhere no `2 * (n - 1)` and no ceil of a log2: the model has one place."""
 

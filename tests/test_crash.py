@@ -181,6 +181,7 @@ def sample(count: int) -> set[int]:
     return set(random.Random(SEED).sample(range(1, count + 1), 8))
 
 
+@pytest.mark.slow
 def test_killed_before_any_change_of_a_sample_the_study_is_finished_once(tmp_path):
     count = changes_of_a_whole_run(tmp_path)
     assert count > 30, "the hook sees what the runner does"

@@ -59,6 +59,7 @@ def options(given: dict[str, str], folder: Path, layout: str) -> ReadOptions:
     return ReadOptions(**given, targets=targets)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_layout_gives_the_same_data_set(name: str, tmp_path: Path) -> None:
     write, given, layout = LAYOUTS[name]

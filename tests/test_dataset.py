@@ -39,6 +39,7 @@ def test_what_is_on_disk_is_what_the_generator_makes(small: Path) -> None:
     assert opened.sidecar["spec"] == "shear-exp v1"
 
 
+@pytest.mark.slow
 def test_several_processes_write_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size = 2 * dataset.BLOCK_ROWS + 17
     seen: list[tuple[int, int]] = []
@@ -76,6 +77,7 @@ def test_the_floor_is_that_of_the_test_curves(small: Path) -> None:
     assert dataset.check(small)["floor"] == pytest.approx(opened.floor, rel=1e-12)
 
 
+@pytest.mark.slow
 @given(size=st.integers(1, 1200), noise_max_mpa=st.sampled_from([0.0, 0.5, 1.0, 2.5]), block_rows=st.integers(1, 700))
 @settings(max_examples=examples(15))
 def test_every_size_is_generated_and_checks(
@@ -381,6 +383,7 @@ def test_amounts_of_bytes(count: int, text: str) -> None:
     assert amount(count) == text
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="only Linux tells proportional memory")
 def test_a_second_worker_shares_the_pages(tmp_path: Path) -> None:
     """Two processes that have touched every row hold them once; copies of the arrays would be held twice."""

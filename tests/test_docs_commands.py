@@ -277,6 +277,7 @@ def test_a_command_works_as_it_is_shown(
     assert told.out or told.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page, found in SHOWN.items() if found])
 def test_a_page_shows_commands_that_the_program_takes(page: str) -> None:
     for command in SHOWN[page]:

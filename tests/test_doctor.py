@@ -268,6 +268,7 @@ def test_pytorch_is_loaded_in_a_process_of_its_own(
     assert found(Software(place.here, EarlierChecks(), quick=False).torch)[name][:2] == (verdict, what)
 
 
+@pytest.mark.slow
 def test_the_examination_needs_no_pytorch(tmp_path: Path) -> None:
     """It is there to say that PyTorch is missing."""
     program = "import sys; sys.modules['torch'] = None; from horovod_study import cli; sys.exit(cli.main(sys.argv[1:]))"
@@ -1193,6 +1194,7 @@ def test_no_python_there(pair: Pair) -> None:
     assert pair.look("node2", patience=0.05)["node2 Python"][1].endswith("python did not answer there within 1.5 s")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "name", "verdict", "what"),
     [

@@ -38,6 +38,7 @@ def calls() -> Iterator[tuple[str, str]]:
                 yield path.name, name
 
 
+@pytest.mark.slow
 def test_only_one_place_starts_ranks_and_says_why_they_failed() -> None:
     found: dict[str, set[str]] = {name: set() for name in ONE_PLACE}
     for file, name in calls():

@@ -71,6 +71,7 @@ def _conversions(source: str) -> list[int]:
     ]
 
 
+@pytest.mark.slow
 def test_only_one_module_makes_numbers_of_environment_variables() -> None:
     found = {
         path.relative_to(PACKAGE).as_posix(): lines
@@ -383,6 +384,7 @@ def test_every_cell_has_the_safe_path(runtime: str, tmp_path: Path) -> None:
     assert line.environment["PYTHONPATH"] == "/a"
 
 
+@pytest.mark.slow
 def test_the_package_starts_no_python_without_the_safe_path() -> None:
     """Whoever names an interpreter and starts a process hands it an environment of `without_working_directory`."""
     bare = []

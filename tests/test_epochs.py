@@ -48,6 +48,7 @@ def lines_of(axes, color):
 # ---------------------------------------------------------------------------------------------------- epoch time
 
 
+@pytest.mark.slow
 def test_the_epoch_time_is_the_training_set_over_the_throughput(study):
     points = study.points
 
@@ -91,6 +92,7 @@ def test_the_csv_of_a_figure_holds_what_is_drawn(study):
     np.testing.assert_allclose(drawn_values, sorted(drawing.data["epoch_s_median"].dropna()))
 
 
+@pytest.mark.slow
 def test_a_data_set_that_grows_has_no_epoch_to_compare(study):
     runs = table("alpha")
     grown = light(study, runs.assign(train_samples=75_000 * runs["workers"]))
@@ -109,6 +111,7 @@ def test_weak_scaling_shows_the_ideal_throughput_and_the_level_of_the_step(study
     assert set(drawing.data["kind"]) == {"throughput", "step", "ideal step"}
 
 
+@pytest.mark.slow
 def test_strong_scaling_has_an_epoch_figure_and_no_weak_one(study):
     runs = table("alpha")
     strong = runs.assign(batch=600 // runs["workers"], global_batch=600)
@@ -189,6 +192,7 @@ def test_two_worker_counts_make_no_curve_of_ratios(study):
 # ---------------------------------------------------------------------------------------------------- batches
 
 
+@pytest.mark.slow
 def test_the_curve_of_the_epoch_is_the_training_set_over_its_throughput(swept):
     curves = swept.batch_curves
 
@@ -228,6 +232,7 @@ def test_two_batches_make_no_figure(swept):
 # ---------------------------------------------------------------------------------------------------- both widths
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width_in", [PRINT_WIDTH_IN, COLUMN_WIDTH_IN])
 def test_nothing_is_cut_off_at_text_width_and_at_column_width(study, swept, width_in):
     made = [*epochs.drawings(study), *regression.drawings(study), *pairs.drawings(study), *batches.drawings(swept)]

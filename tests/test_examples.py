@@ -191,6 +191,7 @@ def test_a_lightning_run_that_fails_is_recorded_as_failed(tmp_path: Path) -> Non
     assert len(records.read_steps(tmp_path / "run", 0)) == 7
 
 
+@pytest.mark.slow
 def test_without_lightning_the_remedy_is_told() -> None:
     program = """
 import sys

@@ -43,6 +43,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ------------------------------------------------------------------------------------------------------ known answers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("lap", "ranks", "late"), [("backward", 8, 3), ("data", 2, 1)])
 def test_a_late_rank_is_told_with_what_it_costs(tmp_path: Path, lap: str, ranks: int, late: int) -> None:
     """A rank that needs 5 ms more makes the step 5 ms longer, but for what the others lose by chance."""
@@ -103,6 +104,7 @@ def test_the_command_for_a_missing_baseline_is_told(tmp_path: Path, monkeypatch:
     assert "/a" in told.what
 
 
+@pytest.mark.slow
 def test_what_a_second_node_adds_is_split_into_waiting_and_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,6 +154,7 @@ def test_exposed_communication_is_what_is_not_waiting(tmp_path: Path) -> None:
     assert sum(value for value in cell.parts_s.values() if value) == pytest.approx(cell.step_s)
 
 
+@pytest.mark.slow
 def test_what_more_workers_add_is_the_growth_of_the_parts(study: Path) -> None:
     found = explained(study)
 
@@ -165,6 +168,7 @@ def test_what_more_workers_add_is_the_growth_of_the_parts(study: Path) -> None:
         assert cell.efficiency is not None and (cell.efficiency < 1 or cell.workers == 1)
 
 
+@pytest.mark.slow
 def test_gains_come_in_order_and_the_quicker_of_two_libraries_is_named(study: Path) -> None:
     found = explained(study)
     rates = {cell.series: cell.samples_per_s or 0.0 for cell in found.last if cell.workers > 1}
@@ -221,6 +225,7 @@ def test_a_run_without_steps_is_one_line(tmp_path: Path, capsys: pytest.CaptureF
 # --------------------------------------------------------------------------------------------------------- the page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [80, 100])
 @pytest.mark.parametrize("case", ["study", "slow"])
 def test_the_page_is_one_page(study: Path, tmp_path: Path, case: str, width: int) -> None:
@@ -235,6 +240,7 @@ def test_the_page_is_one_page(study: Path, tmp_path: Path, case: str, width: int
     assert all(ord(letter) < 0x2000 or letter in "\u2013\u2212" for line in lines for letter in line)
 
 
+@pytest.mark.slow
 def test_every_command_of_the_page_can_be_typed(study: Path, tmp_path: Path) -> None:
     hidden = recorded(tmp_path / "hidden", rows_of(noise(1, 400, 2), visible=False), totals=TOTALS)
     flat = recorded(tmp_path / "flat", rows_of(noise(1, 400, 2)), totals=TOTALS, ranks=[{"host": "a"}] * 2)
@@ -268,6 +274,7 @@ def test_the_document_says_the_same(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert set(told["help"][0]) == {"what", "command", "gain", "kind"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["steps", "account", "sync", "system"])
 def test_each_part_is_a_view_of_its_own(
     study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], part: str
@@ -282,6 +289,7 @@ def test_each_part_is_a_view_of_its_own(
 # ------------------------------------------------------------------------------------------- report makes its tables
 
 
+@pytest.mark.slow
 def test_a_report_of_runs_analyses_them_when_its_tables_are_missing_or_older(
     study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -318,6 +326,7 @@ def test_a_report_of_runs_analyses_them_when_its_tables_are_missing_or_older(
     assert "--target: is about runs" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_runs_that_an_analysis_left_out_stay_out_and_newer_ones_come_in(study: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     shutil.copytree(study, runs)

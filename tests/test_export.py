@@ -150,6 +150,7 @@ def test_tensorboard_reads_what_was_recorded(run: Path, tmp_path: Path) -> None:
     assert logged.Scalars("evaluation/test_mse")[-1].value == pytest.approx(totals["test_mse"])
 
 
+@pytest.mark.slow
 def test_mlflow_reads_what_was_recorded(run: Path, tmp_path: Path) -> None:
     from mlflow.tracking import MlflowClient
 
@@ -167,6 +168,7 @@ def test_mlflow_reads_what_was_recorded(run: Path, tmp_path: Path) -> None:
     assert [each.step for each in losses] == list(range(35))
 
 
+@pytest.mark.slow
 def test_wandb_keeps_an_offline_run(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", str(run), "--to", "wandb", "--out", str(tmp_path / "wb"), "--json"]) == 0
 
@@ -241,6 +243,7 @@ def tables(directory: Path, **how: object) -> Path:
     return directory
 
 
+@pytest.mark.slow
 def test_points_that_are_read_back_give_the_laws_of_the_study(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -315,6 +318,7 @@ def test_extra_p_gets_a_file_for_each_set_of_worker_counts(tmp_path: Path, capsy
     assert "NaN" not in "".join(Path(path).read_text() for path in said["files"])
 
 
+@pytest.mark.slow
 def test_extra_p_reads_the_file_and_finds_the_law_in_it(tmp_path: Path) -> None:
     pytest.importorskip("extrap", reason="Extra-P comes with `make extras`")
     # In a process of its own: its packages warn of each other.
@@ -391,6 +395,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return runs.with_name("s.zip")
 
 
+@pytest.mark.slow
 def test_an_unpacked_archive_is_checked_where_it_is_and_a_changed_slice_is_found(packed: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(packed) as archive:
         archive.extractall(tmp_path)
@@ -411,6 +416,7 @@ def test_an_unpacked_archive_is_checked_where_it_is_and_a_changed_slice_is_found
     assert [(each.name, each.where) for each in found] == [("run-changed", "turns.csv")]
 
 
+@pytest.mark.slow
 def test_a_study_that_is_none_goes_on_or_is_not_what_its_runs_give_is_refused_in_one_line(
     packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -314,6 +314,7 @@ def test_colour_is_of_partition_and_backend_and_the_dash_of_the_transport():
             assert (look.dash == "-") == ("/nccl" in name), name
 
 
+@pytest.mark.slow
 def test_a_series_looks_the_same_in_every_figure_and_study():
     """With other worker counts, batches and orders of rows a study gives the same ways the same looks."""
     runs = cluster(workers=(1, 2))
@@ -365,6 +366,7 @@ def test_widths_are_words_or_millimetres():
     assert style.FigureFormat.of("40").width_in * 25.4 == pytest.approx(40)
 
 
+@pytest.mark.slow
 def test_files_have_the_width_and_the_embedded_letters_that_were_asked_for(study, tmp_path, monkeypatch):
     (speedup,) = [drawing for drawing in catalogue.drawings(study) if drawing.name == "speedup"]
     monkeypatch.setattr(catalogue, "drawings", lambda analysis: [speedup])

@@ -215,6 +215,7 @@ class TestProperties:
         pd.testing.assert_frame_equal(copy, table)
         assert first["a"].to_dict() == second["a"].to_dict()
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("repeats", [1, 5])
     @pytest.mark.parametrize("name", sorted(TRUTH))
     def test_the_band_holds_the_curve_and_widens_beyond_the_points(self, name, repeats):
@@ -245,6 +246,7 @@ class TestProperties:
 class TestCoverage:
     """The nominal 95 % interval covers the truth in 90 to 99 % of simulated sweeps (N = 1..16, 2 % noise)."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("repeats", [5, 1])
     def test_the_knee_and_the_peak_of_usl_have_intervals(self, repeats):
         # alpha = 0.05, beta = 0.001: sqrt(950) and the root of 3 beta n^2 + (alpha - beta) n = 1 - alpha.
@@ -304,6 +306,7 @@ class TestCoverage:
             assert 0.005 < high - low < 0.05
         assert 16 <= sum(inside)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("numbered", [True, False])
     def test_runs_that_drift_together_are_seen_and_widen_the_intervals(self, numbered):
         """Noise with a correlation of 0.9 from run to run, repeat by repeat, beside a baseline of another day."""
@@ -327,11 +330,13 @@ class TestCoverage:
 
 
 class TestSelection:
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", ["amdahl", "gustafson", "usl"])
     def test_the_law_behind_the_points_is_selected(self, name):
         selected = [fit_series(sweep(name, seed, repeats=5))[""].selected for seed in range(10)]
         assert 8 <= selected.count(name)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("seed", [10, 34, 45, 101, 193, 194])
     def test_usl_is_not_selected_on_a_straight_line(self, seed):
         # Seeds at which USL has the best AICc by far, because two points at the end happen to be low.
@@ -404,6 +409,7 @@ class TestDoubts:
         doubts = fit_series(points([1, 2, 4, 8], [100, 210, 430, 700]))[""].doubts
         assert any("super-linear: more than N times the baseline at 2 and 4 workers" in doubt for doubt in doubts)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(("factor", "at"), [(1000, 4), (0.001, 4), (1000, 1), (0.001, 1), (1000, 16)])
     def test_a_point_a_thousand_times_off(self, factor, at):
         n = np.array([1, 2, 4, 8, 16])
@@ -482,6 +488,7 @@ class TestJson:
         assert "100 samples/s (given)" == found["baseline"]
         assert found == json.loads(json.dumps(found, allow_nan=False))
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("n", "x"),
         [
@@ -641,6 +648,7 @@ class TestLawsOfSteps:
             in (fits["overlap"].doubts[0])
         )
 
+    @pytest.mark.slow
     def test_many_series_are_fitted_as_each_alone(self):
         tables = [sweep("usl", seed, repeats=1, counts=(1, 2, 4, 8, 16)).assign(series=f"s{seed}") for seed in range(4)]
         together = fit_series(pd.concat(tables[::-1], ignore_index=True))

@@ -42,6 +42,7 @@ def page(analysis):
 
 
 class TestTable:
+    @pytest.mark.slow
     def test_twice_four_and_eight_times_the_largest_count(self, analysis):
         table = analysis.forecast
         own = table[table["series"] == MPI]
@@ -99,6 +100,7 @@ class TestDocument:
         assert single["recommendation"] is None
         assert "local horovod/mpi batch 600" not in set(analysis.forecast["series"])
 
+    @pytest.mark.slow
     def test_it_is_json_without_nan_and_the_same_for_any_order_of_runs(self, runs, analysis):
         again = analyze(runs.sample(frac=1, random_state=4))
         assert json.dumps(again.holdout, allow_nan=False) == json.dumps(analysis.holdout, allow_nan=False)

@@ -98,6 +98,7 @@ def test_a_dry_run_never_writes_among_the_results(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_without_a_gpu_nothing_is_measured(
     gpu: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -236,6 +236,7 @@ COSINE = [2e-3 * (1 + math.cos(math.pi * step / STEPS)) / 2 for step in range(ST
 WAYS = [HostGraph, Tape]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("record", WAYS)
 @pytest.mark.parametrize("phases", [False, True])
 @pytest.mark.parametrize("resident", [False, True])

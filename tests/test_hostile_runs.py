@@ -346,6 +346,7 @@ def test_half_a_file_of_an_analysis_is_refused_or_read(
     outcome(lambda: api.read_analysis(copied))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["points", "breakdown"])
 @pytest.mark.parametrize("part", [0.25, 0.5, 0.8])
 def test_half_a_table_makes_no_report(name: str, part: float, analysis: Path, tmp_path: Path) -> None:

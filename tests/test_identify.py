@@ -387,6 +387,7 @@ def test_the_csv_holds_every_number_and_leaves_the_unknown_empty(tmp_path: Path)
     assert read[2]["doubts"] == "disagree"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ending", "magic"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")])
 def test_the_figure_has_the_format_of_its_name_and_the_same_bytes_each_time(
     tmp_path: Path, ending: str, magic: bytes

@@ -76,6 +76,7 @@ def package(tmp_path) -> Path:
 # ---------------------------------------------------------------------------------------------------- code
 
 
+@pytest.mark.slow
 def test_everything_that_training_imports_is_covered():
     covered = set(identity.code_files())
 

@@ -118,6 +118,7 @@ def test_all_ranks_of_a_host_are_a_host(tmp_path: Path) -> None:
     assert "All ranks of node1 are slow: look at the host rather than at one process." in text
 
 
+@pytest.mark.slow
 def test_json_has_every_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, out = recorded(tmp_path / "run", slow_rows()), tmp_path / "out"
     assert cli.main(["explain", "--part", "steps", str(run), "--json", "--out", str(out)]) == 0

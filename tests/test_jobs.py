@@ -352,6 +352,7 @@ def run_inside(made: Job, directory: Path, slurm: Slurm, behaviour: dict[str, st
     return code, to.file.getvalue()
 
 
+@pytest.mark.slow
 def test_a_job_runs_its_cells_and_says_so_in_its_note(tmp_path: Path):
     study = study_of()
     made = submitted(tmp_path / "s", study)
@@ -437,6 +438,7 @@ def test_workers_stopped_by_anybody_else_do_not_end_the_job(tmp_path: Path):
     assert len((tmp_path / "s" / "starts.txt").read_text().splitlines()) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "told", "state", "reason"),
     [

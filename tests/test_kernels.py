@@ -328,6 +328,7 @@ def test_the_largest_variants_of_the_blocks_fit(compiled):
 # Sizes of launches
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 3, 75, 256, 1024, 16_384])
 def test_blocks_keep_a_gpu_busy_without_more_partial_sums_than_needed(batch: int):
     sizes = Sizes.of(StressCNN(), batch)

@@ -145,6 +145,7 @@ def run_race(folder, names, **options) -> list[str]:
     return sorted(name for name, _ in won)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("without_links", [False, True])
 def test_of_many_who_race_for_a_name_exactly_one_wins(tmp_path, without_links):
     names = [f"cell-{number:02}" for number in range(NAMES)]
@@ -153,6 +154,7 @@ def test_of_many_who_race_for_a_name_exactly_one_wins(tmp_path, without_links):
     assert dict.fromkeys(names, 1) == lease.generations(tmp_path)
 
 
+@pytest.mark.slow
 def test_of_many_who_succeed_a_dead_holder_exactly_one_wins(tmp_path):
     names = [f"cell-{number:02}" for number in range(NAMES)]
     gone = dead()

@@ -706,6 +706,7 @@ def test_finished_cell_that_was_removed_is_missing(tmp_path, many):
     assert "missing" == ledger.read_ledger(many, tmp_path).entries[1].state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "content", ["", "{", "[]", '{"schema": 1}', '{"schema": 2, "runs": {}}', '{"schema": 1, "runs": 3}']
 )

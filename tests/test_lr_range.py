@@ -320,6 +320,7 @@ def test_a_real_range_test(tmp_path: Path, capsys) -> None:
 # ---------------------------------------------------------------------------------------------------------- the figure
 
 
+@pytest.mark.slow
 def test_the_figure_and_what_is_written_beside_it(tmp_path: Path) -> None:
     test = find_rate(*curve(300))
     paths = write_lr_range(test, tmp_path / "a", batch=75)
@@ -334,6 +335,7 @@ def test_the_figure_and_what_is_written_beside_it(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "a" / "lr_range.json").read_text())["suggested"] == test.suggested
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["flat", "nan", "monotone"])
 def test_a_figure_of_whatever_came_out(tmp_path: Path, kind: str) -> None:
     rates, losses = curve(120, diverges=2.0)

@@ -122,6 +122,7 @@ def test_ties_and_dead_units_go_where_pytorch_sends_them(instructions: str) -> N
     assert max(errors(model, gradients)) < 1e-6
 
 
+@pytest.mark.slow
 @needs_native
 @instructions
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
@@ -222,6 +223,7 @@ def trained(out: Path, *options: str) -> Any:
     return read_run(out)
 
 
+@pytest.mark.slow
 @needs_native
 def test_a_run_trains_as_with_torch_and_resumes_bit_for_bit(tmp_path: Path) -> None:
     torch_run = trained(tmp_path / "torch", "--steps", "20")

@@ -104,6 +104,7 @@ question: speedup at 64
 """
 
 
+@pytest.mark.slow
 def test_a_study_says_what_to_measure_next_for_its_question(tmp_path, capsys):
     path = tmp_path / "asked.yaml"
     path.write_text(STUDY)

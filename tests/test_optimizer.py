@@ -82,6 +82,7 @@ assert "torch._dynamo" in sys.modules, "torch no longer loads its compiler by it
 """
 
 
+@pytest.mark.slow
 def test_updates_are_those_of_torch_without_its_compiler() -> None:
     """The same parameters and state to the last bit, in a process that has not loaded torch._dynamo."""
     done = subprocess.run([sys.executable, "-c", LEAN], capture_output=True, text=True)

@@ -82,6 +82,7 @@ def page(analysis):
 # ---------------------------------------------------------------------------------------------------- one file
 
 
+@pytest.mark.slow
 def test_the_page_forbids_requests_and_every_script_but_its_own(page):
     (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]+)"', page)
     (script,) = [text for kind, text in Elements(page).scripts if kind == "text/javascript"]
@@ -226,6 +227,7 @@ def test_a_text_too_many_is_refused():
         interactive.mark(axes.plot([1, 2, 3], [1, 2, 3]), series="mine", tips=["a", "b"])
 
 
+@pytest.mark.slow
 def test_files_of_a_figure_do_not_know_of_the_page(analysis, monkeypatch):
     (speedup,) = [each for each in catalogue.drawings(analysis) if each.name == "speedup"]
 
@@ -239,6 +241,7 @@ def test_files_of_a_figure_do_not_know_of_the_page(analysis, monkeypatch):
     assert as_file("svg") == marked and b"3 repeats" not in marked
 
 
+@pytest.mark.slow
 def test_the_data_of_a_figure_travel_with_it_while_they_are_few(page, analysis, monkeypatch):
     (speedup,) = [each for each in catalogue.drawings(analysis) if each.name == "speedup"]
     rows = speedup.data.to_csv(index=False, lineterminator="\n")
@@ -273,6 +276,7 @@ def knee(analysis, **values):
     return {"series": {name: {"recommendation": {"answers": {"knee": answer}}}}, "summary": {}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("counts", "cores", "why"),
     [((1, 2), 64, "every law passes through 2 points"), ((1, 2, 4), 4, "its machine has 4 cores")],
@@ -379,6 +383,7 @@ def test_without_a_forecast_there_is_no_knee(analysis):
     assert sentences.subheadline(analyze(run_table((1,), ways=MPI[:1], failed=()))) == ""
 
 
+@pytest.mark.slow
 def test_the_wait_is_called_the_cycle_only_where_runs_with_other_cycles_say_so():
     runs = run_table((1, 2), ways=MPI, failed=(), noise=0.001)
     runs["horovod_defaults"] = runs["backend"] == "horovod"
@@ -411,6 +416,7 @@ def test_the_wait_is_called_the_cycle_only_where_runs_with_other_cycles_say_so()
         assert with_cycle(**change).startswith("52 % of the loss is waiting for gradients"), change
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("partition", "start"), [("local", "<h1>2 workers run"), ("alpha", "<h1>On alpha, 2 workers run")]
 )
@@ -434,6 +440,7 @@ def hostile():
     return html.render(analyze(runs, commands=[text]))
 
 
+@pytest.mark.slow
 def test_hostile_names_add_no_element_and_no_attribute(hostile, page):
     evil, good = Elements(hostile), Elements(page)
     kinds = {(tag, name) for tag, values in good.tags for name in values}

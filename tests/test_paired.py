@@ -197,6 +197,7 @@ class TestEstimate:
         assert there.ratio.low * back.ratio.high == pytest.approx(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("launch_sd", "phi"), [(0.0, 0.0), (0.0, 0.8), (0.2, 0.0), (1.0, 0.5)])
 def test_intervals_hold_the_truth(launch_sd, phi):
     """400 studies of four launches; 95 % intervals, give or take five standard deviations of that count."""
@@ -233,6 +234,7 @@ class TestPrecision:
         assert verdict.resolved and verdict.estimate.half_width <= 0.03 and verdict.estimate.launches >= 3
         assert (verdict.rounds, verdict.launches) == (0, 0)
 
+    @pytest.mark.slow
     def test_twice_the_noise_takes_about_four_times_the_rounds(self):
         generator = np.random.default_rng(11)
         few = [self.run(Precision(), lambda n: 0.1 * generator.standard_normal(n))[1] for _ in range(6)]

@@ -45,6 +45,7 @@ def text_of(folder: Path) -> str:
     return "\n".join(path.read_text() for path in sorted(folder.rglob("*.tex")))
 
 
+@pytest.mark.slow
 def test_everything_that_is_named_is_there(folder: Path) -> None:
     text = text_of(folder)
     cited = set(re.findall(r"\\cite\{(\w+)\}", text))

@@ -194,6 +194,7 @@ NOISES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", NOISES)
 def test_noise_has_no_pauses_and_no_rhythm(kind: str) -> None:
     seen = [found(NOISES[kind](np.random.default_rng(seed)), STATISTICS) for seed in range(100)]
@@ -201,6 +202,7 @@ def test_noise_has_no_pauses_and_no_rhythm(kind: str) -> None:
     assert sum(bool(each.periods) for each in seen) <= 1
 
 
+@pytest.mark.slow
 def test_pauses_at_random_have_no_rhythm() -> None:
     rhythms = 0
     for seed in range(100):

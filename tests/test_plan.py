@@ -236,6 +236,7 @@ def test_what_is_varied_is_said_where_it_matters() -> None:
     assert "varied: batch of all workers together 64, 128" in plan_of(strong).lines()
 
 
+@pytest.mark.slow
 def test_thousands_of_cells_are_counted() -> None:
     study = make_study(workers=tuple(range(1, 60)), varied={"batch": tuple(range(1, 60))}, repeats=3)
     lines = plan_of(study).lines()

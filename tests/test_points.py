@@ -35,6 +35,7 @@ def point(table, workers, series="local horovod/mpi batch 75"):
 # ---------------------------------------------------------------------------------------------------- known answers
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(20))
 @given(rate=st.floats(1.0, 1e6), workers=st.sets(st.integers(2, 512), min_size=1, max_size=4))
 def test_perfect_scaling_has_speedup_n_and_efficiency_one(rate, workers):
@@ -72,6 +73,7 @@ def test_a_point_is_the_median_of_its_repeats_with_their_range():
     assert two["repeats"] == 3
 
 
+@pytest.mark.slow
 def test_the_input_is_not_changed_and_the_order_of_its_rows_does_not_matter():
     runs = run_table()
     before = runs.copy(deep=True)
@@ -101,6 +103,7 @@ def test_the_examples_of_the_metrics_book_hold():
     assert result.attempted >= 15
 
 
+@pytest.mark.slow
 def test_named_runs_are_taken_as_they_are_and_say_the_same():
     runs = run_table((1, 2, 4))
     named = points.with_series(runs)
@@ -125,6 +128,7 @@ def test_without_a_plain_baseline_its_columns_are_empty_and_a_doubt_names_it():
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change", [{"partition": "alpha"}, {"batch": 150}, {"precision": "bf16"}, {"train_samples": 1000}]
 )
@@ -160,6 +164,7 @@ def test_one_worker_that_reduces_nothing_is_the_baseline_of_every_reduction():
 # ---------------------------------------------------------------------------------------------------- failed runs
 
 
+@pytest.mark.slow
 def test_failed_runs_are_counted_with_their_reasons_and_not_filled_in():
     runs = run_table(failed=[("horovod", "gloo", 8, 1), *(("horovod", "mpi", 4, repeat) for repeat in range(3))])
     table = points.scaling_points(runs)
@@ -187,6 +192,7 @@ def test_a_run_that_died_before_it_knew_its_settings_is_placed_where_it_belongs(
     assert points.failed_runs(runs)["series"].tolist() == ["local horovod/mpi batch 75"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "reason", "text"),
     [
@@ -242,6 +248,7 @@ def test_a_data_set_that_grows_with_the_workers_is_weak_per_epoch_too():
     assert own["speedup_plain"].notna().all()
 
 
+@pytest.mark.slow
 def test_mixed_scaling_gets_no_speedup_and_a_doubt():
     runs = pd.concat(
         [run_table((n,), ways=(("horovod", "mpi"),), batch=b, failed=()) for n, b in ((1, 75), (2, 100), (4, 130))],
@@ -306,6 +313,7 @@ def test_a_batch_that_changes_in_one_place_is_a_cell_of_its_own():
     assert "no_wrapped_baseline" in table.loc[table["workers"] == 8, "flags"].iloc[0].split()
 
 
+@pytest.mark.slow
 def test_a_run_that_fits_two_series_counts_in_one_and_the_other_says_what_it_lacks():
     weak, strong = ((1, 32, 1000), (2, 32, 1000), (4, 32, 1000)), ((1, 128, 1000), (2, 64, 1000))
     runs = cells(*weak, *strong)
@@ -367,6 +375,7 @@ def test_without_a_serial_run_the_speedups_of_another_script_name_their_baseline
     assert "one worker inside PyTorch DDP (ddp/gloo)" in text and "no speedup" not in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "mode", "batches", "told"),
     [
@@ -385,6 +394,7 @@ def test_data_sets_of_other_sizes_leave_a_speedup_and_a_doubt(sizes, mode, batch
     assert all(each in text for each in told) and "2 workers" in text
 
 
+@pytest.mark.slow
 def test_a_serial_run_with_another_data_set_is_a_baseline_where_there_is_none_with_the_same():
     serial = cells((1, 75, 500), backend="serial", transport="none").assign(reduction="none")
     runs = foreign(pd.concat([cells((2, 75, 1000)), serial], ignore_index=True))
@@ -404,6 +414,7 @@ def test_no_data_set_of_another_size_stands_in_for_our_own_training():
     assert points.scaling_points(runs)["speedup_wrapped"].isna().iloc[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("typed", "batches", "line"),
     [
@@ -472,6 +483,7 @@ def flags(table, **values):
     return row["flags"].iloc[0].split()
 
 
+@pytest.mark.slow
 def test_flags_say_for_a_machine_what_the_doubts_say_for_a_reader():
     clean = points.scaling_points(
         run_table((1, 2), ways=(("serial", "none"), ("horovod", "mpi")), failed=(), noise=0.0)
@@ -611,6 +623,7 @@ def texts(runs):
     return points.doubts(runs, points.scaling_points(runs))
 
 
+@pytest.mark.slow
 def test_a_clean_study_has_no_doubts():
     assert texts(run_table(failed=(), noise=0.005)) == []
 
@@ -633,6 +646,7 @@ def test_few_repeats_wide_spread_and_short_windows_are_doubted():
     ]
 
 
+@pytest.mark.slow
 def test_efficiency_above_one_is_doubted_with_causes_only_where_it_is_resolved():
     sure = texts(exact((1, 2), throughput=lambda backend, n: {1: 1000.0, 2: 2300.0}[n]))
     runs = exact((1, 2), throughput=lambda backend, n: 1000.0 * n)
@@ -647,6 +661,7 @@ def test_efficiency_above_one_is_doubted_with_causes_only_where_it_is_resolved()
     ]
 
 
+@pytest.mark.slow
 def test_unequal_baselines_are_doubted():
     runs = exact((1, 2), throughput=lambda backend, n: 1000.0 * n * (0.8 if backend == "horovod" else 1))
 
@@ -656,6 +671,7 @@ def test_unequal_baselines_are_doubted():
     ]
 
 
+@pytest.mark.slow
 def test_what_should_not_differ_between_runs_is_doubted():
     runs = exact((1, 2), throughput=lambda backend, n: 1000.0 * n * 0.9 ** (n - 1)).assign(cores=1)
     runs.loc[runs.index[0], "torch"] = "2.11.0"
@@ -725,6 +741,7 @@ def test_checkpoints_are_compared_with_a_baseline_that_writes_as_many():
     )
 
 
+@pytest.mark.slow
 def test_one_worker_serves_all_placements_and_the_own_one_first():
     ways = (("serial", "none"), ("horovod", "mpi"))
     filled = run_table((1, 2), ways=ways, failed=(), change={"placement": "fill", "workers_per_node": None})

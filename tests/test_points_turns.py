@@ -85,6 +85,7 @@ def test_the_baseline_itself_stays_one():
     assert plain["speedup_plain"] == 1 and math.isnan(plain["turns_launches"])
 
 
+@pytest.mark.slow
 def test_what_is_doubtful_is_said():
     runs, turns = study(launches=2, load=0.7)
     table = points.scaling_points(runs, turns=turns)
@@ -96,6 +97,7 @@ def test_what_is_doubtful_is_said():
     assert not [doubt for doubt in quiet if "shared machine" in doubt or "two launches" in doubt]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "open_at"), [(None, ""), (0.5, ""), (1e-4, "asked for at 1 (+- ")])
 def test_what_is_wider_than_was_asked_for_is_a_doubt(precision, open_at):
     runs, turns = study()
@@ -123,6 +125,7 @@ def test_a_whole_analysis_has_them():
     assert "turns_launch_sd" in found.tables()["points"]
 
 
+@pytest.mark.slow
 def test_two_backends_are_compared_within_rounds_too():
     runs, turns = study(ways=(*WAYS, ("ddp", "gloo")))
     found, alone = (
@@ -137,6 +140,7 @@ def test_two_backends_are_compared_within_rounds_too():
     assert alone["test"] != ROUNDS and alone["ratio_high"] / alone["ratio_low"] > 1.2
 
 
+@pytest.mark.slow
 def test_captions_say_what_the_ratios_are_and_bars_are_their_intervals():
     runs, turns = study()
     for found, words, ends in (
@@ -148,6 +152,7 @@ def test_captions_say_what_the_ratios_are_and_bars_are_their_intervals():
         assert words in next(table.caption for table in tables(found) if table.name == "points")
 
 
+@pytest.mark.slow
 def test_both_components_are_a_table_of_the_page():
     runs, turns = study(launch_sd=0.05)
     (made,) = [table for table in tables(analyze(runs, turns=turns)) if table.name == "turns"]

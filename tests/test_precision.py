@@ -95,6 +95,7 @@ def usual(model: nn.Module) -> torch.Tensor:
     return model(X.to(next(model.parameters()).dtype))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model, step, expected",
     [
@@ -170,6 +171,7 @@ def test_layers_are_watched_in_the_first_steps_only(tmp_path: Path) -> None:
     assert watched == [True] * 3 + [False] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", [outside, None], ids=["bf16", "unknown"])
 def test_runs_of_another_or_an_unknown_precision_are_no_repeats(other: Any, tmp_path: Path) -> None:
     loop(plain(), tmp_path / "runs" / "a", usual, repeat=0)

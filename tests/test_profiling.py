@@ -268,6 +268,7 @@ def test_a_refusal_comes_before_the_record(tmp_path: Path, capsys: pytest.Captur
 # ---------------------------------------------------------------------------------------------------------- whole runs
 
 
+@pytest.mark.slow
 def test_a_run_learns_the_same_with_and_without(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = {"plain": (), "sync-points": ("--profile", "sync-points"), "ranges": ("--ranges", "itt")}
     hashes, losses = set(), []

@@ -53,6 +53,7 @@ def test_every_table_has_a_source_and_every_source_a_table(sources: dict[str, di
         assert row["scaling"] in ("weak", "strong", "mixed", "weak and strong", "strong and weak"), name
 
 
+@pytest.mark.slow
 def test_there_is_enough_to_judge_by(sources: dict[str, dict[str, str]]):
     series = {path.stem: {task.series for task in forecast.read_tasks(path)} for path in TABLES}
     training = [name for name, row in sources.items() if row["kind"] == "training"]
@@ -98,6 +99,7 @@ def test_nothing_stands_twice(table: pd.DataFrame):
     assert (several.count() == several.size())[several.size() > 1].all(), "runs of one count have numbers"
 
 
+@pytest.mark.slow
 def test_targets_lie_beyond_at_least_two_known_counts(table: pd.DataFrame):
     for task, rows in table.groupby("task"):
         known, targets = rows[rows["role"] == "known"], rows[rows["role"] == "target"]

@@ -58,6 +58,7 @@ def test_the_answer_of_an_earlier_job_is_not_taken(module: str, tmp_path: Path) 
         run_ranks(program(module, "silent", folder=tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "message"),
     [

@@ -147,6 +147,7 @@ def test_a_million_steps_cost_no_memory_and_few_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "steps-00000.arrows").stat().st_size / 1_024_000 < 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("together", [1, 7, 20, 100, 511, 512])
 def test_rows_that_come_slowly_are_small_too_and_always_readable(
     tmp_path: Path, open_writer: Any, together: int
@@ -343,6 +344,7 @@ def train_with_little_room(out: Path, *options: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.slow
 def test_a_run_whose_rows_find_no_room_ends_or_goes_on_as_configured(tmp_path: Path, capsys: Any) -> None:
     main([*SMALL, "--steps", "5", "--out", str(tmp_path / "data")])  # makes the data set, which is larger
     code, _, said = train_with_little_room(tmp_path / "end")

@@ -620,6 +620,7 @@ def _bug(*_: Any, **__: Any) -> Any:
     raise TypeError("a bug of ours")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("disk_full", ["go-on", "end"])
 @pytest.mark.parametrize(
     "fault",
@@ -798,6 +799,7 @@ def test_any_rank_that_fails_says_so_in_the_record(tmp_path: Path) -> None:
     assert [len(records.read_steps(tmp_path / "run", rank)) for rank in (0, 1)] == [25, 25]
 
 
+@pytest.mark.slow
 def test_the_package_alone_needs_no_pytorch() -> None:
     program = """
 import sys

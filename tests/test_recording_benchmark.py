@@ -27,6 +27,7 @@ def test_memory_does_not_grow_with_the_steps(
     assert found["rss_growth_highest_mb"] < 5
 
 
+@pytest.mark.slow
 def test_rows_are_small_however_often_they_are_written(recording: ModuleType, tmp_path: Path) -> None:
     found = recording.rows(tmp_path, rounds=1)
 

@@ -333,6 +333,7 @@ def test_a_run_of_an_older_program_is_read(schema: int) -> None:
     assert read.totals["step_s"] == pytest.approx(np.mean([table.to_pandas()["step_s"][5:].mean() for table in tables]))
 
 
+@pytest.mark.slow
 def test_runs_of_all_schemas_stand_in_one_analysis() -> None:
     from horovod_study.analysis.study import analyze
 

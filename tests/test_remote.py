@@ -96,6 +96,7 @@ def marked_sleep(marker: str, *, stubborn: bool = False) -> subprocess.Popen[str
     return process
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("allocation", [False, True])
 def test_marked_processes_are_ended_and_others_are_not(stand_ins, tmp_path, allocation):
     marker = str(tmp_path / HAIRY.replace("/", "").replace("\n", ""))

@@ -54,6 +54,7 @@ def written(laptop, tmp_path_factory):
     return html.write_report(laptop, tmp_path_factory.mktemp("report"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize("noise", [0.01, 0.2])
 def test_a_number_that_stands_in_several_places_is_the_same_everywhere(noise):
@@ -123,6 +124,7 @@ def test_a_number_that_stands_in_several_places_is_the_same_everywhere(noise):
 # ---------------------------------------------------------------------------------------------------- the analysis
 
 
+@pytest.mark.slow
 def test_equal_runs_in_any_order_give_equal_analyses(runs, analysis):
     again = analyze(runs.sample(frac=1, random_state=1))
 
@@ -132,6 +134,7 @@ def test_equal_runs_in_any_order_give_equal_analyses(runs, analysis):
         assert json.dumps(getattr(analysis, name), allow_nan=False) == json.dumps(getattr(again, name), allow_nan=False)
 
 
+@pytest.mark.slow
 def test_the_input_of_the_analysis_is_not_changed(runs):
     before = runs.copy(deep=True)
     analyze(runs)
@@ -149,6 +152,7 @@ def test_fits_are_over_the_plain_baseline_and_say_so(analysis):
     )
 
 
+@pytest.mark.slow
 def test_without_a_plain_worker_everything_is_over_the_wrapped_one():
     analysis = analyze(run_table(ways=(("horovod", "mpi"),), failed=()))
 
@@ -265,6 +269,7 @@ def test_every_id_is_unique_and_every_reference_leads_somewhere(page):
     assert set(inside) <= set(outline.ids)
 
 
+@pytest.mark.slow
 def test_a_page_with_learning_is_as_sound():
     runs = run_table((1, 2), ways=LAPTOP[:2], failed=(), change={"floor_mse": 6.8e-5, "seed": 1})
     analysis = analyze(runs, evaluation_table(runs), targets=[1e-3, 1e-5])
@@ -282,6 +287,7 @@ def test_a_page_with_learning_is_as_sound():
     assert "Cramer-Rao" in page and "Repeats of one seed" not in page
 
 
+@pytest.mark.slow
 def test_links_to_figures_lead_to_files_that_were_written(written):
     links = [values["href"] for values in Outline(written[0].read_text(encoding="utf-8")).named("a")]
     files = {link for link in links if not link.startswith("#")}
@@ -303,6 +309,7 @@ def test_the_headline_says_it_in_words_with_its_interval(page):
     assert "86 % of the difference is waiting for gradients" in text
 
 
+@pytest.mark.slow
 def test_differences_within_the_noise_are_called_unresolved():
     runs = run_table((1, 2), ways=LAPTOP, failed=(), noise=0.0)
     two = runs["workers"] == 2
@@ -314,6 +321,7 @@ def test_differences_within_the_noise_are_called_unresolved():
     assert "times as fast as Horovod" not in text
 
 
+@pytest.mark.slow
 def test_a_part_that_grew_by_more_than_the_step_is_given_in_milliseconds():
     runs = run_table((1, 2), ways=LAPTOP[:2], failed=(), noise=0.0)
     serial = runs["backend"] == "serial"
@@ -324,6 +332,7 @@ def test_a_part_that_grew_by_more_than_the_step_is_given_in_milliseconds():
     assert f"That is 0.32 ms longer than the step of the baseline: {wait}." in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rates", "words"),
     [
@@ -347,6 +356,7 @@ def test_failed_runs_doubts_and_the_way_to_repeat_are_on_the_page(page):
     assert "Imaginary EPYC 7702 64-Core Processor" in page and "Open MPI 4.1.8" in page
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_figures")
 def test_a_doubt_that_several_series_share_is_said_once():
     runs = pd.concat([run_table((1, 2), batch=batch, repeats=2, failed=()) for batch in (75, 150)], ignore_index=True)
@@ -382,6 +392,7 @@ def test_text_from_run_files_is_escaped_everywhere():
     assert own.count(None) == 1 and set(own) == {None, "application/json"}
 
 
+@pytest.mark.slow
 def test_a_cell_without_a_result_is_an_open_gap():
     runs = run_table(failed=[("horovod", "mpi", 4, repeat) for repeat in range(3)])
     analysis = analyze(runs)
@@ -462,6 +473,7 @@ def test_the_users_matplotlib_settings_have_no_say(laptop):
     assert before == after
 
 
+@pytest.mark.slow
 def test_colours_belong_to_partition_and_backend_markers_to_the_transport_too():
     two = pd.concat([run_table(failed=()), run_table(batch=1024, failed=())], ignore_index=True)
     small = style.series_styles(scaling_points(run_table((1, 2), ways=LAPTOP, failed=())))
@@ -494,6 +506,7 @@ def test_partitions_have_colours_of_their_own():
     assert len({look.marker for look in looks.values() if not look.ring}) == 6
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_written_is_one_line(analysis, tmp_path):
     (tmp_path / "file").write_text("")
 

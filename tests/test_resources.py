@@ -219,6 +219,7 @@ def test_samples_to_target_grow_as_planted_and_cost_hours_and_joules():
     assert row["worker_hours_at_least"] != row["worker_hours_at_least"], "known, hence no bound"
 
 
+@pytest.mark.slow
 def test_a_missed_target_is_a_lower_bound_and_not_a_value_for_a_law():
     runs, evaluations = learning({2: 1.1, 4: 1.3, 8: 2.5}, epochs=8, workers=(1, 2, 4, 8))
     target = 1e-2 / 6
@@ -260,6 +261,7 @@ def analysis():
     return analyze(runs, evaluations, targets=[2e-3])
 
 
+@pytest.mark.slow
 def test_permuted_runs_give_the_same_bytes_and_survive_the_files(analysis, tmp_path):
     runs, evaluations = learning({2: 1.1, 4: 1.2}, workers=(1, 2, 4), scatter=0.01)
     order = np.random.default_rng(1).permutation(len(runs))
@@ -277,6 +279,7 @@ def test_permuted_runs_give_the_same_bytes_and_survive_the_files(analysis, tmp_p
     assert [to_html(table) for table in page_tables(loaded)] == [to_html(table) for table in page_tables(analysis)]
 
 
+@pytest.mark.slow
 def test_the_figure_and_the_table_say_what_training_costs(analysis):
     (drawing,) = drawn.drawings(analysis)
     (table,) = [table for table in page_tables(analysis) if table.name == "resources"]
@@ -296,6 +299,7 @@ def test_the_figure_and_the_table_say_what_training_costs(analysis):
         assert "Energy and hours" in html.render(analysis)
 
 
+@pytest.mark.slow
 def test_nothing_is_shown_where_nothing_was_recorded(analysis):
     runs = run_table((1, 2), ways=WAYS, failed=()).assign(device="cpu")
     alone = analyze(metered((1,)))

@@ -156,6 +156,7 @@ FAILURES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("behaviour", "reason"), FAILURES)
 def test_failed_cell_is_shown_with_its_reason_and_the_rest_goes_on(tmp_path, behaviour, reason):
     study = make_study(repeats=1)
@@ -175,6 +176,7 @@ def test_failed_cell_is_shown_with_its_reason_and_the_rest_goes_on(tmp_path, beh
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("behaviour", ["user error", "traceback"])  # before and after the trainer wrote its record
 def test_failed_cell_is_in_the_run_table_with_what_the_report_needs(tmp_path, behaviour):
     study = make_study(repeats=1)
@@ -476,6 +478,7 @@ def test_interrupted_cell_is_asked_for_a_checkpoint_and_goes_on_from_it(tmp_path
     assert f"{first.key} resumed" == starts(tmp_path)[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=slow)])
 def test_second_signal_gives_no_grace(tmp_path, number):
     study = make_study(repeats=1)
@@ -637,6 +640,7 @@ def test_what_a_killed_runner_leaves_behind_is_stopped_by_the_next(tmp_path, beh
     assert [] == marked_processes(str(tmp_path / "tiny"))
 
 
+@pytest.mark.slow
 def test_second_runner_is_refused_and_starts_nothing(tmp_path):
     process = start_runner(tmp_path, {"*": "hang"})
     until(lambda: len(starts(tmp_path)) == 1)
@@ -660,6 +664,7 @@ def released(runs, cell) -> tuple[str, str]:
     return claim.state, claim.reason
 
 
+@pytest.mark.slow
 def test_claims_are_given_back_with_how_the_cells_ended(tmp_path):
     study = make_study(repeats=1, timeout_s=LIMIT_S, runtimes=("horovod/mpi", "ddp/gloo"))
     behaviour = {"horovod/mpi/1/0": "traceback", "horovod/mpi/2/0": "hang", "ddp/gloo/1/0": "stopped"}
@@ -722,6 +727,7 @@ def test_cells_that_would_not_end_in_the_time_left_are_not_begun(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_pre_empted_cell_is_called_so_and_goes_on_from_its_checkpoint(tmp_path):
     study = make_study(repeats=1)
     cell = study.cells()[0]
@@ -817,6 +823,7 @@ def test_cancelled_before_its_turn_a_cell_is_left_out(tmp_path):
     assert 1 == result.ledger.count("cancelled")
 
 
+@pytest.mark.slow
 def test_cell_of_a_killed_runner_is_cancelled_with_its_processes(tmp_path):
     study = make_study(repeats=1)
     process = start_runner(tmp_path, {"*": "hang"}, study={"repeats": 1})

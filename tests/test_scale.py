@@ -82,6 +82,7 @@ print(sum(each.steps for each in found.ranks), peak)
 """
 
 
+@pytest.mark.slow
 def test_memory_is_a_few_columns_of_one_rank(bench: ModuleType, tmp_path: Path) -> None:
     """Of 92 bytes per row, 24 are held: twice the residual's share of all ranks, and eight columns of one of eight."""
     bench.write_runs(tmp_path, runs=1, rows=3_000_000, workers=(8,))
@@ -105,6 +106,7 @@ def test_a_run_that_has_ended_is_not_read_before_it_is_looked_at(study: Path) ->
     assert len(table) == len(kept) == 18
 
 
+@pytest.mark.slow
 def test_threads_and_the_order_of_the_directory_change_nothing(
     study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -276,6 +276,7 @@ def test_a_real_trial_with_two_workers(tmp_path: Path, capsys) -> None:
 # --------------------------------------------------------------------------------------------------- how trials end
 
 
+@pytest.mark.slow
 def test_the_best_of_several_trials_at_a_time(tmp_path: Path, capsys) -> None:
     result = search(tmp_path, {"1": "0.3 0.05"}, trials=4, jobs=2)
 
@@ -289,6 +290,7 @@ def test_the_best_of_several_trials_at_a_time(tmp_path: Path, capsys) -> None:
     assert "trial 1, test MSE 5.0000e-02" in (tmp_path / "runs/tiny/best.yaml").read_text()
 
 
+@pytest.mark.slow
 def test_values_do_not_depend_on_who_asks(tmp_path: Path) -> None:
     """One command with one trial at a time, or several: the first trials, which are random, are the same."""
     (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
@@ -299,6 +301,7 @@ def test_values_do_not_depend_on_who_asks(tmp_path: Path) -> None:
     assert len({row.values["lr"] for row in one.rows}) == 3
 
 
+@pytest.mark.slow
 def test_a_hopeless_trial_is_pruned(tmp_path: Path, capsys) -> None:
     """The good trials end; the bad one would hang for a minute after its second epoch, and is ended there."""
     pruner = Pruner(kind="median", startup_trials=2, warmup=0.3)
@@ -356,6 +359,7 @@ def test_evaluations_of_a_trial_that_ended_between_two_looks_are_reported(tmp_pa
     assert list(trial.intermediate_values.values()) == [0.5, 0.4, 0.3, 0.2]
 
 
+@pytest.mark.slow
 def test_a_failed_trial_has_a_reason_and_the_search_goes_on(tmp_path: Path, capsys) -> None:
     result = search(tmp_path, {"0": "fails the shard is too small", "1": "0.5 hangs"}, trials=3, timeout_s=4.0)
 
@@ -368,6 +372,7 @@ def test_a_failed_trial_has_a_reason_and_the_search_goes_on(tmp_path: Path, caps
     assert f"failed: trial 0: the shard is too small; see {log}" in "\n".join(result_lines(result))
 
 
+@pytest.mark.slow
 def test_a_search_in_which_all_fails_is_broken_off(tmp_path: Path, capsys) -> None:
     result = search(tmp_path, {"*": "fails no such data set"}, trials=30, jobs=2)
 
@@ -399,6 +404,7 @@ def trainers(folder: Path) -> list[int]:
     return marked_processes(str((folder / "runs/tiny").resolve()))
 
 
+@pytest.mark.slow
 def test_two_commands_share_a_search(tmp_path: Path) -> None:
     write(tmp_path)
     both = [command(tmp_path, {}, 6) for _ in range(2)]
@@ -410,6 +416,7 @@ def test_two_commands_share_a_search(tmp_path: Path) -> None:
     assert 0 in codes and set(codes) <= {0, 1}, "1: the other command still ran the last trial"
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_trial_and_the_next_command_repeats_it(tmp_path: Path) -> None:
     one = command(tmp_path, {"0": "0.5 hangs"}, 1)
     until(lambda: (tmp_path / "runs/tiny/trial-0000/epochs.csv").exists(), "the trial started")
@@ -429,6 +436,7 @@ def test_ctrl_c_ends_the_trial_and_the_next_command_repeats_it(tmp_path: Path) -
     assert (result.ended, result.exit_code) == (1, 0)
 
 
+@pytest.mark.slow
 def test_the_trial_of_a_killed_command_is_taken_up_again(tmp_path: Path) -> None:
     one = command(tmp_path, {"0": "0.5 hangs"}, 1)
     until(lambda: (tmp_path / "runs/tiny/trial-0000/epochs.csv").exists(), "the trial started")
@@ -443,6 +451,7 @@ def test_the_trial_of_a_killed_command_is_taken_up_again(tmp_path: Path) -> None
     assert trainers(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_silent_trial_of_another_host_is_taken_up_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its process cannot be seen, but it has left no heartbeat for longer than a minute."""
     search(tmp_path, trials=1)
@@ -467,6 +476,7 @@ def test_a_silent_trial_of_another_host_is_taken_up_again(tmp_path: Path, monkey
     assert result.rows[2].values["lr"] == lost.params["lr"]
 
 
+@pytest.mark.slow
 def test_a_trial_that_kills_its_command_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(searching, "MAX_RESTARTS", 1)
     search(tmp_path, trials=1)
@@ -560,6 +570,7 @@ def test_the_option_that_matters_is_found() -> None:
     assert note == "from the best 6 of 60 finished trials"
 
 
+@pytest.mark.slow
 def test_the_figure(tmp_path: Path, capsys) -> None:
     result = search(tmp_path, {"1": "0.3 0.05", "2": "0.9 nan"}, trials=4)
     rows = read_table(result.directory / "trials.csv")

@@ -482,6 +482,7 @@ def test_what_was_chosen_stays_chosen(places: Places, runs: Runs, capsys: pytest
     assert "nothing to do" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "text", "named", "again"),
     [
@@ -584,6 +585,7 @@ def change_python(places: Places) -> None:
     places.python.symlink_to("/nowhere/python3")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("damage", "expected"),
     [
@@ -802,6 +804,7 @@ def test_a_patch_that_names_no_file_is_a_failure(sources: Path, tmp_path: Path):
         horovod_wheel.apply(tmp_path / "0002.patch", sources)
 
 
+@pytest.mark.slow
 def test_our_patches_fit_horovod(tmp_path: Path):
     package = state.cache_folder(os.environ) / "sources" / horovod_wheel.SDIST
     if not package.exists():
@@ -1154,6 +1157,7 @@ def test_builds_for_gpus_are_made_where_there_is_all_that_they_need(
     assert re.fullmatch(why, said), said
 
 
+@pytest.mark.slow
 def test_a_gpu_that_is_found_makes_builds_unasked_and_none_declines(
     places: Places,
     runs: Runs,

@@ -399,6 +399,7 @@ def test_the_verb_with_given_constants(capsys: pytest.CaptureFixture[str]) -> No
     assert "doubt: computing has no scatter" in err
 
 
+@pytest.mark.slow
 def test_the_verb_from_records(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     run = write_run(tmp_path / "one", noise(2, 300, 1))
     (tmp_path / "bench.json").write_text(json.dumps(bench()))
@@ -455,6 +456,7 @@ def test_wrong_use_of_the_verb_is_one_line(
     assert re.search(message, err)
 
 
+@pytest.mark.slow
 def test_the_figure_shows_every_scenario_and_every_part() -> None:
     found = calibrated(compute_ms=10, compute_cv=0.1, gradient_mb=10, alpha_us=5, gb_per_s=1, batch=32, overhead_us=100)
     scenarios = what_if(found.scenario, ["bandwidth=2x", "slow-node=1.5x"])

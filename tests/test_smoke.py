@@ -33,6 +33,7 @@ def tried(runs) -> list[str]:
     return sorted(path.parent.name for path in (runs / "tiny" / ".smoke").glob("*/run.json"))
 
 
+@pytest.mark.slow
 def test_one_test_per_runtime_with_several_workers_and_none_again(tmp_path):
     study = make_study(repeats=1, runtimes=("horovod/gloo", "ddp/gloo"))
 
@@ -49,6 +50,7 @@ def test_one_test_per_runtime_with_several_workers_and_none_again(tmp_path):
     assert 10 == len(starts(tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("study", "options"), [({"workers": (1,)}, {}), ({}, {"smoke": False})])
 def test_nothing_is_tried_where_workers_are_alone_or_when_told_not_to(tmp_path, study, options):
     _, output = run(make_study(repeats=1, **study), tmp_path, **options)
@@ -57,6 +59,7 @@ def test_nothing_is_tried_where_workers_are_alone_or_when_told_not_to(tmp_path, 
     assert [] == tried(tmp_path)
 
 
+@pytest.mark.slow
 def test_other_code_is_tried_again(tmp_path):
     study = make_study(repeats=1)
     run(study, tmp_path)

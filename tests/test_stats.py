@@ -66,6 +66,7 @@ def simulated(effect: float, *, drift: float = 0.10, noise: float = 0.015, seed:
 # ------------------------------------------------------------------------------------------------------ one place
 
 
+@pytest.mark.slow
 def test_quantiles_and_tails_come_from_the_kit_alone() -> None:
     """Nobody else computes an interval manually; scipy.stats, which takes a second to load, is not needed at all."""
     special = {"stdtr", "stdtrit", "ndtr", "ndtri", "fdtrc", "betainc", "bdtr", "gammaincinv", "chdtri"}

@@ -38,6 +38,7 @@ def found(runs: list[Run]) -> list[Steady]:
 # ------------------------------------------------------------------------------------------------------- simulation
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [200, 1000, 3000])
 @pytest.mark.parametrize("scatter", [0.01, 0.05, 0.2])
 def test_noise_alone_leaves_the_declared_minimum(steps: int, scatter: float) -> None:
@@ -268,6 +269,7 @@ def trained(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., 
 Trained = Callable[..., tuple[records.RunRecord, str, Path]]
 
 
+@pytest.mark.slow
 def test_the_window_is_what_is_left_after_the_warm_up_that_was_found(
     trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -296,6 +298,7 @@ def test_the_window_is_what_is_left_after_the_warm_up_that_was_found(
     assert "steady from step 100 on: 90 steps more than the declared 10 are outside the window" in told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "found_by", "doubt"),
     [
@@ -317,6 +320,7 @@ def test_a_declared_window_begins_after_the_declared_warm_up(
     assert (f"note: {doubt}" in told) == bool(doubt)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_its_declared_window(trained: Trained, capfd: pytest.CaptureFixture[str]) -> None:
     *_, out = trained()
 

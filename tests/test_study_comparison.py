@@ -78,6 +78,7 @@ def found(slow, before):
     return compare_studies(slow, before, names=("new", "old"))
 
 
+@pytest.mark.slow
 def test_a_tenth_less_throughput_is_found_in_each_cell(found):
     rows = found.of("throughput")
     parallel = rows[rows["backend"] != "serial"]
@@ -149,6 +150,7 @@ def test_the_order_of_rows_does_not_matter(found, slow, before):
     assert json.dumps(other.to_dict()) == json.dumps(found.to_dict())
 
 
+@pytest.mark.slow
 def test_saved_and_read_again_gives_the_same(found, slow, before, tmp_path):
     read = []
     for name, analysis in (("new", slow), ("old", before)):
@@ -162,6 +164,7 @@ def test_saved_and_read_again_gives_the_same(found, slow, before, tmp_path):
     assert list(again.differences["verdict"]) == list(found.differences["verdict"])
 
 
+@pytest.mark.slow
 def test_cells_of_one_study_alone_are_listed_and_fail_the_gate(before):
     table = later(study())
     gone = table[~((table["workers"] == 8) & (table["backend"] == "horovod"))]
@@ -242,6 +245,7 @@ def in_turns(table, minute):
     return table.assign(started=[f"2026-03-14T{9 + repeat:02d}:{minute:02d}:00+00:00" for repeat in table["repeat"]])
 
 
+@pytest.mark.slow
 def test_runs_that_took_turns_are_paired(before):
     drift = np.array([1.0, 0.9, 1.1, 0.95, 1.05])
 
@@ -262,6 +266,7 @@ def test_runs_that_took_turns_are_paired(before):
     assert any("did not alternate (2026-03-14 and 2026-04-01)" in doubt for doubt in apart.doubts)
 
 
+@pytest.mark.slow
 def test_what_else_differs_is_named(before):
     other = analyze(later(study(change={"torch": "2.14.0", "host": "node7"})).assign(budget="9 s"))
     found = compare_studies(other, before, names=("new", "old"))
@@ -286,6 +291,7 @@ def test_a_plain_worker_that_changed_points_at_the_machine(before):
     assert set(found.of("speedup")["verdict"]) == {"no difference resolved"}
 
 
+@pytest.mark.slow
 def test_times_to_target_and_lower_bounds(before):
     def learned(table, waste=None):
         known = quick(before, table)

@@ -119,6 +119,7 @@ def test_a_smooth_law_is_not_drawn_through_a_node_boundary():
     assert doubt.startswith(f"{MPI}: its waiting for gradients crosses a node boundary")
 
 
+@pytest.mark.slow
 def test_order_of_the_runs_does_not_matter():
     runs = timed(lambda n: 1e-3 * n**0.5, ways=TWO, noise=0.05)
     mixed = runs.sample(frac=1, random_state=3)
@@ -165,6 +166,7 @@ def test_three_per_cent_are_found_under_a_drift_of_ten():
     assert {row[f"{row['better']}_transport"] for row in found.to_dict("records")} == {"gloo"}
 
 
+@pytest.mark.slow
 def test_two_equal_transports_are_seldom_called_different():
     tables = {repeats: side_by_side(repeats) for repeats in (3, 8)}
     found = [
@@ -265,6 +267,7 @@ def test_a_step_that_hides_the_cheaper_part_has_its_knee_where_they_meet():
     assert found.batch_for(0.9) == pytest.approx(270, rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [SATURATION, PIECEWISE])
 @pytest.mark.parametrize(("repeats", "noise"), [(1, 0.03), (3, 0.03), (5, 0.01)])
 def test_the_interval_of_the_knee_holds_the_truth(form, repeats, noise):
@@ -497,6 +500,7 @@ def test_the_jump_of_points_is_found_and_its_growth_taken_off():
     assert math.isnan(first["step_jump_s"])  # no batch size
 
 
+@pytest.mark.slow
 def test_without_a_jump_none_is_resolved_beyond_the_growth():
     wrong = [
         boundary.boundaries_of_points(node_points(jump_s=0.0, seed=seed), workers_per_node=4)["beyond_resolved"][0]

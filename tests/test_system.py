@@ -739,6 +739,7 @@ def test_panels_are_those_of_what_there_is() -> None:
 # ----------------------------------------------------------------------------------------------------------- report
 
 
+@pytest.mark.slow
 def test_the_figure_shades_the_phases_and_the_caption_names_what_is_missing(tmp_path: Path) -> None:
     missing = {"gpu": "no NVIDIA driver", "package": "no powercap", "rdma": "no powercap"}
     samples = samples_of(every_second(12), missing=missing)
@@ -849,6 +850,7 @@ def test_no_sampler_is_left_when_a_rank_is_killed(tmp_path: Path, victim: int) -
     assert len(next(iter(records.read_system(directory).values())).rows) > 0
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_when_its_sampler_dies_and_says_so(tmp_path: Path) -> None:
     """The sampler is killed in mid-run; training ends well, and the record has the reason."""
     directory = tmp_path / "run"

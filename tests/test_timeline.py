@@ -316,6 +316,7 @@ def test_many_tensors_are_cut_in_the_text_and_whole_in_the_table() -> None:
     assert found.table["tensor"].nunique() == 40
 
 
+@pytest.mark.slow
 def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["explain", "--part", "timeline", str(HOOKS), "--out", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr()

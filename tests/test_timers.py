@@ -182,6 +182,7 @@ def measured(
         torch.set_num_threads(threads)
 
 
+@pytest.mark.slow
 def test_all_ways_take_turns_on_one_model(dataset: Path, tmp_path: Path) -> None:
     found = measured(dataset, tmp_path, beside=True, rounds=6)
 
@@ -199,6 +200,7 @@ def test_all_ways_take_turns_on_one_model(dataset: Path, tmp_path: Path) -> None
     json.dumps(cost.to_dict(), allow_nan=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loader", ["device", "memory"])
 def test_captured_steps_take_turns_too(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loader: str
@@ -232,6 +234,7 @@ def test_captured_steps_take_turns_too(
     assert known["strict"] == [*data_lap, "forward", "backward", "sync", "update"]
 
 
+@pytest.mark.slow
 def test_graphs_have_no_hooks_on_layers(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOROVOD_STUDY_REPLAY_ON_HOST", "1")
     found = measured(dataset, tmp_path, {"cuda_graphs": True}, rounds=3, beside=True)
@@ -239,6 +242,7 @@ def test_graphs_have_no_hooks_on_layers(dataset: Path, tmp_path: Path, monkeypat
     assert "module hooks" not in found["ways"] and "torch.profiler" in found["ways"]
 
 
+@pytest.mark.slow
 def test_the_order_is_shuffled_anew_in_every_round(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -346,6 +350,7 @@ def test_the_verb_measures_one_worker_and_two(
     assert list(out.glob("jobs/*/rows")) == []
 
 
+@pytest.mark.slow
 def test_the_verb_fails_above_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

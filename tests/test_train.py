@@ -49,6 +49,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return json.loads(done.stdout)  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 def test_the_json_line(result: dict[str, Any]) -> None:
     assert (result["backend"], result["transport"], result["workers"], result["nodes"]) == ("serial", "none", 1, 1)
     assert (result["batch"], result["parameters"], result["epochs"]) == (25, 153_441, 2)
@@ -109,6 +110,7 @@ def test_it_learns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(out)["test_mse"] < 2.4e-2
 
 
+@pytest.mark.slow
 def test_the_same_run_twice_gives_the_same_parameters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hashes = set()
     for name, seed in (("a", "1"), ("b", "1"), ("c", "2")):
@@ -164,6 +166,7 @@ def test_a_strict_timer_says_that_a_cpu_has_nothing_to_wait_for(
     assert record.totals["step_s"] > 0
 
 
+@pytest.mark.slow
 def test_the_date_set_back_by_hours_changes_no_row_and_no_window(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,6 +196,7 @@ def test_the_date_set_back_by_hours_changes_no_row_and_no_window(
     assert walls_s == sorted(walls_s) and walls_s[-1] < took_s
 
 
+@pytest.mark.slow
 def test_a_missing_data_set_is_generated_and_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,6 +214,7 @@ def evaluations(directory: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(stream))
 
 
+@pytest.mark.slow
 def test_evaluations_are_where_they_were_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """2000 curves in batches of 25 are 60 steps an epoch; the last step is evaluated whatever was asked for."""
     for every, steps in ((0.5, [30, 60, 90, 120, 150]), (2.0, [120, 150]), (0.7, [42, 84, 126, 150])):
@@ -220,6 +225,7 @@ def test_evaluations_are_where_they_were_asked_for(tmp_path: Path, capsys: pytes
         assert [float(row["epoch"]) for row in evaluations(out)] == pytest.approx([step / 60 for step in steps])
 
 
+@pytest.mark.slow
 def test_evaluating_more_often_does_not_change_what_is_learned(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -233,6 +239,7 @@ def test_evaluating_more_often_does_not_change_what_is_learned(
     assert len(hashes) == 1
 
 
+@pytest.mark.slow
 def test_it_stops_at_the_target(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = train(
         capsys, *SMALL, "--epochs", "50", "--target-mse", "0.08", "--out", str(tmp_path / "reached"), "--json"
@@ -254,6 +261,7 @@ def test_the_floor_of_the_data_is_recorded(result: dict[str, Any]) -> None:
     assert result["floor_mse"] == pytest.approx(7.29e-5, rel=0.25)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -272,6 +280,7 @@ def test_an_option_that_cannot_work_here_says_so(
     assert message in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [("--input-scaling", "fixed"), ("--widths", "4-6-10"), ("--optimizer", "sgd"), ("--precision", "bf16")]
 )
@@ -300,6 +309,7 @@ def test_compiled_it_learns_the_same(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert found["compiled"]["parameters"] == 153_441
 
 
+@pytest.mark.slow
 def test_the_first_step_is_warmed_up_as_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--dataset", "2000", "--batch", "25", "--warmup-steps", "0", "--lr", "1e-3", "--lr-warmup-steps", "4")
     for steps, lr in ((1, 0.25e-3), (3, 0.75e-3), (6, 1e-3)):
@@ -336,6 +346,7 @@ def test_the_last_step_has_the_rate_before_the_end_of_the_schedule(
     assert float(evaluations(tmp_path / "r")[-1]["lr"]) == pytest.approx(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -400,6 +411,7 @@ def start_endless(out: Path) -> subprocess.Popen[str]:
     return process
 
 
+@pytest.mark.slow
 def test_a_killed_run_is_readable_and_incomplete(tmp_path: Path) -> None:
     process = start_endless(tmp_path / "r")
     process.kill()

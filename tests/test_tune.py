@@ -363,6 +363,7 @@ def simulate_heats(
             return end.value, heats, used_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("effects", "best"), [(BEST, 1.08), (TWO, 1.06**2)])
 def test_in_turns_the_best_is_found_in_three_minutes(effects: Effects, best: float) -> None:
     """Within 1 % of the truly best, in at least three of four tunes."""
@@ -373,6 +374,7 @@ def test_in_turns_the_best_is_found_in_three_minutes(effects: Effects, best: flo
     assert max(used_s for _, _, used_s in found) < 200
 
 
+@pytest.mark.slow
 def test_in_turns_shipped_settings_are_kept_where_nothing_helps() -> None:
     outcomes = [simulate_heats(NONE, seed)[0] for seed in range(6)]
 
@@ -682,6 +684,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return document
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop_after", [0, 1, 13, 30, 45])
 def test_a_tune_that_was_interrupted_goes_on_to_the_same_end(
     tmp_path: Path, uninterrupted: dict[str, Any], stop_after: int
@@ -767,6 +770,7 @@ def test_a_setting_in_the_environment_is_told(
 # ------------------------------------------------------------------------------------------------------ in turns
 
 
+@pytest.mark.slow
 def test_a_tune_in_turns_is_recorded_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "WARM_S", 0.02)
     monkeypatch.setattr(turns, "SLICE_S", (0.02, 0.02))
@@ -852,6 +856,7 @@ def test_a_launch_that_was_interrupted_before_is_no_obstacle(tmp_path: Path) -> 
 # ---------------------------------------------------------------------------------------------------------- the report
 
 
+@pytest.mark.slow
 def test_figure_and_table_tell_the_same(tmp_path: Path) -> None:
     document = tune(tmp_path, FakeTrainer(SPEEDS, fails="groups=4")).document
     paths = write_tune(document, tmp_path / "figure")
@@ -870,6 +875,7 @@ def test_figure_and_table_tell_the_same(tmp_path: Path) -> None:
     assert "What is slower than 0.7 is at the left edge" in text and "Settings without a mark failed." in text
 
 
+@pytest.mark.slow
 def test_equal_results_give_equal_figures(tmp_path: Path) -> None:
     document = tune(tmp_path, FakeTrainer(SPEEDS)).document
     write_tune(document, tmp_path / "one")

@@ -79,6 +79,7 @@ def losses(out: Path, rank: int = 0) -> np.ndarray:
     return records.read_steps(out, rank).column("loss").to_numpy()
 
 
+@pytest.mark.slow
 def test_what_is_learned_is_the_same_to_the_last_bit(tmp_path: Path) -> None:
     giver = TurnGiver(slices(seed=1, until=LENGTH, end={"end": True}))
     more = ("--steps", str(LENGTH - 5), "--schedule", "cosine", "--evaluate-every", "0.5")
@@ -96,6 +97,7 @@ def test_what_is_learned_is_the_same_to_the_last_bit(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_wait_is_in_no_step_and_in_no_total(tmp_path: Path) -> None:
     giver = TurnGiver(slices(seed=2, until=LENGTH, end={"end": True}, pause_s=0.2))
     done = train(tmp_path / "run", "--steps", "10", giver=giver)
@@ -116,6 +118,7 @@ def test_the_wait_is_in_no_step_and_in_no_total(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_ranks_wait_at_the_same_step(tmp_path: Path) -> None:
     giver = TurnGiver(slices(seed=3, until=LENGTH, end={"end": True}), workers=2)
     alone = train(tmp_path / "alone", "--steps", str(LENGTH - 5), workers=2)
@@ -128,6 +131,7 @@ def test_ranks_wait_at_the_same_step(tmp_path: Path) -> None:
         assert losses(tmp_path / "alone", rank).tolist() == losses(tmp_path / "divided", rank).tolist()
 
 
+@pytest.mark.slow
 def test_a_run_whose_runner_is_gone_stops_and_says_so(tmp_path: Path) -> None:
     giver = TurnGiver(slices(seed=4, until=20, end=None))
     done = train(tmp_path / "run", "--steps", "1000000", giver=giver)
@@ -137,6 +141,7 @@ def test_a_run_whose_runner_is_gone_stops_and_says_so(tmp_path: Path) -> None:
     assert run.status == "stopped" and "after step 20" in run.reason and "turns" in run.reason
 
 
+@pytest.mark.slow
 def test_a_run_that_is_left_alone_trains_to_its_own_end(tmp_path: Path) -> None:
     giver = TurnGiver(slices(seed=5, until=20, end={"until": None}))
     done = train(tmp_path / "run", "--steps", "40", giver=giver)
@@ -173,6 +178,7 @@ print("after the loop")
 """
 
 
+@pytest.mark.slow
 def test_a_script_without_a_line_of_ours_waits_and_ends_in_good_order(tmp_path: Path) -> None:
     (tmp_path / "loop.py").write_text(LOOP)
     giver = TurnGiver(slices(seed=6, until=130, end={"end": True}, pause_s=0.05))
@@ -198,6 +204,7 @@ def test_a_script_without_a_line_of_ours_waits_and_ends_in_good_order(tmp_path: 
     assert run.totals["window_s"] <= giver.granting_s - 0.05 * (len(giver.rounds) - 1)
 
 
+@pytest.mark.slow
 def test_three_lines_in_a_script_wait_and_the_script_goes_on_after_its_loop(tmp_path: Path) -> None:
     giver = TurnGiver(slices(seed=7, until=70, end={"end": True}))
     done = subprocess.run(

@@ -57,6 +57,7 @@ def slices(runs: Path) -> list[TurnSlice]:
     return sorted(read_turns(runs / "tiny"), key=lambda each: (each.launch, each.begin_s))
 
 
+@pytest.mark.slow
 def test_all_cells_of_a_repeat_alternate_and_every_slice_is_kept(tmp_path: Path) -> None:
     seen: list[str] = []
 
@@ -98,6 +99,7 @@ def test_one_that_fails_and_one_that_asks_for_no_turn_hold_up_nobody(tmp_path: P
     assert {each.run for each in slices(tmp_path)} == {by_name["horovod/mpi, 2 workers"].key}
 
 
+@pytest.mark.slow
 def test_the_time_in_which_a_cell_waits_counts_for_no_limit(tmp_path: Path) -> None:
     config = StrainConfig(study="tiny", steps=1500)
     alternating = study(repeats=1, run=config, runtimes=("horovod/mpi", "horovod/gloo", "ddp/gloo"), timeout_s=9.0)
@@ -108,6 +110,7 @@ def test_the_time_in_which_a_cell_waits_counts_for_no_limit(tmp_path: Path) -> N
     assert set(states(result)) == {"done"}
 
 
+@pytest.mark.slow
 def test_after_a_request_to_stop_nobody_waits_and_the_next_run_goes_on(tmp_path: Path) -> None:
     def stop() -> None:
         until(lambda: len(list((tmp_path / "tiny").glob("*/run.json"))) == 3)
@@ -137,6 +140,7 @@ run(study(repeats=1, run=StrainConfig(study="tiny", steps=10**8)), Path(sys.argv
 """
 
 
+@pytest.mark.slow
 def test_when_the_runner_is_killed_those_that_wait_end_by_themselves(tmp_path: Path) -> None:
     program = PROGRAM.format(tests=str(Path(__file__).parent))
     runner = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)])

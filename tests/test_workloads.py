@@ -117,6 +117,7 @@ def test_roles_make_the_lists_of_a_workload(folder: Path) -> None:
     assert "units" not in toy.named(Role.MAY_DIFFER)
 
 
+@pytest.mark.slow
 def test_a_study_of_another_workload_goes_the_whole_way(folder: Path) -> None:
     """Nothing but the file was added: it is planned, run, judged, and reported by its own options."""
     plan = json.loads(said("plan toy.yaml --json", folder))
@@ -131,6 +132,7 @@ def test_a_study_of_another_workload_goes_the_whole_way(folder: Path) -> None:
     assert "units 8" in page
 
 
+@pytest.mark.slow
 def test_two_settings_of_another_workload_are_compared(folder: Path) -> None:
     words = (
         "compare serial serial,parts=2 --workload toy.py --workers 1 --blocks 1 --steps 60 --warmup-steps 10 --no-turns"
@@ -152,6 +154,7 @@ def test_settings_tuned_for_another_workload_are_those_of_its_model(folder: Path
         read_arm("A", str(path), {"units": "4"}, toy)
 
 
+@pytest.mark.slow
 def test_what_another_workload_lets_tune_is_tuned(folder: Path) -> None:
     (folder / "base.yaml").write_text("warmup_steps: 10\nbatch: 8\n")
     words = (

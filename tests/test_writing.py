@@ -86,6 +86,7 @@ def opens_for_writing(tree: ast.AST) -> Iterator[int]:
             yield node.lineno
 
 
+@pytest.mark.slow
 def test_every_module_writes_through_the_one_door() -> None:
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
@@ -226,6 +227,7 @@ def visible(folder: Path) -> list[Path]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_no_result_is_written_through_a_link(study: Path, tmp_path: Path) -> None:
     out, outside = tmp_path / "out", tmp_path / "outside"
@@ -241,6 +243,7 @@ def test_no_result_is_written_through_a_link(study: Path, tmp_path: Path) -> Non
     assert not any(each.is_symlink() for each in out.rglob("*"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("name", ["figures", "tables"])
 def test_a_folder_of_results_that_leads_outside_is_refused(name: str, study: Path, tmp_path: Path) -> None:
@@ -344,6 +347,7 @@ def watched(work: Callable[[], Any], below: Path, notes: Path) -> tuple[list[str
     return seen["opened"], [{name: contents[digest] for name, digest in each.items()} for each in seen["states"]]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_analyze_and_report_leave_whole_files_wherever_they_are_killed(study: Path, tmp_path: Path) -> None:
     runs, out = tmp_path / "runs", tmp_path / "out"
