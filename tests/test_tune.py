@@ -404,6 +404,23 @@ def test_what_does_not_fit_into_memory_together_is_raced_in_parts_with_the_refer
     assert sum(len(heat.candidates) - 1 for heat in first) == 8
 
 
+@pytest.mark.parametrize("shared", [1, 2])
+def test_candidates_that_share_a_single_round_have_a_ratio_and_no_narrow_interval(shared: int) -> None:
+    """A slow candidate may have one whole slice where the others have four."""
+    made = {"fast": 4, "reference": 4, "slow": shared}
+    rates = {"fast": 110.0, "reference": 100.0, "slow": 50.0}
+    slices = [
+        Slice(launch="a", round=number, cell=cell, rate=rates[cell] * (1 + 0.01 * number), other_load=0.0)
+        for cell, count in made.items()
+        for number in range(count)
+    ]
+
+    for told, unknown in ((RoundBook(slices), False), (RoundBook([each for each in slices if each.round == 0]), True)):
+        found = told.ratio("slow", "fast")
+        assert found.value == pytest.approx(50 / 110) and found.n == (1 if unknown else shared)
+        assert math.isnan(found.low) if unknown else found.low <= found.value <= found.high
+
+
 def test_ratios_of_rounds_cover_with_levels_of_launches() -> None:
     """Of stated 95 %: six candidates in two or three launches, levels of 1 %, slices of 6 %."""
     generator = np.random.default_rng(7)

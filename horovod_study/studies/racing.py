@@ -250,8 +250,12 @@ class RoundBook(Book):
             return Interval(value=math.nan, level=level)
         scatter, component = self._components()
         counts = np.array([len(each) for each in launches], dtype=float)
-        own, more = _scatter(launches), counts.sum() - len(counts)
-        scatter = max((_PRIOR * scatter + more * own) / (_PRIOR + more), own) if more else scatter
+        if more := counts.sum() - len(counts):
+            own = _scatter(launches)
+            scatter = max((_PRIOR * scatter + more * own) / (_PRIOR + more), own) if math.isfinite(scatter) else own
+        if not math.isfinite(scatter):  # no two of them share two rounds of a launch: how far rounds scatter is unknown
+            mean = float((counts * [each.mean() for each in launches]).sum() / counts.sum())
+            return Interval(value=math.exp(mean), level=level, n=int(counts.sum()))
         weights = 1 / (component + scatter / counts) if component + scatter > 0 else counts
         value = float((weights * [each.mean() for each in launches]).sum() / weights.sum())
         half = t_quantile(0.5 + level / 2, _PRIOR + len(launches) - 1) / math.sqrt(float(weights.sum()))
@@ -278,13 +282,13 @@ class RoundBook(Book):
                 middle = float((sizes * means).sum() / sizes.sum())
                 squares += float((sizes * (means - middle) ** 2).sum()) - (len(sizes) - 1) * scatter
                 freedom += float(sizes.sum() - (sizes**2).sum() / sizes.sum())
-        component = max(squares / freedom, 0.0) if freedom else 0.0
+        component = max(squares / freedom, 0.0) if freedom and scatters else 0.0
         self._pooled = len(self.slices), scatter, component
         return scatter, component
 
 
 def _scatter(launches: Sequence[NDArray[np.float64]]) -> float:
-    """Return the long-run variance of log ratios in a round, of launches (n,), stalls bounded."""
+    """Return the long-run variance of log ratios in a round, of launches (n,), one of two or more; stalls bounded."""
     bounded, _ = without_stalls(launches)
     return memory([each for each in bounded if len(each) > 1]).variance
 
