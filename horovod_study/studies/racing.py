@@ -366,10 +366,7 @@ def race(candidates: Sequence[Candidate], *, seed: int, rounds: int) -> Generato
                 return (yield from state.finish("budget"))
             if number > 1 and (stop := state.ended()):
                 return (yield from state.finish(stop))
-        state.drop(number)
-        if number == 1:
-            state.combine()
-        if stop := state.ended() if number > 1 or not any(not each.baseline for each in state.alive) else "":
+        if stop := state.end_round(number):
             return (yield from state.finish(stop))
     return (yield from state.finish("rounds"))
 
@@ -479,6 +476,13 @@ class _Race:
                 -self.gain(each),
             ),
         )
+
+    def end_round(self, number: int) -> str:
+        """Drop who is out, add the combinations after the first round, and return why the race is over, "" if not."""
+        self.drop(number)
+        if number == 1:
+            self.combine()
+        return self.ended() if number > 1 or all(each.baseline for each in self.alive) else ""
 
     def drop(self, number: int) -> None:
         """Take out what fell into a slow mode, what is resolved to be worse, and the worse half of the rest."""
@@ -645,10 +649,7 @@ def race_in_turns(
         length = FIRST_ROUNDS if number == 1 else LATER_ROUNDS
         if not (yield from state.run_heat("race", state.alive, length)):
             return (yield from state.finish("budget"))
-        state.drop(number)
-        if number == 1:
-            state.combine()
-        if stop := state.ended() if number > 1 or not any(not each.baseline for each in state.alive) else "":
+        if stop := state.end_round(number):
             return (yield from state.finish(stop))
     return (yield from state.finish("rounds"))
 
