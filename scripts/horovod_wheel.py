@@ -255,9 +255,28 @@ def jobs() -> int:
             raise Failure(f"JOBS={asked}: a number of compilers to run at once is wanted, from 1")
         return int(asked)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    free = (
-        re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
-        if Path("/proc/meminfo").exists()
-        else None
-    )
-    return max(1, min(cores, int(int(free[1]) / 1024**2 / GIB_PER_JOB))) if free else cores
+    memory = memory_gib()
+    return cores if memory is None else max(1, min(cores, int(memory / GIB_PER_JOB)))
+
+
+def memory_gib(*, proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """Return the memory that compilers may fill: all there is but what programs hold, within the job's limit.
+
+    Not what Linux calls available: virtual machines that are given their memory as they use it show little at first.
+    None where the system does not tell.
+    """
+    try:
+        kib = dict(re.findall(r"^(\w+):\s+(\d+) kB", (proc / "meminfo").read_text(), re.MULTILINE))
+        found = [(int(kib["MemTotal"]) - int(kib["AnonPages"]) - int(kib["Shmem"])) * 1024]
+    except (OSError, KeyError):
+        return None
+    for line in (proc / "self" / "cgroup").read_text().splitlines() if (proc / "self" / "cgroup").exists() else ():
+        _, kinds, group = line.split(":", 2)
+        if kinds not in ("", "memory"):
+            continue
+        root, limit = groups / kinds, "memory.limit_in_bytes" if kinds else "memory.max"
+        inner = root / group.strip("/")
+        for folder in (inner, *inner.parents):
+            text = (folder / limit).read_text().strip() if (folder / limit).is_file() else "max"
+            found += [int(text)] if text.isdecimal() else []
+    return min(found) / 2**30

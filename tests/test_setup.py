@@ -854,6 +854,30 @@ def test_a_wrong_number_of_jobs(wrong: str, monkeypatch: pytest.MonkeyPatch):
         horovod_wheel.jobs()
 
 
+@pytest.mark.parametrize(
+    ("group", "limit", "gib"),
+    [
+        ("0::/", None, 60),
+        ("0::/job", "max", 60),
+        ("0::/job/step", str(6 * 2**30), 6),
+        ("9:memory:/job", str(2**62), 60),
+    ],
+)
+def test_memory_for_compilers_is_what_nobody_holds(group: str, limit: str | None, gib: float, tmp_path: Path):
+    """2 GiB are shown as available, as on a virtual machine that has just started."""
+    kib = {"MemTotal": 64, "MemAvailable": 2, "AnonPages": 3, "Shmem": 1}
+    (tmp_path / "self").mkdir()
+    (tmp_path / "meminfo").write_text("".join(f"{name}: {number * 2**20:>12} kB\n" for name, number in kib.items()))
+    (tmp_path / "self" / "cgroup").write_text(f"{group}\n12:cpu:/elsewhere\n")
+    if limit is not None:
+        place = "memory/job/memory.limit_in_bytes" if "memory" in group else "job/memory.max"
+        (tmp_path / place).parent.mkdir(parents=True)
+        (tmp_path / place).write_text(f"{limit}\n")
+
+    assert horovod_wheel.memory_gib(proc=tmp_path, groups=tmp_path) == gib
+    assert horovod_wheel.memory_gib(proc=tmp_path / "none") is None
+
+
 # The lock file
 
 

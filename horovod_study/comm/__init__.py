@@ -16,6 +16,7 @@ traffic       the path that the gradients really took, from the kernel's counter
 meeting       small values exchanged through a folder, where the training's own communication must not be touched
 observed      the calls of torch.distributed in which a script waits for other ranks
 nccl_log      what NCCL says about the way it took
+gpus          which GPU is a rank's, and who shares one
 libmpi        the MPI library that is loaded: where from, what it can, whether it is the launcher's
 raw           all-reduce over MPI, Gloo or NCCL without a runtime around it: the floor
 attached      the library that somebody's own script has started, for horovod_study.recorder

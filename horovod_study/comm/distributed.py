@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from horovod_study.comm import settings
+from horovod_study.comm import gpus, settings
 from horovod_study.comm.base import FlatGradients, LastGradient, Optimizer, choose_reduction, gradient_bytes
 from horovod_study.comm.horovod import find_open_mpi
 from horovod_study.comm.launch import Launch, foreign_port, meeting_point, require_interfaces
@@ -84,18 +84,8 @@ class DistributedBackend:
         if self.transport == "mpi":
             require_connection(launch)
             find_open_mpi()
-        elif self.transport == "gloo":
+        else:
             require_interfaces(os.environ, "GLOO_SOCKET_IFNAME")
-        if self.transport == "nccl":
-            # Before the first message: NCCL refuses two ranks on one GPU, and what the ranks first tell each other goes
-            # over the current one.
-            place, gpus = local_rank(os.environ), torch.cuda.device_count()
-            if place >= gpus:
-                raise BackendError(
-                    f"NCCL needs a GPU for each worker, and {os.uname().nodename} has {gpus} for at least {place + 1} "
-                    "workers; start fewer workers, or let them share over --transport gloo"
-                )
-            torch.cuda.set_device(place)
         self.settings: dict[str, Any] = settings.apply(f"ddp/{self.transport}", config=config)
         before = NewThreads()
         # Longer than a rank may take between two steps: who is late is named before this is over (see liveness.py).
@@ -106,6 +96,14 @@ class DistributedBackend:
             self._meet(*met, launch, timedelta(seconds=patient_s))
         self.capturable = self.transport == "nccl"
         self.rank, self.workers = dist.get_rank(), dist.get_world_size()
+        self._aside: Any = None
+        if self.transport == "nccl":
+            # What the ranks tell each other goes through Gloo, as it does in PyTorch where no backend is named: over
+            # NCCL it would wait for all steps that the GPU still has to make, and NCCL connects on the GPU of a rank,
+            # which they have to agree on first.
+            self._aside = dist.new_group(backend="gloo", timeout=timedelta(seconds=patient_s))
+            gpus.require_own(self, instead="--transport gloo")
+            gpus.take("cuda", self)
         require_launchers_mpi(launch, self.workers, "torch.distributed")
         self._config = config
         self.reduction = config.reduction if self.workers > 1 else "none"
@@ -211,11 +209,11 @@ class DistributedBackend:
 
     def gather(self, value: Any) -> list[Any]:
         values: list[Any] = [None] * self.workers
-        dist.all_gather_object(values, value)
+        dist.all_gather_object(values, value, group=self._aside)
         return values
 
     def barrier(self) -> None:
-        dist.barrier()
+        dist.barrier(group=self._aside)
 
     def sum(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         return self._reduced(values, dist.ReduceOp.SUM)
@@ -224,10 +222,9 @@ class DistributedBackend:
         return float(self._reduced(np.array([value]), dist.ReduceOp.MAX)[0])
 
     def _reduced(self, values: NDArray[np.float64], operation: Any) -> NDArray[np.float64]:
-        device = "cuda" if self.transport == "nccl" else "cpu"
-        tensor = torch.from_numpy(values.copy()).to(device)
-        dist.all_reduce(tensor, op=operation)
-        return np.asarray(tensor.cpu().numpy())
+        tensor = torch.from_numpy(values.copy())
+        dist.all_reduce(tensor, op=operation, group=self._aside)
+        return np.asarray(tensor.numpy())
 
     def close(self) -> None:
         dist.destroy_process_group()

@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from horovod_study.comm import builds, settings
+from horovod_study.comm import builds, gpus, settings
 from horovod_study.comm.base import FlatGradients, LastGradient, Optimizer, choose_reduction, gradient_bytes
 from horovod_study.comm.launch import (
     Launch,
@@ -131,15 +131,6 @@ class HorovodBackend:
             self.barrier()  # Gloo's threads are there when the first message has passed
             self.settings["thread_priority"] = before.prioritise(config.thread_priority, polling=self._polling())
 
-    def _require_own_gpu(self) -> None:
-        """Raise BackendError where workers would share a GPU, which NCCL refuses."""
-        here, gpus = int(self._hvd.local_size()), torch.cuda.device_count()
-        if self.transport == "nccl" and here > gpus:
-            raise BackendError(
-                f"NCCL needs a GPU for each worker, and {os.uname().nodename} has {gpus} for {here} workers; start "
-                "fewer workers, or let them share over --backend mpi"
-            )
-
     def _check_gpu_tensors(self) -> None:
         """Raise BackendError where the loaded Horovod could not average tensors on a GPU in this run."""
         hvd = self._hvd
@@ -167,8 +158,8 @@ class HorovodBackend:
                 )
 
     def bind(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
-        if next(model.parameters()).is_cuda:
-            self._require_own_gpu()
+        if self.transport == "nccl" and next(model.parameters()).is_cuda:
+            gpus.require_own(self, instead="--backend mpi")
         self._hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         no_hooks = "Horovod's hooks do not go with the loss scaling of fp16" if self._config.loss_scaled else ""
         self.reduction, self.settings["reduction"] = choose_reduction(

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
+from horovod_study.comm import gpus
 from horovod_study.comm.base import Backend, fail_together
 from horovod_study.comm.launch import detect
 from horovod_study.errors import BackendError, require_known
@@ -103,12 +104,8 @@ def why_missing(backend: Backend) -> dict[str, str]:
     for theirs in backend.gather(_missing_here(backend)):
         for name, reason in theirs.items():
             missing.setdefault(name, reason)
-    hosts = backend.gather(os.uname().nodename)
-    if "nccl" not in missing:
-        gpus = torch.cuda.device_count()
-        host = next((each for each in hosts if hosts.count(each) > gpus), None)
-        if host:
-            missing["nccl"] = f"NCCL needs a GPU for each rank, and {host} has {gpus} for {hosts.count(host)} ranks"
+    if "nccl" not in missing and (why := gpus.why_shared(backend)):
+        missing["nccl"] = why
     return missing
 
 
@@ -204,6 +201,7 @@ class GroupRaw:
         hosts = backend.gather(os.uname().nodename)
         one_host = len(set(hosts)) == 1
         address = "127.0.0.1" if one_host else hosts[0]  # names of single machines often resolve to nothing
+        self.device = gpus.take("cuda" if transport == "nccl" else "cpu", backend)
         own: Any = None
         with fail_together(backend):
             if backend.rank == 0:
@@ -219,13 +217,10 @@ class GroupRaw:
                 self._store = own or TCPStore(address, port, is_master=False, timeout=timeout)
                 store = PrefixStore(f"horovod_study/{transport}/{_opened}", self._store)
                 if transport == "nccl":
-                    self.device = torch.device("cuda", hosts[: backend.rank].count(hosts[backend.rank]))
-                    torch.cuda.set_device(self.device)
                     self._group: Any = dist.ProcessGroupNCCL(
                         store, backend.rank, backend.workers, dist.ProcessGroupNCCL.Options()
                     )
                 else:
-                    self.device = torch.device("cpu")
                     self._group = dist.ProcessGroupGloo(store, backend.rank, backend.workers, timeout)
             except (RuntimeError, OSError) as error:
                 raise BackendError(
@@ -275,7 +270,7 @@ class HorovodRuntime:
 
         self._hvd = hvd
         self.name = f"horovod/{backend.transport}"
-        self.device = _gradient_device(backend)
+        self.device = gpus.take("cuda" if backend.transport == "nccl" else "cpu", backend)
 
     def allreduce_(self, tensor: torch.Tensor) -> None:
         self._hvd.allreduce_(tensor, name=f"in place {tensor.numel()}", op=self._hvd.Sum)
@@ -301,7 +296,7 @@ class DistributedRuntime:
 
     def __init__(self, backend: Backend) -> None:
         self.name = f"ddp/{backend.transport}"
-        self.device = _gradient_device(backend)
+        self.device = gpus.take("cuda" if backend.transport == "nccl" else "cpu", backend)
 
     def allreduce_(self, tensor: torch.Tensor) -> None:
         dist.all_reduce(tensor)
@@ -321,13 +316,6 @@ class DistributedRuntime:
 
     def close(self) -> None:
         pass  # the backend closes torch.distributed
-
-
-def _gradient_device(backend: Backend) -> torch.device:
-    hosts = backend.gather(os.uname().nodename)
-    if backend.transport != "nccl":
-        return torch.device("cpu")
-    return torch.device("cuda", hosts[: backend.rank].count(hosts[backend.rank]))
 
 
 def _settle(device: torch.device) -> None:

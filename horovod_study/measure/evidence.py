@@ -40,18 +40,16 @@ def describe_rank(
         "cores": list(cores),
         "threads": torch.get_num_threads(),
         "device": str(device),
-        "gpu": _gpu(device),
+        "gpu": gpu_identity(device) if device.type == "cuda" else None,
         "lr": lr,
         "communication": communication(settings),
     }
 
 
-def _gpu(device: torch.device) -> dict[str, Any] | None:
-    if device.type != "cuda":
-        return None
+def gpu_identity(device: torch.device) -> dict[str, str]:
+    """Return {"name", "uuid"} of a GPU, the UUID without the prefix "GPU-" that others write."""
     properties = torch.cuda.get_device_properties(device)
-    uuid = getattr(properties, "uuid", None)
-    return {"name": properties.name, "uuid": None if uuid is None else str(uuid)}
+    return {"name": properties.name, "uuid": str(properties.uuid)}
 
 
 def communication(settings: Mapping[str, Any]) -> dict[str, Any]:

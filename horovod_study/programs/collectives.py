@@ -23,7 +23,7 @@ import psutil
 import torch
 import torch.nn.functional as F
 
-from horovod_study.comm import Backend, Launch, detect, fail_together, open_backend
+from horovod_study.comm import Backend, Launch, detect, fail_together, gpus, open_backend
 from horovod_study.comm.priority import NewThreads
 from horovod_study.comm.raw import Raw, open_raw, open_runtime, why_missing
 from horovod_study.errors import BackendError, ConfigError
@@ -482,8 +482,7 @@ def measure(
     if backend.workers < 2 and not torch.cuda.is_available():
         raise BackendError("bench: an all-reduce needs at least 2 workers, and this launch has 1; start it with more")
     hosts = backend.gather(os.uname().nodename)
-    if torch.cuda.is_available():  # the GPU of this rank, as in training
-        torch.cuda.set_device(hosts[: backend.rank].count(hosts[backend.rank]) % torch.cuda.device_count())
+    gpus.take("auto", backend)
     with fail_together(backend):
         _require_room(max(plan.sizes), hosts.count(hosts[backend.rank]))
     missing = why_missing(backend)

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import nn
 
-from horovod_study.comm import Backend, Launch, builds, fail_together, open_backend
+from horovod_study.comm import Backend, Launch, builds, fail_together, gpus, open_backend
 from horovod_study.comm.base import LastGradient, Optimizer
 from horovod_study.comm.watchdog import StartWatchdog
 from horovod_study.errors import BackendError
@@ -191,7 +191,7 @@ def _write_references(job: Mapping[str, Any], launch: Launch) -> dict[str, Any]:
                 "moved": dict(zip(run.names, moved, strict=True)),
             }
         )
-    return {"references": references, "runtimes": _missing(), "gpus": torch.cuda.device_count()}
+    return {"references": references, "runtimes": _missing(), "gpus": gpus.visible()}
 
 
 def _exact(trial: EqualityRun) -> EqualityRun:
@@ -360,7 +360,7 @@ def _train(
     part of what is proven.
     """
     rank, workers, wrong = backend.rank, backend.workers, job["break"]
-    device = _device(job["device"], rank)
+    device = gpus.take(job["device"], backend)
     scaling = job["lr_scaling"]
     if wrong == "lr":
         scaling = "none" if scaling == "linear" else "linear"
@@ -431,14 +431,6 @@ def _parts(run: _Trained, *vectors: NDArray[np.float64]) -> Iterator[Sequence[ND
     """Yield each vector (P,) cut into the model's tensors."""
     for vector in vectors:
         yield np.split(vector, np.cumsum(run.sizes)[:-1])
-
-
-def _device(wanted: str, rank: int) -> torch.device:
-    if wanted == "cpu":
-        return torch.device("cpu")
-    device = torch.device("cuda", rank % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device
 
 
 if __name__ == "__main__":

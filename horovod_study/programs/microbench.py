@@ -218,7 +218,8 @@ def _captured(work: Callable[[], None]) -> "torch.cuda.CUDAGraph":
         work()
     torch.cuda.current_stream().wait_stream(aside)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    # Other threads, as those of a communication library, may call CUDA meanwhile.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         work()
     return graph
 

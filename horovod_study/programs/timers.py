@@ -36,7 +36,7 @@ import torch
 from torch import nn
 
 from horovod_study import records
-from horovod_study.comm import Backend, Launch, fail_together, open_backend
+from horovod_study.comm import Backend, Launch, fail_together, gpus, open_backend
 from horovod_study.config import ORDINARY_LAPS, TIMER_MODES
 from horovod_study.errors import ConfigError
 from horovod_study.measure import environment, evidence
@@ -144,7 +144,7 @@ def measure(
     """
     keep_freed_memory()
     torch.set_num_threads(config.threads)
-    device = _device(config, backend)
+    device = gpus.take(config.device, backend)
     places = backend.gather((os.uname().nodename, environment.affinity()))
     here = places[backend.rank][0]
     load = evidence.OtherLoad(sorted({core for host, cores in places if host == here for core in cores}))
@@ -243,15 +243,6 @@ def _of_all_ranks(backend: Backend, variants: Mapping[str, _Variant], calls_s: M
 def _slowest(ranks: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, list[float]]:
     """Return for each way the numbers of the rank that took longest, block by block."""
     return {name: [max(values) for values in zip(*(rank[name] for rank in ranks), strict=True)] for name in ranks[0]}
-
-
-def _device(config: StrainConfig, backend: Backend) -> torch.device:
-    if config.device == "cpu" or not torch.cuda.is_available():
-        return torch.device("cpu")
-    hosts = backend.gather(os.uname().nodename)
-    device = torch.device("cuda", hosts[: backend.rank].count(hosts[backend.rank]) % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device
 
 
 class _Stream:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from horovod_study.comm import Backend, fail_together, nccl_log, require_parity, traffic
+from horovod_study.comm import Backend, fail_together, gpus, nccl_log, require_parity, traffic
 from horovod_study.comm.liveness import Liveness
 from horovod_study.config import misplaced
 from horovod_study.errors import BackendError, DataError, StudyError
@@ -43,7 +43,7 @@ class TrainingJob:
         if wrong := misplaced(config, session.hosts):  # all ranks know all hosts, so all of them end here
             raise BackendError(wrong)
         torch.set_num_threads(config.threads)
-        self.device = device = _device(config, local_rank=session.local_rank)
+        self.device = device = gpus.take(config.device, backend)
         self.arithmetic = Arithmetic(config, device)
         with fail_together(backend):
             if session.local_rank == 0:  # the first rank of each host
@@ -196,16 +196,6 @@ def _averaging(job: TrainingJob) -> Callable[[], None]:
         settle(job.device)
 
     return average
-
-
-def _device(config: StrainConfig, *, local_rank: int) -> torch.device:
-    if config.device == "cuda" and not torch.cuda.is_available():
-        raise BackendError("device cuda was asked for, but PyTorch sees no GPU; use --device cpu or auto")
-    if config.device == "cpu" or not torch.cuda.is_available():
-        return torch.device("cpu")
-    device = torch.device("cuda", local_rank % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device
 
 
 def _graphs(config: StrainConfig, device: torch.device) -> str:

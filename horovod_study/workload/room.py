@@ -67,8 +67,10 @@ def worker_memory(workers_here: int) -> tuple[float, str] | None:
     if _GPU_DRIVER.exists():
         import torch
 
+        from horovod_study.comm import gpus
+
         if torch.cuda.is_available():
-            sharing = -(-workers_here // torch.cuda.device_count())
+            sharing = -(-workers_here // gpus.visible())
             total = torch.cuda.get_device_properties(0).total_memory
             shared = f", shared by {sharing} workers" if sharing > 1 else ""
             return total / sharing, f"{torch.cuda.get_device_name(0)}{shared}"

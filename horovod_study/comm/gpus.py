@@ -1,0 +1,96 @@
+"""Which GPU is a rank's: nobody else asks how many there are, or makes one the current one.
+
+    all GPUs of the host visible         local rank r takes GPU r
+    one visible to each rank             that one, which each of them calls number 0
+    fewer GPUs than ranks on the host    they are shared, evenly; NCCL refuses that
+
+All are one rule: the ranks of a host choose in their order, each the first of the GPUs it sees that the fewest before
+it have chosen. GPUs are known by their UUIDs, because numbers mean something else in each rank where
+CUDA_VISIBLE_DEVICES differs (Slurm's --gpus-per-task=1, launchers that set it for each rank).
+"""
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+
+from horovod_study.comm.base import Backend
+from horovod_study.errors import BackendError
+from horovod_study.measure.evidence import gpu_identity
+
+Seen = tuple[str, Sequence[str]]
+"""The host of a rank, and the UUIDs of the GPUs that it sees, in the order in which CUDA counts them."""
+
+
+def visible() -> int:
+    """Return how many GPUs this process sees."""
+    return torch.cuda.device_count()
+
+
+def take(wanted: str, backend: Backend) -> torch.device:
+    """Return this rank's device; a GPU is the current one from then on. Collective, the same `wanted` on all ranks.
+
+    `wanted` is cpu, cuda, or auto: the CPU where no rank sees a GPU. Raises BackendError, on all ranks, where cuda is
+    wanted and there is none, and where some ranks see one and others do not.
+    """
+    if wanted == "cpu":
+        return torch.device("cpu")
+    everybody = _gathered(backend)
+    if not any(uuids for _, uuids in everybody):
+        if wanted == "cuda":
+            raise BackendError("device cuda was asked for, but PyTorch sees no GPU; use --device cpu or auto")
+        return torch.device("cpu")
+    device = torch.device("cuda", assign(everybody)[backend.rank])
+    torch.cuda.set_device(device)
+    return device
+
+
+def require_own(backend: Backend, *, instead: str) -> None:
+    """Raise BackendError, on all ranks, where ranks share a GPU, which NCCL refuses. Collective.
+
+    `instead` says over what they may.
+    """
+    if why := why_shared(backend):
+        raise BackendError(f"{why}; start fewer workers, or let them share over {instead}")
+
+
+def why_shared(backend: Backend) -> str | None:
+    """Return what NCCL refuses in the places of these ranks, None where each has a GPU of its own. Collective."""
+    everybody = _gathered(backend)
+    chosen: dict[tuple[str, str], int] = {}
+    for rank, ((host, uuids), number) in enumerate(zip(everybody, assign(everybody), strict=True)):
+        first = chosen.setdefault((host, uuids[number]), rank)
+        if first == rank:
+            continue
+        here = [theirs for other, theirs in everybody if other == host]
+        gpus = len(set().union(*here))
+        if gpus < len(here):
+            return f"NCCL needs a GPU for each worker, and {host} has {gpus} for {len(here)} workers"
+        return f"NCCL needs a GPU for each worker, and ranks {first} and {rank} on {host} see the same one only"
+    return None
+
+
+def assign(everybody: Sequence[Seen]) -> list[int]:
+    """Return for each rank the number of its GPU among those that it sees; each must see one."""
+    users: Counter[tuple[str, str]] = Counter()
+    numbers = []
+    for host, uuids in everybody:
+        number = min(range(len(uuids)), key=lambda each: users[host, uuids[each]])  # the first of equals
+        users[host, uuids[number]] += 1
+        numbers.append(number)
+    return numbers
+
+
+def _gathered(backend: Backend) -> list[Seen]:
+    """Return what every rank sees; BackendError, on all ranks, where some see a GPU and others none. Collective."""
+    own = [gpu_identity(torch.device("cuda", number))["uuid"] for number in range(visible())]
+    everybody: list[Seen] = backend.gather((os.uname().nodename, own))
+    blind = next((rank for rank, (_, uuids) in enumerate(everybody) if not uuids), None)
+    sees = next((rank for rank, (_, uuids) in enumerate(everybody) if uuids), None)
+    if blind is not None and sees is not None:
+        raise BackendError(
+            f"rank {blind} on {everybody[blind][0]} sees no GPU, and rank {sees} on {everybody[sees][0]} does; give "
+            "every rank one (CUDA_VISIBLE_DEVICES, --gpus-per-task=1), or use --device cpu"
+        )
+    return everybody
