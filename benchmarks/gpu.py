@@ -1,21 +1,23 @@
 """benchmarks/gpu.sh: what training on a GPU takes here, checked first, in the time there is.
 
-    python benchmarks/gpu.py --deadline-s 400              on a machine with an NVIDIA GPU
+    python benchmarks/gpu.py --part facts                  on a machine with an NVIDIA GPU; a part, or without it all
     python benchmarks/gpu.py --dry-run --out DIR           the same code on a CPU with tiny sizes; promises nothing
-    python benchmarks/gpu.py --prepare                     make the data sets, compile the kernels, measure nothing
     python benchmarks/gpu.py --table RESULTS.json          the table of a results file again
 
 Sections run one after the other, the most important first; nothing else runs meanwhile. Each gets the time it needs at
-most, or what is left. One that fails is recorded with its message, and the others go on. After every section
-`gpu.json` and `gpu.md` in --out are written again, as a whole: a run that is cut off leaves the results so far.
+most, and where there is less, its share of it. One that fails is recorded with its message, and the others go on. After
+every section `gpu.json` and `gpu.md` in --out are written again, as a whole: a run that is cut off leaves the results
+so far. Sections of earlier runs stay in them until they are measured again; on what each was measured is kept with it.
 
 Sections that use the GPU are programs of their own: this one never touches it, so that a broken context, a crash or
-an endless wait takes one section along and no more.
+an endless wait takes one section along and no more. The package need not be installed.
 
-Exit codes: 0 all checks passed and all targets met; 1 not, the table says which; 2 wrong use, or no GPU.
+Exit codes: 0 the checks passed and the targets were met that belong to the sections of this run; 1 not, the table says
+which; 2 wrong use, or no GPU.
 """
 
 import argparse
+import hashlib
 import json
 import os
 import platform
@@ -27,14 +29,17 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import xml.etree.ElementTree as ElementTree
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 import gpu_table
+
+sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
 
 from horovod_study import records
 from horovod_study.comm import builds
@@ -45,10 +50,19 @@ from horovod_study.progress import say
 from horovod_study.workload import dataset
 from horovod_study.workload.options import STRAIN, parse_widths
 
+SCHEMA = 2
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 BIN = Path(sys.executable).parent
-BROKEN_CONTEXT_RESTARTS = 3
+RESTARTS = 6
+"""So often a program is started again without a way that failed."""
+
+MOST_AT_A_TIME = 6
+"""Processes of tests, or of compilers, at a time: each has a context of CUDA, some hundred MB, and starts others."""
+
+ENDING = threading.Event()
+"""Set when this program was told to end."""
+
 RESERVE_S = 3.0
 """Kept at the end for writing, and to end what a section left."""
 
@@ -71,7 +85,9 @@ MACHINE_FIELDS = (
 
 TORCH_FACTS = """
 import json, torch
+from horovod_study.workload import kernels
 found = {"torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+found["not_fused"] = kernels.why_not()
 try:
     import triton
     found["triton"] = triton.__version__
@@ -109,11 +125,11 @@ class Sizes:
     run_steps: int
     warmup_steps: int
     workers: tuple[int, ...]
-    pairs: int
     energy_s: float
     beside_curves: str  # of runs that are processes of their own: their start is shorter with fewer curves
     step_ways: tuple[str, ...]
     epoch_ways: tuple[str, ...]
+    smoke_ways: tuple[str, ...]
 
 
 REAL = Sizes(
@@ -128,18 +144,18 @@ REAL = Sizes(
     run_steps=20_000,
     warmup_steps=200,
     workers=(2, 4),
-    pairs=4,
     energy_s=6.0,
     beside_curves="100000",
     step_ways=(
         *("plain loop", "fused", "graphs", "fused bf16", "graphs bf16", "fused tf32", "graphs tf32", "no graphs"),
         *("plain loop, DataLoader", "graphs fp16"),
     ),
-    epoch_ways=("plain loop", "fused", "graphs", "fused bf16"),
+    epoch_ways=("plain loop", "fused", "fused tf32", "fused bf16", "graphs"),
+    smoke_ways=("fused", "fused tf32", "fused bf16", "graphs", "graphs tf32"),
 )
 DRY = replace(
     REAL,
-    curves="2000",
+    curves="960",
     batches=(6, 10),
     rounds=2,
     epoch_rounds=1,
@@ -150,11 +166,11 @@ DRY = replace(
     run_steps=20,
     warmup_steps=2,
     workers=(2,),
-    pairs=1,
     energy_s=1.0,
-    beside_curves="2000",
+    beside_curves="960",
     step_ways=("plain loop", "graphs", "graphs bf16", "no graphs", "plain loop, DataLoader"),
     epoch_ways=("plain loop", "graphs"),
+    smoke_ways=("graphs",),
 )
 
 
@@ -192,9 +208,10 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A part of the results: what measures it, the least time that is worth a start, and the most it may take."""
+    """A section of the results: what measures it, the least time that is worth a start, and the most it may take."""
 
     name: str
+    part: str
     measure: Callable[[Work], dict[str, Any]]
     least_s: float
     most_s: float
@@ -203,13 +220,10 @@ class Section:
 # ------------------------------------------------------------------------------------------------ running programs
 
 
-def run_program(
-    line: Sequence[str | Path], work: Work, *, what: str, codes: Sequence[int] = (0,), interrupt_s: float = 0.0
-) -> str:
+def run_program(line: Sequence[str | Path], work: Work, *, what: str, codes: Sequence[int] = (0,)) -> str:
     """Run a program of this section to its end and return its standard output.
 
-    With `interrupt_s` it gets Ctrl-C so many seconds before the section's time is over, and may still say what it
-    found. Raises Failed with its last words if it ends with another code, or not in time; nothing of it is left then.
+    Raises Failed with its last words if it ends with another code, or not in time; nothing of it is left then.
     """
     with (work.folder / "stderr.txt").open("w+", encoding="utf-8", errors="replace") as complaints:
         process = subprocess.Popen(
@@ -224,13 +238,7 @@ def run_program(
         )
         limit_s = work.left_s
         try:
-            try:
-                said, _ = process.communicate(timeout=max(0.1, limit_s - interrupt_s))
-            except subprocess.TimeoutExpired:
-                if not interrupt_s:
-                    raise
-                os.killpg(process.pid, signal.SIGINT)
-                said, _ = process.communicate(timeout=interrupt_s)
+            said, _ = process.communicate(timeout=max(0.1, limit_s))
         except subprocess.TimeoutExpired:
             raise Failed(f"{what} did not end within {limit_s:.0f} s") from None
         finally:
@@ -261,18 +269,17 @@ def last_words(text: str) -> str:
 
 
 def in_turns(plan: Mapping[str, Any], work: Work) -> list[dict[str, Any]]:
-    """Run benchmarks/gpu_steps.py on `plan` and return all it said, starting it again if a way broke the GPU's context.
+    """Run benchmarks/gpu_steps.py on `plan` and return all it said, starting it again without a way that failed.
 
     Raises Failed only if it said nothing: what was found before a failure counts.
     """
     said: list[dict[str, Any]] = []
     without: list[list[Any]] = []
-    for _ in range(1 + BROKEN_CONTEXT_RESTARTS):
+    program = "gpu_smoke.py" if plan["what"] == "smoke" else "gpu_steps.py"
+    for _ in range(1 + RESTARTS):
         content = {**plan, "without": without, "seconds": max(1.0, 0.92 * work.left_s - 8.0 * (not work.dry))}
         (work.folder / "plan.json").write_text(json.dumps(content), encoding="utf-8")
-        lines, code, complaint = read_lines(
-            [sys.executable, HERE / "gpu_steps.py", work.folder / "plan.json"], work, echo=echo_of(plan)
-        )
+        lines, code, complaint = read_lines([sys.executable, HERE / program, work.folder / "plan.json"], work)
         first = 1 + max((line["round"] for line in said if "round" in line), default=-1)
         said += [{**line, "round": line["round"] + first} if "round" in line else line for line in lines]
         if code == 0:
@@ -291,24 +298,25 @@ def in_turns(plan: Mapping[str, Any], work: Work) -> list[dict[str, Any]]:
     return [*said, {"says": "cut off", "why": f"{len(without)} ways broke the process"}]
 
 
-def echo_of(plan: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], None]:
-    """Return what tells the user of the findings of a plan as they come."""
-
-    def echo(line: Mapping[str, Any]) -> None:
-        if line["says"] == "losses":
-            say(f"  {line['way']}, batch {line['batch']}: ready after {line['opened_s']:.1f} s")
-        elif line["says"] == "block" and line["round"] == 0:
-            say(f"  {line['way']}, batch {line['batch']}: {line['seconds'] / line['steps'] * 1e6:,.1f} us a step")
-        elif line["says"] == "epochs":
-            say(f"  {line['way']}, batch {line['batch']}: {statistics.median(line['epoch_s']):.3f} s an epoch")
-        elif line["says"] in ("failed", "left out"):
-            say(f"  {line['way']}, batch {line['batch']}: {line['says']}: {line['why']}")
-
-    return echo
+def echo(line: Mapping[str, Any]) -> None:
+    """Tell the user of a finding as it comes."""
+    where = f"  {line['way']}, batch {line['batch']}: " if "way" in line else ""
+    if line["says"] == "losses":
+        say(f"{where}ready after {line['opened_s']:.1f} s")
+    elif line["says"] == "block" and line["round"] == 0:
+        say(f"{where}{line['seconds'] / line['steps'] * 1e6:,.1f} us a step")
+    elif line["says"] == "smoke":
+        say(f"{where}{line['step_s'] * 1e6:,.1f} us a step, {line['light_s'] * 1e6:,.1f} with timers")
+    elif line["says"] == "epochs":
+        say(f"{where}{statistics.median(line['epoch_s']):.3f} s an epoch")
+    elif line["says"] in ("failed", "left out"):
+        say(f"{where}{line['says']}: {line['why']}")
+    elif line["says"] == "test" and line["outcome"] == "failed":
+        say(f"  failed: {line['name']}: {' '.join(line['why'].split())[:300]}")
 
 
 def read_lines(
-    line: Sequence[str | Path], work: Work, *, echo: Callable[[Mapping[str, Any]], None]
+    line: Sequence[str | Path], work: Work, *, echo: Callable[[Mapping[str, Any]], None] = echo
 ) -> tuple[list[dict[str, Any]], int | None, str]:
     """Run a program that prints lines of JSON; return them, its exit code (None: out of time), and its last words."""
     found: list[dict[str, Any]] = []
@@ -325,7 +333,7 @@ def read_lines(
         assert process.stdout is not None
         rest, ended, code = b"", False, None
         try:
-            while not ended and work.left_s > 0:
+            while not ended and work.left_s > 0 and not ENDING.is_set():
                 if select.select([process.stdout], [], [], min(1.0, max(0.05, work.left_s)))[0]:
                     part = os.read(process.stdout.fileno(), 1 << 16)
                     ended = not part
@@ -374,19 +382,24 @@ def verb(work: Work, *words: str | Path, codes: Sequence[int] = (0,)) -> dict[st
 # ------------------------------------------------------------------------------------------------ the sections
 
 
-def measure_machine(work: Work) -> dict[str, Any]:
-    """What this is measured on."""
+def describe_machine(pytorch: Mapping[str, Any], path: str | None) -> dict[str, Any]:
+    """Return what this is measured on; `pytorch` is what TORCH_FACTS prints, `path` where programs are looked for."""
     found = {name: value for name, value in environment.describe().items() if name != "command"}
-    found |= {"host": platform.node(), "cores_usable": len(environment.affinity())}
-    found["pytorch"] = json.loads(run_program([sys.executable, "-c", TORCH_FACTS], work, what="PyTorch"))
-    found["nvidia_smi"] = nvidia_smi()
-    nvcc = shutil.which("nvcc", path=work.environ.get("PATH")) or "/usr/local/cuda/bin/nvcc"
+    found |= {"host": platform.node(), "cores_usable": len(environment.affinity()), "pytorch": dict(pytorch)}
+    found |= {"nvidia_smi": nvidia_smi(), "nvcc": None, "horovod_builds": builds.available()}
+    found["revision"] = found["revision"] or f"sources {digest()}"
+    nvcc = shutil.which("nvcc", path=path) or "/usr/local/cuda/bin/nvcc"
     with suppress(OSError, subprocess.SubprocessError):
         told = subprocess.run([nvcc, "--version"], capture_output=True, text=True, timeout=20)
         release = re.search(r"release ([\d.]+)", told.stdout)
         found["nvcc"] = release[1] if release else None
-    found["horovod_builds"] = builds.available()
     return found
+
+
+def digest() -> str:
+    """Return twelve digits that change with the sources: a copy of them may have no history."""
+    files = sorted([*ROOT.glob("horovod_study/**/*.py"), *HERE.glob("gpu*.py")])
+    return hashlib.sha256(b"".join(each.read_bytes() for each in files)).hexdigest()[:12]
 
 
 def nvidia_smi() -> dict[str, str | None]:
@@ -413,7 +426,8 @@ def measure_data(work: Work) -> dict[str, Any]:
     """The data sets, made here: nothing is brought along."""
     began = now()
     sizes = dict.fromkeys((work.sizes.curves, work.sizes.beside_curves))
-    made = {size: str(dataset.ensure(size, seed=1)) for size in sizes}
+    processes = 1 if work.dry else min(8, len(environment.affinity()))
+    made = {size: str(dataset.ensure(size, seed=1, processes=processes)) for size in sizes}
     opened = dataset.open_dataset(Path(made[work.sizes.curves]))
     return {
         "seconds": now() - began,
@@ -424,25 +438,55 @@ def measure_data(work: Work) -> dict[str, Any]:
 
 
 def measure_correctness(work: Work) -> dict[str, Any]:
-    """The tests that are marked `gpu`, before anything is timed."""
-    report = work.folder / "tests.xml"
-    files = [path for path in sorted(ROOT.glob("tests/test_*.py")) if "pytest.mark.gpu" in path.read_text("utf-8")]
+    """The tests that are marked `gpu`: some processes at a time, because they measure nothing.
+
+    What has failed, or never began because its process ended, is tried once more in a process of its own: another test
+    may have broken the first one's context, or taken the GPU's time or memory from it.
+    """
+    files = [str(path) for path in sorted(ROOT.glob("tests/test_*.py")) if "pytest.mark.gpu" in path.read_text("utf-8")]
     if not files:
         raise Failed("no tests are marked gpu")
-    files.sort(key=lambda path: path.name != "test_on_gpu.py")  # the most basic ones first
-    line = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "--junitxml", report, "-p", "no:cacheprovider", *files]
-    said = run_program(line, work, what="pytest", codes=(0, 1, 2), interrupt_s=min(10.0, work.left_s / 4))
-    suite = ElementTree.parse(report).getroot().find("testsuite") if report.exists() else None
-    if suite is None:
-        raise Failed(f"pytest wrote no results: {last_words(said) or 'is it installed?'}")
-    return gpu_table.tests(suite, cut_off="KeyboardInterrupt" in said or "Interrupted" in said)
+    shares = max(1, min(MOST_AT_A_TIME, len(environment.affinity()) // 2))
+    said = tests_at_a_time([{"what": files, "share": [number, shares]} for number in range(shares)], work)
+    if not said:
+        raise Failed("pytest told of no test: is it installed?")
+    bad = gpu_table.tests(said)["failures"]
+    if bad and work.left_s > 20:
+        say(f"  {len(bad)} tests once more, each in a process of its own")
+        said += tests_at_a_time([{"what": [each["test"]], "share": [0, 1]} for each in bad], work)
+    return gpu_table.tests(said)
+
+
+def tests_at_a_time(plans: Sequence[Mapping[str, Any]], work: Work) -> list[dict[str, Any]]:
+    """Run benchmarks/gpu_tests.py on each plan, some at a time; return all they said, and what they lost."""
+
+    def run(numbered: tuple[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
+        number, plan = numbered
+        folder = work.folder / f"tests-{number}"
+        folder.mkdir(exist_ok=True)
+        (folder / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
+        line = [sys.executable, HERE / "gpu_tests.py", folder / "plan.json"]
+        lines, _, complaint = read_lines(line, replace(work, folder=folder))
+        ended = {each["name"] for each in lines if each["says"] == "test"}
+        lost = [name for each in lines if each["says"] == "tests" for name in each["names"] if name not in ended]
+        if lost or not lines:  # the first of them is what the process ended in
+            say(f"  {', '.join(lost[:1])}: {complaint}")
+        return [*lines, *({"says": "lost", "name": name, "why": complaint} for name in lost)]
+
+    with ThreadPoolExecutor(MOST_AT_A_TIME) as pool:
+        return [line for lines in pool.map(run, enumerate(plans)) for line in lines]
+
+
+def data_of(curves: str) -> Path:
+    """Return where a generated data set is."""
+    return dataset.path_of(curves, seed=1).absolute()
 
 
 def plan_of(work: Work, what: str, ways: Sequence[str], rounds: int) -> dict[str, Any]:
     """Return the plan of a section in which ways alternate."""
     return {
         "what": what,
-        "dataset": str(dataset.path_of(work.sizes.curves, seed=1).absolute()),
+        "dataset": str(data_of(work.sizes.curves)),
         "device": work.device,
         "ways": work.ways(ways),
         "batches": list(work.sizes.batches),
@@ -454,12 +498,27 @@ def plan_of(work: Work, what: str, ways: Sequence[str], rounds: int) -> dict[str
     }
 
 
+def measure_smoke(work: Work) -> dict[str, Any]:
+    """A captured step in each way, node by node, on random curves."""
+    plan = plan_of(work, "smoke", work.sizes.smoke_ways, rounds=1)
+    return gpu_table.smoke(in_turns({**plan, "losses_steps": min(50, work.sizes.losses_steps)}, work))
+
+
 def prepare(work: Work) -> dict[str, Any]:
-    """Compile the fused kernels of all ways: their compiled form is kept on the disk."""
-    plan = plan_of(work, "prepare", [name for name in REAL.step_ways if name.startswith("fused")], rounds=0)
-    if work.dry:  # Triton's interpreter takes half a minute for a step
-        plan |= {"ways": plan["ways"][:1], "batches": plan["batches"][:1]}
-    return {"said": in_turns(plan, work)} if plan["ways"] else {}
+    """Compile the fused kernels of all ways, some at a time: their compiled form is kept on the disk."""
+    ways = [] if work.dry else work.ways([name for name in work.sizes.step_ways if name.startswith("fused")])
+    plans = [
+        plan_of(work, "prepare", [name], 0) | {"batches": [batch]} for name in ways for batch in work.sizes.batches
+    ]
+
+    def run(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
+        folder = work.folder / f"{plan['ways'][0]} {plan['batches'][0]}"
+        folder.mkdir()
+        return in_turns({**plan, "dataset": str(data_of(work.sizes.beside_curves))}, replace(work, folder=folder))
+
+    with ThreadPoolExecutor(MOST_AT_A_TIME) as pool:
+        said = [line for lines in pool.map(run, plans) for line in lines]
+    return {"opened_s": {f"{each['way']}, {each['batch']}": each["opened_s"] for each in said if "opened_s" in each}}
 
 
 def measure_step(work: Work) -> dict[str, Any]:
@@ -498,45 +557,38 @@ def measure_timers(work: Work) -> dict[str, Any]:
     return {"cases": found["cases"], "options": list(work.best)}
 
 
-def measure_horovod(work: Work) -> dict[str, Any]:
-    """One worker alone and one inside Horovod, in pairs whose order changes: programs of their own."""
-    sizes, batch = work.sizes, str(work.sizes.batches[0])
-    launcher = [BIN / "horovodrun", "--mpi", "-np", "1"]
-    if not launcher[0].exists():
-        raise Failed(f"Horovod is not installed beside {sys.executable}")
-    build = [] if work.dry else ["--horovod-build", "nccl"]
-    common = ["--dataset", sizes.beside_curves, "--batch", batch, "--system-interval-s", "0"]
-    common += ["--warmup-steps", str(sizes.warmup_steps)]
-    found = []
-    for steps, options, count in (
-        ("captured", (*work.best, "--steps", str(sizes.run_steps)), sizes.pairs),
-        ("not captured", ("--loader", "device", "--steps", str(max(2, sizes.run_steps // 5))), (sizes.pairs + 1) // 2),
-    ):
-        runs: dict[str, list[dict[str, Any]]] = {"alone": [], "inside": []}
-        for pair in range(count):
-            began = now()
-            for name in ("alone", "inside") if pair % 2 == 0 else ("inside", "alone"):
-                inside = name == "inside"
-                extra = ["--backend", "horovod", *build] if inside else ["--backend", "serial"]
-                result, record, _ = trained(work, *common, *options, *extra, launcher=launcher if inside else ())
-                kept = ("samples_per_s", "step_ms_median", "step_ms_p90", "backend", "transport", "laps_ms")
-                runs[name].append({each: result[each] for each in kept} | {"horovod_build": record_build(record)})
-            if work.left_s < 1.3 * (now() - began):
-                break
-        slower = [
-            alone["samples_per_s"] / inside["samples_per_s"] - 1
-            for alone, inside in zip(runs["alone"], runs["inside"], strict=True)
-        ]
-        found.append({"steps": steps, "runs": runs, "overhead": slower, "overhead_median": statistics.median(slower)})
-        if work.left_s < 1.3 * (now() - began):
-            break
-    return {"batch": int(batch), "pairs": found}
+def measure_exchange(work: Work) -> dict[str, Any]:
+    """The all-reduce of a run's gradients by one rank, called as if there were others.
 
-
-def record_build(record: Mapping[str, Any]) -> str | None:
-    """Return the build of Horovod that a run loaded."""
-    found = record["effective"].get("settings", {}).get("horovod_build")
-    return found.get("value") if isinstance(found, Mapping) else found
+    One worker has nothing to average, and training with it calls no library: what a library takes for a step is
+    measured by calling it. By NCCL and torch, and by Horovod where there is a build of it.
+    """
+    names = ("ddp/gloo", "horovod/mpi") if work.dry else ("ddp/nccl", "horovod/nccl")
+    found: list[dict[str, Any]] = []
+    for name in names:
+        row: dict[str, Any] = {"way": name, "bytes": None, "seconds": None, "why": None}
+        try:
+            document = verb(
+                *(work, "bench", "--workers", "2" if work.dry else "1", "--transport", "--runtime", name),
+                *(
+                    "--sizes",
+                    "4",
+                    "--seconds",
+                    "1" if work.dry else "5",
+                    "--rounds",
+                    "3",
+                    "--out",
+                    work.folder / "bench",
+                ),
+            )
+            flat = max(each["bytes"] for each in document["points"])
+            point = next(each for each in document["points"] if each["bytes"] == flat and each["place"] == "in")
+            row |= {"bytes": flat, "seconds": point["seconds_median"]}
+        except Failed as error:
+            row["why"] = str(error)
+        say(f"  {name}: {row['why'] or format(row['seconds'] * 1e6, ',.1f') + ' us'}")
+        found.append(row)
+    return {"runs": found}
 
 
 def measure_workers(work: Work) -> dict[str, Any]:
@@ -581,10 +633,10 @@ def measure_workers(work: Work) -> dict[str, Any]:
 
 
 def measure_limits(work: Work) -> dict[str, Any]:
-    """What the GPU can do at best, the all-reduce of one rank, and where the step is between them."""
+    """What the GPU can do at best, and where the step is between."""
     sizes = work.sizes
     # Without a GPU one worker has nothing to measure.
-    ways = ["--workers", *(["2", "--transport", "mpi"] if work.dry else ["1", "--transport", "nccl"]), "--runtime"]
+    ways = ["--workers", *(["2", "--transport", "gloo"] if work.dry else ["1", "--transport", "nccl"]), "--runtime"]
     seconds = "1" if work.dry else "6"
     more = ["--sizes", "4", "64K"] if work.dry else []
     found = verb(
@@ -592,13 +644,11 @@ def measure_limits(work: Work) -> dict[str, Any]:
         *("--rounds", "3", "--out", work.folder / "bench"),
     )
     roofline = found["roofline"]
-    reduced = [row for row in found["points"] if row["operation"] == "allreduce" and row["place"] == "in"]
     return {
         "launch": found["launch"],
         "copies": found["copies"],
         "peaks_flop_per_s": roofline["peaks_flop_per_s"] if roofline else {},
         "memory_bytes_per_s": roofline["memory_bytes_per_s"] if roofline else None,
-        "allreduce": [{"way": row["way"], "bytes": row["bytes"], "seconds": row["seconds_median"]} for row in reduced],
         "steps": steps_and_limits(work, found),
         "unavailable": found["unavailable"],
         "doubts": found["doubts"],
@@ -680,51 +730,75 @@ def measure_waits(work: Work) -> dict[str, Any]:
 
 
 SECTIONS = (
-    Section(name="machine", measure=measure_machine, least_s=5, most_s=40),
-    Section(name="data", measure=measure_data, least_s=5, most_s=60),
-    Section(name="correctness", measure=measure_correctness, least_s=20, most_s=120),
-    Section(name="step", measure=measure_step, least_s=35, most_s=90),
-    Section(name="epochs", measure=measure_epochs, least_s=35, most_s=110),
-    Section(name="timers", measure=measure_timers, least_s=25, most_s=50),
-    Section(name="horovod", measure=measure_horovod, least_s=25, most_s=70),
-    Section(name="workers", measure=measure_workers, least_s=20, most_s=80),
-    Section(name="limits", measure=measure_limits, least_s=20, most_s=45),
-    Section(name="energy", measure=measure_energy, least_s=20, most_s=40),
-    Section(name="waits", measure=measure_waits, least_s=15, most_s=40),
-    Section(name="compile", measure=measure_compile, least_s=45, most_s=90),
-    Section(name="kernels", measure=measure_kernels, least_s=45, most_s=240),
+    Section(name="smoke", part="facts", measure=measure_smoke, least_s=20, most_s=150),
+    Section(name="correctness", part="tests", measure=measure_correctness, least_s=30, most_s=450),
+    Section(name="data", part="targets", measure=measure_data, least_s=5, most_s=60),
+    Section(name="prepare", part="targets", measure=prepare, least_s=10, most_s=60),
+    Section(name="step", part="targets", measure=measure_step, least_s=35, most_s=130),
+    Section(name="epochs", part="targets", measure=measure_epochs, least_s=35, most_s=130),
+    Section(name="timers", part="targets", measure=measure_timers, least_s=25, most_s=60),
+    Section(name="exchange", part="horovod", measure=measure_exchange, least_s=20, most_s=90),
+    Section(name="workers", part="horovod", measure=measure_workers, least_s=20, most_s=120),
+    Section(name="limits", part="limits", measure=measure_limits, least_s=20, most_s=60),
+    Section(name="energy", part="limits", measure=measure_energy, least_s=20, most_s=40),
+    Section(name="waits", part="limits", measure=measure_waits, least_s=15, most_s=50),
+    Section(name="compile", part="limits", measure=measure_compile, least_s=45, most_s=100),
+    Section(name="kernels", part="limits", measure=measure_kernels, least_s=45, most_s=220),
 )
-"""In the order in which they are measured: the most important first."""
+"""In the order in which they are measured: the most important first. What the sections of a part take at most is less
+than the 500 s that a part has."""
 
-PREPARATION = (
-    Section(name="data", measure=measure_data, least_s=5, most_s=60),
-    Section(name="prepare", measure=prepare, least_s=5, most_s=200),
-)
+PARTS = tuple(dict.fromkeys(each.part for each in SECTIONS))
 
 
 # ------------------------------------------------------------------------------------------------ the whole
 
 
+def begun(out: Path, *, dry: bool, machine: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """Return the document that `out` has, or an empty one, and the number under which it knows this machine.
+
+    Sections of earlier runs stay until they are measured again, each with the number of the machine it was measured on:
+    another machine, or other sources, are another number. A dry run and real results are never together.
+    """
+    document: dict[str, Any] = {"schema": SCHEMA, "dry_run": dry, "machines": {}, "sections": {}}
+    with suppress(OSError, ValueError):
+        before = json.loads((out / "gpu.json").read_text(encoding="utf-8"))
+        if before.get("schema") == SCHEMA and before["dry_run"] == dry:
+            document = before
+    machines = document["machines"]
+    same = (number for number, each in machines.items() if gpu_table.identity(each) == gpu_table.identity(machine))
+    number = next(same, str(1 + max(map(int, machines), default=0)))
+    machines[number] = dict(machine)
+    return document, number
+
+
+def limit_of(sections: Sequence[Section], left_s: float) -> float:
+    """Return the seconds that the first of `sections` gets of those left for all: what it needs at most, or a share."""
+    share = left_s * sections[0].most_s / sum(each.most_s for each in sections)
+    return min(left_s, sections[0].most_s, max(sections[0].least_s, share))
+
+
 def measure(
-    sections: Sequence[Section], *, sizes: Sizes, dry: bool, deadline_s: float, out: Path, fused: bool
+    sections: Sequence[Section],
+    *,
+    sizes: Sizes,
+    dry: bool,
+    deadline_s: float,
+    out: Path,
+    machine: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Measure `sections` in `deadline_s` seconds; return the document, which `out` has after every section."""
     began = now()
-    document: dict[str, Any] = {
-        "schema": 1,
-        "measured": utc_now(),
-        "status": "unfinished",
-        "dry_run": dry,
-        "deadline_s": deadline_s,
-        "sections": {},
-    }
-    environ = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
-    environ["OMP_NUM_THREADS"] = "1"
+    document, number = begun(out, dry=dry, machine=machine)
+    document |= {"measured": utc_now(), "status": "unfinished", "ran": [each.name for each in sections]}
+    environ = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', os.defpath)}", "OMP_NUM_THREADS": "1"}
+    environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     if dry:
         environ["HOROVOD_STUDY_REPLAY_ON_HOST"] = "1"
-    for section in sections:
+    for place, section in enumerate(sections):
         left_s = deadline_s - RESERVE_S - (now() - began)
-        entry: dict[str, Any] = {"status": "not run", "why": "", "seconds": 0.0, "result": None}
+        entry: dict[str, Any] = {"part": section.part, "status": "not run", "why": "", "seconds": 0.0, "result": None}
+        entry |= {"machine": number, "measured": utc_now()}
         if left_s < section.least_s and not dry:
             entry["why"] = f"no time was left: {max(0.0, left_s):.0f} s, and it takes at least {section.least_s:.0f} s"
         else:
@@ -736,64 +810,79 @@ def measure(
                     dry=dry,
                     folder=Path(folder),
                     environ=environ,
-                    ends_at=now() + max(1.0, left_s if dry else min(section.most_s, left_s)),
-                    fused=fused,
+                    ends_at=now() + max(1.0, left_s if dry else limit_of(sections[place:], left_s)),
+                    fused=not machine["pytorch"]["not_fused"],
                     found=document["sections"],
                 )
-                try:
-                    entry |= {"status": "done", "result": section.measure(work)}
-                except LeftOut as error:
-                    entry["why"] = str(error)
-                except Failed as error:
-                    entry |= {"status": "failed", "why": str(error)}
-                except Exception as error:  # one section never costs the others
-                    entry |= {"status": "failed", "why": f"{type(error).__name__}: {error}"[:500]}
+                entry |= outcome(section, work)
             entry["seconds"] = now() - opened
         if entry["why"]:
             say(f"  {section.name}: {entry['status']}: {entry['why']}")
-        document["sections"][section.name] = entry
+        if entry["status"] != "not run" or section.name not in document["sections"]:
+            document["sections"][section.name] = entry
         write(document, out)
     document["status"] = "finished"
-    document["seconds"] = now() - began
     write(document, out)
     return document
 
 
+def outcome(section: Section, work: Work) -> dict[str, Any]:
+    """Measure a section; return its status with the result, or why there is none."""
+    try:
+        return {"status": "done", "result": section.measure(work)}
+    except LeftOut as error:
+        return {"why": str(error)}
+    except Failed as error:
+        return {"status": "failed", "why": str(error)}
+    except Exception as error:  # one section never costs the others
+        return {"status": "failed", "why": f"{type(error).__name__}: {error}"[:500]}
+
+
 def write(document: dict[str, Any], out: Path) -> None:
     """Write gpu.json and gpu.md, each completely or not at all."""
-    document["targets"] = gpu_table.targets(document)
+    sections = document["sections"]
+    document["sections"] = {each.name: sections.pop(each.name) for each in SECTIONS if each.name in sections} | sections
+    used = {each["machine"] for each in document["sections"].values()}
+    document["machines"] = {number: each for number, each in document["machines"].items() if number in used}
+    try:
+        document["targets"] = gpu_table.targets(document)
+        page = gpu_table.markdown(document)
+    except Exception as error:  # a result of another form than expected costs no other section
+        page = f"The table could not be made ({type(error).__name__}: {error}); all that was found is in gpu.json.\n"
+        document |= {"targets": [], "status": page}
+        say(page.strip())
     out.mkdir(parents=True, exist_ok=True)
     text = json.dumps(records.finite(document), indent=1, allow_nan=False) + "\n"
     write_file(out / "gpu.json", text)
-    write_file(out / "gpu.md", gpu_table.markdown(document))
+    write_file(out / "gpu.md", page)
 
 
-def why_no_gpu() -> str:
-    """Return why nothing can be measured on a GPU here, empty if it can; a program of its own looks."""
+def ask_pytorch(dry: bool) -> dict[str, Any]:
+    """Return what PyTorch says of itself and the GPU, TORCH_FACTS, or {"why_not": a line}; a program of its own asks.
+
+    In a dry run nobody is asked; it has the fused kernels only in Triton's interpreter.
+    """
+    if dry:
+        interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+        return {"not_fused": "" if interpreted else "a dry run has them only with TRITON_INTERPRET=1"}
     try:
-        done = subprocess.run([sys.executable, "-c", TORCH_FACTS], capture_output=True, text=True, timeout=120)
+        line = [sys.executable, "-c", TORCH_FACTS]
+        environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(line, capture_output=True, text=True, timeout=120, cwd=ROOT, env=environ)
     except subprocess.SubprocessError as error:
-        return f"PyTorch did not answer: {error}"
+        return {"why_not": f"PyTorch did not answer: {error}"}
     if done.returncode:
-        return f"PyTorch cannot be loaded by {sys.executable}: {last_words(done.stderr)}"
-    found = json.loads(done.stdout.strip().splitlines()[-1])
-    if "gpu" in found:
-        return ""
-    built = f"built for CUDA {found['cuda']}" if found["cuda"] else "built without CUDA"
-    return f"PyTorch {found['torch']} ({built}) sees no GPU"
-
-
-def why_not_fused(dry: bool) -> str:
-    """Return why the fused kernels cannot run, empty if they can; a program of its own looks."""
-    if dry and os.environ.get("TRITON_INTERPRET") != "1":
-        return "a dry run has them only with TRITON_INTERPRET=1"
-    line = [sys.executable, "-c", "from horovod_study.workload import kernels; print(kernels.why_not())"]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=120, cwd=ROOT)
-    return last_words(done.stderr) if done.returncode else done.stdout.strip()
+        return {"why_not": f"PyTorch cannot be loaded by {sys.executable}: {last_words(done.stderr)}"}
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    if "gpu" not in found:
+        built = f"built for CUDA {found['cuda']}" if found["cuda"] else "built without CUDA"
+        return {"why_not": f"PyTorch {found['torch']} ({built}) sees no GPU"}
+    return found
 
 
 def stopped(number: int, frame: object) -> NoReturn:
     """End on SIGTERM as on an error: the programs of the section end too, and the results so far are in --out."""
+    ENDING.set()
     raise SystemExit(1)
 
 
@@ -802,8 +891,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--deadline-s", type=float, default=500.0, help="seconds for all of it (default 500)")
     parser.add_argument("--curves", help=f"size of the data set (default {REAL.curves}; {DRY.curves} in a dry run)")
-    parser.add_argument("--only", default="", help="only sections whose name matches this regular expression")
-    parser.add_argument("--prepare", action="store_true", help="make data sets and compile kernels, measure nothing")
+    parser.add_argument("--part", choices=PARTS, help="only the sections of this part (default: all)")
+    parser.add_argument("--only", default="", help="of them, only sections whose name matches this regular expression")
     parser.add_argument("--dry-run", action="store_true", help="on the CPU, with tiny sizes: promises nothing")
     parser.add_argument("--out", type=Path, help="where gpu.json and gpu.md go (default benchmarks/results/gpu)")
     parser.add_argument("--table", type=Path, metavar="RESULTS.json", help="print the table of these results, and end")
@@ -813,36 +902,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     results = HERE / "results"
     out = options.out or results / "gpu"
-    if (
-        options.dry_run
-        and not options.prepare
-        and (options.out is None or results in (out.resolve(), *out.resolve().parents))
-    ):
+    if options.dry_run and (options.out is None or results in (out.resolve(), *out.resolve().parents)):
         say("error: a dry run is not a result; name a folder outside benchmarks/results with --out")
         return 2
-    if not options.dry_run and (why := why_no_gpu()):
-        say(f"error: {why}; run this on a machine with an NVIDIA GPU, or try it with --dry-run --out DIR")
+    pytorch = ask_pytorch(options.dry_run)
+    if "why_not" in pytorch:
+        say(
+            f"error: {pytorch['why_not']}; run this on a machine with an NVIDIA GPU, or try it with --dry-run --out DIR"
+        )
         return 2
+    if pytorch["not_fused"]:
+        say(f"fused kernels are left out: {pytorch['not_fused']}")
+    signal.signal(signal.SIGTERM, stopped)
     sizes = DRY if options.dry_run else REAL
     if options.curves:
         sizes = replace(sizes, curves=options.curves)
-    signal.signal(signal.SIGTERM, stopped)
-    without = why_not_fused(options.dry_run)
-    if options.prepare:
-        say(f"fused kernels are left out: {without}" if without else "making data sets, compiling kernels")
-        how = {"sizes": sizes, "dry": options.dry_run, "deadline_s": options.deadline_s, "fused": not without}
-        with tempfile.TemporaryDirectory(prefix="gpu-") as folder:
-            document = measure(PREPARATION, out=Path(folder), **how)
-        return int(any(each["status"] == "failed" for each in document["sections"].values()))
-    sections = [each for each in SECTIONS if re.search(options.only, each.name)]
-    if without:
-        say(f"fused kernels are left out: {without}")
     document = measure(
-        sections, sizes=sizes, dry=options.dry_run, deadline_s=options.deadline_s, out=out, fused=not without
+        [each for each in SECTIONS if options.part in (None, each.part) and re.search(options.only, each.name)],
+        sizes=sizes,
+        dry=options.dry_run,
+        deadline_s=options.deadline_s,
+        out=out,
+        machine=describe_machine(pytorch, os.environ.get("PATH")),
     )
-    print(gpu_table.markdown(document))
+    print((out / "gpu.md").read_text(encoding="utf-8"))
     say(f"written to {out / 'gpu.md'} and .json")
-    return gpu_table.exit_code(document)
+    return gpu_table.exit_code(document) or int(document["status"] != "finished")
 
 
 if __name__ == "__main__":

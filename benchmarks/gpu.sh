@@ -1,26 +1,32 @@
 #!/usr/bin/env bash
-# Sets up and measures training on the NVIDIA GPU of this machine, unattended, in less than nine minutes:
+# Checks and measures training on the NVIDIA GPU of this machine, unattended, all of it or a part, in less than nine minutes:
 #
-#     PYTHON=/path/to/python WHEELS=FOLDER benchmarks/gpu.sh
+#     benchmarks/gpu.sh --part facts         machine, versions, and captured steps node by node; no set-up
+#     benchmarks/gpu.sh --part tests         the tests for a GPU; no set-up
+#     benchmarks/gpu.sh --part targets       steps, whole epochs and timers beside plain PyTorch; no set-up
+#     benchmarks/gpu.sh --part horovod       set-up with Horovod over NCCL, what it takes, several workers on the GPU
+#     benchmarks/gpu.sh --part limits        what the GPU can do, energy, waits, torch.compile, other blocks; no set-up
+#     PYTHON=/path/to/python WHEELS=FOLDER benchmarks/gpu.sh          all, one after the other
 #
 #   PYTHON      a Python that has PyTorch for CUDA, whose packages are used as they are; default: the .venv here if it sees
-#               a GPU, with nothing set up, else the first python on PATH that does
-#   WHEELS      folder with the other packages (`make wheels`), for a machine without a network
-#   OUT         where gpu.json, gpu.md and gpu.log go (default benchmarks/results/gpu)
+#               a GPU, else the first python on PATH that does
+#   WHEELS      folder with the other packages (`make wheels`), for the set-up on a machine without a network
+#   OUT         where gpu.json, gpu.md and gpu.log go (default benchmarks/results/gpu); a part replaces its own sections
 #   DEADLINE_S  seconds for all of it (default 530)
-#   BUILD_S     of them, at most so many for compiling Horovod with NCCL and with MPI (default 200)
+#   BUILD_S     of them, at most so many for the set-up with Horovod (default 300)
 #
-# What needs Horovod is left out if it cannot be built; everything else is measured all the same. docs/gpu.md explains the
-# table.
+# "No set-up" means that this package need not be installed. docs/gpu.md explains the table.
 #
-# Exit codes: 0 all checks passed and all targets met; 1 not, gpu.md says which; 2 something is missing, nothing measured.
+# Exit codes: 0 all checks passed and all targets were met; 1 not, gpu.md says which; 2 something is missing, nothing
+# measured.
 set -u -o pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd) || exit 2
 out=${OUT:-$root/benchmarks/results/gpu}
 deadline_s=${DEADLINE_S:-530}
-build_s=${BUILD_S:-200}
-least_s=60 # less is not worth a start
+build_s=${BUILD_S:-300}
+least_s=20 # less is not worth a start
+parts="facts tests targets horovod limits"
 log=/dev/null # until there is something to measure
 
 told() { printf '[%s s] %s\n' "$SECONDS" "$*" | tee -a "$log"; }
@@ -31,12 +37,19 @@ refused() {
 has_torch() { "$1" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' >/dev/null 2>&1; }
 
 # ------------------------------------------------------------------------------------------------ what is here
+if [ $# -gt 0 ]; then
+  case "${1:-} ${2:-}" in
+    --part\ facts | --part\ tests | --part\ targets | --part\ horovod | --part\ limits) parts=$2 ;;
+    *) refused "it takes nothing, or --part with one of $parts, not '$*'" ;;
+  esac
+fi
 missing=()
 for number in "$deadline_s" "$build_s"; do
   [[ $number =~ ^[0-9]+$ ]] || refused "DEADLINE_S and BUILD_S are whole seconds, not '$number'"
 done
 set_up=yes
 if [ -z "${PYTHON:-}" ] && has_torch "$root/.venv/bin/python"; then
+  python=$root/.venv/bin/python
   set_up=no
 elif [ -n "${PYTHON:-}" ]; then
   python=$(command -v "$PYTHON") || refused "PYTHON=$PYTHON: there is no such program"
@@ -51,7 +64,6 @@ else
   done
   [ -n "$python" ] || missing+=("a Python on PATH whose PyTorch sees a GPU (or name it: PYTHON=/path/to/python)")
 fi
-command -v nvidia-smi >/dev/null || missing+=("the NVIDIA driver (no nvidia-smi)")
 if [ -n "${WHEELS:-}" ] && [ ! -d "$WHEELS" ]; then
   missing+=("the folder WHEELS=$WHEELS")
 fi
@@ -63,51 +75,55 @@ fi
 absolute() { printf '%s/%s' "$(cd "$(dirname "$1")" && pwd)" "$(basename "$1")"; } # a link stays one
 wheels=${WHEELS:+$(absolute "$WHEELS")}
 python=${python:+$(absolute "$python")}
-if ! mkdir -p "$out" || ! : >"$out/gpu.log"; then
+if ! mkdir -p "$out" || ! : >>"$out/gpu.log"; then
   refused "OUT=$out cannot be written"
 fi
 out=$(absolute "$out")
 log=$out/gpu.log
 cd "$root" || exit 2
-nvidia-smi | tee -a "$log"
+{ nvidia-smi || true; } 2>&1 | tee -a "$log"
 
-# ------------------------------------------------------------------------------------------------ set-up
-setup() { # seconds, options...: ends it when they are over
-  local limit_s=$1
-  shift
-  timeout --kill-after=10 "$limit_s" "$python" scripts/setup.py --this-python --site yes --dev no "$@" \
-    ${wheels:+--wheels "$wheels"} 2>&1 | tee -a "$log"
-}
-
-if [ "$set_up" = no ]; then
-  told "the .venv here sees a GPU and is used as it is; PYTHON=... would set it up"
-else
-  told "set-up without Horovod, with $python"
-  setup 120 --horovod no --builds none || refused "the set-up failed, see $log"
-  if command -v nvcc >/dev/null || [ -x "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" ]; then
-    told "Horovod, built with NCCL and with MPI for GPU tensors, in $build_s s at most"
-    # Compilers at work are no time to measure in, but to make data sets and to compile kernels.
-    .venv/bin/python benchmarks/gpu.py --prepare --deadline-s "$build_s" >"$out/prepare.log" 2>&1 &
-    preparing=$!
-    if ! setup "$build_s" --horovod yes --builds "nccl mpi"; then
-      told "without Horovod: its build failed or did not end in time; what needs it is left out"
-      wait "$preparing" # its Python must not lose its packages meanwhile
-      setup 60 --horovod no --builds none || refused "the set-up failed, see $log"
-    fi
-    wait "$preparing"
-    told "prepared: $(tail -n 1 "$out/prepare.log")"
-    cat "$out/prepare.log" >>"$log" && rm "$out/prepare.log"
-  else
+# ------------------------------------------------------------------------------------------------ the parts
+with_horovod() { # seconds: makes .venv with Horovod over NCCL, unless that cannot be
+  if [ "$set_up" = no ]; then
+    told "the .venv here sees a GPU and is used as it is; PYTHON=... would set it up"
+  elif ! command -v nvcc >/dev/null && [ ! -x "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" ]; then
     told "without Horovod: no CUDA toolkit (no nvcc on PATH or below CUDA_HOME)"
+  else
+    told "set-up with Horovod over NCCL, with $python, in $1 s at most"
+    if timeout --kill-after=10 "$1" "$python" scripts/setup.py --this-python --site yes --dev no \
+      --horovod yes --builds nccl ${wheels:+--wheels "$wheels"} 2>&1 | tee -a "$log"; then
+      python=$root/.venv/bin/python
+      set_up=no
+    else
+      told "without Horovod: its set-up failed or did not end in time; what needs it is left out"
+    fi
   fi
-fi
-
-# ------------------------------------------------------------------------------------------------ measurements
-left_s=$((deadline_s - SECONDS))
-[ "$left_s" -ge "$least_s" ] || refused "the set-up took $SECONDS s of $deadline_s s: nothing is left to measure in"
-told "measuring, $left_s s are left"
-timeout --kill-after=5 "$((left_s + 10))" .venv/bin/python benchmarks/gpu.py --deadline-s "$left_s" --out "$out" \
-  2>&1 | tee -a "$log"
-code=${PIPESTATUS[0]}
+}
+weight() { # of a part: where the time is short it is divided in these proportions
+  case $1 in facts) echo 2 ;; tests) echo 4 ;; targets) echo 8 ;; horovod) echo 6 ;; *) echo 5 ;; esac
+}
+export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
+code=2
+rest=0
+for part in $parts; do rest=$((rest + $(weight "$part"))); done
+for part in $parts; do
+  own_s=$(((deadline_s - SECONDS) * $(weight "$part") / rest))
+  rest=$((rest - $(weight "$part")))
+  ends=$((SECONDS + own_s))
+  if [ "$part" = horovod ]; then
+    with_horovod "$((own_s * 2 / 3 < build_s ? own_s * 2 / 3 : build_s))"
+  fi
+  left_s=$((ends - SECONDS))
+  if [ "$left_s" -lt "$least_s" ]; then
+    told "$part: nothing is left to measure in, $left_s s of $deadline_s s"
+    continue
+  fi
+  told "$part, $left_s s"
+  timeout --kill-after=5 "$((left_s + 10))" "$python" benchmarks/gpu.py --part "$part" --deadline-s "$left_s" --out "$out" \
+    2>&1 | tee -a "$log"
+  own=${PIPESTATUS[0]}
+  if [ "$code" = 2 ] || [ "$own" != 0 ]; then code=$own; fi
+done
 told "done, exit code $code; results in $out"
 exit "$code"

@@ -4,31 +4,31 @@
 
 One process, because a start with its CUDA context, its data set of 2.4 GB on the GPU, its compiled kernels and captured
 graphs costs seconds, and a block of steps a quarter of one: this way every way is measured in every round, neighbours
-in time, on the same curves. A way that fails is named and left out. If it takes the GPU's context with it, the process
-ends with code 3, and is started again without that way.
+in time, on the same curves. A way that fails is named; on a GPU the process then ends with code 3, and is started again
+without that way: a capture that failed leaves PyTorch's allocator in a state in which later ones fail too.
 
     what "steps"    first the losses of every way over some steps from the same weights and batches, then blocks of
                     steps in an order shuffled again in every round
-    what "prepare"  two steps in every way, so that kernels are compiled and kept
+    what "prepare"  opens every way as "steps" does, so that kernels are compiled and kept
     what "epochs"   whole epochs, again in turns: the trainer as a user starts it, with its record, and the plain loop
 
 Letters: B curves in a batch, C = 3 channels, L = 201 points, P = 2 targets, S curves of the training set.
 """
 
 import gc
-import itertools
 import json
 import random
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
+import numpy as np
 import plain_training
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -73,8 +73,11 @@ thousandths within 100 steps, with these by less than a millionth."""
 UNCOMPARED = (PLAIN_LOADER, "compile", "compile + graphs")
 """The losses of the first are those of the plain loop; the others would be compiled once more for it, slowly."""
 
+WARMUP_STEPS = 10
+"""Of a whole run of the trainer, whose timed stretch begins behind them."""
+
 BROKEN_CONTEXT = 3
-"""Exit code when the GPU's context is gone."""
+"""Exit code when a way failed on a GPU, and may have broken the process for the others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,12 +217,12 @@ class Plain:
 
 
 class Ours:
-    """The trainer's step, alone, its timers off; captured where `options` ask for CUDA graphs."""
+    """The trainer's step, alone, its timers off unless `options` switch them on; captured where they ask for graphs."""
 
     def __init__(
         self, resident: Resident, plan: Plan, tf32: Tf32, options: Mapping[str, Any], *, blocks: str = ""
     ) -> None:
-        config = replace(resident.config, timer_mode="off", device=plan.device, **options)
+        config = replace(resident.config, **{"timer_mode": "off", "device": plan.device, **options})
         device = resident.device
         self._resident, self._tf32, self._config = resident, tf32, config
         self._arithmetic = Arithmetic(config, device)
@@ -228,8 +231,8 @@ class Ours:
         self._backend = open_backend(config, Launch(launcher="none", rank=0, workers=1, backend="serial"))
         called = accelerate(bare_model, config, device)
         self._model, self._optimizer = self._backend.bind(called, bare_optimizer)
-        self._clock = open_clock(config.timer_mode, device)
-        self._clock.start()
+        self.clock = open_clock(config.timer_mode, device)
+        self.clock.start()
         self._captured = (
             CapturedStep(
                 config,
@@ -253,7 +256,7 @@ class Ours:
         self._set()
         if self._captured is not None:
             self._captured.begin_epoch(self._resident.order(0))  # all of it: a longer one would be captured again
-            return torch.stack([self._captured.take(None, self._clock) for _ in order])
+            return torch.stack([self._captured.take(None, self.clock) for _ in order])
         curves, targets = self._resident.curves, self._resident.targets
         return torch.stack([self._step(curves[rows], targets[rows]) for rows in order])
 
@@ -268,8 +271,9 @@ class Ours:
     def make(self, steps: int) -> None:
         self._set()
         if self._captured is not None:
-            take, clock = self._captured.take, self._clock
+            take, clock = self._captured.take, self.clock
             for _ in range(steps):
+                clock.begin()
                 take(None, clock)
         else:
             for _ in range(steps):
@@ -277,7 +281,7 @@ class Ours:
         self._left -= steps
 
     def _step(self, curves: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return train_step(self._model, self._optimizer, curves, targets, self._backend, self._clock, self._arithmetic)
+        return train_step(self._model, self._optimizer, curves, targets, self._backend, self.clock, self._arithmetic)
 
     def _set(self) -> None:
         if self._resident.device.type == "cuda":
@@ -322,17 +326,12 @@ def measure_steps(plan: Plan, device: torch.device) -> None:
                 continue
             say({"says": "begins", "way": name, "batch": batch})
             try:
-                losses = None
-                if name not in UNCOMPARED:
-                    losses = open_way(name, resident, plan, tf32, CALM).losses(order_of[batch]).tolist()
                 opened = now()
-                way = open_way(name, resident, plan, tf32)
-                way.losses(order_of[batch][:2])
-                _settle(device)
+                losses, way = open_both(name, resident, plan, tf32, order_of[batch])
                 took_s = now() - opened
                 per_block[name, batch] = _steps_per_block(way, plan, resident)
             except Exception as error:
-                _failed(name, batch, error, device)
+                failed(name, batch, error, device)
                 continue
             open_ways[name, batch] = way
             say({"says": "losses", "way": name, "batch": batch, "losses": losses, "opened_s": took_s})
@@ -346,10 +345,10 @@ def measure_steps(plan: Plan, device: torch.device) -> None:
             name, batch = key
             say({"says": "begins", "way": name, "batch": batch})
             try:
-                seconds = _timed(open_ways[key], per_block[key], device)
+                _, seconds = timed(open_ways[key], per_block[key], device)
             except Exception as error:
                 del open_ways[key]
-                _failed(name, batch, error, device)
+                failed(name, batch, error, device)
                 continue
             block = {"round": number, "steps": per_block[key], "seconds": seconds}
             say({"says": "block", "way": name, "batch": batch, **block})
@@ -363,8 +362,24 @@ def measure_steps(plan: Plan, device: torch.device) -> None:
                 say({"says": "launches", "way": name, "batch": batch, "launches": launches_of(partial(way.make, 1))})
 
 
+def open_both(
+    name: str, resident: Resident, plan: Plan, tf32: Tf32, order: torch.Tensor
+) -> tuple[list[float] | None, Way]:
+    """Return the losses of a way on the batches `order` (steps, B), if they are compared, and the way to be timed.
+
+    Both are opened, with CALM and without it: kernels compiled for standardised curves are others.
+    """
+    losses = None
+    if name not in UNCOMPARED:
+        losses = open_way(name, resident, plan, tf32, CALM).losses(order).tolist()
+    way = open_way(name, resident, plan, tf32)
+    way.losses(order[:2])
+    settle(resident.device)
+    return losses, way
+
+
 def prepare(plan: Plan, device: torch.device) -> None:
-    """Make two steps in every way: what is compiled for them is kept on the disk, for the processes that come after."""
+    """Open every way: what is compiled for it is kept on the disk, for the processes that come after."""
     tf32 = Tf32()
     for batch in plan.batches:
         resident = Resident(plan, batch, device)
@@ -374,9 +389,9 @@ def prepare(plan: Plan, device: torch.device) -> None:
             say({"says": "begins", "way": name, "batch": batch})
             opened = now()
             try:
-                losses = open_way(name, resident, plan, tf32).losses(resident.order(0)[:2]).tolist()
+                losses, _ = open_both(name, resident, plan, tf32, resident.order(0)[:2])
             except Exception as error:
-                _failed(name, batch, error, device)
+                failed(name, batch, error, device)
                 continue
             say({"says": "losses", "way": name, "batch": batch, "losses": losses, "opened_s": now() - opened})
 
@@ -384,21 +399,23 @@ def prepare(plan: Plan, device: torch.device) -> None:
 def _steps_per_block(way: Way, plan: Plan, resident: Resident) -> int:
     """Warm `way` up and return how many of its steps take about `block_s`; no block is longer than an epoch."""
     count = min(plan.warmup_steps, resident.per_epoch)
-    seconds = [_timed(way, count, resident.device) for _ in range(3)]
+    seconds = [timed(way, count, resident.device)[1] for _ in range(3)]
     return max(2, min(resident.per_epoch, round(plan.block_s / (min(seconds) / count))))
 
 
-def _timed(way: Way, steps: int, device: torch.device) -> float:
-    """Return the seconds of so many steps, from an idle device to an idle device."""
+def timed(way: Way, steps: int, device: torch.device) -> tuple[float, float]:
+    """Return the seconds of so many steps: of the host's calls, and from an idle device to an idle device."""
     way.ready(steps)
-    _settle(device)
+    settle(device)
     opened = now()
     way.make(steps)
-    _settle(device)
-    return now() - opened
+    host_s = now() - opened
+    settle(device)
+    return host_s, now() - opened
 
 
-def _settle(device: torch.device) -> None:
+def settle(device: torch.device) -> None:
+    """Wait for all that the device was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -406,9 +423,8 @@ def _settle(device: torch.device) -> None:
 def measure_epochs(plan: Plan, device: torch.device) -> None:
     """Make whole epochs in every way, in turns; says the seconds of each.
 
-    An epoch of the trainer lasts from the begin of its first step to that of the next epoch's first: drawing the next
-    order, reading and writing step rows, and looking at the clock are in it. The first epoch of a run has its warm-up
-    and is not told. One of the plain loop lasts from drawing its order to the idle device.
+    An epoch of the trainer lasts from the end of the epoch before, see `epoch_seconds`. The first one of a run has its
+    warm-up and is not told. One of the plain loop lasts from drawing its order to the idle device.
     """
     began, tf32 = now(), Tf32()
     residents = {batch: Resident(plan, batch, device) for batch in plan.batches} if PLAIN in plan.ways else {}
@@ -427,17 +443,17 @@ def measure_epochs(plan: Plan, device: torch.device) -> None:
                 if name == PLAIN:
                     if batch not in plain:
                         plain[batch] = Plain(residents[batch], tf32, {})
-                        _timed(plain[batch], min(plan.warmup_steps, residents[batch].per_epoch), device)
+                        timed(plain[batch], min(plan.warmup_steps, residents[batch].per_epoch), device)
                     opened = now()
                     plain[batch].ready(residents[batch].per_epoch)
                     plain[batch].make(residents[batch].per_epoch)
-                    _settle(device)
+                    settle(device)
                     found: dict[str, Any] = {"epoch_s": [now() - opened]}
                 else:
                     found = _whole_run(plan, batch, OURS[name])
             except Exception as error:
                 alive.remove((name, batch))
-                _failed(name, batch, error, device)
+                failed(name, batch, error, device)
                 continue
             say({"says": "epochs", "way": name, "batch": batch, "round": number, **found})
             gc.collect()
@@ -458,7 +474,7 @@ def _whole_run(plan: Plan, batch: int, options: Mapping[str, Any]) -> dict[str, 
             "evaluate_every": float(plan.epochs),
             "checkpoint_at_end": False,
             "system_interval_s": 0.0,
-            "warmup_steps": 10,
+            "warmup_steps": WARMUP_STEPS,
             "timer_mode": "light",
             **options,
         },
@@ -469,13 +485,25 @@ def _whole_run(plan: Plan, batch: int, options: Mapping[str, Any]) -> dict[str, 
         result = run(config, out=Path(folder) / "run", launch=launch)
         rows = records.read_steps(Path(folder) / "run", rank=0)
         epoch, begin_s, step_s = (rows.column(name).to_numpy() for name in ("epoch", "begin_s", "step_s"))
-    firsts = [int((epoch < each).sum()) for each in range(1, plan.epochs)]  # the first step of each epoch but the first
-    edges = [*(float(begin_s[first]) for first in firsts), float(begin_s[-1] + step_s[-1])]
     kept = ("samples_per_s", "window_s", "steps", "step_ms_median", "step_ms_p90", "laps_ms", "train_mse", "test_mse")
     return {
-        "epoch_s": [after - before for before, after in itertools.pairwise(edges)],
+        "epoch_s": epoch_seconds(epoch, begin_s, step_s),
         **{name: result[name] for name in kept},
     }
+
+
+def epoch_seconds(epoch: np.ndarray, begin_s: np.ndarray, step_s: np.ndarray) -> list[float]:
+    """Return the seconds of each epoch of a run but the first, from three columns of its steps, each of shape (steps,).
+
+    From the end of the epoch before to its own: drawing its order, writing rows and looking at the clock are in it.
+    `begin_s` is the host's clock, and the host runs hundreds of steps ahead of a GPU. Where a stretch of steps begins,
+    after the warm-up and at every epoch, the GPU is idle and the two agree; from there to the end of the epoch the
+    device's own times `step_s` count.
+    """
+    firsts = np.searchsorted(epoch, np.arange(epoch[-1] + 1))
+    firsts[0] = WARMUP_STEPS
+    ends_s = begin_s[firsts] + np.add.reduceat(step_s, firsts)
+    return [float(each) for each in np.diff(ends_s)]
 
 
 # ------------------------------------------------------------------------------------------------ the process
@@ -486,27 +514,25 @@ def say(line: Mapping[str, Any]) -> None:
     print(json.dumps(records.finite(dict(line)), allow_nan=False), flush=True)
 
 
-def _failed(name: str, batch: int, error: Exception, device: torch.device) -> None:
-    """Say that a way failed; end the process if it broke the GPU's context, for then nothing more works in it."""
+def failed(name: str, batch: int, error: Exception, device: torch.device) -> None:
+    """Say that a way failed; on a GPU end the process, in which nothing can be trusted any more."""
     last = (str(error).strip().splitlines() or [""])[0]
     say({"says": "failed", "way": name, "batch": batch, "why": f"{type(error).__name__}: {last}"[:500]})
     traceback.print_exception(error)
-    try:
-        _settle(device)
-    except Exception:
+    if device.type == "cuda":
         sys.exit(BROKEN_CONTEXT)
 
 
-def main(arguments: Sequence[str]) -> NoReturn:
-    """Measure what a plan file says."""
+def main(arguments: Sequence[str], programs: Mapping[str, Callable[[Plan, torch.device], None]]) -> NoReturn:
+    """Measure what a plan file says, by one of `programs`."""
     plan = Plan(**json.loads(Path(arguments[0]).read_text(encoding="utf-8")))
     torch.set_num_threads(1)
     device = torch.device("cuda", 0) if plan.device == "cuda" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    {"steps": measure_steps, "epochs": measure_epochs, "prepare": prepare}[plan.what](plan, device)
+    programs[plan.what](plan, device)
     sys.exit(0)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(sys.argv[1:], {"steps": measure_steps, "epochs": measure_epochs, "prepare": prepare})

@@ -5,7 +5,6 @@ Medians over rounds, with the smallest and the largest; ratios are taken within 
 
 import math
 import statistics
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,10 +13,11 @@ FP32 = ("no graphs", "graphs", "fused", "compile", "compile + graphs")
 """Ways that compute in float32 as the exact plain loop does: their losses must be the same."""
 
 LOSSES_TOLERANCE = 1e-4
-EPOCH_TARGETS_S = {75: 1.0, 1024: 0.25}
-RATIO_TARGET = 10.0
+EPOCH_TARGETS_S = {75: (1.0, 0.45), 1024: (0.25, 0.15)}
+"""Batch size -> what an epoch of 750,000 curves may take, and what is aimed at."""
+RATIO_TARGETS = {75: 10.0, 1024: 4.0}
 TIMERS_TARGET_PERCENT = 1.0
-HOROVOD_TARGET = 0.02
+EXCHANGE_TARGET_S = 60e-6
 NOT_MEASURED = "not measured"
 
 Said = Sequence[Mapping[str, Any]]
@@ -124,28 +124,45 @@ def epochs(said: Said) -> dict[str, Any]:
     return {"batches": batches, "notes": _notes(said)}
 
 
-def tests(suite: ElementTree.Element, *, cut_off: bool) -> dict[str, Any]:
-    """Return what came of the tests in a `testsuite` of pytest's JUnit file."""
-    cases = list(suite.iter("testcase"))
-    failures = [
-        {"test": case.get("name"), "why": (problem.get("message") or problem.text or "").strip()[:1000]}
-        for case in cases
-        for problem in (*case.findall("failure"), *case.findall("error"))
-    ]
-    skipped = [case for case in cases if case.find("skipped") is not None]
-    skips = {(skip.get("message") or "").strip()[:300] for skip in suite.iter("skipped")}
-    bad = {each["test"] for each in failures}
-    seconds = sorted(((float(case.get("time", 0)), str(case.get("name"))) for case in cases), reverse=True)
-    return {
-        "passed": len(cases) - len(bad) - len(skipped),
-        "failed": len(bad),
-        "skipped": len(skipped),
-        "cut_off": cut_off,
-        "skipped_because": sorted(skips),
-        "failures": failures,
-        "names": [str(case.get("name")) for case in cases],
-        "slowest": [{"test": name, "seconds": took} for took, name in seconds[:5]],
+def tests(said: Said) -> dict[str, Any]:
+    """Return what came of the tests, from what gpu_tests.py said; what was said of a test last counts.
+
+    A test whose process ended before it did has failed.
+    """
+    found = {line["name"]: line for line in said if line["says"] in ("test", "lost")}
+    by = {
+        outcome: [line for line in found.values() if line.get("outcome", "failed") == outcome]
+        for outcome in ("passed", "failed", "skipped")
     }
+    earlier = {line["name"] for line in said if line["says"] == "lost" or line.get("outcome") == "failed"}
+    slowest = sorted((line for line in found.values() if "seconds" in line), key=lambda line: -line["seconds"])
+    return {
+        **{outcome: len(lines) for outcome, lines in by.items()},
+        "skipped_because": sorted({line["why"] for line in by["skipped"]}),
+        "failures": [{"test": line["name"], "why": line["why"]} for line in by["failed"]],
+        "passed_alone": [line["name"] for line in by["passed"] if line["name"] in earlier],
+        "slowest": [{"test": line["name"], "seconds": line["seconds"]} for line in slowest[:5]],
+    }
+
+
+def smoke(said: Said) -> dict[str, Any]:
+    """Return the captured step of every way, from what gpu_smoke.py said; losses against the exact plain loop."""
+    truth = {line["batch"]: line["losses"] for line in said if line["says"] == "order"}
+    rows: dict[tuple[str, int], dict[str, Any]] = {}
+    for line in said:
+        if line["says"] not in ("losses", "smoke", "failed"):
+            continue
+        row = rows.setdefault((line["way"], line["batch"]), {"way": line["way"], "batch": line["batch"]})
+        if line["says"] == "losses":
+            row |= {"losses": _compared(line["losses"], truth[line["batch"]]), "opened_s": line["opened_s"]}
+        elif line["says"] == "smoke":
+            row |= {name: line[name] for name in ("step_s", "host_s", "light_s", "nodes")}
+        else:
+            row["why"] = line["why"]
+    adam = [
+        {name: line[name] for name in ("parameters", "tensors", "seconds")} for line in said if line["says"] == "adam"
+    ]
+    return {"ways": list(rows.values()), "adam": adam, "notes": _notes(said)}
 
 
 # ------------------------------------------------------------------------------------------------ verdicts
@@ -154,11 +171,12 @@ def tests(suite: ElementTree.Element, *, cut_off: bool) -> dict[str, Any]:
 def targets(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return every check and target, what was found, and the verdict: `met`, `missed` or `not measured`.
 
-    Each is {"name", "kind": check or target, "wanted", "found", "verdict"}, `found` a text or None. In a dry run none
-    is judged.
+    Each is {"name", "kind": check or target, "section", "wanted", "found", "verdict"}, `found` a text or None. In a dry
+    run none is judged.
     """
-    found = [*_tests(document), *_losses(document), *_epochs(document), *_timers(document)]
-    found += [*_horovod(document), *_waits(document)]
+    by = {"correctness": _tests, "step": _losses, "epochs": _epochs, "timers": _timers, "exchange": _exchange}
+    by["waits"] = _waits
+    found = [{**each, "section": section} for section, judge in by.items() for each in judge(document)]
     if document["dry_run"]:
         return [{**each, "verdict": "dry run: not judged"} for each in found]
     return found
@@ -179,9 +197,9 @@ def _tests(document: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
     text, met = None, None
     if ran is not None:
         text = f"{ran['passed']} passed, {ran['failed']} failed, {ran['skipped']} skipped"
-        text += "; cut off: the section's time was over" * ran["cut_off"]
-        met = not (ran["failed"] or ran["skipped"] or ran["cut_off"]) and ran["passed"] > 0
-    yield _target("tests for a GPU", "check", "all pass, none is skipped", text, met)
+        text += f"; {len(ran['passed_alone'])} of them alone only" if ran["passed_alone"] else ""
+        met = not ran["failed"] and ran["passed"] > 0
+    yield _target("tests for a GPU", "check", "none fails", text, met)
 
 
 def _losses(document: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
@@ -211,7 +229,8 @@ def _losses(document: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
 
 def _epochs(document: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
     """The fastest way of this package whose losses are not in doubt, by whole epochs, else by blocks of steps."""
-    for batch, wanted_s in EPOCH_TARGETS_S.items():
+    for batch, (wanted_s, aim_s) in EPOCH_TARGETS_S.items():
+        wanted_ratio = RATIO_TARGETS[batch]
         seconds: tuple[str | None, bool | None] = (None, None)
         ratio: tuple[str | None, bool | None] = (None, None)
         for section, how in (("epochs", "whole epochs"), ("step", "blocks of steps")):
@@ -229,11 +248,12 @@ def _epochs(document: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
                 times = best["times_plain"]
                 ratio = (
                     f"{times['median']:.1f} ({times['min']:.1f} - {times['max']:.1f}; {best['way']}, {how})",
-                    times["median"] >= RATIO_TARGET,
+                    times["median"] >= wanted_ratio,
                 )
             break
-        yield _target(f"epoch of 750,000 curves, batch {batch}", "target", f"<= {wanted_s:g} s", *seconds)
-        yield _target(f"times the plain loop beside it, batch {batch}", "target", f">= {RATIO_TARGET:g}", *ratio)
+        wanted = f"<= {wanted_s:g} s, aim {aim_s:g} s"
+        yield _target(f"epoch of 750,000 curves, batch {batch}", "target", wanted, *seconds)
+        yield _target(f"times the plain loop beside it, batch {batch}", "target", f">= {wanted_ratio:g}", *ratio)
 
 
 def is_ours(way: str) -> bool:
@@ -248,7 +268,7 @@ def _timers(document: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
         name = "timers, mode light against off"
         if case is not None:
             name += f", batch {case['batch']}"
-            light = next(each for each in case["ways"] if each["way"] == "light")
+            light = next(each for each in case["variants"] if each["way"] == "light")
             text = f"{light['percent']:.2f} %"
             if light["low"] is not None:
                 text += f" [{light['low']:.2f}, {light['high']:.2f}]"
@@ -258,16 +278,16 @@ def _timers(document: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
         yield _target(name, "target", f"<= {TIMERS_TARGET_PERCENT:g} %", text, met)
 
 
-def _horovod(document: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
-    found = _result(document, "horovod")
-    for pairs in found["pairs"] if found else [None]:
+def _exchange(document: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+    for name, way in (("Horovod over NCCL", "horovod/nccl"), ("NCCL through torch", "ddp/nccl")):
+        found = _result(document, "exchange")
+        row = next((each for each in found["runs"] if each["way"] == way), None) if found else None
         text, met = None, None
-        if pairs is not None:
-            values = pairs["overhead"]
-            text = f"{pairs['overhead_median']:.1%} ({min(values):.1%} - {max(values):.1%}, {len(values)} pairs)"
-            met = pairs["overhead_median"] <= HOROVOD_TARGET
-        name = f"one worker inside Horovod against none, steps {pairs['steps'] if pairs else 'captured'}"
-        yield _target(name, "target", f"<= {HOROVOD_TARGET:.0%} slower", text, met)
+        if row is not None and row["seconds"] is not None:
+            text = f"{row['seconds'] * 1e6:.1f} us for {row['bytes']:,} bytes"
+            met = row["seconds"] <= EXCHANGE_TARGET_S
+        wanted = f"<= {EXCHANGE_TARGET_S * 1e6:g} us a step"
+        yield _target(f"forced exchange of one rank, {name}", "target", wanted, text, met)
 
 
 def _waits(document: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
@@ -280,10 +300,13 @@ def _waits(document: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
 
 
 def exit_code(document: Mapping[str, Any]) -> int:
-    """Return 0 if everything is met, else 1; in a dry run 1 if a section failed."""
+    """Return 0 if all is met that the sections of the latest run decide, else 1; in a dry run 1 if one failed."""
+    ran = document["ran"]
+    if any(document["sections"][name]["status"] == "failed" for name in ran):
+        return 1
     if document["dry_run"]:
-        return int(any(each["status"] == "failed" for each in document["sections"].values()))
-    return int(any(each["verdict"] != "met" for each in document["targets"]))
+        return 0
+    return int(any(each["verdict"] != "met" for each in document["targets"] if each["section"] in ran))
 
 
 # ------------------------------------------------------------------------------------------------ the table
@@ -293,13 +316,14 @@ def markdown(document: Mapping[str, Any]) -> str:
     """Return everything for people to read."""
     blocks = [
         "# Training on a GPU",
-        *(_warnings(document)),
-        _machine(document),
+        *_warnings(document),
+        *_machines(document),
         _target_table(document),
+        _smoke_tables(document),
         _epoch_tables(document),
         _step_tables(document, "step", "The step"),
         _timer_table(document),
-        _horovod_lines(document),
+        _exchange_table(document),
         _worker_table(document),
         _limit_lines(document),
         _energy_table(document),
@@ -319,16 +343,31 @@ def _warnings(document: Mapping[str, Any]) -> list[str]:
             "**A dry run on a CPU with tiny sizes: it shows that the program runs. Its numbers are no result, and it "
             "promises nothing.**"
         )
+    if len(document["machines"]) > 1:
+        found.append(
+            "**Not all sections were measured on the same machine by the same sources: the last table says which on "
+            "which. Compare only those of one number.**"
+        )
     if document["status"] != "finished":
         found.append("**Not finished: what follows is what had been measured when this was written.**")
     return found
 
 
-def _machine(document: Mapping[str, Any]) -> str:
-    found = _result(document, "machine")
-    when = f"Measured {document['measured'][:10]} by `benchmarks/gpu.sh`"
-    if not found:
-        return f"{when}; the machine is not known: {document['sections'].get('machine', {}).get('why') or 'not asked'}."
+def identity(machine: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return what sections must share to be compared: host, GPU, driver, versions, and the project's revision."""
+    torch = machine["pytorch"]
+    own = [machine[name] for name in ("host", "cpu_model", "cores_usable", "python", "numpy", "horovod", "revision")]
+    theirs = [torch.get(name) for name in ("gpu", "gpus", "torch", "cuda", "triton", "nccl")]
+    return (*own, *theirs, machine["nvidia_smi"]["driver_version"])
+
+
+def _machines(document: Mapping[str, Any]) -> list[str]:
+    """Return a paragraph for each machine, or state of the sources, that sections were measured on."""
+    one = len(document["machines"]) == 1
+    return [f"{'' if one else f'{number}. '}{_machine(each)}" for number, each in document["machines"].items()]
+
+
+def _machine(found: Mapping[str, Any]) -> str:
     torch, smi = found["pytorch"], found["nvidia_smi"]
     details = [
         *([f"{torch['gpu_memory_gb']} GB"] if torch.get("gpu_memory_gb") else []),
@@ -336,15 +375,15 @@ def _machine(document: Mapping[str, Any]) -> str:
         *([f"power limit {smi['power.limit']}"] if smi["power.limit"] else []),
         *([f"SM clock up to {smi['clocks.max.sm']}"] if smi["clocks.max.sm"] else []),
     ]
-    versions = [f"Python {found['python']}", f"PyTorch {torch['torch']}", f"CUDA {torch['cuda']}"]
+    versions = [f"Python {found['python']}", f"PyTorch {found['torch']}", f"CUDA {torch.get('cuda')}"]
     versions += [f"{name} {torch[key]}" for name, key in (("Triton", "triton"), ("NCCL", "nccl")) if torch.get(key)]
     if found["horovod"]:
         builds = f" (builds {', '.join(found['horovod_builds'])})" if found["horovod_builds"] else ""
         versions.append(f"Horovod {found['horovod']}{builds}")
     gpu = (torch.get("gpu") or "no GPU") + (f" ({', '.join(details)})" if details else "")
     return (
-        f"{when} (revision {found['revision']}): {gpu}; {found['cpu_model']}, {found['cores_usable']} cores; "
-        f"{', '.join(versions)}. "
+        f"Measured by `benchmarks/gpu.sh` (revision {found['revision']}): {gpu}; {found['cpu_model']}, "
+        f"{found['cores_usable']} cores; {', '.join(versions)}. "
         f"Load of the machine before: {found['load_1min']:.1f}."
     )
 
@@ -376,7 +415,7 @@ def _epoch_tables(document: Mapping[str, Any]) -> str:
         return ""
     blocks = [
         "## Whole epochs\n\nRuns of the trainer that record every step, and epochs of the plain loop, in turns. An "
-        "epoch lasts from its first step to that of the next epoch. Ratios are taken within a round."
+        "epoch lasts from the end of the one before to its own. Ratios are taken within a round."
     ]
     for batch, each in found["batches"].items():
         lines = [
@@ -446,30 +485,64 @@ def _timer_table(document: Mapping[str, Any]) -> str:
         "|--:|---|--:|--:|--:|",
     ]
     for case in found["cases"]:
-        for each in (case["control"], *case["ways"]):
+        for each in (case["control"], *case["variants"]):
             interval = "" if each["low"] is None else f"{each['low']:.2f} - {each['high']:.2f}"
             name = "off again" if each["way"] == "control" else each["way"]
             lines.append(_row([str(case["batch"]), name, f"{each['percent']:.2f}", interval, str(case["rounds"])]))
     return "\n".join(lines)
 
 
-def _horovod_lines(document: Mapping[str, Any]) -> str:
-    found = _result(document, "horovod")
+def _exchange_table(document: Mapping[str, Any]) -> str:
+    found = _result(document, "exchange")
     if not found:
         return ""
-    inside = found["pairs"][0]["runs"]["inside"][0]
-    through = f"{inside['backend']}, transport {inside['transport']}, build {inside['horovod_build'] or 'installed'}"
     lines = [
-        f"## One worker inside Horovod\n\nPrograms of their own, in pairs, batch {found['batch']}; {through}.\n",
-        "| steps | | samples/s | spread | step ms |",
-        "|---|---|--:|--:|--:|",
+        "## A forced exchange of one rank\n\nOne worker averages nothing, and its training calls no library for it. "
+        "This is what the library takes for a call with the gradients of this network, made by one rank.\n",
+        "| through | bytes | us |",
+        "|---|--:|--:|",
     ]
-    for pairs in found["pairs"]:
-        for name, runs in pairs["runs"].items():
-            speeds = _range(spread([run["samples_per_s"] for run in runs]), ",.0f")
-            times = [run["step_ms_median"] for run in runs if run["step_ms_median"] is not None]
-            lines.append(_row([pairs["steps"], name, *speeds, f"{statistics.median(times):.4f}" if times else ""]))
+    for row in found["runs"]:
+        cells = ["", f"failed: {row['why']}"] if row["why"] else [f"{row['bytes']:,}", f"{row['seconds'] * 1e6:,.1f}"]
+        lines.append(_row([row["way"], *cells]))
     return "\n".join(lines)
+
+
+def _smoke_tables(document: Mapping[str, Any]) -> str:
+    found = _result(document, "smoke")
+    if not found:
+        return ""
+    lines = [
+        "## Captured steps, node by node\n\nOn random curves; losses are compared as below. Times of a step: of the "
+        "device, with light timers, and of the host's calls alone.\n",
+        "| way | batch | us | with timers | host | nodes | sum of nodes | losses differ by | ready after s |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    pages = []
+    for row in found["ways"]:
+        if "step_s" not in row:
+            lines.append(_row([row["way"], str(row["batch"]), f"failed: {row.get('why', 'not ended')}", *[""] * 6]))
+            continue
+        nodes, losses = row["nodes"] or [], row["losses"]["largest_difference"]
+        cells = [f"{row[name] * 1e6:,.1f}" for name in ("step_s", "light_s", "host_s")]
+        cells += [str(len(nodes) or ""), f"{sum(each['us'] for each in nodes):,.1f}" if nodes else ""]
+        cells += ["not finite" if losses is None else f"{losses:.1e}", f"{row['opened_s']:.1f}"]
+        lines.append(_row([row["way"], str(row["batch"]), *cells]))
+        if nodes:
+            pages += [
+                f"### {row['way']}, batch {row['batch']}\n",
+                "| node | us | after us | grid | block | registers |",
+            ]
+            pages += ["|---|--:|--:|---|---|--:|"]
+            for each in nodes:
+                shape = ["" if each[name] is None else str(each[name]) for name in ("grid", "block", "registers")]
+                pages.append(_row([f"`{each['name']}`", f"{each['us']:.2f}", f"{each['after_us']:.2f}", *shape]))
+            pages.append("")
+    lines += ["", "| PyTorch's fused Adam, parameters | tensors | us |", "|---|--:|--:|"]
+    lines += [
+        _row([each["parameters"], str(each["tensors"]), f"{each['seconds'] * 1e6:,.1f}"]) for each in found["adam"]
+    ]
+    return "\n".join([*lines, *found["notes"], "", *pages]).rstrip()
 
 
 def _worker_table(document: Mapping[str, Any]) -> str:
@@ -525,11 +598,6 @@ def _limit_lines(document: Mapping[str, Any]) -> str:
         times = [f"{each[name] * 1e6:.1f}" for name in ("moving_s", "computing_s")]
         cells = [each["way"], str(each["batch"]), f"{each['step_s'] * 1e6:.1f}", launching, *times]
         lines.append(_row([*cells, each["bound"], f"{each['share']:.0%}"]))
-    if found["allreduce"]:
-        lines += ["", "| all-reduce of one rank | bytes | us |", "|---|--:|--:|"]
-        lines += [
-            f"| {each['way']} | {each['bytes']:,} | {each['seconds'] * 1e6:,.1f} |" for each in found["allreduce"]
-        ]
     return "\n".join(lines)
 
 
@@ -565,18 +633,29 @@ def _wait_lines(document: Mapping[str, Any]) -> str:
 
 def _failed_tests(document: Mapping[str, Any]) -> str:
     found = _result(document, "correctness")
-    if not found or not (found["failures"] or found["skipped"]):
+    if not found or not (found["failures"] or found["skipped"] or found["passed_alone"]):
         return ""
     lines = ["## Tests that did not pass\n"]
+    lines += [f"- {name}: failed beside others, passed alone" for name in found["passed_alone"]]
     lines += [f"- {each['test']}: `{' '.join(each['why'].split())[:300]}`" for each in found["failures"]]
     lines += [f"- skipped: {why}" for why in found["skipped_because"]]
     return "\n".join(lines)
 
 
 def _section_table(document: Mapping[str, Any]) -> str:
-    lines = ["## Sections\n", "| section | | s | why |", "|---|---|--:|---|"]
+    lines = ["## Sections\n", "| part | section | | s | measured | on | why |", "|---|---|---|--:|---|--:|---|"]
     lines += [
-        _row([name, each["status"], f"{each['seconds']:.0f}", each["why"]])
+        _row(
+            [
+                each["part"],
+                name,
+                each["status"],
+                f"{each['seconds']:.0f}",
+                each["measured"],
+                each["machine"],
+                each["why"],
+            ]
+        )
         for name, each in document["sections"].items()
     ]
     return "\n".join(lines)

@@ -164,5 +164,5 @@ LAUNCHERS = {
     "horovodrun --mpi": (BIN / "horovodrun", "--mpi", "-np", "{workers}", sys.executable),
     "horovodrun --gloo": (BIN / "horovodrun", "--gloo", "-np", "{workers}", sys.executable),
     "mpirun": (BIN / "mpirun", *_ROOT, "--bind-to", "none", "-np", "{workers}", sys.executable),
-    "torchrun": (BIN / "torchrun", "--standalone", "--nproc-per-node", "{workers}"),
+    "torchrun": (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "{workers}"),
 }

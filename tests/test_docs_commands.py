@@ -124,8 +124,8 @@ RULES: dict[str, Here | ByTest | NotHere] = {
     r"HOROVOD_STUDY_REPLAY_ON_HOST=1 python -m horovod_study\.train --loader device --cuda-graphs": ByTest(
         by="test_captured_training.py", mentions=("REPLAY_ON_HOST", '"--cuda-graphs", "--loader", "device"')
     ),
-    r"(PYTHON=\S+ WHEELS=FOLDER benchmarks/gpu\.sh|python benchmarks/gpu\.py --dry-run --out DIR)": ByTest(
-        by="test_gpu_benchmark.py", mentions=("gpu.sh", "WHEELS=", '"--dry-run", "--out"')
+    r"((PYTHON=\S+ WHEELS=FOLDER )?benchmarks/gpu\.sh .*|python benchmarks/gpu\.py --dry-run --out DIR)": ByTest(
+        by="test_gpu_benchmark.py", mentions=("gpu.sh", "WHEELS=", '"--part"', '"--dry-run", "--out"')
     ),
     r"horovod-study record .*-- .*": ByTest(
         by="test_record_command.py", mentions=('"record"', "torchrun", "horovodrun")

@@ -11,12 +11,12 @@ import shutil
 import subprocess
 import sys
 import time
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from make.waiting import PATIENCE_S
@@ -27,9 +27,9 @@ BENCHMARKS = ROOT / "benchmarks"
 
 @pytest.fixture(scope="module")
 def modules() -> Iterator[dict[str, ModuleType]]:
-    """gpu.py and gpu_table.py as modules."""
+    """What benchmarks/gpu.sh consists of, as modules."""
     sys.path.insert(0, str(BENCHMARKS))
-    names = ("gpu_table", "gpu")
+    names = ("gpu_table", "gpu", "plain_training", "gpu_steps", "gpu_smoke")
     before = {name: sys.modules.pop(name, None) for name in names}  # scripts/gpu.py has the same name
     try:
         yield {name: importlib.import_module(name) for name in names}
@@ -56,17 +56,20 @@ def table(modules: dict[str, ModuleType]) -> ModuleType:
 
 @pytest.mark.slow
 def test_a_dry_run_goes_the_whole_way_and_promises_nothing(tmp_path: Path) -> None:
-    line = [sys.executable, BENCHMARKS / "gpu.py", "--dry-run", "--out", tmp_path, "--only", "data|step|epochs"]
+    line = [sys.executable, BENCHMARKS / "gpu.py", "--dry-run", "--out", tmp_path, "--only", "smoke|data|step|epochs"]
     done = subprocess.run(line, capture_output=True, text=True, timeout=300, cwd=tmp_path)
     document = json.loads((tmp_path / "gpu.json").read_text(encoding="utf-8"))
     page = (tmp_path / "gpu.md").read_text(encoding="utf-8")
 
     assert done.returncode == 0, done.stderr
     assert {name: each["status"] for name, each in document["sections"].items()} == dict.fromkeys(
-        ("data", "step", "epochs"), "done"
+        ("smoke", "data", "step", "epochs"), "done"
     ), document["sections"]
     assert document["status"] == "finished" and document["dry_run"] is True
     assert {each["verdict"] for each in document["targets"]} == {"dry run: not judged"}
+    assert document["ran"] == list(document["sections"]) and list(document["machines"]) == ["1"]
+    for way in document["sections"]["smoke"]["result"]["ways"]:
+        assert way["losses"]["largest_difference"] < 1e-5 and min(way["step_s"], way["host_s"], way["light_s"]) > 0
     assert "A dry run on a CPU with tiny sizes" in page and "promises nothing" in page
     assert page.strip() in done.stdout
     for batch, each in document["sections"]["step"]["result"]["batches"].items():
@@ -113,12 +116,30 @@ def test_without_a_gpu_nothing_is_measured(
 # ------------------------------------------------------------------------------------------------ sections and time
 
 
-def measured(gpu: ModuleType, sections: list[Any], out: Path, *, deadline_s: float = 60.0, dry: bool = True) -> Any:
-    return gpu.measure(sections, sizes=gpu.DRY, dry=dry, deadline_s=deadline_s, out=out, fused=False)
+def measured(
+    gpu: ModuleType,
+    sections: list[Any],
+    out: Path,
+    *,
+    deadline_s: float = 60.0,
+    dry: bool = True,
+    machine: dict[str, Any] | None = None,
+) -> Any:
+    machine = MACHINE if machine is None else machine
+    return gpu.measure(sections, sizes=gpu.DRY, dry=dry, deadline_s=deadline_s, out=out, machine=machine)
 
 
 def section(gpu: ModuleType, name: str, measure: Any, *, least_s: float = 0.0, most_s: float = 60.0) -> Any:
-    return gpu.Section(name=name, measure=measure, least_s=least_s, most_s=most_s)
+    return gpu.Section(name=name, part="limits", measure=measure, least_s=least_s, most_s=most_s)
+
+
+MACHINE: dict[str, Any] = {
+    **dict.fromkeys(("host", "cpu_model", "cores_usable", "python", "torch", "numpy", "horovod", "revision"), "x"),
+    "load_1min": 0.5,
+    "horovod_builds": [],
+    "pytorch": {"not_fused": "none here"},
+    "nvidia_smi": dict.fromkeys(("driver_version", "power.limit", "clocks.max.sm"), "1"),
+}
 
 
 def test_a_failing_section_costs_no_other(gpu: ModuleType, tmp_path: Path) -> None:
@@ -148,7 +169,45 @@ def test_a_failing_section_costs_no_other(gpu: ModuleType, tmp_path: Path) -> No
         "made": 1.5,
         "unknown": None,
     }
-    assert "| refusing | failed | 0 | the program ended" in (tmp_path / "gpu.md").read_text()
+    row = next(line for line in (tmp_path / "gpu.md").read_text().splitlines() if "refusing" in line)
+    assert row.startswith("| limits | refusing | failed | 0 |") and "the program ended" in row
+
+
+def test_a_part_replaces_its_own_sections_and_says_on_what_it_was_measured(gpu: ModuleType, tmp_path: Path) -> None:
+    def gives(value: int) -> Any:
+        return lambda work: {"value": value}
+
+    def value(name: str) -> Any:
+        return document["sections"][name]["result"]["value"], document["sections"][name]["machine"]
+
+    measured(gpu, [section(gpu, "data", gives(1)), section(gpu, "kept", gives(2))], tmp_path)
+    document = measured(gpu, [section(gpu, "kept", gives(3)), section(gpu, "prepare", gives(4))], tmp_path)
+    assert (value("data"), value("kept"), value("prepare")) == ((1, "1"), (3, "1"), (4, "1"))
+    assert list(document["sections"]) == ["data", "prepare", "kept"] and document["ran"] == ["kept", "prepare"]
+    assert "Not all sections" not in (tmp_path / "gpu.md").read_text()
+
+    other = {**MACHINE, "revision": "y", "load_1min": 7.0}
+    sections = [section(gpu, "data", gives(5)), section(gpu, "kept", gives(6))]
+    document = measured(gpu, sections, tmp_path, machine=other)
+    assert (value("data"), value("kept")) == ((5, "2"), (6, "2")) and list(document["machines"]) == ["1", "2"]
+    assert "Not all sections were measured on the same machine" in (tmp_path / "gpu.md").read_text()
+    measured(gpu, [section(gpu, "data", gives(7))], tmp_path, dry=False)
+    document = measured(gpu, [section(gpu, "data", gives(8), least_s=99)], tmp_path, dry=False)
+    assert list(document["sections"]) == ["data"], "a dry run is never beside results"
+    assert value("data") == (7, "1"), "what had no time left replaces nothing"
+
+
+def test_limits_add_up_to_the_time_there_is(gpu: ModuleType) -> None:
+    for part in gpu.PARTS:
+        sections = [each for each in gpu.SECTIONS if each.part == part]
+        assert sum(each.most_s for each in sections) <= 490, "of 530 s, with the start and the description"
+        for deadline_s in (600.0, 240.0):
+            left_s = deadline_s
+            for place in range(len(sections)):
+                limit_s = gpu.limit_of(sections[place:], left_s)
+                assert min(left_s, sections[place].least_s) <= limit_s <= sections[place].most_s
+                left_s -= limit_s
+            assert left_s >= 0 and (deadline_s == 240.0 or limit_s == sections[-1].most_s)
 
 
 def test_what_has_no_time_left_is_not_begun(gpu: ModuleType, tmp_path: Path) -> None:
@@ -257,6 +316,50 @@ def test_a_process_that_says_nothing_fails_the_section(
         gpu.in_turns({"what": "steps"}, work_of(gpu, tmp_path))
 
 
+TESTS = """
+import json, os, sys
+plan = json.loads(open(sys.argv[1]).read())
+def say(**line): print(json.dumps(line), flush=True)
+def ended(name, outcome): say(says="test", name=name, outcome=outcome, seconds=1.0, why=outcome)
+if plan["share"][1] > 1:
+    say(says="tests", names=["a", "b", "c", "d"])
+    ended("a", "passed"); ended("b", "failed")
+    sys.stderr.write("CUDA error: an illegal memory access was encountered\\n"); sys.exit(3)
+say(says="tests", names=plan["what"])
+if plan["what"] != ["c"]:
+    ended(plan["what"][0], "failed" if plan["what"] == ["b"] else "passed")
+"""
+
+
+def test_a_test_that_failed_beside_others_is_tried_alone(
+    gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gpu_tests.py").write_text(TESTS)
+    monkeypatch.setattr(gpu, "HERE", tmp_path)
+    monkeypatch.setattr(gpu.environment, "affinity", lambda: list(range(4)))
+    found = gpu.measure_correctness(work_of(gpu, tmp_path))
+
+    assert (found["passed"], found["failed"], found["skipped"]) == (2, 2, 0)
+    assert found["passed_alone"] == ["d"] and {each["test"] for each in found["failures"]} == {"b", "c"}
+
+
+def test_the_tests_of_a_share_are_told_one_by_one(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "import warnings, pytest\npytestmark = pytest.mark.gpu\n"
+        "def test_a(): warnings.warn('old')\ndef test_b(): assert 1 == 2\ndef test_c(): pytest.skip('no such GPU')\n"
+        "@pytest.mark.parametrize('n', [1, 2])\ndef test_d(n): pass\n"
+    )
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu: x\nfilterwarnings =\n    error\n")
+    (tmp_path / "plan.json").write_text(json.dumps({"what": ["test_it.py"], "share": [0, 2]}))
+    line = [sys.executable, BENCHMARKS / "gpu_tests.py", tmp_path / "plan.json"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE_S, cwd=tmp_path)
+    said = [json.loads(each) for each in done.stdout.splitlines()]
+
+    assert said[0]["names"] == ["test_it.py::test_a", "test_it.py::test_c", "test_it.py::test_d[2]"]
+    assert [each["outcome"] for each in said[1:]] == ["passed", "skipped", "passed"], done.stderr
+    assert "no such GPU" in said[2]["why"] and all(each["seconds"] >= 0 for each in said[1:])
+
+
 # ------------------------------------------------------------------------------------------------ numbers and verdicts
 
 
@@ -317,29 +420,17 @@ def good_document(table: ModuleType) -> dict[str, Any]:
         *rows("fused", 75, [5e-5, 5e-5], losses=[4.0, 2.0]),
     ]
     light = {"way": "light", "percent": 0.4, "low": 0.3, "high": 0.5}
-    run = {
-        "samples_per_s": 1e6,
-        "step_ms_median": 0.1,
-        "backend": "horovod",
-        "transport": "nccl",
-        "horovod_build": "nccl",
-    }
-    suite = ElementTree.fromstring('<testsuite><testcase name="a" time="1"/><testcase name="b" time="2"/></testsuite>')
+    suite = [{"says": "test", "name": name, "outcome": "passed", "seconds": 1.0, "why": ""} for name in "ab"]
     results: dict[str, Any] = {
-        "correctness": table.tests(suite, cut_off=False),
+        "correctness": table.tests(suite),
         "step": table.steps(said),
         "epochs": table.epochs(epochs),
-        "timers": {"cases": [{"batch": 75, "rounds": 99, "control": {**light, "way": "control"}, "ways": [light]}]},
-        "horovod": {
-            "batch": 75,
-            "pairs": [
-                {
-                    "steps": "captured",
-                    "runs": {"alone": [run], "inside": [run]},
-                    "overhead": [0.01],
-                    "overhead_median": 0.01,
-                }
-            ],
+        "timers": {"cases": [{"batch": 75, "rounds": 99, "control": {**light, "way": "control"}, "variants": [light]}]},
+        "exchange": {
+            "runs": [
+                {"way": "ddp/nccl", "bytes": 613_764, "seconds": 2e-5, "why": None},
+                {"way": "horovod/nccl", "bytes": 613_764, "seconds": 5.5e-5, "why": None},
+            ]
         },
         "workers": {
             "batch": 75,
@@ -373,8 +464,19 @@ def good_document(table: ModuleType) -> dict[str, Any]:
         "measured": "2026-01-01T00:00:00+00:00",
         "status": "finished",
         "dry_run": False,
+        "machines": {"1": MACHINE},
+        "ran": list(results),
         "sections": {
-            name: {"status": "done", "why": "", "seconds": 1.0, "result": result} for name, result in results.items()
+            name: {
+                "part": "x",
+                "machine": "1",
+                "measured": "",
+                "status": "done",
+                "why": "",
+                "seconds": 1.0,
+                "result": each,
+            }
+            for name, each in results.items()
         },
     }
 
@@ -383,7 +485,7 @@ def test_all_is_met_or_the_exit_code_is_one(table: ModuleType) -> None:
     document = good_document(table)
     document["targets"] = table.targets(document)
 
-    assert [each["verdict"] for each in document["targets"]] == ["met"] * 9
+    assert [each["verdict"] for each in document["targets"]] == ["met"] * 10
     assert table.exit_code(document) == 0
 
 
@@ -391,13 +493,24 @@ def test_all_is_met_or_the_exit_code_is_one(table: ModuleType) -> None:
     ("change", "name", "verdict"),
     [
         (lambda found: found["correctness"]["result"].update(failed=1), "tests for a GPU", "missed"),
-        (lambda found: found["correctness"]["result"].update(skipped=1), "tests for a GPU", "missed"),
-        (lambda found: found["correctness"]["result"].update(cut_off=True), "tests for a GPU", "missed"),
+        (lambda found: found["correctness"]["result"].update(passed=0), "tests for a GPU", "missed"),
         (lambda found: found["waits"]["result"]["runs"][0].update(places=1), "places in the hot loop", "missed"),
-        (lambda found: found["horovod"]["result"]["pairs"][0].update(overhead_median=0.021), "one worker", "missed"),
-        (lambda found: found["horovod"].update(result=None), "one worker", "not measured"),
-        (lambda found: found["timers"]["result"]["cases"][0]["ways"][0].update(low=1.1, high=1.2), "timers", "missed"),
-        (lambda found: found["timers"]["result"]["cases"][0]["ways"][0].update(high=1.2), "timers", "not measured"),
+        (
+            lambda found: found["exchange"]["result"]["runs"][1].update(seconds=6.1e-5),
+            "forced exchange of one rank, H",
+            "missed",
+        ),
+        (
+            lambda found: found["exchange"]["result"]["runs"][0].update(seconds=None),
+            "forced exchange of one rank, N",
+            "not measured",
+        ),
+        (
+            lambda found: found["timers"]["result"]["cases"][0]["variants"][0].update(low=1.1, high=1.2),
+            "timers",
+            "missed",
+        ),
+        (lambda found: found["timers"]["result"]["cases"][0]["variants"][0].update(high=1.2), "timers", "not measured"),
         (
             lambda found: found["epochs"]["result"]["batches"]["1024"]["ways"][1]["epoch_s"].update(median=0.26),
             "epoch of 750,000 curves, batch 1024",
@@ -406,6 +519,11 @@ def test_all_is_met_or_the_exit_code_is_one(table: ModuleType) -> None:
         (
             lambda found: found["epochs"]["result"]["batches"]["75"]["ways"][1]["times_plain"].update(median=9.9),
             "times the plain loop beside it, batch 75",
+            "missed",
+        ),
+        (
+            lambda found: found["epochs"]["result"]["batches"]["1024"]["ways"][1]["times_plain"].update(median=3.9),
+            "times the plain loop beside it, batch 1024",
             "missed",
         ),
     ],
@@ -419,6 +537,8 @@ def test_a_miss_is_named(table: ModuleType, change: Any, name: str, verdict: str
     assert [each["verdict"] for each in document["targets"] if each["name"].startswith(name)] == [verdict]
     assert {each["verdict"] for each in others} == {"met"}
     assert table.exit_code(document) == 1
+    document["ran"] = ["workers"]
+    assert table.exit_code(document) == 0, "the sections of this run decide"
 
 
 def test_epochs_count_before_blocks_of_steps(table: ModuleType) -> None:
@@ -434,29 +554,108 @@ def test_the_table_holds_what_was_found(table: ModuleType) -> None:
     page = table.markdown(good_document(table))
 
     for text in (
-        "| epoch of 750,000 curves, batch 75 | <= 1 s | 0.600 s (0.600 - 0.600; fused, whole epochs) | met |",
+        "<= 1 s, aim 0.45 s | 0.600 s (0.600 - 0.600; fused, whole epochs) | met |",
         "| fused | 0.600 | 0.600 - 0.600 | 15.00 | 15.00 - 15.00 | 9 | 0.0600 / 0.0700 |",
         "| fused | 50.0 | 50.0 - 50.0 | 0.500 | 20.00 | 20.00 - 20.00 | 0.0e+00 | 2 |  | 1.0 |",
         "| mpi4py, staged | 2 | failed: no mpirun |  |  |",
         "| 75 | 210 | not known | 2.5 | no power reading |",
         "- captured steps: no places",
-        "horovod, transport nccl, build nccl",
+        "| horovod/nccl | 613,764 | 55.0 |",
     ):
         assert text in page, page
     assert "dry run" not in page
 
 
-def test_tests_that_fail_are_counted_once_and_named(table: ModuleType) -> None:
-    suite = ElementTree.fromstring(
-        '<testsuite><testcase name="a" time="1"/>'
-        '<testcase name="b" time="3"><failure message="wrong by 1">trace</failure><error message="later"/></testcase>'
-        '<testcase name="c" time="0"><skipped message="needs a GPU"/></testcase></testsuite>'
-    )
-    found = table.tests(suite, cut_off=False)
+def test_nodes_of_a_replay_are_told_apart_by_name_and_place(modules: dict[str, ModuleType]) -> None:
+    smoke, events = modules["gpu_smoke"], []
+    for replay in range(6):
+        at = 100.0 * replay
+        slow = 5.0 if replay < 3 else 0.0  # the first half, in which clocks rise, does not count
+        events += [
+            {"cat": "kernel", "name": "a", "ts": at + 20, "dur": 10 + slow, "args": {"grid": [2, 1, 1]}},
+            {"cat": "kernel", "name": "b", "ts": at + 24, "dur": 3 + slow, "args": {"registers per thread": 32}},
+            {"cat": "kernel", "name": "a", "ts": at, "dur": 15 + slow, "args": {}},
+            {"cat": "gpu_memcpy", "name": "copy", "ts": at + 33, "dur": 1.0, "args": {}},
+            {"cat": "cpu_op", "name": "c", "ts": at, "dur": 50},
+        ]
+    found = smoke.nodes(events, 6)
 
-    assert (found["passed"], found["failed"], found["skipped"]) == (1, 1, 1)
-    assert found["failures"][0] == {"test": "b", "why": "wrong by 1"}
-    assert found["skipped_because"] == ["needs a GPU"] and found["slowest"][0]["test"] == "b"
+    assert [(each["name"], each["us"], each["after_us"]) for each in found] == [
+        ("a", 15, 66), ("a", 10, 5), ("b", 3, -6), ("copy", 1, 3)
+    ]  # fmt: skip
+    assert found[1]["grid"] == [2, 1, 1] and found[2]["registers"] == 32
+    assert smoke.nodes(events[1:], 6) == [], "a replay lacks a node"
+    document_of = {"ways": [{"way": "w", "batch": 75, "step_s": 6e-5, "light_s": 6e-5, "host_s": 9e-6, "nodes": found}]}
+    document_of["ways"][0] |= {"losses": {"largest_difference": 1e-6}, "opened_s": 1.0}
+    page = modules["gpu_table"]._smoke_tables(
+        {"sections": {"smoke": {"result": {**document_of, "adam": [], "notes": []}}}}
+    )
+    assert "| w | 75 | 60.0 | 60.0 | 9.0 | 4 | 29.0 | 1.0e-06 | 1.0 |" in page
+    assert "| `a` | 10.00 | 5.00 | [2, 1, 1] |  |  |" in page
+
+
+def test_an_epoch_ends_when_the_device_has_made_it(modules: dict[str, ModuleType]) -> None:
+    """Three epochs of 20 steps of 1 s, 3 s between them, and a host that gives a step in a tenth of a second."""
+    steps = modules["gpu_steps"]
+    warmed_s = 50.0  # after the warm-up, which ends with a pause
+    epoch = np.repeat([0, 1, 2], 20)
+    begin_s = np.concatenate(
+        [np.arange(10) * 0.1, warmed_s + np.arange(10) * 0.1, 63 + np.arange(20) * 0.1, 86 + np.arange(20) * 0.1]
+    )
+    step_s = np.ones(60)
+
+    assert steps.epoch_seconds(epoch, begin_s, step_s) == pytest.approx([23.0, 23.0])
+    step_s[45] = 5.0
+    assert steps.epoch_seconds(epoch, begin_s, step_s) == pytest.approx([23.0, 27.0])
+
+
+@pytest.mark.parametrize("what", ["measure_steps", "prepare"])
+def test_what_is_prepared_is_what_is_opened(
+    modules: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    steps, opened = modules["gpu_steps"], []
+
+    class Played:
+        def losses(self, order: torch.Tensor) -> torch.Tensor:
+            return torch.zeros(len(order))
+
+        def ready(self, steps: int) -> None: ...
+
+        make = ready
+
+    def open_way(name: str, resident: Any, plan: Any, tf32: Any, options: Any = None) -> Played:
+        opened.append((name, resident.batch, bool(options)))
+        return Played()
+
+    monkeypatch.setattr(steps, "open_way", open_way)
+    monkeypatch.setattr(steps, "Plain", lambda *_, **__: Played())
+    monkeypatch.setattr(
+        steps,
+        "Resident",
+        lambda plan, batch, device: SimpleNamespace(
+            batch=batch, per_epoch=9, device=device, order=lambda epoch: torch.zeros(9, batch)
+        ),
+    )
+    plan = {"what": "", "dataset": "", "device": "cpu", "rounds": 1, "seconds": 60.0, "without": [["fused", 1024]]}
+    ways = ["fused", "fused tf32", "compile"]
+    getattr(steps, what)(steps.Plan(**plan, ways=ways, batches=[75, 1024], block_s=1e-3), torch.device("cpu"))
+
+    wanted = {(name, batch, True) for name in ("fused", "fused tf32") for batch in (75, 1024)}
+    wanted |= {(name, batch, False) for name in ways for batch in (75, 1024)}
+    assert sorted(opened) == sorted(wanted - {("fused", 1024, True), ("fused", 1024, False)})
+
+
+def test_a_way_that_fails_ends_its_process_on_a_gpu_alone(
+    modules: dict[str, ModuleType], capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = modules["gpu_steps"]
+    steps.failed("fused", 75, RuntimeError("not captured\nmore"), torch.device("cpu"))
+    with pytest.raises(SystemExit) as ended:
+        steps.failed("fused", 75, RuntimeError("not captured\nmore"), torch.device("cuda"))
+
+    assert ended.value.code == steps.BROKEN_CONTEXT
+    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert said == [{"says": "failed", "way": "fused", "batch": 75, "why": "RuntimeError: not captured"}] * 2
 
 
 def test_a_results_file_gives_its_table_again(
@@ -469,49 +668,41 @@ def test_a_results_file_gives_its_table_again(
     assert capsys.readouterr().out == table.markdown(document)
 
 
-def test_every_way_is_one_that_the_trainer_can_be_asked_for(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_way_is_one_that_the_trainer_can_be_asked_for(
+    modules: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from horovod_study.workload import kernels
     from horovod_study.workload.model import StressCNN
     from horovod_study.workload.options import strain_config
 
-    steps = importlib.import_module("gpu_steps")
-    try:
-        for options in steps.OURS.values():
-            strain_config({"loader": "device", **options}, source="test")
-        named = {*gpu.REAL.step_ways, *gpu.REAL.epoch_ways, *gpu.DRY.step_ways, *gpu.DRY.epoch_ways}
-        assert named <= {*steps.OURS, steps.PLAIN, steps.PLAIN_LOADER}
-        assert sum(each.least_s for each in gpu.SECTIONS) < 400, "what is left of nine minutes behind the set-up"
-        assert [each.name for each in gpu.SECTIONS][:4] == ["machine", "data", "correctness", "step"]
-        model = StressCNN()
-        assert set(gpu.BLOCK_VARIANTS) == set(kernels.BlockSizes.variants(kernels.Sizes.of(model, 75))) - {"fitting"}
-        given: list[dict[str, Any]] = []
-        monkeypatch.setenv("HOROVOD_STUDY_REPLAY_ON_HOST", "1")
-        monkeypatch.setattr(steps, "CapturedStep", lambda config, **rest: given.append({"batch": config.batch, **rest}))
-        config = strain_config({"batch": 75, "loader": "device"}, source="test")
-        resident = SimpleNamespace(config=config, device=torch.device("cpu"), held=None)
-        for name in ("fused, 8 warps", "fused"):
-            steps.open_way(name, resident, SimpleNamespace(device="cpu"), steps.Tf32())
-        assert given[0]["blocks"].warps == 8 and given[0]["batch"] == 75 and given[1]["blocks"] is None
-    finally:
-        sys.modules.pop("gpu_steps", None)
-        sys.modules.pop("plain_training", None)
+    gpu, steps = modules["gpu"], modules["gpu_steps"]
+    for options in steps.OURS.values():
+        strain_config({"loader": "device", **options}, source="test")
+    ways = {name for sizes in (gpu.REAL, gpu.DRY) for name in (*sizes.step_ways, *sizes.epoch_ways, *sizes.smoke_ways)}
+    assert ways <= {*steps.OURS, steps.PLAIN, steps.PLAIN_LOADER}
+    assert "fused tf32" in gpu.REAL.epoch_ways, "likely the fastest"
+    model = StressCNN()
+    assert set(gpu.BLOCK_VARIANTS) == set(kernels.BlockSizes.variants(kernels.Sizes.of(model, 75))) - {"fitting"}
+    given: list[dict[str, Any]] = []
+    monkeypatch.setenv("HOROVOD_STUDY_REPLAY_ON_HOST", "1")
+    monkeypatch.setattr(steps, "CapturedStep", lambda config, **rest: given.append({"batch": config.batch, **rest}))
+    config = strain_config({"batch": 75, "loader": "device"}, source="test")
+    resident = SimpleNamespace(config=config, device=torch.device("cpu"), held=None)
+    for name in ("fused, 8 warps", "fused"):
+        steps.open_way(name, resident, SimpleNamespace(device="cpu"), steps.Tf32())
+    assert given[0]["blocks"].warps == 8 and given[0]["batch"] == 75 and given[1]["blocks"] is None
 
 
 # ------------------------------------------------------------------------------------------------ gpu.sh
 
 FAKE_PYTHON = """#!/usr/bin/env bash
 if [ "$1" = -c ]; then exit {sees_gpu}; fi
-echo "$*" >>"{calls}"
-case "$*" in *"--horovod yes"*) exit {build};; esac
-"""
-FAKE_VENV = """#!/usr/bin/env bash
-if [ "$1" = -c ]; then exit 1; fi
-echo "venv $*" >>"{calls}"
-case "$*" in *--prepare*) echo "prepared well";; *--deadline-s*) echo "the table"; exit 1;; esac
+echo "{name}$*" >>"{calls}"
+case "$*" in *"--horovod yes"*) exit {build};; *"--part tests"*) echo "the table"; exit 1;; esac
 """
 
 
-def shell(tmp_path: Path, *, sees_gpu: int = 0, build: int = 0, **environ: str) -> tuple[Any, list[str]]:
+def shell(tmp_path: Path, *words: str, sees_gpu: int = 0, build: int = 0, **environ: str) -> tuple[Any, list[str]]:
     """Run a copy of gpu.sh in a folder with programs that only note how they were called."""
     calls = tmp_path / "calls"
     calls.touch()
@@ -519,15 +710,15 @@ def shell(tmp_path: Path, *, sees_gpu: int = 0, build: int = 0, **environ: str) 
         (tmp_path / folder).mkdir(parents=True)
     shutil.copy(BENCHMARKS / "gpu.sh", tmp_path / "benchmarks")
     for place, text in (
-        ("bin/python3", FAKE_PYTHON.format(sees_gpu=sees_gpu, calls=calls, build=build)),
+        ("bin/python3", FAKE_PYTHON.format(name="", sees_gpu=sees_gpu, calls=calls, build=build)),
         ("bin/nvidia-smi", "#!/usr/bin/env bash\necho a GPU\n"),
         ("bin/nvcc", "#!/usr/bin/env bash\n"),
-        (".venv/bin/python", FAKE_VENV.format(calls=calls)),
+        (".venv/bin/python", FAKE_PYTHON.format(name="venv ", sees_gpu=1, calls=calls, build=0)),
     ):
         (tmp_path / place).write_text(text)
         (tmp_path / place).chmod(0o755)
     done = subprocess.run(
-        ["bash", tmp_path / "benchmarks" / "gpu.sh"],
+        ["bash", tmp_path / "benchmarks" / "gpu.sh", *words],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
@@ -536,44 +727,51 @@ def shell(tmp_path: Path, *, sees_gpu: int = 0, build: int = 0, **environ: str) 
     return done, calls.read_text().splitlines()
 
 
-def test_the_script_sets_up_prepares_and_measures(tmp_path: Path) -> None:
+def test_the_script_measures_all_parts_and_sets_up_for_horovod_alone(tmp_path: Path) -> None:
     (tmp_path / "wheels").mkdir()
-    done, calls = shell(tmp_path, WHEELS=str(tmp_path / "wheels"), DEADLINE_S="300")
-    common = "scripts/setup.py --this-python --site yes --dev no"
+    done, calls = shell(tmp_path, WHEELS=str(tmp_path / "wheels"), DEADLINE_S="500")
+    wheels = f"--wheels {tmp_path / 'wheels'}"
+    parts = [line.split() for line in calls if "--part" in line]
 
-    assert done.returncode == 1, "that of gpu.py"
-    assert calls[0] == f"{common} --horovod no --builds none --wheels {tmp_path / 'wheels'}"
-    assert sorted(calls[1:3]) == [
-        f"{common} --horovod yes --builds nccl mpi --wheels {tmp_path / 'wheels'}",
-        "venv benchmarks/gpu.py --prepare --deadline-s 200",
-    ]
-    assert calls[3].startswith("venv benchmarks/gpu.py --deadline-s ") and calls[3].endswith(
-        f"--out {tmp_path / 'out'}"
-    )
-    assert 250 <= int(calls[3].split()[3]) <= 300
-    assert "prepared: prepared well" in done.stdout and "done, exit code 1" in done.stdout
+    assert done.returncode == 1, "a part has missed something"
+    assert calls[3] == f"scripts/setup.py --this-python --site yes --dev no --horovod yes --builds nccl {wheels}"
+    assert [line[line.index("--part") + 1] for line in parts] == ["facts", "tests", "targets", "horovod", "limits"]
+    assert [line[0] for line in parts] == ["benchmarks/gpu.py"] * 3 + ["venv"] * 2, "what was set up is used then"
+    seconds = [int(line[line.index("--deadline-s") + 1]) for line in parts]
+    assert 20 <= seconds[0] <= 40 and seconds == sorted(seconds), "what a part leaves is for those that follow"
+    assert 400 <= seconds[-1] <= 500
+    assert all(line[-2:] == ["--out", str(tmp_path / "out")] for line in parts)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["gpu.log"]
-    assert "the table" in (tmp_path / "out" / "gpu.log").read_text()
+    assert "the table" in (tmp_path / "out" / "gpu.log").read_text() and "done, exit code 1" in done.stdout
+
+
+@pytest.mark.parametrize("part", ["facts", "tests"])
+def test_a_part_alone_needs_no_set_up_and_has_all_the_time(tmp_path: Path, part: str) -> None:
+    done, calls = shell(tmp_path, "--part", part)
+
+    assert len(calls) == 1 and calls[0].startswith(f"benchmarks/gpu.py --part {part} --deadline-s 5")
+    assert done.returncode == (part == "tests")
 
 
 def test_without_a_build_of_horovod_the_rest_is_measured(tmp_path: Path) -> None:
-    done, calls = shell(tmp_path, build=2)
+    done, calls = shell(tmp_path, "--part", "horovod", build=2)
 
-    assert "without Horovod: its build failed or did not end in time" in done.stdout
-    assert "--horovod no" in calls[-2] and "--deadline-s" in calls[-1]
+    assert "without Horovod: its set-up failed or did not end in time" in done.stdout
+    assert "--builds nccl" in calls[0] and calls[1].startswith("benchmarks/gpu.py --part horovod")
 
 
 @pytest.mark.parametrize(
     ("how", "message"),
     [
         ({"sees_gpu": 1}, "this machine lacks: a Python on PATH whose PyTorch sees a GPU"),
+        ({"words": ("--part", "all")}, "it takes nothing, or --part with one of facts tests targets horovod limits"),
         ({"WHEELS": "/nowhere"}, "this machine lacks: the folder WHEELS=/nowhere."),
         ({"PYTHON": "/nowhere"}, "PYTHON=/nowhere: there is no such program"),
         ({"DEADLINE_S": "9 minutes"}, "DEADLINE_S and BUILD_S are whole seconds, not '9 minutes'"),
     ],
 )
 def test_the_script_says_what_is_missing_and_touches_nothing(tmp_path: Path, how: dict[str, Any], message: str) -> None:
-    done, calls = shell(tmp_path, **how)
+    done, calls = shell(tmp_path, *how.pop("words", ()), **how)
 
     assert (done.returncode, calls) == (2, [])
     assert message in done.stderr
@@ -581,10 +779,10 @@ def test_the_script_says_what_is_missing_and_touches_nothing(tmp_path: Path, how
 
 
 def test_no_time_for_measuring_is_said(tmp_path: Path) -> None:
-    done, _ = shell(tmp_path, DEADLINE_S="59")
+    done, _ = shell(tmp_path, "--part", "facts", DEADLINE_S="19")
 
     assert done.returncode == 2
-    assert "nothing is left to measure in" in done.stderr
+    assert "facts: nothing is left to measure in" in done.stdout
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
