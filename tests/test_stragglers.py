@@ -121,6 +121,43 @@ def test_a_rank_that_sleeps_5_ms_is_named_with_its_host_and_its_lap(lap: str) ->
     assert sum(slow.laps_s.values()) == pytest.approx(slow.value_s, abs=1e-12)
 
 
+def scatter(seed: int, lap: str, by_s: float = 8e-3) -> dict[str, np.ndarray]:
+    """Return what ranks that take turns on a core have in a lap: several times 5 ms, more or less."""
+    return {lap: np.random.default_rng(seed).normal(20e-3, by_s, (300, 2))}
+
+
+def test_a_lap_shows_what_the_scatter_of_another_hides() -> None:
+    # Both ranks compute for 20 ms, give or take 8; rank 1 sleeps 5 ms, and now and then it is held up for 0.3 s.
+    held_up = np.where(np.random.default_rng(1).random((300, 2)) < 0.02, 0.3, 0.0)
+    slept = {**scatter(3, "backward"), "residual": late(300, 2, 1, 5e-3) + held_up}
+    (slow,) = found(noise(3, 300, 2), extra_s=slept).named
+    assert (slow.rank, slow.cause) == (1, "residual")
+    assert slow.cause_low_s < 5e-3 < slow.cause_high_s < 5.5e-3
+    assert slow.high_s - slow.low_s > 4 * (slow.cause_high_s - slow.cause_low_s)
+
+
+def test_what_a_rank_makes_up_for_elsewhere_is_no_lateness() -> None:
+    for seed in range(4):
+        moved = {
+            "residual": late(300, 2, 1, 5e-3),
+            "backward": late(300, 2, 0, 5e-3) + scatter(seed, "backward")["backward"],
+        }
+        assert found(noise(3, 300, 2), extra_s=moved).verdict == "none"
+    several = {"residual": late(300, 2, 1, 5e-3), **{lap: late(300, 2, 0, 2e-3) for lap in ("data", "forward")}}
+    (slow,) = found(noise(3, 300, 2), extra_s=several).named
+    assert (slow.rank, slow.cause) == (1, "residual")
+    assert slow.value_s == pytest.approx(1e-3, abs=1e-4)
+
+
+def test_residual_behind_the_begin_of_a_step_is_no_gap() -> None:
+    rows = rows_of(noise(3, 300, 2), stretch=100)
+    for rank, columns in rows.items():  # such as clipping, which takes another time in each step
+        behind = np.random.default_rng(rank).uniform(0, 2e-3, 300)
+        columns["begin_s"] = columns["begin_s"] + np.cumsum(behind) - behind
+        columns["residual_s"], columns["step_s"] = columns["residual_s"] + behind, columns["step_s"] + behind
+    assert np.flatnonzero(~align(rows, workers=2).follows).tolist() == [0, 100, 200]
+
+
 def test_steps_are_equally_long_whoever_is_late() -> None:
     rows = align(rows_of(noise(3, 300, 2), extra_s={"data": late(300, 2, 1, 5e-3)}), workers=2)
     period = sum(rows.own_laps().values()) + rows.laps["sync"][rows.follows]

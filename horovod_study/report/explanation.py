@@ -20,6 +20,9 @@ WIDE = 100
 MAX_ROWS, MAX_SERIES, MAX_HELP, MAX_DOUBTS = 10, 4, 5, 4
 """So many lines each part of the page has room for."""
 
+SAME = 0.1
+"""A rank whose lateness is that of one lap to this share of it is told by one number."""
+
 _BAR = 24
 _NAMES = {"data": "loading data", "sync": "synchronising", "residual": "unexplained"}
 _HEADS = {**{part: part for part in PARTS}, "residual": "unexpl."}
@@ -196,9 +199,12 @@ def _who(slow: Slow) -> str:
 
 def _late(late: Lateness, slow: Slow) -> str:
     host = f" on {late.host}" if late.host else ""
-    value = _ms(Interval(value=late.value_s, low=late.low_s, high=late.high_s))
+    there = _ms(Interval(value=late.cause_s, low=late.cause_low_s, high=late.cause_high_s))
+    in_all = ""
+    if abs(late.value_s - late.cause_s) > SAME * late.cause_s:
+        in_all = f" ({_ms(Interval(value=late.value_s, low=late.low_s, high=late.high_s))} ms in all)"
     return (
-        f"Rank {late.rank}{host} is {value} ms late per step, {CAUSES[late.cause]}, and is the last one in "
+        f"Rank {late.rank}{host} is {there} ms late per step {CAUSES[late.cause]}{in_all}, and is the last one in "
         f"{percent(late.last_share)} of the steps (by chance: {percent(slow.chance)})."
     )
 

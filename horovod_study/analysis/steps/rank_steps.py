@@ -285,13 +285,15 @@ def same_epoch(shared: CommonSteps) -> NDArray[np.bool_]:
 
 
 def gaps_s(begin: Floats, residual: Floats, step_s: Floats) -> Floats:
-    """Return from (S, ...) the time between the end of each step and the beginning of the next, (S - 1, ...).
+    """Return from (S, ...) the time between the end of each step and the beginning of the next, (S - 1, ...), at least.
 
-    A row's residual is before its begin. What a script marks as residual behind it may differ from step to step and
-    looks like a gap then: such a step is left out, which does no harm.
+    A row's residual is before its begin. What is residual behind it, as clipping in a script, looks like a gap before a
+    step with less of it, and like a negative one before a step with more. A rank that has those has as much gap for
+    certain as exceeds the residual of the step before.
     """
     gaps: Floats = np.diff(begin - residual, axis=0) - step_s[:-1]
-    return gaps
+    behind = (gaps < -GAP_S).any(axis=0)
+    return np.where(behind, gaps - residual[:-1], gaps)
 
 
 def _name(ranks: Sequence[int]) -> str:

@@ -10,11 +10,16 @@ The middle one, because two slow ranks of eight are two slow ones, and not each 
 slow moment lasts for several), so the interval of a lateness comes from the means of blocks of steps: Student's t over
 the blocks. A rank is named when its lateness is above zero even after allowing for having looked at all ranks
 (Bonferroni), and at least 1 % of the step.
+
+Where ranks share cores, forward and backward scatter by more than a rank is late, and hide in the sum what one lap
+shows plainly. So each lap is looked at by itself, too, by the median over steps, which a few disturbed ones do not
+move: a rank is also named when the laps that are longer beyond doubt, after allowing for all laps of all ranks, make
+it late by 1 % of the step, unless the others make up for half of that beyond doubt.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -70,6 +75,9 @@ class Lateness:
     last_p: float  # chance of being last so often among equal ranks, if steps were independent
     laps_s: Mapping[str, float]  # what each lap adds to the lateness; they add up to it
     cause: str = ""  # a key of CAUSES, for a named rank
+    cause_s: float = math.nan  # by how much it is late in the laps of `cause`: median over steps, mean where it is the
+    cause_low_s: float = math.nan  # mean only that is beyond doubt; 95 % interval
+    cause_high_s: float = math.nan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,13 +149,12 @@ def find_stragglers(rows: RankSteps) -> Stragglers:
     if rows.sync_s is None:  # without it `own` is a part of the step only
         period = float(rows.step_s[rows.follows].mean())
     blocks = _blocks(steps)
-    found = [_lateness(place, rows, list(laps), table, waits, blocks) for place in range(len(rows.ranks))]
-    slow = sorted(
-        (each for each in found if each.certain_s > 0 and each.value_s >= WORTH * period),
-        key=lambda each: -each.value_s,
-    )
-    ranks = tuple(_with_cause(each) if each in slow else each for each in found)
-    even = own - np.array([each.value_s if each in slow else 0.0 for each in found])
+    found = [
+        _lateness(place, rows, list(laps), table, waits, blocks, worth_s=WORTH * period)
+        for place in range(len(rows.ranks))
+    ]
+    slow = sorted((each for each in found if each.cause), key=lambda each: -_late_s(each))
+    even = own - np.array([_late_s(each) if each.cause else 0.0 for each in found])
     delays = own.max(axis=1) - even.max(axis=1)
     delay = stats.student([delays[block].mean() for block in blocks]) if slow else stats.Interval(value=0.0)
     return Stragglers(
@@ -163,7 +170,7 @@ def find_stragglers(rows: RankSteps) -> Stragglers:
             "p90": float(np.quantile(skew, 0.9)),
         },
         spread_s=float(waits.max(axis=1).mean()),
-        ranks=ranks,
+        ranks=tuple(found),
         slow=tuple(each.rank for each in slow),
         resolution_s=max(WORTH * period, *(each.value_s - each.certain_s for each in found)),
         delay_s=float(delays.mean()),
@@ -179,19 +186,22 @@ def _blocks(steps: int) -> list[NDArray[np.int64]]:
 
 
 def _lateness(
-    place: int, rows: RankSteps, laps: Sequence[str], table: Floats, waits: Floats, blocks: list[NDArray[np.int64]]
-) -> Lateness:
+    place: int,
+    rows: RankSteps,
+    laps: Sequence[str],
+    table: Floats,
+    waits: Floats,
+    blocks: list[NDArray[np.int64]],
+    *,
+    worth_s: float,
+) -> Lateness:  # 7 arguments: a rank, what is looked at, and from which lateness on it counts
     own = table.sum(axis=0)
     # The middle one of the others: the mean of two where their number is even.
     others = [each for each in np.argsort(own.mean(axis=0), kind="stable") if each != place]
     middle = others[(len(others) - 1) // 2 : len(others) // 2 + 1]
-    later = table[:, :, place] - table[:, :, middle].mean(axis=2)  # (laps, F)
-    total = later.sum(axis=0)
-    value = float(total.mean())
-    means = np.array([total[block].mean() for block in blocks])
-    error, freedom = float(stats.standard_error(means)), len(blocks) - 1.0
-    interval = stats.around(value, error, freedom)
-    guarded = stats.t_quantile(1 - 0.025 / len(rows.ranks), freedom)
+    later = _Later(laps, table[:, :, place] - table[:, :, middle].mean(axis=2), blocks, ranks=len(rows.ranks))
+    total, certain_s = later.mean(laps), later.certain_mean_s()
+    cause, there = later.cause(worth_s, named=certain_s > 0 and total.value >= worth_s)
     last = waits <= 0  # (F, R)
     share = float((last[:, place] / last.sum(axis=1)).mean())
     count = round(share * len(last))
@@ -200,27 +210,88 @@ def _lateness(
         host=rows.hosts[place],
         own_s=float(own[:, place].mean()),
         wait_s=float(waits[:, place].mean()),
-        value_s=value,
-        low_s=interval.low,
-        high_s=interval.high,
-        certain_s=value - guarded * error,
+        value_s=total.value,
+        low_s=total.low,
+        high_s=total.high,
+        certain_s=certain_s,
         last_share=share,
         last_p=stats.binomial_tail(count, len(last), 1 / len(rows.ranks)),
-        laps_s={lap: float(each.mean()) for lap, each in zip(laps, later, strict=True)},
+        laps_s={lap: later.mean([lap]).value for lap in laps},
+        cause=cause,
+        cause_s=there.value,
+        cause_low_s=there.low,
+        cause_high_s=there.high,
     )
 
 
-def _with_cause(late: Lateness) -> Lateness:
-    """Return the lateness with the lap, or the kind of laps, that makes more than half of it."""
-    lap, most = max(late.laps_s.items(), key=lambda each: each[1])
-    computing = sum(late.laps_s.get(each, 0.0) for each in _COMPUTING)
-    if most > _MOST_OF_IT * late.value_s and not (lap in _COMPUTING and most < 0.8 * computing):
-        cause = lap
-    elif computing > _MOST_OF_IT * late.value_s:
-        cause = "computing"
-    else:
-        cause = "several"
-    return replace(late, cause=cause)
+class _Later:
+    """By how much one of R ranks is later than the others in each of L laps of F steps, in s."""
+
+    def __init__(self, laps: Sequence[str], later: Floats, blocks: list[NDArray[np.int64]], *, ranks: int) -> None:
+        """`later` has shape (L, F)."""
+        self._laps, self._later, self._blocks, self._ranks = tuple(laps), later, blocks, ranks
+
+    def _over(self, rule: Callable[[Floats], Any], laps: Sequence[str]) -> tuple[float, float]:
+        """Return the mean or median of these laps together, and its standard error from the blocks."""
+        series = self._later[[self._laps.index(lap) for lap in laps]].sum(axis=0)
+        return float(rule(series)), float(stats.standard_error(np.array([rule(series[each]) for each in self._blocks])))
+
+    @property
+    def _freedom(self) -> float:
+        return len(self._blocks) - 1.0
+
+    def _margin(self, looked_at: int) -> float:
+        """Return how many standard errors are beyond doubt, where so many differences are looked at."""
+        return stats.t_quantile(1 - 0.025 / looked_at, self._freedom)
+
+    def mean(self, laps: Sequence[str]) -> stats.Interval:
+        """Return by how much the rank is later in these laps together, as a mean over steps."""
+        return stats.around(*self._over(np.mean, laps), self._freedom)
+
+    def certain_mean_s(self) -> float:
+        """Return what the mean of all laps is at least, allowing for all ranks."""
+        value, error = self._over(np.mean, self._laps)
+        return value - self._margin(self._ranks) * error
+
+    def cause(self, worth_s: float, *, named: bool) -> tuple[str, stats.Interval]:
+        """Return where the rank is late, and by how much there; "" for a rank that is not.
+
+        `named`: that it is late is known from the mean of all laps.
+        """
+        usual = {lap: self._over(np.median, [lap]) for lap in self._laps}
+        margin = self._margin(self._ranks * len(self._laps))
+        sure = {lap: value for lap, (value, error) in usual.items() if value > margin * error}
+        there_s, rest = sum(sure.values()), [lap for lap in self._laps if lap not in sure]
+        made_up_for = bool(rest) and self.mean(rest).high < -_MOST_OF_IT * there_s
+        whole = self.mean(self._laps).value
+        if there_s >= worth_s and not made_up_for and not (named and there_s < _MOST_OF_IT * whole):
+            cause = _where(sure, there_s)
+            there = stats.around(*self._over(np.median, self._of(cause)), self._freedom)
+        elif named:
+            cause = _where({lap: self.mean([lap]).value for lap in self._laps}, whole)
+            there = self.mean(self._of(cause))
+        else:
+            return "", stats.Interval(value=math.nan)
+        return cause, there
+
+    def _of(self, cause: str) -> Sequence[str]:
+        if cause == "computing":
+            return [lap for lap in self._laps if lap in _COMPUTING]
+        return [cause] if cause in self._laps else self._laps
+
+
+def _where(laps_s: Mapping[str, float], value_s: float) -> str:
+    """Return the lap, or the kind of laps, that makes more than half of a lateness."""
+    lap, most = max(laps_s.items(), key=lambda each: each[1])
+    computing = sum(laps_s.get(each, 0.0) for each in _COMPUTING)
+    if most > _MOST_OF_IT * value_s and not (lap in _COMPUTING and most < 0.8 * computing):
+        return lap
+    return "computing" if computing > _MOST_OF_IT * value_s else "several"
+
+
+def _late_s(named: Lateness) -> float:
+    """Return by how much a named rank is late: in all, where that is beyond doubt, else in the laps of its cause."""
+    return named.value_s if named.certain_s > 0 else named.cause_s
 
 
 # -------------------------------------------------------------------------------------------------- efficiencies

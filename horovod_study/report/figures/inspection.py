@@ -209,15 +209,19 @@ def straggler_sentences(found: Inspection) -> list[str]:
 def _late_words(late: Lateness, period_s: float, ranks: int) -> str:
     host = f" on {late.host}" if late.host else ""
     decimals = _decimals(late)
-    value, low, high = (f"{1e3 * each:.{decimals}f}" for each in (late.value_s, late.low_s, late.high_s))
+    in_all, there = (
+        "{} ms per step [{}, {}]".format(*(f"{1e3 * each:.{decimals}f}" for each in times))
+        for times in ((late.value_s, late.low_s, late.high_s), (late.cause_s, late.cause_low_s, late.cause_high_s))
+    )
     other = "the other rank" if ranks == 2 else "the middle one of the others"
     laps = sorted(late.laps_s.items(), key=lambda each: -each[1])
-    parts = [f"{lap} {1e3 * more:+.{decimals}f}" for lap, more in laps if abs(more) >= 0.1 * late.value_s]
-    return (
-        f"Rank {late.rank}{host} is slower than {other} by {value} ms per step [{low}, {high}], "
-        f"{100 * late.value_s / period_s:.1f} % of the step, and is the last one in {100 * late.last_share:.0f} % of "
-        f"the steps ({100 / ranks:.0f} % by chance). It loses them {CAUSES[late.cause]} ({', '.join(parts)} ms)."
-    )
+    parts = [f"{lap} {1e3 * more:+.{decimals}f}" for lap, more in laps if abs(more) >= 0.1 * late.cause_s]
+    last = f"is the last one in {100 * late.last_share:.0f} % of the steps ({100 / ranks:.0f} % by chance)"
+    why = f"{CAUSES[late.cause]} ({', '.join(parts)} ms)"
+    if late.certain_s <= 0:  # known from one lap, while the sum of all scatters
+        return f"Rank {late.rank}{host} is slower than {other} by {there} {why}, by {in_all} in all, and {last}."
+    share = f"{100 * late.value_s / period_s:.1f} % of the step"
+    return f"Rank {late.rank}{host} is slower than {other} by {in_all}, {share}, and {last}. It loses them {why}."
 
 
 def _whole_hosts(found: Inspection) -> list[str]:
