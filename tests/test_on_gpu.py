@@ -681,9 +681,10 @@ def require_same_with_graphs(launch: Launch, launcher: str, curves: Path, folder
         require_same(found, wanted, EXACT, f"rank {rank} of two with CUDA graphs")
 
 
-def test_nccl_takes_no_two_workers_on_one_gpu(curves: Path, tmp_path: Path, launch: Launch) -> None:
-    if torch.cuda.device_count() > 1:
-        pytest.skip("there is a GPU for each of two workers")
+def test_nccl_takes_no_two_workers_on_one_gpu(
+    curves: Path, tmp_path: Path, launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"GPU-{evidence.gpu_identity(GPU)['uuid']}")  # of several, one
     done = launch(
         *("torchrun", 2, "--backend", "ddp", "--transport", "nccl", "--dataset", str(curves), "--steps", "5"),
         *("--out", str(tmp_path / "run")),
@@ -692,6 +693,66 @@ def test_nccl_takes_no_two_workers_on_one_gpu(curves: Path, tmp_path: Path, laun
 
     assert done.returncode != 0
     assert "NCCL needs a GPU for each worker" in done.stderr, done.stderr[-3000:]
+
+
+# ------------------------------------------------------------------------------------- a GPU for each of two workers
+
+ONE_EACH = """
+import os, runpy
+os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["LOCAL_RANK"]
+runpy.run_module("horovod_study.train", run_name="__main__", alter_sys=True)
+"""
+
+
+def require_same_as_one(launch: Launch, launcher: str, curves: Path, folder: Path, *options: str) -> None:
+    """Two workers over NCCL make the losses of one whose batch is both of theirs."""
+    short = ("--steps", "120", "--warmup-steps", "20", "--system-interval-s", "0")
+    trained(launch, "none", 1, curves, folder / "one", *short, "--batch", "150")
+    trained(launch, launcher, 2, curves, folder / "two", *short, "--transport", "nccl", *options)
+
+    gpus = [rank["gpu"]["uuid"] for rank in records.read_run(folder / "two").effective["ranks"]]
+    assert len(set(gpus)) == 2, f"both train on the same GPU: {gpus}"
+    shares = [column(folder / "two", "loss", rank)[:STEPS] for rank in range(2)]
+    require_same(np.mean(shares, axis=0), column(folder / "one", "loss")[:STEPS], EXACT, f"two workers {options}")
+
+
+if torch.cuda.device_count() > 1:  # elsewhere there is nothing to skip
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            ("--reduction", "flat"),
+            ("--reduction", "hooks"),
+            ("--cuda-graphs",),
+            ("--cuda-graphs", "--capture-sync"),
+            ("--cuda-graphs", "--capture-sync", "--kernels", "fused"),
+        ],
+        ids=" ".join,
+    )
+    def test_two_workers_of_ddp_learn_what_one_learns(
+        curves: Path, tmp_path: Path, launch: Launch, options: tuple[str, ...]
+    ) -> None:
+        require_same_as_one(launch, "torchrun", curves, tmp_path, "--backend", "ddp", *options)
+
+    def test_two_workers_that_see_one_gpu_each_learn_what_one_learns(
+        curves: Path, tmp_path: Path, launch: Launch
+    ) -> None:
+        program = tmp_path / "one_each.py"
+        program.write_text(ONE_EACH)
+
+        def start(launcher: str, workers: int, *options: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
+            if workers == 1:
+                return launch(launcher, workers, *options, timeout_s=timeout_s)
+            line = [str(Path(sys.executable).parent / launcher), "--standalone", "--nproc-per-node", str(workers)]
+            line += [str(program), *options]
+            return subprocess.run(line, capture_output=True, text=True, timeout=timeout_s)
+
+        require_same_as_one(start, "torchrun", curves, tmp_path, "--backend", "ddp")
+
+    def test_two_workers_of_horovod_learn_what_one_learns(curves: Path, tmp_path: Path, launch: Launch) -> None:
+        if "nccl" not in builds.available():
+            pytest.skip("no build of Horovod with NCCL: `make setup` makes it on a GPU machine")
+        require_same_as_one(launch, "mpirun", curves, tmp_path, "--backend", "horovod", "--cuda-graphs")
 
 
 # --------------------------------------------------------------------------------------------------- NCCL, one rank
