@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from horovod_study.measure import evidence
 from horovod_study.measure.clock import now, sleep
 from horovod_study.measure.sensors import THREADS_PER_SAMPLE, Gpus, HostSensor, Packages, Trees
 
@@ -326,6 +327,10 @@ class FakeNvml:
     def nvmlDeviceGetTemperature(self, handle: str, kind: int) -> int:
         return 55
 
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[SimpleNamespace]:
+        self._check("processes")
+        return [SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in (7, 4711)]
+
     def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> int:
         self._check("energy")
         return int(1000 * (77_000 + self.power_w * self.at_s))
@@ -360,6 +365,36 @@ def test_what_a_gpu_does_not_tell_is_left_out_with_its_reason() -> None:
         "gpu 0 energy_j": "Not Supported",
         "gpu 1": "GPU-other is not to be seen from here (Not Found)",
     }
+
+
+def test_who_computes_on_a_gpu() -> None:
+    assert Gpus(["abc"], library=FakeNvml()).processes() == {"gpu 0": [7, 4711]}
+    silent = Gpus(["abc"], library=FakeNvml(broken=("processes",)))
+    assert (silent.processes(), silent.missing) == ({}, {"gpu 0 processes": "Not Supported"})
+
+
+@pytest.mark.parametrize(
+    ("ranks", "holders"),
+    [
+        ([{"gpu": None}], {}),
+        ([(7, "abc", [7, 4711])], {"n1": 1}),
+        ([(7, "abc", [7])], {"n1": 0}),
+        ([(7, "abc", [1007])], {"n1": 0}),  # a container sees the numbers of the machine, also of its own
+        ([(7, "abc", [1007, 1008])], {"n1": 1}),
+        ([(7, "abc", [])], {"n1": 0}),
+        ([(7, "abc", None)], {"n1": None}),
+        ([(7, "abc", [7]), (8, "abc", [7, 8])], {"n1": 0}),  # they share it, and the first looked first
+        ([(7, "abc", [7]), (8, "def", [8, 1, 2])], {"n1": 2}),
+        ([(7, "abc", None), (8, "def", [8, 1])], {"n1": 1}),
+    ],
+)
+def test_processes_of_others_on_the_gpus_of_a_run(ranks: list[Any], holders: dict[str, int | None]) -> None:
+    told = [
+        {"host": "n1", "pid": rank[0], "gpu": {"uuid": rank[1], "processes": rank[2]}} if len(rank) == 3 else rank
+        for rank in ranks
+    ]
+    assert evidence.gpu_holders(told) == holders
+    assert (evidence.held(holders) is None) == (not any(holders.values()))
 
 
 def test_a_uuid_without_prefix_may_be_that_of_a_part_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -912,6 +912,9 @@ def _others(run: RecordedRun, ranks: Sequence[_Rank], beside: RunSideFiles) -> l
         if host not in seen and busy and there and cores + min(threads, len(there)) > len(there):
             many = f"the {len(there)} cores" if len(there) > 1 else "the one core"
             found.append(f"{host}: other programs used {cores:g} of {many} of its workers when the run began")
+    for host, held in (run.record.effective.get("other_gpu_processes") or {}).items():
+        if isinstance(held, int) and held > 0:
+            found.append(f"{host}: {held} process{'es' * (held > 1)} of others on its workers' GPUs when the run began")
     return [Fault(name="other-load", text=text, column="samples_per_s_median") for text in found]
 
 

@@ -16,6 +16,7 @@ from torch import nn
 from horovod_study.config import COMMUNICATION, OPTIONS
 from horovod_study.errors import BackendError
 from horovod_study.measure.clock import now, sleep
+from horovod_study.measure.sensors import Gpus
 
 SHORTEST_S = 0.1
 """The system counts in hundredths of a second."""
@@ -40,7 +41,7 @@ def describe_rank(
         "cores": list(cores),
         "threads": torch.get_num_threads(),
         "device": str(device),
-        "gpu": gpu_identity(device) if device.type == "cuda" else None,
+        "gpu": _gpu(device) if device.type == "cuda" else None,
         "lr": lr,
         "communication": communication(settings),
     }
@@ -50,6 +51,12 @@ def gpu_identity(device: torch.device) -> dict[str, str]:
     """Return {"name", "uuid"} of a GPU, the UUID without the prefix "GPU-" that others write."""
     properties = torch.cuda.get_device_properties(device)
     return {"name": properties.name, "uuid": str(properties.uuid)}
+
+
+def _gpu(device: torch.device) -> dict[str, Any]:
+    """Return name and UUID of a GPU, and the numbers of the processes that hold it, None where that is not known."""
+    known = gpu_identity(device)
+    return {**known, "processes": Gpus([known["uuid"]]).processes().get("gpu 0")}
 
 
 def communication(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,6 +154,40 @@ def oversubscribed(ranks: Sequence[Mapping[str, Any]]) -> str | None:
                     f"core{'s' * (len(cores) > 1)} of {host}: they take the cores from each other; use "
                     f"{'--threads 1, ' if max(threads) > 1 else ''}fewer workers or more cores"
                 )
+    return None
+
+
+def gpu_holders(ranks: Sequence[Mapping[str, Any]]) -> dict[str, int | None]:
+    """Return host -> processes that are not of the run on the GPUs of its workers, None where that is not known.
+
+    Where none of the run's own numbers is among those of a GPU they are those of the machine around a container: then
+    what is more than the workers on that GPU is others.
+    """
+    found: dict[str, int | None] = {}
+    gpus: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for rank in ranks:
+        if rank["gpu"] is not None:
+            gpus.setdefault((rank["host"], rank["gpu"]["uuid"]), []).append(rank)
+    for (host, _), here in gpus.items():
+        listed = {pid for rank in here for pid in rank["gpu"]["processes"] or ()}
+        own = {rank["pid"] for rank in here}
+        if all(rank["gpu"]["processes"] is None for rank in here):
+            found.setdefault(host, None)
+        else:
+            others = len(listed - own) if listed & own else max(0, len(listed) - len(own))
+            found[host] = (found.get(host) or 0) + others
+    return found
+
+
+def held(holders: Mapping[str, int | None]) -> str | None:
+    """Return in one line on which host others hold GPUs of the workers, None if nobody does."""
+    for host, number in holders.items():
+        if number:
+            return (
+                f"{number} process{'es' * (number > 1)} of others {'hold' if number > 1 else 'holds'} GPUs of the "
+                f"workers on {host}, and time and memory with them; look with nvidia-smi whose, wait, or choose others "
+                "with CUDA_VISIBLE_DEVICES"
+            )
     return None
 
 

@@ -336,6 +336,19 @@ class Gpus:
                 return self._nvml.nvmlDeviceGetHandleByUUID(names[1])
             raise
 
+    def processes(self) -> dict[str, list[int]]:
+        """Return {part: numbers of the processes that compute on it}; a part that does not tell is left out.
+
+        In a container they may be the numbers of the machine around it, or none.
+        """
+        found = {}
+        for part, handle in self._handles.items():
+            try:
+                found[part] = [each.pid for each in self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+            except self._nvml.NVMLError as error:
+                self.missing[f"{part} processes"] = str(error)
+        return found
+
     def read(self, at_s: float) -> Rows:
         """Return the rows "gpu N"; what one of them does not tell is left out, and `missing` says why."""
         del at_s

@@ -167,7 +167,10 @@ class Session:
         busy = evidence.other_cores(self.workers.gather(load), ranks)
         oversubscribed = evidence.oversubscribed(ranks)
         same = self.options.timer_mode == "strict" and device.type == "cpu"
-        self.doubts = [text for text in (oversubscribed, evidence.disturbed(busy, ranks)) if text]
+        holders = evidence.gpu_holders(ranks)
+        self.doubts = [
+            text for text in (oversubscribed, evidence.disturbed(busy, ranks), evidence.held(holders)) if text
+        ]
         self.effective = {
             "workers": self.workers.workers,
             "nodes": len(set(self.hosts)),
@@ -178,6 +181,7 @@ class Session:
             "ranks_per_host": evidence.ranks_per_host(ranks),
             "shared_cores": oversubscribed is not None,
             "other_programs_cores": busy,
+            "other_gpu_processes": holders,
             "ranks": ranks,
         }
 
