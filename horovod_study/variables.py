@@ -4,6 +4,7 @@ What others set (launchers, Slurm, a shell) is input like any other: a variable 
 that is not a number is refused by its name.
 """
 
+import itertools
 import os
 import re
 from collections.abc import Mapping
@@ -46,6 +47,20 @@ def decimal(name: str, environ: Mapping[str, str]) -> float | None:
     if re.fullmatch(rf"({_DIGITS}\.?|({_DIGITS})?\.{_DIGITS})([eE][+-]?[0-9]{{1,2}})?", text):
         return float(text)
     raise _refused(name, text, "a number of at least 0, such as 0.5")
+
+
+def visible_gpus(environ: Mapping[str, str]) -> list[str] | None:
+    """Return what CUDA_VISIBLE_DEVICES names, as CUDA reads it: numbers, and UUIDs that begin with GPU- or MIG-.
+
+    None where it is not set. What comes after the first name that is neither is not seen, and nothing where a name
+    comes twice. Whether there are such GPUs is not looked at.
+    """
+    text = environ.get("CUDA_VISIBLE_DEVICES")
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    names = list(itertools.takewhile(lambda name: re.fullmatch(rf"{_DIGITS}|(GPU|MIG)-\S+", name), parts))
+    return names if len(set(names)) == len(names) else []
 
 
 def _refused(name: str, text: str, allowed: str) -> BackendError:

@@ -34,6 +34,8 @@ class Cuda:
         monkeypatch.setattr(torch.cuda, "set_device", lambda device: setattr(self, "current", device))
         monkeypatch.setattr(torch.cuda, "get_device_properties", self.properties)
         monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+        self.bus = SimpleNamespace(bus_ids=dict)
+        monkeypatch.setattr(gpus, "Gpus", lambda uuids: self.bus)
         monkeypatch.setattr("os.uname", lambda: SimpleNamespace(nodename=self.host))
 
     def properties(self, device: torch.device) -> SimpleNamespace:
@@ -102,6 +104,33 @@ def test_a_rank_without_a_gpu_beside_others_is_named_on_all_of_them(cuda: Cuda) 
     for rank in range(3):
         with pytest.raises(BackendError, match="rank 1 on n1 sees no GPU, and rank 0 on n1 does"):
             gpus.take("auto", cuda.rank(rank, on("n1", [A], [], [B])))
+
+
+@pytest.mark.parametrize(
+    ("allowed", "near", "kept"),
+    [
+        (range(16), range(8, 16), range(8, 16)),
+        (range(4, 16), range(8), range(4, 8)),
+        (range(8), range(16), None),  # all near
+        (range(11), range(8, 16), None),  # too few of them
+        (range(16), (), None),  # unknown
+    ],
+)
+def test_a_rank_keeps_to_the_cores_near_its_gpu(
+    allowed: Sequence[int], near: Sequence[int], kept: Sequence[int] | None, cuda: Cuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pinned: dict[int, set[int]] = {}
+    own = {0: set(allowed), 11: set(allowed), 12: {0, 15}, 13: {1}}  # threads that have cores of their own
+    cuda.bus.bus_ids = lambda: {"gpu 0": "00000000:3B:00.0"}
+    monkeypatch.setattr(gpus, "cores_near", lambda bus_id: list(near) if bus_id == "00000000:3B:00.0" else [])
+    monkeypatch.setattr(gpus, "threads", lambda: {11, 12, 13})
+    monkeypatch.setattr("os.sched_getaffinity", own.__getitem__)
+    monkeypatch.setattr("os.sched_setaffinity", pinned.__setitem__)
+    gpus.take("cuda", cuda.rank(0, on("n1", [A])))
+
+    few = {number: cores & set(near) for number, cores in own.items() if number}
+    assert pinned == ({number: cores for number, cores in few.items() if cores} if kept else {})
+    assert kept is None or pinned[11] == set(kept)
 
 
 # --------------------------------------------------------------------------------------- who refuses a shared one

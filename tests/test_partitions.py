@@ -220,7 +220,14 @@ def test_local_needs_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert find_partition("local") == this_machine()
 
 
-@pytest.mark.parametrize(("visible", "count"), [("", 0), ("0,1", 2), ("-1", 0), (None, 3), ("0,1,2,3", 3)])
+@pytest.mark.parametrize(
+    ("visible", "count"),
+    [
+        *((None, 3), ("", 0), ("0,1", 2), ("0,1,2,3", 3), (" 2 , 0", 2)),
+        *(("-1", 0), ("NoDevFiles", 0), ("0,-1,1", 1), ("0,7,1", 1), ("0,,1", 1), ("1,1", 0)),  # the rest is not seen
+        *(("GPU-8932f937-d72c", 1), ("GPU-89,GPU-5f,GPU-c1,GPU-d2", 3), ("MIG-5f,0", 2)),
+    ],
+)
 def test_gpus_are_counted_by_their_devices(visible: str | None, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     devices = [Path(f"/dev/{name}") for name in ("nvidia0", "nvidia1", "nvidia2", "nvidia0x")]
     monkeypatch.setattr(Path, "glob", lambda self, pattern: devices)

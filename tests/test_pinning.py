@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from horovod_study.cluster import pinning
 from horovod_study.config import Cell, Placement
+from horovod_study.measure.environment import numbers_of
 from horovod_study.workload.options import StrainConfig
 
 only_linux = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system cannot pin processes")
@@ -61,6 +63,73 @@ def test_loader_processes_get_cores_of_their_own():
     cell = make_cell(2, loader="dataloader", loader_processes=2)
 
     assert tuple(range(6)) == pinning.cell_cores(cell, cores_per_worker=1, available=range(8))
+
+
+class Nvml:
+    """NVML of four GPUs, two on each processor."""
+
+    class NVMLError(Exception):
+        pass
+
+    def nvmlInit(self):
+        pass
+
+    def nvmlDeviceGetCount(self):
+        return 4
+
+    def nvmlDeviceGetHandleByIndex(self, number):
+        return f"GPU-{number}"
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        return uuid
+
+    def nvmlDeviceGetName(self, handle):
+        return "a GPU"
+
+    def nvmlDeviceGetUUID(self, handle):
+        return handle
+
+    def nvmlDeviceGetPciInfo(self, handle):
+        return SimpleNamespace(busId=f"0000000{int(handle[-1]) // 2}:{'0A 1b 2C 3d'.split()[int(handle[-1])]}:00.0")
+
+
+@pytest.fixture
+def bus(tmp_path):
+    """/sys/bus/pci/devices of two processors of eight cores."""
+    for place, cores in {"0000:0a": "0-7", "0000:1b": "0-7", "0001:2c": "8-15", "0001:3d": "8-11,12-15"}.items():
+        (tmp_path / f"{place}:00.0").mkdir()
+        (tmp_path / f"{place}:00.0" / "local_cpulist").write_text(f"{cores}\n")
+    return tmp_path
+
+
+def test_cores_near_each_gpu_are_those_of_its_numa_node(bus, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    first, second = list(range(8)), list(range(8, 16))
+
+    assert pinning.cores_near_gpus(library=Nvml(), pci=bus) == [first, first, second, second]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-3,0")
+    assert pinning.cores_near_gpus(library=Nvml(), pci=bus) == [second, first]
+    assert pinning.cores_near_gpus(library=Nvml(), pci=bus / "none") == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("workers", "per_worker", "near", "cores"),
+    [
+        (1, 1, ["8-15"], "8-11"),
+        (2, 1, ["0-7", "8-15"], "0-3,8-11"),
+        (2, 6, ["0-7", "8-15"], "0-5,8-13"),
+        (3, 4, ["0-7", "0-7", "8-15"], "0-11"),
+        (3, 4, ["8-15", "8-15", "8-15"], "0-3,8-15"),  # the third finds no room there
+        (2, 4, ["", ""], "0-7"),
+        (4, 4, ["0-7", "0-7", "8-15", "8-15"], None),  # all there are
+    ],
+)
+def test_workers_with_gpus_get_the_cores_near_them(workers, per_worker, near, cores):
+    lists = [numbers_of(each) if each else [] for each in near]
+    cell = make_cell(workers)
+    found = pinning.cell_cores(cell, cores_per_worker=per_worker, available=range(16), near=lists)
+
+    assert found == (None if cores is None else tuple(numbers_of(cores)))
 
 
 @only_linux

@@ -12,7 +12,7 @@ import pytest
 
 from horovod_study.measure import evidence
 from horovod_study.measure.clock import now, sleep
-from horovod_study.measure.sensors import THREADS_PER_SAMPLE, Gpus, HostSensor, Packages, Trees
+from horovod_study.measure.sensors import THREADS_PER_SAMPLE, Gpus, HostSensor, Packages, Trees, visible_uuids
 
 TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -309,6 +309,19 @@ class FakeNvml:
             raise self.NVMLError("Not Found")
         return uuid
 
+    def nvmlDeviceGetCount(self) -> int:
+        return 4
+
+    def nvmlDeviceGetHandleByIndex(self, number: int) -> str:
+        return f"GPU-{'abcd'[number]}{number}"
+
+    def nvmlDeviceGetUUID(self, handle: str) -> bytes:
+        return handle.encode()
+
+    def nvmlDeviceGetPciInfo(self, handle: str) -> SimpleNamespace:
+        self._check("bus")
+        return SimpleNamespace(busId="00000000:3B:00.0")
+
     def nvmlDeviceGetName(self, handle: str) -> bytes:
         return b"Fake 9000"
 
@@ -365,6 +378,30 @@ def test_what_a_gpu_does_not_tell_is_left_out_with_its_reason() -> None:
         "gpu 0 energy_j": "Not Supported",
         "gpu 1": "GPU-other is not to be seen from here (Not Found)",
     }
+
+
+@pytest.mark.parametrize(
+    ("visible", "uuids"),
+    [
+        (None, "a0 b1 c2 d3"),
+        ("2,0", "c2 a0"),
+        ("GPU-b1", "b1"),
+        ("GPU-d,1", "d3 b1"),  # the beginning is enough
+        ("3,-1,0", "d3"),
+        ("MIG-12", ""),
+        ("", ""),
+        ("1,1", ""),
+    ],
+)
+def test_the_gpus_that_a_program_sees(visible: str | None, uuids: str) -> None:
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert visible_uuids(environ, library=FakeNvml()) == [f"GPU-{name}" for name in uuids.split()]
+    assert visible_uuids(environ, library=FakeNvml(broken=("init",))) == []
+
+
+def test_the_place_of_a_gpu_on_the_bus() -> None:
+    assert Gpus(["abc"], library=FakeNvml()).bus_ids() == {"gpu 0": "00000000:3B:00.0"}
+    assert Gpus(["abc"], library=FakeNvml(broken=("bus",))).bus_ids() == {"gpu 0": ""}
 
 
 def test_who_computes_on_a_gpu() -> None:

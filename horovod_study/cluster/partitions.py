@@ -9,6 +9,7 @@ the fields of `Partition`. Two of them have a form of their own in the file:
     hosts: [node1, node2:4]                              of scheduler ssh: a name, with the workers it takes
 """
 
+import itertools
 import os
 import re
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from horovod_study.config import available_cores
 from horovod_study.documents import load_yaml
 from horovod_study.errors import ConfigError, nearest, require_keys
 from horovod_study.roles import Option, check_field
+from horovod_study.variables import visible_gpus
 
 SCHEDULERS = ("local", "ssh", "slurm")
 LAUNCHERS = ("auto", "horovodrun", "mpirun", "srun", "torchrun")
@@ -295,12 +297,12 @@ def this_machine(name: str = "local") -> Partition:
 
 def gpus_here() -> int:
     """Return how many NVIDIA GPUs a program on this machine sees, without loading a library to ask."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible_gpus(os.environ)
     present = len([path for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdigit()])
-    if visible is None:
+    if names is None:
         return present
-    chosen = [part for part in visible.split(",") if part.strip() and part.strip() != "-1"]
-    return min(present, len(chosen))
+    there = itertools.takewhile(lambda name: not name.isdecimal() or int(name) < present, names)
+    return min(present, len(list(there)))
 
 
 def find_partition(name_or_path: str, *, beside: Path | None = None) -> Partition:

@@ -1,7 +1,8 @@
 """Which cores of this machine a cell gets, and who else uses them.
 
 Repeats compare only when they run on the same cores: the same cell always gets the same set, its workers together.
-Workers are not tied to single cores within the set, because the threads that communicate need one now and then.
+Workers are not tied to single cores within the set, because the threads that communicate need one now and then; those
+with a GPU keep to the cores near it (comm/gpus.py).
 """
 
 import os
@@ -9,11 +10,14 @@ import resource
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from horovod_study.config import Cell
 from horovod_study.measure.clock import now, sleep
+from horovod_study.measure.environment import CORES_OF_GPU, PCI, cores_near, numbers_of
+from horovod_study.measure.sensors import Gpus, visible_uuids
 
 BUSY_CORES = 0.25
 """Less than a quarter of a core in other programs is not worth a warning."""
@@ -32,7 +36,7 @@ def cores_in_order(available: Sequence[int], *, system: Path = Path("/sys/device
     def rank(core: int) -> tuple[int, int]:
         try:
             text = (system / f"cpu{core}" / "topology" / "thread_siblings_list").read_text()
-            siblings = [each for each in _numbers(text) if each in allowed]
+            siblings = [each for each in numbers_of(text) if each in allowed]
             return siblings.index(core), core
         except (OSError, ValueError):
             return 0, core
@@ -40,24 +44,34 @@ def cores_in_order(available: Sequence[int], *, system: Path = Path("/sys/device
     return sorted(available, key=rank)
 
 
-def _numbers(text: str) -> list[int]:
-    """Return the numbers meant by `0-2,8`."""
-    found: list[int] = []
-    for part in text.strip().split(","):
-        first, _, last = part.partition("-")
-        found += range(int(first), int(last or first) + 1)
-    return found
-
-
-def cell_cores(cell: Cell, *, cores_per_worker: int, available: Sequence[int]) -> tuple[int, ...] | None:
+def cell_cores(
+    cell: Cell, *, cores_per_worker: int, available: Sequence[int], near: Sequence[Sequence[int]] = ()
+) -> tuple[int, ...] | None:
     """Return the cores for `cell`, in ascending order; None when it needs all there are, or more.
 
     `available`: the cores in the order to take them. A worker gets what the partition says, at least one for each of
-    its compute threads and processes.
+    its compute threads and processes. `near`: the cores near each GPU, where the workers use GPUs; worker r, which
+    takes GPU r, then gets those first, and enough for all that drives a GPU.
     """
-    config = cell.config
-    needed = cell.placement.workers * max(cores_per_worker, config.workload.threads_of(config))
-    return tuple(sorted(available[:needed])) if needed < len(available) else None
+    config, workers = cell.config, cell.placement.workers
+    each = max(cores_per_worker, config.workload.threads_of(config), CORES_OF_GPU if near else 0)
+    if workers * each >= len(available):
+        return None
+    taken: list[int] = []
+    for worker in range(workers):
+        close = near[worker % len(near)] if near else ()
+        left = [core for core in available if core not in taken]
+        taken += sorted(left, key=lambda core: core not in close)[:each]
+    return tuple(sorted(taken))
+
+
+def cores_near_gpus(*, library: Any = None, pci: Path = PCI) -> list[list[int]]:
+    """Return the cores near each GPU that is visible here, in CUDA's order; [] for one of which that is unknown.
+
+    `library` stands in for pynvml, which is asked.
+    """
+    gpus = Gpus(visible_uuids(os.environ, library=library), library=library)
+    return [cores_near(bus_id, pci=pci) for bus_id in gpus.bus_ids().values()]
 
 
 @contextmanager

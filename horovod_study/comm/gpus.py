@@ -1,4 +1,4 @@
-"""Which GPU is a rank's: nobody else asks how many there are, or makes one the current one.
+"""Which GPU is a rank's, and the cores near it: nobody else asks how many there are, or makes one the current one.
 
     all GPUs of the host visible         local rank r takes GPU r
     one visible to each rank             that one, which each of them calls number 0
@@ -12,12 +12,16 @@ CUDA_VISIBLE_DEVICES differs (Slurm's --gpus-per-task=1, launchers that set it f
 import os
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 
 from horovod_study.comm.base import Backend
+from horovod_study.comm.priority import threads
 from horovod_study.errors import BackendError
+from horovod_study.measure.environment import CORES_OF_GPU, affinity, cores_near
 from horovod_study.measure.evidence import gpu_identity
+from horovod_study.measure.sensors import Gpus
 
 Seen = tuple[str, Sequence[str]]
 """The host of a rank, and the UUIDs of the GPUs that it sees, in the order in which CUDA counts them."""
@@ -43,7 +47,23 @@ def take(wanted: str, backend: Backend) -> torch.device:
         return torch.device("cpu")
     device = torch.device("cuda", assign(everybody)[backend.rank])
     torch.cuda.set_device(device)
+    _stay_near(everybody[backend.rank][1][device.index])
     return device
+
+
+def _stay_near(uuid: str) -> None:
+    """Let all threads of this process, and those that they start, run on the cores near its GPU only.
+
+    Nothing changes where these are unknown, or too few of those on which it may run.
+    """
+    bus_id = Gpus([uuid]).bus_ids().get("gpu 0", "")
+    allowed, near = set(affinity()), set(cores_near(bus_id))
+    if len(allowed & near) < CORES_OF_GPU or allowed <= near or not hasattr(os, "sched_setaffinity"):
+        return
+    for thread in threads():
+        with suppress(OSError):  # it has ended meanwhile
+            if kept := os.sched_getaffinity(thread) & near:
+                os.sched_setaffinity(thread, kept)
 
 
 def require_own(backend: Backend, *, instead: str) -> None:

@@ -32,7 +32,7 @@ class NewThreads:
     """Remembers the threads of this process, so that those that a library starts later can be recognised."""
 
     def __init__(self) -> None:
-        self._before = _threads()
+        self._before = threads()
 
     def prioritise(self, asked: str, *, polling: bool = False, spare: Collection[int] = ()) -> dict[str, Any]:
         """Give the threads started since a priority; return {"value", "source", "threads"} for the record.
@@ -42,7 +42,7 @@ class NewThreads:
         BackendError: what was asked for is not permitted.
         """
         source = "shipped" if asked == "auto" else "asked"
-        threads = sorted(_threads() - self._before - set(spare))
+        started = sorted(threads() - self._before - set(spare))
         if asked == "realtime" and polling:
             raise BackendError(
                 "thread_priority realtime with a cycle time of 0 would let Horovod's thread keep its core for ever; "
@@ -51,15 +51,15 @@ class NewThreads:
         wanted = {"auto": ("slice",) if polling else ("realtime", "slice"), "off": ()}.get(asked, (asked,))
         problem = ""
         for way in wanted:
-            problem = _set(way, threads)
+            problem = _set(way, started)
             if not problem:
-                return {"value": way, "source": source, "threads": len(threads)}
+                return {"value": way, "source": source, "threads": len(started)}
         if asked in ("realtime", "slice"):
             raise BackendError(
                 f"thread_priority {asked} was asked for, but the system does not permit it ({problem}); use "
                 "thread_priority auto, or off"
             )
-        return {"value": "off", "source": f"not permitted ({problem})" if problem else source, "threads": len(threads)}
+        return {"value": "off", "source": f"not permitted ({problem})" if problem else source, "threads": len(started)}
 
 
 def _set(way: str, threads: list[int]) -> str:
@@ -111,7 +111,7 @@ def _ordinary(thread: int) -> None:
         return
 
 
-def _threads() -> set[int]:
+def threads() -> set[int]:
     """Return the threads of this process by number; none where the system does not show them."""
     folder = Path("/proc/self/task")
     return {int(entry.name) for entry in folder.iterdir()} if folder.is_dir() else set()
@@ -131,7 +131,7 @@ def busiest_thread(seconds: float = 0.2) -> int | None:
 def _processor_ticks() -> dict[int, int]:
     """Return the processor time that each thread of this process has used, in ticks of the system."""
     ticks = {}
-    for thread in _threads():
+    for thread in threads():
         try:
             text = Path(f"/proc/self/task/{thread}/stat").read_text()
         except OSError:  # it has ended meanwhile

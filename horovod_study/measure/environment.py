@@ -11,6 +11,10 @@ from typing import Any
 
 import horovod_study
 
+PCI = Path("/sys/bus/pci/devices")
+CORES_OF_GPU = 4
+"""A worker with a GPU has so many at least: for what launches kernels, the library's thread, the loader's, others."""
+
 
 def describe() -> dict[str, Any]:
     """Return machine and versions; what is not installed or cannot be read is None."""
@@ -37,6 +41,24 @@ def describe_package() -> str:
 def affinity() -> list[int]:
     """Return the cores this process may run on."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+
+
+def numbers_of(text: str) -> list[int]:
+    """Return the numbers meant by `0-2,8`, as Linux lists cores; ValueError for anything else."""
+    found: list[int] = []
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return found
+
+
+def cores_near(bus_id: str, *, pci: Path = PCI) -> list[int]:
+    """Return the cores of the NUMA node of a PCI device such as 00000000:3B:00.0, [] where the system does not tell."""
+    domain, _, place = bus_id.lower().partition(":")
+    try:
+        return numbers_of((pci / f"{int(domain, 16):04x}:{place}" / "local_cpulist").read_text())
+    except (OSError, ValueError):
+        return []
 
 
 def peak_rss_mb() -> float:

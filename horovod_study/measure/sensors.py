@@ -5,12 +5,15 @@ value}} in the columns of `records.system_schema`. Counts and means are over the
 first reading has none. A sensor that fails gives nothing and says why; it never raises. Nothing here needs PyTorch.
 """
 
+import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from horovod_study.variables import visible_gpus
 
 Rows = dict[str, dict[str, Any]]
 
@@ -299,21 +302,12 @@ class Gpus:
         self.devices: dict[str, str] = {}
         self._handles: dict[str, Any] = {}
         self._first_mj: dict[str, int] = {}
-        self._nvml: Any = library
         if not uuids:
             self.missing["gpu"] = "the ranks of this host use no GPU"
             return
-        try:
-            if self._nvml is None:
-                import pynvml
-
-                self._nvml = pynvml
-            self._nvml.nvmlInit()
-        except ImportError:
-            self.missing["gpu"] = "nvidia-ml-py is not installed"
-            return
-        except self._nvml.NVMLError as error:
-            self.missing["gpu"] = f"no NVIDIA driver ({error})"
+        self._nvml, why = _begun(library)
+        if why:
+            self.missing["gpu"] = why
             return
         for number, uuid in enumerate(dict.fromkeys(uuids)):
             part = f"gpu {number}"
@@ -335,6 +329,16 @@ class Gpus:
             with suppress(self._nvml.NVMLError):
                 return self._nvml.nvmlDeviceGetHandleByUUID(names[1])
             raise
+
+    def bus_ids(self) -> dict[str, str]:
+        """Return {part: address on the PCI bus}; "" for one that does not tell."""
+        found = {}
+        for part, handle in self._handles.items():
+            try:
+                found[part] = _text(self._nvml.nvmlDeviceGetPciInfo(handle).busId)
+            except self._nvml.NVMLError as error:
+                self.missing[f"{part} bus"], found[part] = str(error), ""
+        return found
 
     def processes(self) -> dict[str, list[int]]:
         """Return {part: numbers of the processes that compute on it}; a part that does not tell is left out.
@@ -376,6 +380,40 @@ class Gpus:
     def _energy_j(self, part: str, handle: Any) -> float:
         energy_mj = self._nvml.nvmlDeviceGetTotalEnergyConsumption(handle)
         return float(energy_mj - self._first_mj.setdefault(part, energy_mj)) / 1e3
+
+
+def _begun(library: Any) -> tuple[Any, str]:
+    """Return NVIDIA's management library, ready to be asked, and "" or why it cannot be."""
+    try:
+        if library is None:
+            library = importlib.import_module("pynvml")
+        library.nvmlInit()
+    except ImportError:
+        return None, "nvidia-ml-py is not installed"
+    except library.NVMLError as error:
+        return None, f"no NVIDIA driver ({error})"
+    return library, ""
+
+
+def visible_uuids(environ: Mapping[str, str], *, library: Any = None) -> list[str]:
+    """Return the UUIDs of the GPUs that a program sees, in their order on the bus, which is CUDA's for equal ones.
+
+    [] where nobody tells. `library` stands in for pynvml. Parts of a GPU (MIG) are left out.
+    """
+    nvml, why = _begun(library)
+    if why:
+        return []
+    handles = [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(nvml.nvmlDeviceGetCount())]
+    uuids = [_text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+    names = visible_gpus(environ)
+    if names is None:
+        return uuids
+    known = dict(enumerate(uuids))
+    found = [
+        known.get(int(name), "") if name.isdecimal() else next((each for each in uuids if each.startswith(name)), "")
+        for name in names
+    ]
+    return [uuid for uuid in found if uuid]
 
 
 def _text(name: Any) -> str:

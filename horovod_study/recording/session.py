@@ -159,6 +159,7 @@ class Session:
         self, device: torch.device, *, lr: float | None, settings: Mapping[str, Any], **more: Any
     ) -> None:
         """Learn what each rank really has, `more` of this one included, and what is to be doubted."""
+        self.cores = environment.affinity()  # fewer than at first where the rank keeps near its GPU
         mine = evidence.describe_rank(
             host=self.host, local_rank=self.local_rank, cores=self.cores, device=device, lr=lr, settings=settings
         )

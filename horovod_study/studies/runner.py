@@ -11,6 +11,7 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from rich.console import Console
 from horovod_study.cluster.allocations import cell_name
 from horovod_study.cluster.jobs import JOBS, JobBook
 from horovod_study.cluster.partitions import Host, Partition
-from horovod_study.cluster.pinning import cell_cores, cores_in_order, other_load
+from horovod_study.cluster.pinning import cell_cores, cores_in_order, cores_near_gpus, other_load
 from horovod_study.cluster.process import GRACE_S, marked_below, stop_marked
 from horovod_study.cluster.remote import stop_marked_on
 from horovod_study.cluster.site import Site, site_of
@@ -343,6 +344,7 @@ def _site(study: StudyConfig, placement: Placement, options: RunOptions) -> Site
 def _places(study: StudyConfig, sites: Mapping[Placement, Site], options: RunOptions) -> CellPlaces:
     """Return where the cells run, and how they are started."""
     available = cores_in_order(sorted(os.sched_getaffinity(0)))
+    near_gpus = cache(cores_near_gpus)
 
     def place(cell: Cell) -> Site:
         # A port of its own where ranks of several hosts meet: that of the cell before may be in use.
@@ -352,8 +354,10 @@ def _places(study: StudyConfig, sites: Mapping[Placement, Site], options: RunOpt
     def cores(cell: Cell) -> tuple[int, ...] | None:
         if not options.pin or not sites[cell.placement].alone:
             return None
-        per_worker = study.partitions[cell.placement.partition].cores_per_worker
-        return cell_cores(cell, cores_per_worker=per_worker, available=available)
+        partition = study.partitions[cell.placement.partition]
+        on_gpu = partition.gpus_per_node and cell.config.to_dict().get("device") != "cpu"
+        near = near_gpus() if on_gpu else ()
+        return cell_cores(cell, cores_per_worker=partition.cores_per_worker, available=available, near=near)
 
     return CellPlaces(
         launch=options.launch,

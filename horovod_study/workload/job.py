@@ -18,6 +18,7 @@ from horovod_study.config import misplaced
 from horovod_study.errors import BackendError, DataError, StudyError
 from horovod_study.measure import evidence
 from horovod_study.measure.clock import now
+from horovod_study.measure.environment import affinity
 from horovod_study.measure.evidence import parameter_count, parameter_sha256
 from horovod_study.measure.recorder import Recorder
 from horovod_study.progress import say
@@ -48,7 +49,7 @@ class TrainingJob:
         with fail_together(backend):
             if session.local_rank == 0:  # the first rank of each host
                 with liveness.patient(math.inf):
-                    _ensure_dataset(config, threads=len(session.cores))
+                    _ensure_dataset(config, threads=len(affinity()))
         with fail_together(backend):
             folder = backend.gather(str(data.path_of(config.dataset, seed=config.data_seed)))[0]
             self.dataset = data.open_dataset(Path(folder))
