@@ -150,7 +150,7 @@ REAL = Sizes(
         *("plain loop", "fused", "graphs", "fused bf16", "graphs bf16", "fused tf32", "graphs tf32", "no graphs"),
         *("plain loop, DataLoader", "graphs fp16"),
     ),
-    epoch_ways=("plain loop", "fused", "fused tf32", "fused bf16", "graphs"),
+    epoch_ways=("plain loop", "fused", "fused tf32", "fused bf16"),
     smoke_ways=("fused", "fused tf32", "fused bf16", "graphs", "graphs tf32"),
 )
 DRY = replace(
@@ -275,7 +275,7 @@ def in_turns(plan: Mapping[str, Any], work: Work) -> list[dict[str, Any]]:
     """
     said: list[dict[str, Any]] = []
     without: list[list[Any]] = []
-    program = "gpu_smoke.py" if plan["what"] == "smoke" else "gpu_steps.py"
+    program = "gpu_smoke.py" if plan["what"] in ("smoke", "prepare") else "gpu_steps.py"
     for _ in range(1 + RESTARTS):
         content = {**plan, "without": without, "seconds": max(1.0, 0.92 * work.left_s - 8.0 * (not work.dry))}
         (work.folder / "plan.json").write_text(json.dumps(content), encoding="utf-8")
@@ -286,7 +286,7 @@ def in_turns(plan: Mapping[str, Any], work: Work) -> list[dict[str, Any]]:
             return said
         began = next((line for line in reversed(lines) if line["says"] in ("begins", "failed")), None)
         if began is None or code is None:  # before the first way, or out of time
-            if not any(line["says"] in ("losses", "block", "epochs") for line in said):
+            if not any(line["says"] in ("losses", "block", "epochs", "prepared") for line in said):
                 raise Failed(complaint)
             return [*said, {"says": "cut off", "why": complaint}]
         key = [began["way"], began["batch"]]
@@ -423,17 +423,20 @@ def nvidia_smi() -> dict[str, str | None]:
 
 
 def measure_data(work: Work) -> dict[str, Any]:
-    """The data sets, made here: nothing is brought along."""
+    """The data sets, made here: nothing is brought along. Meanwhile the fused kernels are compiled."""
     began = now()
     sizes = dict.fromkeys((work.sizes.curves, work.sizes.beside_curves))
     processes = 1 if work.dry else min(8, len(environment.affinity()))
-    made = {size: str(dataset.ensure(size, seed=1, processes=processes)) for size in sizes}
+    with ThreadPoolExecutor(1) as aside:
+        prepared = aside.submit(prepare, work, work.sizes.step_ways)
+        made = {size: str(dataset.ensure(size, seed=1, processes=processes)) for size in sizes}
     opened = dataset.open_dataset(Path(made[work.sizes.curves]))
     return {
         "seconds": now() - began,
         "curves": int(work.sizes.curves),
         "training_curves": opened.train_size,
         "gb": opened.train_size * 4 * (3 * 201 + 2) / 1e9,
+        "prepared_s": prepared.result(),
     }
 
 
@@ -500,25 +503,30 @@ def plan_of(work: Work, what: str, ways: Sequence[str], rounds: int) -> dict[str
 
 def measure_smoke(work: Work) -> dict[str, Any]:
     """A captured step in each way, node by node, on random curves."""
+    prepared = prepare(work, work.sizes.smoke_ways)
     plan = plan_of(work, "smoke", work.sizes.smoke_ways, rounds=1)
-    return gpu_table.smoke(in_turns({**plan, "losses_steps": min(50, work.sizes.losses_steps)}, work))
+    said = in_turns({**plan, "losses_steps": min(50, work.sizes.losses_steps)}, work)
+    return {**gpu_table.smoke(said), "prepared_s": prepared}
 
 
-def prepare(work: Work) -> dict[str, Any]:
-    """Compile the fused kernels of all ways, some at a time: their compiled form is kept on the disk."""
-    ways = [] if work.dry else work.ways([name for name in work.sizes.step_ways if name.startswith("fused")])
-    plans = [
-        plan_of(work, "prepare", [name], 0) | {"batches": [batch]} for name in ways for batch in work.sizes.batches
-    ]
+def prepare(work: Work, ways: Sequence[str]) -> dict[str, float]:
+    """Compile the fused kernels of `ways`, some at a time, kept on the disk; return the seconds of each."""
+    found: list[dict[str, Any]] = []
+    plan = plan_of(work, "prepare", [] if work.dry else [name for name in ways if name.startswith("fused")], rounds=0)
 
-    def run(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
-        folder = work.folder / f"{plan['ways'][0]} {plan['batches'][0]}"
+    ends_at = now() + min(60.0, 0.4 * work.left_s)  # what is not compiled by then is compiled where it is needed
+
+    def run(way: str, batch: int) -> None:
+        folder = work.folder / f"{way}, {batch}"
         folder.mkdir()
-        return in_turns({**plan, "dataset": str(data_of(work.sizes.beside_curves))}, replace(work, folder=folder))
+        own = replace(work, folder=folder, ends_at=ends_at)
+        found.extend(in_turns({**plan, "ways": [way], "batches": [batch]}, own))
 
     with ThreadPoolExecutor(MOST_AT_A_TIME) as pool:
-        said = [line for lines in pool.map(run, plans) for line in lines]
-    return {"opened_s": {f"{each['way']}, {each['batch']}": each["opened_s"] for each in said if "opened_s" in each}}
+        for way in plan["ways"]:
+            for batch in plan["batches"]:
+                pool.submit(run, way, batch)
+    return {f"{each['way']}, {each['batch']}": each["opened_s"] for each in found if each["says"] == "prepared"}
 
 
 def measure_step(work: Work) -> dict[str, Any]:
@@ -730,12 +738,11 @@ def measure_waits(work: Work) -> dict[str, Any]:
 
 
 SECTIONS = (
-    Section(name="smoke", part="facts", measure=measure_smoke, least_s=20, most_s=150),
+    Section(name="smoke", part="facts", measure=measure_smoke, least_s=20, most_s=240),
     Section(name="correctness", part="tests", measure=measure_correctness, least_s=30, most_s=450),
-    Section(name="data", part="targets", measure=measure_data, least_s=5, most_s=60),
-    Section(name="prepare", part="targets", measure=prepare, least_s=10, most_s=60),
+    Section(name="data", part="targets", measure=measure_data, least_s=5, most_s=90),
     Section(name="step", part="targets", measure=measure_step, least_s=35, most_s=130),
-    Section(name="epochs", part="targets", measure=measure_epochs, least_s=35, most_s=130),
+    Section(name="epochs", part="targets", measure=measure_epochs, least_s=35, most_s=180),
     Section(name="timers", part="targets", measure=measure_timers, least_s=25, most_s=60),
     Section(name="exchange", part="horovod", measure=measure_exchange, least_s=20, most_s=90),
     Section(name="workers", part="horovod", measure=measure_workers, least_s=20, most_s=120),

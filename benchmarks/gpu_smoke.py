@@ -2,10 +2,13 @@
 
     python benchmarks/gpu_smoke.py PLAN.json        prints lines of JSON, as benchmarks/gpu_steps.py does
 
-It needs no data set: the curves are random numbers on the device. Of every way and batch size: losses beside those of
-the plain loop, the seconds of a step with timers off and on, those of the host's calls for it, and from torch.profiler
-the time of every node of its graph. Then PyTorch's fused Adam with the parameters as they are, which keeps a tenth of
-the GPU busy, and with the large one cut into pieces.
+It needs no data set: the curves are random numbers on the device.
+
+    what "smoke"    of every way and batch size: losses beside those of the plain loop, the seconds of a step with light
+                    timers and without, and those of the host's calls for it; PyTorch's fused Adam with the parameters
+                    as they are, which keeps a tenth of the GPU busy, and with the large one cut into pieces; at the
+                    end, from torch.profiler, the time of every node of the graphs
+    what "prepare"  opens every way as gpu_steps.py does, so that kernels are compiled and kept on the disk
 
 On a CPU it is a dry run of the same code, without nodes.
 """
@@ -15,6 +18,7 @@ import json
 import statistics
 import sys
 import tempfile
+import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -67,6 +71,7 @@ def smoke(plan: Plan, device: torch.device) -> None:
     held = Resident(
         curves=torch.rand(count, CHANNELS, POINTS, device=device), targets=torch.rand(count, TARGETS, device=device)
     )
+    alive: dict[tuple[str, int], Any] = {}
     for batch in plan.batches:
         curves: Any = RandomCurves(held, batch, device)
         order = curves.order(0)[: plan.losses_steps]
@@ -78,36 +83,66 @@ def smoke(plan: Plan, device: torch.device) -> None:
             say({"says": "begins", "way": name, "batch": batch})
             try:
                 opened = now()
-                losses = gpu_steps.open_way(name, curves, plan, tf32, CALM).losses(order).tolist()
+                way = gpu_steps.open_way(name, curves, plan, tf32, CALM)
+                losses = way.losses(order).tolist()
                 say({"says": "losses", "way": name, "batch": batch, "losses": losses, "opened_s": now() - opened})
-                say({"says": "smoke", "way": name, "batch": batch, **_looked_at(name, curves, plan, tf32)})
+                light = gpu_steps.open_way(name, curves, plan, tf32, {**CALM, "timer_mode": "light"})
+                say({"says": "smoke", "way": name, "batch": batch, **_times(way, light, curves)})
             except Exception as error:
                 failed(name, batch, error, device)
+                continue
+            alive[name, batch] = way
+            del light
             gc.collect()
     for name, pieces in (("as they are", 1), ("the large one in pieces", PIECE)):
         say({"says": "adam", "parameters": name, **adam(pieces, device)})
+    if on_gpu:  # last: what a profiler leaves in the process is in no time
+        for (name, batch), way in alive.items():
+            try:
+                way.ready(REPLAYS + 1)
+                way.make(1)
+                found = nodes(traced(partial(way.make, 1), REPLAYS, device), REPLAYS)
+            except Exception:  # somebody else may have the counters
+                traceback.print_exc()
+                break
+            say({"says": "nodes", "way": name, "batch": batch, "nodes": found})
 
 
-def _looked_at(name: str, curves: Any, plan: Plan, tf32: gpu_steps.Tf32) -> dict[str, Any]:
-    """Return what a step of a way takes: seconds of device and host, with timers, and its nodes."""
+def prepare(plan: Plan, device: torch.device) -> None:
+    """Open every way as it is compared and as it is timed; says how long that took."""
+    count = max(plan.batches) * 4
+    held = Resident(
+        curves=torch.rand(count, CHANNELS, POINTS, device=device), targets=torch.rand(count, TARGETS, device=device)
+    )
+    for batch in plan.batches:
+        curves: Any = RandomCurves(held, batch, device)
+        for name in plan.ways:
+            if [name, batch] in plan.without:
+                continue
+            say({"says": "begins", "way": name, "batch": batch})
+            opened = now()
+            try:
+                gpu_steps.open_both(name, curves, plan, gpu_steps.Tf32(), curves.order(0)[:2])
+            except Exception as error:
+                failed(name, batch, error, device)
+                continue
+            say({"says": "prepared", "way": name, "batch": batch, "opened_s": now() - opened})
+
+
+def _times(way: Any, light: Any, curves: Any) -> dict[str, float]:
+    """Return the seconds of a step: of the device, of the host's calls for it, and of the device with light timers."""
     device = curves.device
-    counts = [
-        min(steps, curves.per_epoch) for steps in ((STEPS, HOST_STEPS) if device.type == "cuda" else (DRY_STEPS,) * 2)
-    ]
-    way = gpu_steps.open_way(name, curves, plan, tf32, CALM)
-    step_s = statistics.median(timed(way, counts[0], device)[1] / counts[0] for _ in range(3))
-    host_s = min(timed(way, counts[1], device)[0] / counts[1] for _ in range(3))
-    found: list[dict[str, Any]] | None = None
-    if device.type == "cuda":
-        way.ready(REPLAYS + 1)
-        way.make(1)
-        found = nodes(traced(partial(way.make, 1), REPLAYS, device), REPLAYS)
-    light: Any = gpu_steps.open_way(name, curves, plan, tf32, {**CALM, "timer_mode": "light"})
+    wanted = (STEPS, HOST_STEPS) if device.type == "cuda" else (DRY_STEPS, DRY_STEPS)
+    many, few = (min(steps, curves.per_epoch) for steps in wanted)
     with_timers = []
     for _ in range(3):
-        with_timers.append(timed(light, counts[0], device)[1] / counts[0])
+        with_timers.append(timed(light, many, device)[1] / many)
         light.clock.drain()
-    return {"step_s": step_s, "host_s": host_s, "light_s": statistics.median(with_timers), "nodes": found}
+    return {
+        "step_s": statistics.median(timed(way, many, device)[1] / many for _ in range(3)),
+        "host_s": min(timed(way, few, device)[0] / few for _ in range(3)),
+        "light_s": statistics.median(with_timers),
+    }
 
 
 def traced(work: Callable[[], object], repeats: int, device: torch.device) -> list[Mapping[str, Any]]:
@@ -201,4 +236,4 @@ def adam(piece: int, device: torch.device) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    gpu_steps.main(sys.argv[1:], {"smoke": smoke})
+    gpu_steps.main(sys.argv[1:], {"smoke": smoke, "prepare": prepare})

@@ -9,7 +9,6 @@ without that way: a capture that failed leaves PyTorch's allocator in a state in
 
     what "steps"    first the losses of every way over some steps from the same weights and batches, then blocks of
                     steps in an order shuffled again in every round
-    what "prepare"  opens every way as "steps" does, so that kernels are compiled and kept
     what "epochs"   whole epochs, again in turns: the trainer as a user starts it, with its record, and the plain loop
 
 Letters: B curves in a batch, C = 3 channels, L = 201 points, P = 2 targets, S curves of the training set.
@@ -378,24 +377,6 @@ def open_both(
     return losses, way
 
 
-def prepare(plan: Plan, device: torch.device) -> None:
-    """Open every way: what is compiled for it is kept on the disk, for the processes that come after."""
-    tf32 = Tf32()
-    for batch in plan.batches:
-        resident = Resident(plan, batch, device)
-        for name in plan.ways:
-            if [name, batch] in plan.without:
-                continue
-            say({"says": "begins", "way": name, "batch": batch})
-            opened = now()
-            try:
-                losses, _ = open_both(name, resident, plan, tf32, resident.order(0)[:2])
-            except Exception as error:
-                failed(name, batch, error, device)
-                continue
-            say({"says": "losses", "way": name, "batch": batch, "losses": losses, "opened_s": now() - opened})
-
-
 def _steps_per_block(way: Way, plan: Plan, resident: Resident) -> int:
     """Warm `way` up and return how many of its steps take about `block_s`; no block is longer than an epoch."""
     count = min(plan.warmup_steps, resident.per_epoch)
@@ -535,4 +516,4 @@ def main(arguments: Sequence[str], programs: Mapping[str, Callable[[Plan, torch.
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:], {"steps": measure_steps, "epochs": measure_epochs, "prepare": prepare})
+    main(sys.argv[1:], {"steps": measure_steps, "epochs": measure_epochs})

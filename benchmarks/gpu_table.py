@@ -150,13 +150,15 @@ def smoke(said: Said) -> dict[str, Any]:
     truth = {line["batch"]: line["losses"] for line in said if line["says"] == "order"}
     rows: dict[tuple[str, int], dict[str, Any]] = {}
     for line in said:
-        if line["says"] not in ("losses", "smoke", "failed"):
+        if line["says"] not in ("losses", "smoke", "nodes", "failed"):
             continue
         row = rows.setdefault((line["way"], line["batch"]), {"way": line["way"], "batch": line["batch"]})
         if line["says"] == "losses":
             row |= {"losses": _compared(line["losses"], truth[line["batch"]]), "opened_s": line["opened_s"]}
         elif line["says"] == "smoke":
-            row |= {name: line[name] for name in ("step_s", "host_s", "light_s", "nodes")}
+            row |= {name: line[name] for name in ("step_s", "host_s", "light_s")}
+        elif line["says"] == "nodes":
+            row["nodes"] = line["nodes"]
         else:
             row["why"] = line["why"]
     adam = [
@@ -523,7 +525,7 @@ def _smoke_tables(document: Mapping[str, Any]) -> str:
         if "step_s" not in row:
             lines.append(_row([row["way"], str(row["batch"]), f"failed: {row.get('why', 'not ended')}", *[""] * 6]))
             continue
-        nodes, losses = row["nodes"] or [], row["losses"]["largest_difference"]
+        nodes, losses = row.get("nodes") or [], row["losses"]["largest_difference"]
         cells = [f"{row[name] * 1e6:,.1f}" for name in ("step_s", "light_s", "host_s")]
         cells += [str(len(nodes) or ""), f"{sum(each['us'] for each in nodes):,.1f}" if nodes else ""]
         cells += ["not finite" if losses is None else f"{losses:.1e}", f"{row['opened_s']:.1f}"]
