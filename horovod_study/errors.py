@@ -40,6 +40,11 @@ class AnalysisError(StudyError):
     """The recorded runs or points do not support the analysis that was asked for."""
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of what a library says, the kind of error where it says nothing."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def nearest(word: str, allowed: Iterable[str]) -> str:
     """Return ' (did you mean ...?)' for the closest of `allowed`, or '' when nothing is close."""
     close = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.6)

@@ -16,7 +16,7 @@ from horovod_study.comm.distributed import DistributedBackend
 from horovod_study.comm.horovod import HorovodBackend
 from horovod_study.comm.raw import why_missing
 from horovod_study.comm.serial import SerialBackend
-from horovod_study.errors import BackendError
+from horovod_study.errors import BackendError, StudyError
 from horovod_study.workload.options import StrainConfig
 
 ROOT = Path(horovod_study.__file__).parent
@@ -29,9 +29,12 @@ class Cuda:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.uuids: Sequence[str] = ()
         self.current: torch.device | None = None
+        self.broken = ""  # what CUDA says when it is asked
+        self.busy = ""  # what it says when it is to begin
         monkeypatch.setattr(torch.cuda, "device_count", lambda: len(self.uuids))
         monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(self.uuids))
         monkeypatch.setattr(torch.cuda, "set_device", lambda device: setattr(self, "current", device))
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda device: self.begin())
         monkeypatch.setattr(torch.cuda, "get_device_properties", self.properties)
         monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
         self.bus = SimpleNamespace(bus_ids=dict)
@@ -39,7 +42,13 @@ class Cuda:
         monkeypatch.setattr("os.uname", lambda: SimpleNamespace(nodename=self.host))
 
     def properties(self, device: torch.device) -> SimpleNamespace:
+        if self.broken:
+            raise RuntimeError(self.broken)
         return SimpleNamespace(name="a GPU", uuid=self.uuids[device.index])
+
+    def begin(self) -> None:
+        if self.busy:
+            raise RuntimeError(self.busy)
 
     def rank(self, number: int, everybody: Sequence[gpus.Seen], **more: Any) -> Any:
         """Return the backend of one rank, and be what that rank sees."""
@@ -47,10 +56,10 @@ class Cuda:
         self.current = None
 
         def gather(value: Any) -> list[Any]:
-            if isinstance(value, dict):  # what else is gathered is the same on all ranks
+            if not isinstance(value, tuple):  # what else is gathered is the same on all ranks
                 return [value] * len(everybody)
-            assert value == (self.host, list(self.uuids))
-            return list(everybody)
+            assert value[:2] == (self.host, [] if self.broken else list(self.uuids))
+            return [(host, uuids, value[2]) for host, uuids in everybody]
 
         return SimpleNamespace(rank=number, workers=len(everybody), gather=gather, **more)
 
@@ -104,6 +113,18 @@ def test_a_rank_without_a_gpu_beside_others_is_named_on_all_of_them(cuda: Cuda) 
     for rank in range(3):
         with pytest.raises(BackendError, match="rank 1 on n1 sees no GPU, and rank 0 on n1 does"):
             gpus.take("auto", cuda.rank(rank, on("n1", [A], [], [B])))
+
+
+def test_a_gpu_that_does_not_work_is_named(cuda: Cuda) -> None:
+    backend = cuda.rank(1, on("n1", [A, B], [A, B]))
+    cuda.busy = "CUDA error: all CUDA-capable devices are busy or unavailable\nCUDA kernel errors might be ..."
+    with pytest.raises(
+        StudyError, match=r"GPU bbbb of n1 cannot be used \(CUDA error: .* unavailable\); look with nvid"
+    ):
+        gpus.take("auto", backend)
+    cuda.broken = "no CUDA-capable device is detected"
+    with pytest.raises(StudyError, match=r"rank 0 on n1: PyTorch cannot ask its GPUs \(no CUDA-capable device is det"):
+        gpus.take("auto", backend)
 
 
 @pytest.mark.parametrize(
@@ -170,8 +191,10 @@ def ddp(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> Any:
         return DistributedBackend(StrainConfig(transport="nccl"), detect({"RANK": "0", "WORLD_SIZE": "1"}))
 
     monkeypatch.setattr(dist, "init_process_group", begin)
+    monkeypatch.setattr(dist, "barrier", lambda device_ids: opened.append((device_ids, cuda.current)))
     yield open_for
-    assert opened == ["nccl"]
+    taken = cuda.current
+    assert opened == (["nccl"] if taken is None else ["nccl", ([taken.index], taken)]), "NCCL connects once it is taken"
     monkeypatch.undo()
     dist.destroy_process_group()
 

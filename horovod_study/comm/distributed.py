@@ -103,7 +103,7 @@ class DistributedBackend:
             # which they have to agree on first.
             self._aside = dist.new_group(backend="gloo", timeout=timedelta(seconds=patient_s))
             gpus.require_own(self, instead="--transport gloo")
-            gpus.take("cuda", self)
+            dist.barrier(device_ids=[gpus.take("cuda", self).index])  # NCCL connects here, while the start is watched
         require_launchers_mpi(launch, self.workers, "torch.distributed")
         self._config = config
         self.reduction = config.reduction if self.workers > 1 else "none"

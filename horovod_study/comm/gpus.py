@@ -16,9 +16,9 @@ from contextlib import suppress
 
 import torch
 
-from horovod_study.comm.base import Backend
+from horovod_study.comm.base import Backend, fail_together
 from horovod_study.comm.priority import threads
-from horovod_study.errors import BackendError
+from horovod_study.errors import BackendError, first_line
 from horovod_study.measure.environment import CORES_OF_GPU, affinity, cores_near
 from horovod_study.measure.evidence import gpu_identity
 from horovod_study.measure.sensors import Gpus
@@ -35,8 +35,8 @@ def visible() -> int:
 def take(wanted: str, backend: Backend) -> torch.device:
     """Return this rank's device; a GPU is the current one from then on. Collective, the same `wanted` on all ranks.
 
-    `wanted` is cpu, cuda, or auto: the CPU where no rank sees a GPU. Raises BackendError, on all ranks, where cuda is
-    wanted and there is none, and where some ranks see one and others do not.
+    `wanted` is cpu, cuda, or auto: the CPU where no rank sees a GPU. Raises StudyError, on all ranks, where cuda is
+    wanted and there is none, where some ranks see one and others do not, and where one cannot be used.
     """
     if wanted == "cpu":
         return torch.device("cpu")
@@ -46,8 +46,17 @@ def take(wanted: str, backend: Backend) -> torch.device:
             raise BackendError("device cuda was asked for, but PyTorch sees no GPU; use --device cpu or auto")
         return torch.device("cpu")
     device = torch.device("cuda", assign(everybody)[backend.rank])
-    torch.cuda.set_device(device)
-    _stay_near(everybody[backend.rank][1][device.index])
+    host, uuids = everybody[backend.rank]
+    with fail_together(backend):
+        try:
+            torch.cuda.set_device(device)
+            torch.cuda.synchronize(device)  # CUDA comes to life there, and says what it has against it
+        except RuntimeError as error:
+            raise BackendError(
+                f"GPU {uuids[device.index]} of {host} cannot be used ({first_line(error)}); look with nvidia-smi: is "
+                "it in exclusive use, full, or broken; take another one, or --device cpu"
+            ) from None
+    _stay_near(uuids[device.index])
     return device
 
 
@@ -104,8 +113,19 @@ def assign(everybody: Sequence[Seen]) -> list[int]:
 
 def _gathered(backend: Backend) -> list[Seen]:
     """Return what every rank sees; BackendError, on all ranks, where some see a GPU and others none. Collective."""
-    own = [gpu_identity(torch.device("cuda", number))["uuid"] for number in range(visible())]
-    everybody: list[Seen] = backend.gather((os.uname().nodename, own))
+    own, problem = [], ""
+    try:
+        own = [gpu_identity(torch.device("cuda", number))["uuid"] for number in range(visible())]
+    except RuntimeError as error:  # the driver is there, and does not work
+        problem = first_line(error)
+    told: list[tuple[str, list[str], str]] = backend.gather((os.uname().nodename, own, problem))
+    for rank, (host, _, problem) in enumerate(told):
+        if problem:
+            raise BackendError(
+                f"rank {rank} on {host}: PyTorch cannot ask its GPUs ({problem}); look with nvidia-smi, or use "
+                "--device cpu"
+            )
+    everybody: list[Seen] = [(host, uuids) for host, uuids, _ in told]
     blind = next((rank for rank, (_, uuids) in enumerate(everybody) if not uuids), None)
     sees = next((rank for rank, (_, uuids) in enumerate(everybody) if uuids), None)
     if blind is not None and sees is not None:

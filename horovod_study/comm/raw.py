@@ -24,7 +24,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from horovod_study.comm import gpus
 from horovod_study.comm.base import Backend, fail_together
 from horovod_study.comm.launch import detect
-from horovod_study.errors import BackendError, require_known
+from horovod_study.errors import BackendError, first_line, require_known
 
 TRANSPORTS = ("mpi", "gloo", "nccl")
 TIMEOUT_S = 300.0
@@ -209,7 +209,7 @@ class GroupRaw:
                     own = TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=timeout)
                 except (RuntimeError, OSError) as error:
                     raise BackendError(
-                        f"{transport}: no port can be opened on {address} for the ranks to meet ({_first_line(error)})"
+                        f"{transport}: no port can be opened on {address} for the ranks to meet ({first_line(error)})"
                     ) from None
         port = backend.gather(own.port if own else None)[0]
         with fail_together(backend):
@@ -224,7 +224,7 @@ class GroupRaw:
                     self._group = dist.ProcessGroupGloo(store, backend.rank, backend.workers, timeout)
             except (RuntimeError, OSError) as error:
                 raise BackendError(
-                    f"{transport}: the ranks cannot connect to {address}:{port} ({_first_line(error)}); where hosts "
+                    f"{transport}: the ranks cannot connect to {address}:{port} ({first_line(error)}); where hosts "
                     "have several networks, set GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME"
                 ) from None
         # NCCL connects at the first collective, Gloo in part: not what a measurement should see.
@@ -321,8 +321,3 @@ class DistributedRuntime:
 def _settle(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__

@@ -40,7 +40,7 @@ from optuna.trial import FrozenTrial, TrialState
 from horovod_study import alive
 from horovod_study.cluster.process import GRACE_S, stop_marked
 from horovod_study.config import available_cores
-from horovod_study.errors import ConfigError, StudyError
+from horovod_study.errors import ConfigError, StudyError, first_line
 from horovod_study.files import csv_rows, write_file, writing
 from horovod_study.measure.clock import now
 from horovod_study.progress import Line, duration, say
@@ -224,7 +224,7 @@ def run_search(
             )
             database.close()
         except (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
-            said = _first_line(_innermost(error))
+            said = first_line(_innermost(error))
             raise StudyError(f"{database.url}: {said}; fix it, and continue with: {command}") from None
         except OSError as error:
             raise StudyError(
@@ -428,7 +428,7 @@ def _quiet() -> Iterator[None]:
 
 def _storage_error(url: str, error: Exception) -> StudyError:
     return StudyError(
-        f"--storage {url}: cannot be opened ({_first_line(error)}); "
+        f"--storage {url}: cannot be opened ({first_line(error)}); "
         "give an SQLAlchemy URL such as sqlite:////path/to/search.db, or leave it out"
     )
 
@@ -436,10 +436,6 @@ def _storage_error(url: str, error: Exception) -> StudyError:
 def _innermost(error: BaseException) -> BaseException:
     """Return what the lowest library said, such as "database or disk is full"; Optuna only guesses what it was."""
     return error if error.__cause__ is None else _innermost(error.__cause__)
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
 # ------------------------------------------------------------------------------------------------------ running trials

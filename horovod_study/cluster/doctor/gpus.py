@@ -7,6 +7,7 @@ from horovod_study.cluster.doctor.finding import Area, Here, shortened
 from horovod_study.cluster.doctor.software import EarlierChecks
 from horovod_study.cluster.partitions import Partition
 from horovod_study.text.words import plural
+from horovod_study.variables import visible_gpus
 
 
 class GpuChecks:
@@ -88,27 +89,32 @@ class GpuChecks:
         text = self._here.environ.get("CUDA_VISIBLE_DEVICES")
         if text is None:
             return
-        names = [part.strip() for part in text.split(",") if part.strip()]
-        beyond = [name for name in names if name.lstrip("-").isdigit() and not 0 <= int(name) < len(self._gpus)]
-        if not names or names[0] == "-1":
+        names = [part.strip() for part in text.split(",")]
+        heeded = [name for name in visible_gpus(self._here.environ) or () if self._exists(name)]
+        ignored = [name for name in names if name not in heeded]
+        if names[0] in ("", "-1", "NoDevFiles"):
             area.warning(
                 "CUDA_VISIBLE_DEVICES",
                 f"it is {text!r}: all {plural(len(self._gpus), 'GPU')} are hidden and runs use the CPUs",
                 "unset CUDA_VISIBLE_DEVICES",
             )
-        elif beyond:
-            area.fail(
-                "CUDA_VISIBLE_DEVICES",
-                f"it is {text!r}, but GPUs count from 0 to {len(self._gpus) - 1}: {beyond[0]} and all after it are "
-                "ignored",
-                "unset CUDA_VISIBLE_DEVICES, or name existing ones",
-            )
         elif len(set(names)) < len(names):
             area.fail(
                 "CUDA_VISIBLE_DEVICES", f"it is {text!r}: a GPU is named twice, which hides all", "name each once"
             )
+        elif ignored:
+            area.fail(
+                "CUDA_VISIBLE_DEVICES",
+                f"it is {text!r}, but GPUs count from 0 to {len(self._gpus) - 1}: {ignored[0]} and all after it are "
+                "ignored",
+                "unset CUDA_VISIBLE_DEVICES, or name existing ones",
+            )
         else:
             area.ok("CUDA_VISIBLE_DEVICES", f"{text}: {len(names)} of {plural(len(self._gpus), 'GPU')}")
+
+    def _exists(self, name: str) -> bool:
+        """Whether a number is that of a GPU; a UUID is believed."""
+        return not name.isdecimal() or int(name) < len(self._gpus or ())
 
     def _busy(self, area: Area) -> None:
         assert self._gpus is not None
