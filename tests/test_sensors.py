@@ -432,6 +432,8 @@ def test_processes_of_others_on_the_gpus_of_a_run(ranks: list[Any], holders: dic
     ]
     assert evidence.gpu_holders(told) == holders
     assert (evidence.held(holders) is None) == (not any(holders.values()))
+    uuids = [rank["gpu"] and rank["gpu"]["uuid"] for rank in told]
+    assert (evidence.shared_gpu(told) is None) == (len(set(uuids)) == len(uuids))
 
 
 def test_a_uuid_without_prefix_may_be_that_of_a_part_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

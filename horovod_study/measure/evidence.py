@@ -164,11 +164,7 @@ def gpu_holders(ranks: Sequence[Mapping[str, Any]]) -> dict[str, int | None]:
     what is more than the workers on that GPU is others.
     """
     found: dict[str, int | None] = {}
-    gpus: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for rank in ranks:
-        if rank["gpu"] is not None:
-            gpus.setdefault((rank["host"], rank["gpu"]["uuid"]), []).append(rank)
-    for (host, _), here in gpus.items():
+    for (host, _), here in _by_gpu(ranks).items():
         listed = {pid for rank in here for pid in rank["gpu"]["processes"] or ()}
         own = {rank["pid"] for rank in here}
         if all(rank["gpu"]["processes"] is None for rank in here):
@@ -177,6 +173,25 @@ def gpu_holders(ranks: Sequence[Mapping[str, Any]]) -> dict[str, int | None]:
             others = len(listed - own) if listed & own else max(0, len(listed) - len(own))
             found[host] = (found.get(host) or 0) + others
     return found
+
+
+def _by_gpu(ranks: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
+    """Return (host, UUID) -> the ranks on that GPU."""
+    found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for rank in ranks:
+        if rank["gpu"] is not None:
+            found.setdefault((rank["host"], rank["gpu"]["uuid"]), []).append(rank)
+    return found
+
+
+def shared_gpu(ranks: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return in one line how many workers share the GPU that most share, None if each has its own."""
+    (host, _), here = max(_by_gpu(ranks).items(), key=lambda each: len(each[1]), default=(("", ""), []))
+    if len(here) < 2:
+        return None
+    return (
+        f"{len(here)} workers share one GPU of {host}: their times measure how it is shared, not what {len(here)} give"
+    )
 
 
 def held(holders: Mapping[str, int | None]) -> str | None:

@@ -169,9 +169,8 @@ class Session:
         oversubscribed = evidence.oversubscribed(ranks)
         same = self.options.timer_mode == "strict" and device.type == "cpu"
         holders = evidence.gpu_holders(ranks)
-        self.doubts = [
-            text for text in (oversubscribed, evidence.disturbed(busy, ranks), evidence.held(holders)) if text
-        ]
+        found = (oversubscribed, evidence.disturbed(busy, ranks), evidence.shared_gpu(ranks), evidence.held(holders))
+        self.doubts = [text for text in found if text]
         self.effective = {
             "workers": self.workers.workers,
             "nodes": len(set(self.hosts)),
