@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_sensors import FakeNvml
 
 from horovod_study.cluster import pinning
 from horovod_study.config import Cell, Placement
@@ -65,32 +66,15 @@ def test_loader_processes_get_cores_of_their_own():
     assert tuple(range(6)) == pinning.cell_cores(cell, cores_per_worker=1, available=range(8))
 
 
-class Nvml:
+class Nvml(FakeNvml):
     """NVML of four GPUs, two on each processor."""
-
-    class NVMLError(Exception):
-        pass
-
-    def nvmlInit(self):
-        pass
-
-    def nvmlDeviceGetCount(self):
-        return 4
-
-    def nvmlDeviceGetHandleByIndex(self, number):
-        return f"GPU-{number}"
 
     def nvmlDeviceGetHandleByUUID(self, uuid):
         return uuid
 
-    def nvmlDeviceGetName(self, handle):
-        return "a GPU"
-
-    def nvmlDeviceGetUUID(self, handle):
-        return handle
-
     def nvmlDeviceGetPciInfo(self, handle):
-        return SimpleNamespace(busId=f"0000000{int(handle[-1]) // 2}:{'0A 1b 2C 3d'.split()[int(handle[-1])]}:00.0")
+        number = int(handle[-1])
+        return SimpleNamespace(busId=f"0000000{number // 2}:{('0A', '1b', '2C', '3d')[number]}:00.0")
 
 
 @pytest.fixture
@@ -107,7 +91,7 @@ def test_cores_near_each_gpu_are_those_of_its_numa_node(bus, monkeypatch):
     first, second = list(range(8)), list(range(8, 16))
 
     assert pinning.cores_near_gpus(library=Nvml(), pci=bus) == [first, first, second, second]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-3,0")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-d3,0")
     assert pinning.cores_near_gpus(library=Nvml(), pci=bus) == [second, first]
     assert pinning.cores_near_gpus(library=Nvml(), pci=bus / "none") == [[], []]
 
