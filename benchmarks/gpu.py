@@ -2,6 +2,7 @@
 
     python benchmarks/gpu.py --part facts                  on a machine with an NVIDIA GPU; a part, or without it all
     python benchmarks/gpu.py --dry-run --out DIR           the same code on a CPU with tiny sizes; promises nothing
+    python benchmarks/gpu.py --add RESULTS.json            adds results of other runs, or machines, to those in --out
     python benchmarks/gpu.py --table RESULTS.json          the table of a results file again
 
 Sections run one after the other, the most important first; nothing else runs meanwhile. Each gets the time it needs at
@@ -761,22 +762,43 @@ PARTS = tuple(dict.fromkeys(each.part for each in SECTIONS))
 # ------------------------------------------------------------------------------------------------ the whole
 
 
-def begun(out: Path, *, dry: bool, machine: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """Return the document that `out` has, or an empty one, and the number under which it knows this machine.
+def begun(out: Path, *, dry: bool) -> dict[str, Any]:
+    """Return the document that `out` has, or an empty one; a dry run and real results are never together.
 
-    Sections of earlier runs stay until they are measured again, each with the number of the machine it was measured on:
-    another machine, or other sources, are another number. A dry run and real results are never together.
+    Sections of earlier runs stay until they are measured again, each with the number of the machine it was measured on.
     """
-    document: dict[str, Any] = {"schema": SCHEMA, "dry_run": dry, "machines": {}, "sections": {}}
     with suppress(OSError, ValueError):
-        before = json.loads((out / "gpu.json").read_text(encoding="utf-8"))
+        before: dict[str, Any] = json.loads((out / "gpu.json").read_text(encoding="utf-8"))
         if before.get("schema") == SCHEMA and before["dry_run"] == dry:
-            document = before
+            return before
+    return {"schema": SCHEMA, "dry_run": dry, "machines": {}, "sections": {}, "ran": []}
+
+
+def number_of(machine: Mapping[str, Any], document: dict[str, Any]) -> str:
+    """Return the number under which `document` has this machine from now on; with other sources it is another one."""
     machines = document["machines"]
     same = (number for number, each in machines.items() if gpu_table.identity(each) == gpu_table.identity(machine))
     number = next(same, str(1 + max(map(int, machines), default=0)))
     machines[number] = dict(machine)
-    return document, number
+    return number
+
+
+def enter(document: dict[str, Any], name: str, entry: Mapping[str, Any]) -> None:
+    """Put a section in the place of what was there; one that found no time replaces nothing."""
+    if entry["status"] != "not run" or name not in document["sections"]:
+        document["sections"][name] = dict(entry)
+
+
+def add(results: Sequence[Path], out: Path) -> None:
+    """Add the sections of results files, the latest last, to those that `out` has."""
+    for path in results:
+        other = json.loads(path.read_text(encoding="utf-8"))
+        document = begun(out, dry=other["dry_run"])
+        document |= {name: other[name] for name in ("measured", "status")}
+        for name, entry in other["sections"].items():
+            number = number_of(other["machines"][entry["machine"]], document)
+            enter(document, name, {**entry, "machine": number})
+        write(document, out)
 
 
 def limit_of(sections: Sequence[Section], left_s: float) -> float:
@@ -796,7 +818,8 @@ def measure(
 ) -> dict[str, Any]:
     """Measure `sections` in `deadline_s` seconds; return the document, which `out` has after every section."""
     began = now()
-    document, number = begun(out, dry=dry, machine=machine)
+    document = begun(out, dry=dry)
+    number = number_of(machine, document)
     document |= {"measured": utc_now(), "status": "unfinished", "ran": [each.name for each in sections]}
     environ = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', os.defpath)}", "OMP_NUM_THREADS": "1"}
     environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -825,8 +848,7 @@ def measure(
             entry["seconds"] = now() - opened
         if entry["why"]:
             say(f"  {section.name}: {entry['status']}: {entry['why']}")
-        if entry["status"] != "not run" or section.name not in document["sections"]:
-            document["sections"][section.name] = entry
+        enter(document, section.name, entry)
         write(document, out)
     document["status"] = "finished"
     write(document, out)
@@ -902,6 +924,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="of them, only sections whose name matches this regular expression")
     parser.add_argument("--dry-run", action="store_true", help="on the CPU, with tiny sizes: promises nothing")
     parser.add_argument("--out", type=Path, help="where gpu.json and gpu.md go (default benchmarks/results/gpu)")
+    parser.add_argument(
+        "--add", type=Path, nargs="+", metavar="RESULTS.json", help="add these to those in --out, and end"
+    )
     parser.add_argument("--table", type=Path, metavar="RESULTS.json", help="print the table of these results, and end")
     options = parser.parse_args(arguments)
     if options.table is not None:
@@ -909,6 +934,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     results = HERE / "results"
     out = options.out or results / "gpu"
+    if options.add:
+        add(options.add, out)
+        return 0
     if options.dry_run and (options.out is None or results in (out.resolve(), *out.resolve().parents)):
         say("error: a dry run is not a result; name a folder outside benchmarks/results with --out")
         return 2

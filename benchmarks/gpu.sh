@@ -103,7 +103,6 @@ with_horovod() { # seconds: makes .venv with Horovod over NCCL, unless that cann
 weight() { # of a part: where the time is short it is divided in these proportions
   case $1 in facts) echo 2 ;; tests) echo 4 ;; targets) echo 8 ;; horovod) echo 6 ;; *) echo 5 ;; esac
 }
-export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
 code=2
 rest=0
 for part in $parts; do rest=$((rest + $(weight "$part"))); done
@@ -120,8 +119,8 @@ for part in $parts; do
     continue
   fi
   told "$part, $left_s s"
-  timeout --kill-after=5 "$((left_s + 10))" "$python" benchmarks/gpu.py --part "$part" --deadline-s "$left_s" --out "$out" \
-    2>&1 | tee -a "$log"
+  timeout --kill-after=5 "$((left_s + 10))" "$python" benchmarks/gpu.py --part "$part" --deadline-s "$left_s" \
+    --out "$out" 2>&1 | tee -a "$log"
   own=${PIPESTATUS[0]}
   if [ "$code" = 2 ] || [ "$own" != 0 ]; then code=$own; fi
 done

@@ -191,6 +191,11 @@ def test_a_part_replaces_its_own_sections_and_says_on_what_it_was_measured(gpu: 
     document = measured(gpu, sections, tmp_path, machine=other)
     assert (value("data"), value("kept")) == ((5, "2"), (6, "2")) and list(document["machines"]) == ["1", "2"]
     assert "Not all sections were measured on the same machine" in (tmp_path / "gpu.md").read_text()
+    measured(gpu, [section(gpu, "other", gives(6))], tmp_path / "elsewhere")
+    assert gpu.main(["--add", str(tmp_path / "elsewhere" / "gpu.json"), "--out", str(tmp_path)]) == 0
+    document = json.loads((tmp_path / "gpu.json").read_text())
+    assert (value("data"), value("kept"), value("other")) == ((5, "2"), (6, "2"), (6, "1"))
+
     measured(gpu, [section(gpu, "data", gives(7))], tmp_path, dry=False)
     document = measured(gpu, [section(gpu, "data", gives(8), least_s=99)], tmp_path, dry=False)
     assert list(document["sections"]) == ["data"], "a dry run is never beside results"
@@ -345,7 +350,7 @@ def test_a_test_that_failed_beside_others_is_tried_alone(
 
 def test_the_tests_of_a_share_are_told_one_by_one(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(
-        "import warnings, pytest\npytestmark = pytest.mark.gpu\n"
+        "import warnings, pytest\npytestmark = getattr(pytest.mark, 'gpu')\n"
         "def test_a(): warnings.warn('old')\ndef test_b(): assert 1 == 2\ndef test_c(): pytest.skip('no such GPU')\n"
         "@pytest.mark.parametrize('n', [1, 2])\ndef test_d(n): pass\n"
     )
