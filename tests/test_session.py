@@ -89,6 +89,17 @@ def run_json(out: Path) -> dict[str, Any]:
     return content
 
 
+def test_other_processes_on_its_gpu_are_recorded_and_doubted(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = {"name": "a GPU", "uuid": "12-34", "processes": [7, 4711]}
+    rank = {"host": "n1", "pid": 7, "cores": [0], "threads": 1, "gpu": gpu}
+    monkeypatch.setattr(module.evidence, "describe_rank", lambda **_: rank)
+    with Session(Alone(), options()) as session:
+        session.describe_ranks(CPU, lr=0.1, settings={})
+
+    assert session.effective["other_gpu_processes"] == {"n1": 1}
+    assert any("1 process of others holds GPUs" in doubt for doubt in session.doubts)
+
+
 def test_only_timed_stretches_are_the_window_and_what_lies_between_is_none(time: Seconds, tmp_path: Path) -> None:
     session = opened(tmp_path / "run", warmup_steps=3)
     with session:
