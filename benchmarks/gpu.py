@@ -221,10 +221,27 @@ class Section:
 # ------------------------------------------------------------------------------------------------ running programs
 
 
-def run_program(line: Sequence[str | Path], work: Work, *, what: str, codes: Sequence[int] = (0,)) -> str:
+def run_program(line: Sequence[str | Path], work: Work, *, what: str) -> str:
     """Run a program of this section to its end and return its standard output.
 
-    Raises Failed with its last words if it ends with another code, or not in time; nothing of it is left then.
+    Raises Failed with its last words if it ends with another code than 0, or not in time; nothing of it is left then.
+    """
+    said: list[bytes] = []
+    limit_s = work.left_s
+    code, complaint = run_lines(line, work, said.append)
+    text = b"\n".join(said).decode(errors="replace")
+    if code is None:
+        raise Failed(f"{what} did not end within {limit_s:.0f} s")
+    if code:
+        raise Failed(f"{what} ended with code {code}: {last_words(complaint) or last_words(text)}")
+    return text
+
+
+def run_lines(line: Sequence[str | Path], work: Work, take: Callable[[bytes], object]) -> tuple[int | None, str]:
+    """Run a program, giving each line of its standard output to `take` as it comes.
+
+    Returns its exit code, None if the section's time was over or this program was told to end, and its standard error.
+    Nothing of it is left then.
     """
     with (work.folder / "stderr.txt").open("w+", encoding="utf-8", errors="replace") as complaints:
         process = subprocess.Popen(
@@ -232,28 +249,33 @@ def run_program(line: Sequence[str | Path], work: Work, *, what: str, codes: Seq
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=complaints,
-            text=True,
             cwd=ROOT,
             env=dict(work.environ),
             start_new_session=True,
         )
-        limit_s = work.left_s
+        assert process.stdout is not None
+        rest, ended, code = b"", False, None
         try:
-            said, _ = process.communicate(timeout=max(0.1, limit_s))
-        except subprocess.TimeoutExpired:
-            raise Failed(f"{what} did not end within {limit_s:.0f} s") from None
+            while not ended and work.left_s > 0 and not ENDING.is_set():
+                if select.select([process.stdout], [], [], min(1.0, max(0.05, work.left_s)))[0]:
+                    part = os.read(process.stdout.fileno(), 1 << 16)
+                    ended = not part
+                    *whole, rest = (rest + part).split(b"\n")
+                    for each in whole:
+                        take(each)
+            if ended:
+                with suppress(subprocess.TimeoutExpired):
+                    code = process.wait(timeout=max(1.0, work.left_s))
         finally:
             end_group(process)
-            if process.stdout is not None:
-                process.stdout.close()
+            process.stdout.close()
+        if rest and code is not None:  # else it may be half a line
+            take(rest)
         complaints.seek(0)
-        complaint = complaints.read()
-    if process.returncode not in codes:
-        raise Failed(f"{what} ended with code {process.returncode}: {last_words(complaint) or last_words(said)}")
-    return said
+        return code, complaints.read()
 
 
-def end_group(process: subprocess.Popen[str]) -> None:
+def end_group(process: subprocess.Popen[bytes]) -> None:
     """End a program and all it started; nothing is done to one that has ended and left nobody."""
     for number, patience_s in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 5.0)):
         with suppress(ProcessLookupError):
@@ -283,7 +305,7 @@ def in_turns(plan: Mapping[str, Any], work: Work) -> list[dict[str, Any]]:
         lines, code, complaint = read_lines([sys.executable, HERE / program, work.folder / "plan.json"], work)
         first = 1 + max((line["round"] for line in said if "round" in line), default=-1)
         said += [{**line, "round": line["round"] + first} if "round" in line else line for line in lines]
-        if code == 0:
+        if code == 0 or any(line["says"] == "done" for line in lines):  # a profiler at the end may crash
             return said
         began = next((line for line in reversed(lines) if line["says"] in ("begins", "failed")), None)
         if began is None or code is None:  # before the first way, or out of time
@@ -316,44 +338,19 @@ def echo(line: Mapping[str, Any]) -> None:
         say(f"  failed: {line['name']}: {' '.join(line['why'].split())[:300]}")
 
 
-def read_lines(
-    line: Sequence[str | Path], work: Work, *, echo: Callable[[Mapping[str, Any]], None] = echo
-) -> tuple[list[dict[str, Any]], int | None, str]:
+def read_lines(line: Sequence[str | Path], work: Work) -> tuple[list[dict[str, Any]], int | None, str]:
     """Run a program that prints lines of JSON; return them, its exit code (None: out of time), and its last words."""
     found: list[dict[str, Any]] = []
-    with (work.folder / "stderr.txt").open("w+", encoding="utf-8", errors="replace") as complaints:
-        process = subprocess.Popen(
-            list(map(str, line)),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=complaints,
-            cwd=ROOT,
-            env=dict(work.environ),
-            start_new_session=True,
-        )
-        assert process.stdout is not None
-        rest, ended, code = b"", False, None
-        try:
-            while not ended and work.left_s > 0 and not ENDING.is_set():
-                if select.select([process.stdout], [], [], min(1.0, max(0.05, work.left_s)))[0]:
-                    part = os.read(process.stdout.fileno(), 1 << 16)
-                    ended = not part
-                    *whole, rest = (rest + part).split(b"\n")
-                    for each in whole:
-                        if each.startswith(b'{"says"'):
-                            found.append(json.loads(each))
-                            echo(found[-1])
-            if ended:
-                with suppress(subprocess.TimeoutExpired):
-                    code = process.wait(timeout=max(1.0, work.left_s))
-        finally:
-            end_group(process)  # type: ignore[arg-type]
-            process.stdout.close()
-        complaints.seek(0)
-        text = complaints.read()
+
+    def take(each: bytes) -> None:
+        if each.startswith(b'{"says"'):
+            found.append(json.loads(each))
+            echo(found[-1])
+
+    code, complaint = run_lines(line, work, take)
     if code is None:
         return found, None, "the time of the section was over"
-    return found, code, f"the process ended with code {code}: {last_words(text)}"
+    return found, code, f"the process ended with code {code}: {last_words(complaint)}"
 
 
 def trained(
@@ -370,10 +367,10 @@ def trained(
     return json.loads(found[0]), json.loads((out / records.MANIFEST).read_text(encoding="utf-8")), out
 
 
-def verb(work: Work, *words: str | Path, codes: Sequence[int] = (0,)) -> dict[str, Any]:
+def verb(work: Work, *words: str | Path) -> dict[str, Any]:
     """Run a verb of `horovod-study` with --json and return what it printed."""
     line = [sys.executable, "-m", "horovod_study.cli", *words, "--json"]
-    said = run_program(line, work, what=f"horovod-study {' '.join(map(str, words[:2]))}", codes=codes)
+    said = run_program(line, work, what=f"horovod-study {' '.join(map(str, words[:2]))}")
     found = re.search(r"^\{.*\}$", said, re.MULTILINE)
     if not found:
         raise Failed(f"horovod-study {words[0]} printed no JSON")

@@ -96,6 +96,7 @@ def smoke(plan: Plan, device: torch.device) -> None:
             gc.collect()
     for name, pieces in (("as they are", 1), ("the large one in pieces", PIECE)):
         say({"says": "adam", "parameters": name, **adam(pieces, device)})
+    say({"says": "done"})
     if on_gpu:  # last: what a profiler leaves in the process is in no time
         for (name, batch), way in alive.items():
             try:

@@ -16,6 +16,7 @@ Letters: B curves in a batch, C = 3 channels, L = 201 points, P = 2 targets, S c
 
 import gc
 import json
+import os
 import random
 import sys
 import tempfile
@@ -352,6 +353,7 @@ def measure_steps(plan: Plan, device: torch.device) -> None:
             block = {"round": number, "steps": per_block[key], "seconds": seconds}
             say({"says": "block", "way": name, "batch": batch, **block})
         longest_s = max(longest_s, now() - round_began)
+    say({"says": "done"})
     if device.type == "cuda":  # last: what a profiler leaves in the process is in no block
         for (name, batch), way in open_ways.items():
             if now() - began > plan.seconds:
@@ -501,7 +503,14 @@ def failed(name: str, batch: int, error: Exception, device: torch.device) -> Non
     say({"says": "failed", "way": name, "batch": batch, "why": f"{type(error).__name__}: {last}"[:500]})
     traceback.print_exception(error)
     if device.type == "cuda":
-        sys.exit(BROKEN_CONTEXT)
+        leave(BROKEN_CONTEXT)
+
+
+def leave(code: int) -> NoReturn:
+    """End this process at once: taking down a context with broken or living graphs may crash, or never end."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def main(arguments: Sequence[str], programs: Mapping[str, Callable[[Plan, torch.device], None]]) -> NoReturn:
@@ -512,7 +521,7 @@ def main(arguments: Sequence[str], programs: Mapping[str, Callable[[Plan, torch.
     if device.type == "cuda":
         torch.cuda.set_device(device)
     programs[plan.what](plan, device)
-    sys.exit(0)
+    leave(0)
 
 
 if __name__ == "__main__":
