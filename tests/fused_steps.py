@@ -7,14 +7,14 @@ know the other's libraries.
 import re
 import subprocess
 import tempfile
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from horovod_study.workload.kernels import BlockSizes, FusedNetwork, Sizes, plan
+from horovod_study.workload.kernels import AdamRule, BlockSizes, FusedNetwork, Sizes, plan
 from horovod_study.workload.model import StressCNN
 
 
@@ -35,6 +35,9 @@ class Case:
     advance: int = 1
     slots: int = 4
     steps: int = 1
+    adam: dict[str, Any] | None = None
+    """Options of the update, for which `merged` says whether `backward` makes it; None: there is none."""
+    merged: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +50,9 @@ class Outcome:
     state: list[int]
     moved: list[str]
     """What lay elsewhere at the end than at the beginning."""
+    parameters: dict[str, np.ndarray] = field(default_factory=dict)
+    optimizer: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    """What the network is after the last step, and its optimiser's state, of each parameter in their order."""
 
 
 def model_of(case: Case) -> StressCNN:
@@ -56,11 +62,20 @@ def model_of(case: Case) -> StressCNN:
     return model
 
 
+def optimizer_of(model: StressCNN, options: dict[str, Any]) -> torch.optim.Optimizer:
+    """Return torch's optimiser for `Case.adam`, its rate in a tensor."""
+    kind = torch.optim.AdamW if options.get("decoupled") else torch.optim.Adam
+    given = {name: value for name, value in options.items() if name not in ("decoupled", "lr")}
+    rate = torch.tensor(options["lr"], dtype=torch.float64)
+    return kind(model.parameters(), lr=rate, fused=True, **given)
+
+
 def make_steps(case: Case) -> Outcome:
     """Make the steps with the kernels; every memory they write is NaN before each."""
     torch.set_num_threads(1)
     model = model_of(case)
     buffer = torch.empty(sum(parameter.numel() for parameter in model.parameters()))
+    optimizer = None if case.adam is None else optimizer_of(model, case.adam)
     network = FusedNetwork(
         model,
         batch=case.order.shape[1],
@@ -68,13 +83,16 @@ def make_steps(case: Case) -> Outcome:
         buffer=buffer,
         share=case.share,
         blocks=case.blocks,
+        optimizer=optimizer,
+        merged=case.merged,
     )
+    network.adopt()
     curves, targets, order = (torch.from_numpy(each) for each in (case.curves, case.targets, case.order))
     state, ring = torch.tensor(case.state), torch.full((case.slots,), torch.nan)
     given = {id(each) for each in (curves, targets, order, state, ring)}
     own = {name: each for name, each in vars(network).items() if torch.is_tensor(each) and id(each) not in given}
     places = {name: each.data_ptr() for name, each in {**own, **dict(model.named_parameters())}.items()}
-    read = ("_factor", "_shift", *(() if case.precision == "bf16" else ("_fc1_weight", "_fc1_bias")))
+    read = ("_factor", "_shift", "_updates", "_rate", "_parameters", "_moments1", "_moments2")
     losses, gradients = [], []
     for _ in range(case.steps):
         for name, tensor in own.items():
@@ -82,6 +100,8 @@ def make_steps(case: Case) -> Outcome:
                 tensor.fill_(torch.nan if tensor.is_floating_point() else 99)
         loss = network.forward(curves, targets, order, state)
         network.backward(ring, state, case.advance)
+        if network.updates and not case.merged:
+            network.update()
         losses.append(loss.item())
         gradients.append({name: each.grad.numpy().copy() for name, each in model.named_parameters()})
     now = {**{name: vars(network)[name] for name in own}, **dict(model.named_parameters())}
@@ -91,6 +111,13 @@ def make_steps(case: Case) -> Outcome:
         ring=ring.tolist(),
         state=state.tolist(),
         moved=[name for name, place in places.items() if now[name].data_ptr() != place],
+        parameters={name: each.detach().numpy().copy() for name, each in model.named_parameters()},
+        optimizer={}
+        if optimizer is None
+        else {
+            name: [optimizer.state[each][name].numpy().copy() for each in model.parameters()]
+            for name in ("exp_avg", "exp_avg_sq", "step")
+        },
     )
 
 
@@ -98,7 +125,8 @@ TYPES = {"order": "*i64", "state": "*i64", "winner": "*i8", "winner1": "*i8", "w
     "scale": "fp32", "slots": "i32", "advance": "i32",
 }  # fmt: skip
 ACTIVATIONS = {
-    ("convolution1", "out"), ("convolution2", "x"), ("convolution2", "out"), ("head", "z"), ("head", "dz"),
+    ("convolution1", "out"), ("convolution2", "x"), ("convolution2", "out"), ("fc1", "left"), ("head", "dz"),
+    ("fc1_input", "left"), ("fc1_input", "out"), ("fc1_weight", "left"), ("fc1_weight", "right"),
     ("weight_gradient", "gradient"), ("weight_gradient", "x"), ("first_gradient", "gradient"),
 }  # fmt: skip
 """The arguments that are bfloat16 where the precision is; all others are float32."""
@@ -122,13 +150,14 @@ def compile_all(sizes: Sizes, blocks: BlockSizes | None, precision: str, capabil
     from triton.compiler import ASTSource
 
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    launches = plan(sizes, blocks or BlockSizes.fitting(sizes, precision), precision=precision, scaled=True)
+    chosen = blocks or BlockSizes.fitting(sizes, precision)
+    launches = plan(sizes, chosen, precision=precision, scaled=True, rule=AdamRule(decay=0.01), merged=True)
     found = []
-    for field in fields(launches):
-        launch = getattr(launches, field.name)
+    for each in fields(launches):
+        launch = getattr(launches, each.name)
         names = launch.kernel.arg_names
         floats = {
-            name: "*bf16" if (field.name, name) in ACTIVATIONS and precision == "bf16" else "*fp32" for name in names
+            name: "*bf16" if (each.name, name) in ACTIVATIONS and precision == "bf16" else "*fp32" for name in names
         }
         signature = floats | TYPES | dict.fromkeys(launch.constants, "constexpr")
         signature = {name: signature[name] for name in names}
@@ -150,7 +179,7 @@ def compile_all(sizes: Sizes, blocks: BlockSizes | None, precision: str, capabil
         numbers = {name: int(number) for name, number in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
         found.append(
             Compiled(
-                name=field.name,
+                name=each.name,
                 registers=numbers["REG"],
                 local=numbers["LOCAL"],
                 stack=numbers["STACK"],

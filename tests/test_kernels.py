@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fused_steps import Case, Compiled, Outcome, compile_all, make_steps, model_of
+from fused_steps import Case, Compiled, Outcome, compile_all, make_steps, model_of, optimizer_of
 from torch import nn
 
 from horovod_study.errors import ConfigError
 from horovod_study.workload import kernels, material
-from horovod_study.workload.kernels import BlockSizes, FusedNetwork, Sizes
+from horovod_study.workload.kernels import BlockSizes, FusedNetwork, ProductBlocks, Sizes
 from horovod_study.workload.model import WIDTHS, StressCNN
 
 needs_triton = pytest.mark.skipif(
@@ -97,6 +97,9 @@ ROOMY = BlockSizes(
     first_chunks=4,
     samples=8,
     weight_terms=128,
+    fc1=ProductBlocks(rows=64, columns=256, terms=256, parts=2),
+    fc1_input=ProductBlocks(rows=64, columns=512, terms=256),
+    fc1_weight=ProductBlocks(rows=256, columns=512, terms=64),
 )
 """Few programs, which is what an interpreter takes its time for."""
 
@@ -236,6 +239,30 @@ def test_a_step_gives_the_same_bits_again_in_the_same_memory(interpret):
     assert len(set(found.losses)) == 1
     for name, gradient in found.gradients[0].items():
         assert (found.gradients[1][name] == gradient).all() and (found.gradients[2][name] == gradient).all(), name
+
+
+@needs_triton
+@pytest.mark.parametrize("merged", [False, True])
+@pytest.mark.parametrize(
+    "options", [{}, {"weight_decay": 0.3}, {"weight_decay": 0.3, "decoupled": True, "betas": (0.8, 0.95), "eps": 1e-3}]
+)
+def test_the_update_is_torchs(interpret, merged: bool, options: dict[str, Any]):
+    adam = {"lr": 3e-3, **options}
+    found = interpret(case := case_of(3, steps=3, adam=adam, merged=merged))
+    model = model_of(case)
+    optimizer = optimizer_of(model, adam)
+    for gradients in found.gradients:
+        for name, each in model.named_parameters():
+            each.grad = torch.from_numpy(gradients[name])
+        optimizer.step()
+
+    assert found.moved == []
+    for name, each in model.named_parameters():
+        assert np.abs(each.detach().numpy() - case.parameters[name]).max() > 1e-3, "nothing was learnt"
+        np.testing.assert_allclose(found.parameters[name], each.detach().numpy(), rtol=2e-6, atol=1e-8, err_msg=name)
+    for number, each in enumerate(model.parameters()):
+        for name, value in optimizer.state[each].items():
+            np.testing.assert_allclose(found.optimizer[name][number], value.numpy(), rtol=2e-6, atol=1e-12)
 
 
 # What is refused

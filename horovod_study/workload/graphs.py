@@ -22,7 +22,7 @@ from torch import nn
 from horovod_study.comm import Backend
 from horovod_study.errors import BackendError, StudyError
 from horovod_study.measure.clock import LapClock
-from horovod_study.workload.kernels import BlockSizes, FusedNetwork
+from horovod_study.workload.kernels import AdamRule, BlockSizes, FusedNetwork
 from horovod_study.workload.loaders import Batch
 from horovod_study.workload.loaders import Resident as Resident
 from horovod_study.workload.material import CHANNELS, POINTS, TARGETS
@@ -157,7 +157,9 @@ class CapturedStep:
         self._left = 0  # steps for which `order` still has rows
         self._network: FusedNetwork | None = None
         self._gradients: list[tuple[nn.Parameter, torch.Tensor]] = []  # what the network's kernels write, and where
+        self._merged = False  # whether the kernels of backward make the update too
         if config.kernels == "fused":
+            self._merged = AdamRule.of(optimizer) is not None and not (self._averages or phases)
             self._fuse(blocks)
         self._plan: tuple[tuple[Callable[[], None], str], ...] = ()
         self._pool: Any = None
@@ -175,6 +177,8 @@ class CapturedStep:
             buffer=buffer,
             share=1 / self._backend.workers,
             blocks=blocks,
+            optimizer=self._optimizer if AdamRule.of(self._optimizer) else None,
+            merged=self._merged,
         )
         parts = torch.split(buffer, sizes)
         self._gradients = [(each, part.view_as(each)) for each, part in zip(parameters, parts, strict=True)]
@@ -215,7 +219,10 @@ class CapturedStep:
         self._norms.index_copy_(0, self._made % RING, flat.norm2[None])
 
     def _update(self) -> None:
-        self._arithmetic.step(self._optimizer, self._backend)
+        if self._network is None or not self._network.updates:
+            self._arithmetic.step(self._optimizer, self._backend)
+        elif not self._merged:
+            self._network.update()
 
     def _parts(self) -> Iterator[tuple[str, tuple[Callable[[], None], ...]]]:
         """Yield the laps of a step, each with what one graph holds, or with nothing: the exchange between graphs."""
@@ -237,6 +244,8 @@ class CapturedStep:
         """Warm up and record all graphs of a step; raises StudyError if that fails, and then too leaves no trace."""
         self._pool = None if self._stream is None else torch.cuda.graph_pool_handle()
         plan: list[tuple[Callable[[], None], str]] = []
+        if self._network is not None:
+            self._network.adopt()
         try:
             with self._no_trace(), self._aside():
                 for _ in range(WARM_UP_STEPS):

@@ -1,28 +1,33 @@
-"""Loss and gradients of the network in nine launches, six of kernels of its own and three of cuBLAS, for CUDA graphs.
+"""A whole training step of the network in ten launches of kernels of its own, for CUDA graphs.
 
 PyTorch launches a kernel for each operation, and at batch 75 most of what one takes is its launch. Here convolution,
-pooling and ReLU are one kernel, the batch is read out of the data set by the kernel that uses it, and the gradient
-between the convolutions is never stored. The launches of a step (B curves; f1 and f2 filters, h hidden units, of which
-the network has 15, 38 and 197):
+pooling and ReLU are one kernel, the batch is read out of the data set by the kernel that uses it, the gradient between
+the convolutions is never stored, and Adam is in the launch that sums up the gradients. The launches of a step (B
+curves; f1 and f2 filters, h hidden units, of which the network has 15, 38 and 197):
 
     forward    convolution       gather, scaling, conv1, pool, ReLU -> (B, f1, 65)
                convolution       conv2, pool, ReLU                  -> (B, f2, 20)
-               addmm             fc1                                -> (B, h)
-               head              ReLU, fc2, loss and its way back   -> (B, h), partial sums
-    backward   mm                gradient of fc1.weight             -> (h, 20 f2), in its place
-               mm                gradient of fc1's input            -> (B, 20 f2)
-               weight_gradient   conv2's weight and bias            -> partial sums
+               product           fc1                                -> (parts, B, h)
+               head              ReLU, fc2, loss and its way back   -> (B, h), partial sums; the update is counted
+    backward   product           gradient of fc1's input            -> (B, 20 f2)
+               product           gradient of fc1.weight             -> (h, 20 f2), in its place      beside the former
                first_gradient    conv2's input, conv1's weight and bias -> partial sums
-               finish            sums of all partial sums, in a fixed order; loss; the step is counted
+               weight_gradient   conv2's weight and bias            -> partial sums                  beside the former
+               finish            sums of all partial sums, in a fixed order; loss; the step is counted; Adam
+    update     update            Adam, where gradients are averaged between the two
 
-With bf16 three copies more: fc1's weight and bias to bfloat16, the gradient of the weight back.
+What is beside another is on a second stream, and so on a branch of its own in the graph. Ten launches, or nine where
+nothing is averaged.
 
 The kernels are in `triton_kernels.py`. Letters: B curves in a batch, C = 3 channels, L = 201 points, P = 2 targets, S
 curves of the data set.
 """
 
+import math
 import os
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -32,10 +37,15 @@ from horovod_study.workload.material import CHANNELS, POINTS, TARGETS
 from horovod_study.workload.model import StressCNN
 
 PRECISIONS = ("fp32", "tf32", "bf16")
+_STATE = ("exp_avg", "exp_avg_sq", "step")
+"""What torch's Adam keeps of a parameter, by the names under which it does."""
 KERNEL, POOL = 5, 3
 PROGRAMS = 132
 """Programs that a launch should have at least: one for each multiprocessor of an H100 or H200. A constant, so that sums
 are formed in the same order everywhere."""
+WARPS, STAGES = 4, 3
+COUNTERS = 8
+"""Tensors of parameters, each of which has a count of its updates in torch."""
 
 
 def why_not() -> str:
@@ -82,21 +92,22 @@ class Sizes:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProductBlocks:
+    """How one program of `product` goes through a matrix product: powers of two, none below 16."""
+
+    rows: int
+    columns: int
+    terms: int
+    parts: int = 1
+    """Shares of the terms, each summed up by programs of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class BlockSizes:
     """How much one program of a launch does; powers of two, none below 16 that a matrix product sees.
 
     `Blocks.fitting` chooses: as large as leaves PROGRAMS programs, since a large block reads a weight less often, and a
-    small batch with large blocks leaves most of the GPU idle. For the network's own widths, in fp32, as compiled for
-    compute capability 9.0 (registers per thread, of which 168 let three programs of 4 warps share a multiprocessor):
-
-                         batch 75                           batch 1024
-                         programs  registers  shared KiB    programs  registers  shared KiB
-        convolution 1         153         40         7           520         96        25
-        convolution 2         141         64        14           480        152        50
-        head                   75         32         1           128         80         1
-        weight_gradient       216        122        28           270        122        28
-        first_gradient        153        100         5           260        100         5
-        finish                119         32         0.5         119         30         0.5
+    small batch with large blocks leaves most of the GPU idle.
     """
 
     filters: int = 16
@@ -115,15 +126,21 @@ class BlockSizes:
     """Cells per turn of `first_gradient`, and taps per matrix product."""
     first_chunks: int
     """Programs that share the cells."""
+    fc1: ProductBlocks
+    fc1_input: ProductBlocks
+    fc1_weight: ProductBlocks
+    """The three products of the first linear layer: forward, and the gradients of its input and of its weight."""
     samples: int
     """Samples per program of `head`."""
     sum_rows: int = 64
     sum_width: int = 32
     """Numbers that a program of `finish` adds up at a time, and sums per program."""
-    warps: int = 4
-    stages: int = 3
-    first_stages: int = 2
-    """Warps per program; turns of a loop in flight at a time (`first_gradient` has no registers for a third)."""
+    update: int = 1024
+    """Parameters per program of an update."""
+    warps: Mapping[str, int] = field(default_factory=dict)
+    stages: Mapping[str, int] = field(default_factory=dict)
+    """Warps per program, and turns of a loop in flight at a time, by the name in `Launches`; others have WARPS and
+    STAGES."""
 
     @classmethod
     def fitting(cls, sizes: Sizes, precision: str = "fp32") -> "BlockSizes":
@@ -132,6 +149,7 @@ class BlockSizes:
         cells = [sizes.batch * pooled for pooled in sizes.pooled]
         tiles = filters[1] * blocks(sizes.filters[0] * KERNEL, cls.weight_terms)
         fits = max(1, 4096 // power_of_two(sizes.hidden))  # numbers of a block of `head`
+        rows = 16 if sizes.batch < 256 else 64
         return cls(
             cells=(
                 largest(cells[0], filters[0], (128, 64, 32)),
@@ -139,9 +157,12 @@ class BlockSizes:
             ),
             weight_chunks=shares(cells[1] * POOL, cls.weight_positions, tiles),
             first_chunks=shares(cells[0], cls.first_cells, filters[0]),
-            # Single numbers of two bytes cannot be loaded in advance.
-            first_stages=1 if precision == "bf16" else cls.first_stages,
+            fc1=ProductBlocks(rows=rows, columns=32, terms=32, parts=4 if sizes.batch < 256 else 2),
+            fc1_input=ProductBlocks(rows=rows, columns=32, terms=32),
+            fc1_weight=ProductBlocks(rows=32, columns=32, terms=32),
             samples=min(fits, largest(sizes.batch, 2, (8, 4, 2, 1))),
+            # Single numbers of two bytes cannot be loaded in advance, and there are no registers for a third turn.
+            stages={"first_gradient": 1 if precision == "bf16" else 2},
         )
 
     @classmethod
@@ -149,12 +170,13 @@ class BlockSizes:
         """Return what is worth trying on hardware: `fitting`, and one change to it at a time."""
         fitting = cls.fitting(sizes, precision)
         first, second = fitting.cells
+        names = [each.name for each in fields(Launches)]
         changes: dict[str, dict[str, Any]] = {
             "fitting": {},
-            "2 warps": {"warps": 2},
-            "8 warps": {"warps": 8},
-            "2 stages": {"stages": 2},
-            "4 stages": {"stages": 4, "first_stages": 3},
+            "2 warps": {"warps": dict.fromkeys(names, 2)},
+            "8 warps": {"warps": dict.fromkeys(names, 8)},
+            "2 stages": {"stages": dict.fromkeys(names, 2)},
+            "4 stages": {"stages": {**dict.fromkeys(names, 4), "first_gradient": 3}},
             "half the cells": {"cells": (max(16, first // 2), max(16, second // 2)), "first_cells": 16},
             "twice the cells": {"cells": (2 * first, 2 * second), "first_cells": 64},
             "32 filters": {"filters": 32},
@@ -194,7 +216,7 @@ class KernelLaunch:
 
     kernel: Any
     grid: tuple[int, ...]
-    constants: dict[str, int | bool | str]
+    constants: dict[str, float | str]
     warps: int
     stages: int
 
@@ -209,14 +231,29 @@ class Launches:
 
     convolution1: KernelLaunch
     convolution2: KernelLaunch
+    fc1: KernelLaunch
     head: KernelLaunch
+    fc1_input: KernelLaunch
+    fc1_weight: KernelLaunch
     weight_gradient: KernelLaunch
     first_gradient: KernelLaunch
     finish: KernelLaunch
+    update: KernelLaunch
 
 
-def plan(sizes: Sizes, chosen: BlockSizes, *, precision: str, scaled: bool) -> Launches:
-    """Return the launches of a step. Imports Triton; needs no GPU."""
+def plan(
+    sizes: Sizes,
+    chosen: BlockSizes,
+    *,
+    precision: str,
+    scaled: bool,
+    rule: "AdamRule | None" = None,
+    merged: bool = False,
+) -> Launches:
+    """Return the launches of a step. Imports Triton; needs no GPU.
+
+    `rule`: the update, None where torch makes it. `merged`: it is in `finish`.
+    """
     from horovod_study.workload import triton_kernels as kernels
 
     if precision == "bf16" and interpreted():
@@ -224,13 +261,21 @@ def plan(sizes: Sizes, chosen: BlockSizes, *, precision: str, scaled: bool) -> L
     (filters1, filters2), (pooled1, pooled2) = sizes.filters, sizes.pooled
     first = {"CHANNELS": CHANNELS, "LENGTH": POINTS, "FILTERS": filters1, "POOLED": pooled1}
     second = {"CHANNELS": filters1, "LENGTH": pooled1, "FILTERS": filters2, "POOLED": pooled2}
+    features, hidden = filters2 * pooled2, sizes.hidden
+    adam = (rule or AdamRule()).constants
 
-    def launch(kernel: Any, grid: tuple[int, ...], **constants: int | bool | str) -> KernelLaunch:
-        stages = chosen.first_stages if kernel is kernels.first_gradient else chosen.stages
-        return KernelLaunch(kernel=kernel, grid=grid, constants=constants, warps=chosen.warps, stages=stages)
+    def launch(name: str, kernel: Any, grid: tuple[int, ...], **constants: float | str) -> KernelLaunch:
+        return KernelLaunch(
+            kernel=kernel,
+            grid=grid,
+            constants=constants,
+            warps=chosen.warps.get(name, WARPS),
+            stages=chosen.stages.get(name, STAGES),
+        )
 
     def convolution(number: int) -> KernelLaunch:
         return launch(
+            f"convolution{number + 1}",
             kernels.convolution,
             (
                 blocks(sizes.batch * sizes.pooled[number], chosen.cells[number]),
@@ -246,21 +291,55 @@ def plan(sizes: Sizes, chosen: BlockSizes, *, precision: str, scaled: bool) -> L
             BLOCK_TERMS=chosen.terms,
         )
 
+    def product(
+        name: str, each: ProductBlocks, shape: tuple[int, int, int], left: tuple[int, int], right: tuple[int, int]
+    ) -> KernelLaunch:
+        """`shape` is rows, columns, terms; `left` and `right` are the strides of the two factors."""
+        rows, columns, terms = shape
+        return launch(
+            name,
+            kernels.product,
+            (blocks(rows, each.rows), blocks(columns, each.columns), each.parts),
+            ROWS=rows,
+            COLUMNS=columns,
+            TERMS=terms,
+            PART=blocks(blocks(terms, each.terms), each.parts) * each.terms,
+            LEFT_ROW=left[0],
+            LEFT_TERM=left[1],
+            RIGHT_TERM=right[0],
+            RIGHT_COLUMN=right[1],
+            PRECISION=precision,
+            BLOCK_ROWS=each.rows,
+            BLOCK_COLUMNS=each.columns,
+            BLOCK_TERMS=each.terms,
+        )
+
     width1, width2, width3 = partial_widths(sizes)
     rows3 = blocks(sizes.batch, chosen.samples)
+    between = hidden * features
+    summed = sum(blocks(width, chosen.sum_width) for width in (width1, width2, width3))
     return Launches(
         convolution1=convolution(0),
         convolution2=convolution(1),
+        fc1=product("fc1", chosen.fc1, (sizes.batch, hidden, features), (features, 1), (1, features)),
         head=launch(
+            "head",
             kernels.head,
             (rows3,),
             BATCH=sizes.batch,
-            HIDDEN=sizes.hidden,
+            PARTS=chosen.fc1.parts,
+            HIDDEN=hidden,
             TARGETS=TARGETS,
+            COUNTERS=0 if rule is None else COUNTERS,
             BLOCK_SAMPLES=chosen.samples,
-            BLOCK_HIDDEN=power_of_two(sizes.hidden),
+            BLOCK_HIDDEN=power_of_two(hidden),
+        ),
+        fc1_input=product("fc1_input", chosen.fc1_input, (sizes.batch, features, hidden), (hidden, 1), (features, 1)),
+        fc1_weight=product(
+            "fc1_weight", chosen.fc1_weight, (hidden, features, sizes.batch), (1, hidden), (features, 1)
         ),
         weight_gradient=launch(
+            "weight_gradient",
             kernels.weight_gradient,
             (
                 chosen.weight_chunks,
@@ -276,6 +355,7 @@ def plan(sizes: Sizes, chosen: BlockSizes, *, precision: str, scaled: bool) -> L
             BLOCK_POSITIONS=chosen.weight_positions,
         ),
         first_gradient=launch(
+            "first_gradient",
             kernels.first_gradient,
             (chosen.first_chunks, blocks(filters1, chosen.filters)),
             BATCH=sizes.batch,
@@ -291,18 +371,30 @@ def plan(sizes: Sizes, chosen: BlockSizes, *, precision: str, scaled: bool) -> L
             BLOCK_TERMS=power_of_two(CHANNELS * KERNEL),
         ),
         finish=launch(
+            "finish",
             kernels.finish,
-            (sum(blocks(width, chosen.sum_width) for width in (width1, width2, width3)) + 1,),
+            (1 + summed + (blocks(between, chosen.update) if merged else 0),),
             ROWS1=chosen.first_chunks,
             ROWS2=chosen.weight_chunks,
             ROWS3=rows3,
             WIDTH1=width1,
             WIDTH2=width2,
             WIDTH3=width3,
-            BETWEEN=sizes.hidden * filters2 * pooled2,
+            BETWEEN=between,
             NUMBERS=sizes.batch * TARGETS,
             BLOCK_ROWS=chosen.sum_rows,
             BLOCK_WIDTH=chosen.sum_width,
+            BLOCK_UPDATE=chosen.update,
+            UPDATE=merged,
+            **adam,
+        ),
+        update=launch(
+            "update",
+            kernels.update,
+            (blocks(width1 + width2 + between + width3, chosen.update),),
+            COUNT=width1 + width2 + between + width3,
+            BLOCK_UPDATE=chosen.update,
+            **adam,
         ),
     )
 
@@ -317,15 +409,58 @@ def partial_widths(sizes: Sizes) -> tuple[int, int, int]:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class AdamRule:
+    """The constants of torch's Adam or AdamW; the rate is not among them, and is on the device."""
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    decay: float = 0.0
+    decoupled: bool = False
+
+    @classmethod
+    def of(cls, optimizer: torch.optim.Optimizer) -> "AdamRule | None":
+        """Read it off an optimiser; None where that follows another rule, or does more."""
+        group, *others = optimizer.param_groups
+        if not isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW) or others:
+            return None
+        if not group["fused"] or group["amsgrad"] or group["maximize"]:
+            return None
+        return cls(
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            epsilon=group["eps"],
+            decay=group["weight_decay"],
+            decoupled=isinstance(optimizer, torch.optim.AdamW),
+        )
+
+    @property
+    def constants(self) -> dict[str, float]:
+        """What the kernels are compiled with."""
+        return {
+            "LOG_BETA1": math.log(self.beta1),
+            "LOG_BETA2": math.log(self.beta2),
+            "BETA1": self.beta1,
+            "BETA2": self.beta2,
+            "EPSILON": self.epsilon,
+            "DECAY": self.decay,
+            "DECOUPLED": self.decoupled,
+        }
+
+
 class FusedNetwork:
-    """Loss and gradients of a StressCNN by the kernels above; the update is left to an optimiser of torch.
+    """Loss, gradients and, with `optimizer`, the update of a StressCNN by the kernels above.
 
     `model` is on the GPU (the current device) or, with TRITON_INTERPRET=1, on a CPU. Its parameters are read where they
     are at each call, and must stay there. `buffer`, float32 (number of parameters,), receives all gradients times
     `share`, in the order of model.parameters(); every parameter's `grad` becomes a view of it. `precision` is one of
     PRECISIONS: fp32 is IEEE float32; tf32 and bf16 round what goes into matrix products and sum up in float32; bf16
-    also keeps activations as bfloat16. fc1 is left to cuBLAS, which takes TF32 where and only where
-    torch.backends.cuda.matmul.allow_tf32 says so.
+    also keeps activations as bfloat16.
+
+    `optimizer`: an Adam or AdamW for which AdamRule.of is not None, with its rate in a tensor; left out, the update is
+    not made here. `adopt` must be called before the first step and whenever the optimiser was given other state.
+    `merged`: `backward` makes the update too, since nothing comes between.
 
     All memory is taken here. A call launches kernels and nothing else: it can be captured in a CUDA graph, and gives
     the same bits every time. The first call compiles, so call once before capturing.
@@ -342,6 +477,8 @@ class FusedNetwork:
         buffer: torch.Tensor,
         share: float = 1.0,
         blocks: BlockSizes | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        merged: bool = False,
     ) -> None:
         device = model.fc1.weight.device
         reason = why_not()
@@ -361,15 +498,19 @@ class FusedNetwork:
         self._factor = model.get_buffer("_factor").flatten()
         self._shift = model.get_buffer("_shift").flatten()
         scaled = bool((self._factor != 1).any() or (self._shift != 0).any())
-        self.launches = plan(sizes, self.blocks, precision=precision, scaled=scaled)
+        rule = None if optimizer is None else AdamRule.of(optimizer)
+        assert rule is not None or optimizer is None, "only Adam and AdamW have kernels"
+        self._optimizer = optimizer
+        self.launches = plan(sizes, self.blocks, precision=precision, scaled=scaled, rule=rule, merged=merged)
         self._scale = share * 2 / (batch * TARGETS)
         self._inputs: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._beside_stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
         self._gradients = buffer
-        first = 0
-        for parameter in model.parameters():
-            parameter.grad = buffer[first : first + parameter.numel()].view_as(parameter)
-            first += parameter.numel()
+        gradients = dict(zip((name for name, _ in model.named_parameters()), self._views(buffer), strict=True))
+        for name, parameter in model.named_parameters():
+            parameter.grad = gradients[name]
+        self._fc1_weight_grad = gradients["fc1.weight"]  # zero_grad() of an optimiser takes it from the parameter
 
         def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
             return torch.empty(shape, dtype=dtype, device=device)
@@ -380,8 +521,8 @@ class FusedNetwork:
         self._out2 = empty(batch, filters2 * pooled2, dtype=stored)
         self._winner1 = empty(batch, filters1, pooled1, dtype=torch.int8)
         self._winner2 = empty(batch, filters2, pooled2, dtype=torch.int8)
-        self._hidden = empty(batch, sizes.hidden, dtype=stored)
-        self._hidden_gradient = torch.empty_like(self._hidden)
+        self._hidden = empty(self.blocks.fc1.parts, batch, sizes.hidden)
+        self._hidden_gradient = empty(batch, sizes.hidden, dtype=stored)
         self._out2_gradient = torch.empty_like(self._out2)
         width1, width2, width3 = partial_widths(sizes)
         rows3 = self.launches.head.grid[0]
@@ -390,15 +531,37 @@ class FusedNetwork:
         self._partials3 = empty(rows3, width3)
         self._losses = empty(rows3)
         self._loss = empty()
-        # What fc1 computes with: the parameters themselves, or bfloat16 copies of them made in each step.
-        fc1 = model.fc1
-        self._cast = stored != torch.float32
-        self._fc1_weight = torch.empty_like(fc1.weight, dtype=stored) if self._cast else fc1.weight.detach()
-        self._fc1_bias = torch.empty_like(fc1.bias, dtype=stored) if self._cast else fc1.bias.detach()
-        # Views of the buffer, held here: zero_grad() of an optimiser takes them from the parameters.
-        first = sum(parameter.numel() for parameter in (*model.conv1.parameters(), *model.conv2.parameters()))
-        self._fc1_weight_grad = buffer[first : first + fc1.weight.numel()].view_as(fc1.weight)
-        self._fc1_weight_product = torch.empty_like(self._fc1_weight) if self._cast else self._fc1_weight_grad
+        # The parameters and Adam's moments, each kind in one piece; without an update here nothing reads them.
+        self._parameters, self._moments1, self._moments2 = (
+            torch.zeros_like(buffer) if optimizer is not None else buffer for _ in range(3)
+        )
+        self._updates = torch.zeros(COUNTERS, device=device)
+        self._rate = self._updates if optimizer is None else optimizer.param_groups[0]["lr"]
+
+    def _views(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """Return the parts of `flat` that belong to the parameters, each in its shape."""
+        parameters = list(self._model.parameters())
+        parts = torch.split(flat, [each.numel() for each in parameters])
+        return [part.view_as(each) for part, each in zip(parts, parameters, strict=True)]
+
+    @property
+    def updates(self) -> bool:
+        """Whether the update is made here."""
+        return self._optimizer is not None
+
+    @torch.no_grad()
+    def adopt(self) -> None:
+        """Move the parameters and the optimiser's state to where `update` works on them; torch goes on to see them."""
+        if self._optimizer is None:
+            return
+        places = (self._views(each) for each in (self._parameters, self._moments1, self._moments2))
+        for parameter, place, *own in zip(self._model.parameters(), *places, self._updates.unbind(), strict=True):
+            state = self._optimizer.state[parameter]
+            for name, tensor in zip(_STATE, own, strict=True):
+                tensor.copy_(state.get(name, torch.zeros(())))
+                state[name] = tensor
+            place.copy_(parameter)
+            parameter.data = place
 
     @torch.no_grad()
     def forward(
@@ -409,7 +572,8 @@ class FusedNetwork:
         curves (S, C, L) and targets (S, P), float32; order (steps, B) and state (2,), int64; all contiguous, on the
         network's device, and the same memory up to `backward`. For batches from elsewhere: curves (B, C, L), order
         arange(B)[None], and `backward` with advance 0. Returns the mean squared error over B and P, shape (), always
-        the same memory, **which holds it only after `backward`**: its sum is formed there with the others.
+        the same memory, **which holds it only after `backward`**: its sum is formed there with the others. With an
+        optimizer its number of updates goes up by one here.
         """
         for name, tensor, dtype, shape in (
             ("curves", curves, torch.float32, (CHANNELS, POINTS)),
@@ -430,34 +594,54 @@ class FusedNetwork:
         self.launches.convolution2(
             self._out1, order, state, *scaling, model.conv2.weight, bias2, self._out2, self._winner2
         )
-        if self._cast:
-            self._fc1_weight.copy_(model.fc1.weight)
-            self._fc1_bias.copy_(model.fc1.bias)
-        torch.addmm(self._fc1_bias, self._out2, self._fc1_weight.t(), out=self._hidden)
+        self.launches.fc1(self._out2, model.fc1.weight, self._hidden)
         self.launches.head(
-            self._hidden, order, state, targets, model.fc2.weight, model.fc2.bias,
-            self._hidden_gradient, self._partials3, self._losses, self._scale,
+            self._hidden, model.fc1.bias, order, state, targets, model.fc2.weight, model.fc2.bias,
+            self._hidden_gradient, self._partials3, self._losses, self._updates, self._scale,
         )  # fmt: skip
         return self._loss
 
     @torch.no_grad()
     def backward(self, ring: torch.Tensor, state: torch.Tensor, advance: int) -> None:
         """Write the gradients for the last `forward`; then ring[state[1] % R] = loss, state[0] += advance,
-        state[1] += 1. `ring` (R,) float32.
+        state[1] += 1. `ring` (R,) float32. The update follows where it is merged.
         """
         assert self._inputs is not None, "backward comes after forward"
         curves, order = self._inputs
         model = self._model
-        torch.mm(self._hidden_gradient.t(), self._out2, out=self._fc1_weight_product)
-        if self._cast:
-            self._fc1_weight_grad.copy_(self._fc1_weight_product)
-        torch.mm(self._hidden_gradient, self._fc1_weight, out=self._out2_gradient)
-        self.launches.weight_gradient(self._out2_gradient, self._winner2, self._out1, self._partials2)
+        with self._beside():
+            self.launches.fc1_weight(self._hidden_gradient, self._out2, self._fc1_weight_grad)
+        self.launches.fc1_input(self._hidden_gradient, model.fc1.weight, self._out2_gradient)
+        with self._beside():
+            self.launches.weight_gradient(self._out2_gradient, self._winner2, self._out1, self._partials2)
         self.launches.first_gradient(
             self._out2_gradient, self._winner2, model.conv2.weight, self._winner1,
             curves, order, state, self._factor, self._shift, self._partials1,
         )  # fmt: skip
+        self._together()
         self.launches.finish(
-            self._partials1, self._partials2, self._partials3, self._losses,
-            self._gradients, self._loss, ring, state, ring.numel(), advance,
+            self._partials1, self._partials2, self._partials3, self._losses, self._gradients, self._loss, ring, state,
+            self._parameters, self._moments1, self._moments2, self._updates, self._rate, ring.numel(), advance,
         )  # fmt: skip
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Update the parameters from the gradients in the buffer, counted by the last `forward`."""
+        self.launches.update(
+            self._parameters, self._gradients, self._moments1, self._moments2, self._updates, self._rate
+        )
+
+    @contextmanager
+    def _beside(self) -> Iterator[None]:
+        """Launch on the second stream, after what the current one has so far and beside what it is given next."""
+        if self._beside_stream is None:
+            yield
+            return
+        self._beside_stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._beside_stream):
+            yield
+
+    def _together(self) -> None:
+        """Let the current stream wait for the second one."""
+        if self._beside_stream is not None:
+            torch.cuda.current_stream().wait_stream(self._beside_stream)

@@ -131,16 +131,45 @@ def convolution(
 
 
 @triton.jit
+def product(
+    left, right, out,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, TERMS: tl.constexpr, PART: tl.constexpr,
+    LEFT_ROW: tl.constexpr, LEFT_TERM: tl.constexpr, RIGHT_TERM: tl.constexpr, RIGHT_COLUMN: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_TERMS: tl.constexpr,
+):  # fmt: skip
+    """out (parts, rows, columns) = left (rows, terms) times right (terms, columns), part p over its PART of the terms.
+
+    The constants LEFT_ROW and so on are how far apart neighbours are in memory: a transposed matrix is read where it
+    lies. Grid: (blocks of rows, blocks of columns, parts).
+    """
+    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    column = tl.program_id(1) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+    part = tl.program_id(2)
+    total = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
+    for first in tl.range(0, PART, BLOCK_TERMS):
+        term = part * PART + first + tl.arange(0, BLOCK_TERMS)
+        mask = (row < ROWS)[:, None] & (term < TERMS)[None, :]
+        a = tl.load(left + row[:, None] * LEFT_ROW + term[None, :] * LEFT_TERM, mask=mask, other=0.0)
+        mask = (term < TERMS)[:, None] & (column < COLUMNS)[None, :]
+        b = tl.load(right + term[:, None] * RIGHT_TERM + column[None, :] * RIGHT_COLUMN, mask=mask, other=0.0)
+        total = _add_product(total, a, b, PRECISION)
+    at = part * (ROWS * COLUMNS) + row[:, None] * COLUMNS + column[None, :]
+    tl.store(out + at, total, mask=(row < ROWS)[:, None] & (column < COLUMNS)[None, :])
+
+
+@triton.jit
 def head(
-    z, order, state, targets, weight, bias, dz, partials, losses, scale,
-    BATCH: tl.constexpr, HIDDEN: tl.constexpr, TARGETS: tl.constexpr,
+    z, bias1, order, state, targets, weight, bias, dz, partials, losses, updates, scale,
+    BATCH: tl.constexpr, PARTS: tl.constexpr, HIDDEN: tl.constexpr, TARGETS: tl.constexpr, COUNTERS: tl.constexpr,
     BLOCK_SAMPLES: tl.constexpr, BLOCK_HIDDEN: tl.constexpr,
 ):  # fmt: skip
-    """ReLU, the last layer, the loss, and the way back to `z` (B, hidden), the first layer's output before ReLU.
+    """The first layer's bias, ReLU, the last layer, the loss, and the way back to the first layer's output.
 
-    Writes dz (B, hidden) and, for each program, its samples' share of the gradients of fc1.bias, fc2.weight and
-    fc2.bias, one after the other, to a row of `partials`, and of the sum of squared errors to `losses`. `scale`
-    times the error is the derivative of the loss. Grid: (blocks of samples,).
+    `z` (parts, B, hidden) has that output before its bias, in parts to be summed up. Writes dz (B, hidden) and, for
+    each program, its samples' share of the gradients of fc1.bias, fc2.weight and fc2.bias, one after the other, to a
+    row of `partials`, and of the sum of squared errors to `losses`. `scale` times the error is the derivative of the
+    loss. Here too the COUNTERS of `updates` move on to the update of this step, which nothing in this launch reads.
+    Grid: (blocks of samples,).
     """
     program = tl.program_id(0)
     sample = program * BLOCK_SAMPLES + tl.arange(0, BLOCK_SAMPLES)
@@ -152,7 +181,11 @@ def head(
 
     at = sample[:, None] * HIDDEN + hidden[None, :]
     mask = inside[:, None] & real[None, :]
-    before = tl.load(z + at, mask=mask, other=0.0).to(tl.float32)
+    before = (
+        tl.zeros((BLOCK_SAMPLES, BLOCK_HIDDEN), tl.float32) + tl.load(bias1 + hidden, mask=real, other=0.0)[None, :]
+    )
+    for part in tl.static_range(PARTS):
+        before += tl.load(z + part * (BATCH * HIDDEN) + at, mask=mask, other=0.0)
     after = tl.where(before <= 0, 0.0, before)
     back = tl.zeros((BLOCK_SAMPLES, BLOCK_HIDDEN), tl.float32)
     squares = tl.zeros((BLOCK_SAMPLES,), tl.float32)
@@ -170,6 +203,10 @@ def head(
     tl.store(dz + at, back, mask=mask)
     tl.store(partials + hidden, tl.sum(back, axis=0), mask=real)
     tl.store(losses + program, tl.sum(squares, axis=0))
+    if COUNTERS > 0:
+        if program == 0:
+            counters = tl.arange(0, COUNTERS)
+            tl.store(updates + counters, tl.load(updates + counters) + 1.0)
 
 
 @triton.jit
@@ -261,53 +298,123 @@ def first_gradient(
 
 
 @triton.jit
-def _add_up(
-    partials, gradients, block,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
-):  # fmt: skip
-    """Write the sums over the rows of `partials` (rows, width), always in the same order, to `gradients` (width,)."""
-    column = block * BLOCK_WIDTH + tl.arange(0, BLOCK_WIDTH)
+def _added_up(
+    partials, column, ROWS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_WIDTH: tl.constexpr
+):
+    """Return the sums over the rows of `partials` (rows, width) in `column`, always in the same order."""
     total = tl.zeros((BLOCK_WIDTH,), tl.float32)
     for first in tl.range(0, ROWS, BLOCK_ROWS):
         row = first + tl.arange(0, BLOCK_ROWS)
         mask = (row < ROWS)[:, None] & (column < WIDTH)[None, :]
         at = row[:, None] * WIDTH + column[None, :]
         total += tl.sum(tl.load(partials + at, mask=mask, other=0.0), axis=0)
-    tl.store(gradients + column, total, mask=column < WIDTH)
+    return total
+
+
+@triton.jit
+def _adam(
+    parameters, moments1, moments2, updates, rate, gradient, at, mask,
+    LOG_BETA1: tl.constexpr, LOG_BETA2: tl.constexpr, BETA1: tl.constexpr, BETA2: tl.constexpr,
+    EPSILON: tl.constexpr, DECAY: tl.constexpr, DECOUPLED: tl.constexpr,
+):  # fmt: skip
+    """Adam's update (Kingma and Ba, 2015, algorithm 1) of the parameters `at`, epsilon and decay where torch has them.
+
+    `updates` counts this one already. With DECOUPLED the decay is AdamW's (Loshchilov and Hutter, 2019).
+    """
+    # In float64: of 1 - 0.999 ** t little is left in float32.
+    made = tl.load(updates).to(tl.float64)
+    lr = tl.load(rate).to(tl.float64)
+    size = (lr / (1.0 - tl.exp(made * LOG_BETA1))).to(tl.float32)
+    root = tl.sqrt(1.0 - tl.exp(made * LOG_BETA2)).to(tl.float32)
+    old = tl.load(parameters + at, mask=mask, other=0.0)
+    if DECOUPLED:
+        old -= (lr.to(tl.float32) * DECAY) * old
+    else:
+        gradient += DECAY * old
+    first = BETA1 * tl.load(moments1 + at, mask=mask, other=0.0) + (1.0 - BETA1) * gradient
+    second = BETA2 * tl.load(moments2 + at, mask=mask, other=0.0) + (1.0 - BETA2) * (gradient * gradient)
+    tl.store(moments1 + at, first, mask=mask)
+    tl.store(moments2 + at, second, mask=mask)
+    tl.store(parameters + at, old - size * first / (tl.sqrt(second) / root + EPSILON), mask=mask)
 
 
 @triton.jit(do_not_specialize=["slots", "advance"])  # or another value would mean compiling while capturing
 def finish(
-    partials1, partials2, partials3, losses, gradients, loss, ring, state, slots, advance,
+    partials1, partials2, partials3, losses, gradients, loss, ring, state,
+    parameters, moments1, moments2, updates, rate, slots, advance,
     ROWS1: tl.constexpr, ROWS2: tl.constexpr, ROWS3: tl.constexpr,
     WIDTH1: tl.constexpr, WIDTH2: tl.constexpr, WIDTH3: tl.constexpr, BETWEEN: tl.constexpr, NUMBERS: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_WIDTH: tl.constexpr, BLOCK_UPDATE: tl.constexpr, UPDATE: tl.constexpr,
+    LOG_BETA1: tl.constexpr, LOG_BETA2: tl.constexpr, BETA1: tl.constexpr, BETA2: tl.constexpr,
+    EPSILON: tl.constexpr, DECAY: tl.constexpr, DECOUPLED: tl.constexpr,
 ):  # fmt: skip
     """Sum up all partial gradients and the loss; then the step is over: ring[state[1] % slots] = loss, state moves on.
 
-    `gradients` receives the two convolutions' (widths 1 and 2), leaves BETWEEN numbers alone (fc1.weight), and then the
-    rest (width 3). The loss is the sum of `losses` over NUMBERS.
-    Grid: (blocks of width 1 + blocks of width 2 + blocks of width 3 + 1,).
+    `gradients` receives the two convolutions' (widths 1 and 2), has BETWEEN numbers already (fc1.weight), and receives
+    the rest (width 3). The loss is the sum of `losses` over NUMBERS. With UPDATE every program then updates its
+    parameters, and further programs those between. Grid: (1 + blocks of width 1 + blocks of width 2 + blocks of width 3
+    and, with UPDATE, + update blocks of BETWEEN,).
     """
     program = tl.program_id(0)
     BLOCKS1: tl.constexpr = (WIDTH1 + BLOCK_WIDTH - 1) // BLOCK_WIDTH
     BLOCKS2: tl.constexpr = (WIDTH2 + BLOCK_WIDTH - 1) // BLOCK_WIDTH
     BLOCKS3: tl.constexpr = (WIDTH3 + BLOCK_WIDTH - 1) // BLOCK_WIDTH
-    if program < BLOCKS1:
-        _add_up(partials1, gradients, program, ROWS1, WIDTH1, BLOCK_ROWS, BLOCK_WIDTH)
-    elif program < BLOCKS1 + BLOCKS2:
-        _add_up(partials2, gradients + WIDTH1, program - BLOCKS1, ROWS2, WIDTH2, BLOCK_ROWS, BLOCK_WIDTH)
-    elif program < BLOCKS1 + BLOCKS2 + BLOCKS3:
-        rest = gradients + WIDTH1 + WIDTH2 + BETWEEN
-        _add_up(partials3, rest, program - BLOCKS1 - BLOCKS2, ROWS3, WIDTH3, BLOCK_ROWS, BLOCK_WIDTH)
-    else:
-        total = tl.zeros((BLOCK_ROWS,), tl.float32)
+    if program == 0:
+        squares = tl.zeros((BLOCK_ROWS,), tl.float32)
         for first in tl.range(0, ROWS3, BLOCK_ROWS):
             row = first + tl.arange(0, BLOCK_ROWS)
-            total += tl.load(losses + row, mask=row < ROWS3, other=0.0)
-        mean = tl.sum(total, axis=0) / NUMBERS
+            squares += tl.load(losses + row, mask=row < ROWS3, other=0.0)
+        mean = tl.sum(squares, axis=0) / NUMBERS
         tl.store(loss, mean)
         # Read and changed in one go: by one thread, while the others of the program wait for what it read.
         slot = tl.atomic_add(state + 1, 1) % slots
         tl.store(ring + slot, mean)
         tl.atomic_add(state, advance)
+    elif program <= BLOCKS1 + BLOCKS2 + BLOCKS3:
+        block = program - 1
+        if block < BLOCKS1:
+            column = block * BLOCK_WIDTH + tl.arange(0, BLOCK_WIDTH)
+            total = _added_up(partials1, column, ROWS1, WIDTH1, BLOCK_ROWS, BLOCK_WIDTH)
+            mask = column < WIDTH1
+        elif block < BLOCKS1 + BLOCKS2:
+            column = (block - BLOCKS1) * BLOCK_WIDTH + tl.arange(0, BLOCK_WIDTH)
+            total = _added_up(partials2, column, ROWS2, WIDTH2, BLOCK_ROWS, BLOCK_WIDTH)
+            mask = column < WIDTH2
+            column += WIDTH1
+        else:
+            column = (block - BLOCKS1 - BLOCKS2) * BLOCK_WIDTH + tl.arange(0, BLOCK_WIDTH)
+            total = _added_up(partials3, column, ROWS3, WIDTH3, BLOCK_ROWS, BLOCK_WIDTH)
+            mask = column < WIDTH3
+            column += WIDTH1 + WIDTH2 + BETWEEN
+        tl.store(gradients + column, total, mask=mask)
+        if UPDATE:
+            _adam(
+                parameters, moments1, moments2, updates, rate, total, column, mask,
+                LOG_BETA1, LOG_BETA2, BETA1, BETA2, EPSILON, DECAY, DECOUPLED,
+            )  # fmt: skip
+    elif UPDATE:
+        between = (program - 1 - BLOCKS1 - BLOCKS2 - BLOCKS3) * BLOCK_UPDATE + tl.arange(0, BLOCK_UPDATE)
+        inside = between < BETWEEN
+        between += WIDTH1 + WIDTH2
+        gradient = tl.load(gradients + between, mask=inside, other=0.0)
+        _adam(
+            parameters, moments1, moments2, updates, rate, gradient, between, inside,
+            LOG_BETA1, LOG_BETA2, BETA1, BETA2, EPSILON, DECAY, DECOUPLED,
+        )  # fmt: skip
+
+
+@triton.jit
+def update(
+    parameters, gradients, moments1, moments2, updates, rate,
+    COUNT: tl.constexpr, BLOCK_UPDATE: tl.constexpr,
+    LOG_BETA1: tl.constexpr, LOG_BETA2: tl.constexpr, BETA1: tl.constexpr, BETA2: tl.constexpr,
+    EPSILON: tl.constexpr, DECAY: tl.constexpr, DECOUPLED: tl.constexpr,
+):  # fmt: skip
+    """Update all COUNT parameters from `gradients`, where these were averaged meanwhile. Grid: (blocks,)."""
+    at = tl.program_id(0) * BLOCK_UPDATE + tl.arange(0, BLOCK_UPDATE)
+    mask = at < COUNT
+    gradient = tl.load(gradients + at, mask=mask, other=0.0)
+    _adam(
+        parameters, moments1, moments2, updates, rate, gradient, at, mask,
+        LOG_BETA1, LOG_BETA2, BETA1, BETA2, EPSILON, DECAY, DECOUPLED,
+    )  # fmt: skip
