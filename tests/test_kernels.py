@@ -90,10 +90,13 @@ def errors(found: Outcome, right: Outcome, step: int = 0) -> dict[str, float]:
 # Against PyTorch
 
 ROOMY = BlockSizes(
+    filters=(16, 16, 16, 16),
+    terms=(16, 16),
     cells=(1024, 512),
     weight_positions=512,
     weight_chunks=3,
     first_cells=512,
+    first_taps=16,
     first_chunks=4,
     samples=8,
     weight_terms=128,
@@ -334,10 +337,8 @@ def test_kernels_compile_without_spilling(compiled, capability: int, batch: int,
     sizes = Sizes.of(StressCNN(), batch)
 
     for kernel in compiled(sizes, None, precision, capability):
-        # Some assemblers put two registers aside before they let one program less fit a multiprocessor.
         assert kernel.local == 0 and kernel.stack <= 8, kernel
-        assert kernel.registers <= 168, f"fewer than three programs of 4 warps fit: {kernel}"
-        assert kernel.shared <= SHARED[capability] * 1024 / 3, kernel
+        assert kernel.shared <= SHARED[capability] * 1024 / 2, f"fewer than two programs share a processor: {kernel}"
 
 
 @needs_triton
@@ -364,6 +365,6 @@ def test_blocks_keep_a_gpu_busy_without_more_partial_sums_than_needed(batch: int
 
     if batch >= 75:
         assert min(programs) >= kernels.PROGRAMS
-    assert blocks.first_chunks <= 2 * kernels.PROGRAMS and blocks.weight_chunks * 9 <= 2 * kernels.PROGRAMS + 8
+    assert blocks.first_chunks <= 4 * kernels.PROGRAMS and blocks.weight_chunks * 9 <= 6 * kernels.PROGRAMS + 8
     assert blocks.first_chunks <= -(-batch * 65 // blocks.first_cells)
     assert blocks.samples * 256 <= 4096

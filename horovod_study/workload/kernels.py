@@ -43,6 +43,8 @@ KERNEL, POOL = 5, 3
 PROGRAMS = 132
 """Programs that a launch should have at least: one for each multiprocessor of an H100 or H200. A constant, so that sums
 are formed in the same order everywhere."""
+LARGE_BATCH = 256
+"""From this batch on blocks are chosen by arithmetic, below by the number of programs."""
 WARPS, STAGES = 4, 3
 COUNTERS = 8
 """Tensors of parameters, each of which has a count of its updates in torch."""
@@ -106,23 +108,23 @@ class ProductBlocks:
 class BlockSizes:
     """How much one program of a launch does; powers of two, none below 16 that a matrix product sees.
 
-    `Blocks.fitting` chooses: as large as leaves PROGRAMS programs, since a large block reads a weight less often, and a
-    small batch with large blocks leaves most of the GPU idle.
+    `fitting` chooses what was fastest on an H100 at batch 75 and 1024 in fp32 and tf32 (docs/gpu.md): a small batch
+    wants small blocks, lest most of the GPU is idle, and a large one blocks that read a weight less often.
     """
 
-    filters: int = 16
-    """Filters per program, in all convolutions. 16 wastes least of 15 and 38."""
-    terms: int = 16
-    """Terms per matrix product going forward: 15 and 75 of them are 1 and 5 blocks."""
+    filters: tuple[int, int, int, int]
+    """Filters per program of the first and the second convolution, of `weight_gradient` and of `first_gradient`."""
+    terms: tuple[int, int]
+    """Terms per matrix product of the two convolutions going forward."""
     cells: tuple[int, int]
     """Cells per program going forward, of the first and of the second convolution."""
-    weight_terms: int = 32
-    weight_positions: int = 64
+    weight_terms: int
+    weight_positions: int = 32
     """Positions per matrix product of `weight_gradient`, and of the terms of the weight the part per program."""
     weight_chunks: int
     """Programs that share the positions."""
-    first_cells: int = 32
-    first_taps: int = 16
+    first_cells: int
+    first_taps: int = 32
     """Cells per turn of `first_gradient`, and taps per matrix product."""
     first_chunks: int
     """Programs that share the cells."""
@@ -132,8 +134,8 @@ class BlockSizes:
     """The three products of the first linear layer: forward, and the gradients of its input and of its weight."""
     samples: int
     """Samples per program of `head`."""
-    sum_rows: int = 64
-    sum_width: int = 32
+    sum_rows: int = 128
+    sum_width: int = 16
     """Numbers that a program of `finish` adds up at a time, and sums per program."""
     update: int = 1024
     """Parameters per program of an update."""
@@ -145,24 +147,38 @@ class BlockSizes:
     @classmethod
     def fitting(cls, sizes: Sizes, precision: str = "fp32") -> "BlockSizes":
         """Return the blocks for these sizes."""
-        filters = [blocks(count, cls.filters) for count in sizes.filters]
+        exact, large = precision == "fp32", sizes.batch >= LARGE_BATCH
         cells = [sizes.batch * pooled for pooled in sizes.pooled]
-        tiles = filters[1] * blocks(sizes.filters[0] * KERNEL, cls.weight_terms)
+        every = [max(16, power_of_two(count)) for count in sizes.filters]  # all filters in one block
+        filters = (16, 16 if exact else min(64, every[1]), 16, 16)
+        first, second = (blocks(sizes.filters[number], filters[number]) for number in range(2))
+        # Matrix units go through 16 filters and all terms as fast as through 32 of them; other units do not.
+        weight_terms = 32 if exact else max(16, min(128, power_of_two(sizes.filters[0] * KERNEL)))
+        tiles = blocks(sizes.filters[1], filters[2]) * blocks(sizes.filters[0] * KERNEL, weight_terms)
+        first_cells = largest(cells[0], blocks(sizes.filters[0], filters[3]), (64, 16))
         fits = max(1, 4096 // power_of_two(sizes.hidden))  # numbers of a block of `head`
-        rows = 16 if sizes.batch < 256 else 64
         return cls(
+            filters=filters,
+            terms=(16, 16 if exact or large else 128),
             cells=(
-                largest(cells[0], filters[0], (128, 64, 32)),
-                largest(cells[1], filters[1], (128, 64, 32)),
+                largest(cells[0], first, (256, 64, 16) if exact else (64, 32)),
+                largest(cells[1], second, (64, 16) if exact else (64, 32, 16)),
             ),
-            weight_chunks=shares(cells[1] * POOL, cls.weight_positions, tiles),
-            first_chunks=shares(cells[0], cls.first_cells, filters[0]),
-            fc1=ProductBlocks(rows=rows, columns=32, terms=32, parts=4 if sizes.batch < 256 else 2),
-            fc1_input=ProductBlocks(rows=rows, columns=32, terms=32),
-            fc1_weight=ProductBlocks(rows=32, columns=32, terms=32),
-            samples=min(fits, largest(sizes.batch, 2, (8, 4, 2, 1))),
-            # Single numbers of two bytes cannot be loaded in advance, and there are no registers for a third turn.
-            stages={"first_gradient": 1 if precision == "bf16" else 2},
+            weight_terms=weight_terms,
+            weight_chunks=shares(cells[1] * POOL, cls.weight_positions, tiles, 6 if exact else 2),
+            first_cells=first_cells,
+            first_chunks=shares(cells[0], first_cells, blocks(sizes.filters[0], filters[3]), 4),
+            fc1=ProductBlocks(rows=64, columns=64, terms=32, parts=2)
+            if large
+            else ProductBlocks(rows=32, columns=32, terms=64, parts=4),
+            fc1_input=ProductBlocks(
+                rows=(64 if exact else 128) if large else 16, columns=64 if large else 32, terms=32
+            ),
+            fc1_weight=ProductBlocks(rows=32, columns=64, terms=32),
+            samples=min(fits, largest(sizes.batch, 1, (4, 2, 1))),
+            warps={"head": 8},
+            # With the matrix units a second turn in flight costs `first_gradient` more registers than it saves time.
+            stages={"first_gradient": 2 if exact else 1},
         )
 
     @classmethod
@@ -179,8 +195,8 @@ class BlockSizes:
             "4 stages": {"stages": {**dict.fromkeys(names, 4), "first_gradient": 3}},
             "half the cells": {"cells": (max(16, first // 2), max(16, second // 2)), "first_cells": 16},
             "twice the cells": {"cells": (2 * first, 2 * second), "first_cells": 64},
-            "32 filters": {"filters": 32},
-            "32 terms": {"terms": 32, "first_taps": 32},
+            "32 filters": {"filters": (16, 32, 32, 16)},
+            "32 terms": {"terms": (16, 32), "weight_terms": 32},
             "half the chunks": {
                 "weight_chunks": max(1, fitting.weight_chunks // 2),
                 "first_chunks": max(1, fitting.first_chunks // 2),
@@ -204,9 +220,9 @@ def largest(count: int, each: int, choices: tuple[int, ...]) -> int:
     return next((size for size in choices if blocks(count, size) * each >= PROGRAMS), choices[-1])
 
 
-def shares(count: int, size: int, each: int) -> int:
-    """Return how many programs share the blocks of `size` in `count`: for about 2 PROGRAMS in all, with equal turns."""
-    turns = blocks(blocks(count, size) * each, 2 * PROGRAMS)
+def shares(count: int, size: int, each: int, times: int) -> int:
+    """Return how many programs share the blocks of `size` in `count`: at most `times` PROGRAMS, with equal turns."""
+    turns = blocks(blocks(count, size) * each, times * PROGRAMS)
     return blocks(blocks(count, size), turns)
 
 
@@ -261,7 +277,7 @@ def plan(
     (filters1, filters2), (pooled1, pooled2) = sizes.filters, sizes.pooled
     first = {"CHANNELS": CHANNELS, "LENGTH": POINTS, "FILTERS": filters1, "POOLED": pooled1}
     second = {"CHANNELS": filters1, "LENGTH": pooled1, "FILTERS": filters2, "POOLED": pooled2}
-    features, hidden = filters2 * pooled2, sizes.hidden
+    features, hidden, padded = filters2 * pooled2, sizes.hidden, padded_row(sizes.hidden)
     adam = (rule or AdamRule()).constants
 
     def launch(name: str, kernel: Any, grid: tuple[int, ...], **constants: float | str) -> KernelLaunch:
@@ -279,22 +295,27 @@ def plan(
             kernels.convolution,
             (
                 blocks(sizes.batch * sizes.pooled[number], chosen.cells[number]),
-                blocks(sizes.filters[number], chosen.filters),
+                blocks(sizes.filters[number], chosen.filters[number]),
             ),
             BATCH=sizes.batch,
             **(first, second)[number],
             FIRST=number == 0,
             SCALED=scaled and number == 0,
             PRECISION=precision,
-            BLOCK_FILTERS=chosen.filters,
+            BLOCK_FILTERS=chosen.filters[number],
             BLOCK_CELLS=chosen.cells[number],
-            BLOCK_TERMS=chosen.terms,
+            BLOCK_TERMS=chosen.terms[number],
         )
 
     def product(
-        name: str, each: ProductBlocks, shape: tuple[int, int, int], left: tuple[int, int], right: tuple[int, int]
+        name: str,
+        each: ProductBlocks,
+        shape: tuple[int, int, int],
+        left: tuple[int, int],
+        right: tuple[int, int],
+        out_row: int,
     ) -> KernelLaunch:
-        """`shape` is rows, columns, terms; `left` and `right` are the strides of the two factors."""
+        """`shape` is rows, columns, terms; `left` and `right` are the strides of the factors, `out_row` of a row."""
         rows, columns, terms = shape
         return launch(
             name,
@@ -308,6 +329,7 @@ def plan(
             LEFT_TERM=left[1],
             RIGHT_TERM=right[0],
             RIGHT_COLUMN=right[1],
+            OUT_ROW=out_row,
             PRECISION=precision,
             BLOCK_ROWS=each.rows,
             BLOCK_COLUMNS=each.columns,
@@ -321,7 +343,7 @@ def plan(
     return Launches(
         convolution1=convolution(0),
         convolution2=convolution(1),
-        fc1=product("fc1", chosen.fc1, (sizes.batch, hidden, features), (features, 1), (1, features)),
+        fc1=product("fc1", chosen.fc1, (sizes.batch, hidden, features), (features, 1), (1, features), padded),
         head=launch(
             "head",
             kernels.head,
@@ -329,35 +351,38 @@ def plan(
             BATCH=sizes.batch,
             PARTS=chosen.fc1.parts,
             HIDDEN=hidden,
+            ROW=padded,
             TARGETS=TARGETS,
             COUNTERS=0 if rule is None else COUNTERS,
             BLOCK_SAMPLES=chosen.samples,
             BLOCK_HIDDEN=power_of_two(hidden),
         ),
-        fc1_input=product("fc1_input", chosen.fc1_input, (sizes.batch, features, hidden), (hidden, 1), (features, 1)),
+        fc1_input=product(
+            "fc1_input", chosen.fc1_input, (sizes.batch, features, hidden), (padded, 1), (features, 1), features
+        ),
         fc1_weight=product(
-            "fc1_weight", chosen.fc1_weight, (hidden, features, sizes.batch), (1, hidden), (features, 1)
+            "fc1_weight", chosen.fc1_weight, (hidden, features, sizes.batch), (1, padded), (features, 1), features
         ),
         weight_gradient=launch(
             "weight_gradient",
             kernels.weight_gradient,
             (
                 chosen.weight_chunks,
-                blocks(filters2, chosen.filters),
+                blocks(filters2, chosen.filters[2]),
                 blocks(filters1 * KERNEL, chosen.weight_terms),
             ),
             BATCH=sizes.batch,
             **second,
             CHUNKS=chosen.weight_chunks,
             PRECISION=precision,
-            BLOCK_FILTERS=chosen.filters,
+            BLOCK_FILTERS=chosen.filters[2],
             BLOCK_TERMS=chosen.weight_terms,
             BLOCK_POSITIONS=chosen.weight_positions,
         ),
         first_gradient=launch(
             "first_gradient",
             kernels.first_gradient,
-            (chosen.first_chunks, blocks(filters1, chosen.filters)),
+            (chosen.first_chunks, blocks(filters1, chosen.filters[3])),
             BATCH=sizes.batch,
             **first,
             FILTERS2=filters2,
@@ -365,7 +390,7 @@ def plan(
             SCALED=scaled,
             CHUNKS=chosen.first_chunks,
             PRECISION=precision,
-            BLOCK_FILTERS=chosen.filters,
+            BLOCK_FILTERS=chosen.filters[3],
             BLOCK_CELLS=chosen.first_cells,
             BLOCK_TAPS=chosen.first_taps,
             BLOCK_TERMS=power_of_two(CHANNELS * KERNEL),
@@ -397,6 +422,11 @@ def plan(
             **adam,
         ),
     )
+
+
+def padded_row(hidden: int) -> int:
+    """Return how far rows of `hidden` numbers are apart, so that each begins where 16 bytes can be read at once."""
+    return blocks(hidden, 16) * 16
 
 
 def partial_widths(sizes: Sizes) -> tuple[int, int, int]:
@@ -521,8 +551,8 @@ class FusedNetwork:
         self._out2 = empty(batch, filters2 * pooled2, dtype=stored)
         self._winner1 = empty(batch, filters1, pooled1, dtype=torch.int8)
         self._winner2 = empty(batch, filters2, pooled2, dtype=torch.int8)
-        self._hidden = empty(self.blocks.fc1.parts, batch, sizes.hidden)
-        self._hidden_gradient = empty(batch, sizes.hidden, dtype=stored)
+        self._hidden = empty(self.blocks.fc1.parts, batch, padded_row(sizes.hidden))
+        self._hidden_gradient = empty(batch, padded_row(sizes.hidden), dtype=stored)
         self._out2_gradient = torch.empty_like(self._out2)
         width1, width2, width3 = partial_widths(sizes)
         rows3 = self.launches.head.grid[0]

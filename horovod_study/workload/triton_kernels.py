@@ -135,7 +135,8 @@ def product(
     left, right, out,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, TERMS: tl.constexpr, PART: tl.constexpr,
     LEFT_ROW: tl.constexpr, LEFT_TERM: tl.constexpr, RIGHT_TERM: tl.constexpr, RIGHT_COLUMN: tl.constexpr,
-    PRECISION: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_TERMS: tl.constexpr,
+    OUT_ROW: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_TERMS: tl.constexpr,
 ):  # fmt: skip
     """out (parts, rows, columns) = left (rows, terms) times right (terms, columns), part p over its PART of the terms.
 
@@ -153,22 +154,23 @@ def product(
         mask = (term < TERMS)[:, None] & (column < COLUMNS)[None, :]
         b = tl.load(right + term[:, None] * RIGHT_TERM + column[None, :] * RIGHT_COLUMN, mask=mask, other=0.0)
         total = _add_product(total, a, b, PRECISION)
-    at = part * (ROWS * COLUMNS) + row[:, None] * COLUMNS + column[None, :]
+    at = part * (ROWS * OUT_ROW) + row[:, None] * OUT_ROW + column[None, :]
     tl.store(out + at, total, mask=(row < ROWS)[:, None] & (column < COLUMNS)[None, :])
 
 
 @triton.jit
 def head(
     z, bias1, order, state, targets, weight, bias, dz, partials, losses, updates, scale,
-    BATCH: tl.constexpr, PARTS: tl.constexpr, HIDDEN: tl.constexpr, TARGETS: tl.constexpr, COUNTERS: tl.constexpr,
-    BLOCK_SAMPLES: tl.constexpr, BLOCK_HIDDEN: tl.constexpr,
+    BATCH: tl.constexpr, PARTS: tl.constexpr, HIDDEN: tl.constexpr, ROW: tl.constexpr, TARGETS: tl.constexpr,
+    COUNTERS: tl.constexpr, BLOCK_SAMPLES: tl.constexpr, BLOCK_HIDDEN: tl.constexpr,
 ):  # fmt: skip
     """The first layer's bias, ReLU, the last layer, the loss, and the way back to the first layer's output.
 
-    `z` (parts, B, hidden) has that output before its bias, in parts to be summed up. Writes dz (B, hidden) and, for
-    each program, its samples' share of the gradients of fc1.bias, fc2.weight and fc2.bias, one after the other, to a
-    row of `partials`, and of the sum of squared errors to `losses`. `scale` times the error is the derivative of the
-    loss. Here too the COUNTERS of `updates` move on to the update of this step, which nothing in this launch reads.
+    `z` (parts, B, hidden) has that output before its bias, in parts to be summed up; its rows, and those of dz, are ROW
+    numbers apart. Writes dz (B, hidden) and, for each program, its samples' share of the gradients of fc1.bias,
+    fc2.weight and fc2.bias, one after the other, to a row of `partials`, and of the sum of squared errors to `losses`.
+    `scale` times the error is the derivative of the loss. Here too the COUNTERS of `updates` move on to the update of
+    this step, which nothing in this launch reads.
     Grid: (blocks of samples,).
     """
     program = tl.program_id(0)
@@ -179,13 +181,13 @@ def head(
     row = _rows(order, state, sample, inside, BATCH)
     partials += program * (HIDDEN + TARGETS * HIDDEN + TARGETS)
 
-    at = sample[:, None] * HIDDEN + hidden[None, :]
+    at = sample[:, None] * ROW + hidden[None, :]
     mask = inside[:, None] & real[None, :]
     before = (
         tl.zeros((BLOCK_SAMPLES, BLOCK_HIDDEN), tl.float32) + tl.load(bias1 + hidden, mask=real, other=0.0)[None, :]
     )
     for part in tl.static_range(PARTS):
-        before += tl.load(z + part * (BATCH * HIDDEN) + at, mask=mask, other=0.0)
+        before += tl.load(z + part * (BATCH * ROW) + at, mask=mask, other=0.0)
     after = tl.where(before <= 0, 0.0, before)
     back = tl.zeros((BLOCK_SAMPLES, BLOCK_HIDDEN), tl.float32)
     squares = tl.zeros((BLOCK_SAMPLES,), tl.float32)
