@@ -92,7 +92,7 @@ def make_steps(case: Case) -> Outcome:
     given = {id(each) for each in (curves, targets, order, state, ring)}
     own = {name: each for name, each in vars(network).items() if torch.is_tensor(each) and id(each) not in given}
     places = {name: each.data_ptr() for name, each in {**own, **dict(model.named_parameters())}.items()}
-    read = ("_factor", "_shift", "_updates", "_rate", "_parameters", "_moments1", "_moments2")
+    read = ("_factor", "_shift", "_updates", "_times", "_rate", "_parameters", "_moments1", "_moments2")
     losses, gradients = [], []
     for _ in range(case.steps):
         for name, tensor in own.items():
@@ -122,7 +122,7 @@ def make_steps(case: Case) -> Outcome:
 
 
 TYPES = {"order": "*i64", "state": "*i64", "winner": "*i8", "winner1": "*i8", "winner2": "*i8"} | {
-    "scale": "fp32", "slots": "i32", "advance": "i32",
+    "scale": "fp32", "slots": "i32", "advance": "i32", "times": "*i64",
 }  # fmt: skip
 ACTIVATIONS = {
     ("convolution1", "out"), ("convolution2", "x"), ("convolution2", "out"), ("fc1", "left"), ("head", "dz"),
@@ -151,7 +151,7 @@ def compile_all(sizes: Sizes, blocks: BlockSizes | None, precision: str, capabil
 
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     chosen = blocks or BlockSizes.fitting(sizes, precision)
-    launches = plan(sizes, chosen, precision=precision, scaled=True, rule=AdamRule(decay=0.01), merged=True)
+    launches = plan(sizes, chosen, precision=precision, scaled=True, rule=AdamRule(decay=0.01), merged=True, timed=True)
     found = []
     for each in fields(launches):
         launch = getattr(launches, each.name)

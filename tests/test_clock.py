@@ -2,16 +2,27 @@
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import datetime, timedelta, tzinfo
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_study.config import LAPS, ORDINARY_LAPS
-from horovod_study.measure.clock import DeviceStamps, HostStamps, LapClock, Milestones, Unstamped, now, utc_now
+from horovod_study.measure.clock import (
+    DeviceStamps,
+    HostStamps,
+    KernelStamps,
+    LapClock,
+    Milestones,
+    Unstamped,
+    now,
+    utc_now,
+)
 
 
 def clock_of(times: list[float]) -> LapClock:
@@ -384,3 +395,64 @@ def test_the_date_set_back_changes_no_lap(monkeypatch: pytest.MonkeyPatch) -> No
     assert sorted(moments) == moments
     assert time.get_clock_info("perf_counter").monotonic
     assert not time.get_clock_info("perf_counter").adjustable, "nobody can set it"
+
+
+class Writing:
+    """A device whose kernels write down when steps begin and end: `at_ns` a step, beginning 2 ns after the last."""
+
+    def __init__(self, slots: int) -> None:
+        self.times = torch.zeros(2 * slots + 1 + 4, dtype=torch.int64)
+        self.slots, self.now_ns = slots, 1000
+        self.stamps = KernelStamps(self.times, slots=slots, note=self.note)
+
+    def note(self, place: int) -> None:
+        self.now_ns += 5
+        self.times[place] = self.now_ns
+
+    def make(self, step: int, took_ns: int) -> None:
+        self.now_ns += 2
+        self.times[step % self.slots] = self.now_ns
+        self.now_ns += took_ns
+        self.times[self.slots + step % self.slots] = self.now_ns
+
+
+def test_times_that_kernels_write_down_tile_the_steps_round_and_round_their_places() -> None:
+    """Twelve steps in a ring of eight places, drained in three parts, the last of which begins a new stretch."""
+    device = Writing(slots=8)
+    clock = LapClock(device=device.stamps)
+    parts = []
+    for begin, end in ((0, 3), (3, 9), (9, 12)):
+        if begin != 3:
+            clock.start()
+        for step in range(begin, end):
+            clock.begin((0.0, device.stamps.begin_of(step)))
+            device.make(step, took_ns=100 + step)
+            clock.lap("compute", (0.0, device.stamps.end_of(step)))
+        parts.append(clock.drain())
+    compute, residual, step = (
+        np.concatenate([part[name] for part in parts]) for name in ("compute_s", "residual_s", "step_s")
+    )
+
+    assert compute * 1e9 == pytest.approx(np.arange(100, 112))
+    assert residual * 1e9 == pytest.approx([2] * 12)
+    assert step == pytest.approx(compute + residual)
+
+
+def test_a_time_that_is_not_written_yet_is_waited_for_and_an_old_one_in_its_place_not_taken() -> None:
+    device = Writing(slots=4)
+    clock = LapClock(device=device.stamps)
+    clock.start()
+    for step in range(4):
+        clock.begin((0.0, device.stamps.begin_of(step)))
+        device.make(step, took_ns=50)
+        clock.lap("compute", (0.0, device.stamps.end_of(step)))
+    clock.drain()
+    for step in (4, 5):  # the host is ahead: these places have the times of steps 0 and 1
+        clock.begin((0.0, device.stamps.begin_of(step)))
+        clock.lap("compute", (0.0, device.stamps.end_of(step)))
+    with ThreadPoolExecutor(1) as pool:
+        drained = pool.submit(clock.drain)
+        device.make(4, took_ns=70)
+        assert not wait([drained], timeout=0.05).done, "what is not there was taken for read"
+        device.make(5, took_ns=90)
+        assert drained.result()["compute_s"] * 1e9 == pytest.approx([70, 90])

@@ -245,7 +245,7 @@ class Training:
             for batch in feed(self.loader, captured, epoch):
                 if len(losses) == steps:
                     break
-                clock.begin()
+                clock.begin(captured.begin_of_next(clock))
                 losses.append(captured.take(batch, clock))
         return losses
 
@@ -400,6 +400,28 @@ def test_laps_of_captured_steps_are_those_of_the_device(curves: Path) -> None:
     np.testing.assert_allclose(columns["compute_s"] + columns["residual_s"], columns["step_s"], rtol=1e-6, atol=1e-9)
     assert (columns["compute_s"] > 0).all(), "a lap of a replayed graph has no time: the event is on another stream"
     assert columns["step_s"].sum() == pytest.approx(whole_s, rel=0.3), "events and the host disagree about 500 steps"
+
+
+def test_times_that_the_kernels_write_are_those_of_the_host(curves: Path) -> None:
+    own = training(curves, cuda_graphs=True, kernels="fused")
+    captured = own.captured()
+    assert captured.stamps is not None
+    clock = LapClock(device=captured.stamps)
+    own.replayed(captured, 20, Unstamped())
+    sums, spans = [], []
+    for _ in range(3):  # 6,000 steps: round the ring
+        settle()
+        clock.start()
+        began = now()
+        own.replayed(captured, 2000, clock)
+        settle()
+        spans.append(now() - began)
+        columns = clock.drain()
+        sums.append(columns["step_s"].sum())
+        assert (columns["compute_s"] > 5e-6).all() and (columns["residual_s"] >= 0).all()
+        assert columns["compute_s"].sum() > 0.8 * columns["step_s"].sum(), "most of a step is between its two times"
+
+    assert np.median(np.divide(sums, spans)) == pytest.approx(1, rel=0.05)
 
 
 def test_strict_laps_name_the_phases(curves: Path) -> None:

@@ -35,7 +35,7 @@ class Ranged(LapClock):
     def __init__(self, inner: LapClock, marker: Marker, laps: Sequence[str] = ORDINARY_LAPS) -> None:
         """`laps`: those of each step, in their order."""
         self._inner, self._marker, self._laps = inner, marker, tuple(laps)
-        self.takes_stamps = inner.takes_stamps
+        self.takes_stamps, self.device = inner.takes_stamps, inner.device
         self._step, self._lap, self._opened = 0, 0, 0
 
     def start(self) -> None:

@@ -40,7 +40,7 @@ from horovod_study.comm import Backend, Launch, fail_together, gpus, open_backen
 from horovod_study.config import ORDINARY_LAPS, TIMER_MODES
 from horovod_study.errors import ConfigError
 from horovod_study.measure import environment, evidence
-from horovod_study.measure.clock import LapClock, now, open_clock, utc_now
+from horovod_study.measure.clock import KernelStamps, LapClock, now, open_clock, utc_now
 from horovod_study.measure.recorder import DRAIN_S, DRAIN_STEPS, Recorder
 from horovod_study.programs.answer import ROWS, serve
 from horovod_study.workload import dataset as data
@@ -332,7 +332,7 @@ class _ModelSteps:
         model, optimizer, backend, arithmetic = self._model, self._optimizer, self._backend, self._arithmetic
         # The lines of the training loop: the batch, the step, and what is kept of it.
         for _ in range(count):
-            clock.begin()
+            clock.begin(None if captured is None else captured.begin_of_next(clock))
             batch = next(stream)
             if captured is None:
                 curves, targets = batch  # (B, C, L), (B, P)
@@ -370,7 +370,11 @@ def _open_variants(
     for name in names:
         phases = config.cuda_graphs and name == "strict"
         variant = _Variant(
-            clock=_clock(name if name in TIMER_MODES else "off", device),
+            clock=_clock(
+                name if name in TIMER_MODES else "off",
+                device,
+                steps.captured[phases].stamps if steps.captured else None,
+            ),
             laps=steps.captured[phases].laps if steps.captured else ORDINARY_LAPS,
             phases=phases,
             around=around.get(name),
@@ -384,9 +388,9 @@ def _open_variants(
     return variants
 
 
-def _clock(mode: str, device: torch.device) -> LapClock:
+def _clock(mode: str, device: torch.device, stamps: KernelStamps | None) -> LapClock:
     """Return the clock that training has in a timer mode, in an endless stretch."""
-    clock = open_clock(mode, device)
+    clock = open_clock(mode, device, stamps=stamps)
     clock.start()
     return clock
 

@@ -33,7 +33,7 @@ from horovod_study.comm.stop import LostPeer, Stopped, Terminated
 from horovod_study.config import OPTIONS, ORDINARY_LAPS
 from horovod_study.errors import RecordError, StudyError
 from horovod_study.measure import environment, evidence, steady, system
-from horovod_study.measure.clock import LapClock, now, open_clock, utc_now
+from horovod_study.measure.clock import KernelStamps, LapClock, now, open_clock, utc_now
 from horovod_study.measure.ranges import ranged
 from horovod_study.measure.recorder import DRAIN_S, DRAIN_STEPS, Recorder
 from horovod_study.progress import say
@@ -269,9 +269,14 @@ class Session:
         if self.sampler is not None:
             self.sampler.begin(self.zero)
 
-    def open_clock(self, laps: tuple[str, ...] = ORDINARY_LAPS, *, ranges: str = "off") -> None:
-        """Make the clock of the steps; with `ranges` (nvtx, itt) their `laps` are ranges of a profiler, too."""
-        clock = open_clock(self.options.timer_mode, self.device, zero=self.zero)
+    def open_clock(
+        self, laps: tuple[str, ...] = ORDINARY_LAPS, *, ranges: str = "off", stamps: KernelStamps | None = None
+    ) -> None:
+        """Make the clock of the steps; with `ranges` (nvtx, itt) their `laps` are ranges of a profiler, too.
+
+        `stamps`: where the kernels of the steps write their times themselves.
+        """
+        clock = open_clock(self.options.timer_mode, self.device, zero=self.zero, stamps=stamps)
         self.clock = ranged(clock, ranges, laps)
 
     # ------------------------------------------------------------------------------------------------ the loop

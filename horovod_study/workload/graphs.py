@@ -21,7 +21,7 @@ from torch import nn
 
 from horovod_study.comm import Backend
 from horovod_study.errors import BackendError, StudyError
-from horovod_study.measure.clock import LapClock
+from horovod_study.measure.clock import KernelStamps, LapClock, now
 from horovod_study.workload.kernels import AdamRule, BlockSizes, FusedNetwork
 from horovod_study.workload.loaders import Batch
 from horovod_study.workload.loaders import Resident as Resident
@@ -158,6 +158,8 @@ class CapturedStep:
         self._network: FusedNetwork | None = None
         self._gradients: list[tuple[nn.Parameter, torch.Tensor]] = []  # what the network's kernels write, and where
         self._merged = False  # whether the kernels of backward make the update too
+        self.stamps: KernelStamps | None = None
+        """Where the kernels write the times of the steps themselves; None where they do not."""
         if config.kernels == "fused":
             self._merged = AdamRule.of(optimizer) is not None and not (self._averages or phases)
             self._fuse(blocks)
@@ -179,7 +181,9 @@ class CapturedStep:
             blocks=blocks,
             optimizer=self._optimizer if AdamRule.of(self._optimizer) else None,
             merged=self._merged,
+            slots=RING if self._merged and self._stream is not None else 0,
         )
+        self.stamps = self._network.stamps
         parts = torch.split(buffer, sizes)
         self._gradients = [(each, part.view_as(each)) for each, part in zip(parameters, parts, strict=True)]
 
@@ -291,7 +295,7 @@ class CapturedStep:
         device_random = torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None
         scaler = self._arithmetic.scaler
         scaling = scaler.state_dict() if scaler else {}
-        own = (self._state, self._ring, self._norms)
+        own = (self._state, self._ring, self._norms, *([] if self.stamps is None else [self.stamps.times]))
         known = [*self._bare_model.parameters(), *self._optimizer_state(), *own]
         kept = [tensor.detach().clone() for tensor in known]
         try:
@@ -341,6 +345,13 @@ class CapturedStep:
         self._row.zero_()
         self._left = len(order)
 
+    def begin_of_next(self, clock: LapClock) -> tuple[float, int] | None:
+        """Return the stamp with which `clock` begins the next step, None where it takes its own."""
+        return None if self.stamps is None or clock.device is not self.stamps else self._at(self.stamps.begin_of)
+
+    def _at(self, place: Callable[[int], int]) -> tuple[float, int]:
+        return now(), place(self._taken)
+
     def take(self, batch: Batch | None, clock: LapClock) -> torch.Tensor:
         """Make one step and return its loss, shape (), which stays in place until the step RING later.
 
@@ -357,9 +368,10 @@ class CapturedStep:
             self._left -= 1
         else:
             raise RuntimeError("no batch is left: begin_epoch() says which come next")
+        stamps = self.stamps
         for work, lap in self._plan:
             work()
-            clock.lap(lap)
+            clock.lap(lap, None if stamps is None or clock.device is not stamps else self._at(stamps.end_of))
         loss = self._losses[self._taken % RING]
         self._taken += 1
         return loss

@@ -33,6 +33,7 @@ from typing import Any
 import torch
 
 from horovod_study.errors import ConfigError
+from horovod_study.measure.clock import KernelStamps
 from horovod_study.workload.material import CHANNELS, POINTS, TARGETS
 from horovod_study.workload.model import StressCNN
 
@@ -46,6 +47,8 @@ are formed in the same order everywhere."""
 LARGE_BATCH = 256
 """From this batch on blocks are chosen by arithmetic, below by the number of programs."""
 WARPS, STAGES = 4, 3
+NOTES = 64
+"""Moments outside of steps that can be written down before the first is read."""
 COUNTERS = 8
 """Tensors of parameters, each of which has a count of its updates in torch."""
 
@@ -265,10 +268,12 @@ def plan(
     scaled: bool,
     rule: "AdamRule | None" = None,
     merged: bool = False,
+    timed: bool = False,
 ) -> Launches:
     """Return the launches of a step. Imports Triton; needs no GPU.
 
-    `rule`: the update, None where torch makes it. `merged`: it is in `finish`.
+    `rule`: the update, None where torch makes it. `merged`: it is in `finish`. `timed`: the times of the step are
+    written down.
     """
     from horovod_study.workload import triton_kernels as kernels
 
@@ -301,6 +306,7 @@ def plan(
             **(first, second)[number],
             FIRST=number == 0,
             SCALED=scaled and number == 0,
+            TIMED=timed and number == 0,
             PRECISION=precision,
             BLOCK_FILTERS=chosen.filters[number],
             BLOCK_CELLS=chosen.cells[number],
@@ -411,6 +417,7 @@ def plan(
             BLOCK_WIDTH=chosen.sum_width,
             BLOCK_UPDATE=chosen.update,
             UPDATE=merged,
+            TIMED=timed,
             **adam,
         ),
         update=launch(
@@ -490,7 +497,8 @@ class FusedNetwork:
 
     `optimizer`: an Adam or AdamW for which AdamRule.of is not None, with its rate in a tensor; left out, the update is
     not made here. `adopt` must be called before the first step and whenever the optimiser was given other state.
-    `merged`: `backward` makes the update too, since nothing comes between.
+    `merged`: `backward` makes the update too, since nothing comes between. `slots`: the kernels write down when each of
+    so many steps began and ended, for `stamps`; 0 leaves it out, and on a CPU it must be.
 
     All memory is taken here. A call launches kernels and nothing else: it can be captured in a CUDA graph, and gives
     the same bits every time. The first call compiles, so call once before capturing.
@@ -509,6 +517,7 @@ class FusedNetwork:
         blocks: BlockSizes | None = None,
         optimizer: torch.optim.Optimizer | None = None,
         merged: bool = False,
+        slots: int = 0,
     ) -> None:
         device = model.fc1.weight.device
         reason = why_not()
@@ -531,7 +540,13 @@ class FusedNetwork:
         rule = None if optimizer is None else AdamRule.of(optimizer)
         assert rule is not None or optimizer is None, "only Adam and AdamW have kernels"
         self._optimizer = optimizer
-        self.launches = plan(sizes, self.blocks, precision=precision, scaled=scaled, rule=rule, merged=merged)
+        self.launches = plan(
+            sizes, self.blocks, precision=precision, scaled=scaled, rule=rule, merged=merged, timed=slots > 0
+        )
+        self._updates = torch.zeros(COUNTERS, device=device)
+        self.stamps = self._open_stamps(slots, device) if slots else None
+        self._times = self._updates if self.stamps is None else self.stamps.times
+        self._slots = slots
         self._scale = share * 2 / (batch * TARGETS)
         self._inputs: tuple[torch.Tensor, torch.Tensor] | None = None
         self._beside_stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
@@ -565,7 +580,6 @@ class FusedNetwork:
         self._parameters, self._moments1, self._moments2 = (
             torch.zeros_like(buffer) if optimizer is not None else buffer for _ in range(3)
         )
-        self._updates = torch.zeros(COUNTERS, device=device)
         self._rate = self._updates if optimizer is None else optimizer.param_groups[0]["lr"]
 
     def _views(self, flat: torch.Tensor) -> list[torch.Tensor]:
@@ -573,6 +587,13 @@ class FusedNetwork:
         parameters = list(self._model.parameters())
         parts = torch.split(flat, [each.numel() for each in parameters])
         return [part.view_as(each) for part, each in zip(parts, parameters, strict=True)]
+
+    @staticmethod
+    def _open_stamps(slots: int, device: torch.device) -> KernelStamps:
+        from horovod_study.workload import triton_kernels as kernels
+
+        times = torch.zeros(2 * slots + 1 + NOTES, dtype=torch.int64, device=device)
+        return KernelStamps(times, slots=slots, note=lambda place: kernels.note[(1,)](times, place, num_warps=1))
 
     @property
     def updates(self) -> bool:
@@ -620,9 +641,12 @@ class FusedNetwork:
         assert bias1 is not None and bias2 is not None
         self._inputs = (curves, order)
         scaling = (self._factor, self._shift)
-        self.launches.convolution1(curves, order, state, *scaling, model.conv1.weight, bias1, self._out1, self._winner1)
+        times = (self._times, self._slots)
+        self.launches.convolution1(
+            curves, order, state, *scaling, model.conv1.weight, bias1, self._out1, self._winner1, *times
+        )
         self.launches.convolution2(
-            self._out1, order, state, *scaling, model.conv2.weight, bias2, self._out2, self._winner2
+            self._out1, order, state, *scaling, model.conv2.weight, bias2, self._out2, self._winner2, *times
         )
         self.launches.fc1(self._out2, model.fc1.weight, self._hidden)
         self.launches.head(
@@ -651,7 +675,8 @@ class FusedNetwork:
         self._together()
         self.launches.finish(
             self._partials1, self._partials2, self._partials3, self._losses, self._gradients, self._loss, ring, state,
-            self._parameters, self._moments1, self._moments2, self._updates, self._rate, ring.numel(), advance,
+            self._parameters, self._moments1, self._moments2, self._updates, self._rate, self._times, ring.numel(),
+            advance,
         )  # fmt: skip
 
     @torch.no_grad()

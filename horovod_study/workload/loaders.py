@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import repeat
 from multiprocessing.connection import wait
@@ -226,6 +227,9 @@ class _Device:
 
     def __init__(self, dataset: data.Dataset, batches: data.Batches, device: torch.device) -> None:
         self._batches, self._device = batches, device
+        self._drawing = ThreadPoolExecutor(1, thread_name_prefix="order")  # has no thread until it is given work
+        self._drawn: Future[torch.Tensor] | None = None
+        self._drawn_epoch = -1
         needed = dataset.train_size * 4 * (CHANNELS * POINTS + TARGETS)
         where = "RAM" if device.type == "cpu" else f"the memory of {device}"
         self.note = (
@@ -251,12 +255,20 @@ class _Device:
         return Resident(curves=self._curves, targets=self._targets)
 
     def places(self, epoch: int, first: int = 0) -> torch.Tensor:
-        """Return the places of this worker's batches among the resident curves, (steps, B) int64, on the device."""
-        rows = torch.from_numpy(self._batches.epoch(epoch)[first:])
+        """Return the places of this worker's batches among the resident curves, (steps, B) int64, on the device.
+
+        On a GPU those of the epoch that follows are drawn meanwhile, by a thread beside the host's launching.
+        """
+        drawn = self._drawn.result() if self._drawn is not None and self._drawn_epoch == epoch else self._draw(epoch)
+        if self._device.type == "cuda":
+            self._drawn, self._drawn_epoch = self._drawing.submit(self._draw, epoch + 1), epoch + 1
+        return drawn[first:].to(self._device, non_blocking=True)
+
+    def _draw(self, epoch: int) -> torch.Tensor:
+        rows = torch.from_numpy(self._batches.epoch(epoch))
         places = rows - rows // 4  # curve number -> place among the training curves
-        if self._device.type == "cuda":  # from page-locked memory the copy is waited for by the next step alone
-            places = places.pin_memory()
-        return places.to(self._device, non_blocking=True)
+        # From page-locked memory the copy is waited for by the next step alone.
+        return places.pin_memory() if self._device.type == "cuda" else places
 
     def epoch(self, epoch: int, first: int = 0) -> Iterator[Batch]:
         return self._read(self.places(epoch, first))
@@ -266,6 +278,7 @@ class _Device:
             yield self._curves.index_select(0, each), self._targets.index_select(0, each)
 
     def close(self) -> None:
+        self._drawing.shutdown(cancel_futures=True)
         self._curves = self._targets = torch.empty(0)
 
 

@@ -18,7 +18,6 @@ from horovod_study.comm import Backend, Launch, fail_together, nccl_log, open_ba
 from horovod_study.comm.liveness import PATIENCE, Liveness
 from horovod_study.comm.stop import Stopped, StopRequest, signal_name
 from horovod_study.comm.watchdog import StartWatchdog
-from horovod_study.config import ORDINARY_LAPS
 from horovod_study.errors import BackendError, RecordError, StudyError
 from horovod_study.measure import environment
 from horovod_study.measure.clock import LapClock, now, utc_stamp
@@ -186,7 +185,10 @@ class Training:
             self._take_up(resumed)
         # After what was resumed is in its place, which the graphs will know, and before the first stretch.
         self.captured = self._capture() if config.cuda_graphs else None
-        session.open_clock(ORDINARY_LAPS if self.captured is None else self.captured.laps, ranges=config.ranges)
+        if self.captured is None:
+            session.open_clock(ranges=config.ranges)
+        else:
+            session.open_clock(self.captured.laps, ranges=config.ranges, stamps=self.captured.stamps)
         if config.checkpoint_at_end:
             stop.defer()
         if backend.last_gradient is not None:
@@ -272,7 +274,7 @@ class Training:
             liveness.step, liveness.patience = step, 1.0
             if moving_lr:
                 set_learning_rate(optimizer, self.base_lr * lr_factor(config, step, self.budget.progress(step)))
-            clock.begin()
+            clock.begin(None if captured is None else captured.begin_of_next(clock))
             batch: Any = next(self.stream)  # curves (B, C, L) and targets (B, P); None where the graphs gather it
             if captured is not None:
                 loss = captured.take(batch, clock)  # laps are made in there

@@ -17,6 +17,7 @@ axis, along which neighbouring threads go, so that they read neighbouring number
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import globaltimer
 
 KERNEL = tl.constexpr(5)
 POOL = tl.constexpr(3)
@@ -79,19 +80,25 @@ def _unpooled(gradient, winner, sample, filters, position, inside, FILTERS: tl.c
     return tl.where(won, tl.load(gradient + cell, mask=inside, other=0.0).to(tl.float32), 0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["slots"])
 def convolution(
-    x, order, state, factor, shift, weight, bias, out, winner,
+    x, order, state, factor, shift, weight, bias, out, winner, times, slots,
     BATCH: tl.constexpr, CHANNELS: tl.constexpr, LENGTH: tl.constexpr, FILTERS: tl.constexpr, POOLED: tl.constexpr,
-    FIRST: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr,
+    FIRST: tl.constexpr, SCALED: tl.constexpr, TIMED: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_FILTERS: tl.constexpr, BLOCK_CELLS: tl.constexpr, BLOCK_TERMS: tl.constexpr,
 ):  # fmt: skip
     """Convolution, max pooling by 3 and ReLU: x (rows, channels, length) -> out, winner (B, filters, pooled).
 
     `winner` says which of a cell's three positions won, as int8; of equal ones the first. The first convolution reads
-    its samples out of the data set (`order`, `state`) and scales them; the second has them in a row.
+    its samples out of the data set (`order`, `state`) and scales them; the second has them in a row. TIMED: this is
+    where the step begins, which goes into `times` (KernelStamps).
     Grid: (blocks of cells, blocks of filters).
     """
+    if TIMED:
+        if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
+            slot = tl.load(state + 1) % slots
+            tl.store(times + 2 * slots, slot)  # for the end: state moves on before
+            tl.store(times + slot, globaltimer())
     cells = tl.program_id(0) * BLOCK_CELLS + tl.arange(0, BLOCK_CELLS)
     filters = tl.program_id(1) * BLOCK_FILTERS + tl.arange(0, BLOCK_FILTERS)
     inside = cells < BATCH * POOLED
@@ -343,18 +350,19 @@ def _adam(
 @triton.jit(do_not_specialize=["slots", "advance"])  # or another value would mean compiling while capturing
 def finish(
     partials1, partials2, partials3, losses, gradients, loss, ring, state,
-    parameters, moments1, moments2, updates, rate, slots, advance,
+    parameters, moments1, moments2, updates, rate, times, slots, advance,
     ROWS1: tl.constexpr, ROWS2: tl.constexpr, ROWS3: tl.constexpr,
     WIDTH1: tl.constexpr, WIDTH2: tl.constexpr, WIDTH3: tl.constexpr, BETWEEN: tl.constexpr, NUMBERS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_WIDTH: tl.constexpr, BLOCK_UPDATE: tl.constexpr, UPDATE: tl.constexpr,
-    LOG_BETA1: tl.constexpr, LOG_BETA2: tl.constexpr, BETA1: tl.constexpr, BETA2: tl.constexpr,
+    TIMED: tl.constexpr, LOG_BETA1: tl.constexpr, LOG_BETA2: tl.constexpr, BETA1: tl.constexpr, BETA2: tl.constexpr,
     EPSILON: tl.constexpr, DECAY: tl.constexpr, DECOUPLED: tl.constexpr,
 ):  # fmt: skip
     """Sum up all partial gradients and the loss; then the step is over: ring[state[1] % slots] = loss, state moves on.
 
     `gradients` receives the two convolutions' (widths 1 and 2), has BETWEEN numbers already (fc1.weight), and receives
     the rest (width 3). The loss is the sum of `losses` over NUMBERS. With UPDATE every program then updates its
-    parameters, and further programs those between. Grid: (1 + blocks of width 1 + blocks of width 2 + blocks of width 3
+    parameters, and further programs those between. TIMED: the end of the last program, which has as much to do as any,
+    goes into `times`. Grid: (1 + blocks of width 1 + blocks of width 2 + blocks of width 3
     and, with UPDATE, + update blocks of BETWEEN,).
     """
     program = tl.program_id(0)
@@ -403,6 +411,16 @@ def finish(
             parameters, moments1, moments2, updates, rate, gradient, between, inside,
             LOG_BETA1, LOG_BETA2, BETA1, BETA2, EPSILON, DECAY, DECOUPLED,
         )  # fmt: skip
+    if TIMED:
+        if program == tl.num_programs(0) - 1:
+            tl.debug_barrier()
+            tl.store(times + slots + tl.load(times + 2 * slots), globaltimer())
+
+
+@triton.jit(do_not_specialize=["place"])
+def note(times, place):
+    """times[place] = now. Grid: (1,)."""
+    tl.store(times + place, globaltimer())
 
 
 @triton.jit

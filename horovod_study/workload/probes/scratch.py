@@ -63,7 +63,7 @@ class Scratch:
         for step in range(count):
             if before is not None:
                 before(step)
-            clock.begin()
+            clock.begin(None if self.captured is None else self.captured.begin_of_next(clock))
             if self.captured is not None:
                 self.captured.take(next(self._feed(self.captured)), clock)
                 continue
