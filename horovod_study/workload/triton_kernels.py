@@ -147,8 +147,8 @@ def product(
 ):  # fmt: skip
     """out (parts, rows, columns) = left (rows, terms) times right (terms, columns), part p over its PART of the terms.
 
-    The constants LEFT_ROW and so on are how far apart neighbours are in memory: a transposed matrix is read where it
-    lies. Grid: (blocks of rows, blocks of columns, parts).
+    The constants LEFT_ROW and so on say how far apart neighbours are: a transposed matrix is read in its own place.
+    Grid: (blocks of rows, blocks of columns, parts).
     """
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     column = tl.program_id(1) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
