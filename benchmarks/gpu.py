@@ -819,7 +819,7 @@ def measure(
     number = number_of(machine, document)
     document |= {"measured": utc_now(), "status": "unfinished", "ran": [each.name for each in sections]}
     environ = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', os.defpath)}", "OMP_NUM_THREADS": "1"}
-    environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environ["PYTHONPATH"] = python_path()
     if dry:
         environ["HOROVOD_STUDY_REPLAY_ON_HOST"] = "1"
     for place, section in enumerate(sections):
@@ -883,6 +883,11 @@ def write(document: dict[str, Any], out: Path) -> None:
     write_file(out / "gpu.md", page)
 
 
+def python_path() -> str:
+    """Return where programs find this project, which need not be installed, before what the environment names."""
+    return os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 def ask_pytorch(dry: bool) -> dict[str, Any]:
     """Return what PyTorch says of itself and the GPU, TORCH_FACTS, or {"why_not": a line}; a program of its own asks.
 
@@ -893,7 +898,7 @@ def ask_pytorch(dry: bool) -> dict[str, Any]:
         return {"not_fused": "" if interpreted else "a dry run has them only with TRITON_INTERPRET=1"}
     try:
         line = [sys.executable, "-c", TORCH_FACTS]
-        environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+        environ = {**os.environ, "PYTHONPATH": python_path()}
         done = subprocess.run(line, capture_output=True, text=True, timeout=120, cwd=ROOT, env=environ)
     except subprocess.SubprocessError as error:
         return {"why_not": f"PyTorch did not answer: {error}"}

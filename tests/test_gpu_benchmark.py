@@ -696,7 +696,7 @@ def test_every_way_is_one_that_the_trainer_can_be_asked_for(
     resident = SimpleNamespace(config=config, device=torch.device("cpu"), held=None)
     for name in ("fused, 8 warps", "fused"):
         steps.open_way(name, resident, SimpleNamespace(device="cpu"), steps.Tf32())
-    assert given[0]["blocks"].warps == 8 and given[0]["batch"] == 75 and given[1]["blocks"] is None
+    assert set(given[0]["blocks"].warps.values()) == {8} and given[0]["batch"] == 75 and given[1]["blocks"] is None
 
 
 # ------------------------------------------------------------------------------------------------ gpu.sh

@@ -115,7 +115,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
     """All laps are measured on a clock of the test's own."""
     fake = Time()
     monkeypatch.setattr(
-        session, "open_clock", lambda mode, device, *, zero: LapClock(HostStamps(lambda: fake.now), zero=0.0)
+        session, "open_clock", lambda mode, device, *, zero, stamps: LapClock(HostStamps(lambda: fake.now), zero=0.0)
     )
     return fake
 

@@ -45,7 +45,7 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Seconds:
     fake = Seconds()
     monkeypatch.setattr(module, "now", lambda: fake.now)
     monkeypatch.setattr(
-        module, "open_clock", lambda mode, device, *, zero: LapClock(HostStamps(lambda: fake.now), zero=zero)
+        module, "open_clock", lambda mode, device, *, zero, stamps: LapClock(HostStamps(lambda: fake.now), zero=zero)
     )
     return fake
 

@@ -267,14 +267,16 @@ def test_what_a_mode_costs_is_found(dataset: Path, tmp_path: Path, monkeypatch: 
         moment += seconds
 
     class Slow(LapClock):
-        def begin(self) -> None:
+        def begin(self, at: Any = None) -> None:
             spend(1e-4)
-            super().begin()
+            super().begin(at)
 
     step, opened = timers.train_step, timers.open_clock
     monkeypatch.setattr(timers, "now", lambda: moment)
     monkeypatch.setattr(timers, "train_step", lambda *values: (spend(STEP_S), step(*values))[1])
-    monkeypatch.setattr(timers, "open_clock", lambda mode, device: Slow() if mode == "light" else opened(mode, device))
+    monkeypatch.setattr(
+        timers, "open_clock", lambda mode, device, stamps: Slow() if mode == "light" else opened(mode, device)
+    )
     cost = timer_cost({"runtime": "serial", **measured(dataset, tmp_path, rounds=6)})
 
     assert cost.off_step_s == pytest.approx(STEP_S)
