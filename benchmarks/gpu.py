@@ -569,27 +569,22 @@ def measure_exchange(work: Work) -> dict[str, Any]:
     One worker has nothing to average, and training with it calls no library: what a library takes for a step is
     measured by calling it. By NCCL and torch, and by Horovod where there is a build of it.
     """
-    names = ("ddp/gloo", "horovod/mpi") if work.dry else ("ddp/nccl", "horovod/nccl")
+    names, workers, seconds = (("ddp/nccl", "horovod/nccl"), "1", "5")
+    if work.dry:
+        names, workers, seconds = (("ddp/gloo", "horovod/mpi"), "2", "1")
     found: list[dict[str, Any]] = []
     for name in names:
         row: dict[str, Any] = {"way": name, "bytes": None, "seconds": None, "why": None}
         try:
             document = verb(
-                *(work, "bench", "--workers", "2" if work.dry else "1", "--transport", "--runtime", name),
-                *(
-                    "--sizes",
-                    "4",
-                    "--seconds",
-                    "1" if work.dry else "5",
-                    "--rounds",
-                    "3",
-                    "--out",
-                    work.folder / "bench",
-                ),
+                *(work, "bench", "--workers", workers, "--transport", "--runtime", name, "--sizes", "4"),
+                *("--seconds", seconds, "--rounds", "3", "--out", work.folder / "bench"),
             )
-            flat = max(each["bytes"] for each in document["points"])
-            point = next(each for each in document["points"] if each["bytes"] == flat and each["place"] == "in")
-            row |= {"bytes": flat, "seconds": point["seconds_median"]}
+            in_place = [
+                each for each in document["points"] if each["operation"] == "allreduce" and each["place"] == "in"
+            ]
+            largest = max(in_place, key=lambda each: int(each["bytes"]))  # all gradients of the model
+            row |= {"bytes": largest["bytes"], "seconds": largest["seconds_median"]}
         except Failed as error:
             row["why"] = str(error)
         say(f"  {name}: {row['why'] or format(row['seconds'] * 1e6, ',.1f') + ' us'}")

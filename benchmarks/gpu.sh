@@ -96,7 +96,6 @@ with_horovod() { # seconds: makes .venv with Horovod over NCCL, unless that cann
     if timeout --kill-after=10 "$1" "$python" scripts/setup.py --this-python --site yes --dev no \
       --horovod yes --builds nccl ${wheels:+--wheels "$wheels"} 2>&1 | tee -a "$log"; then
       python=$root/.venv/bin/python
-      set_up=no
     else
       told "without Horovod: its set-up failed or did not end in time; what needs it is left out"
     fi

@@ -321,7 +321,7 @@ def markdown(document: Mapping[str, Any]) -> str:
         *_warnings(document),
         *_machines(document),
         _target_table(document),
-        _smoke_tables(document),
+        _smoke_table(document),
         _epoch_tables(document),
         _step_tables(document, "step", "The step"),
         _timer_table(document),
@@ -334,6 +334,7 @@ def markdown(document: Mapping[str, Any]) -> str:
         _step_tables(document, "kernels", "Fused kernels with other blocks"),
         _failed_tests(document),
         _section_table(document),
+        *_node_tables(document),
     ]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
@@ -347,8 +348,8 @@ def _warnings(document: Mapping[str, Any]) -> list[str]:
         )
     if len(document["machines"]) > 1:
         found.append(
-            "**Not all sections were measured on the same machine by the same sources: the last table says which on "
-            "which. Compare only those of one number.**"
+            "**Not all sections were measured on the same machine by the same sources: the table of sections says "
+            "which on which. Compare only those of one number.**"
         )
     if document["status"] != "finished":
         found.append("**Not finished: what follows is what had been measured when this was written.**")
@@ -510,17 +511,16 @@ def _exchange_table(document: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _smoke_tables(document: Mapping[str, Any]) -> str:
+def _smoke_table(document: Mapping[str, Any]) -> str:
     found = _result(document, "smoke")
     if not found:
         return ""
     lines = [
-        "## Captured steps, node by node\n\nOn random curves; losses are compared as below. Times of a step: of the "
-        "device, with light timers, and of the host's calls alone.\n",
+        "## Captured steps on random curves\n\nLosses are compared as below. Times of a step: of the device, with "
+        "light timers, and of the host's calls alone. The nodes are in a table of each at the end.\n",
         "| way | batch | us | with timers | host | nodes | sum of nodes | losses differ by | ready after s |",
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
-    pages = []
     for row in found["ways"]:
         if "step_s" not in row:
             lines.append(_row([row["way"], str(row["batch"]), f"failed: {row.get('why', 'not ended')}", *[""] * 6]))
@@ -530,21 +530,28 @@ def _smoke_tables(document: Mapping[str, Any]) -> str:
         cells += [str(len(nodes) or ""), f"{sum(each['us'] for each in nodes):,.1f}" if nodes else ""]
         cells += ["not finite" if losses is None else f"{losses:.1e}", f"{row['opened_s']:.1f}"]
         lines.append(_row([row["way"], str(row["batch"]), *cells]))
-        if nodes:
-            pages += [
-                f"### {row['way']}, batch {row['batch']}\n",
-                "| node | us | after us | grid | block | registers |",
-            ]
-            pages += ["|---|--:|--:|---|---|--:|"]
-            for each in nodes:
-                shape = ["" if each[name] is None else str(each[name]) for name in ("grid", "block", "registers")]
-                pages.append(_row([f"`{each['name']}`", f"{each['us']:.2f}", f"{each['after_us']:.2f}", *shape]))
-            pages.append("")
     lines += ["", "| PyTorch's fused Adam, parameters | tensors | us |", "|---|--:|--:|"]
     lines += [
         _row([each["parameters"], str(each["tensors"]), f"{each['seconds'] * 1e6:,.1f}"]) for each in found["adam"]
     ]
-    return "\n".join([*lines, *found["notes"], "", *pages]).rstrip()
+    return "\n".join([*lines, *found["notes"]])
+
+
+def _node_tables(document: Mapping[str, Any]) -> list[str]:
+    blocks = []
+    for row in (_result(document, "smoke") or {"ways": []})["ways"]:
+        if not row.get("nodes"):
+            continue
+        lines = [
+            f"## Nodes of a step: {row['way']}, batch {row['batch']}\n",
+            "| node | us | starts after the end of those before, us | grid | block | registers |",
+            "|---|--:|--:|---|---|--:|",
+        ]
+        for each in row["nodes"]:
+            shape = ["" if each[name] is None else str(each[name]) for name in ("grid", "block", "registers")]
+            lines.append(_row([f"`{each['name']}`", f"{each['us']:.2f}", f"{each['after_us']:.2f}", *shape]))
+        blocks.append("\n".join(lines))
+    return blocks
 
 
 def _worker_table(document: Mapping[str, Any]) -> str:

@@ -210,7 +210,12 @@ def test_limits_add_up_to_the_time_there_is(gpu: ModuleType) -> None:
             left_s = deadline_s
             for place in range(len(sections)):
                 limit_s = gpu.limit_of(sections[place:], left_s)
-                assert min(left_s, sections[place].least_s) <= limit_s <= sections[place].most_s
+                most_s = sections[place].most_s
+                assert min(left_s, sections[place].least_s) <= limit_s <= most_s
+                share_s = deadline_s * most_s / sum(each.most_s for each in sections)
+                assert limit_s <= max(share_s, sections[place].least_s) or place, (
+                    "the first takes no more than its share"
+                )
                 left_s -= limit_s
             assert left_s >= 0 and (deadline_s == 240.0 or limit_s == sections[-1].most_s)
 
@@ -300,6 +305,19 @@ def test_a_way_that_breaks_its_process_is_named_and_the_others_go_on(
     assert ways["graphs"]["epoch_s"]["median"] == pytest.approx(0.05)
 
 
+def test_a_process_that_crashes_when_all_is_measured_is_not_started_again(
+    gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gpu_steps.py").write_text(
+        PLAYED.replace('if name == "bad":', 'say(says="done")\n    if name == "bad":')
+    )
+    monkeypatch.setattr(gpu, "HERE", tmp_path)
+    said = gpu.in_turns({"what": "steps"}, work_of(gpu, tmp_path))
+
+    assert [line["way"] for line in said if line["says"] == "begins"] == ["plain loop", "bad"]
+    assert not any(line["says"] == "failed" for line in said)
+
+
 def test_what_was_found_before_the_time_was_over_counts(
     gpu: ModuleType, table: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -355,7 +373,8 @@ def test_the_tests_of_a_share_are_told_one_by_one(tmp_path: Path) -> None:
         "@pytest.mark.parametrize('n', [1, 2])\ndef test_d(n): pass\n"
     )
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu: x\nfilterwarnings =\n    error\n")
-    (tmp_path / "plan.json").write_text(json.dumps({"what": ["test_it.py"], "share": [0, 2]}))
+    (tmp_path / "test_a.py").write_text("def test_unmarked(): pass\n")
+    (tmp_path / "plan.json").write_text(json.dumps({"what": ["test_a.py", "test_it.py"], "share": [0, 2]}))
     line = [sys.executable, BENCHMARKS / "gpu_tests.py", tmp_path / "plan.json"]
     done = subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE_S, cwd=tmp_path)
     said = [json.loads(each) for each in done.stdout.splitlines()]
@@ -590,13 +609,11 @@ def test_nodes_of_a_replay_are_told_apart_by_name_and_place(modules: dict[str, M
     ]  # fmt: skip
     assert found[1]["grid"] == [2, 1, 1] and found[2]["registers"] == 32
     assert smoke.nodes(events[1:], 6) == [], "a replay lacks a node"
-    document_of = {"ways": [{"way": "w", "batch": 75, "step_s": 6e-5, "light_s": 6e-5, "host_s": 9e-6, "nodes": found}]}
-    document_of["ways"][0] |= {"losses": {"largest_difference": 1e-6}, "opened_s": 1.0}
-    page = modules["gpu_table"]._smoke_tables(
-        {"sections": {"smoke": {"result": {**document_of, "adam": [], "notes": []}}}}
-    )
-    assert "| w | 75 | 60.0 | 60.0 | 9.0 | 4 | 29.0 | 1.0e-06 | 1.0 |" in page
-    assert "| `a` | 10.00 | 5.00 | [2, 1, 1] |  |  |" in page
+    row = {"way": "w", "batch": 75, "step_s": 6e-5, "light_s": 6e-5, "host_s": 9e-6, "nodes": found, "opened_s": 1.0}
+    result = {"ways": [{**row, "losses": {"largest_difference": 1e-6}}], "adam": [], "notes": []}
+    table, document = modules["gpu_table"], {"sections": {"smoke": {"result": result}}}
+    assert "| w | 75 | 60.0 | 60.0 | 9.0 | 4 | 29.0 | 1.0e-06 | 1.0 |" in table._smoke_table(document)
+    assert "| `a` | 10.00 | 5.00 | [2, 1, 1] |  |  |" in table._node_tables(document)[0]
 
 
 def test_an_epoch_ends_when_the_device_has_made_it(modules: dict[str, ModuleType]) -> None:
