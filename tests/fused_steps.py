@@ -38,6 +38,8 @@ class Case:
     adam: dict[str, Any] | None = None
     """Options of the update, for which `merged` says whether `backward` makes it; None: there is none."""
     merged: bool = False
+    networks: int = 1
+    """How many take turns with the steps, as captured steps of one training do that have other laps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,32 +78,38 @@ def make_steps(case: Case) -> Outcome:
     model = model_of(case)
     buffer = torch.empty(sum(parameter.numel() for parameter in model.parameters()))
     optimizer = None if case.adam is None else optimizer_of(model, case.adam)
-    network = FusedNetwork(
-        model,
-        batch=case.order.shape[1],
-        precision=case.precision,
-        buffer=buffer,
-        share=case.share,
-        blocks=case.blocks,
-        optimizer=optimizer,
-        merged=case.merged,
-    )
-    network.adopt()
+    networks = [
+        FusedNetwork(
+            model,
+            batch=case.order.shape[1],
+            precision=case.precision,
+            buffer=buffer,
+            share=case.share,
+            blocks=case.blocks,
+            optimizer=optimizer,
+            merged=case.merged,
+        )
+        for _ in range(case.networks)
+    ]
+    for each in networks:
+        each.adopt()
     curves, targets, order = (torch.from_numpy(each) for each in (case.curves, case.targets, case.order))
     state, ring = torch.tensor(case.state), torch.full((case.slots,), torch.nan)
     given = {id(each) for each in (curves, targets, order, state, ring)}
+    network = networks[-1]
     own = {name: each for name, each in vars(network).items() if torch.is_tensor(each) and id(each) not in given}
     places = {name: each.data_ptr() for name, each in {**own, **dict(model.named_parameters())}.items()}
     read = ("_factor", "_shift", "_updates", "_times", "_rate", "_parameters", "_moments1", "_moments2")
     losses, gradients = [], []
-    for _ in range(case.steps):
+    for step in range(case.steps):
         for name, tensor in own.items():
             if name not in read:
                 tensor.fill_(torch.nan if tensor.is_floating_point() else 99)
-        loss = network.forward(curves, targets, order, state)
-        network.backward(ring, state, case.advance)
-        if network.updates and not case.merged:
-            network.update()
+        taking = networks[step % case.networks]
+        loss = taking.forward(curves, targets, order, state)
+        taking.backward(ring, state, case.advance)
+        if taking.updates and not case.merged:
+            taking.update()
         losses.append(loss.item())
         gradients.append({name: each.grad.numpy().copy() for name, each in model.named_parameters()})
     now = {**{name: vars(network)[name] for name in own}, **dict(model.named_parameters())}

@@ -245,13 +245,13 @@ def test_a_step_gives_the_same_bits_again_in_the_same_memory(interpret):
 
 
 @needs_triton
-@pytest.mark.parametrize("merged", [False, True])
+@pytest.mark.parametrize(("merged", "networks"), [(False, 1), (True, 1), (True, 2)])
 @pytest.mark.parametrize(
     "options", [{}, {"weight_decay": 0.3}, {"weight_decay": 0.3, "decoupled": True, "betas": (0.8, 0.95), "eps": 1e-3}]
 )
-def test_the_update_is_torchs(interpret, merged: bool, options: dict[str, Any]):
+def test_the_update_is_torchs(interpret, merged: bool, networks: int, options: dict[str, Any]):
     adam = {"lr": 3e-3, **options}
-    found = interpret(case := case_of(3, steps=3, adam=adam, merged=merged))
+    found = interpret(case := case_of(3, steps=3, adam=adam, merged=merged, networks=networks))
     model = model_of(case)
     optimizer = optimizer_of(model, adam)
     for gradients in found.gradients:

@@ -38,6 +38,7 @@ from horovod_study.workload.material import CHANNELS, POINTS, TARGETS
 from horovod_study.workload.model import StressCNN
 
 PRECISIONS = ("fp32", "tf32", "bf16")
+_HELD = "_parameters_and_state_in_one_piece"
 _STATE = ("exp_avg", "exp_avg_sq", "step")
 """What torch's Adam keeps of a parameter, by the names under which it does."""
 KERNEL, POOL = 5, 3
@@ -543,9 +544,7 @@ class FusedNetwork:
         self.launches = plan(
             sizes, self.blocks, precision=precision, scaled=scaled, rule=rule, merged=merged, timed=slots > 0
         )
-        self._updates = torch.zeros(COUNTERS, device=device)
         self.stamps = self._open_stamps(slots, device) if slots else None
-        self._times = self._updates if self.stamps is None else self.stamps.times
         self._slots = slots
         self._scale = share * 2 / (batch * TARGETS)
         self._inputs: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -576,10 +575,14 @@ class FusedNetwork:
         self._partials3 = empty(rows3, width3)
         self._losses = empty(rows3)
         self._loss = empty()
-        # The parameters and Adam's moments, each kind in one piece; without an update here nothing reads them.
-        self._parameters, self._moments1, self._moments2 = (
-            torch.zeros_like(buffer) if optimizer is not None else buffer for _ in range(3)
-        )
+        # The parameters, Adam's moments and its counts, each kind in one piece, the same for all captured steps of an
+        # optimiser; without an update here nothing reads them.
+        held = (buffer, buffer, buffer, empty(1)) if optimizer is None else getattr(optimizer, _HELD, None)
+        if held is None:
+            held = (*(torch.zeros_like(buffer) for _ in range(3)), torch.zeros(COUNTERS, device=device))
+            setattr(optimizer, _HELD, held)
+        self._parameters, self._moments1, self._moments2, self._updates = held
+        self._times = self._updates if self.stamps is None else self.stamps.times
         self._rate = self._updates if optimizer is None else optimizer.param_groups[0]["lr"]
 
     def _views(self, flat: torch.Tensor) -> list[torch.Tensor]:
