@@ -252,6 +252,14 @@ class LapClock:
         else:
             self._add(self.mark() if at is None else at)
 
+    def tail(self, at: Any) -> None:
+        """Give the time from the last lap to a stamp taken by `mark` to the step before it, unless that was drained.
+
+        No step begins then: it was the last one of a stretch, which steps tile to its end.
+        """
+        if self._names:
+            self.lap("residual", at)
+
     def know(self, name: str) -> None:
         """Give the lap `name` a column from now on, 0 in steps without it: it is known that such a step had none."""
         self._seen.add(name)
@@ -328,6 +336,9 @@ class Unstamped(LapClock):
         """Do nothing."""
 
     def lap(self, name: str, at: Any = None) -> None:
+        """Do nothing."""
+
+    def tail(self, at: Any) -> None:
         """Do nothing."""
 
     def mark(self) -> Any:

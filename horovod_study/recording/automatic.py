@@ -79,6 +79,7 @@ class Watcher:
         self._paused = True  # whether no stretch of steps is open
         self._ending = False  # whether the loader has ended before its last batch was trained on
         self._waits_since: Any = None
+        self._started: Any = None  # when a loop over the data has begun that has fetched nothing yet
         self._in_backward = 0  # backwards inside each other, as those of checkpoints are
         self._trains = False  # whether this turn has had a backward
         self._evaluates = False  # whether its model was called in eval mode without gradients
@@ -163,6 +164,18 @@ class Watcher:
             return batch
 
         iterator.__next__ = fetch
+        self._wrap_start(dataloader.DataLoader)
+
+    def _wrap_start(self, loader: Any) -> None:
+        """See a loop begin: starting the loader's processes is waited for, too."""
+        original, before = loader.__iter__, self._guarded(self._before_start)
+
+        @functools.wraps(original)
+        def start(own: Any) -> Any:
+            before(own)
+            return original(own)
+
+        loader.__iter__ = start
 
     def _hook_errors(self) -> None:
         original = sys.excepthook
@@ -343,6 +356,12 @@ class Watcher:
 
     # ------------------------------------------------------------------------------------------------ loaders
 
+    def _before_start(self, loader: Any) -> None:
+        here = self._paused and self._thread == get_ident()
+        if self._record is not None and here and self._data is not None and loader.dataset is self._data:
+            self._resume()
+            self._started = self._record.mark()
+
     def _before_fetch(self, iterator: Any) -> None:
         record = self._record
         if record is None or record.failure is not None:
@@ -362,7 +381,7 @@ class Watcher:
             elif record.in_step:
                 self._turn()
             self._trains = self._evaluates = False
-            self._waits_since = self._clock.mark()
+            self._waits_since, self._started = self._started or self._clock.mark(), None
         except Exception as error:
             self._give_up(error)
 
@@ -391,6 +410,7 @@ class Watcher:
                 self._record.begin_step(self._waits_since)
             self._ending = self._record.in_step and not self._record.updated
             if not self._ending:
+                self._record.end_loop(self._waits_since)
                 self._pause()
 
     def _follows(self, iterator: Any) -> bool:
@@ -504,7 +524,7 @@ class Watcher:
     def _pause(self) -> None:
         assert self._record is not None
         self._record.close_step()
-        self._paused, self._ending = True, False
+        self._paused, self._ending, self._started = True, False, None
 
     def _resume(self, *, epoch: bool = True) -> None:
         assert self._record is not None

@@ -528,6 +528,7 @@ class Recording:
                 try:
                     batch = next(batches)
                 except StopIteration:
+                    self.end_loop(began)
                     break
                 self.took(batch, began)
                 yield batch
@@ -572,6 +573,12 @@ class Recording:
             self._clock.forget()
 
     turn = _in_loop(end_turn)
+
+    @_in_loop
+    def end_loop(self, at: Any) -> None:
+        """End the last turn of a loop at the stamp `at`: what it did after its last lap is residual of its step."""
+        if not self.in_step:
+            self._clock.tail(at)
 
     @_in_loop
     def begin_epoch(self) -> None:
