@@ -1,6 +1,7 @@
 """The command for a missing baseline: what was typed, with one worker, and nothing else of it changed."""
 
 import doctest
+import math
 import shlex
 
 import pytest
@@ -25,6 +26,7 @@ LINES = {
     ),
     "accelerate launch --num_processes 2 t.py": "accelerate launch --num_processes 1 t.py",
     "python train.py --devices 2 --workers 2": "python train.py --devices 1 --workers 2",
+    "torchrun --nproc-per-node 2 t.py --trainer.devices 2": "torchrun --nproc-per-node 1 t.py --trainer.devices 1",
     "python train.py --devices 4": None,  # these are not the 2 ranks
     "python train.py": None,
     "bash start.sh": None,
@@ -61,6 +63,8 @@ def test_a_folder_that_is_taken_is_not_named_and_a_batch_that_nobody_says_is_tol
 
     assert text.endswith(": horovod-study record --out r/1w-2 --batch 16 -- torchrun --nproc-per-node 1 t.py")
     assert "a batch of 16" in text
+    unknown = remedy({**run, "batch": math.nan}, batch=math.nan, taken=[])
+    assert unknown.endswith(f": {typed.replace('2w --repeat 1', '1w').replace('node 2', 'node 1')}")
 
 
 def test_a_script_with_lines_of_its_own_is_started_as_its_library_is() -> None:

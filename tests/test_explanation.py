@@ -74,11 +74,20 @@ def test_what_the_others_wait_for_a_late_rank_has_an_interval(tmp_path: Path) ->
     assert re.search(r"The other ranks wait for that: [\d.]+ \[[\d.]+, [\d.]+\] ms, \d+ % of the step", text)
 
 
-def foreign(directory: Path, monkeypatch: pytest.MonkeyPatch, *, workers: int = 2, wait_s: float = 2e-4) -> Path:
-    """Write a run of another script, recorded by a command, whose ranks are even and average for `wait_s`."""
+def foreign(
+    directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    workers: int = 2,
+    wait_s: float = 2e-4,
+    model: str = "Net",
+    late_s: float = 0.0,
+) -> Path:
+    """Write a run of another script, recorded by a command: its ranks average for `wait_s`, the first one is late."""
     monkeypatch.delitem(EFFECTIVE, "steps_per_epoch", raising=False)
-    rows = rows_of(noise(1, 400, workers), transfer_s=wait_s, per_epoch=100)
-    return recorded(directory, rows, totals=TOTALS, model="Net", parameters=10, backend="ddp", transport="gloo")
+    extra = {"residual": np.where(np.arange(workers) == 0, late_s, 0.0) * np.ones((400, 1))}
+    rows = rows_of(noise(1, 400, workers), transfer_s=wait_s, per_epoch=100, extra_s=extra)
+    return recorded(directory, rows, totals=TOTALS, model=model, parameters=10, backend="ddp", transport="gloo")
 
 
 def test_what_another_script_can_do_about_its_communication_is_told(
@@ -92,6 +101,16 @@ def test_what_another_script_can_do_about_its_communication_is_told(
     assert "no_sync" in first.what and first.kind == "at most" and first.gain is not None
     assert first.gain.value == pytest.approx(cell.exposed_s.value / (cell.step_s - cell.exposed_s.value))
     assert "Nothing stands out" not in "\n".join(page(found))
+
+
+def test_the_time_of_a_late_rank_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = explained(foreign(tmp_path / "run", monkeypatch, wait_s=2e-3, model="FSDPNet", late_s=5e-3))
+    told = [each.what for each in found.help]
+
+    assert found.cells[0].parts_s["residual"] > 0.2 * found.cells[0].step_s
+    assert not any("outside all laps" in each for each in told)
+    assert "rank 0" in told[0] and "logging" in told[0]
+    assert sum("reshard_after_forward" in each for each in told) == 1
 
 
 def test_the_command_for_a_missing_baseline_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

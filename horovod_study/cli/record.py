@@ -29,6 +29,9 @@ def record_arguments(parser: Parser) -> None:
         metavar="N",
         help=f"first steps that are recorded but not measured (default {WARMUP_STEPS}); a longer warm-up is found",
     )
+    parser.add_argument(
+        "--steps", type=int, metavar="N", help="end the training after so many steps (default: when it ends by itself)"
+    )
     parser.add_argument("--timer-mode", default="light", metavar="light|strict|off", help="how steps are timed")
     parser.add_argument(
         "--system-interval-s", type=float, default=1.0, metavar="S", help="how often the host is sampled; 0: never"
@@ -49,6 +52,10 @@ def record(options: argparse.Namespace) -> int:
     from horovod_study.measure.clock import utc_stamp
 
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if options.steps is not None and options.steps <= options.warmup_steps:
+        raise ConfigError(
+            f"--steps {options.steps}: no more than --warmup-steps {options.warmup_steps}, and none is left to measure"
+        )
     if not command:
         raise ConfigError("record: no command; write `horovod-study record -- python train.py`")
     measured = named(packaged().options, Role.WINDOW | Role.CLOCK | Role.NAMING)
@@ -65,6 +72,7 @@ def record(options: argparse.Namespace) -> int:
         batch=options.batch,
         model_name=options.model_name,
         own=own,
+        steps=options.steps,
         requested={"typed": typed(options, command), "typed_in": os.getcwd()},
     )
 

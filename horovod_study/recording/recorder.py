@@ -191,6 +191,7 @@ class Recording:
         self.least: int | None = None  # so many steps are what was asked for
         self.hooks: list[Hooks] = []
         self._parts = ""  # how the ranks' models differ in size
+        self._apart = ""  # that they have been trained to different parameters
         self._joined: dict[str, Any] = {}  # what the record says of models since others have joined
         self._accumulate = 1
         self._turns = self._backwards = 0  # of the loop, in the step so far
@@ -417,8 +418,8 @@ class Recording:
                 raise self.failure
         with fail_together(self._peers):
             self._require_steps()
-        first = session.find_steady(self.made, doubt=self._doubt())
         learnt, sha256 = self._learnt()
+        first = session.find_steady(self.made, doubt=self._doubt())
         samples, window_s = self._window(first.step)
         totals = session.totals(first, made=self.made, samples=samples, window_s=window_s)
         totals |= {
@@ -435,7 +436,7 @@ class Recording:
         """Return what to doubt of steps and samples, "" for nothing."""
         steps = BY_BACKWARDS if self._optimizer is None else _update_doubt(self._turns_of_steps)
         samples = "samples were not seen: each step counts as one, and samples/s are steps/s" if self._uncounted else ""
-        return "; ".join(filter(None, (steps, samples, self._parts)))
+        return "; ".join(filter(None, (steps, samples, self._parts, self._apart)))
 
     def _require_steps(self) -> None:
         where, warmup = self._session.directory, self._options.warmup_steps
@@ -486,9 +487,9 @@ class Recording:
             if len(set(made)) > 1:
                 say(f"warning: the ranks made {min(made)} to {max(made)} steps; shares and sums of them are not equal")
             if sha256 is None and not (self._parts or sharded(self._bare)):
-                say(
-                    "warning: the ranks end with different parameters: they have trained different models, and their "
-                    "gradients were not averaged alike"
+                self._apart = (
+                    "the ranks end with different parameters: they have trained different models, and their gradients "
+                    "were not averaged alike"
                 )
             if turns not in (None, self._accumulate):
                 say(f"note: the optimizer stepped every {turns} turns of the loop: steps are counted by updates")

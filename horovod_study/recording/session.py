@@ -377,7 +377,7 @@ class Session:
         with fail_together(self.workers):
             if self.is_root and self.options.steady == "found" and not why:
                 found = steady.find_steady(self.rows.timed("step_s"), declared)
-        found = replace(found, doubt="; ".join(each for each in (found.doubt, doubt) if each))
+        found = replace(found, doubt="; ".join(each for each in (doubt, found.doubt) if each))
         found = steady.Steady(**self.workers.gather(asdict(found))[0])
         if self.is_root and (why or doubt or (found.doubt and found.found_by != "declared")):
             say(f"{'note' if why else 'warning'}: {found.doubt}")

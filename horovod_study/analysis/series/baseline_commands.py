@@ -4,6 +4,7 @@ A command is a list of words, and what comes out is one again, quoted for a shel
 means is known of the launchers below; in a script's own words only the name of an option says what it is.
 """
 
+import math
 import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
@@ -61,12 +62,12 @@ def one_worker(words: Sequence[str], workers: int) -> list[str] | None:
                 _set(own, name, "1")
             found[place:end] = own if any(ranks) else [how.ranks[0], "1", *own]
             told = True
-    if told:
-        return found
-    names = [word for word in words if _plain(word) in _COUNTS and _value(words, word) == str(workers)]
-    for name in names:
+    names = [
+        word for word in found if _plain(word).rpartition(".")[2] in _COUNTS and _value(found, word) == str(workers)
+    ]
+    for name in names:  # of the script, which may be told beside its launcher
         _set(found, name.partition("=")[0], "1")
-    return found if names else None
+    return found if told or names else None
 
 
 def with_batch(words: Sequence[str], old: float, new: float) -> list[str] | None:
@@ -103,12 +104,13 @@ def baseline_command(run: Mapping[str, Any], *, batch: float, taken: Collection[
     if single is None:
         return [], ""
     notes = [f"in {run['typed_in']}"] if run.get("typed_in") else []
-    if batch != run["batch"]:
+    if batch != run["batch"] and math.isfinite(batch):
         changed = with_batch(single, run["batch"], batch)
         notes += [] if changed else [f"told to take a batch of {batch:.0f}"]
         single = changed or single
     head = [*_with_out(words[: words.index("--")], taken), "--"] if recorded else []
-    _set(head, "--batch", f"{batch:.0f}")
+    if math.isfinite(batch):
+        _set(head, "--batch", f"{batch:.0f}")
     notes += [] if recorded else ["with a run directory of its own"]
     return notes, shlex.join([*head, *single])
 

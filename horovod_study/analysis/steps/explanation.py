@@ -44,7 +44,9 @@ RESAMPLES = 2000
 MIN_COUNTS = 3
 """Worker counts from which on more workers are forecast."""
 
-_SHARED = "is its core or GPU shared with other programs, or clocked lower?"
+_SHARED = (
+    "does the script do more on it than on others, is its core or GPU shared with other programs, or clocked lower?"
+)
 TRY = {
     "data": "look at its data loader, and at the disk that it reads from",
     **dict.fromkeys(("compute", "forward", "backward", "update", "computing"), _SHARED),
@@ -58,8 +60,10 @@ LESS_COMMUNICATION = {
     "(bucket_cap_mb)",
     "horovod": f"a larger batch per worker, {_FEWER} (backward_passes_per_step), gradients in 16 bits "
     "(hvd.Compression.fp16)",
+    "FSDP": "a larger batch per worker, parameters kept whole from forward to backward (reshard_after_forward=False), "
+    "or gathered ahead (set_modules_to_forward_prefetch), 16 bits (MixedPrecisionPolicy)",
 }
-"""What makes another script wait less for gradients, by its library."""
+"""What makes another script wait less for gradients, by its library; FSDP: `fully_shard`, by the name of the model."""
 
 _WORK = Role.DATA | Role.LEARNING | Role.COMPUTING
 
@@ -421,7 +425,7 @@ def _advice(found: Explanation, runs: Mapping[str, RecordedRun]) -> Iterable[Hel
     run = runs[cell.runs[0]]
     yield from _late_ranks(found, cell, runs)
     yield from _communication(cell, run)
-    yield from _other_parts(cell, run)
+    yield from _other_parts(found, cell, run)
     yield from _slower_computing(found, cell)
 
 
@@ -463,7 +467,8 @@ def _communication(cell: Cell, run: RecordedRun) -> Iterable[Help]:
     gain = None if cost is None else _gain(cost.value, cell.step_s)
     if not _ours(run):
         if cost is not None:
-            how = LESS_COMMUNICATION.get(str(effective.get("backend")), f"a larger batch per worker, {_FEWER}")
+            library = "FSDP" if str(effective.get("model")).startswith("FSDP") else str(effective.get("backend"))
+            how = LESS_COMMUNICATION.get(library, f"a larger batch per worker, {_FEWER}")
             yield Help(what=f"communicate less: {how}", gain=gain, kind="at most")
         return
     several = ("--workers", cell.workers, *_work_of(run))
@@ -516,20 +521,31 @@ def _missing_baseline(named: pd.DataFrame, found: Explanation) -> Iterable[Help]
     yield Help(what="; ".join([what, *notes]), command=line)
 
 
-def _other_parts(cell: Cell, run: RecordedRun) -> Iterable[Help]:
-    data, residual = cell.parts_s["data"] or 0.0, cell.parts_s["residual"] or 0.0
+def _other_parts(found: Explanation, cell: Cell, run: RecordedRun) -> Iterable[Help]:
+    slow = next((each for each in found.slow if each.series == cell.series), None)
+    late = dict.fromkeys(("data", "residual"), 0.0)  # what the late ranks make of a part, which is told of them
+    for each in slow.ranks if slow is not None else ():
+        if each.cause in late:
+            late[each.cause] += each.cause_s / cell.workers
+    data, residual = ((cell.parts_s[part] or 0.0) - more for part, more in late.items())
     if data > WORTH * cell.step_s:
         batch = run.record.effective.get("batch")
         yield Help(
-            what="load data while computing, with another loader",
+            what="load data while computing, with another loader"
+            if _ours(run)
+            else "load data while computing: more processes of the loader (num_workers), less work for each sample",
             command=_line("bench", "loading", "--batch", batch) if _ours(run) and batch else "",
             gain=_gain(data, cell.step_s),
             kind="at most",
         )
+    unseen = ", such as making its batches, for which no DataLoader was seen" * (cell.parts_s["data"] is None)
     if residual > UNEXPLAINED * cell.step_s:
         yield Help(
-            what="find what is outside all laps",
-            command=_line("explain", run.directory, "--part", "account"),
+            what="find what is outside all laps"
+            if _ours(run)
+            else f"find what the script does outside all laps{unseen}: three lines in it mark its parts "
+            "(docs/your_script.md)",
+            command=_line("explain", run.directory, "--part", "account") if _ours(run) else "",
             gain=_gain(residual, cell.step_s),
             kind="at most",
         )
