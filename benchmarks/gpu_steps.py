@@ -231,8 +231,6 @@ class Ours:
         self._backend = open_backend(config, Launch(launcher="none", rank=0, workers=1, backend="serial"))
         called = accelerate(bare_model, config, device)
         self._model, self._optimizer = self._backend.bind(called, bare_optimizer)
-        self.clock = open_clock(config.timer_mode, device)
-        self.clock.start()
         self._captured = (
             CapturedStep(
                 config,
@@ -249,6 +247,9 @@ class Ours:
             if config.cuda_graphs
             else None
         )
+        stamps = None if self._captured is None else self._captured.stamps
+        self.clock = open_clock(config.timer_mode, device, stamps=stamps)
+        self.clock.start()
         self._stream: Iterator[Any] = iter(())
         self._epoch = self._left = 0
 
@@ -271,10 +272,10 @@ class Ours:
     def make(self, steps: int) -> None:
         self._set()
         if self._captured is not None:
-            take, clock = self._captured.take, self.clock
+            captured, clock = self._captured, self.clock
             for _ in range(steps):
-                clock.begin()
-                take(None, clock)
+                clock.begin(captured.begin_of_next(clock))
+                captured.take(None, clock)
         else:
             for _ in range(steps):
                 self._step(*next(self._stream))

@@ -1,6 +1,7 @@
 """The first things to try on a GPU, the plainest first: what fails names what to look at.
 
     python -m pytest -m gpu tests/test_on_gpu.py
+    benchmarks/gpu.sh --part tests                        some at a time, without the plugins that a site has for pytest
 
 Each test builds on what those before it have shown. Nothing here is about speed: times are only asked to be possible.
 What a CPU can show with the same code is shown elsewhere.
@@ -812,6 +813,7 @@ def test_a_graph_can_hold_an_all_reduce_of_nccl() -> None:
 def test_one_worker_of_ddp_over_nccl_trains_with_its_sync_captured(
     curves: Path, tmp_path: Path, launch: Launch
 ) -> None:
+    """One worker averages nothing, so that this is about starting; the test before has an all-reduce in a graph."""
     nccl = ("--backend", "ddp", "--transport", "nccl", "--cuda-graphs", "--capture-sync")
     result = trained(launch, "torchrun", 1, curves, tmp_path / "run", *nccl)
 
