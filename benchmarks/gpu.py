@@ -185,7 +185,7 @@ class Work:
     environ: Mapping[str, str]
     ends_at: float
     fused: bool  # whether the fused kernels can run at all
-    found: Mapping[str, Any]  # the sections so far, as in the document
+    found: Mapping[str, Any]  # the sections so far of this machine and these sources, as in the document
 
     @property
     def left_s(self) -> float:
@@ -834,7 +834,7 @@ def measure(
                     environ=environ,
                     ends_at=now() + max(1.0, left_s if dry else limit_of(sections[place:], left_s)),
                     fused=not machine["pytorch"]["not_fused"],
-                    found=document["sections"],
+                    found={name: each for name, each in document["sections"].items() if each["machine"] == number},
                 )
                 entry |= outcome(section, work)
             entry["seconds"] = now() - opened

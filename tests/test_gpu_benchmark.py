@@ -175,7 +175,7 @@ def test_a_failing_section_costs_no_other(gpu: ModuleType, tmp_path: Path) -> No
 
 def test_a_part_replaces_its_own_sections_and_says_on_what_it_was_measured(gpu: ModuleType, tmp_path: Path) -> None:
     def gives(value: int) -> Any:
-        return lambda work: {"value": value}
+        return lambda work: {"value": value, "known": sorted(work.found)}
 
     def value(name: str) -> Any:
         return document["sections"][name]["result"]["value"], document["sections"][name]["machine"]
@@ -190,6 +190,7 @@ def test_a_part_replaces_its_own_sections_and_says_on_what_it_was_measured(gpu: 
     sections = [section(gpu, "data", gives(5)), section(gpu, "kept", gives(6))]
     document = measured(gpu, sections, tmp_path, machine=other)
     assert (value("data"), value("kept")) == ((5, "2"), (6, "2")) and list(document["machines"]) == ["1", "2"]
+    assert document["sections"]["kept"]["result"]["known"] == ["data"], "what another machine has found is not used"
     assert "Not all sections were measured on the same machine" in (tmp_path / "gpu.md").read_text()
     measured(gpu, [section(gpu, "other", gives(6))], tmp_path / "elsewhere")
     assert gpu.main(["--add", str(tmp_path / "elsewhere" / "gpu.json"), "--out", str(tmp_path)]) == 0
