@@ -4,10 +4,15 @@ What others set (launchers, Slurm, a shell) is input like any other: a variable 
 that is not a number is refused by its name.
 """
 
+import importlib.metadata
 import itertools
 import os
 import re
+import site
+import sysconfig
 from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 
 from horovod_study.errors import BackendError
 
@@ -74,9 +79,20 @@ def without_working_directory(environ: Mapping[str, str]) -> dict[str, str]:
     """Return `environ` for a Python that imports nothing from its working directory.
 
     What is there, such as a file numpy.py, belongs to the user and not to the package. Folders that PYTHONPATH names
-    stay; an empty entry, which a trailing colon makes, means the working directory and goes.
+    stay; an empty entry, which a trailing colon makes, means the working directory and goes. A package that is not
+    installed, but used from its folder, is found there.
     """
     kept = {**environ, "PYTHONSAFEPATH": "1"}
     if "PYTHONPATH" in kept:
         kept["PYTHONPATH"] = os.pathsep.join(part for part in kept["PYTHONPATH"].split(os.pathsep) if part)
+    folder = str(Path(__file__).resolve().parent.parent)
+    if not _installed() and folder not in kept.get("PYTHONPATH", "").split(os.pathsep):
+        kept["PYTHONPATH"] = os.pathsep.join(filter(None, [kept.get("PYTHONPATH"), folder]))
     return kept
+
+
+@cache
+def _installed() -> bool:
+    """Return whether this Python has the package, editable or not, in a folder that it looks into by itself."""
+    folders = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), site.getusersitepackages()]
+    return any(importlib.metadata.distributions(name="horovod_study", path=folders))

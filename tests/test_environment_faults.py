@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import horovod_study
+from horovod_study import variables
 from horovod_study.cluster.launch import program_line
 from horovod_study.cluster.partitions import gpus_here
 from horovod_study.cluster.site import hosts_of_allocation
@@ -365,6 +366,17 @@ def test_pythons_that_are_started_do_not_import_from_the_working_directory(tmp_p
         )
         assert ended.stderr == ""
         assert Path(ended.stdout.strip()).parent == PACKAGE
+
+
+def test_a_package_that_is_not_installed_is_found_by_the_pythons_that_it_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert "PYTHONPATH" not in without_working_directory({}), "it is installed here"
+    monkeypatch.setattr(variables, "_installed", lambda: False)
+
+    assert without_working_directory({})["PYTHONPATH"] == str(PACKAGE.parent)
+    paths = without_working_directory({"PYTHONPATH": f"/a{os.pathsep}{PACKAGE.parent}"})["PYTHONPATH"]
+    assert paths.split(os.pathsep) == ["/a", str(PACKAGE.parent)]
 
 
 @pytest.mark.parametrize("runtime", ["serial", "horovod/mpi", "horovod/gloo", "ddp/gloo", "mpi/mpi"])
