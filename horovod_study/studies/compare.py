@@ -853,13 +853,16 @@ class _Pairs:
     def _watch(self, what: str) -> Callable[[Running], None]:
         def watch(running: Running) -> None:
             if self._line.due():
-                self._line.show(f"  {what}: running for {running.seconds:.0f} s{self._left()}")
+                self._line.show(f"  {what}: running for {running.seconds:.0f} s{self._left(running.seconds)}")
 
         return watch
 
-    def _left(self) -> str:
+    def _left(self, running_s: float = 0.0) -> str:
         left, took = self._total - self._ended, self._took
-        return f"; about {duration(left * sum(took) / len(took))} left" if took and left else ""
+        if not took or not left:
+            return ""
+        each = sum(took) / len(took)
+        return f"; about {duration(left * each - min(running_s, each))} left"
 
 
 def _rounds(slices: Sequence[TurnSlice]) -> dict[str, list[float | None]]:
