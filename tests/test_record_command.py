@@ -60,12 +60,14 @@ for turn in range(100):
 """
 ONE_BATCH = """
 optimizer = torch.optim.Adam(model.parameters())
-x, y = next(iter(DataLoader(data, batch_size=6)))
+batches = iter(DataLoader(data, batch_size=6))
 for turn in range(100):
+    if turn < 2: x, y = next(batches)  # and no more: it is no loop over the loader, as is found out then
     loss = loss_of(x, y); optimizer.zero_grad(); loss.backward(); optimizer.step()
 """
 ACCUMULATED = """
-optimizer = torch.optim.Adam(model.parameters())
+holder = nn.ModuleList([model])  # never called itself, as a LightningModule
+optimizer = torch.optim.Adam(holder.parameters())
 for epoch in range(4):
     for turn, (x, y) in enumerate(DataLoader(data, batch_size=4)):
         loss = loss_of(x, y); loss.backward()
@@ -108,7 +110,9 @@ for epoch in range(3):
         loss = loss_of(x, y); optimizer.zero_grad(); loss.backward(); optimizer.step()
     model.eval()
     with torch.no_grad():
-        for x, y in loader: loss_of(x, y); time.sleep(0.002)
+        for turn, (x, y) in enumerate(loader):
+            loss_of(x, y); time.sleep(0.002)
+            if turn == 59 - epoch: break
 """
 FETCHED_BEFORE = """
 optimizer = torch.optim.Adam(model.parameters())
@@ -119,10 +123,12 @@ for epoch in range(2):
         optimizer.step(); optimizer.zero_grad()
 """
 PENALTY = """
+class Slow(TensorDataset):
+    def __getitem__(self, place): time.sleep(0.002); return super().__getitem__(place)
 optimizer = torch.optim.Adam(model.parameters())
 for epoch in range(2):
-    for (x, y), _ in zip(DataLoader(data, batch_size=4), DataLoader(TensorDataset(*data.tensors), batch_size=2)):
-        x.requires_grad_(True)
+    for (x, y), _ in zip(DataLoader(data, batch_size=4), DataLoader(Slow(*data.tensors), batch_size=2)):
+        x.requires_grad_(True).register_hook(lambda gradient: time.sleep(0.002))  # in the slope, and in backward
         slope, = torch.autograd.grad(model(x).sum(), x, create_graph=True)
         loss = loss_of(x, y) + slope.square().mean()
         loss.backward(); optimizer.step(); optimizer.zero_grad()
@@ -158,7 +164,7 @@ def rows_of(out: Path, rank: int = 0) -> dict[str, np.ndarray]:
 TRAININGS = {
     "a loader": (LOADER, 180 - 2, 4, {"data", "forward", "backward", "sync", "update"}),
     "no loader": (NO_LOADER, 100 - 2 - 5, 4, {"forward", "backward", "sync", "update"}),
-    "one batch": (ONE_BATCH, 100 - 2, 6, {"forward", "backward", "sync", "update"}),
+    "one batch": (ONE_BATCH, 100 - 2 - automatic.MAX_UPDATES, 6, {"forward", "backward", "sync", "update"}),
     "accumulated": (ACCUMULATED, 40 - 2, 24, {"data", "forward", "backward", "sync", "update"}),
     "another optimizer before, in a fork": (STEPPED_BEFORE, 100 - 2, 4, {"forward", "backward", "sync", "update"}),
     "updates by hand": (BY_HAND, 60 - 4, 1, {"backward", "sync"}),
@@ -197,17 +203,19 @@ def test_a_training_is_recorded_as_it_is(name: str, tmp_path: Path) -> None:
     sums = sum(np.nan_to_num(rows[f"{lap}_s"]) for lap in (*laps, "residual"))
     assert sums == pytest.approx(rows["step_s"])
     assert not list(tmp_path.glob(".run*")), "what the ranks exchanged is removed"
+    if text is PENALTY:  # two samples of its second loader take 4 ms, as its hook does on the two ways to the inputs
+        assert min(np.median(rows["data_s"]), np.median(rows["backward_s"])) > 0.004
 
 
 @pytest.mark.slow
 def test_an_evaluation_over_the_training_data_is_in_no_step(tmp_path: Path) -> None:
-    """It sleeps 120 ms: a step that held it would be the longest by far."""
+    """It sleeps 116 ms and more: a step that held it would be the longest by far."""
     _, out = record(tmp_path, [sys.executable, script(tmp_path, SAME_DATA)])
     rows = rows_of(out)
 
     assert len(rows["step"]) == 178
     assert set(rows["samples"]) == {4}
-    assert (rows["step_s"] > 0.12).sum() <= 1
+    assert (rows["step_s"] > 0.1).sum() <= 1
 
 
 CALLS = """
@@ -322,8 +330,17 @@ def test_step_times_are_those_of_a_stopwatch_in_the_script(tmp_path: Path) -> No
     assert laps == pytest.approx(rows["step_s"])
 
 
+MIDWAY = """
+optimizer = torch.optim.Adam(model.parameters())
+for turn, (x, y) in enumerate(DataLoader(data, batch_size=4)):
+    loss = loss_of(x, y); optimizer.zero_grad(); loss.backward(); optimizer.step()
+    if turn % 20 == 15:
+        for x, y in DataLoader(TensorDataset(*data.tensors), batch_size=60): loss_of(x, y); time.sleep(0.05)
+"""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("text", [LOADER, NO_LOADER], ids=["a loader", "no loader"])
+@pytest.mark.parametrize("text", [MIDWAY, NO_LOADER], ids=["another loader", "no loader"])
 def test_an_evaluation_is_in_no_step(text: str, tmp_path: Path) -> None:
     """The evaluations of these scripts sleep: a step that held one could not be shorter."""
     _, out = record(tmp_path, [sys.executable, script(tmp_path, text)])
@@ -427,7 +444,10 @@ PLACES = (
     "recorder.Recording.end_turn",
     "automatic.Watcher._note_update",
     "automatic.Watcher._before_forward",
+    "automatic.Watcher._ended",
     "clock.LapClock.lap",
+    "clock.LapClock.lap.residual",
+    "clock.LapClock.lap.forward",
     "clock.LapClock.drain",
     "precision.PrecisionObserver._note",
 )
@@ -442,11 +462,11 @@ automatic._other_recorder = lambda: False  # these imports are the test's, and n
 def train(place):
     turns = 0
     if place:
-        module, kind, name = place.split(".")
+        module, kind, name, *lap = place.split(".")
         holder = getattr(globals()[module], kind)
         original = getattr(holder, name)
         def breaks(*given, **named):
-            if turns >= 3: raise RuntimeError("made to fail")
+            if turns >= 3 and (not lap or lap[0] == given[1]): raise RuntimeError("made to fail")
             return original(*given, **named)
         setattr(holder, name, breaks)
     folder = os.path.join(sys.argv[1], place or "whole")
@@ -493,7 +513,7 @@ def test_an_error_anywhere_in_the_recorder_ends_the_recording_and_not_the_traini
 @pytest.mark.slow
 def test_the_result_of_the_training_is_the_same(tmp_path: Path) -> None:
     end = "\nprint([parameter.detach().double().sum().item().hex() for parameter in model.parameters()])"
-    path = script(tmp_path, LOADER + end)
+    path = script(tmp_path, LOADER.replace("batch_size=4", "batch_size=4, shuffle=True") + end)
     plain = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=120, check=True)
     done, _ = record(tmp_path, [sys.executable, path])
 
@@ -788,3 +808,6 @@ def test_the_model_of_an_optimizer_is_the_outermost_one() -> None:
         decoder,
     ]
     assert automatic.models_of(set()) == []
+    both, alone = nn.ModuleList([outer, decoder]), nn.ModuleList([outer])
+    assert both in automatic._modules()
+    assert automatic.models_of({id(each) for each in outer.parameters()}) == [alone], "which holds nothing else"
