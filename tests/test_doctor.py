@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import platform
-import re
 import resource
 import shlex
 import socket
@@ -2003,10 +2002,14 @@ def test_everything_hangs_and_the_doctor_still_answers(place: Place) -> None:
     result = examine(hosts=[Host(name="node9", slots=1)], runs=place.root / "runs", here=here, quick=True)
 
     text = {(each.area, each.name): each.what for each in result}
-    # On a busy machine the time of all is over before that of one is noticed.
-    assert re.search(r"nvidia-smi did not answer within 0\.2 s|no answer within 0\.25 s", text["CUDA", "driver"])
-    assert "did not answer within 0.2 s" in text["Slurm", "answers"] or "no answer within" in text["Slurm", "Slurm"]
-    assert "it does not answer" in text["ssh", "node9"] or "no answer within" in text.get(("ssh", "hosts"), "")
+    # On a busy machine the time of all is over before that of one is noticed: then its area says so in one line.
+    for area, name, what in (
+        ("CUDA", "driver", "nvidia-smi did not answer within 0.2 s"),
+        ("Slurm", "answers", "did not answer within 0.2 s"),
+        ("ssh", "node9", "it does not answer"),
+    ):
+        unanswered = any("no answer within" in told for (of, _), told in text.items() if of == area)
+        assert what in text.get((area, name), "") or unanswered, (area, text)
     assert exit_code(result) == 1
 
 
