@@ -276,57 +276,75 @@ def plan(
     `rule`: the update, None where torch makes it. `merged`: it is in `finish`. `timed`: the times of the step are
     written down.
     """
-    from horovod_study.workload import triton_kernels as kernels
-
     if precision == "bf16" and interpreted():
         precision = "bf16 interpreted"
-    (filters1, filters2), (pooled1, pooled2) = sizes.filters, sizes.pooled
-    first = {"CHANNELS": CHANNELS, "LENGTH": POINTS, "FILTERS": filters1, "POOLED": pooled1}
-    second = {"CHANNELS": filters1, "LENGTH": pooled1, "FILTERS": filters2, "POOLED": pooled2}
-    features, hidden, padded = filters2 * pooled2, sizes.hidden, padded_row(sizes.hidden)
-    adam = (rule or AdamRule()).constants
+    made = _Plan(sizes, chosen, precision)
+    features, hidden, padded = made.features, sizes.hidden, padded_row(sizes.hidden)
+    return Launches(
+        convolution1=made.convolution(0, SCALED=scaled, TIMED=timed),
+        convolution2=made.convolution(1, SCALED=False, TIMED=False),
+        fc1=made.product("fc1", (sizes.batch, hidden, features), (features, 1), (1, features), padded),
+        head=made.head(COUNTERS=0 if rule is None else COUNTERS),
+        fc1_input=made.product("fc1_input", (sizes.batch, features, hidden), (padded, 1), (features, 1), features),
+        fc1_weight=made.product("fc1_weight", (hidden, features, sizes.batch), (1, padded), (features, 1), features),
+        weight_gradient=made.weight_gradient(),
+        first_gradient=made.first_gradient(SCALED=scaled),
+        finish=made.finish(UPDATE=merged, TIMED=timed, **(rule or AdamRule()).constants),
+        update=made.update(**(rule or AdamRule()).constants),
+    )
 
-    def launch(name: str, kernel: Any, grid: tuple[int, ...], **constants: float | str) -> KernelLaunch:
+
+class _Plan:
+    """Grid and constants of each launch, from sizes and blocks; the methods are given what else is compiled in."""
+
+    def __init__(self, sizes: Sizes, chosen: BlockSizes, precision: str) -> None:
+        from horovod_study.workload import triton_kernels
+
+        (filters1, filters2), (pooled1, pooled2) = sizes.filters, sizes.pooled
+        self._kernels = triton_kernels
+        self._sizes, self._chosen, self._precision = sizes, chosen, precision
+        self._first = {"CHANNELS": CHANNELS, "LENGTH": POINTS, "FILTERS": filters1, "POOLED": pooled1}
+        self._second = {"CHANNELS": filters1, "LENGTH": pooled1, "FILTERS": filters2, "POOLED": pooled2}
+        self.features = filters2 * pooled2
+        self._head_programs = blocks(sizes.batch, chosen.samples)
+
+    def _launch(self, name: str, kernel: str, grid: tuple[int, ...], **constants: float | str) -> KernelLaunch:
         return KernelLaunch(
-            kernel=kernel,
+            kernel=getattr(self._kernels, kernel),
             grid=grid,
             constants=constants,
-            warps=chosen.warps.get(name, WARPS),
-            stages=chosen.stages.get(name, STAGES),
+            warps=self._chosen.warps.get(name, WARPS),
+            stages=self._chosen.stages.get(name, STAGES),
         )
 
-    def convolution(number: int) -> KernelLaunch:
-        return launch(
+    def convolution(self, number: int, **more: bool) -> KernelLaunch:
+        sizes, chosen = self._sizes, self._chosen
+        return self._launch(
             f"convolution{number + 1}",
-            kernels.convolution,
+            "convolution",
             (
                 blocks(sizes.batch * sizes.pooled[number], chosen.cells[number]),
                 blocks(sizes.filters[number], chosen.filters[number]),
             ),
             BATCH=sizes.batch,
-            **(first, second)[number],
+            **(self._first, self._second)[number],
             FIRST=number == 0,
-            SCALED=scaled and number == 0,
-            TIMED=timed and number == 0,
-            PRECISION=precision,
+            PRECISION=self._precision,
             BLOCK_FILTERS=chosen.filters[number],
             BLOCK_CELLS=chosen.cells[number],
             BLOCK_TERMS=chosen.terms[number],
+            **more,
         )
 
     def product(
-        name: str,
-        each: ProductBlocks,
-        shape: tuple[int, int, int],
-        left: tuple[int, int],
-        right: tuple[int, int],
-        out_row: int,
+        self, name: str, shape: tuple[int, int, int], left: tuple[int, int], right: tuple[int, int], out_row: int
     ) -> KernelLaunch:
         """`shape` is rows, columns, terms; `left` and `right` are the strides of the factors, `out_row` of a row."""
+        each: ProductBlocks = getattr(self._chosen, name)
         rows, columns, terms = shape
-        return launch(
+        return self._launch(
             name,
-            kernels.product,
+            "product",
             (blocks(rows, each.rows), blocks(columns, each.columns), each.parts),
             ROWS=rows,
             COLUMNS=columns,
@@ -337,99 +355,87 @@ def plan(
             RIGHT_TERM=right[0],
             RIGHT_COLUMN=right[1],
             OUT_ROW=out_row,
-            PRECISION=precision,
+            PRECISION=self._precision,
             BLOCK_ROWS=each.rows,
             BLOCK_COLUMNS=each.columns,
             BLOCK_TERMS=each.terms,
         )
 
-    width1, width2, width3 = partial_widths(sizes)
-    rows3 = blocks(sizes.batch, chosen.samples)
-    between = hidden * features
-    summed = sum(blocks(width, chosen.sum_width) for width in (width1, width2, width3))
-    return Launches(
-        convolution1=convolution(0),
-        convolution2=convolution(1),
-        fc1=product("fc1", chosen.fc1, (sizes.batch, hidden, features), (features, 1), (1, features), padded),
-        head=launch(
+    def head(self, **more: int) -> KernelLaunch:
+        sizes, chosen = self._sizes, self._chosen
+        return self._launch(
             "head",
-            kernels.head,
-            (rows3,),
+            "head",
+            (self._head_programs,),
             BATCH=sizes.batch,
             PARTS=chosen.fc1.parts,
-            HIDDEN=hidden,
-            ROW=padded,
+            HIDDEN=sizes.hidden,
+            ROW=padded_row(sizes.hidden),
             TARGETS=TARGETS,
-            COUNTERS=0 if rule is None else COUNTERS,
             BLOCK_SAMPLES=chosen.samples,
-            BLOCK_HIDDEN=power_of_two(hidden),
-        ),
-        fc1_input=product(
-            "fc1_input", chosen.fc1_input, (sizes.batch, features, hidden), (padded, 1), (features, 1), features
-        ),
-        fc1_weight=product(
-            "fc1_weight", chosen.fc1_weight, (hidden, features, sizes.batch), (1, padded), (features, 1), features
-        ),
-        weight_gradient=launch(
+            BLOCK_HIDDEN=power_of_two(sizes.hidden),
+            **more,
+        )
+
+    def weight_gradient(self) -> KernelLaunch:
+        (filters1, filters2), chosen = self._sizes.filters, self._chosen
+        return self._launch(
             "weight_gradient",
-            kernels.weight_gradient,
-            (
-                chosen.weight_chunks,
-                blocks(filters2, chosen.filters[2]),
-                blocks(filters1 * KERNEL, chosen.weight_terms),
-            ),
-            BATCH=sizes.batch,
-            **second,
+            "weight_gradient",
+            (chosen.weight_chunks, blocks(filters2, chosen.filters[2]), blocks(filters1 * KERNEL, chosen.weight_terms)),
+            BATCH=self._sizes.batch,
+            **self._second,
             CHUNKS=chosen.weight_chunks,
-            PRECISION=precision,
+            PRECISION=self._precision,
             BLOCK_FILTERS=chosen.filters[2],
             BLOCK_TERMS=chosen.weight_terms,
             BLOCK_POSITIONS=chosen.weight_positions,
-        ),
-        first_gradient=launch(
+        )
+
+    def first_gradient(self, **more: bool) -> KernelLaunch:
+        sizes, chosen = self._sizes, self._chosen
+        return self._launch(
             "first_gradient",
-            kernels.first_gradient,
-            (chosen.first_chunks, blocks(filters1, chosen.filters[3])),
+            "first_gradient",
+            (chosen.first_chunks, blocks(sizes.filters[0], chosen.filters[3])),
             BATCH=sizes.batch,
-            **first,
-            FILTERS2=filters2,
-            POOLED2=pooled2,
-            SCALED=scaled,
+            **self._first,
+            FILTERS2=sizes.filters[1],
+            POOLED2=sizes.pooled[1],
             CHUNKS=chosen.first_chunks,
-            PRECISION=precision,
+            PRECISION=self._precision,
             BLOCK_FILTERS=chosen.filters[3],
             BLOCK_CELLS=chosen.first_cells,
             BLOCK_TAPS=chosen.first_taps,
             BLOCK_TERMS=power_of_two(CHANNELS * KERNEL),
-        ),
-        finish=launch(
+            **more,
+        )
+
+    def finish(self, *, UPDATE: bool, **more: float) -> KernelLaunch:
+        chosen, widths = self._chosen, partial_widths(self._sizes)
+        between = self._sizes.hidden * self.features
+        summed = sum(blocks(width, chosen.sum_width) for width in widths)
+        return self._launch(
             "finish",
-            kernels.finish,
-            (1 + summed + (blocks(between, chosen.update) if merged else 0),),
+            "finish",
+            (1 + summed + (blocks(between, chosen.update) if UPDATE else 0),),
             ROWS1=chosen.first_chunks,
             ROWS2=chosen.weight_chunks,
-            ROWS3=rows3,
-            WIDTH1=width1,
-            WIDTH2=width2,
-            WIDTH3=width3,
+            ROWS3=self._head_programs,
+            **{f"WIDTH{number}": width for number, width in enumerate(widths, 1)},
             BETWEEN=between,
-            NUMBERS=sizes.batch * TARGETS,
+            NUMBERS=self._sizes.batch * TARGETS,
             BLOCK_ROWS=chosen.sum_rows,
             BLOCK_WIDTH=chosen.sum_width,
             BLOCK_UPDATE=chosen.update,
-            UPDATE=merged,
-            TIMED=timed,
-            **adam,
-        ),
-        update=launch(
-            "update",
-            kernels.update,
-            (blocks(width1 + width2 + between + width3, chosen.update),),
-            COUNT=width1 + width2 + between + width3,
-            BLOCK_UPDATE=chosen.update,
-            **adam,
-        ),
-    )
+            UPDATE=UPDATE,
+            **more,
+        )
+
+    def update(self, **more: float) -> KernelLaunch:
+        count = sum(partial_widths(self._sizes)) + self._sizes.hidden * self.features
+        grid = (blocks(count, self._chosen.update),)
+        return self._launch("update", "update", grid, COUNT=count, BLOCK_UPDATE=self._chosen.update, **more)
 
 
 def padded_row(hidden: int) -> int:
