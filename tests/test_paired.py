@@ -39,32 +39,6 @@ def autocorrelated(generator: np.random.Generator, n: int, phi: float) -> np.nda
     return values
 
 
-class TestSlices:
-    def test_a_rate_is_samples_over_seconds_and_the_run_is_named_by_its_cell(self):
-        rows = [
-            {**ROW, "run": "x-r0", "samples": 100, "other_load": 0.2},
-            {**ROW, "run": "y", "samples": 1, "other_load": 0},
-        ]
-
-        (found,) = paired.slices_of(rows, {"x-r0": "x"})
-
-        assert (found.launch, found.round, found.cell, found.rate, found.other_load) == ("a/000", 0, "x", 200.0, 0.2)
-
-    @pytest.mark.parametrize("load", [None, ""])
-    def test_a_load_that_is_not_known_is_nan(self, load):
-        (found,) = paired.slices_of([{**ROW, "run": "x", "samples": 100, "other_load": load}], {"x": "x"})
-
-        assert math.isnan(found.other_load)
-
-    @pytest.mark.parametrize("what", [{"samples": 0}, {"end_s": 1.0}, {"end_s": None}])
-    def test_a_slice_without_time_or_samples_is_none(self, what):
-        assert paired.slices_of([{**ROW, "run": "x", "samples": 5, "other_load": 0, **what}], {"x": "x"}) == []
-
-    def test_a_missing_column_is_named(self):
-        with pytest.raises(AnalysisError, match="samples"):
-            paired.slices_of([{**ROW, "run": "x", "other_load": 0}], {"x": "x"})
-
-
 class TestPairs:
     def test_a_round_without_one_of_the_cells_is_none(self):
         whole = slices([np.zeros(5)])

@@ -13,7 +13,7 @@ nothing else is said. NaN is what is not known.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,37 +56,13 @@ _MOST_LOOKED_AT = 10_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slice:
-    """One slice: a row of turns.csv under the name of its cell."""
+    """One slice: a row of turns.csv (records.TurnSlice) under the name of its cell."""
 
     launch: str  # block and launch, whatever names them
     round: int
     cell: str
     rate: float  # samples/s
     other_load: float = math.nan  # cores used by other programs; NaN where that is not known
-
-
-def slices_of(rows: Iterable[Mapping[str, float | str | None]], cell_of: Mapping[str, str]) -> list[Slice]:
-    """Return the slices of rows of turns.csv; `cell_of` names the cell of each run, and other runs are left out.
-
-    The rate is samples / (end_s - begin_s). A slice without samples or time is none. AnalysisError where a column is
-    missing.
-    """
-    found = []
-    try:
-        for row in rows:
-            cell = cell_of.get(f"{row['run']}")
-            seconds = float(row["end_s"] or 0) - float(row["begin_s"] or 0)
-            samples = float(row["samples"] or 0)
-            if cell is None or not seconds > 0 or not samples > 0:
-                continue
-            load = row["other_load"]
-            known = math.nan if load is None or load == "" else float(load)
-            name = f"{row['block']}/{int(row['launch'] or 0):03d}"  # in the order of their numbers
-            rate = samples / seconds
-            found.append(Slice(launch=name, round=int(row["round"] or 0), cell=cell, rate=rate, other_load=known))
-    except KeyError as error:
-        raise AnalysisError(f"turns: column {error.args[0]} missing") from None
-    return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -225,19 +201,15 @@ class RatioEstimate:
     @property
     def half_width(self) -> float:
         """Half of the interval as a share of the ratio, from the logarithms; infinite where it is not known."""
-        width = math.log(self.ratio.high / self.ratio.low) / 2 if self.ratio.known else math.inf
-        return width
+        return math.log(self.ratio.high / self.ratio.low) / 2 if self.ratio.known else math.inf
 
     def to_dict(self) -> dict[str, float | int | bool | None]:
         """Return plain values; None for what is not known."""
         return {
             **{f"ratio_{name}".removesuffix("_value"): value for name, value in self.ratio.to_dict().items()},
-            "launches": self.launches,
-            "rounds": self.rounds,
-            **{
-                name: finite_or_none(getattr(self, name))
-                for name in ("half_width", "round_sd", "memory", "round_error", "launch_sd", "cancelled")
-            },
+            **{name: getattr(self, name) for name in ("launches", "rounds")},
+            **{name: finite_or_none(getattr(self, name)) for name in ("half_width", "round_sd", "memory")},
+            **{name: finite_or_none(getattr(self, name)) for name in ("round_error", "launch_sd", "cancelled")},
             **{name: getattr(self, name) for name in ("set_aside", "stalls", "shared")},
         }
 

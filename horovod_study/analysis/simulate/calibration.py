@@ -29,7 +29,7 @@ from horovod_study.analysis.simulate.allreduce import Curves, Sweep
 from horovod_study.analysis.simulate.network import Network, costs, small_allreduce_s, split
 from horovod_study.analysis.simulate.scaling import Scenario, Spread
 from horovod_study.analysis.simulate.step import NEGOTIATIONS, Compute, Runtime, measured
-from horovod_study.analysis.steps.rank_steps import BEFORE_SYNC, ready_steps, settings_of
+from horovod_study.analysis.steps.rank_steps import BEFORE_SYNC, cycle_s, ready_steps, settings_of
 from horovod_study.errors import AnalysisError, ConfigError
 from horovod_study.records import RecordedRun
 
@@ -41,7 +41,6 @@ HALF = 0.5
 BLOCKS = 20
 """Of consecutive steps, whose means say how well the mean over all steps is known."""
 
-CYCLE, IDLE_CYCLE = "HOROVOD_CYCLE_TIME", "HOROVOD_IDLE_CYCLE_TIME"
 FUSION, CACHE = "HOROVOD_FUSION_THRESHOLD", "HOROVOD_CACHE_CAPACITY"
 
 
@@ -204,11 +203,12 @@ def _measured_network(content: Mapping[str, Any], *, source: str, way: str | Non
     overhead: float | None = None
     if raw is not None and raw != chosen:
         overhead = max(0.0, times[chosen][0] - times[raw][0])
-        if _cycle_s(settings) > 0:
+        if cycle_s(settings) > 0:
             doubts.append(
                 f"{source}: {chosen} was measured with a cycle that new gradients do not end, so its overhead holds "
                 "waits for the cycle; measure with HOROVOD_IDLE_CYCLE_TIME, or read the cycle's share as too large"
             )
+    swept = {float(each["bytes"]): float(each["seconds_median"]) for each in _all_reduces(content["points"], floor)}
     return Measured(
         source=source,
         way=chosen,
@@ -217,7 +217,7 @@ def _measured_network(content: Mapping[str, Any], *, source: str, way: str | Non
         nodes=nodes,
         per_node=per_node,
         link=Link(alpha_s=alpha / rounds(n), bytes_per_s=moved_share(n) * size / (second - alpha), workers=n),
-        sweep=_sweep(content["points"], floor, workers=n, nodes=nodes),
+        sweep=Sweep(workers=n, nodes=nodes, sizes=np.array(list(swept)), seconds=np.array(list(swept.values()))),
         alpha_spread=alpha_spread,
         bandwidth_spread=math.log(high / low) / 2 / stats.Z95 if high > low > 0 else None,
         overhead_s=overhead,
@@ -234,11 +234,6 @@ def _all_reduces(points: Sequence[Mapping[str, Any]], way: str) -> list[Mapping[
         (each for each in points if (each["way"], each["operation"], each["place"]) == (way, "allreduce", "in")),
         key=lambda each: each["bytes"],
     )
-
-
-def _sweep(points: Sequence[Mapping[str, Any]], way: str, *, workers: int, nodes: int) -> Sweep:
-    own = {float(each["bytes"]): float(each["seconds_median"]) for each in _all_reduces(points, way)}
-    return Sweep(workers=workers, nodes=nodes, sizes=np.array(list(own)), seconds=np.array(list(own.values())))
 
 
 def _time_at(points: Sequence[Mapping[str, Any]], way: str, size: float) -> tuple[float, float, float]:
@@ -262,19 +257,12 @@ def _spread_of(interval: Any) -> float | None:
 # -------------------------------------------------------------------------------------------------------- runtime
 
 
-def _cycle_s(settings: Mapping[str, Any]) -> float:
-    """Return Horovod's cycle in s; 0 where there is none or where new gradients end it."""
-    if CYCLE not in settings or float(settings.get(IDLE_CYCLE) or 0) > 0:
-        return 0.0
-    return float(settings[CYCLE]) / 1e3
-
-
 def _runtime(settings: Mapping[str, Any], *, horovod: bool) -> Runtime:
     if not horovod:
         return Runtime()
     cached = float(settings.get(CACHE) or 1) > 0
     return Runtime(
-        cycle_s=_cycle_s(settings),
+        cycle_s=cycle_s(settings),
         negotiation="cached" if cached else "full",
         fusion_bytes=float(settings.get(FUSION) or 128 * 2**20),
     )
@@ -382,42 +370,36 @@ def calibrate(
         sweeps += tuple(measured_network(content, source=source, way=name, size=size).sweep for name in sorted(ways))
     made = _network(found, sweeps, network, given, notes)
     if given.compute_ms is not None:
-        compute, facts = Compute(mean_s=given.compute_ms / 1e3, cv=given.compute_cv or 0.0), _Computing()
+        compute = Compute(mean_s=given.compute_ms / 1e3, cv=given.compute_cv or 0.0)
+        computing = _Computing({"compute": compute, "batch": 1 if given.batch is None else given.batch})
         notes.sources["computing"] = "--compute-ms"
         if given.compute_fixed_ms is not None:
-            facts = _Computing(fixed_share=given.compute_fixed_ms / given.compute_ms, batch_measured=True)
+            computing.fields.update(fixed_share=given.compute_fixed_ms / given.compute_ms, batch_measured=True)
             notes.sources["batch"] = f"{given.compute_fixed_ms:g} ms do not depend on it; --compute-fixed-ms"
-        batch = 1 if given.batch is None else given.batch
         if given.batch is None:
             notes.doubts.append("no --batch was given: a step counts as one sample")
     else:
         assert first is not None
-        asked = first.batch if given.batch is None else given.batch
-        compute, facts, batch = _computing(runs, beside, asked, notes)
+        computing = _computing(runs, beside, first.batch if given.batch is None else given.batch, notes)
     runtime = _runtime_of(given, communicating, found, made, size, notes)
-    if facts.backward_share is None and runs and (given.buckets or 1) > 1:
+    if computing.backward_share is None and runs and (given.buckets or 1) > 1:
         notes.doubts.append(
             "how much of computing is backward is not known of steps in a CUDA graph: half of it is assumed to make "
             "buckets"
         )
     scenario = Scenario(
-        compute=compute,
-        batch=batch,
+        **computing.fields,
         gradient_bytes=size,
         network=made,
         algorithm=given.algorithm or "auto",
         runtime=runtime,
         scaling=given.scaling,
         buckets=1 if given.buckets is None else given.buckets,
-        backward_share=HALF if facts.backward_share is None else facts.backward_share,
-        beside=facts.beside,
-        crowding=facts.crowding,
-        fixed_share=facts.fixed_share,
-        batch_measured=facts.batch_measured,
+        backward_share=HALF if computing.backward_share is None else computing.backward_share,
         spread=Spread(
-            compute=facts.spread,
-            alpha=_largest(each.alpha_spread for each in found),
-            bandwidth=_largest(each.bandwidth_spread for each in found),
+            compute=computing.spread,
+            alpha=max((each.alpha_spread for each in found if each.alpha_spread is not None), default=None),
+            bandwidth=max((each.bandwidth_spread for each in found if each.bandwidth_spread is not None), default=None),
         ),
         doubts=tuple(notes.doubts),
     )
@@ -459,16 +441,8 @@ def _way_of(communicating: RunTimes | None, benches: Sequence[tuple[Mapping[str,
     return next((name for name in names if all(name in each for each in known)), None)
 
 
-def _largest(values: Any) -> float | None:
-    return max((each for each in values if each is not None), default=None)
-
-
 def _network(
-    found: Sequence[Measured],
-    sweeps: tuple[Sweep, ...],
-    described: Network | None,
-    given: Given,
-    notes: _Notes,
+    found: Sequence[Measured], sweeps: tuple[Sweep, ...], described: Network | None, given: Given, notes: _Notes
 ) -> Network:
     if (link := given.link) is not None:
         notes.sources["network"] = "--alpha-us and --gb-per-s"
@@ -502,39 +476,25 @@ def _network(
     fullest = max((each.per_node for each in found), default=1)
     per_node = given.workers_per_node or (described.workers_per_node if described else fullest)
     return Network(
-        intra=links["intra"],
-        inter=links["inter"],
+        **links,
         workers_per_node=per_node,
         levels=described.levels if described else (),
         servers=described.servers if described else 1,
         source=notes.sources["network"],
-        measured=Curves(
-            sweeps=sweeps,
-            intra=links["intra"],
-            inter=links["inter"],
-            alone=described is None,
-        )
-        if found
-        else None,
+        measured=Curves(sweeps=sweeps, **links, alone=described is None) if found else None,
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class _Computing:
+    """What is known of computing."""
+
+    fields: dict[str, Any]  # of Scenario
     backward_share: float | None = None
-    beside: int = 1
-    crowding: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({1: 1.0}))
-    fixed_share: float = 0.0
-    batch_measured: bool = False
     spread: float | None = None
 
 
-def _computing(
-    runs: Sequence[RunTimes],
-    beside: Sequence[RunTimes],
-    batch: int,
-    notes: _Notes,
-) -> tuple[Compute, _Computing, int]:
+def _computing(runs: Sequence[RunTimes], beside: Sequence[RunTimes], batch: int, notes: _Notes) -> _Computing:
     """Return computing at `batch` as measured with the most workers on a node, and what it depends on."""
     for each in beside:
         if each.workers != 1:
@@ -546,36 +506,36 @@ def _computing(
         raise AnalysisError(
             f"{beside[0].source}: --beside takes all runs that were made at the same time, two at least"
         )
-    told = [(each, each.per_node) for each in runs] + [(each, len(beside)) for each in beside]
-    models = {each.gradient_bytes for each, _ in told}
+    known = [(each, each.per_node) for each in runs] + [(each, len(beside)) for each in beside]
+    models = {each.gradient_bytes for each, _ in known}
     if len(models) > 1:
         raise AnalysisError("simulate: the runs trained different models; give runs of one model")
-    batches = sorted({each.batch for each, _ in told})
-    base = batch if batch in batches else told[0][0].batch
-    at_base = [(each, k) for each, k in told if each.batch == base]
+    batches = sorted({each.batch for each, _ in known})
+    base = batch if batch in batches else known[0][0].batch
+    at_base = [(each, k) for each, k in known if each.batch == base]
     counts = sorted({k for _, k in at_base})
-    means = {k: _mean([each for each, its in at_base if its == k]) for k in counts}
+    pooled_of = {k: np.concatenate([each.own_s.ravel() for each, its in at_base if its == k]) for k in counts}
+    means = {k: float(times.mean()) for k, times in pooled_of.items()}
     crowding = MappingProxyType({k: means[k] / means[counts[0]] for k in counts})
     most = counts[-1]
     chosen = [each for each, k in at_base if k == most]
-    pooled = np.concatenate([each.own_s.ravel() for each in chosen])
+    pooled = pooled_of[most]
     notes.sources["computing"] = ", ".join(each.source for each in chosen)
     if counts[0] < most:
         notes.sources["crowding"] = ", ".join(f"{k} on a node: x {crowding[k]:.3f}" for k in counts)
     fixed, line = 0.0, False
     if len(batches) > 1:
-        k = max({its for each, its in told if each.batch != base} & set(counts), default=None)
+        k = max({its for each, its in known if each.batch != base} & set(counts), default=None)
         if k is None:
             notes.doubts.append("runs of other batches have other numbers of workers on a node and are not used")
         else:
-            sizes = [each.batch for each, its in told if its == k]
-            times = [float(each.own_s.mean()) for each, its in told if its == k]
+            sizes = [each.batch for each, its in known if its == k]
+            times = [float(each.own_s.mean()) for each, its in known if its == k]
             slope, intercept = np.polyfit(sizes, times, 1)
             fixed = float(np.clip(intercept / (intercept + slope * base), 0.0, 1.0))
             line = True
-            notes.sources["batch"] = (
-                f"{intercept * 1e3:.3g} ms + {slope * 1e6:.3g} us per sample, batches {_listed(sorted(set(sizes)))}"
-            )
+            told = ", ".join(map(str, sorted(set(sizes))))
+            notes.sources["batch"] = f"{intercept * 1e3:.3g} ms + {slope * 1e6:.3g} us per sample, batches {told}"
             if intercept < 0 or slope < 0:
                 notes.doubts.append(
                     "computing does not grow with the batch along a line with a positive start: "
@@ -585,30 +545,19 @@ def _computing(
         _check_independence(each, notes)
     if len(chosen) == 1:
         notes.doubts.append("computing comes from one run: what differs from launch to launch is not in the intervals")
-    compute = measured(pooled)
     shares = [each.backward_share for each in chosen if each.backward_share is not None]
-    facts = _Computing(
-        backward_share=float(np.mean(shares)) if shares else None,
-        beside=most,
-        crowding=crowding,
-        fixed_share=fixed,
-        batch_measured=line,
-        spread=_spread_of_mean(chosen),
-    )
-    if batch == base:
-        return compute, facts, base
-    times_as_long = fixed + (1 - fixed) * batch / base
-    if not line:
+    times_as_long = 1.0 if batch == base else fixed + (1 - fixed) * batch / base
+    if batch != base and not line:
         notes.doubts.append(
             f"--batch {batch} was not run: computing is taken as proportional to the batch from {base} on; give "
             "runs with two batch sizes"
         )
-    scaled = measured(pooled * times_as_long)
-    return scaled, replace(facts, fixed_share=fixed / times_as_long), batch
-
-
-def _mean(runs: Sequence[RunTimes]) -> float:
-    return float(np.concatenate([each.own_s.ravel() for each in runs]).mean())
+    fields = {"compute": measured(pooled * times_as_long), "batch": batch, "fixed_share": fixed / times_as_long}
+    return _Computing(
+        {**fields, "beside": most, "crowding": crowding, "batch_measured": line},
+        backward_share=float(np.mean(shares)) if shares else None,
+        spread=_spread_of_mean(chosen),
+    )
 
 
 def _spread_of_mean(runs: Sequence[RunTimes]) -> float:
@@ -695,7 +644,3 @@ def _left_over(run: RunTimes, network: Network, algorithm: str, runtime: Runtime
             "benchmark was slower than the run"
         )
     return max(0.0, left)
-
-
-def _listed(values: Sequence[int]) -> str:
-    return ", ".join(str(each) for each in values)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, TypeAlias
 
 from horovod_study.analysis.simulate.network import CHOICES, Network
 from horovod_study.analysis.simulate.scaling import Scenario
@@ -15,6 +16,9 @@ ELEMENT_BYTES: Mapping[str, float] = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf
 BASELINE = "baseline"
 
 LARGEST_FACTOR = 1e9
+
+Change: TypeAlias = Callable[[Scenario, str, str], Scenario]
+"""From a scenario, a value and where it stands, for messages, to the changed scenario."""
 
 
 def what_if(baseline: Scenario, texts: Sequence[str]) -> dict[str, Scenario]:
@@ -58,6 +62,19 @@ def _count(value: str, where: str) -> int:
     return int(value)
 
 
+def _number(value: str, where: str, unit: str, wanted: str) -> float:
+    """Return 5.0 of `5ms`, for the unit `ms`, which may be left out; `wanted` says what is."""
+    match = re.fullmatch(rf"([0-9]*\.?[0-9]+)({unit})?", value.lower())
+    if match is None:
+        raise ConfigError(f"{where}: must be {wanted}")
+    return float(match[1])
+
+
+def _one_of(value: str, where: str) -> str:
+    require_known(f"{where}:", value, CHOICES)
+    return value
+
+
 def _links(network: Network, which: Sequence[str], *, alpha: float = 1.0, bandwidth: float = 1.0) -> Network:
     intra, inter = (
         link.times(alpha=alpha, bandwidth=bandwidth) if name in which else link
@@ -66,28 +83,24 @@ def _links(network: Network, which: Sequence[str], *, alpha: float = 1.0, bandwi
     return replace(network, intra=intra, inter=inter)
 
 
-_BOTH = ("intra", "inter")
+def _bandwidth(*which: str) -> Change:
+    return lambda scenario, value, where: replace(
+        scenario, network=_links(scenario.network, which, bandwidth=_factor(value, where))
+    )
 
 
-def _bandwidth(which: Sequence[str]) -> Callable[[Scenario, str, str], Scenario]:
-    def change(scenario: Scenario, value: str, where: str) -> Scenario:
-        return replace(scenario, network=_links(scenario.network, which, bandwidth=_factor(value, where)))
-
-    return change
+def _runtime(name: str, read: Callable[[str, str], Any]) -> Change:
+    """Return what gives the runtime another value of one of its fields."""
+    return lambda scenario, value, where: replace(
+        scenario, runtime=replace(scenario.runtime, **{name: read(value, where)})
+    )
 
 
 def _latency(scenario: Scenario, value: str, where: str) -> Scenario:
     factor = 0.0 if value == "0" else _factor(value, where)
-    network = _links(scenario.network, _BOTH, alpha=factor)
+    network = _links(scenario.network, ("intra", "inter"), alpha=factor)
     levels = tuple(replace(level, latency_s=level.latency_s * factor) for level in network.levels)
     return replace(scenario, network=replace(network, levels=levels))
-
-
-def _cycle(scenario: Scenario, value: str, where: str) -> Scenario:
-    match = re.fullmatch(r"([0-9]*\.?[0-9]+)(ms)?", value.lower())
-    if match is None:
-        raise ConfigError(f"{where}: must be milliseconds, for instance 0 (new gradients wake it), 1 or 5ms")
-    return replace(scenario, runtime=replace(scenario.runtime, cycle_s=float(match[1]) / 1e3))
 
 
 def _overhead(scenario: Scenario, value: str, where: str) -> Scenario:
@@ -112,32 +125,17 @@ def _batch(scenario: Scenario, value: str, where: str) -> Scenario:
     else:
         batch = _count(value, where)
     times = scenario.batch_factor(batch)
-    return replace(
-        scenario,
-        batch=batch,
-        compute=_scaled(scenario.compute, times),
-        fixed_share=scenario.fixed_share / times,
-        doubts=(
-            *scenario.doubts,
-            *(
-                ()
-                if scenario.batch_measured or batch == scenario.batch
-                else (
-                    f"batch {batch}: computing is taken as proportional to the batch (known for {scenario.batch}); "
-                    "large batches are quicker per sample: give runs with two batch sizes",
-                )
-            ),
-        ),
-    )
+    doubts = scenario.doubts
+    if not scenario.batch_measured and batch != scenario.batch:
+        doubt = f"batch {batch}: computing is taken as proportional to the batch (known for {scenario.batch}); "
+        doubts += (f"{doubt}large batches are quicker per sample: give runs with two batch sizes",)
+    compute, fixed_share = _scaled(scenario.compute, times), scenario.fixed_share / times
+    return replace(scenario, batch=batch, compute=compute, fixed_share=fixed_share, doubts=doubts)
 
 
 def _scaled(compute: Compute, times: float) -> Compute:
     known = None if compute.times_s is None else compute.times_s * times
     return replace(compute, mean_s=compute.mean_s * times, times_s=known)
-
-
-def _compute(scenario: Scenario, value: str, where: str) -> Scenario:
-    return replace(scenario, compute=_scaled(scenario.compute, _factor(value, where)))
 
 
 def _stragglers(scenario: Scenario, value: str, where: str) -> Scenario:
@@ -159,53 +157,35 @@ def _gradients(scenario: Scenario, value: str, where: str) -> Scenario:
     else:
         require_known(f"{where}:", value, ELEMENT_BYTES, also=", or a factor such as 0.1x")
         factor = ELEMENT_BYTES[value] / ELEMENT_BYTES["fp32"]
-    note = (
-        "fewer bytes of gradients: the time to convert or compress them is not in it",
-        *scenario.doubts,
-    )
-    return replace(scenario, gradient_bytes=scenario.gradient_bytes * factor, doubts=note)
+    note = "fewer bytes of gradients: the time to convert or compress them is not in it"
+    return replace(scenario, gradient_bytes=scenario.gradient_bytes * factor, doubts=(note, *scenario.doubts))
 
 
-def _algorithm(scenario: Scenario, value: str, where: str) -> Scenario:
-    require_known(f"{where}:", value, CHOICES)
-    return replace(scenario, algorithm=value)
+_MS = "milliseconds, for instance 0 (new gradients wake it), 1 or 5ms"
+_MIB = "MiB of a fused message, for instance 0 (nothing is fused) or 64"
 
-
-def _buckets(scenario: Scenario, value: str, where: str) -> Scenario:
-    return replace(scenario, buckets=_count(value, where))
-
-
-def _fusion(scenario: Scenario, value: str, where: str) -> Scenario:
-    match = re.fullmatch(r"([0-9]*\.?[0-9]+)(mb)?", value.lower())
-    if match is None:
-        raise ConfigError(f"{where}: must be MiB of a fused message, for instance 0 (nothing is fused) or 64")
-    return replace(scenario, runtime=replace(scenario.runtime, fusion_bytes=float(match[1]) * 2**20))
-
-
-def _per_node(scenario: Scenario, value: str, where: str) -> Scenario:
-    return replace(scenario, network=replace(scenario.network, workers_per_node=_count(value, where)))
-
-
-def _servers(scenario: Scenario, value: str, where: str) -> Scenario:
-    return replace(scenario, algorithm="ps", network=replace(scenario.network, servers=_count(value, where)))
-
-
-CHANGES: Mapping[str, Callable[[Scenario, str, str], Scenario]] = {
-    "bandwidth": _bandwidth(_BOTH),
-    "intra-bandwidth": _bandwidth(("intra",)),
-    "inter-bandwidth": _bandwidth(("inter",)),
+CHANGES: Mapping[str, Change] = {
+    "bandwidth": _bandwidth("intra", "inter"),
+    "intra-bandwidth": _bandwidth("intra"),
+    "inter-bandwidth": _bandwidth("inter"),
     "latency": _latency,
-    "algorithm": _algorithm,
-    "servers": _servers,
-    "workers-per-node": _per_node,
+    "algorithm": lambda scenario, value, where: replace(scenario, algorithm=_one_of(value, where)),
+    "servers": lambda scenario, value, where: replace(
+        scenario, algorithm="ps", network=replace(scenario.network, servers=_count(value, where))
+    ),
+    "workers-per-node": lambda scenario, value, where: replace(
+        scenario, network=replace(scenario.network, workers_per_node=_count(value, where))
+    ),
     "gradients": _gradients,
     "batch": _batch,
-    "compute": _compute,
+    "compute": lambda scenario, value, where: replace(
+        scenario, compute=_scaled(scenario.compute, _factor(value, where))
+    ),
     "stragglers": _stragglers,
     "slow-node": _slow_node,
-    "buckets": _buckets,
-    "fusion": _fusion,
-    "cycle": _cycle,
+    "buckets": lambda scenario, value, where: replace(scenario, buckets=_count(value, where)),
+    "fusion": _runtime("fusion_bytes", lambda value, where: _number(value, where, "mb", _MIB) * 2**20),
+    "cycle": _runtime("cycle_s", lambda value, where: _number(value, where, "ms", _MS) / 1e3),
     "cache": _cache,
     "overhead": _overhead,
 }

@@ -30,7 +30,7 @@ import pandas as pd
 
 from horovod_study.analysis import stats
 from horovod_study.analysis.stats import Floats, Interval
-from horovod_study.analysis.steps.rank_steps import ready_steps, settings_of
+from horovod_study.analysis.steps.rank_steps import CYCLE, cycle_s, ready_steps, settings_of
 from horovod_study.config import COMMUNICATION
 from horovod_study.errors import AnalysisError
 from horovod_study.records import facts, finite
@@ -52,7 +52,6 @@ NOTHING_ELSE = 0.1
 BUSY_CORES = 0.25
 """Other programs that use more disturb workers on all cores."""
 
-CYCLE, IDLE_CYCLE = "HOROVOD_CYCLE_TIME", "HOROVOD_IDLE_CYCLE_TIME"
 INSIDE_BACKWARD = "the wait is inside backward, where PyTorch's hooks reduce, and cannot be seen"
 INSIDE_COMPUTE = "the wait is inside the CUDA graph that computes, and cannot be seen"
 
@@ -111,7 +110,7 @@ def observe(
     warm-up, with a barrier after it. Raises AnalysisError for fewer than 20 steps.
     """
     steps = ready_steps(rows, source=run)
-    given = {name: _array(bench, name) for name in ("floor_s", "pack_s", "through_s")} if bench else {}
+    names = [name for name in ("floor_s", "pack_s", "through_s") if bench and bench.get(name) is not None]
     return Observation(
         run=run,
         repeat=repeat,
@@ -130,7 +129,7 @@ def observe(
         why_no_sync=INSIDE_COMPUTE if steps.captured else INSIDE_BACKWARD,
         one_clock=bench is None or bench["clock"] == "common",
         other_cores=max((each or 0.0 for each in (effective.get("other_programs_cores") or {}).values()), default=0.0),
-        **given,
+        **{name: np.asarray((bench or {})[name], dtype=np.float64) for name in names},
     )
 
 
@@ -145,16 +144,10 @@ def arm_of(requested: Mapping[str, Any], effective: Mapping[str, Any]) -> str:
             continue
         words.append(OPTIONS[name].say(f"{value:g}" if isinstance(value, float) else value))
     settings = dict(effective.get("settings") or {})
-    words += [f"{name}={each['value']}" for name, each in settings.items() if _source(each) == "user"]
-    return ", ".join(words)
-
-
-def _source(setting: Any) -> Any:
-    return setting.get("source") if isinstance(setting, Mapping) else None
-
-
-def _array(bench: Mapping[str, Any], name: str) -> Floats | None:
-    return None if bench.get(name) is None else np.asarray(bench[name], dtype=np.float64)
+    given = {name: each for name, each in settings.items() if isinstance(each, Mapping)}
+    return ", ".join(
+        [*words, *(f"{name}={each['value']}" for name, each in given.items() if each.get("source") == "user")]
+    )
 
 
 # ------------------------------------------------------------------------------------------------------- one run
@@ -369,7 +362,7 @@ def _arm(
     parts = {name: over_runs([each[name] for _, each in group]) for name in names}
     ratios = [_efficiencies(seen, each, base) for seen, each in group]
     why_not = first.why_no_sync if first.sync_s is None else first.why_not_through
-    cycle = _cycle_s(first.settings)
+    cycle = cycle_s(first.settings)
     lag = {rank: parts[f"lag {rank}"] for rank in range(first.workers) if f"lag {rank}" in parts}
     slowest = max(lag, key=lambda rank: lag[rank].value, default=None)
     waits = _waits(group, cycle) if cycle and "floor" in parts else None
@@ -389,7 +382,7 @@ def _arm(
         why_not=why_not,
         slow_rank=slowest if slowest is not None and _certain(lag[slowest]) else None,
         leave_spread_s=float(np.mean([leave_spread(seen) for seen, _ in group])),
-        cycle_ms=None if cycle is None else cycle * 1e3,
+        cycle_ms=cycle * 1e3 or None,
         expected_cycle_wait=waits,
     )
 
@@ -530,22 +523,14 @@ def _waits(group: Sequence[tuple[Observation, dict[str, Part]]], cycle_s: float)
     return low, low + cycle_s
 
 
-def _cycle_s(settings: Mapping[str, Any]) -> float | None:
-    """Return Horovod's cycle in s, or None where there is none or where new gradients end it."""
-    if CYCLE not in settings or float(settings.get(IDLE_CYCLE) or 0) > 0:
-        return None
-    cycle_ms = float(settings[CYCLE] or 0)
-    return cycle_ms / 1e3 if cycle_ms > 0 else None
-
-
 def _experiments(groups: Sequence[Sequence[tuple[Observation, dict[str, Part]]]]) -> Iterable[Experiment]:
     """Yield every pair of arms whose settings are alike but for a cycle time that is several times as long."""
     for place, one in enumerate(groups):
         for other in groups[place + 1 :]:
-            short, long = sorted((one, other), key=lambda group: _cycle_s(group[0][0].settings) or 0.0)
+            short, long = sorted((one, other), key=lambda group: cycle_s(group[0][0].settings))
             a, b = short[0][0], long[0][0]
-            cycles = _cycle_s(a.settings), _cycle_s(b.settings)
-            if cycles[0] is None or cycles[1] is None or cycles[1] < 2 * cycles[0]:
+            cycles = cycle_s(a.settings), cycle_s(b.settings)
+            if not cycles[0] or cycles[1] < 2 * cycles[0]:
                 continue
             if a.name[:-1] != b.name[:-1] or {**a.settings, CYCLE: 0} != {**b.settings, CYCLE: 0}:
                 continue

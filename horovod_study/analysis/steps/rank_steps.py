@@ -25,6 +25,8 @@ PARTS = (*LAPS, "residual")
 BEFORE_SYNC = ("update", "residual", "data", "compute", "forward", "backward")
 """The laps of `own`, in the order of time; update is that of the step before."""
 
+CYCLE, IDLE_CYCLE = "HOROVOD_CYCLE_TIME", "HOROVOD_IDLE_CYCLE_TIME"
+
 _HOLDS_GRADIENTS = ("compute", "backward")
 """The lap at whose end gradients are there, one of these; a synchronisation that is not seen is in it."""
 
@@ -120,6 +122,13 @@ def settings_of(effective: Mapping[str, Any]) -> dict[str, Any]:
     """Return the communication settings that a record says were in effect: variable or option -> value."""
     settings = dict(effective.get("settings") or {})
     return {name: each.get("value") if isinstance(each, Mapping) else each for name, each in settings.items()}
+
+
+def cycle_s(settings: Mapping[str, Any]) -> float:
+    """Return Horovod's cycle in s, of `settings_of`; 0 where there is none or where new gradients end it."""
+    if CYCLE not in settings or float(settings.get(IDLE_CYCLE) or 0) > 0:
+        return 0.0
+    return max(0.0, float(settings[CYCLE] or 0)) / 1e3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
