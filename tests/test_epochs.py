@@ -237,5 +237,5 @@ def test_two_batches_make_no_figure(swept):
 def test_nothing_is_cut_off_at_text_width_and_at_column_width(study, swept, width_in):
     made = [*epochs.drawings(study), *regression.drawings(study), *pairs.drawings(study), *batches.drawings(swept)]
 
-    assert len(made) == 7
+    assert len(made) == 8
     assert {each.name: cut_texts(drawn(each, width_in)) for each in made} == {each.name: [] for each in made}

@@ -193,7 +193,7 @@ def drawn_heights(figure: Figure) -> list[np.ndarray]:
     return [values[np.isfinite(values) & (values != 0)] for values in found]
 
 
-SIDEWAYS = {"transports": "bars lie", "batch_size": "knees are at the foot, at places that are no values"}
+SIDEWAYS = {"transports": "bars lie"}
 
 
 def test_every_point_that_is_drawn_stands_in_the_file_of_data(drawn, tmp_path):

@@ -75,7 +75,7 @@ def test_runs_in_any_order_give_the_same_tables(analysis):
 
 @pytest.mark.slow
 def test_the_section_holds_figures_and_tables_once(analysis):
-    with figures_only(*synchronisation.NAMES):
+    with figures_only(*html.SYNCHRONISATION):
         page = html.render(analysis)
 
     assert page.count('<section id="synchronisation">') == 1 and 'href="#synchronisation"' in page

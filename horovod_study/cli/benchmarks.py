@@ -11,35 +11,26 @@ from horovod_study.options import Parser
 
 
 def bench_arguments(parser: Parser) -> None:
-    parser.add_argument(
-        "--workers", type=int, metavar="N", help="workers to start here (default: one for each core); not in a launch"
-    )
-    parser.add_argument(
-        "--transport", nargs="*", metavar="NAME", help="raw transports: mpi, gloo, nccl (default: all that are there)"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--workers", type=int, metavar="N", help="workers to start here (default: one for each core); not in a launch")
+    add("--transport", nargs="*", metavar="NAME", help="raw transports: mpi, gloo, nccl (default: all that are there)")
+    add(
         "--runtime",
         nargs="*",
         metavar="NAME",
         help="all-reduce as a runtime does it: horovod/mpi, horovod/gloo, ddp/gloo, mpi/mpi, ... "
         "(default: horovod/mpi, horovod/gloo, ddp/gloo)",
     )
-    parser.add_argument("--min-bytes", default="4", metavar="SIZE", help="smallest message (default 4)")
-    parser.add_argument("--max-bytes", metavar="SIZE", help="largest message, as 64K or 1G (default 256M)")
-    parser.add_argument("--factor", type=int, default=4, metavar="N", help="from a size to the next (default 4)")
-    parser.add_argument(
-        "--sizes", nargs="+", metavar="SIZE", help="these sizes instead; the model's own are always measured"
-    )
-    parser.add_argument("--batch", type=int, default=75, metavar="N", help="curves per worker and step (default 75)")
-    parser.add_argument("--widths", default="15-38-197", metavar="C-C-H", help="of the model (default 15-38-197)")
-    parser.add_argument(
-        "--seconds", type=float, default=30.0, metavar="X", help="to spend on messages, about (default 30)"
-    )
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="how often all is measured (default 5)")
-    parser.add_argument(
-        "--out", type=Path, default=Path("bench"), metavar="DIR", help="receives tables and figures (default bench)"
-    )
-    parser.add_argument("--json", action="store_true", help="print one line of JSON instead of tables")
+    add("--min-bytes", default="4", metavar="SIZE", help="smallest message (default 4)")
+    add("--max-bytes", metavar="SIZE", help="largest message, as 64K or 1G (default 256M)")
+    add("--factor", type=int, default=4, metavar="N", help="from a size to the next (default 4)")
+    add("--sizes", nargs="+", metavar="SIZE", help="these sizes instead; the model's own are always measured")
+    add("--batch", type=int, default=75, metavar="N", help="curves per worker and step (default 75)")
+    add("--widths", default="15-38-197", metavar="C-C-H", help="of the model (default 15-38-197)")
+    add("--seconds", type=float, default=30.0, metavar="X", help="to spend on messages, about (default 30)")
+    add("--rounds", type=int, default=5, metavar="N", help="how often all is measured (default 5)")
+    add("--out", type=Path, default=Path("bench"), metavar="DIR", help="receives tables and figures (default bench)")
+    add("--json", action="store_true", help="print one line of JSON instead of tables")
 
 
 def bench(options: argparse.Namespace) -> int:
@@ -75,23 +66,24 @@ def bench(options: argparse.Namespace) -> int:
 
 
 def loading_arguments(parser: Parser) -> None:
-    parser.add_argument("--dataset", default="100000", metavar="PATH|SIZE", help="as for train (default 100000)")
-    parser.add_argument("--data-seed", type=int, default=1, metavar="N", help="seed of a generated one (default 1)")
-    parser.add_argument("--batch", type=int, nargs="+", default=[75], metavar="N", help="curves per step (default 75)")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--dataset", default="100000", metavar="PATH|SIZE", help="as for train (default 100000)")
+    add("--data-seed", type=int, default=1, metavar="N", help="seed of a generated one (default 1)")
+    add("--batch", type=int, nargs="+", default=[75], metavar="N", help="curves per step (default 75)")
+    add(
         "--loader",
         nargs="+",
         default=["memory", "prefetch", "device", "dataloader", "dataloader:2"],
         metavar="NAME",
         help="memory, prefetch, device, dataloader, or dataloader:N with N loader processes (default: all, N = 2)",
     )
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="how often all is measured (default 5)")
-    parser.add_argument("--seconds", type=float, default=1.0, metavar="X", help="of each measurement (default 1)")
-    parser.add_argument("--threads", type=int, default=1, metavar="N", help="compute threads (default 1)")
-    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="where to compute (default auto)")
-    parser.add_argument("--pin-memory", action="store_true", help="copy to the GPU from page-locked memory")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="receives loading.json")
-    parser.add_argument("--json", action="store_true", help="print one line of JSON instead of tables")
+    add("--rounds", type=int, default=5, metavar="N", help="how often all is measured (default 5)")
+    add("--seconds", type=float, default=1.0, metavar="X", help="of each measurement (default 1)")
+    add("--threads", type=int, default=1, metavar="N", help="compute threads (default 1)")
+    add("--device", default="auto", metavar="auto|cpu|cuda", help="where to compute (default auto)")
+    add("--pin-memory", action="store_true", help="copy to the GPU from page-locked memory")
+    add("--out", type=Path, metavar="DIR", help="receives loading.json")
+    add("--json", action="store_true", help="print one line of JSON instead of tables")
 
 
 def loading(options: argparse.Namespace) -> int:
@@ -132,50 +124,47 @@ def loading(options: argparse.Namespace) -> int:
 
 
 def timers_arguments(parser: Parser) -> None:
-    parser.add_argument("--dataset", default="100000", metavar="PATH|SIZE", help="as for train (default 100000)")
-    parser.add_argument("--data-seed", type=int, default=1, metavar="N", help="seed of a generated one (default 1)")
-    parser.add_argument("--batch", type=int, nargs="+", default=[75], metavar="N", help="curves per step (default 75)")
-    parser.add_argument("--workers", type=int, nargs="+", default=[1], metavar="N", help="on this machine (default 1)")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--dataset", default="100000", metavar="PATH|SIZE", help="as for train (default 100000)")
+    add("--data-seed", type=int, default=1, metavar="N", help="seed of a generated one (default 1)")
+    add("--batch", type=int, nargs="+", default=[75], metavar="N", help="curves per step (default 75)")
+    add("--workers", type=int, nargs="+", default=[1], metavar="N", help="on this machine (default 1)")
+    add(
         "--over",
         default="horovod/mpi",
         metavar="NAME",
         help="how several communicate, as ddp/gloo (default horovod/mpi)",
     )
-    parser.add_argument("--widths", default="15-38-197", metavar="C-C-H", help="of the model (default 15-38-197)")
-    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="where to compute (default auto)")
-    parser.add_argument("--threads", type=int, default=1, metavar="N", help="compute threads (default 1)")
-    parser.add_argument("--precision", default="fp32", metavar="NAME", help="as for train (default fp32)")
-    parser.add_argument("--loader", default="memory", metavar="NAME", help="as for train (default memory)")
-    parser.add_argument("--cuda-graphs", action="store_true", help="replay whole steps, as for train; needs a GPU")
-    parser.add_argument("--kernels", default="torch", metavar="NAME", help="as for train (default torch)")
-    parser.add_argument(
-        "--seconds", type=float, default=60.0, metavar="X", help="for each batch and number of workers (default 60)"
-    )
-    parser.add_argument("--rounds", type=int, metavar="N", help="so many rounds instead, however long they take")
-    parser.add_argument(
-        "--steps-per-block", type=int, metavar="N", help="of one mode in a row (default: about 12 ms of them)"
-    )
-    parser.add_argument(
+    add("--widths", default="15-38-197", metavar="C-C-H", help="of the model (default 15-38-197)")
+    add("--device", default="auto", metavar="auto|cpu|cuda", help="where to compute (default auto)")
+    add("--threads", type=int, default=1, metavar="N", help="compute threads (default 1)")
+    add("--precision", default="fp32", metavar="NAME", help="as for train (default fp32)")
+    add("--loader", default="memory", metavar="NAME", help="as for train (default memory)")
+    add("--cuda-graphs", action="store_true", help="replay whole steps, as for train; needs a GPU")
+    add("--kernels", default="torch", metavar="NAME", help="as for train (default torch)")
+    add("--seconds", type=float, default=60.0, metavar="X", help="for each batch and number of workers (default 60)")
+    add("--rounds", type=int, metavar="N", help="so many rounds instead, however long they take")
+    add("--steps-per-block", type=int, metavar="N", help="of one mode in a row (default: about 12 ms of them)")
+    add(
         "--beside",
         action="store_true",
         help="let torch.profiler, cProfile and hooks on all layers alternate too, and a loop that keeps nothing",
     )
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the order in the rounds (default 1)")
-    parser.add_argument(
+    add("--seed", type=int, default=1, metavar="N", help="of the order in the rounds (default 1)")
+    add(
         "--fail-above",
         type=float,
         metavar="PERCENT",
         help="end with 1 if light certainly costs more: if its whole 95 %% interval is above",
     )
-    parser.add_argument(
+    add(
         "--out",
         type=Path,
         default=Path("bench") / "timers",
         metavar="DIR",
         help="receives table, figure and logs (default bench/timers)",
     )
-    parser.add_argument("--json", action="store_true", help="print one line of JSON instead of the table")
+    add("--json", action="store_true", help="print one line of JSON instead of the table")
 
 
 def timers(options: argparse.Namespace) -> Result:

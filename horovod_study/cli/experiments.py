@@ -11,44 +11,39 @@ from horovod_study.workloads import find_workload
 
 
 def tune_arguments(parser: Parser) -> None:
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--runtime",
         action="append",
         default=[],
         metavar="NAME",
         help="horovod/mpi, horovod/gloo, ddp/gloo, mpi/mpi, ...; may be given several times (default horovod/mpi)",
     )
-    parser.add_argument("--workers", type=int, metavar="N", help="workers that train (default: as many as cores allow)")
-    parser.add_argument(
+    add("--workers", type=int, metavar="N", help="workers that train (default: as many as cores allow)")
+    add(
         "--minutes",
         type=float,
         metavar="X",
         help="for all launches (default 3, where settings cannot train in turns 10)",
     )
-    parser.add_argument(
+    add(
         "--no-turns",
         dest="turns",
         action="store_false",
         help="launch one setting after the other, also where they could train in turns",
     )
-    parser.add_argument("--rounds", type=int, default=6, metavar="N", help="most rounds of the race (default 6)")
-    parser.add_argument(
-        "--knobs", nargs="+", default=[], metavar="NAME", help="settings to vary (default: all that matter)"
-    )
-    parser.add_argument(
+    add("--rounds", type=int, default=6, metavar="N", help="most rounds of the race (default 6)")
+    add("--knobs", nargs="+", default=[], metavar="NAME", help="settings to vary (default: all that matter)")
+    add(
         "--knob",
         action="append",
         default=[],
         metavar="NAME=V1,V2",
         help="try these values of a setting instead of the usual ones; may be given several times",
     )
-    parser.add_argument(
-        "--config", type=Path, metavar="FILE.yaml", help="read options of the run from a YAML file first"
-    )
-    parser.add_argument(
-        "--out", type=Path, default=Path("tune"), metavar="DIR", help="receives settings.yaml and all launches"
-    )
-    parser.add_argument("--json", action="store_true", help="end with one line of JSON on standard output")
+    add("--config", type=Path, metavar="FILE.yaml", help="read options of the run from a YAML file first")
+    add("--out", type=Path, default=Path("tune"), metavar="DIR", help="receives settings.yaml and all launches")
+    add("--json", action="store_true", help="end with one line of JSON on standard output")
     _add_workload(parser)
     add_run_options(parser, hidden=SET_BY_TUNE)
 
@@ -93,37 +88,34 @@ def _add_workload(parser: Parser) -> None:
 
 
 def compare_arguments(parser: Parser) -> None:
+    add = parser.add_argument
     for name in ("a", "b"):
-        parser.add_argument(
+        add(
             name,
             metavar=name.upper(),
             help="RUNTIME[,option=value...] such as horovod/gloo,thread_priority=off; a settings file written by tune; "
             "or a YAML file of train options with its runtime",
         )
-    parser.add_argument(
-        "--workers", type=int, nargs="+", metavar="N", help="worker counts to compare at (default: one per core)"
-    )
-    parser.add_argument(
+    add("--workers", type=int, nargs="+", metavar="N", help="worker counts to compare at (default: one per core)")
+    add(
         "--blocks",
         type=int,
         metavar="N",
         help="blocks per worker count (default 5; 10 at most with --until and by default without turns)",
     )
-    parser.add_argument(
+    add(
         "--until",
         metavar="P%",
         help="add blocks until the 95 %% interval of B/A is so narrow to either side, such as 2%%",
     )
-    parser.add_argument(
+    add(
         "--no-turns",
         dest="turns",
         action="store_false",
         help="run A and B of a block one after the other, also where they could train in turns",
     )
-    parser.add_argument(
-        "--out", type=Path, default=Path("compare"), metavar="DIR", help="receives runs and result (default compare)"
-    )
-    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+    add("--out", type=Path, default=Path("compare"), metavar="DIR", help="receives runs and result (default compare)")
+    add("--json", action="store_true", help="print one line of JSON")
     _add_workload(parser)
     add_run_options(parser, hidden=SET_BY_COMPARE)
     parser.epilog = (
@@ -163,48 +155,41 @@ def compare(options: argparse.Namespace) -> Result:
 
 
 def verify_arguments(parser: Parser) -> None:
-    parser.add_argument("--workers", type=int, nargs="+", default=[2], metavar="N", help="worker counts (default 2)")
-    parser.add_argument(
-        "--runtime", nargs="+", metavar="NAME", help="horovod/mpi, ddp/gloo, ... (default: all that are available)"
-    )
+    add = parser.add_argument
+    add("--workers", type=int, nargs="+", default=[2], metavar="N", help="worker counts (default 2)")
+    add("--runtime", nargs="+", metavar="NAME", help="horovod/mpi, ddp/gloo, ... (default: all that are available)")
     for name, usual, text in (
         ("reduction", ["flat", "hooks"], "how gradients are averaged"),
         ("dtype", ["float32", "float64"], "precision"),
         ("optimizer", ["adam", "sgd"], "update rule"),
     ):
-        parser.add_argument(
-            f"--{name}", nargs="+", default=usual, metavar="NAME", help=f"{text}: {', '.join(usual)} (default: both)"
-        )
-    parser.add_argument("--steps", type=int, default=10, metavar="N", help="steps of each training run (default 10)")
-    parser.add_argument(
-        "--batch", type=int, default=300, metavar="N", help="curves of a step, of all workers together (default 300)"
-    )
-    parser.add_argument("--dataset", default="4000", metavar="PATH|SIZE", help="as for train (default 4000)")
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of parameters and data order (default 1)")
-    parser.add_argument(
-        "--lr-scaling", default="none", metavar="NAME", help="none, linear or sqrt, as for train (default none)"
-    )
-    parser.add_argument(
+        add(f"--{name}", nargs="+", default=usual, metavar="NAME", help=f"{text}: {', '.join(usual)} (default: both)")
+    add("--steps", type=int, default=10, metavar="N", help="steps of each training run (default 10)")
+    add("--batch", type=int, default=300, metavar="N", help="curves of a step, of all workers together (default 300)")
+    add("--dataset", default="4000", metavar="PATH|SIZE", help="as for train (default 4000)")
+    add("--seed", type=int, default=1, metavar="N", help="of parameters and data order (default 1)")
+    add("--lr-scaling", default="none", metavar="NAME", help="none, linear or sqrt, as for train (default none)")
+    add(
         "--input-scaling",
         default="standard",
         metavar="NAME",
         help="none, fixed or standard, as for train (default standard: rounding is amplified least)",
     )
-    parser.add_argument(
+    add(
         "--kernels",
         default="torch",
         metavar="NAME",
         help="of the parallel runs: torch, or native with --dtype float32 --reduction flat (default torch)",
     )
-    parser.add_argument(
+    add(
         "--break",
         dest="wrong",
         metavar="HOW",
         help="do it wrong on purpose, and fail: sum (of the gradients), shard (shifted by a curve), lr (scaled "
         "otherwise), start (of one rank)",
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="receives verify.txt, verify.json, verify.csv and logs")
-    parser.add_argument("--json", action="store_true", help="print one line of JSON instead of the tables")
+    add("--out", type=Path, metavar="DIR", help="receives verify.txt, verify.json, verify.csv and logs")
+    add("--json", action="store_true", help="print one line of JSON instead of the tables")
 
 
 def verify(options: argparse.Namespace) -> int:

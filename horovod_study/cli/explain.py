@@ -13,23 +13,24 @@ from horovod_study.workloads import packaged
 
 
 def explain_arguments(parser: Parser) -> None:
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "places",
         type=Path,
         nargs="*",
         metavar="RUN|STUDY",
         help="run directories, folders of them, a study file; or traces of torch.profiler, one a rank",
     )
-    parser.add_argument("--part", choices=PARTS, help="one view in detail: " + ", ".join(PARTS))
-    parser.add_argument("--out", type=Path, metavar="DIR", help="receives what is said, as text and JSON, and figures")
-    parser.add_argument(
+    add("--part", choices=PARTS, help="one view in detail: " + ", ".join(PARTS))
+    add("--out", type=Path, metavar="DIR", help="receives what is said, as text and JSON, and figures")
+    add(
         "--max-residual",
         metavar="PERCENT",
         help="of --part account: end with exit code 1 where more than so much is unexplained, such as 5%%: of a rank's "
         "step, or of what more workers add to it",
     )
     add_figure_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+    add("--json", action="store_true", help="print one line of JSON")
     measuring = parser.add_argument_group("measuring what no recorded run tells")
     measuring.add_argument(
         "--measure",

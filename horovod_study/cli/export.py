@@ -11,7 +11,8 @@ from horovod_study.options import Parser
 
 
 def export_arguments(parser: Parser) -> None:
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "runs",
         type=Path,
         metavar="PLACE",
@@ -30,22 +31,22 @@ def export_arguments(parser: Parser) -> None:
         action="store_true",
         help="one ZIP file to publish: runs, tables, page, how it was made, digests; it is checked before",
     )
-    parser.add_argument("--series", metavar="NAME", help="of extra-p and points: one series (default all)")
-    parser.add_argument(
+    add("--series", metavar="NAME", help="of extra-p and points: one series (default all)")
+    add(
         "--steps",
         type=_steps,
         default=(0, sys.maxsize),
         metavar="A:B",
         help="of a trace: steps from A to before B (default all; 1,000 steps of one rank take 0.8 MB)",
     )
-    parser.add_argument(
+    add(
         "--out",
         type=Path,
         metavar="PATH",
         help="the trace (default RUN_DIR/trace.json), the points (default: printed), the archive (RUNS.zip), or a "
         "new folder (default runs/tensorboard, ..., PLACE/extra-p)",
     )
-    parser.add_argument("--json", action="store_true", help="print the paths as one line of JSON")
+    add("--json", action="store_true", help="print the paths as one line of JSON")
 
 
 def export(options: argparse.Namespace) -> int | Result:
@@ -107,11 +108,7 @@ def _export_archive(options: argparse.Namespace) -> Result:
     archived = gather(directory / source["runs"], directory, source, study_file=of_file)
     runs = (directory / source["runs"]).resolve()
     path = write_archive(
-        archived,
-        options.out or runs.with_name(f"{runs.name}.zip"),
-        api.read_analysis(directory),
-        source,
-        checked,
+        archived, options.out or runs.with_name(f"{runs.name}.zip"), api.read_analysis(directory), source, checked
     )
     doubts = {each.name: RULES[each.name].title for each in checked.findings}
     return Result(

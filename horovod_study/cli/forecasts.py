@@ -96,17 +96,14 @@ def _law_text(law: str, fitted: dict[str, Any], *, selected: bool) -> list[str]:
 
 
 def predict_arguments(parser: Parser) -> None:
-    parser.add_argument("--workers", type=int, nargs="+", metavar="N", help="worker counts to forecast")
-    parser.add_argument("--workers-per-node", type=int, metavar="N", help="workers that fill a node")
-    parser.add_argument(
-        "--batch", type=float, nargs="+", metavar="B", help="samples per worker and step there: one, or one per count"
-    )
-    parser.add_argument("--global-batch", type=float, metavar="B", help="... or of all workers together")
-    parser.add_argument("--bench", type=Path, metavar="FILE", help="a measured network: bench.json, or as in simulate")
-    parser.add_argument(
-        "--gradient-mb", type=float, metavar="X", help="1e6 bytes of gradients, where FILE has no model"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--workers", type=int, nargs="+", metavar="N", help="worker counts to forecast")
+    add("--workers-per-node", type=int, metavar="N", help="workers that fill a node")
+    add("--batch", type=float, nargs="+", metavar="B", help="samples per worker and step there: one, or one per count")
+    add("--global-batch", type=float, metavar="B", help="... or of all workers together")
+    add("--bench", type=Path, metavar="FILE", help="a measured network: bench.json, or as in simulate")
+    add("--gradient-mb", type=float, metavar="X", help="1e6 bytes of gradients, where FILE has no model")
+    add(
         "--holdout",
         type=int,
         nargs="?",
@@ -114,19 +111,19 @@ def predict_arguments(parser: Parser) -> None:
         metavar="K",
         help="score the forecasts: hide the K largest worker counts (default: the upper half) and forecast them",
     )
-    parser.add_argument("--rolling", action="store_true", help="with --holdout: hide one count, two, ... up to K")
-    parser.add_argument("--recommend", action="store_true", help="how many workers: knee, peak, cheapest")
-    parser.add_argument("--samples", type=float, metavar="X", help="samples of the whole training, for ...")
-    parser.add_argument("--deadline", metavar="TIME", help="... the fewest workers that finish in time (90m, 1h30m)")
-    parser.add_argument("--gpu-hours", type=float, metavar="X", help="... the fastest count within so many GPU hours")
-    parser.add_argument("--price-per-gpu-hour", type=float, metavar="X", help="... and what it costs")
-    parser.add_argument(
+    add("--rolling", action="store_true", help="with --holdout: hide one count, two, ... up to K")
+    add("--recommend", action="store_true", help="how many workers: knee, peak, cheapest")
+    add("--samples", type=float, metavar="X", help="samples of the whole training, for ...")
+    add("--deadline", metavar="TIME", help="... the fewest workers that finish in time (90m, 1h30m)")
+    add("--gpu-hours", type=float, metavar="X", help="... the fastest count within so many GPU hours")
+    add("--price-per-gpu-hour", type=float, metavar="X", help="... and what it costs")
+    add(
         "--target-samples",
         nargs="+",
         metavar="X|N:X",
         help="the shortest time to a target that takes X samples, or X samples with N workers",
     )
-    parser.add_argument(
+    add(
         "--marginal",
         type=float,
         default=0.5,
@@ -179,12 +176,7 @@ def predict(options: argparse.Namespace) -> int:
     for name, each in forecasts.items():
         print(f"{cut(printable(name), 60) or 'all points'}: {points.attrs.get('unit', 'samples/s')} with 95 % interval")
         rows = [
-            (
-                f"{one.workers:,} workers",
-                f"{one.samples_per_s:,.6g}",
-                f"[{one.low:,.6g}, {one.high:,.6g}]",
-                one.law,
-            )
+            (f"{one.workers:,} workers", f"{one.samples_per_s:,.6g}", f"[{one.low:,.6g}, {one.high:,.6g}]", one.law)
             for one in each
         ]
         print(*to_lines(table_of(("",) * 4, rows, texts=(2, 3)), indent=2), sep="\n")
@@ -233,21 +225,22 @@ def _questions(options: argparse.Namespace) -> Any:
 
 
 def _points_arguments(parser: Parser) -> None:
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "points",
         type=Path,
         metavar="POINTS.csv",
         help="a table with columns workers, samples_per_s, or names that say as much; - is stdin; or a folder with "
         "result logs of MLPerf Training",
     )
-    parser.add_argument(
+    add(
         "--columns",
         nargs="+",
         metavar="WHAT=NAME",
         default=[],
         help="what columns are, where names do not say it: workers=N samples_per_s=rate (docs/fit.md)",
     )
-    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+    add("--json", action="store_true", help="print one line of JSON")
 
 
 def _points(options: argparse.Namespace) -> "pd.DataFrame":

@@ -14,36 +14,31 @@ from horovod_study.workloads import packaged
 
 
 def record_arguments(parser: Parser) -> None:
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="the run directory (default: a new one below runs/STUDY)"
-    )
-    parser.add_argument("--study", default="script", metavar="NAME", help="the study that the run belongs to")
-    parser.add_argument("--partition", default="local", metavar="NAME", help="the partition that it runs on")
-    parser.add_argument("--repeat", type=int, default=0, metavar="N", help="which repeat it is (default 0)")
-    parser.add_argument("--batch", type=int, metavar="N", help="samples of a step on one worker (default: counted)")
-    parser.add_argument("--model-name", metavar="NAME", help="what tables call the model (default: its class)")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--out", type=Path, metavar="DIR", help="the run directory (default: a new one below runs/STUDY)")
+    add("--study", default="script", metavar="NAME", help="the study that the run belongs to")
+    add("--partition", default="local", metavar="NAME", help="the partition that it runs on")
+    add("--repeat", type=int, default=0, metavar="N", help="which repeat it is (default 0)")
+    add("--batch", type=int, metavar="N", help="samples of a step on one worker (default: counted)")
+    add("--model-name", metavar="NAME", help="what tables call the model (default: its class)")
+    add(
         "--warmup-steps",
         type=int,
         default=WARMUP_STEPS,
         metavar="N",
         help=f"first steps that are recorded but not measured (default {WARMUP_STEPS}); a longer warm-up is found",
     )
-    parser.add_argument(
-        "--steps", type=int, metavar="N", help="end the training after so many steps (default: when it ends by itself)"
-    )
-    parser.add_argument("--timer-mode", default="light", metavar="light|strict|off", help="how steps are timed")
-    parser.add_argument(
-        "--system-interval-s", type=float, default=1.0, metavar="S", help="how often the host is sampled; 0: never"
-    )
-    parser.add_argument(
+    add("--steps", type=int, metavar="N", help="end the training after so many steps (default: when it ends by itself)")
+    add("--timer-mode", default="light", metavar="light|strict|off", help="how steps are timed")
+    add("--system-interval-s", type=float, default=1.0, metavar="S", help="how often the host is sampled; 0: never")
+    add(
         "--option",
         action="append",
         default=[],
         metavar="NAME=VALUE",
         help="an option of the script in which runs differ; runs are repeats only where these are equal",
     )
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what starts the training")
+    add("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what starts the training")
 
 
 def record(options: argparse.Namespace) -> int:

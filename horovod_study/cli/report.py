@@ -36,13 +36,7 @@ def write_analysis(
     found = records.benches_beside(runs) if benches is None else benches
     networks = [(path, str(path)) for path in found]
     _, evaluations, _, result = _analysed(
-        runs,
-        commands=commands,
-        targets=targets,
-        only=only,
-        threads=threads,
-        networks=networks,
-        precision=precision,
+        runs, commands=commands, targets=targets, only=only, threads=threads, networks=networks, precision=precision
     )
     for doubt in result.provenance["doubts"] if doubts else ():
         print(f"doubt: {doubt}", file=sys.stderr)
@@ -103,27 +97,24 @@ def _analysed(
 
 
 def report_arguments(parser: Parser) -> None:
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "directory",
         type=Path,
         metavar="DIR",
         help="a folder of runs (or a study file), which are analysed first where the tables are missing or older; "
         "or such tables",
     )
-    parser.add_argument(
-        "--tables", action="store_true", help="analyse the runs of DIR, and write only the tables: no figures, no page"
-    )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="of runs: receives everything (default DIR/analysis)")
-    parser.add_argument(
-        "--target", type=float, nargs="+", metavar="MSE", help="of runs: test MSEs to which the times are compared"
-    )
-    parser.add_argument(
+    add("--tables", action="store_true", help="analyse the runs of DIR, and write only the tables: no figures, no page")
+    add("--out", type=Path, metavar="DIR", help="of runs: receives everything (default DIR/analysis)")
+    add("--target", type=float, nargs="+", metavar="MSE", help="of runs: test MSEs to which the times are compared")
+    add(
         "--threads",
         type=_count,
         metavar="N",
         help="of runs: how many are read at a time (default: one per core, at most 4)",
     )
-    parser.add_argument(
+    add(
         "--bench",
         type=Path,
         nargs="+",
@@ -131,20 +122,20 @@ def report_arguments(parser: Parser) -> None:
         help="of runs: what `horovod-study bench` measured of the machines (default: that of DIR/bench, if any)",
     )
     add_figure_arguments(parser)
-    parser.add_argument("--pgf", action="store_true", help="write the figures as PGF too, for \\input; needs LaTeX")
-    parser.add_argument(
+    add("--pgf", action="store_true", help="write the figures as PGF too, for \\input; needs LaTeX")
+    add(
         "--paper",
         action="store_true",
         help="write DIR/paper too: a LaTeX section for a thesis with figures, tables, method, threats to validity, "
         "references and a reproducibility appendix",
     )
-    parser.add_argument(
+    add(
         "--against",
         type=Path,
         metavar="BEFORE_DIR",
         help="another analysed study, such as the one before a change: the page begins with the differences to it",
     )
-    parser.add_argument(
+    add(
         "--fail-on",
         nargs="+",
         action="extend",
@@ -153,24 +144,20 @@ def report_arguments(parser: Parser) -> None:
         "speedup=, efficiency=, target=, energy=; missing: if a cell has vanished; unresolved: if it cannot be "
         "determined",
     )
-    parser.add_argument(
+    add(
         "--match",
         metavar="HOW",
         help="with --against, which cells are compared: auto (by all that defines them but the partition or a way of "
         "running that was changed as a whole), exact, or except:SETTING,SETTING (default auto)",
     )
-    parser.add_argument(
+    add(
         "--check",
         action="store_true",
         help="make every number again from the raw rows, compare, and look for faults; ends with 1 if there are any",
     )
-    parser.add_argument("--runs", type=Path, metavar="RUNS", help="with --check: where the run directories are now")
-    parser.add_argument(
-        "--allow", nargs="+", metavar="NAME", help="with --check: doubts that are known and do not end it with 1"
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="with --against or --check: print everything as one line of JSON"
-    )
+    add("--runs", type=Path, metavar="RUNS", help="with --check: where the run directories are now")
+    add("--allow", nargs="+", metavar="NAME", help="with --check: doubts that are known and do not end it with 1")
+    add("--json", action="store_true", help="with --against or --check: print everything as one line of JSON")
 
 
 def report(options: argparse.Namespace) -> int | Result:

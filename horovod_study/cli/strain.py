@@ -23,12 +23,11 @@ from horovod_study.text.tables import table_of, to_lines
 
 
 def generate_arguments(parser: Parser) -> None:
-    parser.add_argument("--size", default="100000", metavar="N", help="number of curves (default 100000)")
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="seed (default 1)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="directory to make (default: in the cache)")
-    parser.add_argument(
-        "--processes", type=int, default=available_cores(), metavar="N", help="processes that fill the file"
-    )
+    add = parser.add_argument
+    add("--size", default="100000", metavar="N", help="number of curves (default 100000)")
+    add("--seed", type=int, default=1, metavar="N", help="seed (default 1)")
+    add("--out", type=Path, metavar="DIR", help="directory to make (default: in the cache)")
+    add("--processes", type=int, default=available_cores(), metavar="N", help="processes that fill the file")
     _noise_arguments(parser)
 
 
@@ -66,9 +65,10 @@ def generate(options: argparse.Namespace) -> int:
 
 
 def check_arguments(parser: Parser) -> None:
-    parser.add_argument("dataset", metavar="PATH|SIZE", help="a data set's directory, or the size of a cached one")
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="seed of a cached one (default 1)")
-    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+    add = parser.add_argument
+    add("dataset", metavar="PATH|SIZE", help="a data set's directory, or the size of a cached one")
+    add("--seed", type=int, default=1, metavar="N", help="seed of a cached one (default 1)")
+    add("--json", action="store_true", help="print one line of JSON")
     _noise_arguments(parser)
 
 
@@ -118,12 +118,11 @@ def check(options: argparse.Namespace) -> int:
 
 
 def import_arguments(parser: Parser) -> None:
-    parser.add_argument("path", type=Path, metavar="PATH", help="a file with curves, or a folder of files")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the data set's directory to make")
-    parser.add_argument(
-        "--label", metavar="lsq", help="take G0 and a from a least-squares fit, where no file gives them"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("path", type=Path, metavar="PATH", help="a file with curves, or a folder of files")
+    add("--out", type=Path, required=True, metavar="DIR", help="the data set's directory to make")
+    add("--label", metavar="lsq", help="take G0 and a from a least-squares fit, where no file gives them")
+    add(
         "--target-bounds",
         type=float,
         nargs=4,
@@ -131,7 +130,7 @@ def import_arguments(parser: Parser) -> None:
         help="what is 0 and what is 1 for G0 in MPa and for a (default: minimum and maximum of the training set)",
     )
     add_read_options(parser)
-    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+    add("--json", action="store_true", help="print one line of JSON")
 
 
 def import_(options: argparse.Namespace) -> int:
@@ -190,20 +189,19 @@ def _noise_max_mpa(options: argparse.Namespace) -> float:
 
 
 def identify_arguments(parser: Parser) -> None:
-    parser.add_argument("curves", type=Path, metavar="CURVES", help="a curve file or folder, as for data import")
-    parser.add_argument(
+    add = parser.add_argument
+    add("curves", type=Path, metavar="CURVES", help="a curve file or folder, as for data import")
+    add(
         "--model",
         type=Path,
         required=True,
         metavar="RUN_DIR|CHECKPOINT",
         help="a training run, or one of its checkpoints",
     )
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write one row per specimen with every number")
-    parser.add_argument(
-        "--plot", type=Path, metavar="FILE.png|pdf|svg", help="draw measured points, both laws and the residuals"
-    )
-    parser.add_argument("--json", action="store_true", help="print one line of JSON instead of the table")
-    parser.add_argument(
+    add("--csv", type=Path, metavar="FILE", help="write one row per specimen with every number")
+    add("--plot", type=Path, metavar="FILE.png|pdf|svg", help="draw measured points, both laws and the residuals")
+    add("--json", action="store_true", help="print one line of JSON instead of the table")
+    add(
         "--disagree",
         type=float,
         default=3.0,
@@ -260,18 +258,13 @@ def identify(options: argparse.Namespace) -> int:
 
 
 def search_arguments(parser: Parser) -> None:
-    parser.add_argument(
-        "search", type=Path, metavar="SEARCH.yaml", help="the search file; experiments/search.yaml is one"
-    )
-    parser.add_argument("--trials", type=int, metavar="N", help="trials wanted in all (default: as the file says)")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="trials at a time in this command (default 1)")
-    parser.add_argument(
-        "--storage", metavar="URL", help="where trials are kept: an SQLAlchemy URL (default: search.db of the search)"
-    )
-    parser.add_argument(
-        "--runs", type=Path, default=Path("runs"), metavar="DIR", help="where runs are kept (default runs)"
-    )
-    parser.add_argument("--json", action="store_true", help="end with one line of JSON on standard output")
+    add = parser.add_argument
+    add("search", type=Path, metavar="SEARCH.yaml", help="the search file; experiments/search.yaml is one")
+    add("--trials", type=int, metavar="N", help="trials wanted in all (default: as the file says)")
+    add("--jobs", type=int, default=1, metavar="N", help="trials at a time in this command (default 1)")
+    add("--storage", metavar="URL", help="where trials are kept: an SQLAlchemy URL (default: search.db of the search)")
+    add("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where runs are kept (default runs)")
+    add("--json", action="store_true", help="end with one line of JSON on standard output")
 
 
 def search(options: argparse.Namespace) -> Result:
@@ -293,21 +286,18 @@ def search(options: argparse.Namespace) -> Result:
 
 
 def lr_range_arguments(parser: Parser) -> None:
-    parser.add_argument(
-        "--config", type=Path, metavar="FILE.yaml", help="read options of the run from a YAML file first"
-    )
-    parser.add_argument("--low", type=float, default=1e-6, metavar="LR", help="first learning rate (default 1e-6)")
-    parser.add_argument("--high", type=float, default=1.0, metavar="LR", help="last learning rate (default 1)")
-    parser.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="receives the run, the curve and the figure"
-    )
-    parser.add_argument("--workers", type=int, default=1, metavar="N", help="workers that train (default 1)")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--config", type=Path, metavar="FILE.yaml", help="read options of the run from a YAML file first")
+    add("--low", type=float, default=1e-6, metavar="LR", help="first learning rate (default 1e-6)")
+    add("--high", type=float, default=1.0, metavar="LR", help="last learning rate (default 1)")
+    add("--out", type=Path, required=True, metavar="DIR", help="receives the run, the curve and the figure")
+    add("--workers", type=int, default=1, metavar="N", help="workers that train (default 1)")
+    add(
         "--runtime",
         metavar="NAME",
         help="how workers communicate: ddp/gloo, ... (default: serial; horovod/mpi for several)",
     )
-    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+    add("--json", action="store_true", help="print one line of JSON")
     add_run_options(parser, hidden=SET_BY_RANGE_TEST)
 
 

@@ -13,11 +13,10 @@ from horovod_study.options import Parser
 
 
 def plan_arguments(parser: Parser) -> None:
+    add = parser.add_argument
     _study_arguments(parser)
-    parser.add_argument(
-        "--retry", action=argparse.BooleanOptionalAction, default=True, help="try failed cells again (default: yes)"
-    )
-    parser.add_argument(
+    add("--retry", action=argparse.BooleanOptionalAction, default=True, help="try failed cells again (default: yes)")
+    add(
         "--next",
         type=int,
         nargs="?",
@@ -26,7 +25,7 @@ def plan_arguments(parser: Parser) -> None:
         help="of what is done: the runs that narrow the forecast at N workers most per GPU hour (default: the count of "
         "the study's question, else 4 times the largest)",
     )
-    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+    add("--json", action="store_true", help="print one line of JSON")
 
 
 def plan(options: argparse.Namespace) -> Result:
@@ -69,20 +68,21 @@ def _next_runs(options: argparse.Namespace, study: Any, ledger: Any) -> Result:
 
 
 def run_arguments(parser: Parser) -> None:
+    add = parser.add_argument
     _study_arguments(parser, cells="with --retry: keys or names of cells (default: all there are)")
-    parser.add_argument(
+    add(
         "--retry",
         action=argparse.BooleanOptionalAction,
         help="only cells that failed, timed out, were cancelled or pre-empted (--no-retry: all but these)",
     )
-    parser.add_argument("--plan", action="store_true", help="only print the plan, as the verb plan does")
-    parser.add_argument("--dry-run", action="store_true", help="print job scripts and launch lines, and start nothing")
-    parser.add_argument(
+    add("--plan", action="store_true", help="only print the plan, as the verb plan does")
+    add("--dry-run", action="store_true", help="print job scripts and launch lines, and start nothing")
+    add(
         "--until",
         metavar="2%",
         help="cells alternate until each speedup's 95 %% interval is so narrow to either side (study file: precision)",
     )
-    parser.add_argument("--here", action="store_true", help="Slurm: run in the allocation this is typed in (salloc)")
+    add("--here", action="store_true", help="Slurm: run in the allocation this is typed in (salloc)")
     _start_arguments(parser)
 
 
@@ -146,17 +146,16 @@ def _conclude(options: argparse.Namespace, study: Any, command: str, result: Any
 
 
 def status_arguments(parser: Parser) -> None:
+    add = parser.add_argument
     _study_arguments(parser, study="the study file, or the folder of a run: its steps/s, waits and slowest rank")
-    parser.add_argument(
-        "--watch", action="store_true", help="keep running and show the progress of the cells, or of the run"
-    )
-    parser.add_argument(
+    add("--watch", action="store_true", help="keep running and show the progress of the cells, or of the run")
+    add(
         "--openmetrics",
         type=Path,
         metavar="FILE",
         help="of a run: also replace FILE by what is shown, in OpenMetrics' text format (node_exporter reads *.prom)",
     )
-    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+    add("--json", action="store_true", help="print one line of JSON")
 
 
 def status(options: argparse.Namespace) -> int | Result:
@@ -197,10 +196,11 @@ def cancel(options: argparse.Namespace) -> int:
 
 
 def doctor_arguments(parser: Parser) -> None:
-    parser.add_argument("--partition", metavar="NAME|FILE.yaml", help="a partition, compared with its file")
-    parser.add_argument("--quick", action="store_true", help="only what takes a moment")
+    add = parser.add_argument
+    add("--partition", metavar="NAME|FILE.yaml", help="a partition, compared with its file")
+    add("--quick", action="store_true", help="only what takes a moment")
     _place_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+    add("--json", action="store_true", help="print one line of JSON")
 
 
 def doctor(options: argparse.Namespace) -> int:
@@ -256,18 +256,17 @@ def _place_arguments(parser: Parser) -> None:
 
 
 def _start_arguments(parser: Parser) -> None:
-    parser.add_argument("--wait", action="store_true", help="Slurm: wait until all jobs have ended, then report")
-    parser.add_argument("--yes", action="store_true", help="do not ask before a study that is large")
-    parser.add_argument(
-        "--oversubscribe", action="store_true", help="allow workers to share cores or GPUs; times then mean little"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--wait", action="store_true", help="Slurm: wait until all jobs have ended, then report")
+    add("--yes", action="store_true", help="do not ask before a study that is large")
+    add("--oversubscribe", action="store_true", help="allow workers to share cores or GPUs; times then mean little")
+    add(
         "--smoke",
         action=argparse.BooleanOptionalAction,
         default=True,
         help="try each runtime with two workers for a few seconds first (default: yes)",
     )
-    parser.add_argument(
+    add(
         "--pin",
         action=argparse.BooleanOptionalAction,
         default=True,

@@ -78,10 +78,7 @@ def gather(runs: Path, directory: Path, source: Mapping[str, Any], *, study_file
     # Tables come last: where times of files are those of unpacking, they are not older than the runs.
     names = sorted(found, key=lambda name: (Path(name).is_relative_to(table) and table != ".", name))
     return Archived(
-        name=places[0].name or "study",
-        table=table,
-        files={name: found[name] for name in names},
-        left_out=left_out,
+        name=places[0].name or "study", table=table, files={name: found[name] for name in names}, left_out=left_out
     )
 
 

@@ -1,6 +1,5 @@
 """The page of `horovod-study explain` for a terminal, the most important first."""
 
-import json
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -52,11 +51,7 @@ def page(found: Explanation, *, width: int = WIDE) -> list[str]:
 
 def write_explanation(found: Explanation, directory: Path) -> list[Path]:
     """Write explanation.txt and explanation.json; return the paths."""
-    texts = {
-        "explanation.txt": "\n".join(page(found)) + "\n",
-        "explanation.json": json.dumps(found.to_dict(), indent=1, allow_nan=False) + "\n",
-    }
-    return write_result(directory, figures={}, texts=texts)
+    return write_result(directory, {"explanation.txt": page(found), "explanation.json": found.to_dict()})
 
 
 def _lines(said: Said, width: int, indent: str) -> list[str]:

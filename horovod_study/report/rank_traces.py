@@ -1,6 +1,5 @@
 """What traces of torch.profiler say, for a terminal: a row for each rank, and sentences."""
 
-import json
 from pathlib import Path
 
 from horovod_study.analysis.stats import Interval
@@ -50,8 +49,4 @@ def _ms(seconds: Interval) -> str:
 
 def write(found: RankTraces, directory: Path) -> list[Path]:
     """Write rank_traces.txt and rank_traces.json; return the paths."""
-    texts = {
-        "rank_traces.txt": "\n".join(lines(found)) + "\n",
-        "rank_traces.json": json.dumps(found.to_dict(), indent=1, allow_nan=False) + "\n",
-    }
-    return write_result(directory, figures={}, texts=texts)
+    return write_result(directory, {"rank_traces.txt": lines(found), "rank_traces.json": found.to_dict()})

@@ -1,9 +1,9 @@
 """The complete account of recorded steps: tables, sentences, and stacked bars in which the residual can be seen."""
 
-import json
 import math
 import textwrap
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +25,10 @@ from horovod_study.analysis.steps.accounting import (
     Views,
 )
 from horovod_study.analysis.steps.breakdown import BASES, HOLDS_SYNC, PARTS, hiding, shown
-from horovod_study.files import csv_of
 from horovod_study.records import finite
-from horovod_study.report.kit.files import write_result
+from horovod_study.report.kit.files import figure_lines, write_result
 from horovod_study.report.kit.panels import MAX_HEIGHT_IN, legend, note_at
-from horovod_study.report.kit.style import (
-    INK,
-    LAPS,
-    NARROW_IN,
-    PAPER,
-    QUIET,
-    TEXT,
-    FigureFormat,
-    folded,
-    text_in,
-)
+from horovod_study.report.kit.style import INK, LAPS, NARROW_IN, PAPER, QUIET, TEXT, FigureFormat, folded, text_in
 from horovod_study.text.numbers import rounded
 from horovod_study.text.tables import Group, Table, table_of, to_lines
 from horovod_study.text.words import plural
@@ -62,22 +51,17 @@ def write_accounting(
     """Write accounting.json and .txt, the numbers as .csv (cells, and runs and ranks), and the figure; return paths."""
     document = {**found.to_dict(), "gate": finite(gate)}
     texts = {
-        f"{NAME}.json": json.dumps(document, indent=1, allow_nan=False) + "\n",
-        f"{NAME}.txt": "\n".join([*text(found, gate), "", *textwrap.wrap(caption(found), 110)]) + "\n",
-        f"{NAME}.csv": csv_of(found.cells),
-        f"{NAME}-runs.csv": csv_of(found.run_rows()),
+        f"{NAME}.json": document,
+        f"{NAME}.txt": [*text(found, gate), "", *textwrap.wrap(caption(found), 110)],
+        f"{NAME}.csv": found.cells,
+        f"{NAME}-runs.csv": found.run_rows(),
     }
-    return write_result(
-        directory,
-        figures={NAME: lambda: draw(found.cells, look.width_in)} if drawn(found.cells) else {},
-        look=look,
-        texts=texts,
-    )
+    return write_result(directory, texts, {NAME: partial(draw, found.cells)} if drawn(found.cells) else {}, look=look)
 
 
 def result_lines(found: Accounting, gate: ResidualGate | None, paths: Sequence[Path]) -> list[str]:
     """Return what the command prints: the tables, the views, the verdict, and where the figure is."""
-    pictures = [f"figure: {path}" for path in paths if path.suffix == ".png"]
+    pictures = figure_lines(paths)
     return [*text(found, gate), *(["", *pictures] if pictures else [])]
 
 

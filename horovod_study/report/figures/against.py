@@ -3,7 +3,6 @@
 Everything shown is a column of the comparison (analysis/compare/study_comparison.py); nothing is computed.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -79,14 +78,12 @@ def write_against(
 
     Raises RecordError when the directory cannot be written.
     """
-    text = json.dumps(document(found, gate), indent=1, allow_nan=False) + "\n"
     forms = (("tex", to_latex), ("csv", to_csv), ("md", to_markdown))
     texts = {f"{each.name}.{form}": write(each) for each in tables(found) for form, write in forms}
-    how: dict[str, Any] = {"figures": {}, "choose": "DIR"}
     return [
         *write_drawings(drawings(found), directory / "figures", look=look, pgf=pgf),
-        *write_result(directory / "tables", texts=texts, **how),
-        *write_result(directory, texts={f"{NAME}.json": text}, **how),
+        *write_result(directory / "tables", texts, choose="DIR"),
+        *write_result(directory, {f"{NAME}.json": document(found, gate)}, choose="DIR"),
     ]
 
 
@@ -387,9 +384,7 @@ def _alone(found: StudyComparison) -> Table:
     columns = (
         Column(head="Only in", number=False, names=True, cell=lambda row: names[row["study"]]),
         Column(
-            head="Series",
-            number=False,
-            cell=lambda row: Cell(labels[row["study"]][row["series"]], f"{row['setting']}"),
+            head="Series", number=False, cell=lambda row: Cell(labels[row["study"]][row["series"]], f"{row['setting']}")
         ),
         Column(head="Workers", cell=lambda row: f"{row['workers']:.0f}"),
         Column(head="Why", number=False, cell=lambda row: f"{row['reason']}"),

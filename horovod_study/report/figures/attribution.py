@@ -1,19 +1,20 @@
 """Where the synchronisation time goes, as a table, in sentences, and as a figure."""
 
-import json
 import math
 import textwrap
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from horovod_study.analysis.stats import Interval
 from horovod_study.analysis.steps.attribution import PARTS, Arm, Attribution, Experiment
 from horovod_study.records import finite
-from horovod_study.report.kit.files import write_result
-from horovod_study.report.kit.panels import legend, lying_bar, note_at, rimmed, swatch
+from horovod_study.report.kit.files import figure_lines, write_result
+from horovod_study.report.kit.interactive import mark
+from horovod_study.report.kit.panels import legend, lying_bar, lying_grid, note_at, rimmed, swatch
 from horovod_study.report.kit.style import (
     INK,
     NARROW_IN,
@@ -26,7 +27,7 @@ from horovod_study.report.kit.style import (
     small,
     text_in,
 )
-from horovod_study.text.numbers import percent
+from horovod_study.text.numbers import THIN, milliseconds, percent
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import listed, plural
 
@@ -63,19 +64,9 @@ _THOUGHT = {
 def write_attribution(found: Attribution, directory: Path, *, look: FigureFormat = TEXT) -> list[Path]:
     """Write attribution.json, attribution.txt (table and sentences) and the figure; return the paths."""
     doubts = [f"Doubt: {text}." for text in found.doubts]
-    texts = {
-        "json": json.dumps(finite(found), indent=1, allow_nan=False) + "\n",
-        "txt": "\n".join([*table(found), "", *sentences(found), "", caption(found), *doubts]) + "\n",
-    }
-    drawn = any(_drawn(arm) for arm in found.arms)
-    return write_result(
-        directory,
-        figures={NAME: lambda: draw(found, look.width_in)} if drawn else {},
-        look=look,
-        texts={f"{NAME}.{ending}": text for ending, text in texts.items()},
-        axes__grid__axis="x",
-        ytick__major__size=0,
-    )
+    lines = [*table(found), "", *sentences(found), "", caption(found), *doubts]
+    figures = {NAME: partial(draw, found)} if any(_drawn(arm) for arm in found.arms) else {}
+    return write_result(directory, {f"{NAME}.json": finite(found), f"{NAME}.txt": lines}, figures, look=look)
 
 
 # --------------------------------------------------------------------------------------------------------- text
@@ -224,7 +215,7 @@ def _ms(estimate: Interval, *, sign: bool = False) -> str:
 
 
 def _decimals(estimate: Interval) -> int:
-    half_ms = estimate.width / 2 * 1e3
+    half_ms = estimate.width / 2 * 1e3 if estimate.known else 0.05
     return 3 if half_ms < 1e-3 else min(3, max(1, 1 - math.floor(math.log10(half_ms))))
 
 
@@ -247,35 +238,55 @@ def _share(arm: Arm, name: str, whole: str) -> str:
 # ------------------------------------------------------------------------------------------------------- figure
 
 
-def draw(found: Attribution, width_in: float) -> Figure:
-    """Return the figure: ms per step on the left, shares of the synchronisation on the right; call it inside style().
+Bar: TypeAlias = tuple[str, Mapping[str, float], Interval]
+"""Its name, the seconds of each part of LOOKS, and the whole synchronisation, all per step."""
 
-    Beside an arm with a hundredfold synchronisation the others are thin lines in ms; their make-up is on the right.
-    """
+
+def draw(found: Attribution, width_in: float) -> Figure:
+    """Return the figure of the arms that are decomposed; call it inside style()."""
     arms = [arm for arm in found.arms if _drawn(arm)]
+    parts = [{part: arm.parts[part].value for part in LOOKS} for arm in arms]
+    return draw_bars([(title(arm), own, arm.parts["sync"]) for arm, own in zip(arms, parts, strict=True)], width_in)
+
+
+def draw_bars(bars: Sequence[Bar], width_in: float) -> Figure:
+    """Return ms per step on the left, shares of the synchronisation on the right; call it inside style().
+
+    Beside a hundredfold synchronisation the others are thin lines in ms; their make-up is on the right.
+    """
     narrow = width_in < NARROW_IN
-    names = [folded(title(arm), (0.34 if narrow else 0.3) * width_in) for arm in arms]
+    names = [folded(name, (0.34 if narrow else 0.3) * width_in) for name, _, _ in bars]
     each_in = max(0.4, 1.3 * small() / 72 * max(name.count("\n") + 1 for name in names))
-    height_in = (2 if narrow else 1) * (each_in * len(arms) + 0.55) + 0.5
+    height_in = (2 if narrow else 1) * (each_in * len(bars) + 0.55) + 0.5
     figure = Figure(figsize=(width_in, height_in), layout="constrained")
     if narrow:
         left, right = figure.subplots(2, 1, sharey=True)
     else:
         left, right = figure.subplots(1, 2, sharey=True, width_ratios=(1.15, 1))
-    for place, arm in enumerate(arms):
-        _bar(left, place, arm, scale=1e3, whiskers=True)
-        _bar(right, place, arm, scale=100 / arm.parts["sync"].value, whiskers=False)
-    left.set_yticks(range(len(arms)), names)
-    left.set_ylim(len(arms) - 0.5, -0.5)
+    ends, words = [], [_fixed(1e3 * sync.value, _decimals(sync)) for _, _, sync in bars]
+    for place, (name, parts, sync) in enumerate(bars):
+        for axes, scale in ((left, 1e3), (right, 100 / sync.value)):
+            drawn = lying_bar(axes, place, [(look, scale * parts[part]) for part, look in LOOKS.items()])
+            for each, (part, look) in zip(drawn, LOOKS.items(), strict=True):
+                share = f"{percent(parts[part] / sync.value)} of the synchronisation"
+                text = f"{name}: {look.label} {milliseconds(parts[part])}{THIN}ms per step, {share}"
+                mark(each, series=look.label, tips=[text])
+        rimmed(left, (1e3 * sync.low, 1e3 * sync.high), place)
+        right_end = math.fsum(max(0.0, each) for each in parts.values())
+        ends.append(1e3 * max(right_end, sync.high if sync.known else sync.value))
+        note_at(left, words[place], (ends[-1], place), (4, 0), va="center")
+    left.set_yticks(range(len(bars)), names)
+    left.set_ylim(len(bars) - 0.5, -0.5)
     left.set_xlabel("ms per step")
     right.set_xlabel("% of the synchronisation")
     for axes in (left, right):
         axes.axvline(0, color=QUIET, linewidth=0.7, zorder=4)
         axes.spines["left"].set_visible(False)
-    longest = max(_right_end(arm) for arm in arms)
-    written_in = 0.1 + max(text_in(_fixed(1e3 * arm.parts["sync"].value, _decimals(arm.parts["sync"]))) for arm in arms)
+        lying_grid(axes)
+    written_in = 0.1 + max(text_in(each) for each in words)
     spare = written_in / (0.6 * width_in if narrow else 0.33 * width_in)  # of the axis
-    left.set_xlim(min(0.0, *(1.05e3 * _left_end(arm) for arm in arms)), 1e3 * longest / max(0.4, 1 - spare))
+    low = min(math.fsum(min(0.0, each) for each in parts.values()) for _, parts, _ in bars)
+    left.set_xlim(min(0.0, 1.05e3 * low), max(ends) / max(0.4, 1 - spare))
     legend(figure, [swatch(look) for look in LOOKS.values()], width_in)
     return figure
 
@@ -284,26 +295,7 @@ def _drawn(arm: Arm) -> bool:
     return "unexplained" in arm.parts and arm.parts["sync"].value > 0
 
 
-def _bar(axes: Axes, place: int, arm: Arm, *, scale: float, whiskers: bool) -> None:
-    """Draw the parts of one arm one after the other; what is negative goes to the left from zero."""
-    lying_bar(axes, place, [(look, arm.parts[part].value * scale) for part, look in LOOKS.items()])
-    if whiskers:
-        sync = arm.parts["sync"]
-        rimmed(axes, (sync.low * scale, sync.high * scale), place)
-        end = max(_right_end(arm), sync.high) * scale
-        note_at(axes, _fixed(sync.value * scale, _decimals(sync)), (end, place), (4, 0), va="center")
-
-
-def _right_end(arm: Arm) -> float:
-    return max(arm.parts["sync"].high, math.fsum(max(0.0, arm.parts[part].value) for part in LOOKS))
-
-
-def _left_end(arm: Arm) -> float:
-    return math.fsum(min(0.0, arm.parts[part].value) for part in LOOKS)
-
-
 def result_lines(found: Attribution, paths: list[Path]) -> list[str]:
     """Return what the command prints: the table, the sentences, and where the figure is."""
     wide = [line for text in sentences(found) for line in ("", *textwrap.wrap(text, 110))]
-    pictures: list[Any] = [path for path in paths if path.suffix == ".png"]
-    return [*table(found), *wide, *(line for path in pictures for line in ("", f"figure: {path}"))]
+    return [*table(found), *wide, *(line for each in figure_lines(paths) for line in ("", each))]

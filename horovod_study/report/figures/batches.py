@@ -1,11 +1,11 @@
-"""What the batch of a worker decides, for readers: time per epoch with the knee, and the overhead of communication.
+"""What the batch of a worker decides, for readers: throughput, time per epoch, the knee, the overhead of communication.
 
 Everything drawn is a column of the analysis.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -15,25 +15,23 @@ from matplotlib.lines import Line2D
 
 from horovod_study.analysis.study import Analysis
 from horovod_study.report.kit.drawing import Drawing
-from horovod_study.report.kit.interactive import mark
-from horovod_study.report.kit.panels import entry, grid, legend, log_counts, log_values, round_values, spread
-from horovod_study.report.kit.style import MARKERS, QUIET, SeriesStyle, series_styles
-from horovod_study.text.numbers import THIN, number, percent, rounded, with_interval
+from horovod_study.report.kit.panels import entry, grid, legend, line_of, log_counts, log_values, round_values, spread
+from horovod_study.report.kit.style import MARKERS, QUIET, SeriesStyle, folded, series_styles
+from horovod_study.text.numbers import number, with_interval
 from horovod_study.text.words import plural
 
-NAMES = ("batch_epochs", "overhead")
+NAMES = ("batch_size", "batch_epochs", "overhead")
 
 MIN_BATCHES = 3
 MAX_LINES = 8
 """Lines of one figure that can be distinguished: with more, one worker and the largest worker counts are kept."""
-_BAND = 0.12
 
 _Key = tuple[str, int, float]
 
 
 def drawings(analysis: Analysis) -> list[Drawing]:
     """Return the figures that this analysis has data for."""
-    return [each for each in (_epochs(analysis), _overhead(analysis)) if each is not None]
+    return [each for each in (_sizes(analysis), _epochs(analysis), _overhead(analysis)) if each is not None]
 
 
 # ---------------------------------------------------------------------------------------------------- which lines
@@ -58,9 +56,10 @@ def _lines(rows: pd.DataFrame) -> tuple[pd.DataFrame, int]:
     return kept, len(lines) - MAX_LINES
 
 
-def _looks(rows: pd.DataFrame) -> dict[_Key, SeriesStyle]:
+def _looks(analysis: Analysis, rows: pd.DataFrame) -> dict[_Key, SeriesStyle]:
     """Return the look of each line: colour and dash of its series, the marker of its worker count."""
-    base = series_styles(rows)
+    # A series of this table spans batches and has a name of its own; beside those of the study it gets their colours.
+    base = series_styles(pd.concat([analysis.points, rows], ignore_index=True))
     counts = sorted(set(rows["workers"]))
     several = rows["setting"].nunique() > 1
     looks: dict[_Key, SeriesStyle] = {}
@@ -82,192 +81,188 @@ def _of(table: pd.DataFrame, key: _Key) -> pd.DataFrame:
     return table[(table["series"] == key[0]) & (table["workers"] == key[1]) & same]
 
 
-def _handles(looks: Mapping[_Key, SeriesStyle]) -> list[Any]:
+def _handles(looks: Mapping[_Key, SeriesStyle], *, knees: bool = False) -> list[Any]:
     first: dict[str, SeriesStyle] = {}
     for look in looks.values():
         first.setdefault(look.label, look)
-    return [entry(look) for look in first.values()]
+    stroke: dict[str, Any] = {"marker": "|", "markersize": 9, "markeredgewidth": 1.6, "color": QUIET}
+    knee = [Line2D([], [], linewidth=3, alpha=0.5, **stroke, label="knee, 95 % interval")] if knees else []
+    return [*(entry(look) for look in first.values()), *knee]
 
 
-def _batch_axis(axes: Axes, rows: pd.DataFrame, panel_in: float) -> None:
-    log_counts(axes, [float(each) for each in rows["batch"]], panel_in)
+@dataclass(frozen=True)
+class _Quantity:
+    """What is drawn against the batch; `fitted`: its column of batch_curves, where it has a law."""
+
+    columns: tuple[str, str, str]  # of batches: middle, low and high
+    label: str
+    unit: str
+    scale: float = 1.0
+    fitted: str = ""
+
+
+THROUGHPUT = _Quantity(
+    ("samples_per_s_median", "samples_per_s_low", "samples_per_s_high"),
+    "Throughput / 1000 samples/s",
+    "thousand samples/s",
+    1 / 1000,
+    "samples_per_s",
+)
+EPOCH = _Quantity(
+    ("epoch_s_median", "epoch_s_low", "epoch_s_high"), "Time per epoch / s", "s per epoch", 1.0, "epoch_s"
+)
+WAITING = _Quantity(
+    ("overhead_median", "overhead_low", "overhead_high"), "Waiting / % of the step", "% of the step is waiting", 100.0
+)
+LOST = _Quantity(("lost", "lost_low", "lost_high"), "Lost to one worker / %", "% lost to one worker alone", 100.0)
+
+
+def _panel(axes: Axes, analysis: Analysis, of: _Quantity, shown: pd.DataFrame, panel_in: float) -> None:
+    """Draw one quantity against the batch: points, the fitted line with its knee, or what guides the eye."""
+    looks = _looks(analysis, shown)
+    for place, (key, look) in enumerate(looks.items()):
+        line = _of(analysis.batch_curves, key) if of.fitted else shown.iloc[:0]
+        if len(line):
+            line_of(axes, line["batch"], line[of.fitted] * of.scale, look)
+            for knee in _of(analysis.knees, key).to_dict("records"):
+                _knee(axes, knee, look, place, line=line.assign(at=line[of.fitted] * of.scale))
+        how = {"unit": of.unit, "low": of.columns[1], "high": of.columns[2]}
+        spread(axes, _of(shown, key), of.columns, look, x="batch", line=line.empty, scale=of.scale, **how)
+    log_counts(axes, [float(each) for each in shown["batch"]], panel_in)
     axes.set_xlabel("Batch of one worker")
+    values = shown[list(of.columns)] * of.scale
+    low, high = float(values.min().min()), float(values.max().max())
+    if of is EPOCH:
+        log_values(axes, low, high)
+    else:
+        axes.set_ylim(1.05 * min(0.0, low), 1.15 * high if of is THROUGHPUT else None)
+        round_values(axes)
+    if of is LOST or of is WAITING:
+        axes.axhline(0, color=QUIET, linewidth=0.7, zorder=1)
+    axes.set_ylabel(folded(of.label, 0.5 * panel_in))
 
 
-# ---------------------------------------------------------------------------------------------------- epoch time
+def _drawing(
+    analysis: Analysis, known: pd.DataFrame, panels: Sequence[_Quantity], aspect: float, **words: str
+) -> Drawing | None:
+    """Return the figure of the quantities that some row knows; `words`: its name, title, alt and caption."""
+    shown, dropped = _lines(known)
+    panels = [panel for panel in panels if shown[panel.columns[0]].notna().any()]
+    if shown.empty or not panels:
+        return None
+    looks = _looks(analysis, shown)
+    curves = pd.concat([_of(analysis.batch_curves, key) for key in looks], ignore_index=True)
+    knees = pd.concat([_of(analysis.knees, key) for key in looks], ignore_index=True)
+    fitted = any(panel.fitted for panel in panels)
+
+    def draw(width_in: float) -> Figure:
+        figure, axes_of, panel_in = grid(len(panels), width_in, aspect=aspect)
+        for axes, panel in zip(axes_of, panels, strict=True):
+            _panel(axes, analysis, panel, shown, panel_in)
+        legend(figure, _handles(looks, knees=fitted and bool(knees["identified"].any())), width_in)
+        return figure
+
+    parts = [known.assign(kind="point"), curves.assign(kind="line"), knees.assign(kind="knee")]
+    words["caption"] += f" In the CSV file only: {plural(dropped, 'further line')}." if dropped else ""
+    data = pd.concat([each for each in parts if len(each)], ignore_index=True) if fitted else known
+    return Drawing(data=data, draw=draw, **words)
+
+
+def _knee(axes: Axes, knee: Mapping[Any, Any], look: SeriesStyle, place: int, *, line: pd.DataFrame) -> None:
+    """Mark the knee on the line of its series (batch, at), with its interval as a thick piece of that line."""
+    if not knee["identified"]:
+        return
+    near = line.iloc[(line["batch"] - knee["knee"]).abs().argmin()]
+    inside = line[(line["batch"] >= knee["knee_low"]) & (line["batch"] <= knee["knee_high"])]
+    thick: dict[str, Any] = {"linestyle": "-", "linewidth": 5, "alpha": 0.35, "solid_capstyle": "butt", "zorder": 1.5}
+    line_of(axes, inside["batch"], inside["at"], look, **thick)
+    stroke: dict[str, Any] = {
+        "linestyle": "none",
+        "marker": "|",
+        "markersize": 13,
+        "markeredgewidth": 1.8,
+        "zorder": 5 + 0.01 * place,
+    }
+    text = f"knee at a batch of {with_interval(knee['knee'], knee['knee_low'], knee['knee_high'])}"
+    line_of(axes, [knee["knee"]], [near["at"]], look, tips=[text], **stroke)
+
+
+# ---------------------------------------------------------------------------------------------------- the figures
+
+
+_POINTS = " Points: medians over repeats; bars: 95 % intervals, where there are three repeats"
+_KNEES = (
+    " Lines: the fitted step, fixed + B per_sample (saturation) or max(fixed, B per_sample) (piecewise), the form "
+    "selected by AICc. The vertical stroke on a line is its knee, the batch at which fixed and per-sample costs are "
+    "equal, the thick piece below it the 95 % interval of the knee; where there is none, it is not identifiable."
+)
+
+
+def _sizes(analysis: Analysis) -> Drawing | None:
+    return _drawing(
+        analysis,
+        analysis.batches,
+        (THROUGHPUT, EPOCH, WAITING),
+        0.66,
+        name=NAMES[0],
+        title="What a larger batch gives",
+        alt="Throughput, time per epoch and waiting against the batch of one worker; the knees are in the table.",
+        caption="Throughput of all workers, time per epoch and the share of the step that is waiting for gradients, "
+        f"against the batch of one worker.{_POINTS}.{_KNEES}",
+    )
 
 
 def _epochs(analysis: Analysis) -> Drawing | None:
     known = analysis.batches[analysis.batches["epoch_s_median"].notna()]
-    shown, dropped = _lines(known)
-    if shown.empty:
-        return None
-    looks = _looks(shown)
-    knees = {key: _of(analysis.knees, key).to_dict("records") for key in looks}
-    curves = pd.concat([_of(analysis.batch_curves, key) for key in looks], ignore_index=True)
-
-    def draw(width_in: float) -> Figure:
-        figure, (axes,), panel_in = grid(1, width_in, aspect=0.8)
-        low, high = (
-            float(getattr(shown[["epoch_s_median", "epoch_s_low", "epoch_s_high"]].stack(), end)())
-            for end in ("min", "max")
-        )
-        for key, look in looks.items():
-            line = _of(curves, key)
-            if len(line):
-                mark(
-                    axes.plot(
-                        line["batch"], line["epoch_s"], color=look.color, linestyle=look.dash, linewidth=1.2, zorder=2
-                    ),
-                    series=look.label,
-                )
-            columns = ("epoch_s_median", "epoch_s_low", "epoch_s_high")
-            spread(axes, _of(shown, key), columns, look, x="batch", line=line.empty, tip=_epoch_tip)
-        for place, (key, look) in enumerate(looks.items()):
-            for knee in knees[key]:
-                _knee(axes, knee, look, place, line=_of(curves, key))
-        _batch_axis(axes, shown, panel_in)
-        log_values(axes, low, high)
-        axes.set_ylabel("Time per epoch / s")
-        entries = _handles(looks)
-        if any(knee["identified"] for each in knees.values() for knee in each):
-            stroke: dict[str, Any] = {"marker": "|", "markersize": 9, "markeredgewidth": 1.6, "color": QUIET}
-            entries.append(Line2D([], [], linewidth=3, alpha=0.5, **stroke, label="knee, 95 % interval"))
-        legend(figure, entries, width_in)
-        return figure
-
-    words = [_gain(_of(shown, key), looks[key].label, knees[key]) for key in looks]
-    caption = (
-        "Time per epoch against the batch of one worker, both axes logarithmic: batches per epoch times the mean step, "
-        "so without evaluation and checkpoints. Points: medians over repeats; bars: 95 % intervals, where there are "
-        "three repeats. Lines: the fitted step, fixed + B per_sample or max(fixed, B per_sample), the form selected by "
-        "AICc. The vertical stroke on a line is its knee, the batch at which fixed and per-sample costs are equal, the "
-        "thick piece below it the 95 % interval of the knee; where there is none, it is not identifiable. "
-        f"{' '.join(words)}"
-    )
-    if dropped:
-        caption += f" In the CSV file only: {plural(dropped, 'further line')}."
-    return Drawing(
-        name=NAMES[0],
+    looks = _looks(analysis, _lines(known)[0])
+    gains = [_gain(_of(known, key), look.label, _of(analysis.knees, key)) for key, look in looks.items()]
+    return _drawing(
+        analysis,
+        known,
+        (EPOCH,),
+        0.8,
+        name=NAMES[1],
         title="Epoch time against the batch",
         alt="Time per epoch against the batch of one worker on logarithmic axes, with the knees; the values are in the "
         "tables of batches and knees.",
-        caption=caption,
-        data=pd.concat([known.assign(kind="point"), curves.assign(kind="line")], ignore_index=True),
-        draw=draw,
+        caption="Time per epoch against the batch of one worker, both axes logarithmic: batches per epoch times the "
+        f"mean step, so without evaluation and checkpoints.{_POINTS}.{_KNEES} {' '.join(gains)}",
     )
 
 
-def _knee(axes: Axes, knee: Mapping[Any, Any], look: SeriesStyle, place: int, *, line: pd.DataFrame) -> None:
-    """Mark the knee on the line of its series, with its interval as a thick piece of that line."""
-    if not knee["identified"] or line.empty:
-        return
-    near = line.iloc[(line["batch"] - knee["knee"]).abs().argmin()]
-    inside = line[(line["batch"] >= knee["knee_low"]) & (line["batch"] <= knee["knee_high"])]
-    band = axes.plot(
-        inside["batch"], inside["epoch_s"], color=look.color, linewidth=5, alpha=0.35, solid_capstyle="butt", zorder=1.5
-    )
-    mark(band, series=look.label)
-    stroke = axes.plot(
-        [knee["knee"]], [near["epoch_s"]], linestyle="none", marker="|", markersize=13, markeredgewidth=1.8,
-        color=look.color, zorder=5 + 0.01 * place,
-    )  # fmt: skip
-    text = with_interval(knee["knee"], knee["knee_low"], knee["knee_high"])
-    mark(stroke, series=look.label, tips=[f"knee at a batch of {text}"])
-
-
-def _gain(rows: pd.DataFrame, label: str, knees: list[dict[Any, Any]]) -> str:
+def _gain(rows: pd.DataFrame, label: str, knees: pd.DataFrame) -> str:
     """Return what the largest batch gives over the smallest, and where the knee is, as a sentence."""
     ends = rows.sort_values("batch", kind="stable").to_dict("records")
     text = (
         f"{label}: an epoch with batch {ends[-1]['batch']:g} is {number(ends[-1]['times_faster'])} times as fast as "
         f"with batch {ends[0]['batch']:g}"
     )
-    found = [knee for knee in knees if knee["identified"]]
-    if found:
-        knee = found[0]
+    for knee in knees[knees["identified"].astype(bool)].head(1).to_dict("records"):
         text += f"; knee at {with_interval(knee['knee'], knee['knee_low'], knee['knee_high'])} ({knee['form']})"
     return f"{text}."
-
-
-def _epoch_tip(row: Mapping[Any, Any]) -> str:
-    ends = (
-        f" [{rounded(row['epoch_s_low'], 3)}, {rounded(row['epoch_s_high'], 3)}]"
-        if math.isfinite(row["epoch_s_low"])
-        else ""
-    )
-    value = f"{rounded(row['epoch_s_median'], 3)}{THIN}s per epoch{ends}"
-    return f"batch {row['batch']:g}: {value}, {plural(row['repeats'], 'repeat')}"
-
-
-# ---------------------------------------------------------------------------------------------------- overhead
-
-
-_PANELS = (
-    ("overhead", ("overhead_median", "overhead_low", "overhead_high"), "Waiting / % of the step"),
-    ("lost", ("lost", "lost_low", "lost_high"), "Lost to one worker / %"),
-)
 
 
 def _overhead(analysis: Analysis) -> Drawing | None:
     table = analysis.batches[analysis.batches["workers"] > 1]
     known = table[table["overhead_median"].notna() | table["lost"].notna()]
-    shown, dropped = _lines(known)
-    panels = [panel for panel in _PANELS if shown[panel[1][0]].notna().any()]
-    if shown.empty or not panels:
-        return None
-    looks = _looks(shown)
-
-    def draw(width_in: float) -> Figure:
-        figure, axes_of, panel_in = grid(len(panels), width_in)
-        for axes, (name, columns, label) in zip(axes_of, panels, strict=True):
-            low = min(0.0, 100 * float(shown[list(columns)].min().min()))
-            for key, look in looks.items():
-                spread(axes, _of(shown, key), columns, look, x="batch", scale=100, tip=_overhead_tips[name])
-            _batch_axis(axes, shown, panel_in)
-            axes.axhline(0, color=QUIET, linewidth=0.7, zorder=1)
-            axes.set_ylim(1.05 * low, None)
-            round_values(axes)
-            axes.set_ylabel(label)
-        legend(figure, _handles(looks), width_in)
-        return figure
-
-    both = len(panels) > 1
-    caption = "What communication costs against the batch of one worker."
-    if any(name == "overhead" for name, _, _ in panels):
-        caption += (
-            f"{' Left:' if both else ''} Exposed waiting for gradients over the step (sync_s / step_s, of each run)."
-        )
-    if any(name == "lost" for name, _, _ in panels):
-        bases = sorted({base for base in shown["lost_base"] if base})
-        caption += (
-            f"{' Right:' if both else ''} 1 - X(N) / (N X(1)) at the same batch, over the {' or '.join(bases)} worker: "
-            "all that more workers cost, slower computing included."
-        )
-    caption += (
-        " Points: medians over repeats; bars: 95 % intervals, where there are three repeats; lines guide the eye."
-    )
-    if dropped:
-        caption += f" In the CSV file only: {plural(dropped, 'further line')}."
-    return Drawing(
-        name=NAMES[1],
+    shown, _ = _lines(known)
+    bases = " or ".join(sorted({base for base in shown["lost_base"] if base}))
+    texts = {
+        WAITING: "Exposed waiting for gradients over the step (sync_s / step_s, of each run).",
+        LOST: f"1 - X(N) / (N X(1)) at the same batch, over the {bases} worker: all that more workers cost, slower "
+        "computing included.",
+    }
+    panels = [each for each in texts if shown[each.columns[0]].notna().any()]
+    sides = (" Left:", " Right:") if len(panels) > 1 else ("",)
+    told = "".join(f"{side} {texts[panel]}" for side, panel in zip(sides, panels, strict=False))
+    return _drawing(
+        analysis,
+        known,
+        panels,
+        0.66,
+        name=NAMES[2],
         title="Communication overhead against the batch",
         alt="Share of a step that is waiting for gradients, and what is lost to one worker alone, against the batch; "
         "the values are in the table of batches.",
-        caption=caption,
-        data=known,
-        draw=draw,
+        caption=f"What communication costs against the batch of one worker.{told}{_POINTS}; lines guide the eye.",
     )
-
-
-def _share_tip(row: Mapping[Any, Any], name: str, words: str) -> str:
-    middle = row.get(f"{name}_median", row.get(name))
-    low, high = row[f"{name}_low"], row[f"{name}_high"]
-    ends = f" [{percent(low)}, {percent(high)}]" if math.isfinite(low) else ""
-    return f"batch {row['batch']:g}: {percent(middle, decimals=1)} {words}{ends}, {plural(row['repeats'], 'repeat')}"
-
-
-_overhead_tips = {
-    "overhead": lambda row: _share_tip(row, "overhead", "of the step is waiting"),
-    "lost": lambda row: _share_tip(row, "lost", "lost to one worker alone"),
-}

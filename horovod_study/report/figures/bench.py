@@ -1,6 +1,5 @@
 """What `horovod-study bench` found: tables in nccl-tests' layout, the figure of the network, and the roofline."""
 
-import json
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,6 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from horovod_study.analysis.machine.network import WHOLE_GRADIENT, BenchedNetwork, LineFit, Roofline, bus_factor
-from horovod_study.files import csv_of
 from horovod_study.report.kit.files import write_result
 from horovod_study.report.kit.panels import label_decades, legend, note_at, paper_behind
 from horovod_study.report.kit.style import (
@@ -49,21 +47,16 @@ def write_bench(
     `document` is what was measured, conditions included; bench.json holds it whole beside what follows from it.
     """
     texts = {
-        "bench.json": json.dumps(content(network, document), indent=1, allow_nan=False) + "\n",
-        "bench.csv": csv_of(network.points),
-        "bench.txt": text(network, document) + "\n",
-        "network.txt": network_caption(network) + "\n",
+        "bench.json": content(network, document),
+        "bench.csv": network.points,
+        "bench.txt": text(network, document),
+        "network.txt": network_caption(network),
     }
-    figures = {"network": draw_network}
+    figures = {"network": partial(draw_network, network)}
     if network.roofline is not None:
-        figures["roofline"] = draw_roofline
-        texts["roofline.txt"] = roofline_caption(network) + "\n"
-    return write_result(
-        directory,
-        figures={name: partial(draw, network, look.width_in) for name, draw in figures.items()},
-        texts=texts,
-        look=look,
-    )
+        figures["roofline"] = partial(draw_roofline, network)
+        texts["roofline.txt"] = roofline_caption(network)
+    return write_result(directory, texts, figures, look=look)
 
 
 def content(network: BenchedNetwork, document: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Everything drawn is a column of the analysis.
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -15,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from horovod_study.analysis.study import Analysis
 from horovod_study.analysis.sync.boundary import DIRECT, INDIRECT, MEDIAN
 from horovod_study.report.kit.drawing import Drawing
-from horovod_study.report.kit.interactive import mark, tips
+from horovod_study.report.kit.interactive import tips
 from horovod_study.report.kit.panels import (
     MAX_PANELS,
     entry,
@@ -220,7 +221,7 @@ def _panel(
     for series, own in cells.groupby("series", sort=False):
         look = styles[str(series)]
         for _, part in own.groupby("nodes", sort=True):
-            _points(axes, part, places, look, named[str(series)])
+            _points(axes, part, places, replace(look, label=named[str(series)]))
     top = 1000 * cells["sync_s_max"].max() * 1.22
     worker_axis(axes, cells["workers"], last, wide_in)
     left, right = axes.get_xlim()
@@ -266,15 +267,10 @@ def _room(
     return most
 
 
-def _points(
-    axes: Axes, part: pd.DataFrame, places: Mapping[tuple[str, int, int], float], look: SeriesStyle, name: str
-) -> None:
+def _points(axes: Axes, part: pd.DataFrame, places: Mapping[tuple[str, int, int], float], look: SeriesStyle) -> None:
     x = [places[row["series"], row["workers"], row["nodes"]] for row in part.to_dict("records")]
-    low, middle, high = (1000 * part[f"sync_s_{name}"] for name in ("min", "median", "max"))
-    line = axes.plot(x, middle, color=look.color, linestyle=look.dash, linewidth=1.2, zorder=2)
-    mark(line, series=name)
-    texts = tips(part, "sync_s_median", unit="ms", scale=1000)
-    point_bars(axes, x, (middle, low, high), look, tips=texts, label=name)
+    values = [1000 * part[f"sync_s_{name}"] for name in ("median", "min", "max")]
+    point_bars(axes, x, values, look, tips=tips(part, "sync_s_median", unit="ms", scale=1000), line=True)
 
 
 def _drawn(jumps: pd.DataFrame) -> list[dict[Any, Any]]:

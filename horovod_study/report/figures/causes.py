@@ -16,6 +16,7 @@ from matplotlib.ticker import MaxNLocator
 
 from horovod_study.analysis.machine.network import BenchedNetwork, restored
 from horovod_study.analysis.series.points import baseline_words
+from horovod_study.analysis.stats import Interval
 from horovod_study.analysis.steps.breakdown import NOTES
 from horovod_study.analysis.steps.losses import IDEAL, MEASURED
 from horovod_study.analysis.study import Analysis
@@ -24,22 +25,19 @@ from horovod_study.report.figures.bench import draw_network, draw_roofline, netw
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark
 from horovod_study.report.kit.panels import (
-    grid,
+    against_workers,
+    by_setting,
     handles,
-    heading,
     label_ticks,
     left_out,
     legend,
-    lying_bar,
+    lying_grid,
     note_at,
     panels_of,
     repeats_words,
     rimmed,
     round_values,
     settings_of,
-    spread,
-    swatch,
-    workers_below,
 )
 from horovod_study.report.kit.style import (
     INK,
@@ -120,8 +118,7 @@ def _losses(analysis: Analysis) -> Drawing | None:
             axes.set_yticks(range(len(order)), names)
             axes.tick_params(axis="y", length=0, labelleft=place % columns == 0)
             axes.set_ylim(len(order) - 0.45, -0.55)
-            axes.grid(axis="y", visible=False)
-            axes.grid(axis="x", visible=True)
+            lying_grid(axes)
             axes.set_xlabel("ms per step")
             title = f"{labels[cell['series']]}, {plural(cell['workers'], 'worker')}, {cell['setting']}"
             axes.set_title(folded(title, panel_in))
@@ -195,8 +192,8 @@ def _way(axes: Axes, parts: Mapping[str, Mapping[Any, Any]], order: list[str], l
 
 
 _WAITING = (
-    ("skew_s", "Skew / ms per step", 1000.0, 0.0),
-    ("load_balance", "Load balance / %", 100.0, math.nan),
+    ("skew_s", "Skew / ms per step", 1000.0, "ms per step"),
+    ("load_balance", "Load balance / %", 100.0, "% load balance"),
 )
 
 
@@ -210,23 +207,19 @@ def _stragglers(analysis: Analysis) -> Drawing | None:
     styles = series_styles(points)
 
     def draw(width_in: float) -> Figure:
-        figure, axes_of, panel_in = grid(2 * len(settings), width_in)
-        for place, (setting, (name, label, scale, floor)) in enumerate((s, w) for s in settings for w in _WAITING):
-            axes, own = axes_of[place], shown[shown["setting"] == setting]
+        figure, panels, panel_in = by_setting(shown, settings, width_in, each=2)
+        for axes, (name, label, scale, unit), own in [
+            (*pair, own) for made, own in panels for pair in zip(made, _WAITING, strict=True)
+        ]:
             columns = (f"{name}_median", f"{name}_min", f"{name}_max")
-            top = 0.0
-            for series, each in own.groupby("series", sort=False):
-                top = max(top, spread(axes, each, columns, styles[str(series)], scale=scale, tip=_late_tip))
-            workers_below(axes, own, panel_in)
-            if floor == 0.0:
+            top = against_workers(axes, own, columns, styles, panel_in, scale=scale, unit=unit)
+            if name == "skew_s":
                 axes.set_ylim(0, 1.15 * top if top > 0 else 1)
             else:
                 least = float(own[columns[1]].min()) * scale
                 axes.set_ylim(max(0.0, min(90.0, least - 0.15 * (100 - least))), 101)
             round_values(axes)
             axes.set_ylabel(label)
-            if len(settings) > 1:
-                heading(axes, setting, panel_in)
         legend(figure, handles(styles, shown["series"].drop_duplicates()), width_in)
         return figure
 
@@ -246,13 +239,6 @@ def _stragglers(analysis: Analysis) -> Drawing | None:
         caption=caption,
         data=known[["series", "setting", "partition", "workers", "nodes", "repeats", *names]],
         draw=draw,
-    )
-
-
-def _late_tip(row: Mapping[Any, Any]) -> str:
-    return (
-        f"{plural(row['workers'], 'worker')}: {milliseconds(row['skew_s_median'])}{THIN}ms per step, load balance "
-        f"{percent(row['load_balance_median'], decimals=1)}, {plural(row['repeats'], 'repeat')}"
     )
 
 
@@ -279,38 +265,15 @@ def _attribution(analysis: Analysis) -> Drawing | None:
     arms = chosen["arm"].nunique() > 1
 
     def draw(width_in: float) -> Figure:
-        narrow = width_in < NARROW_IN
-        figure = Figure(
-            figsize=(width_in, 0.36 * len(chosen) * (2 if narrow else 1) + (1.6 if narrow else 1.15)),
-            layout="constrained",
-        )
-        shape = (2, 1) if narrow else (1, 2)
-        left, right = figure.subplots(*shape, sharey=not narrow, squeeze=False).flat
-        names = []
-        for place, cell in enumerate(chosen.to_dict("records")):
+        bars = []
+        for cell in chosen.to_dict("records"):
             own = known[(known[_CELL].astype(object) == pd.Series(cell, dtype=object)).all(axis=1)]
             parts = {str(row["part"]): row for row in own.to_dict("records")}
-            words = [labels[cell["series"]], plural(cell["workers"], "worker")]
-            words += [cell["arm"]] if arms else []
-            names.append(", ".join(words))
-            _bar(left, place, parts, "seconds", 1000.0, names[-1])
-            _bar(right, place, parts, "of_sync", 100.0, names[-1])
-            sync = parts["sync"]
-            rimmed(left, (1000 * sync["low_s"], 1000 * sync["high_s"]), place)
-        for axes, label in ((left, "ms per step"), (right, "% of the synchronisation")):
-            axes.set_yticks(range(len(names)), [folded(name, 1.5 if not narrow else 0.9) for name in names])
-            axes.tick_params(axis="y", length=0)
-            axes.set_ylim(len(names) - 0.5, -0.5)
-            axes.axvline(0, color=QUIET, linewidth=0.7, zorder=4)
-            axes.grid(axis="y", visible=False)
-            axes.grid(axis="x", visible=True)
-            axes.set_xlabel(label)
-            axes.xaxis.set_major_locator(MaxNLocator(nbins=4 if narrow else 5, steps=[1, 2, 5, 10]))
-        if not narrow:
-            right.tick_params(axis="y", labelleft=False)
-        looks = [swatch(look) for look in attribution.LOOKS.values()]
-        legend(figure, looks, width_in)
-        return figure
+            words = [labels[cell["series"]], plural(cell["workers"], "worker"), *([cell["arm"]] if arms else [])]
+            value, low, high = (float(parts["sync"][name]) for name in ("seconds", "low_s", "high_s"))
+            seconds = {part: float(parts[part]["seconds"]) for part in attribution.LOOKS}
+            bars.append((", ".join(words), seconds, Interval(value=value, low=low, high=high)))
+        return attribution.draw_bars(bars, width_in)
 
     rest = len(cells) - len(chosen)
     caption = (
@@ -336,17 +299,6 @@ def _attribution(analysis: Analysis) -> Drawing | None:
 def _setting(rows: pd.DataFrame) -> str:
     (setting,) = settings_of(rows, most=1)
     return setting
-
-
-def _bar(axes: Axes, place: int, parts: Mapping[str, Mapping[Any, Any]], column: str, scale: float, name: str) -> None:
-    """Draw the parts of one cell one after the other; what is negative goes to the left from zero."""
-    looks = attribution.LOOKS
-    drawn = lying_bar(axes, place, [(look, float(parts[part][column]) * scale) for part, look in looks.items()])
-    for bars, (part, look) in zip(drawn, looks.items(), strict=True):
-        row = parts[part]
-        share = f"{percent(row['of_sync'])} of the synchronisation" if math.isfinite(row["of_sync"]) else ""
-        text = f"{name}: {look.label} {milliseconds(row['seconds'])}{THIN}ms per step, {share}"
-        mark(bars, series=look.label, tips=[text])
 
 
 # ---------------------------------------------------------------------------------------------------- the machine

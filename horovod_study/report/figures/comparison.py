@@ -1,7 +1,7 @@
 """The figure of a comparison: the ratio of every block, its mean with the interval, and the line at 1."""
 
-import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from horovod_study.analysis.compare.comparison import Comparison, CountResult
 from horovod_study.report.kit.files import write_result
 from horovod_study.report.kit.panels import note_at
-from horovod_study.report.kit.style import INK, PRINT_WIDTH_IN, QUIET
+from horovod_study.report.kit.style import INK, QUIET
 from horovod_study.text.words import plural
 
 NAME = "comparison"
@@ -29,15 +29,8 @@ def write_comparison(comparison: Comparison, runs: Mapping[str, Any], directory:
     """
     names = (str(runs["A"]["text"]), str(runs["B"]["text"]))
     content = {**comparison.to_dict(), **{name: value for name, value in runs.items() if name != "workers"}}
-    texts = {
-        "txt": caption(comparison, names) + "\n",
-        "json": json.dumps(content, indent=1, allow_nan=False) + "\n",
-    }
-    return write_result(
-        directory,
-        figures={NAME: lambda: draw(comparison, names, PRINT_WIDTH_IN)},
-        texts={f"{NAME}.{ending}": text for ending, text in texts.items()},
-    )
+    texts = {f"{NAME}.txt": caption(comparison, names), f"{NAME}.json": content}
+    return write_result(directory, texts, {NAME: partial(draw, comparison, names)})
 
 
 def caption(comparison: Comparison, names: tuple[str, str]) -> str:

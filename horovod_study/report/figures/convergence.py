@@ -27,10 +27,12 @@ from horovod_study.report.kit.files import FORMATS
 from horovod_study.report.kit.interactive import mark
 from horovod_study.report.kit.panels import (
     MAX_HEIGHT_IN,
+    band_of,
     entry,
     grid_of,
     label_ticks,
     legend,
+    line_of,
     marker,
     note_at,
     panels_of,
@@ -303,22 +305,10 @@ def _told(settings: Sequence[str]) -> dict[str, str]:
 def _curve(axes: Axes, rows: pd.DataFrame, x: str, look: SeriesStyle, *, positive: bool) -> None:
     own = rows[rows[x] > 0] if positive else rows
     if (own["evaluations"] > 1).any():
-        band = axes.fill_between(
-            own[x], own["test_mse_min"], own["test_mse_max"], color=look.color, alpha=0.16, linewidth=0, zorder=1.5
-        )
-        mark(band, series=look.label)
-    line = axes.plot(
-        own[x],
-        own["test_mse_median"],
-        color=look.color,
-        linestyle=look.dash,
-        linewidth=1.5,
-        dash_capstyle="butt",
-        markevery=max(1, len(own) // 12),
-        **{**marker(look), "markersize": 4.2},
-        zorder=3,
-    )
-    mark(line, series=look.label, tips=[_evaluation(row) for row in own.to_dict("records")])
+        band_of(axes, own[x], (own["test_mse_min"], own["test_mse_max"]), look, alpha=0.16)
+    how = {**marker(look), "markersize": 4.2, "markevery": max(1, len(own) // 12), "dash_capstyle": "butt"}
+    texts = [_evaluation(row) for row in own.to_dict("records")]
+    line_of(axes, own[x], own["test_mse_median"], look, tips=texts, linewidth=1.5, zorder=3, **how)
 
 
 def _evaluation(row: Mapping[Any, Any]) -> str:
@@ -594,23 +584,12 @@ def _panel(
         shift = (place - (len(lines) - 1) / 2) * 0.008
         x = own["at"] * (values[-1] / values[0]) ** shift if numeric else own["at"] + shift * (len(values) - 1)
         spread = axes.vlines(x, own["best_mse_min"], own["best_mse_max"], color=look.color, linewidth=1.1, zorder=3)
-        label = look.label or "best of a run"
-        line = axes.plot(
-            x,
-            own["best_mse_median"],
-            color=look.color,
-            linestyle=look.dash,
-            linewidth=1.3,
-            dash_capstyle="butt",
-            **marker(look),
-            label=label,
-            zorder=4,
-        )
-        texts = [
-            f"{value}: best test MSE {scientific(best, 3)}" for value, best in own[[name, "best_mse_median"]].values
-        ]
-        mark(spread, series=label)
-        mark(line, series=label, tips=texts)
+        look = replace(look, label=look.label or "best of a run")
+        mark(spread, series=look.label)
+        how = {**marker(look), "linewidth": 1.3, "dash_capstyle": "butt", "label": look.label, "zorder": 4}
+        best = zip(own[name], own["best_mse_median"], strict=True)
+        texts = [f"{value}: best test MSE {scientific(mse, 3)}" for value, mse in best]
+        line_of(axes, x, own["best_mse_median"], look, tips=texts, **how)
     for floor in table["floor_mse"].dropna().unique():
         axes.axhline(floor, color=QUIET, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1, label="statistical floor")
     _mse_axis(axes, table)

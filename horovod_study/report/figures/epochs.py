@@ -3,7 +3,6 @@
 Everything drawn is a column of the analysis.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -16,21 +15,17 @@ from horovod_study.analysis.study import Analysis
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark
 from horovod_study.report.kit.panels import (
-    grid,
+    against_workers,
+    by_setting,
     handles,
-    heading,
     left_out,
     legend,
     log_values,
     repeats_words,
     round_values,
     settings_of,
-    spread,
-    workers_below,
 )
 from horovod_study.report.kit.style import QUIET, series_styles
-from horovod_study.text.numbers import THIN, milliseconds, rounded
-from horovod_study.text.words import plural
 
 NAMES = ("epoch_time", "weak_scaling")
 
@@ -65,20 +60,17 @@ def _epoch_time(analysis: Analysis) -> Drawing | None:
     ideal = f"ideal_epoch_{kind}_s"
 
     def draw(width_in: float) -> Figure:
-        figure, axes_of, panel_in = grid(len(settings), width_in)
-        for axes, setting in zip(axes_of, settings, strict=True):
-            own = shown[shown["setting"] == setting]
+        figure, panels, panel_in = by_setting(shown, settings, width_in)
+        for (axes,), own in panels:
             for _, of in own[own[ideal].notna()].groupby(["partition", "ref_train_samples"], sort=False, dropna=False):
                 line = of.drop_duplicates("workers").sort_values("workers", kind="stable")
                 mark(axes.plot(line["workers"], line[ideal], color=QUIET, linewidth=0.8, zorder=1), series=_IDEAL)
-            for series, each in own.groupby("series", sort=False):
-                spread(axes, each, columns, styles[str(series)], tip=_epoch_tip)
-            known = own[[*columns, ideal]]
-            log_values(axes, float(known.min().min()), float(known.max().max()))
-            workers_below(axes, own[own["epoch_s_median"].notna()], panel_in, log=True)
+            known = own[own["epoch_s_median"].notna()]
+            ends = {"low": "epoch_s_low", "high": "epoch_s_high"}
+            against_workers(axes, known, columns, styles, panel_in, log=True, unit="s per epoch", **ends)
+            values = own[[*columns, ideal]]
+            log_values(axes, float(values.min().min()), float(values.max().max()))
             axes.set_ylabel("Time per epoch / s")
-            if len(settings) > 1:
-                heading(axes, setting, panel_in)
         entries = handles(styles, shown["series"].drop_duplicates())
         if shown[ideal].notna().any():
             entries.append(Line2D([], [], color=QUIET, linewidth=0.8, label=_IDEAL))
@@ -107,14 +99,6 @@ def _epoch_time(analysis: Analysis) -> Drawing | None:
     )
 
 
-def _epoch_tip(row: Mapping[Any, Any]) -> str:
-    ends = f"{rounded(row['epoch_s_min'], 3)} to {rounded(row['epoch_s_max'], 3)}"
-    return (
-        f"{plural(row['workers'], 'worker')}: {rounded(row['epoch_s_median'], 3)}{THIN}s per epoch ({ends}), "
-        f"{plural(row['repeats'], 'repeat')}"
-    )
-
-
 # ---------------------------------------------------------------------------------------------------- weak scaling
 
 
@@ -137,10 +121,8 @@ def _weak_scaling(analysis: Analysis) -> Drawing | None:
     timed = len(steps) > 0
 
     def draw(width_in: float) -> Figure:
-        figure, axes_of, panel_in = grid(len(settings) * (1 + timed), width_in, most=1 + timed)
-        for place, setting in enumerate(settings):
-            axes = axes_of[place * (1 + timed)]
-            own = shown[shown["setting"] == setting]
+        figure, panels, panel_in = by_setting(shown, settings, width_in, each=1 + timed, most=1 + timed)
+        for (axes, *beside), own in panels:
             top, low = own["samples_per_s_max"].max() / 1000, own["samples_per_s_min"].min() / 1000
             for rate in own[base].dropna().unique():
                 mark(
@@ -148,16 +130,14 @@ def _weak_scaling(analysis: Analysis) -> Drawing | None:
                     series="ideal",
                 )
                 low = min(low, rate / 1000)
-            for series, each in own.groupby("series", sort=False):
-                columns = ("samples_per_s_median", "samples_per_s_min", "samples_per_s_max")
-                spread(axes, each, columns, styles[str(series)], scale=1 / 1000, tip=_weak_tip)
+            columns = ("samples_per_s_median", "samples_per_s_min", "samples_per_s_max")
+            rates = own[own[columns[0]].notna()]
+            how = {"scale": 1 / 1000, "unit": "thousand samples/s"}
+            against_workers(axes, rates, columns, styles, panel_in, log=True, **how)
             log_values(axes, low, 1.3 * top)
-            workers_below(axes, own[own["samples_per_s_median"].notna()], panel_in, log=True)
             axes.set_ylabel("1000 samples/s")
-            if len(settings) > 1:
-                heading(axes, setting, panel_in)
-            if timed:
-                _steps(axes_of[2 * place + 1], steps, ideal, own, styles, panel_in)
+            for right in beside:
+                _steps(right, steps, ideal, own, styles, panel_in)
         entries = handles(styles, shown["series"].drop_duplicates())
         if shown[base].notna().any():
             entries.append(Line2D([], [], color=QUIET, linewidth=0.8, label="ideal"))
@@ -203,23 +183,8 @@ def _steps(
     for value in sorted(set(level["seconds"])):
         mark(axes.axhline(value * 1000, color=QUIET, linewidth=0.8, zorder=1), series="ideal")
     top = 1000 * float(level["seconds"].max()) if len(level) else 0.0
-    for series, each in mine.groupby("series", sort=False):
-        top = max(top, spread(axes, each, ("mean_s", "min_s", "max_s"), styles[str(series)], scale=1000, tip=_step_tip))
+    how = {"scale": 1000.0, "unit": "ms per step"}
+    top = max(top, against_workers(axes, mine, ("mean_s", "min_s", "max_s"), styles, panel_in, log=True, **how))
     axes.set_ylim(0, 1.15 * top if top > 0 else 1)
     round_values(axes)
-    workers_below(axes, mine, panel_in, log=True)
     axes.set_ylabel("Mean step / ms")
-
-
-def _step_tip(row: Mapping[Any, Any]) -> str:
-    return (
-        f"{plural(row['workers'], 'worker')}: {milliseconds(row['mean_s'])}{THIN}ms per step, "
-        f"{plural(row['repeats'], 'repeat')}"
-    )
-
-
-def _weak_tip(row: Mapping[Any, Any]) -> str:
-    return (
-        f"{plural(row['workers'], 'worker')}: {rounded(row['samples_per_s_median'])} samples/s, "
-        f"{plural(row['repeats'], 'repeat')}"
-    )

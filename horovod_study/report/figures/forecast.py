@@ -21,6 +21,7 @@ from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark, tips
 from horovod_study.report.kit.panels import (
     MAX_PANELS,
+    band_of,
     beyond,
     boundary_words,
     entry,
@@ -28,20 +29,13 @@ from horovod_study.report.kit.panels import (
     in_table_only,
     label_ticks,
     legend,
+    line_of,
     marker,
     node_boundaries,
     point_bars,
     setting_panels,
 )
-from horovod_study.report.kit.style import (
-    EXTRAPOLATED_DASH,
-    PAPER,
-    QUIET,
-    SeriesStyle,
-    folded,
-    series_styles,
-    text_in,
-)
+from horovod_study.report.kit.style import EXTRAPOLATED_DASH, PAPER, QUIET, SeriesStyle, folded, series_styles, text_in
 
 NAME = "forecast"
 _TICK_GAP_IN = 0.08  # between the labels of two worker counts
@@ -114,32 +108,15 @@ def _series(axes: Axes, own: pd.DataFrame, look: SeriesStyle) -> None:
     # The band opens at the last measurement, whose own spread is drawn as a bar.
     start = last.assign(low=last["samples_per_s"], high=last["samples_per_s"])
     band = pd.concat([start, told])
-    shade = axes.fill_between(
-        band["workers"], band["low"] / 1000, band["high"] / 1000, color=look.color, alpha=0.13, linewidth=0, zorder=1.5
-    )
-    ahead = axes.plot(
-        band["workers"],
-        band["samples_per_s"] / 1000,
-        color=look.color,
-        linewidth=1.2,
-        linestyle=EXTRAPOLATED_DASH,
-        dash_capstyle="butt",
-        zorder=2.5,
-    )
-    line = axes.plot(
-        measured["workers"],
-        measured["samples_per_s"] / 1000,
-        color=look.color,
-        linewidth=1.2,
-        linestyle=look.dash,
-        zorder=2.5,
-    )
+    band_of(axes, band["workers"], (band["low"] / 1000, band["high"] / 1000), look, alpha=0.13)
+    ahead = {"linestyle": EXTRAPOLATED_DASH, "dash_capstyle": "butt", "zorder": 2.5}
+    line_of(axes, band["workers"], band["samples_per_s"] / 1000, look, **ahead)
+    line_of(axes, measured["workers"], measured["samples_per_s"] / 1000, look, zorder=2.5)
     values = [measured[f"samples_per_s{end}"] / 1000 for end in ("", "_min", "_max")]
     texts = tips(measured, "samples_per_s", unit="samples/s", note="measured")
     point_bars(axes, measured["workers"], values, look, tips=texts)
     asked = told[told["kind"] == FORECAST]
     hollow = axes.plot(asked["workers"], asked["samples_per_s"] / 1000, linestyle="none", **_hollow(look), zorder=4)
-    mark([shade, ahead, line], series=look.label)
     told_words = tips(asked, "samples_per_s", low="low", high="high", unit="samples/s", note="forecast")
     mark(hollow, series=look.label, tips=told_words)
 

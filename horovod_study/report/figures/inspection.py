@@ -1,8 +1,8 @@
 """One run in detail, as text, as JSON and in two figures: its steps over the run, and its ranks beside each other."""
 
-import json
 import shlex
 import textwrap
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from horovod_study.analysis.steps.stragglers import CAUSES, Lateness
 from horovod_study.records import RecordedRun, RunSideFiles
 from horovod_study.report.figures.system import write_system
 from horovod_study.report.kit.files import write_result
-from horovod_study.report.kit.panels import label_ticks, legend, note_at, paper_behind
+from horovod_study.report.kit.panels import label_ticks, legend, lying_grid, note_at, paper_behind
 from horovod_study.report.kit.style import (
     INK,
     LAPS,
@@ -55,15 +55,11 @@ def write_inspection(
     found: Inspection, run: RecordedRun, beside: RunSideFiles, directory: Path, *, look: FigureFormat = TEXT
 ) -> list[Path]:
     """Write inspect.json, inspect.txt and the figures (PDF, SVG, PNG), those of the hosts too; return the paths."""
-    figures = {STEPS: lambda: draw_steps(found, look.width_in)}
+    figures = {STEPS: partial(draw_steps, found)}
     if found.stragglers.ranks:
-        figures[RANKS] = lambda: draw_ranks(found, look.width_in)
-    texts = {
-        f"{NAME}.json": json.dumps(found.to_dict(), indent=1, allow_nan=False) + "\n",
-        f"{NAME}.txt": "\n".join([*result_lines(found), "", *captions(found)]) + "\n",
-    }
-    paths = write_result(directory, figures=figures, texts=texts, look=look)
-    return paths + write_system_of(run, beside, directory, look=look)
+        figures[RANKS] = partial(draw_ranks, found)
+    texts = {f"{NAME}.json": found.to_dict(), f"{NAME}.txt": [*result_lines(found), "", *captions(found)]}
+    return write_result(directory, texts, figures, look=look) + write_system_of(run, beside, directory, look=look)
 
 
 def write_system_of(
@@ -476,6 +472,5 @@ def draw_ranks(found: Inspection, width_in: float) -> Figure:
     right.set_xlabel("last in % of the steps")
     right.set_xlim(0, 100)
     for axes in (left, right):
-        axes.grid(visible=True, axis="x")
-        axes.grid(visible=False, axis="y")
+        lying_grid(axes)
     return figure

@@ -1,6 +1,6 @@
 """The figure of a learning-rate range test: loss against rate, with the rates that were read off it."""
 
-import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from horovod_study.analysis.learning.lr_range import UNSTEADY, RangeTest
-from horovod_study.files import csv_of
 from horovod_study.report.kit.files import write_result
 from horovod_study.report.kit.panels import label_decades, note_at
-from horovod_study.report.kit.style import GRID, INK, LAPS, PRINT_WIDTH_IN, QUIET
+from horovod_study.report.kit.style import GRID, INK, LAPS, QUIET
 
 NAME = "lr_range"
 _LINE, _GOOD, _BAD = "#0072b2", "#009e73", LAPS["sync"].color
@@ -26,16 +25,8 @@ def write_lr_range(test: RangeTest, directory: Path, *, batch: int) -> list[Path
     `batch`: curves per step of all workers, for the caption. Returns the paths.
     """
     curve = pd.DataFrame({"lr": test.rates, "loss": test.losses, "smoothed_loss": test.smooth})
-    texts = {
-        "txt": caption(test, batch=batch) + "\n",
-        "csv": csv_of(curve),
-        "json": json.dumps(test.to_dict(), indent=1, allow_nan=False) + "\n",
-    }
-    return write_result(
-        directory,
-        figures={NAME: lambda: draw(test, PRINT_WIDTH_IN)},
-        texts={f"{NAME}.{ending}": text for ending, text in texts.items()},
-    )
+    texts = {f"{NAME}.txt": caption(test, batch=batch), f"{NAME}.csv": curve, f"{NAME}.json": test.to_dict()}
+    return write_result(directory, texts, {NAME: partial(draw, test)})
 
 
 def caption(test: RangeTest, *, batch: int) -> str:

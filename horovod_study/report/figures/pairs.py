@@ -21,10 +21,12 @@ from horovod_study.report.kit.panels import (
     grid,
     heading,
     legend,
+    line_of,
     marker,
+    node_boundaries,
     repeats_words,
     round_values,
-    workers_below,
+    worker_axis,
 )
 from horovod_study.report.kit.style import QUIET, SeriesStyle, series_labels, series_styles
 from horovod_study.text.numbers import with_interval
@@ -59,7 +61,8 @@ def drawings(analysis: Analysis) -> list[Drawing]:
             for pair in chosen:
                 _ratios(axes, own[(own["a"] == pair[0]) & (own["b"] == pair[1])], looks[pair])
             axes.axhline(1, color=QUIET, linewidth=0.9, zorder=1)
-            workers_below(axes, own, panel_in)
+            worker_axis(axes, own["workers"], float(own["workers"].max()), panel_in)
+            node_boundaries(axes, own, panel_in)
             round_values(axes)
             axes.set_ylabel("Ratio")
             heading(
@@ -117,10 +120,7 @@ def _ratios(axes: Any, rows: pd.DataFrame, look: SeriesStyle) -> None:
     own = rows.sort_values(["workers", "nodes"], kind="stable")
     if own.empty:
         return
-    mark(
-        axes.plot(own["workers"], own["ratio"], color=look.color, linestyle=look.dash, linewidth=1.1, zorder=2),
-        series=look.label,
-    )
+    line_of(axes, own["workers"], own["ratio"], look, linewidth=1.1)
     bars = axes.vlines(own["workers"], own["ratio_low"], own["ratio_high"], color=look.color, linewidth=1.1, zorder=3)
     mark(bars, series=look.label)
     for resolved, each in own.groupby(own["verdict"] == RESOLVED):

@@ -18,20 +18,19 @@ from horovod_study.analysis.study import Analysis
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark
 from horovod_study.report.kit.panels import (
+    against_workers,
+    band_of,
+    by_setting,
     entry,
-    grid,
-    heading,
     left_out,
     legend,
+    line_of,
     repeats_words,
     round_values,
     settings_of,
-    spread,
-    workers_below,
 )
 from horovod_study.report.kit.style import EXTRAPOLATED_DASH, QUIET, SeriesStyle, series_styles
-from horovod_study.text.numbers import THIN, number, with_interval
-from horovod_study.text.words import plural
+from horovod_study.text.numbers import with_interval
 
 NAMES = ("regression", "karp_flatt")
 
@@ -62,39 +61,28 @@ def _regression(analysis: Analysis) -> Drawing | None:
     slopes = {str(series): _slope(analysis, str(series)) for series in shown["series"].drop_duplicates()}
     of = shown.drop_duplicates("series").set_index("series")["setting"]
     several = {series: f", {of[series]}" if len(settings) > 1 else "" for series in slopes}
-    labels = {each: f"{styles[each].label}{several[each]}: {slope} per worker" for each, slope in slopes.items()}
+    looks = {
+        each: replace(styles[each], label=f"{styles[each].label}{several[each]}: {slope} per worker")
+        for each, slope in slopes.items()
+    }
 
     def draw(width_in: float) -> Figure:
-        figure, axes_of, panel_in = grid(len(settings), width_in, aspect=0.75)
-        for axes, setting in zip(axes_of, settings, strict=True):
-            own = shown[shown["setting"] == setting]
+        figure, panels, panel_in = by_setting(shown, settings, width_in, aspect=0.75)
+        for (axes,), own in panels:
             last = float(own["workers"].max())
             mark(axes.plot([0, 2 * last], [0, 2 * last], color=QUIET, linewidth=0.7, zorder=1), series="ideal")
             top = 1.0
-            for series, each in own.groupby("series", sort=False):
-                look = replace(styles[str(series)], label=labels[str(series)])
+            for series in own["series"].unique():
                 line = lines[lines["series"] == series]
-                band = axes.fill_between(
-                    line["workers"], line["low"], line["high"], color=look.color, alpha=0.14, linewidth=0, zorder=1.5
-                )
-                mark(band, series=look.label)
-                drawn = axes.plot(
-                    line["workers"], line["speedup"], color=look.color, linestyle=look.dash, linewidth=1.4, zorder=2
-                )
-                mark(drawn, series=look.label)
-                top = max(
-                    top,
-                    float(line["speedup"].max()),
-                    spread(axes, each, columns, look, line=False, tip=_speedup_tip(kind)),
-                )
-            workers_below(axes, own, panel_in)
+                band_of(axes, line["workers"], (line["low"], line["high"]), looks[series], alpha=0.14)
+                line_of(axes, line["workers"], line["speedup"], looks[series], linewidth=1.4)
+                top = max(top, float(line["speedup"].max()))
+            ends: dict[str, Any] = {"low": f"speedup_{kind}_low", "high": f"speedup_{kind}_high"}
+            top = max(top, against_workers(axes, own, columns, looks, panel_in, line=False, unit="\u00d7", **ends))
             axes.set_ylim(0, 1.12 * top)
             axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
             axes.set_ylabel("Speedup")
-            if len(settings) > 1:
-                heading(axes, setting, panel_in)
-        looks = {series: styles[series] for series in slopes}
-        entries = [entry(look, labels[series], linewidth=1.4) for series, look in looks.items()]
+        entries = [entry(look, linewidth=1.4) for look in looks.values()]
         legend(figure, [*entries, Line2D([], [], color=QUIET, linewidth=0.7, label="ideal")], width_in)
         return figure
 
@@ -130,14 +118,6 @@ def _slope(analysis: Analysis, series: str) -> str:
     return with_interval(law["params"]["slope"], low, high)
 
 
-def _speedup_tip(kind: str) -> Any:
-    def tip(row: Mapping[Any, Any]) -> str:
-        text = with_interval(row[f"speedup_{kind}"], row[f"speedup_{kind}_low"], row[f"speedup_{kind}_high"])
-        return f"{plural(row['workers'], 'worker')}: {text} times, {plural(row['repeats'], 'repeat')}"
-
-    return tip
-
-
 # ---------------------------------------------------------------------------------------------------- Karp-Flatt
 
 
@@ -148,26 +128,21 @@ def _karp_flatt(analysis: Analysis) -> Drawing | None:
     settings = settings_of(points)
     shown = points[points["setting"].isin(settings)]
     styles = series_styles(analysis.points)
+    columns = ("karp_flatt", "karp_flatt_low", "karp_flatt_high")
     serial = {str(series): _serial(analysis, str(series)) for series in shown["series"].drop_duplicates()}
 
     def draw(width_in: float) -> Figure:
-        figure, axes_of, panel_in = grid(len(settings), width_in)
-        for axes, setting in zip(axes_of, settings, strict=True):
-            own = shown[shown["setting"] == setting]
-            low, top = 0.0, 0.0
-            columns = ("karp_flatt", "karp_flatt_low", "karp_flatt_high")
+        figure, panels, panel_in = by_setting(shown, settings, width_in)
+        for (axes,), own in panels:
             for series, each in own.groupby("series", sort=False):
-                look = styles[str(series)]
-                top = max(top, spread(axes, each, columns, look, scale=100, tip=_fraction_tip))
-                low = min(low, 100 * float(each[list(columns)].min().min()))
-                _amdahl(axes, serial[str(series)], each, look)
+                _amdahl(axes, serial[str(series)], each, styles[str(series)])
+            low = min(0.0, 100 * float(own[list(columns)].min().min()))
+            how: dict[str, Any] = {"scale": 100, "unit": "%", "low": columns[1], "high": columns[2]}
+            top = against_workers(axes, own, columns, styles, panel_in, **how)
             axes.axhline(0, color=QUIET, linewidth=0.7, zorder=1)
-            workers_below(axes, own, panel_in)
             axes.set_ylim(1.08 * low, 1.12 * top if top > 0 else 1)
             round_values(axes)
             axes.set_ylabel("Karp-Flatt fraction / %")
-            if len(settings) > 1:
-                heading(axes, setting, panel_in)
         looks = {styles[series].label: styles[series] for series in serial}
         entries = [entry(look, label) for label, look in looks.items()]
         if any(value is not None for value in serial.values()):
@@ -191,19 +166,7 @@ def _karp_flatt(analysis: Analysis) -> Drawing | None:
         title="Karp-Flatt fraction",
         alt="Karp-Flatt fraction against workers; the values are in the table of points.",
         caption=caption,
-        data=points[
-            [
-                "series",
-                "setting",
-                "partition",
-                "workers",
-                "nodes",
-                "repeats",
-                "karp_flatt",
-                "karp_flatt_low",
-                "karp_flatt_high",
-            ]
-        ],
+        data=points[["series", "setting", "partition", "workers", "nodes", "repeats", *columns]],
         draw=draw,
     )
 
@@ -226,13 +189,5 @@ def _amdahl(axes: Axes, found: tuple[float, float, float] | None, rows: pd.DataF
     if found is None:
         return
     ends = [float(rows["workers"].min()), float(rows["workers"].max())]
-    line = axes.plot(
-        ends, [100 * found[0]] * 2, color=look.color, linewidth=1.0, linestyle=EXTRAPOLATED_DASH, alpha=0.8, zorder=1.8
-    )
-    mark(line, series=look.label)
-
-
-def _fraction_tip(row: Mapping[Any, Any]) -> str:
-    ends = [100 * row[f"karp_flatt{end}"] for end in ("", "_low", "_high")]
-    text = with_interval(*ends) if math.isfinite(ends[1]) else number(ends[0])
-    return f"{plural(row['workers'], 'worker')}: {text}{THIN}%, {plural(row['repeats'], 'repeat')}"
+    how = {"linewidth": 1.0, "linestyle": EXTRAPOLATED_DASH, "alpha": 0.8, "zorder": 1.8}
+    line_of(axes, ends, [100 * found[0]] * 2, look, **how)

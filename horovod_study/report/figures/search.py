@@ -3,6 +3,7 @@
 import io
 import math
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from horovod_study.documents import read_bytes
 from horovod_study.errors import RecordError
 from horovod_study.files import unguarded
 from horovod_study.report.kit.files import write_result
-from horovod_study.report.kit.style import PAPER, PRINT_WIDTH_IN, QUIET
+from horovod_study.report.kit.style import PAPER, QUIET
 
 NAME = "search"
 MAX_COLUMNS = 3
@@ -50,12 +51,8 @@ def write_search(trials: pd.DataFrame, options: Mapping[str, str], directory: Pa
     shown = trials[trials["state"].isin(["done", "pruned"]) & (trials["test_mse"] > 0)]
     if shown.empty:
         return []
-    return write_result(
-        directory,
-        figures={NAME: lambda: draw(shown, options, PRINT_WIDTH_IN)},
-        texts={f"{NAME}.txt": caption(shown) + "\n"},
-        choose="folder",
-    )
+    figures = {NAME: partial(draw, shown, options)}
+    return write_result(directory, {f"{NAME}.txt": caption(shown)}, figures, choose="folder")
 
 
 def caption(shown: pd.DataFrame) -> str:

@@ -3,9 +3,9 @@
 It computes nothing: everything shown is a column of the table that analysis/simulate/scaling.py made.
 """
 
-import json
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from horovod_study.analysis.simulate.calibration import Calibration
 from horovod_study.analysis.simulate.step import PARTS
-from horovod_study.files import csv_of
 from horovod_study.records import finite
 from horovod_study.report.kit.files import write_result
 from horovod_study.report.kit.panels import note_at
@@ -224,17 +223,13 @@ def write_simulation(
     table: pd.DataFrame, calibration: Calibration, doubts: Sequence[str], directory: Path, *, look: FigureFormat = TEXT
 ) -> list[Path]:
     """Write simulation.csv, .json, .txt and the figure (.pdf, .svg, .png) with its caption; return the paths."""
-    return write_result(
-        directory,
-        figures={NAME: lambda: draw(table, look.width_in)},
-        look=look,
-        texts={
-            f"{NAME}.csv": csv_of(table),
-            f"{NAME}.json": json.dumps(content(table, calibration, doubts), indent=1, allow_nan=False) + "\n",
-            f"{NAME}_table.txt": text(table, calibration) + "\n" + "".join(f"doubt: {each}\n" for each in doubts),
-            f"{NAME}.txt": caption(table, calibration) + "\n",
-        },
-    )
+    texts = {
+        f"{NAME}.csv": table,
+        f"{NAME}.json": content(table, calibration, doubts),
+        f"{NAME}_table.txt": [text(table, calibration), *(f"doubt: {each}" for each in doubts)],
+        f"{NAME}.txt": caption(table, calibration),
+    }
+    return write_result(directory, texts, {NAME: partial(draw, table)}, look=look)
 
 
 def caption(table: pd.DataFrame, calibration: Calibration) -> str:

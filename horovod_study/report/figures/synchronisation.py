@@ -1,11 +1,11 @@
-"""What synchronisation costs, for readers: against workers, between transports, against the batch, and Horovod's cycle.
+"""What synchronisation costs, for readers: against workers, between transports, and Horovod's cycle.
 
 Everything drawn is a column of the analysis. The colour of a series is that of every other figure;
 lines over NCCL are solid and over MPI dashed here, because the transport is what these figures are about.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from horovod_study.analysis.laws import law_label
 from horovod_study.analysis.study import Analysis
@@ -25,8 +25,10 @@ from horovod_study.report.kit.panels import (
     boundary_words,
     entry,
     grid_of,
-    label_ticks,
+    law_line,
     legend,
+    line_of,
+    lying_grid,
     marker,
     node_boundaries,
     panel_in,
@@ -35,7 +37,6 @@ from horovod_study.report.kit.panels import (
     worker_axis,
 )
 from horovod_study.report.kit.style import (
-    EXTRAPOLATED_DASH,
     GRID,
     NARROW_IN,
     PAPER,
@@ -50,7 +51,7 @@ from horovod_study.report.kit.style import (
 from horovod_study.text.numbers import THIN, milliseconds, percent, rounded, with_interval
 from horovod_study.text.words import listed, plural
 
-NAMES = ("synchronisation", "transports", "batch_size")
+NAMES = ("synchronisation", "transports")
 """The figures of the section."""
 
 MAX_ROWS = 28
@@ -61,19 +62,12 @@ MAX_PANELS = 4
 """Settings in one figure, each with two panels."""
 MIN_COUNTS = 2
 
-_VARIANTS: tuple[tuple[bool, Any], ...] = (
-    (True, "-"),
-    (False, (0, (6, 2))),
-    (True, (0, (6, 2, 1, 2))),
-    (False, (0, (3, 1.5))),
-)
-_BAND = 0.14
 _BEHIND: Mapping[str, Any] = {"facecolor": PAPER, "edgecolor": "none", "pad": 1.0}
 
 
 def drawings(analysis: Analysis) -> list[Drawing]:
     """Return the figures that this analysis has data for."""
-    made = [_against_workers(analysis), _between_transports(analysis), _against_batch(analysis)]
+    made = [_against_workers(analysis), _between_transports(analysis)]
     return [each for each in made if each is not None]
 
 
@@ -173,34 +167,14 @@ def _panel(
     measured = float(cells["workers"].max())
     last = max(measured, float(curves["workers"].max()) if len(curves) else measured)
     for series, curve in curves.groupby("series", sort=False):
-        look, x = styles[str(series)], curve["workers"]
-        low, high = (curve[f"{line.removesuffix('_s')}_{end}_s"] * scale for end in ("low", "high"))
-        band = axes.fill_between(x, low, high, color=look.color, alpha=_BAND, linewidth=0, zorder=1.5)
-        seen = cells.loc[cells["series"] == series, "workers"].max()
-        inside, beyond = curve[curve["workers"] <= seen], curve[curve["workers"] >= seen]
-        seen_line = axes.plot(
-            inside["workers"], inside[line] * scale, color=look.color, linestyle=look.dash, linewidth=1.2, zorder=2
-        )
-        ahead = axes.plot(
-            beyond["workers"],
-            beyond[line] * scale,
-            color=look.color,
-            linestyle=EXTRAPOLATED_DASH,
-            linewidth=1.0,
-            alpha=0.65,
-            zorder=2,
-        )
-        mark([band, seen_line, ahead], series=look.label)
+        low, high = (f"{line.removesuffix('_s')}_{end}_s" for end in ("low", "high"))
+        law_line(axes, curve, (line, low, high), styles[str(series)], scale=scale, width=1.2)
     for series, own in cells.groupby("series", sort=False):
         look = styles[str(series)]
         own = own.sort_values("workers", kind="stable")
         if str(series) not in set(curves["series"]):
             for _, part in own.groupby("nodes", sort=True, dropna=False):
-                line_y = part[f"{column}_median"] * scale
-                joined = axes.plot(
-                    part["workers"], line_y, color=look.color, linestyle=look.dash, linewidth=1.2, zorder=2
-                )
-                mark(joined, series=look.label)
+                line_of(axes, part["workers"], part[f"{column}_median"] * scale, look)
         ends = {"low": f"{column}_low", "high": f"{column}_high", "unit": "ms" if scale == 1000 else "s"}
         texts = tips(own, f"{column}_median", scale=scale, **ends)
         values = [own[f"{column}_{name}"] * scale for name in ("median", "low", "high")]
@@ -299,8 +273,7 @@ def _between_transports(analysis: Analysis) -> Drawing | None:
                     head.set_in_layout(False)  # it goes on over the panel beside it
             axes.axvline(0, color=QUIET, linewidth=0.8, zorder=1)
             axes.set_ylim(max(ticks) + 0.6, -0.5)
-            axes.grid(axis="x")
-            axes.grid(False, axis="y")
+            lying_grid(axes)
             axes.set_xlabel(folded(_TITLES[quantity], 0.4 * width_in))
             axes.xaxis.set_major_locator(MaxNLocator(nbins=3 if narrow else 6, steps=[1, 2, 5, 10]))
             if narrow and column == 0:
@@ -335,137 +308,6 @@ def _difference(axes: Axes, row: Any, y: float, look: SeriesStyle) -> None:
 def _labels(analysis: Analysis) -> dict[str, str]:
     cells = analysis.synchronisation
     return series_labels(cells) if len(cells) else {}
-
-
-# ---------------------------------------------------------------------------------------------------- batches
-
-
-def _against_batch(analysis: Analysis) -> Drawing | None:
-    cells = analysis.batches
-    counts = cells.groupby(["series", "workers", "nodes"], dropna=False)["batch"].transform("nunique")
-    shown = cells[counts >= MIN_COUNTS + 1]
-    if shown.empty:
-        return None
-    looks = _batch_looks(analysis.points, shown)
-    curves, knees = analysis.batch_curves, analysis.knees
-    overhead = bool(shown["overhead_median"].notna().any())
-    epochs = bool(shown["epoch_s_median"].notna().any())
-    fitted = [each.assign(kind=kind) for kind, each in (("line", curves), ("knee", knees)) if len(each)]
-
-    def draw(width_in: float) -> Figure:
-        panels = 1 + overhead + epochs
-        rows, columns, height_in = grid_of(width_in, panels, alone=0.4, beside=0.4)
-        figure, grid = panels_of(width_in, height_in + 0.4, rows, columns, panels)
-        _batch_panel(grid[0], shown, looks, "samples_per_s", 1 / 1000)
-        _fitted(grid[0], curves, knees, looks)
-        grid[0].set_ylabel("Throughput / 1000 samples/s")
-        place = 1
-        if epochs:
-            _batch_panel(grid[place], shown, looks, "epoch_s", 1.0)
-            grid[place].set_yscale("log")
-            label_ticks(grid[place].yaxis, LogLocator(subs=(1.0, 2.0, 5.0)))
-            grid[place].set_ylabel("Time per epoch / s")
-            place += 1
-        if overhead:
-            _batch_panel(grid[place], shown, looks, "overhead", 100.0)
-            grid[place].set_ylim(0, None)
-            grid[place].set_ylabel("Waiting / % of the step")
-        legend(figure, [entry(look) for look in looks.values()], width_in)
-        return figure
-
-    return Drawing(
-        name=NAMES[2],
-        title="What a larger batch gives",
-        alt="Throughput, time per epoch and waiting against the batch of one worker; the knees are in the table.",
-        caption=(
-            "Throughput of all workers, time per epoch and the share of the step that is waiting for gradients, "
-            "against the batch of one worker. Points: medians over repeats; bars: 95 % intervals. Lines of the "
-            "throughput: the form selected by AICc, step = fixed + B per_sample (saturation) or max(fixed, B "
-            "per_sample) (piecewise); triangles at the bottom: the knee, where fixed and per-sample costs are equal, "
-            "with its 95 % interval. Where there is no triangle it is not identifiable."
-        ),
-        data=pd.concat([shown.assign(kind="point"), *fitted], ignore_index=True),
-        draw=draw,
-    )
-
-
-def _batch_looks(points: pd.DataFrame, shown: pd.DataFrame) -> dict[tuple[str, int], SeriesStyle]:
-    """Return the look of each (series, workers): the colour of the series, fill and dash of the worker count."""
-    # A series of this table spans batches and has a name of its own; beside those of the study it gets their colours.
-    base = series_styles(pd.concat([points, shown], ignore_index=True))
-    counts = sorted(set(shown["workers"]))
-    several = shown["setting"].nunique() > 1
-    looks: dict[tuple[str, int], SeriesStyle] = {}
-    for row in shown.drop_duplicates(["series", "workers"]).to_dict("records"):
-        look = base[row["series"]]
-        filled, dash = _VARIANTS[counts.index(row["workers"]) % len(_VARIANTS)]
-        words = f"{look.label}, {plural(row['workers'], 'worker')}" + (f", {row['setting']}" if several else "")
-        looks[row["series"], int(row["workers"])] = replace(look, filled=filled, dash=dash, label=words, ring=False)
-    return looks
-
-
-def _batch_panel(
-    axes: Axes, shown: pd.DataFrame, looks: Mapping[tuple[str, int], SeriesStyle], name: str, scale: float
-) -> None:
-    for (series, workers, _), own in shown.groupby(["series", "workers", "nodes"], sort=False, dropna=False):
-        look = looks[str(series), int(float(f"{workers}"))]
-        known = own[own[f"{name}_median"].notna()].sort_values("batch", kind="stable")
-        if known.empty:
-            continue
-        x = known["batch"]
-        if name != "samples_per_s":
-            line = known[f"{name}_median"] * scale
-            mark(axes.plot(x, line, color=look.color, linestyle=look.dash, linewidth=1.2, zorder=2), series=look.label)
-        values = [known[f"{name}_{end}"] * scale for end in ("median", "low", "high")]
-        point_bars(axes, x, values, look, tips=_batch_tips(known, name))
-    axes.set_xscale("log")
-    batches = sorted(set(shown["batch"]))
-    label_ticks(axes.xaxis, FixedLocator(_apart(batches)))
-    axes.set_xlabel("Batch of one worker")
-    if name == "samples_per_s":
-        axes.set_ylim(0, shown["samples_per_s_median"].max() * scale * 1.15)
-
-
-_BATCH_UNITS = {
-    "samples_per_s": ("samples/s", 1.0),
-    "epoch_s": ("s per epoch", 1.0),
-    "overhead": ("% of the step", 100.0),
-}
-
-
-def _batch_tips(rows: pd.DataFrame, name: str) -> list[str]:
-    unit, scale = _BATCH_UNITS[name]
-    texts = tips(rows, f"{name}_median", low=f"{name}_low", high=f"{name}_high", unit=unit, scale=scale)
-    return [f"batch {batch:g}, {text}" for batch, text in zip(rows["batch"], texts, strict=True)]
-
-
-def _apart(batches: Sequence[float]) -> list[float]:
-    """Return the batches to be written below an axis: those that stand a factor of 1.7 apart."""
-    kept: list[float] = []
-    for batch in batches:
-        if not kept or batch >= 1.7 * kept[-1]:
-            kept.append(batch)
-    return kept
-
-
-def _fitted(
-    axes: Axes, curves: pd.DataFrame, knees: pd.DataFrame, looks: Mapping[tuple[str, int], SeriesStyle]
-) -> None:
-    for (series, workers, _), own in curves.groupby(["series", "workers", "nodes"], sort=False, dropna=False):
-        look = looks.get((str(series), int(float(f"{workers}"))))
-        if look is not None:
-            rate = own["samples_per_s"] / 1000
-            axes.plot(own["batch"], rate, color=look.color, linestyle=look.dash, linewidth=1.2, zorder=2)
-    foot = axes.get_ylim()[1] * 0.03
-    left, right = axes.get_xlim()
-    for place, row in enumerate(knees[knees["identified"].astype(bool)].to_dict("records")):
-        look = looks.get((row["series"], int(row["workers"])))
-        if look is None:
-            continue
-        y = foot * (1 + place)
-        low, high = max(row["knee_low"], left), min(row["knee_high"], right)
-        axes.plot([low, high], [y, y], color=look.color, linewidth=1.1, zorder=3)
-        axes.plot([row["knee"]], [y], linestyle="none", **marker(replace(look, marker="^")), zorder=4)
 
 
 # ---------------------------------------------------------------------------------------------------- sentences

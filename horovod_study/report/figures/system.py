@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from horovod_study.analysis.machine.system import PHASES, Panel, panels, phases, summary
-from horovod_study.files import csv_of
 from horovod_study.records import SystemSamples
 from horovod_study.report.kit.files import write_result
 from horovod_study.report.kit.panels import legend
@@ -181,11 +180,6 @@ def write_system(
         at_s = each.rows["at_s"]
         table = phases(steps, evaluations, first_timed=first_timed, first_s=float(at_s.min()), last_s=float(at_s.max()))
         name = f"{NAME}-{host}"
-        texts = {
-            f"{name}.txt": caption(each) + "\n",
-            f"{name}.csv": csv_of(summary({host: each}, table)),
-        }
-        paths += write_result(
-            directory, figures={name: partial(figure, each, table, look.width_in)}, texts=texts, look=look
-        )
+        texts = {f"{name}.txt": caption(each), f"{name}.csv": summary({host: each}, table)}
+        paths += write_result(directory, texts, {name: partial(figure, each, table)}, look=look)
     return paths

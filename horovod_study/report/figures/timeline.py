@@ -1,15 +1,14 @@
 """Where the time of Horovod's collectives goes: as tables, in a sentence, and as a figure."""
 
-import json
+from functools import partial
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
 from horovod_study.analysis.steps.timeline import PHASES, Timeline
-from horovod_study.files import csv_of
-from horovod_study.report.kit.files import write_result
-from horovod_study.report.kit.panels import legend, swatch
-from horovod_study.report.kit.style import INK, PAPER, QUIET, TEXT, FigureFormat, LapStyle, folded, text_in
+from horovod_study.report.kit.files import figure_lines, write_result
+from horovod_study.report.kit.panels import legend, lying_bar, lying_grid, swatch
+from horovod_study.report.kit.style import INK, TEXT, FigureFormat, LapStyle, folded, text_in
 from horovod_study.text.numbers import percent
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import listed, plural
@@ -39,21 +38,16 @@ _THOUGHT = {
 def write_timeline(found: Timeline, directory: Path, *, source: str, look: FigureFormat = TEXT) -> list[Path]:
     """Write timeline.json, .csv (every tensor and activity), .txt and the figure; return the paths."""
     texts = {
-        f"{NAME}.json": json.dumps({"source": source, **found.to_dict()}, indent=1, allow_nan=False) + "\n",
-        f"{NAME}.csv": csv_of(found.table),
-        f"{NAME}.txt": "\n".join(
-            [*lines(found, source=source), "", *(f"Doubt: {doubt}." for doubt in found.doubts), caption(found)]
-        )
-        + "\n",
+        f"{NAME}.json": {"source": source, **found.to_dict()},
+        f"{NAME}.csv": found.table,
+        f"{NAME}.txt": [
+            *lines(found, source=source),
+            "",
+            *(f"Doubt: {doubt}." for doubt in found.doubts),
+            caption(found),
+        ],
     }
-    return write_result(
-        directory,
-        figures={NAME: lambda: draw(found, look.width_in)} if found.busy_s > 0 else {},
-        look=look,
-        texts=texts,
-        axes__grid__axis="x",
-        ytick__major__size=0,
-    )
+    return write_result(directory, texts, {NAME: partial(draw, found)} if found.busy_s > 0 else {}, look=look)
 
 
 def sentence(found: Timeline) -> str:
@@ -151,31 +145,14 @@ def draw(found: Timeline, width_in: float) -> Figure:
     axes = figure.subplots()
     for place, (_, values) in enumerate(bars):
         at = place + 0.5 * (place > 0)  # the first bar is of another kind
-        left = 0.0
-        for phase, look in LOOKS.items():
-            width = values[phase] * 1e3
-            axes.barh(
-                at,
-                width,
-                left=left,
-                height=0.66,
-                facecolor=look.color,
-                edgecolor=QUIET if look.hatch else PAPER,
-                hatch=look.hatch,
-                linewidth=0.4,
-                zorder=2,
-            )
-            left += width
+        lying_bar(axes, at, [(look, 1e3 * values[phase]) for phase, look in LOOKS.items()])
     places = [place + 0.5 * (place > 0) for place in range(len(bars))]
     axes.set_yticks(places, [name for name, _ in bars])
     axes.set_ylim(places[-1] + 0.5, -0.5)
     axes.set_xlabel(folded("ms per step (upper bar), ms per collective (others)", 0.55 * width_in))
     axes.spines["left"].set_visible(False)
-    legend(
-        figure,
-        [swatch(look) for look in LOOKS.values()],
-        width_in,
-    )
+    lying_grid(axes)
+    legend(figure, [swatch(look) for look in LOOKS.values()], width_in)
     return figure
 
 
@@ -190,4 +167,4 @@ def _cut_to(name: str, room_in: float) -> str:
 
 def result_lines(found: Timeline, paths: list[Path], *, source: str) -> list[str]:
     """Return what the command prints: the tables, the sentence, and where the figure is."""
-    return [*lines(found, source=source), *(f"figure: {path}" for path in paths if path.suffix == ".png")]
+    return [*lines(found, source=source), *figure_lines(paths)]

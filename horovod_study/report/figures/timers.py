@@ -1,8 +1,8 @@
 """What `horovod-study bench timers` found: a table for a terminal, the figure of the overheads, and all numbers."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,12 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from horovod_study.analysis.steps.timers import Overhead, TimerCost, summary
 from horovod_study.report.kit.files import write_result
-from horovod_study.report.kit.style import GRID, INK, PRINT_WIDTH_IN, QUIET
+from horovod_study.report.kit.panels import lying_grid
+from horovod_study.report.kit.style import INK, QUIET
 from horovod_study.text.tables import table_of, to_lines
 
 NAME = "timers"
-_NAMES = {
-    "control": "off again (control)",
-    "nothing": "nothing kept, not even losses",
-}
+_NAMES = {"control": "off again (control)", "nothing": "nothing kept, not even losses"}
 _OWN, _BESIDE, _CONTROL = "#0072b2", "#d55e00", QUIET
 _LINEAR = 1.0  # per cent, up to which the axis of the figure is linear
 
@@ -30,11 +28,11 @@ def write_timers(costs: Sequence[TimerCost], cases: Sequence[Mapping[str, Any]],
     `cases`: what was measured; timers.json holds it whole beside what follows from it.
     """
     texts = {
-        f"{NAME}.json": json.dumps(content(costs, cases), indent=1, allow_nan=False) + "\n",
-        f"{NAME}.txt": text(costs, cases) + "\n",
-        f"{NAME}.caption.txt": caption(costs) + "\n",
+        f"{NAME}.json": content(costs, cases),
+        f"{NAME}.txt": text(costs, cases),
+        f"{NAME}.caption.txt": caption(costs),
     }
-    return write_result(directory, figures={NAME: lambda: draw(costs, PRINT_WIDTH_IN)}, texts=texts)
+    return write_result(directory, texts, {NAME: partial(draw, costs)})
 
 
 def content(costs: Sequence[TimerCost], cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -59,7 +57,7 @@ def text(costs: Sequence[TimerCost], cases: Sequence[Mapping[str, Any]]) -> str:
 def _table(cost: TimerCost) -> list[str]:
     lines = [
         f"batch {cost.batch}, {cost.workers} worker{'s' * (cost.workers > 1)} ({cost.runtime}), {cost.device}: "
-        f"{cost.rounds} rounds of {cost.steps_per_block} steps each, {cost.seconds:.0f} s",
+        f"{cost.rounds} rounds of {cost.steps_per_block} steps each, {cost.seconds:.0f} s"
     ]
     rows = [("off", f"{cost.off_step_s * 1e3:.3f}", "", "", "", "", "")]
     for each in (cost.control, *cost.variants):
@@ -141,8 +139,7 @@ def _panel(axes: Axes, cost: TimerCost, names: Sequence[str], reach: tuple[float
     axes.set_xticks([tick for tick in ticks if -least <= tick <= most])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.grid(axis="x", color=GRID, linewidth=0.6)
-    axes.grid(axis="y", visible=False)
+    lying_grid(axes)
 
 
 def _line(axes: Axes, place: int, each: Overhead, *, own: bool) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from horovod_study.report.kit.files import write_result
-from horovod_study.report.kit.style import GRID, INK, PAPER, PRINT_WIDTH_IN, QUIET, SHADE, runtime_label
+from horovod_study.report.kit.panels import lying_grid
+from horovod_study.report.kit.style import GRID, INK, PAPER, QUIET, SHADE, runtime_label
 from horovod_study.text.tables import table_of, to_lines
 
 NAME = "tune"
@@ -24,12 +26,7 @@ _ROW_IN = 0.19
 
 def write_tune(document: Mapping[str, Any], directory: Path) -> list[Path]:
     """Write the figure (.pdf, .svg, .png) and its caption (.txt) of a tune's result; return the paths."""
-    return write_result(
-        directory,
-        figures={NAME: lambda: draw(document, PRINT_WIDTH_IN)},
-        texts={f"{NAME}.txt": caption(document) + "\n"},
-        axes__grid__axis="x",
-    )
+    return write_result(directory, {f"{NAME}.txt": caption(document)}, {NAME: partial(draw, document)})
 
 
 def caption(document: Mapping[str, Any]) -> str:
@@ -196,6 +193,7 @@ _CROSS: dict[str, Any] = {"marker": "x", "markersize": 4.5, "markeredgecolor": _
 def _panel(axes: Axes, rows: Sequence[Mapping[str, Any]], noise: float | None, low: float, high: float) -> None:
     if noise is not None:
         axes.axvspan(math.exp(-1.96 * noise), math.exp(1.96 * noise), color=GRID, linewidth=0, zorder=0)
+    lying_grid(axes)
     axes.axvline(1.0, color=QUIET, linewidth=0.8, zorder=1)
     for place, row in enumerate(rows):
         if row["failed"] or row["ratio"] is None or not row["launches"]:

@@ -3,9 +3,7 @@
 Everything drawn is a column of the analysis.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -13,18 +11,18 @@ from matplotlib.lines import Line2D
 from horovod_study.analysis.machine.usage import SLICES
 from horovod_study.analysis.study import Analysis
 from horovod_study.report.kit.drawing import Drawing
-from horovod_study.report.kit.interactive import mark
 from horovod_study.report.kit.panels import (
+    against_workers,
+    band_of,
+    by_setting,
     grid,
     handles,
-    heading,
     left_out,
     legend,
+    line_of,
     repeats_words,
     round_values,
     settings_of,
-    spread,
-    workers_below,
 )
 from horovod_study.report.kit.style import series_styles
 from horovod_study.text.numbers import rounded
@@ -33,7 +31,7 @@ from horovod_study.text.words import plural, span
 NAMES = ("usage", "load")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Quantity:
     """One panel: a quantity of the table `usage`, with what a reader must know of it."""
 
@@ -45,44 +43,26 @@ class Quantity:
 
 ON_GPUS = (
     Quantity(
-        name="gpu_percent",
-        label="GPU use / %",
-        unit="% GPU use",
-        words="GPU use: share of time in which any kernel ran, mean over the GPUs",
+        "gpu_percent", "GPU use / %", "% GPU use", "GPU use: share of time in which any kernel ran, mean over the GPUs"
     ),
+    Quantity("gpu_power_w_per_gpu", "Power of a GPU / W", "W", "power: the GPUs' own reading, mean over them"),
     Quantity(
-        name="gpu_power_w_per_gpu",
-        label="Power of a GPU / W",
-        unit="W",
-        words="power: the GPUs' own reading, mean over them",
+        "cpu_percent_per_rank",
+        "CPU of a rank / %",
+        "% of a core",
+        "CPU: processor time of a rank and all it started, in per cent of one core, mean over the ranks",
     ),
-    Quantity(
-        name="cpu_percent_per_rank",
-        label="CPU of a rank / %",
-        unit="% of a core",
-        words="CPU: processor time of a rank and all it started, in per cent of one core, mean over the ranks",
-    ),
-    Quantity(
-        name="gpu_memory_mb",
-        label="GPU memory / MB",
-        unit="MB",
-        words="memory: largest of the window, mean over the GPUs",
-    ),
+    Quantity("gpu_memory_mb", "GPU memory / MB", "MB", "memory: largest of the window, mean over the GPUs"),
 )
 ON_CORES = (
     ON_GPUS[2],
     Quantity(
-        name="rss_mb_per_rank",
-        label="Memory of a rank / MB",
-        unit="MB",
-        words="memory: resident, with pages that ranks share, largest of the window, mean over the ranks",
+        "rss_mb_per_rank",
+        "Memory of a rank / MB",
+        "MB",
+        "memory: resident, with pages that ranks share, largest of the window, mean over the ranks",
     ),
-    Quantity(
-        name="package_power_w",
-        label="Power of processors / W",
-        unit="W",
-        words="power: of all processors, by their counters",
-    ),
+    Quantity("package_power_w", "Power of processors / W", "W", "power: of all processors, by their counters"),
 )
 
 
@@ -105,19 +85,14 @@ def _usage(analysis: Analysis) -> Drawing | None:
     styles = series_styles(analysis.points)
 
     def draw(width_in: float) -> Figure:
-        figure, axes_of, panel_in = grid(len(settings) * len(panels), width_in)
-        for place, (setting, panel) in enumerate((setting, panel) for setting in settings for panel in panels):
-            axes, own = axes_of[place], shown[shown["setting"] == setting]
+        figure, rows_of, panel_in = by_setting(shown, settings, width_in, each=len(panels))
+        for axes, panel, own in [(*pair, own) for made, own in rows_of for pair in zip(made, panels, strict=True)]:
             columns = (f"{panel.name}_median", f"{panel.name}_min", f"{panel.name}_max")
-            top = 0.0
-            for series, each in own.groupby("series", sort=False):
-                top = max(top, spread(axes, each, columns, styles[str(series)], tip=_tip(panel)))
-            workers_below(axes, own, panel_in)
+            own = own.assign(repeats=own[f"{panel.name}_repeats"])
+            top = against_workers(axes, own, columns, styles, panel_in, unit=panel.unit)
             axes.set_ylim(0, 1.15 * top if top > 0 else 1)
             round_values(axes, steps=(1, 2, 2.5, 5, 10))
             axes.set_ylabel(panel.label)
-            if len(settings) > 1:
-                heading(axes, setting, panel_in)
         legend(figure, handles(styles, shown["series"].drop_duplicates()), width_in)
         return figure
 
@@ -138,33 +113,15 @@ def _usage(analysis: Analysis) -> Drawing | None:
     )
 
 
-def _tip(panel: Quantity) -> Any:
-    def tip(row: Mapping[Any, Any]) -> str:
-        middle, low, high = (row[f"{panel.name}_{end}"] for end in ("median", "min", "max"))
-        return (
-            f"{plural(row['workers'], 'worker')}: {rounded(middle, 3)} {panel.unit} "
-            f"({rounded(low, 3)} to {rounded(high, 3)}), {plural(row[f'{panel.name}_repeats'], 'repeat')}"
-        )
-
-    return tip
-
-
 # ---------------------------------------------------------------------------------------------------- over time
 
 
 OVER_TIME = (
-    Quantity(name="step_s", label="Mean step / ms", unit="ms", words="mean step of each stretch"),
-    Quantity(name="gpu_percent", label="GPU use / %", unit="% GPU use", words="GPU use: mean over the GPUs"),
-    Quantity(name="gpu_power_w", label="Power of all GPUs / W", unit="W", words="power: sum over the GPUs"),
-    Quantity(
-        name="cpu_percent_per_rank",
-        label="CPU of a rank / %",
-        unit="% of a core",
-        words="CPU: mean over the ranks",
-    ),
-    Quantity(
-        name="rss_mb_per_rank", label="Memory of a rank / MB", unit="MB", words="memory: resident, mean over the ranks"
-    ),
+    Quantity("step_s", "Mean step / ms", "ms", "mean step of each stretch"),
+    Quantity("gpu_percent", "GPU use / %", "% GPU use", "GPU use: mean over the GPUs"),
+    Quantity("gpu_power_w", "Power of all GPUs / W", "W", "power: sum over the GPUs"),
+    Quantity("cpu_percent_per_rank", "CPU of a rank / %", "% of a core", "CPU: mean over the ranks"),
+    Quantity("rss_mb_per_rank", "Memory of a rank / MB", "MB", "memory: resident, mean over the ranks"),
 )
 MAX_PANELS = 4
 MAX_LINES = 8
@@ -199,14 +156,12 @@ def _load(analysis: Analysis) -> Drawing | None:
             for series, each in shown.groupby("series", sort=False):
                 look = looks[str(series)]
                 low, middle, most = (each[f"{panel.name}_{end}"] * scale for end in ("min", "median", "max"))
-                band = axes.fill_between(each["at_s"], low, most, color=look.color, alpha=0.15, linewidth=0, zorder=1.5)
-                mark(band, series=look.label)
+                band_of(axes, each["at_s"], (low, most), look, alpha=0.15)
                 tips = [
                     f"{at:.3g} s: {rounded(value, 3)} {panel.unit}"
                     for at, value in zip(each["at_s"], middle, strict=True)
                 ]
-                line = axes.plot(each["at_s"], middle, color=look.color, linestyle=look.dash, linewidth=1.2, zorder=2)
-                mark(line, series=look.label, tips=tips)
+                line_of(axes, each["at_s"], middle, look, tips=tips)
                 high = max(high, float(most.max()) if most.notna().any() else 0.0)
             axes.set_xlim(0, 1.02 * float(shown["at_s"].max()) or 1)
             axes.set_ylim(0, 1.12 * high if high > 0 else 1)

@@ -31,6 +31,7 @@ from horovod_study.report.kit.panels import (
     law_line,
     law_pieces,
     legend,
+    line_of,
     node_boundaries,
     point_bars,
     setting_panels,
@@ -136,15 +137,8 @@ def throughput(analysis: Analysis) -> Drawing | None:
             rows = rows.assign(at=side_by_side(rows, "samples_per_s_median", rows["workers"].max(), wide_in))
             for series, own in rows.groupby("series", sort=False):
                 look = styles[str(series)]
-                guide = axes.plot(
-                    own["workers"],
-                    own["samples_per_s_median"] / 1000,  # a cell without a result is NaN and breaks the line
-                    color=look.color,
-                    linestyle=look.dash,
-                    linewidth=1.2,
-                    zorder=2,
-                )
-                mark(guide, series=look.label)
+                # A cell without a result is NaN and breaks the line.
+                line_of(axes, own["workers"], own["samples_per_s_median"] / 1000, look)
                 texts = tips(
                     own,
                     "samples_per_s_median",
@@ -298,8 +292,7 @@ def _ideal(axes: Axes, kind: str, last: float, scale: float) -> None:
 def _thin_line(axes: Axes, curve: pd.DataFrame, name: str, scale: float, look: SeriesStyle, dash: Any) -> None:
     for extrapolated, piece in law_pieces(curve):
         how: dict[str, Any] = {"linewidth": 0.8, "alpha": 0.5 if extrapolated else 0.9, "linestyle": dash}
-        line = axes.plot(piece["workers"], piece[name] * scale, color=look.color, dash_capstyle="butt", zorder=2, **how)
-        mark(line, series=look.label)
+        line_of(axes, piece["workers"], piece[name] * scale, look, dash_capstyle="butt", **how)
 
 
 def _dots(

@@ -3,14 +3,14 @@
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
 
 from horovod_study.errors import ConfigError
-from horovod_study.files import csv_of, write_file
+from horovod_study.files import write_file
 from horovod_study.report.kit.files import FORMATS, write_result
 from horovod_study.report.kit.style import TEXT, FigureFormat, settled, style, to_bytes
 
@@ -48,15 +48,8 @@ def write_drawings(
     made: Sequence[Drawing], directory: Path, *, look: FigureFormat = TEXT, pgf: bool = False
 ) -> list[Path]:
     """Write the files of some figures with their captions and rows, errors as of `write_result`; return the paths."""
-    return write_result(
-        directory,
-        figures={each.name: partial(each.draw, look.width_in) for each in made},
-        texts={name: text for each in made for name, text in _texts(each)},
-        choose="folder",
-        look=look,
-        pgf=pgf,
-    )
-
-
-def _texts(each: Drawing) -> tuple[tuple[str, str], ...]:
-    return (f"{each.name}.txt", each.caption + "\n"), (f"{each.name}.csv", csv_of(each.data))
+    contents: dict[str, Any] = {}
+    for each in made:
+        contents |= {f"{each.name}.txt": each.caption, f"{each.name}.csv": each.data}
+    figures = {each.name: each.draw for each in made}
+    return write_result(directory, contents, figures, choose="folder", look=look, pgf=pgf)

@@ -9,9 +9,7 @@ from horovod_study.text.tables import Cell, Column, Group, Row, Table
 
 
 def by_series(
-    frame: pd.DataFrame,
-    cells: Callable[[Row], tuple[str, ...]],
-    title: Callable[[str, pd.DataFrame], str],
+    frame: pd.DataFrame, cells: Callable[[Row], tuple[str, ...]], title: Callable[[str, pd.DataFrame], str]
 ) -> tuple[Group, ...]:
     """Return one group per series, in their order: `cells` makes a row of a row, `title` the heading of a series."""
     return tuple(

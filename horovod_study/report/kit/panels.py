@@ -17,7 +17,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, Locator, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from horovod_study.report.kit.interactive import mark
+from horovod_study.report.kit.interactive import mark, tips
 from horovod_study.report.kit.style import (
     EXTRAPOLATED_DASH,
     INK,
@@ -75,6 +75,21 @@ def left_out(rows: pd.DataFrame, shown: Sequence[str]) -> str:
     return f" In the CSV file only: {', '.join(rest)}." if rest else ""
 
 
+def by_setting(
+    rows: pd.DataFrame, settings: Sequence[str], width_in: float, *, each: int = 1, **how: Any
+) -> tuple[Figure, list[tuple[list[Axes], pd.DataFrame]], float]:
+    """Return a figure with `each` panels per setting, titled where there are several; its panels and rows; a width.
+
+    `how`: what `grid` takes; the width is that of one panel.
+    """
+    figure, made, panel_in = grid(each * len(settings), width_in, **how)
+    found = [(made[place * each : (place + 1) * each], setting) for place, setting in enumerate(settings)]
+    for own, setting in found if len(settings) > 1 else ():
+        for axes in own:
+            heading(axes, setting, panel_in)
+    return figure, [(own, rows[rows["setting"] == setting]) for own, setting in found], panel_in
+
+
 def heading(axes: Axes, text: str, panel_in: float) -> None:
     """Write a title above a panel, broken where the panel is too narrow for it."""
     axes.set_title(folded(text, 0.95 * panel_in))
@@ -89,19 +104,65 @@ def spread(
     scale: float = 1.0,
     x: str = "workers",
     line: bool = True,
-    tip: Callable[[Mapping[Any, Any]], str] | None = None,
+    **tip: str,
 ) -> float:
-    """Draw medians, their spread and a line through them on equal nodes; return how high they reach.
+    """Draw medians, their spread and a line through them; return how high they reach.
 
-    `columns`: middle, low and high. `tip` makes the text of a point of its row.
+    `columns`: middle, low and high. `tip`: what pointing at a point says beside its value (unit, low, high of `tips`).
     """
     known = rows[rows[columns[0]].notna()].sort_values(x, kind="stable")
     if known.empty:
         return 0.0
     middle, low, high = (known[column] * scale for column in columns)
-    texts = [] if tip is None else [tip(row) for row in known.to_dict("records")]
+    texts = tips(known, columns[0], scale=scale, **tip)
+    if x != "workers":
+        texts = [f"{x} {at:g}, {text}" for at, text in zip(known[x], texts, strict=True)]
     point_bars(axes, known[x], (middle, low, high), look, tips=texts, line=line and not look.ring)
     return float(pd.concat([middle, high]).max())
+
+
+def against_workers(
+    axes: Axes,
+    rows: pd.DataFrame,
+    columns: tuple[str, str, str],
+    styles: Mapping[str, SeriesStyle],
+    panel_in: float,
+    *,
+    log: bool = False,
+    **how: Any,
+) -> float:
+    """Draw the `spread` of each series against workers, with that axis; return how high they reach.
+
+    `how`: what `spread` takes. `log`: the axis is logarithmic.
+    """
+    tops = [spread(axes, own, columns, styles[f"{name}"], **how) for name, own in rows.groupby("series", sort=False)]
+    if log:
+        log_counts(axes, [float(count) for count in rows["workers"]], panel_in)
+        axes.set_xlabel("Workers")
+    else:
+        worker_axis(axes, rows["workers"], float(rows["workers"].max()), panel_in)
+    node_boundaries(axes, rows, panel_in)
+    return max(tops)
+
+
+def line_of(
+    axes: Axes,
+    x: Sequence[float] | pd.Series,
+    y: Sequence[float] | pd.Series,
+    look: SeriesStyle,
+    *,
+    tips: Sequence[str] = (),
+    **changes: Any,
+) -> None:
+    """Draw a line of a series; `changes` of how it looks, as `Axes.plot` takes them."""
+    how: dict[str, Any] = {"linestyle": look.dash, "linewidth": 1.2, "zorder": 2, **changes}
+    mark(axes.plot(x, y, color=look.color, **how), series=look.label, tips=tips)
+
+
+def band_of(axes: Axes, x: pd.Series, ends: tuple[pd.Series, pd.Series], look: SeriesStyle, *, alpha: float) -> None:
+    """Draw the band of a series between the lower and the upper `ends`."""
+    shade = axes.fill_between(x, *ends, color=look.color, alpha=alpha, linewidth=0, zorder=1.5)
+    mark(shade, series=look.label)
 
 
 def point_bars(
@@ -111,17 +172,14 @@ def point_bars(
     look: SeriesStyle,
     *,
     tips: Sequence[str] = (),
-    label: str = "",
     line: bool = False,
 ) -> None:
     """Draw points and their bars, with `line` one through the points: `values` are middle, low and high, each (N,)."""
     middle, low, high = values
-    mark(axes.vlines(x, low, high, color=look.color, linewidth=1.1, zorder=3), series=label or look.label)
+    mark(axes.vlines(x, low, high, color=look.color, linewidth=1.1, zorder=3), series=look.label)
     if line:
-        joined = axes.plot(x, middle, color=look.color, linestyle=look.dash, linewidth=1.2, zorder=2)
-        mark(joined, series=label or look.label)
-    dots = axes.plot(x, middle, linestyle="none", **marker(look), zorder=4)
-    mark(dots, series=label or look.label, tips=tips)
+        line_of(axes, x, middle, look)
+    mark(axes.plot(x, middle, linestyle="none", **marker(look), zorder=4), series=look.label, tips=tips)
 
 
 def side_by_side(rows: pd.DataFrame, middle: str, last: float, wide_in: float) -> pd.Series:
@@ -148,12 +206,10 @@ def law_line(
     """Draw a fitted law and its band, lighter and dashed beyond the fitted counts; `names`: middle, low and high."""
     for extrapolated, piece in law_pieces(curve):
         middle, low, high = (piece[name] * scale for name in names)
-        alpha = 0.09 if extrapolated else 0.18
-        band = axes.fill_between(piece["workers"], low, high, color=look.color, alpha=alpha, linewidth=0, zorder=1.5)
+        band_of(axes, piece["workers"], (low, high), look, alpha=0.09 if extrapolated else 0.18)
         how = (1.2, 0.65, EXTRAPOLATED_DASH) if extrapolated else (width, 1, look.dash)
         style: dict[str, Any] = dict(zip(("linewidth", "alpha", "linestyle"), how, strict=True))
-        line = axes.plot(piece["workers"], middle, color=look.color, dash_capstyle="butt", zorder=2.5, **style)
-        mark([band, *line], series=look.label)
+        line_of(axes, piece["workers"], middle, look, dash_capstyle="butt", zorder=2.5, **style)
 
 
 def law_pieces(curve: pd.DataFrame) -> list[tuple[bool, pd.DataFrame]]:
@@ -212,6 +268,12 @@ def rimmed(axes: Axes, ends: tuple[float, float], place: float) -> None:
         axes.plot(ends, [place, place], color=color, linewidth=width, zorder=5)
 
 
+def lying_grid(axes: Axes) -> None:
+    """Have lines of the grid across lying bars, and none along them."""
+    axes.grid(visible=True, axis="x")
+    axes.grid(visible=False, axis="y")
+
+
 def lying_bar(axes: Axes, place: float, parts: Iterable[tuple[LapStyle, float]]) -> list[Any]:
     """Draw the parts of a bar one after the other, what is negative to the left from zero; return what was drawn."""
     ends, drawn = {1: 0.0, -1: 0.0}, []
@@ -222,16 +284,6 @@ def lying_bar(axes: Axes, place: float, parts: Iterable[tuple[LapStyle, float]])
         drawn.append(axes.barh(place, value, left=ends[side], height=0.62, zorder=2, **how))
         ends[side] += value
     return drawn
-
-
-def workers_below(axes: Axes, rows: pd.DataFrame, panel_in: float, *, log: bool = False) -> None:
-    """Label the worker counts, on a logarithmic axis with `log`, and mark where further ones need another node."""
-    if log:
-        log_counts(axes, [float(count) for count in rows["workers"]], panel_in)
-        axes.set_xlabel("Workers")
-    else:
-        worker_axis(axes, rows["workers"], float(rows["workers"].max()), panel_in)
-    boundaries(axes, rows, panel_in)
 
 
 def log_counts(axes: Axes, counts: Sequence[float], panel_in: float) -> None:
@@ -256,61 +308,13 @@ def log_values(axes: Axes, low: float, high: float) -> None:
     label_ticks(axes.yaxis, LogLocator(subs=(1.0, 2.0, 5.0) if high / low < 200 else (1.0,)))
 
 
-def boundaries(axes: Axes, rows: pd.DataFrame, panel_in: float) -> None:
-    """Draw a thin line where further workers need another node; of several partitions, where each of them does.
-
-    Nothing is drawn where equal workers are on both sides, or partitions would need more than six lines.
-    """
-    places: dict[float, set[int]] = {}
-    for _, own in rows.dropna(subset=["nodes"]).groupby("partition", sort=False):
-        for fewer, more in pairwise(sorted(set(own["nodes"]))):
-            last = float(own.loc[own["nodes"] <= fewer, "workers"].max())
-            first = float(own.loc[own["nodes"] >= more, "workers"].min())
-            if last < first:
-                places.setdefault(
-                    math.sqrt(last * first) if axes.get_xscale() == "log" else (last + first) / 2, set()
-                ).add(int(more))
-    if len(places) > MAX_BOUNDARIES:
-        return
-    left, right = axes.get_xlim()
-    logarithmic = axes.get_xscale() == "log"
-    free = -math.inf
-    for x, nodes in sorted(places.items()):
-        axes.axvline(x, color=QUIET, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
-        at = math.log(x / left) / math.log(right / left) if logarithmic else (x - left) / (right - left)
-        text = f"{'/'.join(str(each) for each in sorted(nodes))} nodes"
-        room = (text_in(text) + 0.05) / (0.8 * panel_in)
-        side = "left" if at + room <= 1 else "right"
-        begin = at if side == "left" else at - room
-        if begin >= free:
-            axes.text(
-                at + (0.012 if side == "left" else -0.012),
-                0.985,
-                text,
-                transform=axes.transAxes,
-                color=QUIET,
-                size=small(),
-                va="top",
-                ha=side,
-                bbox=paper_behind(),
-                zorder=1.5,
-            )
-            free = begin + room
-
-
-MAX_BOUNDARIES = 6
-
-
 MAX_COLUMNS = 2
-
 
 PAGE_IN = 9.6
 """No figure is taller: its panels make room for a long legend."""
 
-
 MAX_PANELS = 6
 """Settings in one figure."""
-
 
 MAX_HEIGHT_IN = 8.4
 """Of all panels together: a page has room for them, their legend and a caption."""

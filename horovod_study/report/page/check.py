@@ -80,10 +80,7 @@ NOT_COVERED: Sequence[tuple[str, str]] = (
         "bench.json",
         "there is nothing to compare it with",
     ),
-    (
-        "data of curves, and trained parameters",
-        "data sets and checkpoints are not read",
-    ),
+    ("data of curves, and trained parameters", "data sets and checkpoints are not read"),
 )
 """What a check of this kind cannot find, and why; listed in every result."""
 

@@ -39,15 +39,7 @@ from horovod_study.report.page import run_pages
 from horovod_study.report.page.doubts import doubt_groups
 from horovod_study.report.page.sentences import ENVIRONMENT, headline, learned, sentences, subheadline
 from horovod_study.report.page.tables import tables, write_tables
-from horovod_study.text.numbers import (
-    THIN,
-    milliseconds,
-    number,
-    percent,
-    rounded,
-    short_rate,
-    with_interval,
-)
+from horovod_study.text.numbers import THIN, milliseconds, number, percent, rounded, short_rate, with_interval
 from horovod_study.text.tables import NOTHING, Cell, Column, Row, Table, row_of
 from horovod_study.text.words import listed, plural
 from horovod_study.workloads import packaged
@@ -59,12 +51,13 @@ PAIRED = ("speedup", "efficiency")
 
 WIDE_IN = 6.3
 
+SYNCHRONISATION = (*synchronisation.NAMES, "batch_size")
 LEARNING = ("learning", "targets", "sensitivity")
-"""The figures of the section on learning."""
+"""The figures of the sections on synchronisation and on learning."""
 
 CLAIMED = (
     *(*PAIRED, "breakdown", "throughput"),
-    *(boundary.NAME, forecast.NAME, resources.NAME, *synchronisation.NAMES, *LEARNING),
+    *(boundary.NAME, forecast.NAME, resources.NAME, *SYNCHRONISATION, *LEARNING),
 )
 """Figures that a section shows; all others are in a section of their own."""
 
@@ -164,7 +157,7 @@ def _page(analysis: Analysis, against: Any) -> dict[str, Any]:
         jumped=boundary.sentences(analysis),
         waiting=synchronisation.sentences(analysis),
         waiting_tables=[(title, made[name]) for name, title in _WAITING.items() if name in made],
-        waiting_figures=[figures[name] for name in synchronisation.NAMES if name in figures],
+        waiting_figures=[figures[name] for name in SYNCHRONISATION if name in figures],
         ahead=figures.get(forecast.NAME),
         without_forecast=_without_forecast(analysis, labels),
         learning=[figures[name] for name in LEARNING if name in figures],
@@ -176,9 +169,7 @@ def _page(analysis: Analysis, against: Any) -> dict[str, Any]:
         resources={"figure": figures.get(resources.NAME), "sentences": resources.sentences(analysis)},
         common=_common(provenance),
         base=baseline_words(
-            analysis.points,
-            provenance["baseline"],
-            plain="one plain PyTorch worker without a communication library",
+            analysis.points, provenance["baseline"], plain="one plain PyTorch worker without a communication library"
         ),
         works=_works(analysis),
         growth=[(name, made[name]) for name in ("losttime", "losttime-plain", "losttime-wrapped") if name in made],

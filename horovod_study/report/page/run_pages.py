@@ -31,7 +31,7 @@ MAX_RANKS = 16
 """Ranks of a run that its page lists; accounting.csv has all of them."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Field:
     """A number of a run: its column in the analysis, what multiplies it, and what readers are told."""
 
@@ -45,145 +45,77 @@ class Field:
 GROUPS: Mapping[str, tuple[Field, ...]] = {
     "Speed": (
         Field(
-            column="samples_per_s",
-            title="Throughput",
-            unit="samples/s",
-            meaning="samples of all workers in the timed window over the seconds of the slowest one",
+            "samples_per_s",
+            "Throughput",
+            "samples/s",
+            "samples of all workers in the timed window over the seconds of the slowest one",
         ),
         Field(
-            column="speedup_plain",
-            title="Speedup over plain",
-            unit="\u00d7",
-            meaning="over the median of one worker without a communication library",
+            "speedup_plain",
+            "Speedup over plain",
+            "\u00d7",
+            "over the median of one worker without a communication library",
         ),
+        Field("efficiency_plain", "Efficiency", "%", "that speedup over the number of workers", 100),
         Field(
-            column="efficiency_plain",
-            title="Efficiency",
-            unit="%",
-            meaning="that speedup over the number of workers",
-            scale=100,
-        ),
-        Field(
-            column="speedup_wrapped",
-            title="Speedup over wrapped",
-            unit="\u00d7",
-            meaning="over the median of one worker inside the same library",
+            "speedup_wrapped", "Speedup over wrapped", "\u00d7", "over the median of one worker inside the same library"
         ),
     ),
     "Step": (
         Field(
-            column="step_s",
-            title="Mean step",
-            unit="ms",
-            meaning="over the steps of the window and the ranks; the parts of the step add up to it",
-            scale=1e3,
+            "step_s",
+            "Mean step",
+            "ms",
+            "over the steps of the window and the ranks; the parts of the step add up to it",
+            1e3,
         ),
+        Field("step_s_median", "Median step", "ms", "over steps, of the rank with the largest", 1e3),
         Field(
-            column="step_s_median",
-            title="Median step",
-            unit="ms",
-            meaning="over steps, of the rank with the largest",
-            scale=1e3,
+            "step_s_p90", "90 % of steps within", "ms", "90 % quantile over steps, of the rank with the largest", 1e3
         ),
-        Field(
-            column="step_s_p90",
-            title="90 % of steps within",
-            unit="ms",
-            meaning="90 % quantile over steps, of the rank with the largest",
-            scale=1e3,
-        ),
-        Field(
-            column="sync_s_median",
-            title="Median wait for gradients",
-            unit="ms",
-            meaning="over steps, mean of the ranks",
-            scale=1e3,
-        ),
-        Field(
-            column="residual_share_mean",
-            title="Unexplained",
-            unit="%",
-            meaning="of the step, that no part of it covers",
-            scale=100,
-        ),
+        Field("sync_s_median", "Median wait for gradients", "ms", "over steps, mean of the ranks", 1e3),
+        Field("residual_share_mean", "Unexplained", "%", "of the step, that no part of it covers", 100),
     ),
     "Waiting of the ranks for each other": (
+        Field("skew_s", "Skew", "ms", "how long a rank waits for the last one, mean over steps and ranks", 1e3),
+        Field("load_balance", "Load balance", "%", "mean over largest useful time of the ranks", 100),
         Field(
-            column="skew_s",
-            title="Skew",
-            unit="ms",
-            meaning="how long a rank waits for the last one, mean over steps and ranks",
-            scale=1e3,
+            "communication_efficiency",
+            "Communication efficiency",
+            "%",
+            "largest useful time of a rank over the time of the window",
+            100,
         ),
         Field(
-            column="load_balance",
-            title="Load balance",
-            unit="%",
-            meaning="mean over largest useful time of the ranks",
-            scale=100,
-        ),
-        Field(
-            column="communication_efficiency",
-            title="Communication efficiency",
-            unit="%",
-            meaning="largest useful time of a rank over the time of the window",
-            scale=100,
-        ),
-        Field(
-            column="parallel_efficiency",
-            title="Parallel efficiency (POP)",
-            unit="%",
-            meaning="load balance times communication efficiency",
-            scale=100,
+            "parallel_efficiency", "Parallel efficiency (POP)", "%", "load balance times communication efficiency", 100
         ),
     ),
     "Timed window": (
-        Field(column="window_s", title="Length", unit="s", meaning="of the slowest rank"),
-        Field(column="steps", title="Steps", unit="", meaning="in the window, each rank"),
-        Field(column="excluded_steps", title="Left out before it", unit="steps", meaning="warm-up"),
-        Field(
-            column="rows_lost", title="Rows lost", unit="", meaning="steps of all ranks that found no room on the disk"
-        ),
-        Field(column="test_mse", title="Test MSE", unit="", meaning="at the end of the run"),
+        Field("window_s", "Length", "s", "of the slowest rank"),
+        Field("steps", "Steps", "", "in the window, each rank"),
+        Field("excluded_steps", "Left out before it", "steps", "warm-up"),
+        Field("rows_lost", "Rows lost", "", "steps of all ranks that found no room on the disk"),
+        Field("test_mse", "Test MSE", "", "at the end of the run"),
     ),
     "Memory and energy": (
-        Field(column="rss_mb_max", title="Resident memory", unit="MB", meaning="the most of any rank"),
-        Field(
-            column="pss_mb_max",
-            title="Proportional memory",
-            unit="MB",
-            meaning="the most of any rank, shared pages counted in parts",
-        ),
-        Field(column="energy_j", title="Energy", unit="J", meaning="of the timed window"),
-        Field(
-            column="energy_per_sample_j", title="Energy per sample", unit="mJ", meaning="of the timed window", scale=1e3
-        ),
+        Field("rss_mb_max", "Resident memory", "MB", "the most of any rank"),
+        Field("pss_mb_max", "Proportional memory", "MB", "the most of any rank, shared pages counted in parts"),
+        Field("energy_j", "Energy", "J", "of the timed window"),
+        Field("energy_per_sample_j", "Energy per sample", "mJ", "of the timed window", 1e3),
     ),
     "Load of the machine": (
-        Field(
-            column="cpu_percent_per_rank",
-            title="Processor",
-            unit="% of a core",
-            meaning="of a rank, mean over window and ranks",
-        ),
-        Field(column="rss_mb_per_rank", title="Memory of a rank", unit="MB", meaning="the most, mean over ranks"),
-        Field(
-            column="gpu_percent", title="GPU use", unit="%", meaning="time with any kernel, mean over window and GPUs"
-        ),
-        Field(column="gpu_memory_mb", title="GPU memory", unit="MB", meaning="the most, mean over GPUs"),
-        Field(column="gpu_power_w", title="GPU power", unit="W", meaning="all GPUs together, mean over the window"),
-        Field(
-            column="package_power_w",
-            title="Processor power",
-            unit="W",
-            meaning="all processors together, mean over the window",
-        ),
+        Field("cpu_percent_per_rank", "Processor", "% of a core", "of a rank, mean over window and ranks"),
+        Field("rss_mb_per_rank", "Memory of a rank", "MB", "the most, mean over ranks"),
+        Field("gpu_percent", "GPU use", "%", "time with any kernel, mean over window and GPUs"),
+        Field("gpu_memory_mb", "GPU memory", "MB", "the most, mean over GPUs"),
+        Field("gpu_power_w", "GPU power", "W", "all GPUs together, mean over the window"),
+        Field("package_power_w", "Processor power", "W", "all processors together, mean over the window"),
     ),
 }
 """What the page of a run says, group by group."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class CoursePlot:
     """A small plot over the time of the window: columns of run_profiles, the second one the upper edge of a band."""
 
@@ -195,21 +127,14 @@ class CoursePlot:
 
 
 LINES = (
-    CoursePlot(
-        columns=("step_s_median", "step_s_p90"),
-        title="Step: median, and to 90 % of the steps",
-        unit="ms",
-        scale=1e3,
-    ),
-    CoursePlot(
-        columns=("sync_s_median",), title="Waiting for gradients: median", unit="ms", scale=1e3, color="--accent"
-    ),
-    CoursePlot(columns=("cpu_percent_per_rank",), title="Processor, per rank", unit="% of a core"),
-    CoursePlot(columns=("rss_mb_per_rank",), title="Memory, per rank", unit="MB"),
-    CoursePlot(columns=("gpu_percent",), title="GPU use", unit="%"),
-    CoursePlot(columns=("gpu_memory_mb",), title="GPU memory", unit="MB"),
-    CoursePlot(columns=("gpu_power_w",), title="Power of all GPUs", unit="W"),
-    CoursePlot(columns=("package_power_w",), title="Power of the processors", unit="W"),
+    CoursePlot(("step_s_median", "step_s_p90"), "Step: median, and to 90 % of the steps", "ms", 1e3),
+    CoursePlot(("sync_s_median",), "Waiting for gradients: median", "ms", scale=1e3, color="--accent"),
+    CoursePlot(("cpu_percent_per_rank",), "Processor, per rank", "% of a core"),
+    CoursePlot(("rss_mb_per_rank",), "Memory, per rank", "MB"),
+    CoursePlot(("gpu_percent",), "GPU use", "%"),
+    CoursePlot(("gpu_memory_mb",), "GPU memory", "MB"),
+    CoursePlot(("gpu_power_w",), "Power of all GPUs", "W"),
+    CoursePlot(("package_power_w",), "Power of the processors", "W"),
 )
 
 

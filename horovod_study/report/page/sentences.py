@@ -303,10 +303,9 @@ def _step(found: Mapping[str, Any], label: str) -> list[str]:
         text += f", of which {percent(share['sync'])} is waiting for gradients"
     if grown is not None and all(value is not None for value in growth.values() if share["sync"] is not None):
         lap, part = max(((lap, value) for lap, value in growth.items() if value is not None), key=lambda each: each[1])
-        than = {
-            "weak": "than the step of the baseline",
-            "strong": "than an ideal share of the baseline's step",
-        }.get(found["mode"], "than the step of the baseline")
+        than = {"weak": "than the step of the baseline", "strong": "than an ideal share of the baseline's step"}.get(
+            found["mode"], "than the step of the baseline"
+        )
         name = "waiting for gradients" if lap == "sync" else LAPS[lap].label
         if grown > 0:
             text += f". That is {milliseconds(grown)}{THIN}ms longer {than}"

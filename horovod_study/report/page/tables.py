@@ -23,8 +23,8 @@ from horovod_study.analysis.steps.breakdown import shown
 from horovod_study.analysis.study import Analysis
 from horovod_study.analysis.sync.boundary import INDIRECT
 from horovod_study.analysis.sync.transports import ROUNDS
-from horovod_study.files import result_folder, write_file, writing
 from horovod_study.report.figures import boundary, resources
+from horovod_study.report.kit.files import write_result
 from horovod_study.report.kit.style import LAPS, series_labels
 from horovod_study.report.kit.typeset import document, to_csv, to_latex, to_markdown
 from horovod_study.report.page.sentences import ENVIRONMENT
@@ -41,7 +41,7 @@ from horovod_study.text.numbers import (
     signed,
     significant,
 )
-from horovod_study.text.tables import NOTHING, Cell, Column, Group, Table, row_of
+from horovod_study.text.tables import NOTHING, Cell, Column, Group, Row, Table, row_of
 from horovod_study.text.words import listed, plural
 
 __all__ = ["Table", "tables", "write_tables"]
@@ -57,8 +57,6 @@ _GREEK = {"alpha": "\u03b1", "beta": "\u03b2", "gamma": "\u03b3"}
 _MILLI = 1000.0
 _PERCENT = 100.0
 
-Rows = Sequence[Mapping[Any, Any]]
-
 
 def tables(analysis: Analysis) -> list[Table]:
     """Return the tables that the study has data for, in the order of the report."""
@@ -72,19 +70,11 @@ def write_tables(analysis: Analysis, directory: Path) -> list[Path]:
     Raises RecordError when the directory cannot be written.
     """
     made = tables(analysis)
-    texts = {
-        f"{table.name}.{form}": write(table)
-        for table in made
-        for form, write in (("tex", to_latex), ("csv", to_csv), ("md", to_markdown))
-    }
+    forms = {"tex": to_latex, "csv": to_csv, "md": to_markdown}
+    texts = {f"{table.name}.{form}": write(table) for table in made for form, write in forms.items()}
     if made:
         texts["tables.tex"] = document([table.name for table in made])
-    paths = [directory / name for name in texts]
-    with writing(directory, "choose a writable folder"):
-        result_folder(directory)
-        for path, text in zip(paths, texts.values(), strict=True):
-            write_file(path, text)
-    return paths
+    return write_result(directory, texts, choose="folder")
 
 
 # ---------------------------------------------------------------------------------------------------- columns
@@ -155,12 +145,12 @@ def _points(analysis: Analysis) -> Table | None:
     scale, unit = _rates(points["samples_per_s_median"])
     other = next(kind for kind in BASES if kind != base)
 
-    def throughput(row: Mapping[Any, Any]) -> str:
+    def throughput(row: Row) -> str:
         spread = _spread(row["samples_per_s_min"], row["samples_per_s_max"], scale) if row["repeats"] > 1 else ""
         names = ("samples_per_s_median", "samples_per_s_ci95_low", "samples_per_s_ci95_high")
         return Cell(_interval(row, *names, scale), spread)
 
-    def notes(row: Mapping[Any, Any]) -> str:
+    def notes(row: Row) -> str:
         missing = [f"no result: {row['reasons']}"] if row["missing"] else []
         return Cell(", ".join(marks[flag] for flag in _flags(row["flags"])), doubts=missing)
 
@@ -206,48 +196,25 @@ def _speedups(head: str, kind: str) -> Column:
 
 def _laws(analysis: Analysis) -> Table | None:
     fits = analysis.fits["series"]
-    labels = _labels(analysis)
-    groups, data = [], []
-    for series, fit in fits.items():
-        rows = []
-        for name, law in fit["laws"].items():
-            selected = name == fit["selected"]
-            for place, (parameter, value) in enumerate(law["params"].items()):
-                low, high = law["ci95"].get(parameter) or (None, None)
-                data.append(
-                    {
-                        "series": series,
-                        "law": name,
-                        "formula": law["formula"],
-                        "parameter": parameter,
-                        "value": value,
-                        "low": low,
-                        "high": high,
-                        "rmse": law["rmse"],
-                        "aicc": law["aicc"],
-                        "selected": selected,
-                        "identifiable": law["identifiable"],
-                        "baseline": fit["baseline"],
-                    }
-                )
-                first = place == 0
-                label, under = (law_label(name), _formula(law["formula"])) if first else ("", "")
-                rows.append(
-                    (
-                        Cell(label, under, page_only=not (name in CLASSIC or selected)),
-                        _GREEK.get(parameter, parameter),
-                        _text(quoted(value, low, high)),
-                        _plain(law["rmse"], digits=2) if first else "",
-                        _fixed(law["aicc"], 1) if first else "",
-                        "selected" if first and selected else "",
-                    )
-                )
-        if rows:
-            title = Cell(_title(labels.get(series, series), _setting(analysis, series)), fit["baseline"])
-            groups.append(Group(title=title, rows=tuple(rows)))
-    if not groups:
-        return None
-    return Table(
+    columns = ["series", "law", "formula", "parameter", "value", "low", "high", "rmse", "aicc", "selected"]
+    columns += ["identifiable", "baseline"]
+    rows = [
+        (
+            *(series, name, law["formula"], parameter, value, *(law["ci95"].get(parameter) or (None, None))),
+            *(law["rmse"], law["aicc"], name == fit["selected"], law["identifiable"], fit["baseline"]),
+            *(place == 0, _setting(analysis, series)),
+        )
+        for series, fit in fits.items()
+        for name, law in fit["laws"].items()
+        for place, (parameter, value) in enumerate(law["params"].items())
+    ]
+    cells = pd.DataFrame(rows, columns=[*columns, "first", "setting"])
+
+    def law_of(row: Row) -> Cell:
+        texts = (law_label(row["law"]), _formula(row["formula"])) if row["first"] else ("", "")
+        return Cell(*texts, page_only=not (row["law"] in CLASSIC or row["selected"]))
+
+    return _table(
         name="laws",
         title="Fitted scaling laws",
         caption="Least squares on the speedup of every run over that of "
@@ -256,15 +223,19 @@ def _laws(analysis: Analysis) -> Table | None:
         "Linear: S = slope N + intercept; Amdahl: S = 1/(s + (1 \u2212 s)/N); Gustafson: S = s + (1 \u2212 s)N; "
         "USL: S = \u03b3N/(1 + \u03b1(N \u2212 1) + \u03b2N(N \u2212 1)).",
         columns=(
-            Column(head="Law", number=False, names=True),
-            Column(head="Parameter", number=False),
-            Column(head="Value", interval=True),
-            Column(head="RMSE"),
-            Column(head="AICc"),
-            Column(head="Selection", number=False),
+            Column(head="Law", number=False, names=True, cell=law_of),
+            Column(
+                head="Parameter", number=False, cell=lambda row: _GREEK.get(row["parameter"], f"{row['parameter']}")
+            ),
+            _intervals("Value", ("value", "low", "high")),
+            Column(head="RMSE", cell=lambda row: _plain(row["rmse"], digits=2) if row["first"] else ""),
+            Column(head="AICc", cell=lambda row: _fixed(row["aicc"], 1) if row["first"] else ""),
+            Column(head="Selection", number=False, cell=lambda row: "selected" * (row["first"] and row["selected"])),
         ),
-        groups=tuple(groups),
-        data=pd.DataFrame(data),
+        cells=cells,
+        labels=_labels(analysis),
+        under=lambda series: f"{fits[series]['baseline']}",
+        keep=columns,
     )
 
 
@@ -389,7 +360,7 @@ def _laps(
     )
 
 
-def _lap(row: Mapping[Any, Any], part: str, share: str, decimals: int) -> str:
+def _lap(row: Row, part: str, share: str, decimals: int) -> str:
     """Return the time of a lap in ms; below it its share of the step or of the growth, or why it is unknown."""
     text = _fixed(_MILLI * row[part], decimals)
     if text == NOTHING:
@@ -520,7 +491,7 @@ def _turns(analysis: Analysis) -> Table | None:
     )
 
 
-def _side(side: str, row: Mapping[Any, Any]) -> str:
+def _side(side: str, row: Row) -> str:
     """Return where the workers of one side were, and below it the network path that the runs recorded."""
     where = boundary.place(row[f"{side}_workers"], row[f"{side}_nodes"], row[f"{side}_per_node"])
     return Cell(where, f"{row[f'{side}_path']}")
@@ -529,7 +500,7 @@ def _side(side: str, row: Mapping[Any, Any]) -> str:
 _BEYOND = ("beyond_s", "beyond_low_s", "beyond_high_s")
 
 
-def _jump(row: Mapping[Any, Any]) -> str:
+def _jump(row: Row) -> str:
     """Return the jump of the waiting, and of an indirect one what exceeds the growth with the workers."""
     text = _interval(row, "jump_s", "low_s", "high_s", _MILLI)
     if row["kind"] != INDIRECT or not known(_float(row["beyond_s"])):
@@ -539,33 +510,16 @@ def _jump(row: Mapping[Any, Any]) -> str:
 
 def _transports(analysis: Analysis) -> Table | None:
     pairs = analysis.transports
-    if pairs.empty:
-        return None
     labels = _labels(analysis, analysis.synchronisation)
-    groups = []
-    for (a, b), own in pairs.groupby(["a", "b"], sort=False):
-        rows = []
-        for each in own.to_dict("records"):
-            scale, name = (1.0, "samples/s") if each["quantity"] == "samples_per_s" else (_MILLI, "waiting, ms")
-            rows.append(
-                (
-                    name,
-                    _count(each["workers"]),
-                    _count(each["pairs"]),
-                    _plain(each["a_value"], scale),
-                    _plain(each["b_value"], scale),
-                    _interval(each, "ratio", "ratio_low", "ratio_high"),
-                    Cell(_chance(each["p_holm"]), f"{each['test']}"),
-                    Cell(
-                        f"{each['better'].upper()} is better" if each["better"] else f"{each['verdict']}",
-                        doubts=[f"{each['note']}"],
-                    ),
-                    _count(each["pairs_needed"]),
-                )
-            )
-        names = f"{labels.get(f'{b}', f'{b}')} (B) against {labels.get(f'{a}', f'{a}')} (A)"
-        groups.append(Group(title=_title(names, own["setting"].iloc[0]), rows=tuple(rows)))
-    return Table(
+
+    def value(name: str, row: Row) -> str:
+        return _plain(row[name], 1.0 if row["quantity"] == "samples_per_s" else _MILLI)
+
+    def verdict(row: Row) -> Cell:
+        text = f"{row['better'].upper()} is better" if row["better"] else f"{row['verdict']}"
+        return Cell(text, doubts=[f"{row['note']}"])
+
+    return _table(
         name="transports",
         title="Backends compared, pair by pair",
         caption="Geometric means over pairs of runs of the same repeat, their ratio"
@@ -573,19 +527,26 @@ def _transports(analysis: Analysis) -> Table | None:
         + f", and p after Holm over the worker counts. {INTERVALS}. Pairs needed: how many would resolve a difference "
         "of 1 %.",
         columns=(
-            Column(head="Quantity", number=False),
-            Column(head="Workers", names=True),
-            Column(head="Pairs"),
-            Column(head="A"),
-            Column(head="B"),
-            Column(head="B/A", interval=True, strong=True),
-            Column(head="p"),
-            Column(head="Verdict", number=False),
-            Column(head="Pairs\nneeded", page_only=True),
+            Column(head="Quantity", number=False, cell=lambda row: _QUANTITIES[row["quantity"]]),
+            _PLACE[0],
+            _counts("Pairs", "pairs"),
+            Column(head="A", cell=partial(value, "a_value")),
+            Column(head="B", cell=partial(value, "b_value")),
+            replace(_intervals("B/A", ("ratio", "ratio_low", "ratio_high")), strong=True),
+            Column(head="p", cell=lambda row: Cell(_chance(row["p_holm"]), f"{row['test']}")),
+            Column(head="Verdict", number=False, cell=verdict),
+            replace(_counts("Pairs\nneeded", "pairs_needed"), page_only=True),
         ),
-        groups=tuple(groups),
-        data=pairs,
+        cells=pairs,
+        by=["a", "b"],
+        labels={
+            (a, b): f"{labels.get(b, b)} (B) against {labels.get(a, a)} (A)"
+            for a, b in set(zip(pairs["a"], pairs["b"], strict=True))
+        },
     )
+
+
+_QUANTITIES = {"samples_per_s": "samples/s", "sync_s": "waiting, ms"}
 
 
 def _cycle(analysis: Analysis) -> Table | None:
@@ -673,7 +634,7 @@ def _knees(analysis: Analysis) -> Table | None:
     )
 
 
-def _knee(row: Mapping[Any, Any]) -> str:
+def _knee(row: Row) -> str:
     if known(row["knee"]):
         return _interval(row, "knee", "knee_low", "knee_high")
     for bound, sign in (("knee_at_most", "<"), ("knee_at_least", ">")):
@@ -794,38 +755,40 @@ _QUESTIONS = {"knee": "knee", "usl_peak": "highest throughput (USL)", "cheapest"
 
 
 def _recommended(analysis: Analysis) -> Table | None:
-    labels = _labels(analysis)
-    groups, data = [], []
+    rows = []
     for series, scored in analysis.holdout["series"].items():
         answers = (scored["recommendation"] or {"answers": {}})["answers"]
-        rows = []
-        for name, title in _QUESTIONS.items():
+        for name in _QUESTIONS:
             one = answers.get(name)
-            if one is None or one["why_not"]:
-                continue
-            told = ("workers", "low", "high", "searched_to", "samples_per_s")
-            data.append({"series": series, "question": name, **{column: one[column] for column in told}})
-            high = f"beyond {one['searched_to']}" if one["high"] is None else f"{one['high']}"
-            count = (
-                f"\u2265{THIN}{one['low']}" if one["workers"] is None else f"{one['workers']} [{one['low']}, {high}]"
-            )
-            rows.append((Cell(title, doubts=one["doubts"]), count, _plain(one["samples_per_s"])))
-        if rows:
-            groups.append(Group(title=_title(labels.get(series, series), _setting(analysis, series)), rows=tuple(rows)))
-    if not groups:
-        return None
-    return Table(
+            if one is not None and not one["why_not"]:
+                kept = ("workers", "low", "high", "searched_to", "samples_per_s", "doubts")
+                own = {"series": series, "question": name, **{column: one[column] for column in kept}}
+                rows.append({**own, "setting": _setting(analysis, series)})
+
+    def count(row: Row) -> str:
+        if not known(row["workers"]):
+            return f"\u2265{THIN}{row['low']:.0f}"
+        high = f"{row['high']:.0f}" if known(row["high"]) else f"beyond {row['searched_to']:.0f}"
+        return f"{row['workers']:.0f} [{row['low']:.0f}, {high}]"
+
+    return _table(
         name="workers",
         title="Recommended worker counts",
         caption="Knee: where one more worker gains less than half of what a worker brings on average. Highest "
         f"throughput: the peak of the USL. {INTERVALS}; beyond: no upper bound up to that count.",
         columns=(
-            Column(head="Question", number=False, names=True),
-            Column(head="Workers", interval=True, strong=True),
-            Column(head="Throughput", unit="samples/s"),
+            Column(
+                head="Question",
+                number=False,
+                names=True,
+                cell=lambda row: Cell(_QUESTIONS[row["question"]], doubts=row["doubts"]),
+            ),
+            Column(head="Workers", interval=True, strong=True, cell=count),
+            _numbers("Throughput", "samples_per_s", unit="samples/s"),
         ),
-        groups=tuple(groups),
-        data=pd.DataFrame(data),
+        cells=pd.DataFrame(rows),
+        labels=_labels(analysis),
+        keep=("series", "question", "workers", "low", "high", "searched_to", "samples_per_s"),
     )
 
 
@@ -890,18 +853,18 @@ def _targets(analysis: Analysis) -> Table | None:
     )
 
 
-def _training(row: Mapping[Any, Any]) -> str:
+def _training(row: Row) -> str:
     spread = _spread(row["train_s_min"], row["train_s_max"]) if row["repeats"] > 1 else ""
     return Cell(_bounded(row, "train_s"), "at the first evaluation or before" if row["note"] else spread)
 
 
-def _bounded(row: Mapping[Any, Any], name: str, scale: float = 1.0) -> str:
+def _bounded(row: Row, name: str, scale: float = 1.0) -> str:
     if row["censored"]:
         return f">{THIN}{_plain(row[f'{name}_at_least'], scale)}"
     return _plain(row[name], scale)
 
 
-def _speedup_to_target(row: Mapping[Any, Any]) -> str:
+def _speedup_to_target(row: Row) -> str:
     for bound, sign in (("speedup_at_most", "<"), ("speedup_at_least", ">")):
         if known(row[bound]):
             return f"{sign}{THIN}{_plain(row[bound])}"
@@ -1032,48 +995,35 @@ def _range(ends: Sequence[float | None] | None) -> str:
 
 def _doubts(analysis: Analysis) -> Table | None:
     doubts = [f"{each}" for each in analysis.provenance["doubts"]]
-    if not doubts:
-        return None
-    return Table(
+    return _table(
         name="doubts",
         title="Doubts",
         caption="What the analysis found that a reader must know before quoting a number.",
-        columns=(Column(head="No."), Column(head="Doubt", number=False, wrap=True)),
-        groups=(Group(title="", rows=tuple((f"{place}", text) for place, text in enumerate(doubts, start=1))),),
-        data=pd.DataFrame({"doubt": doubts}),
+        columns=(_counts("No.", "place"), _words("Doubt", "doubt", wrap=True)),
+        cells=pd.DataFrame({"doubt": doubts, "place": range(1, len(doubts) + 1)}),
+        by=[],
+        keep=("doubt",),
     )
 
 
 def _failed(analysis: Analysis) -> Table | None:
-    failed = analysis.provenance["failed"]
-    if not failed:
-        return None
     labels = _labels(analysis)
-    rows = tuple(
-        (
-            Cell(f"{each['run']}", code=True),
-            labels.get(each["series"], f"{each['series']}"),
-            _count(each["workers"]),
-            f"{each['repeat']}",
-            f"{each['status']}",
-            f"{each['reason']}",
-        )
-        for each in failed
-    )
-    return Table(
+    return _table(
         name="failed",
         title="Runs without a result",
         caption="No values were substituted.",
         columns=(
-            Column(head="Run", number=False, wrap=True, names=True),
-            Column(head="Series", number=False, wrap=True),
-            Column(head="Workers"),
-            Column(head="Repeat", page_only=True),
-            Column(head="Status", number=False),
-            Column(head="Reason", number=False, wrap=True),
+            Column(head="Run", number=False, wrap=True, names=True, cell=lambda row: Cell(f"{row['run']}", code=True)),
+            Column(
+                head="Series", number=False, wrap=True, cell=lambda row: labels.get(row["series"], f"{row['series']}")
+            ),
+            _counts("Workers", "workers"),
+            replace(_words("Repeat", "repeat"), number=True, page_only=True),
+            _words("Status", "status"),
+            _words("Reason", "reason", wrap=True),
         ),
-        groups=(Group(title="", rows=rows),),
-        data=pd.DataFrame(failed),
+        cells=pd.DataFrame(analysis.provenance["failed"]),
+        by=[],
     )
 
 
@@ -1132,21 +1082,21 @@ def _fixed(value: Any, decimals: int) -> str:
     return fixed(number, decimals) if known(number) else NOTHING
 
 
-def _interval(row: Mapping[Any, Any], middle: str, low: str, high: str, scale: float = 1.0) -> str:
+def _interval(row: Row, middle: str, low: str, high: str, scale: float = 1.0) -> str:
     value, *ends = (scale * _float(row[name]) for name in (middle, low, high))
     if not all(known(end) for end in ends):
         return _plain(value)
     return _text(quoted(value, *ends))
 
 
-def _ratio(row: Mapping[Any, Any], middle: str, low: str, high: str, scale: float = 1.0) -> str:
+def _ratio(row: Row, middle: str, low: str, high: str, scale: float = 1.0) -> str:
     """Return a ratio to the baseline; that of the baseline to itself is exact and has no interval."""
     if known(_float(row[middle])) and _float(row[low]) == _float(row[high]):
         return fixed(scale * row[middle], 0)
     return _interval(row, middle, low, high, scale)
 
 
-def _best_mse(row: Mapping[Any, Any]) -> str:
+def _best_mse(row: Row) -> str:
     """Return the best test MSE in 1e-4 with its lowest and highest repeat."""
     value, low, high = (1e4 * _float(row[f"best_mse_{end}"]) for end in ("median", "min", "max"))
     return _plain(value) if low == high else _text(quoted(value, low, high))
@@ -1200,8 +1150,9 @@ def _title(label: str, *more: str) -> str:
 def _table(
     *,
     cells: pd.DataFrame,
-    labels: Mapping[str, str],
     columns: Sequence[Column],
+    labels: Mapping[Any, str] | None = None,
+    by: str | list[str] = "series",
     mode: bool = False,
     keep: Sequence[str] = (),
     under: Callable[[str], str] = lambda series: "",
@@ -1210,19 +1161,21 @@ def _table(
 ) -> Table | None:
     """Return a table with one group per series, in their order, titled with label and setting; None of no cells.
 
-    `keep`: columns of `cells` that become its CSV, all of them by default. `mode`: titles say the scaling, too.
-    `under` and `doubts` make what a page shows below the title of a series.
+    `by`: columns that groups share instead; none of them, and there is one group without a title. `keep`: columns of
+    `cells` that become its CSV, all of them by default. `mode`: titles say the scaling, too. `under` and `doubts` make
+    what a page shows below the title of a series.
     """
     if cells.empty:
         return None
     groups = []
-    for series, own in cells.groupby("series", sort=False):
+    parts: Iterable[tuple[Any, pd.DataFrame]] = cells.groupby(by, sort=False) if by else [("", cells)]
+    for group, own in parts:
         first = own.iloc[0]
-        more = [first["setting"]] if "setting" in own.columns else []
+        more = [first["setting"]] if by and "setting" in own.columns else []
         more += [f"{first['mode']} scaling"] if mode and first["mode"] != "single" else []
         rows = tuple(row_of(columns, each) for each in own.to_dict("records"))
-        title = _title(labels.get(f"{series}", f"{series}"), *more)
-        groups.append(Group(title=Cell(title, under(f"{series}"), doubts=doubts(f"{series}")), rows=rows))
+        title = _title((labels or {}).get(group, f"{group}"), *more)
+        groups.append(Group(title=Cell(title, under(f"{group}"), doubts=doubts(f"{group}")), rows=rows))
     kept = [name for name in keep if name in cells.columns] or list(cells.columns)
     data = cells[kept].reset_index(drop=True)
     return _narrowed(Table(columns=tuple(columns), groups=tuple(groups), data=data, **values))
