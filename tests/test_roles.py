@@ -42,7 +42,7 @@ OWN = ("workload/", "train.py", "config.py", "workloads.py")
 
 
 def literals(tree: ast.AST) -> Iterator[tuple[int, set[str]]]:
-    """Yield line and texts of each tuple, list, set and dictionary that is written out; nested ones count as one."""
+    """Yield line and texts of each tuple, list, set, dictionary and call that is written out; nested count as one."""
     inner: set[int] = set()
 
     def texts(node: ast.expr) -> Iterator[str]:
@@ -62,6 +62,8 @@ def literals(tree: ast.AST) -> Iterator[tuple[int, set[str]]]:
             yield node.lineno, {text for key in node.keys if key is not None for text in texts(key)}
         elif isinstance(node, ast.Tuple | ast.List | ast.Set):
             yield node.lineno, set(texts(node))
+        elif isinstance(node, ast.Call):
+            yield node.lineno, {text for each in node.args for text in texts(each)}
 
 
 def lists_of_options(source: str) -> list[tuple[int, str]]:

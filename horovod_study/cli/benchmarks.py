@@ -5,7 +5,7 @@ import json
 import sys
 from pathlib import Path
 
-from horovod_study.cli.verbs import Result, Verb, curve_progress
+from horovod_study.cli.verbs import Result, Verb, curve_progress, given, progress
 from horovod_study.config import available_cores
 from horovod_study.options import Parser
 
@@ -39,20 +39,9 @@ def bench(options: argparse.Namespace) -> int:
     from horovod_study.report.figures.bench import content, text, write_bench
     from horovod_study.studies.bench import bench_document, finish
 
-    document = bench_document(
-        workers=options.workers,
-        transports=options.transport,
-        runtimes=options.runtime,
-        sizes=options.sizes,
-        min_bytes=options.min_bytes,
-        max_bytes=options.max_bytes,
-        factor=options.factor,
-        batch=options.batch,
-        widths=options.widths,
-        seconds=options.seconds,
-        rounds=options.rounds,
-        out=options.out,
-    )
+    sizes = given(options, "sizes", "min_bytes", "max_bytes", "factor")
+    how = given(options, "workers", "batch", "widths", "seconds", "rounds", "out")
+    document = bench_document(transports=options.transport, runtimes=options.runtime, **sizes, **how)
     network = analyze_network(document)
     paths = write_bench(network, document, options.out)
     found = Result(
@@ -89,7 +78,6 @@ def loading_arguments(parser: Parser) -> None:
 def loading(options: argparse.Namespace) -> int:
     """Compare the loaders: loading alone, training on one cached batch, both together, and what bounds a run."""
     from horovod_study.programs.loading import compare_loaders, save
-    from horovod_study.progress import Line
     from horovod_study.workload import dataset
     from horovod_study.workload.options import StrainConfig
 
@@ -101,19 +89,14 @@ def loading(options: argparse.Namespace) -> int:
         path = dataset.ensure(
             options.dataset, seed=options.data_seed, processes=available_cores(), on_progress=on_progress
         )
-    opened, line, found = dataset.open_dataset(path), Line(), []
-
-    def told(text: str) -> None:
-        if line.due():
-            line.show(f"  {text}")
-
+    opened, found = dataset.open_dataset(path), []
     for config in configs:
-        found.append(
-            compare_loaders(
-                config, opened, options.loader, rounds=options.rounds, seconds=options.seconds, on_progress=told
+        with progress("  {}".format) as told:
+            found.append(
+                compare_loaders(
+                    config, opened, options.loader, rounds=options.rounds, seconds=options.seconds, on_progress=told
+                )
             )
-        )
-        line.close()
         if not options.json:
             print(*found[-1].lines(), "", sep="\n")
     if options.json:
@@ -170,7 +153,6 @@ def timers_arguments(parser: Parser) -> None:
 def timers(options: argparse.Namespace) -> Result:
     """Measure what measuring costs: blocks of steps with the timers off, light and strict alternate."""
     from horovod_study.analysis.steps.timers import timer_cost
-    from horovod_study.progress import Line
     from horovod_study.report.figures.timers import content, text, write_timers
     from horovod_study.studies.timers import TimersRequest, measure_timers
     from horovod_study.workload import dataset
@@ -179,27 +161,14 @@ def timers(options: argparse.Namespace) -> Result:
         path = dataset.ensure(
             options.dataset, seed=options.data_seed, processes=available_cores(), on_progress=on_progress
         )
-    line = Line()
-
-    def told(text: str) -> None:
-        if line.due():
-            line.show(f"  {text}")
-
-    options_of_runs = ("widths", "device", "threads", "precision", "loader", "cuda_graphs", "kernels")
     request = TimersRequest(
         dataset=path,
         batches=options.batch,
-        workers=options.workers,
-        over=options.over,
-        options={name: getattr(options, name) for name in options_of_runs},
-        seconds=options.seconds,
-        rounds=options.rounds,
-        steps_per_block=options.steps_per_block,
-        beside=options.beside,
-        seed=options.seed,
+        options=given(options, "widths", "device", "threads", "precision", "loader", "cuda_graphs", "kernels"),
+        **given(options, "workers", "over", "seconds", "rounds", "steps_per_block", "beside", "seed"),
     )
-    cases = measure_timers(request, options.out, on_progress=told)
-    line.close()
+    with progress("  {}".format) as told:
+        cases = measure_timers(request, options.out, on_progress=told)
     limit = 0.5 if options.fail_above is None else options.fail_above
     costs = [timer_cost(case, limit_percent=limit) for case in cases]
     paths = write_timers(costs, cases, options.out)

@@ -5,7 +5,7 @@ import json
 import shlex
 from pathlib import Path
 
-from horovod_study.cli.verbs import Result, Verb, until_share
+from horovod_study.cli.verbs import Result, Verb, given, until_share
 from horovod_study.options import SET_BY_COMPARE, SET_BY_TUNE, Parser, add_run_options, run_values
 from horovod_study.workloads import find_workload
 
@@ -57,12 +57,8 @@ def tune(options: argparse.Namespace) -> int | Result:
         options.config,
         run_values(options),
         runtimes=options.runtime,
-        workers=options.workers,
-        minutes=options.minutes,
-        rounds=options.rounds,
-        knobs=options.knobs,
         values=options.knob,
-        turns=options.turns,
+        **given(options, "workers", "minutes", "rounds", "knobs", "turns"),
         workload=find_workload(options.workload),
     )
     command = shlex.join(["horovod-study", *options.words])

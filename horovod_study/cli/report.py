@@ -3,11 +3,20 @@
 import argparse
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from horovod_study.cli.verbs import BENCH_JSON, Result, Verb, add_figure_arguments, figure_look, read_input, runs_folder
+from horovod_study.cli.verbs import (
+    BENCH_JSON,
+    Result,
+    Verb,
+    add_figure_arguments,
+    figure_look,
+    progress,
+    read_input,
+    runs_folder,
+)
 from horovod_study.config import available_cores
 from horovod_study.errors import ConfigError
 from horovod_study.options import Parser
@@ -54,46 +63,22 @@ def write_analysis(
 
 
 def _analysed(
-    runs: Path,
-    *,
-    commands: list[str] | None,
-    targets: Sequence[float],
-    only: Collection[str] | None,
-    threads: int | None,
-    networks: Sequence[tuple[Path, str]],
-    precision: float | None = None,
-    verb: str = "analysing",
-    counted: Collection[str] | None = None,
-    beside: Callable[[Any], None] | None = None,
+    runs: Path, *, threads: int | None, networks: Sequence[tuple[Path, str]], verb: str = "analysing", **how: Any
 ) -> tuple[Any, Any, Any, Any]:
-    """Return run table, evaluations, accounting and Analysis of recorded runs.
+    """Return run table, evaluations, accounting and Analysis of recorded runs; `how`: what api.analysed takes.
 
-    `networks`: files of `horovod-study bench`, and what the analysis calls them. `counted`: names of the runs in the
-    run table that count. `beside` is called with each run, for what else is to be known of its rows.
+    `networks`: files of `horovod-study bench`, and what the analysis calls them.
     """
     from horovod_study.api import analysed
-    from horovod_study.progress import Line
 
-    line = Line()
-
-    def on_progress(done: int, of: int) -> None:
-        if line.due():
-            line.show(f"{verb}: run {done:,} of {of:,}")
-
-    found = analysed(
-        runs,
-        commands=commands,
-        targets=targets,
-        only=only,
-        threads=threads or min(available_cores(), MAX_THREADS),
-        networks=[(read_input(path, BENCH_JSON), named) for path, named in networks],
-        precision=precision,
-        counted=counted,
-        beside=beside,
-        on_progress=on_progress,
-    )
-    line.close()
-    return found
+    with progress(lambda done, of: f"{verb}: run {done:,} of {of:,}") as on_progress:
+        return analysed(
+            runs,
+            threads=threads or min(available_cores(), MAX_THREADS),
+            networks=[(read_input(path, BENCH_JSON), named) for path, named in networks],
+            on_progress=on_progress,
+            **how,
+        )
 
 
 def report_arguments(parser: Parser) -> None:

@@ -7,7 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from horovod_study.cli.verbs import Result, Verb, curve_progress
+from horovod_study.cli.verbs import Result, Verb, curve_progress, progress
 from horovod_study.config import available_cores
 from horovod_study.errors import DataError
 from horovod_study.options import (
@@ -138,18 +138,13 @@ def import_(options: argparse.Namespace) -> int:
     import numpy as np
 
     from horovod_study.measure.clock import now
-    from horovod_study.progress import Line, say
+    from horovod_study.progress import say
     from horovod_study.workload.curves import ReadOptions
     from horovod_study.workload.curves.importing import import_curves, lines
 
-    line, began = Line(), now()
-
-    def on_progress(what: str, done: int, total: int) -> None:
-        if line.due():
-            line.show(f"  {what}  {done / total if total else 1.0:4.0%}  {now() - began:.0f} s")
-
+    began = now()
     bounds = None if options.target_bounds is None else np.array(options.target_bounds).reshape(2, 2)
-    try:
+    with progress(lambda *told: f"{_part(*told)}  {now() - began:.0f} s") as on_progress:
         provenance = import_curves(
             options.path,
             options.out,
@@ -158,8 +153,6 @@ def import_(options: argparse.Namespace) -> int:
             target_bounds=bounds,
             on_progress=on_progress,
         )
-    finally:
-        line.close()
     for warning in provenance["warnings"]:
         say(f"warning: {warning}")
     if options.json:
@@ -169,6 +162,10 @@ def import_(options: argparse.Namespace) -> int:
     print(*(f"  {text}" for text in lines(provenance)), sep="\n")
     print(f"train on it: python -m horovod_study.train --dataset {shlex.quote(str(options.out))}")
     return 0
+
+
+def _part(what: str, done: int, total: int) -> str:
+    return f"  {what}  {done / total if total else 1.0:4.0%}"
 
 
 def _noise_arguments(parser: Parser) -> None:
@@ -213,7 +210,7 @@ def identify_arguments(parser: Parser) -> None:
 
 def identify(options: argparse.Namespace) -> int:
     """Find G0 and a of measured curves with a trained network and by a fit of the law."""
-    from horovod_study.progress import Line, say
+    from horovod_study.progress import say
     from horovod_study.report.figures import identified
     from horovod_study.workload import identify as identifying
     from horovod_study.workload.curves import ReadOptions, read_curves
@@ -221,16 +218,8 @@ def identify(options: argparse.Namespace) -> int:
     identified.check_outputs(options.curves, csv_path=options.csv, plot=options.plot)
     reading = ReadOptions(**read_values(options))
     model, target_bounds = identifying.open_model(options.model)
-    line = Line()
-
-    def on_progress(what: str, done: int, total: int) -> None:
-        if line.due():
-            line.show(f"  {what}  {done / total if total else 1.0:4.0%}")
-
-    try:
+    with progress(_part) as on_progress:
         curves = read_curves(options.curves, reading, on_progress=on_progress)
-    finally:
-        line.close()
     for warning in curves.warnings:
         say(f"warning: {warning}")
     found = identifying.identify(curves, model, target_bounds, disagree_se=options.disagree, reduce=reading.reduce)

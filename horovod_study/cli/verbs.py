@@ -133,26 +133,41 @@ def readable_runs(root: Path) -> list[Path]:
 
 
 @contextmanager
-def curve_progress() -> Iterator[Callable[[int, int], None]]:
-    """Give a function of (curves done, curves in all) that shows a bar, the rate and the time left."""
-    from horovod_study.measure.clock import now
+def progress(text_of: Callable[..., str]) -> Iterator[Callable[..., None]]:
+    """Give a function that shows now and then what `text_of` makes of its arguments, in one line."""
     from horovod_study.progress import Line
 
-    line, began = Line(), now()
+    line = Line()
 
-    def on_progress(done: int, total: int) -> None:
-        if line.due() and done:
-            rate = done / (now() - began)
-            bar = "#" * (20 * done // total)
-            line.show(
-                f"  [{bar:<20}] {done / total:4.0%}  {done:,} of {total:,} curves  {rate:,.0f}/s"
-                f"  {(total - done) / rate:.0f} s left"
-            )
+    def on_progress(*told: Any) -> None:
+        if line.due():
+            line.show(text_of(*told))
 
     try:
         yield on_progress
     finally:
         line.close()
+
+
+@contextmanager
+def curve_progress() -> Iterator[Callable[[int, int], None]]:
+    """Give a function of (curves done, curves in all) that shows a bar, the rate and the time left."""
+    from horovod_study.measure.clock import now
+
+    began = now()
+
+    def text_of(done: int, total: int) -> str:
+        rate, bar = max(done, 1) / (now() - began), "#" * (20 * done // total)
+        told = f"{done / total:4.0%}  {done:,} of {total:,} curves  {rate:,.0f}/s  {(total - done) / rate:.0f} s left"
+        return f"  [{bar:<20}] {told}"
+
+    with progress(text_of) as on_progress:
+        yield on_progress
+
+
+def given(options: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """Return the values of these options by name, for a function that takes them under the same names."""
+    return {name: getattr(options, name) for name in names}
 
 
 def until_share(text: str) -> float:

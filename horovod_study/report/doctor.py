@@ -16,21 +16,15 @@ class Diagnosis(Protocol):
     """What is drawn: horovod_study.cluster.doctor.Finding, or anything with its fields."""
 
     @property
-    def area(self) -> str:
-        """What it is about."""
-
+    def area(self) -> str: ...
     @property
-    def name(self) -> str:
-        """Which check."""
-
+    def name(self) -> str: ...
     @property
     def verdict(self) -> str:
         """ok, warning or fail."""
 
     @property
-    def what(self) -> str:
-        """What was found."""
-
+    def what(self) -> str: ...
     @property
     def remedy(self) -> str:
         """What to do; "" where nothing is to be done."""

@@ -1,5 +1,7 @@
 """The figures, one file for each family: each is a value that can be drawn at any width (kit.drawing).
 
+Everything drawn is a column of the analysis: nothing is computed here.
+
     catalogue        the figures of a study, in the order of its report
 
 of a study:

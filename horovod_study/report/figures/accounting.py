@@ -10,7 +10,6 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
 from horovod_study.analysis.stats import Interval
 from horovod_study.analysis.steps.accounting import (
@@ -24,8 +23,9 @@ from horovod_study.analysis.steps.accounting import (
     ViewComparison,
     Views,
 )
-from horovod_study.analysis.steps.breakdown import BASES, HOLDS_SYNC, PARTS, hiding, shown
+from horovod_study.analysis.steps.breakdown import BASES, PARTS, hiding, shown
 from horovod_study.records import finite
+from horovod_study.report.figures.breakdown import lap_bar, lap_handles
 from horovod_study.report.kit.files import figure_lines, write_result
 from horovod_study.report.kit.panels import MAX_HEIGHT_IN, legend, note_at
 from horovod_study.report.kit.style import INK, LAPS, NARROW_IN, PAPER, QUIET, TEXT, FigureFormat, folded, text_in
@@ -35,7 +35,6 @@ from horovod_study.text.words import plural
 
 NAME = "accounting"
 HEADS = {**{part: part for part in PARTS}, "residual": "unexplained"}
-HIDDEN_HATCH = "\\\\\\\\\\\\"
 UNKNOWN = "\u2013"
 MINUS = "\u2212"
 
@@ -353,7 +352,7 @@ def draw(cells: pd.DataFrame, width_in: float) -> Figure:
         axes.set_title(folded(series, 0.85 * width_in * shares[0]))
         if grown:
             _growths(figure.add_subplot(panels[1]), grown, kind)
-    legend(figure, _handles(cells), width_in)
+    legend(figure, lap_handles(cells), width_in)
     return figure
 
 
@@ -390,7 +389,7 @@ def _steps(axes: Axes, bars: Sequence[tuple[str, dict[str, Any]]], wide_in: floa
     upright, texts = False, []
     for place, (_, bar) in enumerate(bars):
         parts = {part: bar[part]["mean_s"] * 1e3 for part in LAPS if part in bar}
-        _stack(axes, place, bar, parts)
+        lap_bar(axes, place, bar, parts)
         step = bar["step"]
         if not any(math.isfinite(value) for value in parts.values()):
             axes.bar(place, step["mean_s"] * 1e3, width=0.66, fill=False, edgecolor=QUIET, linestyle=":", linewidth=0.8)
@@ -418,7 +417,9 @@ def _growths(axes: Axes, bars: Sequence[dict[str, Any]], kind: str) -> None:
     ends = [0.0]
     for place, bar in enumerate(bars):
         parts = {part: bar[part][f"minus_{kind}_s"] * 1e3 for part in LAPS if part in bar}
-        ends += _stack(axes, place, bar, parts)
+        lap_bar(axes, place, bar, parts)
+        known = [value for value in parts.values() if math.isfinite(value)]
+        ends += [sum(value for value in known if value > 0), sum(value for value in known if value < 0)]
         step = bar["step"]
         whole, low, high = (step[f"minus_{kind}{end}_s"] * 1e3 for end in ("", "_low", "_high"))
         if math.isfinite(low):
@@ -437,40 +438,8 @@ def _growths(axes: Axes, bars: Sequence[dict[str, Any]], kind: str) -> None:
     axes.set_title(f"T(N) {MINUS} T(1) over {kind}, ms")
 
 
-def _stack(axes: Axes, place: int, bar: dict[str, Any], values: dict[str, float]) -> list[float]:
-    """Draw the parts of one bar from zero, what is negative downwards; return its ends."""
-    ends = {1: 0.0, -1: 0.0}
-    hides = HOLDS_SYNC.get(bar["sync"]["note"]) if bar["step"]["workers"] > 1 else None
-    for part, value in values.items():
-        look = LAPS[part]
-        if not math.isfinite(value) or value == 0:
-            continue
-        side = 1 if value > 0 else -1
-        hidden = part == hides
-        edge = LAPS["sync"].color if hidden else INK if look.hatch else PAPER
-        how: dict[str, Any] = {"hatch": HIDDEN_HATCH if hidden else look.hatch, "linewidth": 0.6 if look.hatch else 0.5}
-        axes.bar(place, value, bottom=ends[side], width=0.66, facecolor=look.color, edgecolor=edge, zorder=2, **how)
-        ends[side] += value
-    return [ends[1], ends[-1]]
-
-
 def _whisker(axes: Axes, place: float, low: float, high: float) -> None:
     for color, width in ((PAPER, 2.4), (INK, 0.9)):  # a white rim, or the line is lost on a dark bar
         axes.plot([place, place], [low, high], color=color, linewidth=width, zorder=5, solid_capstyle="butt")
     for end in (low, high):
         axes.plot([place - 0.07, place + 0.07], [end, end], color=INK, linewidth=0.9, zorder=5)
-
-
-def _handles(cells: pd.DataFrame) -> list[Patch]:
-    looks = [LAPS[lap] for lap in shown(cells, tuple(LAPS))]
-    rows = [
-        *(
-            (each.color, INK if each.hatch else PAPER, each.hatch, 0.6 if each.hatch else 0.5, each.label)
-            for each in looks
-        ),
-        *((LAPS[lap].color, LAPS["sync"].color, HIDDEN_HATCH, 0.5, f"{lap} with hidden sync") for lap in hiding(cells)),
-    ]
-    return [
-        Patch(facecolor=face, edgecolor=edge, hatch=hatch, linewidth=width, label=label)
-        for face, edge, hatch, width, label in rows
-    ]

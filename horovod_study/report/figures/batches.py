@@ -1,7 +1,4 @@
-"""What the batch of a worker decides, for readers: throughput, time per epoch, the knee, the overhead of communication.
-
-Everything drawn is a column of the analysis.
-"""
+"""What the batch of a worker decides: throughput, time per epoch, the knee, the overhead of communication."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,4 @@
-"""What another node costs, for readers: sentences, a table, and synchronisation against workers with node boundaries.
-
-Everything drawn is a column of the analysis.
-"""
+"""What another node costs: sentences, a table, and synchronisation against workers with node boundaries."""
 
 import math
 from collections.abc import Mapping, Sequence

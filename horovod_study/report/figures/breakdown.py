@@ -1,6 +1,8 @@
 """Where the time of a step goes: stacked bars of its parts."""
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import pandas as pd
@@ -12,12 +14,13 @@ from horovod_study.analysis.steps.breakdown import HOLDS_SYNC, hiding, shown
 from horovod_study.analysis.study import Analysis
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark
-from horovod_study.report.kit.panels import MAX_HEIGHT_IN, legend, swatch
-from horovod_study.report.kit.style import LAPS, PAPER, QUIET, folded, series_styles, small, text_in
+from horovod_study.report.kit.panels import MAX_HEIGHT_IN, legend
+from horovod_study.report.kit.style import LAPS, PAPER, QUIET, LapStyle, folded, series_styles, small, text_in
 from horovod_study.text.numbers import THIN, milliseconds, percent
 from horovod_study.text.words import plural
 
 Bar: TypeAlias = dict[str, Any]  # the rows of one cell of the breakdown, by lap
+HIDDEN_HATCH = "\\\\\\\\\\\\"
 MAX_LINES = 5
 """Of panels with bars: below each other on a page."""
 
@@ -68,7 +71,7 @@ def breakdown(analysis: Analysis) -> Drawing | None:
                 if column == 0 and len(set(setting)) > 1:
                     words = (setting[series], axes.get_ylabel())
                     axes.set_ylabel("\n".join(folded(each, line_in - 0.6) for each in words))
-        legend(figure, _lap_handles(parts), width_in)
+        legend(figure, lap_handles(parts), width_in)
         return figure
 
     hidden = {lap: _series_hiding(parts, lap) for lap in hiding(parts)}
@@ -135,28 +138,14 @@ def _stack(
     narrow = text_in("88%") > 0.66 * bar_in
     upright = max(text_in(_height(bar)) for bar in bars) > 0.96 * bar_in
     for place, bar in enumerate(bars):
-        foot = 0.0
-        for lap, look in LAPS.items():
-            if lap not in bar or not bar[lap]["mean_s"] > 0:
-                continue
-            value = bar[lap]["mean_s"] * 1000
-            hidden = HOLDS_SYNC.get(bar["sync"]["note"]) == lap and bar["step"]["workers"] > 1
-            part = axes.bar(
-                place,
-                value,
-                bottom=foot,
-                width=0.7,
-                color=look.color,
-                hatch="\\\\\\\\\\\\" if hidden else look.hatch,
-                edgecolor=LAPS["sync"].color if hidden else QUIET if look.hatch else PAPER,
-                linewidth=0.5,
-                zorder=2,
-            )
+        values = {lap: bar[lap]["mean_s"] * 1000 for lap in LAPS if lap in bar and bar[lap]["mean_s"] > 0}
+        for lap, part in lap_bar(axes, place, bar, values).items():
+            value, look = values[lap], LAPS[lap]
             mark(part, series=look.label, tips=[_part_words(title, bar[lap])])
             if lap == "sync" and value / top * tall_in > (text_in("88%") if narrow else small() / 72):
                 axes.text(
                     place,
-                    foot + value / 2,
+                    part[0].get_y() + value / 2,
                     f"{bar[lap]['share'] * 100:.0f}%",
                     ha="center",
                     va="center",
@@ -165,10 +154,9 @@ def _stack(
                     color=look.ink,
                     zorder=3,
                 )
-            foot += value
         axes.text(
             place,
-            foot + 0.015 * top,
+            sum(values.values()) + 0.015 * top,
             _height(bar),
             ha="center",
             va="bottom",
@@ -200,11 +188,32 @@ def _part_words(title: str, row: Mapping[Any, Any]) -> str:
     return f"{title}, {plural(row['workers'], 'worker')}: {time}, {plural(row['repeats'], 'repeat')}"
 
 
-def _lap_handles(parts: pd.DataFrame) -> list[Any]:
-    handles: list[Any] = [swatch(LAPS[lap]) for lap in shown(parts, tuple(LAPS))]
-    for lap in hiding(parts):
-        color, edge = LAPS[lap].color, LAPS["sync"].color
-        handles.append(
-            Patch(facecolor=color, edgecolor=edge, hatch="\\\\\\\\\\\\", linewidth=0.5, label=f"{lap} with hidden sync")
-        )
-    return handles
+def lap_bar(axes: Axes, place: int, bar: Bar, values: Mapping[str, float]) -> dict[str, Any]:
+    """Draw laps one on the other from zero, what is negative downwards; return what was drawn of each lap.
+
+    `values`: what is drawn of each lap; `bar`: rows of the cell, by which the lap that holds the synchronisation is
+    known: it is hatched in the colour of the waiting.
+    """
+    hides = HOLDS_SYNC.get(bar["sync"]["note"]) if bar["step"]["workers"] > 1 else None
+    ends, drawn = {1: 0.0, -1: 0.0}, {}
+    for lap, value in values.items():
+        if math.isfinite(value) and value:
+            side, look = (1 if value > 0 else -1), _hidden(lap) if lap == hides else LAPS[lap]
+            drawn[lap] = axes.bar(place, value, bottom=ends[side], width=0.7, zorder=2, **_face(look))
+            ends[side] += value
+    return drawn
+
+
+def _hidden(lap: str) -> LapStyle:
+    return replace(LAPS[lap], label=f"{lap} with hidden sync", hatch=HIDDEN_HATCH, ink=LAPS["sync"].color)
+
+
+def _face(look: LapStyle) -> dict[str, Any]:
+    edge = look.ink if look.hatch == HIDDEN_HATCH else QUIET if look.hatch else PAPER
+    return {"facecolor": look.color, "edgecolor": edge, "hatch": look.hatch, "linewidth": 0.5}
+
+
+def lap_handles(parts: pd.DataFrame) -> list[Patch]:
+    """Return the entries of a legend for the laps that a breakdown knows."""
+    looks = [*(LAPS[lap] for lap in shown(parts, tuple(LAPS))), *map(_hidden, hiding(parts))]
+    return [Patch(label=look.label, **_face(look)) for look in looks]

@@ -1,8 +1,5 @@
 """Why a step is longer than the ideal one, for readers: the way from ideal to measured, stragglers, what the
-synchronisation is made of, and what the machine could do.
-
-Everything drawn is a column of the analysis.
-"""
+synchronisation is made of, and what the machine could do."""
 
 import math
 from collections.abc import Mapping

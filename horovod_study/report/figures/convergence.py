@@ -1,7 +1,4 @@
-"""Figures of convergence: learning curves with the floor, the time to a target and what it is made of, sensitivity.
-
-Everything drawn is a column of the analysis.
-"""
+"""Figures of convergence: learning curves with the floor, the time to a target and what it is made of, sensitivity."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,4 @@
-"""Time per epoch and per step, for readers: epoch time against workers, weak scaling with its ideal line.
-
-Everything drawn is a column of the analysis.
-"""
+"""Time per epoch and per step, for readers: epoch time against workers, weak scaling with its ideal line."""
 
 from typing import Any
 

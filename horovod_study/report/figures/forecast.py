@@ -1,6 +1,6 @@
 """What is beyond the measured worker counts, for readers: a figure, a table with the errors of the method, sentences.
 
-Everything drawn is a column of the analysis. Forecasts look unlike measurements: dashed, with hollow
+Forecasts look unlike measurements: dashed, with hollow
 marks, on grey, in a band.
 """
 

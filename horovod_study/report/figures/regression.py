@@ -1,7 +1,4 @@
-"""The straight line through the speedups of each partition, and the Karp-Flatt fraction, for readers.
-
-Everything drawn is a column of the analysis.
-"""
+"""The straight line through the speedups of each partition, and the Karp-Flatt fraction, for readers."""
 
 import math
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """What training costs, for readers: energy per sample and worker hours against workers, with their laws, and a table.
 
-Everything drawn is a column of the analysis. Nothing is shown of runs on processors without an energy
+Nothing is shown of runs on processors without an energy
 counter: their worker hours say what the efficiency says.
 """
 

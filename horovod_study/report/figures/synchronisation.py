@@ -1,6 +1,6 @@
 """What synchronisation costs, for readers: against workers, between transports, and Horovod's cycle.
 
-Everything drawn is a column of the analysis. The colour of a series is that of every other figure;
+The colour of a series is that of every other figure;
 lines over NCCL are solid and over MPI dashed here, because the transport is what these figures are about.
 """
 

@@ -1,7 +1,4 @@
-"""What the machine did while it trained, for readers: use and power of GPUs and cores against workers and over time.
-
-Everything drawn is a column of the analysis.
-"""
+"""What the machine did while it trained, for readers: use and power of GPUs and cores against workers and over time."""
 
 from dataclasses import dataclass, replace
 

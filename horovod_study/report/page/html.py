@@ -37,7 +37,7 @@ from horovod_study.report.kit.markup import by_series, to_html
 from horovod_study.report.kit.style import DARK, SCREEN_WIDTH_IN, TEXT, FigureFormat, series_labels
 from horovod_study.report.page import run_pages
 from horovod_study.report.page.doubts import doubt_groups
-from horovod_study.report.page.sentences import ENVIRONMENT, headline, learned, sentences, subheadline
+from horovod_study.report.page.sentences import ENVIRONMENT, base_of, headline, learned, sentences, subheadline
 from horovod_study.report.page.tables import tables, write_tables
 from horovod_study.text.numbers import THIN, milliseconds, number, percent, rounded, short_rate, with_interval
 from horovod_study.text.tables import NOTHING, Cell, Column, Row, Table, row_of
@@ -339,10 +339,6 @@ def _tiles(analysis: Analysis, labels: Mapping[str, str]) -> dict[str, Any] | No
     found = max(findings, key=lambda each: (each["workers"], each["series"][0]["speedup"]))
     best, step = found["series"][0], found["step"]
     several = len(analysis.provenance["partitions"]) > 1
-    base = (
-        found.get("base")
-        or {"plain": "one plain worker", "wrapped": "one worker of the same library"}[found["baseline"]]
-    )
     low, high = best["low"], best["high"]
     interval = (
         f"95{THIN}% interval {with_interval(best['speedup'], low, high).split(' ', 1)[1]}"
@@ -350,7 +346,7 @@ def _tiles(analysis: Analysis, labels: Mapping[str, str]) -> dict[str, Any] | No
         else f"{plural(best['repeats'], 'repeat')}, no interval"
     )
     tiles = [
-        ("Speedup", f"{number(best['speedup'], low, high)}\u00d7", f"over {base}; {interval}"),
+        ("Speedup", f"{number(best['speedup'], low, high)}\u00d7", f"over {base_of(found)}; {interval}"),
         ("Efficiency", percent(best["efficiency"]), f"of {plural(found['workers'], 'ideal worker')}"),
         ("Throughput", _throughput(analysis, best), "samples/s, all workers together"),
     ]

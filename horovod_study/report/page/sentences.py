@@ -29,6 +29,14 @@ ENVIRONMENT = {
 """What is said of the place where runs were recorded, by the keys of provenance.json."""
 
 
+_BASES = {"plain": "one plain worker", "wrapped": "one worker of the same library"}
+
+
+def base_of(found: Mapping[str, Any]) -> str:
+    """Return what the speedups of a finding are over, in words."""
+    return f"{found.get('base') or _BASES[found['baseline']]}"
+
+
 # ---------------------------------------------------------------------------------------------------- sentences
 
 
@@ -182,7 +190,7 @@ def _to_target(analysis: Analysis, labels: Mapping[str, str], *, several: bool) 
     if len(met):
         met = met[met["target_mse"] == met["target_mse"].min()]
         row = met.sort_values(["workers", "speedup"], ascending=False, kind="stable").iloc[0]
-        base = {"plain": "one plain worker", "wrapped": "one worker of the same library"}[row["base"]]
+        base = _BASES[row["base"]]
         text.append(
             f"A test MSE of {scientific(row['target_mse'])} takes {_who(row, labels, several=several)} "
             f"{rounded(row['train_s'], 3)}{THIN}s, "
@@ -223,17 +231,13 @@ def _sentences(
     best, *others = found["series"]
     workers = plural(found["workers"], "worker")
     label = labels[best["series"]]
-    base = (
-        found.get("base")
-        or {"plain": "one plain worker", "wrapped": "one worker of the same library"}[found["baseline"]]
-    )
     text = []
     if best["speedup"] is None:
         speed = rounded(best["samples_per_s"])
         text.append(f"{_place(found, findings)}{workers} process {speed} samples/s over {label}; there is no baseline.")
     else:
         sentence = (
-            f"{_place(found, findings)}{workers} over {label} run {_speedup(best)} times as fast as {base}, "
+            f"{_place(found, findings)}{workers} over {label} run {_speedup(best)} times as fast as {base_of(found)}, "
             f"an efficiency of {percent(best['efficiency'])}"
         )
         rest = [
