@@ -68,10 +68,7 @@ def write_trace(events: Sequence[Mapping[str, Any]], path: Path, *, about: Mappi
     `about` is stored as the trace's metadata. Raises RecordError when it cannot be written.
     """
     content = {"traceEvents": list(events), "displayTimeUnit": "ms", "metadata": dict(about)}
-    with writing(path, "choose a writable --out"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, json.dumps(content, allow_nan=False, separators=(",", ":")) + "\n")
-    return path
+    return write_text(json.dumps(content, allow_nan=False, separators=(",", ":")) + "\n", path)
 
 
 def write_extra_p(documents: Sequence[Mapping[str, Any]], directory: Path) -> list[Path]:

@@ -5,15 +5,14 @@ Everything shown is a column of the comparison (analysis/compare/study_compariso
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
 from horovod_study.analysis.compare.study_comparison import (
@@ -30,21 +29,10 @@ from horovod_study.analysis.compare.study_comparison import (
     StudyComparison,
 )
 from horovod_study.analysis.laws import law_label
+from horovod_study.report.kit import panels as kit
+from horovod_study.report.kit import style
 from horovod_study.report.kit.drawing import Drawing, write_drawings
 from horovod_study.report.kit.files import write_result
-from horovod_study.report.kit.interactive import mark
-from horovod_study.report.kit.panels import label_ticks, legend, panels_of
-from horovod_study.report.kit.style import (
-    NARROW_IN,
-    PAPER,
-    QUIET,
-    TEXT,
-    FigureFormat,
-    SeriesStyle,
-    folded,
-    series_labels,
-    series_styles,
-)
 from horovod_study.report.kit.typeset import to_csv, to_latex, to_markdown
 from horovod_study.text.numbers import THIN, fixed, known, quoted, rounded, scientific
 from horovod_study.text.tables import NOTHING, Cell, Column, Group, Row, Table, row_of, table_of, to_lines
@@ -72,7 +60,12 @@ _HEADS = {
 
 
 def write_against(
-    found: StudyComparison, directory: Path, *, gate: Gate | None = None, look: FigureFormat = TEXT, pgf: bool = False
+    found: StudyComparison,
+    directory: Path,
+    *,
+    gate: Gate | None = None,
+    look: style.FigureFormat = style.TEXT,
+    pgf: bool = False,
 ) -> list[Path]:
     """Write figures/against.*, tables/against.* and against.json to the directory of a report; return the paths.
 
@@ -135,7 +128,7 @@ def _most(found: StudyComparison, own: Sequence[Mapping[str, Any]], rows: Sequen
 def _where(found: StudyComparison, row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
     """Return where a cell is: its workers, and its series and setting where there are several."""
     words = [f"at {plural(row['workers'], 'worker')}"]
-    label = series_labels(found.after.points)[row["series"]]
+    label = style.series_labels(found.after.points)[row["series"]]
     if len({each["series"] for each in rows}) > 1:
         words.append(f"over {label}" if row["backend"] != "serial" else f"of {label}")
     if len({each["setting"] for each in rows}) > 1 and f"{row['setting']}" not in label:
@@ -229,8 +222,7 @@ def section(found: StudyComparison) -> dict[str, Any]:
 
 def _repeats(found: StudyComparison) -> str:
     """Return how many repeats all cells have in both studies; empty where that differs."""
-    rows = _rows(found, "throughput")
-    counts = {row[name] for row in rows for name in ("before_repeats", "after_repeats")}
+    counts = {row[name] for row in _rows(found, "throughput") for name in ("before_repeats", "after_repeats")}
     return plural(counts.pop(), "repeat") if len(counts) == 1 else ""
 
 
@@ -257,7 +249,9 @@ def _cells(found: StudyComparison) -> Table:
         Column(head="Before", unit="samples/s", cell=lambda row: rounded(row["before"])),
         Column(head="After", unit="samples/s", cell=lambda row: rounded(row["after"])),
         Column(head="Change", unit="%", cell=_changed),
-        Column(head="Verdict", number=False, cell=_verdict_cell),
+        Column(
+            head="Verdict", number=False, cell=lambda row: Cell(verdict_words(row), warning=row["verdict"] == WORSE)
+        ),
         *(Column(head=_HEADS[name], unit="%", cell=partial(_beside, own)) for name, own in others.items()),
     ]
     if repeats:
@@ -275,25 +269,20 @@ def _cells(found: StudyComparison) -> Table:
 
 def _by_series(found: StudyComparison, columns: Sequence[Column]) -> tuple[Group, ...]:
     """Return the cells of the comparison by series, titled with label and setting, and with another name before."""
-    labels = series_labels(found.after.points)
+    labels = style.series_labels(found.after.points)
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in _rows(found, "throughput"):
         groups.setdefault(row["series"], []).append(row)
-    return tuple(
-        Group(
-            title=Cell(labels[series], rows[0]["setting"], f"before: {was}" if (was := _was(rows[0])) else ""),
-            rows=tuple(row_of(columns, row) for row in rows),
-        )
-        for series, rows in groups.items()
-    )
+    found_groups = []
+    for series, rows in groups.items():
+        was = rows[0]["before_series"]
+        title = Cell(labels[series], rows[0]["setting"], "" if was == series else f"before: {was}")
+        found_groups.append(Group(title=title, rows=tuple(row_of(columns, row) for row in rows)))
+    return tuple(found_groups)
 
 
 def _changed(row: Row) -> Cell:
     return Cell(*_change(row), strong=row["verdict"] in (WORSE, BETTER))
-
-
-def _verdict_cell(row: Row) -> Cell:
-    return Cell(verdict_words(row), warning=row["verdict"] == WORSE)
 
 
 def _beside(others: Mapping[tuple[Any, ...], Row], row: Row) -> Cell:
@@ -303,11 +292,6 @@ def _beside(others: Mapping[tuple[Any, ...], Row], row: Row) -> Cell:
         return Cell(NOTHING)
     value, interval = _change(own)
     return Cell(value, interval or f"{own['note']}", strong=own["verdict"] in (WORSE, BETTER))
-
-
-def _was(row: Mapping[str, Any]) -> str:
-    """Return the name of the series of BEFORE where it is another one."""
-    return "" if row["series"] == row["before_series"] else f"{row['before_series']}"
 
 
 def _workers(row: Mapping[str, Any]) -> str:
@@ -341,7 +325,7 @@ def _targets(found: StudyComparison) -> Table:
 
 
 def _series(found: StudyComparison) -> Column:
-    labels = series_labels(found.after.points)
+    labels = style.series_labels(found.after.points)
     return Column(
         head="Series",
         number=False,
@@ -379,7 +363,7 @@ def _laws(found: StudyComparison) -> Table:
 
 
 def _alone(found: StudyComparison) -> Table:
-    labels = {"after": series_labels(found.after.points), "before": series_labels(found.before.points)}
+    labels = {"after": style.series_labels(found.after.points), "before": style.series_labels(found.before.points)}
     names = dict(zip(("after", "before"), found.names, strict=True))
     columns = (
         Column(head="Only in", number=False, names=True, cell=lambda row: names[row["study"]]),
@@ -487,13 +471,13 @@ def lines(found: StudyComparison) -> list[str]:
 
 def _left_out(found: StudyComparison, row: Mapping[Any, Any]) -> str:
     points = found.after.points if row["study"] == "after" else found.before.points
-    label = series_labels(points)[row["series"]]
+    label = style.series_labels(points)[row["series"]]
     name = found.names[0] if row["study"] == "after" else found.names[1]
     return f"only in {name}: {_place(label, row)} ({row['reason']})"
 
 
 def _cell(found: StudyComparison, row: Mapping[str, Any]) -> str:
-    return _place(series_labels(found.after.points)[row["series"]], row)
+    return _place(style.series_labels(found.after.points)[row["series"]], row)
 
 
 def _place(label: str, row: Mapping[Any, Any]) -> str:
@@ -546,27 +530,28 @@ def _check_line(found: StudyComparison, check: GateCheck) -> str:
 def drawings(found: StudyComparison) -> list[Drawing]:
     """Return the figure: the change of throughput of every cell with its interval, and the line of no change."""
     rows = found.of("throughput")
-    styles = series_styles(found.after.points)
+    styles = {name: replace(look, ring=False) for name, look in style.series_styles(found.after.points).items()}
     settings = list(rows["setting"].drop_duplicates())
     shown = rows[rows["setting"].isin(settings[:MAX_PANELS])]
     after, before = found.names
 
     def draw(width_in: float) -> Figure:
         names = list(shown["setting"].drop_duplicates())
-        columns = 1 if width_in < NARROW_IN or len(names) == 1 else 2
+        columns = 1 if width_in < style.NARROW_IN or len(names) == 1 else 2
         lines_of = math.ceil(len(names) / columns)
         panel_in = width_in / columns
         height_in = lines_of * max(1.7, (0.45 if columns == 1 else 0.62) * panel_in) + 0.6
-        figure, made = panels_of(width_in, height_in, lines_of, columns, len(names), sharey=True)
+        figure, made = kit.panels_of(width_in, height_in, lines_of, columns, len(names), sharey=True)
         low, high = _range(shown)
         for place, (axes, setting) in enumerate(zip(made, names, strict=True)):
             _panel(axes, shown[shown["setting"] == setting], styles, panel_in)
             axes.set_ylim(low, high)
             if len(names) > 1:
-                axes.set_title(folded(f"{setting}", 0.85 * panel_in))
+                axes.set_title(style.folded(f"{setting}", 0.85 * panel_in))
             if place % columns == 0:
                 axes.set_ylabel("Change of throughput")
-        legend(figure, _handles(shown, styles), width_in)
+        entries = [*kit.handles(styles, shown["series"].unique()), *kit.judged_handles()]
+        kit.legend(figure, entries, width_in)
         return figure
 
     hidden = len(settings) - len(shown["setting"].drop_duplicates())
@@ -609,35 +594,23 @@ def _range(rows: pd.DataFrame) -> tuple[float, float]:
     return low - room, high + room
 
 
-def _panel(axes: Axes, rows: pd.DataFrame, styles: Mapping[str, SeriesStyle], panel_in: float) -> None:
+def _panel(axes: Axes, rows: pd.DataFrame, styles: Mapping[str, style.SeriesStyle], panel_in: float) -> None:
     """Draw one setting: worker counts side by side at equal distances, series beside each other at each."""
-    counts = sorted({(int(row["workers"]), row["nodes"] if known(row["nodes"]) else 1.0) for row in _dicts(rows)})
+    counts = sorted({(int(n), nodes) for n, nodes in zip(rows["workers"], rows["nodes"].fillna(1.0), strict=True)})
     several = len({count for count, _ in counts}) < len(counts)
     series = list(rows["series"].drop_duplicates())
-    axes.axhline(0.0, color=QUIET, linewidth=0.9, zorder=1)
+    axes.axhline(0.0, color=style.QUIET, linewidth=0.9, zorder=1)
     for number, name in enumerate(series):
         look = styles[name]
         own = rows[(rows["series"] == name) & rows["ratio"].notna()]
         if own.empty:
             continue
         shift = 0.6 * ((number + 0.5) / len(series) - 0.5)
-        x = np.array(
-            [
-                counts.index((int(row["workers"]), row["nodes"] if known(row["nodes"]) else 1.0)) + shift
-                for row in _dicts(own)
-            ]
-        )
-        y = own["ratio"].to_numpy() - 1
-        bars = axes.vlines(x, own["ratio_low"] - 1, own["ratio_high"] - 1, color=look.color, linewidth=1.2, zorder=2)
-        mark(bars, series=look.label)
-        resolved = own["verdict"].isin([BETTER, WORSE]).to_numpy()
-        marker = "o" if look.ring else look.marker
-        for which, face in ((resolved, look.color), (~resolved, PAPER)):
-            if which.any():
-                how: dict[str, Any] = {"markerfacecolor": face, "markeredgecolor": look.color, "markeredgewidth": 1.0}
-                (points,) = axes.plot(x[which], y[which], marker, markersize=5, zorder=3, **how)
-                tips = [_tip(row, look.label) for row, keep in zip(_dicts(own), which, strict=True) if keep]
-                mark(points, series=look.label, tips=tips)
+        places = zip(own["workers"], own["nodes"].fillna(1.0), strict=True)
+        x = [counts.index((int(workers), nodes)) + shift for workers, nodes in places]
+        values = [own[column] - 1 for column in ("ratio", "ratio_low", "ratio_high")]
+        tips = [_tip(row, look.label) for row in _dicts(own)]
+        kit.judged_points(axes, x, values, look, own["verdict"].isin([BETTER, WORSE]), tips)
     axes.set_xlim(-0.6, len(counts) - 0.4)
     labels = [f"{count}" + (f"\n({nodes:.0f})" if several else "") for count, nodes in counts]
     step = max(1, math.ceil(len(counts) * 0.2 / (0.8 * panel_in)))
@@ -645,7 +618,7 @@ def _panel(axes: Axes, rows: pd.DataFrame, styles: Mapping[str, SeriesStyle], pa
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xticklabels(labels[::step])
     axes.set_xlabel("Workers (nodes)" if several else "Workers")
-    label_ticks(axes.yaxis, MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]), _tick)
+    kit.label_ticks(axes.yaxis, MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]), _tick)
 
 
 def _tick(value: float) -> str:
@@ -661,19 +634,3 @@ def _tip(row: Mapping[str, Any], label: str) -> str:
 
 def _dicts(rows: pd.DataFrame) -> list[dict[str, Any]]:
     return [{f"{name}": value for name, value in row.items()} for row in rows.to_dict("records")]
-
-
-def _handles(rows: pd.DataFrame, styles: Mapping[str, SeriesStyle]) -> list[Any]:
-    handles: dict[tuple[Any, ...], Any] = {}
-    for name in rows["series"].drop_duplicates():
-        look = styles[name]
-        marker = "o" if look.ring else look.marker
-        handles[(look.label, look.color, marker)] = Line2D(
-            [], [], linestyle="-", linewidth=1.2, color=look.color, marker=marker, markersize=5, label=look.label
-        )
-    if not rows["verdict"].isin([BETTER, WORSE]).all():
-        handles["hollow",] = Line2D(
-            [], [], linestyle="none", marker="o", markersize=5, markerfacecolor=PAPER, markeredgecolor=QUIET,
-            label="not resolved",
-        )  # fmt: skip
-    return list(handles.values())

@@ -12,21 +12,10 @@ from matplotlib.figure import Figure
 from horovod_study.analysis.stats import Interval
 from horovod_study.analysis.steps.attribution import PARTS, Arm, Attribution, Experiment
 from horovod_study.records import finite
+from horovod_study.report.kit import style
 from horovod_study.report.kit.files import figure_lines, write_result
 from horovod_study.report.kit.interactive import mark
 from horovod_study.report.kit.panels import legend, lying_bar, lying_grid, note_at, rimmed, swatch
-from horovod_study.report.kit.style import (
-    INK,
-    NARROW_IN,
-    QUIET,
-    TEXT,
-    FigureFormat,
-    LapStyle,
-    folded,
-    runtime_label,
-    small,
-    text_in,
-)
 from horovod_study.text.numbers import THIN, milliseconds, percent
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import listed, plural
@@ -34,11 +23,11 @@ from horovod_study.text.words import listed, plural
 NAME = "attribution"
 
 LOOKS = {
-    "floor": LapStyle(label="transfer (floor)", color="#8fa5b8", ink=INK),
-    "skew": LapStyle(label="skew: waiting for the last worker", color="#e69f00", ink=INK),
-    "pack": LapStyle(label="runtime: packing, norm", color="#e3a6be", ink=INK),
-    "rest": LapStyle(label="runtime: cycle, negotiation, other", color="#b3305f", ink="#ffffff"),
-    "unexplained": LapStyle(label="unexplained", color="#ffffff", ink=INK, hatch="//////"),
+    "floor": style.LapStyle(label="transfer (floor)", color="#8fa5b8", ink=style.INK),
+    "skew": style.LapStyle(label="skew: waiting for the last worker", color="#e69f00", ink=style.INK),
+    "pack": style.LapStyle(label="runtime: packing, norm", color="#e3a6be", ink=style.INK),
+    "rest": style.LapStyle(label="runtime: cycle, negotiation, other", color="#b3305f", ink="#ffffff"),
+    "unexplained": style.LapStyle(label="unexplained", color="#ffffff", ink=style.INK, hatch="//////"),
 }
 """The parts of a synchronisation in the order of a bar."""
 
@@ -61,7 +50,7 @@ _THOUGHT = {
 }
 
 
-def write_attribution(found: Attribution, directory: Path, *, look: FigureFormat = TEXT) -> list[Path]:
+def write_attribution(found: Attribution, directory: Path, *, look: style.FigureFormat = style.TEXT) -> list[Path]:
     """Write attribution.json, attribution.txt (table and sentences) and the figure; return the paths."""
     doubts = [f"Doubt: {text}." for text in found.doubts]
     lines = [*table(found), "", *sentences(found), "", caption(found), *doubts]
@@ -75,7 +64,7 @@ def write_attribution(found: Attribution, directory: Path, *, look: FigureFormat
 def title(arm: Arm) -> str:
     """Return how an arm is called: `Horovod/MPI, shipped settings`."""
     hooks = ", hooks" if arm.reduction == "hooks" else ""
-    return f"{runtime_label(arm.backend, arm.transport)}{hooks}, {arm.arm}"
+    return f"{style.runtime_label(arm.backend, arm.transport)}{hooks}, {arm.arm}"
 
 
 def table(found: Attribution) -> list[str]:
@@ -189,7 +178,7 @@ def _skew_words(arm: Arm) -> str:
 
 def _experiment_words(each: Experiment) -> str:
     moved = {name: _ms(move, sign=True) for name, move in each.moves_s.items()}
-    where = runtime_label(each.backend, each.transport)
+    where = style.runtime_label(each.backend, each.transport)
     by = (
         f"{each.factor:g} times the cycle time moves the runtime part by {moved['runtime']} ms (expected: "
         f"{_fixed(each.expected_s[0] * 1e3, 1)} to {_fixed(each.expected_s[1] * 1e3, 1)} ms) and the floor by "
@@ -254,9 +243,9 @@ def draw_bars(bars: Sequence[Bar], width_in: float) -> Figure:
 
     Beside a hundredfold synchronisation the others are thin lines in ms; their make-up is on the right.
     """
-    narrow = width_in < NARROW_IN
-    names = [folded(name, (0.34 if narrow else 0.3) * width_in) for name, _, _ in bars]
-    each_in = max(0.4, 1.3 * small() / 72 * max(name.count("\n") + 1 for name in names))
+    narrow = width_in < style.NARROW_IN
+    names = [style.folded(name, (0.34 if narrow else 0.3) * width_in) for name, _, _ in bars]
+    each_in = max(0.4, 1.3 * style.small() / 72 * max(name.count("\n") + 1 for name in names))
     height_in = (2 if narrow else 1) * (each_in * len(bars) + 0.55) + 0.5
     figure = Figure(figsize=(width_in, height_in), layout="constrained")
     if narrow:
@@ -280,10 +269,10 @@ def draw_bars(bars: Sequence[Bar], width_in: float) -> Figure:
     left.set_xlabel("ms per step")
     right.set_xlabel("% of the synchronisation")
     for axes in (left, right):
-        axes.axvline(0, color=QUIET, linewidth=0.7, zorder=4)
+        axes.axvline(0, color=style.QUIET, linewidth=0.7, zorder=4)
         axes.spines["left"].set_visible(False)
         lying_grid(axes)
-    written_in = 0.1 + max(text_in(each) for each in words)
+    written_in = 0.1 + max(style.text_in(each) for each in words)
     spare = written_in / (0.6 * width_in if narrow else 0.33 * width_in)  # of the axis
     low = min(math.fsum(min(0.0, each) for each in parts.values()) for _, parts, _ in bars)
     left.set_xlim(min(0.0, 1.05e3 * low), max(ends) / max(0.4, 1 - spare))

@@ -12,35 +12,21 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from horovod_study.analysis.machine.network import WHOLE_GRADIENT, BenchedNetwork, LineFit, Roofline, bus_factor
+from horovod_study.report.kit import style
 from horovod_study.report.kit.files import write_result
 from horovod_study.report.kit.panels import label_decades, legend, note_at, paper_behind
-from horovod_study.report.kit.style import (
-    GRID,
-    INK,
-    LAPS,
-    NARROW_IN,
-    PAPER,
-    QUIET,
-    TEXT,
-    TRANSPORTS,
-    FigureFormat,
-    SeriesStyle,
-    folded,
-    runtime_label,
-    series_styles,
-)
 from horovod_study.text.numbers import amount
 from horovod_study.text.tables import table_of, to_lines
 
 PRECISION_NAMES = {"float32": "fp32", "tf32": "tf32", "bf16": "bf16", "fp16": "fp16"}
-_MODEL = LAPS["sync"].color
+_MODEL = style.LAPS["sync"].color
 
 
 # ------------------------------------------------------------------------------------------------------ files
 
 
 def write_bench(
-    network: BenchedNetwork, document: Mapping[str, Any], directory: Path, *, look: FigureFormat = TEXT
+    network: BenchedNetwork, document: Mapping[str, Any], directory: Path, *, look: style.FigureFormat = style.TEXT
 ) -> list[Path]:
     """Write bench.json, bench.csv, bench.txt and the figures (.pdf, .svg, .png, caption .txt); return their paths.
 
@@ -251,13 +237,13 @@ def _gb(value: float) -> str:
 
 def _label(name: str) -> str:
     backend, _, transport = name.partition("/")
-    return runtime_label(backend, transport) if transport else f"{TRANSPORTS.get(name, name)} alone"
+    return style.runtime_label(backend, transport) if transport else f"{style.TRANSPORTS.get(name, name)} alone"
 
 
 # ---------------------------------------------------------------------------------------------------- figures
 
 
-def _styles(names: list[str]) -> dict[str, SeriesStyle]:
+def _styles(names: list[str]) -> dict[str, style.SeriesStyle]:
     """Return the style of every way: the colours that the same ways have in the figures of training runs."""
     rows = []
     for name in names:
@@ -266,7 +252,7 @@ def _styles(names: list[str]) -> dict[str, SeriesStyle]:
         pair = (backend, transport) if transport else ("mpi", "mpi") if name == "mpi" else ("raw", name)
         fixed = {"partition": "", "setting": "", "horovod_defaults": False, "reduction": name}
         rows.append({"series": name, "backend": pair[0], "transport": pair[1], **fixed})
-    return series_styles(pd.DataFrame(rows)) if rows else {}
+    return style.series_styles(pd.DataFrame(rows)) if rows else {}
 
 
 def draw_network(network: BenchedNetwork, width_in: float) -> Figure:
@@ -281,7 +267,7 @@ def draw_network(network: BenchedNetwork, width_in: float) -> Figure:
         )
     names = list(dict.fromkeys(points["way"]))
     looks = _styles(names)
-    narrow = width_in < NARROW_IN
+    narrow = width_in < style.NARROW_IN
     tall_in = (1.5 if narrow else 0.5) * width_in
     figure = Figure(figsize=(width_in, tall_in + 0.5), layout="constrained")
     left, right = figure.subplots(*((2, 1) if narrow else (1, 2)))
@@ -309,7 +295,7 @@ def draw_network(network: BenchedNetwork, width_in: float) -> Figure:
         _ticks(axes)
     text, where = f"{WHOLE_GRADIENT}\n{amount(flat)}", ("data", "axes fraction")
     note_at(left, text, (flat, 1.0), (-4, -2), xycoords=where, ha="right", va="top", color=_MODEL)
-    texts = {name: folded(_legend(name, network.fits.get(name)), 0.84 * width_in) for name in names}
+    texts = {name: style.folded(_legend(name, network.fits.get(name)), 0.84 * width_in) for name in names}
     handles = [Line2D([], [], **_marker(looks[name]), linewidth=1.0, label=texts[name]) for name in names]
     legend(figure, handles, width_in)
     return figure
@@ -326,8 +312,8 @@ def _legend(name: str, fit: LineFit | None) -> str:
     )
 
 
-def _marker(look: SeriesStyle) -> dict[str, Any]:
-    face = look.color if look.filled else PAPER
+def _marker(look: style.SeriesStyle) -> dict[str, Any]:
+    face = look.color if look.filled else style.PAPER
     return {
         "color": look.color,
         "linestyle": look.dash,
@@ -354,7 +340,7 @@ def draw_roofline(network: BenchedNetwork, width_in: float) -> Figure:
     assert roofline is not None  # write_bench draws it only where it was measured
     looks = _styles([each.way for each in roofline.networks])
     figure = Figure(
-        figsize=(width_in, (0.85 if width_in < NARROW_IN else 0.56) * width_in + 0.75), layout="constrained"
+        figsize=(width_in, (0.85 if width_in < style.NARROW_IN else 0.56) * width_in + 0.75), layout="constrained"
     )
     axes = figure.subplots()
     peak = roofline.peak_flop_per_s
@@ -365,7 +351,7 @@ def draw_roofline(network: BenchedNetwork, width_in: float) -> Figure:
     bottom = min(roofline.flop_per_s, roofline.memory_bytes_per_s * left) / 3
     along = np.geomspace(left, right, 400)
     handles = []
-    roofs: list[tuple[str, float, str, float, Any]] = [("memory", roofline.memory_bytes_per_s, INK, 1.4, "-")]
+    roofs: list[tuple[str, float, str, float, Any]] = [("memory", roofline.memory_bytes_per_s, style.INK, 1.4, "-")]
     for each in roofline.networks:
         look = looks[each.way]
         roofs.append((_label(each.way), each.bytes_per_s, look.color, 1.2, look.dash))
@@ -374,11 +360,17 @@ def draw_roofline(network: BenchedNetwork, width_in: float) -> Figure:
         axes.plot(rising, rising * bandwidth / 1e9, color=color, linewidth=width, linestyle=dash, zorder=2)
         entry = f"{label}: {_gb(bandwidth / 1e9)} GB/s"
         handles.append(Line2D([], [], color=color, linewidth=width, linestyle=dash, label=entry))
-    axes.plot([peak / max(bandwidths), right], [peak / 1e9] * 2, color=INK, linewidth=1.4, zorder=2)
+    axes.plot([peak / max(bandwidths), right], [peak / 1e9] * 2, color=style.INK, linewidth=1.4, zorder=2)
     for name, value in roofline.peaks_flop_per_s.items():
-        axes.axhline(value / 1e9, color=INK if value == peak else QUIET, linewidth=0.8, linestyle=(0, (3, 2)), zorder=1)
+        axes.axhline(
+            value / 1e9,
+            color=style.INK if value == peak else style.QUIET,
+            linewidth=0.8,
+            linestyle=(0, (3, 2)),
+            zorder=1,
+        )
         text = f"matrix peak {PRECISION_NAMES.get(name, name)}  {value / 1e9:,.0f} GFLOP/s"
-        note_at(axes, text, (left, value / 1e9), (3, 2), color=INK if value == peak else QUIET)
+        note_at(axes, text, (left, value / 1e9), (3, 2), color=style.INK if value == peak else style.QUIET)
     done = roofline.flop_per_s / 1e9
     for x, filled, words in (
         (roofline.memory_flop_per_byte, False, "step, per byte of memory"),
@@ -386,7 +378,7 @@ def draw_roofline(network: BenchedNetwork, width_in: float) -> Figure:
     ):
         if x is None:
             continue
-        axes.plot(x, done, "o", markersize=6, color=_MODEL, markerfacecolor=_MODEL if filled else PAPER, zorder=4)
+        axes.plot(x, done, "o", markersize=6, color=_MODEL, markerfacecolor=_MODEL if filled else style.PAPER, zorder=4)
         text, behind = f"{words}\n{x:.3g} FLOP/byte, {done:.3g} GFLOP/s", paper_behind(1.0, 0.8)
         note_at(axes, text, (x, done), (0, -8), ha="center", va="top", color=_MODEL, bbox=behind, zorder=3)
     axes.set_xscale("log")
@@ -397,7 +389,7 @@ def draw_roofline(network: BenchedNetwork, width_in: float) -> Figure:
     axes.set_ylabel("GFLOP/s of one worker")
     _ticks(axes)
     title = f"Bandwidth of copies in memory, and of all-reduces of {amount(network.model['flat_bytes'])}"
-    legend(figure, handles, width_in, title=folded(title, width_in - 0.2), alignment="left")
+    legend(figure, handles, width_in, title=style.folded(title, width_in - 0.2), alignment="left")
     return figure
 
 
@@ -419,7 +411,7 @@ def _ticks(axes: Axes) -> None:
         label_decades(axis, 9, _tick)
     axes.tick_params(axis="x", which="minor", size=0)
     axes.tick_params(axis="y", which="minor", size=0)
-    axes.grid(axis="x", color=GRID, linewidth=0.4)
+    axes.grid(axis="x", color=style.GRID, linewidth=0.4)
 
 
 def _tick(value: float) -> str:

@@ -12,29 +12,10 @@ from matplotlib.ticker import MaxNLocator
 
 from horovod_study.analysis.study import Analysis
 from horovod_study.analysis.sync.boundary import DIRECT, INDIRECT, MEDIAN
+from horovod_study.report.kit import panels as kit
+from horovod_study.report.kit import style
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import tips
-from horovod_study.report.kit.panels import (
-    MAX_PANELS,
-    entry,
-    in_table_only,
-    legend,
-    node_boundaries,
-    paper_behind,
-    point_bars,
-    setting_panels,
-    worker_axis,
-)
-from horovod_study.report.kit.style import (
-    INK,
-    NARROW_IN,
-    SeriesStyle,
-    folded,
-    series_labels,
-    series_styles,
-    small,
-    text_in,
-)
 from horovod_study.text.numbers import THIN, milliseconds, with_interval
 from horovod_study.text.words import listed, plural
 
@@ -52,20 +33,20 @@ def drawings(analysis: Analysis) -> list[Drawing]:
     if shown.empty:
         return []
     styles = {
-        **series_styles(analysis.nodes),
-        **series_styles(analysis.points),
+        **style.series_styles(analysis.nodes),
+        **style.series_styles(analysis.points),
     }  # placements may be series of their own
     every = list(shown["setting"].drop_duplicates())
-    settings = every[:MAX_PANELS]
+    settings = every[: kit.MAX_PANELS]
     jumps = analysis.boundary
     named = _named(shown, styles)
 
     def draw(width_in: float) -> Figure:
-        figure, panels, wide_in, tall_in = setting_panels(width_in, settings, alone=0.55, beside=0.45)
+        figure, panels, wide_in, tall_in = kit.setting_panels(width_in, settings, alone=0.55, beside=0.45)
         for axes, setting in panels:
             own = shown[shown["setting"] == setting]
             _panel(axes, own, jumps[jumps["series"].isin(own["series"])], styles, named, wide_in, 0.8 * tall_in)
-        legend(figure, _handles(shown, styles), width_in)
+        kit.legend(figure, _handles(shown, styles), width_in)
         return figure
 
     per_step = "medians over steps" if (shown["per_step"] == MEDIAN).all() else "means over steps"
@@ -75,7 +56,7 @@ def drawings(analysis: Analysis) -> list[Drawing]:
         f"Points: medians over repeats of what each run says of its steps ({per_step}), bars: lowest to highest "
         "repeat. Arrows: the jump between equal workers on fewer and on more nodes (mean over repeats, 95 % interval "
         "in brackets); dotted: the next worker count already needs another node, so a jump there is not that of the "
-        f"node alone.{in_table_only(every)} {_carried(analysis)}"
+        f"node alone.{kit.in_table_only(every)} {_carried(analysis)}"
     )
     if hidden:
         names = listed([styles[series].label for series in hidden])
@@ -94,7 +75,7 @@ def drawings(analysis: Analysis) -> list[Drawing]:
 
 def sentences(analysis: Analysis) -> list[str]:
     """Return what the first node boundary of each series adds to a step, one sentence per series."""
-    labels = series_labels(analysis.nodes)
+    labels = style.series_labels(analysis.nodes)
     several = analysis.boundary["setting"].nunique() > 1
     found = []
     for series, rows in analysis.boundary.groupby("series", sort=False):
@@ -175,7 +156,7 @@ def _word(count: float) -> str:
 
 def _carried(analysis: Analysis) -> str:
     """Return which network carried the gradients of each drawn series, as the records of the runs say."""
-    labels = series_labels(analysis.nodes)
+    labels = style.series_labels(analysis.nodes)
     texts = []
     for series, rows in analysis.nodes.groupby("series", sort=False):
         if rows["nodes"].max() > 1:
@@ -208,7 +189,7 @@ def _panel(
     axes: Axes,
     cells: pd.DataFrame,
     jumps: pd.DataFrame,
-    styles: dict[str, SeriesStyle],
+    styles: dict[str, style.SeriesStyle],
     named: Mapping[str, str],
     wide_in: float,
     tall_in: float,
@@ -220,15 +201,15 @@ def _panel(
         for _, part in own.groupby("nodes", sort=True):
             _points(axes, part, places, replace(look, label=named[str(series)]))
     top = 1000 * cells["sync_s_max"].max() * 1.22
-    worker_axis(axes, cells["workers"], last, wide_in)
+    kit.worker_axis(axes, cells["workers"], last, wide_in)
     left, right = axes.get_xlim()
     axes.set_xlim(left, right + _room(jumps, places, left, right, 0.85 * wide_in))
     axes.set_ylim(0, top)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
-    axes.set_ylabel(folded("Waiting for gradients / ms per step", 0.8 * tall_in))
+    axes.set_ylabel(style.folded("Waiting for gradients / ms per step", 0.8 * tall_in))
     texts = _arrows(axes, cells, jumps, places, styles)
     _write_apart(axes, texts if len(texts) <= _most_texts(wide_in) else [], top, tall_in)
-    node_boundaries(axes, cells, wide_in)
+    kit.node_boundaries(axes, cells, wide_in)
 
 
 def _places(cells: pd.DataFrame, *, apart: float) -> dict[tuple[str, int, int], float]:
@@ -258,16 +239,18 @@ def _room(
         return most
     for row in written:
         x = places.get((row["series"], row["more_workers"], row["more_nodes"]), left)
-        words_in = 0.15 + text_in(_written(row))
+        words_in = 0.15 + style.text_in(_written(row))
         share = min(0.65, words_in / drawn_in)
         most = max(most, (x - left) / (1 - share) + left - right)  # so that the part beyond x is that share
     return most
 
 
-def _points(axes: Axes, part: pd.DataFrame, places: Mapping[tuple[str, int, int], float], look: SeriesStyle) -> None:
+def _points(
+    axes: Axes, part: pd.DataFrame, places: Mapping[tuple[str, int, int], float], look: style.SeriesStyle
+) -> None:
     x = [places[row["series"], row["workers"], row["nodes"]] for row in part.to_dict("records")]
     values = [1000 * part[f"sync_s_{name}"] for name in ("median", "min", "max")]
-    point_bars(axes, x, values, look, tips=tips(part, "sync_s_median", unit="ms", scale=1000), line=True)
+    kit.point_bars(axes, x, values, look, tips=tips(part, "sync_s_median", unit="ms", scale=1000), line=True)
 
 
 def _drawn(jumps: pd.DataFrame) -> list[dict[Any, Any]]:
@@ -287,7 +270,7 @@ def _arrows(
     cells: pd.DataFrame,
     jumps: pd.DataFrame,
     places: Mapping[tuple[str, int, int], float],
-    styles: dict[str, SeriesStyle],
+    styles: dict[str, style.SeriesStyle],
 ) -> list[tuple[float, float, str]]:
     """Draw the jumps; return what is to be written beside them: x, y, text."""
     height = {
@@ -322,7 +305,7 @@ def _arrows(
 
 
 def _most_texts(wide_in: float) -> int:
-    return MAX_TEXTS if wide_in >= NARROW_IN else MAX_TEXTS // 4
+    return MAX_TEXTS if wide_in >= style.NARROW_IN else MAX_TEXTS // 4
 
 
 def _written(row: Mapping[Any, Any]) -> str:
@@ -338,23 +321,23 @@ def _write_apart(axes: Axes, texts: Sequence[tuple[float, float, str]], top: flo
     floor = 0.0
     left, right = axes.get_xlim()
     for x, y, text in sorted(texts, key=lambda each: each[1]):
-        tall = 1.35 * small() / 72 / tall_in * top * (1 + text.count("\n"))
+        tall = 1.35 * style.small() / 72 / tall_in * top * (1 + text.count("\n"))
         middle = max(y, floor + tall / 2)
         floor = middle + tall / 2
         axes.text(
             x + 0.02 * (right - left),
             middle,
             text,
-            color=INK,
-            size=small(),
+            color=style.INK,
+            size=style.small(),
             va="center",
             ha="left",
             zorder=5,
-            bbox=paper_behind(),
+            bbox=kit.paper_behind(),
         )
 
 
-def _named(cells: pd.DataFrame, styles: Mapping[str, SeriesStyle]) -> dict[str, str]:
+def _named(cells: pd.DataFrame, styles: Mapping[str, style.SeriesStyle]) -> dict[str, str]:
     """Return the legend entry of every series: how it communicates, and what carried its gradients in any setting."""
     labels = cells["series"].map(lambda series: styles[series].label)
     named: dict[str, str] = {}
@@ -364,6 +347,6 @@ def _named(cells: pd.DataFrame, styles: Mapping[str, SeriesStyle]) -> dict[str, 
     return named
 
 
-def _handles(cells: pd.DataFrame, styles: dict[str, SeriesStyle]) -> list[Any]:
+def _handles(cells: pd.DataFrame, styles: dict[str, style.SeriesStyle]) -> list[Any]:
     entries = {label: styles[series] for series, label in reversed(_named(cells, styles).items())}
-    return [entry(look, label) for label, look in reversed(entries.items())]
+    return [kit.entry(look, label) for label, look in reversed(entries.items())]

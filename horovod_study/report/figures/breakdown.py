@@ -74,7 +74,7 @@ def breakdown(analysis: Analysis) -> Drawing | None:
         legend(figure, lap_handles(parts), width_in)
         return figure
 
-    hidden = {lap: _series_hiding(parts, lap) for lap in hiding(parts)}
+    sync = parts[(parts["lap"] == "sync") & (parts["workers"] > 1)]
     caption = (
         "Where the time of a step goes: mean seconds per step over the timed window, all workers and all repeats, "
         "shown in ms for each number of workers. The parts add up to the step; 'unexplained' is what no part covers. "
@@ -87,7 +87,8 @@ def breakdown(analysis: Analysis) -> Drawing | None:
         )
     if len(order) > MAX_LINES:
         caption += " Where a page has no room for all of them, the last series are in the data only."
-    for lap, those in hidden.items():
+    for lap in hiding(parts):
+        those = sync.loc[sync["note"].map(HOLDS_SYNC) == lap, "series"].drop_duplicates()
         names = ", ".join(styles[series].label for series in those)
         place = "the backward pass" if lap == "backward" else "the graph"
         caption += f" {names}: communication runs inside {place} and cannot be separated (hatched)."
@@ -99,12 +100,6 @@ def breakdown(analysis: Analysis) -> Drawing | None:
         data=parts[["series", "workers", "nodes", "repeats", "lap", "mean_s", "share", "note"]],
         draw=draw,
     )
-
-
-def _series_hiding(parts: pd.DataFrame, lap: str) -> list[str]:
-    """Return the series of several workers whose `lap` holds the synchronisation."""
-    sync = parts[(parts["lap"] == "sync") & (parts["workers"] > 1)]
-    return [str(each) for each in sync.loc[sync["note"].map(HOLDS_SYNC) == lap, "series"].drop_duplicates()]
 
 
 def _bars(parts: pd.DataFrame) -> list[Bar]:

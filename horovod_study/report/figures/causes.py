@@ -19,35 +19,10 @@ from horovod_study.analysis.steps.losses import IDEAL, MEASURED
 from horovod_study.analysis.study import Analysis
 from horovod_study.report.figures import attribution
 from horovod_study.report.figures.bench import draw_network, draw_roofline, network_caption, roofline_caption
+from horovod_study.report.kit import panels as kit
+from horovod_study.report.kit import style
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark
-from horovod_study.report.kit.panels import (
-    against_workers,
-    by_setting,
-    handles,
-    label_ticks,
-    left_out,
-    legend,
-    lying_grid,
-    note_at,
-    panels_of,
-    repeats_words,
-    rimmed,
-    round_values,
-    settings_of,
-)
-from horovod_study.report.kit.style import (
-    INK,
-    NARROW_IN,
-    PAPER,
-    QUIET,
-    LapStyle,
-    folded,
-    series_labels,
-    series_styles,
-    small,
-    text_in,
-)
 from horovod_study.text.numbers import THIN, milliseconds, percent, signed
 from horovod_study.text.words import plural, span
 
@@ -60,18 +35,18 @@ MAX_BARS = 10
 MINUS = "\u2212"
 
 LOOKS = {
-    IDEAL: LapStyle(label="ideal step", color="#8fa5b8", ink=INK),
-    "computing": LapStyle(label="slower computing", color="#d4ba6e", ink=INK),
-    "hidden": LapStyle(label="hidden in backward", color="#c9a3b4", ink=INK),
-    "skew": LapStyle(label="skew (last worker)", color="#e69f00", ink=INK),
-    "transfer": LapStyle(label="transfer", color="#56b4e9", ink=INK),
-    "packing": LapStyle(label="packing, norm", color="#e3a6be", ink=INK),
-    "runtime": LapStyle(label="cycle, negotiation", color="#b3305f", ink="#ffffff"),
-    "exchange": LapStyle(label="transfer and runtime", color="#b3305f", ink="#ffffff"),
-    "waiting": LapStyle(label="waiting", color="#b3305f", ink="#ffffff"),
-    "other": LapStyle(label="rest of sync", color="#ffffff", ink=INK, hatch="\\\\\\\\"),
-    "unexplained": LapStyle(label="unexplained", color="#ffffff", ink=INK, hatch="//////"),
-    MEASURED: LapStyle(label="measured step", color="#4d5159", ink="#ffffff"),
+    IDEAL: style.LapStyle(label="ideal step", color="#8fa5b8", ink=style.INK),
+    "computing": style.LapStyle(label="slower computing", color="#d4ba6e", ink=style.INK),
+    "hidden": style.LapStyle(label="hidden in backward", color="#c9a3b4", ink=style.INK),
+    "skew": style.LapStyle(label="skew (last worker)", color="#e69f00", ink=style.INK),
+    "transfer": style.LapStyle(label="transfer", color="#56b4e9", ink=style.INK),
+    "packing": style.LapStyle(label="packing, norm", color="#e3a6be", ink=style.INK),
+    "runtime": style.LapStyle(label="cycle, negotiation", color="#b3305f", ink="#ffffff"),
+    "exchange": style.LapStyle(label="transfer and runtime", color="#b3305f", ink="#ffffff"),
+    "waiting": style.LapStyle(label="waiting", color="#b3305f", ink="#ffffff"),
+    "other": style.LapStyle(label="rest of sync", color="#ffffff", ink=style.INK, hatch="\\\\\\\\"),
+    "unexplained": style.LapStyle(label="unexplained", color="#ffffff", ink=style.INK, hatch="//////"),
+    MEASURED: style.LapStyle(label="measured step", color="#4d5159", ink="#ffffff"),
 }
 """What a way from ideal to measured is made of, from top to bottom."""
 
@@ -92,21 +67,21 @@ def _losses(analysis: Analysis) -> Drawing | None:
     top = table[table["workers"] == table.groupby("series")["workers"].transform("max")]
     top = top[top["nodes"] == top.groupby("series")["nodes"].transform("max")]
     cells = top[top["part"] == MEASURED]
-    main = cells[cells["setting"].isin(settings_of(table, most=1))]
+    main = cells[cells["setting"].isin(kit.settings_of(table, most=1))]
     chosen = main.sort_values("workers", ascending=False, kind="stable").head(MAX_DRAWN).sort_index()
     order = [part for part in LOOKS if part in set(top.loc[top["series"].isin(chosen["series"]), "part"])]
     hidden = top[top["series"].isin(chosen["series"]) & (top["part"] == "hidden")]
     inside = sorted({"compute" if note == NOTES["captured"] else "backward" for note in hidden["note"]})
     names = [f"hidden in {' or '.join(inside)}" if part == "hidden" else LOOKS[part].label for part in order]
-    labels = series_labels(analysis.points)
+    labels = style.series_labels(analysis.points)
     kind = analysis.provenance["baseline"]
 
     def draw(width_in: float) -> Figure:
-        columns = 1 if width_in < NARROW_IN else min(2, len(chosen))
+        columns = 1 if width_in < style.NARROW_IN else min(2, len(chosen))
         rows = math.ceil(len(chosen) / columns)
         height_in = rows * (0.72 + 0.19 * len(order)) + 0.1
         panel_in = (width_in - 1.25) / columns - 0.15  # beside the names of the parts
-        figure, axes_of = panels_of(width_in, height_in, rows, columns, len(chosen), sharey=True)
+        figure, axes_of = kit.panels_of(width_in, height_in, rows, columns, len(chosen), sharey=True)
         for place, (axes, cell) in enumerate(zip(axes_of, chosen.to_dict("records"), strict=False)):
             own = top[(top["series"] == cell["series"]) & (top["batch"] == cell["batch"])]
             _way(
@@ -115,10 +90,10 @@ def _losses(analysis: Analysis) -> Drawing | None:
             axes.set_yticks(range(len(order)), names)
             axes.tick_params(axis="y", length=0, labelleft=place % columns == 0)
             axes.set_ylim(len(order) - 0.45, -0.55)
-            lying_grid(axes)
+            kit.lying_grid(axes)
             axes.set_xlabel("ms per step")
             title = f"{labels[cell['series']]}, {plural(cell['workers'], 'worker')}, {cell['setting']}"
-            axes.set_title(folded(title, panel_in))
+            axes.set_title(style.folded(title, panel_in))
         return figure
 
     base = baseline_words(analysis.points, kind, plain="one plain PyTorch worker")
@@ -164,25 +139,32 @@ def _way(axes: Axes, parts: Mapping[str, Mapping[Any, Any]], order: list[str], l
             continue
         look, begin, end = LOOKS[part], float(row["from_s"]) * 1000, float(row["to_s"]) * 1000
         bars = axes.barh(
-            place, end - begin, left=begin, height=0.66, facecolor=look.color, edgecolor=QUIET if look.hatch else PAPER,
-            hatch=look.hatch, linewidth=0.5, zorder=2,
-        )  # fmt: skip
+            place,
+            end - begin,
+            left=begin,
+            height=0.66,
+            facecolor=look.color,
+            edgecolor=style.QUIET if look.hatch else style.PAPER,
+            hatch=look.hatch,
+            linewidth=0.5,
+            zorder=2,
+        )
         value = float(row["seconds"])
         whole = part in (IDEAL, MEASURED)
         text = milliseconds(value) if whole else signed(milliseconds(value))
         share = f" ({percent(row['of_loss'], decimals=0)})" if not whole and math.isfinite(row["of_loss"]) else ""
         mark(bars, series=label, tips=[f"{look.label}: {text}{THIN}ms per step{share}"])
         if before is not None and part != MEASURED:
-            axes.plot([begin, begin], [before + 0.33, place - 0.33], color=QUIET, linewidth=0.6, zorder=1.5)
+            axes.plot([begin, begin], [before + 0.33, place - 0.33], color=style.QUIET, linewidth=0.6, zorder=1.5)
         if part == MEASURED and math.isfinite(row["low_s"]):
-            rimmed(axes, (row["low_s"] * 1000, row["high_s"] * 1000), place)
+            kit.rimmed(axes, (row["low_s"] * 1000, row["high_s"] * 1000), place)
             right = max(right, float(row["high_s"]) * 1000)
         at = max(begin, end, float(row["high_s"]) * 1000 if part == MEASURED and math.isfinite(row["high_s"]) else 0.0)
-        note_at(axes, f"{text}{share}", (at, place), (3, 0), va="center", size=small() - 0.5, zorder=6)
+        kit.note_at(axes, f"{text}{share}", (at, place), (3, 0), va="center", size=style.small() - 0.5, zorder=6)
         before = place
-    spare = min(0.6, (text_in(f"{MINUS}0.00 (100{THIN}%)") + 0.05) / panel_in)
+    spare = min(0.6, (style.text_in(f"{MINUS}0.00 (100{THIN}%)") + 0.05) / panel_in)
     axes.set_xlim(min(0.0, 1.05e3 * min(float(row["to_s"]) for row in parts.values())), right / (1 - spare))
-    label_ticks(axes.xaxis, MaxNLocator(nbins=4, steps=[1, 2, 5, 10]))
+    kit.label_ticks(axes.xaxis, MaxNLocator(nbins=4, steps=[1, 2, 5, 10]))
 
 
 # ---------------------------------------------------------------------------------------------------- stragglers
@@ -199,25 +181,25 @@ def _stragglers(analysis: Analysis) -> Drawing | None:
     known = points[(points["workers"] > 1) & points["skew_s_median"].notna() & (points["mode"] != "mixed")]
     if known.empty or known.groupby("series")["workers"].nunique().max() < 2:
         return None  # one point is no curve: the table of points has it
-    settings = settings_of(known, most=2)
+    settings = kit.settings_of(known, most=2)
     shown = known[known["setting"].isin(settings)]
-    styles = series_styles(points)
+    styles = style.series_styles(points)
 
     def draw(width_in: float) -> Figure:
-        figure, panels, panel_in = by_setting(shown, settings, width_in, each=2)
+        figure, panels, panel_in = kit.by_setting(shown, settings, width_in, each=2)
         for axes, (name, label, scale, unit), own in [
             (*pair, own) for made, own in panels for pair in zip(made, _WAITING, strict=True)
         ]:
             columns = (f"{name}_median", f"{name}_min", f"{name}_max")
-            top = against_workers(axes, own, columns, styles, panel_in, scale=scale, unit=unit)
+            top = kit.against_workers(axes, own, columns, styles, panel_in, scale=scale, unit=unit)
             if name == "skew_s":
                 axes.set_ylim(0, 1.15 * top if top > 0 else 1)
             else:
                 least = float(own[columns[1]].min()) * scale
                 axes.set_ylim(max(0.0, min(90.0, least - 0.15 * (100 - least))), 101)
-            round_values(axes)
+            kit.round_values(axes)
             axes.set_ylabel(label)
-        legend(figure, handles(styles, shown["series"].drop_duplicates()), width_in)
+        kit.legend(figure, kit.handles(styles, shown["series"].drop_duplicates()), width_in)
         return figure
 
     caption = (
@@ -226,7 +208,7 @@ def _stragglers(analysis: Analysis) -> Drawing | None:
         "the useful time over that of the slowest rank, 100 % where all are equally fast; its axis need not begin at "
         "zero. Both from the step rows of all ranks. Points: medians over repeats; bars: lowest to highest repeat; "
         "lines only guide the eye. Dashed vertical lines: further workers need another node. "
-        f"{repeats_words(shown)}{left_out(known, settings)}"
+        f"{kit.repeats_words(shown)}{kit.left_out(known, settings)}"
     )
     names = [f"{name}_{end}" for name, *_ in _WAITING for end in ("median", "min", "max")]
     return Drawing(
@@ -254,11 +236,11 @@ def _attribution(analysis: Analysis) -> Drawing | None:
     if known.empty:
         return None
     cells = known[_CELL].drop_duplicates()
-    main = cells[cells["series"].isin(known.loc[known["setting"].isin(settings_of(known, most=1)), "series"])]
+    main = cells[cells["series"].isin(known.loc[known["setting"].isin(kit.settings_of(known, most=1)), "series"])]
     share = max(1, MAX_BARS // main["series"].nunique())
     largest = main.sort_values("workers", ascending=False, kind="stable").groupby("series", sort=False).head(share)
     chosen = largest.head(MAX_BARS).sort_index()
-    labels = series_labels(analysis.points)
+    labels = style.series_labels(analysis.points)
     arms = chosen["arm"].nunique() > 1
 
     def draw(width_in: float) -> Figure:
@@ -274,9 +256,9 @@ def _attribution(analysis: Analysis) -> Drawing | None:
 
     rest = len(cells) - len(chosen)
     caption = (
-        f"What the synchronisation of a step is made of, {_setting(known)}, means over steps, ranks and repeats. "
-        "Transfer: one raw "
-        "all-reduce of the gradients in the same job, without a runtime and undisturbed (10 % quantile). Skew: waiting "
+        f"What the synchronisation of a step is made of, {kit.settings_of(known, most=1)[0]}, means over steps, ranks "
+        "and repeats. Transfer: one raw all-reduce of the gradients in the same job, without a runtime and undisturbed "
+        "(10 % quantile). Skew: waiting "
         "for the last worker, from the workers' own laps. Runtime: the same synchronisation with aligned workers, less "
         "the transfer. Unexplained: what is left; left of zero where the parts exceed the whole. Stroke: 95 % interval "
         "of the whole synchronisation (over repeats; of a single run over its steps). Runs per bar: "
@@ -291,11 +273,6 @@ def _attribution(analysis: Analysis) -> Drawing | None:
         data=table,
         draw=draw,
     )
-
-
-def _setting(rows: pd.DataFrame) -> str:
-    (setting,) = settings_of(rows, most=1)
-    return setting
 
 
 # ---------------------------------------------------------------------------------------------------- the machine

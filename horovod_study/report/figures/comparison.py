@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from horovod_study.analysis.compare.comparison import Comparison, CountResult
 from horovod_study.report.kit.files import write_result
-from horovod_study.report.kit.panels import note_at
+from horovod_study.report.kit.panels import label_ticks, note_at
 from horovod_study.report.kit.style import INK, QUIET
 from horovod_study.text.words import plural
 
@@ -69,10 +69,8 @@ def draw(comparison: Comparison, names: tuple[str, str], width_in: float) -> Fig
     axes.set_xlim(-0.6, len(counts) - 0.4)
     axes.set_xticks(range(len(counts)), [_label(each) for each in counts])
     axes.tick_params(axis="x", size=0)
-    axes.yaxis.set_major_locator(MaxNLocator(7, steps=[1, 2, 2.5, 5, 10]))
-    axes.yaxis.set_major_formatter(
-        FuncFormatter(lambda value, _: f"{(value - 1) * 100:+.4g} %" if value != 1 else "equal")
-    )
+    steps = MaxNLocator(7, steps=[1, 2, 2.5, 5, 10])
+    label_ticks(axes.yaxis, steps, lambda value: f"{(value - 1) * 100:+.4g} %" if value != 1 else "equal")
     axes.set_ylabel("B's throughput against A's")
     axes.set_title(f"A: {names[0]}\nB: {names[1]}", color=INK)
     return figure

@@ -18,38 +18,10 @@ from matplotlib.transforms import ScaledTranslation
 from horovod_study.analysis.series.points import CHOICES, baseline_words
 from horovod_study.analysis.study import Analysis
 from horovod_study.errors import RecordError
-from horovod_study.files import write_file, writing
+from horovod_study.report.kit import panels as kit
+from horovod_study.report.kit import style
 from horovod_study.report.kit.drawing import Drawing
-from horovod_study.report.kit.files import FORMATS
 from horovod_study.report.kit.interactive import mark
-from horovod_study.report.kit.panels import (
-    MAX_HEIGHT_IN,
-    band_of,
-    entry,
-    grid_of,
-    label_ticks,
-    legend,
-    line_of,
-    marker,
-    note_at,
-    panels_of,
-)
-from horovod_study.report.kit.style import (
-    NARROW_IN,
-    PAPER,
-    PRINT_WIDTH_IN,
-    QUIET,
-    SeriesStyle,
-    folded,
-    looks_in_order,
-    series_labels,
-    series_styles,
-    settled,
-    small,
-    style,
-    text_in,
-    to_bytes,
-)
 from horovod_study.roles import Role
 from horovod_study.text.numbers import THIN, prefixed, rounded, scientific, short_rate
 from horovod_study.text.words import plural
@@ -71,7 +43,7 @@ CHOICE_TITLES = {name: each.title for name, each in OPTIONS.items() if each.titl
 PARTS = {
     "same_samples_s": ("as many samples as one worker needs", "#8fa5b8", ""),
     "more_samples_s": ("further samples (statistical efficiency)", "#b3305f", ""),
-    "outside_s": ("outside the timed window (evaluation, warm-up)", PAPER, "//////"),
+    "outside_s": ("outside the timed window (evaluation, warm-up)", style.PAPER, "//////"),
 }
 """The parts of a time to target from the bottom of a bar to its top: column, (label, colour, hatch)."""
 
@@ -99,19 +71,12 @@ def is_flat(curves: pd.DataFrame) -> bool:
 def write_learning_curves(points: pd.DataFrame, curves: pd.DataFrame, path: Path) -> None:
     """Write the learning curves of some runs to one picture; the ending of `path` says in which form.
 
-    Raises RecordError for an unknown ending, for runs without evaluations, and where `path` cannot be written.
+    Raises RecordError for runs without evaluations, and what `Drawing.save` raises.
     """
-    form = path.suffix.removeprefix(".").lower()
-    if form not in FORMATS:
-        raise RecordError(f"{path}: the ending must be one of {', '.join(f'.{each}' for each in FORMATS)}")
     drawing = learning_curves(points, curves)
     if drawing is None:
         raise RecordError("these runs have no evaluation yet; a run is evaluated after its first epoch")
-    with style():
-        content = to_bytes(settled(drawing.draw(PRINT_WIDTH_IN)), form)
-    with writing(path, "choose a writable folder"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, content)
+    drawing.save(path)
 
 
 # ---------------------------------------------------------------------------------------------------- learning curves
@@ -139,8 +104,8 @@ def learning_curves(points: pd.DataFrame, curves: pd.DataFrame) -> Drawing | Non
     }
 
     def draw(width_in: float) -> Figure:
-        shown_rows = rows if width_in >= NARROW_IN else rows[:2]  # a page has no room for more below one another
-        lines, columns, height_in = grid_of(width_in, 2 * len(shown_rows))
+        shown_rows = rows if width_in >= style.NARROW_IN else rows[:2]  # a page has no room for more below one another
+        lines, columns, height_in = kit.grid_of(width_in, 2 * len(shown_rows))
         figure = Figure(figsize=(width_in, height_in + 0.4), layout="constrained")
         grid = figure.subplots(lines, columns, squeeze=False, sharey=True).reshape(len(shown_rows), 2)
         for (left, right), row, look in zip(grid, shown_rows, looks, strict=False):
@@ -149,13 +114,13 @@ def learning_curves(points: pd.DataFrame, curves: pd.DataFrame) -> Drawing | Non
                     _curve(axes, own, x, look[key], positive=logarithmic[x])
                 _mse_axis(axes, shown)
                 for floor in row["floor_mse"].dropna().unique():
-                    axes.axhline(floor, color=QUIET, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1)
+                    axes.axhline(floor, color=style.QUIET, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1)
                 if logarithmic[x]:
                     axes.set_xscale("log")
                     axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
                 else:
                     axes.set_xlim(left=0)
-                label_ticks(axes.xaxis, axes.xaxis.get_major_locator(), prefixed)
+                kit.label_ticks(axes.xaxis, axes.xaxis.get_major_locator(), prefixed)
                 axes.set_xlabel(name)
             left.set_ylabel("Test MSE")
             if columns > 1:
@@ -163,16 +128,16 @@ def learning_curves(points: pd.DataFrame, curves: pd.DataFrame) -> Drawing | Non
             else:
                 right.set_ylabel("Test MSE")
             if len(rows) > 1:
-                left.set_title(folded(row["setting"].iloc[0], 0.8 * width_in / columns))
+                left.set_title(style.folded(row["setting"].iloc[0], 0.8 * width_in / columns))
         handles: dict[str, Any] = {}
         for look in looks[: len(shown_rows)]:
             for each in look.values():
-                handles.setdefault(each.label, entry(each, linewidth=1.5))
+                handles.setdefault(each.label, kit.entry(each, linewidth=1.5))
         floors = shown["floor_mse"].dropna().unique()
         if len(floors):
             label = f"statistical floor {scientific(floors[0])}" if len(floors) == 1 else "statistical floor"
-            handles["floor"] = Line2D([], [], color=QUIET, linewidth=1.0, linestyle=(0, (4, 2)), label=label)
-        legend(figure, list(handles.values()), width_in)
+            handles["floor"] = Line2D([], [], color=style.QUIET, linewidth=1.0, linestyle=(0, (4, 2)), label=label)
+        kit.legend(figure, list(handles.values()), width_in)
         return figure
 
     floor = shown["floor_mse"].notna().any()
@@ -228,13 +193,13 @@ def _thinned(cells: pd.DataFrame) -> pd.DataFrame:
     return cells[cells["workers"].isin(kept)]
 
 
-def _looks(points: pd.DataFrame, rows: Sequence[pd.DataFrame]) -> list[dict[Any, SeriesStyle]]:
+def _looks(points: pd.DataFrame, rows: Sequence[pd.DataFrame]) -> list[dict[Any, style.SeriesStyle]]:
     """Return the style of every cell of every row; what has one label has one style in all of them.
 
     The label says what differs inside a row: runtime, workers, setting. The colour is that of the runtime where several
     are compared; where there is one beside the plain worker, it follows the order of the labels.
     """
-    styles = series_styles(points)
+    styles = style.series_styles(points)
     labels = [_labels(points, row) for row in rows]
     first: dict[str, Any] = {}
     for row in labels:
@@ -248,7 +213,7 @@ def _looks(points: pd.DataFrame, rows: Sequence[pd.DataFrame]) -> list[dict[Any,
     if len(runtimes) > 1:
         looks = _by_runtime([(label, styles[first[label][0]]) for label in others])
     else:
-        looks = dict(zip(others, looks_in_order(others), strict=True))
+        looks = dict(zip(others, style.looks_in_order(others), strict=True))
     for label in plain:
         look = styles[first[label][0]]
         looks[label] = replace(look, label=label, ring=False, filled=False, dash=(0, (1.5, 1.5)))
@@ -257,7 +222,7 @@ def _looks(points: pd.DataFrame, rows: Sequence[pd.DataFrame]) -> list[dict[Any,
 
 def _labels(points: pd.DataFrame, cells: pd.DataFrame) -> dict[Any, str]:
     known = cells.drop_duplicates(_CELL)
-    names = series_labels(points)
+    names = style.series_labels(points)
     several_runtimes = len(known[["partition", "backend", "transport"]].drop_duplicates()) > 1
     alone = len(known) == 1
     settings = _told(list(known["setting"]))
@@ -273,7 +238,7 @@ def _labels(points: pd.DataFrame, cells: pd.DataFrame) -> dict[Any, str]:
     return labels
 
 
-def _by_runtime(looks: Sequence[tuple[str, SeriesStyle]]) -> dict[str, SeriesStyle]:
+def _by_runtime(looks: Sequence[tuple[str, style.SeriesStyle]]) -> dict[str, style.SeriesStyle]:
     """Return the looks with a dash of its own for every line of one colour."""
     dashes: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2.5, 1.5)), (0, (6, 2, 1, 2)), (0, (1, 1.2)))
     seen: dict[str, int] = {}
@@ -299,13 +264,13 @@ def _told(settings: Sequence[str]) -> dict[str, str]:
     return texts
 
 
-def _curve(axes: Axes, rows: pd.DataFrame, x: str, look: SeriesStyle, *, positive: bool) -> None:
+def _curve(axes: Axes, rows: pd.DataFrame, x: str, look: style.SeriesStyle, *, positive: bool) -> None:
     own = rows[rows[x] > 0] if positive else rows
     if (own["evaluations"] > 1).any():
-        band_of(axes, own[x], (own["test_mse_min"], own["test_mse_max"]), look, alpha=0.16)
-    how = {**marker(look), "markersize": 4.2, "markevery": max(1, len(own) // 12), "dash_capstyle": "butt"}
+        kit.band_of(axes, own[x], (own["test_mse_min"], own["test_mse_max"]), look, alpha=0.16)
+    how = {**kit.marker(look), "markersize": 4.2, "markevery": max(1, len(own) // 12), "dash_capstyle": "butt"}
     texts = [_evaluation(row) for row in own.to_dict("records")]
-    line_of(axes, own[x], own["test_mse_median"], look, tips=texts, linewidth=1.5, zorder=3, **how)
+    kit.line_of(axes, own[x], own["test_mse_median"], look, tips=texts, linewidth=1.5, zorder=3, **how)
 
 
 def _evaluation(row: Mapping[Any, Any]) -> str:
@@ -326,7 +291,7 @@ def _mse_axis(axes: Axes, rows: pd.DataFrame) -> None:
     marks: tuple[float, ...] = (1.0,) if decades > 3 else (1.0, 3.0) if decades > 1.6 else (1.0, 2.0, 5.0)
     if decades <= 0.7:
         marks = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
-    label_ticks(axes.yaxis, LogLocator(subs=marks, numticks=12), scientific)
+    kit.label_ticks(axes.yaxis, LogLocator(subs=marks, numticks=12), scientific)
 
 
 # ---------------------------------------------------------------------------------------------------- time to target
@@ -344,7 +309,7 @@ def _time_to_target(analysis: Analysis) -> Drawing | None:
     picked = [levels[int(place)] for place in np.linspace(0, len(levels) - 1, min(MAX_TARGETS, len(levels))).round()]
     bases = set(shown.loc[shown["setting"].isin(settings), "base_series"])
     shown = table[(table["setting"].isin(settings) | table["series"].isin(bases)) & table["target_mse"].isin(picked)]
-    names, words = series_labels(analysis.points), _told(settings)
+    names, words = style.series_labels(analysis.points), _told(settings)
 
     def draw(width_in: float) -> Figure:
         most = max(6, int(0.78 * width_in / _BAR_IN))
@@ -353,7 +318,7 @@ def _time_to_target(analysis: Analysis) -> Drawing | None:
         columns = max(1, min(len(picked), int(width_in / max(1.3, 0.36 * bars))))
         drawn = picked[-max(1, MAX_LINES_OF_BARS // len(blocks) * columns) :]  # a page has no room for more
         lines = math.ceil(len(drawn) / columns)
-        line_in = min(2.15, MAX_HEIGHT_IN / (len(blocks) * lines))
+        line_in = min(2.15, kit.MAX_HEIGHT_IN / (len(blocks) * lines))
         figure = Figure(figsize=(width_in, 0.5 + len(blocks) * lines * line_in), layout="constrained")
         grid = figure.subplots(len(blocks) * lines, columns, squeeze=False)
         for axes in grid.flat:
@@ -366,10 +331,10 @@ def _time_to_target(analysis: Analysis) -> Drawing | None:
                 _bars(axes, rows[rows["series"].isin(part)], names, width_in / columns, line_in - 0.95)
                 axes.set_title(f"MSE {scientific(target)}")
                 if place % columns == 0:
-                    label = folded("Time to target / s", line_in - 0.7)
-                    named = folded(words[setting] or setting, 1.6)
+                    label = style.folded("Time to target / s", line_in - 0.7)
+                    named = style.folded(words[setting] or setting, 1.6)
                     axes.set_ylabel(f"{named}\n{label}" if len(settings) > 1 else label)
-        legend(figure, _part_handles(shown), width_in)
+        kit.legend(figure, _part_handles(shown), width_in)
         return figure
 
     base = baseline_words(analysis.points, analysis.provenance["baseline"])
@@ -420,9 +385,9 @@ def _bars(axes: Axes, rows: pd.DataFrame, names: dict[str, str], wide_in: float,
     heights = ordered[["wall_s", "train_s", "train_s_at_least"]].max(axis=1)
     bar_in = 0.78 * wide_in / (len(ordered) + 0.35 * ordered["series"].nunique() + 0.2)
     numbers = [_seconds(row) for row in ordered.to_dict("records")]
-    longest_in = max((text_in(text) for text in numbers), default=0.0)
+    longest_in = max((style.text_in(text) for text in numbers), default=0.0)
     upright = longest_in > 0.98 * bar_in
-    room = 1.06 + (longest_in if upright else 1.3 * small() / 72) / tall_in
+    room = 1.06 + (longest_in if upright else 1.3 * style.small() / 72) / tall_in
     top = float(heights.max()) * room if len(heights) and heights.notna().any() else 1.0
     previous, place, ticks, labels = None, 0.0, [], []
     for row in ordered.to_dict("records"):
@@ -432,12 +397,16 @@ def _bars(axes: Axes, rows: pd.DataFrame, names: dict[str, str], wide_in: float,
         labels.append(f"{row['workers']:.0f}")
         if row["censored"]:
             bound = row["train_s_at_least"]
-            axes.bar(place, bound, width=0.68, color="none", edgecolor=QUIET, linewidth=0.9, linestyle=(0, (2, 1.5)))
+            axes.bar(
+                place, bound, width=0.68, color="none", edgecolor=style.QUIET, linewidth=0.9, linestyle=(0, (2, 1.5))
+            )
             foot = bound
         else:
             foot = _bar(axes, place, row)
         turned = 90 if upright else 0
-        axes.text(place, foot + 0.015 * top, _seconds(row), ha="center", va="bottom", size=small(), rotation=turned)
+        axes.text(
+            place, foot + 0.015 * top, _seconds(row), ha="center", va="bottom", size=style.small(), rotation=turned
+        )
     axes.set_xticks(ticks, labels)
     axes.set_xlim(0.4, place + 0.6)
     axes.set_ylim(0, top)
@@ -449,13 +418,20 @@ def _bars(axes: Axes, rows: pd.DataFrame, names: dict[str, str], wide_in: float,
             own_ticks = [tick for tick, name in zip(ticks, ordered["series"], strict=True) if name == series]
             middle, word = float(np.mean(own_ticks)), names[str(series)].replace("plain ", "")
             room_in = bar_in * (max(own_ticks) - min(own_ticks) + 0.9)
-            text = folded(word, room_in)
+            text = style.folded(word, room_in)
             deepest = max(deepest, text.count("\n") + 1)
-            note_at(
-                axes, text, (middle, 0), (0, -2.0 * small()), xycoords=("data", "axes fraction"), ha="center", va="top",
-                color=QUIET, annotation_clip=False,
-            )  # fmt: skip
-        axes.set_xlabel("Workers", labelpad=1.3 * small() * deepest + 8)
+            kit.note_at(
+                axes,
+                text,
+                (middle, 0),
+                (0, -2.0 * style.small()),
+                xycoords=("data", "axes fraction"),
+                ha="center",
+                va="top",
+                color=style.QUIET,
+                annotation_clip=False,
+            )
+        axes.set_xlabel("Workers", labelpad=1.3 * style.small() * deepest + 8)
 
 
 def _seconds(row: Mapping[Any, Any]) -> str:
@@ -473,7 +449,7 @@ def _bar(axes: Axes, place: float, row: Mapping[Any, Any]) -> float:
     foot = 0.0
     for name, (_, color, hatch) in PARTS.items():
         if values[name] > 0:
-            how: dict[str, Any] = {"color": color, "hatch": hatch, "edgecolor": QUIET if hatch else PAPER}
+            how: dict[str, Any] = {"color": color, "hatch": hatch, "edgecolor": style.QUIET if hatch else style.PAPER}
             axes.bar(place, values[name], bottom=foot, width=0.68, linewidth=0.5, zorder=2, **how)
             foot += float(values[name])
     return foot
@@ -481,13 +457,15 @@ def _bar(axes: Axes, place: float, row: Mapping[Any, Any]) -> float:
 
 def _part_handles(rows: pd.DataFrame) -> list[Any]:
     handles: list[Any] = [
-        Patch(facecolor=color, edgecolor=QUIET if hatch else PAPER, hatch=hatch, linewidth=0.5, label=label)
+        Patch(facecolor=color, edgecolor=style.QUIET if hatch else style.PAPER, hatch=hatch, linewidth=0.5, label=label)
         for name, (label, color, hatch) in PARTS.items()
         if (rows[name] > 0).any()
     ]
     if rows["censored"].astype(bool).any():
         handles.append(
-            Patch(facecolor="none", edgecolor=QUIET, linestyle=(0, (2, 1.5)), linewidth=0.9, label="target not met")
+            Patch(
+                facecolor="none", edgecolor=style.QUIET, linestyle=(0, (2, 1.5)), linewidth=0.9, label="target not met"
+            )
         )
     return handles
 
@@ -505,11 +483,11 @@ def _sensitivity(analysis: Analysis) -> Drawing | None:
         return None
 
     def draw(width_in: float) -> Figure:
-        columns = min(2, len(panels)) if width_in >= NARROW_IN else 1
+        columns = min(2, len(panels)) if width_in >= style.NARROW_IN else 1
         rows = math.ceil(len(panels) / columns)
         legends = max(len(lines) for _, lines in panels)
         height_in = rows * (width_in / columns * 0.6 + 0.17 * legends + 0.5)
-        figure, made = panels_of(width_in, height_in, rows, columns, len(panels), sharey=True)
+        figure, made = kit.panels_of(width_in, height_in, rows, columns, len(panels), sharey=True)
         for place, (axes, (name, lines)) in enumerate(zip(made, panels, strict=True)):
             _panel(axes, name, lines, table, width_in / columns)
             if place % columns == 0:
@@ -537,7 +515,7 @@ def _sensitivity(analysis: Analysis) -> Drawing | None:
     )
 
 
-def _groups(points: pd.DataFrame, table: pd.DataFrame, name: str) -> list[tuple[SeriesStyle, pd.DataFrame]]:
+def _groups(points: pd.DataFrame, table: pd.DataFrame, name: str) -> list[tuple[style.SeriesStyle, pd.DataFrame]]:
     """Return the lines of one panel: the cells that differ in the option `name` only."""
     others = [*("partition", "backend", "transport", "workers", "nodes", "train_samples", "precision"), *CHOICES]
     keys = [each for each in [*others, "batch"] if each != name and table[each].nunique(dropna=False) > 1]
@@ -548,12 +526,12 @@ def _groups(points: pd.DataFrame, table: pd.DataFrame, name: str) -> list[tuple[
     best = sorted(groups, key=lambda rows: float(rows["best_mse_median"].min()))[:MAX_LINES]
     groups = [rows for rows in groups if any(rows is each for each in best)]
     labels = [_group_label(points, rows, keys) for rows in groups]
-    return list(zip(looks_in_order(labels), groups, strict=True))
+    return list(zip(style.looks_in_order(labels), groups, strict=True))
 
 
 def _group_label(points: pd.DataFrame, rows: pd.DataFrame, keys: Sequence[str]) -> str:
     row = rows.iloc[0]
-    names = series_labels(points)
+    names = style.series_labels(points)
     words = []
     if {"backend", "transport", "partition"} & set(keys):
         words.append(names[row["series"]])
@@ -570,7 +548,7 @@ def _group_label(points: pd.DataFrame, rows: pd.DataFrame, keys: Sequence[str]) 
 
 
 def _panel(
-    axes: Axes, name: str, lines: Sequence[tuple[SeriesStyle, pd.DataFrame]], table: pd.DataFrame, wide_in: float
+    axes: Axes, name: str, lines: Sequence[tuple[style.SeriesStyle, pd.DataFrame]], table: pd.DataFrame, wide_in: float
 ) -> None:
     values = list(dict.fromkeys(table[name]))
     numeric = all(isinstance(value, int | float | np.number) and float(value) > 0 for value in values)
@@ -583,16 +561,18 @@ def _panel(
         spread = axes.vlines(x, own["best_mse_min"], own["best_mse_max"], color=look.color, linewidth=1.1, zorder=3)
         look = replace(look, label=look.label or "best of a run")
         mark(spread, series=look.label)
-        how = {**marker(look), "linewidth": 1.3, "dash_capstyle": "butt", "label": look.label, "zorder": 4}
+        how = {**kit.marker(look), "linewidth": 1.3, "dash_capstyle": "butt", "label": look.label, "zorder": 4}
         best = zip(own[name], own["best_mse_median"], strict=True)
         texts = [f"{value}: best test MSE {scientific(mse, 3)}" for value, mse in best]
-        line_of(axes, x, own["best_mse_median"], look, tips=texts, **how)
+        kit.line_of(axes, x, own["best_mse_median"], look, tips=texts, **how)
     for floor in table["floor_mse"].dropna().unique():
-        axes.axhline(floor, color=QUIET, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1, label="statistical floor")
+        axes.axhline(
+            floor, color=style.QUIET, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1, label="statistical floor"
+        )
     _mse_axis(axes, table)
     if numeric:
         axes.set_xscale("log")
-        label_ticks(axes.xaxis, FixedLocator(_apart([float(v) for v in values])), _plain)
+        kit.label_ticks(axes.xaxis, FixedLocator(_apart([float(v) for v in values])), _plain)
         edge = (values[-1] / values[0]) ** 0.06
         axes.set_xlim(values[0] / edge, values[-1] * edge)
     else:
@@ -601,20 +581,17 @@ def _panel(
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel(CHOICE_TITLES[name])
     if len(lines) > 1 or table["floor_mse"].notna().any():
-        below = axes.transAxes + ScaledTranslation(0, -3.6 * small() / 72, axes.figure.dpi_scale_trans)
+        below = axes.transAxes + ScaledTranslation(0, -3.6 * style.small() / 72, axes.figure.dpi_scale_trans)
         handles, labels = axes.get_legend_handles_labels()
-        labels = [folded(label, 0.8 * wide_in - 0.35) for label in labels]
+        labels = [style.folded(label, 0.8 * wide_in - 0.35) for label in labels]
         axes.legend(handles, labels, loc="upper left", bbox_to_anchor=(0, 0), bbox_transform=below, borderaxespad=0)
 
 
 def _apart(values: Sequence[float]) -> list[float]:
     """Return the values whose labels do not touch on a logarithmic axis; the ends always."""
     gap = math.log(values[-1] / values[0]) / 6
-    kept = [values[-1], values[0]]
-    for value in values[1:-1]:
-        if all(abs(math.log(value / other)) >= gap for other in kept):
-            kept.append(value)
-    return sorted(kept)
+    ends = [values[-1], values[0]]
+    return kit.apart([*ends, *values[1:-1]], lambda value, other: abs(math.log(value / other)) >= gap)
 
 
 def _plain(value: float) -> str:

@@ -9,19 +9,9 @@ from matplotlib.lines import Line2D
 from horovod_study.analysis.series.points import baseline_words
 from horovod_study.analysis.steps.losses import IDEAL
 from horovod_study.analysis.study import Analysis
+from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark
-from horovod_study.report.kit.panels import (
-    against_workers,
-    by_setting,
-    handles,
-    left_out,
-    legend,
-    log_values,
-    repeats_words,
-    round_values,
-    settings_of,
-)
 from horovod_study.report.kit.style import QUIET, series_styles
 
 NAMES = ("epoch_time", "weak_scaling")
@@ -48,7 +38,7 @@ def _epoch_time(analysis: Analysis) -> Drawing | None:
     ]
     parallel = rows[(rows["workers"] > 1) & rows["epoch_s_median"].notna()]
     rows = rows[rows["setting"].isin(parallel["setting"])]
-    settings = settings_of(parallel)
+    settings = kit.settings_of(parallel)
     if not settings:
         return None
     shown = rows[rows["setting"].isin(settings)]
@@ -57,21 +47,21 @@ def _epoch_time(analysis: Analysis) -> Drawing | None:
     ideal = f"ideal_epoch_{kind}_s"
 
     def draw(width_in: float) -> Figure:
-        figure, panels, panel_in = by_setting(shown, settings, width_in)
+        figure, panels, panel_in = kit.by_setting(shown, settings, width_in)
         for (axes,), own in panels:
             for _, of in own[own[ideal].notna()].groupby(["partition", "ref_train_samples"], sort=False, dropna=False):
                 line = of.drop_duplicates("workers").sort_values("workers", kind="stable")
                 mark(axes.plot(line["workers"], line[ideal], color=QUIET, linewidth=0.8, zorder=1), series=_IDEAL)
             known = own[own["epoch_s_median"].notna()]
             ends = {"low": "epoch_s_low", "high": "epoch_s_high"}
-            against_workers(axes, known, columns, styles, panel_in, log=True, unit="s per epoch", **ends)
+            kit.against_workers(axes, known, columns, styles, panel_in, log=True, unit="s per epoch", **ends)
             values = own[[*columns, ideal]]
-            log_values(axes, float(values.min().min()), float(values.max().max()))
+            kit.log_values(axes, float(values.min().min()), float(values.max().max()))
             axes.set_ylabel("Time per epoch / s")
-        entries = handles(styles, shown["series"].drop_duplicates())
+        entries = kit.handles(styles, shown["series"].drop_duplicates())
         if shown[ideal].notna().any():
             entries.append(Line2D([], [], color=QUIET, linewidth=0.8, label=_IDEAL))
-        legend(figure, entries, width_in)
+        kit.legend(figure, entries, width_in)
         return figure
 
     works = shown.loc[shown["mode"].isin(["weak", "strong"]), ["setting", "work"]].drop_duplicates()
@@ -82,8 +72,8 @@ def _epoch_time(analysis: Analysis) -> Drawing | None:
         "grey: the baseline's epoch / N, of each partition its own. Dashed vertical lines: further workers need "
         "another node. "
         + " ".join(f"Scaling, {row['setting']}: {row['work']}." for row in works.to_dict("records"))
-        + f" {repeats_words(shown)}"
-        + left_out(parallel, settings)
+        + f" {kit.repeats_words(shown)}"
+        + kit.left_out(parallel, settings)
     )
     kept = ["series", "setting", "partition", "workers", "nodes", "repeats", "missing", *columns]
     return Drawing(
@@ -107,7 +97,7 @@ def _weak_scaling(analysis: Analysis) -> Drawing | None:
     known = points[points["samples_per_s_median"].notna() & (points["workers"] > 1)]
     if known.groupby("series")["workers"].nunique().max() < 2 if len(known) else True:
         return None
-    settings = settings_of(known, most=2)
+    settings = kit.settings_of(known, most=2)
     shown = points[points["setting"].isin(settings)]
     styles = series_styles(analysis.points)
     steps = analysis.breakdown[
@@ -118,7 +108,7 @@ def _weak_scaling(analysis: Analysis) -> Drawing | None:
     timed = len(steps) > 0
 
     def draw(width_in: float) -> Figure:
-        figure, panels, panel_in = by_setting(shown, settings, width_in, each=1 + timed, most=1 + timed)
+        figure, panels, panel_in = kit.by_setting(shown, settings, width_in, each=1 + timed, most=1 + timed)
         for (axes, *beside), own in panels:
             top, low = own["samples_per_s_max"].max() / 1000, own["samples_per_s_min"].min() / 1000
             for rate in own[base].dropna().unique():
@@ -130,15 +120,15 @@ def _weak_scaling(analysis: Analysis) -> Drawing | None:
             columns = ("samples_per_s_median", "samples_per_s_min", "samples_per_s_max")
             rates = own[own[columns[0]].notna()]
             how = {"scale": 1 / 1000, "unit": "thousand samples/s"}
-            against_workers(axes, rates, columns, styles, panel_in, log=True, **how)
-            log_values(axes, low, 1.3 * top)
+            kit.against_workers(axes, rates, columns, styles, panel_in, log=True, **how)
+            kit.log_values(axes, low, 1.3 * top)
             axes.set_ylabel("1000 samples/s")
             for right in beside:
                 _steps(right, steps, ideal, own, styles, panel_in)
-        entries = handles(styles, shown["series"].drop_duplicates())
+        entries = kit.handles(styles, shown["series"].drop_duplicates())
         if shown[base].notna().any():
             entries.append(Line2D([], [], color=QUIET, linewidth=0.8, label="ideal"))
-        legend(figure, entries, width_in)
+        kit.legend(figure, entries, width_in)
         return figure
 
     caption = (
@@ -150,7 +140,7 @@ def _weak_scaling(analysis: Analysis) -> Drawing | None:
         + ". Points: medians over repeats"
         + (" (of the step the mean)" if timed else "")
         + "; bars: lowest to highest repeat; lines only guide the eye. Efficiency = X(N) / (N X(base)). Dashed, "
-        f"upright: further workers need another node. {repeats_words(shown)}" + left_out(known, settings)
+        f"upright: further workers need another node. {kit.repeats_words(shown)}" + kit.left_out(known, settings)
     )
     throughput = shown[
         ["series", "setting", "partition", "workers", "nodes", "repeats", "missing", "samples_per_s_median",
@@ -181,7 +171,7 @@ def _steps(
         mark(axes.axhline(value * 1000, color=QUIET, linewidth=0.8, zorder=1), series="ideal")
     top = 1000 * float(level["seconds"].max()) if len(level) else 0.0
     how = {"scale": 1000.0, "unit": "ms per step"}
-    top = max(top, against_workers(axes, mine, ("mean_s", "min_s", "max_s"), styles, panel_in, log=True, **how))
+    top = max(top, kit.against_workers(axes, mine, ("mean_s", "min_s", "max_s"), styles, panel_in, log=True, **how))
     axes.set_ylim(0, 1.15 * top if top > 0 else 1)
-    round_values(axes)
+    kit.round_values(axes)
     axes.set_ylabel("Mean step / ms")

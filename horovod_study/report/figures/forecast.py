@@ -17,24 +17,9 @@ from matplotlib.ticker import FixedLocator, LogLocator
 
 from horovod_study.analysis.forecast.study_forecast import CURVE, FORECAST, MEASURED
 from horovod_study.analysis.study import Analysis
+from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark, tips
-from horovod_study.report.kit.panels import (
-    MAX_PANELS,
-    band_of,
-    beyond,
-    boundary_words,
-    entry,
-    handles,
-    in_table_only,
-    label_ticks,
-    legend,
-    line_of,
-    marker,
-    node_boundaries,
-    point_bars,
-    setting_panels,
-)
 from horovod_study.report.kit.style import EXTRAPOLATED_DASH, PAPER, QUIET, SeriesStyle, folded, series_styles, text_in
 
 NAME = "forecast"
@@ -48,15 +33,15 @@ def drawings(analysis: Analysis) -> list[Drawing]:
         return []
     styles = series_styles(analysis.points)
     every = list(shown["setting"].drop_duplicates())
-    settings = every[:MAX_PANELS]
+    settings = every[: kit.MAX_PANELS]
     partitions = analysis.points.drop_duplicates("series").set_index("series")["partition"]
     placed = shown.assign(partition=shown["series"].map(partitions))
 
     def draw(width_in: float) -> Figure:
-        figure, panels, wide_in, tall_in = setting_panels(width_in, settings, alone=0.6, beside=0.46)
+        figure, panels, wide_in, tall_in = kit.setting_panels(width_in, settings, alone=0.6, beside=0.46)
         for axes, setting in panels:
             _panel(axes, placed[placed["setting"] == setting], styles, wide_in, 0.75 * tall_in)
-        legend(figure, _handles(shown, styles), width_in)
+        kit.legend(figure, _handles(shown, styles), width_in)
         return figure
 
     return [
@@ -71,8 +56,8 @@ def drawings(analysis: Analysis) -> list[Drawing]:
                 "single run there. Thin grey: ideal, the throughput of the baseline times N, or of the smallest "
                 "measured count where there is no baseline. Forecasts are a weighted combination of laws; what the "
                 "same method did with the largest measured counts hidden is in the table."
-                + boundary_words(placed)
-                + in_table_only(every)
+                + kit.boundary_words(placed)
+                + kit.in_table_only(every)
             ),
             data=shown,
             draw=draw,
@@ -88,16 +73,16 @@ def _panel(axes: Axes, rows: pd.DataFrame, styles: Mapping[str, SeriesStyle], wi
     axes.set_yscale("log")
     first, last = float(rows["workers"].min()), float(rows["workers"].max())
     begin = float(rows.loc[rows["kind"] == MEASURED, "workers"].max())
-    beyond(axes, begin, last * 1.12, "forecast")
+    kit.beyond(axes, begin, last * 1.12, "forecast")
     for _, own in rows.drop_duplicates(["workers", "ideal_samples_per_s"]).groupby("series", sort=False):
         axes.plot(own["workers"], own["ideal_samples_per_s"] / 1000, color=QUIET, linewidth=0.7, zorder=1)
     for series, own in rows.groupby("series", sort=False):
         _series(axes, own, styles[str(series)])
     told = rows.loc[rows["kind"].isin([MEASURED, FORECAST]), ["workers", "kind"]]
-    label_ticks(axes.xaxis, FixedLocator(_ticks(told, wide_in, first, last)), "{:.0f}".format)
-    label_ticks(axes.yaxis, LogLocator(base=10, subs=(1.0, 2.0, 5.0) if tall_in > 1.1 else (1.0,)))
+    kit.label_ticks(axes.xaxis, FixedLocator(_ticks(told, wide_in, first, last)), "{:.0f}".format)
+    kit.label_ticks(axes.yaxis, LogLocator(base=10, subs=(1.0, 2.0, 5.0) if tall_in > 1.1 else (1.0,)))
     axes.set_xlim(first / 1.12, last * 1.12)
-    node_boundaries(axes, rows, wide_in, first=True)
+    kit.node_boundaries(axes, rows, wide_in, first=True)
     axes.set_xlabel("Workers")
     axes.set_ylabel(folded("Throughput / 1000 samples/s", 0.8 * tall_in))
 
@@ -108,21 +93,18 @@ def _series(axes: Axes, own: pd.DataFrame, look: SeriesStyle) -> None:
     # The band opens at the last measurement, whose own spread is drawn as a bar.
     start = last.assign(low=last["samples_per_s"], high=last["samples_per_s"])
     band = pd.concat([start, told])
-    band_of(axes, band["workers"], (band["low"] / 1000, band["high"] / 1000), look, alpha=0.13)
+    kit.band_of(axes, band["workers"], (band["low"] / 1000, band["high"] / 1000), look, alpha=0.13)
     ahead = {"linestyle": EXTRAPOLATED_DASH, "dash_capstyle": "butt", "zorder": 2.5}
-    line_of(axes, band["workers"], band["samples_per_s"] / 1000, look, **ahead)
-    line_of(axes, measured["workers"], measured["samples_per_s"] / 1000, look, zorder=2.5)
+    kit.line_of(axes, band["workers"], band["samples_per_s"] / 1000, look, **ahead)
+    kit.line_of(axes, measured["workers"], measured["samples_per_s"] / 1000, look, zorder=2.5)
     values = [measured[f"samples_per_s{end}"] / 1000 for end in ("", "_min", "_max")]
     texts = tips(measured, "samples_per_s", unit="samples/s", note="measured")
-    point_bars(axes, measured["workers"], values, look, tips=texts)
+    kit.point_bars(axes, measured["workers"], values, look, tips=texts)
     asked = told[told["kind"] == FORECAST]
-    hollow = axes.plot(asked["workers"], asked["samples_per_s"] / 1000, linestyle="none", **_hollow(look), zorder=4)
+    how = {**kit.marker(look), "markerfacecolor": PAPER, "markeredgecolor": look.color, "markeredgewidth": 1.1}
+    hollow = axes.plot(asked["workers"], asked["samples_per_s"] / 1000, linestyle="none", **how, zorder=4)
     told_words = tips(asked, "samples_per_s", low="low", high="high", unit="samples/s", note="forecast")
     mark(hollow, series=look.label, tips=told_words)
-
-
-def _hollow(look: SeriesStyle) -> dict[str, Any]:
-    return {**marker(look), "markerfacecolor": PAPER, "markeredgecolor": look.color, "markeredgewidth": 1.1}
 
 
 def _ticks(told: pd.DataFrame, wide_in: float, first: float, last: float) -> list[float]:
@@ -130,18 +112,15 @@ def _ticks(told: pd.DataFrame, wide_in: float, first: float, last: float) -> lis
     gap = (text_in(f"{last:.0f}") + _TICK_GAP_IN) / (0.82 * wide_in) * math.log2(1.25 * last / first)
     measured = sorted({float(each) for each in told.loc[told["kind"] == MEASURED, "workers"]})
     asked = sorted({float(each) for each in told.loc[told["kind"] == FORECAST, "workers"]}, reverse=True)
-    ticks: list[float] = []
-    for count in [measured[-1], measured[0], *asked, *measured[::-1]]:
-        if all(abs(math.log2(count / other)) >= gap for other in ticks):
-            ticks.append(count)
-    return sorted(ticks)
+    counts = [measured[-1], measured[0], *asked, *measured[::-1]]
+    return kit.apart(counts, lambda count, other: abs(math.log2(count / other)) >= gap)
 
 
 def _handles(shown: pd.DataFrame, styles: Mapping[str, SeriesStyle]) -> list[Any]:
     grey = SeriesStyle(label="forecast", color=QUIET, marker="o", filled=False, dash=EXTRAPOLATED_DASH)
     return [
-        *handles(styles, shown["series"].drop_duplicates()),
-        entry(grey, markeredgewidth=1.0),
+        *kit.handles(styles, shown["series"].drop_duplicates()),
+        kit.entry(grey, markeredgewidth=1.0),
         Patch(facecolor=QUIET, alpha=0.2, linewidth=0, label="95 % interval"),
         Line2D([], [], color=QUIET, linewidth=0.7, label="ideal"),
     ]

@@ -19,21 +19,9 @@ from horovod_study.analysis.steps.rank_steps import PARTS
 from horovod_study.analysis.steps.stragglers import CAUSES, Lateness
 from horovod_study.records import RecordedRun, RunSideFiles
 from horovod_study.report.figures.system import write_system
+from horovod_study.report.kit import style
 from horovod_study.report.kit.files import write_result
 from horovod_study.report.kit.panels import label_ticks, legend, lying_grid, note_at, paper_behind
-from horovod_study.report.kit.style import (
-    INK,
-    LAPS,
-    NARROW_IN,
-    PAPER,
-    QUIET,
-    SHADE,
-    TEXT,
-    FigureFormat,
-    folded,
-    runtime_label,
-    text_in,
-)
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import listed, plural
 
@@ -52,7 +40,7 @@ _CLOSES = 1e-6
 
 
 def write_inspection(
-    found: Inspection, run: RecordedRun, beside: RunSideFiles, directory: Path, *, look: FigureFormat = TEXT
+    found: Inspection, run: RecordedRun, beside: RunSideFiles, directory: Path, *, look: style.FigureFormat = style.TEXT
 ) -> list[Path]:
     """Write inspect.json, inspect.txt and the figures (PDF, SVG, PNG), those of the hosts too; return the paths."""
     figures = {STEPS: partial(draw_steps, found)}
@@ -63,7 +51,7 @@ def write_inspection(
 
 
 def write_system_of(
-    run: RecordedRun, beside: RunSideFiles, directory: Path, *, look: FigureFormat = TEXT
+    run: RecordedRun, beside: RunSideFiles, directory: Path, *, look: style.FigureFormat = style.TEXT
 ) -> list[Path]:
     """Write the figures of the hosts of a run, where there are samples; return the paths."""
     if not beside.system:
@@ -102,7 +90,7 @@ def headline(found: Inspection) -> str:
     words = [f"{found.name}: {found.state}", plural(facts["workers"], "worker")]
     if facts["backend"]:
         reduction = f" ({facts['reduction']})" if facts["workers"] > 1 and facts["reduction"] else ""
-        words.append(f"{runtime_label(str(facts['backend']), str(facts['transport'] or ''))}{reduction}")
+        words.append(f"{style.runtime_label(str(facts['backend']), str(facts['transport'] or ''))}{reduction}")
     hosts = facts["hosts"]
     words.append(f"on {hosts[0]}" if len(hosts) == 1 else f"on {len(hosts)} hosts")
     if facts["batch"]:
@@ -384,9 +372,9 @@ def draw_steps(found: Inspection, width_in: float) -> Figure:
     axes = figure.subplots()
     edges = np.concatenate([course.first, course.last[-1:] + 1]) - 0.5
     bottom = np.zeros(len(course.first))
-    shown = [lap for lap in LAPS if lap in course.laps_s]
+    shown = [lap for lap in style.LAPS if lap in course.laps_s]
     for lap in shown:
-        look, top = LAPS[lap], bottom + 1e3 * course.laps_s[lap]
+        look, top = style.LAPS[lap], bottom + 1e3 * course.laps_s[lap]
         axes.stairs(
             top, edges, baseline=bottom, fill=True, facecolor=look.color, hatch=look.hatch, linewidth=0, zorder=2
         )
@@ -396,22 +384,22 @@ def draw_steps(found: Inspection, width_in: float) -> Figure:
     if several:
         centres = (course.first + course.last) / 2
         ends = 1e3 * course.low_s, np.minimum(1e3 * course.high_s, roof)
-        axes.vlines(centres, *ends, color=QUIET, linewidth=0.5, alpha=0.8, zorder=3.5)
+        axes.vlines(centres, *ends, color=style.QUIET, linewidth=0.5, alpha=0.8, zorder=3.5)
     axes.set_xlim(edges[0], edges[-1])
     axes.set_ylim(0, roof)
     if found.excluded:
-        axes.axvspan(edges[0], found.first_step - 0.5, facecolor=SHADE, edgecolor="none", alpha=0.75, zorder=4)
-        axes.axvline(found.first_step - 0.5, color=QUIET, linewidth=0.8, zorder=4)
+        axes.axvspan(edges[0], found.first_step - 0.5, facecolor=style.SHADE, edgecolor="none", alpha=0.75, zorder=4)
+        axes.axvline(found.first_step - 0.5, color=style.QUIET, linewidth=0.8, zorder=4)
     _mark_pauses(axes, found, roof, width_in)
     axes.set_xlabel("Step")
-    axes.set_ylabel(folded("ms per step, mean over ranks", 1.4 if width_in >= NARROW_IN else 0.9))
-    label_ticks(axes.xaxis, MaxNLocator(integer=True, nbins=8 if width_in >= NARROW_IN else 4), "{:,.0f}".format)
+    axes.set_ylabel(style.folded("ms per step, mean over ranks", 1.4 if width_in >= style.NARROW_IN else 0.9))
+    label_ticks(axes.xaxis, MaxNLocator(integer=True, nbins=8 if width_in >= style.NARROW_IN else 4), "{:,.0f}".format)
     handles = [
-        Patch(facecolor=look.color, edgecolor=QUIET, hatch=look.hatch, linewidth=0.4, label=look.label)
-        for look in (LAPS[lap] for lap in shown)
+        Patch(facecolor=look.color, edgecolor=style.QUIET, hatch=look.hatch, linewidth=0.4, label=look.label)
+        for look in (style.LAPS[lap] for lap in shown)
     ]
     if found.excluded:
-        handles.append(Patch(facecolor=SHADE, edgecolor=QUIET, linewidth=0.4, label="excluded"))
+        handles.append(Patch(facecolor=style.SHADE, edgecolor=style.QUIET, linewidth=0.4, label="excluded"))
     legend(figure, handles, width_in)
     return figure
 
@@ -430,7 +418,7 @@ def _mark_pauses(axes: Axes, found: Inspection, roof: float, wide_in: float) -> 
     pauses = found.pauses.longest
     if not pauses:
         return
-    how: dict[str, Any] = {"markerfacecolor": _SLOW, "markeredgecolor": PAPER, "markeredgewidth": 0.4}
+    how: dict[str, Any] = {"markerfacecolor": _SLOW, "markeredgecolor": style.PAPER, "markeredgewidth": 0.4}
     steps = [each.step for each in pauses]
     axes.plot(steps, [0.965 * roof] * len(steps), "v", markersize=4, zorder=6, clip_on=False, **how)
     left, right = axes.get_xlim()
@@ -440,19 +428,19 @@ def _mark_pauses(axes: Axes, found: Inspection, roof: float, wide_in: float) -> 
             break
         at = (each.step - left) / (right - left)
         words = f"{each.step:,}\n+{1e3 * each.size_s:.{2 if each.size_s < 0.01 else 0}f} ms"
-        if all(abs(at - other) > (text_in(words) + 0.1) / (0.85 * wide_in) for other in placed):
+        if all(abs(at - other) > (style.text_in(words) + 0.1) / (0.85 * wide_in) for other in placed):
             placed.append(at)
-            edge = (text_in(words) / 2 + 0.03) / (0.85 * wide_in)
+            edge = (style.text_in(words) / 2 + 0.03) / (0.85 * wide_in)
             side = "left" if at < edge else "right" if at > 1 - edge else "center"
             place, behind = (each.step, 0.94 * roof), paper_behind(1, 0.8)
-            note_at(axes, words, place, (0, -2), ha=side, va="top", color=INK, zorder=7, bbox=behind)
+            note_at(axes, words, place, (0, -2), ha=side, va="top", color=style.INK, zorder=7, bbox=behind)
 
 
 def draw_ranks(found: Inspection, width_in: float) -> Figure:
     """Return the lateness of each rank and how often it is the last one; call it inside style()."""
     shown = {each.rank for each in _chosen(found)}
     late = [each for each in found.stragglers.ranks if each.rank in shown]
-    narrow = width_in < NARROW_IN
+    narrow = width_in < style.NARROW_IN
     tall_in = 0.5 + 0.24 * max(3, len(late))
     figure = Figure(figsize=(width_in, 0.25 + (2 if narrow else 1) * tall_in), layout="constrained")
     if narrow:
@@ -466,9 +454,9 @@ def draw_ranks(found: Inspection, width_in: float) -> Figure:
         right.barh(place, 100 * each.last_share, height=0.6, facecolor=color, zorder=2)
     left.set_yticks(range(len(late)), [f"rank {each.rank}{f', {each.host}' if each.host else ''}" for each in late])
     left.set_ylim(len(late) - 0.4, -0.6)
-    left.axvline(0, color=QUIET, linewidth=0.7, zorder=1)
+    left.axvline(0, color=style.QUIET, linewidth=0.7, zorder=1)
     left.set_xlabel("later than the others, ms per step")
-    right.axvline(100 / len(found.stragglers.ranks), color=INK, linewidth=0.8, linestyle=(0, (3, 1.5)), zorder=5)
+    right.axvline(100 / len(found.stragglers.ranks), color=style.INK, linewidth=0.8, linestyle=(0, (3, 1.5)), zorder=5)
     right.set_xlabel("last in % of the steps")
     right.set_xlim(0, 100)
     for axes in (left, right):

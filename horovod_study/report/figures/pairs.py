@@ -10,24 +10,11 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from horovod_study.analysis.study import Analysis
 from horovod_study.analysis.sync.transports import RESOLVED
+from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit.drawing import Drawing
-from horovod_study.report.kit.interactive import mark
-from horovod_study.report.kit.panels import (
-    entry,
-    grid,
-    heading,
-    legend,
-    line_of,
-    marker,
-    node_boundaries,
-    repeats_words,
-    round_values,
-    worker_axis,
-)
 from horovod_study.report.kit.style import QUIET, SeriesStyle, series_labels, series_styles
 from horovod_study.text.numbers import with_interval
 from horovod_study.text.words import plural
@@ -55,24 +42,20 @@ def drawings(analysis: Analysis) -> list[Drawing]:
     panels = [name for name in _TITLES if (shown["quantity"] == name).any()]
 
     def draw(width_in: float) -> Figure:
-        figure, axes_of, panel_in = grid(len(panels), width_in, aspect=0.8)
+        figure, axes_of, panel_in = kit.grid(len(panels), width_in, aspect=0.8)
         for axes, quantity in zip(axes_of, panels, strict=True):
             own = shown[shown["quantity"] == quantity]
             for pair in chosen:
                 _ratios(axes, own[(own["a"] == pair[0]) & (own["b"] == pair[1])], looks[pair])
             axes.axhline(1, color=QUIET, linewidth=0.9, zorder=1)
-            worker_axis(axes, own["workers"], float(own["workers"].max()), panel_in)
-            node_boundaries(axes, own, panel_in)
-            round_values(axes)
+            kit.worker_axis(axes, own["workers"], float(own["workers"].max()), panel_in)
+            kit.node_boundaries(axes, own, panel_in)
+            kit.round_values(axes)
             axes.set_ylabel("Ratio")
-            heading(
+            kit.heading(
                 axes, f"{_TITLES[quantity]}: {'more' if quantity == 'samples_per_s' else 'less'} is better", panel_in
             )
-        entries = [entry(look) for look in looks.values()]
-        grey = SeriesStyle(label="", color=QUIET, marker="o", filled=True, dash="none")
-        for filled, label in ((True, "resolved"), (False, "not resolved")):
-            entries.append(Line2D([], [], linestyle="none", **marker(replace(grey, filled=filled)), label=label))
-        legend(figure, entries, width_in)
+        kit.legend(figure, [*(kit.entry(look) for look in looks.values()), *kit.judged_handles()], width_in)
         return figure
 
     rest = len(pairs) - len(chosen)
@@ -82,7 +65,7 @@ def drawings(analysis: Analysis) -> list[Drawing]:
         "bars: 95 % intervals (Student's t on logarithms). Filled: resolved (p below 0.05 after Holm over the worker "
         "counts, and an interval without 1), open: not resolved. Horizontal line: no difference. Dashed vertical "
         "lines: further workers need another node. "
-        f"{repeats_words(shown, 'pairs')}"
+        f"{kit.repeats_words(shown, 'pairs')}"
         + (f" In the CSV file only: {plural(rest, 'further pair')} of series." if rest else "")
     )
     return [
@@ -120,14 +103,10 @@ def _ratios(axes: Any, rows: pd.DataFrame, look: SeriesStyle) -> None:
     own = rows.sort_values(["workers", "nodes"], kind="stable")
     if own.empty:
         return
-    line_of(axes, own["workers"], own["ratio"], look, linewidth=1.1)
-    bars = axes.vlines(own["workers"], own["ratio_low"], own["ratio_high"], color=look.color, linewidth=1.1, zorder=3)
-    mark(bars, series=look.label)
-    for resolved, each in own.groupby(own["verdict"] == RESOLVED):
-        dots = axes.plot(
-            each["workers"], each["ratio"], linestyle="none", **marker(replace(look, filled=bool(resolved))), zorder=4
-        )
-        mark(dots, series=look.label, tips=[_tip(row) for row in each.to_dict("records")])
+    kit.line_of(axes, own["workers"], own["ratio"], look, linewidth=1.1)
+    values = [own[column] for column in ("ratio", "ratio_low", "ratio_high")]
+    texts = [_tip(row) for row in own.to_dict("records")]
+    kit.judged_points(axes, own["workers"], values, look, own["verdict"] == RESOLVED, texts)
 
 
 def _tip(row: Mapping[Any, Any]) -> str:

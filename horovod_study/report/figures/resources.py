@@ -16,31 +16,10 @@ from matplotlib.lines import Line2D
 
 from horovod_study.analysis.laws import law_label
 from horovod_study.analysis.study import Analysis
+from horovod_study.report.kit import panels as kit
+from horovod_study.report.kit import style
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark, tips
-from horovod_study.report.kit.panels import (
-    MAX_HEIGHT_IN,
-    boundary_words,
-    handles,
-    law_line,
-    legend,
-    marker,
-    node_boundaries,
-    point_bars,
-    round_values,
-    worker_axis,
-)
-from horovod_study.report.kit.style import (
-    NARROW_IN,
-    PAPER,
-    QUIET,
-    SHADE,
-    SeriesStyle,
-    folded,
-    series_labels,
-    series_styles,
-    small,
-)
 from horovod_study.text.numbers import number, scientific, with_interval
 from horovod_study.text.words import plural
 
@@ -69,19 +48,22 @@ def drawings(analysis: Analysis) -> list[Drawing]:
     panels = _panels(analysis)
     if not panels:
         return []
-    styles = series_styles(analysis.points)
+    styles = style.series_styles(analysis.points)
     rows = analysis.resources
     parallel = set(rows.loc[rows["workers"] > 1, "setting"])
     settings = [setting for setting in rows["setting"].drop_duplicates() if setting in parallel][:MAX_ROWS]
     shown = rows[rows["setting"].isin(settings)]
     curves = analysis.quantity_curves[analysis.quantity_curves["series"].isin(shown["series"])]
 
+    met = analysis.crossings[analysis.crossings["series"].isin(shown["series"])]
+    frames = [shown.assign(kind="point"), curves.assign(kind="line"), met.assign(kind="run")]
+
     def draw(width_in: float) -> Figure:
-        columns = len(panels) if width_in >= 1.7 * len(panels) and width_in >= NARROW_IN else 1
+        columns = len(panels) if width_in >= 1.7 * len(panels) and width_in >= style.NARROW_IN else 1
         lines = -(-len(panels) // columns)
         panel_in = width_in / columns
         tall_in = max(1.75, 0.8 * panel_in if columns > 1 else 0.5 * panel_in)
-        height_in = min(len(settings) * lines * tall_in, MAX_HEIGHT_IN) + 0.45
+        height_in = min(len(settings) * lines * tall_in, kit.MAX_HEIGHT_IN) + 0.45
         figure = Figure(figsize=(width_in, height_in), layout="constrained")
         grid = figure.subplots(len(settings) * lines, columns, squeeze=False)
         for block, setting in enumerate(settings):
@@ -90,8 +72,8 @@ def drawings(analysis: Analysis) -> list[Drawing]:
                 own = shown[shown["setting"] == setting]
                 _draw(axes, panel, own, analysis.crossings, curves, styles, panel_in, 0.6 * height_in / len(grid))
                 if len(settings) > 1 and place == 0:
-                    axes.set_title(folded(setting, 0.8 * panel_in))
-        legend(figure, _handles(shown, analysis, panels, styles), width_in)
+                    axes.set_title(style.folded(setting, 0.8 * panel_in))
+        kit.legend(figure, _handles(shown, analysis, panels, styles), width_in)
         return figure
 
     return [
@@ -100,7 +82,7 @@ def drawings(analysis: Analysis) -> list[Drawing]:
             title="What training costs",
             alt="Energy per sample and worker hours against the number of workers; the values are in the table.",
             caption=_caption(analysis, panels, curves, styles),
-            data=_data(shown, curves, analysis.crossings),
+            data=pd.concat([each for each in frames if len(each)], ignore_index=True),
             draw=draw,
         )
     ]
@@ -109,7 +91,7 @@ def drawings(analysis: Analysis) -> list[Drawing]:
 def sentences(analysis: Analysis) -> list[str]:
     """Return what more workers cost, one sentence per series with energy: energy ratio and speedup per joule."""
     found = []
-    labels = series_labels(analysis.points)
+    labels = style.series_labels(analysis.points)
     several = analysis.resources["setting"].nunique() > 1
     for series, rows in analysis.resources.groupby("series", sort=False):
         known = rows[(rows["workers"] > 1) & rows["energy_ratio"].notna()]
@@ -175,14 +157,8 @@ def _panel(quantity: str, target: float, words: str, kind: str, values: pd.Serie
     return _Panel(quantity=quantity, target_mse=target, label=label, unit=size, unit_name=name)
 
 
-def _data(shown: pd.DataFrame, curves: pd.DataFrame, crossings: pd.DataFrame) -> pd.DataFrame:
-    met = crossings[crossings["series"].isin(shown["series"])]
-    frames = [shown.assign(kind="point"), curves.assign(kind="line"), met.assign(kind="run")]
-    return pd.concat([each for each in frames if len(each)], ignore_index=True)
-
-
 def _caption(
-    analysis: Analysis, panels: Sequence[_Panel], curves: pd.DataFrame, styles: Mapping[str, SeriesStyle]
+    analysis: Analysis, panels: Sequence[_Panel], curves: pd.DataFrame, styles: Mapping[str, style.SeriesStyle]
 ) -> str:
     kinds = [devices(kind) for kind in analysis.resources["energy_of"].drop_duplicates() if kind]
     laws = []
@@ -209,7 +185,7 @@ def _caption(
         texts.append(
             f"Lines: the law selected by AICc with its 95 % band, dashed where extrapolated ({'; '.join(laws)})."
         )
-    texts.append(boundary_words(analysis.resources).strip())
+    texts.append(kit.boundary_words(analysis.resources).strip())
     return " ".join(text for text in texts if text)
 
 
@@ -228,7 +204,7 @@ def _draw(
     rows: pd.DataFrame,
     crossings: pd.DataFrame,
     curves: pd.DataFrame,
-    styles: Mapping[str, SeriesStyle],
+    styles: Mapping[str, style.SeriesStyle],
     panel_in: float,
     tall_in: float,
 ) -> None:
@@ -237,7 +213,7 @@ def _draw(
     for series, own in rows.groupby("series", sort=False):
         look = styles[str(series)]
         law = lines[lines["series"] == series]
-        law_line(axes, law, ("value", "low", "high"), look, scale=1 / panel.unit, width=1.5)
+        kit.law_line(axes, law, ("value", "low", "high"), look, scale=1 / panel.unit, width=1.5)
         if math.isnan(panel.target_mse):
             top = max(top, _points(axes, own, panel, look))
         else:
@@ -246,33 +222,35 @@ def _draw(
     measured = float(rows["workers"].max())
     last = max(measured, float(lines["workers"].max()) if len(lines) else measured)
     if last > measured:
-        axes.axvspan(measured, last + 1, color=SHADE, linewidth=0, zorder=0)
-    worker_axis(axes, rows["workers"], last, panel_in)
+        axes.axvspan(measured, last + 1, color=style.SHADE, linewidth=0, zorder=0)
+    kit.worker_axis(axes, rows["workers"], last, panel_in)
     beyond = float(lines["value"].max()) / panel.unit if len(lines) else 0.0
     axes.set_ylim(0, 1.12 * max(top, min(beyond, 2 * top)) or 1.0)
-    round_values(axes, nbins=6 if tall_in > 1 else 3)
-    axes.set_ylabel(folded(panel.label, tall_in))
-    node_boundaries(axes, rows, panel_in)
+    kit.round_values(axes, nbins=6 if tall_in > 1 else 3)
+    axes.set_ylabel(style.folded(panel.label, tall_in))
+    kit.node_boundaries(axes, rows, panel_in)
     if not math.isnan(panel.target_mse):
         words = f"test MSE {scientific(panel.target_mse)}"
-        axes.text(0.03, 0.97, words, transform=axes.transAxes, ha="left", va="top", color=QUIET, size=small())
+        axes.text(
+            0.03, 0.97, words, transform=axes.transAxes, ha="left", va="top", color=style.QUIET, size=style.small()
+        )
 
 
-def _points(axes: Axes, rows: pd.DataFrame, panel: _Panel, look: SeriesStyle) -> float:
+def _points(axes: Axes, rows: pd.DataFrame, panel: _Panel, look: style.SeriesStyle) -> float:
     """Draw medians and ranges of one series; return how high they reach."""
     low, middle, high = (rows[f"{panel.quantity}_{name}"] / panel.unit for name in ("min", "median", "max"))
     texts = tips(rows, f"{panel.quantity}_median", unit=panel.unit_name, scale=1 / panel.unit)
-    point_bars(axes, rows["workers"], (middle, low, high), look, tips=texts)
+    kit.point_bars(axes, rows["workers"], (middle, low, high), look, tips=texts)
     return float(high.max()) if high.notna().any() else 0.0
 
 
-def _runs(axes: Axes, met: pd.DataFrame, panel: _Panel, look: SeriesStyle) -> float:
+def _runs(axes: Axes, met: pd.DataFrame, panel: _Panel, look: style.SeriesStyle) -> float:
     """Draw what each run of one series took to the target, lower bounds as hollow triangles."""
     if met.empty:
         return 0.0
     values, reached = met[panel.quantity] / panel.unit, met["reached"].astype(bool)
     texts = tips(met, panel.quantity, unit=panel.unit_name, scale=1 / panel.unit)
-    dots = axes.plot(met.loc[reached, "workers"], values[reached], linestyle="none", **marker(look), zorder=4)
+    dots = axes.plot(met.loc[reached, "workers"], values[reached], linestyle="none", **kit.marker(look), zorder=4)
     mark(dots, series=look.label, tips=[text for text, here in zip(texts, reached, strict=True) if here])
     bounds = axes.plot(
         met.loc[~reached, "workers"],
@@ -280,7 +258,7 @@ def _runs(axes: Axes, met: pd.DataFrame, panel: _Panel, look: SeriesStyle) -> fl
         linestyle="none",
         marker="^",
         markersize=5,
-        markerfacecolor=PAPER,
+        markerfacecolor=style.PAPER,
         markeredgecolor=look.color,
         zorder=4,
     )
@@ -290,16 +268,22 @@ def _runs(axes: Axes, met: pd.DataFrame, panel: _Panel, look: SeriesStyle) -> fl
 
 
 def _handles(
-    shown: pd.DataFrame, analysis: Analysis, panels: Sequence[_Panel], styles: Mapping[str, SeriesStyle]
+    shown: pd.DataFrame, analysis: Analysis, panels: Sequence[_Panel], styles: Mapping[str, style.SeriesStyle]
 ) -> list[Any]:
-    found = handles(styles, shown["series"].unique(), linewidth=1.5)
+    found = kit.handles(styles, shown["series"].unique(), linewidth=1.5)
     for panel in panels:
         own = analysis.crossings[analysis.crossings["target_mse"] == panel.target_mse]
         if len(own) and not own["reached"].astype(bool).all():
             found.append(
                 Line2D(
-                    [], [], linestyle="none", marker="^", markersize=5, markerfacecolor=PAPER, markeredgecolor=QUIET,
+                    [],
+                    [],
+                    linestyle="none",
+                    marker="^",
+                    markersize=5,
+                    markerfacecolor=style.PAPER,
+                    markeredgecolor=style.QUIET,
                     label="target not met: at least",
                 )
-            )  # fmt: skip
+            )
     return found

@@ -18,6 +18,7 @@ from horovod_study.documents import read_bytes
 from horovod_study.errors import RecordError
 from horovod_study.files import unguarded
 from horovod_study.report.kit.files import write_result
+from horovod_study.report.kit.panels import label_decades
 from horovod_study.report.kit.style import PAPER, QUIET
 
 NAME = "search"
@@ -96,9 +97,7 @@ def draw(shown: pd.DataFrame, options: Mapping[str, str], width_in: float) -> Fi
             _points(axes, known, known[name].to_numpy(dtype=float))
             if kind == "log":
                 axes.set_xscale("log")
-                axes.xaxis.set_major_locator(LogLocator(base=10, numticks=6))
-                axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-                axes.xaxis.set_minor_formatter(NullFormatter())
+                label_decades(axes.xaxis, 6)
             else:
                 axes.xaxis.set_major_locator(MaxNLocator(nbins=4))
         axes.set_xlabel(name)

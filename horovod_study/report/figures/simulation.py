@@ -15,26 +15,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator
 
 from horovod_study.analysis.simulate.calibration import Calibration
 from horovod_study.analysis.simulate.step import PARTS
 from horovod_study.records import finite
+from horovod_study.report.kit import panels as kit
+from horovod_study.report.kit import style
 from horovod_study.report.kit.files import write_result
-from horovod_study.report.kit.panels import note_at
-from horovod_study.report.kit.style import (
-    EXTRAPOLATED_DASH,
-    INK,
-    NARROW_IN,
-    PAPER,
-    QUIET,
-    TEXT,
-    FigureFormat,
-    folded,
-    looks_in_order,
-    small,
-    text_in,
-)
 from horovod_study.text.numbers import amount, milliseconds, prefixed
 from horovod_study.text.tables import table_of, to_lines
 
@@ -220,7 +208,12 @@ def _times(value: float) -> str:
 
 
 def write_simulation(
-    table: pd.DataFrame, calibration: Calibration, doubts: Sequence[str], directory: Path, *, look: FigureFormat = TEXT
+    table: pd.DataFrame,
+    calibration: Calibration,
+    doubts: Sequence[str],
+    directory: Path,
+    *,
+    look: style.FigureFormat = style.TEXT,
 ) -> list[Path]:
     """Write simulation.csv, .json, .txt and the figure (.pdf, .svg, .png) with its caption; return the paths."""
     texts = {
@@ -257,26 +250,33 @@ def caption(table: pd.DataFrame, calibration: Calibration) -> str:
 def draw(table: pd.DataFrame, width_in: float) -> Figure:
     """Return speedup, efficiency and the parts of the step against workers; call it inside style()."""
     names = [str(name) for name in dict.fromkeys(table["scenario"])]
-    looks = looks_in_order(names)
-    narrow = width_in < NARROW_IN
+    looks = style.looks_in_order(names)
+    narrow = width_in < style.NARROW_IN
     few = names if len(names) > 1 else []
-    entry_in = 1.4 * small() / 72
-    broken = sum(folded(name, width_in - 0.6).count("\n") + 1 for name in few)
+    entry_in = 1.4 * style.small() / 72
+    broken = sum(style.folded(name, width_in - 0.6).count("\n") + 1 for name in few)
     heights = [(2 if narrow else 1) * (0.62 if narrow else 0.45) * width_in + entry_in * broken, 0.48 * width_in + 0.6]
     figure = Figure(figsize=(width_in, sum(heights)), layout="constrained")
     halves: Any = figure.subfigures(2, 1, height_ratios=heights)
     upper, lower = halves
     left, right = upper.subplots(*((2, 1) if narrow else (1, 2)))
     counts = sorted(set(table["workers"]))
-    left.plot(counts, counts, color=QUIET, linewidth=0.9, linestyle=(0, (1, 1.5)), zorder=1)
+    left.plot(counts, counts, color=style.QUIET, linewidth=0.9, linestyle=(0, (1, 1.5)), zorder=1)
     for place, (name, look) in enumerate(zip(names, looks, strict=True)):
         own = table[table["scenario"] == name].sort_values("workers")
-        dash = "-" if place == 0 else look.dash if look.dash != "-" else EXTRAPOLATED_DASH
+        dash = "-" if place == 0 else look.dash if look.dash != "-" else style.EXTRAPOLATED_DASH
         for axes, column in ((left, "speedup"), (right, "efficiency")):
             axes.plot(
-                own["workers"], own[column], color=look.color, linestyle=dash, linewidth=1.3 if place == 0 else 1.0,
-                marker=look.marker, markersize=3.2, markerfacecolor=look.color if look.filled else PAPER, zorder=3,
-            )  # fmt: skip
+                own["workers"],
+                own[column],
+                color=look.color,
+                linestyle=dash,
+                linewidth=1.3 if place == 0 else 1.0,
+                marker=look.marker,
+                markersize=3.2,
+                markerfacecolor=look.color if look.filled else style.PAPER,
+                zorder=3,
+            )
         if place == 0 and bool(own["efficiency_low"].notna().all()):
             right.fill_between(
                 own["workers"], own["efficiency_low"], own["efficiency_high"], color=look.color, alpha=0.18, linewidth=0
@@ -285,23 +285,21 @@ def draw(table: pd.DataFrame, width_in: float) -> Figure:
     left.set_title("Speedup")
     right.set_title("Efficiency")
     right.set_ylim(0, max(1.02, 1.05 * float(table["efficiency"].max())))
-    right.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f} %"))
-    left.yaxis.set_major_locator(LogLocator(base=10, numticks=6))
-    left.yaxis.set_minor_locator(LogLocator(base=10, subs=(1.0,), numticks=6))
-    left.yaxis.set_major_formatter(FuncFormatter(lambda value, _: prefixed(value, gap="")))
+    kit.label_ticks(right.yaxis, right.yaxis.get_major_locator(), lambda value: f"{100 * value:.0f} %")
+    kit.label_ticks(left.yaxis, LogLocator(base=10, numticks=6), partial(prefixed, gap=""))
     for axes in (left, right):
         _worker_axis(axes, counts)
     if len(names) > 1:
         handles = [
             Line2D(
                 [], [], color=look.color, marker=look.marker, markersize=3.6, linewidth=1.0,
-                label=folded(name, width_in - 0.6),
-                markerfacecolor=look.color if look.filled else PAPER,
-                linestyle="-" if place == 0 else look.dash if look.dash != "-" else EXTRAPOLATED_DASH,
+                label=style.folded(name, width_in - 0.6),
+                markerfacecolor=look.color if look.filled else style.PAPER,
+                linestyle="-" if place == 0 else look.dash if look.dash != "-" else style.EXTRAPOLATED_DASH,
             )
             for place, (name, look) in enumerate(zip(names, looks, strict=True))
         ]  # fmt: skip
-        widest_in = max(text_in(str(handle.get_label())) for handle in handles) + 0.5
+        widest_in = max(style.text_in(str(handle.get_label())) for handle in handles) + 0.5
         upper.legend(handles=handles, loc="outside lower center", ncols=max(1, min(2, int(width_in / widest_in))))
     _bars(lower, table[table["scenario"] == names[0]].sort_values("workers"), width_in)
     return figure
@@ -309,7 +307,7 @@ def draw(table: pd.DataFrame, width_in: float) -> Figure:
 
 def _bars(figure: Any, own: pd.DataFrame, width_in: float) -> None:
     axes: Axes = figure.subplots()
-    widest_in = max(text_in(milliseconds(each)) for each in own["step_s"]) + 0.06
+    widest_in = max(style.text_in(milliseconds(each)) for each in own["step_s"]) + 0.06
     most = max(2, min(_MOST_BARS, int(0.85 * width_in / widest_in)))
     if len(own) > most:  # the first, the last and those between at equal distances
         own = own.iloc[np.unique(np.linspace(0, len(own) - 1, most).round().astype(int))]
@@ -318,28 +316,30 @@ def _bars(figure: Any, own: pd.DataFrame, width_in: float) -> None:
     for part in shown:
         height = 1e3 * own[f"{part}_s"].to_numpy()
         axes.bar(
-            places, height, bottom=bottom, width=0.72, color=_COLORS[part], edgecolor=PAPER, linewidth=0.4, zorder=2
+            places,
+            height,
+            bottom=bottom,
+            width=0.72,
+            color=_COLORS[part],
+            edgecolor=style.PAPER,
+            linewidth=0.4,
+            zorder=2,
         )
         bottom = bottom + height
     for place, row, top in zip(places, own.to_dict("records"), bottom, strict=True):
-        note_at(axes, milliseconds(row["step_s"]), (place, top), (0, 2), ha="center", color=INK)
+        kit.note_at(axes, milliseconds(row["step_s"]), (place, top), (0, 2), ha="center", color=style.INK)
     axes.set_xticks(places, [prefixed(each, gap="") for each in own["workers"]])
     axes.set_title("Parts of the mean step (ms)")
     axes.set_xlabel("Workers")
     axes.set_ylim(0, 1.1 * float(bottom.max()))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
     handles = [Patch(facecolor=_COLORS[part], label=PART_NAMES[part]) for part in shown]
-    widest_in = max(text_in(str(handle.get_label())) for handle in handles) + 0.5
+    widest_in = max(style.text_in(str(handle.get_label())) for handle in handles) + 0.5
     figure.legend(handles=handles, loc="outside lower center", ncols=max(1, min(4, int(width_in / widest_in))))
 
 
 def _worker_axis(axes: Axes, counts: Sequence[int]) -> None:
     axes.set_xscale("log")
     axes.set_xlabel("Workers")
-    if len(counts) <= 6:
-        axes.set_xticks(list(counts))
-    else:
-        axes.xaxis.set_major_locator(LogLocator(base=10, numticks=7))
-    axes.xaxis.set_minor_locator(LogLocator(base=10, subs=(1.0,), numticks=7))
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: prefixed(value, gap="")))
+    places = FixedLocator(list(counts)) if len(counts) <= 6 else LogLocator(base=10, numticks=7)
+    kit.label_ticks(axes.xaxis, places, partial(prefixed, gap=""))

@@ -19,35 +19,10 @@ from matplotlib.ticker import MaxNLocator
 from horovod_study.analysis.laws import law_label
 from horovod_study.analysis.study import Analysis
 from horovod_study.analysis.sync.transports import NOT_RESOLVED, RESOLVED
+from horovod_study.report.kit import panels as kit
+from horovod_study.report.kit import style
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark, tips
-from horovod_study.report.kit.panels import (
-    boundary_words,
-    entry,
-    grid_of,
-    law_line,
-    legend,
-    line_of,
-    lying_grid,
-    marker,
-    node_boundaries,
-    panel_in,
-    panels_of,
-    point_bars,
-    worker_axis,
-)
-from horovod_study.report.kit.style import (
-    GRID,
-    NARROW_IN,
-    PAPER,
-    QUIET,
-    SHADE,
-    SeriesStyle,
-    folded,
-    series_labels,
-    series_styles,
-    small,
-)
 from horovod_study.text.numbers import THIN, milliseconds, percent, rounded, with_interval
 from horovod_study.text.words import listed, plural
 
@@ -62,7 +37,7 @@ MAX_PANELS = 4
 """Settings in one figure, each with two panels."""
 MIN_COUNTS = 2
 
-_BEHIND: Mapping[str, Any] = {"facecolor": PAPER, "edgecolor": "none", "pad": 1.0}
+_BEHIND: Mapping[str, Any] = {"facecolor": style.PAPER, "edgecolor": "none", "pad": 1.0}
 
 
 def drawings(analysis: Analysis) -> list[Drawing]:
@@ -89,15 +64,15 @@ def _against_workers(analysis: Analysis) -> Drawing | None:
         return None
     left_out, settings = settings[MAX_PANELS:], settings[:MAX_PANELS]
     shown = shown[shown["setting"].isin(settings)]
-    styles = series_styles(analysis.points)
+    styles = style.series_styles(analysis.points)
     lines = analysis.sync_curves[analysis.sync_curves["series"].isin(shown["series"])]
     epochs = bool(shown["sync_per_epoch_s_median"].notna().any())
 
     def draw(width_in: float) -> Figure:
         kinds = 2 if epochs else 1
-        rows, columns, height_in = grid_of(width_in, len(settings) * kinds)
-        wide_in = panel_in(width_in, len(settings) * kinds)
-        figure, grid = panels_of(width_in, height_in + 0.4, rows, columns, len(settings) * kinds)
+        rows, columns, height_in = kit.grid_of(width_in, len(settings) * kinds)
+        wide_in = kit.panel_in(width_in, len(settings) * kinds)
+        figure, grid = kit.panels_of(width_in, height_in + 0.4, rows, columns, len(settings) * kinds)
         for place, setting in enumerate(settings):
             axes = grid[place * kinds : (place + 1) * kinds]
             own = shown[shown["setting"] == setting]
@@ -109,12 +84,12 @@ def _against_workers(analysis: Analysis) -> Drawing | None:
                 axes[1].set_ylabel("Waiting / s per epoch")
                 _batches(axes[1], own, extrapolated=bool(curves["extrapolated"].any()))
             if len(settings) > 1:
-                axes[0].set_title(folded(setting, 0.8 * wide_in))
+                axes[0].set_title(style.folded(setting, 0.8 * wide_in))
         looks = {styles[str(series)].label: styles[str(series)] for series in shown["series"].drop_duplicates()}
-        handles: list[Any] = [entry(look) for look in looks.values()]
+        handles: list[Any] = [kit.entry(look) for look in looks.values()]
         if epochs:
-            handles.append(Patch(facecolor=GRID, linewidth=0, label="batches per epoch"))
-        legend(figure, handles, width_in)
+            handles.append(Patch(facecolor=style.GRID, linewidth=0, label="batches per epoch"))
+        kit.legend(figure, handles, width_in)
         return figure
 
     fitted = lines.drop_duplicates("series")
@@ -132,11 +107,13 @@ def _against_workers(analysis: Analysis) -> Drawing | None:
         )
     if len(laws) < shown["series"].nunique():
         caption += " Where no law is drawn, lines join the points on equal nodes."
-    caption += f" Solid: NCCL, dashed: MPI, dash-dotted: Gloo.{boundary_words(shown)}"
+    caption += f" Solid: NCCL, dashed: MPI, dash-dotted: Gloo.{kit.boundary_words(shown)}"
     if left_out:
         caption += f" In the table only: {listed(left_out)}."
-    hidden = _hidden(analysis)
-    if hidden:
+    cells = analysis.synchronisation
+    names = cells.loc[cells["sync_s_median"].isna() & (cells["workers"] > 1), "series"].drop_duplicates()
+    if len(names):
+        hidden = [_labels(analysis)[series] for series in names]
         caption += f" Not drawn, because synchronisation is hidden inside their backward pass: {listed(hidden)}."
     return Drawing(
         name=NAMES[0],
@@ -148,18 +125,11 @@ def _against_workers(analysis: Analysis) -> Drawing | None:
     )
 
 
-def _hidden(analysis: Analysis) -> list[str]:
-    cells = analysis.synchronisation
-    labels = series_labels(cells) if len(cells) else {}
-    names = cells.loc[cells["sync_s_median"].isna() & (cells["workers"] > 1), "series"]
-    return [labels[series] for series in names.drop_duplicates()]
-
-
 def _panel(
     axes: Axes,
     cells: pd.DataFrame,
     curves: pd.DataFrame,
-    styles: Mapping[str, SeriesStyle],
+    styles: Mapping[str, style.SeriesStyle],
     what: tuple[str, str, float],
     wide_in: float,
 ) -> None:
@@ -168,18 +138,18 @@ def _panel(
     last = max(measured, float(curves["workers"].max()) if len(curves) else measured)
     for series, curve in curves.groupby("series", sort=False):
         low, high = (f"{line.removesuffix('_s')}_{end}_s" for end in ("low", "high"))
-        law_line(axes, curve, (line, low, high), styles[str(series)], scale=scale, width=1.2)
+        kit.law_line(axes, curve, (line, low, high), styles[str(series)], scale=scale, width=1.2)
     for series, own in cells.groupby("series", sort=False):
         look = styles[str(series)]
         own = own.sort_values("workers", kind="stable")
         if str(series) not in set(curves["series"]):
             for _, part in own.groupby("nodes", sort=True, dropna=False):
-                line_of(axes, part["workers"], part[f"{column}_median"] * scale, look)
+                kit.line_of(axes, part["workers"], part[f"{column}_median"] * scale, look)
         ends = {"low": f"{column}_low", "high": f"{column}_high", "unit": "ms" if scale == 1000 else "s"}
         texts = tips(own, f"{column}_median", scale=scale, **ends)
         values = [own[f"{column}_{name}"] * scale for name in ("median", "low", "high")]
-        point_bars(axes, own["workers"], values, look, tips=texts)
-    worker_axis(axes, cells["workers"], last, wide_in)
+        kit.point_bars(axes, own["workers"], values, look, tips=texts)
+    kit.worker_axis(axes, cells["workers"], last, wide_in)
     highest = cells[[f"{column}_median", f"{column}_high"]].max().max()
     # A wide band must not press the points to the floor.
     beyond = [curves[line].max(), min(float(curves[f"{line.removesuffix('_s')}_high_s"].max()), 1.5 * highest)]
@@ -187,8 +157,8 @@ def _panel(
     axes.set_ylim(0, top if top > 0 else 1)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
     if last > measured and column == "sync_s":
-        axes.axvspan(measured, last + 1, color=SHADE, linewidth=0, zorder=0)
-    node_boundaries(axes, cells, wide_in)
+        axes.axvspan(measured, last + 1, color=style.SHADE, linewidth=0, zorder=0)
+    kit.node_boundaries(axes, cells, wide_in)
 
 
 def _batches(axes: Axes, cells: pd.DataFrame, *, extrapolated: bool) -> None:
@@ -199,12 +169,12 @@ def _batches(axes: Axes, cells: pd.DataFrame, *, extrapolated: bool) -> None:
     first, last = axes.get_xlim()
     measured = float(own["workers"].max())
     if extrapolated:
-        twin.axvspan(measured, last, color=SHADE, linewidth=0, zorder=0)
+        twin.axvspan(measured, last, color=style.SHADE, linewidth=0, zorder=0)
         axes.set_xlim(first, last)
-    twin.bar(own["workers"], own["batches_per_epoch"], width=width, color=GRID, linewidth=0, zorder=1)
+    twin.bar(own["workers"], own["batches_per_epoch"], width=width, color=style.GRID, linewidth=0, zorder=1)
     twin.set_ylim(0, own["batches_per_epoch"].max() * 1.1)
-    twin.set_ylabel("Batches per epoch", color=QUIET)
-    twin.tick_params(axis="y", labelcolor=QUIET)
+    twin.set_ylabel("Batches per epoch", color=style.QUIET)
+    twin.tick_params(axis="y", labelcolor=style.QUIET)
     twin.grid(False)
     twin.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10], integer=True))
     axes.set_zorder(twin.get_zorder() + 1)
@@ -228,15 +198,15 @@ def _between_transports(analysis: Analysis) -> Drawing | None:
     places = {key: place for place, key in enumerate(rates[keys].itertuples(index=False, name=None))}
     quantities = [name for name in _TITLES if (shown["quantity"] == name).any()]
     labels = _labels(analysis)
-    styles = series_styles(analysis.points)
+    styles = style.series_styles(analysis.points)
     named = rates.drop_duplicates(["a", "b"])
     groups = list(named[["a", "b"]].itertuples(index=False, name=None))
     settings = [f", {setting}" if _several(rates) else "" for setting in named["setting"]]
 
     def draw(width_in: float) -> Figure:
-        narrow = width_in < NARROW_IN
+        narrow = width_in < style.NARROW_IN
         heads = [
-            folded(f"{labels[b]} against {labels[a]}{setting}", width_in - 0.6)
+            style.folded(f"{labels[b]} against {labels[a]}{setting}", width_in - 0.6)
             for (a, b), setting in zip(groups, settings, strict=True)
         ]
         lines = [head.count("\n") + 1 for head in heads]
@@ -254,7 +224,7 @@ def _between_transports(analysis: Analysis) -> Drawing | None:
                 names.append(f"{key[2]}" if narrow else plural(key[2], "worker"))
                 row = own[(own[keys] == pd.Series(dict(zip(keys, key, strict=True)))).all(axis=1)]
                 if row.empty:
-                    axes.text(0, y, "hidden", size=small(), color=QUIET, ha="center", va="center", zorder=4)
+                    axes.text(0, y, "hidden", size=style.small(), color=style.QUIET, ha="center", va="center", zorder=4)
                 else:
                     _difference(axes, row.iloc[0], y, styles[key[1]])
             for number_, pair in enumerate(groups):
@@ -265,16 +235,16 @@ def _between_transports(analysis: Analysis) -> Drawing | None:
                         first - 0.4 - lines[number_] / 2,
                         heads[number_],
                         transform=axes.get_yaxis_transform(),
-                        size=small(),
+                        size=style.small(),
                         va="center",
                         zorder=4,
                         bbox=_BEHIND,
                     )
                     head.set_in_layout(False)  # it goes on over the panel beside it
-            axes.axvline(0, color=QUIET, linewidth=0.8, zorder=1)
+            axes.axvline(0, color=style.QUIET, linewidth=0.8, zorder=1)
             axes.set_ylim(max(ticks) + 0.6, -0.5)
-            lying_grid(axes)
-            axes.set_xlabel(folded(_TITLES[quantity], 0.4 * width_in))
+            kit.lying_grid(axes)
+            axes.set_xlabel(style.folded(_TITLES[quantity], 0.4 * width_in))
             axes.xaxis.set_major_locator(MaxNLocator(nbins=3 if narrow else 6, steps=[1, 2, 5, 10]))
             if narrow and column == 0:
                 axes.set_ylabel("Workers")
@@ -295,11 +265,11 @@ def _between_transports(analysis: Analysis) -> Drawing | None:
     )
 
 
-def _difference(axes: Axes, row: Any, y: float, look: SeriesStyle) -> None:
+def _difference(axes: Axes, row: Any, y: float, look: style.SeriesStyle) -> None:
     low, middle, high = (100 * (row[name] - 1) for name in ("ratio_low", "ratio", "ratio_high"))
     filled = row["verdict"] == RESOLVED
     line = axes.plot([low, high], [y, y], color=look.color, linewidth=1.3, zorder=2)
-    dot = axes.plot([middle], [y], linestyle="none", **marker(replace(look, filled=filled)), zorder=3)
+    dot = axes.plot([middle], [y], linestyle="none", **kit.marker(replace(look, filled=filled)), zorder=3)
     text = f"{plural(row['workers'], 'worker')}: {with_interval(middle, low, high)} %, {row['verdict']}"
     mark(line, series=look.label)
     mark(dot, series=look.label, tips=[text])
@@ -307,7 +277,7 @@ def _difference(axes: Axes, row: Any, y: float, look: SeriesStyle) -> None:
 
 def _labels(analysis: Analysis) -> dict[str, str]:
     cells = analysis.synchronisation
-    return series_labels(cells) if len(cells) else {}
+    return style.series_labels(cells) if len(cells) else {}
 
 
 # ---------------------------------------------------------------------------------------------------- sentences
@@ -379,7 +349,7 @@ def _change(row: Mapping[Any, Any]) -> str:
 def _knee_sentences(analysis: Analysis) -> list[str]:
     table = analysis.knees
     several = _several(table)
-    labels = series_labels(table) if len(table) else {}
+    labels = style.series_labels(table) if len(table) else {}
     found = []
     for row in table[table["identified"].astype(bool)].to_dict("records"):
         name = labels[row["series"]] + (f" ({row['setting']})" if several else "")
@@ -393,7 +363,7 @@ def _knee_sentences(analysis: Analysis) -> list[str]:
 
 
 def _cycle_sentences(analysis: Analysis) -> list[str]:
-    labels = series_labels(analysis.cycle) if len(analysis.cycle) else {}
+    labels = style.series_labels(analysis.cycle) if len(analysis.cycle) else {}
     found = []
     for row in analysis.cycle.to_dict("records"):
         text = (

@@ -13,40 +13,28 @@ from matplotlib.patches import Patch
 
 from horovod_study.analysis.machine.system import PHASES, Panel, panels, phases, summary
 from horovod_study.records import SystemSamples
+from horovod_study.report.kit import style
 from horovod_study.report.kit.files import write_result
 from horovod_study.report.kit.panels import legend
-from horovod_study.report.kit.style import (
-    GRID,
-    INK,
-    NARROW_IN,
-    PRINT_WIDTH_IN,
-    QUIET,
-    SHADE,
-    TEXT,
-    FigureFormat,
-    looks_in_order,
-    small,
-    text_in,
-)
 
 NAME = "system"
 
 _SHADES = {
-    "start-up": (SHADE, ""),
-    "warm-up": (GRID, ""),
+    "start-up": (style.SHADE, ""),
+    "warm-up": (style.GRID, ""),
     "timed steps": ("none", ""),
     "evaluation": ("#f4e4bf", ""),
     "break": ("#e9cdd8", ""),
-    "end": (SHADE, "////"),
+    "end": (style.SHADE, "////"),
 }
 _ROW_IN = 0.78
 _LEGEND_ROWS = 5
 
 
-def figure(samples: SystemSamples, table: pd.DataFrame, width_in: float = PRINT_WIDTH_IN) -> Figure:
+def figure(samples: SystemSamples, table: pd.DataFrame, width_in: float = style.PRINT_WIDTH_IN) -> Figure:
     """Return the figure of one host over time, phases of the run (`analysis.system.phases`) shaded; inside style()."""
     drawn = panels(samples)
-    narrow = width_in < NARROW_IN
+    narrow = width_in < style.NARROW_IN
     heads_in = [_head_in(panel, width_in) if narrow else 0.0 for panel in drawn]
     height_in = max(1, len(drawn)) * _ROW_IN + sum(heads_in) + 0.5
     canvas = Figure(figsize=(width_in, height_in), layout="constrained")
@@ -59,7 +47,9 @@ def figure(samples: SystemSamples, table: pd.DataFrame, width_in: float = PRINT_
     present = [phase for phase in PHASES if (table["phase"] == phase).any()]
     if present:
         handles = [
-            Patch(facecolor=_SHADES[phase][0], edgecolor=QUIET, linewidth=0.5, hatch=_SHADES[phase][1], label=phase)
+            Patch(
+                facecolor=_SHADES[phase][0], edgecolor=style.QUIET, linewidth=0.5, hatch=_SHADES[phase][1], label=phase
+            )
             for phase in present
         ]
         legend(canvas, handles, width_in)
@@ -79,10 +69,18 @@ def _draw(axes: Axes, panel: Panel, table: pd.DataFrame, width_in: float) -> Non
         color, hatch = _SHADES[each["phase"]]
         if color != "none":
             axes.axvspan(
-                each["begin_s"], each["end_s"], facecolor=color, edgecolor=GRID, linewidth=0, hatch=hatch, zorder=0
+                each["begin_s"],
+                each["end_s"],
+                facecolor=color,
+                edgecolor=style.GRID,
+                linewidth=0,
+                hatch=hatch,
+                zorder=0,
             )
     loud = [trace for trace in panel.traces if not trace.quiet]
-    looks = dict(zip((trace.label for trace in loud), looks_in_order([trace.label for trace in loud]), strict=True))
+    looks = dict(
+        zip((trace.label for trace in loud), style.looks_in_order([trace.label for trace in loud]), strict=True)
+    )
     for trace in panel.traces:
         look = looks.get(trace.label)
         single = int(np.isfinite(trace.values).sum()) == 1
@@ -90,7 +88,7 @@ def _draw(axes: Axes, panel: Panel, table: pd.DataFrame, width_in: float) -> Non
             trace.at_s,
             trace.values,
             drawstyle="steps-pre" if trace.over_interval else "default",
-            color=QUIET if look is None else look.color,
+            color=style.QUIET if look is None else look.color,
             linestyle=(0, (1.2, 1.2)) if look is None else look.dash,
             linewidth=1.0 if look is None else 1.3,
             marker="." if single else None,
@@ -100,7 +98,7 @@ def _draw(axes: Axes, panel: Panel, table: pd.DataFrame, width_in: float) -> Non
     axes.margins(y=0.12)
     axes.set_ylim(bottom=0)
     axes.locator_params(axis="y", nbins=3)
-    if width_in < NARROW_IN:  # names and legend above the panel, or they would leave it no room
+    if width_in < style.NARROW_IN:  # names and legend above the panel, or they would leave it no room
         axes.legend(
             title=panel.label.replace("\n", " "),
             alignment="left",
@@ -110,7 +108,7 @@ def _draw(axes: Axes, panel: Panel, table: pd.DataFrame, width_in: float) -> Non
             handlelength=1.2,
             ncols=_columns(panel, width_in),
             columnspacing=0.8,
-            labelcolor=INK,
+            labelcolor=style.INK,
         )
         return
     axes.set_ylabel(panel.label, rotation=0, ha="right", va="center")
@@ -121,18 +119,18 @@ def _draw(axes: Axes, panel: Panel, table: pd.DataFrame, width_in: float) -> Non
         handlelength=1.2 if crowd else 1.6,
         ncols=1 + (len(panel.traces) - 1) // _LEGEND_ROWS,
         columnspacing=0.8,
-        labelcolor=INK,
+        labelcolor=style.INK,
     )
 
 
 def _columns(panel: Panel, width_in: float) -> int:
-    wide_in = max((text_in(trace.label) for trace in panel.traces), default=0.0) + 0.32
+    wide_in = max((style.text_in(trace.label) for trace in panel.traces), default=0.0) + 0.32
     return max(1, min(len(panel.traces), int(0.8 * width_in / wide_in)))
 
 
 def _head_in(panel: Panel, width_in: float) -> float:
     """Return the height of a panel's name and legend above it."""
-    return 1.4 * small() / 72 * (1 + math.ceil(len(panel.traces) / _columns(panel, width_in)))
+    return 1.4 * style.small() / 72 * (1 + math.ceil(len(panel.traces) / _columns(panel, width_in)))
 
 
 def caption(samples: SystemSamples) -> str:
@@ -172,7 +170,7 @@ def write_system(
     evaluations: Sequence[Mapping[str, float]],
     *,
     first_timed: int,
-    look: FigureFormat = TEXT,
+    look: style.FigureFormat = style.TEXT,
 ) -> list[Path]:
     """Write one figure per host (system-HOST.pdf, .svg, .png), its caption (.txt) and the table of all (system.csv)."""
     paths = []

@@ -8,11 +8,10 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullLocator
 
 from horovod_study.analysis.steps.timers import Overhead, TimerCost, summary
 from horovod_study.report.kit.files import write_result
-from horovod_study.report.kit.panels import lying_grid
+from horovod_study.report.kit.panels import label_ticks, lying_grid
 from horovod_study.report.kit.style import INK, QUIET
 from horovod_study.text.tables import table_of, to_lines
 
@@ -137,8 +136,7 @@ def _panel(axes: Axes, cost: TimerCost, names: Sequence[str], reach: tuple[float
     axes.set_xlim(-least, most)
     ticks = [-10, -1, -0.5, 0, 0.5, 1, 3, 10, 30, 100]
     axes.set_xticks([tick for tick in ticks if -least <= tick <= most])
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    label_ticks(axes.xaxis, axes.xaxis.get_major_locator())
     lying_grid(axes)
 
 

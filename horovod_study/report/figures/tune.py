@@ -11,10 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator
 
 from horovod_study.report.kit.files import write_result
-from horovod_study.report.kit.panels import lying_grid
+from horovod_study.report.kit.panels import label_ticks, lying_grid
 from horovod_study.report.kit.style import GRID, INK, PAPER, QUIET, SHADE, runtime_label
 from horovod_study.text.tables import table_of, to_lines
 
@@ -112,13 +112,8 @@ def draw(document: Mapping[str, Any], width_in: float) -> Figure:
     last = together[-1, 0]
     last.set_xscale("log")
     last.set_xlim(low, high)
-    if high / low > 1.6:
-        last.xaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0)))
-    else:
-        last.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
-    last.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    last.xaxis.set_minor_formatter(NullFormatter())
-    last.tick_params(axis="x", which="minor", size=0)
+    log = LogLocator(base=10, subs=(1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0))
+    label_ticks(last.xaxis, log if high / low > 1.6 else MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
     last.set_xlabel("Samples/s relative to the shipped settings")
     handles: list[Any] = [Line2D([], [], linestyle="none", **_dot(_DONE), label="tried")]
     handles.append(Line2D([], [], linestyle="none", **_dot(_BEST), label="chosen"))

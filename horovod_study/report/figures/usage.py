@@ -7,20 +7,8 @@ from matplotlib.lines import Line2D
 
 from horovod_study.analysis.machine.usage import SLICES
 from horovod_study.analysis.study import Analysis
+from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit.drawing import Drawing
-from horovod_study.report.kit.panels import (
-    against_workers,
-    band_of,
-    by_setting,
-    grid,
-    handles,
-    left_out,
-    legend,
-    line_of,
-    repeats_words,
-    round_values,
-    settings_of,
-)
 from horovod_study.report.kit.style import series_styles
 from horovod_study.text.numbers import rounded
 from horovod_study.text.words import plural, span
@@ -77,27 +65,27 @@ def _usage(analysis: Analysis) -> Drawing | None:
     parallel = known[known["workers"] > 1]
     if parallel.empty or not panels:
         return None
-    settings = settings_of(parallel, most=1)
+    settings = kit.settings_of(parallel, most=1)
     shown = known[known["setting"].isin(settings)]
     styles = series_styles(analysis.points)
 
     def draw(width_in: float) -> Figure:
-        figure, rows_of, panel_in = by_setting(shown, settings, width_in, each=len(panels))
+        figure, rows_of, panel_in = kit.by_setting(shown, settings, width_in, each=len(panels))
         for axes, panel, own in [(*pair, own) for made, own in rows_of for pair in zip(made, panels, strict=True)]:
             columns = (f"{panel.name}_median", f"{panel.name}_min", f"{panel.name}_max")
             own = own.assign(repeats=own[f"{panel.name}_repeats"])
-            top = against_workers(axes, own, columns, styles, panel_in, unit=panel.unit)
+            top = kit.against_workers(axes, own, columns, styles, panel_in, unit=panel.unit)
             axes.set_ylim(0, 1.15 * top if top > 0 else 1)
-            round_values(axes, steps=(1, 2, 2.5, 5, 10))
+            kit.round_values(axes, steps=(1, 2, 2.5, 5, 10))
             axes.set_ylabel(panel.label)
-        legend(figure, handles(styles, shown["series"].drop_duplicates()), width_in)
+        kit.legend(figure, kit.handles(styles, shown["series"].drop_duplicates()), width_in)
         return figure
 
     caption = (
         f"Use of the machine against the number of workers, means over the timed window of each run. "
         f"{'; '.join(panel.words for panel in panels).capitalize()}. Points: medians over repeats; bars: lowest to "
         "highest repeat; lines only guide the eye; the ring is one worker without a communication library. Dashed, "
-        f"upright: further workers need another node. {repeats_words(shown)}{left_out(parallel, settings)}"
+        f"upright: further workers need another node. {kit.repeats_words(shown)}{kit.left_out(parallel, settings)}"
     )
     kept = [f"{panel.name}_{end}" for panel in panels for end in ("repeats", "median", "min", "max", "low", "high")]
     return Drawing(
@@ -131,7 +119,7 @@ def _load(analysis: Analysis) -> Drawing | None:
     known = table[(table["mode"] != "mixed") & (table["workers"] > 1)]
     if known.empty or not sampled:
         return None
-    (setting,) = settings_of(known, most=1)
+    (setting,) = kit.settings_of(known, most=1)
     own = known[known["setting"] == setting]
     top = own[own["workers"] == own.groupby("series")["workers"].transform("max")]
     top = top[top["nodes"].fillna(0) == top["nodes"].fillna(0).groupby(top["series"]).transform("max")]
@@ -147,29 +135,29 @@ def _load(analysis: Analysis) -> Drawing | None:
     }
 
     def draw(width_in: float) -> Figure:
-        figure, axes_of, _ = grid(len(panels), width_in, aspect=0.6)
+        figure, axes_of, _ = kit.grid(len(panels), width_in, aspect=0.6)
         for axes, panel in zip(axes_of, panels, strict=True):
             scale, high = (1000.0 if panel.name == "step_s" else 1.0), 0.0
             for series, each in shown.groupby("series", sort=False):
                 look = looks[str(series)]
                 low, middle, most = (each[f"{panel.name}_{end}"] * scale for end in ("min", "median", "max"))
-                band_of(axes, each["at_s"], (low, most), look, alpha=0.15)
+                kit.band_of(axes, each["at_s"], (low, most), look, alpha=0.15)
                 tips = [
                     f"{at:.3g} s: {rounded(value, 3)} {panel.unit}"
                     for at, value in zip(each["at_s"], middle, strict=True)
                 ]
-                line_of(axes, each["at_s"], middle, look, tips=tips)
+                kit.line_of(axes, each["at_s"], middle, look, tips=tips)
                 high = max(high, float(most.max()) if most.notna().any() else 0.0)
             axes.set_xlim(0, 1.02 * float(shown["at_s"].max()) or 1)
             axes.set_ylim(0, 1.12 * high if high > 0 else 1)
-            round_values(axes, nbins=5, steps=(1, 2, 2.5, 5, 10))
+            kit.round_values(axes, nbins=5, steps=(1, 2, 2.5, 5, 10))
             axes.set_ylabel(panel.label)
             axes.set_xlabel("Seconds since the timed window began")
         entries = [
             Line2D([], [], color=look.color, linestyle=look.dash, linewidth=1.2, label=look.label)
             for look in looks.values()
         ]
-        legend(figure, entries, width_in)
+        kit.legend(figure, entries, width_in)
         return figure
 
     caption = (

@@ -19,25 +19,9 @@ from horovod_study.analysis.laws import law_label
 from horovod_study.analysis.series.points import baseline_words
 from horovod_study.analysis.series.turns import alternated, ratios_are
 from horovod_study.analysis.study import Analysis
+from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark, tips
-from horovod_study.report.kit.panels import (
-    MAX_COLUMNS,
-    MAX_PANELS,
-    beyond,
-    boundary_words,
-    handles,
-    in_table_only,
-    law_line,
-    law_pieces,
-    legend,
-    line_of,
-    node_boundaries,
-    point_bars,
-    setting_panels,
-    side_by_side,
-    worker_axis,
-)
 from horovod_study.report.kit.style import QUIET, THIN_LAWS, SeriesStyle, folded, series_styles
 from horovod_study.text.words import plural
 
@@ -119,7 +103,7 @@ def throughput(analysis: Analysis) -> Drawing | None:
     shown = points[points["mode"] != "mixed"]
     if shown[~shown["missing"]].empty:
         return None
-    if (shown["mode"] == "single").all() and shown["setting"].nunique() > MAX_COLUMNS:
+    if (shown["mode"] == "single").all() and shown["setting"].nunique() > kit.MAX_COLUMNS:
         return None  # a panel for every dot: the table says it better
     styles = series_styles(points)
     data = shown[
@@ -131,14 +115,14 @@ def throughput(analysis: Analysis) -> Drawing | None:
     ]
 
     def draw(width_in: float) -> Figure:
-        figure, panels, wide_in, _ = setting_panels(width_in, _settings(shown)[:MAX_PANELS])
+        figure, panels, wide_in, _ = kit.setting_panels(width_in, _settings(shown)[: kit.MAX_PANELS])
         for axes, setting in panels:
             rows = shown[shown["setting"] == setting]
-            rows = rows.assign(at=side_by_side(rows, "samples_per_s_median", rows["workers"].max(), wide_in))
+            rows = rows.assign(at=kit.side_by_side(rows, "samples_per_s_median", rows["workers"].max(), wide_in))
             for series, own in rows.groupby("series", sort=False):
                 look = styles[str(series)]
                 # A cell without a result is NaN and breaks the line.
-                line_of(axes, own["workers"], own["samples_per_s_median"] / 1000, look)
+                kit.line_of(axes, own["workers"], own["samples_per_s_median"] / 1000, look)
                 texts = tips(
                     own,
                     "samples_per_s_median",
@@ -150,20 +134,20 @@ def throughput(analysis: Analysis) -> Drawing | None:
             bases = rows["base_plain_samples_per_s"].dropna().unique()
             for base in bases:
                 axes.axline((0, 0), slope=base / 1000, color=QUIET, linewidth=0.7, zorder=1)
-            worker_axis(axes, rows["workers"], rows["workers"].max(), wide_in)
+            kit.worker_axis(axes, rows["workers"], rows["workers"].max(), wide_in)
             axes.set_ylim(0, rows["samples_per_s_max"].max() / 1000 * 1.12)
-            node_boundaries(axes, rows, wide_in)
+            kit.node_boundaries(axes, rows, wide_in)
             axes.set_ylabel(folded("Throughput / 1000 samples/s", 0.5 * figure.get_figheight() / len(panels)))
-        entries = handles(styles, shown["series"].unique(), linewidth=1.5)
+        entries = kit.handles(styles, shown["series"].unique(), linewidth=1.5)
         if shown["base_plain_samples_per_s"].notna().any():
             entries.append(Line2D([], [], color=QUIET, linewidth=0.7, label="N times the plain worker"))
-        legend(figure, [*entries, *_missing_handle(shown)], width_in)
+        kit.legend(figure, [*entries, *_missing_handle(shown)], width_in)
         return figure
 
     caption = (
         "Throughput of all workers together against the number of workers. Points: medians over repeats; bars: slowest "
         "to fastest repeat; lines only guide the eye. Thin grey: the throughput of one plain worker times N. "
-        f"{_work_words(shown)}{boundary_words(shown)}{in_table_only(_settings(shown))}"
+        f"{_work_words(shown)}{kit.boundary_words(shown)}{kit.in_table_only(_settings(shown))}"
     )
     return Drawing(
         name="throughput",
@@ -186,32 +170,33 @@ def _against_workers(analysis: Analysis, ratio: _Ratio) -> Drawing | None:
     laws = {str(row["series"]): str(row["law"]) for row in lines[lines["selected"].astype(bool)].to_dict("records")}
 
     def draw(width_in: float) -> Figure:
-        figure, panels, wide_in, _ = setting_panels(width_in, _settings(shown)[:MAX_PANELS])
+        figure, panels, wide_in, _ = kit.setting_panels(width_in, _settings(shown)[: kit.MAX_PANELS])
         last = max(lines["workers"].max() if len(lines) else 1, shown["workers"].max())
         inside = lines.loc[~lines["extrapolated"].astype(bool), ratio.curves[0]].max()
         top = np.nanmax([shown[columns[2]].max(), inside, 1.0])
         for axes, setting in panels:
             rows = shown[shown["setting"] == setting]
             measured = rows.loc[~rows["missing"], "workers"].max()
-            rows = rows.assign(at=side_by_side(rows, columns[0], last, wide_in))
-            _ideal(axes, ratio.name, last, ratio.scale)
+            rows = rows.assign(at=kit.side_by_side(rows, columns[0], last, wide_in))
+            ideal = [0, 2 * last] if ratio is _SPEEDUP else [ratio.scale] * 2
+            axes.plot([0, 2 * last], ideal, color=QUIET, linewidth=0.7, zorder=1)
             _curves(axes, rows, lines[lines["series"].isin(rows["series"])], laws, styles, ratio)
             for series, points in rows.groupby("series", sort=False):
                 ends = {end: f"{columns[0]}_{end}" for end in ("low", "high")}
                 texts = tips(points, columns[0], **ends, unit=ratio.unit, scale=ratio.scale)
                 _dots(axes, points, columns, styles[str(series)], ratio.scale, texts)
             if last > measured:
-                beyond(axes, measured, last + 1, "extrapolated")
-            worker_axis(axes, rows["workers"], last, wide_in)
+                kit.beyond(axes, measured, last + 1, "extrapolated")
+            kit.worker_axis(axes, rows["workers"], last, wide_in)
             if ratio is _SPEEDUP:
                 most = np.nanmax([1.25 * top, lines[ratio.curves[0]].max() * 1.12])
                 axes.set_ylim(0, 1.05 * last if last < 2 * top else np.nanmin([1.05 * last, most]))
                 axes.yaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10]))
             else:
                 axes.set_ylim(0, ratio.scale * max(1.12, 1.05 * top))
-            node_boundaries(axes, rows, wide_in)
+            kit.node_boundaries(axes, rows, wide_in)
             axes.set_ylabel(ratio.label)
-        legend(figure, _handles(shown, styles, lines, laws), width_in)
+        kit.legend(figure, _handles(shown, styles, lines, laws), width_in)
         return figure
 
     kept = ["series", "setting", "partition", "workers", "nodes", "repeats", "missing", *columns]
@@ -240,7 +225,7 @@ def _curves(
     for (series, law), curve in lines.groupby(["series", "law"], sort=False):
         look = styles[str(series)]
         if law == laws.get(str(series)):
-            law_line(axes, curve, ratio.curves, look, scale=ratio.scale, width=1.7)
+            kit.law_line(axes, curve, ratio.curves, look, scale=ratio.scale, width=1.7)
         elif law in THIN_LAWS and not oversubscribed:
             _thin_line(axes, curve, ratio.curves[0], ratio.scale, look, THIN_LAWS[str(law)])
 
@@ -263,7 +248,7 @@ def _caption(analysis: Analysis, ratio: _Ratio, shown: pd.DataFrame, fitted: str
             "the measured worker counts."
         )
     texts.append("Thin grey: ideal.")
-    texts.append(f"{_work_words(shown)}{boundary_words(shown)}{in_table_only(_settings(shown))}".strip())
+    texts.append(f"{_work_words(shown)}{kit.boundary_words(shown)}{kit.in_table_only(_settings(shown))}".strip())
     if absent:
         texts.append(f"Not drawn for lack of this baseline or of a fixed batch: {', '.join(absent)}.")
     return " ".join(texts)
@@ -284,15 +269,10 @@ def _settings(points: pd.DataFrame) -> list[str]:
     return list(parallel) if len(parallel) else list(points["setting"].drop_duplicates())
 
 
-def _ideal(axes: Axes, kind: str, last: float, scale: float) -> None:
-    xy = ([0, 2 * last], [0, 2 * last]) if kind == "speedup" else ([0, 2 * last], [scale, scale])
-    axes.plot(*xy, color=QUIET, linewidth=0.7, zorder=1)
-
-
 def _thin_line(axes: Axes, curve: pd.DataFrame, name: str, scale: float, look: SeriesStyle, dash: Any) -> None:
-    for extrapolated, piece in law_pieces(curve):
+    for extrapolated, piece in kit.law_pieces(curve):
         how: dict[str, Any] = {"linewidth": 0.8, "alpha": 0.5 if extrapolated else 0.9, "linestyle": dash}
-        line_of(axes, piece["workers"], piece[name] * scale, look, dash_capstyle="butt", **how)
+        kit.line_of(axes, piece["workers"], piece[name] * scale, look, dash_capstyle="butt", **how)
 
 
 def _dots(
@@ -302,7 +282,7 @@ def _dots(
     there = ~points["missing"] & points[columns[0]].notna()
     known = points[there]
     texts = [text for text, here in zip(texts, there, strict=True) if here]
-    point_bars(axes, known["at"], [known[column] * scale for column in columns], look, tips=texts)
+    kit.point_bars(axes, known["at"], [known[column] * scale for column in columns], look, tips=texts)
     lost = points[points["missing"]]
     if lost.empty:
         return
@@ -319,11 +299,7 @@ def _dots(
         clip_on=False,
         zorder=4,
     )
-    mark(crosses, series=look.label, tips=[_lost(row) for row in lost.to_dict("records")])
-
-
-def _lost(row: Mapping[Any, Any]) -> str:
-    return f"{plural(row['workers'], 'worker')}: no result"
+    mark(crosses, series=look.label, tips=[f"{plural(count, 'worker')}: no result" for count in lost["workers"]])
 
 
 def _missing_handle(points: pd.DataFrame) -> list[Any]:
@@ -335,7 +311,7 @@ def _missing_handle(points: pd.DataFrame) -> list[Any]:
 def _handles(
     points: pd.DataFrame, styles: dict[str, SeriesStyle], lines: pd.DataFrame, laws: dict[str, str]
 ) -> list[Any]:
-    entries = handles(styles, points["series"].unique(), linewidth=1.5)
+    entries = kit.handles(styles, points["series"].unique(), linewidth=1.5)
     chosen = dict.fromkeys(laws.values())
     for law in chosen:
         own = dict.fromkeys(styles[series].label for series, name in laws.items() if name == law)

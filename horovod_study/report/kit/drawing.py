@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from horovod_study.errors import ConfigError
-from horovod_study.files import write_file
+from horovod_study.files import write_file, writing
 from horovod_study.report.kit.files import FORMATS, write_result
 from horovod_study.report.kit.style import TEXT, FigureFormat, settled, style, to_bytes
 
@@ -27,13 +27,14 @@ class Drawing:
     draw: Callable[[float], Figure]  # width in inches -> figure; call it inside style()
 
     def save(self, path: str | os.PathLike[str], *, look: FigureFormat = TEXT) -> None:
-        """Write the figure as .pdf, .svg or .png; ConfigError for another ending."""
-        form = Path(path).suffix.removeprefix(".").lower()
+        """Write the figure as .pdf, .svg or .png; ConfigError for another ending, RecordError where it cannot be."""
+        path = Path(path)
+        form = path.suffix.removeprefix(".").lower()
         if form not in FORMATS:
-            raise ConfigError(
-                f"{path}: a figure becomes {', '.join(f'.{each}' for each in FORMATS)}; choose one of them"
-            )
-        write_file(Path(path), self._bytes(form, look))
+            raise ConfigError(f"{path}: the ending must be one of {', '.join(f'.{each}' for each in FORMATS)}")
+        with writing(path, "choose a writable folder"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_file(path, self._bytes(form, look))
 
     def _repr_png_(self) -> bytes:
         """Return what a notebook shows."""

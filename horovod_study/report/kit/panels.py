@@ -4,6 +4,7 @@ worker counts on a logarithmic axis, node boundaries.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -182,6 +183,34 @@ def point_bars(
     mark(axes.plot(x, middle, linestyle="none", **marker(look), zorder=4), series=look.label, tips=tips)
 
 
+def judged_points(
+    axes: Axes,
+    x: Sequence[float] | pd.Series,
+    values: Sequence[pd.Series],
+    look: SeriesStyle,
+    resolved: pd.Series,
+    tips: Sequence[str],
+) -> None:
+    """Draw points and their bars, filled where a difference is `resolved` and hollow where it is not."""
+    middle, low, high = values
+    mark(axes.vlines(x, low, high, color=look.color, linewidth=1.1, zorder=3), series=look.label)
+    for filled in (True, False):
+        which = resolved.to_numpy() == filled
+        if which.any():
+            how = marker(replace(look, filled=filled, ring=False))
+            dots = axes.plot(np.asarray(x)[which], middle.to_numpy()[which], linestyle="none", **how, zorder=4)
+            mark(dots, series=look.label, tips=[text for text, kept in zip(tips, which, strict=True) if kept])
+
+
+def judged_handles() -> list[Line2D]:
+    """Return the entries of a legend that say what filled and hollow points are."""
+    grey = SeriesStyle(label="", color=QUIET, marker="o", filled=True, dash="none")
+    return [
+        Line2D([], [], linestyle="none", **marker(replace(grey, filled=filled)), label=label)
+        for filled, label in ((True, "resolved"), (False, "not resolved"))
+    ]
+
+
 def side_by_side(rows: pd.DataFrame, middle: str, last: float, wide_in: float) -> pd.Series:
     """Return where on the axis of workers up to `last` points of several series stand: apart where marks would hide.
 
@@ -286,6 +315,15 @@ def lying_bar(axes: Axes, place: float, parts: Iterable[tuple[LapStyle, float]])
     return drawn
 
 
+def apart(values: Iterable[float], far: Callable[[float, float], bool]) -> list[float]:
+    """Return the values to label, in their order: the first ones, and of the others those `far` from all before."""
+    kept: list[float] = []
+    for value in values:
+        if all(far(value, other) for other in kept):
+            kept.append(value)
+    return sorted(kept)
+
+
 def log_counts(axes: Axes, counts: Sequence[float], panel_in: float) -> None:
     """Make a logarithmic axis that names these counts, as far as they fit, the largest and the smallest first."""
     kinds = sorted(set(counts))
@@ -293,12 +331,12 @@ def log_counts(axes: Axes, counts: Sequence[float], panel_in: float) -> None:
     span = max(math.log(kinds[-1] / kinds[0]), math.log(2))
     margin = 0.05 * span
     axes.set_xlim(kinds[0] * math.exp(-margin), kinds[-1] * math.exp(margin))
-    kept: list[float] = []
-    for count in [kinds[-1], kinds[0], *kinds[1:-1][::-1]]:
-        room = (text_in(f"{count:g}") + 0.07) / (0.8 * panel_in) * (span + 2 * margin)
-        if all(abs(math.log(count / other)) >= room for other in kept):
-            kept.append(count)
-    label_ticks(axes.xaxis, FixedLocator(sorted(kept)))
+    per_in = (span + 2 * margin) / (0.8 * panel_in)
+
+    def far(count: float, other: float) -> bool:
+        return abs(math.log(count / other)) >= (text_in(f"{count:g}") + 0.07) * per_in
+
+    label_ticks(axes.xaxis, FixedLocator(apart([kinds[-1], kinds[0], *kinds[1:-1][::-1]], far)))
 
 
 def log_values(axes: Axes, low: float, high: float) -> None:
@@ -408,14 +446,11 @@ def worker_axis(axes: Axes, workers: pd.Series, last: float, wide_in: float) -> 
     counts = sorted({int(each) for each in workers})
     gap = (text_in(f"{counts[-1]}") + 0.07) / (0.85 * wide_in) * (right - left)
     if last <= 12 and gap <= 1:
-        shown = list(range(1, int(last) + 1))
+        shown = [float(count) for count in range(1, int(last) + 1)]
     else:
         ends = [counts[-1], counts[0], *([] if counts[-1] > 0.8 * last else [int(last)])]
-        shown = []
-        for count in [*ends, *counts[::-1]]:
-            if all(abs(count - other) >= gap for other in shown):
-                shown.append(count)
-    label_ticks(axes.xaxis, FixedLocator(sorted(shown)), "{:.0f}".format)
+        shown = apart([*ends, *counts[::-1]], lambda count, other: abs(count - other) >= gap)
+    label_ticks(axes.xaxis, FixedLocator(shown), "{:.0f}".format)
     axes.set_xlabel("Workers")
 
 
