@@ -136,6 +136,39 @@ def peaks(seconds: float) -> dict[str, tuple[float, float]]:
     return {kind: (statistics.median(found), max(found)) for kind, found in rates.items()}
 
 
+def faded_updates() -> list[dict[str, Any]]:
+    """Return us of processor time of an update of Adam whose moments are, for half of the weights, denormal numbers.
+
+    That is where those of units that get no gradient end. Trainings flush such numbers to 0.
+    """
+    curves, targets, found = torch.randn(75, 3, 201), torch.rand(75, 2), []
+    for kernels in ("torch", "native"):
+        times_us = {(faded, flush): list[float]() for faded in (False, True) for flush in (False, True)}
+        steps = {faded: LoneStep(StrainConfig(kernels=kernels, steps=1, device="cpu"), CPU) for faded in (False, True)}
+        for faded, lone in steps.items():
+            lone.clock.start()
+            lone.clock.begin()
+            lone(curves, targets)
+            for parameter in lone.model.parameters():
+                assert parameter.grad is not None
+                parameter.grad.zero_()
+                for name, value in (("exp_avg", 3e-45), ("exp_avg_sq", 1e-42)) if faded else ():
+                    lone.optimizer.state[parameter][name].view(-1)[::2] = value
+        for _ in range(100):
+            for (faded, flush), times in times_us.items():
+                lone = steps[faded]
+                torch.set_flush_denormal(flush)
+                kept = [{name: each.clone() for name, each in state.items()} for state in lone.optimizer.state.values()]
+                before = time.thread_time_ns()
+                lone.arithmetic.step(lone.optimizer, lone.backend)
+                times.append((time.thread_time_ns() - before) / 1e3)
+                for state, old in zip(lone.optimizer.state.values(), kept, strict=True):
+                    for name, each in old.items():
+                        state[name].copy_(each)
+        found.append({"kernels": kernels, "us": [statistics.median(each) for each in times_us.values()]})
+    return found
+
+
 def end_errors(kernels: str, seeds: range, steps: int) -> list[float]:
     """Return the test MSE at the end of one short training per seed."""
     found = []
@@ -155,7 +188,10 @@ def end_errors(kernels: str, seeds: range, steps: int) -> list[float]:
 
 
 def markdown(
-    tables: dict[int, list[dict[str, Any]]], reached: dict[str, tuple[float, float]], ends: dict[str, Any]
+    tables: dict[int, list[dict[str, Any]]],
+    reached: dict[str, tuple[float, float]],
+    faded: list[dict[str, Any]],
+    ends: dict[str, Any],
 ) -> str:
     """Return the tables for people."""
     lines = []
@@ -176,6 +212,16 @@ def markdown(
         lines.append("")
     lines += ["### What the core reaches", "", "| | GFLOP/s, median | largest |", "|---|--:|--:|"]
     lines += [f"| {kind} | {median:.0f} | {most:.0f} |" for kind, (median, most) in reached.items()]
+    lines += [
+        "",
+        "### Updates whose moments have faded",
+        "",
+        "Half of the moments are denormal numbers. Microseconds of the processor, medians of 100.",
+        "",
+        "| kernels | ordinary moments | flushed to 0 | denormal moments | flushed to 0 |",
+        "|---|--:|--:|--:|--:|",
+    ]
+    lines += [f"| {each['kernels']} | {' | '.join(f'{us:,.0f}' for us in each['us'])} |" for each in faded]
     if ends:
         lines += [
             "",
@@ -212,6 +258,8 @@ def main() -> int:
     machine = environment.describe()
     keep_freed_memory()
     torch.set_num_threads(1)
+    faded = faded_updates()
+    torch.set_flush_denormal(True)  # as in a training
     data = dataset.open_dataset(dataset.ensure(options.curves, seed=1))
     tables = {batch: compare(data, batch, options.seconds) for batch in options.batches}
     reached = peaks(min(3.0, options.seconds))
@@ -235,7 +283,7 @@ def main() -> int:
         "of the thread that computes; samples/s and GFLOP/s are of the lower quartile, ratios of the same turn.",
         "",
     ]
-    text = "\n".join([*head, markdown(tables, reached, ends), ""])
+    text = "\n".join([*head, markdown(tables, reached, faded, ends), ""])
     print(text)
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "native.md").write_text(text, encoding="utf-8")
@@ -244,6 +292,7 @@ def main() -> int:
         "machine": {name: value for name, value in machine.items() if name != "command"},
         "batches": {str(batch): rows for batch, rows in tables.items()},
         "gflops": reached,
+        "faded_updates_us": {each["kernels"]: each["us"] for each in faded},
         "trainings": ends,
     }
     (options.out / "native.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

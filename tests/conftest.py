@@ -48,9 +48,10 @@ def _own_data_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _pytorch_defaults() -> Iterator[None]:
-    """How PyTorch multiplies float32 is a setting of the process: what a training in it set ends with its test."""
+    """How PyTorch computes in float32 is a setting of the process: what a training in it set ends with its test."""
     yield
     if torch := sys.modules.get("torch"):
+        torch.set_flush_denormal(False)
         torch.set_float32_matmul_precision("highest")
         torch.backends.cudnn.allow_tf32 = True
 

@@ -31,6 +31,7 @@ ALONE = Launch(rank=0, workers=1, launcher="none", backend="serial")
         ({}, torch.optim.Adam, "Adam, fused"),
         ({"fused_optimizer": False}, torch.optim.Adam, "Adam"),
         ({"optimizer": "adamw", "weight_decay": 0.01}, torch.optim.AdamW, "AdamW, fused, weight decay 0.01"),
+        ({"epsilon": 1e-5}, torch.optim.Adam, "Adam, fused, epsilon 1e-05"),
         ({"optimizer": "sgd"}, torch.optim.SGD, "SGD, fused"),
     ],
 )
@@ -45,6 +46,7 @@ def test_the_optimiser_is_the_one_asked_for(
     group = optimizer.param_groups[0]
     assert group["lr"] == pytest.approx(4e-3)
     assert group["weight_decay"] == config.weight_decay and group["fused"] is config.fused_optimizer
+    assert group.get("eps") == (None if config.optimizer == "sgd" else config.epsilon)
 
 
 LEAN = """

@@ -38,8 +38,8 @@ def make_optimizer(
     """
     parameters = list(parameters)
     kinds: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
-        "adam": (torch.optim.Adam, {}),
-        "adamw": (torch.optim.AdamW, {}),
+        "adam": (torch.optim.Adam, {"eps": config.epsilon}),
+        "adamw": (torch.optim.AdamW, {"eps": config.epsilon}),
         "sgd": (torch.optim.SGD, {"momentum": SGD_MOMENTUM, "nesterov": True}),
     }
     kind, extra = kinds[config.optimizer]
@@ -48,7 +48,7 @@ def make_optimizer(
         _require_capturable(config)
         rate = _DeviceRate(scaled_lr(config, workers), parameters[0].device)
         if config.optimizer != "sgd":  # torch has no such flag for SGD, and on a CPU none is needed
-            extra = {"capturable": parameters[0].is_cuda}
+            extra["capturable"] = parameters[0].is_cuda
     optimizer = _without_compiler(kind)(
         parameters,
         lr=scaled_lr(config, workers) if rate is None else rate.tensor,  # type: ignore[call-arg]
@@ -59,6 +59,8 @@ def make_optimizer(
     if rate is not None:
         _keep_on_device(optimizer, rate)
     details = [kind.__name__, *(["fused"] if config.fused_optimizer else [])]
+    if config.epsilon != 1e-8:
+        details.append(f"epsilon {config.epsilon:g}")
     if config.weight_decay:
         details.append(f"weight decay {config.weight_decay:g}")
     return optimizer, ", ".join(details)

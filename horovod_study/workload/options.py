@@ -99,6 +99,17 @@ class _Training(Configuration):
         title="Weight decay",
         short_title="weight decay",
     )
+    epsilon: float = option(
+        1e-8,
+        "added to the root of Adam's second moment; with 1e-5 units that few curves reach stay alive in long trainings",
+        kind=float,
+        above=0,
+        heading=LEARNED,
+        roles=Role.LEARNING | Role.SWEEPABLE | Role.CELL,
+        words="epsilon {:g}",
+        title="Adam's epsilon",
+        short_title="epsilon",
+    )
     lr: float = option(
         4.7331e-4,
         "learning rate of one worker",
@@ -313,6 +324,10 @@ class StrainConfig(RunConfig, _Training):
             raise ConfigError(
                 f"run: schedule is {self.schedule!r} and lr_end is {self.lr_end}; schedule range needs lr_end, and "
                 "no other schedule has one"
+            )
+        if self.optimizer == "sgd" and self.epsilon != self.workload.options["epsilon"].default:
+            raise ConfigError(
+                f"run: epsilon is {self.epsilon:g}, and optimizer sgd has none; leave it out, or use optimizer adam"
             )
         if self.schedule == "range" and self.seconds is not None:
             raise ConfigError("run: schedule range counts steps; give steps or epochs instead of seconds")

@@ -65,6 +65,9 @@ def run(
     Raises StudyError, on all ranks, for what the user can fix, and Stopped when `stop` was requested.
     """
     keep_freed_memory()
+    # Moments of units that get no gradient any more fade into denormal numbers and stay there, which makes the updates
+    # of a long training slow (`benchmarks/native.py` measures it).
+    torch.set_flush_denormal(True)
     watchdog = StartWatchdog(config.start_timeout_s, launch)
     on_gpu = config.device != "cpu" and torch.cuda.is_available()
     nccl = nccl_log.Capture(wanted=on_gpu and config.transport in ("auto", "nccl") and launch.workers > 1)
