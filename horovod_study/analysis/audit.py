@@ -38,7 +38,7 @@ from horovod_study.config import COMMUNICATION, LAPS
 from horovod_study.documents import MAX_FIELD_CHARS
 from horovod_study.records import RecordedRun, RunRecord, RunSideFiles, max_over_ranks, mean_over_ranks, rows_lost
 from horovod_study.roles import Role, named
-from horovod_study.text.words import cut
+from horovod_study.text.words import cut, listed
 from horovod_study.workloads import packaged
 
 OPTIONS = packaged().options
@@ -95,6 +95,8 @@ class Rule:
     severity: str  # error: a number is not what it says; doubt: it is, and the study is weak there
     title: str
     remedy: str
+    where: str = "points.csv"  # of its faults, where they name no other file or column
+    column: str = ""
 
 
 RULES: Mapping[str, Rule] = {
@@ -117,11 +119,13 @@ RULES: Mapping[str, Rule] = {
         severity="error",
         title="a value beyond the measured worker counts is not marked as extrapolated",
         remedy="report again; mark it wherever it was copied to",
+        column="extrapolated",
     ),
     "intervals-missing": Rule(
         severity="error",
         title="a number stands without the interval that its repeats give",
         remedy="report again; quote the number with its interval",
+        column="samples_per_s_ci95_low",
     ),
     "file-missing": Rule(
         severity="error",
@@ -162,21 +166,26 @@ RULES: Mapping[str, Rule] = {
         severity="error",
         title="a finished run was set aside, and another one of the same cell counts",
         remedy="let both count, or say in the text why one does not",
+        column="samples_per_s_median",
     ),
     "repeat-missing": Rule(
         severity="error",
         title="the repeats of a cell are not numbered through: some are not there",
         remedy="take the missing repeats back, or run them again: horovod-study run STUDY.yaml",
+        column="repeats",
     ),
     "duplicated-run": Rule(
         severity="error",
         title="two runs are one run counted twice",
         remedy="remove the copy and report again",
+        where="runs.csv",
+        column="step_s",
     ),
     "logged-unlike-applied": Rule(
         severity="error",
         title="what was asked for is not what ran",
         remedy="run the cell again with the settings that are meant; train --require asked ends such a run at once",
+        where="runs.csv",
     ),
     "unequal-baselines": Rule(
         severity="error",
@@ -192,21 +201,25 @@ RULES: Mapping[str, Rule] = {
         severity="error",
         title="step rows are missing, overlap, or do not add up to their window",
         remedy="do not quote the parts of these steps; run the cell again",
+        column="step_s",
     ),
     "mixed-scaling": Rule(
         severity="doubt",
         title="neither the local nor the global batch is the same along a series",
         remedy="keep one of them fixed and run the series again; do not compare its worker counts",
+        column="mode",
     ),
     "few-repeats": Rule(
         severity="doubt",
         title="a point with fewer than three finished repeats has no interval",
         remedy="run more repeats: repeats: 3 in the study file, then horovod-study run STUDY.yaml",
+        column="repeats",
     ),
     "missing-cell": Rule(
         severity="doubt",
         title="a cell of the study has no result",
         remedy="run what is missing: horovod-study run STUDY.yaml",
+        column="samples_per_s_median",
     ),
     "missing-baseline": Rule(
         severity="doubt",
@@ -217,21 +230,25 @@ RULES: Mapping[str, Rule] = {
         severity="doubt",
         title="the timed window begins before the steps are steady",
         remedy="raise warmup_steps, or let the steady state be found (--steady found), and run again",
+        column="samples_per_s_median",
     ),
     "oversubscribed-cores": Rule(
         severity="doubt",
         title="workers have more threads than there are cores for them",
         remedy="use fewer workers or threads, or a host with more cores; such points measure the sharing of cores",
+        column="samples_per_s_median",
     ),
     "other-load": Rule(
         severity="doubt",
         title="other programs used the host while it was measured",
         remedy="end them and run the cell again, or ask for the whole host",
+        column="samples_per_s_median",
     ),
     "versions-differ": Rule(
         severity="doubt",
         title="the runs behind one series come from different machines or versions",
         remedy="run the older ones again: horovod-study run --retry STUDY.yaml",
+        where="runs.csv",
     ),
 }
 """Every kind of finding, in the order in which they are told."""
@@ -261,6 +278,11 @@ class Fault:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values, and what to do."""
         return {"severity": self.severity, **asdict(self), "runs": list(self.runs), "remedy": RULES[self.name].remedy}
+
+
+def _fault(name: str, text: str, **more: Any) -> Fault:
+    """Return a fault, in the file and column of its rule unless `more` says another."""
+    return Fault(name=name, text=text, **{"where": RULES[name].where, "column": RULES[name].column, **more})
 
 
 # ------------------------------------------------------------------------------------------------------ raw rows
@@ -322,14 +344,14 @@ def recount(run: RecordedRun, beside: RunSideFiles) -> Recount:
             compared.append(name)
             if kept is not None and (again is None or not abs(kept - again) <= room):
                 found.append(_differs(run.name, name, kept, again))
-        row_gaps += [*_window(run, ranks, beside), *_ends(ranks)]
+        row_gaps += _window(run, ranks, beside)
+        if len(ends := {rank.rows for rank in ranks}) > 1:
+            row_gaps.append(f"its ranks have {min(ends):,} to {max(ends):,} rows")
     row_gaps += [text for rank in ranks for text in rank.clock]
-    found += [
-        Fault(name="steps-do-not-tile", text=text, where=f"{run.name}/steps", column="step_s") for text in row_gaps
-    ]
+    found += [_fault("steps-do-not-tile", text, where=f"{run.name}/steps") for text in row_gaps]
     if ranks and ranks[0].steps and min(rank.excluded for rank in ranks) == 0:
         text = "no step was left out before the timed window: the very first one is in it"
-        found.append(Fault(name="warm-up-in-window", text=text, column="samples_per_s_median"))
+        found.append(_fault("warm-up-in-window", text))
     found += _others(run, ranks, beside)
     return Recount(
         run=run.name,
@@ -398,7 +420,7 @@ class _Rank:
             first_s=span[0],
             last_s=span[1],
             declared_s=float(np.asarray(columns["step_s"], dtype=np.float64)[between].sum()),
-            losses=_losses(every, columns),
+            losses=_Losses(every, np.asarray(columns["epoch"]), np.asarray(columns["loss"], dtype=np.float64)),
             epochs=dict(zip(numbers.tolist(), counts.tolist(), strict=True)),
             stretches=stretches,
             digest=digest,
@@ -433,10 +455,6 @@ class _Losses(Mapping[int, float]):
 
     def __len__(self) -> int:
         return len(self._step)
-
-
-def _losses(every: NDArray[np.int64], columns: Mapping[str, Any]) -> Mapping[int, float]:
-    return _Losses(every, np.asarray(columns["epoch"]), np.asarray(columns["loss"], dtype=np.float64))
 
 
 def _openings(run: RecordedRun, beside: RunSideFiles) -> frozenset[int] | None:
@@ -694,12 +712,6 @@ def _window(run: RecordedRun, ranks: Sequence[_Rank], beside: RunSideFiles) -> I
                 yield f"its window is {window_s:.6g} s long, and epochs.csv says that it trained for {trained_s:.6g} s"
 
 
-def _ends(ranks: Sequence[_Rank]) -> Iterable[str]:
-    ends = {rank.rows for rank in ranks}
-    if len(ends) > 1:
-        yield f"its ranks have {min(ends):,} to {max(ends):,} rows"
-
-
 def _epochs(run: RecordedRun, ranks: Sequence[_Rank]) -> str:
     """Return which epoch has not the steps that an epoch of the run's data set has; the last one may end early."""
     whole = run.record.effective.get("steps_per_epoch")
@@ -733,16 +745,9 @@ def _equal(a: float, b: float, tolerance: float) -> bool:
 def _differs(run: str, name: str, kept: Any, again: Any) -> Fault:
     file, _, column = name.rpartition(": ")
     path, _, row = file.partition(" ")
-    text = f"{column} is {_told(kept)}; the raw rows give {_told(again)}"
-    return Fault(
-        name="total-differs",
-        text=text,
-        where=f"{run}/{path or 'run.json'}",
-        column=column,
-        row=row,
-        kept=_told(kept),
-        again=_told(again),
-    )
+    values = {"kept": _told(kept), "again": _told(again)}
+    text = f"{column} is {values['kept']}; the raw rows give {values['again']}"
+    return _fault("total-differs", text, where=f"{run}/{path or 'run.json'}", column=column, row=row, **values)
 
 
 def _told(value: Any) -> str:
@@ -804,7 +809,7 @@ def _asked(record: RunRecord) -> list[Fault]:
             continue
         text = f"{name}: asked for {_told(wanted)}, ran with {_told(got)}"
         column = name.split(" of ")[0]
-        found.append(Fault(name="logged-unlike-applied", text=text, where="runs.csv", column=column, again=_told(got)))
+        found.append(_fault("logged-unlike-applied", text, column=column, again=_told(got)))
     found += _settings(ran, ranks)
     # What holds for all ranks is told once.
     return list({each.column: each for each in reversed(found)}.values())[::-1]
@@ -829,7 +834,7 @@ def _settings(ran: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> Ite
         for got in sorted(one for one in told if isinstance(one, int | float)):
             if not _equal(float(text) * unit, float(got), ROWS_TOLERANCE):
                 words = f"{name} is {text}, and a rank has {option} {_told(got)}"
-                yield Fault(name="logged-unlike-applied", text=words, where="runs.csv", column=option, again=_told(got))
+                yield _fault("logged-unlike-applied", words, column=option, again=_told(got))
 
 
 def _dated(run: RecordedRun) -> Iterable[Fault]:
@@ -847,7 +852,7 @@ def _dated(run: RecordedRun) -> Iterable[Fault]:
     took_s = (end - begin).total_seconds()
     if not wall_s - 2 <= took_s <= wall_s + MAX_START_S:  # dates are whole seconds
         text = f"it took {took_s:,.0f} s from started to finished, and trained for {wall_s:,.0f} s"
-        yield Fault(name="total-differs", text=text, where=f"{run.name}/run.json", column="started")
+        yield _fault("total-differs", text, where=f"{run.name}/run.json", column="started")
 
 
 def _date(text: str | None) -> datetime | None:
@@ -866,28 +871,25 @@ def _unsampled(run: RecordedRun, beside: RunSideFiles) -> Iterable[Fault]:
             yield _differs(run.name, column, told["samples"], beside.why_no_system or None)
 
 
-def _oversubscribed(record: RunRecord) -> list[Fault]:
-    """Return whether the workers of a host have more threads than cores to run on."""
+def _oversubscribed(record: RunRecord) -> Iterable[Fault]:
+    """Yield whether the workers of a host have more threads than cores to run on."""
     ran = record.effective
     hosts: dict[str, list[Mapping[str, Any]]] = {}
     for each in ran.get("ranks") or ():
         if isinstance(each, Mapping) and each.get("cores") and isinstance(each.get("threads"), int):
             hosts.setdefault(f"{each.get('host')}", []).append(each)
+    found = []
     for host, ranks in hosts.items():
         cores = set().union(*(each["cores"] for each in ranks))
         threads = sum(each["threads"] for each in ranks)
         if threads > len(cores) and len(ranks) > 1:
-            text = f"{len(ranks)} workers with {threads} threads together on {len(cores)} cores of {host}"
-            return [Fault(name="oversubscribed-cores", text=text, column="samples_per_s_median")]
-    cores_there = record.environment.get("cores")
-    workers, nodes = ran.get("workers"), ran.get("nodes") or 1
-    if not hosts and isinstance(cores_there, int) and isinstance(workers, int) and workers / nodes > cores_there:
-        text = f"{workers / nodes:g} workers a node, which has {cores_there} cores"
-        return [Fault(name="oversubscribed-cores", text=text, column="samples_per_s_median")]
+            found.append(f"{len(ranks)} workers with {threads} threads together on {len(cores)} cores of {host}")
+    there, workers, nodes = record.environment.get("cores"), ran.get("workers"), ran.get("nodes") or 1
+    if not hosts and isinstance(there, int) and isinstance(workers, int) and workers / nodes > there:
+        found.append(f"{workers / nodes:g} workers a node, which has {there} cores")
     if ran.get("shared_cores") is True:
-        text = "the run recorded that its workers share cores"
-        return [Fault(name="oversubscribed-cores", text=text, column="samples_per_s_median")]
-    return []
+        found.append("the run recorded that its workers share cores")
+    yield from (_fault("oversubscribed-cores", text) for text in found[:1])
 
 
 def _others(run: RecordedRun, ranks: Sequence[_Rank], beside: RunSideFiles) -> list[Fault]:
@@ -915,7 +917,7 @@ def _others(run: RecordedRun, ranks: Sequence[_Rank], beside: RunSideFiles) -> l
     for host, held in (run.record.effective.get("other_gpu_processes") or {}).items():
         if isinstance(held, int) and held > 0:
             found.append(f"{host}: {held} process{'es' * (held > 1)} of others on its workers' GPUs when the run began")
-    return [Fault(name="other-load", text=text, column="samples_per_s_median") for text in found]
+    return [_fault("other-load", text) for text in found]
 
 
 # ------------------------------------------------------------------------------------------------------- the study
@@ -1000,14 +1002,10 @@ def _runs_of(study: Study, row: Mapping[Any, Any], *, finished: bool = False) ->
 
 
 def _unclosed(study: Study) -> Iterable[Fault]:
-    """Yield the runs whose laps do not add up, or whose ranks end apart."""
+    """Yield the runs whose laps do not add up."""
     for run in study.accounting.runs:
-        if run.state != "done":
-            continue
-        if run.open_rank is not None:
-            yield Fault(
-                name="steps-do-not-tile", text=open_words(run), where="accounting.csv", column="gap_s", runs=(run.run,)
-            )
+        if run.state == "done" and run.open_rank is not None:
+            yield _fault("steps-do-not-tile", open_words(run), where="accounting.csv", column="gap_s", runs=(run.run,))
 
 
 def _points(study: Study) -> Iterable[Fault]:
@@ -1017,24 +1015,23 @@ def _points(study: Study) -> Iterable[Fault]:
         cell = _cell(row)
         if row["missing"]:
             text = f"no run gave a result: {row['reasons'] or 'no run was made'}"
-            column = "samples_per_s_median"
-            yield Fault(name="missing-cell", text=text, column=column, runs=_runs_of(study, row), **cell)
+            yield _fault("missing-cell", text, runs=_runs_of(study, row), **cell)
             continue
         runs = _runs_of(study, row, finished=True)
         if row["mode"] == "mixed":
             text = "both the local and the global batch change with the workers"
-            yield Fault(name="mixed-scaling", text=text, column="mode", runs=runs, **cell)
+            yield _fault("mixed-scaling", text, runs=runs, **cell)
         if row["repeats"] < MIN_REPEATS:
             told = f", {row['failed']:.0f} failed" if row["failed"] else ""
             text = f"{row['repeats']:.0f} of at least {MIN_REPEATS} repeats finished{told}"
-            yield Fault(name="few-repeats", text=text, column="repeats", runs=runs, **cell)
+            yield _fault("few-repeats", text, runs=runs, **cell)
         elif not math.isfinite(row["samples_per_s_ci95_low"]):
             text = "three or more repeats and no interval"
-            yield Fault(name="intervals-missing", text=text, column="samples_per_s_ci95_low", runs=runs, **cell)
+            yield _fault("intervals-missing", text, runs=runs, **cell)
         base = row[f"base_{baseline}_samples_per_s"]
         if row["backend"] != "serial" and row["mode"] != "mixed" and not math.isfinite(base):
             text = f"no {baseline} baseline: one worker with batch {row['ref_batch']:.0f} on {row['partition']}"
-            yield Fault(name="missing-baseline", text=text, column=f"speedup_{baseline}", runs=runs, **cell)
+            yield _fault("missing-baseline", text, column=f"speedup_{baseline}", runs=runs, **cell)
 
 
 def _holes(study: Study) -> Iterable[Fault]:
@@ -1048,18 +1045,13 @@ def _holes(study: Study) -> Iterable[Fault]:
             have = set(own["workers"])
             for count in sorted(counts - have):
                 if min(have) < count < max(have):
-                    yield Fault(
-                        name="missing-cell",
-                        text=f"other series have a point of {worker_counts([count])}, and this one has none",
-                        series=str(series),
-                        workers=_whole(count),
-                        column="samples_per_s_median",
-                    )
+                    text = f"other series have a point of {worker_counts([count])}, and this one has none"
+                    yield _fault("missing-cell", text, series=str(series), workers=_whole(count))
     there = {name.rpartition("/")[2] for name in study.runs["run"]}
     for name in study.planned:
         if name not in there:
             text = "the cell was planned and has no run"
-            yield Fault(name="missing-cell", text=text, column="samples_per_s_median", runs=(name,))
+            yield _fault("missing-cell", text, runs=(name,))
 
 
 def _repeats(study: Study) -> Iterable[Fault]:
@@ -1070,19 +1062,15 @@ def _repeats(study: Study) -> Iterable[Fault]:
         numbers = {int(each) for each in own["repeat"].dropna()}
         gaps = sorted(set(range(max(numbers, default=-1) + 1)) - numbers)
         if gaps:
-            text = f"repeat {_listed(gaps)} of {max(numbers) + 1} not there: the others may have been chosen"
-            yield Fault(name="repeat-missing", text=text, column="repeats", runs=names, **_cell(row))
+            gone = listed([str(each) for each in gaps[:8]])
+            text = f"repeat {gone} of {max(numbers) + 1} not there: the others may have been chosen"
+            yield _fault("repeat-missing", text, runs=names, **_cell(row))
     for name, record in study.set_aside.items():
         twin = next((run for run, each in study.records.items() if each.key == record.key), None)
         if twin is not None:
             speed = record.totals.get("samples_per_s")
             text = f"{name} finished with {_told(speed)} samples/s and does not count"
-            yield Fault(name="run-set-aside", text=text, column="samples_per_s_median", runs=(twin,))
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    words = [f"{each}" for each in numbers[:8]]
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+            yield _fault("run-set-aside", text, runs=(twin,))
 
 
 _KIND = ("cpu_model", "cores", "device")
@@ -1106,27 +1094,17 @@ def _baselines(study: Study) -> Iterable[Fault]:
             here, there = (_values(study, runs, name) for runs in (ours, theirs))
             if here and there and here.isdisjoint(there):
                 text = f"{name} is {_several(here)}, and {_several(there)} in its baseline ({points[base]['series']})"
-                yield Fault(
-                    name="unequal-baselines", text=text, column=f"speedup_{kind}", runs=(*ours, *theirs), **_cell(row)
-                )
+                yield _fault("unequal-baselines", text, column=f"speedup_{kind}", runs=(*ours, *theirs), **_cell(row))
                 break
     for (_, setting), found in bases.items():
         if len(found) > 1:
             usual = max(found, key=lambda base: len(found[base]))
             for base, places in found.items():
-                for place in places if base != usual else ():
-                    text = (
-                        f"its baseline is {points[base]['series']}, that of the other series of {setting} is "
-                        f"{points[usual]['series']}"
-                    )
-                    runs = _runs_of(study, points[place], finished=True)
-                    yield Fault(
-                        name="unequal-baselines",
-                        text=text,
-                        column=f"base_{kind}_samples_per_s",
-                        runs=runs,
-                        **_cell(points[place]),
-                    )
+                others = f"that of the other series of {setting} is {points[usual]['series']}"
+                text = f"its baseline is {points[base]['series']}, {others}"
+                for row in (points[place] for place in places if base != usual):
+                    runs, column = _runs_of(study, row, finished=True), f"base_{kind}_samples_per_s"
+                    yield _fault("unequal-baselines", text, column=column, runs=runs, **_cell(row))
 
 
 def _values(study: Study, runs: Sequence[str], name: str) -> set[str]:
@@ -1153,7 +1131,7 @@ def _twins(study: Study) -> Iterable[Fault]:
         other = first.setdefault((each.digest, each.rows), each.run)
         if other != each.run:
             text = f"the step times of {each.run} are those of {other}, to the last digit"
-            yield Fault(name="duplicated-run", text=text, where="runs.csv", column="step_s", runs=(each.run, other))
+            yield _fault("duplicated-run", text, runs=(each.run, other))
 
 
 def _alike(study: Study) -> Iterable[Fault]:
@@ -1172,9 +1150,7 @@ def _alike(study: Study) -> Iterable[Fault]:
             if one.digest != other.digest:
                 factor = float(np.median(other.sketch / one.sketch))
                 text = f"the step times of {other.run} are those of {one.run}, times {factor:.6g}"
-                yield Fault(
-                    name="duplicated-run", text=text, where="runs.csv", column="step_s", runs=(other.run, one.run)
-                )
+                yield _fault("duplicated-run", text, runs=(other.run, one.run))
 
 
 _REPEATED = (
@@ -1215,7 +1191,7 @@ def _unlike_repeats(study: Study) -> Iterable[Fault]:
         if odd:
             most = len(values) - len(odd)
             text = f"{column} is {values[odd[0]]}, and {usual} in {most} of the runs that were asked for alike"
-            yield Fault(name="logged-unlike-applied", text=text, where="runs.csv", column=column, runs=odd)
+            yield _fault("logged-unlike-applied", text, column=column, runs=odd)
 
 
 def _most_frequent(values: Iterable[str]) -> str | None:
@@ -1237,14 +1213,7 @@ def _machines(study: Study) -> Iterable[Fault]:
             odd = known[values != usual]
             if len(odd):
                 text = f"{name} is {usual} in most runs, and {_several(set(values) - {usual})} in {len(odd)}"
-                yield Fault(
-                    name="versions-differ",
-                    text=text,
-                    where="runs.csv",
-                    series=str(series),
-                    column=name,
-                    runs=tuple(odd["run"]),
-                )
+                yield _fault("versions-differ", text, series=str(series), column=name, runs=tuple(odd["run"]))
 
 
 def _data_sets(study: Study) -> Iterable[Fault]:
@@ -1257,19 +1226,11 @@ def _data_sets(study: Study) -> Iterable[Fault]:
         odd = {run: value for run, value in known.items() if value != usual}
         if odd:
             text = f"the data set of most runs is {usual}, of {len(odd)} it is {_several(set(odd.values()))}"
-            yield Fault(
-                name="data-set-changed",
-                text=text,
-                where="runs.csv",
-                series=str(series),
-                column="train_samples",
-                runs=tuple(odd),
-            )
+            place = {"where": "runs.csv", "series": str(series), "column": "train_samples"}
+            yield _fault("data-set-changed", text, runs=tuple(odd), **place)
     for each in study.recounts:
         if each.epochs:
-            yield Fault(
-                name="data-set-changed", text=each.epochs, where="evaluations.csv", column="steps", runs=(each.run,)
-            )
+            yield _fault("data-set-changed", each.epochs, where="evaluations.csv", column="steps", runs=(each.run,))
 
 
 def _warm_up(study: Study) -> Iterable[Fault]:
@@ -1294,7 +1255,7 @@ def _warm_up(study: Study) -> Iterable[Fault]:
                 f"by {100 * level:.0f} %, which fewer than 1 of {1 / max(chance, 1e-6):,.0f} steady points show"
             )
             names = tuple(runs[place].run for place in slow)
-            yield Fault(name="warm-up-in-window", text=text, column="samples_per_s_median", runs=names, **_cell(row))
+            yield _fault("warm-up-in-window", text, runs=names, **_cell(row))
 
 
 def _slow_begin(runs: Sequence[Mapping[int, tuple[bool, float]]]) -> tuple[float, int, list[int]] | None:
@@ -1322,13 +1283,8 @@ def _extrapolated(analysis: Analysis) -> Iterable[Fault]:
         last = table["series"].map(ends["max"]).astype(float)
         bare = table[(table["workers"].astype(float) > last) & ~table["extrapolated"].astype(bool)]
         for row in bare.drop_duplicates("series").to_dict("records"):
-            yield Fault(
-                name="extrapolation-unmarked",
-                text=f"{row['workers']:g} workers are beyond the measured ones and not marked",
-                where=f"{name}.csv",
-                series=str(row["series"]),
-                column="extrapolated",
-            )
+            text = f"{row['workers']:g} workers are beyond the measured ones and not marked"
+            yield _fault("extrapolation-unmarked", text, where=f"{name}.csv", series=str(row["series"]))
 
 
 # ------------------------------------------------------------------------------------------------ tables, documents
@@ -1362,15 +1318,15 @@ def compare_tables(where: str, kept: str, again: str, tolerance: float = TEXT_TO
     try:
         old, new = rows_of(kept), rows_of(again)
     except csv.Error as error:
-        return [Fault(name="file-missing", text=f"is not a table ({error})", where=where)], 0
+        return [_fault("file-missing", f"is not a table ({error})", where=where)], 0
     if not old or not new:
-        return ([] if old == new else [Fault(name="file-missing", text="is empty", where=where)]), 0
+        return ([] if old == new else [_fault("file-missing", "is empty", where=where)]), 0
     found = []
     heads = old[0], new[0]
     for name in [name for name in heads[1] if name not in heads[0]]:
-        found.append(Fault(name="cell-differs", text="the column is not there", where=where, column=name))
+        found.append(_fault("cell-differs", "the column is not there", where=where, column=name))
     for name in [name for name in heads[0] if name not in heads[1]]:
-        found.append(Fault(name="cell-differs", text="is not a column of this table", where=where, column=name))
+        found.append(_fault("cell-differs", "is not a column of this table", where=where, column=name))
     shared = [name for name in heads[1] if name in heads[0]]
     places = [(name, heads[0].index(name), heads[1].index(name)) for name in shared]
     compared = 0
@@ -1436,7 +1392,7 @@ def _row_finding(where: str, head: Sequence[str], ours: list[str] | None, theirs
     row = theirs if ours is None else ours
     assert row is not None
     text = "the row is not there" if ours is None else "no run gives this row"
-    return Fault(name="cell-differs", text=text, where=where, **_named(head, row))
+    return _fault("cell-differs", text, where=where, **_named(head, row))
 
 
 def _cell_finding(
@@ -1453,7 +1409,7 @@ def _cell_finding(
         name, text = "extrapolation-unmarked", f"is {_quoted(kept)}; this row is beyond what was measured"
     elif not kept and again and column.endswith((*_INTERVALS, "low", "high")):
         name, text = "intervals-missing", f"is empty; the repeats give {again}"
-    return Fault(name=name, text=text, where=where, column=column, kept=kept, again=again, **_named(head, row))
+    return _fault(name, text, where=where, column=column, kept=kept, again=again, **_named(head, row))
 
 
 def _is_mark(text: str) -> bool:
@@ -1499,28 +1455,19 @@ def compare_documents(where: str, kept: Any, again: Any, tolerance: float = TEXT
                     look(place, ours[name], theirs[name], series)
                 else:
                     text = "is not there" if name in theirs else "is nothing that the runs give"
-                    found.append(Fault(name="cell-differs", text=text, where=where, column=place, series=series))
+                    found.append(_fault("cell-differs", text, where=where, column=place, series=series))
         elif isinstance(ours, list) and isinstance(theirs, list):
             for number, (a, b) in enumerate(zip(ours, theirs, strict=False)):
                 look(f"{path}[{number}]", a, b, series)
             if len(ours) != len(theirs):
                 text = f"has {len(ours)} entries; the runs give {len(theirs)}"
-                found.append(Fault(name="cell-differs", text=text, where=where, column=path, series=series))
+                found.append(_fault("cell-differs", text, where=where, column=path, series=series))
         else:
             compared += 1
             if not _agree(ours, theirs, tolerance):
                 text = f"is {_short(ours)}; the runs give {_short(theirs)}"
-                found.append(
-                    Fault(
-                        name="cell-differs",
-                        text=text,
-                        where=where,
-                        column=path,
-                        series=series,
-                        kept=_told(ours),
-                        again=_told(theirs),
-                    )
-                )
+                values = {"kept": _told(ours), "again": _told(theirs)}
+                found.append(_fault("cell-differs", text, where=where, column=path, series=series, **values))
 
     look("", kept, again, "")
     return found, compared

@@ -71,6 +71,10 @@ class Interval:
         """Return the interval of the negative."""
         return replace(self, value=-self.value, low=-self.high, high=-self.low)
 
+    def named(self, value: str, low: str, high: str) -> dict[str, float]:
+        """Return value and ends under the names of columns."""
+        return {value: self.value, low: self.low, high: self.high}
+
     def to_dict(self) -> dict[str, float | None]:
         """Return value and ends as plain values; None for what is not known."""
         return {name: finite_or_none(getattr(self, name)) for name in ("value", "low", "high")}
@@ -430,15 +434,8 @@ class PairedRatio:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values; `exact` says that every pattern of signs was tried."""
         ends = self.ratio.to_dict()
-        return {
-            "ratio": ends["value"],
-            "low": ends["low"],
-            "high": ends["high"],
-            "p": self.ratio.p,
-            "blocks": self.ratio.n,
-            "exact": self.ratio.n <= EXACT_UP_TO,
-            "log_sd": self.log_sd,
-        }
+        counted = {"p": self.ratio.p, "blocks": self.ratio.n, "exact": self.ratio.n <= EXACT_UP_TO}
+        return {"ratio": ends["value"], "low": ends["low"], "high": ends["high"], **counted, "log_sd": self.log_sd}
 
 
 def paired_ratio(a: ArrayLike, b: ArrayLike, *, seed: int = 1) -> PairedRatio:

@@ -31,9 +31,6 @@ CURVE_COLUMNS = (
     *("efficiency", "efficiency_low", "efficiency_high", "extrapolated"),
 )
 
-REACH = 1.5
-"""Curves are drawn to this multiple of the largest worker count measured; the part beyond it is extrapolated."""
-
 _TEXTS = (
     *("reasons", "note", "reduction", "precision", "transport", "base", "base_series", "rate_interval", "why_not"),
     *("flags", "device", "energy_of"),
@@ -231,11 +228,7 @@ def analyze(
     baseline = _baseline(points)
     fitted = _fitted(table, points, baseline, seed)
     forecasts = _forecasts(table, points, baseline, fitted, seed)
-    learning = (
-        convergence.nothing()
-        if evaluations is None
-        else convergence.convergence(table, evaluations, targets=targets, baseline=baseline)
-    )
+    learning = convergence.convergence(table, evaluations, targets=targets, baseline=baseline)
     rows = [] if accounting is None else steps.row_doubts(accounting)
     placed = boundary.over_placements(table)
     doubts = [*scaling.doubts(table, points, precision), *laps.doubts(table)]
@@ -355,19 +348,9 @@ def _room(table: pd.DataFrame) -> dict[str, int]:
 def _scaling_rows(table: pd.DataFrame, series: Sequence[str]) -> pd.DataFrame:
     """Return the finished runs of `series` with the columns that laws and forecasts are made from, as for a user."""
     rows = table[scaling.measured(table) & table["series"].isin(list(series))]
-    rows = rows[boundary.fewest_nodes(rows)]
-    return pd.DataFrame(
-        {
-            "series": rows["series"],
-            "workers": rows["workers"],
-            "nodes": rows["nodes"],
-            "samples_per_s": rows["samples_per_s"].astype(float),
-            "repeat": rows["repeat"],
-            "sync_s": rows["sync_s"],
-            "batch_size": rows["batch"],
-            "train_samples": rows["train_samples"],
-        }
-    )
+    rows = rows[boundary.fewest_nodes(rows)].astype({"samples_per_s": float})
+    names = ["series", "workers", "nodes", "samples_per_s", "repeat", "sync_s", "batch", "train_samples"]
+    return rows[names].rename(columns={"batch": "batch_size"})
 
 
 def _document(name: str, fit: SeriesFit, points: pd.DataFrame, baseline: str) -> dict[str, Any]:
@@ -389,7 +372,7 @@ def _curves(fits: Mapping[str, SeriesFit]) -> pd.DataFrame:
     frames = []
     for name, series in fits.items():
         for law, fit in series.fits.items():
-            grid = _grid(fit.workers, whole=fit.law.staircase)
+            grid = fit.grid(fit.workers[1], whole=fit.law.staircase)
             speedup, (low, high) = fit(grid), fit.interval(grid)
             frames.append(
                 pd.DataFrame(
@@ -409,17 +392,6 @@ def _curves(fits: Mapping[str, SeriesFit]) -> pd.DataFrame:
                 )
             )
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=list(CURVE_COLUMNS))
-
-
-def _grid(workers: tuple[int, int], *, whole: bool) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return worker counts from 1 to beyond the largest one: the fitted ends, and enough between for a smooth line.
-
-    `whole`: for a law with steps, whole counts, between which no run could show them.
-    """
-    last = max(workers[1] + 1, math.ceil(REACH * workers[1]))
-    if whole:
-        return np.unique(np.concatenate([np.linspace(1, last, 49).round(), np.asarray(workers, dtype=float)]))
-    return np.unique(np.concatenate([np.linspace(1, last, 49).round(4), np.asarray(workers, dtype=float)]))
 
 
 # ---------------------------------------------------------------------------------------------------- findings

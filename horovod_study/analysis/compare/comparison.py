@@ -24,7 +24,7 @@ A difference is resolved when p after Holm is below ALPHA and one of the two int
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -449,10 +449,9 @@ def _doubts(
     unrest_b: Floats,
     *,
     shared: bool,
-) -> list[str]:
-    doubts = []
+) -> Iterator[str]:
     if shared:
-        doubts.append(
+        yield (
             "other programs used the cores in more than three quarters of the rounds: B/A is that of a shared machine"
         )
     middle = float(np.median(logs))
@@ -462,7 +461,7 @@ def _doubts(
             own = {arm: _values(rows, arm, "samples_per_s") for arm in "AB"}
             gaps = {arm: abs(math.log(row[arm]["samples_per_s"] / np.median(own[arm]))) for arm in "AB"}
             arm = max(gaps, key=lambda arm: gaps[arm])
-            doubts.append(
+            yield (
                 f"block {row['block']} is an outlier (B/A = {math.exp(log):.3f}, usually {math.exp(middle):.3f}): "
                 f"{arm} "
                 f"made {row[arm]['samples_per_s']:,.0f} samples/s there against {np.median(own[arm]):,.0f} usually; it "
@@ -470,11 +469,10 @@ def _doubts(
             )
     for arm, unrest in (("A", unrest_a), ("B", unrest_b)):
         if (restless := float(np.median(unrest))) > 1.5:
-            doubts.append(f"{arm} is unsteady: one step in ten takes at least {restless:.1f} times the median step")
+            yield f"{arm} is unsteady: one step in ten takes at least {restless:.1f} times the median step"
     firsts = {str(row.get("first", "")) for row in rows}
     if len(rows) > 1 and firsts in ({"A"}, {"B"}):
-        doubts.append(f"{firsts.pop()} came first in every block; give more blocks")
-    return doubts
+        yield f"{firsts.pop()} came first in every block; give more blocks"
 
 
 def _learning(blocks: Sequence[Mapping[str, Any]]) -> Learning:

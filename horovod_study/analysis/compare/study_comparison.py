@@ -185,14 +185,13 @@ def compare_studies(
     for metric in METRICS:
         rows += _judged(metric, [row for pair in pairs for row in _rows(metric, pair, sides, bases, turns=interleaved)])
     differences = _table(rows, DIFFERENCE_COLUMNS)
-    laws = _law_differences(pairs, after, before)
     changes = _changes(pairs, after, before, chosen)
     return StudyComparison(
         after=after,
         before=before,
         names=names,
         differences=differences,
-        laws=laws,
+        laws=_law_differences(pairs, after, before),
         unmatched=unmatched,
         may_differ=chosen,
         matching=_matching(chosen, pairs),
@@ -298,13 +297,10 @@ def _order(point: Mapping[Any, Any]) -> tuple[Any, ...]:
     def number(value: Any) -> float:
         return math.inf if value != value else float(value)
 
-    rank = {
-        "backend": {name: place for place, name in enumerate(BACKENDS)},
-        "transport": {name: place for place, name in enumerate(TRANSPORTS)},
-    }
+    backend, transport = point["backend"], point["transport"]
     return (
-        *(f"{point['partition']}", rank["backend"].get(point["backend"], 99), f"{point['backend']}"),
-        *(rank["transport"].get(point["transport"], 99), f"{point['transport']}", number(point["ref_batch"])),
+        *(f"{point['partition']}", BACKENDS.index(backend) if backend in BACKENDS else 99, f"{backend}"),
+        *(TRANSPORTS.index(transport) if transport in TRANSPORTS else 99, f"{transport}", number(point["ref_batch"])),
         *(f"{point['setting']}", f"{point['series']}", number(point["workers"]), number(point["nodes"])),
         *(number(point["batch"]), number(point["train_samples"])),
     )
@@ -550,15 +546,8 @@ def _found(parts: Sequence[tuple[int, Floats]], *, paired: bool, scale: float = 
         found = stats.log_contrast([(1, together)])
     else:
         found = stats.log_contrast(parts)
-    return {
-        "before": before,
-        "after": after,
-        "test": PAIRED if paired else UNPAIRED,
-        "ratio": found.value,
-        "ratio_low": found.low,
-        "ratio_high": found.high,
-        "p": found.p,
-    }
+    ratio = found.named("ratio", "ratio_low", "ratio_high")
+    return {"before": before, "after": after, "test": PAIRED if paired else UNPAIRED, **ratio, "p": found.p}
 
 
 def _to_target(pair: _Pair) -> Iterator[dict[str, Any]]:
@@ -668,17 +657,9 @@ def _law_differences(pairs: Sequence[_Pair], after: Analysis, before: Analysis) 
             for parameter in own["params"] if theirs is not None else ():
                 if parameter not in theirs["params"]:
                     continue
-                rows.append(
-                    {
-                        "series": series,
-                        "before_series": other,
-                        "law": law,
-                        "parameter": parameter,
-                        "after_selected": law == ones["selected"],
-                        "before_selected": law == others["selected"],
-                        **_law_difference(_estimate(own, parameter), _estimate(theirs, parameter)),
-                    }
-                )
+                names = {"series": series, "before_series": other, "law": law, "parameter": parameter}
+                names |= {"after_selected": law == ones["selected"], "before_selected": law == others["selected"]}
+                rows.append({**names, **_law_difference(_estimate(own, parameter), _estimate(theirs, parameter))})
     return _table(rows, LAW_COLUMNS)
 
 
@@ -693,15 +674,9 @@ def _law_difference(after: stats.Interval, before: stats.Interval) -> dict[str, 
     less = stats.difference(after, before)
     verdict = "higher" if less.low > 0 else "lower" if less.high < 0 else ALIKE
     return {
-        "after": after.value,
-        "after_low": after.low,
-        "after_high": after.high,
-        "before": before.value,
-        "before_low": before.low,
-        "before_high": before.high,
-        "difference": less.value,
-        "low": less.low,
-        "high": less.high,
+        **after.named("after", "after_low", "after_high"),
+        **before.named("before", "before_low", "before_high"),
+        **less.named("difference", "low", "high"),
         "verdict": UNKNOWN if math.isnan(less.low + less.high) else verdict,
     }
 
@@ -743,11 +718,8 @@ def _change(what: str, before: set[str], after: set[str]) -> Change | None:
 
 
 def _facts(analysis: Analysis, column: str) -> set[str]:
-    return {_fact(each.get(column)) for each in analysis.provenance["environment"]} - {""}
-
-
-def _fact(value: Any) -> str:
-    return "" if value is None else f"{value}"  # 3.10 of a version is not a number
+    known = (each.get(column) for each in analysis.provenance["environment"])
+    return {f"{value}" for value in known if value not in (None, "")}  # 3.10 of a version is not a number
 
 
 def _measured(analysis: Analysis, name: str) -> set[str]:

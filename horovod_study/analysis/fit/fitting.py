@@ -24,7 +24,7 @@ Both ways take that into account.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +50,8 @@ from horovod_study.errors import AnalysisError
 from horovod_study.records import facts, finite
 from horovod_study.text.words import listed
 
+REACH = 1.5
+"""Curves are drawn to this multiple of the largest worker count measured; the part beyond it is extrapolated."""
 _NOT_IDENTIFIABLE = "not identifiable"
 CLEARLY = 2.0  # times the least error at counts left out: from there on a law is clearly worse
 SAME = 0.01  # errors that differ by less are alike, whatever their ratio
@@ -103,6 +105,14 @@ class ScalingFit:
             low, high = stretched(values, self.law.at(where, self._draws), stretch)
         low, high = np.maximum(low, 0.0), np.maximum(high, 0.0)
         return low.reshape(counts.shape), high.reshape(counts.shape)
+
+    def grid(self, most: int, *, whole: bool = False) -> Floats:
+        """Return worker counts from 1 to REACH x `most`, (N,): the fitted ends, and enough between for a smooth line.
+
+        `whole`: for a law with steps, whole counts, between which no run could show them.
+        """
+        last = max(most + 1, math.ceil(REACH * most))
+        return np.unique([*np.linspace(1, last, 49).round(0 if whole else 4), *map(float, self.workers)])
 
     def extrapolates(self, n: float) -> bool:
         """Whether `n` is outside the worker counts that were fitted."""
@@ -457,15 +467,13 @@ def _answer(
     )
 
 
-def _law_doubts(fits: Mapping[str, ScalingFit], selected: str | None) -> list[str]:
+def _law_doubts(fits: Mapping[str, ScalingFit], selected: str | None) -> Iterator[str]:
     """All doubts of the law selected; of the others, that and why they are not identifiable, one line each."""
-    doubts = []
     for law, fitted in fits.items():
         if law == selected:
-            doubts += [f"{law}: {doubt}" for doubt in fitted.doubts]
+            yield from [f"{law}: {doubt}" for doubt in fitted.doubts]
         elif fitted.applies:
-            doubts += [f"{law}: {doubt}" for doubt in fitted.doubts if doubt.startswith(_NOT_IDENTIFIABLE)][:1]
-    return doubts
+            yield from [f"{law}: {doubt}" for doubt in fitted.doubts if doubt.startswith(_NOT_IDENTIFIABLE)][:1]
 
 
 def _nodes(rows: pd.DataFrame) -> tuple[Floats | None, Floats | None]:
@@ -625,36 +633,34 @@ def _fit(
     )
 
 
-def _fit_doubts(law: Law, sample: Sample, values: Floats, ci95: Mapping[str, tuple[float, float]]) -> list[str]:
-    doubts = []
+def _fit_doubts(law: Law, sample: Sample, values: Floats, ci95: Mapping[str, tuple[float, float]]) -> Iterator[str]:
     distinct = distinct_places(law, sample.where)
     if distinct <= len(values) + 1:
         what = "places" if law.by_nodes else "worker counts"
-        doubts.append(
+        yield (
             f"{_NOT_IDENTIFIABLE}: {distinct} distinct {what} for {len(values)} parameter{'s' * (len(values) > 1)} "
             f"({listed(law.parameters)}); measure at least {len(values) + 2}"
         )
     if LAWS.get(law.name, law).multi_node is not None and not law.by_nodes and sample.where.several_nodes:
-        doubts.append("one pair of constants for links inside and across nodes: too few places for two")
+        yield "one pair of constants for links inside and across nodes: too few places for two"
     blind = [name for name in law.parameters if not math.isfinite(ci95[name][1] - ci95[name][0])]
     if len(blind) == len(values):
-        doubts.append("nothing is known about its uncertainty: no point is left over to see the noise in")
-        return doubts
+        yield "nothing is known about its uncertainty: no point is left over to see the noise in"
+        return
     for i, (name, (lowest, highest)) in enumerate(zip(law.parameters, law.bounds, strict=True)):
         low, high = ci95[name]
         if name in blind:
-            doubts.append(f"{_NOT_IDENTIFIABLE}: {name} has no effect at these worker counts")
+            yield f"{_NOT_IDENTIFIABLE}: {name} has no effect at these worker counts"
             continue
         if values[i] in (lowest, highest) and high > low:
             end = high if values[i] == lowest else low
-            doubts.append(
+            yield (
                 f"{_NOT_IDENTIFIABLE}: {name} is at its bound {values[i]:g}; the other end of its interval is {end:.3g}"
             )
         elif _spans(law, sample.where, values, i, low, high):
-            doubts.append(f"{_NOT_IDENTIFIABLE}: the interval of {name} ({low:.3g} to {high:.3g}) spans its range")
+            yield f"{_NOT_IDENTIFIABLE}: the interval of {name} ({low:.3g} to {high:.3g}) spans its range"
         elif math.isfinite(lowest) and low <= lowest and high > low:
-            doubts.append(f"{name} cannot be distinguished from {lowest:g} (interval {low:.3g} to {high:.3g})")
-    return doubts
+            yield f"{name} cannot be distinguished from {lowest:g} (interval {low:.3g} to {high:.3g})"
 
 
 def _spans(law: Law, where: Places, values: Floats, i: int, low: float, high: float) -> bool:

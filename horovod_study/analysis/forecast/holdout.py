@@ -214,10 +214,10 @@ def _score_series(
     for size in range(1, hidden + 1) if rolling else (hidden,):
         known_to = counts[-size - 1]
         known, asked = rows[rows["workers"] <= known_to], rows[rows["workers"] > known_to]
-        targets += _combined(known, asked, per_node, bench)
+        targets += _targets(None, known, asked, per_node, bench)
         for law in laws:
             try:
-                targets += _single(law, known, asked, per_node)
+                targets += _targets(law, known, asked, per_node, bench)
             except AnalysisError as error:
                 refused[law.name] = f"cannot be fitted: {error}"
     known_to = counts[-hidden - 1]
@@ -259,73 +259,70 @@ def planned_batches(known: pd.DataFrame, asked: pd.DataFrame) -> list[float] | N
     return [float(each) for each in asked.groupby("workers")["batch_size"].median()]
 
 
-def _combined(
-    known: pd.DataFrame, asked: pd.DataFrame, per_node: int | None, bench: Mapping[str, Any] | None
+def _targets(
+    law: Law | None, known: pd.DataFrame, asked: pd.DataFrame, per_node: int | None, bench: Mapping[str, Any] | None
 ) -> Iterator[Target]:
+    """Yield the forecasts of the counts of `asked` from the rows of `known`: of one law, or of the combination."""
     measured = asked.groupby("workers")["samples_per_s"].median()
-    forecasts = predict(
-        known.drop(columns="series", errors="ignore"),
-        workers=[int(count) for count in measured.index],
-        workers_per_node=per_node,
-        bench=bench,
-        batch=planned_batches(known, asked),
-    )
-    for one, truth in zip(forecasts[""], measured, strict=True):
+    counts = [int(count) for count in measured.index]
+    found = _combined(known, asked, counts, per_node, bench) if law is None else _single(law, known, counts, per_node)
+    for count, truth, (nodes, forecast, low, high) in zip(counts, measured, found, strict=True):
         yield Target(
-            law=COMBINED,
+            law=COMBINED if law is None else law.name,
             known_to=int(known["workers"].max()),
-            workers=one.workers,
-            nodes=one.nodes,
+            workers=count,
+            nodes=nodes,
             measured=float(truth),
-            forecast=one.samples_per_s,
-            low=one.low,
-            high=one.high,
+            forecast=forecast,
+            low=low,
+            high=high,
         )
 
 
-def _single(law: Law, known: pd.DataFrame, asked: pd.DataFrame, per_node: int | None) -> list[Target]:
+_Forecast = tuple[int | None, float, float, float]
+"""Nodes, samples/s and the ends of its interval; NaN without one."""
+
+
+def _combined(
+    known: pd.DataFrame,
+    asked: pd.DataFrame,
+    counts: list[int],
+    per_node: int | None,
+    bench: Mapping[str, Any] | None,
+) -> list[_Forecast]:
+    points, batch = known.drop(columns="series", errors="ignore"), planned_batches(known, asked)
+    found = predict(points, workers=counts, workers_per_node=per_node, bench=bench, batch=batch)[""]
+    return [(one.nodes, one.samples_per_s, one.low, one.high) for one in found]
+
+
+def _single(law: Law, known: pd.DataFrame, counts: list[int], per_node: int | None) -> list[_Forecast]:
     smallest = int(known["workers"].min())
     base = float(known.loc[known["workers"] == smallest, "samples_per_s"].median()) / smallest
     nodes = known["nodes"] if "nodes" in known and known["nodes"].notna().all() else None
     speedup = known["samples_per_s"] / base
     fitted = fit(law, known["workers"], speedup, nodes=nodes, per_node=per_node, scaled_by=smallest)
-    measured = asked.groupby("workers")["samples_per_s"].median()
-    counts = np.asarray(measured.index, dtype=np.float64)
-    truths = measured.to_numpy(dtype=np.float64)
-    on = None if per_node is None else np.ceil(counts / per_node)
+    on = None if per_node is None else np.ceil(np.asarray(counts) / per_node)
     forecasts: Floats = fitted(counts, on) * base
-    low, high = (side * base for side in fitted.interval(counts, on))
     if not np.isfinite(forecasts).all():
         raise AnalysisError("its curve gives no number at the hidden worker counts")
-    return [
-        Target(
-            law=law.name,
-            known_to=int(known["workers"].max()),
-            workers=int(count),
-            nodes=None if on is None else int(on[i]),
-            measured=float(truth),
-            forecast=float(forecasts[i]),
-            low=float(low[i]) if math.isfinite(high[i]) else math.nan,
-            high=float(high[i]) if math.isfinite(high[i]) else math.nan,
-        )
-        for i, (count, truth) in enumerate(zip(counts, truths, strict=True))
-    ]
+    low, high = (side * base for side in fitted.interval(counts, on))
+    low, high = (np.where(np.isfinite(high), side, math.nan) for side in (low, high))
+    places = [None] * len(counts) if on is None else [int(each) for each in on]
+    return list(zip(places, forecasts.tolist(), low.tolist(), high.tolist(), strict=True))
 
 
-def _doubts(rows: pd.DataFrame, known_to: int, hidden: int) -> list[str]:
-    doubts = []
+def _doubts(rows: pd.DataFrame, known_to: int, hidden: int) -> Iterator[str]:
     off = off_counts(rows["workers"], rows["samples_per_s"])
     if off:
         which = ", ".join(f"{count:g}" for count in off)
-        doubts.append(f"throughput at {which} workers contradicts the other points 30-fold: mixed units?")
+        yield f"throughput at {which} workers contradicts the other points 30-fold: mixed units?"
     if hidden < 3:
         targets = "one target" if hidden == 1 else "two targets"
-        doubts.append(f"{targets} only: an error by chance cannot be distinguished from a bad forecast")
+        yield f"{targets} only: an error by chance cannot be distinguished from a bad forecast"
     if "nodes" in rows:
         inside = rows["nodes"] == 1
         if inside[rows["workers"] <= known_to].all() and (rows.loc[rows["workers"] > known_to, "nodes"] > 1).any():
-            doubts.append(f"up to {known_to} workers all are on one node: the network between nodes was hidden, too")
-    return doubts
+            yield f"up to {known_to} workers all are on one node: the network between nodes was hidden, too"
 
 
 # ---------------------------------------------------------------------------------------------------- scores

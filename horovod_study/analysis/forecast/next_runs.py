@@ -47,9 +47,6 @@ class NextRuns:
     narrower: float  # share of the width, as logarithms, that is expected to go
     per_gpu_hour: float  # the same per GPU hour
 
-    def to_dict(self) -> dict[str, Any]:
-        return facts(self, "workers", "runs", "seconds", "gpu_hours", "low", "high", "narrower", "per_gpu_hour")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextStep:
@@ -64,8 +61,8 @@ class NextStep:
         return {
             "target": self.target,
             **facts(self.now, "samples_per_s", "low", "high"),
-            "doubts": list(self.now.doubts),
-            "choices": [each.to_dict() for each in self.choices],
+            **facts(self.now, "doubts"),
+            **facts(self, "choices"),
         }
 
 

@@ -24,7 +24,7 @@ Letters: K distinct worker counts known, M counts to forecast.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -458,14 +458,12 @@ def _other_batch(known: _Known, model: StepModel, one: Prediction, batch: float)
     )
 
 
-def _batch_doubts(model: StepModel, batch: float) -> list[str]:
+def _batch_doubts(model: StepModel, batch: float) -> Iterator[str]:
     low, high = model.batches
-    doubts = []
     if batch < 1:
-        doubts.append("fewer samples than workers: no gain is taken from sharing one sample between workers")
+        yield "fewer samples than workers: no gain is taken from sharing one sample between workers"
     if max(low / batch, batch / high) > 4 and low < high:
-        doubts.append(f"a batch of {batch:g} is more than 4 times away from those measured, {low:g} to {high:g}")
-    return doubts
+        yield f"a batch of {batch:g} is more than 4 times away from those measured, {low:g} to {high:g}"
 
 
 def _level(known: _Known) -> bool:

@@ -29,7 +29,7 @@ Letters: B drawn curves, C candidate worker counts, K knots at which the forecas
 import math
 import re
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -107,9 +107,9 @@ class RecommendedCount:
     """One recommended worker count with its 95 % interval; None where there is none, or no end was seen."""
 
     question: str  # in words
-    workers: int | None
-    low: int | None
-    high: int | None  # None: open, no end up to `searched_to`
+    workers: int | None = None
+    low: int | None = None
+    high: int | None = None  # None: open, no end up to `searched_to`
     searched_to: int
     values: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)  # (value, low, high) at `workers`
     doubts: tuple[str, ...] = ()
@@ -279,7 +279,9 @@ def _series(
         doubts={one.workers: one.doubts for one in forecasts},
         questions=questions,
     )
-    answers = {"knee": _knee(case), "usl_peak": _peak(case, rows, fits), "cheapest": _cheapest(case)}
+    cheapest = _highest(case.rate, case.counts)
+    answers = {"knee": _knee(case), "usl_peak": _peak(case, rows, fits)}
+    answers["cheapest"] = _answer(case, "the fewest GPU hours per sample", cheapest, samples=questions.samples)
     if questions.deadline_s is not None:
         answers["deadline"] = _deadline(case)
     if questions.gpu_hours is not None:
@@ -291,12 +293,9 @@ def _series(
 
 def _knee(case: _Case) -> RecommendedCount:
     share = case.questions.marginal
-    return _answer(
-        case,
-        f"where one more worker gains less than {100 * share:.4g}% of the mean worker",
-        _highest(case.speed - share * np.log(case.counts), case.counts),
-        samples=case.questions.samples,
-    )
+    question = f"where one more worker gains less than {100 * share:.4g}% of the mean worker"
+    found = _highest(case.speed - share * np.log(case.counts), case.counts)
+    return _answer(case, question, found, samples=case.questions.samples)
 
 
 def _peak(case: _Case, rows: pd.DataFrame, fits: SeriesFit | None) -> RecommendedCount:
@@ -306,20 +305,14 @@ def _peak(case: _Case, rows: pd.DataFrame, fits: SeriesFit | None) -> Recommende
     try:
         smallest = int(rows["workers"].min())
         base = float(rows.loc[rows["workers"] == smallest, "samples_per_s"].median()) / smallest
-        usl = (
-            fits.fits["usl"]
-            if fits is not None and "usl" in fits.fits
-            else fit(LAWS["usl"], rows["workers"], rows["samples_per_s"] / base, scaled_by=smallest)
-        )
+        known = {} if fits is None else fits.fits
+        usl = known.get("usl") or fit(LAWS["usl"], rows["workers"], rows["samples_per_s"] / base, scaled_by=smallest)
     except AnalysisError as error:
-        return RecommendedCount(
-            question=question, workers=None, low=None, high=None, searched_to=top, why_not=f"{error}"
-        )
+        return RecommendedCount(question=question, searched_to=top, why_not=f"{error}")
     (alpha_low, alpha_high), (beta_low, beta_high) = usl.ci95["alpha"], usl.ci95["beta"]
-    known = usl.identifiable and math.isfinite(usl.peak)
-    if not (known and math.isfinite(beta_high) and beta_low > 0):
+    if not (usl.identifiable and math.isfinite(usl.peak) and math.isfinite(beta_high) and beta_low > 0):
         why_not = "the points do not tell beta from 0, so a peak is not identified"
-        return RecommendedCount(question=question, workers=None, low=None, high=None, searched_to=top, why_not=why_not)
+        return RecommendedCount(question=question, searched_to=top, why_not=why_not)
     low, high = (float(usl.law.peak(alpha=a, beta=b)) for a, b in ((alpha_high, beta_high), (alpha_low, beta_low)))
     peak = round(usl.peak)
     inside = case.counts[0] <= peak <= top
@@ -331,15 +324,6 @@ def _peak(case: _Case, rows: pd.DataFrame, fits: SeriesFit | None) -> Recommende
         searched_to=top,
         values=_values(case, peak, case.questions.samples) if inside else {},
         doubts=tuple(_beyond(case, peak)),
-    )
-
-
-def _cheapest(case: _Case) -> RecommendedCount:
-    return _answer(
-        case,
-        "the fewest GPU hours per sample",
-        _highest(case.rate, case.counts),
-        samples=case.questions.samples,
     )
 
 
@@ -526,11 +510,8 @@ def in_words(one: RecommendedCount) -> str:
     if one.why_not:
         return "none"
     if one.workers is None:
-        return (
-            f"above {one.searched_to:,} [{one.low:,}, ...]"
-            if (one.low or 0) < one.searched_to
-            else f"at least {one.low:,}"
-        )
+        below = (one.low or 0) < one.searched_to
+        return f"above {one.searched_to:,} [{one.low:,}, ...]" if below else f"at least {one.low:,}"
     return f"{one.workers:,} [{one.low:,}, {'...' if one.high is None else f'{one.high:,}'}]"
 
 
@@ -557,8 +538,7 @@ def _plain(value: float) -> str:
     return f"{value:,.0f}" if 1000 <= value < 1e12 else f"{value:.4g}"
 
 
-def _told(one: RecommendedCount, unit: str) -> list[str]:
-    told = []
+def _told(one: RecommendedCount, unit: str) -> Iterator[str]:
     for name, form, words in (
         ("samples_per_s", _plain, f" {unit}"),
         ("duration_s", duration, ""),
@@ -567,8 +547,7 @@ def _told(one: RecommendedCount, unit: str) -> list[str]:
     ):
         if name in one.values:
             value, low, high = one.values[name]
-            told.append(f"{form(value)}{words} [{form(low)}, {form(high)}]")
-    return told
+            yield f"{form(value)}{words} [{form(low)}, {form(high)}]"
 
 
 _SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}

@@ -144,16 +144,9 @@ def _lines(
 
 
 def _line(one: Prediction, kind: str) -> dict[str, Any]:
-    return {
-        "kind": kind,
-        "workers": one.workers,
-        "nodes": math.nan if one.nodes is None else one.nodes,
-        "samples_per_s": one.samples_per_s,
-        "low": one.low,
-        "high": one.high,
-        "law": one.law,
-        "doubts": "; ".join(one.doubts),
-    }
+    same = {name: getattr(one, name) for name in ("workers", "samples_per_s", "low", "high", "law")}
+    nodes = math.nan if one.nodes is None else one.nodes
+    return {"kind": kind, "nodes": nodes, **same, "doubts": "; ".join(one.doubts)}
 
 
 def _table(lines: list[dict[str, Any]]) -> pd.DataFrame:

@@ -1,7 +1,6 @@
 """Amdahl's law, S = 1 / (s + (1 - s) / N) (G. Amdahl 1967); s is the serial fraction of fixed work."""
 
 import math
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -28,14 +27,6 @@ def amdahl_limit(s: float) -> float:
     return 1 / s if s > 0 else math.inf
 
 
-def _curve(n: Any, s: Any) -> Any:
-    return n / (1 + s * (n - 1))
-
-
-def _slopes(n: Any, s: Any) -> tuple[Any, ...]:
-    return (-n * (n - 1) / (1 + s * (n - 1)) ** 2,)
-
-
 def first_guesses(where: Places, s: Floats) -> list[tuple[float, ...]]:
     """Guesses of s from K places and their speedups (K,); USL begins from them, too."""
     # N/S - 1 = s (N - 1) is linear in s.
@@ -54,8 +45,8 @@ LAW = Law(
     bounds=((0.0, 1.0),),
     modes=frozenset({"strong"}),
     misread="; read its s as a share of an epoch over a fixed data set only",
-    curve=_curve,
-    slopes=_slopes,
+    curve=lambda n, s: n / (1 + s * (n - 1)),
+    slopes=lambda n, s: (-n * (n - 1) / (1 + s * (n - 1)) ** 2,),
     starts=first_guesses,
     peak=lambda s: math.inf if s < 1 else 1.0,
     limit=amdahl_limit,

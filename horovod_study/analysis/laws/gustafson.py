@@ -1,18 +1,8 @@
 """Gustafson's law, S = s + (1 - s) N (J. Gustafson 1988); s is the serial fraction of work that grows with N."""
 
 import math
-from typing import Any
 
 from horovod_study.analysis.laws.law import Law
-
-
-def _curve(n: Any, s: Any) -> Any:
-    return s + (1 - s) * n
-
-
-def _slopes(n: Any, s: Any) -> tuple[Any, ...]:
-    return (1 - n,)
-
 
 LAW = Law(
     name="gustafson",
@@ -23,8 +13,8 @@ LAW = Law(
     bounds=((0.0, 1.0),),
     modes=frozenset({"weak"}),
     misread=", so its s is not a fraction of anything",
-    curve=_curve,
-    slopes=_slopes,
+    curve=lambda n, s: s + (1 - s) * n,
+    slopes=lambda n, s: (1 - n,),
     starts=lambda where, s: [(0.5,)],
     peak=lambda s: math.inf if s < 1 else 1.0,
     limit=lambda s: math.inf if s < 1 else 1.0,

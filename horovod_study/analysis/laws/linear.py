@@ -1,25 +1,10 @@
 """The regression line, S = slope N + intercept: what each worker adds."""
 
 import math
-from typing import Any
 
 import numpy as np
 
-from horovod_study.analysis.laws.law import EVERY_MODE, UNLIKELY, Law, Places, Trend, with_quantity
-from horovod_study.analysis.stats import Floats
-
-
-def _curve(n: Any, slope: Any, intercept: Any) -> Any:
-    return slope * n + intercept
-
-
-def _slopes(n: Any, slope: Any, intercept: Any) -> tuple[Any, ...]:
-    return n, 1.0
-
-
-def _starts(where: Places, s: Floats) -> list[tuple[float, ...]]:
-    return [(float(np.mean(s / where.workers)), 0.0)]
-
+from horovod_study.analysis.laws.law import EVERY_MODE, UNLIKELY, Law, Trend, with_quantity
 
 LAW = with_quantity(
     Law(
@@ -30,9 +15,9 @@ LAW = with_quantity(
         parameters=("slope", "intercept"),
         bounds=((-math.inf, math.inf), (-math.inf, math.inf)),
         modes=EVERY_MODE,
-        curve=_curve,
-        slopes=_slopes,
-        starts=_starts,
+        curve=lambda n, slope, intercept: slope * n + intercept,
+        slopes=lambda n, slope, intercept: (n, 1.0),
+        starts=lambda where, s: [(float(np.mean(s / where.workers)), 0.0)],
         peak=lambda slope, intercept: math.inf if slope > 0 else 1.0,
         limit=lambda slope, intercept: math.inf if slope > 0 else slope + intercept,
         linear=True,

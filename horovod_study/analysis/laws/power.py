@@ -11,10 +11,6 @@ from horovod_study.analysis.stats import Floats
 TREND = Trend(name="power", place=5, of="log")
 
 
-def _curve(n: Any, scale: Any, exponent: Any) -> Any:
-    return scale * np.exp(exponent * np.log(n))
-
-
 def _slopes(n: Any, scale: Any, exponent: Any) -> tuple[Any, ...]:
     rise = np.exp(exponent * np.log(n))
     return rise, scale * rise * np.log(n)
@@ -37,7 +33,7 @@ LAW = with_quantity(
         parameters=("scale", "exponent"),
         bounds=((0.0, math.inf), (-10.0, 10.0)),
         modes=EVERY_MODE,
-        curve=_curve,
+        curve=lambda n, scale, exponent: scale * np.exp(exponent * np.log(n)),
         slopes=_slopes,
         starts=_starts,
         peak=lambda scale, exponent: math.inf if exponent > 0 else 1.0,

@@ -50,10 +50,6 @@ def _slopes(n: Any, alpha: Any, beta: Any, gamma: Any = 1.0) -> tuple[Any, ...]:
     return fall, fall * n, rate
 
 
-def _anchored_slopes(n: Any, alpha: Any, beta: Any) -> tuple[Any, ...]:
-    return _slopes(n, alpha, beta)[:2]
-
-
 def _starts(where: Places, s: Floats) -> list[tuple[float, ...]]:
     # N/S = (1 + alpha (N - 1) + beta N (N - 1)) / gamma is linear in 1/gamma, alpha/gamma and beta/gamma.
     # Dividing by N/S makes the residuals relative, so that the largest N does not drown the rest.
@@ -82,7 +78,7 @@ _ANCHORED = Law(
     bounds=((0.0, math.inf), (0.0, math.inf)),
     modes=EVERY_MODE,
     curve=_curve,
-    slopes=_anchored_slopes,
+    slopes=lambda n, alpha, beta: _slopes(n, alpha, beta)[:2],
     starts=_anchored_starts,
     peak=usl_peak,
     limit=usl_limit,

@@ -6,7 +6,7 @@ run* - the one in the middle of the repeats ordered by the quantity in question,
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from horovod_study.analysis.series.points import (
     baseline_place,
     cells_of,
     measured,
+    numbers,
     whole_numbers,
     with_series,
     worker_counts,
@@ -37,6 +38,7 @@ NARROW = 1 / 3
 
 MUCH_WARMUP = 0.05
 
+_AXES = ("epoch", "samples", "train_s", "wall_s")
 _IDENTITY = ("series", "setting", "partition", "backend", "transport", "workers", "nodes", "batch", "global_batch")
 
 CURVE_COLUMNS = (
@@ -130,7 +132,7 @@ class _CellRuns:
 
 def convergence(
     runs: pd.DataFrame,
-    evaluations: pd.DataFrame,
+    evaluations: pd.DataFrame | None,
     *,
     targets: Sequence[float] = (),
     baseline: str = "plain",
@@ -145,7 +147,7 @@ def convergence(
     for target in targets:
         if not (math.isfinite(target) and target > 0):
             raise AnalysisError(f"target {target}: must be a test MSE greater than 0, for instance 1e-4")
-    cells = _cells(runs, evaluations, finished=finished)
+    cells = [] if evaluations is None else _cells(runs, evaluations, finished=finished)
     levels = tuple(sorted({float(target) for target in targets}, reverse=True)) or default_targets(cells)
     rows = _target_rows(cells, levels, baseline)
     return Convergence(
@@ -155,13 +157,6 @@ def convergence(
         crossings=_frame([row for cell in cells for row in _crossing_rows(cell, levels)], CROSSING_COLUMNS),
         doubts=tuple(_doubts(cells, rows)),
     )
-
-
-def nothing() -> Convergence:
-    """Return the convergence of runs that were never evaluated: tables without rows."""
-    columns = (CURVE_COLUMNS, LEARNING_COLUMNS, TARGET_COLUMNS, CROSSING_COLUMNS)
-    curves, learning, targets, crossings = (_frame([], each) for each in columns)
-    return Convergence(curves=curves, learning=learning, targets=targets, crossings=crossings, doubts=())
 
 
 def _frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
@@ -174,7 +169,7 @@ def _cells(runs: pd.DataFrame, evaluations: pd.DataFrame, *, finished: bool) -> 
     table = with_series(runs)
     if finished:
         table = table[measured(table)]
-    table = table.assign(**{name: _column(table, name) for name in ("floor_mse", "energy_per_sample_j")})
+    table = table.assign(**{name: numbers(table, name) for name in ("floor_mse", "energy_per_sample_j")})
     by_run = dict(list(evaluations.groupby("run", sort=False)))
     cells = []
     for rows in cells_of(table):
@@ -186,12 +181,6 @@ def _cells(runs: pd.DataFrame, evaluations: pd.DataFrame, *, finished: bool) -> 
             facts = {**first, "repeats": len(known), "floor_mse": floors.pop() if len(floors) == 1 else math.nan}
             cells.append(_CellRuns(facts=facts, runs=tuple(_run(row, own) for row, own in known)))
     return cells
-
-
-def _column(table: pd.DataFrame, name: str) -> pd.Series:
-    if name not in table.columns:
-        return pd.Series(math.nan, table.index)
-    return pd.to_numeric(table[name], errors="coerce").astype(float)
 
 
 def _run(row: Mapping[Any, Any], evaluations: pd.DataFrame) -> _Run:
@@ -269,10 +258,7 @@ def _learning_row(cell: _CellRuns) -> dict[str, Any]:
         "best_mse_median": best,
         "best_mse_min": _finite(bests[0]),
         "best_mse_max": _finite(bests[-1]),
-        "best_epoch": float(run.epoch[place]) if known else math.nan,
-        "best_samples": float(run.samples[place]) if known else math.nan,
-        "best_train_s": float(run.train_s[place]) if known else math.nan,
-        "best_wall_s": float(run.wall_s[place]) if known else math.nan,
+        **{f"best_{name}": float(getattr(run, name)[place]) if known else math.nan for name in _AXES},
         "final_mse_median": _finite(finals[len(finals) // 2]),
         "floor_mse": cell.floor_mse,
         "efficiency": cell.floor_mse / best,
@@ -511,13 +497,10 @@ def _over(above: float, below: float) -> float:
 
 def _doubts(cells: Sequence[_CellRuns], rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the limitations of the convergence, in a stable order."""
-    return [
-        *(text for cell in cells for text in _doubt_floor(cell)),
-        *(text for cell in cells for text in _doubt_divergence(cell)),
-        *(text for cell in cells for text in _doubt_budgets(cell)),
-        *_doubt_seeds(cells),
-        *_doubt_warmup(cells, rows),
+    of_cells = [
+        text for doubt in (_doubt_floor, _doubt_divergence, _doubt_budgets) for cell in cells for text in doubt(cell)
     ]
+    return [*of_cells, *_doubt_seeds(cells), *_doubt_warmup(cells, rows)]
 
 
 def _place(cell: _CellRuns) -> str:
@@ -532,36 +515,33 @@ def _places(cells: Sequence[_CellRuns]) -> str:
     return "; ".join(f"{series} at {worker_counts(counts)}" for series, counts in workers.items())
 
 
-def _doubt_floor(cell: _CellRuns) -> list[str]:
+def _doubt_floor(cell: _CellRuns) -> Iterator[str]:
     lowest = min(float(run.test_mse[run.best]) for run in cell.runs)
-    if not lowest < BELOW_FLOOR * cell.floor_mse:
-        return []
-    return [
-        f"{_place(cell)}: a test MSE of {lowest:.3g} is below {BELOW_FLOOR:g} of the statistical floor of the test "
-        f"set, {cell.floor_mse:.3g}. No estimator gets there by learning: test curves have been trained on, or the "
-        "error or the floor is computed wrongly. This is a bug; do not use these runs."
-    ]
+    if lowest < BELOW_FLOOR * cell.floor_mse:
+        yield (
+            f"{_place(cell)}: a test MSE of {lowest:.3g} is below {BELOW_FLOOR:g} of the statistical floor of the test "
+            f"set, {cell.floor_mse:.3g}. No estimator gets there by learning: test curves have been trained on, or the "
+            "error or the floor is computed wrongly. This is a bug; do not use these runs."
+        )
 
 
-def _doubt_divergence(cell: _CellRuns) -> list[str]:
+def _doubt_divergence(cell: _CellRuns) -> Iterator[str]:
     lost = sum(not math.isfinite(run.test_mse[-1]) for run in cell.runs)
-    if not lost:
-        return []
-    return [
-        f"{_place(cell)}: {lost} of {len(cell.runs)} run{'s' if len(cell.runs) > 1 else ''} ended with a test MSE that "
-        "is not a number: the training diverged. It counts as never meeting a target; a lower learning rate or a "
-        "warm-up is the usual remedy."
-    ]
+    if lost:
+        yield (
+            f"{_place(cell)}: {lost} of {len(cell.runs)} run{'s' if len(cell.runs) > 1 else ''} ended with a test MSE "
+            "that is not a number: the training diverged. It counts as never meeting a target; a lower learning rate "
+            "or a warm-up is the usual remedy."
+        )
 
 
-def _doubt_budgets(cell: _CellRuns) -> list[str]:
+def _doubt_budgets(cell: _CellRuns) -> Iterator[str]:
     budgets = sorted({run.budget for run in cell.runs})
-    if len(budgets) < 2 or cell.facts["schedule"] == "constant":
-        return []
-    return [
-        f"{_place(cell)}: runs of {' and '.join(budgets)} count as repeats, but the learning rate of a "
-        f"{cell.facts['schedule']} schedule depends on the length of the run; analyse them separately."
-    ]
+    if len(budgets) > 1 and cell.facts["schedule"] != "constant":
+        yield (
+            f"{_place(cell)}: runs of {' and '.join(budgets)} count as repeats, but the learning rate of a "
+            f"{cell.facts['schedule']} schedule depends on the length of the run; analyse them separately."
+        )
 
 
 def _doubt_seeds(cells: Sequence[_CellRuns]) -> list[str]:

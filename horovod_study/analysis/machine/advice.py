@@ -21,13 +21,14 @@ quickest of its algorithms there. What each way sends and keeps:
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from horovod_study.analysis.costs import Link, link_of_line, moved_share
 from horovod_study.analysis.machine.network import fits_of
-from horovod_study.errors import AnalysisError, ConfigError, nearest, require_keys
+from horovod_study.errors import AnalysisError, ConfigError, require_keys, require_known
 from horovod_study.records import facts, finite
 from horovod_study.roles import Option, check_field
 from horovod_study.text.tables import table_of, to_lines
@@ -116,22 +117,16 @@ class Case:
     waited_s: float | None = None  # measured wait for gradients per step, data parallel with these workers and batch
 
     def __post_init__(self) -> None:
-        for name, count in (("--batch", self.batch), ("--workers", self.workers)):
-            if count < 1:
-                raise ConfigError(f"model-parallel: {name} is {count}; it must be at least 1")
-        if self.workers_per_node is not None and self.workers_per_node < 1:
-            raise ConfigError(f"model-parallel: --workers-per-node is {self.workers_per_node}; it must be at least 1")
+        for name in ("batch", "workers", "workers_per_node"):
+            count = getattr(self, name)
+            if count is not None and count < 1:
+                option = f"--{name.replace('_', '-')}"
+                raise ConfigError(f"model-parallel: {option} is {count}; it must be at least 1")
         for text, number in (("--memory-gb", self.memory_bytes), ("the rate of computing", self.flop_per_s)):
             if number is not None and not (math.isfinite(number) and number > 0):
                 raise ConfigError(f"model-parallel: {text} is {number:g}; it must be greater than 0")
-        for name, value, known in (
-            ("--optimizer", self.optimizer, tuple(STATE_BYTES)),
-            ("--precision", self.precision, tuple(ACTIVATION_BYTES)),
-        ):
-            if value not in known:
-                raise ConfigError(
-                    f"model-parallel: {name} is {value!r}{nearest(value, known)}; allowed: {', '.join(known)}"
-                )
+        require_known("model-parallel: --optimizer", self.optimizer, STATE_BYTES)
+        require_known("model-parallel: --precision", self.precision, ACTIVATION_BYTES)
 
     @property
     def global_batch(self) -> int:
@@ -538,9 +533,9 @@ def advise(case: Case) -> Advice:
     """Return which way of spreading `case.model` fits, and why."""
     model, n = case.model, case.workers
     size = WEIGHT_BYTES * model.parameters
-    schemes = [_judged(case, _data(case))]
+    schemes = _of_split_data(case)
     if n > 1:
-        schemes += [_judged(case, scheme(case)) for scheme in (_zero1, _zero3, _tensor, _pipeline)]
+        schemes += [_tensor(case), _pipeline(case)]
     share = moved_share(n)
     per_sample = sum(_tensor_messages(model)) * ACTIVATION_BYTES[case.precision]
     # Data parallel sends share S, tensor parallel share G per_sample = share n b per_sample.
@@ -560,82 +555,91 @@ def advise(case: Case) -> Advice:
     )
 
 
-def _judged(case: Case, scheme: Scheme) -> Scheme:
-    if scheme.possible:
+def _scheme(
+    case: Case,
+    short: str,
+    name: str,
+    *,
+    memory: tuple[float, str],
+    sent: float,
+    messages: str,
+    seconds: float | None,
+    algorithm: str = "",
+    flop: float,
+    notes: tuple[str, ...] = (),
+) -> Scheme:
+    """Return a way with what follows from its sums: whether it fits, its times and its efficiency.
+
+    `memory`: bytes and how they come about; `flop` are those of the slowest worker in a step.
+    """
+    # Ten arguments: a line each of what the ways differ in.
+    told = "" if seconds is None else f", {_time(seconds)}{algorithm and f' ({algorithm})'}"
+    scheme = Scheme(
+        name=name,
+        short=short,
+        memory_bytes=memory[0],
+        memory_text=memory[1],
+        sent_bytes=sent,
+        messages_text=f"{messages}{told}",
+        communication_s=seconds,
+        computing_s=None if case.flop_per_s is None else flop / case.flop_per_s,
+        fits=None if case.memory_bytes is None else memory[0] <= case.memory_bytes,
+        notes=notes,
+    )
+    if not scheme.step_s or not case.flop_per_s:
         return scheme
-    fits = None if case.memory_bytes is None else scheme.memory_bytes <= case.memory_bytes
-    efficiency = None
-    if scheme.step_s and case.flop_per_s:
-        efficiency = case.model.train_flop * case.batch / case.flop_per_s / scheme.step_s
-    return Scheme(
-        **{**{name: getattr(scheme, name) for name in Scheme.__slots__}, "fits": fits, "efficiency": efficiency}
+    return replace(scheme, efficiency=case.model.train_flop * case.batch / case.flop_per_s / scheme.step_s)
+
+
+def _of_split_data(case: Case) -> list[Scheme]:
+    """Return the ways in which workers share the data: everything everywhere, and with state or weights divided."""
+    model, n, network, state = case.model, case.workers, case.network, STATE_BYTES[case.optimizer]
+    p, size, a = model.parameters, WEIGHT_BYTES * model.parameters, model.activation_bytes(case.precision) * case.batch
+    moved = moved_share(n) * size
+    seconds, algorithm = (None, "") if network is None else network.all_reduce_s(size, n)
+    way = partial(_scheme, case, flop=model.train_flop * case.batch)
+    upper = "the all-reduce of a layer can begin while the layers before it still compute: this is the upper limit"
+    data = way(
+        "data",
+        "data parallel",
+        memory=(
+            p * (2 * WEIGHT_BYTES + state) + a,
+            f"P (4 + 4 + {state}) + A b = {_bytes(p * (8 + state))} + {_bytes(a)}",
+        ),
+        sent=moved,
+        messages=f"one all-reduce of S = {_bytes(size)}: 2 (n-1)/n S = {_bytes(moved)} sent",
+        seconds=seconds,
+        algorithm=algorithm,
+        notes=(upper,) if n > 1 else (),
     )
-
-
-def _computing(case: Case, flop: float) -> float | None:
-    return None if case.flop_per_s is None else flop / case.flop_per_s
-
-
-def _data(case: Case) -> Scheme:
-    model, n, b = case.model, case.workers, case.batch
-    p, size, state = model.parameters, WEIGHT_BYTES * model.parameters, STATE_BYTES[case.optimizer]
-    a = model.activation_bytes(case.precision)
-    seconds, algorithm = (None, "") if case.network is None else case.network.all_reduce_s(size, n)
-    return Scheme(
-        name="data parallel",
-        short="data",
-        memory_bytes=p * (2 * WEIGHT_BYTES + state) + a * b,
-        memory_text=f"P (4 + 4 + {state}) + A b = {_bytes(p * (8 + state))} + {_bytes(a * b)}",
-        sent_bytes=moved_share(n) * size,
-        messages_text=f"one all-reduce of S = {_bytes(size)}: 2 (n-1)/n S = {_bytes(moved_share(n) * size)} sent"
-        + ("" if seconds is None else f", {_time(seconds)} ({algorithm})"),
-        communication_s=seconds,
-        computing_s=_computing(case, model.train_flop * b),
-        notes=("the all-reduce of a layer can begin while the layers before it still compute: this is the upper limit",)
-        if n > 1
-        else (),
+    if n == 1:
+        return [data]
+    zero1 = way(
+        "ZeRO-1",
+        "data parallel, optimiser state sharded (ZeRO-1)",
+        memory=(
+            p * 2 * WEIGHT_BYTES + p * state / n + a,
+            f"P (4 + 4 + {state}/n) + A b = {_bytes(p * (8 + state / n))} + {_bytes(a)}",
+        ),
+        sent=moved,
+        messages=f"reduce-scatter of the gradients, all-gather of the weights: 2 (n-1)/n S = {_bytes(moved)} sent",
+        seconds=None if network is None else 2 * network.half_s(size, n),
     )
-
-
-def _zero1(case: Case) -> Scheme:
-    model, n, b = case.model, case.workers, case.batch
-    p, size, state = model.parameters, WEIGHT_BYTES * model.parameters, STATE_BYTES[case.optimizer]
-    a = model.activation_bytes(case.precision)
-    seconds = None if case.network is None else 2 * case.network.half_s(size, n)
-    return Scheme(
-        name="data parallel, optimiser state sharded (ZeRO-1)",
-        short="ZeRO-1",
-        memory_bytes=p * 2 * WEIGHT_BYTES + p * state / n + a * b,
-        memory_text=f"P (4 + 4 + {state}/n) + A b = {_bytes(p * (8 + state / n))} + {_bytes(a * b)}",
-        sent_bytes=moved_share(n) * size,
-        messages_text=f"reduce-scatter of the gradients, all-gather of the weights: 2 (n-1)/n S = "
-        f"{_bytes(moved_share(n) * size)} sent" + ("" if seconds is None else f", {_time(seconds)}"),
-        communication_s=seconds,
-        computing_s=_computing(case, model.train_flop * b),
+    held = [WEIGHT_BYTES * layer.parameters for layer in model.layers if layer.parameters]
+    gathered, moved = 2 * max(held), 3 * (n - 1) / n * size
+    zero3 = way(
+        "ZeRO-3",
+        "data parallel, everything sharded (ZeRO-3, FSDP)",
+        memory=(
+            p * (2 * WEIGHT_BYTES + state) / n + gathered + a,
+            f"P (4 + 4 + {state})/n + A b + the largest layer's weights and gradients whole = "
+            f"{_bytes(p * (8 + state) / n)} + {_bytes(a)} + {_bytes(gathered)}",
+        ),
+        sent=moved,
+        messages=f"per layer ({len(held)}) two all-gathers and a reduce-scatter: 3 (n-1)/n S = {_bytes(moved)} sent",
+        seconds=None if network is None else sum(3 * network.half_s(size, n) for size in held),
     )
-
-
-def _zero3(case: Case) -> Scheme:
-    model, n, b = case.model, case.workers, case.batch
-    p, size, state = model.parameters, WEIGHT_BYTES * model.parameters, STATE_BYTES[case.optimizer]
-    a, held = model.activation_bytes(case.precision), [layer for layer in model.layers if layer.parameters]
-    largest = max(layer.parameters for layer in held) * WEIGHT_BYTES
-    seconds = None
-    if case.network is not None:
-        seconds = sum(3 * case.network.half_s(WEIGHT_BYTES * layer.parameters, n) for layer in held)
-    gathered = 2 * largest if n > 1 else 0
-    return Scheme(
-        name="data parallel, everything sharded (ZeRO-3, FSDP)",
-        short="ZeRO-3",
-        memory_bytes=p * (2 * WEIGHT_BYTES + state) / n + gathered + a * b,
-        memory_text=f"P (4 + 4 + {state})/n + A b + the largest layer's weights and gradients whole = "
-        f"{_bytes(p * (8 + state) / n)} + {_bytes(a * b)} + {_bytes(gathered)}",
-        sent_bytes=3 * (n - 1) / n * size,
-        messages_text=f"per layer ({len(held)}) two all-gathers and a reduce-scatter: 3 (n-1)/n S = "
-        f"{_bytes(3 * (n - 1) / n * size)} sent" + ("" if seconds is None else f", {_time(seconds)}"),
-        communication_s=seconds,
-        computing_s=_computing(case, model.train_flop * b),
-    )
+    return [data, zero1, zero3]
 
 
 def _groups(model: LayeredModel) -> list[tuple[int, ...]]:
@@ -685,17 +689,19 @@ def _tensor(case: Case) -> Scheme:
     sizes = [numbers * each * g for numbers in _tensor_messages(model)]
     seconds = None if case.network is None else math.fsum(case.network.all_reduce_s(size, n)[0] for size in sizes)
     sent = moved_share(n) * math.fsum(sizes)
-    return Scheme(
-        name=f"tensor parallel of {names}",
-        short="tensor",
-        memory_bytes=(own / n + rest) * (2 * WEIGHT_BYTES + state) + kept * g,
-        memory_text=f"(P_split/n + P_rest) (4 + 4 + {state}) + activations of all G samples = "
-        f"{_bytes((own / n + rest) * (8 + state))} + {_bytes(kept * g)}",
-        sent_bytes=sent,
-        messages_text=f"{len(sizes)} all-reduces of activations, {_bytes(math.fsum(sizes))} in all: "
-        f"{_bytes(sent)} sent" + ("" if seconds is None else f", {_time(seconds)}"),
-        communication_s=seconds,
-        computing_s=_computing(case, flop),
+    return _scheme(
+        case,
+        "tensor",
+        f"tensor parallel of {names}",
+        memory=(
+            (own / n + rest) * (2 * WEIGHT_BYTES + state) + kept * g,
+            f"(P_split/n + P_rest) (4 + 4 + {state}) + activations of all G samples = "
+            f"{_bytes((own / n + rest) * (8 + state))} + {_bytes(kept * g)}",
+        ),
+        sent=sent,
+        messages=f"{len(sizes)} all-reduces of activations, {_bytes(math.fsum(sizes))} in all: {_bytes(sent)} sent",
+        seconds=seconds,
+        flop=flop,
         notes=(
             f"{100 * flop_split / model.flop:.0f} % of the FLOP are in the split layers; the others are done by every "
             "worker for all G samples",
@@ -752,17 +758,17 @@ def _pipeline(case: Case) -> Scheme:
         "-".join(dict.fromkeys((model.layers[first].name, model.layers[end - 1].name))) for first, end in stages[:6]
     )
     sent = 2 * max(borders, default=0) * g
-    return Scheme(
-        name=name,
-        short="pipeline",
-        memory_bytes=memory,
-        memory_text=f"the fullest stage, P_stage (4 + 4 + {state}) + activations of all G samples = {_bytes(memory)}",
-        sent_bytes=sent,
-        messages_text=f"{m} micro-batches of {micro:.3g} samples over {plural(len(borders), 'border')}, "
-        "there and back: "
-        f"{_bytes(sent)} over the widest" + ("" if seconds is None else f", {_time(seconds)}"),
-        communication_s=seconds,
-        computing_s=_computing(case, flop * micro * (m + n - 1)),
+    fullest = f"the fullest stage, P_stage (4 + 4 + {state}) + activations of all G samples = {_bytes(memory)}"
+    return _scheme(
+        case,
+        "pipeline",
+        name,
+        memory=(memory, fullest),
+        sent=sent,
+        messages=f"{m} micro-batches of {micro:.3g} samples over {plural(len(borders), 'border')}, there and back: "
+        f"{_bytes(sent)} over the widest",
+        seconds=seconds,
+        flop=flop * micro * (m + n - 1),
         notes=(
             f"stages {text}{' ...' if n > 6 else ''}: the heaviest allows {_percent(balance)}; idle for (p-1)/(m+p-1) "
             f"= {_percent(bubble)} of the time",
@@ -779,27 +785,16 @@ def _verdict(
     by_name = {scheme.short: scheme for scheme in schemes}
     data = by_name["data"]
     if case.workers == 1:
-        need = _bytes(data.memory_bytes)
-        if case.memory_bytes is None:
-            return "data", f"one worker: nothing is to be spread, and the model needs {need}", []
-        fits = "fits" if data.fits else "does not fit"
-        return (
-            "data",
-            f"one worker: nothing is to be spread, and the model {fits}: {need} of {_bytes(case.memory_bytes)}",
-            [],
-        )
+        told = f"needs {_bytes(data.memory_bytes)}"
+        if case.memory_bytes is not None:
+            fits = "fits" if data.fits else "does not fit"
+            told = f"{fits}: {_bytes(data.memory_bytes)} of {_bytes(case.memory_bytes)}"
+        return "data", f"one worker: nothing is to be spread, and the model {told}", []
     possible = [scheme for scheme in schemes if not scheme.possible and scheme.fits is not False]
     reasons = []
-    if data.fits is not False:
-        reasons.append(
-            f"the whole model fits on a worker: {_bytes(data.memory_bytes)}"
-            + ("" if case.memory_bytes is None else f" of {_bytes(case.memory_bytes)}")
-        )
-    else:
-        reasons.append(
-            f"the whole model does not fit on a worker: {_bytes(data.memory_bytes)} against "
-            f"{_bytes(case.memory_bytes or 0)}"
-        )
+    there = "" if case.memory_bytes is None else f"{' of' if data.fits else ' against'} {_bytes(case.memory_bytes)}"
+    does = "does not fit" if data.fits is False else "fits"
+    reasons.append(f"the whole model {does} on a worker: {_bytes(data.memory_bytes)}{there}")
     kept = case.model.activation_bytes(case.precision) * case.batch
     reasons.append(
         f"a worker's batch keeps {_bytes(kept)} of activations beside {_bytes(size)} of gradients"
@@ -858,44 +853,40 @@ def _verdict(
     return best.short, verdict, reasons
 
 
-def _missing(case: Case) -> list[str]:
-    missing = []
+def _missing(case: Case) -> Iterator[str]:
     if case.network is None and case.workers > 1:
-        missing.append(
+        yield (
             "the network, hence all communication times; measure it with `horovod-study bench --out DIR` and give "
             "--bench DIR/bench.json, or give --alpha-us and --gb-per-s"
         )
     if case.flop_per_s is None:
-        missing.append(
+        yield (
             "how fast a worker computes, hence all efficiencies; give --run RUN_DIR of a finished run, --step-ms of "
             "one worker at this batch, or --flops-per-s"
         )
     if case.memory_bytes is None:
-        missing.append("the memory of a worker; give --memory-gb")
-    return missing
+        yield "the memory of a worker; give --memory-gb"
 
 
-def _doubts(case: Case) -> list[str]:
-    doubts = []
+def _doubts(case: Case) -> Iterator[str]:
     measured = None if case.network is None else case.network.workers
     per_node = case.workers_per_node or case.workers
     if measured is not None and case.nodes > 1 and measured <= per_node:
-        doubts.append(
+        yield (
             f"the network was measured with {measured} workers, which fit on one node, but {case.workers} workers take "
             f"{case.nodes} nodes; measure across nodes"
         )
     elif measured is not None and case.workers > measured:
-        doubts.append(
+        yield (
             f"the network was measured with {measured} workers and is taken to be as good with {case.workers}; where "
             "workers share memory or a cable, it is not"
         )
-    doubts.append(
+    yield (
         "memory counts weights, gradients, optimiser state and kept activations; the framework itself, its buffers and "
         "fragments come on top"
     )
     if case.flop_per_s is not None:
-        doubts.append("all layers are taken to compute at the same rate, and smaller pieces as fast as whole ones")
-    return doubts
+        yield "all layers are taken to compute at the same rate, and smaller pieces as fast as whole ones"
 
 
 # ------------------------------------------------------------------------------------------------------ the words
@@ -923,17 +914,10 @@ def _scheme_rows(schemes: Sequence[Scheme]) -> list[tuple[str, ...]]:
         if scheme.possible:
             rows.append((scheme.short, "-", "-", "-", "-", "-", "not possible"))
             continue
-        rows.append(
-            (
-                scheme.short,
-                _bytes(scheme.memory_bytes),
-                {True: "yes", False: "no", None: "?"}[scheme.fits],
-                _bytes(scheme.sent_bytes),
-                "?" if scheme.communication_s is None else _time(scheme.communication_s),
-                "?" if scheme.computing_s is None else _time(scheme.computing_s),
-                "?" if scheme.efficiency is None else _percent(scheme.efficiency),
-            )
-        )
+        fits = {True: "yes", False: "no", None: "?"}[scheme.fits]
+        times = ("?" if each is None else _time(each) for each in (scheme.communication_s, scheme.computing_s))
+        efficiency = "?" if scheme.efficiency is None else _percent(scheme.efficiency)
+        rows.append((scheme.short, _bytes(scheme.memory_bytes), fits, _bytes(scheme.sent_bytes), *times, efficiency))
     return rows
 
 

@@ -6,7 +6,7 @@ the bandwidth conventions of nccl-tests (doc/PERFORMANCE.md there), the straight
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -419,44 +419,40 @@ def _roofline(
 
 def _doubts(
     document: Mapping[str, Any], points: pd.DataFrame, reduced: pd.DataFrame, fits: Mapping[str, LineFit]
-) -> list[str]:
-    doubts = []
+) -> Iterator[str]:
     for row in points[points["wrong"] > 0].to_dict("records"):
         place = (
             f" {row['place']} of place".replace("in of place", "in place") if row["operation"] == "allreduce" else ""
         )
-        doubts.append(
+        yield (
             f"{row['way']}: {row['wrong']} wrong elements in {row['operation']}{place} of {row['bytes']:,} bytes; do "
             "not train over it"
         )
     for way, fit in fits.items():
         if abs(fit.worst_relative) > OFF_THE_LINE:
             side = "more" if fit.worst_relative > 0 else "less"
-            doubts.append(
+            yield (
                 f"{way}: no straight line; {fit.worst_bytes:,} bytes take {abs(fit.worst_relative):.0%} {side} than "
                 "alpha + S/beta says (other algorithms and caches at other sizes): read single sizes from the table"
             )
         intervals = {"alpha": fit.alpha_ci95_s, "beta": fit.beta_ci95_bytes_per_s}
         loose = [name for name, (low, high) in intervals.items() if not low > 0 or high / low > RESOLVED]
         if loose:
-            doubts.append(
-                f"{way}: {' and '.join(loose)} not resolved, the interval spans more than a factor of {RESOLVED:g}"
-            )
+            yield (f"{way}: {' and '.join(loose)} not resolved, the interval spans more than a factor of {RESOLVED:g}")
     for way in dict.fromkeys(reduced["way"]):
         own = reduced[reduced["way"] == way]
         unsteady = own[own["seconds_max"] > UNSTEADY * own["seconds_min"]]
         if len(unsteady):
-            doubts.append(
+            yield (
                 f"{way}: {len(unsteady)} of {len(own)} sizes differ by more than a factor of {UNSTEADY:g} between "
                 "rounds; other programs may be running"
             )
     rounds = int(points["rounds"].max()) if len(points) else 0
     if rounds < 3:
-        doubts.append(f"{rounds} round{'s' * (rounds > 1)}: the spread says little; use --rounds 5")
+        yield f"{rounds} round{'s' * (rounds > 1)}: the spread says little; use --rounds 5"
     load = document["jobs"][0]["conditions"]["load_before"] if document["jobs"] else 0.0
     if load > BUSY:
-        doubts.append(f"the machine was busy before (load {load:g}): every number here may be too slow")
-    return doubts
+        yield f"the machine was busy before (load {load:g}): every number here may be too slow"
 
 
 def _spread(name: str, values: Sequence[float]) -> dict[str, float]:

@@ -22,6 +22,8 @@ from horovod_study.analysis.series.points import (
     baseline_place,
     cells_of,
     measured,
+    numbers,
+    texts,
     whole_numbers,
     with_series,
     worker_counts,
@@ -45,8 +47,6 @@ RESOURCE_COLUMNS = (
 QUANTITY_CURVE_COLUMNS = (
     *("series", "quantity", "target_mse", "law", "workers", "value", "low", "high", "extrapolated"),
 )
-REACH = 1.5
-"""Curves are drawn to this multiple of the largest worker count measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,12 +92,10 @@ def _completed(runs: pd.DataFrame) -> pd.DataFrame:
     table = with_series(runs)
     table = table[measured(table)].reset_index(drop=True)
     for name in ("energy_j", "energy_per_sample_j", "wall_s"):
-        values = table[name] if name in table.columns else pd.Series(math.nan, table.index)
-        values = pd.to_numeric(values, errors="coerce").astype(float)
+        values = numbers(table, name)
         table[name] = values.where(np.isfinite(values) & (values > 0))
     for name in ("energy_of", "energy_doubt", "device"):
-        texts = table[name].astype(object) if name in table.columns else pd.Series("", table.index, dtype=object)
-        table[name] = texts.where(texts.notna(), "")
+        table[name] = texts(table, name).astype(object)
     hours = table["workers"] / 3600
     growing = table["work"].str.contains("growing")
     table["power_w"] = table["energy_j"] / table["window_s"].astype(float)
@@ -245,8 +243,7 @@ def quantity_curves(found: Sequence[FittedQuantity]) -> pd.DataFrame:
         if each.fit is None or each.fit.selected is None:
             continue
         fitted = each.fit.fits[each.fit.selected]
-        last = max(each.most_workers + 1, math.ceil(REACH * each.most_workers))
-        grid = np.unique([*np.linspace(1, last, 49).round(4), *map(float, fitted.workers)])
+        grid = fitted.grid(each.most_workers)
         low, high = (np.where(np.isfinite(end), end, math.nan) for end in fitted.interval(grid))
         frames.append(
             pd.DataFrame(

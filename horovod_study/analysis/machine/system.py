@@ -334,56 +334,30 @@ def panels(samples: SystemSamples) -> list[Panel]:
     others = host[["at_s"]].copy()
     own = host["at_s"].map(together["cpu_percent"]) if len(together) else math.nan
     others["cpu_percent"] = (host["cpu_percent"] - own - host["sampler_cpu_percent"]).clip(lower=0.0)
+
+    def lines(name: str, of: Mapping[str, pd.DataFrame], *, over: bool = False) -> list[Trace | None]:
+        return [trace(part, frame, name, over=over) for part, frame in of.items()]
+
+    def together_of(frame: pd.DataFrame, **names: str) -> list[Trace | None]:
+        return [trace(label, frame, name, over=True) for label, name in names.items()]
+
+    proportional = trace("proportional, all", _complete(ranks, "pss_mb"), "pss_mb", over=False, quiet=True)
+    programs = trace("other programs", others, "cpu_percent", over=True, quiet=True)
+    remote = {"received, InfiniBand": "rdma_received_mb_per_s", "sent, InfiniBand": "rdma_sent_mb_per_s"}
+    network = together_of(host, received="received_mb_per_s", sent="sent_mb_per_s", **remote)
+    network.append(trace("loopback", host, "loopback_mb_per_s", over=True, quiet=True))
+    disk = together_of(together, read="read_mb_per_s", written="written_mb_per_s")
+    switches = together_of(together, voluntary="voluntary_per_s", involuntary="involuntary_per_s")
     return [
-        *panel(
-            "cpu",
-            "CPU\n% of a core",
-            [
-                *(trace(part, frame, "cpu_percent", over=True) for part, frame in ranks.items()),
-                trace("other programs", others, "cpu_percent", over=True, quiet=True),
-            ],
-            needed=True,
-        ),
-        *panel(
-            "memory",
-            "resident memory\nMB",
-            [
-                *(trace(part, frame, "rss_mb", over=False) for part, frame in ranks.items()),
-                trace("proportional, all", _complete(ranks, "pss_mb"), "pss_mb", over=False, quiet=True),
-            ],
-            needed=True,
-        ),
-        *panel("gpu-use", "GPU use\n%", [trace(p, f, "gpu_percent", over=True) for p, f in gpus.items()], needed=True),
-        *panel("gpu-memory", "GPU memory\nMB", [trace(p, f, "gpu_memory_mb", over=False) for p, f in gpus.items()]),
-        *panel("power", "power\nW", [trace(p, f, "power_w", over=False) for p, f in {**gpus, **packages}.items()]),
-        *panel("clocks", "GPU clock\nMHz", [trace(p, f, "sm_mhz", over=False) for p, f in gpus.items()]),
-        *panel(
-            "network",
-            "network\nMB/s",
-            [
-                trace("received", host, "received_mb_per_s", over=True),
-                trace("sent", host, "sent_mb_per_s", over=True),
-                trace("received, InfiniBand", host, "rdma_received_mb_per_s", over=True),
-                trace("sent, InfiniBand", host, "rdma_sent_mb_per_s", over=True),
-                trace("loopback", host, "loopback_mb_per_s", over=True, quiet=True),
-            ],
-        ),
-        *panel(
-            "disk",
-            "disk\nMB/s",
-            [
-                trace("read", together, "read_mb_per_s", over=True),
-                trace("written", together, "written_mb_per_s", over=True),
-            ],
-        ),
-        *panel(
-            "switches",
-            "context switches\nper s",
-            [
-                trace("voluntary", together, "voluntary_per_s", over=True),
-                trace("involuntary", together, "involuntary_per_s", over=True),
-            ],
-        ),
+        *panel("cpu", "CPU\n% of a core", [*lines("cpu_percent", ranks, over=True), programs], needed=True),
+        *panel("memory", "resident memory\nMB", [*lines("rss_mb", ranks), proportional], needed=True),
+        *panel("gpu-use", "GPU use\n%", lines("gpu_percent", gpus, over=True), needed=True),
+        *panel("gpu-memory", "GPU memory\nMB", lines("gpu_memory_mb", gpus)),
+        *panel("power", "power\nW", lines("power_w", {**gpus, **packages})),
+        *panel("clocks", "GPU clock\nMHz", lines("sm_mhz", gpus)),
+        *panel("network", "network\nMB/s", network),
+        *panel("disk", "disk\nMB/s", disk),
+        *panel("switches", "context switches\nper s", switches),
     ]
 
 

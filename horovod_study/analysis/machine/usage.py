@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis import stats
-from horovod_study.analysis.series.points import cells_of, measured, whole_numbers, with_series
+from horovod_study.analysis.series.points import cells_of, measured, numbers, whole_numbers, with_series
 
 QUANTITIES = {
     "gpu_percent": "mean over the GPUs",
@@ -48,15 +48,10 @@ def _row(cell: pd.DataFrame) -> dict[str, Any]:
     row = {name: first[name] for name in (*_IDENTITY, "workers", "nodes", "batch", "mode")}
     row |= {"device": " and ".join(devices), "repeats": len(cell)}
     for name in QUANTITIES:
-        values = pd.to_numeric(cell[name], errors="coerce") if name in cell.columns else pd.Series(dtype=float)
-        known = np.sort(values[np.isfinite(values.astype(float))].to_numpy(dtype=np.float64))
-        row |= {f"{name}_{end}": value for end, value in _spread(known).items()}
+        values = numbers(cell, name)
+        known = np.sort(values[np.isfinite(values)].to_numpy(dtype=np.float64))
+        row |= {f"{name}_{end}": value for end, value in {"repeats": len(known), **stats.spread(known)}.items()}
     return row
-
-
-def _spread(known: "np.ndarray") -> dict[str, float]:
-    """Return how many values there are, median, least, most and the 95 % interval; NaN for what is not known."""
-    return {"repeats": len(known), **stats.spread(known)}
 
 
 # ---------------------------------------------------------------------------------------------------- over time

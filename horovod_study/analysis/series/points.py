@@ -6,7 +6,7 @@ NaN, a point without its baseline has no speedup, and `doubts` says so in words.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,20 +69,11 @@ CAPTURED = "compute_s"
 ENVIRONMENT = ("cpu_model", "cores", "os", "python", "torch", "horovod", "mpi", "package")
 
 REQUIRED = (
-    "run",
-    "study",
-    "status",
-    "reason",
-    "repeat",
-    "global_batch",
+    *("run", "study", "status", "reason", "repeat", "global_batch"),
     *(name for name in CELL if name not in (*CHOICES, "model")),  # those have defaults
-    "samples_per_s",
-    "window_s",
-    "steps",
-    "step_s_median",
+    *("samples_per_s", "window_s", "steps", "step_s_median"),
     *(name for name in LAP_COLUMNS if name != CAPTURED),
-    "step_s",
-    "test_mse",
+    *("step_s", "test_mse"),
 )
 
 WORK = {
@@ -439,7 +430,7 @@ def scaling_points(
     cells = cells_of(table)
     rows = [_point(cell) for cell in cells]
     names = [cell.loc[measured(cell), "run"].tolist() for cell in cells]
-    values = {place: _throughputs(row) for place, row in enumerate(rows)}
+    values = [row["_samples_per_s"] for row in rows]
     for place, row in enumerate(rows):
         for kind in ("plain", "wrapped"):
             base = baseline_place(rows, row, kind)
@@ -448,8 +439,7 @@ def scaling_points(
             row |= against(found, kind, row["workers"]) if found is not None else {}
             if turns and not row.get("turns_launches", 0.0) > 0:
                 row |= components(found)
-        row |= _karp_flatt(row)
-        row |= _pop(row)
+        row |= _derived(row)
         row["flags"] = " ".join(_flags(row))
     for row in rows:
         del row["_samples_per_s"], row["_steps"]
@@ -459,6 +449,24 @@ def scaling_points(
         points["horovod_defaults"] = points["horovod_defaults"].astype(object).mask(foreign, UNKNOWN)
     counts = ("batch", "train_samples", "global_batch", "workers", "nodes", "repeats", "failed")
     return whole_numbers(points, (*counts, "ref_batch", "ref_train_samples"))
+
+
+def numbers(table: pd.DataFrame, name: str) -> "pd.Series[float]":
+    """Return a column as floats; NaN for what is no number, and where the table does not have it."""
+    if name not in table.columns:
+        return pd.Series(math.nan, table.index)
+    return pd.to_numeric(table[name], errors="coerce").astype(float)
+
+
+def texts(table: pd.DataFrame, name: str) -> "pd.Series[str]":
+    """Return a column as texts, "" for what is not known, and where the table does not have it."""
+    known = table[name].astype(object) if name in table.columns else pd.Series("", table.index, dtype=object)
+    return known.fillna("").astype(str)
+
+
+def whole_runs(accounting: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of `Accounting.run_rows` that are of all ranks of a run, by the run."""
+    return accounting[accounting["rank"].isna()].drop_duplicates("run").set_index("run")
 
 
 def whole_numbers(table: pd.DataFrame, columns: Iterable[str]) -> pd.DataFrame:
@@ -478,24 +486,20 @@ def _with_ranks(runs: pd.DataFrame, accounting: pd.DataFrame | None) -> pd.DataF
     for name in OF_RANKS:
         table[name] = math.nan
         if accounting is not None and name in accounting.columns:
-            whole = accounting[accounting["rank"].isna()].drop_duplicates("run").set_index("run")
-            table[name] = table["run"].map(whole[name]).astype(float)
+            table[name] = table["run"].map(whole_runs(accounting)[name]).astype(float)
     return table
 
 
-def _karp_flatt(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the Karp-Flatt fraction of a point and its 95 % interval, from that of the speedup: e falls as S grows."""
-    ends = {"": "speedup_plain", "_low": "speedup_plain_high", "_high": "speedup_plain_low"}
-    return {f"karp_flatt{end}": float(karp_flatt(row[name], row["workers"])) for end, name in ends.items()}
-
-
-def _pop(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return POP's computation scalability over the plain baseline: its useful seconds per sample over those here.
+def _derived(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the Karp-Flatt fraction with its 95 % interval, from that of the speedup (e falls as S grows), and POP's
+    computation scalability: useful seconds per sample of the plain baseline over those here.
 
     One plain worker waits for nobody, so that its time is useful. The ranks of a point spend N PE / X useful seconds on
     a sample, whether the work of a step is fixed in total or per worker: the quotient is E / PE.
     """
-    return {"computation_scalability": row["efficiency_plain"] / row["parallel_efficiency_median"]}
+    ends = {"": "speedup_plain", "_low": "speedup_plain_high", "_high": "speedup_plain_low"}
+    fractions = {f"karp_flatt{end}": float(karp_flatt(row[name], row["workers"])) for end, name in ends.items()}
+    return fractions | {"computation_scalability": row["efficiency_plain"] / row["parallel_efficiency_median"]}
 
 
 def _flags(row: Mapping[str, Any]) -> list[str]:
@@ -564,11 +568,6 @@ def _epoch(row: Mapping[str, Any]) -> dict[str, float]:
     ends = {"median": "median", "min": "max", "max": "min", "low": "ci95_high", "high": "ci95_low"}
     speeds = {end: row[f"samples_per_s_{of}"] or math.nan for end, of in ends.items()}
     return {f"epoch_s_{end}": row["train_samples"] / speed for end, speed in speeds.items()}
-
-
-def _throughputs(row: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    values: np.ndarray[Any, np.dtype[np.float64]] = row["_samples_per_s"]
-    return values
 
 
 def baseline_place(cells: Sequence[Mapping[str, Any]], cell: Mapping[str, Any], kind: str) -> int | None:
@@ -679,13 +678,12 @@ def _doubt_failures(runs: pd.DataFrame) -> list[str]:
     ]
 
 
-def _doubt_baselines(runs: pd.DataFrame, points: pd.DataFrame) -> list[str]:
-    found = []
+def _doubt_baselines(runs: pd.DataFrame, points: pd.DataFrame) -> Iterator[str]:
     named = with_series(runs)
     for series, rows in points[~points["missing"] & (points["mode"] != "mixed")].groupby("series", sort=False):
         first = rows.iloc[0]
         if first["model"] != OWN_MODEL:
-            found += _doubt_other_script(f"{series}", rows, named)
+            yield from _doubt_other_script(f"{series}", rows, named)
             continue
         for kind in ("plain", "wrapped"):
             lacking = rows[rows[f"base_{kind}_samples_per_s"].isna()]
@@ -693,12 +691,11 @@ def _doubt_baselines(runs: pd.DataFrame, points: pd.DataFrame) -> list[str]:
                 continue
             way = "serial" if kind == "plain" else f"{first['backend']}/{first['transport']}"
             needed = lacking.iloc[0]
-            found.append(
+            yield (
                 f"{series}: no {kind} baseline for {worker_counts(lacking['workers'])}, so speedup_{kind} is left "
                 f"empty; it needs one {way} worker on {first['partition']} with batch {needed['ref_batch']:.0f}, "
                 f"{first['precision']}, {_size(needed['ref_train_samples'])}."
             )
-    return found
 
 
 def _doubt_other_script(series: str, rows: pd.DataFrame, runs: pd.DataFrame) -> list[str]:
@@ -723,9 +720,8 @@ def _doubt_other_script(series: str, rows: pd.DataFrame, runs: pd.DataFrame) -> 
     return []
 
 
-def _doubt_data(points: pd.DataFrame) -> list[str]:
+def _doubt_data(points: pd.DataFrame) -> Iterator[str]:
     """Say where a speedup is over a worker whose data set has another size, as that of another script may have."""
-    found = []
     rows = [{f"{name}": value for name, value in row.items()} for row in points.to_dict("records")]
     for row in rows:
         if row["model"] == OWN_MODEL or row["workers"] == 1:
@@ -736,11 +732,10 @@ def _doubt_data(points: pd.DataFrame) -> list[str]:
         other = [size for size in sizes if not _same(size, wanted)]
         if other:
             here, there = (_samples(size) for size in (wanted, other[0]))
-            found.append(
+            yield (
                 f"{row['series']} at {worker_counts([row['workers']])}: the data set has {here}, that of the baseline "
                 f"{there}; a speedup in samples/s holds only if a sample costs as much in either."
             )
-    return found
 
 
 def _samples(count: float) -> str:
@@ -779,9 +774,8 @@ def _size(train_samples: float) -> str:
     return f"{train_samples:.0f} training samples"
 
 
-def _doubt_shared(points: pd.DataFrame) -> list[str]:
+def _doubt_shared(points: pd.DataFrame) -> Iterator[str]:
     """A run counts in one series; where it fits another as well, that one lacks a point."""
-    found = []
     for _, alike in points.groupby(list(SETTINGS), dropna=False, sort=False):
         if alike["series"].nunique() < 2:
             continue
@@ -796,11 +790,10 @@ def _doubt_shared(points: pd.DataFrame) -> list[str]:
             ]
             if len(others):
                 names = ", ".join(others["series"].drop_duplicates())
-                found.append(
+                yield (
                     f"{series}: lacks its points of {worker_counts(others['workers'])}, because these runs are in "
                     f"{names}, which they fit as well; analyse the two studies separately to have both."
                 )
-    return found
 
 
 def _doubt_repeats(points: pd.DataFrame) -> list[str]:
@@ -812,24 +805,21 @@ def _doubt_repeats(points: pd.DataFrame) -> list[str]:
     ]
 
 
-def _doubt_spread(points: pd.DataFrame) -> list[str]:
+def _doubt_spread(points: pd.DataFrame) -> Iterator[str]:
     spread = (points["samples_per_s_max"] - points["samples_per_s_min"]) / points["samples_per_s_median"]
-    found = []
     for series, rows in points.assign(spread=spread)[spread > WIDE_SPREAD].groupby("series", sort=False):
         places = " and ".join(
             f"{100 * row['spread']:.0f} % at {worker_counts([row['workers']])}"
             + (f" on {row['nodes']:.0f} nodes" if row["nodes"] > 1 else "")
             for _, row in rows.iterrows()
         )
-        found.append(
+        yield (
             f"{series}: repeats spread by {places}, slowest to fastest over the median; other load or an unstable "
             "transport is the usual cause."
         )
-    return found
 
 
-def _doubt_superlinear(points: pd.DataFrame) -> list[str]:
-    found = []
+def _doubt_superlinear(points: pd.DataFrame) -> Iterator[str]:
     for _, row in points[points["workers"] > 1].iterrows():
         kinds = [kind for kind in ("plain", "wrapped") if row[f"efficiency_{kind}"] > 1]
         if not kinds:
@@ -841,61 +831,55 @@ def _doubt_superlinear(points: pd.DataFrame) -> list[str]:
             "or a working set that fits the caches only when it is shared out."
         )
         unsure = "; the spread of the repeats does not separate it from 100 %."
-        found.append(
+        yield (
             f"{row['series']} at {worker_counts([row['workers']])}: efficiency above 100 % ({values})"
             f"{causes if sure else unsure}"
         )
-    return found
 
 
-def _doubt_unequal_baselines(points: pd.DataFrame) -> list[str]:
-    found = []
+def _doubt_unequal_baselines(points: pd.DataFrame) -> Iterator[str]:
     for _, row in points[(points["workers"] == 1) & (points["backend"] != "serial")].iterrows():
         off = row["speedup_plain"] - 1
         noise = row["speedup_plain_low"] <= 1 <= row["speedup_plain_high"]
         unsure = " (their repeats scatter too much to be sure)" if noise else ""
         if abs(off) > UNEQUAL_BASELINES:
-            found.append(
+            yield (
                 f"{row['series']}: one worker inside the library runs {100 * abs(off):.0f} % "
                 f"{'slower' if off < 0 else 'faster'} than one plain worker{unsure}: say which of the two a speedup "
                 "is over."
             )
-    return found
 
 
-def _doubt_settings(runs: pd.DataFrame) -> list[str]:
+def _doubt_settings(runs: pd.DataFrame) -> Iterator[str]:
     table = with_series(runs)
     good = table[measured(table)]
-    found = []
     for partition, rows in good.groupby("partition", sort=True):
-        found += [f"partition {partition}: {text}" for text in _doubt_partition(rows)]
+        yield from [f"partition {partition}: {text}" for text in _doubt_partition(rows)]
     for series, rows in good[good["steps"] < FEW_STEPS].groupby("series", sort=False):
-        found.append(
+        yield (
             f"{series}: as few as {rows['steps'].min():.0f} steps in the timed window at "
             f"{worker_counts(rows['workers'])}; at least {FEW_STEPS} make a mean worth quoting."
         )
     studies = good.groupby(["series", *CELL], dropna=False)["study"].nunique()
     if (studies > 1).any():
-        found.append(
+        yield (
             f"some points combine runs of several studies ({', '.join(sorted(set(good['study'])))}) as if they were "
             "repeats; analyse the studies separately if anything changed between them."
         )
-    return found
 
 
-def _doubt_partition(rows: pd.DataFrame) -> list[str]:
-    found = []
+def _doubt_partition(rows: pd.DataFrame) -> Iterator[str]:
     for column in (name for name in ENVIRONMENT if name in rows.columns):
         values = sorted({f"{value}" for value in rows[column].dropna()} - {""})
         if len(values) > 1:
-            found.append(
+            yield (
                 f"{column} differs between runs ({', '.join(values)}); points made of different ones are not "
                 "comparable."
             )
     parallel = rows[rows["backend"] != "serial"]
     if parallel["horovod_defaults"].nunique() > 1:
         stock = ", ".join(parallel.loc[parallel["horovod_defaults"], "series"].drop_duplicates())
-        found.append(
+        yield (
             f"some series run with the stock communication settings ({stock}) and others with the shipped ones; a "
             "difference between them is not one between transports."
         )
@@ -903,11 +887,10 @@ def _doubt_partition(rows: pd.DataFrame) -> list[str]:
         cores = pd.to_numeric(rows["cores"], errors="coerce")
         dense = rows[rows["workers"] / rows["nodes"] > cores]
         if not dense.empty:
-            found.append(
+            yield (
                 f"more workers than cores on a node at {worker_counts(dense['workers'])} ({cores.min():.0f} cores); "
                 "such points measure the sharing of cores."
             )
-    return found
 
 
 def worker_counts(workers: Any) -> str:

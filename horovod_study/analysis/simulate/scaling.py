@@ -22,7 +22,7 @@ import pandas as pd
 from horovod_study.analysis.costs import Floats, Value
 from horovod_study.analysis.simulate.network import CHOICES, Network, allreduce_s, costs, error_of, small_allreduce_s
 from horovod_study.analysis.simulate.step import NEGOTIATIONS, PARTS, Chance, Compute, Runtime, chance, communicate
-from horovod_study.errors import ConfigError, nearest
+from horovod_study.errors import ConfigError, require_known
 
 SCALINGS = ("weak", "strong")
 STEPS = 2000
@@ -80,15 +80,8 @@ class Scenario:
             raise ConfigError(f"simulate: the batch is {self.batch} samples per worker; allowed: 1 to {MAX_SAMPLES:,}")
         if not (math.isfinite(self.gradient_bytes) and self.gradient_bytes > 0):
             raise ConfigError(f"simulate: gradients of {self.gradient_bytes:g} bytes; it must be greater than 0")
-        if self.scaling not in SCALINGS:
-            raise ConfigError(
-                f"simulate: scaling {self.scaling!r}{nearest(self.scaling, SCALINGS)}; allowed: {', '.join(SCALINGS)}"
-            )
-        if self.algorithm not in CHOICES:
-            raise ConfigError(
-                f"simulate: algorithm {self.algorithm!r}{nearest(self.algorithm, CHOICES)}; allowed: "
-                f"{', '.join(CHOICES)}"
-            )
+        require_known("simulate: scaling", self.scaling, SCALINGS)
+        require_known("simulate: algorithm", self.algorithm, CHOICES)
         if not 1 <= self.buckets <= 10_000:
             raise ConfigError(f"simulate: {self.buckets} buckets; allowed: 1 (after backward) to 10,000")
         if not 0 <= self.backward_share <= 1:
@@ -144,27 +137,22 @@ def simulate(
     baseline: dict[int, tuple[float, tuple[Floats, Floats, Floats] | None]] = {}
     for name, scenario in scenarios.items():
         total = global_batch or scenario.batch * min(counts)
-        alone_s = _alone_s(scenario)
         for n in counts:
-            row = _central(scenario, n, total, fine, alone_s)
+            row = _central(scenario, n, total, fine)
             relative = _relative(scenario, n, total, coarse, normal)
-            rate = row["samples_per_s"]
-            base_rate, base_relative = baseline.setdefault(n, (rate, relative))
-            ratio = rate / base_rate
-            gain = None if relative is None or base_relative is None else base_relative[0] / relative[0]
-            rows.append(
-                {
-                    "scenario": name,
-                    **row,
-                    **_between("step_{}_s", row["step_s"], None if relative is None else relative[0]),
-                    **_between("samples_per_s_{}", rate, None if relative is None else 1 / relative[0]),
-                    **_between("efficiency_{}", row["efficiency"], None if relative is None else relative[1]),
-                    **_between("allreduce_{}_s", row["allreduce_s"], None if relative is None else relative[2]),
-                    "of_baseline": ratio,
-                    **_between("of_baseline_{}", ratio, gain),
-                }
-            )
-    return pd.DataFrame(rows, columns=list(COLUMNS))
+            base_rate, base_relative = baseline.setdefault(n, (row["samples_per_s"], relative))
+            row |= {"scenario": name, "of_baseline": row["samples_per_s"] / base_rate}
+            if relative is not None:
+                step, efficiency, reduced = relative
+                row |= _between("step_{}_s", row["step_s"], step)
+                row |= _between("samples_per_s_{}", row["samples_per_s"], 1 / step)
+                row |= _between("efficiency_{}", row["efficiency"], efficiency)
+                row |= _between("allreduce_{}_s", row["allreduce_s"], reduced)
+                if base_relative is not None:
+                    row |= _between("of_baseline_{}", row["of_baseline"], base_relative[0] / step)
+            rows.append(row)
+    ends = {name: "float64" for name in COLUMNS if "_low" in name or "_high" in name}
+    return pd.DataFrame(rows, columns=list(COLUMNS)).astype(ends)
 
 
 def batch_of(scenario: Scenario, n: int, global_batch: int) -> int:
@@ -172,29 +160,20 @@ def batch_of(scenario: Scenario, n: int, global_batch: int) -> int:
     return scenario.batch if scenario.scaling == "weak" else math.ceil(global_batch / n)
 
 
-def _samples(scenario: Scenario, n: int, global_batch: int) -> int:
-    return n * scenario.batch if scenario.scaling == "weak" else global_batch
-
-
-def _alone_s(scenario: Scenario) -> float:
-    """Return how long one worker alone computes for a batch of `scenario.batch`."""
-    return scenario.compute.mean_s * scenario.longer(1)
-
-
-def _central(scenario: Scenario, n: int, global_batch: int, luck: Chance, alone_s: float) -> dict[str, Any]:
+def _central(scenario: Scenario, n: int, global_batch: int, luck: Chance) -> dict[str, Any]:
     """Return the numbers of one worker count from the constants as they are."""
     parts, steps = _steps(scenario, n, global_batch, luck, scenario.network, scenario.runtime)
     step_s = float(steps.mean())
-    batch = batch_of(scenario, n, global_batch)
-    samples = _samples(scenario, n, global_batch)
+    weak = scenario.scaling == "weak"
     # One worker that is given the whole work of a step: N times the batch when it is fixed, and with it N steps.
-    one = scenario.batch if scenario.scaling == "weak" else global_batch
+    one = scenario.batch if weak else global_batch
+    alone_s = scenario.compute.mean_s * scenario.longer(1)
     alone_rate = one / (alone_s * scenario.batch_factor(one))
-    rate = samples / step_s
+    rate = (n * scenario.batch if weak else global_batch) / step_s
     return {
         "workers": n,
         "nodes": scenario.network.nodes(n),
-        "batch": batch,
+        "batch": batch_of(scenario, n, global_batch),
         "step_s": step_s,
         "step_p90_s": float(np.quantile(steps, 0.9)),
         "samples_per_s": rate,
@@ -272,11 +251,7 @@ def _relative(
         np.concatenate([np.ones((1, 1)), np.exp(width * each)]) for width, each in zip(widths, normal, strict=True)
     )
     there, changes = scenario.network, {"alpha": alpha * model, "bandwidth": bandwidth / model}
-    network = replace(
-        there,
-        intra=there.intra.times(**changes),
-        inter=there.inter.times(**changes),
-    )
+    network = replace(there, intra=there.intra.times(**changes), inter=there.inter.times(**changes))
     _, steps = _steps(scenario, n, global_batch, luck, network, scenario.runtime, compute)
     mean = np.broadcast_to(steps, (DRAWS + 1, steps.shape[1])).mean(axis=1)
     step = mean[1:] / mean[0]
@@ -284,9 +259,7 @@ def _relative(
     return step, compute[1:, 0] / step, reduced[1:] / reduced[0] if n > 1 else np.ones(DRAWS)
 
 
-def _between(name: str, value: float, relative: Floats | None) -> dict[str, float]:
-    if relative is None:
-        return dict.fromkeys((name.format("low"), name.format("high")), math.nan)
+def _between(name: str, value: float, relative: Floats) -> dict[str, float]:
     low, high = np.quantile(value * relative, [0.025, 0.975])
     return {name.format("low"): float(min(low, value)), name.format("high"): float(max(high, value))}
 

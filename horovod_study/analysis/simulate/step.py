@@ -30,7 +30,7 @@ from scipy import special
 
 from horovod_study.analysis.costs import Floats, Value
 from horovod_study.analysis.simulate.network import Choice, split
-from horovod_study.errors import AnalysisError, ConfigError, nearest
+from horovod_study.errors import AnalysisError, ConfigError, require_known
 
 PARTS = ("compute", "slowest", "cycle", "runtime", "latency", "transfer")
 """They add up to the step: mean computing of a worker, waiting for the slowest, for the runtime's look, its overhead
@@ -132,11 +132,7 @@ class Runtime:
             raise ConfigError(f"simulate: the cycle is {self.cycle_s:g} s; allowed: 0 to {LONGEST_CYCLE_S:g} s")
         if not self.fusion_bytes >= 0:
             raise ConfigError(f"simulate: fusion up to {self.fusion_bytes:g} bytes; it must be 0 or greater")
-        if self.negotiation not in NEGOTIATIONS:
-            raise ConfigError(
-                f"simulate: negotiation {self.negotiation!r}{nearest(self.negotiation, NEGOTIATIONS)}; allowed: "
-                f"{', '.join(NEGOTIATIONS)}"
-            )
+        require_known("simulate: negotiation", self.negotiation, NEGOTIATIONS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,15 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from horovod_study.analysis import stats
-from horovod_study.analysis.series.points import CELL, LAP_COLUMNS, cells_of, measured, with_series, worker_counts
+from horovod_study.analysis.series.points import (
+    CELL,
+    LAP_COLUMNS,
+    cells_of,
+    measured,
+    whole_runs,
+    with_series,
+    worker_counts,
+)
 from horovod_study.analysis.stats import Floats, Interval
 from horovod_study.analysis.steps import ablation
 from horovod_study.analysis.steps.attribution import (
@@ -380,7 +389,8 @@ def _notes(
     if run.state != "done" or incomplete:
         because = f" ({run.record.reason})" if run.record.reason else ""
         ends_at = [
-            f"{_ranks([rank for rank in ends if ends[rank] == last])} at step {last:,}" for last in _falling(ends)
+            f"{_ranks([rank for rank in ends if ends[rank] == last])} at step {last:,}"
+            for last in sorted(set(ends.values()), reverse=True)
         ]
         state = {"done": "is done", "incomplete": "ended without saying how (killed)", "running": "still runs"}
         which = [f"{_ranks([rank])} {why}" for rank, why in run.missing.items()]
@@ -402,10 +412,6 @@ def _notes(
     doubt = steady.get("doubt") if isinstance(steady, Mapping) else None
     if doubt:
         yield f"steady state: {doubt}"
-
-
-def _falling(ends: Mapping[int, int]) -> list[int]:
-    return sorted(set(ends.values()), reverse=True)
 
 
 def _ranks(ranks: Sequence[int]) -> str:
@@ -529,12 +535,13 @@ class Accounting:
         for run in self.runs:
             head = {"run": run.run, "series": self.series[run.run], "state": run.state, "workers": run.workers}
             whole = {
-                "rank": None,
-                "last": None,
                 "gap_s": max((rank.gap_s for rank in run.ranks), default=math.nan),
                 "open_steps": sum(rank.open_steps for rank in run.ranks),
-                **_waiting(run),
+                "skew_s": run.skew_s,
             }
+            if run.pop is not None:
+                whole |= {"load_balance": run.pop.load_balance, "communication_efficiency": run.pop.communication}
+                whole["parallel_efficiency"] = run.pop.parallel
             rows.append({**head, **_row(run), **whole, "why_not": run.why_not})
             for rank in run.ranks:
                 own = {name: getattr(rank, name) for name in ("rank", "last", "gap_s", "open_steps")}
@@ -546,30 +553,13 @@ class Accounting:
         return table.astype(kinds)
 
 
-def _waiting(run: RunAccount) -> dict[str, float]:
-    """Return what waiting costs a run, for its row; a rank alone waits for nobody."""
-    found = Pop(load_balance=math.nan, communication=math.nan, parallel=math.nan) if run.pop is None else run.pop
-    return {
-        "load_balance": found.load_balance,
-        "communication_efficiency": found.communication,
-        "parallel_efficiency": found.parallel,
-        "skew_s": run.skew_s,
-    }
-
-
 def _row(each: RunAccount | RankAccount) -> dict[str, Any]:
-    shares = each.residual
-    names = ("mean", "median", "p99", "worst")
-    return {
-        "rank": None,
-        "steps": each.steps,
-        "excluded": each.excluded,
-        "last": None,
-        **{f"{part}_s": each.parts_s[part] for part in PARTS},
-        **{f"residual_share_{name}": None if shares is None else getattr(shares, name) for name in names},
-        "worst_step": None if shares is None else shares.worst_step,
-        "worst_rank": None if shares is None else shares.worst_rank,
-    }
+    found: dict[str, Any] = {"rank": None, "steps": each.steps, "excluded": each.excluded, "last": None}
+    found |= {f"{part}_s": each.parts_s[part] for part in PARTS}
+    if (shares := each.residual) is not None:
+        found |= {f"residual_share_{name}": getattr(shares, name) for name in ("mean", "median", "p99", "worst")}
+        found |= {"worst_step": shares.worst_step, "worst_rank": shares.worst_rank}
+    return found
 
 
 def account(table: pd.DataFrame, runs: Iterable[RunAccount], *, views: bool = True) -> Accounting:
@@ -612,8 +602,7 @@ def mean_skew(runs: pd.DataFrame, accounts: pd.DataFrame | None) -> pd.Series:
     The index is series, workers, nodes and batch; `accounts` is `Accounting.run_rows`.
     """
     table = runs[measured(runs)]
-    whole = None if accounts is None else accounts[accounts["rank"].isna()].drop_duplicates("run").set_index("run")
-    skew = table["run"].map(whole["skew_s"]) if whole is not None else pd.Series(math.nan, table.index)
+    skew = pd.Series(math.nan, table.index) if accounts is None else table["run"].map(whole_runs(accounts)["skew_s"])
     keys = ["series", "workers", "nodes", "batch"]
     return skew.astype(float).groupby([table[key] for key in keys]).apply(lambda each: each.mean(skipna=False))
 
@@ -768,8 +757,8 @@ class Over:
     kind: str  # step | growth | closure | not timed
     name: str  # of the run, or the series and baseline of a growth
     workers: int
-    rank: int | None
-    share: float | None  # of the step, or of T(N) - T(1); 0..1
+    rank: int | None = None
+    share: float | None = None  # of the step, or of T(N) - T(1); 0..1
     text: str
 
 
@@ -823,15 +812,14 @@ def gate(found: Accounting, allowed: float) -> ResidualGate:
             not_judged.append(f"{run.run}: {run.why_not}")
             continue
         judged += 1
+        about = partial(Over, name=run.run, workers=run.workers)
         where = f"{run.run} ({worker_counts([run.workers])})"
         if run.why_not:
             text = f"{where}: not timed ({run.why_not}), so nothing is accounted for"
-            over.append(Over(kind="not timed", name=run.run, workers=run.workers, rank=None, share=None, text=text))
+            over.append(about(kind="not timed", text=text))
             continue
         if run.open_rank is not None:
-            rank = run.open_rank.rank
-            text = f"{where}: {open_words(run)}"
-            over.append(Over(kind="closure", name=run.run, workers=run.workers, rank=rank, share=None, text=text))
+            over.append(about(kind="closure", rank=run.open_rank.rank, text=f"{where}: {open_words(run)}"))
         worst = run.worst_rank
         if worst is not None and worst.residual is not None and abs(worst.residual.mean) > allowed:
             share = worst.residual.mean
@@ -840,7 +828,7 @@ def gate(found: Accounting, allowed: float) -> ResidualGate:
                 f"({worst.parts_s['residual'] * 1e3:.3f} of {worst.parts_s['step'] * 1e3:.3f} ms), "
                 f"allowed {_percent(allowed)}"
             )
-            over.append(Over(kind="step", name=run.run, workers=run.workers, rank=worst.rank, share=share, text=text))
+            over.append(about(kind="step", rank=worst.rank, share=share, text=text))
     growths = 0
     for row in _growths(found.cells):
         name = f"{row['series']}, {worker_counts([row['workers']])} over one {row['kind']} worker"
@@ -853,9 +841,7 @@ def gate(found: Accounting, allowed: float) -> ResidualGate:
                 f"{name}: {_percent(row['share'])} of T(N) - T(1) is unexplained "
                 f"({row['residual_s'] * 1e3:.3f} of {row['step_s'] * 1e3:.3f} ms), allowed {_percent(allowed)}"
             )
-            over.append(
-                Over(kind="growth", name=name, workers=int(row["workers"]), rank=None, share=row["share"], text=text)
-            )
+            over.append(Over(kind="growth", name=name, workers=int(row["workers"]), share=row["share"], text=text))
     return ResidualGate(allowed=allowed, over=tuple(over), runs=judged, growths=growths, not_judged=tuple(not_judged))
 
 
@@ -878,15 +864,8 @@ def _growths(cells: pd.DataFrame) -> Iterable[dict[str, Any]]:
                 why_not = f"T(N) - T(1) is not beyond chance ({low * 1e3:.3f} to {high * 1e3:.3f} ms)"
             else:
                 why_not = ""
-            yield {
-                "series": series,
-                "workers": workers,
-                "kind": kind,
-                "step_s": step_s,
-                "residual_s": residual_s,
-                "share": share,
-                "why_not": why_not,
-            }
+            names = {"series": series, "workers": workers, "kind": kind, "why_not": why_not}
+            yield {**names, "step_s": step_s, "residual_s": residual_s, "share": share}
 
 
 def _percent(share: float) -> str:

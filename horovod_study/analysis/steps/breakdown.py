@@ -6,7 +6,7 @@ accounting.py makes the same of the rows of every step.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -262,13 +262,12 @@ def _captured(good: pd.DataFrame) -> list[str]:
     ]
 
 
-def _recording(good: pd.DataFrame) -> list[str]:
+def _recording(good: pd.DataFrame) -> Iterator[str]:
     """Return the doubts that the recording of finished runs had itself: lost rows, a steady state not found."""
-    found = []
     if "rows_lost" in good.columns:
         lost = pd.to_numeric(good["rows_lost"]).fillna(0)
         for series, rows in good[lost > 0].groupby("series", sort=False):
-            found.append(
+            yield (
                 f"{series}: {lost[rows.index].sum():.0f} step rows of {plural(len(rows), 'run')} at "
                 f"{worker_counts(rows['workers'])} are lost (the disk was full); the parts are those of the others."
             )
@@ -279,7 +278,6 @@ def _recording(good: pd.DataFrame) -> list[str]:
             if len(rows) > 1:
                 whole = int((good["series"] == series).sum())
                 told = f"step time drifts; the first: {told.removeprefix('the run is not steady: ')}"
-                found.append(f"{series}: {len(rows)} of {whole} runs at {worker_counts(rows['workers'])}: {told}.")
+                yield f"{series}: {len(rows)} of {whole} runs at {worker_counts(rows['workers'])}: {told}."
             else:
-                found.append(f"{series}: 1 run at {worker_counts(rows['workers'])}: {told}.")
-    return found
+                yield f"{series}: 1 run at {worker_counts(rows['workers'])}: {told}."

@@ -10,7 +10,7 @@ A gain is a share of the throughput. A step of T seconds that loses d of them ma
 
 import math
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -94,15 +94,15 @@ class Slow:
     workers: int
     run: str  # that which is told of: the one with the latest rank
     looked_at: int  # runs
-    named_in: int  # runs in which this rank is named
-    ranks: tuple[Lateness, ...]  # the named ranks of `run`, the slowest first
+    named_in: int = 0  # runs in which this rank is named
+    ranks: tuple[Lateness, ...] = ()  # the named ranks of `run`, the slowest first
     chance: float  # how often a rank is the last one where all are equal
     period_s: float  # of a step
-    delay_s: float  # see stragglers.Stragglers
-    delay_low_s: float | None  # its 95 % interval
-    delay_high_s: float | None
-    waiting_s: float | None  # mean over ranks and steps
-    resolution_s: float | None  # a lateness that would certainly have been named
+    delay_s: float = 0.0  # see stragglers.Stragglers
+    delay_low_s: float | None = None  # its 95 % interval
+    delay_high_s: float | None = None
+    waiting_s: float | None = None  # mean over ranks and steps
+    resolution_s: float | None = None  # a lateness that would certainly have been named
     why_not: str = ""  # why it is unknown
 
 
@@ -264,11 +264,7 @@ def _with_communication(cell: Cell, runs: Sequence[RunAccount]) -> Cell:
         hidden = [run.seen.why_no_sync for run in runs if run.seen is not None and run.seen.sync_s is None]
         why_not = next(iter([*told, *hidden]), INSIDE_BACKWARD)
     return replace(
-        cell,
-        exposed_s=known.get("exposed"),
-        waiting_s=known.get("skew"),
-        left_out_s=blocks,
-        why_not=why_not,
+        cell, exposed_s=known.get("exposed"), waiting_s=known.get("skew"), left_out_s=blocks, why_not=why_not
     )
 
 
@@ -293,15 +289,8 @@ def _slow(cell: Cell, looked: Sequence[Inspection | str]) -> Slow:
             workers=cell.workers,
             run=cell.runs[0] if cell.runs else "",
             looked_at=len(looked),
-            named_in=0,
-            ranks=(),
             chance=1 / cell.workers,
             period_s=cell.step_s,
-            delay_s=0.0,
-            delay_low_s=None,
-            delay_high_s=None,
-            waiting_s=None,
-            resolution_s=None,
             why_not=next(iter(reasons), "none of its runs was looked at"),
         )
     worst = max(told, key=lambda each: (len(each.stragglers.slow) > 0, each.stragglers.delay_s))
@@ -619,16 +608,14 @@ def _ours(run: RecordedRun) -> bool:
     return "steps_per_epoch" in run.record.effective
 
 
-def _work_of(run: RecordedRun) -> list[str]:
+def _work_of(run: RecordedRun) -> Iterator[str]:
     """Return the options that say what a run trained, as far as they are not the usual ones."""
-    words = []
     for name, each in packaged().options.items():
         value = run.record.requested.get(name, each.default)
         if not each.roles & _WORK or value in (each.default, None):
             continue
         flag = "--" + name.replace("_", "-")
-        words += [flag if value else f"--no-{flag[2:]}"] if each.kind is bool else [flag, str(value)]
-    return words
+        yield from [flag if value else f"--no-{flag[2:]}"] if each.kind is bool else [flag, str(value)]
 
 
 def _line(*words: object) -> str:

@@ -17,7 +17,7 @@ its begin less the first one's, the mean over the collectives of a step.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -379,23 +379,21 @@ def _slowest(views: Sequence[RankView]) -> tuple[RankView | None, str]:
     return first, max(LAPS, key=longer)
 
 
-def _doubts(traces: Sequence[RankTrace]) -> list[str]:
-    found = []
+def _doubts(traces: Sequence[RankTrace]) -> Iterator[str]:
     steps = min(len(each.steps) for each in traces)
     if any(each.one_step for each in traces):
-        found.append("no ProfilerStep# and no Optimizer.step in it: the whole trace counts as one step")
+        yield "no ProfilerStep# and no Optimizer.step in it: the whole trace counts as one step"
     elif steps < FEW_STEPS:
-        found.append(f"{steps} steps are few: profile {FEW_STEPS} or more, after a warm-up")
+        yield f"{steps} steps are few: profile {FEW_STEPS} or more, after a warm-up"
     worlds = {each.world for each in traces} - {None}
     if len(worlds) == 1 and len(traces) < (world := worlds.pop() or 0):
-        found.append(f"{len(traces)} of {world} ranks are here: the late one may be another")
+        yield f"{len(traces)} of {world} ranks are here: the late one may be another"
     if len({each.on_gpu for each in traces}) > 1:
-        found.append("some traces have kernels of a GPU and some have none; profile all ranks alike")
+        yield "some traces have kernels of a GPU and some have none; profile all ranks alike"
     if traces[0].on_gpu:
-        found.append(
+        yield (
             "laps are of the host, which runs ahead of the GPU; communication and exposed are of the GPU, in the step "
             "in whose time they ran"
         )
     if not any(each.collectives for each in traces):
-        found.append("no communication was found: Horovod's and MPI's own is not in a trace of a processor")
-    return found
+        yield "no communication was found: Horovod's and MPI's own is not in a trace of a processor"

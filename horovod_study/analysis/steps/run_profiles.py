@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from horovod_study.analysis.series.points import LAP_COLUMNS, OF_RANKS, measured, with_series
+from horovod_study.analysis.series.points import LAP_COLUMNS, OF_RANKS, measured, whole_runs, with_series
 
 Floats = NDArray[np.float64]
 Places = NDArray[np.int64]
@@ -53,14 +53,13 @@ totals of a run. begin_s and end_s are seconds since the run's first step, on th
 SPEEDUPS = ("speedup_plain", "efficiency_plain", "speedup_wrapped", "efficiency_wrapped")
 
 _FROM_ACCOUNTS = (*OF_RANKS, "residual_share_mean", "open_steps", "why_not")
-_SENSORS = ("cpu_percent_per_rank", "rss_mb_per_rank", "gpu_percent", "gpu_memory_mb", "gpu_power_w", "package_power_w")
 _TOLD = ("hosts", "launcher", "command", "finished", "excluded_by", "steady_doubt", "energy_doubt", "energy_of")
 _NUMBERS = ("step_s_p90", "sync_s_median", "excluded_steps", "rows_lost", "rss_mb_max", "pss_mb_max", "energy_j")
 RUN_COLUMNS = (
     *("run", "series", "setting", "mode", "study", "partition", "backend", "transport", "batch", "workers", "nodes"),
     *("repeat", "status", "reason", "started", "host", *_TOLD),
     *("samples_per_s", *SPEEDUPS, "window_s", "steps", "step_s", "step_s_median", *LAP_COLUMNS),
-    *(*_NUMBERS, "energy_per_sample_j", "test_mse", *_SENSORS, *_FROM_ACCOUNTS),
+    *(*_NUMBERS, "energy_per_sample_j", "test_mse", *LOADS, *_FROM_ACCOUNTS),
 )
 """What the table of runs has at least; every other column of the run table follows."""
 
@@ -86,10 +85,8 @@ def runs_table(
         base = np.full(len(table), math.nan) if points is None else _base(named, points, f"base_{kind}_samples_per_s")
         table[f"speedup_{kind}"] = speed / base
         table[f"efficiency_{kind}"] = speed / base / named["workers"].to_numpy(dtype=np.float64)
-    whole = None if accounts is None else accounts[accounts["rank"].isna()].drop_duplicates("run").set_index("run")
-    unknown = pd.Series(math.nan, table.index)
     for name in _FROM_ACCOUNTS:
-        table[name] = unknown if whole is None else table["run"].map(whole[name])
+        table[name] = math.nan if accounts is None else table["run"].map(whole_runs(accounts)[name])
     for name in RUN_COLUMNS:
         if name not in table.columns:
             table[name] = None if name in _TOLD else math.nan

@@ -29,7 +29,7 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from horovod_study.analysis import stats
-from horovod_study.analysis.series.points import CHOICES, KNOBS, measured, with_series, worker_counts
+from horovod_study.analysis.series.points import CHOICES, KNOBS, measured, texts, with_series, worker_counts
 from horovod_study.analysis.stats import Floats
 from horovod_study.analysis.sync.boundary import hidden_note
 from horovod_study.analysis.sync.synchronisation import batches_per_epoch, over_repeats
@@ -429,8 +429,7 @@ def _groups(runs: pd.DataFrame) -> list[list[tuple[pd.DataFrame, dict[str, Float
         for series, setting, rest in zip(table["series"], table["setting"], bare, strict=True)
     ]
     table = table.assign(series=names, setting=bare, batch=table["_batch"]).drop(columns="_batch")
-    texts = table["per_node"].astype(object) if "per_node" in table.columns else pd.Series("", table.index, object)
-    table = table.assign(per_node=texts.fillna("").astype(str))
+    table = table.assign(per_node=texts(table, "per_node"))
     alone = _alone(table)
     found = []
     keys = ["series", "train_samples", "workers", "nodes", "per_node"]

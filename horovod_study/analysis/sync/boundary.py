@@ -22,7 +22,7 @@ and along the workers (a ring), the mean of both; its interval spans both.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -30,7 +30,7 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis import stats
-from horovod_study.analysis.series.points import CAPTURED, measured, with_series, worker_counts
+from horovod_study.analysis.series.points import CAPTURED, measured, numbers, texts, with_series, worker_counts
 from horovod_study.analysis.stats import Floats
 from horovod_study.analysis.steps.breakdown import difference_interval
 from horovod_study.errors import AnalysisError
@@ -157,7 +157,7 @@ def doubts(runs: pd.DataFrame) -> list[str]:
 
 def jump_doubts(runs: pd.DataFrame) -> list[str]:
     """Return the doubts about the jumps themselves."""
-    found = []
+    found: list[str] = []
     cells: dict[str, list[pd.DataFrame]] = {}
     for series, cell in _cells(runs):
         cells.setdefault(series, []).append(cell)
@@ -191,9 +191,7 @@ def over_placements(runs: pd.DataFrame) -> pd.DataFrame:
     if any(table[name].nunique() > 1 for name in _PLACING):
         table = with_series(table.drop(columns=[*_PLACING, "ref_batch"]))
     table = table[measured(table) & (table["backend"] != "serial") & table["nodes"].notna()]
-    for name in ("per_node", "path"):
-        texts = table[name].astype(object) if name in table.columns else pd.Series("", table.index, object)
-        table = table.assign(**{name: texts.fillna("").astype(str)})
+    table = table.assign(per_node=texts(table, "per_node"), path=texts(table, "path"))
     table = table.assign(per_step=MEAN, sync_value_s=table["sync_s"].astype(float), step_value_s=table["step_s"])
     if "sync_s_median" in table.columns:
         medians = pd.to_numeric(table["sync_s_median"])
@@ -226,28 +224,22 @@ def _point_cells(points: pd.DataFrame, workers_per_node: int | None) -> list[tup
     if workers_per_node is not None and workers_per_node < 1:
         raise AnalysisError(f"{workers_per_node} workers per node: a node has at least 1; give its number of GPUs")
 
-    def numbers(name: str) -> pd.Series:
-        known = points[name] if name in points.columns else pd.Series(math.nan, points.index)
-        return pd.to_numeric(known).astype("float64")
-
-    workers, full = numbers("workers"), numbers("workers_per_node")
+    workers, full = numbers(points, "workers"), numbers(points, "workers_per_node")
     full = full.fillna(math.nan if workers_per_node is None else float(workers_per_node))
     filled = pd.Series(np.ceil(workers / full), points.index)
-    nodes = numbers("nodes").fillna(filled)
-    texts = [
-        _filling(n, count, size) for n, count, size in zip(workers, nodes, full.where(filled == nodes), strict=True)
-    ]
+    nodes = numbers(points, "nodes").fillna(filled)
+    fillings = zip(workers, nodes, full.where(filled == nodes), strict=True)
     table = pd.DataFrame(
         {
-            "series": points["series"].astype(object).fillna("").astype(str) if "series" in points.columns else "",
+            "series": texts(points, "series"),
             **dict.fromkeys(("setting", "partition", "backend", "transport", "path", "study"), ""),
             "workers": workers,
             "nodes": nodes,
-            "per_node": texts,
+            "per_node": [_filling(n, count, size) for n, count, size in fillings],
             "per_step": MEAN,
-            "sync_value_s": numbers("sync_s"),
-            "step_value_s": workers * numbers("batch_size") / numbers("samples_per_s"),
-            "repeat": numbers("repeat"),
+            "sync_value_s": numbers(points, "sync_s"),
+            "step_value_s": workers * numbers(points, "batch_size") / numbers(points, "samples_per_s"),
+            "repeat": numbers(points, "repeat"),
         }
     )
     known = table["nodes"].notna() & table[["sync_value_s", "step_value_s"]].notna().any(axis=1)
@@ -382,28 +374,26 @@ def _frame(rows: Sequence[dict[str, Any]], columns: Sequence[str], *, whole: Seq
 # ---------------------------------------------------------------------------------------------------- doubts
 
 
-def _doubt_paths(series: str, own: Sequence[pd.DataFrame]) -> list[str]:
+def _doubt_paths(series: str, own: Sequence[pd.DataFrame]) -> Iterator[str]:
     """Return what is odd about which network carried the gradients."""
-    found = []
     for cell in own:
         where = f"{worker_counts(cell['workers'])} on {_int(cell, 'nodes')} node{'s' * (_int(cell, 'nodes') > 1)}"
         paths = sorted(set(cell["path"]))
         if len(paths) > 1:
             told = ", ".join(path or "not known" for path in paths)
-            found.append(
+            yield (
                 f"{series} at {where}: its repeats were carried by different paths ({told}); they are not repeats of "
                 "one another."
             )
         within = [path for path in paths if path and all(way in _WITHIN for way in path.split(" and "))]
         if _int(cell, "nodes") > 1 and within:
-            found.append(
+            yield (
                 f"{series} at {where}: the recorded path ({within[0]}) does not leave a machine; the nodes may be two "
                 "names of one."
             )
         unknown = _int(cell, "nodes") > 1 and paths == [""]
         if unknown:
-            found.append(f"{series} at {where}: what carried its gradients is not recorded.")
-    return found
+            yield f"{series} at {where}: what carried its gradients is not recorded."
 
 
 def fit_doubts(runs: pd.DataFrame) -> list[str]:

@@ -13,12 +13,14 @@ With this project's idle sleep on, new gradients wake the thread, and the slope 
 """
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from horovod_study.analysis import stats
+from horovod_study.analysis.series.points import numbers
 from horovod_study.analysis.stats import MIN_REPEATS, Floats, Interval
 from horovod_study.analysis.sync import synchronisation
 
@@ -50,11 +52,10 @@ def cycle_shares(runs: pd.DataFrame) -> pd.DataFrame:
     chosen = pd.to_numeric(runs["cycle_time_ms"], errors="coerce")
     if chosen.nunique() < 2:
         return pd.DataFrame(columns=list(CYCLE_COLUMNS))
-    idle = pd.Series(math.nan, runs.index)
-    if "idle_cycle_time_ms" in runs.columns:
-        idle = pd.to_numeric(runs["idle_cycle_time_ms"], errors="coerce")
     # What nobody chose is on as shipped and off in Horovod as it comes.
-    idle = idle.fillna(runs["horovod_defaults"].astype(bool).map({True: 0.0, False: math.inf}))
+    idle = numbers(runs, "idle_cycle_time_ms").fillna(
+        runs["horovod_defaults"].astype(bool).map({True: 0.0, False: math.inf})
+    )
     table = runs.drop(columns="cycle_time_ms").assign(_cycle_s=chosen / 1e3, idle=idle)
     table = synchronisation.parallel(table)
     table = table[table["_cycle_s"].notna() & (table["workers"] > 1) & (table["backend"] == "horovod")]
@@ -92,18 +93,12 @@ def _row(cell: pd.DataFrame, rest_of_step_s: float) -> dict[str, Any]:
         "shortest_cycle_s": float(distinct[0]),
         "longest_cycle_s": float(distinct[-1]),
         "rest_of_step_s": rest_of_step_s,
-        "slope": slope.value,
-        "slope_low": slope.low,
-        "slope_high": slope.high,
+        **slope.named("slope", "slope_low", "slope_high"),
         "expected_low": expected,
         "expected_high": expected if woken else expected + 1.0,
-        "rest_s": rest.value,
-        "rest_low_s": rest.low,
-        "rest_high_s": rest.high,
+        **rest.named("rest_s", "rest_low_s", "rest_high_s"),
         "default_cycle_s": DEFAULT_CYCLE_S,
-        "share_at_default": share.value,
-        "share_low": share.low,
-        "share_high": share.high,
+        **share.named("share_at_default", "share_low", "share_high"),
         "interval": how,
     }
     row["verdict"] = _verdict(slope, row["expected_low"], row["expected_high"])
@@ -119,9 +114,9 @@ def _estimates(cell: pd.DataFrame, cycle: Floats, sync: Floats) -> tuple[list[In
     blocks = _blocks(cell, cycle, sync)
     if len(blocks) >= MIN_REPEATS:
         values = np.array([_three(*block) for block in blocks])  # (R, 3)
-        middle = values.mean(axis=0)
-        half = stats.half_width(stats.standard_error(values, axis=0), len(values) - 1.0)
-        return _around(middle, half), f"95 %, Student's t of the lines of {len(values)} repeats"
+        means, errors = values.mean(axis=0).tolist(), stats.standard_error(values, axis=0).tolist()
+        found = [stats.around(mean, error, len(values) - 1.0) for mean, error in zip(means, errors, strict=True)]
+        return found, f"95 %, Student's t of the lines of {len(values)} repeats"
     value = np.array(_three(cycle, sync))
     freedom = len(cycle) - 2
     if freedom < 1:
@@ -132,12 +127,8 @@ def _estimates(cell: pd.DataFrame, cycle: Floats, sync: Floats) -> tuple[list[In
     at = value[1] + value[0] * DEFAULT_CYCLE_S
     toward = np.array([value[1], -value[0]]) * DEFAULT_CYCLE_S / at**2 if at else np.full(2, math.nan)
     errors = np.sqrt([covariance[0, 0], covariance[1, 1], float(toward @ covariance @ toward)])
-    half = stats.half_width(errors, float(freedom))
-    return _around(value, half), f"95 %, Student's t of one line through {len(cycle)} runs"
-
-
-def _around(values: Floats, halves: Floats) -> list[Interval]:
-    return [Interval(value=float(m), low=float(m - h), high=float(m + h)) for m, h in zip(values, halves, strict=True)]
+    found = [stats.around(each, error, freedom) for each, error in zip(value.tolist(), errors.tolist(), strict=True)]
+    return found, f"95 %, Student's t of one line through {len(cycle)} runs"
 
 
 def _blocks(cell: pd.DataFrame, cycle: Floats, sync: Floats) -> list[tuple[Floats, Floats]]:
@@ -174,18 +165,16 @@ def _verdict(slope: Interval, expected_low: float, expected_high: float) -> str:
     return AS_EXPECTED if slope.low <= expected_high and slope.high >= expected_low else OTHERWISE
 
 
-def _notes(cycle: Floats, sync: Floats, rest_of_step_s: float, woken: bool) -> list[str]:
-    notes = []
+def _notes(cycle: Floats, sync: Floats, rest_of_step_s: float, woken: bool) -> Iterator[str]:
     if woken:
-        notes.append("new gradients wake the thread, whose cycle then hardly counts")
+        yield "new gradients wake the thread, whose cycle then hardly counts"
     longer = cycle > rest_of_step_s
     if longer.any() and not longer.all():
-        notes.append("cycles shorter and longer than the rest of the step in one line")
+        yield "cycles shorter and longer than the rest of the step in one line"
     elif longer.all():
-        notes.append("cycles longer than the rest of the step: they set its pace")
+        yield "cycles longer than the rest of the step: they set its pace"
     if _bent(cycle, sync):
-        notes.append("the times are not on a straight line, so the rest is an extrapolation")
-    return notes
+        yield "the times are not on a straight line, so the rest is an extrapolation"
 
 
 def _bent(cycle: Floats, sync: Floats) -> bool:

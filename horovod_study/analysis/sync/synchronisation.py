@@ -20,8 +20,8 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis import stats
-from horovod_study.analysis.fit.fitting import QuantityFit, ScalingFit, fit_quantity
-from horovod_study.analysis.series.points import measured, with_series, worker_counts
+from horovod_study.analysis.fit.fitting import REACH, QuantityFit, ScalingFit, fit_quantity
+from horovod_study.analysis.series.points import measured, texts, with_series, worker_counts
 from horovod_study.analysis.stats import Floats
 from horovod_study.analysis.steps import breakdown
 from horovod_study.analysis.sync import boundary
@@ -41,9 +41,6 @@ CURVE_COLUMNS = (
     *("batches_per_epoch", "sync_per_epoch_s", "sync_per_epoch_low_s", "sync_per_epoch_high_s"),
 )
 """The selected law of each series at whole worker counts."""
-
-REACH = 1.5
-"""Curves go on to this multiple of the largest worker count measured; the part beyond it is extrapolated."""
 
 MIN_COUNTS = 3
 """A curve through fewer worker counts says nothing that they do not say."""
@@ -200,8 +197,7 @@ def parallel(runs: pd.DataFrame) -> pd.DataFrame:
     """
     table = with_series(runs)
     table = table[measured(table) & (table["backend"] != "serial")]
-    texts = table["per_node"].astype(object) if "per_node" in table.columns else pd.Series("", table.index, object)
-    return table.assign(per_node=texts.fillna("").astype(str))
+    return table.assign(per_node=texts(table, "per_node"))
 
 
 def over_repeats(name: str, values: Floats) -> dict[str, float]:
