@@ -47,9 +47,7 @@ def cell(table, workers, backend="horovod"):
 
 
 def fitted(runs, evaluations=None, *, targets=(), **wanted):
-    crossings = convergence.nothing().crossings
-    if evaluations is not None:
-        crossings = convergence.convergence(runs, evaluations, targets=targets).crossings
+    crossings = convergence.convergence(runs, evaluations, targets=targets).crossings
     found = resources.fit_quantities(runs, crossings)
     return next(each for each in found if all(getattr(each, name) == value for name, value in wanted.items()))
 

@@ -204,7 +204,6 @@ class RatioEstimate:
         return math.log(self.ratio.high / self.ratio.low) / 2 if self.ratio.known else math.inf
 
     def to_dict(self) -> dict[str, float | int | bool | None]:
-        """Return plain values; None for what is not known."""
         return {
             **{f"ratio_{name}".removesuffix("_value"): value for name, value in self.ratio.to_dict().items()},
             **{name: getattr(self, name) for name in ("launches", "rounds")},

@@ -287,7 +287,10 @@ def analyze(
             "started": _span(runs),
             "findings": _findings(table, points, parts, baseline),
             "doubts": doubts,
-            "failed": [_plain(row) for row in scaling.failed_runs(table).to_dict("records")],
+            "failed": [
+                {f"{key}": _plain_value(value) for key, value in row.items()}
+                for row in scaling.failed_runs(table).to_dict("records")
+            ],
             "environment": _environments(runs),
             "measurement": _measurement(table),
             "learning": _common(table),
@@ -570,10 +573,6 @@ def _commands(runs: pd.DataFrame) -> list[str]:
 def _range(values: pd.Series) -> list[float | int | None]:
     numbers = values.astype(float).dropna()
     return [_number(numbers.min()), _number(numbers.max())] if len(numbers) else [None, None]
-
-
-def _plain(row: Mapping[Any, Any]) -> dict[str, Any]:
-    return {f"{key}": _plain_value(value) for key, value in row.items()}
 
 
 def _plain_value(value: Any) -> Any:

@@ -94,7 +94,6 @@ class CountResult:
         return self.typical if self.odd else self.speed.ratio
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
         typical = self.typical.to_dict()
         return {
             "workers": self.workers,
@@ -157,7 +156,6 @@ class Learning:
         return f"{self.test_difference:.2%}".replace("%", " %")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
         return {
             **facts(self, "same_parameters", "alike", "first_steps", "loss_difference"),
             **dict(zip(("a_test_mse", "b_test_mse"), finite(self.test_mse), strict=True)),
@@ -174,7 +172,6 @@ class Comparison:
     learning: Learning
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
         return {"workers": finite(self.counts), "learning": self.learning.to_dict()}
 
     def lines(self) -> list[str]:
@@ -245,7 +242,9 @@ def compare(blocks: Sequence[Mapping[str, Any]], *, seed: int = 1, aim: float | 
         by_count.setdefault(int(block["workers"]), []).append(block)
     in_turns = {count: _in_turns(count, rows) for count, rows in by_count.items() if "rounds" in rows[0]}
     speeds = {
-        count: _of_rounds(in_turns[count]) if count in in_turns else _ratio(rows, "samples_per_s", seed)
+        count: _of_rounds(in_turns[count])
+        if count in in_turns
+        else paired_ratio(*(_values(rows, arm, "samples_per_s") for arm in "AB"), seed=seed)
         for count, rows in by_count.items()
     }
     adjusted = dict(zip(speeds, holm([each.ratio.p for each in speeds.values()]), strict=True))
@@ -318,10 +317,6 @@ def _values(rows: Sequence[Mapping[str, Any]], arm: str, name: str) -> Floats:
     return np.array([math.nan if row[arm][name] is None else float(row[arm][name]) for row in rows])
 
 
-def _ratio(rows: Sequence[Mapping[str, Any]], name: str, seed: int) -> PairedRatio:
-    return paired_ratio(_values(rows, "A", name), _values(rows, "B", name), seed=seed)
-
-
 def _count(
     workers: int,
     rows: Sequence[Mapping[str, Any]],
@@ -340,7 +335,9 @@ def _count(
     odd = tuple(apart if pairs is None or typical.known else ())
     resolved = p_holm < ALPHA and (speed.ratio.excludes(1) or typical.excludes(1))
     known = None if pairs is None else estimate(pairs)
-    needed = _needed(speed, odd, tests) if known is None else _blocks_for(known, OF_INTEREST)
+    needed = None if known is None else _blocks_for(known, OF_INTEREST)
+    if known is None and speed.log_sd is not None and not odd:
+        needed = needed_blocks(speed.log_sd, tests=tests)
     verdict = _verdict(
         speed.ratio, typical, odd, p_holm, resolved=resolved, needed=needed, tests=tests, turns=pairs is not None
     )
@@ -364,10 +361,6 @@ def _count(
         turns=known,
         rounds=() if pairs is None else tuple(tuple(np.exp(each).tolist()) for each in pairs.differences),
     )
-
-
-def _needed(speed: PairedRatio, odd: Sequence[int], tests: int) -> int | None:
-    return None if speed.log_sd is None or odd else needed_blocks(speed.log_sd, tests=tests)
 
 
 def _blocks_for(known: RatioEstimate, half_width: float) -> int | None:

@@ -148,7 +148,6 @@ class StudyComparison:
         return self.differences[self.differences["metric"] == metric]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values; unknown is None."""
         return {
             **dict(zip(("after", "before"), self.names, strict=True)),
             "matching": self.matching,
@@ -225,9 +224,8 @@ def _judged(metric: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     tests = sum(math.isfinite(each.p) for each in effects)
     words = {BETTER: METRICS[metric].better, WORSE: METRICS[metric].worse}
     for row, each, (verdict, p_holm) in zip(rows, effects, verdicts(metric, effects), strict=True):
-        open_to = max(abs(each.low - 1), abs(each.high - 1)) if verdict == ALIKE else math.nan
         row |= {"tests": tests, "p_holm": p_holm, "verdict": verdict, "word": words.get(verdict, "")}
-        row["no_more_than"] = open_to
+        row["no_more_than"] = max(abs(each.low - 1), abs(each.high - 1)) if verdict == ALIKE else math.nan
     return rows
 
 
@@ -696,7 +694,7 @@ def _changes(
     for column in _SEEN:
         kinds = [{_kinds(getattr(pair, side), column) for pair in pairs} - {""} for side in _SIDES]
         found.append(_change(column, *kinds))
-    found.append(_change("excluded_steps", *(_measured(analysis, "excluded_steps") for analysis in (before, after))))
+    found.append(_change("excluded_steps", *(_excluded(analysis) for analysis in (before, after))))
     found.append(_change("repeats", *(_told(pairs, side, "repeats") for side in _SIDES)))
     return tuple(each for each in found if each is not None)
 
@@ -722,8 +720,8 @@ def _facts(analysis: Analysis, column: str) -> set[str]:
     return {f"{value}" for value in known if value not in (None, "")}  # 3.10 of a version is not a number
 
 
-def _measured(analysis: Analysis, name: str) -> set[str]:
-    spans = [each.get(name) or [None, None] for each in analysis.provenance["measurement"]]
+def _excluded(analysis: Analysis) -> set[str]:
+    spans = [each.get("excluded_steps") or [None, None] for each in analysis.provenance["measurement"]]
     return {" to ".join(dict.fromkeys(_text(end) for end in span)) for span in spans if None not in span}
 
 
@@ -848,7 +846,6 @@ class Gate:
         return not self.missing and not any(each.outcome in bad for each in self.checks)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
         checks = [{**facts(each, "word", "limit", "outcome"), **finite(each.row)} for each in self.checks]
         return {**facts(self, "passed", "unresolved_fails"), "checks": checks, "missing": finite(self.missing)}
 

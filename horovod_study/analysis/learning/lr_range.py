@@ -155,12 +155,6 @@ def _divergence(smooth: Floats, lowest: int) -> int | None:
     return after if after < len(smooth) else None
 
 
-def _first_unsteady(smooth: Floats) -> int | None:
-    """Return the first step whose smoothed loss is more than twice the smallest before it."""
-    beyond = np.flatnonzero(smooth[1:] > UNSTEADY * np.minimum.accumulate(smooth)[:-1])
-    return int(beyond[0]) + 1 if len(beyond) else None
-
-
 def _steepest(rates: Floats, smooth: Floats) -> tuple[float | None, float | None]:
     """Return the rate of steepest descent and the slope d ln(loss) / d ln(rate) there; None where there is none."""
     x, y = np.log(rates), np.log(smooth)
@@ -228,10 +222,11 @@ def _doubts(
             f"the two rules differ {max(steepest / careful, careful / steepest):.0f}-fold; try rates between them, "
             "for instance with horovod-study strain search"
         )
-    unsteady = _first_unsteady(smooth)
-    if suggested is not None and unsteady is not None and rates[unsteady] < suggested:
+    # The steps after the first whose smoothed loss is more than twice the smallest before them.
+    unsteady = rates[1:][smooth[1:] > UNSTEADY * np.minimum.accumulate(smooth)[:-1]]
+    if suggested is not None and len(unsteady) and unsteady[0] < suggested:
         doubts.append(
-            f"the loss rose to more than {UNSTEADY:g} times its smallest value already at rate {rates[unsteady]:.2g}, "
+            f"the loss rose to more than {UNSTEADY:g} times its smallest value already at rate {unsteady[0]:.2g}, "
             "below the suggested one; smaller rates are safer"
         )
     decades = float(np.log10(rates[-1] / rates[0]))

@@ -164,7 +164,6 @@ class Scheme:
         return self.computing_s + self.communication_s
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
         return {
             "name": self.name,
             "possible": not self.possible,
@@ -194,7 +193,6 @@ class Advice:
     doubts: tuple[str, ...] = field(default=())
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
         case, model = self.case, self.case.model
         layers = [
             facts(each, "name", "parameters", "activations", "indices", "output", "flop") for each in model.layers

@@ -34,6 +34,9 @@ POINT_COLUMNS = (
     *("algbw_gb_per_s", "busbw_gb_per_s", "busbw_min_gb_per_s", "busbw_max_gb_per_s", "wrong"),
 )
 
+_BARRIERS = ("way", "seconds_median", "seconds_min", "seconds_max")
+_COPIES = ("name", "bytes", "gb_per_s_median", "gb_per_s_min", "gb_per_s_max", "reason")
+
 
 def algbw(size: float, seconds: float) -> float:
     """Return the algorithm bandwidth S / t, in bytes per second for bytes and seconds."""
@@ -78,7 +81,6 @@ class LineFit:
         return self.alpha_s * self.beta_bytes_per_s
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values."""
         return {**asdict(self), "half_bytes": self.half_bytes}
 
 
@@ -233,7 +235,6 @@ class BenchedNetwork:
     step_roofline: Mapping[str, Any] | None = None  # launching, moving and computing of the step on a GPU, there too
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values, null where there is none."""
         names = ("workers", "model", "points", "barriers", "copies", "fits", "roofline")
         return facts(self, *names, "wrong", "doubts", "launch", "step_roofline")
 
@@ -246,13 +247,9 @@ def analyze(document: Mapping[str, Any]) -> BenchedNetwork:
     """
     workers, model = int(document["workers"]), document["model"]
     points = _points(document, workers, model)
+    told = [each for job in document["jobs"] for each in job["barriers"]]
     barriers = pd.DataFrame(
-        [
-            {"way": each["way"], **_spread("seconds", each["seconds"])}
-            for job in document["jobs"]
-            for each in job["barriers"]
-        ],
-        columns=["way", "seconds_median", "seconds_min", "seconds_max"],
+        [{"way": each["way"], **_spread("seconds", each["seconds"])} for each in told], columns=list(_BARRIERS)
     )
     doubts: list[str] = []
     fits = {}
@@ -293,18 +290,17 @@ def restored(document: Mapping[str, Any], *, source: str) -> BenchedNetwork:
             roofs = tuple(NetworkRoof(**each) for each in roofline["networks"])
             roofline = Roofline(**{**roofline, "networks": roofs})
         pairs = ("alpha_ci95_s", "beta_ci95_bytes_per_s")
-        ends = ("median", "min", "max")
-        copied = ["name", "bytes", *(f"gb_per_s_{end}" for end in ends), "reason"]
         lines = {}
         for way, fit in document["fits"].items():
             told = {name: each for name, each in fit.items() if name != "half_bytes"}
-            lines[way] = LineFit(**{**told, **{name: _pair(fit[name]) for name in pairs}})
+            known = {name: tuple(math.nan if end is None else float(end) for end in fit[name]) for name in pairs}
+            lines[way] = LineFit(**{**told, **known})
         return BenchedNetwork(
             workers=int(document["workers"]),
             model=document["model"],
             points=pd.DataFrame(document["points"], columns=list(POINT_COLUMNS)),
-            barriers=pd.DataFrame(document["barriers"], columns=["way", *(f"seconds_{end}" for end in ends)]),
-            copies=pd.DataFrame(document["copies"], columns=copied),
+            barriers=pd.DataFrame(document["barriers"], columns=list(_BARRIERS)),
+            copies=pd.DataFrame(document["copies"], columns=list(_COPIES)),
             fits=lines,
             roofline=roofline,
             wrong=int(document["wrong"]),
@@ -316,11 +312,6 @@ def restored(document: Mapping[str, Any], *, source: str) -> BenchedNetwork:
         raise AnalysisError(
             f"{source}: is not what `horovod-study bench` writes ({type(error).__name__}: {error}); name its bench.json"
         ) from None
-
-
-def _pair(ends: Sequence[float | None]) -> tuple[float, float]:
-    low, high = (math.nan if end is None else float(end) for end in ends)
-    return low, high
 
 
 def _points(document: Mapping[str, Any], workers: int, model: Mapping[str, Any]) -> pd.DataFrame:
@@ -363,8 +354,7 @@ def _copies(copies: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
         rates = [] if each["seconds"] is None else [each["bytes"] / seconds / 1e9 for seconds in each["seconds"]]
         spread = _spread("gb_per_s", rates) if rates else dict.fromkeys(_spread("gb_per_s", [1.0]))
         rows.append({"name": each["name"], "bytes": each["bytes"], **spread, "reason": each["reason"]})
-    columns = ["name", "bytes", "gb_per_s_median", "gb_per_s_min", "gb_per_s_max", "reason"]
-    return pd.DataFrame(rows, columns=columns).astype({"reason": object})
+    return pd.DataFrame(rows, columns=list(_COPIES)).astype({"reason": object})
 
 
 def _roofline(

@@ -41,8 +41,12 @@ def history(
                 if np.isfinite(value):
                     found.append((tag, int(step[last - 1]), float(begin_s[last - 1]), float(value)))
 
-        columns = {name: [frame[name].to_numpy(dtype=float)[:length] for frame in frames] for name in _columns()}
-        for name in (*(f"{lap}_s" for lap in (*LAPS, "residual", "step")), "sync_host_s"):
+        timed = [*(f"{lap}_s" for lap in (*LAPS, "residual", "step")), "sync_host_s"]
+        columns = {
+            name: [frame[name].to_numpy(dtype=float)[:length] for frame in frames]
+            for name in (*timed, "loss", "samples")
+        }
+        for name in timed:
             if not any(np.isnan(values).all() for values in columns[name]):
                 tag = f"steps/{name.removesuffix('_s')}_ms"
                 medians = [1e3 * np.mean([np.nanmedian(v[a:b]) for v in columns[name]]) for a, b in parts]
@@ -60,7 +64,3 @@ def history(
             if np.isfinite(each[name]):
                 found.append((f"evaluation/{name}", int(each["steps"]), float(each["wall_s"]), float(each[name])))
     return pd.DataFrame(found, columns=list(COLUMNS)).sort_values(["tag", "step"], kind="stable", ignore_index=True)
-
-
-def _columns() -> list[str]:
-    return [*(f"{lap}_s" for lap in (*LAPS, "residual", "step")), "sync_host_s", "loss", "samples"]

@@ -89,14 +89,13 @@ def read_log(lines: Iterable[str], *, source: str) -> Log:
     if (steps := _number(found.values.get("gradient_accumulation_steps")) or 1) > 1:
         doubts.append(f"gradients of {steps:g} batches are accumulated: batch_size is of an update")
     kept = spans[1:] or spans
-    nodes, each = (_number(found.values.get(name)) for name in ("number_of_nodes", "accelerators_per_node"))
     return Log(
         source=source,
         series=" ".join([*(name for name in above if name not in ("", ".", "..", "/")), benchmark]),
         system=named[0] if named else "",
         rate=float(np.median([epochs * samples / seconds for seconds, epochs in kept])),
         global_batch=batch,
-        counts=(int(nodes), int(each)) if nodes and each else None,
+        counts=_counts(found.values),
         doubts=tuple(doubts),
     )
 
@@ -222,7 +221,7 @@ def _epoch_samples(benchmark: str, logged: Any, batch: float | None, source: str
 
 
 def _counts(system: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return nodes and accelerators of a node; None where a description has none (processors only)."""
+    """Return nodes and accelerators of a node; None where a log or description has none (processors only)."""
     nodes, each = (_number(system.get(name)) for name in ("number_of_nodes", "accelerators_per_node"))
     return (int(nodes), int(each)) if nodes and each else None
 

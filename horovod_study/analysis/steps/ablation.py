@@ -24,6 +24,7 @@ from horovod_study.analysis.stats import Floats, Interval
 from horovod_study.analysis.steps.attribution import BUSY_CORES
 from horovod_study.config import LAPS
 from horovod_study.errors import AnalysisError
+from horovod_study.records import RecordedRun
 
 RESAMPLES = 4000
 MIN_PAIRS = 4
@@ -56,6 +57,16 @@ class CommunicationCost:
     ranks_s: tuple[Interval, ...]  # the cost by ablation of each rank
     outside: tuple[str, ...]  # laps but sync that moved, beyond doubt, the way the difference goes, the largest first
     doubts: tuple[str, ...]
+
+
+def answer_of(run: RecordedRun) -> tuple[CommunicationCost | None, str]:
+    """Return what the blocks without communication of a run say, or None with the reason."""
+    if run.ablation is None:
+        return None, run.why_no_ablation
+    try:
+        return answer(run.ablation), ""
+    except AnalysisError as error:
+        return None, str(error).partition(": ")[2]
 
 
 def answer(found: Mapping[str, Any], *, seed: int = 1) -> CommunicationCost:

@@ -157,7 +157,6 @@ class RunAccount:
         return max((rank for rank in self.ranks if rank.open_steps), key=lambda rank: rank.gap_s, default=None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values; unknown is None."""
         return {
             **facts(self, "run", "state", "reason", "repeat", "workers", "why_not", "parts_s", "residual"),
             **facts(self, "steps", "first_step", "excluded", "excluded_by", "notes", "ranks"),
@@ -200,7 +199,7 @@ def account_run(run: RecordedRun, *, views: bool = True, profile: bool = False) 
     measured = run.synchronisation is not None  # and worth its arrays
     seen, why_not_seen = _seen(run) if views or measured else (None, "")
     taken = decompose_observation(seen) if seen is not None and measured else None
-    answer, why_not_left_out = _left_out(run)
+    answer, why_not_left_out = ablation.answer_of(run)
     return RunAccount(
         run=run.name,
         state=run.state,
@@ -454,16 +453,6 @@ def _seen(run: RecordedRun) -> tuple[Observation | None, str]:
     return found, ""
 
 
-def _left_out(run: RecordedRun) -> tuple[ablation.CommunicationCost | None, str]:
-    """Return what the blocks without communication say, or None with the reason."""
-    if run.ablation is None:
-        return None, run.why_no_ablation
-    try:
-        return ablation.answer(run.ablation), ""
-    except AnalysisError as error:
-        return None, str(error).partition(": ")[2]
-
-
 # ---------------------------------------------------------------------------------------------------- all of them
 
 
@@ -514,7 +503,6 @@ class Accounting:
     doubts: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values; unknown is None."""
         runs = [{"series": self.series[run.run], **run.to_dict()} for run in self.runs]
         return {"closes_within_s": CLOSES_S, "runs": runs, **facts(self, "cells", "views", "doubts")}
 
@@ -657,7 +645,7 @@ def _views(runs: Sequence[RunAccount], *, series: str, nodes: float) -> Views:
     skew, floor, through = (_all(parts, name) for name in ("skew", "floor", "through"))
     alone = None
     if skew is not None and through is not None:
-        alone = [Part(value=a.value + b.value, draws=a.draws + b.draws) for a, b in zip(through, skew, strict=True)]
+        alone = [a + b for a, b in zip(through, skew, strict=True)]
     left_out = [run.left_out for run in runs if run.left_out is not None]
     timer = View(
         name="timer",
@@ -684,7 +672,7 @@ def _views(runs: Sequence[RunAccount], *, series: str, nodes: float) -> Views:
         compared = _compared("ablation", IN_BLOCKS, blocks.seconds, stats.together(within))
         comparisons.append(replace(compared, laps_s=_outside(left_out, compared.difference_s.value)))
     if sync is not None and alone is not None and bench.seconds is not None:
-        apart = [Part(value=a.value - b.value, draws=a.draws - b.draws) for a, b in zip(sync, alone, strict=True)]
+        apart = [a - b for a, b in zip(sync, alone, strict=True)]
         comparisons.append(_compared("timer", "micro-benchmark", bench.seconds, over_runs(apart)))
     if blocks.seconds is not None and bench.seconds is not None:
         comparisons.append(

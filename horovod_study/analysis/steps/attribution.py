@@ -160,6 +160,15 @@ class Part:
     value: float
     draws: Floats
 
+    def __add__(self, other: "Part") -> "Part":
+        return Part(value=self.value + other.value, draws=self.draws + other.draws)
+
+    def __sub__(self, other: "Part") -> "Part":
+        return Part(value=self.value - other.value, draws=self.draws - other.draws)
+
+    def __truediv__(self, other: "Part") -> "Part":
+        return Part(value=self.value / other.value, draws=self.draws / other.draws)
+
 
 def parts_of(seen: Observation, *, seed: int = 1) -> dict[str, Part]:
     """Return the mean of every quantity (of the floor the 10 % quantile) of one run in s, with block-bootstrap draws.
@@ -188,8 +197,8 @@ def parts_of(seen: Observation, *, seed: int = 1) -> dict[str, Part]:
     }
     if together:
         ranks = range(ready.shape[1])
-        found["skew"] = _combined(lambda *each: np.mean(each, axis=0), *(found[f"wait {rank}"] for rank in ranks))
-        found["steady"] = _combined(lambda *each: np.max(each, axis=0), *(found[f"lag {rank}"] for rank in ranks))
+        found["skew"] = _over(np.mean, (found[f"wait {rank}"] for rank in ranks))
+        found["steady"] = _over(np.max, (found[f"lag {rank}"] for rank in ranks))
     if seen.floor_s is not None:
         found["floor"] = _undisturbed(seen.floor_s, seen.block, rng)
     for name, samples in (("pack", seen.pack_s), ("through", seen.through_s)):
@@ -197,23 +206,28 @@ def parts_of(seen: Observation, *, seed: int = 1) -> dict[str, Part]:
             means = _block_means(samples[:, np.newaxis], seen.block, rng)[:, 0]
             found[name] = Part(value=float(samples.mean()), draws=means)
     if together:
-        found["exposed"] = _combined(lambda sync, skew: sync - skew, found["sync"], found["skew"])
+        found["exposed"] = found["sync"] - found["skew"]
         if (through_s := seen.through_s) is not None and "floor" in found:
-            found["runtime"] = _combined(lambda through, floor: through - floor, found["through"], found["floor"])
-            undisturbed = _undisturbed(through_s, seen.block, rng)
-            found["least"] = _combined(lambda through, floor: through - floor, undisturbed, found["floor"])
-            found["rest"] = _combined(lambda runtime, pack: runtime - pack, found["runtime"], found["pack"])
-            found["unexplained"] = _combined(lambda all_, through: all_ - through, found["exposed"], found["through"])
+            found["runtime"] = found["through"] - found["floor"]
+            found["least"] = _undisturbed(through_s, seen.block, rng) - found["floor"]
+            found["rest"] = found["runtime"] - found["pack"]
+            found["unexplained"] = found["exposed"] - found["through"]
     return found
 
 
 def _undisturbed(samples: Floats, block: int, rng: np.random.Generator) -> Part:
-    value = float(np.quantile(samples, FLOOR_QUANTILE))
-    return Part(value=value, draws=_block_quantiles(samples, FLOOR_QUANTILE, block, rng))
+    """Return the 10 % quantile of `samples`, (S,), with those of series drawn from its blocks of consecutive ones."""
+    block = max(1, min(block, len(samples) // 4))
+    starts = rng.integers(0, len(samples), size=(RESAMPLES, math.ceil(len(samples) / block)))
+    rows = (starts[:, :, np.newaxis] + np.arange(block)) % len(samples)  # a ring, as in _block_means
+    drawn: Floats = np.quantile(samples[rows.reshape(RESAMPLES, -1)], FLOOR_QUANTILE, axis=1)
+    return Part(value=float(np.quantile(samples, FLOOR_QUANTILE)), draws=drawn)
 
 
-def _combined(rule: Any, *parts: Part) -> Part:
-    return Part(value=float(rule(*(part.value for part in parts))), draws=rule(*(part.draws for part in parts)))
+def _over(rule: Any, parts: Iterable[Part]) -> Part:
+    """Return the mean or the largest of several quantities."""
+    values, draws = zip(*((part.value, part.draws) for part in parts), strict=True)
+    return Part(value=float(rule(values, axis=0)), draws=rule(draws, axis=0))
 
 
 def _block_means(table: Floats, block: int, rng: np.random.Generator) -> Floats:
@@ -229,15 +243,6 @@ def _block_means(table: Floats, block: int, rng: np.random.Generator) -> Floats:
     starts = rng.integers(0, rows, size=(RESAMPLES, math.ceil(rows / block)))
     # A part of the series at a time: those of a long run of many ranks would not fit into memory together.
     return np.concatenate([means[some].mean(axis=1) for some in np.array_split(starts, _CHUNKS)])
-
-
-def _block_quantiles(samples: Floats, quantile: float, block: int, rng: np.random.Generator) -> Floats:
-    """Return quantiles of `samples`, (S,), over series drawn from its blocks of consecutive ones, (RESAMPLES,)."""
-    block = max(1, min(block, len(samples) // 4))
-    starts = rng.integers(0, len(samples), size=(RESAMPLES, math.ceil(len(samples) / block)))
-    rows = (starts[:, :, np.newaxis] + np.arange(block)) % len(samples)  # a ring, as in _block_means
-    drawn: Floats = np.quantile(samples[rows.reshape(RESAMPLES, -1)], quantile, axis=1)
-    return drawn
 
 
 # ---------------------------------------------------------------------------------------------------- all of them
@@ -266,7 +271,6 @@ class Arm:
     expected_cycle_wait: tuple[float, float] | None = None  # s, by `cycle_wait`: threads together, far apart
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values."""
         return {
             **facts(self, "backend", "transport", "reduction", "workers", "batch", "arm", "runs", "hosts", "settings"),
             "seconds": finite(self.parts),
@@ -365,22 +369,18 @@ def _arm(
     cycle = cycle_s(first.settings)
     lag = {rank: parts[f"lag {rank}"] for rank in range(first.workers) if f"lag {rank}" in parts}
     slowest = max(lag, key=lambda rank: lag[rank].value, default=None)
+    # By twice the distance of the lower end: the latest of several is looked at, and neighbouring steps are alike.
+    certain = slowest is not None and lag[slowest].value > 2 * (lag[slowest].value - lag[slowest].low)
     waits = _waits(group, cycle) if cycle and "floor" in parts else None
+    same = ("backend", "transport", "reduction", "workers", "batch", "arm", "hosts", "settings")
     return Arm(
-        backend=first.backend,
-        transport=first.transport,
-        reduction=first.reduction,
-        workers=first.workers,
-        batch=first.batch,
-        arm=first.arm,
+        **{name: getattr(first, name) for name in same},
         runs=tuple(seen.run for seen, _ in group),
-        hosts=first.hosts,
-        settings=first.settings,
         parts=parts,
         efficiency={name: over_runs([each[name] for each in ratios]) for name in ratios[0]},
         baseline="one worker alone" if base else "its own step without synchronisation",
         why_not=why_not,
-        slow_rank=slowest if slowest is not None and _certain(lag[slowest]) else None,
+        slow_rank=slowest if certain else None,
         leave_spread_s=float(np.mean([leave_spread(seen) for seen, _ in group])),
         cycle_ms=cycle * 1e3 or None,
         expected_cycle_wait=waits,
@@ -397,31 +397,21 @@ def _efficiencies(
     """
     same = [each for other, each in base if other.repeat == seen.repeat] or [each for _, each in base]
     if same:
-        one = _combined(lambda *steps: np.mean(steps, axis=0), *(each["step"] for each in same))
+        one = _over(np.mean, (each["step"] for each in same))
     elif "sync" in parts:
         one = parts["ready"]
     else:
         return {}
     now = parts["step"]
-    found = {"now": _combined(lambda one, step: one / step, one, now)}
-    for part in ("runtime", "skew", "unexplained"):
-        if part in parts:
-            found[f"without {part}"] = _combined(lambda one, step, gone: one / (step - gone), one, now, parts[part])
+    found = {"now": one / now}
+    found |= {
+        f"without {name}": one / (now - parts[name]) for name in ("runtime", "skew", "unexplained") if name in parts
+    }
     if "floor" in parts and "sync" in parts:
-        found["at the floor"] = _combined(
-            lambda one, step, sync, floor: one / (step - sync + floor), one, now, parts["sync"], parts["floor"]
-        )
+        found["at the floor"] = one / (now - parts["sync"] + parts["floor"])
     if "sync" in parts:
-        found["without synchronisation"] = _combined(lambda one, ready: one / ready, one, parts["ready"])
+        found["without synchronisation"] = one / parts["ready"]
     return found
-
-
-def _certain(lag: Interval) -> bool:
-    """Return whether a lag is above zero by twice the distance of its interval's lower end.
-
-    Twice, because the latest of several ranks is looked at, and because neighbouring steps are alike.
-    """
-    return lag.value > 2 * (lag.value - lag.low)
 
 
 def over_runs(parts: Sequence[Part]) -> Interval:

@@ -151,7 +151,6 @@ class Explanation:
         return tuple({cell.series: cell for cell in self.cells}.values())
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values; unknown is None."""
         return facts(self, *(each.name for each in fields(self)))
 
 

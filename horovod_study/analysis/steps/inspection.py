@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from horovod_study.analysis.stats import Floats
-from horovod_study.analysis.steps.ablation import CommunicationCost, answer
+from horovod_study.analysis.steps.ablation import CommunicationCost, answer_of
 from horovod_study.analysis.steps.pauses import Pauses, StepStatistics, find_pauses
 from horovod_study.analysis.steps.rank_steps import PARTS, RankSteps, align
 from horovod_study.analysis.steps.stragglers import MIN_STEPS, Pop, Stragglers, find_stragglers, pop_of
@@ -88,7 +88,6 @@ class Inspection:
     doubts: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values; None for what is not known."""
         return {
             **facts(self, "name", "directory", "state", "reason", "facts"),
             "window": {"first_step": self.first_step, "by": self.first_step_by, **facts(self, "excluded", "steps")},
@@ -122,7 +121,8 @@ def inspect(run: RecordedRun, beside: RunSideFiles | None = None) -> Inspection:
     longest = _longest(run, first)
     if longest < (MIN_STEPS if len(run.rows) > 1 else 1):
         few = f"only {longest:,} steps" if longest else "no step"
-        doubts.append(f"{few} from step {first:,} on {_were(longest)} recorded, so that the warm-up is looked at too")
+        were = "was" if longest <= 1 else "were"
+        doubts.append(f"{few} from step {first:,} on {were} recorded, so that the warm-up is looked at too")
         first, by = int(everything.step[0]), "the first that was recorded"
         longest = _longest(run, first)
     rows = lay(from_step=first, fewest=min(MIN_STEPS, longest))
@@ -139,12 +139,12 @@ def inspect(run: RecordedRun, beside: RunSideFiles | None = None) -> Inspection:
         doubts.append(str(steady["doubt"]))
     system, system_doubts = _system(run, beside or RunSideFiles(why_no_system="not looked at"))
     doubts += system_doubts
-    ablation, why_no_ablation = None, run.why_no_ablation
-    if run.ablation is not None:
-        try:
-            ablation = answer(run.ablation)
-        except AnalysisError as error:
-            why_no_ablation = str(error)
+    ablation, why_no_ablation = answer_of(run)
+    files: dict[str, tuple[str, ...]] = {}
+    if beside is not None and beside.timeline is not None:
+        files["timeline"] = (str(beside.timeline),)
+    if beside is not None and beside.profiles:
+        files["profile"] = tuple(map(str, beside.profiles))
     return Inspection(
         name=run.name,
         state=run.state,
@@ -163,7 +163,7 @@ def inspect(run: RecordedRun, beside: RunSideFiles | None = None) -> Inspection:
         ablation=ablation,
         why_no_ablation=why_no_ablation,
         system=system,
-        files=_files(beside),
+        files=files,
         directory=str(run.directory),
         doubts=tuple(doubts),
     )
@@ -196,21 +196,8 @@ def _system(run: RecordedRun, beside: RunSideFiles) -> tuple[SystemUse, list[str
     return SystemUse(rows=tuple(rows)), [text.rstrip(".") for text in told]
 
 
-def _files(beside: RunSideFiles | None) -> dict[str, tuple[str, ...]]:
-    found: dict[str, tuple[str, ...]] = {}
-    if beside is not None and beside.timeline is not None:
-        found["timeline"] = (str(beside.timeline),)
-    if beside is not None and beside.profiles:
-        found["profile"] = tuple(str(path) for path in beside.profiles)
-    return found
-
-
 def _longest(run: RecordedRun, first: int) -> int:
     return max(int((np.asarray(rows["step"]) >= first).sum()) for rows in run.rows.values())
-
-
-def _were(count: int) -> str:
-    return "was" if count <= 1 else "were"
 
 
 def _counts(lost: Any) -> list[int]:

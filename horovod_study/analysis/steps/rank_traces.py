@@ -69,7 +69,6 @@ class RankView:
     offset_s: float | None  # of its clock, by the ends of collectives
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values."""
         return {**facts(self, "rank", "host", "steps", "last", "offset_s"), "seconds": finite(self.parts)}
 
 
@@ -84,7 +83,6 @@ class RankTraces:
     doubts: tuple[str, ...] = field(default=())
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values."""
         late = None if self.late is None else self.late.rank
         return {
             "ranks": [each.to_dict() for each in self.ranks],

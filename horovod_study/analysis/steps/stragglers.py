@@ -111,7 +111,6 @@ class Stragglers:
         return tuple(each for rank in self.slow for each in self.ranks if each.rank == rank)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values; None for what is not known."""
         names = ("verdict", "why_not", "steps", "block_steps", "notes", "laps", "period_s", "skew_s", "skew_share")
         return facts(self, *names, "spread_s", "resolution_s", "slow", "ranks")
 

@@ -70,7 +70,6 @@ class Timeline:
         return math.fsum(self.together.values())
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it as plain values."""
         return {
             **facts(self, "steps", "collectives", "busy_s"),
             "together": {
@@ -162,7 +161,10 @@ def decompose(events: Sequence[Mapping[str, Any]], *, source: str, doubts: Itera
         steps=steps,
         collectives=sum(counts.values()),
         operations=_operations(moved),
-        cycles=_cycles(reader.cycles),
+        cycles={
+            "count": len(reader.cycles),
+            "median_s": float(np.median(np.diff(reader.cycles))) if len(reader.cycles) > 1 else None,
+        },
         last=dict(sorted(reader.last.items())) or None,
         doubts=tuple(said),
     )
@@ -379,7 +381,3 @@ def _operations(pieces: Sequence[tuple[_Collective, str, str, float, float]]) ->
             reached = max(reached, end)
         counts[activity] = count
     return counts
-
-
-def _cycles(marks: Sequence[float]) -> dict[str, float | int | None]:
-    return {"count": len(marks), "median_s": float(np.median(np.diff(marks))) if len(marks) > 1 else None}

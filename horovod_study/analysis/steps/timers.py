@@ -52,15 +52,10 @@ class Overhead:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, the ends of the interval beside its number."""
-        plain = {each.name: getattr(self, each.name) for each in fields(self)}
         ends = self.percent.to_dict()
-        numbers = {"percent": ends["value"], "low": ends["low"], "high": ends["high"]}
-        return {
-            "way": self.variant,
-            "step_s": self.step_s,
-            **numbers,
-            **{k: v for k, v in plain.items() if k not in ("variant", "percent")},
-        }
+        found = {"way": self.variant, "step_s": self.step_s, "percent": ends["value"]}
+        rest = ("writing_percent", "calls_us", "edges_percent", "edges_steps")
+        return {**found, "low": ends["low"], "high": ends["high"], **{name: getattr(self, name) for name in rest}}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -146,8 +146,10 @@ def knee(batch: ArrayLike, step_s: ArrayLike, *, seed: int = 0) -> Knee:
     form = min(misses, key=lambda each: misses[each])
     other = PIECEWISE if form == SATURATION else SATURATION
     ends, how, doubts = _intervals(form, fitted[form], runs, distinct, weight, within, misses[form], seed)
-    knees = {each: _ratio(values) for each, values in fitted.items()}
-    if aicc and aicc[other] - aicc[form] < EQUAL_SUPPORT and abs(math.log(_tame(knees[other] / knees[form]))) > 0.1:
+    knees = {each: float(a / b) if b > 0 else math.inf for each, (a, b) in fitted.items()}
+    apart = knees[other] / knees[form]
+    apart = min(max(apart, 1e-9), 1e9) if apart == apart else 1.0
+    if aicc and aicc[other] - aicc[form] < EQUAL_SUPPORT and abs(math.log(apart)) > 0.1:
         doubts.append(
             f"the {other} form fits as well (AICc within {EQUAL_SUPPORT:g}) with its knee at {knees[other]:.3g}"
         )
@@ -165,18 +167,10 @@ def knee(batch: ArrayLike, step_s: ArrayLike, *, seed: int = 0) -> Knee:
     )
 
 
-def _ratio(values: Floats) -> float:
-    return float(values[0] / values[1]) if values[1] > 0 else math.inf
-
-
 def _around(value: float, ends: tuple[float, float]) -> tuple[float, float, float]:
     """Return a value with its ends, which rounding must not put on one side of it."""
     low, high = ends
     return value, low if math.isnan(low) else min(low, value), high if math.isnan(high) else max(high, value)
-
-
-def _tame(value: float) -> float:
-    return min(max(value, 1e-9), 1e9) if value == value else 1.0
 
 
 def _step(form: str, values: Floats, batch: Floats) -> Floats:
@@ -323,18 +317,14 @@ def batch_sizes(runs: pd.DataFrame, *, seed: int = 0) -> BatchSizes:
     """
     rows, found, frames = [], [], []
     for cells in _groups(runs):
-        rows += _compared([_batch_row(cell, bases) for cell, bases in cells])
+        own = [_batch_row(cell, bases) for cell, bases in cells]
+        smallest = min(own, key=lambda row: float(row["batch"]))["samples_per_s_median"]
+        rows += [{**row, "times_faster": row["samples_per_s_median"] / smallest} for row in own]
         group = pd.concat([cell for cell, _ in cells], ignore_index=True)
         first = group.iloc[0]
         name = {column: first[column] for column in ("series", "workers", "nodes")}
-        row = {
-            **name,
-            **{column: first[column] for column in _KEPT},
-            "batches": len(cells),
-            "runs": len(group),
-            "form": "",
-            "identified": False,
-        }
+        row = {**name, **{column: first[column] for column in _KEPT}, "batches": len(cells), "runs": len(group)}
+        row |= {"form": "", "identified": False}
         if len(cells) < MIN_BATCHES:
             found.append(row | {"note": f"a knee needs {MIN_BATCHES} batch sizes"})
             continue
@@ -503,12 +493,6 @@ def _batch_row(cell: pd.DataFrame, bases: Mapping[str, Floats]) -> dict[str, Any
         **over_repeats("epoch_s", (batches if batches > 0 else math.nan) * step),
         "note": hidden_note(cell) if not serial and np.isnan(sync).any() else "",
     }
-
-
-def _compared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Add how many times faster than the smallest batch each batch of one series and worker count is."""
-    smallest = min(rows, key=lambda row: float(row["batch"]))["samples_per_s_median"]
-    return [{**row, "times_faster": row["samples_per_s_median"] / smallest} for row in rows]
 
 
 def doubts(table: pd.DataFrame) -> list[str]:

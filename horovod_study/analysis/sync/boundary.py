@@ -264,13 +264,6 @@ def _filling(workers: float, nodes: float, full: float) -> str:
     return f"{workers // full:.0f}x{full:.0f}" + (f" 1x{rest:.0f}" if rest else "")
 
 
-def _partly(workers: int, nodes: int, per_node: str) -> bool | None:
-    """Return whether some node holds fewer workers than another; None where the record leaves it open."""
-    if per_node:
-        return " " in per_node
-    return True if workers % nodes else None
-
-
 def _int(cell: pd.DataFrame, name: str) -> int:
     return int(cell[name].iloc[0])
 
@@ -291,9 +284,11 @@ def _name(cell: pd.DataFrame) -> dict[str, Any]:
 
 
 def _side(cell: pd.DataFrame) -> dict[str, Any]:
+    """Return what one side of a comparison is; `partly` is None where the record leaves it open."""
+    uneven = True if _int(cell, "workers") % _int(cell, "nodes") else None
     return {
         **{name: cell[name].iloc[0] for name in ("workers", "nodes", "per_node")},
-        "partly": _partly(_int(cell, "workers"), _int(cell, "nodes"), cell["per_node"].iloc[0]),
+        "partly": " " in cell["per_node"].iloc[0] if cell["per_node"].iloc[0] else uneven,
         "path": " or ".join(sorted(set(cell["path"]) - {""})),
         "repeats": len(cell),
     }

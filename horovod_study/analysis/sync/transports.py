@@ -96,7 +96,7 @@ def _rivals(table: pd.DataFrame) -> Iterator[tuple[dict[Any, pd.DataFrame], dict
         camps.setdefault(alike, []).append(cells)
     for camp in camps.values():
         for a, b in combinations(camp, 2):
-            ways = [_way(each) for each in (a, b)]
+            ways = [next(iter(each.values())).iloc[0][["backend", "transport"]].tolist() for each in (a, b)]
             if ways[0] != ways[1]:
                 yield a, b
 
@@ -104,11 +104,6 @@ def _rivals(table: pd.DataFrame) -> Iterator[tuple[dict[Any, pd.DataFrame], dict
 def _plain(value: Any) -> Any:
     """Return a value that equals itself: NaN as None."""
     return None if isinstance(value, float) and math.isnan(value) else value
-
-
-def _way(cells: dict[Any, pd.DataFrame]) -> tuple[str, str]:
-    first = next(iter(cells.values())).iloc[0]
-    return first["backend"], first["transport"]
 
 
 def _row(quantity: str, a: pd.DataFrame, b: pd.DataFrame) -> dict[str, Any]:
@@ -141,8 +136,8 @@ def _row(quantity: str, a: pd.DataFrame, b: pd.DataFrame) -> dict[str, Any]:
         found, difference = stats.paired_ratio(ones, others), stats.student(others - ones)
         ratio, logs = found.ratio, np.log(others / ones)
         row |= {"a_value": stats.geometric_mean(ones), "b_value": stats.geometric_mean(others)}
-        row |= {"ratio": ratio.value, "ratio_low": ratio.low, "ratio_high": ratio.high, "p": ratio.p}
-        row |= {"difference": difference.value, "difference_low": difference.low, "difference_high": difference.high}
+        row |= {**ratio.named("ratio", "ratio_low", "ratio_high"), "p": ratio.p}
+        row |= difference.named("difference", "difference_low", "difference_high")
         row["_log_sd"] = math.nan if found.log_sd is None else found.log_sd
         row["_student_p"] = stats.t_p(float(logs.mean()), float(stats.standard_error(logs)), len(logs) - 1.0)
     if first["reduction"] != second["reduction"] and first["workers"] > 1:
@@ -162,18 +157,9 @@ def _of_rounds(row: Mapping[str, Any], found: RatioEstimate | None) -> dict[str,
     log_sd = (
         found.half_width * math.sqrt(found.launches) / stats.t_quantile((1 + ratio.level) / 2, found.launches - 1.0)
     )
-    ends = {end: row["a_value"] * (getattr(ratio, name) - 1) for end, name in _ENDS.items()}
-    return {
-        **{f"ratio{end}": getattr(ratio, name) for end, name in _ENDS.items()},
-        **{f"difference{end}": value for end, value in ends.items()},
-        "pairs": found.launches,
-        "p": ratio.p,
-        "_log_sd": log_sd,
-        "test": ROUNDS,
-    }
-
-
-_ENDS = {"": "value", "_low": "low", "_high": "high"}
+    ends = ratio.named("ratio", "ratio_low", "ratio_high")
+    differences = {name.replace("ratio", "difference"): row["a_value"] * (end - 1) for name, end in ends.items()}
+    return {**ends, **differences, "pairs": found.launches, "p": ratio.p, "_log_sd": log_sd, "test": ROUNDS}
 
 
 def _pairs(quantity: str, a: pd.DataFrame, b: pd.DataFrame) -> tuple[Floats, Floats, int]:
