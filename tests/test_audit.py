@@ -285,7 +285,7 @@ def test_a_changed_maximum_of_the_samples_is_found(runs: Path) -> None:
 
 
 def test_a_run_that_failed_has_nothing_to_recount(runs: Path) -> None:
-    edit(runs / PAIR[0], lambda content: content.update(status="failed", totals={}))
+    edit(runs / PAIR[0], changed(status="failed", totals={}))
 
     assert recount_of(runs / PAIR[0]).findings == ()
     assert recount_of(runs / PAIR[0]).not_recounted == ("the run is failed",)
@@ -312,7 +312,7 @@ def for_all(names: Iterable[str], change: Callable[[dict[str, Any]], None]) -> C
 def copied(runs: Path) -> None:
     shutil.rmtree(runs / PAIR[1])
     shutil.copytree(runs / PAIR[0], runs / PAIR[1])
-    edit(runs / PAIR[1], lambda content: content.update(repeat=1, key=PAIR[1]))
+    edit(runs / PAIR[1], changed(repeat=1, key=PAIR[1]))
 
 
 def slow_begin(runs: Path) -> None:
@@ -382,50 +382,24 @@ def applied(column: str, value: Any) -> Callable[[dict[str, Any]], None]:
     return lambda content: content["effective"].update({column: value})
 
 
-def longer_epoch(content: dict[str, Any]) -> None:
-    content["effective"]["steps_per_epoch"] = 250
+def changed(**values: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda content: content.update(values)
 
 
+RATE = "samples_per_s_median"
+FAILED = changed(status="failed", totals={}, reason="out of memory")
+OTHER_DATA = for_all(PAIR[1:2], applied("dataset_digest", "0123"))
 FAULTS: dict[str, tuple[str, Callable[[Path], Any], int | None, str, tuple[str, ...]]] = {
     "two repeats": ("few-repeats", remove(PAIR[2]), 2, "repeats", tuple(PAIR[:2])),
-    "a repeat was left out": (
-        "repeat-missing",
-        for_all(PAIR[2:], lambda content: content.update(repeat=3)),
-        2,
-        "repeats",
-        tuple(PAIR),
-    ),
-    "no run of a cell": ("missing-cell", remove(*PAIR), 2, "samples_per_s_median", ()),
-    "all runs of a cell failed": (
-        "missing-cell",
-        for_all(PAIR, lambda content: content.update(status="failed", totals={}, reason="out of memory")),
-        2,
-        "samples_per_s_median",
-        tuple(PAIR),
-    ),
+    "a repeat was left out": ("repeat-missing", for_all(PAIR[2:], changed(repeat=3)), 2, "repeats", tuple(PAIR)),
+    "no run of a cell": ("missing-cell", remove(*PAIR), 2, RATE, ()),
+    "all runs of a cell failed": ("missing-cell", for_all(PAIR, FAILED), 2, RATE, tuple(PAIR)),
     "a copy": ("duplicated-run", copied, 2, "step_s", (PAIR[1], PAIR[0])),
     "another learning rate": ("logged-unlike-applied", for_all(PAIR[:1], applied("lr", 1e-3)), 2, "lr", (PAIR[0],)),
-    "another precision": (
-        "logged-unlike-applied",
-        for_all(PAIR[:1], told("precision", "bf16")),
-        2,
-        "precision",
-        (PAIR[0],),
-    ),
-    "another transport": (
-        "logged-unlike-applied",
-        for_all(PAIR[:1], told("transport", "mpi")),
-        2,
-        "transport",
-        (PAIR[0],),
-    ),
-    "another reduction": (
-        "logged-unlike-applied",
-        for_all(PAIR[:1], told("reduction", "hooks")),
-        2,
-        "reduction",
-        (PAIR[0],),
-    ),
+    **{
+        f"another {name}": ("logged-unlike-applied", for_all(PAIR[:1], told(name, value)), 2, name, (PAIR[0],))
+        for name, value in (("precision", "bf16"), ("transport", "mpi"), ("reduction", "hooks"))
+    },
     "more threads than asked for": (
         "logged-unlike-applied",
         for_all(SERIAL[:1], lambda content: content["effective"]["ranks"][0].update(threads=8)),
@@ -433,32 +407,20 @@ FAULTS: dict[str, tuple[str, Callable[[Path], Any], int | None, str, tuple[str, 
         "threads",
         (SERIAL[0],),
     ),
-    "a slow begin": ("warm-up-in-window", slow_begin, 2, "samples_per_s_median", tuple(PAIR)),
-    "cores are shared": (
-        "oversubscribed-cores",
-        for_all(PAIR[:1], oversubscribed),
-        2,
-        "samples_per_s_median",
-        (PAIR[0],),
-    ),
-    "another program": ("other-load", busy, 2, "samples_per_s_median", (PAIR[2],)),
+    "a slow begin": ("warm-up-in-window", slow_begin, 2, RATE, tuple(PAIR)),
+    "cores are shared": ("oversubscribed-cores", for_all(PAIR[:1], oversubscribed), 2, RATE, (PAIR[0],)),
+    "another program": ("other-load", busy, 2, RATE, (PAIR[2],)),
     "another process on a GPU": (
         "other-load",
         for_all(PAIR[2:3], applied("other_gpu_processes", {"node1": 1, "node2": 0, "node3": None})),
         2,
-        "samples_per_s_median",
+        RATE,
         (PAIR[2],),
     ),
     "a row is missing": ("steps-do-not-tile", torn, 2, "step_s", (PAIR[0],)),
     "a rank has no rows": ("steps-do-not-tile", rank_lost, 2, "step_s", (PAIR[0],)),
-    "a finished run was set aside": ("run-set-aside", set_aside, 2, "samples_per_s_median", (PAIR[0],)),
-    "another data set in one run": (
-        "data-set-changed",
-        for_all(PAIR[1:2], applied("dataset_digest", "0123")),
-        None,
-        "train_samples",
-        (PAIR[1],),
-    ),
+    "a finished run was set aside": ("run-set-aside", set_aside, 2, RATE, (PAIR[0],)),
+    "another data set in one run": ("data-set-changed", OTHER_DATA, None, "train_samples", (PAIR[1],)),
     "another torch in one run": (
         "versions-differ",
         for_all(PAIR[1:2], lambda content: content["environment"].update(torch="1.0")),
@@ -532,7 +494,7 @@ def test_an_epoch_of_another_length_is_a_changed_data_set(runs: Path) -> None:
             frame["epoch"] = np.where(frame["step"] < 120, 0, 1)
 
         rewrite(runs / name, 0, change)
-        edit(runs / name, longer_epoch)
+        edit(runs / name, applied("steps_per_epoch", 250))
     found = [each for each in findings_of(runs) if each.name == "data-set-changed"]
 
     assert [each.runs for each in found] == [(name,) for name in PAIR]
@@ -769,7 +731,7 @@ def test_runs_left_out_and_gone_and_a_changed_cell(capsys: pytest.CaptureFixture
     directory = study / "analysis"
     extra = study / NCCL.format(2, 3)
     shutil.copytree(study / PAIR[0], extra)
-    edit(extra, lambda content: content.update(status="failed", totals={}, key=extra.name, repeat=3))
+    edit(extra, changed(status="failed", totals={}, key=extra.name, repeat=3))
     points = directory / "points.csv"
     table = pd.read_csv(points)
     best, median = (repr(float(table[f"samples_per_s_{name}"].iloc[-1])) for name in ("max", "median"))

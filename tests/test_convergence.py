@@ -591,19 +591,8 @@ def test_a_learning_curve_of_a_few_runs_from_the_command_line(tmp_path, capsys):
     write_run(tmp_path / "a", effective={"floor_mse": FLOOR})
     write_run(tmp_path / "b", requested={"lr": 1e-3})
 
-    assert (
-        main(
-            [
-                "strain",
-                "learning-curve",
-                str(tmp_path / "a"),
-                str(tmp_path / "b"),
-                "--out",
-                str(tmp_path / "x" / "c.svg"),
-            ]
-        )
-        == 0
-    )
+    out = str(tmp_path / "x" / "c.svg")
+    assert main(["strain", "learning-curve", str(tmp_path / "a"), str(tmp_path / "b"), "--out", out]) == 0
     text = (tmp_path / "x" / "c.svg").read_text()
     assert text.startswith("<?xml") and capsys.readouterr().out.strip().endswith("c.svg")
     assert main(["strain", "learning-curve", str(tmp_path / "a"), "--out", str(tmp_path / "c.gif")]) == 2

@@ -120,9 +120,9 @@ def test_without_a_sensor_energy_is_empty_and_never_nothing():
             .all(axis=None)
         )
         assert (each["energy_repeats"] == 0).all() and each["power_w_median"].isna().all()
-    assert {each.quantity for each in resources.fit_quantities(runs, convergence.nothing().crossings)} == {
-        "worker_hours_per_epoch"
-    }
+    assert {
+        each.quantity for each in resources.fit_quantities(runs, convergence.convergence(runs, None).crossings)
+    } == {"worker_hours_per_epoch"}
     assert resources.doubts(runs) == []
 
 
@@ -131,7 +131,9 @@ def test_energy_of_other_devices_is_not_compared():
     runs.loc[runs["workers"] == 4, "energy_of"] = "package"
     mixed = runs.assign(energy_of=np.where(runs["repeat"] == 0, "package", "gpu"))
     four = cell(resources.resources(runs), 4)
-    quantities = {each.quantity for each in resources.fit_quantities(runs, convergence.nothing().crossings)}
+    quantities = {
+        each.quantity for each in resources.fit_quantities(runs, convergence.convergence(runs, None).crossings)
+    }
 
     assert four["energy_per_sample_j_median"] > 0 and math.isnan(four["energy_ratio"])
     assert quantities == {"worker_hours_per_epoch"}

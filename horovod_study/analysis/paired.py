@@ -19,15 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from horovod_study.analysis.stats import (
-    LEVEL,
-    Floats,
-    Interval,
-    finite_or_none,
-    normal_deviation,
-    t_p,
-    t_quantile,
-)
+from horovod_study.analysis import stats
+from horovod_study.analysis.stats import Floats, Interval
 from horovod_study.errors import AnalysisError
 
 OTHER_LOAD = 0.1
@@ -172,7 +165,7 @@ def without_stalls(launches: Sequence[Floats]) -> tuple[list[Floats], int]:
             found.append(values)
             continue
         middle = float(np.median(values))
-        away = STALL * normal_deviation(np.abs(values - middle))
+        away = STALL * stats.normal_deviation(np.abs(values - middle))
         bounded = np.clip(values, middle - away, middle + away) if away > 0 else values
         moved += int((bounded != values).sum())
         found.append(bounded)
@@ -207,8 +200,8 @@ class RatioEstimate:
         return {
             **{f"ratio_{name}".removesuffix("_value"): value for name, value in self.ratio.to_dict().items()},
             **{name: getattr(self, name) for name in ("launches", "rounds")},
-            **{name: finite_or_none(getattr(self, name)) for name in ("half_width", "round_sd", "memory")},
-            **{name: finite_or_none(getattr(self, name)) for name in ("round_error", "launch_sd", "cancelled")},
+            **{name: stats.finite_or_none(getattr(self, name)) for name in ("half_width", "round_sd", "memory")},
+            **{name: stats.finite_or_none(getattr(self, name)) for name in ("round_error", "launch_sd", "cancelled")},
             **{name: getattr(self, name) for name in ("set_aside", "stalls", "shared")},
         }
 
@@ -242,7 +235,7 @@ def _mean(launches: Sequence[Floats], within: Memory, level: float) -> _Mean:
     tail = 0.5 + level / 2
     alone = math.sqrt(v / total)
     if count == 1:
-        half = t_quantile(tail, within.freedom) * alone
+        half = stats.t_quantile(tail, within.freedom) * alone
         return _Mean(value, half, alone, within.freedom, alone, math.nan)
     square = float((n * (means - value) ** 2).sum()) / (count - 1)
     component = max(square - v, 0.0) * (count - 1) / (total - float((n**2).sum()) / total)
@@ -251,16 +244,16 @@ def _mean(launches: Sequence[Floats], within: Memory, level: float) -> _Mean:
     value = float((share * means).sum())
     # Rounds and launches estimate the same variance where launches have no level of their own.
     pooled = (within.freedom * v + (count - 1) * min(square, v)) / (within.freedom + count - 1)
-    by_rounds = t_quantile(tail, within.freedom + count - 1) * math.sqrt(pooled / total)
+    by_rounds = stats.t_quantile(tail, within.freedom + count - 1) * math.sqrt(pooled / total)
     freedom = max(1 / float((share**2).sum()) - 1, 0.5)
     variance = 1 / float(weights.sum()) if component > 0 else square / total
-    by_launches = t_quantile(tail, freedom) * math.sqrt(variance)
+    by_launches = stats.t_quantile(tail, freedom) * math.sqrt(variance)
     if by_launches >= by_rounds:
         return _Mean(value, by_launches, math.sqrt(variance), freedom, alone, component)
     return _Mean(value, by_rounds, math.sqrt(pooled / total), within.freedom + count - 1, alone, component)
 
 
-def estimate(found: Pairs, *, level: float = LEVEL) -> RatioEstimate | None:
+def estimate(found: Pairs, *, level: float = stats.LEVEL) -> RatioEstimate | None:
     """Return the ratio cell / base of some pairs with its interval; None where no launch has two rounds.
 
     One launch gives the interval of rounds alone: the level of launches is then unknown, and `launches` says so.
@@ -274,7 +267,7 @@ def estimate(found: Pairs, *, level: float = LEVEL) -> RatioEstimate | None:
     half = mean.half if mean.error >= _NO_SCATTER else 0.0
     rounds = sum(map(len, launches))
     ends = {"low": math.exp(mean.value - half), "high": math.exp(mean.value + half)} if math.isfinite(half) else {}
-    p = t_p(mean.value, mean.error, mean.freedom)
+    p = stats.t_p(mean.value, mean.error, mean.freedom)
     spread = [
         _scatter(values) for values in (launches, *([each[i] for i in kept] for each in (found.cell, found.base)))
     ]
@@ -337,7 +330,7 @@ class Precision:
     launches: int = LAUNCHES  # at least
     most_launches: int = MOST_LAUNCHES
     other_load: float = OTHER_LOAD
-    look_level: float = LEVEL  # of the interval that is compared with the aim, and printed
+    look_level: float = stats.LEVEL  # of the interval that is compared with the aim, and printed
 
     def __post_init__(self) -> None:
         if not 0 < self.half_width < 1:
@@ -385,7 +378,7 @@ class Precision:
 
     def _length(self, within: Memory) -> float:
         """Rounds of a launch of which PLANNED have the wanted width."""
-        wanted = self.half_width / t_quantile(0.5 + self.look_level / 2, within.freedom)
+        wanted = self.half_width / stats.t_quantile(0.5 + self.look_level / 2, within.freedom)
         return within.variance / (PLANNED * wanted**2)
 
     def _further(self, found: Pairs, known: RatioEstimate | None, done: bool) -> tuple[int | None, int | None]:
@@ -394,12 +387,12 @@ class Precision:
             return None, None
         within = known.round_error**2 * known.rounds  # variance per round, memory included
         lengths = [len(each) for each in found.cell]
-        z = t_quantile(0.5 + self.look_level / 2, math.inf)
+        z = stats.t_quantile(0.5 + self.look_level / 2, math.inf)
         length = max(MIN_ROUNDS, within / (PLANNED * (self.half_width / z) ** 2), max(lengths) if done else 0)
         level = 0.0 if math.isnan(known.launch_sd) else known.launch_sd**2
         for count in range(max(self.launches, len(lengths) + (1 if done else 0), 2), _MOST_LOOKED_AT):
             error = math.sqrt((level + within / length) / count)
-            if t_quantile(0.5 + self.look_level / 2, count - 1.0) * error <= self.half_width:
+            if stats.t_quantile(0.5 + self.look_level / 2, count - 1.0) * error <= self.half_width:
                 made = len(lengths) - (0 if done else 1)
                 rest = 0 if done else min(lengths[-1], length)
                 return math.ceil((count - made) * length - rest), count - len(lengths)

@@ -6,6 +6,7 @@ Quantiles and tails come from scipy.special, which loads in a fraction of the ti
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, overload
@@ -484,17 +485,10 @@ def needed_blocks(log_sd: float, difference: float = OF_INTEREST, *, tests: int 
     solved for n; never fewer than the permutation test needs. `log_sd`: standard deviation of the log ratios.
     """
     shift = math.log1p(difference)
-    most = 10_000_000
+    most = 10_000_000  # of what is not finite, or next to nothing
 
     def enough(n: int) -> bool:
         t = t_quantile(1 - ALPHA / 2 / tests, n - 1.0) + t_quantile(POWER, n - 1.0)
         return n >= (t * log_sd / shift) ** 2
 
-    low, high = fewest_blocks(tests), 2
-    while high < most and not enough(high):
-        high *= 2
-    low_end = high // 2
-    while high - low_end > 1:
-        middle = (low_end + high) // 2
-        low_end, high = (low_end, middle) if enough(max(2, middle)) else (middle, high)
-    return max(low, high)
+    return max(fewest_blocks(tests), 2 + bisect_left(range(2, most), True, key=enough))

@@ -377,23 +377,11 @@ def _curves(fits: Mapping[str, SeriesFit]) -> pd.DataFrame:
         for law, fit in series.fits.items():
             grid = fit.grid(fit.workers[1], whole=fit.law.staircase)
             speedup, (low, high) = fit(grid), fit.interval(grid)
-            frames.append(
-                pd.DataFrame(
-                    {
-                        "series": name,
-                        "law": law,
-                        "selected": law == series.selected,
-                        "workers": grid,
-                        "speedup": speedup,
-                        "low": low,
-                        "high": high,
-                        "efficiency": speedup / grid,
-                        "efficiency_low": low / grid,
-                        "efficiency_high": high / grid,
-                        "extrapolated": [fit.extrapolates(n) for n in grid],
-                    }
-                )
-            )
+            values = {"workers": grid, "speedup": speedup, "low": low, "high": high}
+            values |= {"efficiency": speedup / grid, "efficiency_low": low / grid, "efficiency_high": high / grid}
+            names = {"series": name, "law": law, "selected": law == series.selected}
+            beyond = [fit.extrapolates(n) for n in grid]
+            frames.append(pd.DataFrame({**names, **values, "extrapolated": beyond}))
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=list(CURVE_COLUMNS))
 
 

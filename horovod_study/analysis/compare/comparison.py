@@ -30,26 +30,9 @@ from typing import Any
 
 import numpy as np
 
+from horovod_study.analysis import stats
 from horovod_study.analysis.paired import Pairs, RatioEstimate, Slice, estimate, pairs
-from horovod_study.analysis.stats import (
-    ALPHA,
-    LEVEL,
-    OF_INTEREST,
-    Floats,
-    Interval,
-    PairedRatio,
-    fewest_blocks,
-    finite_or_none,
-    geometric_mean,
-    holm,
-    needed_blocks,
-    normal_deviation,
-    order_interval,
-    paired_ratio,
-    smallest_p,
-    t_quantile,
-    welch_p,
-)
+from horovod_study.analysis.stats import Floats, Interval, PairedRatio
 from horovod_study.errors import AnalysisError
 from horovod_study.records import facts, finite
 from horovod_study.text.tables import table_of, to_lines
@@ -102,9 +85,7 @@ class CountResult:
             **({"exact": False} if self.turns is not None else {}),
             "turns": None if self.turns is None else self.turns.to_dict(),
             "p_holm": self.p_holm,
-            "typical_ratio": typical["value"],
-            "typical_low": typical["low"],
-            "typical_high": typical["high"],
+            **dict(zip(("typical_ratio", "typical_low", "typical_high"), typical.values(), strict=True)),
             "odd_blocks": list(self.odd),
             "resolved": self.resolved,
             "b_faster_in": sum(ratio > 1 for ratio in self.ratios),
@@ -212,14 +193,14 @@ class Comparison:
 
 def too_few(blocks: int, tests: int) -> str:
     """Return what must be said before starting when so many blocks cannot resolve anything; empty when they can."""
-    least = fewest_blocks(tests)
+    least = stats.fewest_blocks(tests)
     if blocks >= least:
         return ""
     return (
         f"{plural(blocks, 'block')} cannot resolve any difference: the smallest possible p is "
-        f"{smallest_p(blocks):.3g}"
-        + (f", {smallest_p(blocks, tests):.3g} after Holm over {tests} worker counts" if tests > 1 else "")
-        + f"; {ALPHA:g} needs at least {least} blocks (--blocks {least})"
+        f"{stats.smallest_p(blocks):.3g}"
+        + (f", {stats.smallest_p(blocks, tests):.3g} after Holm over {tests} worker counts" if tests > 1 else "")
+        + f"; {stats.ALPHA:g} needs at least {least} blocks (--blocks {least})"
     )
 
 
@@ -244,10 +225,10 @@ def compare(blocks: Sequence[Mapping[str, Any]], *, seed: int = 1, aim: float | 
     speeds = {
         count: _of_rounds(in_turns[count])
         if count in in_turns
-        else paired_ratio(*(_values(rows, arm, "samples_per_s") for arm in "AB"), seed=seed)
+        else stats.paired_ratio(*(_values(rows, arm, "samples_per_s") for arm in "AB"), seed=seed)
         for count, rows in by_count.items()
     }
-    adjusted = dict(zip(speeds, holm([each.ratio.p for each in speeds.values()]), strict=True))
+    adjusted = dict(zip(speeds, stats.holm([each.ratio.p for each in speeds.values()]), strict=True))
     counts = []
     for workers, rows in by_count.items():
         made = in_turns.get(workers)
@@ -330,20 +311,20 @@ def _count(
     a, b = _values(rows, "A", "samples_per_s"), _values(rows, "B", "samples_per_s")
     unrest_a, unrest_b = (_values(rows, arm, "step_s_p90") / _values(rows, arm, "step_s_median") for arm in "AB")
     logs = np.log(b / a) if pairs is None else np.array([each.mean() for each in pairs.differences if len(each)])
-    typical = order_interval(logs).exp()
+    typical = stats.order_interval(logs).exp()
     apart = [int(rows[place]["block"]) for place in _apart(logs)] if len(logs) == len(rows) else []
     odd = tuple(apart if pairs is None or typical.known else ())
-    resolved = p_holm < ALPHA and (speed.ratio.excludes(1) or typical.excludes(1))
+    resolved = p_holm < stats.ALPHA and (speed.ratio.excludes(1) or typical.excludes(1))
     known = None if pairs is None else estimate(pairs)
-    needed = None if known is None else _blocks_for(known, OF_INTEREST)
+    needed = None if known is None else _blocks_for(known, stats.OF_INTEREST)
     if known is None and speed.log_sd is not None and not odd:
-        needed = needed_blocks(speed.log_sd, tests=tests)
+        needed = stats.needed_blocks(speed.log_sd, tests=tests)
     verdict = _verdict(
         speed.ratio, typical, odd, p_holm, resolved=resolved, needed=needed, tests=tests, turns=pairs is not None
     )
     return CountResult(
         workers=workers,
-        samples_per_s=(geometric_mean(a), geometric_mean(b)),
+        samples_per_s=(stats.geometric_mean(a), stats.geometric_mean(b)),
         speed=speed,
         typical=typical,
         odd=odd,
@@ -352,9 +333,9 @@ def _count(
         ratios=tuple(float(each) for each in np.exp(logs)),
         block_numbers=tuple(int(row["block"]) for row in rows),
         stability=(float(np.median(unrest_a)), float(np.median(unrest_b))),
-        spread=paired_ratio(unrest_a, unrest_b, seed=seed),
+        spread=stats.paired_ratio(unrest_a, unrest_b, seed=seed),
         step_ms=tuple(float(np.median(_values(rows, arm, "step_s_median"))) * 1e3 for arm in "AB"),  # type: ignore[arg-type]
-        unpaired_p=finite_or_none(welch_p(np.log(a), np.log(b))),
+        unpaired_p=stats.finite_or_none(stats.welch_p(np.log(a), np.log(b))),
         needed=needed,
         verdict=verdict,
         doubts=tuple(_doubts(rows, logs, odd, unrest_a, unrest_b, shared=known is not None and known.shared)),
@@ -372,7 +353,7 @@ def _blocks_for(known: RatioEstimate, half_width: float) -> int | None:
         return None
     variance = known.launch_sd**2 + known.launches * known.round_error**2
     for count in range(2, MOST_BLOCKS):
-        if t_quantile(0.5 + LEVEL / 2, count - 1.0) * math.sqrt(variance / count) <= half_width:
+        if stats.t_quantile(0.5 + stats.LEVEL / 2, count - 1.0) * math.sqrt(variance / count) <= half_width:
             return count
     return None
 
@@ -382,7 +363,7 @@ def _apart(logs: Floats) -> list[int]:
     if len(logs) < 4:
         return []
     away = np.abs(logs - np.median(logs))
-    return [int(place) for place in np.flatnonzero(away > max(ODD_ONE * normal_deviation(away), ODD_LEAST))]
+    return [int(place) for place in np.flatnonzero(away > max(ODD_ONE * stats.normal_deviation(away), ODD_LEAST))]
 
 
 def _verdict(
@@ -415,13 +396,15 @@ def _verdict(
     text = f"not resolved: the difference is {usually}between {between} ({p})"
     if odd and needed is None:
         return f"{text}; how many blocks would resolve it cannot be said while some are outliers"
-    would = f"about {needed} blocks would {'make it' if turns else 'resolve'} {'+- ' * turns}{OF_INTEREST * 100:g} %"
+    would = (
+        f"about {needed} blocks would {'make it' if turns else 'resolve'} {'+- ' * turns}{stats.OF_INTEREST * 100:g} %"
+    )
     if turns and needed is None:
-        would = f"how many blocks would make it +- {OF_INTEREST * 100:g} % cannot be said yet"
-    if not turns and mean.n < (least_blocks := fewest_blocks(tests)):
+        would = f"how many blocks would make it +- {stats.OF_INTEREST * 100:g} % cannot be said yet"
+    if not turns and mean.n < (least_blocks := stats.fewest_blocks(tests)):
         return f"{text}; no difference can be with fewer than {least_blocks} blocks, and {would}"
-    if max(abs(shown.low - 1), abs(shown.high - 1)) <= OF_INTEREST:
-        return f"{text}: A and B are no more than {OF_INTEREST * 100:g} % apart"
+    if max(abs(shown.low - 1), abs(shown.high - 1)) <= stats.OF_INTEREST:
+        return f"{text}: A and B are no more than {stats.OF_INTEREST * 100:g} % apart"
     return f"{text}; {would}"
 
 

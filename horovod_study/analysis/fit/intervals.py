@@ -18,6 +18,8 @@ from horovod_study.analysis.stats import Floats
 
 DRIFTS = 0.5  # probability of independent runs, below which drift is said to be seen
 _CLEARLY = 2.0  # in log likelihood
+_MEDIAN_OVER_MEAN = {1: 1.0, 2: 1.0, 3: 1.346, 4: 1.193, 5: 1.434, 6: 1.288, 7: 1.473}
+"""Variance of the median of normal runs over that of their mean; from order statistics (Sarhan, Greenberg 1962)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +72,7 @@ def _from_repeats(sample: Sample, jacobian: Floats) -> Noise:
         by_base = influence @ sample.means / sample.where.workers[sample.base]
         influence[:, sample.base] -= by_base
         # What a median has beyond the mean of the same normal runs is independent of that mean.
-        beyond = _median_over_mean(sample.runs[sample.base]) - 1
+        beyond = _MEDIAN_OVER_MEAN.get(sample.runs[sample.base], stats.MEDIAN_VARIANCE) - 1
         influence = np.column_stack([influence, by_base])
         variance = np.append(variance, beyond * variance[sample.base])
         freedom = np.append(freedom, freedom[sample.base])
@@ -82,11 +84,6 @@ def _from_repeats(sample: Sample, jacobian: Floats) -> Noise:
         covariance = np.concatenate([covariance, (moves @ moves.T)[np.newaxis]])
         freedom = np.append(freedom, sample.drift.runs - 1.0)
     return Noise(covariance=covariance, freedom=freedom)
-
-
-def _median_over_mean(runs: int) -> float:
-    """Variance of the median of normal runs over that of their mean; from order statistics (Sarhan, Greenberg 1962)."""
-    return {1: 1.0, 2: 1.0, 3: 1.346, 4: 1.193, 5: 1.434, 6: 1.288, 7: 1.473}.get(runs, math.pi / 2)
 
 
 def _from_residuals(solved: Solved, sample: Sample, jacobian: Floats, base_noise: float) -> tuple[Noise, str]:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from horovod_study.analysis.fit.rows import Sample, one_count, shortened
 from horovod_study.analysis.laws.law import Law, Places, no_less_than_zero
@@ -150,7 +149,7 @@ def _left_out(law: Law, where: Places, weight: Floats, means: Floats, values: Fl
     """Relative error of every distinct worker count, fitted without it: (B, counts); None where that leaves too few."""
     counts, group = np.unique(where.workers, return_inverse=True)
     for i in range(len(counts)):
-        rest = _some(where, np.flatnonzero(group != i))
+        rest = Places(*(each[group != i] for each in (where.workers, where.nodes, where.fullest)))
         enough = distinct_places(law, rest) >= len(law.parameters) and len(np.unique(rest.workers)) > 1
         if not (enough and _determined(law, rest)):
             return None
@@ -167,10 +166,6 @@ def _left_out(law: Law, where: Places, weight: Floats, means: Floats, values: Fl
     apart = ((law.at(where, found) - targets) / targets).reshape(sets, number, -1)
     # A worker count on several numbers of nodes is left out as a whole; its error is the mean over those places.
     return np.stack([apart[:, i, group == i].mean(axis=1) for i in range(number)], axis=1)
-
-
-def _some(where: Places, keep: NDArray[np.intp]) -> Places:
-    return Places(where.workers[keep], where.nodes[keep], where.fullest[keep])
 
 
 def _estimate(law: Law, where: Places, weight: Floats, means: Floats) -> Floats:

@@ -369,7 +369,7 @@ def lines(one: HoldoutScore) -> list[str]:
     """The scores of one series for a terminal of 100 columns."""
     name = one.series or "all points"
     if one.why_not:
-        return _wrapped(f"{name}: not scored: {one.why_not}")
+        return textwrap.wrap(f"{name}: not scored: {one.why_not}", 100, subsequent_indent=" " * 23)
     text = [f"{name}: known {_listed(one.known)} workers, hidden {_listed(one.hidden)}", *_table(one.laws.values())]
     own = [target for target in one.forecasts if target.law == COMBINED]
     text.append("  forecasts of the combination, samples/s with 95 % interval:")
@@ -436,10 +436,6 @@ def _table(scores: Iterable[LawScore]) -> list[str]:
 
 
 _BELOW = " " * 16
-
-
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, 100, subsequent_indent=" " * 23)
 
 
 def _listed(counts: Sequence[int]) -> str:

@@ -209,7 +209,7 @@ def _known(rows: pd.DataFrame, workers_per_node: int | None) -> _Known:
     nodes = np.full(len(counts), np.nan)
     if "nodes" in rows and rows["nodes"].notna().any():
         given = rows["nodes"].to_numpy(dtype=np.float64)
-        nodes = np.array([_largest(given[group == i]) for i in range(len(counts))])
+        nodes = np.array([np.fmax.reduce(given[group == i]) for i in range(len(counts))])
     elif workers_per_node is not None:
         nodes = np.ceil(counts / workers_per_node)
     several = nodes > 1
@@ -249,11 +249,6 @@ def _noise(errors: Floats, counts: int) -> float:
     freedom = len(errors) - counts
     total = 2 * MIN_NOISE**2 + float(np.sum(np.minimum(np.abs(errors), limit) ** 2))
     return math.sqrt(total / (2 + freedom))
-
-
-def _largest(values: Floats) -> float:
-    finite = values[np.isfinite(values)]
-    return float(finite.max()) if len(finite) else math.nan
 
 
 def _nodes(count: int, known: _Known) -> int | None:

@@ -76,12 +76,7 @@ def outlook(
             continue
         law = (name in fits and fits[name].selected) or ""
         scores[name] = holdout.score(own, laws=(law,) if law in LAWS else ())[name]
-        document: dict[str, Any] = {
-            **scores[name].to_dict(),
-            "rolling": None,
-            "recommendation": None,
-            "no_forecast": "",
-        }
+        document = {**scores[name].to_dict(), "rolling": None, "recommendation": None, "no_forecast": ""}
         if not scores[name].why_not:
             document["rolling"] = holdout.score(own, rolling=True, laws=())[name].laws[holdout.COMBINED].to_dict()
         counts, most = own["workers"].nunique(), (room or {}).get(name)
@@ -125,17 +120,9 @@ def _lines(
     lines: list[dict[str, Any]] = []
     for count, runs in own.groupby("workers", sort=True):
         x, nodes = runs["samples_per_s"].to_numpy(dtype=np.float64), runs["nodes"].to_numpy(dtype=np.float64)
-        lines.append(
-            {
-                "kind": MEASURED,
-                "workers": count,
-                "nodes": nodes[0],
-                "samples_per_s": float(np.median(x)),
-                "samples_per_s_min": float(x.min()),
-                "samples_per_s_max": float(x.max()),
-                "law": MEASURED,
-            }
-        )
+        ends = {"samples_per_s_min": float(x.min()), "samples_per_s_max": float(x.max())}
+        head = {"kind": MEASURED, "workers": count, "nodes": nodes[0], "law": MEASURED}
+        lines.append({**head, "samples_per_s": float(np.median(x)), **ends})
     lines += [_line(one, FORECAST if one.workers in told else CURVE) for one in forecasts]
     for line in lines:
         line["ideal_samples_per_s"] = base * line["workers"]

@@ -169,10 +169,8 @@ def _quantity(law: Law, inside: Costs, multi_node: Costs) -> Law:
                 y = y + value * slope
             return y
 
-        return Law(
-            name=law.name,
-            label=law.label,
-            place=law.place,
+        return replace(
+            law,
             formula=f"y = base + {costs.text}",
             parameters=("base", *terms),
             bounds=((0.0, math.inf),) * (1 + len(terms)),
@@ -182,10 +180,8 @@ def _quantity(law: Law, inside: Costs, multi_node: Costs) -> Law:
             starts=lambda where, y: [(float(y.mean()), *(0.0 for _ in terms))],
             peak=lambda **_: math.nan,
             limit=lambda **_: math.nan,
-            bottleneck=law.bottleneck,
             costs=tuple(terms),
             linear=True,
-            staircase=law.staircase,
             by_nodes=by_nodes,
             multi_node=multi_node,
             reduced=reduced,

@@ -14,16 +14,7 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis import stats
-from horovod_study.analysis.series.points import (
-    CHOICES,
-    baseline_place,
-    cells_of,
-    measured,
-    numbers,
-    whole_numbers,
-    with_series,
-    worker_counts,
-)
+from horovod_study.analysis.series import points
 from horovod_study.analysis.stats import Floats
 from horovod_study.errors import AnalysisError
 
@@ -48,7 +39,7 @@ CURVE_COLUMNS = (
 )
 LEARNING_COLUMNS = (
     *_IDENTITY,
-    *("precision", *CHOICES, "train_samples", "mode", "repeats", "diverged", "evaluations"),
+    *("precision", *points.CHOICES, "train_samples", "mode", "repeats", "diverged", "evaluations"),
     *("best_mse_median", "best_mse_min", "best_mse_max", "best_epoch", "best_samples", "best_train_s", "best_wall_s"),
     *("final_mse_median", "floor_mse", "efficiency", "rate", "rate_low", "rate_high", "rate_interval"),
 )
@@ -150,29 +141,35 @@ def convergence(
     cells = [] if evaluations is None else _cells(runs, evaluations, finished=finished)
     levels = tuple(sorted({float(target) for target in targets}, reverse=True)) or default_targets(cells)
     rows = _target_rows(cells, levels, baseline)
+    crossings = [
+        {"run": run.name, **_identity(cell), "target_mse": target, **asdict(_crossing(run, target))}
+        for cell in cells
+        for target in levels
+        for run in cell.runs
+    ]
     return Convergence(
         curves=_frame([row for cell in cells for row in _curve_rows(cell)], CURVE_COLUMNS),
         learning=_frame([_learning_row(cell) for cell in cells], LEARNING_COLUMNS),
         targets=_frame(rows, TARGET_COLUMNS),
-        crossings=_frame([row for cell in cells for row in _crossing_rows(cell, levels)], CROSSING_COLUMNS),
+        crossings=_frame(crossings, CROSSING_COLUMNS),
         doubts=tuple(_doubts(cells, rows)),
     )
 
 
 def _frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
     whole = [name for name in ("workers", "nodes", "batch", "global_batch", "train_samples") if name in columns]
-    return whole_numbers(pd.DataFrame(list(rows), columns=list(columns)), whole)
+    return points.whole_numbers(pd.DataFrame(list(rows), columns=list(columns)), whole)
 
 
 def _cells(runs: pd.DataFrame, evaluations: pd.DataFrame, *, finished: bool) -> list[_CellRuns]:
     """Return the cells that have evaluations, in the order of the points."""
-    table = with_series(runs)
+    table = points.with_series(runs)
     if finished:
-        table = table[measured(table)]
-    table = table.assign(**{name: numbers(table, name) for name in ("floor_mse", "energy_per_sample_j")})
+        table = table[points.measured(table)]
+    table = table.assign(**{name: points.numbers(table, name) for name in ("floor_mse", "energy_per_sample_j")})
     by_run = dict(list(evaluations.groupby("run", sort=False)))
     cells = []
-    for rows in cells_of(table):
+    for rows in points.cells_of(table):
         known = [(row, by_run[row["run"]]) for row in rows.to_dict("records") if row["run"] in by_run]
         if known:
             floors = {row["floor_mse"] for row, _ in known if math.isfinite(row["floor_mse"])}
@@ -252,7 +249,7 @@ def _learning_row(cell: _CellRuns) -> dict[str, Any]:
     rate, low, high, method = _rate([each for each in by_best if math.isfinite(each.test_mse[-1])], run)
     return {
         **_identity(cell),
-        **{name: cell.facts[name] for name in ("precision", *CHOICES, "train_samples", "mode")},
+        **{name: cell.facts[name] for name in ("precision", *points.CHOICES, "train_samples", "mode")},
         "diverged": sum(not math.isfinite(value) for value in finals),
         "evaluations": int(np.median([len(each.samples) for each in cell.runs])),
         "best_mse_median": best,
@@ -373,7 +370,7 @@ def _target_rows(cells: Sequence[_CellRuns], targets: Sequence[float], baseline:
     facts = [cell.facts for cell in cells]
     rows: list[dict[str, Any]] = []
     for cell in cells:
-        place = baseline_place(facts, cell.facts, baseline)
+        place = points.baseline_place(facts, cell.facts, baseline)
         base = None if place is None else cells[place]
         rows += [_target_row(cell, base, target, baseline) for target in targets]
     return rows
@@ -419,14 +416,6 @@ def _crossing(run: _Run, target: float) -> Crossing:
         worker_hours=run.workers * found.wall_s / 3600,
         energy_j=found.samples * run.energy_per_sample_j,
     )
-
-
-def _crossing_rows(cell: _CellRuns, targets: Sequence[float]) -> list[dict[str, Any]]:
-    return [
-        {"run": run.name, **_identity(cell), "target_mse": target, **asdict(_crossing(run, target))}
-        for target in targets
-        for run in cell.runs
-    ]
 
 
 def _target_row(cell: _CellRuns, base: _CellRuns | None, target: float, baseline: str) -> dict[str, Any]:
@@ -504,7 +493,7 @@ def _doubts(cells: Sequence[_CellRuns], rows: Sequence[Mapping[str, Any]]) -> li
 
 
 def _place(cell: _CellRuns) -> str:
-    return f"{cell.facts['series']} at {worker_counts([cell.facts['workers']])}"
+    return f"{cell.facts['series']} at {points.worker_counts([cell.facts['workers']])}"
 
 
 def _places(cells: Sequence[_CellRuns]) -> str:
@@ -512,7 +501,7 @@ def _places(cells: Sequence[_CellRuns]) -> str:
     workers: dict[str, list[float]] = {}
     for cell in cells:
         workers.setdefault(f"{cell.facts['series']}", []).append(float(cell.facts["workers"]))
-    return "; ".join(f"{series} at {worker_counts(counts)}" for series, counts in workers.items())
+    return "; ".join(f"{series} at {points.worker_counts(counts)}" for series, counts in workers.items())
 
 
 def _doubt_floor(cell: _CellRuns) -> Iterator[str]:

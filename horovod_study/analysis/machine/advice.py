@@ -271,46 +271,31 @@ def cnn(widths: str) -> LayeredModel:
     pooling) with the places of the maxima; the output of every ReLU; the reordered input of the first dense layer; the
     output and the targets of the loss.
     """
+
+    def convolution(name: str, into: int, out: int, length: int, kept: int) -> Layer:
+        """`length`: of its output, before the pooling."""
+        pooled = out * (length // _POOL)
+        flop = 2 * into * _KERNEL * out * length
+        parameters = (into * _KERNEL + 1) * out
+        return Layer(name=name, parameters=parameters, activations=kept, indices=pooled, output=pooled, flop=flop)
+
+    def dense(name: str, into: int, out: int, kept: int) -> Layer:
+        return Layer(name=name, parameters=(into + 1) * out, activations=kept, output=out, flop=2 * into * out)
+
     first, second, hidden = map(int, OPTIONS["widths"].check("advise", widths).split("-"))
     long1 = _POINTS - _KERNEL + 1
     short1 = long1 // _POOL
     long2 = short1 - _KERNEL + 1
-    short2 = long2 // _POOL
-    flat = second * short2
+    flat = second * (long2 // _POOL)
+    reordered = flat if second > 1 else 0  # one channel is in order already
     return LayeredModel(
         name=f"the strain-stress CNN {widths}",
         input=_CHANNELS * _POINTS,
         layers=(
-            Layer(
-                name="conv1",
-                parameters=first * _CHANNELS * _KERNEL + first,
-                activations=_CHANNELS * _POINTS + first * long1 + first * short1,
-                indices=first * short1,
-                output=first * short1,
-                flop=2 * _CHANNELS * _KERNEL * first * long1,
-            ),
-            Layer(
-                name="conv2",
-                parameters=second * first * _KERNEL + second,
-                activations=second * long2 + flat + (flat if second > 1 else 0),  # one channel is in order already
-                indices=flat,
-                output=flat,
-                flop=2 * first * _KERNEL * second * long2,
-            ),
-            Layer(
-                name="fc1",
-                parameters=flat * hidden + hidden,
-                activations=hidden,
-                output=hidden,
-                flop=2 * flat * hidden,
-            ),
-            Layer(
-                name="fc2",
-                parameters=hidden * _TARGETS + _TARGETS,
-                activations=2 * _TARGETS,
-                output=_TARGETS,
-                flop=2 * hidden * _TARGETS,
-            ),
+            convolution("conv1", _CHANNELS, first, long1, _CHANNELS * _POINTS + first * (long1 + short1)),
+            convolution("conv2", first, second, long2, second * long2 + flat + reordered),
+            dense("fc1", flat, hidden, hidden),
+            dense("fc2", hidden, _TARGETS, 2 * _TARGETS),
         ),
     )
 

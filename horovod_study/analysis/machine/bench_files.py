@@ -208,7 +208,7 @@ def _nccl_line(table: _Table, line: str, where: str, number: int) -> None:
         if size != count * _BYTES.get(dtype, size / max(count, 1)):
             raise AnalysisError(f"{where}: {count:,} elements of {dtype} are not {size:,} bytes; no all-reduce?")
         for inside, group in ((True, words[4:]), (False, words[:4])):
-            if not group or not _is_number(group[0]) or float(group[0]) <= 0:
+            if not group or not re.fullmatch(r"\d+\.?\d*(?:e[+-]?\d+)?", group[0]) or float(group[0]) <= 0:
                 continue
             micros, rate, bus = (float(word) for word in group[:3])
             expected = size / micros / 1e3
@@ -231,10 +231,6 @@ def _osu_line(table: _Table, line: str) -> None:
     elif (row := _OSU_ROW.match(line)) and int(row[1]) > 0 and float(row[2]) > 0:
         table.seconds.setdefault(int(row[1]), []).append(float(row[2]) / 1e6)
         table.wrong += row[3].split()[-1:] == ["Fail"]
-
-
-def _is_number(word: str) -> bool:
-    return re.fullmatch(r"\d+\.?\d*(?:e[+-]?\d+)?", word) is not None
 
 
 # ------------------------------------------------------------------------------------------------------ workers

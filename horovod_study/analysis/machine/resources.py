@@ -17,17 +17,7 @@ import pandas as pd
 
 from horovod_study.analysis import stats
 from horovod_study.analysis.fit.fitting import QuantityFit, fit_quantity
-from horovod_study.analysis.series.points import (
-    CELL,
-    baseline_place,
-    cells_of,
-    measured,
-    numbers,
-    texts,
-    whole_numbers,
-    with_series,
-    worker_counts,
-)
+from horovod_study.analysis.series import points
 from horovod_study.analysis.sync.boundary import fewest_nodes
 from horovod_study.errors import AnalysisError
 from horovod_study.records import facts
@@ -80,22 +70,22 @@ def resources(runs: pd.DataFrame) -> pd.DataFrame:
     of different kinds of devices have no median. Ratios are over the plain one-worker cell, where it was measured and
     its energy is of the same kinds of devices.
     """
-    rows = [_row(cell) for cell in cells_of(_completed(runs)) if len(cell)]
+    rows = [_row(cell) for cell in points.cells_of(_completed(runs)) if len(cell)]
     for row in rows:
         row.update(_against(row, rows))
     whole = ("workers", "nodes", "batch", "global_batch", "train_samples")
-    return whole_numbers(pd.DataFrame(rows, columns=list(RESOURCE_COLUMNS)), whole)
+    return points.whole_numbers(pd.DataFrame(rows, columns=list(RESOURCE_COLUMNS)), whole)
 
 
 def _completed(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the finished runs with their series, and what they took of each resource; NaN where it is not known."""
-    table = with_series(runs)
-    table = table[measured(table)].reset_index(drop=True)
+    table = points.with_series(runs)
+    table = table[points.measured(table)].reset_index(drop=True)
     for name in ("energy_j", "energy_per_sample_j", "wall_s"):
-        values = numbers(table, name)
+        values = points.numbers(table, name)
         table[name] = values.where(np.isfinite(values) & (values > 0))
     for name in ("energy_of", "energy_doubt", "device"):
-        table[name] = texts(table, name).astype(object)
+        table[name] = points.texts(table, name).astype(object)
     hours = table["workers"] / 3600
     growing = table["work"].str.contains("growing")
     table["power_w"] = table["energy_j"] / table["window_s"].astype(float)
@@ -110,23 +100,18 @@ def _row(cell: pd.DataFrame) -> dict[str, Any]:
     energy = cell["energy_per_sample_j"] if len(kinds) == 1 else cell["energy_per_sample_j"] * math.nan
     devices = sorted(set(cell["device"]) - {""})
     return {
-        **{name: first[name] for name in (*CELL, *_IDENTITY, "mode", "ref_batch", "ref_train_samples")},
+        **{name: first[name] for name in (*points.CELL, *_IDENTITY, "mode", "ref_batch", "ref_train_samples")},
         "device": " and ".join(devices),
         "repeats": len(cell),
         "energy_repeats": int(energy.notna().sum()),
         "energy_of": kinds[0] if len(kinds) == 1 else "",
-        "power_w_median": _median(cell["power_w"].where(energy.notna())),
+        "power_w_median": float(cell["power_w"].where(energy.notna()).median()),
         **_spread("energy_per_sample_j", energy),
         **_spread("worker_hours_per_epoch", cell["worker_hours_per_epoch"]),
-        "worker_hours_of_run_median": _median(cell["worker_hours_of_run"]),
+        "worker_hours_of_run_median": float(cell["worker_hours_of_run"].median()),
         "_energy": np.sort(energy.dropna().to_numpy(dtype=float)),
         "_samples_per_s": float(np.median(cell["samples_per_s"].astype(float))),
     }
-
-
-def _median(values: pd.Series) -> float:
-    known = values.dropna().to_numpy(dtype=float)
-    return float(np.median(known)) if len(known) else math.nan
 
 
 def _spread(name: str, values: pd.Series) -> dict[str, float]:
@@ -138,7 +123,7 @@ def _against(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[
     """Return energy and speedup over the plain baseline; speedup_per_joule is speedup / energy ratio."""
     names = ("base_energy_per_sample_j", "energy_ratio", "energy_ratio_low", "energy_ratio_high", "speedup_per_joule")
     nothing = dict.fromkeys(names, math.nan)
-    place = baseline_place(rows, row, "plain")
+    place = points.baseline_place(rows, row, "plain")
     if place is None or rows[place]["energy_of"] != row["energy_of"] or not len(row["_energy"]):
         return nothing
     base = rows[place]
@@ -217,8 +202,8 @@ def _one(series: str, quantity: str, target: float, rows: pd.DataFrame, seed: in
 def _censoring(fit: QuantityFit | None, rows: pd.DataFrame, late: pd.DataFrame) -> str:
     """Return what runs that did not meet the target mean for the laws."""
     text = (
-        f"{len(late)} of {len(rows)} runs did not meet the target, at {worker_counts(late['workers'])}: these are "
-        "lower bounds"
+        f"{len(late)} of {len(rows)} runs did not meet the target, at {points.worker_counts(late['workers'])}: these "
+        "are lower bounds"
     )
     if fit is None:
         return f"{text}, and too few worker counts are left for a law; train longer there"
@@ -231,8 +216,8 @@ def _censoring(fit: QuantityFit | None, rows: pd.DataFrame, late: pd.DataFrame) 
     if below.empty:
         return f"{text}; {fit.selected} agrees with the bounds"
     return (
-        f"{text}; {fit.selected} is below the bounds at {worker_counts(below)}, so it is too low there and beyond: "
-        "train longer to have values instead of bounds"
+        f"{text}; {fit.selected} is below the bounds at {points.worker_counts(below)}, so it is too low there and "
+        "beyond: train longer to have values instead of bounds"
     )
 
 
@@ -245,21 +230,10 @@ def quantity_curves(found: Sequence[FittedQuantity]) -> pd.DataFrame:
         fitted = each.fit.fits[each.fit.selected]
         grid = fitted.grid(each.most_workers)
         low, high = (np.where(np.isfinite(end), end, math.nan) for end in fitted.interval(grid))
-        frames.append(
-            pd.DataFrame(
-                {
-                    "series": each.series,
-                    "quantity": each.quantity,
-                    "target_mse": each.target_mse,
-                    "law": each.fit.selected,
-                    "workers": grid,
-                    "value": fitted(grid),
-                    "low": low,
-                    "high": high,
-                    "extrapolated": [fitted.extrapolates(n) for n in grid],
-                }
-            )
-        )
+        names = {"series": each.series, "quantity": each.quantity, "target_mse": each.target_mse}
+        values = {"workers": grid, "value": fitted(grid), "low": low, "high": high}
+        beyond = [fitted.extrapolates(n) for n in grid]
+        frames.append(pd.DataFrame({**names, "law": each.fit.selected, **values, "extrapolated": beyond}))
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=list(QUANTITY_CURVE_COLUMNS))
 
 
@@ -275,7 +249,7 @@ def doubts(runs: pd.DataFrame) -> list[str]:
         if len(told):
             found.append(
                 f"{series}: the energy of {len(told)} of {len(rows)} runs is doubtful, at "
-                f"{worker_counts(told['workers'])}: {told['energy_doubt'].iloc[0]}."
+                f"{points.worker_counts(told['workers'])}: {told['energy_doubt'].iloc[0]}."
             )
         known = rows[rows["energy_per_sample_j"].notna()]
         if 0 < len(known) < len(rows):

@@ -82,16 +82,11 @@ def load(runs: pd.DataFrame, profiles: pd.DataFrame) -> pd.DataFrame:
     for cell in cells_of(table):
         first = cell.iloc[0]
         found = np.stack([courses[name] for name in cell["run"]])  # (R, SLICES, 1 + quantities)
-        known = np.isfinite(found)
-        # A slice that no repeat knows is NaN, without a warning.
-        filled = {"min": np.where(known, found, np.inf).min(axis=0), "max": np.where(known, found, -np.inf).max(axis=0)}
-        filled["median"] = _medians(found)
+        filled = {"median": _medians(found), "min": np.fmin.reduce(found), "max": np.fmax.reduce(found)}
         columns: dict[str, Any] = {name: first[name] for name in (*_IDENTITY, "workers", "nodes", "batch", "mode")}
         columns |= {"repeats": len(cell), "slice": np.arange(SLICES), "at_s": filled["median"][:, 0]}
         for place, name in enumerate(OVER_TIME, start=1):
-            for end in ("median", "min", "max"):
-                values = filled[end][:, place]
-                columns[f"{name}_{end}"] = np.where(np.isfinite(values), values, math.nan)
+            columns |= {f"{name}_{end}": values[:, place] for end, values in filled.items()}
         frames.append(pd.DataFrame(columns))
     return (
         pd.concat(frames, ignore_index=True)[list(LOAD_COLUMNS)] if frames else pd.DataFrame(columns=list(LOAD_COLUMNS))

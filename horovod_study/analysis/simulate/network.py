@@ -116,18 +116,11 @@ NOTHING = Cost(latency_s=0.0, s_per_byte=0.0)
 
 def _ring_of_nodes(network: Network, nodes: int, hops: int) -> tuple[Value, Value]:
     """Return latency of `hops` hops on a ring of one member per node, and s/byte of its slowest link."""
-    latency = hops * network.inter.alpha_s + _switches(network, nodes, hops)
-    slowest = max((max(1.0, each.oversubscription / each.nodes) for each in _used(network, nodes)), default=1.0)
-    return latency, network.inter.s_per_byte * slowest
-
-
-def _used(network: Network, nodes: int) -> list[Level]:
-    return [level for level in network.levels if level.nodes < nodes]
-
-
-def _switches(network: Network, nodes: int, hops: int) -> float:
+    used = [level for level in network.levels if level.nodes < nodes]
     # Twice round the ring, and each group of nodes is left once in a round.
-    return sum(min(hops, 2 * math.ceil(nodes / level.nodes)) * level.latency_s for level in _used(network, nodes))
+    switches = sum(min(hops, 2 * math.ceil(nodes / level.nodes)) * level.latency_s for level in used)
+    slowest = max((max(1.0, level.oversubscription / level.nodes) for level in used), default=1.0)
+    return hops * network.inter.alpha_s + switches, network.inter.s_per_byte * slowest
 
 
 def ring(network: Network, n: int) -> Cost:
@@ -193,15 +186,9 @@ def parameter_server(network: Network, n: int) -> Cost:
     alpha, over = network.crossed(nodes)
     through = 2 * min(k, g) * (n - g) / k * network.inter.s_per_byte  # the card of the first node
     across = 2 * g * over * network.inter.s_per_byte  # what a node of workers sends and gets past the switches
-    return Cost(latency_s=2 * alpha, s_per_byte=np.maximum(inside, np.maximum(through, across * _leaves(n, g, k))))
-
-
-def _leaves(n: int, g: int, k: int) -> float:
-    """Return the share of a worker's gradients whose server sits on another node, for a node with the fewest servers.
-
-    Servers fill the nodes from the first, so unless all are servers the last node has none: everything leaves it.
-    """
-    return (n - g) / n if k == n else 1.0
+    # Servers fill the nodes from the first, so unless all are servers the last node has none: everything leaves it.
+    leaves = (n - g) / n if k == n else 1.0
+    return Cost(latency_s=2 * alpha, s_per_byte=np.maximum(inside, np.maximum(through, across * leaves)))
 
 
 ALGORITHMS: Mapping[str, Callable[[Network, int], Cost]] = {

@@ -97,7 +97,8 @@ def answer(found: Mapping[str, Any], *, seed: int = 1) -> CommunicationCost:
     if sync is not None:
         columns |= {"timer": sync[:, 0].mean(axis=1), "silent sync": sync[:, 1].mean(axis=1)}
         columns["difference"] = columns["ablation"] - columns["timer"]
-    estimates = _estimates(columns, np.random.default_rng(seed))
+    found_of = stats.bootstrap_means(np.stack(list(columns.values()), axis=1), np.random.default_rng(seed), RESAMPLES)
+    estimates = dict(zip(columns, found_of, strict=True))
 
     difference = estimates.get("difference")
     grown = {name: estimates.get(f"lap {name}") for name in PARTS}
@@ -135,12 +136,6 @@ def _blocks(found: Mapping[str, Any], column: str) -> Floats | None:
         column
     ]
     return table
-
-
-def _estimates(columns: Mapping[str, Floats], rng: np.random.Generator) -> dict[str, Interval]:
-    """Return the mean of each column, (P,), with its interval over common resamples of the P rows."""
-    table = np.stack(list(columns.values()), axis=1)  # (P, quantities)
-    return dict(zip(columns, stats.bootstrap_means(table, rng, RESAMPLES), strict=True))
 
 
 def _verdict(ablation: Interval, difference: Interval | None) -> str:

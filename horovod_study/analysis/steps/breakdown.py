@@ -13,16 +13,7 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis import stats
-from horovod_study.analysis.series.points import (
-    CAPTURED,
-    LAP_COLUMNS,
-    baseline_place,
-    cells_of,
-    measured,
-    whole_numbers,
-    with_series,
-    worker_counts,
-)
+from horovod_study.analysis.series import points
 from horovod_study.analysis.stats import Floats
 from horovod_study.text.words import plural
 
@@ -52,8 +43,8 @@ _PLACES = {part: place for place, part in enumerate(PARTS)}
 
 def breakdown(runs: pd.DataFrame) -> pd.DataFrame:
     """Return `split` of the finished runs of a run table."""
-    table = with_series(runs)
-    return split(table[measured(table)])
+    table = points.with_series(runs)
+    return split(table[points.measured(table)])
 
 
 def split(table: pd.DataFrame) -> pd.DataFrame:
@@ -71,11 +62,11 @@ def split(table: pd.DataFrame) -> pd.DataFrame:
     compute has rows only where one of the runs knows it.
     """
     cells: list[dict[str, Any]] = []
-    for cell in cells_of(table):
+    for cell in points.cells_of(table):
         timed = cell[cell["step_s"].astype(float) > 0]
         if not timed.empty:
             first = {f"{name}": value for name, value in cell.iloc[0].items()}
-            values = folded(timed[[*LAP_COLUMNS, "step_s"]].to_numpy(dtype=np.float64))
+            values = folded(timed[[*points.LAP_COLUMNS, "step_s"]].to_numpy(dtype=np.float64))
             names = tuple(timed["repeat"])
             cells.append({**first, "repeats": len(timed), "values": values, "names": names})
     rows = [row for cell in cells for row in _rows(cell, cells)]
@@ -88,7 +79,7 @@ def split(table: pd.DataFrame) -> pd.DataFrame:
         *(f"{name}_{kind}{end}" for kind in BASES for name, end in _INTERVAL),
     ]
     frame = pd.DataFrame(rows, columns=columns)
-    return whole_numbers(frame, ("batch", "workers", "nodes"))
+    return points.whole_numbers(frame, ("batch", "workers", "nodes"))
 
 
 _INTERVAL = (("minus", "_low_s"), ("minus", "_high_s"), ("interval", ""), ("base", ""))
@@ -185,7 +176,7 @@ def _growth(cell: dict[str, Any], cells: list[dict[str, Any]], kind: str) -> tup
     The one-worker cell is the one that speedups use too.
     """
     unknown = np.full(len(PARTS), np.nan)
-    place = baseline_place(cells, cell, kind)
+    place = points.baseline_place(cells, cell, kind)
     if place is None:
         return unknown, unknown, unknown, "no baseline", ""
     base, scale = cells[place], cell["batch"] / cell["ref_batch"]
@@ -227,31 +218,31 @@ def difference_interval(
 
 def doubts(runs: pd.DataFrame) -> list[str]:
     """Return the limitations of the laps: steps that do not add up, and unexplained time."""
-    table = with_series(runs)
-    good = table[measured(table) & (table["step_s"].astype(float) > 0)]
-    laps = good[list(LAP_COLUMNS)].astype(float)
+    table = points.with_series(runs)
+    good = table[points.measured(table) & (table["step_s"].astype(float) > 0)]
+    laps = good[list(points.LAP_COLUMNS)].astype(float)
     step = good["step_s"].astype(float)
     known = laps.notna().any(axis=1)
     gap = (laps.sum(axis=1) - step).abs() / step
     residual = laps["residual_s"].abs() / step
-    found = [*_captured(good), *_recording(table[measured(table)])]
+    found = [*_captured(good), *_recording(table[points.measured(table)])]
     for series, rows in good[known & (gap > TILING)].groupby("series", sort=False):
         found.append(
             f"{series}: the laps of {plural(len(rows), 'run')} at "
-            f"{worker_counts(rows['workers'])} do not add up to the step (off by up to "
+            f"{points.worker_counts(rows['workers'])} do not add up to the step (off by up to "
             f"{100 * gap[rows.index].max():.1f} %); do not quote their shares."
         )
     for series, rows in good[residual > UNEXPLAINED].groupby("series", sort=False):
         found.append(
             f"{series}: up to {100 * residual[rows.index].max():.1f} % of the step at "
-            f"{worker_counts(rows['workers'])} is unexplained (outside every lap)."
+            f"{points.worker_counts(rows['workers'])} is unexplained (outside every lap)."
         )
     return found
 
 
 def _captured(good: pd.DataFrame) -> list[str]:
     """Return what to know where steps captured in CUDA graphs are beside ordinary ones."""
-    captured = good[CAPTURED].notna()
+    captured = good[points.CAPTURED].notna()
     ordinary = good[~captured & good[["forward_s", "backward_s"]].notna().any(axis=1)]
     if ordinary.empty or not captured.any():
         return []
@@ -269,7 +260,8 @@ def _recording(good: pd.DataFrame) -> Iterator[str]:
         for series, rows in good[lost > 0].groupby("series", sort=False):
             yield (
                 f"{series}: {lost[rows.index].sum():.0f} step rows of {plural(len(rows), 'run')} at "
-                f"{worker_counts(rows['workers'])} are lost (the disk was full); the parts are those of the others."
+                f"{points.worker_counts(rows['workers'])} are lost (the disk was full); the parts are those of the "
+                "others."
             )
     if "steady_doubt" in good.columns:
         texts = good["steady_doubt"].fillna("").astype(str)
@@ -278,6 +270,6 @@ def _recording(good: pd.DataFrame) -> Iterator[str]:
             if len(rows) > 1:
                 whole = int((good["series"] == series).sum())
                 told = f"step time drifts; the first: {told.removeprefix('the run is not steady: ')}"
-                yield f"{series}: {len(rows)} of {whole} runs at {worker_counts(rows['workers'])}: {told}."
+                yield f"{series}: {len(rows)} of {whole} runs at {points.worker_counts(rows['workers'])}: {told}."
             else:
-                yield f"{series}: 1 run at {worker_counts(rows['workers'])}: {told}."
+                yield f"{series}: 1 run at {points.worker_counts(rows['workers'])}: {told}."

@@ -101,7 +101,8 @@ def read_trace(document: Mapping[str, Any], *, source: str) -> RankTrace:
         raise AnalysisError(f"{source}: has no list traceEvents; give what torch.profiler's export_chrome_trace wrote")
     told = document.get("distributedInfo")
     told = told if isinstance(told, dict) else {}
-    base_s = _number(document.get("baseTimeNanoseconds")) / 1e9
+    base = document.get("baseTimeNanoseconds")
+    base_s = base / 1e9 if isinstance(base, int | float) and abs(base) < 1e20 else 0.0
     found = _TraceEvents()
     for event in events:
         if isinstance(event, dict) and event.get("ph") == "X":
@@ -206,10 +207,6 @@ def _rank_of(source: str) -> int:
     if not found:
         raise AnalysisError(f"{source}: neither it nor its name says which rank it is of; name it rank0.json")
     return int(found[0])
-
-
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) and abs(value) < 1e20 else 0.0
 
 
 # ----------------------------------------------------------------------------------------------------------- spans

@@ -27,15 +27,8 @@ from numpy.typing import NDArray
 
 from horovod_study.analysis import stats
 from horovod_study.analysis.stats import Floats
-from horovod_study.analysis.steps.rank_steps import (
-    BEFORE_SYNC,
-    GAP_S,
-    GAP_STEPS,
-    CommonSteps,
-    RankSteps,
-    gaps_s,
-    same_epoch,
-)
+from horovod_study.analysis.steps import rank_steps
+from horovod_study.analysis.steps.rank_steps import CommonSteps, RankSteps
 from horovod_study.records import facts
 
 MIN_STEPS = 20
@@ -163,11 +156,7 @@ def find_stragglers(rows: RankSteps) -> Stragglers:
         block_steps=steps // len(blocks),
         laps=tuple(laps),
         period_s=period,
-        skew_s={
-            "mean": float(skew.mean()),
-            "median": float(np.median(skew)),
-            "p90": float(np.quantile(skew, 0.9)),
-        },
+        skew_s={"mean": float(skew.mean()), "median": float(np.median(skew)), "p90": float(np.quantile(skew, 0.9))},
         spread_s=float(waits.max(axis=1).mean()),
         ranks=tuple(found),
         slow=tuple(each.rank for each in slow),
@@ -346,27 +335,27 @@ def waiting(rows: Mapping[int, Mapping[str, Any]], shared: CommonSteps) -> Waiti
     synchronisation.
     """
     nothing = Waiting(pop=None, skew_s=math.nan)
-    names = ("sync_s", "begin_s", *(f"{lap}_s" for lap in BEFORE_SYNC))
+    names = ("sync_s", "begin_s", *(f"{lap}_s" for lap in rank_steps.BEFORE_SYNC))
     unknown: set[str] = set()
     two_clocks = False
     largest = np.full(max(len(shared.step) - 1, 0), -math.inf)  # gap before a step, of all ranks
     for rank in shared.places:
         columns = rows[rank]
         found = {name: shared.column(columns, rank, name) for name in ("begin_s", "residual_s", "step_s")}
-        np.maximum(largest, gaps_s(found["begin_s"], found["residual_s"], found["step_s"]), out=largest)
+        np.maximum(largest, rank_steps.gaps_s(found["begin_s"], found["residual_s"], found["step_s"]), out=largest)
         for name in names:
             if np.isnan(found[name] if name in found else shared.column(columns, rank, name)).any():
                 unknown.add(name)
         two_clocks |= bool(np.isfinite(shared.column(columns, rank, "sync_host_s")).any())
     if "sync_s" in unknown:
         return nothing
-    laps = [lap for lap in BEFORE_SYNC if f"{lap}_s" not in unknown]
-    follows = same_epoch(shared)
+    laps = [lap for lap in rank_steps.BEFORE_SYNC if f"{lap}_s" not in unknown]
+    follows = rank_steps.same_epoch(shared)
     if not unknown & {"begin_s", "residual_s"}:
-        allowed = GAP_S
+        allowed = rank_steps.GAP_S
         if two_clocks:
             every = [shared.column(rows[rank], rank, "step_s") for rank in shared.places]
-            allowed = GAP_STEPS * float(np.median(np.concatenate(every)))
+            allowed = rank_steps.GAP_STEPS * float(np.median(np.concatenate(every)))
         follows[1:] &= largest <= allowed
     steps = int(np.count_nonzero(follows))
     if not (laps and steps):

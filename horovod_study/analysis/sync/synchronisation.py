@@ -144,24 +144,11 @@ def curves(fitted: Mapping[str, QuantityFit], cells: pd.DataFrame) -> pd.DataFra
         low, high = law.interval(workers, **known)
         sync, low = (np.maximum(each, 0.0) for each in (sync, low))
         batches = _batches(own, workers)
-        frames.append(
-            pd.DataFrame(
-                {
-                    "series": series,
-                    "law": fit.selected,
-                    "workers": workers.astype("int64"),
-                    "nodes": nodes,
-                    "sync_s": sync,
-                    "sync_low_s": low,
-                    "sync_high_s": high,
-                    "extrapolated": workers > last,
-                    "batches_per_epoch": batches,
-                    "sync_per_epoch_s": batches * sync,
-                    "sync_per_epoch_low_s": batches * low,
-                    "sync_per_epoch_high_s": batches * high,
-                }
-            )
-        )
+        names = {"series": series, "law": fit.selected, "workers": workers.astype("int64"), "nodes": nodes}
+        waits = {"sync_s": sync, "sync_low_s": low, "sync_high_s": high}
+        epochs = {name.replace("sync", "sync_per_epoch"): batches * each for name, each in waits.items()}
+        more = {"extrapolated": workers > last, "batches_per_epoch": batches}
+        frames.append(pd.DataFrame({**names, **waits, **more, **epochs}))
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=list(CURVE_COLUMNS))
 
 
