@@ -143,6 +143,7 @@ def faded_updates() -> list[dict[str, Any]]:
     """
     curves, targets, found = torch.randn(75, 3, 201), torch.rand(75, 2), []
     for kernels in ("torch", "native"):
+        torch.set_flush_denormal(False)  # or the moments would be 0 where they are written
         times_us = {(faded, flush): list[float]() for faded in (False, True) for flush in (False, True)}
         steps = {faded: LoneStep(StrainConfig(kernels=kernels, steps=1, device="cpu"), CPU) for faded in (False, True)}
         for faded, lone in steps.items():
