@@ -450,7 +450,7 @@ class Cell:
         return self._key[0]
 
     def _digested(self) -> str:
-        content = {"config": self.config.to_dict(), "runtime": self.runtime, "placement": self.placement.to_dict()}
+        content = {"config": self.config.meaning(), "runtime": self.runtime, "placement": self.placement.to_dict()}
         if self.identity:
             content["identity"] = self.identity
         if told := self.config.workload.identity:

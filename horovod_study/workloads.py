@@ -196,6 +196,15 @@ class Configuration:
         # All are scalars; a study may have 10,000 of these.
         return {name: getattr(self, name) for name in self.workload.options}
 
+    def meaning(self) -> dict[str, Any]:
+        """Return the fields that tell cells apart: without options that came later and have their default."""
+        options = self.workload.options
+        return {
+            name: value
+            for name, value in self.to_dict().items()
+            if not options[name].later or value != options[name].default
+        }
+
     def changed(self, **values: Any) -> Self:
         """Return it with some values changed; only these are checked, so that thousands of cells are soon made."""
         made = object.__new__(type(self))

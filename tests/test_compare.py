@@ -212,7 +212,7 @@ def test_unequal_work_is_refused_with_the_name_and_both_values() -> None:
 def test_every_option_is_either_work_or_the_way_it_is_done() -> None:
     work = {
         *("dataset", "data_seed", "input_scaling", "batch", "widths", "optimizer", "weight_decay", "precision", "seed"),
-        *("lr", "lr_scaling", "lr_warmup_steps", "schedule", "lr_end", "warmup_steps", "steady", "device"),
+        *("epsilon", "lr", "lr_scaling", "lr_warmup_steps", "schedule", "lr_end", "warmup_steps", "steady", "device"),
     }
     told = {"epochs", "seconds", "steps", "target_mse", "evaluate_every", "checkpoint_every", "checkpoint_at_end"}
     told |= {"measure_sync", "measure_ablation", "profile", "profile_steps", "timeline_steps", "ranges"}

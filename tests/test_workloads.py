@@ -73,6 +73,7 @@ def test_cells_of_another_file_are_other_cells(folder: Path, tmp_path: Path) -> 
 
     assert len(keys) == 2
     assert own.key == "serial-1w-b75-r0-9a8a446dafa9"
+    assert replace(own, config=StrainConfig(backend="serial", epsilon=1e-5)).key != own.key
 
 
 @pytest.mark.parametrize(

@@ -574,7 +574,7 @@ class _Pairs:
         return {
             letter: {
                 "runtime": arm.runtime,
-                **{name: value for name, value in arm.config.to_dict().items() if name not in told},
+                **{name: value for name, value in arm.config.meaning().items() if name not in told},
             }
             for letter, arm in self._arms.items()
         }

@@ -92,7 +92,7 @@ class TuneRequest:
         """Return what must be the same for launches to be compared; the time and the rounds may be extended."""
         identity = self.config.workload.identity
         return {
-            "config": self.config.to_dict(),
+            "config": self.config.meaning(),
             **({"workload": identity} if identity else {}),
             "runtimes": list(self.runtimes),
             "workers": self.workers,

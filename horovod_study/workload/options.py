@@ -107,6 +107,7 @@ class _Training(Configuration):
         heading=LEARNED,
         roles=Role.LEARNING | Role.SWEEPABLE | Role.CELL,
         words="epsilon {:g}",
+        later=True,
         title="Adam's epsilon",
         short_title="epsilon",
     )
