@@ -15,7 +15,7 @@ from horovod_study.comm import Backend
 from horovod_study.errors import ConfigError
 from horovod_study.workload.model import StressCNN
 from horovod_study.workload.native import NativeStep, open_native
-from horovod_study.workload.options import StrainConfig
+from horovod_study.workload.options import ADAM_EPSILON, StrainConfig
 from horovod_study.workload.schedule import scaled_lr
 
 SGD_MOMENTUM = 0.9
@@ -59,7 +59,7 @@ def make_optimizer(
     if rate is not None:
         _keep_on_device(optimizer, rate)
     details = [kind.__name__, *(["fused"] if config.fused_optimizer else [])]
-    if config.epsilon != 1e-8:
+    if config.epsilon != ADAM_EPSILON:
         details.append(f"epsilon {config.epsilon:g}")
     if config.weight_decay:
         details.append(f"weight decay {config.weight_decay:g}")

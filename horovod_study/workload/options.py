@@ -16,6 +16,7 @@ KERNELS = ("torch", "fused", "native")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 LOADERS = ("memory", "prefetch", "device", "dataloader")
 DEFAULT_EPOCHS = 10
+ADAM_EPSILON = 1e-8  # as PyTorch has it
 LR_SCALINGS: Mapping[str, Callable[[int], float]] = {"none": lambda workers: 1.0, "linear": float, "sqrt": math.sqrt}
 """How the learning rate grows with the workers."""
 
@@ -100,7 +101,7 @@ class _Training(Configuration):
         short_title="weight decay",
     )
     epsilon: float = option(
-        1e-8,
+        ADAM_EPSILON,
         "added to the root of Adam's second moment; with 1e-5 units that few curves reach stay alive in long trainings",
         kind=float,
         above=0,
@@ -326,7 +327,7 @@ class StrainConfig(RunConfig, _Training):
                 f"run: schedule is {self.schedule!r} and lr_end is {self.lr_end}; schedule range needs lr_end, and "
                 "no other schedule has one"
             )
-        if self.optimizer == "sgd" and self.epsilon != self.workload.options["epsilon"].default:
+        if self.optimizer == "sgd" and self.epsilon != ADAM_EPSILON:
             raise ConfigError(
                 f"run: epsilon is {self.epsilon:g}, and optimizer sgd has none; leave it out, or use optimizer adam"
             )
