@@ -60,7 +60,10 @@ study: setup  ## set up, then run the laptop study: data, baselines, 1..cores wo
 docs: extras  ## the documentation as a site that reads without a network: build/site/index.html
 	@$(call TIMED,$(BIN)/python scripts/docs.py)
 
-LINT = $(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet . && $(BIN)/mypy --strict horovod_study && \
+# benchmarks/ and scripts/ have a gpu.py each, one module to mypy: hence two calls.
+TYPES = MYPYPATH=tests $(BIN)/mypy --strict
+LINT = $(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet . && \
+       $(TYPES) horovod_study benchmarks && $(TYPES) scripts && \
        $(BIN)/python scripts/size.py
 
 # As many processes as there are cores, each with whole files.

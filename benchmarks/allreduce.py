@@ -73,8 +73,8 @@ def read(path: Path = TABLE, calibrated: int = CALIBRATED) -> list[Series]:
     for (machine, name), rows in pd.read_csv(path).groupby(["machine", "series"], sort=False):
         sweeps = [
             Sweep(
-                workers=int(workers),
-                nodes=int(nodes),
+                workers=int(at["workers"].iloc[0]),
+                nodes=int(at["nodes"].iloc[0]),
                 sizes=at["bytes"].to_numpy(dtype=np.float64),
                 seconds=at["us"].to_numpy(dtype=np.float64) / 1e6,
                 algorithm=str(at["algorithm"].iloc[0]),
@@ -202,7 +202,7 @@ def main() -> int:
     )
     print(text)
     points = table.to_csv(index=False, float_format="%.4g", lineterminator="\n")
-    write_result(options.out, figures={}, texts={"allreduce.md": text + "\n", "allreduce.csv": points})
+    write_result(options.out, {"allreduce.md": text, "allreduce.csv": points})
     return 0
 
 

@@ -368,11 +368,7 @@ def main() -> int:
     }
     page = "\n".join(lines(result)) + "\n"
     print(page)
-    write_result(
-        options.out,
-        figures={},
-        texts={"analysis.md": page, "analysis.json": json.dumps(result, indent=1, allow_nan=False) + "\n"},
-    )
+    write_result(options.out, {"analysis.md": page, "analysis.json": result})
     return 0 if kept else 1
 
 

@@ -106,7 +106,7 @@ CURVE = "curve at 4x"
 def noise_of(kind: str, places: int, repeats: int, rng: np.random.Generator) -> np.ndarray:
     """Noise of variance 1, (places, repeats)."""
     if kind == "heavy tails":
-        return rng.standard_t(3, (places, repeats)) / np.sqrt(3)
+        return np.asarray(rng.standard_t(3, (places, repeats)) / np.sqrt(3))
     drawn = rng.standard_normal(places * repeats)
     if kind == "drift":
         for i in range(1, len(drawn)):
@@ -183,8 +183,8 @@ def main() -> None:
                     flush=True,
                 )
     print(f"\n{'repeats':>7}  {'noise':<12} {'intervals':>9} {'covered':>8} {'lowest':>7}  below 90 %  above 99 %")
-    for (repeats, kind), held in totals.items():
-        share = np.array(held) / options.seeds
+    for (repeats, kind), counted in totals.items():
+        share = np.array(counted) / options.seeds
         print(
             f"{repeats:>7}  {kind:<12} {len(share):>9} {share.mean():>8.1%} {share.min():>7.0%}  "
             f"{np.sum(share < 0.9):>10}  {np.sum(share > 0.99):>10}"

@@ -32,7 +32,8 @@ from horovod_study.config import available_cores
 from horovod_study.measure import environment
 from horovod_study.measure.clock import now, sleep, utc_now
 from horovod_study.progress import say
-from horovod_study.workload import dataset, material, room
+from horovod_study.text.numbers import amount
+from horovod_study.workload import dataset, material
 
 HERE = Path(__file__).parent
 OURS, USUAL = "this package", "usual way"
@@ -253,7 +254,7 @@ def markdown(
 ) -> str:
     """Return the tables for people."""
     lines = [
-        f"## Making and opening {size:,} curves ({room.amount(size * 603 * 4)})",
+        f"## Making and opening {size:,} curves ({amount(size * 603 * 4)})",
         "",
         "| what | this package, s | usual way, s | ratio |",
         "|---|--:|--:|--:|",

@@ -21,14 +21,13 @@ the constants of the forecast were chosen with, those that were looked at while 
 
 import argparse
 import importlib.metadata
-import json
 import math
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -169,7 +168,7 @@ def read_series(path: Path) -> list[Task]:
 def _alike(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows of one worker count whose nodes and batch are those of most of them."""
     place = rows[["nodes", "batch_size"]].astype(str).agg(" ".join, axis=1)
-    return rows[place == place.mode().iloc[0]]
+    return cast(pd.DataFrame, rows[place == place.mode().iloc[0]])
 
 
 # --- methods ----------------------------------------------------------------------------------------------------------
@@ -284,9 +283,9 @@ def extra_p(tasks: Sequence[Task]) -> list[Guess] | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it uses what its own packages have deprecated
-            from extrap.entities.coordinate import Coordinate
-            from extrap.entities.measurement import Measurement
-            from extrap.modelers.single_parameter import Default
+            from extrap.entities.coordinate import Coordinate  # type: ignore[import-untyped]
+            from extrap.entities.measurement import Measurement  # type: ignore[import-untyped]
+            from extrap.modelers.single_parameter import Default  # type: ignore[import-untyped]
     except ImportError:
         return None
     found = []
@@ -294,18 +293,14 @@ def extra_p(tasks: Sequence[Task]) -> list[Guess] | None:
         modeler = Default()
         modeler.allow_negative_exponents = negative
         for task in tasks:
-            points = [
-                Measurement(Coordinate(float(n)), None, None, put(n, rows["samples_per_s"].to_numpy()))
-                for n, rows in task.known.groupby("workers", sort=True)
-            ]
+            workers, rates = (task.known[name].to_numpy(dtype=float) for name in ("workers", "samples_per_s"))
+            points = [Measurement(Coordinate(n), None, None, put(n, rates[workers == n])) for n in sorted(set(workers))]
             with warnings.catch_warnings(), np.errstate(all="ignore"):
                 warnings.simplefilter("ignore")
                 function = modeler.create_model(points).hypothesis.function
-                for row in task.targets.itertuples():
-                    answer = back(float(row.workers), float(function.evaluate(float(row.workers))))
-                    found.append(
-                        guess(task, f"{EXTRA_P}: {question}", int(row.workers), float(row.samples_per_s), float(answer))
-                    )
+                for n, rate in task.targets[["workers", "samples_per_s"]].to_numpy(dtype=float):
+                    answer = float(back(n, float(function.evaluate(n))))
+                    found.append(guess(task, f"{EXTRA_P}: {question}", int(n), rate, answer))
     return found
 
 
@@ -563,12 +558,7 @@ def main() -> int:
         return 0
     write_result(
         options.out or HERE / "results" / "forecast",
-        figures={},
-        texts={
-            "forecast.md": text,
-            "forecast.json": json.dumps(result, indent=1, allow_nan=False) + "\n",
-            "forecasts.csv": listed(table),
-        },
+        {"forecast.md": text, "forecast.json": result, "forecasts.csv": listed(table)},
     )
     return 0
 

@@ -417,7 +417,7 @@ def nvidia_smi() -> dict[str, str | None]:
         return dict(zip(MACHINE_FIELDS, together, strict=True))
     if shutil.which("nvidia-smi") is None:
         return dict.fromkeys(MACHINE_FIELDS)
-    return {field: (ask([field]) or [None])[0] for field in MACHINE_FIELDS}  # a field that a driver does not know
+    return {field: (ask([field]) or (None,))[0] for field in MACHINE_FIELDS}  # a field that a driver does not know
 
 
 def measure_data(work: Work) -> dict[str, Any]:
@@ -466,7 +466,7 @@ def tests_at_a_time(plans: Sequence[Mapping[str, Any]], work: Work) -> list[dict
         folder = work.folder / f"tests-{number}"
         folder.mkdir(exist_ok=True)
         (folder / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
-        line = [sys.executable, HERE / "gpu_tests.py", folder / "plan.json"]
+        line: list[str | Path] = [sys.executable, HERE / "gpu_tests.py", folder / "plan.json"]
         lines, _, complaint = read_lines(line, replace(work, folder=folder))
         ended = {each["name"] for each in lines if each["says"] == "test"}
         lost = [name for each in lines if each["says"] == "tests" for name in each["names"] if name not in ended]
@@ -557,8 +557,9 @@ def measure_timers(work: Work) -> dict[str, Any]:
     sizes = work.sizes
     seconds = str(max(2.0, 0.75 * work.left_s / len(sizes.batches) - 8)) if not work.dry else "1"
     found = verb(
-        *(work, "bench", "timers", "--dataset", sizes.beside_curves, "--device", work.device),
-        *("--batch", *map(str, sizes.batches), "--seconds", seconds, *work.best, "--out", work.folder / "timers"),
+        work,
+        *("bench", "timers", "--dataset", sizes.beside_curves, "--device", work.device),
+        *("--batch", *map(str, sizes.batches), "--seconds", seconds, *work.best, "--out", str(work.folder / "timers")),
     )
     return {"cases": found["cases"], "options": list(work.best)}
 
@@ -600,14 +601,14 @@ def measure_workers(work: Work) -> dict[str, Any]:
     for count in sizes.workers:
         number = str(count)
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", number]
-        mpirun = [BIN / "mpirun", *root, "--bind-to", "none", "-np", number]
+        mpirun: list[str | Path] = [BIN / "mpirun", *root, "--bind-to", "none", "-np", number]
         ways.append(("mpi4py, staged", count, mpirun, ["--backend", "mpi"]))
         # torchrun starts Python itself; it is told to start no second one.
         ways.append(
             ("torch DDP over Gloo", count, [*torchrun, "--no-python"], ["--backend", "ddp", "--transport", "gloo"])
         )
         ways.append(
-            ("Horovod over Gloo", count, [BIN / "horovodrun", "--gloo", "-np", number], ["--backend", "horovod"])
+            ("Horovod over Gloo", count, [str(BIN / "horovodrun"), "--gloo", "-np", number], ["--backend", "horovod"])
         )
     found: list[dict[str, Any]] = []
     steps = str(max(2, sizes.run_steps // 10))
@@ -641,7 +642,8 @@ def measure_limits(work: Work) -> dict[str, Any]:
     seconds = "1" if work.dry else "6"
     more = ["--sizes", "4", "64K"] if work.dry else []
     found = verb(
-        *(work, "bench", *ways, *more, "--batch", str(sizes.batches[0]), "--seconds", seconds),
+        work,
+        *("bench", *ways, *more, "--batch", str(sizes.batches[0]), "--seconds", seconds),
         *("--rounds", "3", "--out", work.folder / "bench"),
     )
     roofline = found["roofline"]

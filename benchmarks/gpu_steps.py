@@ -26,7 +26,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, cast
 
 import numpy as np
 import plain_training
@@ -130,7 +130,7 @@ class Resident:
         self.config = strain_config(
             {"dataset": plan.dataset, "batch": batch, "loader": "device", "seed": plan.seed}, source="gpu.py"
         )
-        self.loader: Any = open_loader(self.config, self.dataset, batches, device)
+        self.loader = cast(Any, open_loader(self.config, self.dataset, batches, device))
         held = self.loader.resident()
         self.held, self.curves, self.targets = held, held.curves, held.targets
 

@@ -44,7 +44,7 @@ def make_step(way: str, curves: torch.Tensor, targets: torch.Tensor) -> Callable
     if way in ("zero-copy", "flat"):
         sizes = [parameter.numel() for parameter in trained]
         buffer, values = torch.zeros(sum(sizes)), torch.empty(sum(sizes))
-        pieces = zip(trained, buffer.split(sizes), values.split(sizes), strict=True)
+        pieces = zip(trained, torch.split(buffer, sizes), torch.split(values, sizes), strict=True)
         for parameter, gradient, value in pieces:
             if way == "flat":
                 value.copy_(parameter.detach().flatten())

@@ -158,11 +158,7 @@ def main() -> int:
     result = {"measured": utc_now(), "machine": machine, **result, "kept": kept}
     page = "\n".join(lines(result)) + "\n"
     print(page)
-    write_result(
-        options.out,
-        figures={},
-        texts={"ledger.md": page, "ledger.json": json.dumps(result, indent=1, allow_nan=False) + "\n"},
-    )
+    write_result(options.out, {"ledger.md": page, "ledger.json": result})
     return 0 if kept else 1
 
 

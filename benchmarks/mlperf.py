@@ -236,7 +236,7 @@ def left_out(trainings: Sequence[Training]) -> pd.DataFrame:
     found = []
     for name in sorted({one.submitter for one in trainings}):
         means = scores[scores["submitter"] != name].groupby(["middle", "submitter"])["score"].mean()
-        best = MIDDLES[int(means.groupby("middle").mean().idxmin())]
+        best = MIDDLES[int(str(means.groupby("middle").mean().idxmin()))]
         found.append(simulated([one for one in trainings if one.submitter == name], best))
     return pd.concat(found, ignore_index=True)
 
@@ -246,15 +246,13 @@ def lines(table: pd.DataFrame, others: pd.DataFrame) -> list[str]:
     head = ("targets", "steps", "median error", "within 15 %", "in the interval", "left out", "a + b x batch")
     found = [f"| {' | '.join(head)} |", f"|---|{'--:|' * (len(head) - 1)}"]
     spans = (("up to 2 doublings", 0.0, 2.0), ("2 to 4", 2.0, 4.0), ("4 and more", 4.0, 99.0))
+    both = (table, others)
     groups = [
-        (name, *(each["doublings"].between(low, high, inclusive="right") for each in (table, others)))
-        for name, low, high in spans
+        (name, [each["doublings"].between(low, high, inclusive="right") for each in both]) for name, low, high in spans
     ]
-    groups += [
-        (name, *(each["benchmark"] == name for each in (table, others))) for name in sorted(set(table["benchmark"]))
-    ]
-    groups.append(("all", *(each["benchmark"].notna() for each in (table, others))))
-    for name, own, other in groups:
+    groups += [(name, [each["benchmark"] == name for each in both]) for name in sorted(set(table["benchmark"]))]
+    groups.append(("all", [each["benchmark"].notna() for each in both]))
+    for name, (own, other) in groups:
         rows = table[own]
         cells = [
             rows["simulated_error"].median(),
@@ -290,7 +288,7 @@ def main() -> int:
     )
     print(text)
     points = table.to_csv(index=False, float_format="%.4g", lineterminator="\n")
-    write_result(options.out, figures={}, texts={"mlperf.md": text + "\n", "mlperf.csv": points})
+    write_result(options.out, {"mlperf.md": text, "mlperf.csv": points})
     return 0
 
 

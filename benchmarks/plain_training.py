@@ -7,6 +7,7 @@ is in the memory of the GPU and batches are taken from it. Prints one line of JS
 """
 
 import argparse
+import importlib
 import json
 import os
 import time
@@ -42,7 +43,7 @@ def resident_batches(
     curves: torch.Tensor, targets: torch.Tensor, batch: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """One epoch of data that is where it is computed on, curves (S, C, L), targets (S, P): shuffled there."""
-    for rows in torch.randperm(len(curves), device=curves.device).split(batch):
+    for rows in torch.randperm(len(curves), device=curves.device).split(batch):  # type: ignore[no-untyped-call]
         if len(rows) == batch:
             yield curves[rows], targets[rows]
 
@@ -51,7 +52,7 @@ def step(model: nn.Module, optimizer: Any, x: torch.Tensor, y: torch.Tensor) -> 
     """One update from one batch, as every tutorial has it."""
     optimizer.zero_grad()
     loss = nn.functional.mse_loss(model(x), y)
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
     optimizer.step()
     return loss
 
@@ -72,10 +73,10 @@ def main() -> None:
     device = torch.device(options.device)
     torch.set_num_threads(1)
 
-    rank, workers, hvd = 0, 1, None
+    rank, workers = 0, 1
+    hvd: Any = None
     if options.way == "horovod":
-        import horovod.torch as hvd
-
+        hvd = importlib.import_module("horovod.torch")
         hvd.init()
         rank, workers = hvd.rank(), hvd.size()
     elif options.way == "ddp":
@@ -86,7 +87,7 @@ def main() -> None:
     targets = np.load(options.dataset / "targets.npy")
     training = np.arange(len(curves)) % 4 != 3
     data = TensorDataset(torch.from_numpy(curves[training]), torch.from_numpy(targets[training]))
-    sampler = DistributedSampler(data, workers, rank) if workers > 1 else None
+    sampler: Any = DistributedSampler(data, workers, rank) if workers > 1 else None
     loader = DataLoader(
         data,
         batch_size=options.batch,
@@ -95,7 +96,7 @@ def main() -> None:
         num_workers=options.loader_processes,
         drop_last=True,
     )
-    resident = tuple(part.to(device) for part in data.tensors) if options.resident else None
+    resident = [part.to(device) for part in data.tensors] if options.resident else None
     torch.manual_seed(1)
     model = network().to(device)
     optimizer: Any = torch.optim.Adam(model.parameters(), lr=4.7331e-4)
@@ -124,7 +125,7 @@ def main() -> None:
     while not ended:
         if sampler is not None:
             sampler.set_epoch(epoch)
-        for x, y in loader if resident is None else resident_batches(*resident, options.batch):
+        for x, y in loader if resident is None else resident_batches(resident[0], resident[1], options.batch):
             if done == WARMUP_STEPS:
                 settle()
                 opened = time.perf_counter()

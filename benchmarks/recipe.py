@@ -99,7 +99,7 @@ def start(model: StressCNN, kind: str) -> None:
     if kind == "he":
         for layer in (model.conv1, model.conv2, model.fc1, model.fc2):
             nn.init.kaiming_normal_(layer.weight, nonlinearity="linear" if layer is model.fc2 else "relu")
-            nn.init.zeros_(layer.bias)
+            nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
     elif kind == "centred":
         nn.init.constant_(model.fc2.bias, 0.5)
 

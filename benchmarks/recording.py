@@ -319,11 +319,7 @@ def main() -> int:
     }
     page = "\n".join(lines(result, text(costs, cases))) + "\n"
     print(page)
-    write_result(
-        options.out,
-        figures={},
-        texts={"recording.md": page, "recording.json": json.dumps(result, indent=1, allow_nan=False) + "\n"},
-    )
+    write_result(options.out, {"recording.md": page, "recording.json": result})
     for doubt in dict.fromkeys(doubt for cost in costs for doubt in cost.doubts):
         say(f"doubt: {doubt}")
     say(f"written to {options.out / 'recording.md'}, .json; {now() - began:.0f} s")

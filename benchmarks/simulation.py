@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ from horovod_study.progress import say
 from horovod_study.records import read_run, recorded_run
 from horovod_study.report.kit.files import write_result
 from horovod_study.report.kit.panels import note_at
-from horovod_study.report.kit.style import PAPER, PRINT_WIDTH_IN, QUIET, SHADE
+from horovod_study.report.kit.style import PAPER, QUIET, SHADE
 from horovod_study.workload import dataset
 
 HERE = Path(__file__).parent
@@ -281,7 +282,7 @@ def _hosts(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
 
     rounds, order = [], random.Random(2)
     with TwoHosts() as hosts:
-        outside = {"cwd": str(folder), "environment": {**os.environ, "LC_ALL": "C.UTF-8"}}
+        outside: dict[str, Any] = {"cwd": str(folder), "environment": {**os.environ, "LC_ALL": "C.UTF-8"}}
 
         def on(name: str) -> Start:
             return lambda command, core: hosts.popen(
@@ -322,16 +323,17 @@ def _tell(name: str, row: Mapping[str, Any]) -> None:
 _DOT = "#0072b2"
 
 
-def draw_validation(cases: Sequence[Mapping[str, Any]], *, within: float, width_in: float) -> Figure:
-    """Return forecast / measured of each case: single rounds, their median, and a band of +-`within`; inside style().
+def draw_validation(cases: Sequence[Mapping[str, Any]], width_in: float) -> Figure:
+    """Return forecast / measured of each case: single rounds, their median, and a band of +-WITHIN; inside style().
 
-    A case: "case" (its name) and "ratios" (one per round). Grid lines should be those of x.
+    A case: "case" (its name) and "ratios" (one per round).
     """
     figure = Figure(figsize=(width_in, 0.34 * len(cases) + 0.95), layout="constrained")
     axes = figure.subplots()
-    axes.axvspan(1 - within, 1 + within, color=SHADE, zorder=0)
+    axes.grid(visible=False, axis="y")
+    axes.axvspan(1 - WITHIN, 1 + WITHIN, color=SHADE, zorder=0)
     axes.axvline(1.0, color=QUIET, linewidth=0.8, zorder=1)
-    lowest, highest = 1 - 1.4 * within, 1 + 1.4 * within
+    lowest, highest = 1 - 1.4 * WITHIN, 1 + 1.4 * WITHIN
     for place, case in enumerate(cases):
         ratios = sorted(case["ratios"])
         middle = float(np.median(ratios))
@@ -394,14 +396,8 @@ def main() -> int:
     }
     write_result(
         options.out,
-        figures={"validation": lambda: draw_validation(cases, within=WITHIN, width_in=PRINT_WIDTH_IN)},
-        texts={
-            "validation.txt": caption + "\n",
-            "simulation.md": text,
-            "simulation.json": json.dumps(document, indent=1, allow_nan=False) + "\n",
-        },
-        what="results",
-        axes__grid__axis="x",
+        {"validation.txt": caption, "simulation.md": text, "simulation.json": document},
+        {"validation": partial(draw_validation, cases)},
     )
     say(f"written to {options.out}")
     off = [case["case"] for case in cases if abs(statistics.median(case["ratios"]) - 1) > WITHIN]

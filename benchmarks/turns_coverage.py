@@ -248,10 +248,9 @@ def main() -> None:
         )
         print("|---|---|---|---|---|---|---|")
         kinds = [kind for kind in given.kinds if kind != "bursty"]  # what it sets aside is no matter of scatter
-        cases = [(kind, sd, given.studies, given.seed) for kind in kinds for sd in LEVELS[:2]]
+        asked = [(kind, sd, given.studies, given.seed) for kind in kinds for sd in LEVELS[:2]]
         with ProcessPoolExecutor(given.processes) as pool:
-            found = pool.map(within, cases)
-            for (kind, sd, *_), shares in zip(cases, found, strict=True):
+            for (kind, sd, *_), shares in zip(asked, pool.map(within, asked), strict=True):
                 print(f"| {kind}, {100 * sd:g} % | " + " | ".join(f"{each:.1f}" for each in shares) + " |", flush=True)
         return
     usual = paired.Precision(half_width=given.aim)

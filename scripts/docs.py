@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -60,7 +61,7 @@ def gather(root: Path, target: Path) -> list[PurePosixPath]:
         copy.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".md":
             text = path.read_text(encoding="utf-8")
-            copy.write_text(CODE_OR_LINK.sub(lambda match, page=path: rewritten(match, page), text), encoding="utf-8")
+            copy.write_text(CODE_OR_LINK.sub(partial(rewritten, page=path), text), encoding="utf-8")
         else:
             shutil.copyfile(path, copy)
     return sorted(found.values())

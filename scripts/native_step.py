@@ -52,7 +52,7 @@ def _build(places: Places, step: Step) -> str:
         if kept.exists():
             continue
         kept.parent.mkdir(parents=True, exist_ok=True)
-        command = [*shlex.split(compiler), *shlex.split(COMMON), *shlex.split(flags), *sources, "-o", _fresh(kept)]
+        command: list[str | Path] = [*shlex.split(f"{compiler} {COMMON} {flags}"), *sources, "-o", _fresh(kept)]
         programs.append(Program(command=command, env=step.env, log=step.log.with_name(f"native-{name}.log")))
     try:
         step.run_together(programs)

@@ -25,8 +25,8 @@ def main(arguments: list[str]) -> int:
     for path in sorted(PACKAGE.rglob("*.py")):
         text = path.read_text(encoding="utf-8")
         lines += text.count("\n")
-        where = path.relative_to(PACKAGE.parent)
-        found += [(size, given, f"{where}: {name}") for name, size, given in functions(ast.parse(text))]
+        file = path.relative_to(PACKAGE.parent)
+        found += [(size, given, f"{file}: {name}") for name, size, given in functions(ast.parse(text))]
     long = sorted((each for each in found if each[0] > MAX_LINES or each[1] > MAX_ARGUMENTS), reverse=True)
     middle = statistics.median(size for size, _, _ in found)
     print(

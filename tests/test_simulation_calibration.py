@@ -478,8 +478,8 @@ def _legends(figure: Any) -> list[Any]:
 
 def test_the_figure_of_the_validation_shows_rounds_and_medians() -> None:
     cases = [{"case": "one", "ratios": [0.95, 1.0, 1.02]}, {"case": "two", "ratios": [1.3]}]
-    with style(axes__grid__axis="x"):
-        figure = load_benchmark("simulation").draw_validation(cases, within=0.15, width_in=5.9)
+    with style():
+        figure = load_benchmark("simulation").draw_validation(cases, width_in=5.9)
         axes = figure.axes[0]
 
     assert [label.get_text() for label in axes.get_yticklabels()] == ["one", "two"]

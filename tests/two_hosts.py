@@ -50,6 +50,7 @@ _PROGRAMS = {
 }
 _SEARCH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin", "/usr/bin", "/bin"))
 _PREFIX = "two-hosts-"
+_QUIET: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 PATIENCE_S = 300.0  # the hosts run this file alone: it imports nothing of the tests
 
 
@@ -266,9 +267,8 @@ class TwoHosts:
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # what the package's service would make
         for name in self.names:
             log = self.folder / f"sshd-{name}.log"
-            argv = [_find("sshd"), "-D", "-f", self.folder / "sshd_config", "-E", log]
-            quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-            process = self.popen(name, argv, cwd="/", start_new_session=True, **quiet)
+            argv: list[str | Path] = [_find("sshd"), "-D", "-f", self.folder / "sshd_config", "-E", log]
+            process = self.popen(name, argv, cwd="/", start_new_session=True, **_QUIET)
             self._inits[f"sshd of {name}"] = process
             deadline = time.monotonic() + PATIENCE_S
             while not (log.exists() and "Server listening" in log.read_text()):
@@ -478,9 +478,8 @@ def _up() -> str:
     if _known():
         return "two hosts are up already; `down` removes them"
     reader, writer = os.pipe()
-    quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     subprocess.Popen(
-        [sys.executable, __file__, "_keep", str(writer)], pass_fds=[writer], start_new_session=True, **quiet
+        [sys.executable, __file__, "_keep", str(writer)], pass_fds=[writer], start_new_session=True, **_QUIET
     )
     os.close(writer)
     with os.fdopen(reader) as pipe:

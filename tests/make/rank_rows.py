@@ -47,7 +47,7 @@ def rows_of(
     ends = np.cumsum(pause + (own + sync)[:, 0])
     starts = np.concatenate([[0.0], ends[:-1]]) + pause
     begin = starts[:, None] + np.where(opening[:, None], 0, before) + laps["residual"]
-    whole = sum(laps.values()) + sync
+    whole = sync + sum(laps.values())
     if not visible:
         laps["backward"] = laps["backward"] + sync
     unknown = dict.fromkeys(("compute",), np.full((steps, ranks), np.nan))
@@ -56,7 +56,10 @@ def rows_of(
             laps["backward"] = laps["backward"] + sync
         inside = ["data", "forward", "backward", *(["update"] if ranks == 1 or not visible else [])]
         unknown = dict.fromkeys(inside, np.full((steps, ranks), np.nan))
-        laps = {"compute": sum(laps[lap] for lap in inside), **{k: v for k, v in laps.items() if k not in inside}}
+        laps = {
+            "compute": np.sum([laps[lap] for lap in inside], axis=0),
+            **{k: v for k, v in laps.items() if k not in inside},
+        }
         visible = visible and ranks > 1
     laps = {**laps, **unknown}
     return {
