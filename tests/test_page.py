@@ -298,10 +298,10 @@ def test_a_study_of_few_counts_or_of_one_full_machine_forecasts_nothing_and_says
         assert "laws" in sections and "further" not in sections
 
 
-@pytest.mark.parametrize(("last", "flat"), [(0.9, True), (0.4, False)])
-def test_learning_curves_that_stay_flat_are_left_out(last, flat):
-    rows = [("a", 1, 1, 75, samples, mse) for samples, mse in ((100, 1.0), (200, last))]
-    columns = ["series", "workers", "nodes", "batch", "samples", "test_mse_median"]
+@pytest.mark.parametrize(("last", "of_three", "flat"), [(0.9, 3, True), (0.4, 3, False), (0.4, 1, True)])
+def test_learning_curves_that_stay_flat_in_most_repeats_are_left_out(last, of_three, flat):
+    rows = [("a", 1, 1, 75, 100, 1.0, 3, 3), ("a", 1, 1, 75, 200, last, of_three, 3)]
+    columns = ["series", "workers", "nodes", "batch", "samples", "test_mse_median", "evaluations", "repeats"]
 
     assert convergence.is_flat(pd.DataFrame(rows, columns=columns)) is flat
 

@@ -63,9 +63,14 @@ FALL = 1.5
 
 def is_flat(curves: pd.DataFrame) -> bool:
     """Return whether there are evaluations, and in no cell the test error falls by a factor of FALL."""
-    known = curves[curves["test_mse_median"].notna()]
+    known = _usual(curves)
     cells = known.groupby(_CELL, sort=False, dropna=False)["test_mse_median"]
     return not known.empty and bool((cells.first() < FALL * cells.min()).all())
+
+
+def _usual(curves: pd.DataFrame) -> pd.DataFrame:
+    """The evaluations that most repeats of a cell have: a median over the few longest runs is another cell's."""
+    return curves[curves["test_mse_median"].notna() & (2 * curves["evaluations"] > curves["repeats"])]
 
 
 def write_learning_curves(points: pd.DataFrame, curves: pd.DataFrame, path: Path) -> None:
@@ -84,7 +89,7 @@ def write_learning_curves(points: pd.DataFrame, curves: pd.DataFrame, path: Path
 
 def learning_curves(points: pd.DataFrame, curves: pd.DataFrame) -> Drawing | None:
     """Return the test MSE against samples (epochs) and against seconds, one line per cell; None without evaluations."""
-    shown = curves[curves["test_mse_median"].notna() & (2 * curves["evaluations"] > curves["repeats"])]
+    shown = _usual(curves)
     if shown.empty:
         return None
     rows = _rows(shown)
