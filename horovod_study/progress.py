@@ -91,7 +91,7 @@ class Progress(Line):
         left_s = window_s / done - window_s if done > 0 and window_s > 0 else math.nan
         speed = "" if math.isnan(samples_per_s) else f"  {samples_per_s:,.0f} samples/s"
         left = "" if math.isnan(left_s) else f"  {left_s:.0f} s left"
-        self.show(f"  epoch {epoch + 1}  {where}  {done:4.0%}{speed}{left}")
+        self.show(f"  epoch {epoch + 1}  {where}  {100 * done:4.0f} %{speed}{left}")
 
     def epoch(self, row: Mapping[str, Any]) -> None:
         """Keep one line per evaluation."""

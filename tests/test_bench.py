@@ -108,7 +108,7 @@ def test_what_a_gpu_tells_is_shown(tmp_path: Path) -> None:
     assert ["4.00", "us one by one (3.50 us of the host), 1.25 us in a CUDA graph, 6.00 us to replay a graph"] in [
         line.split("  ")[-2:] for line in said.split("\n")
     ]
-    assert "80 launches 320.0 us, 13.7 MB of memory 5.48 us, 159 MFLOP 3.18 us; launching explains 80%" in said
+    assert "80 launches 320.0 us, 13.7 MB of memory 5.48 us, 159 MFLOP 3.18 us; launching explains 80 %" in said
     assert restored(json.loads(json.dumps(network.to_dict())), source="x").launch == latency
     paths = write_bench(network, told, tmp_path)
     assert {path.name for path in paths} >= {"roofline.pdf", "network.pdf", "bench.json"}
@@ -224,10 +224,10 @@ def test_the_text_says_what_was_found() -> None:
     assert "# 2 workers: 2 on node1; Some CPU, 8 cores; 2026-01-02T03:04:05+00:00, load 0.1 before" in said
     assert "# all-reduce, Horovod/MPI (horovod/mpi)" in said
     words = " ".join(said.split())
-    assert "horovod/mpi 30.00 [30.00, 30.00] 5.00 [5.00, 5.00] 150 kB 0% 152.8 us, 152.8 us" in words
+    assert "horovod/mpi 30.00 [30.00, 30.00] 5.00 [5.00, 5.00] 150 kB 0 % 152.8 us, 152.8 us" in words
     assert "matrix peak fp32 100.0 GFLOP/s" in words
     assert "copy, host to device, pinned - (no GPU is visible)" in words
-    assert "2.600 ms without communication, 28,846 samples/s, 61.2 GFLOP/s (61% of the fp32 peak)" in words
+    assert "2.600 ms without communication, 28,846 samples/s, 61.2 GFLOP/s (61 % of the fp32 peak)" in words
     assert "memory 11.9 10.00 10.0 100.0" in words
     assert said.endswith("not measured: nccl: no GPU is visible")
 

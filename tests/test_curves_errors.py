@@ -261,7 +261,7 @@ def test_10_cyclic(tmp_path: Path) -> None:
     for how in ("error", "drop", "sort"):
         message = refused(path, on_nonmonotonic=how)
         check(
-            message, r"c\.csv, specimen 'c', line 3\d: strain goes back to", "18% of its range", "monotonic tests only"
+            message, r"c\.csv, specimen 'c', line 3\d: strain goes back to", "18 % of its range", "monotonic tests only"
         )
 
 
@@ -379,11 +379,11 @@ def test_17_tail_after_failure(tmp_path: Path) -> None:
     check(
         read.warnings[0],
         r"1 of 1 curves have a tail after failure \(--cut-at-peak removes it\)",
-        "line 41: stress falls by 92%",
+        "line 41: stress falls by 92 %",
     )
     check(
         refused(path, strict=True),
-        r"c\.csv, specimen 'c', line 41: stress falls by 92% after its peak of 6\d",
+        r"c\.csv, specimen 'c', line 41: stress falls by 92 % after its peak of 6\d",
         "--cut-at-peak",
     )
     cut = read_curves(path, ReadOptions(**UNITS, cut_at_peak=True, strict=True))
@@ -675,10 +675,10 @@ def test_warnings(tmp_path: Path) -> None:
     found = "\n".join(warnings_of(tmp_path, several(tmp_path / "c.csv", [*good, (strain, wave)]), any_modulus=True))
     check(
         found,
-        "1 of 4 fitted curves have a fit with rms above 5% of the peak, the saturating law does not describe them",
+        "1 of 4 fitted curves have a fit with rms above 5 % of the peak, the saturating law does not describe them",
     )
     found = "\n".join(warnings_of(tmp_path, several(tmp_path / "c.csv", [*good, (strain, stress + 15.0)])))
-    check(found, r"1 of 4 curves do not start at stress 0 .*: specimen 'S3' starts at 15 MPa, 19% of its peak")
+    check(found, r"1 of 4 curves do not start at stress 0 .*: specimen 'S3' starts at 15 MPa, 19 % of its peak")
     found = "\n".join(warnings_of(tmp_path, several(tmp_path / "c.csv", [*good, (strain + 0.05, stress)])))
     check(found, "1 of 4 curves do not start at strain 0: specimen 'S3' starts at strain 0.05")
     found = "\n".join(warnings_of(tmp_path, several(tmp_path / "c.csv", [*good, one(2011)])))

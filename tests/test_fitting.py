@@ -430,7 +430,7 @@ class TestDoubts:
     def test_wide_spread(self):
         x = [100, 101, 99, 150, 200, 250, 390, 401, 405]
         doubts = fit_series(points([1, 1, 1, 2, 2, 2, 4, 4, 4], x))[""].doubts
-        assert any("runs at 2 workers differ by up to 25%" in doubt for doubt in doubts)
+        assert any("runs at 2 workers differ by up to 25 %" in doubt for doubt in doubts)
 
     def test_a_baseline_of_several_workers(self):
         series = fit_series(points([8, 16, 32, 64], [5541, 10646, 21389, 41681]))[""]

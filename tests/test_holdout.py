@@ -84,7 +84,7 @@ class TestFailing:
 
         assert one(0.09, covered=False) == ""
         assert one(0.30, covered=True) == ""
-        assert one(0.60, covered=True).startswith("off by 60%")
+        assert one(0.60, covered=True).startswith("off by 60 %")
 
     def test_no_interval_counts_for_errors_and_not_for_coverage(self):
         target = holdout.Target(

@@ -78,7 +78,7 @@ def test_computing_bounds_where_loading_alone_is_faster() -> None:
     assert one.bound == "computing"
     assert one.verdict == (
         "computing bounds the run: this loader alone brings 100 times the curves the step takes; waiting for data is "
-        "1.0% of a step, and both together reach 99% of computing alone"
+        "1.0 % of a step, and both together reach 99 % of computing alone"
     )
 
 
@@ -86,7 +86,7 @@ def test_waiting_that_is_worth_a_word_gets_one() -> None:
     one = result(loads=steady(3e5), cached=steady(3e4), waiting=0.09, together=0.9)
 
     assert one.bound == "computing"
-    assert one.verdict.endswith("both together reach 90% of computing alone; another loader may help")
+    assert one.verdict.endswith("both together reach 90 % of computing alone; another loader may help")
 
 
 def test_loading_bounds_where_it_is_slower() -> None:
@@ -95,8 +95,8 @@ def test_loading_bounds_where_it_is_slower() -> None:
     assert one.bound == "loading"
     assert one.verdict == (
         "loading bounds the run: this loader alone brings 0.50 times the curves the step takes; waiting for data is "
-        "50.0% of a step, and both together reach 50% of computing alone; use another loader, or more loader processes "
-        "where cores are free"
+        "50.0 % of a step, and both together reach 50 % of computing alone; use another loader, or more loader "
+        "processes where cores are free"
     )
 
 
@@ -106,7 +106,7 @@ def test_a_loader_that_does_not_keep_up_beside_the_step_is_found_out() -> None:
     assert one.bound == "competition"
     assert one.verdict == (
         "loading and computing compete for the cores: this loader alone brings 2 times the curves the step takes, but "
-        "does not keep up beside it; waiting for data is 40.0% of a step, and both together reach 50% of computing "
+        "does not keep up beside it; waiting for data is 40.0 % of a step, and both together reach 50 % of computing "
         "alone; use a loader without processes, or give them cores of their own"
     )
 
@@ -116,7 +116,7 @@ def test_together_slower_than_one_after_the_other_is_said() -> None:
 
     assert one.bound == "computing"
     assert one.verdict.endswith(
-        "70% of computing alone; that is slower than one after the other: loader processes or other programs take the "
+        "70 % of computing alone; that is slower than one after the other: loader processes or other programs take the "
         "cores"
     )
 
@@ -147,7 +147,7 @@ def test_the_table_is_aligned_and_says_its_units() -> None:
         "",
         "  loader           loading alone     one cached batch        both together   waiting   first batch"
         "   next epoch   bound by",
-        "  memory   3,000 (2,000 - 4,000)   31.4 (31.4 - 31.4)   31.1 (31.1 - 31.1)      1.0%        2.0 ms"
+        "  memory   3,000 (2,000 - 4,000)   31.4 (31.4 - 31.4)   31.1 (31.1 - 31.1)     1.0 %        2.0 ms"
         "        1.5 s   computing",
         "",
         f"  memory: {one.loaders[0].verdict}",

@@ -132,14 +132,14 @@ def test_a_loss_that_never_falls_suggests_nothing() -> None:
 
     assert (test.suggested, test.steepest_rate) == (None, None)
     assert test.reason == "none; the loss never fell, so there is nothing to read"
-    assert "never fell below 90% of its start: the steps are too few or the rates too small" in "\n".join(test.doubts)
+    assert "never fell below 90 % of its start: the steps are too few or the rates too small" in "\n".join(test.doubts)
 
 
 def test_other_doubts() -> None:
     rates, _ = curve()
     rising = 0.3 * np.maximum(1.0, (rates / 1e-5) ** 2)
 
-    assert "never fell below 90% of its start: the first rate is too large already; lower --low" in doubts(
+    assert "never fell below 90 % of its start: the first rate is too large already; lower --low" in doubts(
         rates, rising
     )
     assert "in the first quarter of the test" in doubts(*curve(falls=3e-6, diverges=2e-5))

@@ -309,10 +309,10 @@ def test_a_hopeless_trial_is_pruned(tmp_path: Path, capsys) -> None:
 
     assert states(result) == ["done", "done", "pruned"]
     row = result.rows[2]
-    assert (row.reason, row.results["test_mse"]) == ("test MSE 9.000e-01 after 50% of the budget", 0.9)
+    assert (row.reason, row.results["test_mse"]) == ("test MSE 9.000e-01 after 50 % of the budget", 0.9)
     record = read_run(tmp_path / "runs/tiny/trial-0002")
     assert (record.state(), record.reason) == ("incomplete", f"pruned: {row.reason}")
-    assert "[3/3] pruned  trial 2  test MSE 9.000e-01 after 50% of the budget" in capsys.readouterr().err
+    assert "[3/3] pruned  trial 2  test MSE 9.000e-01 after 50 % of the budget" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -346,7 +346,7 @@ def test_a_trial_that_diverges_is_ended_and_the_sampler_knows(tmp_path: Path) ->
     result = search(tmp_path, {"0": "0.5 nan hangs"}, trials=2)
 
     assert states(result) == ["pruned", "done"]
-    assert result.rows[0].reason == "diverged: test MSE nan after 50% of the budget"
+    assert result.rows[0].reason == "diverged: test MSE nan after 50 % of the budget"
     assert result.rows[0].results["test_mse"] is None
     assert json.dumps(result.to_dict(), allow_nan=False)
 

@@ -151,7 +151,7 @@ def test_very_slow_first_steps_are_cut_one_by_one() -> None:
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [(1.08, "a step takes 8.0% longer (2.5 to 2.7 ms)"), (0.9, "a step takes 10.0% less (2.5 to 2.25 ms)")],
+    [(1.08, "a step takes 8.0 % longer (2.5 to 2.7 ms)"), (0.9, "a step takes 10.0 % less (2.5 to 2.25 ms)")],
 )
 def test_a_later_change_of_level_cuts_nothing_and_is_told(change: float, words: str) -> None:
     run = noisy(7, 2050, 0.001)
@@ -169,7 +169,7 @@ def test_a_spell_is_told_with_its_end() -> None:
     run = noisy(8, 2050, 0.001)
     run[1050:1450] *= 1.2
 
-    assert "from step 1,050 to 1,450 a step takes 20.0% longer" in find_steady(run, DECLARED).doubt
+    assert "from step 1,050 to 1,450 a step takes 20.0 % longer" in find_steady(run, DECLARED).doubt
 
 
 def test_a_spell_that_hardly_moves_the_mean_is_not_told() -> None:
@@ -185,7 +185,7 @@ def test_a_begin_longer_than_a_third_is_not_cut_but_told() -> None:
     steady = find_steady(run, DECLARED)
 
     assert steady.step == DECLARED
-    assert steady.doubt.startswith("the run is not steady: from step 950 on a step takes 16.7% less")
+    assert steady.doubt.startswith("the run is not steady: from step 950 on a step takes 16.7 % less")
 
 
 @settings(max_examples=examples(30))

@@ -134,7 +134,7 @@ def test_a_machine_that_is_slow_as_a_whole_makes_nobody_slow() -> None:
         (Interval(value=1.05, low=1.03, high=1.08, n=5), "faster by 3.0-8.0 %"),
         (Interval(value=1.5, low=1.3, high=1.7, n=5), "faster by 30-70 %"),
         (Interval(value=0.95, low=0.92, high=0.97, n=5), "slower by 3.0-8.0 %"),
-        (Interval(value=1.0, low=0.995, high=1.004, n=9), "equal within 1%"),
+        (Interval(value=1.0, low=0.995, high=1.004, n=9), "equal within 1 %"),
         (Interval(value=1.01, low=0.98, high=1.04, n=3), "no difference resolved"),
         (Interval(value=math.nan), "too few launches to tell"),
     ],
@@ -227,7 +227,7 @@ def test_equal_settings_on_a_quiet_machine_are_found_to_be_equal() -> None:
     outcome, launches = simulate(NONE, 1, noise=0.001)
 
     assert (outcome.stop, outcome.chosen.kind, outcome.resolved) == ("equal", "shipped", True)
-    assert "differ by less than 1%; kept because it changes least" in outcome.text
+    assert "differ by less than 1 %; kept because it changes least" in outcome.text
     assert len(launches) < 60, "it does not go on to the end of the budget"
 
 

@@ -170,7 +170,7 @@ def test_page_fits_the_terminal(mixed, width, height):
 def test_narrow_page_does_not_cut_the_names(mixed):
     lines = shown(mixed, width=80)
 
-    assert lines[5].startswith("  horovod/mpi, 1 worker, batch 75, repeat 1   ━━━━       50%  ")
+    assert lines[5].startswith("  horovod/mpi, 1 worker, batch 75, repeat 1   ━━━━       50 %  ")
     assert "  failed      horovod/gloo, 1 worker, batch 75, repeat 1" == lines[13]
     assert lines[14].startswith("      lost lost lost") and lines[14].endswith("…")
 

@@ -77,3 +77,9 @@ def test_pages_and_docs_use_plain_words(path):
         text = text.partition("## Words that are not used")[0]
 
     assert found_in(text) == []
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_per_cent_has_one_spelling(path):
+    """`{share:.0%}` prints 5%, all else 5 %."""
+    assert re.findall(r":[-+\d.]*%\}", path.read_text(encoding="utf-8")) == []

@@ -85,7 +85,7 @@ def _law_text(law: str, fitted: dict[str, Any], *, selected: bool) -> list[str]:
     mark = "*" if selected else " " if fitted["identifiable"] else "?"
     quality = [f"rmse {fitted['rmse']:.3g}"]
     quality += [] if fitted["aicc"] is None else [f"AICc {fitted['aicc']:.1f}"]
-    quality += [] if fitted["loo_error"] is None else [f"loo {fitted['loo_error']:.1%}"]
+    quality += [] if fitted["loo_error"] is None else [f"loo {100 * fitted['loo_error']:.1f} %"]
     for what in ("knee", "peak") if selected else ():
         if (fitted[what] or 0) > 1:
             low, high = fitted[f"{what}_ci95"] or (None, None)

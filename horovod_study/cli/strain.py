@@ -165,7 +165,7 @@ def import_(options: argparse.Namespace) -> int:
 
 
 def _part(what: str, done: int, total: int) -> str:
-    return f"  {what}  {done / total if total else 1.0:4.0%}"
+    return f"  {what}  {100 * (done / total if total else 1.0):4.0f} %"
 
 
 def _noise_arguments(parser: Parser) -> None:

@@ -158,8 +158,8 @@ def curve_progress() -> Iterator[Callable[[int, int], None]]:
 
     def text_of(done: int, total: int) -> str:
         rate, bar = max(done, 1) / (now() - began), "#" * (20 * done // total)
-        told = f"{done / total:4.0%}  {done:,} of {total:,} curves  {rate:,.0f}/s  {(total - done) / rate:.0f} s left"
-        return f"  [{bar:<20}] {told}"
+        counted = f"{100 * done / total:4.0f} %  {done:,} of {total:,} curves"
+        return f"  [{bar:<20}] {counted}  {rate:,.0f}/s  {(total - done) / rate:.0f} s left"
 
     with progress(text_of) as on_progress:
         yield on_progress

@@ -188,6 +188,6 @@ def _doubt(begins: list[int], ends: list[int], levels: list[float], length: int,
     until = "on" if place == len(begins) - 1 else f"to {offset + ends[place] * length:,}"
     return (
         f"the run is not steady: from step {offset + begins[place] * length:,} {until} a step takes "
-        f"{abs(changes[place]):.1%} {'longer' if changes[place] > 0 else 'less'} "
+        f"{100 * abs(changes[place]):.1f} % {'longer' if changes[place] > 0 else 'less'} "
         f"({levels[0] * 1e3:.3g} to {levels[place] * 1e3:.3g} ms); the window holds both"
     )

@@ -110,8 +110,8 @@ class Loading:
         if self.bound == "computing" and self.together.median < DISTURBED * one_after_the_other:
             advice = "; that is slower than one after the other: loader processes or other programs take the cores"
         return (
-            f"{what}; waiting for data is {self.waiting.median:.1%} of a step, and both together reach "
-            f"{self.of_cached.median:.0%} of computing alone{advice}"
+            f"{what}; waiting for data is {100 * self.waiting.median:.1f} % of a step, and both together reach "
+            f"{100 * self.of_cached.median:.0f} % of computing alone{advice}"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -145,7 +145,7 @@ class LoaderComparison:
         for each in self.loaders:
             speeds = [_thousands(speed) for speed in (each.loading, each.cached, each.together)]
             times = [_duration(each.start_s.median), _duration(each.restart_s.median)]
-            rows.append((each.loader, *speeds, f"{each.waiting.median:.1%}", *times, each.bound))
+            rows.append((each.loader, *speeds, f"{100 * each.waiting.median:.1f} %", *times, each.bound))
         return [
             f"batch {self.batch}, {self.device}, {self.threads} thread{'s' * (self.threads > 1)}, {self.curves:,} "
             f"curves; thousand samples/s, median of {self.rounds} rounds of {self.seconds:g} s (smallest - largest)",

@@ -173,7 +173,7 @@ def measure(
             if on_progress:
                 whole = spent_s / plan.seconds if plan.rounds is None else done / plan.rounds
                 step_ms = variants["off"].block_s[-1] / variants["off"].steps * 1e3
-                on_progress(f"round {done}, {step_ms:.2f} ms a step, {min(1.0, whole):.0%}")
+                on_progress(f"round {done}, {step_ms:.2f} ms a step, {100 * min(1.0, whole):.0f} %")
             if done >= (plan.rounds or MAX_ROUNDS) or (plan.rounds is None and done >= 3 and spent_s >= plan.seconds):
                 break
         for variant in variants.values():

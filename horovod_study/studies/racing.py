@@ -121,7 +121,7 @@ def ratio_words(ratio: Interval) -> str:
     if ratio.high < 1:
         return f"slower by {_span(1 - ratio.high, 1 - ratio.low)}"
     if ratio.low >= 1 - EQUAL and ratio.high <= 1 + EQUAL:
-        return f"equal within {EQUAL:.0%}"
+        return f"equal within {100 * EQUAL:.0f} %"
     return "no difference resolved"
 
 
@@ -560,7 +560,7 @@ class _Race:
         elif beaten and self.book.unstable(chosen.key):
             why = f"{chosen.name} fell into a slow mode when it was launched again"
         elif beaten and not gain.low > 1 and stop != "equal":
-            told = f"{ratio_text(gain)} at {LOOK_LEVEL:.0%}"
+            told = f"{ratio_text(gain)} at {100 * LOOK_LEVEL:.0f} %"
             why = f"{chosen.name} led, but launched again its gain ({told}) is not resolved"
         if why:
             chosen, stop = shipped, "budget" if stop == "resolved" else stop
@@ -588,7 +588,7 @@ class _Race:
         if stop == "equal":
             others = [each.name for each in (found.best, *found.equal) if each.key != chosen.key]
             return (
-                f"practically equal: {name} and {_words_of(others)} differ by less than {EQUAL:.0%}; "
+                f"practically equal: {name} and {_words_of(others)} differ by less than {100 * EQUAL:.0f} %; "
                 f"{'kept' if chosen.kind == 'shipped' else 'taken'} because it changes least"
             )
         spent = "the time was used up" if stop == "budget" else "the rounds were used up"

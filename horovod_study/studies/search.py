@@ -578,9 +578,9 @@ class _Trials:
             each.part = max(part, each.part + 1)
             each.trial.report(each.test_mse, each.part)
             if not finite:
-                hopeless = f"diverged: test MSE {each.test_mse} after {each.done:.0%} of the budget"
+                hopeless = f"diverged: test MSE {each.test_mse} after {100 * each.done:.0f} % of the budget"
             elif part < PARTS and each.trial.should_prune():
-                hopeless = f"test MSE {each.test_mse:.3e} after {each.done:.0%} of the budget"
+                hopeless = f"test MSE {each.test_mse:.3e} after {100 * each.done:.0f} % of the budget"
         return hopeless
 
     def _ended(self, each: _Open, attempt: Attempt) -> None:
@@ -642,7 +642,9 @@ class _Trials:
         parts = []
         for each in self._open:
             text = f"trial {each.trial.number} for {duration(now() - each.began)}"
-            parts.append(text if each.test_mse is None else f"{text} ({each.done:.0%}, test MSE {each.test_mse:.2e})")
+            parts.append(
+                text if each.test_mse is None else f"{text} ({100 * each.done:.0f} %, test MSE {each.test_mse:.2e})"
+            )
         text = f"  {self._result.ended} of {self._search.trials} ended; running {', '.join(parts)}"
         seconds = [row.seconds for row in self._result.rows if row.seconds and row.state in ("done", "pruned")]
         if seconds:
@@ -755,7 +757,7 @@ def result_lines(result: SearchResult, *, most: int = 10) -> list[str]:
     lines += ["", *(f"  failed: trial {row.trial}: {row.reason}" for row in failed[-most:])] if failed else []
     lines.append("")
     if result.importance:
-        shares = ", ".join(f"{name} {share:.0%}" for name, share in result.importance.items())
+        shares = ", ".join(f"{name} {100 * share:.0f} %" for name, share in result.importance.items())
         lines.append(f"  what mattered: {shares} ({result.importance_note})")
     else:
         lines.append(f"  what mattered: {result.importance_note}")

@@ -236,7 +236,7 @@ def _running(cells: Sequence[tuple[Entry, Getting]], narrow: bool) -> Table:
         bar: RenderableType = Text("")
         if getting.share is not None:
             bar = ProgressBar(total=1.0, completed=getting.share, width=8 if narrow else 12)
-        text = f"{getting.share:4.0%}" if narrow and getting.share is not None else getting.text
+        text = f"{100 * getting.share:3.0f} %" if narrow and getting.share is not None else getting.text
         where = ", ".join(part for part in (entry.host, f"job {entry.job}" if entry.job else "") if part)
         table.add_row(Text(f"  {entry.name}"), bar, Text(text), Text(where, style="dim"))
     return table

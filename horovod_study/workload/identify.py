@@ -373,8 +373,8 @@ def _misfit(one: Identified) -> Iterator[Doubt]:
     if not one.fit.rms_mpa <= MISFIT_OF_PEAK * peak:
         yield Doubt(
             kind="misfit",
-            text=f"rms of the fit is {one.fit.rms_mpa / peak:.1%} of the peak ({peak:.3g} MPa): the saturating law "
-            "does not describe this curve",
+            text=f"rms of the fit is {100 * (one.fit.rms_mpa / peak):.1f} % of the peak ({peak:.3g} MPa): the "
+            "saturating law does not describe this curve",
         )
 
 

@@ -84,7 +84,7 @@ def _lap_lines(shares: Mapping[str, float | None], *, workers: int) -> list[str]
     # What a step has not is left out. What it has and nobody sees is the wait for other workers.
     shares = {lap: share for lap, share in shares.items() if share is not None or (lap == "sync" and workers > 1)}
     names = {**{lap: lap for lap in LAPS}, "residual": "unexplained"}
-    cells = [(names[name], "not known" if value is None else f"{value:.1%}") for name, value in shares.items()]
+    cells = [(names[name], "not known" if value is None else f"{100 * value:.1f} %") for name, value in shares.items()]
     heads, texts = zip(("share of the step", ""), *cells, strict=True)
     return [*to_lines(table_of(heads, [texts]), indent=2), ""]
 

@@ -134,7 +134,7 @@ class Learning:
     @property
     def _end(self) -> str:
         assert self.test_difference is not None
-        return f"{self.test_difference:.2%}".replace("%", " %")
+        return f"{100 * self.test_difference:.2f} %"
 
     def to_dict(self) -> dict[str, Any]:
         return {

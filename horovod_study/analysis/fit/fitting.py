@@ -528,8 +528,8 @@ def _select(fits: Mapping[str, ScalingFit], noise: float) -> tuple[str | None, l
         )
     if one.holdout is not None and one.holdout > BAD:
         doubts.append(
-            f"{selected} is the best of these laws, and off by {one.holdout:.0%} at worker counts left out of the fit: "
-            "none of them describes these points well"
+            f"{selected} is the best of these laws, and off by {100 * one.holdout:.0f} % at worker counts left out "
+            "of the fit: none of them describes these points well"
         )
     return selected, doubts
 

@@ -234,7 +234,7 @@ def point_doubts(workers: ArrayLike, samples_per_s: ArrayLike, base_samples_per_
     if wide:
         worst = max(share for _, share in wide)
         doubts.append(
-            f"runs at {shortened([count for count, _ in wide])} workers differ by up to {worst:.0%} "
+            f"runs at {shortened([count for count, _ in wide])} workers differ by up to {100 * worst:.0f} % "
             "(standard deviation over mean): add repeats or look for a disturbance"
         )
     # One per cent of grace: a run that ties with the ideal line is not a finding.

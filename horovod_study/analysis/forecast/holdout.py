@@ -353,7 +353,7 @@ def _law_score(law: str, targets: Sequence[Target], refused: str) -> LawScore:
 def _fails(targets: Sequence[Target], median: float, coverage: float | None, covered: int, known: int) -> str:
     if median <= WRONG or (median <= USELESS and (coverage is None or coverage > 0.5)):
         return ""
-    text = f"off by {median:.0%} in the median"
+    text = f"off by {100 * median:.0f} % in the median"
     if coverage is not None:
         text += f" ({covered} of {known} inside its 95 % interval)"
     first, last = min(targets, key=lambda each: each.workers), max(targets, key=lambda each: each.workers)

@@ -66,8 +66,8 @@ class RangeTest:
         if self.steepest_rate is not None and self.slope is not None:
             fall = 1 - 10.0 ** (self.slope * 0.1)
             lines.append(
-                f"steepest descent at lr {self.steepest_rate:.2g}: there the loss falls by {fall:.0%} for every 26 % "
-                "that the rate rises"
+                f"steepest descent at lr {self.steepest_rate:.2g}: there the loss falls by {100 * fall:.0f} % for "
+                "every 26 % that the rate rises"
             )
         lines.append(f"smallest loss {self.lowest_loss:.3g} at lr {self.lowest_rate:.2g}")
         if self.diverged_rate is not None and self.careful_rate is not None:
@@ -202,7 +202,7 @@ def _doubts(
         )
     if not descended:
         doubts.append(
-            f"the loss never fell below {DESCENDED:.0%} of its start: "
+            f"the loss never fell below {100 * DESCENDED:.0f} % of its start: "
             + (
                 "the first rate is too large already; lower --low"
                 if diverged is not None and diverged < len(rates) / 4

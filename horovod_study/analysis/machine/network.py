@@ -422,8 +422,9 @@ def _doubts(
         if abs(fit.worst_relative) > OFF_THE_LINE:
             side = "more" if fit.worst_relative > 0 else "less"
             yield (
-                f"{way}: no straight line; {fit.worst_bytes:,} bytes take {abs(fit.worst_relative):.0%} {side} than "
-                "alpha + S/beta says (other algorithms and caches at other sizes): read single sizes from the table"
+                f"{way}: no straight line; {fit.worst_bytes:,} bytes take {100 * abs(fit.worst_relative):.0f} % {side} "
+                "than alpha + S/beta says (other algorithms and caches at other sizes): read single sizes off "
+                "the table"
             )
         intervals = {"alpha": fit.alpha_ci95_s, "beta": fit.beta_ci95_bytes_per_s}
         loose = [name for name, (low, high) in intervals.items() if not low > 0 or high / low > RESOLVED]

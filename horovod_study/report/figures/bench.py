@@ -146,7 +146,7 @@ def _fit_table(network: BenchedNetwork) -> str:
         ]
         seen = f", {_us(measured['seconds_median'].iloc[0])} us" if len(measured) else ""
         gradients = f"{_us(fit.time_s(size))} us{seen}"
-        rows.append((name, alpha, beta, amount(fit.half_bytes), f"{fit.rms_relative:.0%}", gradients))
+        rows.append((name, alpha, beta, amount(fit.half_bytes), f"{100 * fit.rms_relative:.0f} %", gradients))
     heads = ("# way", "alpha (us)", "beta (GB/s)", "half at", "scatter", "all gradients: line, measured")
     above = "# t(S) = alpha + S / beta of all-reduces in place, with 95 % intervals"
     return "\n".join([above, *to_lines(table_of(heads, rows, texts=(0, 5)))])
@@ -167,7 +167,7 @@ def _machine_lines(network: BenchedNetwork, roofline: Roofline) -> str:
     what = (
         f"ms without communication, {model['batch'] / roofline.step_s:,.0f} samples/s, "
         f"{roofline.flop_per_s / 1e9:.1f} GFLOP/s "
-        f"({roofline.flop_per_s / roofline.peak_flop_per_s:.0%} of the fp32 peak)"
+        f"({100 * (roofline.flop_per_s / roofline.peak_flop_per_s):.0f} % of the fp32 peak)"
     )
     rows.append((f"training step, batch {model['batch']}", f"{roofline.step_s * 1e3:.3f}", what))
     if (launch := network.launch) is not None:
@@ -194,7 +194,7 @@ def _step_lines(network: BenchedNetwork) -> list[str]:
         ]
         lines.append(
             f"  of the step's {_us(step['step_s'])} us: {', '.join(parts)}; "
-            f"{step['bound']} explains {step['share']:.0%}"
+            f"{step['bound']} explains {100 * step['share']:.0f} %"
         )
     return lines
 
@@ -219,7 +219,7 @@ def _roofline_table(roofline: Roofline) -> str:
                 _gb(each.bytes_per_s / 1e9),
                 f"{each.ridge_flop_per_byte:.1f}",
                 f"{each.attainable_flop_per_s / 1e9:,.1f}",
-                "" if each.share_without_overlap is None else f"{each.share_without_overlap:.1%}",
+                "" if each.share_without_overlap is None else f"{100 * each.share_without_overlap:.1f} %",
             )
         )
     above = "# roofline of the step per worker: attainable = min(peak, intensity * bandwidth)"

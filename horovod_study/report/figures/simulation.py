@@ -197,7 +197,7 @@ def _rate(value: float) -> str:
 
 
 def _share(value: float) -> str:
-    return f"{value:.1%}" if value >= 0.0995 else f"{100 * value:.2g}%"
+    return f"{100 * value:.1f} %" if value >= 0.0995 else f"{100 * value:.2g} %"
 
 
 def _times(value: float) -> str:

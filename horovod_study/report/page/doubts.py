@@ -38,7 +38,7 @@ SUBJECTS = (
     ),
     Subject(
         title="How precise it is",
-        remedy="end other programs, or let the cells alternate until it is",
+        remedy="end other programs, or let the cells alternate until the intervals are narrow",
         command="horovod-study run STUDY.yaml --until 2%",
         marks=(
             *("not resolved", "repeats spread", "fewer than 3 repeats", "other programs", "two launches", "not steady"),

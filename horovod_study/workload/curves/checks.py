@@ -175,8 +175,8 @@ def _monotonic(curve: Curve, options: ReadOptions, tally: Tally) -> Curve:
         k = int((travel > CYCLE_OF_RANGE).argmax())
         raise DataError(
             f"{curve.at(k)}: strain goes back to {curve.strain[k]:.6g} after {highest[k]:.6g}, "
-            f"{travel.max():.0%} of its range at most: cyclic or unloading; monotonic tests only, cut the curve at "
-            "the first reversal"
+            f"{100 * travel.max():.0f} % of its range at most: cyclic or unloading; monotonic tests only, cut the "
+            "curve at the first reversal"
         )
     back, same = int((steps < 0).sum()), int((steps == 0).sum())
     if options.on_nonmonotonic == "drop":
@@ -218,7 +218,7 @@ def _tail(curve: Curve, options: ReadOptions, tally: Tally) -> Curve:
     after = curve.stress[peak:]
     if not _falls(after):
         return curve
-    fall = f"stress falls by {1 - after.min() / after[0]:.0%} after its peak of {after[0]:.4g} MPa"
+    fall = f"stress falls by {100 * (1 - after.min() / after[0]):.0f} % after its peak of {after[0]:.4g} MPa"
     if options.cut_at_peak:
         tally.counts["curves cut at the peak"] += 1
         tally.counts["points cut after the peak"] += len(after) - 1
@@ -286,7 +286,7 @@ def _odd(curve: Curve, tally: Tally) -> None:
     peak = float(np.abs(curve.stress).max())
     if abs(curve.stress[0]) > START_OF_PEAK * peak:
         tally.odd["do not start at stress 0 (toe, offset or preload)"].append(
-            f"{curve.who} starts at {curve.stress[0]:.4g} MPa, {abs(curve.stress[0]) / peak:.0%} of its peak"
+            f"{curve.who} starts at {curve.stress[0]:.4g} MPa, {100 * (abs(curve.stress[0]) / peak):.0f} % of its peak"
         )
     if abs(curve.strain[0]) > START_OF_PEAK * np.ptp(curve.strain):
         tally.odd["do not start at strain 0"].append(f"{curve.who} starts at strain {curve.strain[0]:.4g}")

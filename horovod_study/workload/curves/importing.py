@@ -417,14 +417,15 @@ def _doubts(source: Source, fits: Fits, labels: Labels) -> list[str]:
         ),
         (
             relative > MISFIT_OF_PEAK,
-            f"have a fit with rms above {MISFIT_OF_PEAK:.0%} of the peak, the saturating law does not describe them",
+            f"have a fit with rms above {100 * MISFIT_OF_PEAK:.0f} % of the peak, "
+            "the saturating law does not describe them",
         ),
     ):
         places = np.flatnonzero(wrong)
         if len(places):
             shown = "; ".join(
                 f"{source.name(int(fits.rows[k]))} (G0 {g0[k]:.4g} MPa, a {a[k]:.3g}, "
-                f"rms {fits.fit.rms_mpa[k]:.3g} MPa, {relative[k]:.1%} of the peak)"
+                f"rms {fits.fit.rms_mpa[k]:.3g} MPa, {100 * relative[k]:.1f} % of the peak)"
                 for k in places[:3]
             )
             more = f", and {len(places) - 3} more" if len(places) > 3 else ""
