@@ -3,13 +3,15 @@
 Pages and reports whose figures are not what is tested are made inside `figures_only()`: to draw takes longest.
 """
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
 import pandas as pd
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from horovod_study.analysis.machine.usage import usage
 from horovod_study.analysis.series.points import scaling_points
@@ -49,23 +51,46 @@ def drawn(drawing, width_in=PRINT_WIDTH_IN):
         return settled(drawing.draw(width_in))
 
 
-def cut_texts(figure):
-    """Return the texts that reach over an edge of the figure, and the panels that have no room."""
-    renderer = FigureCanvasAgg(figure).get_renderer()
-    figure.draw_without_rendering()  # legends have their places when they were drawn once
-    page = figure.bbox
-    places = []
+def shown_texts(figure: Figure) -> list[Text]:
+    """Return the texts that are printed: those with letters, without ticks beyond the ends of their axis."""
+    hidden = set()
     for axes in figure.axes:
-        texts = [*axes.texts, axes.title, axes._left_title]
-        places += [(text.get_text(), text.get_window_extent(renderer)) for text in texts if text.get_text().strip()]
-        for axis in (axes.xaxis, axes.yaxis):  # its label and the labels of the ticks that are drawn
-            places.append((axis.label.get_text(), axis.get_tightbbox(renderer)))
-    for legend in figure.legends:
-        places += [(text.get_text(), text.get_window_extent(renderer)) for text in legend.get_texts()]
+        for axis in (axes.xaxis, axes.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            slack = 1e-9 * (high - low)
+            for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks()):
+                if not (low - slack <= tick.get_loc() <= high + slack and axes.get_visible() and axis.get_visible()):
+                    hidden |= {tick.label1, tick.label2}
+        if not axes.get_visible():
+            hidden |= set(axes.findobj(Text))
+    found = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()]
+    return [text for text in found if text not in hidden]
+
+
+def box(text: Text):
+    return text.get_window_extent()
+
+
+def overlaps(one, other, slack: float = 0.7) -> bool:
+    wide = min(one.x1, other.x1) - max(one.x0, other.x0)
+    tall = min(one.y1, other.y1) - max(one.y0, other.y0)
+    return wide > slack and tall > slack
+
+
+def complaints(figure: Figure, name: str) -> list[str]:
+    figure.draw_without_rendering()
+    texts = [(text.get_text(), box(text)) for text in shown_texts(figure)]
     found = []
-    for name, box in places:
-        if box is None:
-            continue
-        if box.x0 < page.x0 - 2 or box.x1 > page.x1 + 2 or box.y0 < page.y0 - 2 or box.y1 > page.y1 + 2:
-            found.append(name)
-    return found + [axes.get_ylabel() for axes in figure.axes if axes.get_window_extent().width < 0.45 * figure.dpi]
+    for words, where in texts:
+        if where.x0 < -1 or where.y0 < -1 or where.x1 > figure.bbox.x1 + 1 or where.y1 > figure.bbox.y1 + 1:
+            found.append(f"{name}: {words!r} leaves the figure")
+    for (one, here), (other, there) in itertools.combinations(texts, 2):
+        if overlaps(here, there):
+            found.append(f"{name}: {one!r} is on {other!r}")
+    legends = [legend.get_window_extent() for legend in figure.legends]
+    for axes in figure.axes:
+        if axes.get_visible() and any(overlaps(axes.get_window_extent(), each) for each in legends):
+            found.append(f"{name}: a legend is on a panel")
+        if axes.get_visible() and min(axes.bbox.width, axes.bbox.height) < 0.3 * figure.dpi:
+            found.append(f"{name}: a panel has {axes.bbox.width:.0f} x {axes.bbox.height:.0f} px")
+    return found

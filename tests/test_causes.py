@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from drawn_figures import cut_texts, drawn, light, one
+from drawn_figures import complaints, drawn, light, one
 from make.bench_document import document
 from make.synthetic_runs import run_table
 from make.synthetic_study import truth, write_study
@@ -268,4 +268,4 @@ def test_nothing_is_cut_off_at_text_width_and_at_column_width(study, width_in):
     made = [*causes.drawings(study), *usage_figures.drawings(study)]
 
     assert {each.name for each in made} == {*causes.NAMES, *usage_figures.NAMES}
-    assert {each.name: cut_texts(drawn(each, width_in)) for each in made} == {each.name: [] for each in made}
+    assert [text for each in made for text in complaints(drawn(each, width_in), each.name)] == []

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from drawn_figures import cut_texts, drawn, light, one
+from drawn_figures import complaints, drawn, light, one
 from make.synthetic_runs import run_table
 
 from horovod_study.analysis.series.points import scaling_points
@@ -238,4 +238,4 @@ def test_nothing_is_cut_off_at_text_width_and_at_column_width(study, swept, widt
     made = [*epochs.drawings(study), *regression.drawings(study), *pairs.drawings(study), *batches.drawings(swept)]
 
     assert len(made) == 8
-    assert {each.name: cut_texts(drawn(each, width_in)) for each in made} == {each.name: [] for each in made}
+    assert [text for each in made for text in complaints(drawn(each, width_in), each.name)] == []

@@ -12,11 +12,11 @@ import subprocess
 import numpy as np
 import pandas as pd
 import pytest
+from drawn_figures import complaints, shown_texts
 from make.synthetic_runs import evaluation_table, run_table
 from matplotlib.collections import LineCollection
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter
 
 from horovod_study import cli
@@ -85,51 +85,6 @@ def drawn(study):
 
 
 # ---------------------------------------------------------------------------------------------------- layout
-
-
-def shown_texts(figure: Figure) -> list[Text]:
-    """Return the texts that are printed: those with letters, without ticks beyond the ends of their axis."""
-    hidden = set()
-    for axes in figure.axes:
-        for axis in (axes.xaxis, axes.yaxis):
-            low, high = sorted(axis.get_view_interval())
-            slack = 1e-9 * (high - low)
-            for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks()):
-                if not (low - slack <= tick.get_loc() <= high + slack and axes.get_visible() and axis.get_visible()):
-                    hidden |= {tick.label1, tick.label2}
-        if not axes.get_visible():
-            hidden |= set(axes.findobj(Text))
-    found = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()]
-    return [text for text in found if text not in hidden]
-
-
-def box(text: Text):
-    return text.get_window_extent()
-
-
-def overlaps(one, other, slack: float = 0.7) -> bool:
-    wide = min(one.x1, other.x1) - max(one.x0, other.x0)
-    tall = min(one.y1, other.y1) - max(one.y0, other.y0)
-    return wide > slack and tall > slack
-
-
-def complaints(figure: Figure, name: str) -> list[str]:
-    figure.draw_without_rendering()
-    texts = [(text.get_text(), box(text)) for text in shown_texts(figure)]
-    found = []
-    for words, where in texts:
-        if where.x0 < -1 or where.y0 < -1 or where.x1 > figure.bbox.x1 + 1 or where.y1 > figure.bbox.y1 + 1:
-            found.append(f"{name}: {words!r} leaves the figure")
-    for (one, here), (other, there) in itertools.combinations(texts, 2):
-        if overlaps(here, there):
-            found.append(f"{name}: {one!r} is on {other!r}")
-    legends = [legend.get_window_extent() for legend in figure.legends]
-    for axes in figure.axes:
-        if axes.get_visible() and any(overlaps(axes.get_window_extent(), each) for each in legends):
-            found.append(f"{name}: a legend is on a panel")
-        if axes.get_visible() and min(axes.bbox.width, axes.bbox.height) < 0.3 * figure.dpi:
-            found.append(f"{name}: a panel has {axes.bbox.width:.0f} x {axes.bbox.height:.0f} px")
-    return found
 
 
 def check_layout(drawn, name: str) -> None:

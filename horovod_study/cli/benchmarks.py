@@ -5,14 +5,14 @@ import json
 import sys
 from pathlib import Path
 
-from horovod_study.cli.verbs import Result, Verb, curve_progress, given, progress
+from horovod_study.cli.verbs import COUNT, DIR, FLAG, NUMBER, Result, Verb, curve_progress, given, progress
 from horovod_study.config import available_cores
 from horovod_study.options import Parser
 
 
 def bench_arguments(parser: Parser) -> None:
     add = parser.add_argument
-    add("--workers", type=int, metavar="N", help="workers to start here (default: one for each core); not in a launch")
+    add("--workers", **COUNT, help="workers to start here (default: one for each core); not in a launch")
     add("--transport", nargs="*", metavar="NAME", help="raw transports: mpi, gloo, nccl (default: all that are there)")
     add(
         "--runtime",
@@ -23,14 +23,14 @@ def bench_arguments(parser: Parser) -> None:
     )
     add("--min-bytes", default="4", metavar="SIZE", help="smallest message (default 4)")
     add("--max-bytes", metavar="SIZE", help="largest message, as 64K or 1G (default 256M)")
-    add("--factor", type=int, default=4, metavar="N", help="from a size to the next (default 4)")
+    add("--factor", **COUNT, default=4, help="from a size to the next (default 4)")
     add("--sizes", nargs="+", metavar="SIZE", help="these sizes instead; the model's own are always measured")
-    add("--batch", type=int, default=75, metavar="N", help="curves per worker and step (default 75)")
+    add("--batch", **COUNT, default=75, help="curves per worker and step (default 75)")
     add("--widths", default="15-38-197", metavar="C-C-H", help="of the model (default 15-38-197)")
-    add("--seconds", type=float, default=30.0, metavar="X", help="to spend on messages, about (default 30)")
-    add("--rounds", type=int, default=5, metavar="N", help="how often all is measured (default 5)")
-    add("--out", type=Path, default=Path("bench"), metavar="DIR", help="receives tables and figures (default bench)")
-    add("--json", action="store_true", help="print one line of JSON instead of tables")
+    add("--seconds", **NUMBER, default=30.0, help="to spend on messages, about (default 30)")
+    add("--rounds", **COUNT, default=5, help="how often all is measured (default 5)")
+    add("--out", **DIR, default=Path("bench"), help="receives tables and figures (default bench)")
+    add("--json", **FLAG, help="print one line of JSON instead of tables")
 
 
 def bench(options: argparse.Namespace) -> int:
@@ -57,8 +57,8 @@ def bench(options: argparse.Namespace) -> int:
 def loading_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("--dataset", default="100000", metavar="PATH|SIZE", help="as for train (default 100000)")
-    add("--data-seed", type=int, default=1, metavar="N", help="seed of a generated one (default 1)")
-    add("--batch", type=int, nargs="+", default=[75], metavar="N", help="curves per step (default 75)")
+    add("--data-seed", **COUNT, default=1, help="seed of a generated one (default 1)")
+    add("--batch", **COUNT, nargs="+", default=[75], help="curves per step (default 75)")
     add(
         "--loader",
         nargs="+",
@@ -66,13 +66,13 @@ def loading_arguments(parser: Parser) -> None:
         metavar="NAME",
         help="memory, prefetch, device, dataloader, or dataloader:N with N loader processes (default: all, N = 2)",
     )
-    add("--rounds", type=int, default=5, metavar="N", help="how often all is measured (default 5)")
-    add("--seconds", type=float, default=1.0, metavar="X", help="of each measurement (default 1)")
-    add("--threads", type=int, default=1, metavar="N", help="compute threads (default 1)")
+    add("--rounds", **COUNT, default=5, help="how often all is measured (default 5)")
+    add("--seconds", **NUMBER, default=1.0, help="of each measurement (default 1)")
+    add("--threads", **COUNT, default=1, help="compute threads (default 1)")
     add("--device", default="auto", metavar="auto|cpu|cuda", help="where to compute (default auto)")
-    add("--pin-memory", action="store_true", help="copy to the GPU from page-locked memory")
-    add("--out", type=Path, metavar="DIR", help="receives loading.json")
-    add("--json", action="store_true", help="print one line of JSON instead of tables")
+    add("--pin-memory", **FLAG, help="copy to the GPU from page-locked memory")
+    add("--out", **DIR, help="receives loading.json")
+    add("--json", **FLAG, help="print one line of JSON instead of tables")
 
 
 def loading(options: argparse.Namespace) -> int:
@@ -109,9 +109,9 @@ def loading(options: argparse.Namespace) -> int:
 def timers_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("--dataset", default="100000", metavar="PATH|SIZE", help="as for train (default 100000)")
-    add("--data-seed", type=int, default=1, metavar="N", help="seed of a generated one (default 1)")
-    add("--batch", type=int, nargs="+", default=[75], metavar="N", help="curves per step (default 75)")
-    add("--workers", type=int, nargs="+", default=[1], metavar="N", help="on this machine (default 1)")
+    add("--data-seed", **COUNT, default=1, help="seed of a generated one (default 1)")
+    add("--batch", **COUNT, nargs="+", default=[75], help="curves per step (default 75)")
+    add("--workers", **COUNT, nargs="+", default=[1], help="on this machine (default 1)")
     add(
         "--over",
         default="horovod/mpi",
@@ -120,34 +120,28 @@ def timers_arguments(parser: Parser) -> None:
     )
     add("--widths", default="15-38-197", metavar="C-C-H", help="of the model (default 15-38-197)")
     add("--device", default="auto", metavar="auto|cpu|cuda", help="where to compute (default auto)")
-    add("--threads", type=int, default=1, metavar="N", help="compute threads (default 1)")
+    add("--threads", **COUNT, default=1, help="compute threads (default 1)")
     add("--precision", default="fp32", metavar="NAME", help="as for train (default fp32)")
     add("--loader", default="memory", metavar="NAME", help="as for train (default memory)")
-    add("--cuda-graphs", action="store_true", help="replay whole steps, as for train; needs a GPU")
+    add("--cuda-graphs", **FLAG, help="replay whole steps, as for train; needs a GPU")
     add("--kernels", default="torch", metavar="NAME", help="as for train (default torch)")
-    add("--seconds", type=float, default=60.0, metavar="X", help="for each batch and number of workers (default 60)")
-    add("--rounds", type=int, metavar="N", help="so many rounds instead, however long they take")
-    add("--steps-per-block", type=int, metavar="N", help="of one mode in a row (default: about 12 ms of them)")
+    add("--seconds", **NUMBER, default=60.0, help="for each batch and number of workers (default 60)")
+    add("--rounds", **COUNT, help="so many rounds instead, however long they take")
+    add("--steps-per-block", **COUNT, help="of one mode in a row (default: about 12 ms of them)")
     add(
         "--beside",
-        action="store_true",
+        **FLAG,
         help="let torch.profiler, cProfile and hooks on all layers alternate too, and a loop that keeps nothing",
     )
-    add("--seed", type=int, default=1, metavar="N", help="of the order in the rounds (default 1)")
+    add("--seed", **COUNT, default=1, help="of the order in the rounds (default 1)")
     add(
         "--fail-above",
         type=float,
         metavar="PERCENT",
         help="end with 1 if light certainly costs more: if its whole 95 %% interval is above",
     )
-    add(
-        "--out",
-        type=Path,
-        default=Path("bench") / "timers",
-        metavar="DIR",
-        help="receives table, figure and logs (default bench/timers)",
-    )
-    add("--json", action="store_true", help="print one line of JSON instead of the table")
+    add("--out", **DIR, default=Path("bench") / "timers", help="receives table, figure and logs (default bench/timers)")
+    add("--json", **FLAG, help="print one line of JSON instead of the table")
 
 
 def timers(options: argparse.Namespace) -> Result:

@@ -5,7 +5,7 @@ import json
 import shlex
 from pathlib import Path
 
-from horovod_study.cli.verbs import Result, Verb, given, until_share
+from horovod_study.cli.verbs import COUNT, DIR, FLAG, NUMBER, SEVERAL, Result, Verb, given, until_share
 from horovod_study.options import SET_BY_COMPARE, SET_BY_TUNE, Parser, add_run_options, run_values
 from horovod_study.workloads import find_workload
 
@@ -14,36 +14,29 @@ def tune_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add(
         "--runtime",
-        action="append",
-        default=[],
+        **SEVERAL,
         metavar="NAME",
         help="horovod/mpi, horovod/gloo, ddp/gloo, mpi/mpi, ...; may be given several times (default horovod/mpi)",
     )
-    add("--workers", type=int, metavar="N", help="workers that train (default: as many as cores allow)")
-    add(
-        "--minutes",
-        type=float,
-        metavar="X",
-        help="for all launches (default 3, where settings cannot train in turns 10)",
-    )
+    add("--workers", **COUNT, help="workers that train (default: as many as cores allow)")
+    add("--minutes", **NUMBER, help="for all launches (default 3, where settings cannot train in turns 10)")
     add(
         "--no-turns",
         dest="turns",
         action="store_false",
         help="launch one setting after the other, also where they could train in turns",
     )
-    add("--rounds", type=int, default=6, metavar="N", help="most rounds of the race (default 6)")
+    add("--rounds", **COUNT, default=6, help="most rounds of the race (default 6)")
     add("--knobs", nargs="+", default=[], metavar="NAME", help="settings to vary (default: all that matter)")
     add(
         "--knob",
-        action="append",
-        default=[],
+        **SEVERAL,
         metavar="NAME=V1,V2",
         help="try these values of a setting instead of the usual ones; may be given several times",
     )
     add("--config", type=Path, metavar="FILE.yaml", help="read options of the run from a YAML file first")
-    add("--out", type=Path, default=Path("tune"), metavar="DIR", help="receives settings.yaml and all launches")
-    add("--json", action="store_true", help="end with one line of JSON on standard output")
+    add("--out", **DIR, default=Path("tune"), help="receives settings.yaml and all launches")
+    add("--json", **FLAG, help="end with one line of JSON on standard output")
     _add_workload(parser)
     add_run_options(parser, hidden=SET_BY_TUNE)
 
@@ -92,11 +85,10 @@ def compare_arguments(parser: Parser) -> None:
             help="RUNTIME[,option=value...] such as horovod/gloo,thread_priority=off; a settings file written by tune; "
             "or a YAML file of train options with its runtime",
         )
-    add("--workers", type=int, nargs="+", metavar="N", help="worker counts to compare at (default: one per core)")
+    add("--workers", **COUNT, nargs="+", help="worker counts to compare at (default: one per core)")
     add(
         "--blocks",
-        type=int,
-        metavar="N",
+        **COUNT,
         help="blocks per worker count (default 5; 10 at most with --until and by default without turns)",
     )
     add(
@@ -110,8 +102,8 @@ def compare_arguments(parser: Parser) -> None:
         action="store_false",
         help="run A and B of a block one after the other, also where they could train in turns",
     )
-    add("--out", type=Path, default=Path("compare"), metavar="DIR", help="receives runs and result (default compare)")
-    add("--json", action="store_true", help="print one line of JSON")
+    add("--out", **DIR, default=Path("compare"), help="receives runs and result (default compare)")
+    add("--json", **FLAG, help="print one line of JSON")
     _add_workload(parser)
     add_run_options(parser, hidden=SET_BY_COMPARE)
     parser.epilog = (
@@ -152,7 +144,7 @@ def compare(options: argparse.Namespace) -> Result:
 
 def verify_arguments(parser: Parser) -> None:
     add = parser.add_argument
-    add("--workers", type=int, nargs="+", default=[2], metavar="N", help="worker counts (default 2)")
+    add("--workers", **COUNT, nargs="+", default=[2], help="worker counts (default 2)")
     add("--runtime", nargs="+", metavar="NAME", help="horovod/mpi, ddp/gloo, ... (default: all that are available)")
     for name, usual, text in (
         ("reduction", ["flat", "hooks"], "how gradients are averaged"),
@@ -160,10 +152,10 @@ def verify_arguments(parser: Parser) -> None:
         ("optimizer", ["adam", "sgd"], "update rule"),
     ):
         add(f"--{name}", nargs="+", default=usual, metavar="NAME", help=f"{text}: {', '.join(usual)} (default: both)")
-    add("--steps", type=int, default=10, metavar="N", help="steps of each training run (default 10)")
-    add("--batch", type=int, default=300, metavar="N", help="curves of a step, of all workers together (default 300)")
+    add("--steps", **COUNT, default=10, help="steps of each training run (default 10)")
+    add("--batch", **COUNT, default=300, help="curves of a step, of all workers together (default 300)")
     add("--dataset", default="4000", metavar="PATH|SIZE", help="as for train (default 4000)")
-    add("--seed", type=int, default=1, metavar="N", help="of parameters and data order (default 1)")
+    add("--seed", **COUNT, default=1, help="of parameters and data order (default 1)")
     add("--lr-scaling", default="none", metavar="NAME", help="none, linear or sqrt, as for train (default none)")
     add(
         "--input-scaling",
@@ -184,8 +176,8 @@ def verify_arguments(parser: Parser) -> None:
         help="do it wrong on purpose, and fail: sum (of the gradients), shard (shifted by a curve), lr (scaled "
         "otherwise), start (of one rank)",
     )
-    add("--out", type=Path, metavar="DIR", help="receives verify.txt, verify.json, verify.csv and logs")
-    add("--json", action="store_true", help="print one line of JSON instead of the tables")
+    add("--out", **DIR, help="receives verify.txt, verify.json, verify.csv and logs")
+    add("--json", **FLAG, help="print one line of JSON instead of the tables")
 
 
 def verify(options: argparse.Namespace) -> int:

@@ -5,7 +5,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from horovod_study import foreign_files
-from horovod_study.cli.verbs import Result, Verb, add_figure_arguments, figure_look, readable_runs, runs_folder
+from horovod_study.cli.verbs import (
+    COUNT,
+    DIR,
+    FLAG,
+    Result,
+    Verb,
+    add_figure_arguments,
+    figure_look,
+    readable_runs,
+    runs_folder,
+)
 from horovod_study.errors import ConfigError
 from horovod_study.foreign_files import trace_paths
 from horovod_study.options import Parser, add_run_options, run_values
@@ -22,7 +32,7 @@ def explain_arguments(parser: Parser) -> None:
         help="run directories, folders of them, a study file; or traces of torch.profiler, one a rank",
     )
     add("--part", choices=PARTS, help="one view in detail: " + ", ".join(PARTS))
-    add("--out", type=Path, metavar="DIR", help="receives what is said, as text and JSON, and figures")
+    add("--out", **DIR, help="receives what is said, as text and JSON, and figures")
     add(
         "--max-residual",
         metavar="PERCENT",
@@ -30,18 +40,18 @@ def explain_arguments(parser: Parser) -> None:
         "step, or of what more workers add to it",
     )
     add_figure_arguments(parser)
-    add("--json", action="store_true", help="print one line of JSON")
+    add("--json", **FLAG, help="print one line of JSON")
     measuring = parser.add_argument_group("measuring what no recorded run tells")
     measuring.add_argument(
         "--measure",
-        action="store_true",
+        **FLAG,
         help="make an experiment of short runs here, which says what a synchronisation consists of (--part sync)",
     )
     measuring.add_argument(
         "--runtime", nargs="+", metavar="NAME", help="how workers communicate (default: those usual here)"
     )
-    measuring.add_argument("--workers", type=int, metavar="N", help="workers (default: one per core)")
-    measuring.add_argument("--rounds", type=int, metavar="N", help="how often all is run (default 5)")
+    measuring.add_argument("--workers", **COUNT, help="workers (default: one per core)")
+    measuring.add_argument("--rounds", **COUNT, help="how often all is run (default 5)")
     add_run_options(parser, hidden=packaged().options)
     parser.epilog = "With --measure, options of `horovod-study strain train` too, such as --batch. See docs/explain.md."
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from horovod_study.cli.report import checked_report, up_to_date
-from horovod_study.cli.verbs import Result, Verb, read_input, readable_runs, runs_folder
+from horovod_study.cli.verbs import FLAG, Result, Verb, read_input, readable_runs, runs_folder
 from horovod_study.errors import ConfigError, RecordError
 from horovod_study.options import Parser
 
@@ -28,7 +28,7 @@ def export_arguments(parser: Parser) -> None:
     )
     what.add_argument(
         "--archive",
-        action="store_true",
+        **FLAG,
         help="one ZIP file to publish: runs, tables, page, how it was made, digests; it is checked before",
     )
     add("--series", metavar="NAME", help="of extra-p and points: one series (default all)")
@@ -46,7 +46,7 @@ def export_arguments(parser: Parser) -> None:
         help="the trace (default RUN_DIR/trace.json), the points (default: printed), the archive (RUNS.zip), or a "
         "new folder (default runs/tensorboard, ..., PLACE/extra-p)",
     )
-    add("--json", action="store_true", help="print the paths as one line of JSON")
+    add("--json", **FLAG, help="print the paths as one line of JSON")
 
 
 def export(options: argparse.Namespace) -> int | Result:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from horovod_study.cli.verbs import Verb, read_benches, read_input
+from horovod_study.cli.verbs import COUNT, FILE, FLAG, NUMBER, Result, Verb, read_benches, read_input
 from horovod_study.errors import AnalysisError
 from horovod_study.options import Parser
 from horovod_study.text.tables import table_of, to_lines
@@ -29,23 +29,19 @@ def fit_arguments(parser: Parser) -> None:
     _points_arguments(parser)
 
 
-def fit(options: argparse.Namespace) -> int:
+def fit(options: argparse.Namespace) -> Result:
     """Fit scaling laws to anybody's points."""
     from horovod_study.analysis.fit.fitting import fit_series
 
     points = _points(options)
     fits = fit_series(points, baseline_samples_per_s=options.baseline)
     series = {name: one.to_dict() for name, one in fits.items()}
-    if options.json:
-        print(json.dumps({"series": series}, allow_nan=False))
-        return 0
-    for name, one in series.items():
-        print(_fit_text(name, one))
-    print("(intervals are 95 %; * is the simplest law that none clearly beats at counts left out; loo: median")
-    print(
-        " error of a worker count that is left out of the fit; step times are relative to one worker; details: --json)"
+    notes = (
+        "(intervals are 95 %; * is the simplest law that none clearly beats at counts left out; loo: median",
+        " error of a worker count that is left out of the fit; step times are relative to one worker; details: --json)",
     )
-    return 0
+    lines = [*(_fit_text(name, one) for name, one in series.items()), *notes]
+    return Result(document={"series": series}, lines=lines)
 
 
 def _fit_text(name: str, one: dict[str, Any]) -> str:
@@ -97,12 +93,12 @@ def _law_text(law: str, fitted: dict[str, Any], *, selected: bool) -> list[str]:
 
 def predict_arguments(parser: Parser) -> None:
     add = parser.add_argument
-    add("--workers", type=int, nargs="+", metavar="N", help="worker counts to forecast")
-    add("--workers-per-node", type=int, metavar="N", help="workers that fill a node")
+    add("--workers", **COUNT, nargs="+", help="worker counts to forecast")
+    add("--workers-per-node", **COUNT, help="workers that fill a node")
     add("--batch", type=float, nargs="+", metavar="B", help="samples per worker and step there: one, or one per count")
     add("--global-batch", type=float, metavar="B", help="... or of all workers together")
-    add("--bench", type=Path, metavar="FILE", help="a measured network: bench.json, or as in simulate")
-    add("--gradient-mb", type=float, metavar="X", help="1e6 bytes of gradients, where FILE has no model")
+    add("--bench", **FILE, help="a measured network: bench.json, or as in simulate")
+    add("--gradient-mb", **NUMBER, help="1e6 bytes of gradients, where FILE has no model")
     add(
         "--holdout",
         type=int,
@@ -111,12 +107,12 @@ def predict_arguments(parser: Parser) -> None:
         metavar="K",
         help="score the forecasts: hide the K largest worker counts (default: the upper half) and forecast them",
     )
-    add("--rolling", action="store_true", help="with --holdout: hide one count, two, ... up to K")
-    add("--recommend", action="store_true", help="how many workers: knee, peak, cheapest")
-    add("--samples", type=float, metavar="X", help="samples of the whole training, for ...")
+    add("--rolling", **FLAG, help="with --holdout: hide one count, two, ... up to K")
+    add("--recommend", **FLAG, help="how many workers: knee, peak, cheapest")
+    add("--samples", **NUMBER, help="samples of the whole training, for ...")
     add("--deadline", metavar="TIME", help="... the fewest workers that finish in time (90m, 1h30m)")
-    add("--gpu-hours", type=float, metavar="X", help="... the fastest count within so many GPU hours")
-    add("--price-per-gpu-hour", type=float, metavar="X", help="... and what it costs")
+    add("--gpu-hours", **NUMBER, help="... the fastest count within so many GPU hours")
+    add("--price-per-gpu-hour", **NUMBER, help="... and what it costs")
     add(
         "--target-samples",
         nargs="+",
@@ -125,9 +121,8 @@ def predict_arguments(parser: Parser) -> None:
     )
     add(
         "--marginal",
-        type=float,
+        **NUMBER,
         default=0.5,
-        metavar="X",
         help="the knee: least gain of one more worker, of the mean one's (default 0.5)",
     )
     _points_arguments(parser)
@@ -240,7 +235,7 @@ def _points_arguments(parser: Parser) -> None:
         default=[],
         help="what columns are, where names do not say it: workers=N samples_per_s=rate (docs/fit.md)",
     )
-    add("--json", action="store_true", help="print one line of JSON")
+    add("--json", **FLAG, help="print one line of JSON")
 
 
 def _points(options: argparse.Namespace) -> "pd.DataFrame":

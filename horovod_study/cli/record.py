@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from horovod_study.cli.verbs import Verb
+from horovod_study.cli.verbs import COUNT, DIR, SEVERAL, Verb
 from horovod_study.errors import ConfigError
 from horovod_study.options import Parser
 from horovod_study.roles import Role, named
@@ -15,26 +15,24 @@ from horovod_study.workloads import packaged
 
 def record_arguments(parser: Parser) -> None:
     add = parser.add_argument
-    add("--out", type=Path, metavar="DIR", help="the run directory (default: a new one below runs/STUDY)")
+    add("--out", **DIR, help="the run directory (default: a new one below runs/STUDY)")
     add("--study", default="script", metavar="NAME", help="the study that the run belongs to")
     add("--partition", default="local", metavar="NAME", help="the partition that it runs on")
-    add("--repeat", type=int, default=0, metavar="N", help="which repeat it is (default 0)")
-    add("--batch", type=int, metavar="N", help="samples of a step on one worker (default: counted)")
+    add("--repeat", **COUNT, default=0, help="which repeat it is (default 0)")
+    add("--batch", **COUNT, help="samples of a step on one worker (default: counted)")
     add("--model-name", metavar="NAME", help="what tables call the model (default: its class)")
     add(
         "--warmup-steps",
-        type=int,
+        **COUNT,
         default=WARMUP_STEPS,
-        metavar="N",
         help=f"first steps that are recorded but not measured (default {WARMUP_STEPS}); a longer warm-up is found",
     )
-    add("--steps", type=int, metavar="N", help="end the training after so many steps (default: when it ends by itself)")
+    add("--steps", **COUNT, help="end the training after so many steps (default: when it ends by itself)")
     add("--timer-mode", default="light", metavar="light|strict|off", help="how steps are timed")
     add("--system-interval-s", type=float, default=1.0, metavar="S", help="how often the host is sampled; 0: never")
     add(
         "--option",
-        action="append",
-        default=[],
+        **SEVERAL,
         metavar="NAME=VALUE",
         help="an option of the script in which runs differ; runs are repeats only where these are equal",
     )

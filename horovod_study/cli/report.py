@@ -9,6 +9,8 @@ from typing import Any
 
 from horovod_study.cli.verbs import (
     BENCH_JSON,
+    DIR,
+    FLAG,
     Result,
     Verb,
     add_figure_arguments,
@@ -85,13 +87,12 @@ def report_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add(
         "directory",
-        type=Path,
-        metavar="DIR",
+        **DIR,
         help="a folder of runs (or a study file), which are analysed first where the tables are missing or older; "
         "or such tables",
     )
-    add("--tables", action="store_true", help="analyse the runs of DIR, and write only the tables: no figures, no page")
-    add("--out", type=Path, metavar="DIR", help="of runs: receives everything (default DIR/analysis)")
+    add("--tables", **FLAG, help="analyse the runs of DIR, and write only the tables: no figures, no page")
+    add("--out", **DIR, help="of runs: receives everything (default DIR/analysis)")
     add("--target", type=float, nargs="+", metavar="MSE", help="of runs: test MSEs to which the times are compared")
     add(
         "--threads",
@@ -107,10 +108,10 @@ def report_arguments(parser: Parser) -> None:
         help="of runs: what `horovod-study bench` measured of the machines (default: that of DIR/bench, if any)",
     )
     add_figure_arguments(parser)
-    add("--pgf", action="store_true", help="write the figures as PGF too, for \\input; needs LaTeX")
+    add("--pgf", **FLAG, help="write the figures as PGF too, for \\input; needs LaTeX")
     add(
         "--paper",
-        action="store_true",
+        **FLAG,
         help="write DIR/paper too: a LaTeX section for a thesis with figures, tables, method, threats to validity, "
         "references and a reproducibility appendix",
     )
@@ -137,12 +138,12 @@ def report_arguments(parser: Parser) -> None:
     )
     add(
         "--check",
-        action="store_true",
+        **FLAG,
         help="make every number again from the raw rows, compare, and look for faults; ends with 1 if there are any",
     )
     add("--runs", type=Path, metavar="RUNS", help="with --check: where the run directories are now")
     add("--allow", nargs="+", metavar="NAME", help="with --check: doubts that are known and do not end it with 1")
-    add("--json", action="store_true", help="with --against or --check: print everything as one line of JSON")
+    add("--json", **FLAG, help="with --against or --check: print everything as one line of JSON")
 
 
 def report(options: argparse.Namespace) -> int | Result:

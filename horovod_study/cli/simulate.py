@@ -4,7 +4,18 @@ import argparse
 import math
 from pathlib import Path
 
-from horovod_study.cli.verbs import Result, Verb, add_figure_arguments, figure_look, read_benches
+from horovod_study.cli.verbs import (
+    COUNT,
+    DIR,
+    FILE,
+    FLAG,
+    NUMBER,
+    Result,
+    Verb,
+    add_figure_arguments,
+    figure_look,
+    read_benches,
+)
 from horovod_study.options import Parser
 
 
@@ -13,46 +24,44 @@ def simulate_arguments(parser: Parser) -> None:
     add_figure_arguments(parser)
     add(
         "--workers",
-        type=int,
+        **COUNT,
         nargs="+",
         default=[2**power for power in range(11)],
-        metavar="N",
         help="up to 10 million each (default 1 2 4 8 ... 1024)",
     )
     add("--scaling", default="weak", metavar="weak|strong", help="batch per worker or per step fixed")
-    add("--global-batch", type=int, metavar="N", help="of strong scaling (default: of the smallest worker count)")
+    add("--global-batch", **COUNT, help="of strong scaling (default: of the smallest worker count)")
     add("--run", type=Path, nargs="+", default=[], metavar="RUN_DIR", help="recorded runs: computing")
     add(
         "--beside", type=Path, nargs="+", default=[], metavar="RUN_DIR", help="runs of one worker made at the same time"
     )
     add(
         "--bench",
-        type=Path,
+        **FILE,
         nargs="+",
         default=[],
-        metavar="FILE",
         help="measured networks: bench.json, or what nccl-tests, rccl-tests or osu_allreduce printed; OUT.txt@4x8 says "
         "4 nodes with 8 workers each",
     )
     add("--way", metavar="NAME", help="which of their ways (default: of the run, else the quickest)")
     add("--network", type=Path, metavar="FILE.yaml", help="or a described one, see experiments/networks")
-    add("--alpha-us", type=float, metavar="X", help="or directly: microseconds of an empty message, ...")
-    add("--gb-per-s", type=float, metavar="X", help="... and GB (1e9 bytes) per second")
-    add("--workers-per-node", type=int, metavar="N", help="workers that fill a node")
-    add("--compute-ms", type=float, metavar="X", help="instead of runs: computing of a step, and ...")
-    add("--compute-fixed-ms", type=float, metavar="X", help="... the part of it that does not depend on the batch, ...")
-    add("--compute-cv", type=float, metavar="X", help="... its standard deviation / mean (default 0)")
-    add("--batch", type=int, metavar="N", help="samples per worker and step (default: of the run)")
-    add("--gradient-mb", type=float, metavar="X", help="1e6 bytes of gradients (default: of the run)")
-    add("--buckets", type=int, metavar="N", help="sent during backward (default 1: after backward)")
+    add("--alpha-us", **NUMBER, help="or directly: microseconds of an empty message, ...")
+    add("--gb-per-s", **NUMBER, help="... and GB (1e9 bytes) per second")
+    add("--workers-per-node", **COUNT, help="workers that fill a node")
+    add("--compute-ms", **NUMBER, help="instead of runs: computing of a step, and ...")
+    add("--compute-fixed-ms", **NUMBER, help="... the part of it that does not depend on the batch, ...")
+    add("--compute-cv", **NUMBER, help="... its standard deviation / mean (default 0)")
+    add("--batch", **COUNT, help="samples per worker and step (default: of the run)")
+    add("--gradient-mb", **NUMBER, help="1e6 bytes of gradients (default: of the run)")
+    add("--buckets", **COUNT, help="sent during backward (default 1: after backward)")
     add("--algorithm", metavar="NAME", help="auto, ring, tree, doubling, halving, hierarchical or ps")
-    add("--overhead-us", type=float, metavar="X", help="of the runtime, for each message")
-    add("--cycle-ms", type=float, metavar="X", help="Horovod's cycle; 0: new gradients end it")
-    add("--fusion-mb", type=float, metavar="X", help="MiB that go into one message at most")
+    add("--overhead-us", **NUMBER, help="of the runtime, for each message")
+    add("--cycle-ms", **NUMBER, help="Horovod's cycle; 0: new gradients end it")
+    add("--fusion-mb", **NUMBER, help="MiB that go into one message at most")
     add("--what-if", nargs="+", default=[], metavar="KEY=VALUE", help="as bandwidth=2x cycle=0,batch=8x algorithm=ps")
-    add("--seed", type=int, default=1, metavar="N", help="of the simulated steps (default 1)")
-    add("--out", type=Path, metavar="DIR", help="receives figure, CSV, JSON and table")
-    add("--json", action="store_true", help="print one line of JSON")
+    add("--seed", **COUNT, default=1, help="of the simulated steps (default 1)")
+    add("--out", **DIR, help="receives figure, CSV, JSON and table")
+    add("--json", **FLAG, help="print one line of JSON")
 
 
 def simulate(options: argparse.Namespace) -> Result:
@@ -101,20 +110,20 @@ def model_parallel_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("--widths", metavar="C-C-H", help="the worked example with these widths (default 15-38-197)")
     add("--model", type=Path, metavar="FILE.yaml", help="or any model in layers, see docs/model_parallel.md")
-    add("--batch", type=int, metavar="N", help="samples per worker and step (default 75)")
-    add("--workers", type=int, metavar="N", help="workers (default 2)")
-    add("--workers-per-node", type=int, metavar="N", help="workers that fill a node (default: all)")
-    add("--memory-gb", type=float, metavar="X", help="memory of a worker (default: as on this machine)")
+    add("--batch", **COUNT, help="samples per worker and step (default 75)")
+    add("--workers", **COUNT, help="workers (default 2)")
+    add("--workers-per-node", **COUNT, help="workers that fill a node (default: all)")
+    add("--memory-gb", **NUMBER, help="memory of a worker (default: as on this machine)")
     add("--optimizer", metavar="adam|adamw|sgd", help="whose state is kept (default adam)")
     add("--precision", metavar="fp32|tf32|bf16|fp16", help="of the activations (default fp32)")
-    add("--bench", type=Path, metavar="FILE", help="a measured network: bench.json, or as in simulate")
+    add("--bench", **FILE, help="a measured network: bench.json, or as in simulate")
     add("--way", metavar="NAME", help="which of its ways (default: the quickest for the gradients)")
-    add("--alpha-us", type=float, metavar="X", help="or directly: microseconds of an empty message, ...")
-    add("--gb-per-s", type=float, metavar="X", help="... and GB (1e9 bytes) per second")
+    add("--alpha-us", **NUMBER, help="or directly: microseconds of an empty message, ...")
+    add("--gb-per-s", **NUMBER, help="... and GB (1e9 bytes) per second")
     add("--run", type=Path, metavar="RUN_DIR", help="a run: batch, workers, model, computing per step")
-    add("--step-ms", type=float, metavar="X", help="or: a step of one worker alone at this batch")
-    add("--flops-per-s", type=float, metavar="X", help="or: training FLOP per second of a worker")
-    add("--json", action="store_true", help="print one line of JSON")
+    add("--step-ms", **NUMBER, help="or: a step of one worker alone at this batch")
+    add("--flops-per-s", **NUMBER, help="or: training FLOP per second of a worker")
+    add("--json", **FLAG, help="print one line of JSON")
 
 
 def model_parallel(options: argparse.Namespace) -> Result:

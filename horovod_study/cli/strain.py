@@ -7,7 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from horovod_study.cli.verbs import Result, Verb, curve_progress, progress
+from horovod_study.cli.verbs import COUNT, DIR, FILE, FLAG, Result, Verb, curve_progress, progress
 from horovod_study.config import available_cores
 from horovod_study.errors import DataError
 from horovod_study.options import (
@@ -25,9 +25,9 @@ from horovod_study.text.tables import table_of, to_lines
 def generate_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("--size", default="100000", metavar="N", help="number of curves (default 100000)")
-    add("--seed", type=int, default=1, metavar="N", help="seed (default 1)")
-    add("--out", type=Path, metavar="DIR", help="directory to make (default: in the cache)")
-    add("--processes", type=int, default=available_cores(), metavar="N", help="processes that fill the file")
+    add("--seed", **COUNT, default=1, help="seed (default 1)")
+    add("--out", **DIR, help="directory to make (default: in the cache)")
+    add("--processes", **COUNT, default=available_cores(), help="processes that fill the file")
     _noise_arguments(parser)
 
 
@@ -67,12 +67,12 @@ def generate(options: argparse.Namespace) -> int:
 def check_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("dataset", metavar="PATH|SIZE", help="a data set's directory, or the size of a cached one")
-    add("--seed", type=int, default=1, metavar="N", help="seed of a cached one (default 1)")
-    add("--json", action="store_true", help="print one line of JSON")
+    add("--seed", **COUNT, default=1, help="seed of a cached one (default 1)")
+    add("--json", **FLAG, help="print one line of JSON")
     _noise_arguments(parser)
 
 
-def check(options: argparse.Namespace) -> int:
+def check(options: argparse.Namespace) -> Result:
     """Read a whole data set, verify it against its side-car and print its statistical floor."""
     from horovod_study.text.numbers import amount
     from horovod_study.workload import dataset
@@ -80,9 +80,6 @@ def check(options: argparse.Namespace) -> int:
     path = dataset.path_of(options.dataset, seed=options.seed, noise_max_mpa=_noise_max_mpa(options))
     with curve_progress() as on_progress:
         facts = dataset.check(path, on_progress=on_progress)
-    if options.json:
-        print(json.dumps(facts))
-        return 0
     (g0_low, g0_high), (a_low, a_high) = facts["target_bounds"]
     if facts["kind"] == "generated":
         made = f"{facts['spec']}, seed {facts['seed']}, noise up to {facts['noise_max_mpa']:g} MPa"
@@ -113,14 +110,14 @@ def check(options: argparse.Namespace) -> int:
             ("", f"  a  {floor['a_mse']:.3e}, root {floor['a_rmse']:.3f}"),
         ]
     rows.append(("digest", facts["digest"]))
-    print(f"{facts['path']}: good", *to_lines(table_of(("", ""), rows, texts=(0, 1)), indent=2), sep="\n")
-    return 0
+    lines = [f"{facts['path']}: good", *to_lines(table_of(("", ""), rows, texts=(0, 1)), indent=2)]
+    return Result(document=facts, lines=lines)
 
 
 def import_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("path", type=Path, metavar="PATH", help="a file with curves, or a folder of files")
-    add("--out", type=Path, required=True, metavar="DIR", help="the data set's directory to make")
+    add("--out", **DIR, required=True, help="the data set's directory to make")
     add("--label", metavar="lsq", help="take G0 and a from a least-squares fit, where no file gives them")
     add(
         "--target-bounds",
@@ -130,10 +127,10 @@ def import_arguments(parser: Parser) -> None:
         help="what is 0 and what is 1 for G0 in MPa and for a (default: minimum and maximum of the training set)",
     )
     add_read_options(parser)
-    add("--json", action="store_true", help="print one line of JSON")
+    add("--json", **FLAG, help="print one line of JSON")
 
 
-def import_(options: argparse.Namespace) -> int:
+def import_(options: argparse.Namespace) -> Result:
     """Make a data set of your own curves."""
     import numpy as np
 
@@ -155,13 +152,9 @@ def import_(options: argparse.Namespace) -> int:
         )
     for warning in provenance["warnings"]:
         say(f"warning: {warning}")
-    if options.json:
-        print(json.dumps({"path": str(options.out), **provenance}, allow_nan=False))
-        return 0
-    print(f"{options.out}: imported in {now() - began:.1f} s")
-    print(*(f"  {text}" for text in lines(provenance)), sep="\n")
-    print(f"train on it: python -m horovod_study.train --dataset {shlex.quote(str(options.out))}")
-    return 0
+    told = [f"{options.out}: imported in {now() - began:.1f} s", *(f"  {text}" for text in lines(provenance))]
+    told.append(f"train on it: python -m horovod_study.train --dataset {shlex.quote(str(options.out))}")
+    return Result(document={"path": str(options.out), **provenance}, lines=told)
 
 
 def _part(what: str, done: int, total: int) -> str:
@@ -170,7 +163,7 @@ def _part(what: str, done: int, total: int) -> str:
 
 def _noise_arguments(parser: Parser) -> None:
     parser.add_argument("--noise-max", type=float, metavar="MPA", help="largest noise level in MPa (default 1)")
-    parser.add_argument("--clean", action="store_true", help="curves without noise, the same as --noise-max 0")
+    parser.add_argument("--clean", **FLAG, help="curves without noise, the same as --noise-max 0")
 
 
 def _noise_max_mpa(options: argparse.Namespace) -> float:
@@ -195,9 +188,9 @@ def identify_arguments(parser: Parser) -> None:
         metavar="RUN_DIR|CHECKPOINT",
         help="a training run, or one of its checkpoints",
     )
-    add("--csv", type=Path, metavar="FILE", help="write one row per specimen with every number")
+    add("--csv", **FILE, help="write one row per specimen with every number")
     add("--plot", type=Path, metavar="FILE.png|pdf|svg", help="draw measured points, both laws and the residuals")
-    add("--json", action="store_true", help="print one line of JSON instead of the table")
+    add("--json", **FLAG, help="print one line of JSON instead of the table")
     add(
         "--disagree",
         type=float,
@@ -249,11 +242,11 @@ def identify(options: argparse.Namespace) -> int:
 def search_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("search", type=Path, metavar="SEARCH.yaml", help="the search file; experiments/search.yaml is one")
-    add("--trials", type=int, metavar="N", help="trials wanted in all (default: as the file says)")
-    add("--jobs", type=int, default=1, metavar="N", help="trials at a time in this command (default 1)")
+    add("--trials", **COUNT, help="trials wanted in all (default: as the file says)")
+    add("--jobs", **COUNT, default=1, help="trials at a time in this command (default 1)")
     add("--storage", metavar="URL", help="where trials are kept: an SQLAlchemy URL (default: search.db of the search)")
-    add("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where runs are kept (default runs)")
-    add("--json", action="store_true", help="end with one line of JSON on standard output")
+    add("--runs", **DIR, default=Path("runs"), help="where runs are kept (default runs)")
+    add("--json", **FLAG, help="end with one line of JSON on standard output")
 
 
 def search(options: argparse.Namespace) -> Result:
@@ -279,14 +272,14 @@ def lr_range_arguments(parser: Parser) -> None:
     add("--config", type=Path, metavar="FILE.yaml", help="read options of the run from a YAML file first")
     add("--low", type=float, default=1e-6, metavar="LR", help="first learning rate (default 1e-6)")
     add("--high", type=float, default=1.0, metavar="LR", help="last learning rate (default 1)")
-    add("--out", type=Path, required=True, metavar="DIR", help="receives the run, the curve and the figure")
-    add("--workers", type=int, default=1, metavar="N", help="workers that train (default 1)")
+    add("--out", **DIR, required=True, help="receives the run, the curve and the figure")
+    add("--workers", **COUNT, default=1, help="workers that train (default 1)")
     add(
         "--runtime",
         metavar="NAME",
         help="how workers communicate: ddp/gloo, ... (default: serial; horovod/mpi for several)",
     )
-    add("--json", action="store_true", help="print one line of JSON")
+    add("--json", **FLAG, help="print one line of JSON")
     add_run_options(parser, hidden=SET_BY_RANGE_TEST)
 
 
@@ -309,7 +302,7 @@ def lr_range(options: argparse.Namespace) -> Result:
 
 def learning_curve_arguments(parser: Parser) -> None:
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN_DIR", help="run directories, or folders of them")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="a .png, .pdf or .svg file to write")
+    parser.add_argument("--out", **FILE, required=True, help="a .png, .pdf or .svg file to write")
 
 
 def learning_curve(options: argparse.Namespace) -> int:

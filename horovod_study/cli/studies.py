@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from horovod_study.cli.report import write_analysis, write_page
-from horovod_study.cli.verbs import Result, Verb, until_share
+from horovod_study.cli.verbs import COUNT, DIR, FILE, FLAG, YES, Result, Verb, until_share
 from horovod_study.errors import ConfigError
 from horovod_study.options import Parser
 
@@ -15,17 +15,16 @@ from horovod_study.options import Parser
 def plan_arguments(parser: Parser) -> None:
     add = parser.add_argument
     _study_arguments(parser)
-    add("--retry", action=argparse.BooleanOptionalAction, default=True, help="try failed cells again (default: yes)")
+    add("--retry", **YES, help="try failed cells again (default: yes)")
     add(
         "--next",
-        type=int,
+        **COUNT,
         nargs="?",
         const=0,
-        metavar="N",
         help="of what is done: the runs that narrow the forecast at N workers most per GPU hour (default: the count of "
         "the study's question, else 4 times the largest)",
     )
-    add("--json", action="store_true", help="print one line of JSON")
+    add("--json", **FLAG, help="print one line of JSON")
 
 
 def plan(options: argparse.Namespace) -> Result:
@@ -75,14 +74,14 @@ def run_arguments(parser: Parser) -> None:
         action=argparse.BooleanOptionalAction,
         help="only cells that failed, timed out, were cancelled or pre-empted (--no-retry: all but these)",
     )
-    add("--plan", action="store_true", help="only print the plan, as the verb plan does")
-    add("--dry-run", action="store_true", help="print job scripts and launch lines, and start nothing")
+    add("--plan", **FLAG, help="only print the plan, as the verb plan does")
+    add("--dry-run", **FLAG, help="print job scripts and launch lines, and start nothing")
     add(
         "--until",
         metavar="2%",
         help="cells alternate until each speedup's 95 %% interval is so narrow to either side (study file: precision)",
     )
-    add("--here", action="store_true", help="Slurm: run in the allocation this is typed in (salloc)")
+    add("--here", **FLAG, help="Slurm: run in the allocation this is typed in (salloc)")
     _start_arguments(parser)
 
 
@@ -148,14 +147,13 @@ def _conclude(options: argparse.Namespace, study: Any, command: str, result: Any
 def status_arguments(parser: Parser) -> None:
     add = parser.add_argument
     _study_arguments(parser, study="the study file, or the folder of a run: its steps/s, waits and slowest rank")
-    add("--watch", action="store_true", help="keep running and show the progress of the cells, or of the run")
+    add("--watch", **FLAG, help="keep running and show the progress of the cells, or of the run")
     add(
         "--openmetrics",
-        type=Path,
-        metavar="FILE",
+        **FILE,
         help="of a run: also replace FILE by what is shown, in OpenMetrics' text format (node_exporter reads *.prom)",
     )
-    add("--json", action="store_true", help="print one line of JSON")
+    add("--json", **FLAG, help="print one line of JSON")
 
 
 def status(options: argparse.Namespace) -> int | Result:
@@ -198,9 +196,9 @@ def cancel(options: argparse.Namespace) -> int:
 def doctor_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("--partition", metavar="NAME|FILE.yaml", help="a partition, compared with its file")
-    add("--quick", action="store_true", help="only what takes a moment")
+    add("--quick", **FLAG, help="only what takes a moment")
     _place_arguments(parser)
-    add("--json", action="store_true", help="print one line of JSON")
+    add("--json", **FLAG, help="print one line of JSON")
 
 
 def doctor(options: argparse.Namespace) -> int:
@@ -249,29 +247,17 @@ def _study_arguments(parser: Parser, *, study: str = "the study file", cells: st
 
 
 def _place_arguments(parser: Parser) -> None:
-    parser.add_argument(
-        "--runs", type=Path, default=Path("runs"), metavar="DIR", help="where runs are kept (default runs)"
-    )
+    parser.add_argument("--runs", **DIR, default=Path("runs"), help="where runs are kept (default runs)")
     parser.add_argument("--hosts", metavar="HOST:N,...", help="machines over ssh, and how many workers each takes")
 
 
 def _start_arguments(parser: Parser) -> None:
     add = parser.add_argument
-    add("--wait", action="store_true", help="Slurm: wait until all jobs have ended, then report")
-    add("--yes", action="store_true", help="do not ask before a study that is large")
-    add("--oversubscribe", action="store_true", help="allow workers to share cores or GPUs; times then mean little")
-    add(
-        "--smoke",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="try each runtime with two workers for a few seconds first (default: yes)",
-    )
-    add(
-        "--pin",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="keep each cell on the same cores in every repeat (default: yes)",
-    )
+    add("--wait", **FLAG, help="Slurm: wait until all jobs have ended, then report")
+    add("--yes", **FLAG, help="do not ask before a study that is large")
+    add("--oversubscribe", **FLAG, help="allow workers to share cores or GPUs; times then mean little")
+    add("--smoke", **YES, help="try each runtime with two workers for a few seconds first (default: yes)")
+    add("--pin", **YES, help="keep each cell on the same cores in every repeat (default: yes)")
 
 
 VERBS = (

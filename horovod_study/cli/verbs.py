@@ -15,6 +15,15 @@ from horovod_study.options import Parser
 
 BENCH_JSON = "the bench.json that `horovod-study bench` wrote"
 
+FLAG: Mapping[str, Any] = {"action": "store_true"}
+YES: Mapping[str, Any] = {"action": argparse.BooleanOptionalAction, "default": True}
+SEVERAL: Mapping[str, Any] = {"action": "append", "default": []}
+COUNT: Mapping[str, Any] = {"type": int, "metavar": "N"}
+NUMBER: Mapping[str, Any] = {"type": float, "metavar": "X"}
+DIR: Mapping[str, Any] = {"type": Path, "metavar": "DIR"}
+FILE: Mapping[str, Any] = {"type": Path, "metavar": "FILE"}
+"""Kinds of options, as `add_argument` takes them: a switch, one that is on, one that may be given again, values."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Result:

@@ -82,22 +82,25 @@ def quoted(value: float | None, low: float | None, high: float | None) -> str:
 
 def number(value: float | None, low: float | None = None, high: float | None = None) -> str:
     """Return a number with the digits that its interval leaves certain; three digits without an interval."""
-    if not known(value):
+    if value is None or not known(value):
         return "unknown"
-    assert value is not None
-    if known(low) and known(high):
-        assert low is not None and high is not None
-        return fixed(value, _decimals(value, low, high))
-    return alone(value)
+    if low is None or high is None or not (known(low) and known(high)):
+        return alone(value)
+    return fixed(value, _decimals(value, low, high))
 
 
 def with_interval(value: float | None, low: float | None, high: float | None) -> str:
     """Return `1.70 [1.66, 1.75]`, or the number alone where there is no interval."""
-    if not (known(value) and known(low) and known(high)):
+    if value is None or low is None or high is None or not (known(value) and known(low) and known(high)):
         return number(value)
-    assert value is not None and low is not None and high is not None
     decimals = _decimals(value, low, high)
     return f"{fixed(value, decimals)} [{fixed(low, decimals)}, {fixed(high, decimals)}]"
+
+
+def with_unit(value: float | None, low: float | None, high: float | None, *, unit: str) -> str:
+    """Return `9.1 ms [8.8, 9.5]`, or the number alone with its unit where there is no interval."""
+    text, _, interval = with_interval(value, low, high).partition(" ")
+    return f"{text}{THIN}{unit}{f' {interval}' if interval else ''}"
 
 
 def _decimals(value: float, low: float, high: float) -> int:
@@ -108,9 +111,8 @@ def _decimals(value: float, low: float, high: float) -> int:
 
 def percent(value: float | None, *, decimals: int | None = None) -> str:
     """Return a share in per cent, in whole ones unless it is below one or `decimals` says otherwise."""
-    if not known(value):
+    if value is None or not known(value):
         return "unknown"
-    assert value is not None
     if decimals is None:
         decimals = 1 if 0 < abs(value) < 0.0095 else 0
     return f"{fixed(100 * value, decimals)}{THIN}%"
@@ -118,9 +120,8 @@ def percent(value: float | None, *, decimals: int | None = None) -> str:
 
 def rounded(value: float | None, digits: int = 4) -> str:
     """Return a number with so many significant digits and its thousands apart."""
-    if not known(value):
+    if value is None or not known(value):
         return "unknown"
-    assert value is not None
     return "0" if value == 0 else fixed(value, significant(value, digits))
 
 
@@ -135,9 +136,8 @@ def scientific(value: float | None, digits: int = 2) -> str:
 
 def milliseconds(seconds: float | None, digits: int = 3) -> str:
     """Return a time in ms, without the unit."""
-    if not known(seconds):
+    if seconds is None or not known(seconds):
         return "unknown"
-    assert seconds is not None
     if abs(seconds) < 5e-7:
         return "0.00"
     decimals = max(0, min(3, digits - 1 - math.floor(math.log10(abs(seconds * 1000)))))

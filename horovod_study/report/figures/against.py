@@ -244,7 +244,7 @@ def _cells(found: StudyComparison) -> Table:
     before, repeats = found.names[1], _repeats(found)
     others = {name: _by_cell(found, name) for name in _shown(found)}
     columns = [
-        Column(head="Workers", names=True, cell=lambda row: Cell(f"{row['workers']:.0f}", _nodes(row))),
+        Column(head="Workers", names=True, cell=_workers),
         Column(head="Repeats\nbefore, after", cell=lambda row: f"{row['before_repeats']}, {row['after_repeats']}"),
         Column(head="Before", unit="samples/s", cell=lambda row: rounded(row["before"])),
         Column(head="After", unit="samples/s", cell=lambda row: rounded(row["after"])),
@@ -294,17 +294,16 @@ def _beside(others: Mapping[tuple[Any, ...], Row], row: Row) -> Cell:
     return Cell(value, interval or f"{own['note']}", strong=own["verdict"] in (WORSE, BETTER))
 
 
-def _workers(row: Mapping[str, Any]) -> str:
-    nodes = _nodes(row)
-    return f"{row['workers']:.0f} on {nodes}" if nodes else f"{row['workers']:.0f}"
+def _workers(row: Row) -> Cell:
+    return Cell(f"{row['workers']:.0f}", _nodes(row))
 
 
 def _nodes(row: Mapping[str, Any]) -> str:
     """Return the nodes of a cell where there are several or where BEFORE had others, else nothing."""
     nodes, before = (row[name] if known(row[name]) else None for name in ("nodes", "before_nodes"))
     if nodes != before and nodes is not None and before is not None:
-        return f"{plural(nodes, 'node')}, before {before:.0f}"
-    return "" if nodes is None or nodes == 1 else f"{nodes:.0f} nodes"
+        return f"on {plural(nodes, 'node')}, before {before:.0f}"
+    return "" if nodes is None or nodes == 1 else f"on {nodes:.0f} nodes"
 
 
 def _targets(found: StudyComparison) -> Table:
@@ -392,25 +391,19 @@ def _changes(found: StudyComparison) -> Table:
 
 
 def tables(found: StudyComparison) -> list[Table]:
-    """Return the table of the comparison as it is printed."""
-    others = {name: _by_cell(found, name) for name in _shown(found)}
-
-    def beside(name: str, row: Row) -> str:
-        made = _beside(others[name], row)
-        return made if made == NOTHING else " ".join([made, *made.under])
-
-    columns = (
-        Column(head="Workers", cell=_workers),
-        Column(head="Before", unit="samples/s", cell=lambda row: rounded(row["before"])),
-        Column(head="After", unit="samples/s", cell=lambda row: rounded(row["after"])),
-        Column(head="Change", unit="%", interval=True, cell=lambda row: " ".join(filter(None, _change(row)))),
-        Column(head="Verdict", number=False, wrap=True, cell=verdict_words),
-        *(Column(head=_HEADS[name], unit="%", interval=True, cell=partial(beside, name)) for name in others),
+    """Return the table of the comparison as it is printed: that of the page, with what is under its cells in them."""
+    page = _cells(found)
+    kept = [place for place, column in enumerate(page.columns) if not column.head.startswith("Repeats")]
+    columns = tuple(
+        replace(column, wrap=column.head == "Verdict", interval=column.unit == "%")
+        for column in (page.columns[place] for place in kept)
     )
     groups = [
-        Group(title=", ".join([group.title, *group.title.under[:1]]), rows=group.rows)
-        for group in _by_series(found, columns)
-        if isinstance(group.title, Cell)
+        Group(
+            title=", ".join([group.title, *_under(group.title)[:1]]),
+            rows=tuple(tuple(_in_one_line(row[place]) for place in kept) for row in group.rows),
+        )
+        for group in page.groups
     ]
     after, before = found.names
     return [
@@ -427,6 +420,14 @@ def tables(found: StudyComparison) -> list[Table]:
             notes=(*found.doubts,),
         )
     ]
+
+
+def _under(cell: str) -> tuple[str, ...]:
+    return cell.under if isinstance(cell, Cell) else ()
+
+
+def _in_one_line(cell: str) -> str:
+    return NOTHING if cell == NOTHING else " ".join([cell, *_under(cell)])
 
 
 def _how(found: StudyComparison) -> str:

@@ -153,7 +153,7 @@ def _drawing(
     fitted = any(panel.fitted for panel in panels)
 
     def draw(width_in: float) -> Figure:
-        figure, axes_of, panel_in = grid(len(panels), width_in, aspect=aspect)
+        figure, axes_of, (panel_in, _) = grid(len(panels), width_in, aspect=aspect)
         for axes, panel in zip(axes_of, panels, strict=True):
             _panel(axes, analysis, panel, shown, panel_in)
         legend(figure, _handles(looks, knees=fitted and bool(knees["identified"].any())), width_in)

@@ -1,6 +1,7 @@
 """What `horovod-study bench` found: tables in nccl-tests' layout, the figure of the network, and the roofline."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from horovod_study.analysis.machine.network import WHOLE_GRADIENT, BenchedNetwork, LineFit, Roofline, bus_factor
+from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit import style
 from horovod_study.report.kit.files import write_result
-from horovod_study.report.kit.panels import label_decades, legend, note_at, paper_behind
-from horovod_study.text.numbers import amount
+from horovod_study.text.numbers import amount, prefixed
 from horovod_study.text.tables import table_of, to_lines
 
 PRECISION_NAMES = {"float32": "fp32", "tf32": "tf32", "bf16": "bf16", "fp16": "fp16"}
@@ -266,7 +267,8 @@ def draw_network(network: BenchedNetwork, width_in: float) -> Figure:
             busbw_gb_per_s=rates["median"], busbw_min_gb_per_s=rates["max"], busbw_max_gb_per_s=rates["min"]
         )
     names = list(dict.fromkeys(points["way"]))
-    looks = _styles(names)
+    styles = _styles(names)
+    looks = {name: replace(styles[name], label=_legend(name, network.fits.get(name))) for name in names}
     narrow = width_in < style.NARROW_IN
     tall_in = (1.5 if narrow else 0.5) * width_in
     figure = Figure(figsize=(width_in, tall_in + 0.5), layout="constrained")
@@ -276,14 +278,12 @@ def draw_network(network: BenchedNetwork, width_in: float) -> Figure:
     for name in names:
         own, look, fit = points[points["way"] == name].sort_values("bytes"), looks[name], network.fits.get(name)
         for axes, (middle, low, high, unit) in columns.items():
-            axes.vlines(own["bytes"], own[low] * unit, own[high] * unit, color=look.color, linewidth=0.8, alpha=0.5)
-            how = {**_marker(look), "linestyle": "none", "markersize": 3.6}
-            axes.plot(own["bytes"], own[middle] * unit, zorder=3, **how)
+            kit.point_bars(axes, own["bytes"], [own[column] * unit for column in (middle, low, high)], look)
         if fit is not None:
             along = np.geomspace(fit.low_bytes, fit.high_bytes, 200)
             seconds = fit.alpha_s + along / fit.beta_bytes_per_s
-            left.plot(along, seconds * 1e6, color=look.color, linewidth=1.0, linestyle=look.dash, zorder=2)
-            right.plot(along, along / seconds * factor, color=look.color, linewidth=1.0, linestyle=look.dash)
+            kit.line_of(left, along, seconds * 1e6, look, linewidth=1.0)
+            kit.line_of(right, along, along / seconds * factor, look, linewidth=1.0)
     flat = network.model["flat_bytes"]
     bandwidth = "Bus bandwidth" if network.workers > 1 else "Bandwidth S/t"
     for axes, title in ((left, "Time of an all-reduce (µs)"), (right, f"{bandwidth} (bytes/s)")):
@@ -294,10 +294,8 @@ def draw_network(network: BenchedNetwork, width_in: float) -> Figure:
         axes.set_xlabel("Message (bytes)")
         _ticks(axes)
     text, where = f"{WHOLE_GRADIENT}\n{amount(flat)}", ("data", "axes fraction")
-    note_at(left, text, (flat, 1.0), (-4, -2), xycoords=where, ha="right", va="top", color=_MODEL)
-    texts = {name: style.folded(_legend(name, network.fits.get(name)), 0.84 * width_in) for name in names}
-    handles = [Line2D([], [], **_marker(looks[name]), linewidth=1.0, label=texts[name]) for name in names]
-    legend(figure, handles, width_in)
+    kit.note_at(left, text, (flat, 1.0), (-4, -2), xycoords=where, ha="right", va="top", color=_MODEL)
+    kit.legend(figure, [kit.entry(look, linewidth=1.0) for look in looks.values()], width_in)
     return figure
 
 
@@ -310,17 +308,6 @@ def _legend(name: str, fit: LineFit | None) -> str:
         f"{_label(name)}: alpha {_us(fit.alpha_s)} µs [{_us(low)}, {_us(high)}], "
         f"beta {_gb(fit.beta_bytes_per_s / 1e9)} GB/s [{_gb(b_low / 1e9)}, {_gb(b_high / 1e9)}]"
     )
-
-
-def _marker(look: style.SeriesStyle) -> dict[str, Any]:
-    face = look.color if look.filled else style.PAPER
-    return {
-        "color": look.color,
-        "linestyle": look.dash,
-        "marker": look.marker,
-        "markersize": 4,
-        "markerfacecolor": face,
-    }
 
 
 def network_caption(network: BenchedNetwork) -> str:
@@ -370,7 +357,7 @@ def draw_roofline(network: BenchedNetwork, width_in: float) -> Figure:
             zorder=1,
         )
         text = f"matrix peak {PRECISION_NAMES.get(name, name)}  {value / 1e9:,.0f} GFLOP/s"
-        note_at(axes, text, (left, value / 1e9), (3, 2), color=style.INK if value == peak else style.QUIET)
+        kit.note_at(axes, text, (left, value / 1e9), (3, 2), color=style.INK if value == peak else style.QUIET)
     done = roofline.flop_per_s / 1e9
     for x, filled, words in (
         (roofline.memory_flop_per_byte, False, "step, per byte of memory"),
@@ -379,8 +366,8 @@ def draw_roofline(network: BenchedNetwork, width_in: float) -> Figure:
         if x is None:
             continue
         axes.plot(x, done, "o", markersize=6, color=_MODEL, markerfacecolor=_MODEL if filled else style.PAPER, zorder=4)
-        text, behind = f"{words}\n{x:.3g} FLOP/byte, {done:.3g} GFLOP/s", paper_behind(1.0, 0.8)
-        note_at(axes, text, (x, done), (0, -8), ha="center", va="top", color=_MODEL, bbox=behind, zorder=3)
+        text, behind = f"{words}\n{x:.3g} FLOP/byte, {done:.3g} GFLOP/s", kit.paper_behind(1.0, 0.8)
+        kit.note_at(axes, text, (x, done), (0, -8), ha="center", va="top", color=_MODEL, bbox=behind, zorder=3)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlim(left, right)
@@ -389,7 +376,7 @@ def draw_roofline(network: BenchedNetwork, width_in: float) -> Figure:
     axes.set_ylabel("GFLOP/s of one worker")
     _ticks(axes)
     title = f"Bandwidth of copies in memory, and of all-reduces of {amount(network.model['flat_bytes'])}"
-    legend(figure, handles, width_in, title=style.folded(title, width_in - 0.2), alignment="left")
+    kit.legend(figure, handles, width_in, title=style.folded(title, width_in - 0.2), alignment="left")
     return figure
 
 
@@ -408,14 +395,7 @@ def roofline_caption(network: BenchedNetwork) -> str:
 
 def _ticks(axes: Axes) -> None:
     for axis in (axes.xaxis, axes.yaxis):
-        label_decades(axis, 9, _tick)
+        kit.label_decades(axis, 9, partial(prefixed, gap=""))
     axes.tick_params(axis="x", which="minor", size=0)
     axes.tick_params(axis="y", which="minor", size=0)
     axes.grid(axis="x", color=style.GRID, linewidth=0.4)
-
-
-def _tick(value: float) -> str:
-    for unit, factor in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if value >= factor:
-            return f"{value / factor:g}{unit}"
-    return str(np.format_float_positional(float(f"{value:.0e}"), trim="-"))

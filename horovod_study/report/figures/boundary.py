@@ -16,7 +16,7 @@ from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit import style
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import tips
-from horovod_study.text.numbers import THIN, milliseconds, with_interval
+from horovod_study.text.numbers import THIN, milliseconds, with_unit
 from horovod_study.text.words import listed, plural
 
 NAME = "boundary"
@@ -36,15 +36,13 @@ def drawings(analysis: Analysis) -> list[Drawing]:
         **style.series_styles(analysis.nodes),
         **style.series_styles(analysis.points),
     }  # placements may be series of their own
-    every = list(shown["setting"].drop_duplicates())
-    settings = every[: kit.MAX_PANELS]
+    settings = list(shown["setting"].drop_duplicates())[: kit.MAX_PANELS]
     jumps = analysis.boundary
     named = _named(shown, styles)
 
     def draw(width_in: float) -> Figure:
-        figure, panels, wide_in, tall_in = kit.setting_panels(width_in, settings, alone=0.55, beside=0.45)
-        for axes, setting in panels:
-            own = shown[shown["setting"] == setting]
+        figure, panels, (wide_in, tall_in) = kit.by_setting(shown, settings, width_in, aspect=0.9, alone=0.55)
+        for (axes,), own in panels:
             _panel(axes, own, jumps[jumps["series"].isin(own["series"])], styles, named, wide_in, 0.8 * tall_in)
         kit.legend(figure, _handles(shown, styles), width_in)
         return figure
@@ -56,7 +54,7 @@ def drawings(analysis: Analysis) -> list[Drawing]:
         f"Points: medians over repeats of what each run says of its steps ({per_step}), bars: lowest to highest "
         "repeat. Arrows: the jump between equal workers on fewer and on more nodes (mean over repeats, 95 % interval "
         "in brackets); dotted: the next worker count already needs another node, so a jump there is not that of the "
-        f"node alone.{kit.in_table_only(every)} {_carried(analysis)}"
+        f"node alone.{kit.left_out(shown, settings)} {_carried(analysis)}"
     )
     if hidden:
         names = listed([styles[series].label for series in hidden])
@@ -107,8 +105,8 @@ def _sentence(row: Mapping[Any, Any], name: str) -> str:
     hidden = not math.isfinite(row["jump_s"])
     start = "step_" if hidden else ""
     what = "the whole step, in which synchronisation is hidden," if hidden else "waiting for gradients"
-    jump, low, high = (row[f"{start}{each}_s"] for each in ("jump", "low", "high"))
-    size = _size(abs(jump), *((-high, -low) if jump < 0 else (low, high)))
+    jump, low, high = (1000 * row[f"{start}{each}_s"] for each in ("jump", "low", "high"))
+    size = with_unit(abs(jump), *((-high, -low) if jump < 0 else (low, high)), unit="ms")
     fewer, more = (_word(row[f"{side}_nodes"]) for side in ("fewer", "more"))
     resolved = row[f"{start}resolved"]
     open_end = "" if not pd.isna(resolved) else "; with fewer than three repeats on either side this may be chance"
@@ -124,7 +122,7 @@ def _sentence(row: Mapping[Any, Any], name: str) -> str:
             f"wait; what the other node alone adds was not measured{open_end}."
         )
     if not pd.isna(resolved) and not resolved:
-        value = _size(jump, low, high)
+        value = with_unit(jump, low, high, unit="ms")
         both = f"with {plural(row['more_workers'], 'worker')}" if row["kind"] == DIRECT else f"{here} against {there}"
         return (
             f"{name}: {fewer} and {more} nodes are not measurably different ({both}): {value} per step, {levels}."
@@ -142,12 +140,6 @@ def _sentence(row: Mapping[Any, Any], name: str) -> str:
         f"{name}: going from {here} to {there} {adds} {size} {'to' if jump >= 0 else 'off'} {what} of each step, "
         f"{levels}; part of it is due to the further workers{open_end}."
     )
-
-
-def _size(seconds: float, low: float, high: float) -> str:
-    """Return `9.1 ms [8.8, 9.5]`."""
-    value, _, interval = with_interval(1000 * seconds, 1000 * low, 1000 * high).partition(" ")
-    return f"{value}{THIN}ms{f' {interval}' if interval else ''}"
 
 
 def _word(count: float) -> str:
@@ -309,7 +301,7 @@ def _most_texts(wide_in: float) -> int:
 
 
 def _written(row: Mapping[Any, Any]) -> str:
-    value = _size(row["jump_s"], row["low_s"], row["high_s"])
+    value = with_unit(*(1000 * row[f"{each}_s"] for each in ("jump", "low", "high")), unit="ms")
     text = value if row["jump_s"] < 0 else f"+{value}"
     if row["kind"] == INDIRECT:
         text += f"\nwith {plural(row['more_workers'] - row['fewer_workers'], 'worker')} more"

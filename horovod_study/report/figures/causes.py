@@ -186,7 +186,7 @@ def _stragglers(analysis: Analysis) -> Drawing | None:
     styles = style.series_styles(points)
 
     def draw(width_in: float) -> Figure:
-        figure, panels, panel_in = kit.by_setting(shown, settings, width_in, each=2)
+        figure, panels, (panel_in, _) = kit.by_setting(shown, settings, width_in, each=2)
         for axes, (name, label, scale, unit), own in [
             (*pair, own) for made, own in panels for pair in zip(made, _WAITING, strict=True)
         ]:
@@ -314,29 +314,12 @@ def _roofs(network: BenchedNetwork) -> pd.DataFrame:
     """Return the rows of a roofline: peaks, roofs with their ridge and what is attainable, and the step."""
     roofline = network.roofline
     assert roofline is not None
-    rows: list[dict[str, Any]] = [
-        {"kind": "peak", "name": name, "flop_per_s": peak} for name, peak in roofline.peaks_flop_per_s.items()
-    ]
-    rows.append(
-        {
-            "kind": "roof",
-            "name": "memory",
-            "bytes_per_s": roofline.memory_bytes_per_s,
-            "flop_per_byte": roofline.memory_flop_per_byte,
-            "attainable_flop_per_s": roofline.memory_attainable_flop_per_s,
-            "flop_per_s": roofline.flop_per_s,
-        }
-    )
+    done, peaks = roofline.flop_per_s, roofline.peaks_flop_per_s.items()
+    memory = (roofline.memory_bytes_per_s, roofline.memory_flop_per_byte, roofline.memory_attainable_flop_per_s)
+    rows = [("peak", name, peak, math.nan, math.nan, math.nan) for name, peak in peaks]
+    rows.append(("roof", "memory", done, *memory))
     for each in roofline.networks:
-        rows.append(
-            {
-                "kind": "roof",
-                "name": each.way,
-                "bytes_per_s": each.bytes_per_s,
-                "flop_per_byte": roofline.network_flop_per_byte,
-                "attainable_flop_per_s": each.attainable_flop_per_s,
-                "flop_per_s": roofline.flop_per_s,
-            }
-        )
+        per_byte = math.nan if roofline.network_flop_per_byte is None else roofline.network_flop_per_byte
+        rows.append(("roof", each.way, done, each.bytes_per_s, per_byte, each.attainable_flop_per_s))
     columns = ["kind", "name", "flop_per_s", "bytes_per_s", "flop_per_byte", "attainable_flop_per_s"]
     return pd.DataFrame(rows, columns=columns)

@@ -110,7 +110,7 @@ def learning_curves(points: pd.DataFrame, curves: pd.DataFrame) -> Drawing | Non
 
     def draw(width_in: float) -> Figure:
         shown_rows = rows if width_in >= style.NARROW_IN else rows[:2]  # a page has no room for more below one another
-        lines, columns, height_in = kit.grid_of(width_in, 2 * len(shown_rows))
+        lines, columns, height_in = kit.grid_of(2 * len(shown_rows), width_in, aspect=0.84, alone=0.52)
         figure = Figure(figsize=(width_in, height_in + 0.4), layout="constrained")
         grid = figure.subplots(lines, columns, squeeze=False, sharey=True).reshape(len(shown_rows), 2)
         for (left, right), row, look in zip(grid, shown_rows, looks, strict=False):

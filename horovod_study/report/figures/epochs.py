@@ -47,7 +47,7 @@ def _epoch_time(analysis: Analysis) -> Drawing | None:
     ideal = f"ideal_epoch_{kind}_s"
 
     def draw(width_in: float) -> Figure:
-        figure, panels, panel_in = kit.by_setting(shown, settings, width_in)
+        figure, panels, (panel_in, _) = kit.by_setting(shown, settings, width_in)
         for (axes,), own in panels:
             for _, of in own[own[ideal].notna()].groupby(["partition", "ref_train_samples"], sort=False, dropna=False):
                 line = of.drop_duplicates("workers").sort_values("workers", kind="stable")
@@ -108,7 +108,7 @@ def _weak_scaling(analysis: Analysis) -> Drawing | None:
     timed = len(steps) > 0
 
     def draw(width_in: float) -> Figure:
-        figure, panels, panel_in = kit.by_setting(shown, settings, width_in, each=1 + timed, most=1 + timed)
+        figure, panels, (panel_in, _) = kit.by_setting(shown, settings, width_in, each=1 + timed, most=1 + timed)
         for (axes, *beside), own in panels:
             top, low = own["samples_per_s_max"].max() / 1000, own["samples_per_s_min"].min() / 1000
             for rate in own[base].dropna().unique():

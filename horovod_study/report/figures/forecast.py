@@ -32,15 +32,14 @@ def drawings(analysis: Analysis) -> list[Drawing]:
     if shown.empty:
         return []
     styles = series_styles(analysis.points)
-    every = list(shown["setting"].drop_duplicates())
-    settings = every[: kit.MAX_PANELS]
+    settings = list(shown["setting"].drop_duplicates())[: kit.MAX_PANELS]
     partitions = analysis.points.drop_duplicates("series").set_index("series")["partition"]
     placed = shown.assign(partition=shown["series"].map(partitions))
 
     def draw(width_in: float) -> Figure:
-        figure, panels, wide_in, tall_in = kit.setting_panels(width_in, settings, alone=0.6, beside=0.46)
-        for axes, setting in panels:
-            _panel(axes, placed[placed["setting"] == setting], styles, wide_in, 0.75 * tall_in)
+        figure, panels, (wide_in, tall_in) = kit.by_setting(placed, settings, width_in, aspect=0.92, alone=0.6)
+        for (axes,), own in panels:
+            _panel(axes, own, styles, wide_in, 0.75 * tall_in)
         kit.legend(figure, _handles(shown, styles), width_in)
         return figure
 
@@ -57,7 +56,7 @@ def drawings(analysis: Analysis) -> list[Drawing]:
                 "measured count where there is no baseline. Forecasts are a weighted combination of laws; what the "
                 "same method did with the largest measured counts hidden is in the table."
                 + kit.boundary_words(placed)
-                + kit.in_table_only(every)
+                + kit.left_out(placed, settings)
             ),
             data=shown,
             draw=draw,

@@ -42,7 +42,7 @@ def drawings(analysis: Analysis) -> list[Drawing]:
     panels = [name for name in _TITLES if (shown["quantity"] == name).any()]
 
     def draw(width_in: float) -> Figure:
-        figure, axes_of, panel_in = kit.grid(len(panels), width_in, aspect=0.8)
+        figure, axes_of, (panel_in, _) = kit.grid(len(panels), width_in, aspect=0.8)
         for axes, quantity in zip(axes_of, panels, strict=True):
             own = shown[shown["quantity"] == quantity]
             for pair in chosen:

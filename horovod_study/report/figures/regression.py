@@ -55,7 +55,7 @@ def _regression(analysis: Analysis) -> Drawing | None:
     }
 
     def draw(width_in: float) -> Figure:
-        figure, panels, panel_in = kit.by_setting(shown, settings, width_in, aspect=0.75)
+        figure, panels, (panel_in, _) = kit.by_setting(shown, settings, width_in, aspect=0.75)
         for (axes,), own in panels:
             last = float(own["workers"].max())
             mark(axes.plot([0, 2 * last], [0, 2 * last], color=QUIET, linewidth=0.7, zorder=1), series="ideal")
@@ -114,7 +114,7 @@ def _karp_flatt(analysis: Analysis) -> Drawing | None:
     serial = {str(series): _serial(analysis, str(series)) for series in shown["series"].drop_duplicates()}
 
     def draw(width_in: float) -> Figure:
-        figure, panels, panel_in = kit.by_setting(shown, settings, width_in)
+        figure, panels, (panel_in, _) = kit.by_setting(shown, settings, width_in)
         for (axes,), own in panels:
             for series, each in own.groupby("series", sort=False):
                 _amdahl(axes, serial[str(series)], each, styles[str(series)])

@@ -54,25 +54,15 @@ def drawings(analysis: Analysis) -> list[Drawing]:
     settings = [setting for setting in rows["setting"].drop_duplicates() if setting in parallel][:MAX_ROWS]
     shown = rows[rows["setting"].isin(settings)]
     curves = analysis.quantity_curves[analysis.quantity_curves["series"].isin(shown["series"])]
-
     met = analysis.crossings[analysis.crossings["series"].isin(shown["series"])]
     frames = [shown.assign(kind="point"), curves.assign(kind="line"), met.assign(kind="run")]
 
     def draw(width_in: float) -> Figure:
-        columns = len(panels) if width_in >= 1.7 * len(panels) and width_in >= style.NARROW_IN else 1
-        lines = -(-len(panels) // columns)
-        panel_in = width_in / columns
-        tall_in = max(1.75, 0.8 * panel_in if columns > 1 else 0.5 * panel_in)
-        height_in = min(len(settings) * lines * tall_in, kit.MAX_HEIGHT_IN) + 0.45
-        figure = Figure(figsize=(width_in, height_in), layout="constrained")
-        grid = figure.subplots(len(settings) * lines, columns, squeeze=False)
-        for block, setting in enumerate(settings):
-            for place, panel in enumerate(panels):
-                axes = grid[block * lines + place // columns][place % columns]
-                own = shown[shown["setting"] == setting]
-                _draw(axes, panel, own, analysis.crossings, curves, styles, panel_in, 0.6 * height_in / len(grid))
-                if len(settings) > 1 and place == 0:
-                    axes.set_title(style.folded(setting, 0.8 * panel_in))
+        count = len(panels)
+        most = count if width_in >= 1.7 * count else 1
+        figure, made, size_in = kit.by_setting(shown, settings, width_in, each=count, most=most, aspect=0.8)
+        for axes, panel, own in [(*pair, own) for row, own in made for pair in zip(row, panels, strict=True)]:
+            _draw(axes, panel, own, analysis.crossings, curves, styles, size_in)
         kit.legend(figure, _handles(shown, analysis, panels, styles), width_in)
         return figure
 
@@ -205,17 +195,19 @@ def _draw(
     crossings: pd.DataFrame,
     curves: pd.DataFrame,
     styles: Mapping[str, style.SeriesStyle],
-    panel_in: float,
-    tall_in: float,
+    size_in: tuple[float, float],
 ) -> None:
+    (panel_in, tall_in), unit = size_in, panel.unit
     lines = _of(curves[curves["series"].isin(rows["series"])], panel)
     top = 0.0
     for series, own in rows.groupby("series", sort=False):
         look = styles[str(series)]
         law = lines[lines["series"] == series]
-        kit.law_line(axes, law, ("value", "low", "high"), look, scale=1 / panel.unit, width=1.5)
+        kit.law_line(axes, law, ("value", "low", "high"), look, scale=1 / unit, width=1.5)
         if math.isnan(panel.target_mse):
-            top = max(top, _points(axes, own, panel, look))
+            columns = (f"{panel.quantity}_median", f"{panel.quantity}_min", f"{panel.quantity}_max")
+            how: dict[str, Any] = {"scale": 1 / unit, "unit": panel.unit_name, "line": False}
+            top = max(top, kit.spread(axes, own, columns, look, **how))
         else:
             met = crossings[(crossings["series"] == series) & (crossings["target_mse"] == panel.target_mse)]
             top = max(top, _runs(axes, met, panel, look))
@@ -224,10 +216,10 @@ def _draw(
     if last > measured:
         axes.axvspan(measured, last + 1, color=style.SHADE, linewidth=0, zorder=0)
     kit.worker_axis(axes, rows["workers"], last, panel_in)
-    beyond = float(lines["value"].max()) / panel.unit if len(lines) else 0.0
+    beyond = float(lines["value"].max()) / unit if len(lines) else 0.0
     axes.set_ylim(0, 1.12 * max(top, min(beyond, 2 * top)) or 1.0)
-    kit.round_values(axes, nbins=6 if tall_in > 1 else 3)
-    axes.set_ylabel(style.folded(panel.label, tall_in))
+    kit.round_values(axes, nbins=6 if tall_in > 1.7 else 3)
+    axes.set_ylabel(style.folded(panel.label, 0.6 * tall_in))
     kit.node_boundaries(axes, rows, panel_in)
     if not math.isnan(panel.target_mse):
         words = f"test MSE {scientific(panel.target_mse)}"
@@ -236,12 +228,8 @@ def _draw(
         )
 
 
-def _points(axes: Axes, rows: pd.DataFrame, panel: _Panel, look: style.SeriesStyle) -> float:
-    """Draw medians and ranges of one series; return how high they reach."""
-    low, middle, high = (rows[f"{panel.quantity}_{name}"] / panel.unit for name in ("min", "median", "max"))
-    texts = tips(rows, f"{panel.quantity}_median", unit=panel.unit_name, scale=1 / panel.unit)
-    kit.point_bars(axes, rows["workers"], (middle, low, high), look, tips=texts)
-    return float(high.max()) if high.notna().any() else 0.0
+_TRIANGLE: dict[str, Any] = {"linestyle": "none", "marker": "^", "markersize": 5, "markerfacecolor": style.PAPER}
+"""A lower bound."""
 
 
 def _runs(axes: Axes, met: pd.DataFrame, panel: _Panel, look: style.SeriesStyle) -> float:
@@ -252,16 +240,8 @@ def _runs(axes: Axes, met: pd.DataFrame, panel: _Panel, look: style.SeriesStyle)
     texts = tips(met, panel.quantity, unit=panel.unit_name, scale=1 / panel.unit)
     dots = axes.plot(met.loc[reached, "workers"], values[reached], linestyle="none", **kit.marker(look), zorder=4)
     mark(dots, series=look.label, tips=[text for text, here in zip(texts, reached, strict=True) if here])
-    bounds = axes.plot(
-        met.loc[~reached, "workers"],
-        values[~reached],
-        linestyle="none",
-        marker="^",
-        markersize=5,
-        markerfacecolor=style.PAPER,
-        markeredgecolor=look.color,
-        zorder=4,
-    )
+    how = {**_TRIANGLE, "markeredgecolor": look.color, "zorder": 4}
+    bounds = axes.plot(met.loc[~reached, "workers"], values[~reached], **how)
     missed = [f"{text}, target not met" for text, here in zip(texts, reached, strict=True) if not here]
     mark(bounds, series=look.label, tips=missed)
     return float(values.max())
@@ -274,16 +254,6 @@ def _handles(
     for panel in panels:
         own = analysis.crossings[analysis.crossings["target_mse"] == panel.target_mse]
         if len(own) and not own["reached"].astype(bool).all():
-            found.append(
-                Line2D(
-                    [],
-                    [],
-                    linestyle="none",
-                    marker="^",
-                    markersize=5,
-                    markerfacecolor=style.PAPER,
-                    markeredgecolor=style.QUIET,
-                    label="target not met: at least",
-                )
-            )
+            how = {**_TRIANGLE, "markeredgecolor": style.QUIET}
+            found.append(Line2D([], [], **how, label="target not met: at least"))
     return found

@@ -5,6 +5,7 @@ It computes nothing: everything shown is a column of the table that analysis/sim
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator
 
 from horovod_study.analysis.simulate.calibration import Calibration
@@ -28,21 +27,13 @@ from horovod_study.text.tables import table_of, to_lines
 
 NAME = "simulation"
 NOTHING = "\u2013"
-PART_NAMES = {
-    "compute": "computing",
-    "slowest": "waiting for the slowest",
-    "cycle": "waiting for the cycle",
-    "runtime": "runtime and negotiation",
-    "latency": "latency of the all-reduce",
-    "transfer": "transfer of the gradients",
-}
-_COLORS = {
-    "compute": "#8fa5b8",
-    "slowest": "#6e8b74",
-    "cycle": "#e69f00",
-    "runtime": "#d4ba6e",
-    "latency": "#cc79a7",
-    "transfer": "#b3305f",
+LOOKS = {
+    "compute": style.LapStyle(label="computing", color="#8fa5b8", ink=style.INK),
+    "slowest": style.LapStyle(label="waiting for the slowest", color="#6e8b74", ink=style.INK),
+    "cycle": style.LapStyle(label="waiting for the cycle", color="#e69f00", ink=style.INK),
+    "runtime": style.LapStyle(label="runtime and negotiation", color="#d4ba6e", ink=style.INK),
+    "latency": style.LapStyle(label="latency of the all-reduce", color="#cc79a7", ink=style.INK),
+    "transfer": style.LapStyle(label="transfer of the gradients", color="#b3305f", ink=style.INK),
 }
 _MOST_BARS = 16
 
@@ -115,7 +106,7 @@ def text(table: pd.DataFrame, calibration: Calibration) -> str:
     for name in names:
         own = table[table["scenario"] == name]
         blocks.append("\n".join(_table_lines(str(name), own, baseline=name == names[0], interval=known)))
-    notes = ["ms of a step: parts add up to it; " + "; ".join(f"{part}: {PART_NAMES[part]}" for part in PARTS[1:])]
+    notes = ["ms of a step: parts add up to it; " + "; ".join(f"{part}: {LOOKS[part].label}" for part in PARTS[1:])]
     notes.append("efficiency: of one worker that computes alone" + ("; [95 % interval]" if known else ""))
     if bool((table["hidden_s"] > 0).any()):
         notes.append("hidden: communication behind backward, not part of the step")
@@ -250,7 +241,14 @@ def caption(table: pd.DataFrame, calibration: Calibration) -> str:
 def draw(table: pd.DataFrame, width_in: float) -> Figure:
     """Return speedup, efficiency and the parts of the step against workers; call it inside style()."""
     names = [str(name) for name in dict.fromkeys(table["scenario"])]
-    looks = style.looks_in_order(names)
+    looks = [
+        replace(
+            look,
+            label=style.folded(look.label, width_in - 0.6),
+            dash="-" if place == 0 else style.EXTRAPOLATED_DASH if look.dash == "-" else look.dash,
+        )
+        for place, look in enumerate(style.looks_in_order(names))
+    ]
     narrow = width_in < style.NARROW_IN
     few = names if len(names) > 1 else []
     entry_in = 1.4 * style.small() / 72
@@ -264,23 +262,11 @@ def draw(table: pd.DataFrame, width_in: float) -> Figure:
     left.plot(counts, counts, color=style.QUIET, linewidth=0.9, linestyle=(0, (1, 1.5)), zorder=1)
     for place, (name, look) in enumerate(zip(names, looks, strict=True)):
         own = table[table["scenario"] == name].sort_values("workers")
-        dash = "-" if place == 0 else look.dash if look.dash != "-" else style.EXTRAPOLATED_DASH
+        how = {**kit.marker(look), "markersize": 3.2, "linewidth": 1.0 if place else 1.3, "zorder": 3}
         for axes, column in ((left, "speedup"), (right, "efficiency")):
-            axes.plot(
-                own["workers"],
-                own[column],
-                color=look.color,
-                linestyle=dash,
-                linewidth=1.3 if place == 0 else 1.0,
-                marker=look.marker,
-                markersize=3.2,
-                markerfacecolor=look.color if look.filled else style.PAPER,
-                zorder=3,
-            )
+            kit.line_of(axes, own["workers"], own[column], look, **how)
         if place == 0 and bool(own["efficiency_low"].notna().all()):
-            right.fill_between(
-                own["workers"], own["efficiency_low"], own["efficiency_high"], color=look.color, alpha=0.18, linewidth=0
-            )
+            kit.band_of(right, own["workers"], (own["efficiency_low"], own["efficiency_high"]), look, alpha=0.18)
     left.set_yscale("log")
     left.set_title("Speedup")
     right.set_title("Efficiency")
@@ -290,15 +276,7 @@ def draw(table: pd.DataFrame, width_in: float) -> Figure:
     for axes in (left, right):
         _worker_axis(axes, counts)
     if len(names) > 1:
-        handles = [
-            Line2D(
-                [], [], color=look.color, marker=look.marker, markersize=3.6, linewidth=1.0,
-                label=style.folded(name, width_in - 0.6),
-                markerfacecolor=look.color if look.filled else style.PAPER,
-                linestyle="-" if place == 0 else look.dash if look.dash != "-" else style.EXTRAPOLATED_DASH,
-            )
-            for place, (name, look) in enumerate(zip(names, looks, strict=True))
-        ]  # fmt: skip
+        handles = [kit.entry(look, markersize=3.6, linewidth=1.0) for look in looks]
         widest_in = max(style.text_in(str(handle.get_label())) for handle in handles) + 0.5
         upper.legend(handles=handles, loc="outside lower center", ncols=max(1, min(2, int(width_in / widest_in))))
     _bars(lower, table[table["scenario"] == names[0]].sort_values("workers"), width_in)
@@ -315,16 +293,8 @@ def _bars(figure: Any, own: pd.DataFrame, width_in: float) -> None:
     shown = [part for part in PARTS if part == "compute" or bool((own[f"{part}_s"] > 0).any())]
     for part in shown:
         height = 1e3 * own[f"{part}_s"].to_numpy()
-        axes.bar(
-            places,
-            height,
-            bottom=bottom,
-            width=0.72,
-            color=_COLORS[part],
-            edgecolor=style.PAPER,
-            linewidth=0.4,
-            zorder=2,
-        )
+        face = LOOKS[part].color
+        axes.bar(places, height, bottom=bottom, width=0.72, color=face, edgecolor=style.PAPER, linewidth=0.4, zorder=2)
         bottom = bottom + height
     for place, row, top in zip(places, own.to_dict("records"), bottom, strict=True):
         kit.note_at(axes, milliseconds(row["step_s"]), (place, top), (0, 2), ha="center", color=style.INK)
@@ -333,7 +303,7 @@ def _bars(figure: Any, own: pd.DataFrame, width_in: float) -> None:
     axes.set_xlabel("Workers")
     axes.set_ylim(0, 1.1 * float(bottom.max()))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
-    handles = [Patch(facecolor=_COLORS[part], label=PART_NAMES[part]) for part in shown]
+    handles = [kit.swatch(LOOKS[part]) for part in shown]
     widest_in = max(style.text_in(str(handle.get_label())) for handle in handles) + 0.5
     figure.legend(handles=handles, loc="outside lower center", ncols=max(1, min(4, int(width_in / widest_in))))
 

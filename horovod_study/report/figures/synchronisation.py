@@ -23,7 +23,7 @@ from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit import style
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark, tips
-from horovod_study.text.numbers import THIN, milliseconds, percent, rounded, with_interval
+from horovod_study.text.numbers import THIN, milliseconds, percent, rounded, with_interval, with_unit
 from horovod_study.text.words import listed, plural
 
 NAMES = ("synchronisation", "transports")
@@ -58,24 +58,19 @@ def _shown(analysis: Analysis) -> pd.DataFrame:
 
 
 def _against_workers(analysis: Analysis) -> Drawing | None:
-    shown = _shown(analysis)
-    settings = list(shown["setting"].drop_duplicates())
+    known = _shown(analysis)
+    settings = list(known["setting"].drop_duplicates())[:MAX_PANELS]
     if not settings:
         return None
-    left_out, settings = settings[MAX_PANELS:], settings[:MAX_PANELS]
-    shown = shown[shown["setting"].isin(settings)]
+    shown = known[known["setting"].isin(settings)]
     styles = style.series_styles(analysis.points)
     lines = analysis.sync_curves[analysis.sync_curves["series"].isin(shown["series"])]
     epochs = bool(shown["sync_per_epoch_s_median"].notna().any())
 
     def draw(width_in: float) -> Figure:
-        kinds = 2 if epochs else 1
-        rows, columns, height_in = kit.grid_of(width_in, len(settings) * kinds)
-        wide_in = kit.panel_in(width_in, len(settings) * kinds)
-        figure, grid = kit.panels_of(width_in, height_in + 0.4, rows, columns, len(settings) * kinds)
-        for place, setting in enumerate(settings):
-            axes = grid[place * kinds : (place + 1) * kinds]
-            own = shown[shown["setting"] == setting]
+        how: dict[str, Any] = {"each": 2 if epochs else 1, "aspect": 0.84, "alone": 0.52}
+        figure, panels, (wide_in, _) = kit.by_setting(shown, settings, width_in, **how)
+        for axes, own in panels:
             curves = lines[lines["series"].isin(own["series"])]
             _panel(axes[0], own, curves, styles, ("sync_s", "sync_s", 1000.0), wide_in)
             axes[0].set_ylabel("Waiting / ms per step")
@@ -83,8 +78,6 @@ def _against_workers(analysis: Analysis) -> Drawing | None:
                 _panel(axes[1], own, curves, styles, ("sync_per_epoch_s", "sync_per_epoch_s", 1.0), wide_in)
                 axes[1].set_ylabel("Waiting / s per epoch")
                 _batches(axes[1], own, extrapolated=bool(curves["extrapolated"].any()))
-            if len(settings) > 1:
-                axes[0].set_title(style.folded(setting, 0.8 * wide_in))
         looks = {styles[str(series)].label: styles[str(series)] for series in shown["series"].drop_duplicates()}
         handles: list[Any] = [kit.entry(look) for look in looks.values()]
         if epochs:
@@ -108,8 +101,7 @@ def _against_workers(analysis: Analysis) -> Drawing | None:
     if len(laws) < shown["series"].nunique():
         caption += " Where no law is drawn, lines join the points on equal nodes."
     caption += f" Solid: NCCL, dashed: MPI, dash-dotted: Gloo.{kit.boundary_words(shown)}"
-    if left_out:
-        caption += f" In the table only: {listed(left_out)}."
+    caption += kit.left_out(known, settings)
     cells = analysis.synchronisation
     names = cells.loc[cells["sync_s_median"].isna() & (cells["workers"] > 1), "series"].drop_duplicates()
     if len(names):
@@ -292,6 +284,9 @@ def sentences(analysis: Analysis) -> list[str]:
     ]
 
 
+_ENDS = ("median", "low", "high")
+
+
 def _several(frame: pd.DataFrame) -> bool:
     return bool(frame["setting"].nunique() > 1)
 
@@ -307,13 +302,13 @@ def _sync_sentences(analysis: Analysis) -> list[str]:
         name = labels[row["series"]] + (f" ({row['setting']})" if several else "")
         text = (
             f"{name}, {plural(row['workers'], 'worker')}: in the median repeat waiting for gradients takes "
-            f"{_with_unit(row, 'sync_s', 1000, 'ms')} of a step, {percent(row['share_median'])}"
+            f"{with_unit(*(1000 * row[f'sync_s_{end}'] for end in _ENDS), unit='ms')} of a step, "
+            f"{percent(row['share_median'])}"
         )
         if math.isfinite(row["sync_per_epoch_s_median"]):
-            text += (
-                f", and {_with_unit(row, 'sync_per_epoch_s', 1, 's')} of an epoch of {row['batches_per_epoch']:.0f} "
-                f"batch{'' if row['batches_per_epoch'] == 1 else 'es'}"
-            )
+            epoch = with_unit(*(row[f"sync_per_epoch_s_{end}"] for end in _ENDS), unit="s")
+            batches = f"{row['batches_per_epoch']:.0f} batch{'' if row['batches_per_epoch'] == 1 else 'es'}"
+            text += f", and {epoch} of an epoch of {batches}"
         found.append(f"{text}.")
     return found[:MAX_LINES]
 
@@ -385,9 +380,3 @@ _CYCLE_WORDS = {
     "otherwise": "not what polling would give",
     "not resolved": "not resolved",
 }
-
-
-def _with_unit(row: Any, name: str, scale: float, unit: str) -> str:
-    values = (scale * row[f"{name}_{end}"] for end in ("median", "low", "high"))
-    text, _, interval = with_interval(*values).partition(" ")
-    return f"{text}{THIN}{unit}{f' {interval}' if interval else ''}"

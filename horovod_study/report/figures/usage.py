@@ -70,7 +70,7 @@ def _usage(analysis: Analysis) -> Drawing | None:
     styles = series_styles(analysis.points)
 
     def draw(width_in: float) -> Figure:
-        figure, rows_of, panel_in = kit.by_setting(shown, settings, width_in, each=len(panels))
+        figure, rows_of, (panel_in, _) = kit.by_setting(shown, settings, width_in, each=len(panels))
         for axes, panel, own in [(*pair, own) for made, own in rows_of for pair in zip(made, panels, strict=True)]:
             columns = (f"{panel.name}_median", f"{panel.name}_min", f"{panel.name}_max")
             own = own.assign(repeats=own[f"{panel.name}_repeats"])

@@ -103,9 +103,9 @@ def throughput(analysis: Analysis) -> Drawing | None:
     shown = points[points["mode"] != "mixed"]
     if shown[~shown["missing"]].empty:
         return None
-    if (shown["mode"] == "single").all() and shown["setting"].nunique() > kit.MAX_COLUMNS:
+    if (shown["mode"] == "single").all() and shown["setting"].nunique() > 2:
         return None  # a panel for every dot: the table says it better
-    styles = series_styles(points)
+    styles, settings = series_styles(points), _settings(shown)
     data = shown[
         [
             *("series", "setting", "partition", "workers", "nodes", "repeats", "missing"),
@@ -115,9 +115,8 @@ def throughput(analysis: Analysis) -> Drawing | None:
     ]
 
     def draw(width_in: float) -> Figure:
-        figure, panels, wide_in, _ = kit.setting_panels(width_in, _settings(shown)[: kit.MAX_PANELS])
-        for axes, setting in panels:
-            rows = shown[shown["setting"] == setting]
+        figure, panels, (wide_in, _) = kit.by_setting(shown, settings, width_in, aspect=0.84, alone=0.52)
+        for (axes,), rows in panels:
             rows = rows.assign(at=kit.side_by_side(rows, "samples_per_s_median", rows["workers"].max(), wide_in))
             for series, own in rows.groupby("series", sort=False):
                 look = styles[str(series)]
@@ -147,7 +146,7 @@ def throughput(analysis: Analysis) -> Drawing | None:
     caption = (
         "Throughput of all workers together against the number of workers. Points: medians over repeats; bars: slowest "
         "to fastest repeat; lines only guide the eye. Thin grey: the throughput of one plain worker times N. "
-        f"{_work_words(shown)}{kit.boundary_words(shown)}{kit.in_table_only(_settings(shown))}"
+        f"{_work_words(shown)}{kit.boundary_words(shown)}{kit.left_out(shown, settings)}"
     )
     return Drawing(
         name="throughput",
@@ -164,18 +163,17 @@ def _against_workers(analysis: Analysis, ratio: _Ratio) -> Drawing | None:
     if shown[~shown["missing"] & (shown["backend"] != "serial")].empty:
         return None
     columns = ratio.columns(analysis.provenance["baseline"], alternated(analysis.points))
-    styles = series_styles(analysis.points)
+    styles, settings = series_styles(analysis.points), _settings(shown)
     lines = analysis.curves[analysis.curves["series"].isin(shown["series"])]
     lines = lines[lines["selected"].astype(bool) | lines["law"].isin(list(THIN_LAWS))]
     laws = {str(row["series"]): str(row["law"]) for row in lines[lines["selected"].astype(bool)].to_dict("records")}
 
     def draw(width_in: float) -> Figure:
-        figure, panels, wide_in, _ = kit.setting_panels(width_in, _settings(shown)[: kit.MAX_PANELS])
+        figure, panels, (wide_in, _) = kit.by_setting(shown, settings, width_in, aspect=0.84, alone=0.52)
         last = max(lines["workers"].max() if len(lines) else 1, shown["workers"].max())
         inside = lines.loc[~lines["extrapolated"].astype(bool), ratio.curves[0]].max()
         top = np.nanmax([shown[columns[2]].max(), inside, 1.0])
-        for axes, setting in panels:
-            rows = shown[shown["setting"] == setting]
+        for (axes,), rows in panels:
             measured = rows.loc[~rows["missing"], "workers"].max()
             rows = rows.assign(at=kit.side_by_side(rows, columns[0], last, wide_in))
             ideal = [0, 2 * last] if ratio is _SPEEDUP else [ratio.scale] * 2
@@ -248,7 +246,7 @@ def _caption(analysis: Analysis, ratio: _Ratio, shown: pd.DataFrame, fitted: str
             "the measured worker counts."
         )
     texts.append("Thin grey: ideal.")
-    texts.append(f"{_work_words(shown)}{kit.boundary_words(shown)}{kit.in_table_only(_settings(shown))}".strip())
+    texts.append(f"{_work_words(shown)}{kit.boundary_words(shown)}{kit.left_out(shown, _settings(shown))}".strip())
     if absent:
         texts.append(f"Not drawn for lack of this baseline or of a fixed batch: {', '.join(absent)}.")
     return " ".join(texts)
@@ -264,9 +262,9 @@ def _work_words(points: pd.DataFrame) -> str:
 
 
 def _settings(points: pd.DataFrame) -> list[str]:
-    """Return the settings that panels are for: with several workers if there are any such."""
+    """Return the settings that have panels, not too many: with several workers if there are any such."""
     parallel = points.loc[(points["mode"] != "single") | (points["workers"] > 1), "setting"].drop_duplicates()
-    return list(parallel) if len(parallel) else list(points["setting"].drop_duplicates())
+    return list(parallel if len(parallel) else points["setting"].drop_duplicates())[: kit.MAX_PANELS]
 
 
 def _thin_line(axes: Axes, curve: pd.DataFrame, name: str, scale: float, look: SeriesStyle, dash: Any) -> None:

@@ -37,15 +37,34 @@ from horovod_study.text.words import span
 MAX_SETTINGS = 4
 """Settings of one figure, each with a panel; the others are in its CSV file and in the tables of the page."""
 
+MAX_PANELS = 6
+"""The same of figures in which every setting has one."""
 
-def grid(count: int, width_in: float, *, most: int = 2, aspect: float = 0.66) -> tuple[Figure, list[Axes], float]:
-    """Return a figure with so many panels, and the width of one of them; below one another in a narrow figure."""
+MAX_HEIGHT_IN = 8.4
+"""Of all panels together: a page has room for them, their legend and a caption."""
+
+PAGE_IN = 9.6
+"""No figure is taller: its panels make room for a long legend."""
+
+
+def grid(count: int, width_in: float, **how: Any) -> tuple[Figure, list[Axes], tuple[float, float]]:
+    """Return a figure with so many panels, laid out as `grid_of` says, and width and height of one of them."""
+    rows, columns, height_in = grid_of(count, width_in, **how)
+    figure, made = panels_of(width_in, height_in + 0.45, rows, columns, count)
+    return figure, made, (width_in / columns, height_in / rows)
+
+
+def grid_of(
+    count: int, width_in: float, *, most: int = 2, aspect: float = 0.66, alone: float = 0.5
+) -> tuple[int, int, float]:
+    """Return rows, columns and height of panels: beside each other where the figure is wide, never taller than a page.
+
+    `aspect` and `alone`: height of a panel over its width, beside others, at most `most`, and alone in its row.
+    """
     columns = 1 if width_in < NARROW_IN else min(count, most)
     rows = math.ceil(count / columns)
-    panel_in = width_in / columns
-    height_in = rows * max(1.75, (aspect if columns > 1 or width_in < NARROW_IN else 0.5) * panel_in) + 0.45
-    figure, made = panels_of(width_in, height_in, rows, columns, count)
-    return figure, made, panel_in
+    ratio = 0.66 if width_in < NARROW_IN else alone if columns == 1 else aspect
+    return rows, columns, rows * min(max(1.75, ratio * width_in / columns), MAX_HEIGHT_IN / rows)
 
 
 def panels_of(
@@ -78,22 +97,24 @@ def left_out(rows: pd.DataFrame, shown: Sequence[str]) -> str:
 
 def by_setting(
     rows: pd.DataFrame, settings: Sequence[str], width_in: float, *, each: int = 1, **how: Any
-) -> tuple[Figure, list[tuple[list[Axes], pd.DataFrame]], float]:
-    """Return a figure with `each` panels per setting, titled where there are several; its panels and rows; a width.
+) -> tuple[Figure, list[tuple[list[Axes], pd.DataFrame]], tuple[float, float]]:
+    """Return a figure with `each` panels per setting, titled where there are several; its panels with their rows.
 
-    `how`: what `grid` takes; the width is that of one panel.
+    `how`: what `grid` takes. Last come width and height of a panel.
     """
-    figure, made, panel_in = grid(each * len(settings), width_in, **how)
-    found = [(made[place * each : (place + 1) * each], setting) for place, setting in enumerate(settings)]
-    for own, setting in found if len(settings) > 1 else ():
-        for axes in own:
-            heading(axes, setting, panel_in)
-    return figure, [(own, rows[rows["setting"] == setting]) for own, setting in found], panel_in
+    figure, made, size_in = grid(each * len(settings), width_in, **how)
+    panels = []
+    for place, setting in enumerate(settings):
+        own = made[place * each : (place + 1) * each]
+        for axes in own if len(settings) > 1 else ():
+            heading(axes, setting, size_in[0])
+        panels.append((own, rows[rows["setting"] == setting]))
+    return figure, panels, size_in
 
 
 def heading(axes: Axes, text: str, panel_in: float) -> None:
     """Write a title above a panel, broken where the panel is too narrow for it."""
-    axes.set_title(folded(text, 0.95 * panel_in))
+    axes.set_title(folded(text, 0.8 * panel_in))
 
 
 def spread(
@@ -146,16 +167,8 @@ def against_workers(
     return max(tops)
 
 
-def line_of(
-    axes: Axes,
-    x: Sequence[float] | pd.Series,
-    y: Sequence[float] | pd.Series,
-    look: SeriesStyle,
-    *,
-    tips: Sequence[str] = (),
-    **changes: Any,
-) -> None:
-    """Draw a line of a series; `changes` of how it looks, as `Axes.plot` takes them."""
+def line_of(axes: Axes, x: Any, y: Any, look: SeriesStyle, *, tips: Sequence[str] = (), **changes: Any) -> None:
+    """Draw a line of a series through `x` and `y`, each (N,); `changes` of how it looks, as `Axes.plot` takes them."""
     how: dict[str, Any] = {"linestyle": look.dash, "linewidth": 1.2, "zorder": 2, **changes}
     mark(axes.plot(x, y, color=look.color, **how), series=look.label, tips=tips)
 
@@ -346,43 +359,6 @@ def log_values(axes: Axes, low: float, high: float) -> None:
     label_ticks(axes.yaxis, LogLocator(subs=(1.0, 2.0, 5.0) if high / low < 200 else (1.0,)))
 
 
-MAX_COLUMNS = 2
-
-PAGE_IN = 9.6
-"""No figure is taller: its panels make room for a long legend."""
-
-MAX_PANELS = 6
-"""Settings in one figure."""
-
-MAX_HEIGHT_IN = 8.4
-"""Of all panels together: a page has room for them, their legend and a caption."""
-
-
-def grid_of(width_in: float, panels: int, *, alone: float = 0.52, beside: float = 0.42) -> tuple[int, int, float]:
-    """Return rows, columns and height of panels: beside each other where the figure is wide, never taller than a page.
-
-    `alone` and `beside`: height of a panel over the width of the figure.
-    """
-    columns = 1 if width_in < NARROW_IN else min(panels, MAX_COLUMNS)
-    rows = math.ceil(panels / columns)
-    each_in = width_in * (0.64 if width_in < NARROW_IN else alone if columns == 1 else beside)
-    return rows, columns, rows * min(each_in, MAX_HEIGHT_IN / rows)
-
-
-def setting_panels(
-    width_in: float, settings: Sequence[str], *, alone: float = 0.52, beside: float = 0.42
-) -> tuple[Figure, list[tuple[Axes, str]], float, float]:
-    """Return a figure with one panel per setting, titled where there are several, and width and height of a panel."""
-    rows, columns, height_in = grid_of(width_in, len(settings), alone=alone, beside=beside)
-    wide_in = panel_in(width_in, len(settings))
-    figure, made = panels_of(width_in, height_in + 0.45, rows, columns, len(settings))
-    panels = list(zip(made, settings, strict=True))
-    if len(settings) > 1:
-        for axes, setting in panels:
-            axes.set_title(folded(setting, 0.8 * wide_in))
-    return figure, panels, wide_in, height_in / rows
-
-
 def beyond(axes: Axes, begin: float, end: float, word: str) -> None:
     """Lay grey behind what is beyond the measured worker counts, with the word that says what it is."""
     axes.axvspan(begin, end, color=SHADE, linewidth=0, zorder=0)
@@ -392,11 +368,6 @@ def beyond(axes: Axes, begin: float, end: float, word: str) -> None:
 def round_values(axes: Axes, nbins: int = 6, steps: Sequence[float] = (1, 2, 5, 10)) -> None:
     """Label a linear axis of values with a few round numbers."""
     label_ticks(axes.yaxis, MaxNLocator(nbins=nbins, steps=steps))
-
-
-def panel_in(width_in: float, panels: int) -> float:
-    """Return the width of one panel of `grid_of`."""
-    return width_in if width_in < NARROW_IN else width_in / min(panels, MAX_COLUMNS)
 
 
 def marker(look: SeriesStyle) -> dict[str, Any]:
@@ -515,9 +486,3 @@ def repeats_words(rows: pd.DataFrame, what: str = "repeats") -> str:
     """Return the sentence of a caption that says how many repeats each point has; a cell without any is not drawn."""
     counts = rows.loc[rows[what] > 0, what]
     return f"{what.capitalize()} per point: {span(counts.min(), counts.max())}."
-
-
-def in_table_only(settings: Sequence[str]) -> str:
-    """Return the sentence of a caption that names the settings without a panel, with a blank before it."""
-    left_out = settings[MAX_PANELS:]
-    return f" In the data only, for lack of room: {', '.join(left_out)}." if left_out else ""

@@ -12,7 +12,7 @@ import csv
 import tempfile
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from html.parser import HTMLParser
 from pathlib import Path
@@ -24,7 +24,7 @@ import pandas as pd
 from horovod_study import records
 from horovod_study.analysis import audit
 from horovod_study.analysis.audit import RULES, Fault, Study, versions
-from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis
+from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis, loaded
 from horovod_study.documents import parse_json, read_bytes, read_text, shown
 from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
 from horovod_study.files import csv_of
@@ -304,15 +304,12 @@ def _not_recounted(study: Study) -> list[tuple[str, str]]:
     names = {name for each in study.recounts if each.totals for name in each.not_recounted}
     without = [each.run for each in study.recounts if not each.totals]
     bare = [name for name, each in study.records.items() if each.state() == "done" and not each.digest]
-    return [
-        *(
-            [(f"changes before it was analysed of {_some(bare)}", "an older program wrote no digests of it")]
-            if bare
-            else []
-        ),
-        *([(", ".join(sorted(names)), "no kept row tells it")] if names else []),
-        *([(f"totals of {_some(without)}", "have no totals")] if without else []),
-    ]
+    cases = (
+        (bare, f"changes before it was analysed of {_some(bare)}", "an older program wrote no digests of it"),
+        (names, ", ".join(sorted(names)), "no kept row tells it"),
+        (without, f"totals of {_some(without)}", "have no totals"),
+    )
+    return [(what, why) for those, what, why in cases if those]
 
 
 def _some(names: Sequence[str]) -> str:
@@ -321,16 +318,12 @@ def _some(names: Sequence[str]) -> str:
 
 def _not_kept(source: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return what cannot be looked at because report did not keep by what it is known again."""
-    reported = source.get("report") or {}
-    drawn = reported.get("matplotlib") == matplotlib.__version__ and _same_libraries(source) and _look(reported)
-    return [
-        *(
-            []
-            if source.get("run_files")
-            else [("runs changed after the analysis", "source.json holds no digests of them")]
-        ),
-        *([] if drawn else [("pictures changed together with source.json", "another program drew them")]),
-    ]
+    drawn = _same_program(source) and _look(source.get("report") or {})
+    cases = (
+        (source.get("run_files"), "runs changed after the analysis", "source.json holds no digests of them"),
+        (drawn, "pictures changed together with source.json", "another program drew them"),
+    )
+    return [(what, why) for kept, what, why in cases if not kept]
 
 
 # ------------------------------------------------------------------------------------------------------- files
@@ -338,6 +331,12 @@ def _not_kept(source: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _same_libraries(source: Mapping[str, Any]) -> bool:
     return bool((source.get("versions") or {}) == versions())
+
+
+def _same_program(source: Mapping[str, Any]) -> bool:
+    """Return whether Matplotlib and everything below is the same as when the pictures were drawn."""
+    reported = source.get("report") or {}
+    return bool(reported.get("matplotlib") == matplotlib.__version__) and _same_libraries(source)
 
 
 def _named(made_by: Mapping[str, Any]) -> str:
@@ -365,17 +364,13 @@ def _reloaded(texts: Mapping[str, str]) -> Analysis:
     with tempfile.TemporaryDirectory() as folder:
         for name, text in texts.items():
             (Path(folder) / name).write_text(text, encoding="utf-8")
-        frames, documents = records.load_tables(Path(folder), TABLES, DOCUMENTS)
-    values: dict[str, Any] = {**frames, **documents}
-    return Analysis(**values)
+        return loaded(*records.load_tables(Path(folder), TABLES, DOCUMENTS), source=folder)
 
 
 def _kept(directory: Path) -> Analysis | None:
     """Return the analysis that `report` drew from; None where it would refuse it."""
     try:
-        frames, documents = records.load_tables(directory, TABLES, DOCUMENTS)
-        values: dict[str, Any] = {**frames, **documents}
-        return Analysis(**values)
+        return loaded(*records.load_tables(directory, TABLES, DOCUMENTS), source=str(directory))
     except StudyError:
         return None
 
@@ -417,7 +412,7 @@ def _drawn(
         else:
             notes.append(f"{name}/ is not there; horovod-study report {directory} makes it")
     look = _look(reported)
-    again = look if reported.get("matplotlib") == matplotlib.__version__ and _same_libraries(source) else None
+    again = look if _same_program(source) else None
     expected, pictures = _made(analysis, folders, again)
     done = {"figures": 0, "print_tables": 0, "pictures": 0}
     for name, text in expected.items():
@@ -495,10 +490,7 @@ def _compare_lines(where: str, kept: str, again: str, tolerance: float) -> list[
     heads: list[str] = []
     for ours, theirs in _pairs(kept.split("\n"), again.split("\n")):
         if ours is None or theirs is None:
-            text = (
-                f"the line {_short(theirs or '')} is not there" if ours is None else f"unexpected line {_short(ours)}"
-            )
-            found.append(Fault(name="cell-differs", text=text, where=where, kept=ours, again=theirs))
+            found.append(_differing(where, ours, theirs))
             continue
         cells = [[each.strip() for each in line.split(between)] if between else [line] for line in (ours, theirs)]
         if len(cells[1]) > 2 and not heads:
@@ -511,14 +503,22 @@ def _compare_lines(where: str, kept: str, again: str, tolerance: float) -> list[
                     column = heads[place] if place < len(heads) else ""
                     row = ", ".join(each for each in cells[1][:3] if each)
                     text = f"is {a or 'empty'}; the runs give {b or 'nothing'}"
-                    found.append(
-                        Fault(name="cell-differs", text=text, where=where, column=column, row=row, kept=a, again=b)
-                    )
+                    found.append(replace(_differing(where, a, b, column=column, row=row), text=text))
         else:
-            a, b = _around(ours, theirs)
-            text = f"says {a!r}; the runs give {b!r}"
-            found.append(Fault(name="cell-differs", text=text, where=where, kept=a, again=b))
+            found.append(_differing(where, ours, theirs))
     return found
+
+
+def _differing(where: str, ours: str | None, theirs: str | None, *, column: str = "", row: str = "") -> Fault:
+    """Return the fault of a text: `ours` is what the report says, `theirs` what the runs give, None for nothing."""
+    if ours is None:
+        text = f"{_short(theirs or '')!r} is not there"
+    elif theirs is None:
+        text = f"nothing in the runs gives {_short(ours)!r}"
+    else:
+        one, other = _around(ours, theirs)
+        text = f"says {one!r}; the runs give {other!r}"
+    return Fault(name="cell-differs", text=text, where=where, column=column, row=row, kept=ours, again=theirs)
 
 
 def _pairs(old: Sequence[str], new: Sequence[str]) -> Iterable[tuple[str | None, str | None]]:
@@ -590,27 +590,9 @@ def _page(
         (place, a), (_, b) = ((each or "\n").split("\n", 1) if each else ("", "") for each in (ours, theirs))
         place = place or (theirs or "\n").split("\n", 1)[0]
         section, _, cell = place.partition(" / ")
-        if ours is None or theirs is None:
-            text = f"{_short(b)!r} is not there" if ours is None else f"nothing in the runs gives {_short(a)!r}"
-        else:
-            one, other = _around(a, b)
-            text = f"says {one!r}; the runs give {other!r}"
-        found.append(
-            Fault(
-                name="cell-differs",
-                text=text,
-                where=path.name,
-                column=cell,
-                row=section,
-                kept=a if ours is not None else None,
-                again=b if theirs is not None else None,
-            )
-        )
-    if (
-        not found
-        and (source.get("report") or {}).get("matplotlib") == matplotlib.__version__
-        and _same_libraries(source)
-    ):
+        told = (a if ours is not None else None, b if theirs is not None else None)
+        found.append(_differing(path.name, *told, column=cell, row=section))
+    if not found and _same_program(source):
         text = "its texts and tables are right, its drawings or styles are not those that report makes"
         found.append(Fault(name="picture-changed", text=text, where=path.name))
     return found, len(parts)

@@ -56,6 +56,8 @@ INTERVALS = "Brackets: 95 % intervals"
 _GREEK = {"alpha": "\u03b1", "beta": "\u03b2", "gamma": "\u03b3"}
 _MILLI = 1000.0
 _PERCENT = 100.0
+_SCALES = {"ms": _MILLI, "%": _PERCENT, "\u00b5s": 1e6, "10\u207b\u2074": 1e4}
+"""What turns seconds, shares and errors into the unit of a column."""
 
 
 def tables(analysis: Analysis) -> list[Table]:
@@ -85,26 +87,22 @@ def _counts(head: str, name: str) -> Column:
 
 
 def _numbers(
-    head: str, name: str, *, unit: str = "", scale: float = 1.0, digits: int = DIGITS, page_only: bool = False
+    head: str, name: str, *, unit: str = "", scale: float | None = None, digits: int = DIGITS, page_only: bool = False
 ) -> Column:
-    return Column(head=head, unit=unit, page_only=page_only, cell=lambda row: _plain(row[name], scale, digits))
+    factor = _SCALES.get(unit, 1.0) if scale is None else scale
+    return Column(head=head, unit=unit, page_only=page_only, cell=lambda row: _plain(row[name], factor, digits))
 
 
 def _intervals(
-    head: str,
-    names: tuple[str, str, str],
-    *,
-    unit: str = "",
-    scale: float = 1.0,
-    exact: bool = False,
-    page_only: bool = False,
+    head: str, names: tuple[str, str, str], *, unit: str = "", scale: float | None = None, exact: bool = False
 ) -> Column:
     """Return a column of values with the ends of their intervals; `exact`: ends that are equal are no interval."""
     make = _ratio if exact else _interval
-    return Column(head=head, unit=unit, interval=True, page_only=page_only, cell=lambda row: make(row, *names, scale))
+    factor = _SCALES.get(unit, 1.0) if scale is None else scale
+    return Column(head=head, unit=unit, interval=True, cell=lambda row: make(row, *names, factor))
 
 
-def _medians(head: str, name: str, *, unit: str = "", scale: float = 1.0) -> Column:
+def _medians(head: str, name: str, *, unit: str = "", scale: float | None = None) -> Column:
     return _intervals(head, (f"{name}_median", f"{name}_low", f"{name}_high"), unit=unit, scale=scale)
 
 
@@ -164,12 +162,12 @@ def _points(analysis: Analysis) -> Table | None:
             *_PLACE,
             Column(head="Repeats", cell=lambda row: _of(row["repeats"], row["repeats"] + row["failed"])),
             Column(head="Throughput", unit=unit, interval=True, strong=True, cell=throughput),
-            _numbers("Step", "mean_step_s", unit="ms", scale=_MILLI),
+            _numbers("Step", "mean_step_s", unit="ms"),
             replace(_speedups("Speedup", base), strong=True),
             replace(_speedups(f"Speedup\nover {other}", other), page_only=True),
-            _numbers("Efficiency", f"efficiency_{base}", unit="%", scale=_PERCENT),
-            _numbers(f"Efficiency\nover {other}", f"efficiency_{other}", unit="%", scale=_PERCENT, page_only=True),
-            _numbers("Waiting", "waiting_share", unit="%", scale=_PERCENT, digits=2),
+            _numbers("Efficiency", f"efficiency_{base}", unit="%"),
+            _numbers(f"Efficiency\nover {other}", f"efficiency_{other}", unit="%", page_only=True),
+            _numbers("Waiting", "waiting_share", unit="%", digits=2),
             _numbers("Karp-Flatt\nfraction", "karp_flatt", page_only=True),
             Column(head="Notes", number=False, cell=notes),
         ),
@@ -333,12 +331,8 @@ def _laps(
                 )
             )
         if rows:
-            groups.append(
-                Group(
-                    title=_title(labels.get(f"{series}", f"{series}"), _setting(analysis, f"{series}")),
-                    rows=tuple(rows),
-                )
-            )
+            title_of = _title(labels.get(f"{series}", f"{series}"), _setting(analysis, f"{series}"))
+            groups.append(Group(title=title_of, rows=tuple(rows)))
     if not groups:
         return None
     return _narrowed(
@@ -383,10 +377,10 @@ def _parallel(analysis: Analysis) -> Table | None:
         columns=(
             *_PLACE,
             _counts("Repeats", "repeats"),
-            _numbers("Load\nbalance", "load_balance_median", unit="%", scale=_PERCENT),
-            _numbers("Communication\nefficiency", "communication_efficiency_median", unit="%", scale=_PERCENT),
-            _numbers("Parallel\nefficiency", "parallel_efficiency_median", unit="%", scale=_PERCENT),
-            _numbers("Skew", "skew_s_median", unit="ms", scale=_MILLI, digits=2),
+            _numbers("Load\nbalance", "load_balance_median", unit="%"),
+            _numbers("Communication\nefficiency", "communication_efficiency_median", unit="%"),
+            _numbers("Parallel\nefficiency", "parallel_efficiency_median", unit="%"),
+            _numbers("Skew", "skew_s_median", unit="ms", digits=2),
         ),
         cells=points,
         labels=_labels(analysis),
@@ -411,8 +405,8 @@ def _synchronisation(analysis: Analysis) -> Table | None:
         columns=(
             *_PLACE,
             _counts("Repeats", "repeats"),
-            _noted(replace(_medians("Median\nper step", "sync_s", unit="ms", scale=_MILLI), strong=True)),
-            _medians("Median\nof the step", "share", unit="%", scale=_PERCENT),
+            _noted(replace(_medians("Median\nper step", "sync_s", unit="ms"), strong=True)),
+            _medians("Median\nof the step", "share", unit="%"),
             _counts("Batches\nper epoch", "batches_per_epoch"),
             _medians("Median\nper epoch", "sync_per_epoch_s", unit="s"),
         ),
@@ -444,15 +438,11 @@ def _boundary(analysis: Analysis) -> Table | None:
             Column(head="To", number=False, wrap=True, cell=partial(_side, "more")),
             Column(head="Kind", number=False, cell=lambda row: Cell(f"{row['kind']}", f"{row['note']}")),
             Column(head="Repeats", cell=lambda row: _of(row["fewer_repeats"], row["more_repeats"], ", ")),
-            _numbers("Before", "fewer_sync_s", unit="ms", scale=_MILLI),
-            _numbers("After", "more_sync_s", unit="ms", scale=_MILLI),
+            _numbers("Before", "fewer_sync_s", unit="ms"),
+            _numbers("After", "more_sync_s", unit="ms"),
             Column(head="Jump", unit="ms", interval=True, strong=True, cell=_jump),
-            _intervals(
-                "Jump of\nthe step",
-                ("step_jump_s", "step_low_s", "step_high_s"),
-                unit="ms",
-                scale=_MILLI,
-                page_only=True,
+            replace(
+                _intervals("Jump of\nthe step", ("step_jump_s", "step_low_s", "step_high_s"), unit="ms"), page_only=True
             ),
             Column(head="Verdict", number=False, cell=lambda row: _resolved(row["resolved"])),
         ),
@@ -480,11 +470,11 @@ def _turns(analysis: Analysis) -> Table | None:
             _counts("Rounds", "turns_rounds"),
             _counts("Set\naside", "turns_set_aside"),
             replace(_speedups("Speedup", base), strong=True),
-            _numbers("Scatter\nof a round", "turns_round_sd", unit="%", scale=_PERCENT, digits=2),
+            _numbers("Scatter\nof a round", "turns_round_sd", unit="%", digits=2),
             _numbers("Memory", "turns_memory", unit="rounds", digits=2),
-            _numbers("Error\nof rounds", "turns_round_error", unit="%", scale=_PERCENT, digits=2),
-            _numbers("Launches\ndiffer by", "turns_launch_sd", unit="%", scale=_PERCENT, digits=2),
-            _numbers("Cancelled", "turns_cancelled", unit="%", scale=_PERCENT, digits=2),
+            _numbers("Error\nof rounds", "turns_round_error", unit="%", digits=2),
+            _numbers("Launches\ndiffer by", "turns_launch_sd", unit="%", digits=2),
+            _numbers("Cancelled", "turns_cancelled", unit="%", digits=2),
         ),
         cells=points[points["turns_launches"].notna()],
         labels=_labels(analysis, points),
@@ -572,8 +562,8 @@ def _cycle(analysis: Analysis) -> Table | None:
                 page_only=True,
                 cell=lambda row: _range((row["expected_low"], row["expected_high"])),
             ),
-            _intervals("Rest", ("rest_s", "rest_low_s", "rest_high_s"), unit="ms", scale=_MILLI),
-            _intervals("Share", ("share_at_default", "share_low", "share_high"), unit="%", scale=_PERCENT),
+            _intervals("Rest", ("rest_s", "rest_low_s", "rest_high_s"), unit="ms"),
+            _intervals("Share", ("share_at_default", "share_low", "share_high"), unit="%"),
             _noted(_words("Verdict", "verdict", wrap=True)),
         ),
         cells=cells,
@@ -598,8 +588,8 @@ def _batches(analysis: Analysis) -> Table | None:
             _counts("Batch", "batch"),
             _counts("Repeats", "repeats"),
             _medians("Throughput", "samples_per_s", unit=unit, scale=scale),
-            _numbers("Step", "step_s_median", unit="ms", scale=_MILLI),
-            _numbers("Waiting", "overhead_median", unit="%", scale=_PERCENT),
+            _numbers("Step", "step_s_median", unit="ms"),
+            _numbers("Waiting", "overhead_median", unit="%"),
             _medians("Epoch", "epoch_s", unit="s"),
         ),
         cells=cells,
@@ -622,10 +612,8 @@ def _knees(analysis: Analysis) -> Table | None:
             replace(_counts("Batches", "batches"), page_only=True),
             _noted(replace(_words("Form", "form"), page_only=True)),
             Column(head="Knee", unit="samples", interval=True, strong=True, cell=_knee),
-            _intervals("Fixed", ("fixed_s", "fixed_low_s", "fixed_high_s"), unit="ms", scale=_MILLI),
-            _intervals(
-                "Per sample", ("per_sample_s", "per_sample_low_s", "per_sample_high_s"), unit="\u00b5s", scale=1e6
-            ),
+            _intervals("Fixed", ("fixed_s", "fixed_low_s", "fixed_high_s"), unit="ms"),
+            _intervals("Per sample", ("per_sample_s", "per_sample_low_s", "per_sample_high_s"), unit="\u00b5s"),
             _intervals("Largest\nthroughput", ("most_samples_per_s", "most_low", "most_high"), unit=unit, scale=scale),
             _numbers("Batch\nfor 90 %", "batch_for_90_percent", page_only=True),
         ),
@@ -660,7 +648,7 @@ def _forecast(analysis: Analysis) -> Table | None:
         columns=(
             *_PLACE,
             replace(_intervals("Throughput", ("samples_per_s", "low", "high"), unit=unit, scale=scale), strong=True),
-            _numbers("Of ideal", "efficiency", unit="%", scale=_PERCENT, digits=2),
+            _numbers("Of ideal", "efficiency", unit="%", digits=2),
         ),
         cells=rows,
         labels=_labels(analysis),
@@ -812,7 +800,7 @@ def _learning(analysis: Analysis) -> Table | None:
                 ),
             ),
             Column(head="Best test MSE", unit="10\u207b\u2074", interval=True, strong=True, cell=_best_mse),
-            _numbers("Efficiency", "efficiency", unit="%", scale=_PERCENT, digits=2),
+            _numbers("Efficiency", "efficiency", unit="%", digits=2),
             _counts("Epochs", "best_epoch"),
             _numbers("Training", "best_train_s", unit="s"),
             _intervals("Rate", ("rate", "rate_low", "rate_high")),
@@ -837,7 +825,7 @@ def _targets(analysis: Analysis) -> Table | None:
         f"{_base(analysis, base)} = throughput ratio \u00d7 statistical efficiency. {INTERVALS}; < and > are "
         "before bounds from targets that were not met.",
         columns=(
-            _numbers("Target\ntest MSE", "target_mse", unit="10\u207b\u2074", scale=1e4, digits=2),
+            _numbers("Target\ntest MSE", "target_mse", unit="10\u207b\u2074", digits=2),
             *_PLACE,
             Column(head="Met by", cell=lambda row: _of(row["reached"], row["repeats"])),
             Column(head="Training", unit="s", strong=True, cell=_training),
@@ -1028,19 +1016,8 @@ def _failed(analysis: Analysis) -> Table | None:
 
 
 _TABLES: tuple[Callable[[Analysis], Table | None], ...] = (
-    *(
-        _points,
-        _turns,
-        _laws,
-        _breakdown,
-        _lost,
-        _lost_to_other,
-        _parallel,
-        _synchronisation,
-        _boundary,
-        _transports,
-        _cycle,
-    ),
+    *(_points, _turns, _laws, _breakdown, _lost, _lost_to_other, _parallel),
+    *(_synchronisation, _boundary, _transports, _cycle),
     *(_batches, _knees, _forecast, _holdout, _recommended, _learning, _targets, _resources),
     *(_measurement, _environment, _doubts, _failed),
 )
