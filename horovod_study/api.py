@@ -22,6 +22,7 @@ from horovod_study.analysis.forecast.prediction import predict as predict_points
 from horovod_study.analysis.machine.bench_files import BENCH_FILE, benches_of, largest_of_each_kind, placed_name
 from horovod_study.analysis.machine.network import restored
 from horovod_study.analysis.series import exchange, mlperf_logs
+from horovod_study.analysis.series.points import cores_of_one_machine, with_series
 from horovod_study.analysis.series.points_file import parse_points
 from horovod_study.analysis.series.turns import study_turns
 from horovod_study.analysis.simulate.calibration import Given, calibrate, run_times
@@ -32,6 +33,7 @@ from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis, loaded
 from horovod_study.analysis.study import analyze as analyze_tables
 from horovod_study.documents import parse_json, read_text
 from horovod_study.errors import DataError
+from horovod_study.text.words import plural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -114,16 +116,27 @@ def figures(analysis: Analysis) -> "Mapping[str, Drawing]":
 def read_points(path: str | os.PathLike[str], *, columns: Mapping[str, str] | None = None) -> "pd.DataFrame":
     """Return the points of a CSV file with columns workers, samples_per_s and perhaps more (docs/fit.md).
 
-    A folder holds result logs of MLPerf Training, of which the same page says how they are read.
+    A folder holds runs, such as that of a study, or result logs of MLPerf Training, of which the same page says how
+    they are read.
     Other names are read where they say what they are, which `attrs["read"]` tells; `columns` says it for the others,
     {"workers": "GPUs"}.
     Raises DataError for a file or a value that cannot be used, with the line it is in.
     """
-    if not Path(path).is_dir():
+    folder = Path(path)
+    if not folder.is_dir():
         return parse_points(_text(path, "a CSV file with workers,samples_per_s"), source=str(path), columns=columns)
     if columns:
-        raise DataError(f"{path}: is a folder of logs, which have no columns to name; leave columns out")
-    return mlperf_logs.points_of(*mlperf_logs.read_logs(foreign_files.mlperf_logs(Path(path))))
+        raise DataError(f"{path}: is a folder, which has no columns to name; leave columns out")
+    if next(records.run_directories(folder), None) is None:
+        return mlperf_logs.points_of(*mlperf_logs.read_logs(foreign_files.mlperf_logs(folder)))
+    table = with_series(records.run_table(folder))
+    points = exchange.points_of(table)
+    # A machine of one's own is a node: where all its cores have a worker, more workers need another one.
+    filled = points["series"].map(cores_of_one_machine(table))
+    most = points.groupby("series")["workers"].transform("max")
+    points["workers_per_node"] = filled.where(filled.isna() | (filled > most), most)
+    points.attrs["read"] = f"{plural(len(points), 'finished run')} of a communication library"
+    return points
 
 
 def points_of(analysis: Analysis) -> "pd.DataFrame":

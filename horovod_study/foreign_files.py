@@ -34,7 +34,9 @@ def mlperf_logs(folder: Path) -> Iterator[tuple[str, list[str], Mapping[str, Any
         if len(paths) > MAX_LOGS:
             raise DataError(f"{folder}: holds more than {MAX_LOGS:,} result logs; name a folder with fewer")
     if not paths:
-        raise DataError(f"{folder}: is a folder without result_*.txt, as MLPerf logs are; name one, or a points file")
+        raise DataError(
+            f"{folder}: is a folder without runs and without result_*.txt, as MLPerf logs are; name one or a file"
+        )
     again = "leave it out of the folder"
     for path in paths:
         parts = path.absolute().parts

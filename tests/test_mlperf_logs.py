@@ -81,7 +81,7 @@ def test_what_is_not_a_number_of_samples_is_seen(
 
 
 def test_logs_that_cannot_count_are_named_and_left_out(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"is a folder without result_\*.txt"):
+    with pytest.raises(DataError, match=r"is a folder without runs and without result_\*.txt"):
         api.read_points(tmp_path)
     submitted(tmp_path, 2, log(samples=10, batch=1, block_s=1), accelerators_per_node="0")
     with pytest.raises(DataError, match=r"box2/resnet/result_0.txt: nothing says how many accelerators .* 1 others"):

@@ -7,11 +7,16 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from make.synthetic_runs import run_table
+from make.synthetic_study import write_study
 
+from horovod_study import api
+from horovod_study.analysis.series.points import cores_of_one_machine, with_series
 from horovod_study.analysis.series.points_file import parse_columns, parse_points
 from horovod_study.errors import DataError
 
 HEAD = "workers,samples_per_s\n"
+WAYS = (("serial", "none"), ("horovod", "mpi"))
 
 
 def refused(text):
@@ -341,3 +346,33 @@ class TestTablesAsPeopleHaveThem:
 
     def test_a_table_in_the_names_of_the_package_is_read_without_a_word(self):
         assert read("workers,samples_per_s,GPUs\n1,100,8\n")[2] == ""
+
+
+# ---------------------------------------------------------------------------------------------------- folders of runs
+
+
+def test_the_folder_of_a_study_has_the_points_of_its_analysis(tmp_path):
+    runs = write_study(
+        tmp_path / "runs", partitions=("alpha", "local"), ways=WAYS, workers=(1, 2, 4), repeats=2, steps=60
+    )
+    points, found = api.read_points(runs), api.points_of(api.analyze(runs))
+
+    pd.testing.assert_frame_equal(points[found.columns], found, check_dtype=False)
+    own = points["series"].str.startswith("local")
+    assert set(points.loc[own, "workers_per_node"]) == {4.0} and points.loc[~own, "workers_per_node"].isna().all()
+    assert points.attrs["read"].startswith("12 finished runs")
+    with pytest.raises(DataError, match=r"is a folder, which has no columns"):
+        api.read_points(runs, columns={"workers": "N"})
+
+
+@pytest.mark.parametrize(
+    ("changed", "cores"),
+    [({}, 2), ({"device": "cuda"}, None), ({"partition": "gpu2"}, None), ({"nodes": 2}, None), ({"host": "ab"}, None)],
+)
+def test_the_cores_of_a_machine_count_where_it_is_one_and_its_processors_train(changed, cores):
+    runs = run_table((1, 2), partition="local", failed=()).assign(device="cpu", cores=2, host="a", nodes=1)
+    if changed == {"host": "ab"}:
+        changed = {"host": np.where(runs["repeat"] > 0, "a", "b")}
+    found = cores_of_one_machine(with_series(runs.assign(**changed)))
+
+    assert set(found.values()) == ({cores} if cores else set())

@@ -334,18 +334,9 @@ def _forecasts(
         settings=dict(zip(chosen["series"], chosen["setting"], strict=True)),
         bases={str(series): float(value) for series, value in base.dropna().items()},
         fits=fitted,
-        room=_room(table),
+        room=scaling.cores_of_one_machine(table),
         seed=seed,
     )
-
-
-def _room(table: pd.DataFrame) -> dict[str, int]:
-    """Return the cores of the one machine of each series that ran on the processors of a single host of no cluster."""
-    if not {"device", "cores", "host"} <= set(table.columns):
-        return {}
-    own = table[(table["partition"] == "local") & (table["device"] == "cpu") & table["cores"].notna()]
-    one = own.groupby("series").filter(lambda rows: rows["host"].nunique() == 1 and (rows["nodes"] == 1).all())
-    return {str(series): int(cores) for series, cores in one.groupby("series")["cores"].max().items()}
 
 
 def _scaling_rows(table: pd.DataFrame, series: Sequence[str]) -> pd.DataFrame:

@@ -114,6 +114,15 @@ FEW_STEPS = 100
 # ---------------------------------------------------------------------------------------------------- series
 
 
+def cores_of_one_machine(table: pd.DataFrame) -> dict[str, int]:
+    """Return the cores of the one machine of each series that ran on the processors of a single host of no cluster."""
+    if not {"device", "cores", "host"} <= set(table.columns):
+        return {}
+    own = table[(table["partition"] == "local") & (table["device"] == "cpu") & table["cores"].notna()]
+    one = own.groupby("series").filter(lambda rows: rows["host"].nunique() == 1 and (rows["nodes"] == 1).all())
+    return {str(series): int(cores) for series, cores in one.groupby("series")["cores"].max().items()}
+
+
 def with_series(runs: pd.DataFrame) -> pd.DataFrame:
     """Return a sorted copy of the run table with series, setting, mode, work, ref_batch and ref_train_samples added.
 
