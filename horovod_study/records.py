@@ -859,13 +859,19 @@ def read_run(directory: Path) -> RunRecord:
 
     path = directory / MANIFEST
     again = "move the directory away, or name a run directory"
-    missing = "no such file; name a run directory"
-    content = read_json(path, again=again, missing=missing, max_bytes=MAX_RUN_BYTES)
+    content = read_json(path, again=again, missing=_no_run(directory), max_bytes=MAX_RUN_BYTES)
     _require_schema(content, SCHEMA, path, again)
     # The content as it is and not as pydantic gives it: names that the form does not declare are kept.
     conform(content, Run, shown(path), again=again)
     # In memory every record has the newest form: one of schema 1 had one attempt, which its other fields describe.
     return RunRecord(**{**content, "schema": SCHEMA})
+
+
+def _no_run(directory: Path) -> str:
+    below = None
+    if directory.is_dir() and not (directory / MANIFEST).exists():
+        below = next(run_directories(directory), None)
+    return f"no such file; name a run directory{f', such as {shown(below)}; of a study its file' if below else ''}"
 
 
 def _require_schema(content: Any, newest: int, path: Path, again: str) -> None:

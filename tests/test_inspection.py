@@ -14,7 +14,7 @@ from make.rank_rows import noise, rows_of
 from horovod_study import cli, records
 from horovod_study.analysis.steps.inspection import BINS, Inspection, course, inspect
 from horovod_study.analysis.steps.rank_steps import align
-from horovod_study.errors import AnalysisError
+from horovod_study.errors import AnalysisError, RecordError
 from horovod_study.report.figures.inspection import draw_ranks, draw_steps, headline, result_lines
 from horovod_study.report.kit.style import PRINT_WIDTH_IN, style, to_bytes
 
@@ -231,6 +231,8 @@ def test_what_cannot_be_looked_at_is_one_line(tmp_path: Path, capsys: pytest.Cap
         said = capsys.readouterr().err
         expected = f"{directory}: {text}" if text else (f"{directory / 'run.json'}: no such file; name a run directory")
         assert said == f"error: {expected}\n"
+    with pytest.raises(RecordError, match=rf"a run directory, such as \S*{empty.name}; of a study its file"):
+        records.read_run(tmp_path)
 
 
 def test_laps_that_do_not_add_up_are_said(tmp_path: Path) -> None:

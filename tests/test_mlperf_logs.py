@@ -58,7 +58,7 @@ def test_a_folder_of_logs_is_a_points_table(tmp_path: Path, capsys: pytest.Captu
     assert list(api.read_points(tmp_path / "Org/results/box2")["nodes"]) == [2, 2]
     assert points.attrs["read"].startswith("6 MLPerf logs, 1 series")
     assert main(["fit", str(tmp_path), "--columns", "workers=GPUs"]) == 2
-    assert "is a folder of logs, which have no columns to name" in capsys.readouterr().err
+    assert "is a folder, which has no columns to name" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
