@@ -173,6 +173,8 @@ def _slow(found: Explanation) -> Iterable[Said]:
 def _who(slow: Slow) -> str:
     if slow.why_not:
         return f"Unknown: {slow.why_not}."
+    if not slow.ranks and slow.balanced:
+        return f"{_balanced(slow)} No rank is late beyond chance."
     if not slow.ranks:
         seen = (
             "" if slow.resolution_s is None else f" (one of {milliseconds(slow.resolution_s)} ms would have been seen)"
@@ -190,6 +192,23 @@ def _who(slow: Slow) -> str:
     if slow.delay_low_s is not None and slow.delay_high_s is not None:
         delay = Interval(value=slow.delay_s, low=slow.delay_low_s, high=slow.delay_high_s)
     return f"{words}{more}{runs} {others} for that: {_part(delay, slow.period_s)}."
+
+
+def _balanced(slow: Slow) -> str:
+    """Return which ranks are longer in one lap and shorter in others; of data alone, only where no other lap is."""
+    told = [each for each in slow.balanced if each.cause != "data"] or slow.balanced
+    words = []
+    others = "other rank" if slow.chance == 0.5 else "others"
+    for each in told[: 1 if slow.chance == 0.5 else 3]:
+        host = f" on {each.host}" if each.host else ""
+        there = _ms(Interval(value=each.cause_s, low=each.cause_low_s, high=each.cause_high_s))
+        lap, less = min(each.laps_s.items(), key=lambda lap: lap[1])
+        loads = ": who comes to its loader later waits less for it" if lap == "data" else ""
+        words.append(
+            f"Rank {each.rank}{host} takes {there} ms longer than the {others} per step {CAUSES[each.cause]}, and "
+            f"{milliseconds(-less)} ms less {CAUSES[lap]}{loads}."
+        )
+    return " ".join(words)
 
 
 def _late(late: Lateness, slow: Slow) -> str:

@@ -28,7 +28,7 @@ from horovod_study.analysis.steps.accounting import Accounting, RunAccount, acco
 from horovod_study.analysis.steps.attribution import BUSY_CORES, INSIDE_BACKWARD, over_runs, parts_of
 from horovod_study.analysis.steps.breakdown import BASES, PARTS, UNEXPLAINED
 from horovod_study.analysis.steps.inspection import Inspection, inspect
-from horovod_study.analysis.steps.stragglers import Lateness
+from horovod_study.analysis.steps.stragglers import Lateness, Stragglers
 from horovod_study.errors import AnalysisError
 from horovod_study.records import RecordedRun, facts
 from horovod_study.roles import Role
@@ -96,6 +96,7 @@ class Slow:
     looked_at: int  # runs
     named_in: int = 0  # runs in which this rank is named
     ranks: tuple[Lateness, ...] = ()  # the named ranks of `run`, the slowest first
+    balanced: tuple[Lateness, ...] = ()  # ranks of `run` that are longer in one lap and shorter in others
     chance: float  # how often a rank is the last one where all are equal
     period_s: float  # of a step
     delay_s: float = 0.0  # see stragglers.Stragglers
@@ -292,7 +293,7 @@ def _slow(cell: Cell, looked: Sequence[Inspection | str]) -> Slow:
             period_s=cell.step_s,
             why_not=next(iter(reasons), "none of its runs was looked at"),
         )
-    worst = max(told, key=lambda each: (len(each.stragglers.slow) > 0, each.stragglers.delay_s))
+    worst = max(told, key=lambda each: _told_first(each.stragglers))
     late = worst.stragglers
     slowest = late.slow[:1]
     return Slow(
@@ -302,6 +303,7 @@ def _slow(cell: Cell, looked: Sequence[Inspection | str]) -> Slow:
         looked_at=len(looked),
         named_in=sum(bool(slowest) and slowest[0] in each.stragglers.slow for each in told),
         ranks=late.named,
+        balanced=late.balanced,
         chance=1 / len(late.ranks),
         period_s=late.period_s,
         delay_s=late.delay_s,
@@ -310,6 +312,11 @@ def _slow(cell: Cell, looked: Sequence[Inspection | str]) -> Slow:
         waiting_s=None if late.skew_s is None else late.skew_s["mean"],
         resolution_s=stats.finite_or_none(late.resolution_s),
     )
+
+
+def _told_first(late: Stragglers) -> tuple[bool, float, bool]:
+    """Return by what the run of a cell is chosen that is told of: the latest rank, else one that is longer in a lap."""
+    return bool(late.slow), late.delay_s, bool(late.balanced)
 
 
 def _growth(table: pd.DataFrame, cells: Sequence[Cell], named: pd.DataFrame) -> tuple[list[Growth], str]:

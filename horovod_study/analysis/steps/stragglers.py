@@ -12,14 +12,17 @@ the blocks. A rank is named when its lateness is above zero even after allowing 
 (Bonferroni), and at least 1 % of the step.
 
 Where ranks share cores, forward and backward scatter by more than a rank is late, and hide in the sum what one lap
-shows plainly. So each lap is looked at by itself, too, by the median over steps, which a few disturbed ones do not
-move: a rank is also named when the laps that are longer beyond doubt, after allowing for all laps of all ranks, make
-it late by 1 % of the step, unless the others make up for half of that beyond doubt.
+shows plainly. So each lap is looked at by itself, too, by two numbers that disturbed steps do not move: the median over
+steps, and the floor, the difference of the 10 % quantiles, which holds where more than half of the steps are disturbed.
+A rank is also named when the laps that are longer beyond doubt, after allowing for all laps of all ranks, make it late
+by 1 % of the step, unless the others make up for half of that beyond doubt. Then it is *balanced*: longer, not late.
+So is a rank that is late with its data only, where another computes longer by half as much or more: who comes to the
+processes of its loader earlier waits for them longer.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -38,6 +41,8 @@ WORTH = 0.01
 _BLOCKS = (8, 20)
 _STEPS_PER_BLOCK = 25
 _MOST_OF_IT = 0.5
+_FLOOR = 0.1
+"""The quantile of a lap that only its undisturbed steps determine."""
 _COMPUTING = ("compute", "forward", "backward", "update")
 CAUSES = {
     "data": "loading its batch",
@@ -67,10 +72,11 @@ class Lateness:
     last_share: float  # of the steps in which it was the last; ties are shared
     last_p: float  # chance of being last so often among equal ranks, if steps were independent
     laps_s: Mapping[str, float]  # what each lap adds to the lateness; they add up to it
-    cause: str = ""  # a key of CAUSES, for a named rank
-    cause_s: float = math.nan  # by how much it is late in the laps of `cause`: median over steps, mean where it is the
-    cause_low_s: float = math.nan  # mean only that is beyond doubt; 95 % interval
+    cause: str = ""  # a key of CAUSES, for a named or balanced rank
+    cause_s: float = math.nan  # by how much it is late in the laps of `cause`: floor or median over steps, mean where
+    cause_low_s: float = math.nan  # it is the mean only that is beyond doubt; 95 % interval
     cause_high_s: float = math.nan
+    balanced: bool = False  # longer in the laps of `cause`, and shorter in others, so that it is not late
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,6 +108,11 @@ class Stragglers:
     def named(self) -> tuple[Lateness, ...]:
         """Return the ranks that are slower than the others, the slowest first."""
         return tuple(each for rank in self.slow for each in self.ranks if each.rank == rank)
+
+    @property
+    def balanced(self) -> tuple[Lateness, ...]:
+        """Return the ranks that are longer in some laps and shorter in others, the longest first."""
+        return tuple(sorted((each for each in self.ranks if each.balanced), key=lambda each: -each.cause_s))
 
     def to_dict(self) -> dict[str, Any]:
         names = ("verdict", "why_not", "steps", "block_steps", "notes", "laps", "period_s", "skew_s", "skew_share")
@@ -145,8 +156,9 @@ def find_stragglers(rows: RankSteps) -> Stragglers:
         _lateness(place, rows, list(laps), table, waits, blocks, worth_s=WORTH * period)
         for place in range(len(rows.ranks))
     ]
-    slow = sorted((each for each in found if each.cause), key=lambda each: -_late_s(each))
-    even = own - np.array([_late_s(each) if each.cause else 0.0 for each in found])
+    found = [replace(each, balanced=each.balanced or _waits_for_its_loader(each, found)) for each in found]
+    slow = sorted((each for each in found if each.cause and not each.balanced), key=lambda each: -_late_s(each))
+    even = own - np.array([_late_s(each) if each in slow else 0.0 for each in found])
     delays = own.max(axis=1) - even.max(axis=1)
     delay = stats.student([delays[block].mean() for block in blocks]) if slow else stats.Interval(value=0.0)
     return Stragglers(
@@ -187,9 +199,9 @@ def _lateness(
     # The middle one of the others: the mean of two where their number is even.
     others = [each for each in np.argsort(own.mean(axis=0), kind="stable") if each != place]
     middle = others[(len(others) - 1) // 2 : len(others) // 2 + 1]
-    later = _Later(laps, table[:, :, place] - table[:, :, middle].mean(axis=2), blocks, ranks=len(rows.ranks))
+    later = _Later(laps, table[:, :, place], table[:, :, middle], blocks, ranks=len(rows.ranks))
     total, certain_s = later.mean(laps), later.certain_mean_s()
-    cause, there = later.cause(worth_s, named=certain_s > 0 and total.value >= worth_s)
+    cause, there, balanced = later.cause(worth_s, named=certain_s > 0 and total.value >= worth_s)
     last = waits <= 0  # (F, R)
     share = float((last[:, place] / last.sum(axis=1)).mean())
     count = round(share * len(last))
@@ -209,20 +221,42 @@ def _lateness(
         cause_s=there.value,
         cause_low_s=there.low,
         cause_high_s=there.high,
+        balanced=balanced,
+    )
+
+
+def _waits_for_its_loader(late: Lateness, ranks: Sequence[Lateness]) -> bool:
+    """Return whether a rank may be late with its data because another is longer elsewhere, and it comes earlier."""
+    return late.cause == "data" and any(
+        each.cause not in ("", "data") and each.cause_s >= _MOST_OF_IT * late.cause_s for each in ranks
     )
 
 
 class _Later:
     """By how much one of R ranks is later than the others in each of L laps of F steps, in s."""
 
-    def __init__(self, laps: Sequence[str], later: Floats, blocks: list[NDArray[np.int64]], *, ranks: int) -> None:
-        """`later` has shape (L, F)."""
-        self._laps, self._later, self._blocks, self._ranks = tuple(laps), later, blocks, ranks
+    def __init__(
+        self, laps: Sequence[str], own: Floats, middle: Floats, blocks: list[NDArray[np.int64]], *, ranks: int
+    ) -> None:
+        """`own` has shape (L, F), `middle` (L, F, 1 or 2): of the middle ones of the others."""
+        self._laps, self._own, self._middle, self._blocks, self._ranks = tuple(laps), own, middle, blocks, ranks
 
-    def _over(self, rule: Callable[[Floats], Any], laps: Sequence[str]) -> tuple[float, float]:
-        """Return the mean or median of these laps together, and its standard error from the blocks."""
-        series = self._later[[self._laps.index(lap) for lap in laps]].sum(axis=0)
-        return float(rule(series)), float(stats.standard_error(np.array([rule(series[each]) for each in self._blocks])))
+    def _over(self, rule: Callable[[Floats, Floats], Any], laps: Sequence[str]) -> tuple[float, float]:
+        """Return what `rule` makes of these laps together, of (F,) and (F, 1 or 2), with its standard error."""
+        places = [self._laps.index(lap) for lap in laps]
+        own, middle = self._own[places].sum(axis=0), self._middle[places].sum(axis=0)
+        of_blocks = np.array([rule(own[each], middle[each]) for each in self._blocks])
+        return float(rule(own, middle)), float(stats.standard_error(of_blocks))
+
+    def _usual(self, laps: Sequence[str]) -> tuple[float, float]:
+        """Return by how much the rank is usually later in these laps together, with its standard error.
+
+        It is the floor, where that is the more certain one and the median agrees: the same in every step. Else, as of
+        a rank that is late in most steps only, it is the median.
+        """
+        (median, error), (floor, floor_error) = self._over(_median, laps), self._over(_floor, laps)
+        agrees = abs(floor - median) <= stats.t_quantile(0.975, self._freedom) * error
+        return (floor, floor_error) if agrees and floor_error < error else (median, error)
 
     @property
     def _freedom(self) -> float:
@@ -234,38 +268,49 @@ class _Later:
 
     def mean(self, laps: Sequence[str]) -> stats.Interval:
         """Return by how much the rank is later in these laps together, as a mean over steps."""
-        return stats.around(*self._over(np.mean, laps), self._freedom)
+        return stats.around(*self._over(_mean, laps), self._freedom)
 
     def certain_mean_s(self) -> float:
         """Return what the mean of all laps is at least, allowing for all ranks."""
-        value, error = self._over(np.mean, self._laps)
+        value, error = self._over(_mean, self._laps)
         return value - self._margin(self._ranks) * error
 
-    def cause(self, worth_s: float, *, named: bool) -> tuple[str, stats.Interval]:
-        """Return where the rank is late, and by how much there; "" for a rank that is not.
+    def cause(self, worth_s: float, *, named: bool) -> tuple[str, stats.Interval, bool]:
+        """Return where the rank is longer, by how much there, and whether other laps make up for it; "": nowhere.
 
         `named`: that it is late is known from the mean of all laps.
         """
-        usual = {lap: self._over(np.median, [lap]) for lap in self._laps}
-        margin = self._margin(self._ranks * len(self._laps))
+        usual = {lap: self._usual([lap]) for lap in self._laps}
+        margin = self._margin(2 * self._ranks * len(self._laps))  # each by its median and its floor
         sure = {lap: value for lap, (value, error) in usual.items() if value > margin * error}
         there_s, rest = sum(sure.values()), [lap for lap in self._laps if lap not in sure]
         made_up_for = bool(rest) and self.mean(rest).high < -_MOST_OF_IT * there_s
         whole = self.mean(self._laps).value
-        if there_s >= worth_s and not made_up_for and not (named and there_s < _MOST_OF_IT * whole):
+        if there_s >= worth_s and not (named and (made_up_for or there_s < _MOST_OF_IT * whole)):
             cause = _where(sure, there_s)
-            there = stats.around(*self._over(np.median, self._of(cause)), self._freedom)
-        elif named:
+            return cause, stats.around(*self._usual(self._of(cause)), self._freedom), made_up_for
+        if named:
             cause = _where({lap: self.mean([lap]).value for lap in self._laps}, whole)
-            there = self.mean(self._of(cause))
-        else:
-            return "", stats.Interval(value=math.nan)
-        return cause, there
+            return cause, self.mean(self._of(cause)), False
+        return "", stats.Interval(value=math.nan), False
 
     def _of(self, cause: str) -> Sequence[str]:
         if cause == "computing":
             return [lap for lap in self._laps if lap in _COMPUTING]
         return [cause] if cause in self._laps else self._laps
+
+
+def _mean(own: Floats, middle: Floats) -> float:
+    return float(own.mean() - middle.mean())
+
+
+def _median(own: Floats, middle: Floats) -> float:
+    return float(np.median(own - middle.mean(axis=1)))
+
+
+def _floor(own: Floats, middle: Floats) -> float:
+    place = round(_FLOOR * (len(own) - 1))
+    return float(np.partition(own, place)[place] - np.partition(middle, place, axis=0)[place].mean())
 
 
 def _where(laps_s: Mapping[str, float], value_s: float) -> str:
