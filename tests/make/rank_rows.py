@@ -57,7 +57,7 @@ def rows_of(
         inside = ["data", "forward", "backward", *(["update"] if ranks == 1 or not visible else [])]
         unknown = dict.fromkeys(inside, np.full((steps, ranks), np.nan))
         laps = {
-            "compute": np.sum([laps[lap] for lap in inside], axis=0),
+            "compute": np.stack([laps[lap] for lap in inside]).sum(axis=0),
             **{k: v for k, v in laps.items() if k not in inside},
         }
         visible = visible and ranks > 1
