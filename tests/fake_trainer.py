@@ -61,7 +61,7 @@ def _record(config: dict, out: Path) -> records.RunRecord:
         host=os.uname().nodename,
         pid=os.getpid(),
         process=alive.identity(),
-        requested=config,
+        requested={**config, "workers": workers},
         effective=effective,
         environment={},
     )

@@ -3,12 +3,14 @@
 import json
 import math
 import random
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from fake_trainer import fake_launch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from make.properties import examples
@@ -28,10 +30,11 @@ from horovod_study.analysis.steps.attribution import (
     parts_of,
     verdict,
 )
-from horovod_study.errors import AnalysisError, ConfigError
-from horovod_study.records import finite
+from horovod_study.errors import AnalysisError, ConfigError, StudyError
+from horovod_study.records import finite, read_turns
 from horovod_study.report.figures.attribution import caption, result_lines, sentences, table, write_attribution
-from horovod_study.studies.attribute import arms_of, plan
+from horovod_study.studies import turns
+from horovod_study.studies.attribute import arms_of, plan, run_experiment
 
 LAPS = {"residual": 0.05, "data": 0.1, "forward": 0.25, "backward": 0.5, "update": 0.1}
 """How the time until the gradients are ready is spread over the laps."""
@@ -444,6 +447,47 @@ def test_the_plan_runs_every_arm_in_every_round_in_another_order() -> None:
     assert all(cell.config.measure_sync for turn in order for _, cell in turn)
     assert order == plan({"steps": 30}, runtimes=["horovod/mpi", "mpi/mpi"], workers=2, rounds=3, cores=2)
     assert arms_of("ddp/gloo") == [{}]
+
+
+@pytest.mark.slow
+def test_arms_of_a_launch_train_in_turns_and_a_broken_one_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(turns, "WARM_S", 0.02)
+    monkeypatch.setattr(turns, "SLICE_S", (0.02, 0.02))
+
+    def run(told: str, **how: Any) -> list[str]:
+        wanted = {"runtimes": ["mpi/mpi"], "workers": 2, "rounds": 2, "cores": 2, **how}
+        launch = fake_launch({"*": "turns", "mpi/mpi/2/1": told})
+        given = {"steps": 100, "device": "cpu"}
+        return [path.name for path in run_experiment(given, tmp_path, launch=launch, **wanted)]
+
+    with pytest.raises(StudyError, match=r"1-mpi-mpi-.* failed: ValueError: the loss is not a number"):
+        run("turns, fails")
+    assert {each.launch for each in read_turns(tmp_path / "runs")} == {0}, "of a launch that is not whole none is kept"
+    names = run("turns, slow")
+    slices = read_turns(tmp_path / "runs")
+    arms = ["one-worker", "mpi-mpi-shipped", "mpi-mpi-defaults"]
+    assert names == [f"{number}-{arm}" for arm in arms for number in (0, 1)]
+    assert {(each.launch, each.run) for each in slices} == {(int(name[0]), name) for name in names}
+    first = [sorted(each.run for each in slices if (each.launch, each.round) == (launch, 0)) for launch in (0, 1)]
+    assert first == [sorted(f"{launch}-{arm}" for arm in arms) for launch in (0, 1)]
+    starts = (tmp_path / "runs" / "starts.txt").read_text()
+    assert Counter(starts.split()) == Counter([*names, *(name for name in names if name[0] == "1")])
+    assert run("turns") == names and read_turns(tmp_path / "runs") == slices, "what is done is not run again"
+    assert (tmp_path / "runs" / "starts.txt").read_text() == starts
+    capsys.readouterr()
+    assert len(run("turns", precision=0.9, rounds=4)) == 9, "three launches at least, and with a wide aim no more"
+    said = capsys.readouterr().err
+    assert "mpi-mpi-shipped / one-worker: " in said and "aim 90 %" in said
+
+
+def test_arms_that_cannot_alternate_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="--until needs arms that train in turns, but as asked for; leave it out"):
+        run_experiment({}, tmp_path, workers=2, turns=False, precision=0.02, cores=2)
+    monkeypatch.setattr(turns, "gpus_here", lambda: 1)
+    with pytest.raises(ConfigError, match=r"--until needs .* the memory of the GPUs"):
+        run_experiment({}, tmp_path, workers=2, precision=0.02, cores=2)
 
 
 @pytest.mark.parametrize(

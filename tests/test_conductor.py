@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from make.waiting import until
@@ -187,6 +188,27 @@ def test_cells_that_end_together_make_equally_many_steps_where_that_is_wanted(tr
     in_slices = {run: sum(each.steps for each in slices if each.run == run) for run in "ab"}
     assert in_slices["a"] < in_slices["b"] and all(len(each) == 1 for each in trainers.beside)
     assert trainers.made["a"] == 2 * trainers.made["b"][:1] and len(trainers.made["b"]) == 1
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_cells_end_one_by_one_where_what_follows_their_steps_is_measured(trainers: Trainers, alone: bool) -> None:
+    over: list[tuple[str, list[str]]] = []  # who was told to end, and who was leaving then
+
+    with Conductor("abc", policy=lambda slices, left: (), end_alone=alone) as conductor:
+        say = conductor._say
+
+        def told(cell: Any, ranks: Any, message: dict[str, Any]) -> None:
+            if message.get("end"):
+                over.append((cell.run, [each.run for each in conductor._cells.values() if each.state == "leaving"]))
+            say(cell, ranks, message)
+
+        conductor._say = told  # type: ignore[method-assign]
+        for run in "abc":
+            trainers.start(conductor, run)
+        until(lambda: not conductor.left())
+
+    assert sorted(run for run, _ in over) == ["a", "b", "c"]
+    assert all(leaving == [run] for run, leaving in over) == alone
 
 
 def test_a_policy_that_fails_ends_all_and_is_told(trainers: Trainers) -> None:

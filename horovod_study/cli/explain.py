@@ -13,8 +13,10 @@ from horovod_study.cli.verbs import (
     Verb,
     add_figure_arguments,
     figure_look,
+    given,
     readable_runs,
     runs_folder,
+    until_share,
 )
 from horovod_study.errors import ConfigError
 from horovod_study.foreign_files import trace_paths
@@ -51,7 +53,19 @@ def explain_arguments(parser: Parser) -> None:
         "--runtime", nargs="+", metavar="NAME", help="how workers communicate (default: those usual here)"
     )
     measuring.add_argument("--workers", **COUNT, help="workers (default: one per core)")
-    measuring.add_argument("--rounds", **COUNT, help="how often all is run (default 5)")
+    measuring.add_argument("--rounds", **COUNT, help="launches of all arms (default 5; 10 at most with --until)")
+    measuring.add_argument(
+        "--until",
+        metavar="P%",
+        help="launch arms until the 95 %% interval of each one's rate over that of one worker is so narrow to either "
+        "side, such as 5%%",
+    )
+    measuring.add_argument(
+        "--no-turns",
+        **FLAG,
+        default=None,
+        help="run the arms one after the other, also where they could train in turns",
+    )
     add_run_options(parser, hidden=packaged().options)
     parser.epilog = "With --measure, options of `horovod-study strain train` too, such as --batch. See docs/explain.md."
 
@@ -105,7 +119,7 @@ def _page(options: argparse.Namespace) -> Result:
 
 _TAKEN_BY: Mapping[str, tuple[str, ...]] = {
     "max_residual": ("account",),
-    **dict.fromkeys(("runtime", "workers", "rounds", *packaged().options), ("measure",)),
+    **dict.fromkeys(("runtime", "workers", "rounds", "until", "no_turns", *packaged().options), ("measure",)),
 }
 """Options that only these parts take."""
 
@@ -165,13 +179,17 @@ def _sync(options: argparse.Namespace) -> Result:
     from horovod_study import records
     from horovod_study.analysis.steps.attribution import attribute, observe
     from horovod_study.report.figures.attribution import result_lines, write_attribution
-    from horovod_study.studies.attribute import DEFAULT_RUNTIMES, ROUNDS, run_experiment
+    from horovod_study.studies.attribute import DEFAULT_RUNTIMES, run_experiment
 
     out = options.out or Path("runs/attribution")
     if options.measure:
-        how = {"runtimes": options.runtime or DEFAULT_RUNTIMES, "workers": options.workers}
         directories = run_experiment(
-            run_values(options), out, rounds=ROUNDS if options.rounds is None else options.rounds, **how
+            run_values(options),
+            out,
+            runtimes=options.runtime or DEFAULT_RUNTIMES,
+            precision=None if options.until is None else until_share(options.until),
+            turns=not options.no_turns,
+            **given(options, "workers", "rounds"),
         )
     else:
         directories = [directory for root in options.places for directory in readable_runs(root)]

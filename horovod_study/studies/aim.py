@@ -17,19 +17,40 @@ from horovod_study.studies.turns import rates
 
 
 class Aim:
-    """The wanted ratios of a study and how far they are; is asked as the policy of its turns."""
+    """Ratios that are wanted and how far they are; is asked as the policy of turns."""
 
-    def __init__(self, study: StudyConfig, slices: Iterable[TurnSlice] = ()) -> None:
-        """`slices`: of launches before."""
-        self.precision = Precision(half_width=study.precision or 0.02)
-        self._cells = study.cells()
-        self._labels = {cell.key: study.label(cell) for cell in self._cells}
-        self.wanted = wanted(study, self._cells)
-        self._until = math.inf if study.budget.hours is None else now() + 3600 * study.budget.hours
+    def __init__(
+        self,
+        half_width: float,
+        labels: Mapping[str, str],
+        wanted: Sequence[tuple[str, str]],
+        *,
+        lasts_s: float = math.inf,
+        slices: Iterable[TurnSlice] = (),
+    ) -> None:
+        """`labels`: run -> cell; `wanted`: cell and base of each ratio; `slices`: of launches before.
+
+        After `lasts_s` from now on nothing more is needed.
+        """
+        self.precision = Precision(half_width=half_width)
+        self._labels, self.wanted = labels, wanted
+        self._until = now() + lasts_s
         self.before: list[TurnSlice] = []
         self._round_s = math.nan
         self._verdicts: dict[tuple[str, str], RatioVerdict] = {}
         self.take(slices)
+
+    @classmethod
+    def of_study(cls, study: StudyConfig, slices: Iterable[TurnSlice] = ()) -> "Aim":
+        """Return the aim of a study: each cell over its baseline, within the hours of its budget."""
+        cells = study.cells()
+        return cls(
+            study.precision or 0.02,
+            {cell.key: study.label(cell) for cell in cells},
+            wanted(study, cells),
+            lasts_s=math.inf if study.budget.hours is None else 3600 * study.budget.hours,
+            slices=slices,
+        )
 
     def take(self, slices: Iterable[TurnSlice]) -> None:
         """Take the slices of all launches that have ended."""

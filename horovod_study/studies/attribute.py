@@ -1,11 +1,16 @@
-"""The experiment of `horovod-study explain --measure`: runs with --measure-sync, arms in turn within each round.
+"""The experiment of `horovod-study explain --measure`: runs with --measure-sync, again and again of the same arms.
 
 Arms of a runtime: the shipped settings, the libraries' defaults, and for Horovod two cycle times, one ten times the
 other, with everything else alike. In these two the thread's idle sleep is off: with it new gradients end the sleep at
 once, and the cycle would not count. Beside them one worker alone, which says what an efficiency of 1 is.
 
-Below the folder of the experiment: `runs/ROUND-ARM` are run directories, `logs` holds what the trainers printed,
-`cells` their configurations. What is done is not run again, so that an interrupted experiment goes on.
+The arms of a launch are started together and train in turns (turns.py), as many as fit into memory; each measures
+what its synchronisation is made of when it has trained, while the others wait. What cannot alternate runs one after the
+other, in another order each time.
+
+Below the folder of the experiment: `runs/NUMBER-ARM` are run directories, `runs/turns.csv` has their slices, `logs`
+holds what the trainers printed, `cells` their configurations. What is done is not run again, so that an interrupted
+experiment goes on; a launch in turns that was broken off is made again as a whole.
 """
 
 import random
@@ -15,18 +20,30 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from horovod_study.analysis.paired import MOST_LAUNCHES
 from horovod_study.cluster.process import GRACE_S
 from horovod_study.config import COMMUNICATION, Cell, available_cores, local_cell
 from horovod_study.errors import ConfigError, RecordError, StudyError, require_known
 from horovod_study.measure.clock import now
 from horovod_study.options import BY_RUNTIME, SET_BY_ATTRIBUTION, refuse_set, require_workers
-from horovod_study.progress import Line, say
-from horovod_study.records import MANIFEST, read_run
+from horovod_study.progress import Line, duration, say
+from horovod_study.records import MANIFEST, append_turns, read_run, read_turns
 from horovod_study.roles import Role, named
 from horovod_study.runtimes import RUNTIMES
+from horovod_study.studies.aim import Aim
 from horovod_study.studies.attempt import Attempt, CellRun, Launcher, local_launch
-from horovod_study.studies.engine import Lane, set_aside_unless_done, sweep, working_in
+from horovod_study.studies.engine import Lane, set_aside, set_aside_unless_done, sweep, working_in
 from horovod_study.studies.interruption import Interruption
+from horovod_study.studies.turns import (
+    BlockLaunch,
+    Conductor,
+    apart_because,
+    that_fit,
+    until_asked_for,
+    worker_mb,
+    workers_that_fit,
+)
+from horovod_study.text.words import plural
 from horovod_study.workloads import Configuration, packaged
 
 OPTIONS, QUIET = packaged().options, packaged().quiet
@@ -37,6 +54,7 @@ ROUNDS = 5
 CYCLE_MS = (1.0, 10.0)
 """The two cycle times of the experiment: Horovod's default, and ten times that."""
 
+ALONE = "one-worker"
 _TIMEOUT_S = 900.0
 
 
@@ -74,7 +92,7 @@ def plan(
         },
         source="explain --measure",
     )
-    cells = [("one-worker", _cell(base, "serial", 1, {}))]
+    cells = [(ALONE, _cell(base, "serial", 1, {}))]
     for runtime in dict.fromkeys(runtimes):
         for arm in arms_of(runtime):
             words = ["defaults" if name == "horovod_defaults" else f"{name}-{v:g}" for name, v in arm.items()]
@@ -102,25 +120,42 @@ def run_experiment(
     *,
     runtimes: Sequence[str] = DEFAULT_RUNTIMES,
     workers: int | None = None,
-    rounds: int = ROUNDS,
+    rounds: int | None = None,
+    turns: bool = True,
+    precision: float | None = None,
     cores: int | None = None,
     launch: Launcher = local_launch,
     grace_s: float = GRACE_S,
 ) -> list[Path]:
     """Run the experiment below `out` and return its run directories: the worker alone, then arm by arm.
 
+    `rounds`: launches of all arms; by default ROUNDS, or as many as `precision`, the relative half width of the
+    interval of each arm's rate over that of one worker, takes.
     Raises StudyError with the reason of a run that fails, and KeyboardInterrupt after Ctrl-C; no process is left.
     """
     cores = available_cores() if cores is None else cores
+    rounds = (ROUNDS if precision is None else MOST_LAUNCHES) if rounds is None else rounds
     order = plan(given, runtimes=runtimes, workers=workers or cores, rounds=rounds, cores=cores)
-    cells = [each for turn in order for each in turn]
-    say(f"attribution: {len(cells)} runs of {cells[0][1].config.steps} steps, {rounds} rounds; records in {out}")
+    largest = max((cell for _, cell in order[0]), key=lambda cell: cell.placement.workers)
+    alone = apart_because([largest] * 2, worker_mb=worker_mb(out / "runs")) if turns else "as asked for"
+    if alone and precision is not None:
+        raise ConfigError(f"explain --measure: --until needs arms that train in turns, but {alone}; leave it out")
+    how = f"one after the other: {alone}" if alone else "in turns"
+    most = f"{'at most ' if precision is not None else ''}{rounds}"
+    say(f"attribution: {len(order[0])} arms of {largest.config.steps} steps, {how}, launches: {most}; records in {out}")
     with working_in(out, "attribution", grace_s=grace_s) as stop:
-        sweep([_lane(cells, out, launch, grace_s, stop)], stop)
+        arms = _Arms(order, out, launch=launch, grace_s=grace_s, stop=stop)
+        try:
+            if alone:
+                sweep([arms.lane([each for cells in order for each in cells])], stop)
+            else:
+                arms.alternate(precision)
+        finally:
+            arms.line.close()
         if stop.requested:
             raise KeyboardInterrupt
     in_order = sorted(
-        cells,
+        (each for cells in order[: arms.launched or rounds] for each in cells),
         key=lambda each: (
             -1 if each[1].runtime == "serial" else list(runtimes).index(each[1].runtime),
             *(value or 0.0 for name, value in each[1].config.to_dict().items() if OPTIONS[name].attributed),
@@ -130,32 +165,122 @@ def run_experiment(
     return [out / "runs" / name for name, _ in in_order]
 
 
-def _lane(cells: Sequence[tuple[str, Cell]], out: Path, launch: Launcher, grace_s: float, stop: Interruption) -> Lane:
-    line, began, ran = Line(), now(), 0
-    for place, (name, cell) in enumerate(cells):
-        directory = out / "runs" / name
-        _require_same(directory, cell)
-        if set_aside_unless_done(directory):
-            continue
-        left = f", about {(now() - began) / ran * (len(cells) - place) / 60:.0f} min left" if ran else ""
-        line.show(f"  {place + 1} of {len(cells)}: {name}{left}")
-        try:
-            attempt: Attempt = yield CellRun(
-                cell=cell,
-                out=directory,
-                config=out / "cells" / f"{name}.yaml",
-                log=out / "logs" / f"{name}.log",
-                launch=launch,
-                timeout_s=_TIMEOUT_S,
-                grace_s=grace_s,
-            )
-        finally:
-            line.close()
-        if stop.requested:
+class _Arms:
+    """The runs of one experiment, with what they need at hand."""
+
+    def __init__(
+        self,
+        order: Sequence[Sequence[tuple[str, Cell]]],
+        out: Path,
+        *,
+        launch: Launcher,
+        grace_s: float,
+        stop: Interruption,
+    ) -> None:
+        self._order, self._out, self._launch, self._grace_s, self._stop = order, out, launch, grace_s, stop
+        self.line, self._began, self._ran = Line(), now(), 0
+        self._left = sum(map(len, order))
+        self.launched = 0  # launches in turns that there are
+
+    def lane(self, cells: Sequence[tuple[str, Cell]]) -> Lane:
+        """Run what is not done, one after the other; StudyError: it fails."""
+        for name, cell in cells:
+            self._left -= 1
+            _require_same(self._directory(name), cell)
+            if set_aside_unless_done(self._directory(name)):
+                continue
+            self.line.show(f"  {name}{self._time_left(1)}")
+            ended: Attempt = yield self._run(name, cell)
+            if self._stop.requested:
+                return
+            self._require_done({name: ended})
+
+    def alternate(self, precision: float | None) -> None:
+        """Let the arms of each launch train in turns, as many as fit into memory, until the intervals are narrow."""
+        runs = self._out / "runs"
+        room, aim = workers_that_fit(worker_mb(runs)), None
+        if precision is not None:
+            arms = {name: name.partition("-")[2] for cells in self._order for name, _ in cells}
+            wanted = [(arm, ALONE) for arm in sorted({*arms.values()} - {ALONE})]
+            aim = Aim(precision, arms, wanted, slices=read_turns(runs))
+        for cells in self._order:
+            boxes = that_fit(dict(sorted(cells)), room)
+            if len(boxes) > 1 and aim is not None:
+                raise ConfigError("explain --measure: --until needs memory for all arms; name fewer with --runtime")
+            if self._stop.requested or (aim is not None and not aim.open()):
+                break
+            for number, box in enumerate(boxes, 1):
+                if len(box) == 1:
+                    say(f"  {next(iter(box))} runs alone: no other arm fits into memory with it")
+                    sweep([self.lane([*box.items()])], self._stop)
+                elif not self._stop.requested:
+                    self._in_turns(box, "arms" if number == 1 else f"arms-{number}", aim)
+            self.launched += 1
+        for line in () if aim is None or self._stop.requested else aim.lines():
+            self.line.keep(f"  {line}")
+
+    def _in_turns(self, cells: Mapping[str, Cell], block: str, aim: Aim | None) -> None:
+        """Launch arms together, unless all of them are done: one that ran at another time is no partner."""
+        runs = self._out / "runs"
+        self._left -= len(cells)
+        for name, cell in cells.items():
+            _require_same(self._directory(name), cell)
+        done = {name for name in cells if set_aside_unless_done(self._directory(name))}
+        if len(done) == len(cells):
             return
-        if not attempt.done:
-            raise StudyError(f"{name} failed: {attempt.reason}; see {attempt.log}")
-        ran += 1
+        for name in done:
+            set_aside(self._directory(name))
+        launch = BlockLaunch(
+            block=block,
+            launch=1 + max((each.launch for each in read_turns(runs) if each.block == block), default=-1),
+            seed=next(iter(cells.values())).config.seed,
+            policy=aim or until_asked_for,
+            equal_steps=True,
+        )
+        what = f"launch {self.launched + 1} of {len(self._order)}"
+
+        def shown(conductor: Conductor) -> str:
+            reached = "" if aim is None else f", {aim.progress()}"
+            return f"{what}: {len(conductor.left())} in turns, round {conductor.rounds}{reached}{left}"
+
+        left = self._time_left(len(cells))
+        ended, made = launch.run(
+            {name: self._run(name, cell) for name, cell in cells.items()}, self._stop, self.line, shown
+        )
+        if self._stop.requested:
+            return
+        self._require_done(ended)
+        append_turns(runs, made)
+        if aim is not None:
+            aim.take(read_turns(runs))
+        rounds = 1 + max((each.round for each in made), default=-1)
+        reached = "" if aim is None else f"; {aim.progress()}"
+        self.line.keep(f"  {what}: {len(cells)} arms, {plural(rounds, 'round')}{reached}{self._time_left(0)}")
+
+    def _run(self, name: str, cell: Cell) -> CellRun:
+        return CellRun(
+            cell=cell,
+            out=self._directory(name),
+            config=self._out / "cells" / f"{name}.yaml",
+            log=self._out / "logs" / f"{name}.log",
+            launch=self._launch,
+            timeout_s=_TIMEOUT_S,
+            grace_s=self._grace_s,
+        )
+
+    def _require_done(self, ended: Mapping[str, Attempt]) -> None:
+        """Count runs that have ended; StudyError: one of them has failed."""
+        for name, attempt in ended.items():
+            if not attempt.done:
+                raise StudyError(f"{name} failed: {attempt.reason}; see {attempt.log}")
+        self._ran += len(ended)
+
+    def _time_left(self, running: int) -> str:
+        left = self._left + running
+        return f", about {duration((now() - self._began) / self._ran * left)} left" if self._ran and left else ""
+
+    def _directory(self, name: str) -> Path:
+        return self._out / "runs" / name
 
 
 def _require_same(directory: Path, cell: Cell) -> None:

@@ -53,7 +53,7 @@ from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.attempt import Attempt, CellRun, Launcher, Running, local_launch, require_launchers
 from horovod_study.studies.engine import Lane, set_aside, sweep, working_in
 from horovod_study.studies.interruption import Interruption, exit_code
-from horovod_study.studies.turns import Conductor, Policy, alternate, apart_because, rates, until_asked_for
+from horovod_study.studies.turns import BlockLaunch, Policy, apart_because, rates, until_asked_for
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import cut, plural
 from horovod_study.workloads import SHARED, Configuration, Workload
@@ -732,21 +732,21 @@ class _Pairs:
             letter: self._cell_run(
                 _cell(self._arms[letter], turn.workers, turn.block, self._new_steps, **length),
                 folder / letter,
-                f"{self._what(turn)}, in turns",
+                self._what(turn),
             )
             for letter in turn.order
         }
-        conductor = Conductor(
-            turn.order,
+        launch = BlockLaunch(
             block=f"{turn.workers}w",
             launch=turn.block - 1,
             seed=self._arms["A"].config.seed,
             policy=self._policy(turn),
-            cores=sorted(os.sched_getaffinity(0)),
             equal_steps=True,
         )
         began = now()
-        ended = alternate(conductor, runs, self._stop)
+        ended, made = launch.run(
+            runs, self._stop, self._line, lambda it: f"{self._what(turn)}, in turns, round {it.rounds}{self._left()}"
+        )
         if self._stop.requested:
             return {}, (), "interrupted"
         for letter, attempt in ended.items():
@@ -754,7 +754,7 @@ class _Pairs:
                 problem = f"{letter} failed twice: {attempt.reason or 'it ended without a finished record'}"
                 say(f"  {self._what(turn)}, {letter} failed: {attempt.reason}; see {attempt.log}")
                 return {}, (), problem
-        append_turns(folder, conductor.slices)
+        append_turns(folder, made)
         self._took.append(now() - began)
         records = {letter: attempt.record for letter, attempt in ended.items() if attempt.record is not None}
         return records, read_turns(folder), "no slice of one of them was whole; give more --steps, or --no-turns"

@@ -57,7 +57,7 @@ from horovod_study.studies.ledger import (
 )
 from horovod_study.studies.progress import Display
 from horovod_study.studies.study_file import StudyConfig
-from horovod_study.studies.turns import Conductor, Policy, groups, until_asked_for, worker_mb
+from horovod_study.studies.turns import BlockLaunch, Conductor, Policy, groups, until_asked_for, worker_mb
 
 REQUESTS = ".requests"
 _REQUEST_S = 1.0  # how soon a request to cancel is noticed
@@ -108,7 +108,7 @@ class Grid:
         self._began, self._drawn = now(), -math.inf
         self._warned = False
         self._source = identify()
-        self._aim = None if self.study.precision is None else Aim(self.study, read_turns(self.directory))
+        self._aim = None if self.study.precision is None else Aim.of_study(self.study, read_turns(self.directory))
 
     def run(self, cells: Sequence[Cell], *, total: int | None = None, ended: int = 0) -> str:
         """Run `cells` in their order until all have ended or a stop is requested; return the one broken off, or "".
@@ -146,14 +146,8 @@ class Grid:
             return
         earlier = [each.launch for each in read_turns(self.directory) if each.block == block]
         launch = max(earlier, default=-1) + 1
-        with Conductor(
-            [cell.key for cell in cells],
-            block=block,
-            launch=launch,
-            seed=self.study.seed,
-            policy=self._aim or self.places.policy,
-            cores=sorted(os.sched_getaffinity(0)),
-        ) as conductor:
+        how = BlockLaunch(block=block, launch=launch, seed=self.study.seed, policy=self._aim or self.places.policy)
+        with how.conductor({cell.key: cell for cell in cells}) as conductor:
             sweep([self._lane([cell], display, conductor) for cell in cells], self.stop)
             loads = [each.other_load for each in conductor.slices if each.other_load is not None]
         if conductor.failure is not None:

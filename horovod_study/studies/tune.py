@@ -20,7 +20,7 @@ import math
 import os
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -41,7 +41,7 @@ from horovod_study.records import RunRecord, TurnSlice, append_turns, read_turns
 from horovod_study.roles import Option, Role, check_field
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies import engine
-from horovod_study.studies.attempt import Attempt, CellRun, Launcher, Running, local_launch
+from horovod_study.studies.attempt import Attempt, CellRun, Launcher, local_launch
 from horovod_study.studies.engine import Lane, set_aside, working_in
 from horovod_study.studies.interruption import Interruption, exit_code
 from horovod_study.studies.racing import (
@@ -63,7 +63,7 @@ from horovod_study.studies.racing import (
     ratio_text,
     ratio_words,
 )
-from horovod_study.studies.turns import SLICE_S, WORKER_MB, Conductor, alternate, apart_because, rates
+from horovod_study.studies.turns import SLICE_S, WORKER_MB, BlockLaunch, apart_because, rates
 from horovod_study.workloads import Configuration, Workload
 
 SECONDS = 2.0
@@ -660,34 +660,30 @@ class _Tuning:
                 impossible[name] = str(error)
                 continue
             set_aside(self._directory / "runs" / name)
-            runs[name] = replace(self._run(cell, name), watch=self._watch(heat))
+            runs[name] = self._run(cell, name)
         used_s, until_s, first_s = self._ledger.used_s, self._until_s(heat), math.nan
 
         def policy(slices: Sequence[TurnSlice], left: Mapping[str, bool]) -> Collection[str]:
             nonlocal first_s
             if math.isnan(first_s):
                 first_s = now() - began
-            made = 1 + slices[-1].round if slices else 0
-            if made >= LEAST_ROUNDS and used_s + now() - began > until_s:
+            rounds = 1 + slices[-1].round if slices else 0
+            if rounds >= LEAST_ROUNDS and used_s + now() - began > until_s:
                 return ()
             wanted = heat.wanted(rates(slices, keys)) if slices else keys.values()
             return [name for name in left if keys[name] in wanted]
 
-        conductor = Conductor(
-            list(runs),
-            block=heat.stage,
-            launch=heat.number,
-            seed=self._request.config.seed,
-            policy=policy,
-            cores=sorted(os.sched_getaffinity(0)),
+        launch = BlockLaunch(block=heat.stage, launch=heat.number, seed=self._request.config.seed, policy=policy)
+        what = "confirming" if heat.stage == "confirm" else f"heat {heat.number}"
+        ended, made = launch.run(
+            runs, self._stop, self.line, lambda it: f"{what}: {len(it.left())} settings in turns, round {it.rounds}"
         )
-        ended = alternate(conductor, runs, self._stop)
         if self._stop.requested:
             raise KeyboardInterrupt
         took_s = now() - began
-        append_turns(self._directory, conductor.slices)
+        append_turns(self._directory, made)
         for name, candidate in zip(keys, heat.candidates, strict=True):
-            own = conductor.slices_of(name)
+            own = [each for each in made if each.run == name]
             self._ledger.add(
                 _trial_in_turns(heat, candidate, ended.get(name), own, took_s / len(keys), impossible.get(name, "")),
                 candidate,
@@ -698,17 +694,6 @@ class _Tuning:
         assert result is not None
         self._report_heat(heat, result)
         return result
-
-    def _watch(self, heat: Heat) -> Callable[[Running], None]:
-        what = "confirming" if heat.stage == "confirm" else f"heat {heat.number}"
-
-        def watch(running: Running) -> None:
-            if self.line.due():
-                self.line.show(
-                    f"  {what}: {len(heat.candidates)} settings in turns; running for {running.seconds:.0f} s"
-                )
-
-        return watch
 
     def _report_heat(self, heat: Heat, result: HeatResult) -> None:
         """Keep one line on how a heat ended, who leads, and how much time is left."""

@@ -43,8 +43,10 @@ from horovod_study.cluster.pinning import busy_s
 from horovod_study.config import Cell
 from horovod_study.errors import RecordError, StudyError
 from horovod_study.measure.clock import now, sleep
+from horovod_study.progress import Line
 from horovod_study.recording.turns import TURNS, Channel
 from horovod_study.records import TurnSlice, read_run
+from horovod_study.roles import Role, named
 from horovod_study.studies.attempt import Attempt, CellRun, Running, Verdict
 from horovod_study.studies.engine import Lane, sweep
 from horovod_study.studies.interruption import Interruption
@@ -148,29 +150,42 @@ def groups(
     """
     if not study.turns:
         return [AlternatingCells(cells=tuple(cells))]
-    room = (psutil.virtual_memory().available / 1e6 if memory_mb is None else memory_mb) / (each_mb or WORKER_MB)
+    room = workers_that_fit(each_mb, memory_mb)
     parts: list[AlternatingCells] = []
     for _, block in groupby(cells, key=lambda cell: cell.config.repeat):
         rest: list[Cell] = []
-        together: dict[str, list[list[Cell]]] = {}
-        for cell in sorted(block, key=lambda cell: cell.placement.workers):
+        together: dict[str, dict[str, Cell]] = {}
+        for cell in block:
             if alone_because(study, cell, here(cell)):
                 rest.append(cell)
-                continue
-            boxes = together.setdefault(cell.placement.partition, [[]])
-            if boxes[-1] and sum(each.placement.workers for each in (*boxes[-1], cell)) > room:
-                boxes.append([])
-            boxes[-1].append(cell)
-        for partition, boxes in together.items():
-            for number, box in enumerate(boxes, 1):
+            else:
+                together.setdefault(cell.placement.partition, {})[cell.key] = cell
+        rest.sort(key=lambda cell: cell.placement.workers)
+        for partition, alike in together.items():
+            for number, box in enumerate(that_fit(alike, room), 1):
                 if len(box) > 1:
                     name = partition if number == 1 else f"{partition}-{number}"
-                    parts.append(AlternatingCells(cells=tuple(box), block=name))
+                    parts.append(AlternatingCells(cells=tuple(box.values()), block=name))
                 else:
-                    rest += box
+                    rest += box.values()
         if rest:
             parts.append(AlternatingCells(cells=tuple(rest)))
     return parts
+
+
+def workers_that_fit(each_mb: float | None, memory_mb: float | None = None) -> float:
+    """Return how many workers that need `each_mb` (None: WORKER_MB) fit into `memory_mb` (None: what is free now)."""
+    return (psutil.virtual_memory().available / 1e6 if memory_mb is None else memory_mb) / (each_mb or WORKER_MB)
+
+
+def that_fit(cells: Mapping[str, Cell], room: float) -> list[dict[str, Cell]]:
+    """Return cells by name in boxes of `room` workers at most, the small cells first; a larger cell has its own."""
+    boxes: list[dict[str, Cell]] = [{}]
+    for name, cell in sorted(cells.items(), key=lambda each: each[1].placement.workers):
+        if boxes[-1] and sum(each.placement.workers for each in (*boxes[-1].values(), cell)) > room:
+            boxes.append({})
+        boxes[-1][name] = cell
+    return boxes
 
 
 def alternating(
@@ -252,13 +267,15 @@ class Conductor:
         policy: Policy = until_asked_for,
         cores: Sequence[int] = (),
         equal_steps: bool = False,
+        end_alone: bool = False,
     ) -> None:
         """`runs`: their names, in the order of their start; `cores`: of this machine, on which others are looked at.
 
         `equal_steps`: cells that end together go on, in no slice, to the steps of the one that has made most.
+        `end_alone`: what cells do after their steps is measured too, and one does it after the other.
         """
         self._block, self._launch, self._policy, self._cores = block, launch, policy, cores
-        self._equal_steps = equal_steps
+        self._equal_steps, self._end_alone = equal_steps, end_alone
         self._random = random.Random(f"{seed} {block} {launch}")
         self._cells = {run: _Cell(run=run, token=secrets.token_hex(16)) for run in runs}
         self.slices: list[TurnSlice] = []
@@ -475,15 +492,16 @@ class Conductor:
         return took_s
 
     def _end(self, cells: Collection[_Cell]) -> None:
-        """Tell cells to end, and wait until they have: they are done with their steps, and may end side by side."""
-        for cell in cells:
-            if cell.state == "turns":
-                with self._lock:
-                    self._continue(cell)
-                cell.state = "leaving"
-                self._say(cell, list(cell.reports), {"end": True})
-        for cell in cells:
-            self._see_off(cell)
+        """Tell cells to end, and wait until they have: side by side, or one by one where more of them is measured."""
+        for some in [[cell] for cell in cells] if self._end_alone else [cells]:
+            for cell in some:
+                if cell.state == "turns":
+                    with self._lock:
+                        self._continue(cell)
+                    cell.state = "leaving"
+                    self._say(cell, list(cell.reports), {"end": True})
+            for cell in some:
+                self._see_off(cell)
 
     def _see_off(self, cell: _Cell) -> None:
         """Wait until a cell that leaves is over: nobody trains beside it."""
@@ -636,3 +654,49 @@ def alternate(conductor: Conductor, runs: Mapping[str, CellRun], stop: Interrupt
     if conductor.failure is not None:
         raise StudyError(f"turns have ended: {conductor.failure!r}")
     return ended
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockLaunch:
+    """One launch of a block: cells that are started together and train in turns, whatever command they are of."""
+
+    block: str
+    launch: int  # 0, 1, ...
+    seed: int
+    policy: Policy = until_asked_for
+    equal_steps: bool = False
+
+    def conductor(self, cells: Mapping[str, Cell]) -> Conductor:
+        """Return who gives turns to these cells, in the order of their start."""
+        return Conductor(
+            cells,
+            block=self.block,
+            launch=self.launch,
+            seed=self.seed,
+            policy=self.policy,
+            cores=sorted(os.sched_getaffinity(0)),
+            equal_steps=self.equal_steps,
+            end_alone=any(_looks_further(cell.config) for cell in cells.values()),
+        )
+
+    def run(
+        self, runs: Mapping[str, CellRun], stop: Interruption, line: Line, what: Callable[[Conductor], str]
+    ) -> tuple[dict[str, Attempt], list[TurnSlice]]:
+        """Run cells in turns; return how each has ended and all slices. `line` shows `what` now and then.
+
+        StudyError: who gives turns has failed.
+        """
+        conductor = self.conductor({name: run.cell for name, run in runs.items()})
+
+        def watch(running: Running) -> None:
+            if line.due():
+                line.show(f"  {what(conductor)}; running for {running.seconds:.0f} s")
+
+        ended = alternate(conductor, {name: replace(run, watch=watch) for name, run in runs.items()}, stop)
+        return ended, conductor.slices
+
+
+def _looks_further(config: Configuration) -> bool:
+    """Return whether a run measures something after its timed window."""
+    options = config.workload.options
+    return any(getattr(config, name) not in (None, options[name].default) for name in named(options, Role.PROBE))
