@@ -488,6 +488,7 @@ def test_captured_steps_are_tried_without_hooks_only() -> None:
     assert all(each.values.get("reduction") != "hooks" for each in candidates)
     assert names(candidates)[:2] == ["shipped settings", "library defaults"]
     assert "a CUDA graph captures no hooks" in left_out["groups"]
+    assert left_out["reduction"].startswith("would be refused: ") and "; " not in left_out["reduction"]
     assert library_values("ddp/gloo", StrainConfig(cuda_graphs=True)) == {"thread_priority": "off"}
 
 

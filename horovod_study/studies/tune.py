@@ -266,7 +266,8 @@ def space(
             try:
                 request.cell(candidate)
             except ConfigError as error:
-                left_out[knob] = str(error)
+                said = str(error).removeprefix(f"{candidate.name}: ")
+                left_out[knob] = f"would be refused: {said.partition('; ')[0]}"
                 continue
             candidates.append(candidate)
             tried += 1
