@@ -276,27 +276,34 @@ def analyze(
             "series": {name: _document(name, fit, points, baseline) for name, fit in fitted.items()},
         },
         provenance={
-            "schema": SCHEMA,
-            "studies": _distinct(runs["study"]),
-            "partitions": _distinct(runs["partition"]),
-            "baseline": baseline,
-            "runs": {
-                "total": len(runs),
-                **{f"{k}": int(v) for k, v in runs["status"].value_counts().sort_index().items()},
-            },
-            "started": _span(runs),
+            **_provenance(runs, table, baseline),
             "findings": _findings(table, points, parts, baseline),
             "doubts": doubts,
-            "failed": [
-                {f"{key}": _plain_value(value) for key, value in row.items()}
-                for row in scaling.failed_runs(table).to_dict("records")
-            ],
-            "environment": _environments(runs),
-            "measurement": _measurement(table),
-            "learning": _common(table),
             "commands": list(_commands(runs) if commands is None else commands),
         },
     )
+
+
+def _provenance(runs: pd.DataFrame, table: pd.DataFrame, baseline: str) -> dict[str, Any]:
+    """Return what was run, when, where, and how it was measured."""
+    return {
+        "schema": SCHEMA,
+        "studies": _distinct(runs["study"]),
+        "partitions": _distinct(runs["partition"]),
+        "baseline": baseline,
+        "runs": {
+            "total": len(runs),
+            **{f"{k}": int(v) for k, v in runs["status"].value_counts().sort_index().items()},
+        },
+        "started": _span(runs),
+        "failed": [
+            {f"{key}": _plain_value(value) for key, value in row.items()}
+            for row in scaling.failed_runs(table).to_dict("records")
+        ],
+        "environment": _environments(runs),
+        "measurement": _measurement(table),
+        "learning": _common(table),
+    }
 
 
 # ---------------------------------------------------------------------------------------------------- fitted laws
