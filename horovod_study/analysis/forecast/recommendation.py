@@ -293,7 +293,7 @@ def _series(
 
 def _knee(case: _Case) -> RecommendedCount:
     share = case.questions.marginal
-    question = f"where one more worker gains less than {100 * share:.4g}% of the mean worker"
+    question = f"where one more worker gains less than {100 * share:.4g} % of the mean worker"
     found = _highest(case.speed - share * np.log(case.counts), case.counts)
     return _answer(case, question, found, samples=case.questions.samples)
 
@@ -375,7 +375,7 @@ def _to_target(case: _Case, seed: int) -> dict[str, RecommendedCount]:
         ("fastest_to_target", "the shortest time to the target", _highest(speed, case.counts)),
         (
             "target_knee",
-            f"where one more worker gains less than {100 * share:.4g}% of the mean one, to the target",
+            f"where one more worker gains less than {100 * share:.4g} % of the mean one, to the target",
             _highest(speed - share * np.log(case.counts), case.counts),
         ),
     ):
