@@ -82,12 +82,18 @@ def foreign(
     wait_s: float = 2e-4,
     model: str = "Net",
     late_s: float = 0.0,
+    **more_s: np.ndarray,
 ) -> Path:
-    """Write a run of another script, recorded by a command: its ranks average for `wait_s`, the first one is late."""
+    """Write a run of another script, recorded by a command: its ranks average for `wait_s`, the first one is late.
+
+    `more_s`: lap -> what all ranks have more in it, (400, 1).
+    """
     monkeypatch.delitem(EFFECTIVE, "steps_per_epoch", raising=False)
-    extra = {"residual": np.where(np.arange(workers) == 0, late_s, 0.0) * np.ones((400, 1))}
+    extra = {"residual": np.where(np.arange(workers) == 0, late_s, 0.0) * np.ones((400, 1))} | more_s
     rows = rows_of(noise(1, 400, workers), transfer_s=wait_s, per_epoch=100, extra_s=extra)
-    return recorded(directory, rows, totals=TOTALS, model=model, parameters=10, backend="ddp", transport="gloo")
+    return recorded(
+        directory, rows, totals=TOTALS, model=model, parameters=10, backend="ddp", transport="gloo", device="cpu"
+    )
 
 
 def test_what_another_script_can_do_about_its_communication_is_told(
@@ -101,6 +107,22 @@ def test_what_another_script_can_do_about_its_communication_is_told(
     assert "no_sync" in first.what and first.kind == "at most" and first.gain is not None
     assert first.gain.value == pytest.approx(cell.exposed_s.value / (cell.step_s - cell.exposed_s.value))
     assert "Nothing stands out" not in "\n".join(page(found))
+
+
+@pytest.mark.parametrize(("update", "backward", "told"), [(3.0, 0.0, True), (0.5, 0.0, False), (3.0, 1.0, False)])
+def test_an_update_that_becomes_longer_alone_may_compute_with_denormal_numbers(
+    update: float, backward: float, told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a third of the run on, by shares of their 0.3 and 1.5 ms of the beginning."""
+    later = (np.arange(400) > 130)[:, None]
+    found = explained(
+        foreign(tmp_path / "run", monkeypatch, update=0.3e-3 * update * later, backward=1.5e-3 * backward * later)
+    )
+    advice = [each for each in found.help if "set_flush_denormal" in each.what]
+    assert len(advice) == told
+    for each in advice:
+        assert each.gain is not None and re.search(r"\b4(\.\d+)? times as long", each.what)
+        assert 0.5 < each.gain.value / (0.6e-3 / found.cells[0].step_s) < 2
 
 
 def test_the_time_of_a_late_rank_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,6 +233,17 @@ def test_what_cannot_be_seen_is_unknown(tmp_path: Path) -> None:
     assert "backward" in cell.why_not
     text = "\n".join(page(found))
     assert "unknown" in text and "--measure-ablation" in text
+
+
+def test_a_rank_that_is_longer_in_one_lap_and_shorter_in_another_is_told_with_both(tmp_path: Path) -> None:
+    more = np.ones((400, 1)) * 5e-3
+    rows = rows_of(noise(1, 400, 2), extra_s={"forward": more * [0, 1], "data": more * [1.1, 0]}, per_epoch=100)
+    found = explained(recorded(tmp_path / "run", rows, totals=TOTALS))
+
+    (slow,) = found.slow
+    assert slow.ranks == () and {each.rank: each.cause for each in slow.balanced} == {1: "forward", 0: "data"}
+    text = " ".join("\n".join(page(found)).split())
+    assert re.search(r"Rank 1 on node1 takes [45]\.\d+ .* ms longer .* forward, and 5\.\d+ ms less", text)
 
 
 def test_one_worker_waits_for_nobody(study: Path) -> None:

@@ -298,15 +298,22 @@ def test_a_second_training_of_a_process_is_recorded_beside_the_first(tmp_path: P
 STOPWATCH = """
 class Slow(DataLoader):  # as one whose processes start
     def _get_iterator(self): time.sleep(0.02); return super()._get_iterator()
+def ahead(loader):  # as Accelerate goes through one
+    batches = iter(loader); batch = next(batches)
+    for following in batches: yield batch; batch = following
+    yield batch
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 marks, walls = [], []
-for epoch in range(8):
-    began = time.perf_counter()
-    for x, y in Slow(data, batch_size=12):
+for epoch in range(15):
+    began, kind = time.perf_counter(), epoch % 5
+    loader = Slow(data, batch_size=12)
+    for turn, (x, y) in enumerate(ahead(loader) if kind in (1, 4) else loader):
+        if kind == 3 and turn == 14: break
         time.sleep(0.002)
         loss = loss_of(x, y); optimizer.zero_grad(); loss.backward(); optimizer.step()
         marks.append(time.perf_counter())
         time.sleep(0.004)  # a metric, a line
+        if kind in (2, 4) and turn == 13: break
     walls.append(time.perf_counter() - began)
     time.sleep(0.01)  # a file is saved
 print(*marks[2:], *walls[1:])
@@ -315,17 +322,21 @@ print(*marks[2:], *walls[1:])
 
 @pytest.mark.slow
 def test_step_times_are_those_of_a_stopwatch_in_the_script(tmp_path: Path) -> None:
-    """Steps tile the loop of an epoch: together they are as long as it, with its start and the end of its last turn."""
+    """Steps tile the loop of an epoch: together they are as long as it, with its start and the end of its last turn.
+
+    So they do where it fetches ahead, and where `break` leaves it, at the end of a turn or the beginning of one.
+    """
     done, out = record(tmp_path, [sys.executable, script(tmp_path, STOPWATCH)])
     told, rows = np.array(done.stdout.split(), float), rows_of(out)
-    marks, walls = told[:-7], told[-7:]
+    marks, walls = told[:-14], told[-14:]
 
-    assert len(rows["step"]) == len(marks) == 158
+    assert len(rows["step"]) == len(marks) == 3 * (2 * 20 + 3 * 14) - 2
     # What a turn does behind its update is in the row of the next step; of the last one of an epoch it is in its own.
     inside = (np.diff(rows["epoch"], append=-1) == 0)[1:-1]
     assert np.median(np.abs(rows["step_s"][1:-1] / np.diff(marks)[:-1] - 1)[inside]) < 0.01
-    sums = np.array([rows["step_s"][rows["epoch"] == epoch].sum() for epoch in range(1, 8)])
-    assert np.median(np.abs(sums / walls - 1)) < 0.01
+    sums = np.array([rows["step_s"][rows["epoch"] == epoch].sum() for epoch in range(1, 15)])
+    for kind in range(5):  # a turn that is cut off behind its update has 4 ms less
+        assert np.abs(sums - walls)[(kind - 1) % 5 :: 5].min() < 0.003, kind
     laps = sum(np.nan_to_num(rows[f"{lap}_s"]) for lap in ("data", "forward", "backward", "sync", "update", "residual"))
     assert laps == pytest.approx(rows["step_s"])
 
@@ -540,6 +551,7 @@ def test_an_endless_training_is_ended_after_its_steps_and_ranks_that_go_apart_ar
 
     assert (done.returncode, run.status) == (0, "done"), done.stderr
     assert [len(rows_of(out, rank)["step"]) for rank in (0, 1)] == [40, 40]
+    assert not rows_of(out)["sync_s"].any(), "waits would be seen, and there is none"
     assert "different parameters" in run.totals["steady"]["doubt"]
     assert done.stderr.count("end with different parameters") == 1
 
@@ -557,47 +569,16 @@ for turn in range(60):
 if dist.get_rank() == 0: time.sleep(1)  # it alone has more to do: the others have left the training
 dist.destroy_process_group()
 """
-SHARDED = f"""
-import torch.distributed as dist
-from torch.distributed.fsdp import fully_shard
-dist.init_process_group("gloo")
-fully_shard(model)
-optimizer = torch.optim.Adam(model.parameters())
-for turn in range(60):
-    loss = model(data.tensors[0][:8]).square().mean(); optimizer.zero_grad()
-    if dist.get_rank() == 1: time.sleep({SLEEP_S})
-    loss.backward(); optimizer.step()
-"""
-HOROVOD = f"""
-import horovod.torch as hvd
-hvd.init()
-optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters()), named_parameters=model.named_parameters())
-hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-for turn in range(60):
-    optimizer.zero_grad(); loss = loss_of(*data[:8])
-    if hvd.rank() == 1: time.sleep({SLEEP_S})
-    loss.backward(); optimizer.step()
-"""
 MPI_ALONE = "from mpi4py import MPI; print(MPI.COMM_WORLD.size)"
-TOGETHER = {
-    "ddp": (DDP, "torchrun", "ddp"),
-    "fully_shard": (SHARDED, "torchrun", "distributed"),
-    "horovod": (HOROVOD, "horovodrun --gloo", "horovod"),
-}
 
 
 @pytest.mark.slow
-@pytest.mark.horovod
-@pytest.mark.parametrize("name", TOGETHER)
-def test_the_slow_rank_of_a_script_is_seen(name: str, tmp_path: Path) -> None:
+def test_the_slow_rank_of_a_script_is_seen(tmp_path: Path) -> None:
     """One rank sleeps before its backward: its backward is longer by that, and the other one waits for it in sync."""
-    text, launcher, backend = TOGETHER[name]
-    line = [str(part).format(workers=2) for part in LAUNCHERS[launcher]]
-    done, out = record(tmp_path, [*line, script(tmp_path, text)])
+    line = [str(part).format(workers=2) for part in LAUNCHERS["torchrun"]]
+    done, out = record(tmp_path, [*line, script(tmp_path, DDP)])
 
     assert done.returncode == 0, done.stderr
-    run = records.read_run(out)
-    assert (run.status, run.effective["backend"], run.effective["workers"]) == ("done", backend, 2)
     quick, slow = rows_of(out, 0), rows_of(out, 1)
     assert len(quick["step"]) == len(slow["step"]) >= 50
     assert np.median(slow["backward_s"]) - np.median(quick["backward_s"]) > 0.8 * SLEEP_S
@@ -659,7 +640,7 @@ pl.Trainer(
 @pytest.mark.horovod
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_rank_that_sleeps_is_late_by_what_it_slept(name: str, tmp_path: Path) -> None:
-    """Its own time, without the waits for others, is longer by the naps that the script has timed itself."""
+    """Its own time without the waits for others, and the lap of it, is longer by the naps that the script has timed."""
     text = (
         "import torch.distributed as dist"
         + NAP
@@ -671,9 +652,13 @@ def test_a_rank_that_sleeps_is_late_by_what_it_slept(name: str, tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     told = next(each for each in done.stdout.splitlines() if "NAPS " in each and each.split("NAPS ")[1])
     slept_s = np.median([float(each) for each in told.split("NAPS ")[1].split()])
-    own = [np.median((rows["step_s"] - rows["sync_s"])[10:]) for rows in (rows_of(out, 0), rows_of(out, 1))]
+    run, (quick, slow) = records.read_run(out), (rows_of(out, 0), rows_of(out, 1))
+    lap = "forward_s" if name == "lightning" else "residual_s"
 
-    assert own[1] - own[0] == pytest.approx(slept_s, rel=0.3)
+    backend = {"fully_shard": "distributed", "horovod": "horovod"}.get(name, "ddp")
+    assert (run.status, run.effective["backend"], run.effective["workers"]) == ("done", backend, 2)
+    for times in ([rows["step_s"] - rows["sync_s"] for rows in (quick, slow)], [quick[lap], slow[lap]]):
+        assert np.median(times[1][10:]) - np.median(times[0][10:]) == pytest.approx(slept_s, rel=0.3)
 
 
 @pytest.mark.slow

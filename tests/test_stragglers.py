@@ -18,7 +18,7 @@ from make.rank_rows import hosts, noise, rows_of
 from horovod_study import records
 from horovod_study.analysis.steps.attribution import observe, parts_of
 from horovod_study.analysis.steps.inspection import inspect
-from horovod_study.analysis.steps.rank_steps import align, common_steps
+from horovod_study.analysis.steps.rank_steps import NO_EXCHANGE, align, common_steps
 from horovod_study.analysis.steps.stragglers import Stragglers, find_stragglers, pop, pop_of, waiting
 from horovod_study.errors import AnalysisError
 from horovod_study.records import finite
@@ -182,6 +182,9 @@ def test_who_comes_to_its_loader_earlier_and_waits_for_it_is_not_late(data_ms: f
     (longer,) = [each for each in seen.ranks if each.cause == "forward"]
     assert (longer.rank, longer.balanced) == (1, slow != (1,))
     assert longer.cause_s == pytest.approx(5e-3, abs=1e-4)
+    # Of four, it is compared with one that waits as long for its loader.
+    more = {"forward": late(300, 4, 1, 5e-3), "data": late(300, 4, 0, data_ms * 1e-3)}
+    assert {*found(noise(3, 300, 4), extra_s=more).slow} == {0, 1}
 
 
 def test_residual_behind_the_begin_of_a_step_is_no_gap() -> None:
@@ -293,6 +296,26 @@ def test_a_script_that_marks_loading_only_is_compared_in_that() -> None:
     seen = find_stragglers(align(rows, workers=2))
     assert seen.verdict == "unknown"
     assert seen.why_not == "the wait for the others is not visible, and no lap is certainly before it"
+
+
+def test_ranks_that_exchange_nothing_wait_for_nobody() -> None:
+    """Their waits are visible, and there is none: no rank is late, whatever one does longer."""
+    rows = rows_of(noise(2, 300, 2), extra_s={"data": late(300, 2, 1, 5e-3)})
+    for columns in rows.values():
+        columns["step_s"], columns["sync_s"] = columns["step_s"] - columns["sync_s"], np.zeros(300)
+        columns["begin_s"] = np.full(300, np.nan)
+    there = align(rows, workers=2)
+    assert find_stragglers(there).why_not == NO_EXCHANGE
+    assert pop_of(there) is None
+    assert waiting(rows, common_steps(rows, workers=2)).pop is None
+    effective = {"backend": "distributed", "transport": "gloo", "reduction": "own", "workers": 2, "batch": 75}
+    seen = observe("run", {}, effective, 0, list(rows.values()), None)
+    assert (seen.sync_s, seen.why_no_sync) == (None, NO_EXCHANGE)
+    rows[0]["sync_s"][20::10] = 1e-3  # something, in each tenth step
+    assert any(
+        "exchange something in 28 of 299 steps; in the others" in note
+        for note in find_stragglers(align(rows, workers=2)).notes
+    )
 
 
 def test_one_worker_and_few_steps_are_said() -> None:

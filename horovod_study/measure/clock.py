@@ -260,6 +260,12 @@ class LapClock:
         if self._names:
             self.lap("residual", at)
 
+    def host_s(self, stamp: Any = None) -> float:
+        """Return the host's time of a stamp that `mark` took, in s; without one that of the latest lap."""
+        if stamp is None:
+            return self._hosts[-1]
+        return float(stamp if self._device is None else stamp[0])
+
     def know(self, name: str) -> None:
         """Give the lap `name` a column from now on, 0 in steps without it: it is known that such a step had none."""
         self._seen.add(name)

@@ -22,6 +22,7 @@ import json
 import multiprocessing
 import os
 import sys
+import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from multiprocessing.util import Finalize
@@ -31,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import dataloader
 
@@ -51,6 +53,9 @@ UNCALLED_STEPS = 3
 """A model that was not called in so many steps is a container; the models in it are."""
 STRANGE_UPDATES = 3
 """So many updates of unknown optimizers without one of those that are recorded: another training has begun."""
+
+MAX_TAIL = 3
+"""What a turn does behind its update takes at most so many times as long as what it did before."""
 
 
 def install(asked: str) -> "Watcher":
@@ -80,6 +85,9 @@ class Watcher:
         self._ending = False  # whether the loader has ended before its last batch was trained on
         self._waits_since: Any = None
         self._started: Any = None  # when a loop over the data has begun that has fetched nothing yet
+        self._loop: weakref.ref[Any] | None = None  # the iterator of the loop under way, which is gone when it is left
+        self._loop_turns = 0  # batches that were asked of it
+        self._left_at: Any = None  # when the loop was left with nothing done in its last turn
         self._in_backward = 0  # backwards inside each other, as those of checkpoints are
         self._trains = False  # whether this turn has had a backward
         self._evaluates = False  # whether its model was called in eval mode without gradients
@@ -231,7 +239,8 @@ class Watcher:
         if self._strangers:
             self._join()
         if self._ending:
-            self._pause()
+            if self._loop is None or self._loop() is None:  # else the turn ends when the loop is left
+                self._pause()
         elif self._data is not None and self._since_fetch > MAX_UPDATES:
             self._lose_data()  # one batch was fetched, and is used again and again
         if self._data is None and optimizer is self._first:
@@ -273,6 +282,7 @@ class Watcher:
         self._record, self._observed, self._meeting, self._state = None, None, None, "watching"
         self._optimizers, self._hooks, self._updates, self._fetched, self._data = {}, {}, [], [], None
         self._forward_seen, self._paused, self._ending, self._backwards = False, True, False, 0
+        self._loop = self._left_at = None
 
     @property
     def _out(self) -> Path:
@@ -357,10 +367,14 @@ class Watcher:
     # ------------------------------------------------------------------------------------------------ loaders
 
     def _before_start(self, loader: Any) -> None:
-        here = self._paused and self._thread == get_ident()
-        if self._record is not None and here and self._data is not None and loader.dataset is self._data:
+        record = self._record
+        if record is None or self._data is None or loader.dataset is not self._data or self._thread != get_ident():
+            return
+        if self._left_at is not None:
+            self._end_left()
+        if self._paused or (self._ending and record.updated):
             self._resume()
-            self._started = self._record.mark()
+            self._started = record.mark()
 
     def _before_fetch(self, iterator: Any) -> None:
         record = self._record
@@ -369,6 +383,8 @@ class Watcher:
         try:
             if self._thread != get_ident():
                 return
+            if self._left_at is not None:
+                self._end_left()
             if self._data is None or iterator._dataset is not self._data:
                 if record.updated and not self._paused:  # a loop over other data: an evaluation
                     self._pause()
@@ -376,6 +392,9 @@ class Watcher:
                     record.part(self._phase(record))
                 return
             self._since_fetch = self._depth = 0
+            if self._loop is None or self._loop() is not iterator:
+                self._loop, self._loop_turns = weakref.ref(iterator, self._guarded(self._left)), 0
+            self._loop_turns += 1
             if self._paused or self._ending:
                 self._resume()
             elif record.in_step:
@@ -412,6 +431,33 @@ class Watcher:
             if not self._ending:
                 self._record.end_loop(self._waits_since)
                 self._pause()
+
+    def _left(self, iterator: Any) -> None:
+        """End the last turn of a loop whose iterator is gone: after `break`, or behind the turn of its last batch.
+
+        An iterator that gave one batch is no loop's, as in `next(iter(loader))`. One that a function held until long
+        after the loop says nothing of its end: a tail of more than MAX_TAIL times the rest of its turn is none.
+        """
+        record, clock = self._record, self._clock
+        if iterator is not self._loop or record is None or self._data is None or self._paused:
+            return
+        if self._loop_turns < 2 or self._thread != get_ident() or not (record.in_step and clock.takes_stamps):
+            return
+        if record.updated:
+            left, done = clock.mark(), clock.host_s()
+            if clock.host_s(left) - done <= MAX_TAIL * (done - clock.host_s(self._waits_since)):
+                clock.lap("residual", at=left)
+                record.end_turn()
+                self._pause()
+        elif record.untrained:
+            self._left_at = record.mark()
+
+    def _end_left(self) -> None:
+        """End a loop that was left, unless its last turn was trained on after all."""
+        assert self._record is not None
+        if self._record.untrained:
+            self._pause()
+        self._left_at = None
 
     def _follows(self, iterator: Any) -> bool:
         return self._data is not None and iterator._dataset is self._data
@@ -466,6 +512,8 @@ class Watcher:
         if multiprocessing.parent_process() is not None:
             Finalize(None, self._finish, exitpriority=100)  # such a process ends without what atexit has
         self._state, self._clock = "recording", self._record.clock
+        if self._observed is not None and not self._averages_in_backward and not _any(DistributedDataParallel):
+            self._clock.know("sync")  # all waits are seen: a step without one had none
         watched = zip(pairs, self._record.hooks, strict=True)
         self._hooks = {id(own): hooks for (_, own), hooks in watched if own is not None}
         self._record.hooks[0].outside = self._guarded(self._before_forward)
@@ -487,6 +535,8 @@ class Watcher:
             return
         if not torch.is_grad_enabled() and not module.training:
             self._evaluates = True
+            if self._left_at is not None:
+                self._end_left()
             if not self._paused and (record.updated or self._data is None):
                 self._pause()
         elif self._data is None and torch.is_grad_enabled():
@@ -522,9 +572,13 @@ class Watcher:
             raise SystemExit
 
     def _pause(self) -> None:
-        assert self._record is not None
-        self._record.close_step()
-        self._paused, self._ending, self._started = True, False, None
+        """End a stretch of steps."""
+        record = self._record
+        assert record is not None
+        if self._left_at is not None and record.untrained:
+            record.end_before(self._left_at)
+        record.close_step()
+        self._paused, self._ending, self._started, self._left_at = True, False, None, None
 
     def _resume(self, *, epoch: bool = True) -> None:
         assert self._record is not None

@@ -581,6 +581,18 @@ class Recording:
         if not self.in_step:
             self._clock.tail(at)
 
+    @property
+    def untrained(self) -> bool:
+        """Whether a step is under way in which nothing was trained yet."""
+        return self.in_step and not (self.updated or self._backwards)
+
+    @_in_loop
+    def end_before(self, at: Any) -> None:
+        """End a stretch at the stamp `at`: the step under way is none, and its time until then is of the one before."""
+        self.in_step = False
+        self._clock.forget()
+        self._clock.tail(at)
+
     @_in_loop
     def begin_epoch(self) -> None:
         """Begin an epoch, and a stretch of steps: what is before it is in none. `steps` does so by itself."""

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from horovod_study.analysis.stats import Interval
 from horovod_study.analysis.steps.breakdown import PARTS
 from horovod_study.analysis.steps.explanation import Cell, Explanation, Growth, Help, Slow
+from horovod_study.analysis.steps.rank_steps import NO_EXCHANGE
 from horovod_study.analysis.steps.stragglers import CAUSES, Lateness
 from horovod_study.report.kit.files import write_result
 from horovod_study.text.numbers import THIN, known, milliseconds, percent, quoted, rounded, signed
@@ -135,7 +136,8 @@ def _communication(cell: Cell) -> str:
     if cell.exposed_s is None or cell.waiting_s is None:
         if left_out:
             return f"Communication costs {left_out}."
-        return f"Exposed communication is unknown: {cell.why_not}."
+        known_why = "none" if cell.why_not == NO_EXCHANGE else "unknown"
+        return f"Exposed communication is {known_why}: {cell.why_not}."
     text = (
         f"Exposed communication (not hidden by computing): {_part(cell.exposed_s, cell.step_s)}; waiting for the last "
         f"rank: {_part(cell.waiting_s, cell.step_s)}."
@@ -172,7 +174,7 @@ def _slow(found: Explanation) -> Iterable[Said]:
 
 def _who(slow: Slow) -> str:
     if slow.why_not:
-        return f"Unknown: {slow.why_not}."
+        return f"{'Nobody' if slow.why_not == NO_EXCHANGE else 'Unknown'}: {slow.why_not}."
     if not slow.ranks and slow.balanced:
         return f"{_balanced(slow)} No rank is late beyond chance."
     if not slow.ranks:
@@ -216,7 +218,8 @@ def _late(late: Lateness, slow: Slow) -> str:
     there = _ms(Interval(value=late.cause_s, low=late.cause_low_s, high=late.cause_high_s))
     in_all = ""
     if abs(late.value_s - late.cause_s) > SAME * late.cause_s:
-        in_all = f" ({_ms(Interval(value=late.value_s, low=late.low_s, high=late.high_s))} ms in all)"
+        whole = Interval(value=late.value_s, low=late.low_s, high=late.high_s)
+        in_all = f" (over all laps {_ms(whole)} ms{'' if whole.excludes(0) else ', which scatter more than that'})"
     return (
         f"Rank {late.rank}{host} is {there} ms late per step {CAUSES[late.cause]}{in_all}, and is the last one in "
         f"{percent(late.last_share)} of the steps (by chance: {percent(slow.chance)})."

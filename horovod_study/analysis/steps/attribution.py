@@ -30,7 +30,7 @@ import pandas as pd
 
 from horovod_study.analysis import stats
 from horovod_study.analysis.stats import Floats, Interval
-from horovod_study.analysis.steps.rank_steps import CYCLE, cycle_s, ready_steps, settings_of
+from horovod_study.analysis.steps.rank_steps import CYCLE, NO_EXCHANGE, cycle_s, ready_steps, settings_of
 from horovod_study.config import COMMUNICATION
 from horovod_study.errors import AnalysisError
 from horovod_study.records import facts, finite
@@ -110,6 +110,8 @@ def observe(
     warm-up, with a barrier after it. Raises AnalysisError for fewer than 20 steps.
     """
     steps = ready_steps(rows, source=run)
+    unseen = np.isnan(steps.sync_s).any()
+    alone = not (unseen or steps.sync_s.any()) and len(rows) > 1
     names = [name for name in ("floor_s", "pack_s", "through_s") if bench and bench.get(name) is not None]
     return Observation(
         run=run,
@@ -123,10 +125,10 @@ def observe(
         settings=settings_of(effective),
         hosts=tuple(str(each["host"]) for each in effective.get("ranks") or ()) or ("",) * len(rows),
         ready_s=steps.own_s,
-        sync_s=None if np.isnan(steps.sync_s).any() else steps.sync_s,
+        sync_s=None if unseen or alone else steps.sync_s,
         block=int(bench["block"]) if bench else 1,
         why_not_through=str(bench["why_not_through"]) if bench else "",
-        why_no_sync=INSIDE_COMPUTE if steps.captured else INSIDE_BACKWARD,
+        why_no_sync=NO_EXCHANGE if alone else INSIDE_COMPUTE if steps.captured else INSIDE_BACKWARD,
         one_clock=bench is None or bench["clock"] == "common",
         other_cores=max((each or 0.0 for each in (effective.get("other_programs_cores") or {}).values()), default=0.0),
         **{name: np.asarray((bench or {})[name], dtype=np.float64) for name in names},

@@ -12,6 +12,7 @@ import math
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -28,10 +29,11 @@ from horovod_study.analysis.steps.accounting import Accounting, RunAccount, acco
 from horovod_study.analysis.steps.attribution import BUSY_CORES, INSIDE_BACKWARD, over_runs, parts_of
 from horovod_study.analysis.steps.breakdown import BASES, PARTS, UNEXPLAINED
 from horovod_study.analysis.steps.inspection import Inspection, inspect
-from horovod_study.analysis.steps.stragglers import Lateness, Stragglers
+from horovod_study.analysis.steps.stragglers import MIN_STEPS, Lateness, Stragglers
 from horovod_study.errors import AnalysisError
 from horovod_study.records import RecordedRun, facts
 from horovod_study.roles import Role
+from horovod_study.text.numbers import milliseconds, rounded
 from horovod_study.text.words import plural
 from horovod_study.workloads import packaged
 
@@ -54,6 +56,12 @@ TRY = {
     "several": _SHARED,
 }
 """What to try for a slow rank, by the lap in which it is slow (stragglers.CAUSES)."""
+SLOWER_UPDATE, SAME_COMPUTING = 2.0, 1.25
+"""An update that has become so many times as long, while forward and backward have become no longer than this."""
+_EARLY_STEPS = slice(10, 60)
+_LATE_PARTS = (0.7, 0.8, 0.9, 1.0)
+_UNDISTURBED = 0.1
+"""The quantile of a lap that only its undisturbed steps determine."""
 _FEWER = "several batches per update, of which only the last averages"
 LESS_COMMUNICATION = {
     "ddp": f"a larger batch per worker, {_FEWER} (no_sync), gradients in 16 bits (bf16_compress_hook), other buckets "
@@ -121,6 +129,15 @@ class Growth:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SlowerUpdates:
+    """The update of a rank that became longer over a run while forward and backward did not, in s."""
+
+    early_s: float  # undisturbed
+    late_s: float
+    more_s: float  # mean over steps of what an update takes more than the early one
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Help:
     """Something to do next."""
 
@@ -166,9 +183,11 @@ def explain(table: pd.DataFrame, runs: Iterable[RecordedRun], turns: StudyTurns 
     largest = set(named.loc[(named["workers"] == most) & (named["workers"] > 1), "run"])
     accounts: list[RunAccount] = []
     looked: dict[str, Inspection | str] = {}
+    slower: dict[str, SlowerUpdates | None] = {}
     kept: dict[str, RecordedRun] = {}
     for run in runs:
         accounts.append(account_run(run, views=run.name in largest))
+        slower[run.name] = _slower_updates(run)
         kept[run.name] = replace(run, rows={})  # rows are large
         if run.name in largest:
             try:
@@ -200,7 +219,7 @@ def explain(table: pd.DataFrame, runs: Iterable[RecordedRun], turns: StudyTurns 
         doubts=tuple(_doubts(accounting, looked.values())),
     )
     quicker = _quicker_series(found, dict(zip(named["run"], named["samples_per_s"], strict=True)), turns)
-    advice = [*_advice(found, kept), *quicker, *_missing_baseline(named, found), *_more_workers(named, found)]
+    advice = [*_advice(found, kept, slower), *quicker, *_missing_baseline(named, found), *_more_workers(named, found)]
     return replace(found, help=tuple(sorted(advice, key=lambda each: -_least(each))))
 
 
@@ -414,7 +433,9 @@ def _doubts(accounting: Accounting, looked: Iterable[Inspection | str]) -> list[
 # ------------------------------------------------------------------------------------------------- what would help
 
 
-def _advice(found: Explanation, runs: Mapping[str, RecordedRun]) -> Iterable[Help]:
+def _advice(
+    found: Explanation, runs: Mapping[str, RecordedRun], slower: Mapping[str, SlowerUpdates | None]
+) -> Iterable[Help]:
     """Yield what the parts of the steps with the most workers suggest."""
     cell = max(found.last, key=lambda each: (each.workers, each.samples_per_s or 0.0))
     run = runs[cell.runs[0]]
@@ -422,6 +443,8 @@ def _advice(found: Explanation, runs: Mapping[str, RecordedRun]) -> Iterable[Hel
     yield from _communication(cell, run)
     yield from _other_parts(found, cell, run)
     yield from _slower_computing(found, cell)
+    if not _ours(run):  # which flushes denormal numbers to 0
+        yield from _denormal(cell, [each for name in cell.runs if (each := slower.get(name)) is not None])
 
 
 def _late_ranks(found: Explanation, cell: Cell, runs: Mapping[str, RecordedRun]) -> Iterable[Help]:
@@ -542,6 +565,49 @@ def _other_parts(found: Explanation, cell: Cell, run: RecordedRun) -> Iterable[H
             "(docs/your_script.md)",
             command=_line("explain", run.directory, "--part", "account") if _ours(run) else "",
             gain=_gain(residual, cell.step_s),
+            kind="at most",
+        )
+
+
+def _slower_updates(run: RecordedRun) -> SlowerUpdates | None:
+    """Return what the updates on processors take more at the end of a run than at its beginning, of the rank with most.
+
+    Compared are undisturbed steps: the 10 % quantiles of the first steps and of each of the last three tenths.
+    """
+    if run.record.effective.get("device") != "cpu":
+        return None
+    found = []
+    for columns in run.rows.values():
+        laps = [columns.get(f"{lap}_s") for lap in ("update", "forward", "backward")]
+        if any(lap is None for lap in laps):
+            continue
+        update, forward, backward = (np.asarray(lap, dtype=np.float64) for lap in laps)
+        computing = np.nan_to_num(forward) + backward  # a forward that is not seen is in backward
+        if len(update) < 10 * MIN_STEPS or np.isnan(update + computing).any():
+            continue
+        ends = [round(share * len(update)) for share in _LATE_PARTS]
+        (early_s, late_s), (before_s, after_s) = (
+            (
+                float(np.quantile(lap[_EARLY_STEPS], _UNDISTURBED)),
+                min(float(np.quantile(lap[first:end], _UNDISTURBED)) for first, end in pairwise(ends)),
+            )
+            for lap in (update, computing)
+        )
+        if late_s >= SLOWER_UPDATE * early_s and after_s <= SAME_COMPUTING * before_s:
+            found.append(SlowerUpdates(early_s=early_s, late_s=late_s, more_s=float(np.mean(update)) - early_s))
+    return max(found, key=lambda each: each.more_s, default=None)
+
+
+def _denormal(cell: Cell, slower: Sequence[SlowerUpdates]) -> Iterable[Help]:
+    """Yield that numbers too small to matter may slow down the updates."""
+    seen = max(slower, key=lambda each: each.more_s, default=None)
+    if seen is not None and seen.more_s > WORTH * cell.step_s:
+        yield Help(
+            what="call torch.set_flush_denormal(True) at the start of the script: the update became "
+            f"{rounded(seen.late_s / seen.early_s)} times as long over the run ({milliseconds(seen.early_s)} to "
+            f"{milliseconds(seen.late_s)} ms) and forward and backward did not, as where moments of Adam fade into "
+            "denormal numbers, with which processors compute slowly",
+            gain=_gain(seen.more_s, cell.step_s),
             kind="at most",
         )
 

@@ -27,6 +27,9 @@ BEFORE_SYNC = ("update", "residual", "data", "compute", "forward", "backward")
 
 CYCLE, IDLE_CYCLE = "HOROVOD_CYCLE_TIME", "HOROVOD_IDLE_CYCLE_TIME"
 
+NO_EXCHANGE = "no exchange between the ranks was seen in any step, so that none waits for another"
+"""Of several ranks whose synchronisations are visible, and of which there is none."""
+
 _HOLDS_GRADIENTS = ("compute", "backward")
 """The lap at whose end gradients are there, one of these; a synchronisation that is not seen is in it."""
 

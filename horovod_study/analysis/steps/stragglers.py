@@ -16,8 +16,8 @@ shows plainly. So each lap is looked at by itself, too, by two numbers that dist
 steps, and the floor, the difference of the 10 % quantiles, which holds where more than half of the steps are disturbed.
 A rank is also named when the laps that are longer beyond doubt, after allowing for all laps of all ranks, make it late
 by 1 % of the step, unless the others make up for half of that beyond doubt. Then it is *balanced*: longer, not late.
-So is a rank that is late with its data only, where another computes longer by half as much or more: who comes to the
-processes of its loader earlier waits for them longer.
+So is one of two or three ranks that is late with its data only, where another computes longer by half as much or more:
+who comes to the processes of its loader earlier waits for them longer.
 """
 
 import math
@@ -41,6 +41,8 @@ WORTH = 0.01
 _BLOCKS = (8, 20)
 _STEPS_PER_BLOCK = 25
 _MOST_OF_IT = 0.5
+MAX_COMPARED_WITH_ANY = 3
+"""Of so many ranks or fewer one that is slow is among the middle ones of the others."""
 _FLOOR = 0.1
 """The quantile of a lap that only its undisturbed steps determine."""
 _COMPUTING = ("compute", "forward", "backward", "update")
@@ -125,20 +127,14 @@ def find_stragglers(rows: RankSteps) -> Stragglers:
     The verdict is `unknown`, with the reason, where there are fewer than two ranks or 20 such steps, or where no lap
     distinguishes the ranks.
     """
-    if rows.workers == 1:
-        return Stragglers(verdict="unknown", why_not="one worker has nobody to wait for", notes=rows.notes)
-    if len(rows.ranks) < 2:
-        return Stragglers(verdict="unknown", why_not="the rows of one rank only are there", notes=rows.notes)
-    steps = int(rows.follows.sum())
-    if steps < MIN_STEPS:
-        few = f"{steps} steps follow another of their stretch; at least {MIN_STEPS} are needed"
-        return Stragglers(verdict="unknown", why_not=few, notes=rows.notes, steps=steps)
+    steps, together = int(rows.follows.sum()), _exchanging(rows)
     laps = rows.own_laps()
+    if why := _why_unknown(rows, laps):
+        return Stragglers(verdict="unknown", why_not=why, notes=rows.notes, steps=steps)
     notes = list(rows.notes)
+    if together < 0.5 * steps:
+        notes.append(f"the ranks exchange something in {together:,} of {steps:,} steps; in the others no rank waits")
     if rows.sync_s is None:
-        if not laps:
-            why = "the wait for the others is not visible, and no lap is certainly before it"
-            return Stragglers(verdict="unknown", why_not=why, notes=rows.notes, steps=steps)
         told = ", ".join(laps)
         notes.append(
             "the synchronisation is not visible here and the wait for the others is inside another lap, so that "
@@ -177,6 +173,27 @@ def find_stragglers(rows: RankSteps) -> Stragglers:
         delay_low_s=delay.low,
         delay_high_s=delay.high,
     )
+
+
+def _why_unknown(rows: RankSteps, laps: Mapping[str, Floats]) -> str:
+    """Return why the ranks cannot be compared in these laps of `own`; empty where they can."""
+    steps = int(rows.follows.sum())
+    if rows.workers == 1:
+        return "one worker has nobody to wait for"
+    if len(rows.ranks) < 2:
+        return "the rows of one rank only are there"
+    if steps < MIN_STEPS:
+        return f"{steps} steps follow another of their stretch; at least {MIN_STEPS} are needed"
+    if not _exchanging(rows):
+        return rank_steps.NO_EXCHANGE
+    return "" if laps else "the wait for the others is not visible, and no lap is certainly before it"
+
+
+def _exchanging(rows: RankSteps) -> int:
+    """Return in how many steps that follow another a rank waited for others; all where the wait is not visible."""
+    if rows.sync_s is None:
+        return int(rows.follows.sum())
+    return int((rows.sync_s[rows.follows] > 0).any(axis=1).sum())
 
 
 def _blocks(steps: int) -> list[NDArray[np.int64]]:
@@ -226,9 +243,14 @@ def _lateness(
 
 
 def _waits_for_its_loader(late: Lateness, ranks: Sequence[Lateness]) -> bool:
-    """Return whether a rank may be late with its data because another is longer elsewhere, and it comes earlier."""
-    return late.cause == "data" and any(
-        each.cause not in ("", "data") and each.cause_s >= _MOST_OF_IT * late.cause_s for each in ranks
+    """Return whether a rank may be late with its data because another is longer elsewhere, and it comes earlier.
+
+    Of more than three ranks it is compared with one that comes as early as itself.
+    """
+    return (
+        late.cause == "data"
+        and len(ranks) <= MAX_COMPARED_WITH_ANY
+        and any(each.cause not in ("", "data") and each.cause_s >= _MOST_OF_IT * late.cause_s for each in ranks)
     )
 
 
@@ -356,7 +378,7 @@ def pop_of(rows: RankSteps) -> Pop | None:
 
     Useful is `own`, all of it: loading and the unexplained part too. The runtime is that of the slowest rank.
     """
-    if rows.sync_s is None or not rows.follows.any():
+    if rows.sync_s is None or not rows.follows.any() or not _exchanging(rows):
         return None
     own = np.sum(list(rows.own_laps().values()), axis=0).sum(axis=0)  # (R,)
     if not own.max() > 0:
@@ -405,7 +427,7 @@ def waiting(rows: Mapping[int, Mapping[str, Any]], shared: CommonSteps) -> Waiti
     steps = int(np.count_nonzero(follows))
     if not (laps and steps):
         return nothing
-    useful_s, runtime_s = [], []
+    useful_s, runtime_s, exchanging = [], [], False
     last = np.full(steps, -math.inf)
     for rank in shared.places:
         columns = rows[rank]
@@ -414,8 +436,12 @@ def waiting(rows: Mapping[int, Mapping[str, Any]], shared: CommonSteps) -> Waiti
             values = shared.column(columns, rank, f"{lap}_s")
             own += values[:-1][follows[1:]] if lap == "update" else values[follows]
         useful_s.append(float(own.sum()))
-        runtime_s.append(useful_s[-1] + float(shared.column(columns, rank, "sync_s")[follows].sum()))
+        sync_s = float(shared.column(columns, rank, "sync_s")[follows].sum())
+        exchanging |= sync_s > 0
+        runtime_s.append(useful_s[-1] + sync_s)
         np.maximum(last, own, out=last)
+    if not exchanging:
+        return nothing
     return Waiting(
         pop=pop(useful_s, max(runtime_s)) if max(useful_s) > 0 else None,
         skew_s=(float(last.sum()) - math.fsum(useful_s) / len(useful_s)) / steps if steps >= MIN_STEPS else math.nan,
