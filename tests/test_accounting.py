@@ -223,7 +223,7 @@ def test_the_window_begins_where_the_steady_state_was_found(tmp_path: Path, caps
         "excluded 50 steps of each rank (before the change-point at which the steady state begins), kept in the rows"
         in out
     )
-    assert "r: steady state: it drifts" in out
+    assert "r: it drifts" in out
 
 
 # --------------------------------------------------------------------------------------------- what is incomplete

@@ -235,6 +235,18 @@ def test_what_cannot_be_seen_is_unknown(tmp_path: Path) -> None:
     assert "unknown" in text and "--measure-ablation" in text
 
 
+@pytest.mark.parametrize("often", [0.7, 1.0])
+def test_a_rank_that_is_only_held_up_at_times_is_told_so(often: float, tmp_path: Path) -> None:
+    held_up = np.where(np.arange(400) % 10 < 10 * often, 5e-3, 0.0)[:, None] * [0, 1]
+    found = explained(
+        recorded(tmp_path / "run", rows_of(noise(1, 400, 2), extra_s={"backward": held_up}), totals=TOTALS)
+    )
+
+    ((rank,),) = (each.ranks for each in found.slow)
+    assert rank.rank == 1 and (rank.quickest_s < 1e-3) == (often < 1)
+    assert ("quickest steps are not late" in " ".join("\n".join(page(found)).split())) == (often < 1)
+
+
 def test_a_rank_that_is_longer_in_one_lap_and_shorter_in_another_is_told_with_both(tmp_path: Path) -> None:
     more = np.ones((400, 1)) * 5e-3
     rows = rows_of(noise(1, 400, 2), extra_s={"forward": more * [0, 1], "data": more * [1.1, 0]}, per_epoch=100)

@@ -48,8 +48,8 @@ PRECISION_STEPS = 3
 MAX_IRREGULAR = 0.05
 """Part of the steps whose updates may come otherwise, such as those that a loss scaler skips, without a doubt."""
 BY_BACKWARDS = (
-    "no optimizer stepped: a step is from one backward to the next, and what updates the parameters is in no lap; "
-    "three lines around the loop show it (docs/your_script.md), with record.lap('update') behind the update"
+    "no optimizer stepped: a step is from one backward to the next, and the update is in no lap, unless "
+    "record.lap('update') marks it (docs/your_script.md)"
 )
 MAX_NAMES = 4
 """So many models are named, of those that are trained together."""

@@ -20,6 +20,8 @@ WIDE = 100
 MAX_ROWS, MAX_SERIES, MAX_HELP, MAX_DOUBTS = 10, 4, 5, 4
 """So many lines each part of the page has room for."""
 
+HELD_UP = 0.2
+"""A rank whose quickest steps are late by less than this share of its lateness is as quick as the others itself."""
 SAME = 0.1
 """A rank whose lateness is that of one lap to this share of it is told by one number."""
 
@@ -140,7 +142,7 @@ def _communication(cell: Cell) -> str:
         return f"Exposed communication is {known_why}: {cell.why_not}."
     text = (
         f"Exposed communication (not hidden by computing): {_part(cell.exposed_s, cell.step_s)}; waiting for the last "
-        f"rank: {_part(cell.waiting_s, cell.step_s)}."
+        f"rank, mean of all ranks: {_part(cell.waiting_s, cell.step_s)}."
     )
     return f"{text} Together: {left_out}." if left_out else text
 
@@ -220,9 +222,14 @@ def _late(late: Lateness, slow: Slow) -> str:
     if abs(late.value_s - late.cause_s) > SAME * late.cause_s:
         whole = Interval(value=late.value_s, low=late.low_s, high=late.high_s)
         in_all = f" (over all laps {_ms(whole)} ms{'' if whole.excludes(0) else ', which scatter more than that'})"
+    held_up = ""
+    if late.quickest_s < HELD_UP * late.cause_s:
+        held_up = (
+            " Its quickest steps are not late: at times something holds it up, such as another program on its core."
+        )
     return (
         f"Rank {late.rank}{host} is {there} ms late per step {CAUSES[late.cause]}{in_all}, and is the last one in "
-        f"{percent(late.last_share)} of the steps (by chance: {percent(slow.chance)})."
+        f"{percent(late.last_share)} of the steps (by chance: {percent(slow.chance)}).{held_up}"
     )
 
 

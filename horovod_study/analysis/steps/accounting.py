@@ -410,7 +410,7 @@ def _notes(
     steady = run.record.totals.get("steady")
     doubt = steady.get("doubt") if isinstance(steady, Mapping) else None
     if doubt:
-        yield f"steady state: {doubt}"
+        yield str(doubt)
 
 
 def _ranks(ranks: Sequence[int]) -> str:

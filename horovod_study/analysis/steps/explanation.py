@@ -155,7 +155,7 @@ class Explanation:
     states: Mapping[str, int]
     hosts: tuple[str, ...]
     steps: int  # of a rank, the fewest and ...
-    steps_most: int  # ... the most of a run
+    steps_most: int  # ... the most
     cells: tuple[Cell, ...]
     slow: tuple[Slow, ...]  # of the most workers of each series
     growth: tuple[Growth, ...]
@@ -202,7 +202,7 @@ def explain(table: pd.DataFrame, runs: Iterable[RecordedRun], turns: StudyTurns 
     growth, why_no_growth = _growth(accounting.cells, cells, named)
     slow = tuple(_slow(cell, [looked[run] for run in cell.runs if run in looked]) for cell in _last(cells))
     slow = tuple(each for each in slow if each.looked_at)
-    steps = [run.steps for run in accounting.runs if run.ranks] or [0]
+    steps = [rank.steps for run in accounting.runs for rank in run.ranks] or [0]
     found = Explanation(
         names=tuple(run.run for run in accounting.runs),
         states={
@@ -467,7 +467,7 @@ def _late_ranks(found: Explanation, cell: Cell, runs: Mapping[str, RecordedRun])
         )
     elif slow.waiting_s is not None and slow.waiting_s > WORTH * slow.period_s:
         yield Help(
-            what="even out the ranks, which are late by turns: is the machine quiet?",
+            what="make the steps of all ranks equally long: each rank is late in some of them; is the machine quiet?",
             command=_line("doctor"),
             gain=_gain(slow.waiting_s, slow.period_s),
             kind="at most",
@@ -604,7 +604,7 @@ def _denormal(cell: Cell, slower: Sequence[SlowerUpdates]) -> Iterable[Help]:
     if seen is not None and seen.more_s > WORTH * cell.step_s:
         yield Help(
             what="call torch.set_flush_denormal(True) at the start of the script: the update became "
-            f"{rounded(seen.late_s / seen.early_s)} times as long over the run ({milliseconds(seen.early_s)} to "
+            f"{rounded(seen.late_s / seen.early_s, 2)} times as long over the run ({milliseconds(seen.early_s)} to "
             f"{milliseconds(seen.late_s)} ms) and forward and backward did not, as where moments of Adam fade into "
             "denormal numbers, with which processors compute slowly",
             gain=_gain(seen.more_s, cell.step_s),

@@ -78,6 +78,7 @@ class Lateness:
     cause_s: float = math.nan  # by how much it is late in the laps of `cause`: floor or median over steps, mean where
     cause_low_s: float = math.nan  # it is the mean only that is beyond doubt; 95 % interval
     cause_high_s: float = math.nan
+    quickest_s: float = math.nan  # lateness of its quickest tenth of steps: of all laps together, the floor
     balanced: bool = False  # longer in the laps of `cause`, and shorter in others, so that it is not late
 
 
@@ -238,6 +239,7 @@ def _lateness(
         cause_s=there.value,
         cause_low_s=there.low,
         cause_high_s=there.high,
+        quickest_s=later.quickest_s(),
         balanced=balanced,
     )
 
@@ -296,6 +298,10 @@ class _Later:
         """Return what the mean of all laps is at least, allowing for all ranks."""
         value, error = self._over(_mean, self._laps)
         return value - self._margin(self._ranks) * error
+
+    def quickest_s(self) -> float:
+        """Return the floor of all laps together: 0 for a rank that is as quick as the others when nothing disturbs."""
+        return self._over(_floor, self._laps)[0]
 
     def cause(self, worth_s: float, *, named: bool) -> tuple[str, stats.Interval, bool]:
         """Return where the rank is longer, by how much there, and whether other laps make up for it; "": nowhere.
