@@ -341,7 +341,7 @@ def start(tmp_path: Path) -> Iterator[Any]:
 @pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
 def test_a_stopped_rank_is_named_and_ended(start: Any, tmp_path: Path, launcher: str) -> None:
     out = tmp_path / "run"
-    run = start(launcher, "--seconds", "300", "--stall-timeout-s", "3")
+    run = start(launcher, "--seconds", "300", "--stall-timeout-s", "10")
     run.until(out, 5)
     run.ranks[1].suspend()
 
