@@ -367,7 +367,9 @@ def draw_roofline(network: BenchedNetwork, width_in: float) -> Figure:
             continue
         axes.plot(x, done, "o", markersize=6, color=_MODEL, markerfacecolor=_MODEL if filled else style.PAPER, zorder=4)
         text, behind = f"{words}\n{x:.3g} FLOP/byte, {done:.3g} GFLOP/s", kit.paper_behind(1.0, 0.8)
-        kit.note_at(axes, text, (x, done), (0, -8), ha="center", va="top", color=_MODEL, bbox=behind, zorder=3)
+        # Both are at one height: a narrow figure has no room for them beside each other.
+        below = -32 if filled and width_in < style.NARROW_IN else -8
+        kit.note_at(axes, text, (x, done), (0, below), ha="center", va="top", color=_MODEL, bbox=behind, zorder=3)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlim(left, right)

@@ -219,7 +219,7 @@ def _draw(
     beyond = float(lines["value"].max()) / unit if len(lines) else 0.0
     axes.set_ylim(0, 1.12 * max(top, min(beyond, 2 * top)) or 1.0)
     kit.round_values(axes, nbins=6 if tall_in > 1.7 else 3)
-    axes.set_ylabel(style.folded(panel.label, 0.6 * tall_in))
+    axes.set_ylabel(style.folded(panel.label, 0.8 * tall_in))
     kit.node_boundaries(axes, rows, panel_in)
     if not math.isnan(panel.target_mse):
         words = f"test MSE {scientific(panel.target_mse)}"
