@@ -40,6 +40,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Required
 
@@ -628,6 +629,37 @@ def read_turns(directory: Path) -> list[TurnSlice]:
         except ValueError:
             raise RecordError(f"{shown(path)} line {number}: holds a number that no slice has; {again}") from None
     return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunTurns:
+    """When a run that alternated has waited, and which of its steps were its slice of which round."""
+
+    before: tuple[int, ...] = ()  # steps before which it waited
+    launch: str = ""  # block and launch, the same for the runs of a round; "" where its slices are not known
+    rounds: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # -> the first step, and the one after the last
+    other_load: Mapping[int, float] = field(default_factory=dict)  # of a round; NaN where unknown
+
+
+def run_turns(record: RunRecord, name: str = "", slices: Iterable[TurnSlice] = ()) -> RunTurns:
+    """Return the turns of a run from its record and, by the name of its directory, the slices of its study.
+
+    A slice says how many steps it has, and the record where the run waited: the last place where both agree is theirs.
+    """
+    before = sorted({int(each) for each in (record.totals.get("turns") or {}).get("before", ())})
+    own = [each for each in slices if each.run == name]
+    own = [each for each in own if (each.block, each.launch) == (own[-1].block, own[-1].launch)]
+    lengths, made = [end - first for first, end in pairwise(before)], [each.steps for each in own]
+    places = range(len(lengths) - len(made), -1, -1)
+    place = next((place for place in places if made and lengths[place : place + len(made)] == made), None)
+    if place is None:
+        return RunTurns(before=tuple(before))
+    return RunTurns(
+        before=tuple(before),
+        launch=f"{own[0].block}/{own[0].launch:03d}",
+        rounds={each.round: (before[place + k], before[place + k + 1]) for k, each in enumerate(own)},
+        other_load={each.round: math.nan if each.other_load is None else each.other_load for each in own},
+    )
 
 
 def _turn_slice(row: Mapping[str, str]) -> TurnSlice:

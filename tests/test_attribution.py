@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import make.records
 import numpy as np
 import pytest
 from fake_trainer import fake_launch
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from make.properties import examples
 
-from horovod_study import cli
+from horovod_study import cli, records
 from horovod_study.analysis.stats import Interval
 from horovod_study.analysis.steps.attribution import (
     INSIDE_BACKWARD,
@@ -31,7 +32,7 @@ from horovod_study.analysis.steps.attribution import (
     verdict,
 )
 from horovod_study.errors import AnalysisError, ConfigError, StudyError
-from horovod_study.records import finite, read_turns
+from horovod_study.records import RunTurns, TurnSlice, finite, read_turns
 from horovod_study.report.figures.attribution import caption, result_lines, sentences, table, write_attribution
 from horovod_study.studies import turns
 from horovod_study.studies.attribute import arms_of, plan, run_experiment
@@ -465,21 +466,21 @@ def test_arms_of_a_launch_train_in_turns_and_a_broken_one_is_made_again(
     with pytest.raises(StudyError, match=r"1-mpi-mpi-.* failed: ValueError: the loss is not a number"):
         run("turns, fails")
     assert {each.launch for each in read_turns(tmp_path / "runs")} == {0}, "of a launch that is not whole none is kept"
-    names = run("turns, slow")
-    slices = read_turns(tmp_path / "runs")
-    arms = ["one-worker", "mpi-mpi-shipped", "mpi-mpi-defaults"]
-    assert names == [f"{number}-{arm}" for arm in arms for number in (0, 1)]
-    assert {(each.launch, each.run) for each in slices} == {(int(name[0]), name) for name in names}
-    first = [sorted(each.run for each in slices if (each.launch, each.round) == (launch, 0)) for launch in (0, 1)]
-    assert first == [sorted(f"{launch}-{arm}" for arm in arms) for launch in (0, 1)]
-    starts = (tmp_path / "runs" / "starts.txt").read_text()
-    assert Counter(starts.split()) == Counter([*names, *(name for name in names if name[0] == "1")])
-    assert run("turns") == names and read_turns(tmp_path / "runs") == slices, "what is done is not run again"
-    assert (tmp_path / "runs" / "starts.txt").read_text() == starts
-    capsys.readouterr()
-    assert len(run("turns", precision=0.9, rounds=4)) == 9, "three launches at least, and with a wide aim no more"
+    names = run("turns, slow", rounds=4, precision=0.9)
     said = capsys.readouterr().err
     assert "mpi-mpi-shipped / one-worker: " in said and "aim 90 %" in said
+    slices = read_turns(tmp_path / "runs")
+    arms = ["one-worker", "mpi-mpi-shipped", "mpi-mpi-defaults"]
+    assert names == [f"{number}-{arm}" for arm in arms for number in (0, 1, 2)], "three launches are enough"
+    assert {(each.launch, each.run) for each in slices} == {(int(name[0]), name) for name in names}
+    assert all(
+        sorted(each.run[2:] for each in slices if (each.launch, each.round) == (launch, 0)) == sorted(arms)
+        for launch in (0, 1, 2)
+    )
+    starts = Counter((tmp_path / "runs" / "starts.txt").read_text().split())
+    assert starts == Counter([*names, *(name for name in names if name[0] == "1")]), "its partners ran at another time"
+    assert run("turns", rounds=3) == names and read_turns(tmp_path / "runs") == slices
+    assert starts == Counter((tmp_path / "runs" / "starts.txt").read_text().split()), "what is done is not run again"
 
 
 def test_arms_that_cannot_alternate_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -513,6 +514,92 @@ def test_an_experiment_that_cannot_be_is_refused(values: Any, changes: Any, text
 def test_an_unknown_runtime_is_refused_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"--runtime 'horovod/mpy' is not known \(did you mean 'horovod/mpi'\?\)"):
         plan({}, runtimes=["horovod/mpy"], workers=2, rounds=1, cores=2)
+
+
+# -------------------------------------------------------------------------------------------------------- in turns
+
+
+def turned(
+    arm: str, launch: int, *, step: float, floor: float = 1e-4, rounds: int = 20, seed: int = 1, **changes: Any
+) -> Observation:
+    """Return a run of rounds of 10 steps whose ready times are `step` s on a machine that drifts by 30 %.
+
+    From the tenth round on it is half as fast. The first step of each round is after a wait, and wild.
+    """
+    drift = np.exp(0.3 * np.random.default_rng(launch).standard_normal(20)) * np.where(np.arange(20) < 10, 1, 2)
+    drift = drift[:rounds].repeat(10)  # of all arms of a round
+    own = np.exp(0.01 * np.random.default_rng([launch, seed]).standard_normal(10 * rounds))
+    workers = 1 if arm == "one worker" else 2
+    ready = np.tile((step * drift * own)[:, np.newaxis], (1, workers))
+    sync = np.full_like(ready, floor + 2e-4) * drift[:, np.newaxis] if workers > 1 else np.zeros_like(ready)
+    ready[::10] = 9.0
+    rows = [{name: column[1:] for name, column in each.items()} for each in rows_of(ready, sync)]
+    bench = bench_of(np.full(40, floor), np.full(40, floor + 2e-4), np.full(40, 1e-5)) if workers > 1 else None
+    slices = {number: (51 + 10 * number, 61 + 10 * number) for number in range(rounds)}
+    begins = tuple(range(51, 52 + 10 * rounds, 10))
+    loads = dict.fromkeys(slices, 0.0)
+    turns = RunTurns(before=(0, *begins), launch=f"arms/{launch:03d}", rounds=slices, other_load=loads)
+    facts = effective(workers, **({"backend": "serial"} if workers == 1 else {}))
+    seen = observe(f"{launch}-{arm}", {}, facts, launch, rows, bench, turns=turns)
+    return replace(seen, arm=arm, **changes)
+
+
+def test_arms_are_compared_in_the_rounds_that_they_have_in_common() -> None:
+    def cycle(ms: int) -> dict[str, Any]:
+        return {"HOROVOD_CYCLE_TIME": f"{ms}", "HOROVOD_IDLE_CYCLE_TIME": "0"}
+
+    seen = [
+        each
+        for launch in range(3)
+        for each in (
+            turned("one worker", launch, step=1.5e-3, rounds=10, seed=1),  # it is done when the machine becomes slow
+            turned("shipped settings", launch, step=2e-3, rounds=12, seed=2),
+            turned("cycle 1 ms", launch, step=2.5e-3, seed=3, settings=cycle(1)),
+            turned("cycle 10 ms", launch, step=2.5e-3, floor=2e-4, seed=4, settings=cycle(10)),
+        )
+    ]
+    found, apart = attribute(seen), attribute([replace(each, turns=RunTurns()) for each in seen])
+    shipped, short, _ = found.arms
+    assert [arm.rounds for arm in found.arms] == [30, 30, 30] and {arm.rounds for arm in apart.arms} == {0}
+    for arm, other, truth in zip(found.arms, apart.arms, (1.5 / 2.3, 1.5 / 2.8, 1.5 / 2.9), strict=True):
+        now, before = arm.efficiency["now"], other.efficiency["now"]
+        assert now.value == pytest.approx(truth, rel=0.01) and now.width < 0.02
+        assert before.value < 0.95 * truth, "means of whole runs are those of different machines"
+    assert shipped.over_shipped is None and short.over_shipped is not None
+    assert short.over_shipped.value == pytest.approx(2.8 / 2.3, rel=0.01) and short.over_shipped.width < 0.02
+    moves = found.experiments[0].moves_s
+    assert moves["floor"].value == pytest.approx(1e-4), "measured once in a launch"
+    drift = np.mean([each.sync_s[:, 0].mean() for each in seen if each.arm == "cycle 1 ms"]) / 3e-4  # type: ignore[index]
+    assert moves["sync"].low < 1e-4 * drift < moves["sync"].high
+    words = " ".join(sentences(found))
+    assert "more than with shipped settings." in words and "3 runs, 30 rounds" in table(found)[0]
+    assert "from rounds of turns" in caption(found) and "from rounds of turns" not in caption(apart)
+
+
+def test_a_single_launch_and_a_mixture_are_compared_as_before() -> None:
+    def both(*launches: int) -> list[Observation]:
+        return [turned(arm, each, step=2e-3) for each in launches for arm in ("one worker", "shipped settings")]
+
+    for seen in (both(0), [*both(0, 1), *(replace(each, turns=RunTurns(), run="x", repeat=2) for each in both(2))]):
+        apart = [replace(each, turns=RunTurns()) for each in seen]
+        assert one(attribute(seen)) == one(attribute(apart))
+
+
+def test_slices_are_found_in_the_steps_of_a_run() -> None:
+    def slices(launch: int, *steps: int) -> list[TurnSlice]:
+        told = {"block": "arms", "launch": launch, "position": 0, "run": "a", "begin_s": 0.0, "end_s": 1.0}
+        return [
+            TurnSlice(**told, round=number, steps=each, samples=9, other_load=0.2 if number else None)  # type: ignore[arg-type]
+            for number, each in enumerate(steps)
+        ]
+
+    run = make.records.record(totals={"turns": {"before": [0, 1, 3, 7, 11, 15, 19, 20], "waited_s": 1.0}})
+    found = records.run_turns(run, "a", [*slices(0, 4, 4), *slices(1, 4, 4, 4)])
+    assert found.launch == "arms/001", "of a run that was made again the last launch counts"
+    assert found.rounds == {0: (7, 11), 1: (11, 15), 2: (15, 19)}, "warm-up may be as long, and is before"
+    assert math.isnan(found.other_load[0]) and found.other_load[1] == 0.2
+    for none in ([], slices(1, 4, 4, 4, 4, 4), [replace(each, run="b") for each in slices(1, 4)]):
+        assert records.run_turns(run, "a", none) == RunTurns(before=(0, 1, 3, 7, 11, 15, 19, 20))
 
 
 # ------------------------------------------------------------------------------------------------------ the report

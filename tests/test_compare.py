@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -270,7 +271,7 @@ def in_turns(out: Path, told: dict[str, str], *, given: dict[str, str] | None = 
 
 @pytest.mark.slow
 def test_both_sides_of_a_block_train_in_turns_until_the_interval_is_narrow(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(turns, "WARM_S", 0.05)
     monkeypatch.setattr(turns, "SLICE_S", (0.03, 0.03))
@@ -278,6 +279,7 @@ def test_both_sides_of_a_block_train_in_turns_until_the_interval_is_narrow(
     found = in_turns(tmp_path, told, precision=0.9)
 
     assert [block["block"] for block in found.blocks] == [1, 2, 3], "three launches at least"
+    assert re.search(r"3/\d+\] block 3, 1 worker: B/A .* rounds; \+- .* at most, aim 90 %", capsys.readouterr().err)
     for block in found.blocks:
         assert block["A"]["steps"] == block["B"]["steps"] > 200
         assert len(block["rounds"]["A"]) == len(block["rounds"]["B"]) >= 3

@@ -179,12 +179,13 @@ def test_cells_that_end_together_make_equally_many_steps_where_that_is_wanted(tr
     def policy(slices: Sequence[TurnSlice], left: dict[str, bool]) -> list[str]:
         return [] if slices[-1].round >= 3 else list(left)
 
-    with Conductor("ab", policy=policy, equal_steps=True) as conductor:
+    with Conductor("ab", policy=policy, equal_steps=True, least_steps=5) as conductor:
         trainers.start(conductor, "a", ranks=2, step_s=3 * STEP_S)
         trainers.start(conductor, "b")
         until(lambda: not conductor.left())
         slices = list(conductor.slices)
 
+    assert [each.steps for each in slices if each.run == "a"][-1] == 5, "3 would take the time of a slice"
     in_slices = {run: sum(each.steps for each in slices if each.run == run) for run in "ab"}
     assert in_slices["a"] < in_slices["b"] and all(len(each) == 1 for each in trainers.beside)
     assert trainers.made["a"] == 2 * trainers.made["b"][:1] and len(trainers.made["b"]) == 1

@@ -9,7 +9,7 @@ from make.benchmarks import load_benchmark
 
 from horovod_study.analysis import paired
 from horovod_study.analysis.paired import Pairs, Precision, Slice
-from horovod_study.analysis.stats import t_quantile
+from horovod_study.analysis.stats import student, t_quantile
 from horovod_study.errors import AnalysisError
 
 ROW = {"block": "a", "launch": 0, "round": 0, "position": 0, "begin_s": 1.0, "end_s": 1.5, "steps": 10}
@@ -53,6 +53,19 @@ class TestPairs:
         estimate = paired.estimate(found)
         assert estimate.ratio.value == pytest.approx(math.exp(0.4))
         assert estimate.half_width == pytest.approx(0, abs=1e-9) and estimate.cancelled == pytest.approx(1)
+
+    def test_a_difference_of_values_that_do_not_scatter_in_a_launch_is_that_of_launches(self):
+        made = [
+            Slice(launch=f"a/{launch}", round=number, cell=cell, rate=value)
+            for launch, known in enumerate((1.0, 2.0, 6.0))
+            for number in range(20)
+            for cell, value in (("2", known - 4.0), ("1", -4.0))
+        ]
+
+        found, launches = paired.difference(paired.pairs(made, "2", "1", ratio=False))
+
+        known = student([1.0, 2.0, 6.0])
+        assert launches == 3 and (found.value, found.low, found.high) == pytest.approx((3.0, known.low, known.high))
 
     def test_what_other_programs_load_is_set_aside_whatever_its_rate(self):
         values = np.array([0.4, 0.4, 5.0, 0.4, 0.4, -5.0])

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from horovod_study import cli
+from horovod_study.analysis import paired
 from horovod_study.analysis.stats import trimmed_mean
 from horovod_study.analysis.steps.timers import interval, summary, timer_cost
 from horovod_study.comm import detect, open_backend
@@ -69,6 +70,15 @@ def case(
         "measured": "2026-01-01T00:00:00+00:00",
         "environment": {"cpu_model": "a processor", "cores": 2, "torch": "2"},
     }
+
+
+def test_disturbances_as_long_as_a_block_widen_the_interval_of_slices_more_than_that_of_blocks() -> None:
+    found = case(rounds=1000, seed=3)  # one block in twenty takes half as long again
+    of_blocks = timer_cost(found).variant("strict").percent
+    off, strict = (-np.log(found["block_s"][name]) for name in ("off", "strict"))
+    of_slices = paired.estimate(paired.Pairs(cell=[off], base=[strict]))
+    assert of_slices is not None
+    assert of_blocks.low < 1.0 < of_blocks.high and 100 * of_slices.half_width > 1.5 * of_blocks.width / 2
 
 
 @pytest.mark.parametrize("rounds", [12, 60])

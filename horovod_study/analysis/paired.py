@@ -62,7 +62,7 @@ class Slice:
 class Pairs:
     """The rounds in which both cells trained, launch by launch, in order of rounds."""
 
-    cell: Sequence[Floats]  # L arrays (n,) of log rates
+    cell: Sequence[Floats]  # L arrays (n,) of log rates, or of values whose difference is looked at
     base: Sequence[Floats]
     set_aside: int = 0  # rounds left out because of other programs
     unknown_load: int = 0  # rounds of which no load is known; they count as quiet
@@ -70,7 +70,7 @@ class Pairs:
 
     @property
     def differences(self) -> list[Floats]:
-        """Log ratios, launch by launch."""
+        """Log ratios, or differences of values, launch by launch."""
         return [one - other for one, other in zip(self.cell, self.base, strict=True)]
 
 
@@ -85,9 +85,12 @@ def quiet_rounds(loads: ArrayLike, other_load: float = OTHER_LOAD) -> tuple[NDAr
     return np.ones_like(quiet) if shared else quiet, shared
 
 
-def pairs(slices: Iterable[Slice], cell: str, base: str, *, other_load: float = OTHER_LOAD) -> Pairs:
+def pairs(
+    slices: Iterable[Slice], cell: str, base: str, *, other_load: float = OTHER_LOAD, ratio: bool = True
+) -> Pairs:
     """Return the rounds of `cell` and `base`; those in which either had more `other_load` are set aside.
 
+    `ratio`: of rates, so that their logarithms are taken; else differences are looked at, of whatever `rate` is.
     The rule looks at loads alone, never at a rate. Where fewer than QUIET_SHARE of the rounds are quiet it is not
     applied, and `shared` says so.
     """
@@ -103,7 +106,8 @@ def pairs(slices: Iterable[Slice], cell: str, base: str, *, other_load: float = 
     for key, (one, other) in both.items():
         launch = kept.setdefault(key[0], [])  # there also where none of its rounds is quiet
         if key not in loud:
-            launch.append((math.log(one.rate), math.log(other.rate)))
+            both_rates = (one.rate, other.rate)
+            launch.append((math.log(one.rate), math.log(other.rate)) if ratio else both_rates)
     columns = [np.array(each, dtype=float).reshape(-1, 2).T for each in kept.values()]
     return Pairs(
         cell=[each[0] for each in columns],
@@ -251,6 +255,21 @@ def _mean(launches: Sequence[Floats], within: Memory, level: float) -> _Mean:
     if by_launches >= by_rounds:
         return _Mean(value, by_launches, math.sqrt(variance), freedom, alone, component)
     return _Mean(value, by_rounds, math.sqrt(pooled / total), within.freedom + count - 1, alone, component)
+
+
+def difference(found: Pairs, *, level: float = stats.LEVEL) -> tuple[Interval, int] | None:
+    """Return the mean difference of pairs of values, in their unit, and its launches; None as in `estimate`.
+
+    Where the values of a launch do not scatter, launches decide.
+    """
+    if not (kept := _comparable(found)):
+        return None
+    launches, _ = without_stalls([found.differences[place] for place in kept])
+    mean = _mean(launches, memory(launches), level)
+    ends = {"low": mean.value - mean.half, "high": mean.value + mean.half}
+    p = stats.t_p(mean.value, mean.error, mean.freedom)
+    interval = Interval(value=mean.value, **ends, level=level, p=p, n=sum(map(len, launches)))
+    return interval, len(launches)
 
 
 def estimate(found: Pairs, *, level: float = stats.LEVEL) -> RatioEstimate | None:

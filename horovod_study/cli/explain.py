@@ -193,10 +193,15 @@ def _sync(options: argparse.Namespace) -> Result:
         )
     else:
         directories = [directory for root in options.places for directory in readable_runs(root)]
+    folders = {directory.resolve().parent for directory in directories}
+    slices = {folder: records.read_turns(folder) for folder in folders}
     seen = []
     for directory in directories:
         record, rows, bench = records.synchronised_run(directory)
-        seen.append(observe(str(directory), record.requested, record.effective, record.repeat, rows, bench))
+        place = directory.resolve()
+        turns = records.run_turns(record, place.name, slices[place.parent])
+        told = (record.requested, record.effective, record.repeat)
+        seen.append(observe(str(directory), *told, rows, bench, turns=turns))
     found = attribute(seen)
     paths = write_attribution(found, out)
     return Result(document=records.finite(found), lines=result_lines(found, paths), files=paths, doubts=found.doubts)

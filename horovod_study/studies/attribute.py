@@ -55,6 +55,9 @@ CYCLE_MS = (1.0, 10.0)
 """The two cycle times of the experiment: Horovod's default, and ten times that."""
 
 ALONE = "one-worker"
+LEAST_STEPS = 5
+"""Steps of a slice: the first one, which workers do not begin together, says nothing of their synchronisation."""
+
 _TIMEOUT_S = 900.0
 
 
@@ -207,11 +210,13 @@ class _Arms:
             boxes = that_fit(dict(sorted(cells)), room)
             if len(boxes) > 1 and aim is not None:
                 raise ConfigError("explain --measure: --until needs memory for all arms; name fewer with --runtime")
-            if self._stop.requested or (aim is not None and not aim.open()):
+            there = all((self._directory(name) / MANIFEST).exists() for name, _ in cells)
+            if self._stop.requested or (aim is not None and not aim.open() and not there):
                 break
             for number, box in enumerate(boxes, 1):
                 if len(box) == 1:
-                    say(f"  {next(iter(box))} runs alone: no other arm fits into memory with it")
+                    if not self.launched:
+                        say(f"  {next(iter(box)).partition('-')[2]} runs alone: no other arm fits into memory with it")
                     sweep([self.lane([*box.items()])], self._stop)
                 elif not self._stop.requested:
                     self._in_turns(box, "arms" if number == 1 else f"arms-{number}", aim)
@@ -228,6 +233,8 @@ class _Arms:
         done = {name for name in cells if set_aside_unless_done(self._directory(name))}
         if len(done) == len(cells):
             return
+        if done:
+            say(f"  launch {self.launched + 1} is made again: its arms are to train side by side")
         for name in done:
             set_aside(self._directory(name))
         launch = BlockLaunch(
@@ -236,6 +243,7 @@ class _Arms:
             seed=next(iter(cells.values())).config.seed,
             policy=aim or until_asked_for,
             equal_steps=True,
+            least_steps=LEAST_STEPS,
         )
         what = f"launch {self.launched + 1} of {len(self._order)}"
 

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from horovod_study.analysis.paired import MOST_LAUNCHES, Precision, Slice, estimate, pairs
+from horovod_study.analysis.paired import MOST_LAUNCHES, Precision, RatioEstimate, Slice, estimate, pairs
 from horovod_study.cluster.process import GRACE_S
 from horovod_study.comm.settings_file import read_settings
 from horovod_study.config import Cell, Placement, available_cores
@@ -50,6 +50,7 @@ from horovod_study.records import (
 )
 from horovod_study.roles import Role, check_field
 from horovod_study.runtimes import RUNTIMES
+from horovod_study.studies.aim import reached
 from horovod_study.studies.attempt import Attempt, CellRun, Launcher, Running, local_launch, require_launchers
 from horovod_study.studies.engine import Lane, set_aside, sweep, working_in
 from horovod_study.studies.interruption import Interruption, exit_code
@@ -712,14 +713,14 @@ class _Pairs:
                 return
         rounds = _rounds(slices)
         self._ended += 1
+        self._slices.setdefault(turn.workers, []).extend(rates(slices, _SELF))
         if tries:
             known = estimate(pairs(rates(slices, _SELF), "B", "A"))
             ratio = math.nan if known is None else known.ratio.value
             self._line.keep(
                 f"  [{self._ended:>{len(str(self._total))}}/{self._total}] {self._what(turn)}: B/A {ratio:.3f} in "
-                f"{len(rounds['A'])} rounds{self._left()}"
+                f"{len(rounds['A'])} rounds{self._reached(turn.workers)}{self._left()}"
             )
-        self._slices.setdefault(turn.workers, []).extend(rates(slices, _SELF))
         self._finish(turn, folder, records, rounds=rounds)
 
     def _train_in_turns(self, turn: Turn, folder: Path) -> tuple[dict[str, RunRecord], Sequence[TurnSlice], str]:
@@ -743,9 +744,10 @@ class _Pairs:
             policy=self._policy(turn),
             equal_steps=True,
         )
+        beside = f"{self._reached(turn.workers)}{self._left()}"
         began = now()
         ended, made = launch.run(
-            runs, self._stop, self._line, lambda it: f"{self._what(turn)}, in turns, round {it.rounds}{self._left()}"
+            runs, self._stop, self._line, lambda it: f"{self._what(turn)}, in turns, round {it.rounds}{beside}"
         )
         if self._stop.requested:
             return {}, (), "interrupted"
@@ -781,8 +783,16 @@ class _Pairs:
         if self._effort.precision is None:
             return False
         aim = Precision(half_width=self._effort.precision)
-        known = estimate(pairs(self._slices.get(workers, ()), "B", "A"))
+        known = self._known(workers)
         return known is not None and known.launches >= aim.launches and known.half_width <= aim.half_width
+
+    def _known(self, workers: int) -> RatioEstimate | None:
+        return estimate(pairs(self._slices.get(workers, ()), "B", "A"))
+
+    def _reached(self, workers: int) -> str:
+        """Return how wide the interval of all blocks of a worker count is against the aim; "" without one."""
+        aim = self._effort.precision
+        return "" if aim is None else f"; {reached([self._known(workers)], aim)}"
 
     @staticmethod
     def _what(turn: Turn) -> str:

@@ -237,11 +237,11 @@ class _Cell:
         """Return what its ranks have made of something since they reported before."""
         return of_all(int(report[name]) - int(self.before[rank][name]) for rank, report in self.reports.items())
 
-    def next_steps(self, slice_s: float) -> int:
-        """Return how many steps take about `slice_s`; at first few, and then twice as many at most."""
+    def next_steps(self, slice_s: float, least: int) -> int:
+        """Return how many steps take about `slice_s`, at least `least`; at first few, then twice as many at most."""
         if not self.step_s:
             return 1
-        wanted = max(1, round(slice_s / max(median(self.step_s), 1e-7)))
+        wanted = max(least, round(slice_s / max(median(self.step_s), 1e-7)))
         return wanted if len(self.step_s) == _RECENT else min(wanted, 2 * self.granted)
 
 
@@ -268,14 +268,16 @@ class Conductor:
         cores: Sequence[int] = (),
         equal_steps: bool = False,
         end_alone: bool = False,
+        least_steps: int = 1,
     ) -> None:
         """`runs`: their names, in the order of their start; `cores`: of this machine, on which others are looked at.
 
         `equal_steps`: cells that end together go on, in no slice, to the steps of the one that has made most.
         `end_alone`: what cells do after their steps is measured too, and one does it after the other.
+        `least_steps`: of a slice, however long they take.
         """
         self._block, self._launch, self._policy, self._cores = block, launch, policy, cores
-        self._equal_steps, self._end_alone = equal_steps, end_alone
+        self._equal_steps, self._end_alone, self._least_steps = equal_steps, end_alone, least_steps
         self._random = random.Random(f"{seed} {block} {launch}")
         self._cells = {run: _Cell(run=run, token=secrets.token_hex(16)) for run in runs}
         self.slices: list[TurnSlice] = []
@@ -473,7 +475,7 @@ class Conductor:
         `until`: so many steps in place of a slice.
         """
         usual_s = min(max(median(self._switches or [0.0]) / SWITCH_SHARE, SLICE_S[0]), SLICE_S[1])
-        cell.granted = cell.next_steps(usual_s if slice_s is None else slice_s)
+        cell.granted = cell.next_steps(usual_s if slice_s is None else slice_s, self._least_steps)
         cell.before, cell.reports = cell.reports, {}
         made = max(report["steps"] for report in cell.before.values())
         # What was asked for in steps is made to the step, so that a run in turns ends where one without them does.
@@ -665,6 +667,7 @@ class BlockLaunch:
     seed: int
     policy: Policy = until_asked_for
     equal_steps: bool = False
+    least_steps: int = 1  # of a slice
 
     def conductor(self, cells: Mapping[str, Cell]) -> Conductor:
         """Return who gives turns to these cells, in the order of their start."""
@@ -676,6 +679,7 @@ class BlockLaunch:
             policy=self.policy,
             cores=sorted(os.sched_getaffinity(0)),
             equal_steps=self.equal_steps,
+            least_steps=self.least_steps,
             end_alone=any(_looks_further(cell.config) for cell in cells.values()),
         )
 

@@ -50,7 +50,7 @@ from horovod_study.analysis.steps.rank_steps import common_steps, where
 from horovod_study.analysis.steps.run_profiles import ON_THE_WAY, SAMPLED, Course, Profile, profile_rows
 from horovod_study.analysis.steps.stragglers import Pop, Waiting, waiting
 from horovod_study.errors import AnalysisError, ConfigError
-from horovod_study.records import RecordedRun, facts, finite, rows_lost
+from horovod_study.records import RecordedRun, facts, finite, rows_lost, run_turns
 from horovod_study.text.words import listed
 
 CLOSES_S = 1e-6
@@ -447,7 +447,15 @@ def _seen(run: RecordedRun) -> tuple[Observation | None, str]:
     ]
     record = run.record
     try:
-        found = observe(run.name, record.requested, record.effective, record.repeat, filled, run.synchronisation)
+        found = observe(
+            run.name,
+            record.requested,
+            record.effective,
+            record.repeat,
+            filled,
+            run.synchronisation,
+            turns=run_turns(record),
+        )
     except AnalysisError as error:
         return None, str(error).partition(": ")[2]
     return found, ""

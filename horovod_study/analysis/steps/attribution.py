@@ -17,23 +17,27 @@ and the parts of the mean synchronisation (over steps and ranks), means but for 
                   as it is a mean less a 10 % quantile: `least`, the 10 % quantiles of both, is free of it
     unexplained   the rest; it may be negative and stays so
 
+Runs whose arms trained in turns say how the arms differ within rounds (analysis/paired.py). What is measured once in a
+launch is compared by launches; so is all of it without turns, and of a single launch.
+
 docs/attribution.md derives them and says what bounds their error; workload/probes/synchronisation.py measures them.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
-from horovod_study.analysis import stats
+from horovod_study.analysis import paired, stats
 from horovod_study.analysis.stats import Floats, Interval
 from horovod_study.analysis.steps.rank_steps import CYCLE, NO_EXCHANGE, cycle_s, ready_steps, settings_of
 from horovod_study.config import COMMUNICATION
 from horovod_study.errors import AnalysisError
-from horovod_study.records import facts, finite
+from horovod_study.records import RunTurns, facts, finite
 from horovod_study.workloads import packaged
 
 OPTIONS = packaged().options
@@ -48,6 +52,9 @@ RESAMPLES = 2000
 _CHUNKS = 50
 NOTHING_ELSE = 0.1
 """A part that moves by less than this share of the runtime's move has not moved."""
+
+SHIPPED = "shipped settings"
+FEWEST_LAUNCHES = 2
 
 BUSY_CORES = 0.25
 """Other programs that use more disturb workers on all cores."""
@@ -80,6 +87,8 @@ class Observation:
     why_no_sync: str = INSIDE_BACKWARD  # where sync_s is None
     one_clock: bool = True  # whether the ranks read one clock when that was measured
     other_cores: float = 0.0  # cores of a host in use by other programs, the most of any host
+    turns: RunTurns = field(default_factory=RunTurns)
+    round: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # (S,): its slice's, or -1
 
     @property
     def name(self) -> tuple[Any, ...]:
@@ -103,15 +112,23 @@ def observe(
     repeat: int,
     rows: Sequence[Mapping[str, Any]],
     bench: Mapping[str, Any] | None,
+    *,
+    turns: RunTurns = RunTurns(),  # noqa: B008 - a value that nobody can change
 ) -> Observation:
     """Make an Observation of a run's record, the columns of each rank's timed steps, and bench.json.
 
     The first step of each epoch is left out: what came before it was an evaluation, a checkpoint, or the end of the
-    warm-up, with a barrier after it. Raises AnalysisError for fewer than 20 steps.
+    warm-up, with a barrier after it; so is the first after a wait for a turn. AnalysisError for fewer than 20 steps.
     """
-    steps = ready_steps(rows, source=run)
+    steps = ready_steps(rows, source=run, after_waits=turns.before)
     unseen = np.isnan(steps.sync_s).any()
     alone = not (unseen or steps.sync_s.any()) and len(rows) > 1
+    of_round = np.full(len(steps.step), -1)
+    for number, (first, end) in turns.rounds.items():
+        of_round[(steps.step >= first) & (steps.step < end)] = number
+    others = [each or 0.0 for each in (effective.get("other_programs_cores") or {}).values()]
+    if loads := [each for each in turns.other_load.values() if not math.isnan(each)]:
+        others = [float(np.median(loads))]  # arms that start side by side take each other for other programs
     names = [name for name in ("floor_s", "pack_s", "through_s") if bench and bench.get(name) is not None]
     return Observation(
         run=run,
@@ -130,7 +147,9 @@ def observe(
         why_not_through=str(bench["why_not_through"]) if bench else "",
         why_no_sync=NO_EXCHANGE if alone else INSIDE_COMPUTE if steps.captured else INSIDE_BACKWARD,
         one_clock=bench is None or bench["clock"] == "common",
-        other_cores=max((each or 0.0 for each in (effective.get("other_programs_cores") or {}).values()), default=0.0),
+        other_cores=max(others, default=0.0),
+        turns=turns,
+        round=of_round,
         **{name: np.asarray((bench or {})[name], dtype=np.float64) for name in names},
     )
 
@@ -139,7 +158,7 @@ def arm_of(requested: Mapping[str, Any], effective: Mapping[str, Any]) -> str:
     """Return in words how the workers of a run were configured to communicate: `library defaults, cycle 10 ms`."""
     if effective["workers"] == 1:
         return "one worker"
-    words = ["library defaults" if requested.get("horovod_defaults") else "shipped settings"]
+    words = ["library defaults" if requested.get("horovod_defaults") else SHIPPED]
     for name in COMMUNICATION:
         value = requested.get(name)
         if name in ("horovod_defaults", "reduction") or value is None or value == OPTIONS[name].default:
@@ -182,23 +201,14 @@ def parts_of(seen: Observation, *, seed: int = 1) -> dict[str, Part]:
     (ready of a rank less the mean rank's), wait 0, wait 1, ... (of a rank for the last one).
     """
     rng = np.random.default_rng(seed)
-    ready = seen.ready_s
-    mean_ready = ready.mean(axis=1)
-    waits = ready.max(axis=1, keepdims=True) - ready  # (S, R)
-    columns = {"step": seen.step_s, "ready": mean_ready}
-    together = seen.workers > 1 and seen.sync_s is not None  # else ranks have waited inside backward already
-    if together:
-        columns |= {f"wait {rank}": waits[:, rank] for rank in range(ready.shape[1])}
-        columns |= {f"lag {rank}": ready[:, rank] - mean_ready for rank in range(ready.shape[1])}
-    if seen.sync_s is not None:
-        columns |= {"sync": seen.sync_s.mean(axis=1), "last": seen.sync_s.min(axis=1)}
+    columns, together = _by_step(seen), _together(seen)
     table = np.stack(list(columns.values()), axis=1)
     draws = _block_means(table, max(10, round(math.sqrt(len(table)))), rng)
     found = {
         name: Part(value=float(table[:, place].mean()), draws=draws[:, place]) for place, name in enumerate(columns)
     }
     if together:
-        ranks = range(ready.shape[1])
+        ranks = range(seen.ready_s.shape[1])
         found["skew"] = _over(np.mean, (found[f"wait {rank}"] for rank in ranks))
         found["steady"] = _over(np.max, (found[f"lag {rank}"] for rank in ranks))
     if seen.floor_s is not None:
@@ -215,6 +225,25 @@ def parts_of(seen: Observation, *, seed: int = 1) -> dict[str, Part]:
             found["rest"] = found["runtime"] - found["pack"]
             found["unexplained"] = found["exposed"] - found["through"]
     return found
+
+
+def _together(seen: Observation) -> bool:
+    """Return whether ranks wait for each other where it is seen, and not inside backward already."""
+    return seen.workers > 1 and seen.sync_s is not None
+
+
+def _by_step(seen: Observation) -> dict[str, Floats]:
+    """Return what every step says, (S,), by the names of `parts_of`."""
+    ready = seen.ready_s
+    mean_ready = ready.mean(axis=1)
+    waits = ready.max(axis=1, keepdims=True) - ready  # (S, R)
+    columns = {"step": seen.step_s, "ready": mean_ready}
+    if _together(seen):
+        columns |= {f"wait {rank}": waits[:, rank] for rank in range(ready.shape[1])}
+        columns |= {f"lag {rank}": ready[:, rank] - mean_ready for rank in range(ready.shape[1])}
+    if seen.sync_s is not None:
+        columns |= {"sync": seen.sync_s.mean(axis=1), "last": seen.sync_s.min(axis=1)}
+    return columns
 
 
 def _undisturbed(samples: Floats, block: int, rng: np.random.Generator) -> Part:
@@ -271,12 +300,17 @@ class Arm:
     leave_spread_s: float = math.nan  # how far apart ranks leave a synchronisation: bounds the error of the skew
     cycle_ms: float | None = None  # None where there is none, or where the thread is woken
     expected_cycle_wait: tuple[float, float] | None = None  # s, by `cycle_wait`: threads together, far apart
+    over_shipped: Interval | None = None  # step over that with shipped settings, within rounds
+    rounds: int = 0  # of turns that its ratios come from; 0 where they come from whole runs
 
     def to_dict(self) -> dict[str, Any]:
         return {
             **facts(self, "backend", "transport", "reduction", "workers", "batch", "arm", "runs", "hosts", "settings"),
             "seconds": finite(self.parts),
-            **facts(self, "efficiency", "baseline", "why_not", "slow_rank", "leave_spread_s", "cycle_ms"),
+            **facts(
+                self, "efficiency", "baseline", "why_not", "slow_rank", "leave_spread_s", "cycle_ms", "over_shipped"
+            ),
+            **facts(self, "rounds"),
             "expected_cycle_wait_s": finite(self.expected_cycle_wait),
         }
 
@@ -305,11 +339,16 @@ class Attribution:
     doubts: tuple[str, ...] = ()  # the limitations of it
 
 
+Group: TypeAlias = Sequence[tuple[Observation, dict[str, Part]]]
+"""The runs of an arm, and what each says."""
+
+
 def attribute(observations: Iterable[Observation]) -> Attribution:
     """Take the synchronisation of every run apart and sum repeats up, in the order of their first appearance.
 
     Intervals are 95 %: of one run from its steps (block bootstrap); of several runs from the scatter between them
-    (Student's t), which holds what one run cannot know. Raises AnalysisError when no run has several workers.
+    (Student's t), which holds what one run cannot know; of ratios and differences of arms that trained in turns, in
+    two launches or more, from rounds (analysis/paired.py). Raises AnalysisError when no run has several workers.
     """
     groups: dict[tuple[Any, ...], list[tuple[Observation, dict[str, Part]]]] = {}
     for place, seen in enumerate(observations):
@@ -322,7 +361,11 @@ def attribute(observations: Iterable[Observation]) -> Attribution:
     for group in alone.values():
         if group[0][0].backend == "serial":
             bases.setdefault(group[0][0].batch, []).extend(group)
-    arms = tuple(_arm(group, bases.get(group[0][0].batch, [])) for group in several.values())
+    shipped = {name[:-1]: group for name, group in several.items() if name[-1] == SHIPPED}
+    arms = tuple(
+        _arm(group, bases.get(group[0][0].batch, []), () if name[-1] == SHIPPED else shipped.get(name[:-1], ()))
+        for name, group in several.items()
+    )
     return Attribution(
         arms=arms,
         experiments=tuple(_experiments(list(several.values()))),
@@ -360,13 +403,18 @@ def _doubts(runs: Sequence[Observation], arms: Sequence[Arm]) -> Iterable[str]:
             )
 
 
-def _arm(
-    group: Sequence[tuple[Observation, dict[str, Part]]], base: Sequence[tuple[Observation, dict[str, Part]]]
-) -> Arm:
+def _arm(group: Group, base: Group, shipped: Group) -> Arm:
+    """Return what the runs of an arm come to, relative to one worker alone and to the arm with shipped settings."""
     first = group[0][0]
     names = [name for name in group[0][1] if all(name in parts for _, parts in group)]
     parts = {name: over_runs([each[name] for _, each in group]) for name in names}
     ratios = [_efficiencies(seen, each, base) for seen, each in group]
+    efficiency = {name: over_runs([each[name] for each in ratios]) for name in ratios[0]}
+    over_shipped = _ratio(group, shipped, _CASES["now"][1], _CASES["now"][1]) if shipped else None
+    rounds = 0 if over_shipped is None else over_shipped.n
+    for name in efficiency if base else ():
+        if (within := _ratio(base, group, _CASES["now"][1], _CASES[name][1])) is not None:
+            efficiency[name], rounds = within, within.n
     why_not = first.why_no_sync if first.sync_s is None else first.why_not_through
     cycle = cycle_s(first.settings)
     lag = {rank: parts[f"lag {rank}"] for rank in range(first.workers) if f"lag {rank}" in parts}
@@ -379,14 +427,27 @@ def _arm(
         **{name: getattr(first, name) for name in same},
         runs=tuple(seen.run for seen, _ in group),
         parts=parts,
-        efficiency={name: over_runs([each[name] for each in ratios]) for name in ratios[0]},
+        efficiency=efficiency,
         baseline="one worker alone" if base else "its own step without synchronisation",
         why_not=why_not,
         slow_rank=slowest if certain else None,
         leave_spread_s=float(np.mean([leave_spread(seen) for seen, _ in group])),
         cycle_ms=cycle * 1e3 or None,
         expected_cycle_wait=waits,
+        over_shipped=over_shipped,
+        rounds=rounds,
     )
+
+
+_CASES: Mapping[str, tuple[tuple[str, ...], Callable[[Any], Any]]] = {
+    "now": (("step",), lambda of: of["step"]),
+    "without runtime": (("step", "runtime"), lambda of: of["step"] - of["runtime"]),
+    "without skew": (("step", "skew"), lambda of: of["step"] - of["skew"]),
+    "without unexplained": (("step", "unexplained"), lambda of: of["step"] - of["unexplained"]),
+    "at the floor": (("step", "sync", "floor"), lambda of: of["step"] - of["sync"] + of["floor"]),
+    "without synchronisation": (("ready", "sync"), lambda of: of["ready"]),
+}
+"""What a step would take in each case, from the parts that it takes."""
 
 
 def _efficiencies(
@@ -404,16 +465,7 @@ def _efficiencies(
         one = parts["ready"]
     else:
         return {}
-    now = parts["step"]
-    found = {"now": one / now}
-    found |= {
-        f"without {name}": one / (now - parts[name]) for name in ("runtime", "skew", "unexplained") if name in parts
-    }
-    if "floor" in parts and "sync" in parts:
-        found["at the floor"] = one / (now - parts["sync"] + parts["floor"])
-    if "sync" in parts:
-        found["without synchronisation"] = one / parts["ready"]
-    return found
+    return {name: one / step(parts) for name, (needed, step) in _CASES.items() if parts.keys() >= set(needed)}
 
 
 def over_runs(parts: Sequence[Part]) -> Interval:
@@ -421,6 +473,57 @@ def over_runs(parts: Sequence[Part]) -> Interval:
     if len(parts) == 1:
         return stats.percentiles(parts[0].value, parts[0].draws)
     return stats.student([part.value for part in parts])
+
+
+# ------------------------------------------------------------------------------------------------- within rounds
+
+
+def _by_round(seen: Observation, parts: Mapping[str, Part]) -> tuple[list[int], dict[str, Floats]]:
+    """Return the numbers of the n rounds of a run, and what they say, (n,) each, by the names of `parts_of`."""
+    number, place = np.unique(seen.round[seen.round >= 0], return_inverse=True)
+    columns = {name: values[seen.round >= 0] for name, values in _by_step(seen).items()}
+    if _together(seen):
+        columns["skew"] = np.mean([each for name, each in columns.items() if name.startswith("wait ")], axis=0)
+        columns["exposed"] = columns["sync"] - columns["skew"]
+    found = {name: np.bincount(place, weights=each) / np.bincount(place) for name, each in columns.items()}
+    once = {name: np.full(len(number), part.value) for name, part in parts.items() if name in _ONCE}
+    found |= once
+    if "exposed" in found and "through" in once:
+        found["unexplained"] = found["exposed"] - once["through"]
+    return [int(each) for each in number], found
+
+
+_ONCE = ("floor", "pack", "through", "runtime", "least", "rest")
+"""What is measured once in a launch, when it has trained."""
+
+
+def _pairs(cell: Group, base: Group, of: Sequence[Callable[[Any], Any]], *, ratio: bool) -> paired.Pairs | None:
+    """Return what `of` the rounds of two arms is compared; None where some run of them did not alternate."""
+    if not all(seen.turns.launch for seen, _ in (*cell, *base)):
+        return None
+    slices = [
+        paired.Slice(
+            launch=seen.turns.launch,
+            round=number,
+            cell=name,
+            rate=float(value),
+            other_load=seen.turns.other_load[number],
+        )
+        for name, group, value_of in (("cell", cell, of[0]), ("base", base, of[1]))
+        for seen, parts in group
+        for numbers, columns in [_by_round(seen, parts)]
+        for number, value in zip(numbers, value_of(columns), strict=True)
+    ]
+    if ratio and not all(each.rate > 0 for each in slices):
+        return None
+    return paired.pairs(slices, "cell", "base", ratio=ratio)
+
+
+def _ratio(cell: Group, base: Group, of_cell: Callable[[Any], Any], of_base: Callable[[Any], Any]) -> Interval | None:
+    """Return a ratio within rounds; None where there are no two launches with rounds of both."""
+    found = _pairs(cell, base, (of_cell, of_base), ratio=True)
+    known = None if found is None else paired.estimate(found)
+    return None if known is None or known.launches < FEWEST_LAUNCHES else known.ratio
 
 
 def leave_spread(seen: Observation) -> float:
@@ -530,12 +633,7 @@ def _experiments(groups: Sequence[Sequence[tuple[Observation, dict[str, Part]]]]
                 yield _experiment(short, long, cycles[0], cycles[1])
 
 
-def _experiment(
-    short: Sequence[tuple[Observation, dict[str, Part]]],
-    long: Sequence[tuple[Observation, dict[str, Part]]],
-    short_s: float,
-    long_s: float,
-) -> Experiment:
+def _experiment(short: Group, long: Group, short_s: float, long_s: float) -> Experiment:
     moves = {name: _difference(short, long, name) for name in ("sync", *PARTS)}
     before, after = _waits(short, short_s), _waits(long, long_s)
     expected = (after[0] - before[1], after[1] - before[0])
@@ -552,12 +650,12 @@ def _experiment(
     )
 
 
-def _difference(
-    short: Sequence[tuple[Observation, dict[str, Part]]],
-    long: Sequence[tuple[Observation, dict[str, Part]]],
-    name: str,
-) -> Interval:
-    """Return long less short: within repeats where both have the same several, else between independent runs."""
+def _difference(short: Group, long: Group, name: str) -> Interval:
+    """Return long less short: within rounds, else within repeats where both have several, else between runs."""
+    within = None if name in _ONCE else _pairs(long, short, [lambda of: of[name]] * 2, ratio=False)
+    known = None if within is None else paired.difference(within)
+    if known is not None and known[1] >= FEWEST_LAUNCHES:
+        return known[0]
     a = {seen.repeat: parts[name] for seen, parts in short}
     b = {seen.repeat: parts[name] for seen, parts in long}
     if sorted(a) == sorted(b) and 1 < len(a) == len(short) == len(long):

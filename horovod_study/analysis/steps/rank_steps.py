@@ -10,7 +10,7 @@ stamps of one clock: clocks of different hosts need not agree. A stretch is a se
 first step has no synchronisation before it (a barrier, an evaluation, a checkpoint were there), and so no `own`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,30 +94,42 @@ def nothing_unmarked(laps: Mapping[str, Floats]) -> dict[str, Floats]:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ReadySteps:
-    """S steps of R ranks that follow another of their epoch, times in s; before others there was a barrier."""
+    """S steps of R ranks that follow another of their epoch, times in s; before others there was a barrier, or a wait
+    for a turn, after which ranks do not begin together.
+    """
 
+    step: NDArray[np.int64]  # (S,)
     own_s: Floats  # (S, R), until the gradients are ready
     sync_s: Floats  # (S, R), NaN where the backend cannot see it
     backward_s: Floats  # (S, R)
     captured: bool  # a CUDA graph computes
 
 
-def ready_steps(rows: Sequence[Mapping[str, Any]], *, source: str) -> ReadySteps:
-    """Return what the columns of the same steps say, one mapping per rank; AnalysisError for fewer than 20 steps."""
+def ready_steps(rows: Sequence[Mapping[str, Any]], *, source: str, after_waits: Collection[int] = ()) -> ReadySteps:
+    """Return what the columns of the same steps say, one mapping per rank; AnalysisError for fewer than 20 steps.
+
+    `after_waits`: steps before which the run waited for its turn.
+    """
     names = ("sync_s", *(f"{lap}_s" for lap in BEFORE_SYNC))
     laps = {name: np.stack([np.asarray(rank[name], dtype=np.float64) for rank in rows], axis=1) for name in names}
     captured = not np.isnan(laps["compute_s"]).all()
     laps = nothing_unmarked(laps)
     step, epoch = np.asarray(rows[0]["step"]), np.asarray(rows[0]["epoch"])
     follows = np.flatnonzero((np.diff(step) == 1) & (np.diff(epoch) == 0)) + 1
+    follows = follows[~np.isin(step[follows], [*after_waits])]
     if len(follows) < MIN_STEPS:
+        waits = " without a wait for a turn" if after_waits else ""
         raise AnalysisError(
-            f"{source}: has {len(follows)} timed steps that follow another of their epoch; at least {MIN_STEPS} are "
-            "needed, run it for more steps"
+            f"{source}: has {len(follows)} timed steps that follow another of their epoch{waits}; at least {MIN_STEPS} "
+            "are needed, run it for more steps"
         )
     own = laps["update_s"][follows - 1] + sum(laps[f"{lap}_s"][follows] for lap in BEFORE_SYNC[1:])
     return ReadySteps(
-        own_s=own, sync_s=laps["sync_s"][follows], backward_s=laps["backward_s"][follows], captured=captured
+        step=step[follows],
+        own_s=own,
+        sync_s=laps["sync_s"][follows],
+        backward_s=laps["backward_s"][follows],
+        captured=captured,
     )
 
 

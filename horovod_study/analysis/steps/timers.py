@@ -6,6 +6,9 @@ direction. The typical ratio is the mean of the logarithms without the smallest 
 would follow the disturbances, a median wastes a third of the rounds when there are none, and whole blocks are compared,
 not medians of steps: what costs little now and then, as collecting garbage does, belongs to the cost.
 
+`analysis/paired.py`, for slices of tenths of a second, moves stalls alone. A block is as short as a disturbance, which
+then makes that interval much the wider one (tests/test_timers.py); nor is there a second launch here.
+
 The 95 % interval is Tukey and McLaughlin's for a trimmed mean (`stats.trimmed_mean`). A test simulates that it holds
 the truth as often as it says, with noise that has outliers.
 

@@ -71,7 +71,7 @@ def table(found: Attribution) -> list[str]:
     """Return the parts of every arm: ms per step with 95 % intervals, share of the synchronisation and of the step."""
     lines = []
     for arm in found.arms:
-        runs = plural(len(arm.runs), "run")
+        runs = plural(len(arm.runs), "run") + (f", {plural(arm.rounds, 'round')}" if arm.rounds else "")
         lines += [f"{title(arm)} ({plural(arm.workers, 'worker')}, batch {arm.batch}, {runs})"]
         rows = []
         for name, words in _ROWS:
@@ -101,7 +101,12 @@ def caption(found: Attribution) -> str:
         "scatter of all-reduces is in it; where nothing disturbs: 10 % quantiles of both. Packing on a processor is "
         "the check and the norm of gradients that backward has copied already. Unexplained: what is left; left of "
         "zero where the parts exceed the whole. Means over steps and workers but for the floor"
-        + (" and runs; intervals are 95 %." if several else "; intervals are 95 %.")
+        + (" and runs; intervals are 95 %" if several else "; intervals are 95 %")
+        + (
+            ", of ratios and differences of arms from rounds of turns."
+            if any(arm.rounds for arm in found.arms)
+            else "."
+        )
     )
 
 
@@ -110,6 +115,10 @@ def _arm_words(arm: Arm) -> str:
     now = arm.efficiency.get("now")
     if now:
         words.append(f"the efficiency is {_percents(now)} (100 % is {arm.baseline}).")
+    if arm.over_shipped is not None:
+        of = arm.over_shipped
+        more = Interval(value=of.value - 1, low=of.low - 1, high=of.high - 1)
+        words.append(f"Its step takes {_percents(more)} more than with shipped settings.")
     sync = arm.parts.get("sync")
     if sync is None:
         return " ".join([*words, f"The synchronisation cannot be decomposed: {arm.why_not}."])
