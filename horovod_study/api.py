@@ -29,7 +29,7 @@ from horovod_study.analysis.simulate.calibration import Given, calibrate, run_ti
 from horovod_study.analysis.simulate.scaling import simulate as simulate_scenarios
 from horovod_study.analysis.simulate.what_if import what_if as scenarios
 from horovod_study.analysis.steps.accounting import Accounting, account, account_runs
-from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis, loaded
+from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis
 from horovod_study.analysis.study import analyze as analyze_tables
 from horovod_study.documents import parse_json, read_text
 from horovod_study.errors import DataError
@@ -102,8 +102,13 @@ def _document(text: str, named: str) -> Any:
 
 
 def read_analysis(directory: str | os.PathLike[str]) -> Analysis:
-    """Return the analysis that `horovod-study report RUNS --out DIR` left in DIR; RecordError where there is none."""
-    return loaded(*records.load_tables(Path(directory), TABLES, DOCUMENTS), source=str(directory))
+    """Return the analysis that `horovod-study report RUNS --out DIR` left in DIR.
+
+    RecordError where there is none, or where its files are not those that source.json has the digests of.
+    """
+    tables, documents = records.load_tables(Path(directory), TABLES, DOCUMENTS)
+    records.read_source(Path(directory))
+    return Analysis(**tables, **documents)
 
 
 def figures(analysis: Analysis) -> "Mapping[str, Drawing]":

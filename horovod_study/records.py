@@ -1928,11 +1928,10 @@ def write_source(directory: Path, runs: Path | None = None, *, files: Iterable[P
         else:
             known = {"schema": SOURCE_SCHEMA, "runs": Path(os.path.relpath(runs, directory)).as_posix()}
             known["files"] = {each.name: _written(each.read_bytes(), each.name) for each in files}
-        if not known:  # an analysis of an older program: there is nothing to go with
+        if not known:  # nobody knows what it was made of
             return path
         kept = {**known, **content}
-        if kept["schema"] > 1:
-            kept["digest"] = _own_digest(kept)
+        kept["digest"] = _own_digest(kept)
         write_file(path, json.dumps(kept, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
     return path
 
@@ -1943,8 +1942,8 @@ def _own_digest(source: Mapping[str, Any]) -> str:
 
 
 def is_whole(source: Mapping[str, Any]) -> bool:
-    """Return whether a source.json says what was written to it; of schema 1 nobody knows, and it counts as whole."""
-    return source["schema"] < 2 or source.get("digest") == _own_digest(source)
+    """Return whether a source.json says what was written to it; of schema 1, which has no digests, nobody knows."""
+    return source.get("digest") == _own_digest(source)
 
 
 def read_source(directory: Path, *, edited: bool = False) -> dict[str, Any]:

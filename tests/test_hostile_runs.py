@@ -318,47 +318,6 @@ def test_a_name_that_is_no_utf_8_has_a_name_in_the_tables(study: Path) -> None:
     table.to_csv().encode("utf-8")
 
 
-# ----------------------------------------------------------------------------------------- folders of an analysis
-
-
-@pytest.fixture(scope="module")
-def analysis(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An analysis, without the digests that older programs did not keep."""
-    out = tmp_path_factory.mktemp("analysis") / "out"
-    assert cli.main(["report", "--tables", str(FROZEN), "--out", str(out)]) == 0
-    (out / "source.json").unlink()
-    return out
-
-
-@pytest.mark.parametrize("name", ["points", "breakdown", "convergence", "runs", "fits", "provenance", "quantities"])
-@hostile
-@given(data=st.data())
-@pytest.mark.slow
-def test_half_a_file_of_an_analysis_is_refused_or_read(
-    name: str, analysis: Path, tmp_path: Path, data: st.DataObject
-) -> None:
-    copied = tmp_path / "copied"
-    shutil.copytree(analysis, copied, dirs_exist_ok=True)
-    path = next(each for each in (copied / f"{name}.csv", copied / f"{name}.json") if each.exists())
-    content = path.read_bytes()
-    path.write_bytes(content[: data.draw(st.integers(0, len(content) - 2))])
-
-    outcome(lambda: api.read_analysis(copied))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["points", "breakdown"])
-@pytest.mark.parametrize("part", [0.25, 0.5, 0.8])
-def test_half_a_table_makes_no_report(name: str, part: float, analysis: Path, tmp_path: Path) -> None:
-    copied = tmp_path / "copied"
-    shutil.copytree(analysis, copied)
-    content = (copied / f"{name}.csv").read_bytes()
-    (copied / f"{name}.csv").write_bytes(content[: int(part * len(content))])
-
-    assert cli.main(["report", str(copied)]) == 2
-    assert not (copied / "report.html").exists()
-
-
 def test_json_nested_without_end_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("[" * 100_000)
 

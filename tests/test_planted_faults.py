@@ -29,7 +29,7 @@ from make.properties import examples
 from make.synthetic_study import write_study
 from test_audit import PAIR, SERIAL, edit, findings_of, retotal, rewrite
 
-from horovod_study import cli, records
+from horovod_study import api, cli, records
 from horovod_study.analysis import audit
 from horovod_study.analysis.audit import RULES, Fault, Study, recount, same_text
 from horovod_study.analysis.series.points import with_series
@@ -755,18 +755,18 @@ def test_report_refuses_what_analyze_did_not_write(
     assert (directory / "report.html").read_bytes() == page
 
 
-def test_an_analysis_of_an_older_program_is_still_read(made: Made, tmp_path: Path) -> None:
+def test_an_analysis_without_digests_is_refused(made: Made, tmp_path: Path) -> None:
     directory = Path(shutil.copytree(made.runs / "analysis", tmp_path / "analysis"))
     source = json.loads((directory / "source.json").read_text())
     for name in ("files", "run_files", "digest"):
         del source[name]
     put(directory / "source.json", json.dumps({**source, "schema": 1}))
 
-    assert set(records.load_tables(directory, TABLES, DOCUMENTS)[0]) == set(TABLES)
-    records.write_source(directory, report={"matplotlib": "1"})
-    assert records.read_source(directory)["report"] == {"matplotlib": "1"}
+    with pytest.raises(RecordError, match=r"source\.json"):
+        api.read_analysis(directory)
     (directory / "source.json").unlink()
-    assert set(records.load_tables(directory, ("runs",), ())[0]) == {"runs"}
+    with pytest.raises(RecordError, match=r"source\.json"):
+        api.read_analysis(directory)
 
 
 def test_source_json_is_recognised_whole(made: Made, tmp_path: Path) -> None:

@@ -41,18 +41,6 @@ _TEXTS = (
     *("reason", "hosts", "launcher", "command", "excluded_by", "steady_doubt", "energy_doubt", "budget"),
 )
 
-_NUMBERS = ("workers", "nodes", "batch", "global_batch", "steps", "repeats", "samples", "share", "speedup", "epoch")
-_NUMBER_ENDINGS = ("_s", "_j", "_mse", "_median", "_low", "_high", "_plain")
-_NOT_NUMBERS = ("base_plain", "interval_plain")
-_KEYS = {
-    "points": ("series", "setting", "partition", "backend", "workers"),
-    "breakdown": ("series", "partition", "backend", "lap", "workers", "nodes"),
-    "convergence": ("series", "setting", "partition", "backend", "workers"),
-}
-"""Columns in which no cell may be empty."""
-MAX_NUMBER = 1e150
-"""Of a finite number in a table, so that its square is one too."""
-
 _OPTIONS = (*scaling.CHOICES, "horovod_defaults")
 """Empty where another script did not record them."""
 
@@ -149,54 +137,6 @@ class Analysis:
 
 TABLES = tuple(each.name for each in fields(Analysis) if "columns" in each.metadata)
 DOCUMENTS = tuple(each.name for each in fields(Analysis) if each.name not in TABLES)
-
-
-def loaded(tables: Mapping[str, pd.DataFrame], documents: Mapping[str, Any], *, source: str) -> Analysis:
-    """Return the analysis that files say, of which older programs kept no digests: half a file is an error.
-
-    `tables` and `documents` by the names of their files, `source` the directory. Raises AnalysisError naming the file
-    and the column.
-    """
-    again = "make the directory again with horovod-study report"
-    for name, document in documents.items():
-        if not isinstance(document, dict):
-            raise AnalysisError(f"{source}/{name}.json: holds no object; {again}")
-    if not isinstance(documents["provenance"].get("doubts"), list):
-        raise AnalysisError(f"{source}/provenance.json: doubts is not a list; {again}")
-    values: dict[str, Any] = {**tables, **documents}
-    found = Analysis(**values)
-    for name in TABLES:
-        require_columns(getattr(found, name), name, source=source)
-    for name in ("breakdown", "convergence", "learning"):
-        strangers = set(getattr(found, name)["series"]).difference(found.points["series"])
-        if strangers:
-            raise AnalysisError(f"{source}/points.csv: has no row of series {min(map(str, strangers))!r}; {again}")
-    bars = ["series", "workers", "nodes"]
-    parts = found.breakdown
-    steps_of = parts[parts["lap"] == "step"]
-    lacking = set(parts[bars].itertuples(index=False, name=None)).difference(
-        steps_of[bars].itertuples(index=False, name=None)
-    )
-    if lacking:
-        raise AnalysisError(f"{source}/breakdown.csv: has no lap 'step' of {min(map(str, lacking))}; {again}")
-    return found
-
-
-def require_columns(table: pd.DataFrame, name: str, *, source: str) -> None:
-    """Refuse a table of an analysis in which a number is none or a key is empty; which columns are there is known."""
-    where = f"{source}/{name}.csv"
-    again = "make the directory again with horovod-study report"
-    for column in _KEYS.get(name, ()):
-        if table[column].isna().any():
-            raise AnalysisError(f"{where}: column {column} has an empty cell; {again}")
-    for column in table.columns:
-        if column in _NOT_NUMBERS or not (column in _NUMBERS or column.endswith(_NUMBER_ENDINGS)):
-            continue
-        values = pd.to_numeric(table[column], errors="coerce").astype(float)
-        if (values.isna() & table[column].notna()).any():
-            raise AnalysisError(f"{where}: column {column} holds what is not a number; {again}")
-        if (np.isfinite(values) & (values.abs() > MAX_NUMBER)).any():
-            raise AnalysisError(f"{where}: column {column} holds a number beyond {MAX_NUMBER:g}; {again}")
 
 
 def analyze(

@@ -221,18 +221,20 @@ def _asked(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def write_page(directory: Path, **how: Any) -> list[Path]:
+    from horovod_study.api import read_analysis
     from horovod_study.report.page.html import write_report
 
-    paths = write_report(_read_analysis(directory), directory, second_process=available_cores() > 1, **how)
+    paths = write_report(read_analysis(directory), directory, second_process=available_cores() > 1, **how)
     _keep_drawn(directory, paths, how.get("look"))
     return paths
 
 
 def _write_paper(directory: Path) -> list[Path]:
     from horovod_study import records
+    from horovod_study.api import read_analysis
     from horovod_study.report.page.paper import write_paper
 
-    return write_paper(_read_analysis(directory), directory, records.read_source(directory))
+    return write_paper(read_analysis(directory), directory, records.read_source(directory))
 
 
 def _keep_drawn(
@@ -323,6 +325,7 @@ def checked_report(directory: Path, runs: Path | None = None, *, allow: Collecti
 def _compared_again(directory: Path, analysis: Any, source: Mapping[str, Any]) -> Any:
     """Return the comparison that the page of a study shows, or None where it shows none."""
     from horovod_study.analysis.compare.study_comparison import compare_studies, read_match
+    from horovod_study.api import read_analysis
     from horovod_study.report.figures.against import names_of
 
     told = (source.get("report") or {}).get("against")
@@ -330,23 +333,17 @@ def _compared_again(directory: Path, analysis: Any, source: Mapping[str, Any]) -
         return None
     before = directory / told["directory"]
     names = names_of(directory.resolve(), before.resolve())
-    return compare_studies(analysis, _read_analysis(before), may_differ=read_match(told.get("match")), names=names)
-
-
-def _read_analysis(directory: Path) -> Any:
-    from horovod_study import records
-    from horovod_study.analysis.study import DOCUMENTS, TABLES, loaded
-
-    return loaded(*records.load_tables(directory, TABLES, DOCUMENTS), source=str(directory))
+    return compare_studies(analysis, read_analysis(before), may_differ=read_match(told.get("match")), names=names)
 
 
 def _report_against(options: argparse.Namespace, directory: Path, earlier: Path) -> Result:
     from horovod_study.analysis.compare.study_comparison import compare_studies, gate, read_limits, read_match
+    from horovod_study.api import read_analysis
     from horovod_study.report.figures.against import document, gate_lines, lines, names_of, write_against
     from horovod_study.report.page.html import write_report
 
     limits, may_differ = read_limits(options.fail_on or ()), read_match(options.match)
-    after, before = (_read_analysis(each) for each in (directory, earlier))
+    after, before = (read_analysis(each) for each in (directory, earlier))
     names = names_of(directory.resolve(), earlier.resolve())
     found = compare_studies(after, before, may_differ=may_differ, names=names)
     judged = gate(found, limits) if limits else None

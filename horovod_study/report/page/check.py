@@ -24,7 +24,7 @@ import pandas as pd
 from horovod_study import records
 from horovod_study.analysis import audit
 from horovod_study.analysis.audit import RULES, Fault, Study, versions
-from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis, loaded
+from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis
 from horovod_study.documents import parse_json, read_bytes, read_text, shown
 from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
 from horovod_study.files import csv_of
@@ -364,13 +364,16 @@ def _reloaded(texts: Mapping[str, str]) -> Analysis:
     with tempfile.TemporaryDirectory() as folder:
         for name, text in texts.items():
             (Path(folder) / name).write_text(text, encoding="utf-8")
-        return loaded(*records.load_tables(Path(folder), TABLES, DOCUMENTS), source=folder)
+        frames, documents = records.load_tables(Path(folder), TABLES, DOCUMENTS)
+    return Analysis(**frames, **documents)
 
 
 def _kept(directory: Path) -> Analysis | None:
     """Return the analysis that `report` drew from; None where it would refuse it."""
     try:
-        return loaded(*records.load_tables(directory, TABLES, DOCUMENTS), source=str(directory))
+        frames, documents = records.load_tables(directory, TABLES, DOCUMENTS)
+        records.read_source(directory)
+        return Analysis(**frames, **documents)
     except StudyError:
         return None
 
