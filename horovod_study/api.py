@@ -108,7 +108,7 @@ def read_analysis(directory: str | os.PathLike[str]) -> Analysis:
     """
     tables, documents = records.load_tables(Path(directory), TABLES, DOCUMENTS)
     records.read_source(Path(directory))
-    return Analysis(**tables, **documents)
+    return Analysis(**{**tables, **documents})
 
 
 def figures(analysis: Analysis) -> "Mapping[str, Drawing]":

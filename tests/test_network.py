@@ -10,22 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from make.bench_document import MODEL, SIZES, WAYS, document
 
-from horovod_study.analysis.machine.network import (
-    algbw,
-    analyze,
-    attainable,
-    bus_factor,
-    fit_line,
-    memory_bytes,
-    network_bytes,
-    ridge,
-)
+from horovod_study.analysis.machine.network import analyze, attainable, bus_factor, fit_line, memory_bytes
 from horovod_study.errors import AnalysisError
 
 
 def test_bandwidths_are_those_of_nccl_tests() -> None:
-    # 1 GB in 10 ms is 100 GB/s; the bus carries 2 (n - 1) / n of it.
-    assert algbw(1e9, 0.01) == pytest.approx(100e9)
     assert (bus_factor("allreduce", 8), bus_factor("allreduce", 4)) == (1.75, 1.5)
     assert bus_factor("allreduce", 2) == bus_factor("broadcast", 8) == 1.0
 
@@ -107,12 +96,9 @@ def test_a_line_that_cannot_be_fitted(sizes: list[float], seconds: list[float], 
 def test_the_roof_is_the_lower_of_two() -> None:
     assert attainable(2.0, peak=100e9, bandwidth=10e9) == 20e9
     assert attainable(50.0, peak=100e9, bandwidth=10e9) == 100e9
-    assert ridge(peak=100e9, bandwidth=10e9) == 10.0
 
 
 def test_bytes_of_a_step() -> None:
-    assert network_bytes(613_764, 2) == 613_764
-    assert network_bytes(1000, 4) == 1500
     assert memory_bytes(parameters=100, activations_per_curve=10, batch=5) == 4 * (1000 + 150)
 
 

@@ -128,10 +128,10 @@ def model_parallel_arguments(parser: Parser) -> None:
 
 def model_parallel(options: argparse.Namespace) -> Result:
     """Compute whether data or model parallelism fits a model, from memory, messages and time."""
-    from dataclasses import asdict, fields
+    from dataclasses import asdict
 
-    from horovod_study.analysis.machine.advice import Asked, case_of, layered_model
     from horovod_study.analysis.machine.advice import advise as advise_on
+    from horovod_study.analysis.machine.advice import case_of, layered_model
     from horovod_study.documents import load_yaml
     from horovod_study.records import read_run
     from horovod_study.workload.room import worker_memory
@@ -140,10 +140,7 @@ def model_parallel(options: argparse.Namespace) -> Result:
     model = layered_model(load_yaml(options.model), source=source) if options.model else None
     bench = read_benches([options.bench], gradient_bytes=math.nan)[-1] if options.bench else None
     recorded = options.run and (asdict(read_run(options.run)), str(options.run))
-    memory = None if options.memory_gb is None else (options.memory_gb * 1e9, "--memory-gb")
-    names = [each.name for each in fields(Asked) if each.name != "model"]
-    asked = Asked(model=model, **{name: getattr(options, name) for name in names})
-    case = case_of(asked, bench=bench, run=recorded, memory=memory, memory_of=worker_memory)
+    case = case_of(vars(options), model=model, bench=bench, run=recorded, memory_of=worker_memory)
     advice = advise_on(case)
     return Result(document=advice.to_dict(), lines=advice.lines())
 

@@ -21,7 +21,7 @@ quickest of its algorithms there. What each way sends and keeps:
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -117,14 +117,6 @@ class Case:
     waited_s: float | None = None  # measured wait for gradients per step, data parallel with these workers and batch
 
     def __post_init__(self) -> None:
-        for name in ("batch", "workers", "workers_per_node"):
-            count = getattr(self, name)
-            if count is not None and count < 1:
-                option = f"--{name.replace('_', '-')}"
-                raise ConfigError(f"model-parallel: {option} is {count}; it must be at least 1")
-        for text, number in (("--memory-gb", self.memory_bytes), ("the rate of computing", self.flop_per_s)):
-            if number is not None and not (math.isfinite(number) and number > 0):
-                raise ConfigError(f"model-parallel: {text} is {number:g}; it must be greater than 0")
         require_known("model-parallel: --optimizer", self.optimizer, STATE_BYTES)
         require_known("model-parallel: --precision", self.precision, ACTIVATION_BYTES)
 
@@ -145,11 +137,11 @@ class Scheme:
 
     name: str
     short: str
-    possible: str = ""  # why not, where it is not
+    why_not: str = ""  # empty where it is possible
     memory_bytes: float = 0.0
-    memory_text: str = ""
+    memory: str = ""  # how it comes about
     sent_bytes: float = 0.0  # by a worker per step
-    messages_text: str = ""
+    messages: str = ""
     communication_s: float | None = None
     computing_s: float | None = None  # of the slowest worker, its idle time included
     fits: bool | None = None
@@ -164,17 +156,9 @@ class Scheme:
         return self.computing_s + self.communication_s
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "possible": not self.possible,
-            "why_not": self.possible,
-            "memory_bytes": self.memory_bytes,
-            "memory": self.memory_text,
-            "fits": self.fits,
-            "sent_bytes": self.sent_bytes,
-            "messages": self.messages_text,
-            **facts(self, "communication_s", "computing_s", "step_s", "efficiency", "notes"),
-        }
+        names = ("why_not", "memory_bytes", "memory", "fits", "sent_bytes", "messages", "communication_s")
+        rest = facts(self, *names, "computing_s", "step_s", "efficiency", "notes")
+        return {"name": self.name, "possible": not self.why_not, **rest}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -251,10 +235,10 @@ class Advice:
         ]
         for scheme in self.schemes:
             lines += ["", f"  {scheme.name}"]
-            if scheme.possible:
-                lines.append(f"    not possible: {scheme.possible}")
+            if scheme.why_not:
+                lines.append(f"    not possible: {scheme.why_not}")
                 continue
-            lines += [f"    memory    {scheme.memory_text}", f"    messages  {scheme.messages_text}"]
+            lines += [f"    memory    {scheme.memory}", f"    messages  {scheme.messages}"]
             lines += [f"    {note}" for note in scheme.notes]
         if self.missing:
             lines += ["", *(f"not known: {text}" for text in self.missing)]
@@ -369,81 +353,65 @@ def network_of(content: Mapping[str, Any], *, source: str, way: str | None, size
 
 def rate_of_step(model: LayeredModel, *, batch: int, step_s: float) -> float:
     """Return the FLOP/s of a worker that computes a step of `batch` samples in `step_s`, without communication."""
-    if not (math.isfinite(step_s) and step_s > 0):
-        raise ConfigError(f"model-parallel: the step takes {step_s * 1e3:g} ms; it must be greater than 0")
     return model.train_flop * batch / step_s
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
-    """What options say; they hold before a recorded run. Names and units are those of the verb."""
-
-    widths: str | None = None
-    model: LayeredModel | None = None
-    batch: int | None = None
-    workers: int | None = None
-    workers_per_node: int | None = None
-    optimizer: str | None = None
-    precision: str | None = None
-    way: str | None = None
-    alpha_us: float | None = None
-    gb_per_s: float | None = None
-    step_ms: float | None = None
-    flops_per_s: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.widths is not None and self.model is not None:
-            raise ConfigError("model-parallel: --widths and --model both name a model; give one of them")
-        if (self.alpha_us is None) != (self.gb_per_s is None):
-            raise ConfigError("model-parallel: a network has --alpha-us and --gb-per-s; give both")
+ASKED: Mapping[str, Option] = {
+    **dict.fromkeys(("batch", "workers", "workers_per_node"), Option(kind=int, low=1)),
+    **dict.fromkeys(("memory_gb", "gb_per_s", "step_ms", "flops_per_s"), Option(kind=float, above=0)),
+    "alpha_us": Option(kind=float, low=0),
+    **dict.fromkeys(("widths", "optimizer", "precision", "way"), Option()),
+}
+"""What may be asked, in the names and units of the verb; it holds before a recorded run."""
 
 
 def case_of(
-    asked: Asked,
+    asked: Mapping[str, Any],
     *,
+    model: LayeredModel | None = None,
     bench: tuple[Mapping[str, Any], str] | None = None,
     run: tuple[Mapping[str, Any], str] | None = None,
-    memory: tuple[float, str] | None = None,
     memory_of: Callable[[int], tuple[float, str] | None] | None = None,
 ) -> Case:
-    """Return the case that options, a bench.json and a recorded run describe together.
+    """Return the case that ASKED (None: not said), a model, a bench.json and a recorded run describe together.
 
-    `memory`: bytes per worker and where the number is from; None asks `memory_of` for that of so many workers on this
-    machine. `bench`, `run`: content of bench.json and of a run.json, each with its path. Raises ConfigError for
-    contradictions and AnalysisError for files that do not hold what is needed.
+    `bench`, `run`: content of bench.json and of a run.json, each with its path. `memory_of`: bytes per worker of so
+    many on this machine, and where the number is from. Raises ConfigError for contradictions and AnalysisError for
+    files that do not hold what is needed.
     """
-    _refuse(asked, bench=bench is not None, run=run is not None)
+    given = {name: value for name in ASKED if (value := asked.get(name)) is not None}
+    for name, value in given.items():
+        given[name] = check_field("model-parallel", f"--{name.replace('_', '-')}", value, ASKED[name], optional=False)
+    _refuse({*given, *(name for name, each in {"model": model, "bench": bench, "run": run}.items() if each)})
     found = {} if run is None else _measured_run(*run)
-    fields = ("widths", "batch", "optimizer", "precision")
-    known: dict[str, Any] = {"workers": 2, **{name: OPTIONS[name].default for name in fields}}
-    known |= {name: value for name, value in found.items() if value is not None}
-    known |= {name: getattr(asked, name) for name in (*fields, "workers") if getattr(asked, name) is not None}
-    model, batch, n = asked.model or cnn(known["widths"]), known["batch"], known["workers"]
-    if batch < 1 or n < 1:
-        raise ConfigError(f"model-parallel: --batch is {batch} and --workers {n}; both must be at least 1")
+    known = {"workers": 2, **{name: OPTIONS[name].default for name in ("widths", "batch", "optimizer", "precision")}}
+    known |= {name: value for name, value in found.items() if value is not None} | given
+    rated = model is None  # bench.json has the step of the worked example
+    model, batch, n = model or cnn(known["widths"]), known["batch"], known["workers"]
     if found and found["parameters"] != model.parameters:
         raise ConfigError(
-            f"model-parallel: --widths {asked.widths} has {model.parameters:,} parameters, but the run trained "
+            f"model-parallel: --widths {known['widths']} has {model.parameters:,} parameters, but the run trained "
             f"{found['parameters']:,}; leave --widths out"
         )
-    network = None
+    network, per_node, memory = None, given.get("workers_per_node"), None
     if bench is not None:
-        network = network_of(bench[0], source=bench[1], way=asked.way, size=WEIGHT_BYTES * model.parameters)
-    elif asked.alpha_us is not None and asked.gb_per_s is not None:
-        network = Link(alpha_s=asked.alpha_us / 1e6, bytes_per_s=asked.gb_per_s * 1e9)
-    if memory is None and memory_of is not None:
-        memory = memory_of(min(n, asked.workers_per_node or n))
-    rate, source = _rate(asked, model, batch, found, "" if run is None else run[1], bench)
+        network = network_of(bench[0], source=bench[1], way=given.get("way"), size=WEIGHT_BYTES * model.parameters)
+    elif "alpha_us" in given:
+        network = Link(alpha_s=given["alpha_us"] / 1e6, bytes_per_s=given["gb_per_s"] * 1e9)
+    if "memory_gb" in given:
+        memory = given["memory_gb"] * 1e9, "--memory-gb"
+    elif memory_of is not None:
+        memory = memory_of(min(n, per_node or n))
+    rate, source = _rate(given, model, batch, found, "" if run is None else run[1])
+    if rate is None and rated and bench is not None and isinstance(roof := bench[0].get("roofline"), dict):
+        rate, source = float(roof["flop_per_s"]), f"the step measured in {bench[1]}"
     same = found.get("workers") == n and found.get("batch") == batch
     return Case(
+        **{name: known[name] for name in ("batch", "workers", "optimizer", "precision")},
         model=model,
-        batch=batch,
-        workers=n,
-        workers_per_node=asked.workers_per_node,
+        workers_per_node=per_node,
         memory_bytes=None if memory is None else memory[0],
         memory_source="" if memory is None else memory[1],
-        optimizer=known["optimizer"],
-        precision=known["precision"],
         network=network,
         flop_per_s=rate,
         rate_source=source,
@@ -451,42 +419,33 @@ def case_of(
     )
 
 
-def _refuse(asked: Asked, *, bench: bool, run: bool) -> None:
-    """Raise ConfigError where two things say the same, or one belongs to another that is missing."""
-    if sum((asked.step_ms is not None, asked.flops_per_s is not None, run)) > 1:
-        raise ConfigError(
-            "model-parallel: --step-ms, --flops-per-s and --run all say how fast a worker computes; give one of them"
-        )
-    if bench and asked.alpha_us is not None:
-        raise ConfigError("model-parallel: --bench and --alpha-us both describe the network; give one of them")
-    if asked.way is not None and not bench:
-        raise ConfigError("model-parallel: --way chooses from the file of --bench; give that too")
-    if asked.model is not None and run:
-        raise ConfigError(
-            "model-parallel: --run is of the worked example and says nothing of --model; give --step-ms instead"
-        )
+def _refuse(there: Collection[str]) -> None:
+    """Raise ConfigError where two of what is `there` say the same, or one belongs to another that is missing."""
+    rates = "--step-ms, --flops-per-s and --run all say how fast a worker computes; give one of them"
+    example = "--run is of the worked example and says nothing of --model; give --step-ms instead"
+    for wrong, text in (
+        ({"widths", "model"}.issubset(there), "--widths and --model both name a model; give one of them"),
+        (("alpha_us" in there) != ("gb_per_s" in there), "a network has --alpha-us and --gb-per-s; give both"),
+        (len({"step_ms", "flops_per_s", "run"}.intersection(there)) > 1, rates),
+        ({"bench", "alpha_us"}.issubset(there), "--bench and --alpha-us both describe the network; give one of them"),
+        ("way" in there and "bench" not in there, "--way chooses from the file of --bench; give that too"),
+        ({"model", "run"}.issubset(there), example),
+    ):
+        if wrong:
+            raise ConfigError(f"model-parallel: {text}")
 
 
 def _rate(
-    asked: Asked,
-    model: LayeredModel,
-    batch: int,
-    found: Mapping[str, Any],
-    run: str,
-    bench: tuple[Mapping[str, Any], str] | None,
+    given: Mapping[str, Any], model: LayeredModel, batch: int, found: Mapping[str, Any], run: str
 ) -> tuple[float | None, str]:
-    """Return FLOP/s and where they are from: options, the run, else what bench.json holds of the worked example."""
-    if asked.step_ms is not None:
-        rate = rate_of_step(model, batch=batch, step_s=asked.step_ms / 1e3)
-        return rate, f"a step of {asked.step_ms:g} ms"
+    """Return FLOP/s and where they are from: options, else the run."""
+    if "step_ms" in given:
+        rate = rate_of_step(model, batch=batch, step_s=given["step_ms"] / 1e3)
+        return rate, f"a step of {given['step_ms']:g} ms"
     if found.get("computing_s"):
         rate = rate_of_step(model, batch=found["batch"], step_s=found["computing_s"])
         return rate, f"a step of {found['computing_s'] * 1e3:.3g} ms without the wait, {run}"
-    if asked.flops_per_s is not None:
-        return asked.flops_per_s, "--flops-per-s"
-    if bench is not None and asked.model is None and isinstance(roof := bench[0].get("roofline"), dict):
-        return float(roof["flop_per_s"]), f"the step measured in {bench[1]}"
-    return None, ""
+    return given.get("flops_per_s"), "--flops-per-s" if "flops_per_s" in given else ""
 
 
 def _measured_run(content: Mapping[str, Any], source: str) -> dict[str, Any]:
@@ -561,9 +520,9 @@ def _scheme(
         name=name,
         short=short,
         memory_bytes=memory[0],
-        memory_text=memory[1],
+        memory=memory[1],
         sent_bytes=sent,
-        messages_text=f"{messages}{told}",
+        messages=f"{messages}{told}",
         communication_s=seconds,
         computing_s=None if case.flop_per_s is None else flop / case.flop_per_s,
         fits=None if case.memory_bytes is None else memory[0] <= case.memory_bytes,
@@ -718,7 +677,7 @@ def _pipeline(case: Case) -> Scheme:
     model, n, g = case.model, case.workers, case.global_batch
     name = f"pipeline of {n} stages"
     if n > len(model.layers):
-        return Scheme(name=name, short="pipeline", possible=f"the model has {len(model.layers)} layers for {n} stages")
+        return Scheme(name=name, short="pipeline", why_not=f"the model has {len(model.layers)} layers for {n} stages")
     each, state = ACTIVATION_BYTES[case.precision], STATE_BYTES[case.optimizer]
     stages = _stages(model, n)
     m = max(1, min(g, MICRO_BATCHES * n)) if n > 1 else 1
@@ -773,7 +732,7 @@ def _verdict(
             fits = "fits" if data.fits else "does not fit"
             told = f"{fits}: {_bytes(data.memory_bytes)} of {_bytes(case.memory_bytes)}"
         return "data", f"one worker: nothing is to be spread, and the model {told}", []
-    possible = [scheme for scheme in schemes if not scheme.possible and scheme.fits is not False]
+    possible = [scheme for scheme in schemes if not scheme.why_not and scheme.fits is not False]
     reasons = []
     there = "" if case.memory_bytes is None else f"{' of' if data.fits else ' against'} {_bytes(case.memory_bytes)}"
     does = "does not fit" if data.fits is False else "fits"
@@ -792,7 +751,7 @@ def _verdict(
             f"b = S/(n x {_si(moved)}B per sample) = {crossover:.3g} samples per worker, and the batch is {case.batch}"
         )
     if not possible:
-        smallest = min((scheme for scheme in schemes if not scheme.possible), key=lambda scheme: scheme.memory_bytes)
+        smallest = min((scheme for scheme in schemes if not scheme.why_not), key=lambda scheme: scheme.memory_bytes)
         times = smallest.memory_bytes / (case.memory_bytes or math.inf)
         reasons.append(
             f"the least memory takes {smallest.name}: {_bytes(smallest.memory_bytes)} per worker, {times:.2g} times "
@@ -894,7 +853,7 @@ def _layer_rows(model: LayeredModel) -> list[tuple[str, ...]]:
 def _scheme_rows(schemes: Sequence[Scheme]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for scheme in schemes:
-        if scheme.possible:
+        if scheme.why_not:
             rows.append((scheme.short, "-", "-", "-", "-", "-", "not possible"))
             continue
         fits = {True: "yes", False: "no", None: "?"}[scheme.fits]

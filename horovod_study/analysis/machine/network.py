@@ -6,8 +6,8 @@ the bandwidth conventions of nccl-tests (doc/PERFORMANCE.md there), the straight
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -34,13 +34,11 @@ POINT_COLUMNS = (
     *("algbw_gb_per_s", "busbw_gb_per_s", "busbw_min_gb_per_s", "busbw_max_gb_per_s", "wrong"),
 )
 
-_BARRIERS = ("way", "seconds_median", "seconds_min", "seconds_max")
-_COPIES = ("name", "bytes", "gb_per_s_median", "gb_per_s_min", "gb_per_s_max", "reason")
-
-
-def algbw(size: float, seconds: float) -> float:
-    """Return the algorithm bandwidth S / t, in bytes per second for bytes and seconds."""
-    return size / seconds
+_TABLES: Mapping[str, tuple[str, ...]] = {
+    "points": POINT_COLUMNS,
+    "barriers": ("way", "seconds_median", "seconds_min", "seconds_max"),
+    "copies": ("name", "bytes", "gb_per_s_median", "gb_per_s_min", "gb_per_s_max", "reason"),
+}
 
 
 def bus_factor(operation: str, workers: int) -> float:
@@ -167,16 +165,6 @@ def attainable(intensity: float, *, peak: float, bandwidth: float) -> float:
     return min(peak, intensity * bandwidth)
 
 
-def ridge(*, peak: float, bandwidth: float) -> float:
-    """Return the intensity from which on computing is the limit, peak / bandwidth, in operations per byte."""
-    return peak / bandwidth
-
-
-def network_bytes(gradient_bytes: float, workers: int) -> float:
-    """Return what a step puts on the network per worker: 2 (n - 1) / n times the gradients, as for busbw."""
-    return bus_factor("allreduce", workers) * gradient_bytes
-
-
 def memory_bytes(*, parameters: int, activations_per_curve: int, batch: int) -> float:
     """Return the memory traffic of a step when nothing stays in a cache from one operation to the next, in bytes.
 
@@ -196,7 +184,7 @@ class NetworkRoof:
     way: str
     final_bytes_per_s: float | None  # busbw of very large messages, from the fit
     bytes_per_s: float  # busbw measured at the size of all gradients
-    ridge_flop_per_byte: float  # with `bytes_per_s`
+    ridge_flop_per_byte: float  # from which on computing is the limit: peak / `bytes_per_s`
     attainable_flop_per_s: float  # of the model
     allreduce_s: float  # of all gradients in one message
     share_without_overlap: float | None  # step / (step + all-reduce): what is left if nothing overlaps
@@ -248,9 +236,6 @@ def analyze(document: Mapping[str, Any]) -> BenchedNetwork:
     workers, model = int(document["workers"]), document["model"]
     points = _points(document, workers, model)
     told = [each for job in document["jobs"] for each in job["barriers"]]
-    barriers = pd.DataFrame(
-        [{"way": each["way"], **_spread("seconds", each["seconds"])} for each in told], columns=list(_BARRIERS)
-    )
     doubts: list[str] = []
     fits = {}
     reduced = points[(points["operation"] == "allreduce") & (points["place"] == "in")]
@@ -260,22 +245,20 @@ def analyze(document: Mapping[str, Any]) -> BenchedNetwork:
             fits[way] = fit_line(way, own["bytes"].to_list(), own["seconds_median"].to_list())
         except AnalysisError as error:
             doubts.append(str(error))
-    machine = next((job for job in document["jobs"] if "step" in job), None)
-    copies = _copies(machine["copies"] if machine else [])
-    roofline = _roofline(machine, copies, reduced, fits, workers, model) if machine else None
-    wrong = int(points["wrong"].sum())
+    machine: Mapping[str, Any] = next((job for job in document["jobs"] if "step" in job), {})
+    copies = _table("copies", map(_copy, machine.get("copies", ())))
     return BenchedNetwork(
         workers=workers,
         model=model,
         points=points,
-        barriers=barriers,
-        copies=copies,
+        barriers=_table("barriers", ({"way": each["way"], **_spread("seconds", each["seconds"])} for each in told)),
+        copies=copies.astype({"reason": object}),
         fits=fits,
-        roofline=roofline,
-        wrong=wrong,
+        roofline=_roofline(machine, copies, reduced, fits, workers, model) if machine else None,
+        wrong=int(points["wrong"].sum()),
         doubts=(*_doubts(document, points, reduced, fits), *doubts),
-        launch=machine.get("launch") if machine else None,
-        step_roofline=machine.get("step_roofline") if machine else None,
+        launch=machine.get("launch"),
+        step_roofline=machine.get("step_roofline"),
     )
 
 
@@ -285,33 +268,31 @@ def restored(document: Mapping[str, Any], *, source: str) -> BenchedNetwork:
     Raises AnalysisError, naming `source`, for what is no such document.
     """
     try:
-        roofline = document["roofline"]
-        if roofline is not None:
+        known = {each.name: document.get(each.name) for each in fields(BenchedNetwork)}
+        if (roofline := document["roofline"]) is not None:
             roofs = tuple(NetworkRoof(**each) for each in roofline["networks"])
-            roofline = Roofline(**{**roofline, "networks": roofs})
-        pairs = ("alpha_ci95_s", "beta_ci95_bytes_per_s")
-        lines = {}
-        for way, fit in document["fits"].items():
-            told = {name: each for name, each in fit.items() if name != "half_bytes"}
-            known = {name: tuple(math.nan if end is None else float(end) for end in fit[name]) for name in pairs}
-            lines[way] = LineFit(**{**told, **known})
-        return BenchedNetwork(
-            workers=int(document["workers"]),
-            model=document["model"],
-            points=pd.DataFrame(document["points"], columns=list(POINT_COLUMNS)),
-            barriers=pd.DataFrame(document["barriers"], columns=list(_BARRIERS)),
-            copies=pd.DataFrame(document["copies"], columns=list(_COPIES)),
-            fits=lines,
-            roofline=roofline,
-            wrong=int(document["wrong"]),
-            doubts=tuple(document["doubts"]),
-            launch=document.get("launch"),
-            step_roofline=document.get("step_roofline"),
-        )
+            known["roofline"] = Roofline(**{**roofline, "networks": roofs})
+        known["fits"] = {way: _line(fit) for way, fit in document["fits"].items()}
+        known |= {name: _table(name, document[name]) for name in _TABLES}
+        known |= {name: int(document[name]) for name in ("workers", "wrong")}
+        return BenchedNetwork(**{**known, "model": document["model"], "doubts": tuple(document["doubts"])})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise AnalysisError(
             f"{source}: is not what `horovod-study bench` writes ({type(error).__name__}: {error}); name its bench.json"
         ) from None
+
+
+def _line(fit: Mapping[str, Any]) -> LineFit:
+    """Return the fit that `LineFit.to_dict` was made of."""
+    ends = {
+        name: tuple(math.nan if end is None else float(end) for end in fit[name])
+        for name in ("alpha_ci95_s", "beta_ci95_bytes_per_s")
+    }
+    return LineFit(**{**{name: each for name, each in fit.items() if name != "half_bytes"}, **ends})
+
+
+def _table(name: str, rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    return pd.DataFrame(list(rows), columns=list(_TABLES[name]))
 
 
 def _points(document: Mapping[str, Any], workers: int, model: Mapping[str, Any]) -> pd.DataFrame:
@@ -338,23 +319,20 @@ def _points(document: Mapping[str, Any], workers: int, model: Mapping[str, Any])
                     "iterations": each["iterations"],
                     **spread,
                     "seconds_median_op": _median(each["seconds_median_op"]),
-                    "algbw_gb_per_s": algbw(size, spread["seconds_median"]) / 1e9,
+                    "algbw_gb_per_s": size / spread["seconds_median"] / 1e9,
                     "busbw_gb_per_s": factor / spread["seconds_median"],
                     "busbw_min_gb_per_s": factor / spread["seconds_max"],
                     "busbw_max_gb_per_s": factor / spread["seconds_min"],
                     "wrong": int(each["wrong"]),
                 }
             )
-    return pd.DataFrame(rows, columns=list(POINT_COLUMNS))
+    return _table("points", rows)
 
 
-def _copies(copies: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    rows = []
-    for each in copies:
-        rates = [] if each["seconds"] is None else [each["bytes"] / seconds / 1e9 for seconds in each["seconds"]]
-        spread = _spread("gb_per_s", rates) if rates else dict.fromkeys(_spread("gb_per_s", [1.0]))
-        rows.append({"name": each["name"], "bytes": each["bytes"], **spread, "reason": each["reason"]})
-    return pd.DataFrame(rows, columns=list(_COPIES)).astype({"reason": object})
+def _copy(each: Mapping[str, Any]) -> dict[str, Any]:
+    rates = [each["bytes"] / seconds / 1e9 for seconds in each["seconds"] or ()]
+    spread = _spread("gb_per_s", rates) if rates else dict.fromkeys(_spread("gb_per_s", [1.0]))
+    return {"name": each["name"], "bytes": each["bytes"], **spread, "reason": each["reason"]}
 
 
 def _roofline(
@@ -373,7 +351,7 @@ def _roofline(
     copied = float(copies.loc[copies["name"] == where, "gb_per_s_median"].iloc[0])
     memory = 2e9 * copied  # a copy reads and writes each byte
     flop, step_s = float(model["step_flops"]), float(np.median(machine["step"]["seconds"]))
-    in_network = flop / network_bytes(model["flat_bytes"], workers) if workers > 1 else None
+    in_network = flop / (moved_share(workers) * model["flat_bytes"]) if workers > 1 else None
     in_memory = flop / memory_bytes(
         parameters=model["parameters"], activations_per_curve=model["activations_per_curve"], batch=model["batch"]
     )
@@ -387,7 +365,7 @@ def _roofline(
                 way=way,
                 final_bytes_per_s=final,
                 bytes_per_s=bandwidth,
-                ridge_flop_per_byte=ridge(peak=peak, bandwidth=bandwidth),
+                ridge_flop_per_byte=peak / bandwidth,
                 attainable_flop_per_s=attainable(in_network or 0.0, peak=peak, bandwidth=bandwidth),
                 allreduce_s=seconds,
                 share_without_overlap=step_s / (step_s + seconds),

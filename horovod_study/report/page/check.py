@@ -365,7 +365,7 @@ def _reloaded(texts: Mapping[str, str]) -> Analysis:
         for name, text in texts.items():
             (Path(folder) / name).write_text(text, encoding="utf-8")
         frames, documents = records.load_tables(Path(folder), TABLES, DOCUMENTS)
-    return Analysis(**frames, **documents)
+    return Analysis(**{**frames, **documents})
 
 
 def _kept(directory: Path) -> Analysis | None:
@@ -373,7 +373,7 @@ def _kept(directory: Path) -> Analysis | None:
     try:
         frames, documents = records.load_tables(directory, TABLES, DOCUMENTS)
         records.read_source(directory)
-        return Analysis(**frames, **documents)
+        return Analysis(**{**frames, **documents})
     except StudyError:
         return None
 
