@@ -466,12 +466,8 @@ def _late_ranks(found: Explanation, cell: Cell, runs: Mapping[str, RecordedRun])
             kind="about",
         )
     elif slow.waiting_s is not None and slow.waiting_s > WORTH * slow.period_s:
-        yield Help(
-            what="make the steps of all ranks equally long: each rank is late in some of them; is the machine quiet?",
-            command=_line("doctor"),
-            gain=_gain(slow.waiting_s, slow.period_s),
-            kind="at most",
-        )
+        what = "make the steps of all ranks equally long: each rank is late in some of them; is the machine quiet?"
+        yield _at_most(what, slow.waiting_s, slow.period_s, _line("doctor"))
 
 
 def _communication(cell: Cell, run: RecordedRun) -> Iterable[Help]:
@@ -482,41 +478,29 @@ def _communication(cell: Cell, run: RecordedRun) -> Iterable[Help]:
     effective = run.record.effective
     several_hosts = len({rank.get("host") for rank in effective.get("ranks") or ()}) > 1
     runtime = f"{effective.get('backend')}/{effective.get('transport')}"
-    gain = None if cost is None else _gain(cost.value, cell.step_s)
-    if not _ours(run):
-        if cost is not None:
-            library = "FSDP" if str(effective.get("model")).startswith("FSDP") else str(effective.get("backend"))
-            how = LESS_COMMUNICATION.get(library, f"a larger batch per worker, {_FEWER}")
-            yield Help(what=f"communicate less: {how}", gain=gain, kind="at most")
-        return
     several = ("--workers", cell.workers, *_work_of(run))
-    if cost is None and run.state != "done":
-        return
     if cost is None:
-        what = "measure communication by leaving it out in some blocks: a run with this option"
-        yield Help(
-            what=what, command=f"... python -m horovod_study.train --measure-ablation {shlex.join(_work_of(run))}"
-        )
+        if _ours(run) and run.state == "done":
+            what = "measure communication by leaving it out in some blocks: a run with this option"
+            line = f"... python -m horovod_study.train --measure-ablation {shlex.join(_work_of(run))}"
+            yield Help(what=what, command=line)
+        return
+    if not _ours(run):
+        library = "FSDP" if str(effective.get("model")).startswith("FSDP") else str(effective.get("backend"))
+        how = LESS_COMMUNICATION.get(library, f"a larger batch per worker, {_FEWER}")
+        yield _at_most(f"communicate less: {how}", cost.value, cell.step_s)
         return
     if effective.get("reduction") == "flat" and packaged().options["reduction"].matters(runtime):
         backward = cell.parts_s.get("backward")
         hidden = cost.value if backward is None else min(cost.value, backward)
         sides = (f"{runtime},reduction=flat", f"{runtime},reduction=hooks")
-        yield Help(
-            what="send gradients while backward computes (hooks), not after it (flat)"
-            + ("; in a study file, reduction: [flat, hooks]" if several_hosts else ""),
-            command="" if several_hosts else _line("compare", *sides, *several),
-            gain=_gain(hidden, cell.step_s),
-            kind="at most",
-        )
+        what = "send gradients while backward computes (hooks), not after it (flat)"
+        what += "; in a study file, reduction: [flat, hooks]" if several_hosts else ""
+        yield _at_most(what, hidden, cell.step_s, "" if several_hosts else _line("compare", *sides, *several))
     if several_hosts:  # the experiments below run on one machine
         return
-    yield Help(
-        what="find the fastest communication settings",
-        command=_line("tune", "--runtime", runtime, *several),
-        gain=gain,
-        kind="at most",
-    )
+    line = _line("tune", "--runtime", runtime, *several)
+    yield _at_most("find the fastest communication settings", cost.value, cell.step_s, line)
     if run.synchronisation is None:
         yield Help(
             what="find out what the communication consists of: transfer, or the library around it",
@@ -546,27 +530,17 @@ def _other_parts(found: Explanation, cell: Cell, run: RecordedRun) -> Iterable[H
         if each.cause in late:
             late[each.cause] += each.cause_s / cell.workers
     data, residual = ((cell.parts_s[part] or 0.0) - more for part, more in late.items())
+    ours, batch = _ours(run), run.record.effective.get("batch")
     if data > WORTH * cell.step_s:
-        batch = run.record.effective.get("batch")
-        yield Help(
-            what="load data while computing, with another loader"
-            if _ours(run)
-            else "load data while computing: more processes of the loader (num_workers), less work for each sample",
-            command=_line("bench", "loading", "--batch", batch) if _ours(run) and batch else "",
-            gain=_gain(data, cell.step_s),
-            kind="at most",
-        )
+        line = _line("bench", "loading", "--batch", batch) if ours and batch else ""
+        more = ": more processes of the loader (num_workers), less work for each sample"
+        what = f"load data while computing{', with another loader' if ours else more}"
+        yield _at_most(what, data, cell.step_s, line)
     unseen = ", such as making its batches, for which no DataLoader was seen" * (cell.parts_s["data"] is None)
     if residual > UNEXPLAINED * cell.step_s:
-        yield Help(
-            what="find what is outside all laps"
-            if _ours(run)
-            else f"find what the script does outside all laps{unseen}: three lines in it mark its parts "
-            "(docs/your_script.md)",
-            command=_line("explain", run.directory, "--part", "account") if _ours(run) else "",
-            gain=_gain(residual, cell.step_s),
-            kind="at most",
-        )
+        theirs = f"the script does outside all laps{unseen}: three lines in it mark its parts (docs/your_script.md)"
+        line = _line("explain", run.directory, "--part", "account") if ours else ""
+        yield _at_most(f"find what {'is outside all laps' if ours else theirs}", residual, cell.step_s, line)
 
 
 def _slower_updates(run: RecordedRun) -> SlowerUpdates | None:
@@ -602,14 +576,13 @@ def _denormal(cell: Cell, slower: Sequence[SlowerUpdates]) -> Iterable[Help]:
     """Yield that numbers too small to matter may slow down the updates."""
     seen = max(slower, key=lambda each: each.more_s, default=None)
     if seen is not None and seen.more_s > WORTH * cell.step_s:
-        yield Help(
-            what="call torch.set_flush_denormal(True) at the start of the script: the update became "
+        what = (
+            "call torch.set_flush_denormal(True) at the start of the script: the update became "
             f"{rounded(seen.late_s / seen.early_s, 2)} times as long over the run ({milliseconds(seen.early_s)} to "
             f"{milliseconds(seen.late_s)} ms) and forward and backward did not, as where moments of Adam fade into "
-            "denormal numbers, with which processors compute slowly",
-            gain=_gain(seen.more_s, cell.step_s),
-            kind="at most",
+            "denormal numbers, with which processors compute slowly"
         )
+        yield _at_most(what, seen.more_s, cell.step_s)
 
 
 def _slower_computing(found: Explanation, cell: Cell) -> Iterable[Help]:
@@ -619,12 +592,8 @@ def _slower_computing(found: Explanation, cell: Cell) -> Iterable[Help]:
         return
     more = sum(growth.parts_s.get(part) or 0.0 for part in ("compute", "forward", "backward", "update"))
     if more > UNEXPLAINED * cell.step_s:
-        yield Help(
-            what="find out why workers compute more slowly beside each other: cores, memory or clock rates are shared",
-            command=_line("doctor"),
-            gain=_gain(more, cell.step_s),
-            kind="at most",
-        )
+        what = "find out why workers compute more slowly beside each other: cores, memory or clock rates are shared"
+        yield _at_most(what, more, cell.step_s, _line("doctor"))
 
 
 def _quicker_series(found: Explanation, rates: Mapping[str, float], turns: StudyTurns | None) -> Iterable[Help]:
@@ -673,6 +642,10 @@ def _more_workers(named: pd.DataFrame, found: Explanation) -> Iterable[Help]:
 def _gain(seconds: float, step_s: float) -> Interval:
     """Return how much more throughput it makes when a step loses so many seconds."""
     return Interval(value=seconds / (step_s - seconds) if seconds < step_s else math.inf)
+
+
+def _at_most(what: str, seconds: float, step_s: float, command: str = "") -> Help:
+    return Help(what=what, command=command, gain=_gain(seconds, step_s), kind="at most")
 
 
 def _ours(run: RecordedRun) -> bool:
