@@ -12,6 +12,7 @@ Everything else is a bug and traces back.
 """
 
 import difflib
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -58,6 +59,13 @@ def require_known(
     names = tuple(allowed)
     if value not in names:
         raise error(f"{what} {value!r} is not known{nearest(str(value), names)}; allowed: {', '.join(names)}{also}")
+
+
+def require_within(what: str, value: float, low: float, high: float = math.inf) -> None:
+    """Raise ConfigError for a number that is not from `low` to `high`, both allowed, or none at all (NaN)."""
+    if not low <= value <= high:
+        found, least, most = (f"{each:,}" if isinstance(each, int) else f"{each:g}" for each in (value, low, high))
+        raise ConfigError(f"{what} is {found}; allowed: {least} {'or more' if high == math.inf else f'to {most}'}")
 
 
 def require_keys(source: str, keys: Iterable[Any], allowed: Iterable[str]) -> None:

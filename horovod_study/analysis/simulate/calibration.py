@@ -30,7 +30,7 @@ from horovod_study.analysis.simulate.network import Network, costs, small_allred
 from horovod_study.analysis.simulate.scaling import Scenario, Spread
 from horovod_study.analysis.simulate.step import NEGOTIATIONS, Compute, Runtime, measured
 from horovod_study.analysis.steps.rank_steps import BEFORE_SYNC, cycle_s, ready_steps, settings_of
-from horovod_study.errors import AnalysisError, ConfigError
+from horovod_study.errors import AnalysisError, ConfigError, require_within
 from horovod_study.records import RecordedRun
 
 ELEMENT_BYTES = 4
@@ -310,14 +310,11 @@ class Given:
     def __post_init__(self) -> None:
         if (self.alpha_us is None) != (self.gb_per_s is None):
             raise ConfigError("simulate: a network has --alpha-us and --gb-per-s; give both")
-        if self.workers_per_node is not None and self.workers_per_node < 1:
-            raise ConfigError(f"simulate: --workers-per-node is {self.workers_per_node}; it must be at least 1")
+        require_within("simulate: --workers-per-node", 1 if self.workers_per_node is None else self.workers_per_node, 1)
         for name in _IN_RANGE:
-            # Beyond it a product of several is not a number any more.
-            value = getattr(self, name)
-            if value is not None and not (value == 0 or SMALLEST <= value <= 1 / SMALLEST):
-                option = f"--{name.replace('_', '-')}"
-                raise ConfigError(f"simulate: {option} is {value:g}; allowed: 0, or {SMALLEST:g} to {1 / SMALLEST:g}")
+            if getattr(self, name):  # beyond it a product of several is not a number any more
+                option = f"simulate: --{name.replace('_', '-')}"
+                require_within(f"{option}, where not 0,", getattr(self, name), SMALLEST, 1 / SMALLEST)
 
     @property
     def link(self) -> Link | None:

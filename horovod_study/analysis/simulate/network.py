@@ -27,7 +27,7 @@ the uplinks together are narrower than one card.
 
 import math
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -35,7 +35,7 @@ import numpy as np
 
 from horovod_study.analysis.costs import Link, Value, moved_share, ring_messages, rounds
 from horovod_study.analysis.simulate.allreduce import Curves, Extended
-from horovod_study.errors import ConfigError, require_keys, require_known
+from horovod_study.errors import ConfigError, require_keys, require_known, require_within
 
 MAX_PER_NODE = 10_000_000
 """Workers on a node, servers, nodes below a switch."""
@@ -55,14 +55,9 @@ class Level:
     oversubscription: float = 1.0  # bandwidth of the nodes together / bandwidth out of the switch
 
     def __post_init__(self) -> None:
-        if self.nodes < 1:
-            raise ConfigError(f"network: a switch has {self.nodes} nodes below it; it must be at least 1")
-        if not (math.isfinite(self.latency_s) and self.latency_s >= 0):
-            raise ConfigError(f"network: the latency of a switch is {self.latency_s:g} s; it must be 0 or greater")
-        if not (math.isfinite(self.oversubscription) and self.oversubscription >= 1):
-            raise ConfigError(
-                f"network: oversubscription is {self.oversubscription:g}; it must be at least 1 (1 is none)"
-            )
+        require_within("network: nodes below a switch", self.nodes, 1)
+        require_within("network: latency of a switch, s,", self.latency_s, 0, LARGEST)
+        require_within("network: oversubscription", self.oversubscription, 1, LARGEST)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -78,9 +73,8 @@ class Network:
     measured: Curves | None = None
 
     def __post_init__(self) -> None:
-        for name, count in (("workers per node", self.workers_per_node), ("servers", self.servers)):
-            if not 1 <= count <= MAX_PER_NODE:
-                raise ConfigError(f"network: {name} is {reprlib.repr(count)}; allowed: 1 to {MAX_PER_NODE:,}")
+        require_within("network: workers per node", self.workers_per_node, 1, MAX_PER_NODE)
+        require_within("network: servers", self.servers, 1, MAX_PER_NODE)
 
     def nodes(self, n: int) -> int:
         """Return on how many nodes `n` workers sit."""
@@ -99,10 +93,6 @@ class Cost:
 
     latency_s: Value
     s_per_byte: Value
-
-    def time_s(self, size: Value) -> Value:
-        """Return the seconds for `size` bytes."""
-        return self.latency_s + size * self.s_per_byte
 
     def parts(self, size: Value) -> tuple[Value, Value]:
         """Return (latency, transfer) in s of `size` bytes."""
@@ -281,9 +271,9 @@ def small_allreduce_s(network: Network, n: int) -> Value:
 # ----------------------------------------------------------------------------------------------------- as a file
 
 
-_LINK_KEYS = ("alpha_us", "gb_per_s")
-_LEVEL_KEYS = ("nodes", "latency_us", "oversubscription")
 _KEYS = ("description", "source", "workers_per_node", "intra", "inter", "levels", "servers")
+_LEVEL = {"nodes": 1, "latency_us": 0.0, "oversubscription": 1.0}  # with the least that each may be
+_LINK = {"alpha_us": 0.0, "gb_per_s": 1 / LARGEST}
 
 
 def network_from(content: Mapping[str, Any], *, source: str) -> Network:
@@ -294,53 +284,38 @@ def network_from(content: Mapping[str, Any], *, source: str) -> Network:
             raise ConfigError(
                 f"{source}: has no {key}; a network needs inter: {{alpha_us, gb_per_s}} and workers_per_node"
             )
-    inter = _link(source, "inter", content["inter"])
-    intra = _link(source, "intra", content["intra"]) if "intra" in content else inter
     levels = content.get("levels") or []
     if not isinstance(levels, list):
-        raise ConfigError(f"{source}: levels must be a list of {{{', '.join(_LEVEL_KEYS)}}}")
+        raise ConfigError(f"{source}: levels must be a list of {{{', '.join(_LEVEL)}}}")
+    links = {}
+    for key in {"inter", "intra"} & set(content):
+        told = _numbers(f"{source}: {key}", content[key], _LINK, tuple(_LINK))
+        links[key] = Link(alpha_s=told["alpha_us"] / 1e6, bytes_per_s=told["gb_per_s"] * 1e9)
+    found = [
+        {**_LEVEL, **_numbers(f"{source}: level {place}", each, _LEVEL, ("nodes",))}
+        for place, each in enumerate(levels, start=1)
+    ]
+    counts = {key: content.get(key, 1) for key in ("workers_per_node", "servers")}
     return Network(
-        intra=intra,
-        inter=inter,
-        workers_per_node=_whole(source, "workers_per_node", content["workers_per_node"]),
-        levels=tuple(_level(source, place, each) for place, each in enumerate(levels, start=1)),
-        servers=_whole(source, "servers", content.get("servers", 1)),
+        **{"intra": links["inter"], **links},
+        **_numbers(source, counts, dict.fromkeys(counts, 1), ()),
+        levels=tuple(
+            Level(nodes=each["nodes"], latency_s=each["latency_us"] / 1e6, oversubscription=each["oversubscription"])
+            for each in found
+        ),
         source=source,
     )
 
 
-def _level(source: str, place: int, content: Any) -> Level:
-    where = f"{source}: level {place}"
-    if not isinstance(content, dict) or "nodes" not in content:
-        raise ConfigError(f"{where} must be {{nodes, latency_us, oversubscription}}, with the nodes below one switch")
-    require_keys(where, content, _LEVEL_KEYS)
-    return Level(
-        nodes=_whole(where, "nodes", content["nodes"]),
-        latency_s=_number(where, "latency_us", content.get("latency_us", 0.0)) / 1e6,
-        oversubscription=_number(where, "oversubscription", content.get("oversubscription", 1.0), lowest=1.0),
-    )
-
-
-def _link(source: str, key: str, content: Any) -> Link:
-    if not isinstance(content, dict) or set(content) != set(_LINK_KEYS):
-        raise ConfigError(f"{source}: {key} must be {{alpha_us: microseconds, gb_per_s: 1e9 bytes per second}}")
-    alpha = _number(f"{source}: {key}", "alpha_us", content["alpha_us"])
-    rate = _number(f"{source}: {key}", "gb_per_s", content["gb_per_s"], lowest=1 / LARGEST)
-    return Link(alpha_s=alpha / 1e6, bytes_per_s=rate * 1e9)
-
-
-def _number(source: str, key: str, value: Any, *, lowest: float = 0.0) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not lowest <= value <= LARGEST:
-        raise ConfigError(f"{source}: {key} is {_shown(value)}; allowed: a number, {lowest:g} to {LARGEST:g}")
-    return float(value)
-
-
-def _whole(source: str, key: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_PER_NODE:
-        raise ConfigError(f"{source}: {key} is {_shown(value)}; allowed: a whole number, 1 to {MAX_PER_NODE:,}")
-    return value
-
-
-def _shown(value: Any) -> str:
-    # Anchors make lists of a short file that would take gigabytes to write down.
-    return f"a {type(value).__name__}" if isinstance(value, list | dict) else reprlib.repr(value)
+def _numbers(where: str, content: Any, least: Mapping[str, float], needed: Sequence[str]) -> dict[str, Any]:
+    """Return the numbers that a mapping gives, each of the type of its `least` and no less; ConfigError for others."""
+    if not isinstance(content, dict) or not set(needed) <= set(content):
+        raise ConfigError(f"{where}: must be {{{', '.join(least)}}}, of which {' and '.join(needed)} must be there")
+    require_keys(where, content, least)
+    for key, value in content.items():
+        whole = isinstance(least[key], int)
+        if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+            told = f"a {type(value).__name__}" if isinstance(value, list | dict) else reprlib.repr(value)
+            raise ConfigError(f"{where}: {key} is {told}; allowed: a{' whole' * whole} number from {least[key]:g} on")
+        require_within(f"{where}: {key}", value, least[key], MAX_PER_NODE if whole else LARGEST)
+    return {key: type(least[key])(value) for key, value in content.items()}

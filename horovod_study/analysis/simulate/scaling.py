@@ -22,7 +22,7 @@ import pandas as pd
 from horovod_study.analysis.costs import Floats, Value
 from horovod_study.analysis.simulate.network import CHOICES, Network, allreduce_s, costs, error_of, small_allreduce_s
 from horovod_study.analysis.simulate.step import NEGOTIATIONS, PARTS, Chance, Compute, Runtime, chance, communicate
-from horovod_study.errors import ConfigError, require_known
+from horovod_study.errors import ConfigError, require_known, require_within
 
 SCALINGS = ("weak", "strong")
 STEPS = 2000
@@ -76,18 +76,13 @@ class Scenario:
     doubts: tuple[str, ...] = ()  # about the constants, where they were found
 
     def __post_init__(self) -> None:
-        if not 1 <= self.batch <= MAX_SAMPLES:
-            raise ConfigError(f"simulate: the batch is {self.batch} samples per worker; allowed: 1 to {MAX_SAMPLES:,}")
-        if not (math.isfinite(self.gradient_bytes) and self.gradient_bytes > 0):
-            raise ConfigError(f"simulate: gradients of {self.gradient_bytes:g} bytes; it must be greater than 0")
+        require_within("simulate: samples per worker", self.batch, 1, MAX_SAMPLES)
+        require_within("simulate: bytes of gradients", self.gradient_bytes, 1e-12, 1e24)
         require_known("simulate: scaling", self.scaling, SCALINGS)
         require_known("simulate: algorithm", self.algorithm, CHOICES)
-        if not 1 <= self.buckets <= 10_000:
-            raise ConfigError(f"simulate: {self.buckets} buckets; allowed: 1 (after backward) to 10,000")
-        if not 0 <= self.backward_share <= 1:
-            raise ConfigError(f"simulate: backward is {self.backward_share:g} of computing; it must be between 0 and 1")
-        if not (math.isfinite(self.slow_node) and self.slow_node >= 1):
-            raise ConfigError(f"simulate: a slow node takes {self.slow_node:g} times as long; it must be at least 1")
+        require_within("simulate: number of buckets", self.buckets, 1, 10_000)
+        require_within("simulate: share of backward in computing", self.backward_share, 0, 1)
+        require_within("simulate: time of a slow node over that of others", self.slow_node, 1, 1e18)
 
     def longer(self, workers_on_node: int) -> float:
         """Return computing beside so many workers of a node / computing as `compute` was measured.
@@ -119,18 +114,15 @@ def simulate(
     """
     counts = list(dict.fromkeys(workers))
     for n in counts:
-        if not 1 <= n <= MAX_WORKERS:
-            raise ConfigError(f"simulate: --workers {n}; allowed: 1 to {MAX_WORKERS:,}")
+        require_within("simulate: --workers", n, 1, MAX_WORKERS)
     if not counts or not scenarios:
         raise ConfigError("simulate: no worker count was given; name some with --workers")
-    if global_batch is not None and not 1 <= global_batch <= MAX_SAMPLES:
-        raise ConfigError(f"simulate: --global-batch is {global_batch}; allowed: 1 to {MAX_SAMPLES:,}")
+    require_within("simulate: --global-batch", 1 if global_batch is None else global_batch, 1, MAX_SAMPLES)
     if global_batch is not None and all(each.scaling == "weak" for each in scenarios.values()):
         raise ConfigError(
             "simulate: --global-batch is for a fixed batch per step; add --scaling strong, or leave it out"
         )
-    if seed < 0:
-        raise ConfigError(f"simulate: --seed is {seed}; it must be 0 or greater")
+    require_within("simulate: --seed", seed, 0)
     fine, coarse = chance(STEPS, seed=seed), chance(STEPS_PER_DRAW, seed=seed + 1)
     normal = np.random.default_rng(seed + 2).standard_normal((4, DRAWS, 1))
     rows: list[dict[str, Any]] = []
@@ -224,15 +216,8 @@ def _steps(
         negotiation_s=NEGOTIATIONS[runtime.negotiation] * small_allreduce_s(network, n),
         apart=luck.apart(n),
     )
-    parts |= {
-        "cycle": exposed.cycle_s,
-        "runtime": exposed.runtime_s,
-        "latency": exposed.latency_s,
-        "transfer": exposed.transfer_s,
-        "hidden": exposed.hidden_s,
-        "messages": exposed.messages,
-    }
-    return parts, np.asarray(last_s + exposed.total_s)
+    added_s = exposed["cycle"] + exposed["runtime"] + exposed["latency"] + exposed["transfer"]
+    return parts | exposed, np.asarray(last_s + added_s)
 
 
 def _relative(

@@ -30,7 +30,7 @@ from scipy import special
 
 from horovod_study.analysis.costs import Floats, Value
 from horovod_study.analysis.simulate.network import Choice, split
-from horovod_study.errors import AnalysisError, ConfigError, require_known
+from horovod_study.errors import AnalysisError, require_known, require_within
 
 PARTS = ("compute", "slowest", "cycle", "runtime", "latency", "transfer")
 """They add up to the step: mean computing of a worker, waiting for the slowest, for the runtime's look, its overhead
@@ -58,10 +58,8 @@ class Compute:
     cv: float = 0.0  # standard deviation / mean of a lognormal distribution, where there are no times
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.mean_s) and self.mean_s > 0):
-            raise ConfigError(f"simulate: a step computes for {self.mean_s * 1e3:g} ms; it must be greater than 0")
-        if not (math.isfinite(self.cv) and self.cv >= 0):
-            raise ConfigError(f"simulate: the scatter of computing is {self.cv:g} of its mean; it must be 0 or greater")
+        require_within("simulate: seconds of computing", self.mean_s, 1e-18, 1e18)
+        require_within("simulate: scatter of computing over its mean", self.cv, 0, 1e18)
 
     @property
     def steps(self) -> int | None:
@@ -118,38 +116,16 @@ def measured(times_s: Floats) -> Compute:
 class Runtime:
     """What is between backward and the all-reduce: Horovod's cycle, negotiation and fusion, or nothing."""
 
-    overhead_s: Value = 0.0  # of each message: packing, calls, threads
+    overhead_s: float = 0.0  # of each message: packing, calls, threads
     cycle_s: float = 0.0
     negotiation: str = "none"  # one of NEGOTIATIONS
     fusion_bytes: float = math.inf
 
     def __post_init__(self) -> None:
-        if not np.all(np.asarray(self.overhead_s) >= 0):
-            raise ConfigError(
-                f"simulate: the runtime's overhead is {np.ravel(self.overhead_s)[0]:g} s; it must be 0 or greater"
-            )
-        if not 0 <= self.cycle_s <= LONGEST_CYCLE_S:
-            raise ConfigError(f"simulate: the cycle is {self.cycle_s:g} s; allowed: 0 to {LONGEST_CYCLE_S:g} s")
-        if not self.fusion_bytes >= 0:
-            raise ConfigError(f"simulate: fusion up to {self.fusion_bytes:g} bytes; it must be 0 or greater")
+        require_within("simulate: overhead of the runtime, s,", self.overhead_s, 0)
+        require_within("simulate: cycle, s,", self.cycle_s, 0, LONGEST_CYCLE_S)
+        require_within("simulate: bytes of a fused message", self.fusion_bytes, 0)
         require_known("simulate: negotiation", self.negotiation, NEGOTIATIONS)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Exposed:
-    """What a step takes beyond the computing of the slowest worker, each (K, D) in s, and what backward hid."""
-
-    cycle_s: Floats
-    runtime_s: Floats
-    latency_s: Floats
-    transfer_s: Floats
-    hidden_s: Floats
-    messages: Floats  # per step
-
-    @property
-    def total_s(self) -> Floats:
-        """All that is exposed."""
-        return self.cycle_s + self.runtime_s + self.latency_s + self.transfer_s
 
 
 def communicate(
@@ -162,9 +138,10 @@ def communicate(
     runtime: Runtime,
     negotiation_s: Value,
     apart: Floats,
-) -> Exposed:
+) -> dict[str, Floats]:
     """Return what averaging gradients adds to steps whose slowest worker computes for `slowest_s`, (K, D).
 
+    Those of PARTS that are exposed, what backward has `hidden`, in s, and the `messages` of a step, each (K, D).
     `backward_s`, (K, D): the last part of that, during which buckets become ready. `negotiation_s`: of one message.
     `apart`, (D,): how much earlier the earliest thread looks, as a share of the cycle.
     """
@@ -186,14 +163,8 @@ def communicate(
     if buckets > 1:  # which part of a chain of messages is hidden is not defined: all parts alike
         scale = np.divide(exposed, total, out=np.zeros(shape), where=total > 0)
         sums = {name: each * scale for name, each in sums.items()}
-    return Exposed(
-        cycle_s=sums["cycle"],
-        runtime_s=sums["runtime"],
-        latency_s=sums["latency"],
-        transfer_s=sums["transfer"],
-        hidden_s=np.maximum(total - exposed, 0.0) if buckets > 1 else np.zeros(shape),
-        messages=messages,
-    )
+    hidden = np.maximum(total - exposed, 0.0) if buckets > 1 else np.zeros(shape)
+    return {**sums, "hidden": hidden, "messages": messages}
 
 
 def _one_step(
