@@ -208,26 +208,22 @@ def test_the_knee():
     assert knee(LAWS["usl"], usl) < usl_peak(0.05, 0.001)
 
 
-def test_fit_and_predict_leave_the_law_alone():
+def test_a_fit_leaves_the_law_alone():
     n = np.array([1.0, 2.0, 4.0, 8.0, 16.0])
-    fitted = fit(LAWS["amdahl"], n[:, np.newaxis], LAWS["amdahl"].curve(n, s=0.05))
+    fitted = fit(LAWS["amdahl"], n, LAWS["amdahl"].curve(n, s=0.05))
     assert 0.05 == pytest.approx(fitted.params["s"])
-    assert fitted(n) == pytest.approx(fitted.predict(n[:, np.newaxis]))
     assert 20 == pytest.approx(fitted.limit)
     assert 19 == pytest.approx(fitted.knee, rel=1e-3)
-    assert 1 / 1.75 == pytest.approx(float(fitted.efficiency(16)))
     assert "contention" == fitted.bottleneck()
-    with pytest.raises(AnalysisError, match=r"worker counts of shape \(2, 3\)"):
-        fitted.predict(np.ones((2, 3)))
 
 
-def test_fit_with_nodes_in_the_second_column():
-    table = np.array([[1, 1], [2, 1], [3, 1], [4, 1], [8, 2], [12, 3], [16, 4], [32, 8], [64, 16]], dtype=float)
-    ring = LAWS["ring"].multi_node
+def test_fit_with_nodes():
+    n = np.array([1, 2, 3, 4, 8, 12, 16, 32, 64], dtype=float)
+    ring, nodes = LAWS["ring"].multi_node, np.array([1, 1, 1, 1, 2, 3, 4, 8, 16])
     truth = np.array([0.01, 0.1, 0.02, 0.3, 1.0])
-    fitted = fit(LAWS["ring"], table, ring.at(places(table[:, 0], table[:, 1]), truth))
+    fitted = fit(LAWS["ring"], n, ring.at(places(n, nodes), truth), nodes=nodes)
     assert dict(zip(ring.parameters, truth, strict=True)) == pytest.approx(fitted.params, rel=1e-5)
     # Without nodes, they are filled as the fullest one was.
-    assert fitted.predict([[128, 32]]) == pytest.approx(fitted([128]))
-    assert fitted.predict([[128, 128]]) != pytest.approx(fitted([128]))
+    assert fitted([128], [32]) == pytest.approx(fitted([128]))
+    assert fitted([128], [128]) != pytest.approx(fitted([128]))
     assert "communication" == fitted.bottleneck()

@@ -25,7 +25,7 @@ Both ways take that into account.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,7 @@ from horovod_study.analysis.fit.rows import (
     shortened,
 )
 from horovod_study.analysis.laws import LAWS, QUANTITY_LAWS
-from horovod_study.analysis.laws.law import Law, Places, best_counts, columns, knee, places
+from horovod_study.analysis.laws.law import Law, Places, best_counts, knee, places
 from horovod_study.analysis.stats import Floats
 from horovod_study.errors import AnalysisError
 from horovod_study.records import facts, finite
@@ -84,14 +84,6 @@ class ScalingFit:
         counts = np.asarray(n, dtype=np.float64)
         values = self.law.at(self._places(counts.ravel(), nodes), self._values)
         return np.array(values, dtype=np.float64).reshape(counts.shape)
-
-    def predict(self, workers: ArrayLike) -> Floats:
-        """Speedup at `workers` of shape (N,), (N, 1), or (N, 2) with the nodes in the second column, as (N,)."""
-        return self(*columns(workers))
-
-    def efficiency(self, n: ArrayLike, nodes: ArrayLike | None = None) -> Floats:
-        """Speedup over workers at worker counts `n`, shape as `n`."""
-        return np.asarray(self(n, nodes) / np.asarray(n, dtype=np.float64), dtype=np.float64)
 
     def interval(self, n: ArrayLike, nodes: ArrayLike | None = None) -> tuple[Floats, Floats]:
         """95 % band of the curve at worker counts `n`: (low, high), shapes as `n`; never below zero."""
@@ -228,9 +220,10 @@ class SeriesFit:
     base_samples_per_s: float  # throughput of one worker of that baseline
     mode: str  # "strong", "weak", "mixed" or "unknown", from the recorded batch sizes
     assumed: str | None  # what the laws took for granted because nothing was recorded about it
-    fits: Mapping[str, ScalingFit]
-    selected: str | None
+    fits: Mapping[str, ScalingFit] = field(default_factory=dict)
+    selected: str | None = None
     doubts: tuple[str, ...]
+    refused: Mapping[str, str] = field(default_factory=dict, repr=False)  # laws that do not apply -> why
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON of one series as the command line prints it."""
@@ -276,17 +269,15 @@ def fit(
 ) -> ScalingFit:
     """Fit `law` to rows of (workers (R,), speedup (R,)); every row is one observation.
 
-    `workers` may be a column (R, 1), or a table (R, 2) with the nodes second. `nodes` and `per_node` (workers that fill
-    a node) say where the rows were measured, for laws with constants of their own across nodes. `runs` labels the rows
-    of one run (default: every row is a run of its own); the bootstrap draws whole runs. `scaled_by` is the worker count
-    whose median throughput the speedups were divided by, when that baseline comes from these rows: its noise then
-    belongs to the intervals.
+    `nodes` and `per_node` (workers that fill a node) say where the rows were measured, for laws with constants of their
+    own across nodes. `runs` labels the rows of one run (default: every row is a run of its own); the bootstrap draws
+    whole runs. `scaled_by` is the worker count whose median throughput the speedups were divided by, when that baseline
+    comes from these rows: its noise then belongs to the intervals.
     A law with more parameters than distinct worker counts is fitted in its `reduced` form where it has one.
 
     Raises AnalysisError when the rows are not numbers above zero, or too few to determine the parameters.
     """
-    n, own_nodes = columns(workers)
-    sample = sample_of(n, speedup, own_nodes if nodes is None else nodes, per_node, runs, scaled_by, seed)
+    sample = sample_of(workers, speedup, nodes, per_node, runs, scaled_by, seed)
     solved = solve(law, [sample])[0]
     if isinstance(solved, str):
         raise AnalysisError(solved)
@@ -353,48 +344,38 @@ def fit_series(
         name: _ask(name, rows, _baseline_of(name, baseline_samples_per_s), seed, of_file, alone=len(frames) == 1)
         for name, rows in frames.items()
     }
-    fitted = {name: one for name, one in asked.items() if one.sample is not None}
-    solved: dict[str, list[Solved | str]] = {name: [] for name in fitted}
-    for law in (LAWS[name] for name in laws):
-        for strong in (True, False):
-            names_of = [name for name, one in fitted.items() if (one.mode == "strong") == strong]
-            samples = [fitted[name].sample for name in names_of]
-            found = solve(law.for_mode("strong" if strong else "weak"), [each for each in samples if each is not None])
+    samples = {name: sample for name, (_, sample) in asked.items() if sample is not None}
+    solved: dict[str, dict[str, Solved | str]] = {name: {} for name in asked}
+    for law in laws:
+        for mode in ("strong", "weak"):
+            names_of = [name for name in samples if (asked[name][0].mode == "strong") == (mode == "strong")]
+            found = solve(LAWS[law].for_mode(mode), [samples[name] for name in names_of])
             for name, one_solved in zip(names_of, found, strict=True):
-                solved[name].append(one_solved)
-    noise: dict[str, float] = {}
-    needs_profile: list[tuple[str, str]] = []
-    asked_of: list[tuple[Solved, Sample, float]] = []
-    for name, one in fitted.items():
-        good = [each for each in solved[name] if not isinstance(each, str)]
-        if one.sample is not None:
-            noise[name] = baseline_noise(good, one.sample)
-            bent = [each for each in good if each.law.needs_profile]
-            needs_profile += [(name, each.law.name) for each in bent]
-            asked_of += [(each, one.sample, noise[name]) for each in bent]
-    ends = dict(zip(needs_profile, profiles(asked_of), strict=True))
-    return {
-        name: _answer(name, one, laws, solved.get(name, []), noise.get(name, math.inf), ends)
-        for name, one in asked.items()
-    }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """One series before its laws are fitted."""
-
-    base: float
-    baseline: str
-    mode: str
-    assumed: str | None
-    why_not: Mapping[str, str]  # laws that do not apply
-    doubts: Sequence[str]
-    sample: "Sample | None"  # None with one distinct worker count
+                solved[name][law] = one_solved
+    good = {name: [each for each in found.values() if not isinstance(each, str)] for name, found in solved.items()}
+    noise = {name: baseline_noise(good[name], sample) for name, sample in samples.items()}
+    bent = [(name, each) for name in samples for each in good[name] if each.law.needs_profile]
+    found_ends = profiles([(each, samples[name], noise[name]) for name, each in bent])
+    ends = {(name, each.law.name): end for (name, each), end in zip(bent, found_ends, strict=True)}
+    answers = {}
+    for name, (one, sample) in asked.items():
+        fits = {}
+        for each in good[name]:
+            why_not, law_ends = one.refused.get(each.law.name, ""), ends.get((name, each.law.name))
+            fits[each.law.name] = _fit(each, samples[name], noise[name], why_not=why_not, ends=law_ends)
+        refused = [f"{law} is not fitted: {why}" for law, why in solved[name].items() if isinstance(why, str)]
+        selected, why = _select(fits, 0.0 if sample is None else _spread_of_means(sample))
+        of_laws = _law_doubts(fits, selected)
+        odd = [f"{law} does not apply to {one.mode} scaling: {f.why_not}" for law, f in fits.items() if f.why_not]
+        doubts = (*one.doubts, *refused, *of_laws, *odd, *why)
+        answers[name] = replace(one, fits=fits, selected=selected, doubts=doubts)
+    return answers
 
 
 def _ask(
     name: str, rows: pd.DataFrame, baseline: float | None, seed: int, of_file: Sequence[str], *, alone: bool
-) -> _Asked:
+) -> tuple[SeriesFit, Sample | None]:
+    """One series before its laws are fitted, and its rows; None with one distinct worker count."""
     n = rows["workers"].to_numpy(dtype=np.float64)
     x = rows["samples_per_s"].to_numpy(dtype=np.float64)
     nodes, per_node = _nodes(rows)
@@ -423,48 +404,15 @@ def _ask(
         doubts.append(message)
     else:
         sample = sample_of(n, x / base, nodes, per_node, None, scaled_by, seed, repeat=rows["repeat"])
-    return _Asked(base=base, baseline=text, mode=mode, assumed=assumed, why_not=why_not, doubts=doubts, sample=sample)
-
-
-def _answer(
-    name: str,
-    asked: _Asked,
-    laws: Sequence[str],
-    solved: Sequence["Solved | str"],
-    noise: float,
-    ends: Mapping[tuple[str, str], tuple[Floats, Floats]],
-) -> SeriesFit:
-    """Add intervals and doubts to the solved laws of one series, and select one."""
-    doubts = list(asked.doubts)
-    fits: dict[str, ScalingFit] = {}
-    if asked.sample is not None:
-        for law, each in zip(laws, solved, strict=True):
-            if isinstance(each, str):
-                doubts.append(f"{law} is not fitted: {each}")
-        good = [each for each in solved if not isinstance(each, str)]
-        fits = {
-            each.law.name: _fit(
-                each,
-                asked.sample,
-                noise,
-                why_not=asked.why_not.get(each.law.name, ""),
-                ends=ends.get((name, each.law.name)),
-            )
-            for each in good
-        }
-    selected, why = _select(fits, 0.0 if asked.sample is None else _spread_of_means(asked.sample))
-    doubts += _law_doubts(fits, selected)
-    doubts += [f"{law} does not apply to {asked.mode} scaling: {f.why_not}" for law, f in fits.items() if f.why_not]
     return SeriesFit(
         name=name,
-        baseline=asked.baseline,
-        base_samples_per_s=asked.base,
-        mode=asked.mode,
-        assumed=asked.assumed,
-        fits=fits,
-        selected=selected,
-        doubts=tuple(doubts + why),
-    )
+        baseline=text,
+        base_samples_per_s=base,
+        mode=mode,
+        assumed=assumed,
+        doubts=tuple(doubts),
+        refused=why_not,
+    ), sample
 
 
 def _law_doubts(fits: Mapping[str, ScalingFit], selected: str | None) -> Iterator[str]:

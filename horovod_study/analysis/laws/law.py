@@ -174,16 +174,6 @@ def with_quantity(law: Law, *, place: int | None = None) -> Law:
     return replace(law, quantity=form)
 
 
-def columns(workers: ArrayLike) -> tuple[Floats, Floats | None]:
-    """Worker counts (R,) and nodes (R,), the latter None without a second column; `workers` is (R,), (R, 1), (R, 2)."""
-    table = np.asarray(workers, dtype=np.float64)
-    if table.ndim < 2:
-        return np.atleast_1d(table), None
-    if table.ndim > 2 or table.shape[1] not in (1, 2):
-        raise AnalysisError(f"worker counts of shape {table.shape}: give (R,), (R, 1), or (R, 2) with nodes second")
-    return table[:, 0], table[:, 1] if table.shape[1] == 2 else None
-
-
 def no_less_than_zero(rows: Floats, target: Floats) -> Floats:
     """Least squares with all parameters zero or more; columns are scaled to one."""
     size = np.linalg.norm(rows, axis=0)

@@ -25,7 +25,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -375,79 +375,50 @@ def _decimal_comma(cells: list[str], separator: str) -> bool:
     return unclear and separator == ";"
 
 
+_CELLS: Mapping[str, tuple[float, float, str, bool]] = MappingProxyType(
+    {
+        "workers": (1, MAX_WORKERS, "", False),
+        "samples_per_s": (*_THROUGHPUT, "a finite number above 0, in samples/s of all workers", False),
+        "nodes": (1, MAX_WORKERS, "", True),
+        "sync_s": (0.0, 1e6, "seconds per step, 0 or more", True),
+        "batch_size": (1e-9, 1e12, "samples, above 0", True),
+        "repeat": (0, 10**9, "", True),
+        "workers_per_node": (1, MAX_WORKERS, "", True),
+        "samples_per_s_per_worker": (*_THROUGHPUT, "a finite number above 0, in samples/s of all workers", False),
+        "step_s": (1e-12, 1e12, "a time above 0", False),
+        "epoch_s": (1e-12, 1e12, "a time above 0", False),
+        "speedup": (1e-9, 1e9, "a number above 0", False),
+        "accumulation": (1, 10**6, "", False),
+        "global_batch": (1e-9, 1e15, "samples, above 0", True),
+    }
+)
+"""Least and largest value of each role but the series, what is allowed in words ("": whole numbers), whether it may be
+empty."""
+
+
 def _value(cell: str, column: _Column, where: str, *, comma: bool) -> Any:
     """The value of a cell in the unit of its role."""
     text = cell.strip()
     if column.role == "series":
-        return _PARSERS["series"](text, where, column.name)
-    plain = text
-    grouped = _GROUPS.fullmatch(plain)
+        return unguarded(text)
+    low, high, allowed, optional = _CELLS[column.role]
+    if optional and not text:
+        return math.nan
+    grouped = _GROUPS.fullmatch(text)
     if grouped:
-        plain = grouped[1] + re.sub(r"\D", "", grouped[2]) + (grouped[3] or "")
+        text = grouped[1] + re.sub(r"\D", "", grouped[2]) + (grouped[3] or "")
     if comma:
-        plain = plain.replace(".", "").replace(",", ".")
-    elif _COMMAS.fullmatch(plain):
-        plain = plain.replace(",", "")
-    value = _PARSERS[column.role](plain, where, column.name)
-    return value * column.means.factor if column.means.factor != 1 else value
-
-
-def _number(cell: str, where: str, name: str, allowed: str) -> float:
+        text = text.replace(".", "").replace(",", ".")
+    elif _COMMAS.fullmatch(text):
+        text = text.replace(",", "")
     try:
-        if "_" in cell or not cell.isascii():
-            raise ValueError
-        return float(cell)
+        value = float(text) if text.isascii() and "_" not in text else math.nan
     except ValueError:
-        raise DataError(
-            f"{where}: {name} is {_shown(cell)}; allowed is {allowed}; correct it or drop the line"
-        ) from None
-
-
-def _whole(cell: str, where: str, name: str, lowest: int, highest: int) -> int:
-    allowed = f"a whole number from {lowest} to {highest}"
-    value = _number(cell, where, name, allowed)
-    if not (math.isfinite(value) and value == math.floor(value) and lowest <= value <= highest):
-        raise DataError(f"{where}: {name} is {_shown(cell)}; allowed is {allowed}; correct it or drop the line")
-    return int(value)
-
-
-def _real(cell: str, where: str, name: str, lowest: float, highest: float, allowed: str) -> float:
-    value = _number(cell, where, name, allowed)
-    if not lowest <= value <= highest:  # also false for NaN
-        raise DataError(f"{where}: {name} is {_shown(cell)}; allowed is {allowed}; correct it or drop the line")
-    return value
-
-
-def _maybe(parse: Callable[[str, str, str], float]) -> Callable[[str, str, str], float]:
-    return lambda cell, where, name: float(parse(cell, where, name)) if cell else math.nan
-
-
-def _workers(cell: str, where: str, name: str) -> int:
-    return _whole(cell, where, name, 1, MAX_WORKERS)
-
-
-def _samples_per_s(cell: str, where: str, name: str) -> float:
-    return _real(cell, where, name, *_THROUGHPUT, "a finite number above 0, in samples/s of all workers")
-
-
-_PARSERS: Mapping[str, Callable[[str, str, str], Any]] = MappingProxyType(
-    {
-        "workers": _workers,
-        "samples_per_s": _samples_per_s,
-        "nodes": _maybe(_workers),
-        "sync_s": _maybe(lambda cell, where, name: _real(cell, where, name, 0.0, 1e6, "seconds per step, 0 or more")),
-        "batch_size": _maybe(lambda cell, where, name: _real(cell, where, name, 1e-9, 1e12, "samples, above 0")),
-        "series": lambda cell, where, name: unguarded(cell),
-        "repeat": _maybe(lambda cell, where, name: _whole(cell, where, name, 0, 10**9)),
-        "workers_per_node": _maybe(_workers),
-        "samples_per_s_per_worker": _samples_per_s,
-        "step_s": lambda cell, where, name: _real(cell, where, name, 1e-12, 1e12, "a time above 0"),
-        "epoch_s": lambda cell, where, name: _real(cell, where, name, 1e-12, 1e12, "a time above 0"),
-        "speedup": lambda cell, where, name: _real(cell, where, name, 1e-9, 1e9, "a number above 0"),
-        "accumulation": lambda cell, where, name: _whole(cell, where, name, 1, 10**6),
-        "global_batch": _maybe(lambda cell, where, name: _real(cell, where, name, 1e-9, 1e15, "samples, above 0")),
-    }
-)
+        value = math.nan
+    if not (low <= value <= high and (allowed or value == math.floor(value))):  # also for NaN
+        told = allowed or f"a whole number from {low} to {high}"
+        raise DataError(f"{where}: {column.name} is {_shown(text)}; allowed is {told}; correct it or drop the line")
+    return value * column.means.factor if allowed or optional else int(value)
 
 
 def _shown(value: str | list[str]) -> str:

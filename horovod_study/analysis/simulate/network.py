@@ -297,7 +297,8 @@ def network_from(content: Mapping[str, Any], *, source: str) -> Network:
     ]
     counts = {key: content.get(key, 1) for key in ("workers_per_node", "servers")}
     return Network(
-        **{"intra": links["inter"], **links},
+        intra=links.get("intra", links["inter"]),
+        inter=links["inter"],
         **_numbers(source, counts, dict.fromkeys(counts, 1), ()),
         levels=tuple(
             Level(nodes=each["nodes"], latency_s=each["latency_us"] / 1e6, oversubscription=each["oversubscription"])
