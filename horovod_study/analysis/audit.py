@@ -15,11 +15,11 @@ import os
 import platform
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -92,113 +92,94 @@ def versions() -> dict[str, str]:
 class Rule:
     """One kind of finding."""
 
-    severity: str  # error: a number is not what it says; doubt: it is, and the study is weak there
     title: str
     remedy: str
+    severity: str = "error"  # a number is not what it says; doubt: it is, and the study is weak there
     where: str = "points.csv"  # of its faults, where they name no other file or column
     column: str = ""
 
 
 RULES: Mapping[str, Rule] = {
     "total-differs": Rule(
-        severity="error",
         title="a total of a run is not what its raw rows give",
         remedy="take the run directory back from where it was recorded, or run the cell again",
     ),
     "cell-differs": Rule(
-        severity="error",
         title="a number or text of the study is not what its runs give",
         remedy="make it again: horovod-study report RUNS --out DIR",
     ),
     "best-of-n": Rule(
-        severity="error",
         title="the best repeat stands where the median belongs",
         remedy="quote the median with its interval; report again",
     ),
     "extrapolation-unmarked": Rule(
-        severity="error",
         title="a value beyond the measured worker counts is not marked as extrapolated",
         remedy="report again; mark it wherever it was copied to",
         column="extrapolated",
     ),
     "intervals-missing": Rule(
-        severity="error",
         title="a number stands without the interval that its repeats give",
         remedy="report again; quote the number with its interval",
         column="samples_per_s_ci95_low",
     ),
     "file-missing": Rule(
-        severity="error",
         title="a file of the study is not there, or cannot be read",
         remedy="make it again: horovod-study report RUNS --out DIR",
     ),
     "file-left-over": Rule(
-        severity="error",
         title="a file is none of this analysis: it may be left from an earlier one",
         remedy="remove it, so that nobody quotes it",
     ),
     "picture-changed": Rule(
-        severity="error",
         title="a picture is not the one that report drew",
         remedy="draw it again: horovod-study report DIR",
     ),
     "source-changed": Rule(
-        severity="error",
         title="source.json is not what report wrote: what it says of the study may be false",
         remedy="make it again: horovod-study report RUNS --out DIR",
     ),
     "run-changed": Rule(
-        severity="error",
         title="a file of a run is not the one that the run wrote, or that was analysed",
         remedy="take it back from where it was recorded, or run the cell again; then report again",
     ),
     "run-left-out": Rule(
-        severity="error",
         title="a run is there and the study does not say so",
         remedy="report again, so that it counts or is told as failed",
     ),
     "run-gone": Rule(
-        severity="error",
         title="a run of the study is not there any more, and its numbers cannot be checked",
         remedy="take it back from where it was recorded (--runs RUNS says where the runs are), or report again",
     ),
     "run-set-aside": Rule(
-        severity="error",
         title="a finished run was set aside, and another one of the same cell counts",
         remedy="let both count, or say in the text why one does not",
         column="samples_per_s_median",
     ),
     "repeat-missing": Rule(
-        severity="error",
         title="the repeats of a cell are not numbered through: some are not there",
         remedy="take the missing repeats back, or run them again: horovod-study run STUDY.yaml",
         column="repeats",
     ),
     "duplicated-run": Rule(
-        severity="error",
         title="two runs are one run counted twice",
         remedy="remove the copy and report again",
         where="runs.csv",
         column="step_s",
     ),
     "logged-unlike-applied": Rule(
-        severity="error",
         title="what was asked for is not what ran",
         remedy="run the cell again with the settings that are meant; train --require asked ends such a run at once",
         where="runs.csv",
     ),
     "unequal-baselines": Rule(
-        severity="error",
         title="speedups are over a baseline of other work or another machine",
         remedy="run the baseline with the same data and on the same kind of host",
     ),
     "data-set-changed": Rule(
-        severity="error",
         title="the data set changed within a series, or within a run",
         remedy="run the series again on one data set",
     ),
     "steps-do-not-tile": Rule(
-        severity="error",
         title="step rows are missing, overlap, or do not add up to their window",
         remedy="do not quote the parts of these steps; run the cell again",
         column="step_s",
@@ -380,7 +361,7 @@ class _Rank:
     first_s: float  # when the timed steps begin and end, in seconds of the run
     last_s: float
     declared_s: float  # time of the steps between the declared and the found begin of the window
-    losses: Mapping[int, float]  # evaluated after so many steps -> mean loss of the epoch so far
+    loss: Callable[[int], float]  # of the epoch so far, its mean after so many steps; NaN where the last has no row
     epochs: Mapping[int, int]  # epoch -> rows
     stretches: int
     digest: str
@@ -420,7 +401,7 @@ class _Rank:
             first_s=span[0],
             last_s=span[1],
             declared_s=float(np.asarray(columns["step_s"], dtype=np.float64)[between].sum()),
-            losses=_Losses(every, np.asarray(columns["epoch"]), np.asarray(columns["loss"], dtype=np.float64)),
+            loss=_loss(every, np.asarray(columns["epoch"]), np.asarray(columns["loss"], dtype=np.float64)),
             epochs=dict(zip(numbers.tolist(), counts.tolist(), strict=True)),
             stretches=stretches,
             digest=digest,
@@ -436,25 +417,18 @@ def _declared(record: RunRecord) -> int:
     return told if isinstance(told, int) else 0
 
 
-class _Losses(Mapping[int, float]):
-    """The mean loss of the epoch so far after any number of steps, from the losses of all steps."""
+def _loss(step: NDArray[np.int64], epoch: NDArray[np.int64], loss: Floats) -> Callable[[int], float]:
+    """Return what gives the mean loss of the epoch so far after any number of steps, from the losses of all steps."""
+    sums = np.concatenate([[0.0], np.cumsum(loss)])
 
-    def __init__(self, step: NDArray[np.int64], epoch: NDArray[np.int64], loss: Floats) -> None:
-        self._step, self._epoch = step, epoch
-        self._sums = np.concatenate([[0.0], np.cumsum(loss)])
-
-    def __getitem__(self, steps: int) -> float:
-        end = int(np.searchsorted(self._step, steps))
-        if end == 0 or int(self._step[end - 1]) != steps - 1:
+    def after(steps: int) -> float:
+        end = int(np.searchsorted(step, steps))
+        if end == 0 or int(step[end - 1]) != steps - 1:
             return math.nan
-        begin = int(np.searchsorted(self._epoch, self._epoch[end - 1]))
-        return float(self._sums[end] - self._sums[begin]) / (end - begin)
+        begin = int(np.searchsorted(epoch, epoch[end - 1]))
+        return float(sums[end] - sums[begin]) / (end - begin)
 
-    def __iter__(self) -> Any:
-        return iter((self._step + 1).tolist())
-
-    def __len__(self) -> int:
-        return len(self._step)
+    return after
 
 
 def _openings(run: RecordedRun, beside: RunSideFiles) -> frozenset[int] | None:
@@ -587,7 +561,7 @@ def _evaluated(run: RecordedRun, ranks: Sequence[_Rank], beside: RunSideFiles) -
         return
     for each in beside.evaluations:
         steps = int(each["steps"])
-        losses = [rank.losses[steps] for rank in ranks]
+        losses = [rank.loss(steps) for rank in ranks]
         place = f"epochs.csv after {steps:,} steps: "
         if math.isfinite(math.fsum(losses)):
             yield f"{place}train_mse", each["train_mse"], math.fsum(losses) / len(losses)
@@ -1316,68 +1290,64 @@ def compare_tables(where: str, kept: str, again: str, tolerance: float = TEXT_TO
         rows = rows_of(again)
         return [], sum(len(row) for row in rows[1:])
     try:
-        old, new = rows_of(kept), rows_of(again)
+        tables = [rows_of(text) for text in (kept, again)]
     except csv.Error as error:
         return [_fault("file-missing", f"is not a table ({error})", where=where)], 0
-    if not old or not new:
-        return ([] if old == new else [_fault("file-missing", "is empty", where=where)]), 0
+    if not all(tables):
+        return ([] if tables[0] == tables[1] else [_fault("file-missing", "is empty", where=where)]), 0
     found = []
-    heads = old[0], new[0]
+    heads = [rows[0] for rows in tables]
     for name in [name for name in heads[1] if name not in heads[0]]:
         found.append(_fault("cell-differs", "the column is not there", where=where, column=name))
     for name in [name for name in heads[0] if name not in heads[1]]:
         found.append(_fault("cell-differs", "is not a column of this table", where=where, column=name))
     shared = [name for name in heads[1] if name in heads[0]]
-    places = [(name, heads[0].index(name), heads[1].index(name)) for name in shared]
+    old, new = ([dict(zip(rows[0], row, strict=False)) for row in rows[1:]] for rows in tables)
     compared = 0
     for ours, theirs in _paired(old, new):
         if ours is None or theirs is None:
-            found.append(_row_finding(where, heads[0] if theirs is None else heads[1], ours, theirs))
+            text = "the row is not there" if ours is None else "no run gives this row"
+            found.append(_fault("cell-differs", text, where=where, **_named(ours or theirs or {})))
             continue
-        if ours == theirs and heads[0] == heads[1]:
-            compared += len(theirs)
-            continue
-        for name, a, b in places:
-            one, other = (row[place] if place < len(row) else "" for row, place in ((ours, a), (theirs, b)))
+        for name in shared:
+            one, other = ours.get(name, ""), theirs.get(name, "")
             compared += 1
             if not same_text(one, other, tolerance):
-                found.append(_cell_finding(where, heads[1], theirs, name, one, other, tolerance))
+                found.append(_cell_finding(where, theirs, name, one, other, tolerance))
     return found, compared
 
 
-def _paired(old: Sequence[list[str]], new: Sequence[list[str]]) -> Iterable[tuple[list[str] | None, list[str] | None]]:
+_Row: TypeAlias = Mapping[str, str]
+
+
+def _paired(old: Sequence[_Row], new: Sequence[_Row]) -> Iterable[tuple[_Row | None, _Row | None]]:
     if len(old) == len(new):
-        yield from zip(old[1:], new[1:], strict=True)
+        yield from zip(old, new, strict=True)
         return
-    named: dict[tuple[str, ...], list[list[str]]] = {}
-    for row in old[1:]:
-        named.setdefault(_key(old[0], row), []).append(row)
-    for row in new[1:]:
-        twins = named.get(_key(new[0], row))
+    named: dict[tuple[str, ...], list[_Row]] = {}
+    for row in old:
+        named.setdefault(_key(row), []).append(row)
+    for row in new:
+        twins = named.get(_key(row))
         yield (twins.pop(0) if twins else None), row
     for rows in named.values():
         for row in rows:
             yield row, None
 
 
-def _key(head: Sequence[str], row: Sequence[str]) -> tuple[str, ...]:
-    return tuple(row[head.index(name)] if name in head and head.index(name) < len(row) else "" for name in _KEYS)
+def _key(row: _Row) -> tuple[str, ...]:
+    return tuple(row.get(name, "") for name in _KEYS)
 
 
-def _named(head: Sequence[str], row: Sequence[str]) -> dict[str, Any]:
+def _named(row: _Row) -> dict[str, Any]:
     """Return how a finding names a row."""
-    values = dict(zip(head, row, strict=False))
-    others = [
-        f"{name} {values[name]}"
-        for name in _KEYS
-        if values.get(name) and name not in ("run", "series", "workers", "nodes", "setting", "partition")
-    ]
+    told = ("run", "series", "workers", "nodes", "setting", "partition")
     return {
-        "series": values.get("series", ""),
-        "workers": _count(values.get("workers", "")),
-        "nodes": _count(values.get("nodes", "")),
-        "row": ", ".join(others),
-        "runs": (values["run"],) if values.get("run") else (),
+        "series": row.get("series", ""),
+        "workers": _count(row.get("workers", "")),
+        "nodes": _count(row.get("nodes", "")),
+        "row": ", ".join(f"{name} {row[name]}" for name in _KEYS if row.get(name) and name not in told),
+        "runs": (row["run"],) if row.get("run") else (),
     }
 
 
@@ -1388,28 +1358,18 @@ def _count(text: str) -> int | None:
         return None
 
 
-def _row_finding(where: str, head: Sequence[str], ours: list[str] | None, theirs: list[str] | None) -> Fault:
-    row = theirs if ours is None else ours
-    assert row is not None
-    text = "the row is not there" if ours is None else "no run gives this row"
-    return _fault("cell-differs", text, where=where, **_named(head, row))
-
-
-def _cell_finding(
-    where: str, head: Sequence[str], row: Sequence[str], column: str, kept: str, again: str, tolerance: float
-) -> Fault:
+def _cell_finding(where: str, row: _Row, column: str, kept: str, again: str, tolerance: float) -> Fault:
     """Return what is wrong with one cell, under the name of the fault that it looks like."""
-    values = dict(zip(head, row, strict=False))
     stem = column.removesuffix("_median")
-    best = [end for end in ("_max", "_min") if not column.endswith(("_max", "_min")) and f"{stem}{end}" in values]
+    best = [end for end in ("_max", "_min") if not column.endswith(("_max", "_min")) and f"{stem}{end}" in row]
     name, text = "cell-differs", f"is {_quoted(kept)}; the runs give {_quoted(again)}"
-    if kept and any(same_text(kept, values[f"{stem}{end}"], tolerance) for end in best):
+    if kept and any(same_text(kept, row[f"{stem}{end}"], tolerance) for end in best):
         name, text = "best-of-n", f"is {kept}, the best repeat; the median is {again}"
     elif column in _MARKS and _is_mark(again) and not _is_mark(kept):
         name, text = "extrapolation-unmarked", f"is {_quoted(kept)}; this row is beyond what was measured"
     elif not kept and again and column.endswith((*_INTERVALS, "low", "high")):
         name, text = "intervals-missing", f"is empty; the repeats give {again}"
-    return _fault(name, text, where=where, column=column, kept=kept, again=again, **_named(head, row))
+    return _fault(name, text, where=where, column=column, kept=kept, again=again, **_named(row))
 
 
 def _is_mark(text: str) -> bool:
