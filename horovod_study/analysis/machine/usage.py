@@ -4,7 +4,6 @@ A cell is what its repeats say together, as in `points`. Every value of a run is
 its totals have it; docs/system.md says where each comes from.
 """
 
-import math
 from typing import Any
 
 import numpy as np
@@ -37,21 +36,22 @@ def usage(runs: pd.DataFrame) -> pd.DataFrame:
     """Return USAGE_COLUMNS of the finished runs of a run table (records.run_table); NaN where no run knows a value."""
     table = with_series(runs)
     table = table[measured(table)]
-    rows = [_row(cell) for cell in cells_of(table)]
+    rows = []
+    for cell in cells_of(table):
+        devices = sorted({str(each) for each in cell["device"].dropna()} - {""}) if "device" in cell.columns else []
+        rows.append({**_head(cell), "device": " and ".join(devices)})
+        for name in QUANTITIES:
+            values = numbers(cell, name)
+            known = np.sort(values[np.isfinite(values)].to_numpy(dtype=np.float64))
+            ends = {"repeats": len(known), **stats.spread(known)}
+            rows[-1] |= {f"{name}_{end}": value for end, value in ends.items()}
     frame = pd.DataFrame(rows, columns=list(USAGE_COLUMNS))
     return whole_numbers(frame, ("workers", "nodes", "batch"))
 
 
-def _row(cell: pd.DataFrame) -> dict[str, Any]:
+def _head(cell: pd.DataFrame) -> dict[str, Any]:
     first = cell.iloc[0]
-    devices = sorted({str(each) for each in cell["device"].dropna()} - {""}) if "device" in cell.columns else []
-    row = {name: first[name] for name in (*_IDENTITY, "workers", "nodes", "batch", "mode")}
-    row |= {"device": " and ".join(devices), "repeats": len(cell)}
-    for name in QUANTITIES:
-        values = numbers(cell, name)
-        known = np.sort(values[np.isfinite(values)].to_numpy(dtype=np.float64))
-        row |= {f"{name}_{end}": value for end, value in {"repeats": len(known), **stats.spread(known)}.items()}
-    return row
+    return {name: first[name] for name in (*_IDENTITY, "workers", "nodes", "batch", "mode")} | {"repeats": len(cell)}
 
 
 # ---------------------------------------------------------------------------------------------------- over time
@@ -80,35 +80,16 @@ def load(runs: pd.DataFrame, profiles: pd.DataFrame) -> pd.DataFrame:
     courses = {str(run): _course(own) for run, own in profiles.groupby("run", sort=False)}
     frames = []
     for cell in cells_of(table):
-        first = cell.iloc[0]
-        found = np.stack([courses[name] for name in cell["run"]])  # (R, SLICES, 1 + quantities)
-        filled = {"median": _medians(found), "min": np.fmin.reduce(found), "max": np.fmax.reduce(found)}
-        columns: dict[str, Any] = {name: first[name] for name in (*_IDENTITY, "workers", "nodes", "batch", "mode")}
-        columns |= {"repeats": len(cell), "slice": np.arange(SLICES), "at_s": filled["median"][:, 0]}
-        for place, name in enumerate(OVER_TIME, start=1):
-            columns |= {f"{name}_{end}": values[:, place] for end, values in filled.items()}
-        frames.append(pd.DataFrame(columns))
-    return (
-        pd.concat(frames, ignore_index=True)[list(LOAD_COLUMNS)] if frames else pd.DataFrame(columns=list(LOAD_COLUMNS))
-    )
+        found = pd.concat([courses[name] for name in cell["run"]]).groupby(level=0).agg(["median", "min", "max"])
+        found.columns = found.columns.map("_".join)
+        found = found.rename(columns={"at_s_median": "at_s"}).assign(**_head(cell), slice=np.arange(SLICES))
+        frames.append(found[list(LOAD_COLUMNS)])
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=list(LOAD_COLUMNS))
 
 
-def _course(own: pd.DataFrame) -> "np.ndarray":
-    """Return the middle of each slice since the window began, in s, and OVER_TIME there, (SLICES, 1 + quantities)."""
+def _course(own: pd.DataFrame) -> pd.DataFrame:
+    """Return the middle of each slice since the window began, at_s, and OVER_TIME there, SLICES rows."""
     own = own.sort_values("part", kind="stable")
-    begin = own["begin_s"].to_numpy(dtype=np.float64)
-    middle = (begin + own["end_s"].to_numpy(dtype=np.float64)) / 2 - begin[0]
+    at_s = (own["begin_s"] + own["end_s"]) / 2 - own["begin_s"].iloc[0]
     places = ((np.arange(SLICES) + 0.5) / SLICES * len(own)).astype(np.int64)
-    values = own[list(OVER_TIME)].to_numpy(dtype=np.float64)
-    return np.column_stack([middle, values])[places]
-
-
-def _medians(found: "np.ndarray") -> "np.ndarray":
-    """Return the median over the first axis of what is finite, NaN where nothing is."""
-    ordered = np.sort(np.where(np.isfinite(found), found, np.inf), axis=0)
-    count = np.isfinite(found).sum(axis=0)
-    low, high = np.maximum((count - 1) // 2, 0), np.maximum(count // 2, 0)
-    ends = [
-        np.take_along_axis(ordered, np.minimum(each, len(found) - 1)[np.newaxis], axis=0)[0] for each in (low, high)
-    ]
-    return np.where(count > 0, (ends[0] + ends[1]) / 2, math.nan)
+    return own[list(OVER_TIME)].astype(float).assign(at_s=at_s).iloc[places].reset_index(drop=True)
