@@ -28,12 +28,10 @@ import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Required, Self
-
-from typing_extensions import TypedDict
+from typing import Any, Self
 
 from horovod_study import alive
 from horovod_study.documents import conform, open_file, parse_json
@@ -70,17 +68,23 @@ class Holder(alive.Process):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Claim:
+class _Content:
     """What a claim file says."""
 
-    path: Path
-    generation: int
     holder: Holder | None  # None: it was not signed, or is damaged
     what: str = ""
     since: str = ""  # ISO 8601, UTC, by the holder's clock
     released: str | None = None  # when it was given back; None: it is held
     state: str = ""  # how it ended, by the one who gave it back
     reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Claim(_Content):
+    """A claim file and what it says."""
+
+    path: Path
+    generation: int
     touched: float = field(default=0.0, compare=False)  # seconds, by the file server's clock
 
     def __str__(self) -> str:
@@ -92,30 +96,6 @@ class Claim:
     def mine(self) -> bool:
         """Whether this very process holds it."""
         return self.released is None and self.holder is not None and self.holder.is_same(this_process())
-
-
-class _Holder(TypedDict):
-    """The form of a Holder in it."""
-
-    pid: int
-    began: int | None
-    boot: str
-    space: str
-    host: str
-    user: str
-    job: str
-    restarts: int
-
-
-class _Content(TypedDict, total=False):
-    """The form of a claim file."""
-
-    holder: Required[_Holder]
-    what: str
-    since: str
-    released: str | None
-    state: str
-    reason: str
 
 
 class Held(StudyError):
@@ -201,9 +181,9 @@ def read_claim(folder: Path, name: str, generation: int) -> Claim | None:
     incomplete = Claim(path=path, generation=generation, touched=touched, holder=None)
     try:
         content = conform(parse_json(text, source=str(path), again=""), _Content, str(path))
-        return replace(incomplete, **{**content, "holder": Holder(**content["holder"])})
-    except (StudyError, TypeError):
+    except StudyError:
         return incomplete
+    return replace(incomplete, **{each.name: getattr(content, each.name) for each in fields(_Content)})
 
 
 def latest(folder: Path, name: str) -> Claim | None:

@@ -13,14 +13,14 @@ import hashlib
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field, make_dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from horovod_study.documents import load_yaml, read_bytes
 from horovod_study.errors import ConfigError
 from horovod_study.roles import Option, Role
-from horovod_study.workloads import SHARED, Configuration, Workload, load_workload
+from horovod_study.workloads import SHARED, Configuration, Workload, configuration, load_workload
 
 PROGRAM = "horovod_study.programs.script"
 TAKEN = ("threads", "warmup_steps", "steps")
@@ -73,15 +73,6 @@ def scripted(path: Path, content: Mapping[str, Any]) -> Workload | None:
     if missing:
         raise ConfigError(f"{path}: {kind} has a place for {min(missing)}, which neither run nor sweep gives")
     warmup = replace(SHARED["warmup_steps"], default=WARMUP_STEPS)
-    options = {**SHARED, "warmup_steps": warmup, **factors}
-    made = make_dataclass(
-        "ScriptConfiguration",
-        [(name, Any, field(default=each.default, metadata={"option": each})) for name, each in options.items()],
-        bases=(Configuration,),
-        frozen=True,
-        kw_only=True,
-        slots=True,
-    )
 
     def command(config: Path, directory: Path, resume: bool) -> tuple[str, ...]:
         return ("-m", PROGRAM, "--config", str(config), "--out", str(directory))
@@ -95,7 +86,7 @@ def scripted(path: Path, content: Mapping[str, Any]) -> Workload | None:
 
     return Workload(
         name=Path(words[0]).stem,
-        configuration=made,
+        configuration=configuration("script", {**SHARED, "warmup_steps": warmup, **factors}),
         command=command,
         arguments=arguments,
         starts_ranks=kind == "command",

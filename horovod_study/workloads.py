@@ -308,16 +308,20 @@ class Workload:
             raise ConfigError(str(error).replace("run:", f"{source}:", 1)) from None
 
 
+def configuration(name: str, options: Mapping[str, Option]) -> type[Configuration]:
+    """Return the class of the configurations of a workload with these options."""
+    fields = [(each, Any, declared(its)) for each, its in options.items()]
+    return make_dataclass(
+        f"{name.title()}Configuration", fields, bases=(Configuration,), frozen=True, kw_only=True, slots=True
+    )
+
+
 def workload(name: str, file: str, options: Mapping[str, Option], **about: Any) -> Workload:
     """Return the workload that the Python file `file` declares and runs: `python FILE --config CELL.yaml --out DIR`.
 
     `options` come beside SHARED ones and replace those of the same name; `about`: further fields of Workload.
     """
-    path = Path(file).resolve()
-    fields = [(each, Any, declared(its)) for each, its in {**SHARED, **options}.items()]
-    made = make_dataclass(
-        f"{name.title()}Configuration", fields, bases=(Configuration,), frozen=True, kw_only=True, slots=True
-    )
+    path, made = Path(file).resolve(), configuration(name, {**SHARED, **options})
 
     def command(config: Path, directory: Path, resume: bool) -> tuple[str, ...]:
         return (str(path), "--config", str(config), "--resume" if resume else "--out", str(directory))

@@ -332,7 +332,7 @@ def test_blocks_are_run_and_read_back(tmp_path: Path, capsys: pytest.CaptureFixt
     assert (config["steps"], config["seconds"], config["epochs"]) == (20, None, None)
     assert (config["evaluate_every"], config["checkpoint_at_end"]) == (1e6, False)
     said = capsys.readouterr().err
-    assert "block 1, 2 workers, B: 2,100 samples/s" in said
+    assert "block 1, 2 workers: A 2,000, B 2,100 samples/s" in said
     assert "left" in said
 
     again = start(tmp_path, workers=(1, 2), blocks=3)  # the same command with more blocks goes on

@@ -1783,27 +1783,19 @@ def test_what_a_kind_of_file_system_means(place: Place, system: str, several: bo
 # ----------------------------------------------------------------------------------------------------------- machine
 
 
-def stat_line(pid: int, name: str, parent: int, ticks: int = 0) -> str:
-    return f"{pid} ({name}) S {parent} " + "0 " * 9 + f"{ticks} 0 " + "0 " * 20
+def stat_line(pid: int, name: str, parent: int) -> str:
+    return f"{pid} ({name}) S {parent} " + "0 " * 31
 
 
-def test_who_uses_the_processors(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    place.file("proc/77/stat", stat_line(77, "a (b) c", 1, 100))
-    moments = iter((0.0, 0.5))
-    hertz = os.sysconf("SC_CLK_TCK")
-    monkeypatch.setattr(machine, "now", lambda: next(moments))
-    monkeypatch.setattr(
-        machine, "sleep", lambda _: place.file("proc/77/stat", stat_line(77, "a (b) c", 1, 100 + hertz))
-    )
+def test_who_uses_the_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "other_load", lambda cores, seconds: "other programs use 2.0 of 4 cores (a 2.0)")
+    load = Load()
 
-    load = Load(place.here)
-
-    assert (load.cores, load.names) == (2.0, ["a (b) c (77) 2.0"])
     verdict, what, _ = found(load.check)["load"]
     assert verdict == "warning"
-    assert what.startswith("others use 2.0 cores just now: a (b) c (77) 2.0; load average ")
+    assert what.startswith("other programs use 2.0 of 4 cores (a 2.0); load average ")
     assert found(lambda area: load.check(area, elsewhere=True))["load"][0] == "ok"
-    load.cores = 0.0
+    load.told = None
     assert found(load.check)["load"][0] == "ok"
     load.problem = "no /proc"
     assert found(load.check)["load"][1] == "could not be checked: no /proc"

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from io import StringIO
 from pathlib import Path
 
@@ -43,7 +43,7 @@ from horovod_study.studies import job as inside
 from horovod_study.studies.job import JobSignals, main, run_here, run_job, seconds_left
 from horovod_study.studies.ledger import note_attempt, read_ledger
 from horovod_study.studies.study_file import StudyConfig
-from horovod_study.studies.submit import partition_values, study_values
+from horovod_study.studies.submit import study_values
 from horovod_study.workload.options import StrainConfig
 
 
@@ -178,7 +178,7 @@ def test_where_a_job_waits_or_runs_squeue_says_in_one_question_for_all(tmp_path:
 
     assert {(state.state, state.reason, state.asked) for state in states} == {("pending", "Priority", "squeue")}
     assert [book.of(key).state for key in "xyz"] == ["running", "pending", "pending"]
-    assert (book.of("x").reason, book.of("z").reason, book.of("z").task) == ("on n1", "JobArrayTaskLimit", 1)
+    assert (book.of("x").reason, book.of("z").reason) == ("on n1", "JobArrayTaskLimit")
     assert book.of("nowhere") is None
     assert (slurm.count("squeue"), slurm.count("sacct")) == (1, 0)
     assert len(book.live()) == 52
@@ -233,7 +233,7 @@ def test_without_any_program_of_slurm_the_notes_of_the_job_tell(tmp_path: Path):
 
     write_note(tmp_path, "one", 0, Note(job_id="7", host="n1", state="running", cell="a"))
     state = JobBook(tmp_path, ask=nothing).of("a")
-    assert (state.state, state.reason, state.cell, state.asked) == ("running", "on n1", "a", "run directories")
+    assert (state.state, state.reason, state.asked) == ("running", "on n1", "run directories")
 
     note = note_path(tmp_path, "one", 0)
     note.write_text(note.read_text().replace(json.loads(note.read_text())["said"], "2026-01-01T10:00:00+00:00"))
@@ -325,7 +325,7 @@ def submitted(directory: Path, study: StudyConfig, **fields: object) -> Job:
         nodes=cells[0].placement.nodes,
         inside={
             "study": study_values(study),
-            "partition": partition_values(partition),
+            "partition": asdict(partition),
             "cells": [cell_values(cell) for cell in cells],
             "planned": {cell.key: "missing" for cell in cells},
             "environment": {"torch": "2.13.0"},
@@ -531,7 +531,7 @@ def test_in_an_allocation_of_ones_own_what_fits_is_run(tmp_path: Path):
 
 
 def test_jobs_of_older_versions_are_read(tmp_path: Path):
-    values = {**job().to_dict(), "colour": "blue"}
+    values = {**asdict(job()), "colour": "blue"}
     job_folder(tmp_path, "one").mkdir(parents=True)
     (job_folder(tmp_path, "one") / "job.json").write_text(json.dumps(values))
     assert read_jobs(tmp_path) == [job()]

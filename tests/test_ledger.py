@@ -206,7 +206,7 @@ def test_lines_and_json_of_status(tmp_path):
 def test_names_tell_apart_what_the_study_varies():
     study = make_study(varied={"batch": (75, 256), "horovod_defaults": (False, True)}, repeats=1)
 
-    names = [allocations.cell_name(study, cell) for cell in study.cells()]
+    names = [study.name_of(cell) for cell in study.cells()]
 
     assert len(names) == len(set(names)) == len(study.cells())
     assert "serial, 1 worker, batch 256, repeat 1" in names
@@ -585,7 +585,7 @@ def test_runs_of_other_code_are_told_from_those_of_an_edited_file(tmp_path, monk
     with monkeypatch.context() as patch:
         files = {**identity.code_files(), "train.py": "0" * 64}
         patch.setattr(identity, "code_files", lambda: files)
-        patch.setattr(identity, "_version", lambda name: "2.12.0" if name == "torch" else None)
+        patch.setattr(identity, "installed", lambda name: "2.12.0" if name == "torch" else None)
         identity.remember(directory)
         other = make_study(identity={"local": identity.identify()})
     for cell in other.cells()[:2]:

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from horovod_study import cli
 from horovod_study.records import create_run, finish_run, read_run
+from horovod_study.studies import progress
 from horovod_study.studies.live import RECENT_STEPS, look, open_metrics, watch_run
 
 LATE_S = 5e-3
@@ -63,7 +64,7 @@ def test_rows_that_are_being_written_are_read_up_to_the_last_batch(tmp_path: Pat
     assert look(directory).steps == STEPS
 
 
-def test_it_is_watched_until_it_has_ended(tmp_path: Path) -> None:
+def test_it_is_watched_until_it_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory, out, rests = running(tmp_path), StringIO(), []
 
     def rest(seconds: float) -> None:
@@ -71,7 +72,8 @@ def test_it_is_watched_until_it_has_ended(tmp_path: Path) -> None:
         if len(rests) == 2:
             finish_run(directory, read_run(directory), status="done", finished=FINISHED, totals={}, reason="")
 
-    assert watch_run(directory, Console(file=out, width=200), rest=rest) == 0
+    monkeypatch.setattr(progress, "sleep", rest)
+    assert watch_run(directory, Console(file=out, width=200)) == 0
     assert len(rests) == 2, "it looks once more after the end"
     shown = out.getvalue().splitlines()
     assert [line.partition(":")[0] for line in shown] == ["running", "done"], "a log has a line for what has changed"

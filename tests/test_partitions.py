@@ -154,7 +154,7 @@ def test_a_wrong_partition_file(tmp_path: Path, old: str, new: str, message: str
         (SSH.replace("node2:2", "node1:2"), "hosts names node1 twice; give it once with all its slots: node1:N"),
         (SSH.replace("node2:2", "node2:0"), "hosts: slots of node2 is 0; it must be at least 1"),
         (SSH.replace("node2:2", '"-oProxyCommand=x"'), "hosts: '-oProxyCommand=x' is no name of a host"),
-        (SSH.replace("node2:2", '"a b"'), "hosts: 'a b' is no name of a host; use letters, digits, points and dashes"),
+        (SSH.replace("node2:2", '"a b"'), "hosts: 'a b' is no name of a host; use letters, digits, '.'"),
         (SSH + "nodes: 2\n", "nodes is 2, but 3 hosts are named; leave nodes out"),
         (SSH.replace("[node1, node2:2, {name: node3}]", "node1"), "hosts is 'node1'; it must be a list such as"),
     ],

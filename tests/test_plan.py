@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_study.cluster.allocations import cell_name
 from horovod_study.cluster.partitions import Partition
 from horovod_study.config import Cell, Placement
 from horovod_study.runtimes import LIBRARIES
@@ -41,7 +40,7 @@ def ledger_of(study: StudyConfig, *, done: int = 0, failed: int = 0) -> Ledger:
     states = ["done"] * done + ["failed"] * failed
     states += ["missing"] * (len(study.cells()) - len(states))
     entries = tuple(
-        Entry(cell=cell, key=cell.key, name=cell_name(study, cell), state=state)
+        Entry(cell=cell, key=cell.key, name=study.name_of(cell), state=state)
         for cell, state in zip(study.cells(), states, strict=True)
     )
     return Ledger(study=study.name, directory=Path("runs/s"), entries=entries)

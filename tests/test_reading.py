@@ -9,6 +9,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -271,7 +272,7 @@ def read_cache(folder: Path) -> Any:
 
 
 DOCUMENTS: dict[str, tuple[Callable[[Path], Any], str, Any]] = {
-    "job": (jobs.read_job, jobs.JOB_FILE, JOB.to_dict()),
+    "job": (jobs.read_job, jobs.JOB_FILE, json.loads(json.dumps(asdict(JOB)))),
     "note": (read_notes, "jobs/n/note-0.json", {"job_id": "1", "host": "h", "state": "running", "left_out": ["k"]}),
     "ledger": (read_cache, ledger._CACHE, {"schema": ledger._CACHE_SCHEMA, "runs": {"k": [1, 2, 3.0, "r"]}}),
     "smoke": (smoke._read, f"{smoke.FOLDER}/{smoke._PASSED}", {"identity": ["2 workers"]}),

@@ -92,10 +92,7 @@ def test_every_cell_runs_once_in_the_order_of_the_blocks(tmp_path):
     assert [cell.key for block in allocations.blocks(study.cells(), study.seed) for cell in block] == starts(tmp_path)
     lines = re.sub(r", \d+ s(;|$)", r", S s\1", output, flags=re.M).splitlines()
     lines = [re.sub(r"about .* left( \(a guess\))?", "T left", line) for line in lines]
-    names = [
-        [allocations.cell_name(study, cell) for cell in block]
-        for block in allocations.blocks(study.cells(), study.seed)
-    ]
+    names = [[study.name_of(cell) for cell in block] for block in allocations.blocks(study.cells(), study.seed)]
     short = [[name.rpartition(", ")[0] for name in block] for block in names]
     rates = [f"{'2,000' if '2 workers' in name else '1,000'} samples/s, S s" for name in names[0] + names[1]]
     assert [
@@ -304,7 +301,7 @@ def test_cell_that_another_runner_took_meanwhile_is_left_alone(tmp_path):
     result, output = run(study, tmp_path, launch=launch_and_claim)
 
     assert [order[0].key, order[2].key] == starts(tmp_path)
-    assert f"left alone: {allocations.cell_name(study, order[1])} is being run by process 77 on node9 since" in output
+    assert f"left alone: {study.name_of(order[1])} is being run by process 77 on node9 since" in output
     assert 1 == result.exit_code
 
 
@@ -369,7 +366,7 @@ def test_interrupted_run_leaves_no_process_and_says_how_to_go_on(tmp_path, numbe
     assert 128 + number == process.returncode, output
     expected = [
         "study tiny: 1 of 3 cells done (1 incomplete, 1 missing)",
-        f"interrupted in {allocations.cell_name(study, second)}; continue with: {COMMAND}",
+        f"interrupted in {study.name_of(second)}; continue with: {COMMAND}",
     ]
     assert expected == output.splitlines()[-2:]
     assert [] == marked_processes(str(tmp_path / "tiny"))
@@ -466,7 +463,7 @@ def test_interrupted_cell_is_asked_for_a_checkpoint_and_goes_on_from_it(tmp_path
     output, _ = process.communicate(timeout=PATIENCE_S)
 
     assert 130 == process.returncode
-    name = allocations.cell_name(study, first)
+    name = study.name_of(first)
     assert [
         "study tiny: 0 of 3 cells done (1 stopped, 2 missing)",
         f"  stopped: {name}: stopped by SIGUSR1",
@@ -767,7 +764,7 @@ def cancel(study, runs, *which) -> tuple[int, str]:
 def test_cancelled_cell_writes_a_checkpoint_and_the_others_go_on(tmp_path):
     study = make_study(repeats=1)
     first = allocations.blocks(study.cells(), study.seed)[0][0]
-    name = allocations.cell_name(study, first)
+    name = study.name_of(first)
     behaviour = {f"{first.runtime}/{first.placement.workers}/0": "stops when asked"}
     process = start_runner(tmp_path, behaviour, study={"repeats": 1}, grace_s=20)
     until((tmp_path / "tiny" / first.key / "ready").exists)
@@ -819,7 +816,7 @@ def test_cancelled_before_its_turn_a_cell_is_left_out(tmp_path):
     result, output = run(study, tmp_path, launch=launch_and_cancel)
 
     assert [order[0].key, order[2].key] == starts(tmp_path)
-    assert f"left out: {allocations.cell_name(study, order[1])} was cancelled\n" in output
+    assert f"left out: {study.name_of(order[1])} was cancelled\n" in output
     assert 1 == result.ledger.count("cancelled")
 
 

@@ -245,7 +245,7 @@ def test_a_free_port_can_be_used():
 
 @pytest.mark.parametrize("name", ["", "-oProxyCommand=x", "a b", "a,b", "a:1", "user@host", "$(x)", "a\nb"])
 def test_what_is_no_host_is_refused(name):
-    with pytest.raises(ConfigError, match="not a name of a host; allowed: letters, digits"):
+    with pytest.raises(ConfigError, match="is no name of a host; use letters, digits"):
         Host(name=name, slots=1)
 
 

@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from io import StringIO
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from horovod_study.cluster.partitions import Partition, find_partition
 from horovod_study.cluster.slurm import directives, script, slurm_time, submit_environment
 from horovod_study.errors import ConfigError, StudyError
 from horovod_study.studies.study_file import StudyConfig
-from horovod_study.studies.submit import cancel_jobs, check_folder, partition_of, partition_values, submit_study
+from horovod_study.studies.submit import cancel_jobs, check_folder, partition_of, submit_study
 from horovod_study.workload.options import StrainConfig
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -268,7 +268,7 @@ def test_sbatch_gets_nothing_of_the_callers_shell_but_who_and_where():
 def test_a_partition_survives_the_folder_of_a_job():
     for name in ("alpha", "gpu2", "archer2"):
         partition = find_partition(name)
-        assert partition_of(json.loads(json.dumps(partition_values(partition)))) == partition
+        assert partition_of(json.loads(json.dumps(asdict(partition)))) == partition
 
 
 # ---------------------------------------------------------------------------------------------------- giving to sbatch
@@ -303,7 +303,7 @@ def test_the_folder_of_a_job_is_complete_before_sbatch_hears_of_it(tmp_path, mon
     folder = tmp_path / "runs" / "s" / ".jobs" / job.name
     assert (tmp_path / "arguments").read_text().splitlines() == [str(folder), "--parsable", "script.sh"]
     assert "SBATCH_" not in (tmp_path / "environment").read_text()
-    assert read_job(folder).to_dict() == json.loads(json.dumps(job.to_dict()))
+    assert asdict(read_job(folder)) == asdict(job)
     assert job.job_id == "12" and job.tasks == ((study.cells()[0].key,),)
     assert f"\n#SBATCH --job-name={job.name}\n" in (folder / "script.sh").read_text()
 

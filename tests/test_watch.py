@@ -14,7 +14,7 @@ from rich.console import Console
 from test_ledger import FAILED, FakeBook, FakeJob, claim, make_study, put_claim, record
 
 from horovod_study import records
-from horovod_study.studies import ledger, watch
+from horovod_study.studies import ledger, progress, watch
 from horovod_study.studies.watch import Getting
 from horovod_study.workload.options import StrainConfig
 
@@ -224,7 +224,7 @@ class Days:
 
     def __init__(self, monkeypatch, *nights) -> None:
         self.nights, self.slept_s = list(nights), []
-        monkeypatch.setattr(watch, "sleep", self)
+        monkeypatch.setattr(progress, "sleep", self)
 
     def __call__(self, seconds: float) -> None:
         self.slept_s.append(seconds)
@@ -307,7 +307,7 @@ def test_runner_that_died_is_not_waited_for(tmp_path, study, monkeypatch):
 
 def test_scheduler_is_not_asked_at_every_look(tmp_path, study, monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr(watch, "now", lambda: clock[0])
+    monkeypatch.setattr(progress, "now", lambda: clock[0])
     asked = []
 
     def jobs(directory):
@@ -327,7 +327,7 @@ def test_scheduler_is_not_asked_at_every_look(tmp_path, study, monkeypatch):
 def test_reading_takes_a_small_share_of_a_core(tmp_path, study, monkeypatch):
     """With thousands of cells a look takes long: they are further apart then."""
     times = iter([0.0, 1.0])
-    monkeypatch.setattr(watch, "now", lambda: next(times))
+    monkeypatch.setattr(progress, "now", lambda: next(times))
     days = Days(monkeypatch)
 
     watch.watch(study, tmp_path, console(), jobs=lambda directory: FakeBook(FakeJob("pending")))

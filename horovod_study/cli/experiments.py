@@ -203,7 +203,7 @@ def verify(options: argparse.Namespace) -> int:
         seed=options.seed,
         broken=options.wrong,
     )
-    result = finite(prove(question, options.out).to_dict())
+    result = finite(prove(question, options.out))
     paths = write(result, options.out) if options.out else []
     print(json.dumps(result, allow_nan=False) if options.json else text(result))
     for path in paths:

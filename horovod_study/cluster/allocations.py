@@ -9,7 +9,6 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from horovod_study.cluster.partitions import Partition
 from horovod_study.config import Cell, Placement
@@ -20,22 +19,6 @@ START_S = 300.0
 """And so many seconds more, for its start, loading modules, and the first reading of the data."""
 STEP_S = 300.0
 SHORTEST_S = 900.0
-
-
-class NamesCells(Protocol):
-    """What is needed of a study to name its cells for people."""
-
-    @property
-    def name(self) -> str:
-        """The study's name."""
-
-    def label(self, cell: Cell) -> str:
-        """Return what tells a cell from others, its repeat apart."""
-
-
-def cell_name(study: NamesCells, cell: Cell) -> str:
-    """Name a cell for people: runtime, workers, whatever else the study varies, repeat (counted from 1)."""
-    return f"{study.label(cell)}, repeat {cell.config.repeat + 1}"
 
 
 def blocks(cells: Sequence[Cell], seed: int) -> list[list[Cell]]:

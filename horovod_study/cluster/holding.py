@@ -36,9 +36,8 @@ for number in numbers:
 class Holding:
     """Stops processes and continues them; at its end, or that of this process, all of them go on."""
 
-    def __init__(self, proc: Path = Path("/proc")) -> None:
+    def __init__(self) -> None:
         """Start the guard. OSError: it cannot be started."""
-        self._proc = proc
         self._told: set[int] = set()
         self._guard = subprocess.Popen(
             [sys.executable, "-S", "-c", _GUARD],
@@ -85,7 +84,7 @@ class Holding:
                 continue
             found.append(number)
             with suppress(OSError):
-                for thread in (self._proc / str(number) / "task").iterdir():
+                for thread in Path("/proc", str(number), "task").iterdir():
                     ahead += map(int, (thread / "children").read_text().split())
         return found
 

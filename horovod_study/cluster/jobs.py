@@ -21,14 +21,14 @@ import re
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from horovod_study.config import Cell, Placement
 from horovod_study.documents import read_json, shown
-from horovod_study.errors import RecordError, StudyError
+from horovod_study.errors import RecordError
 from horovod_study.files import write_file
 from horovod_study.measure.clock import utc_now
 from horovod_study.scripted import workload_at
@@ -82,11 +82,6 @@ class Job:
     requeue: bool = True
     inside: Mapping[str, Any] = field(default_factory=dict)  # what job.py needs; opaque here
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {**values, "tasks": [list(task) for task in self.tasks], "inside": dict(self.inside)}
-
 
 def job_folder(directory: Path, name: str) -> Path:
     """Return the folder of the job `name` of the study in `directory`."""
@@ -97,7 +92,7 @@ def write_job(directory: Path, job: Job) -> None:
     """Write job.json, completely or not at all."""
     folder = job_folder(directory, job.name)
     folder.mkdir(parents=True, exist_ok=True)
-    write_file(folder / JOB_FILE, json.dumps(job.to_dict(), indent=1) + "\n")
+    write_file(folder / JOB_FILE, json.dumps(asdict(job), indent=1) + "\n")
 
 
 def read_job(folder: Path) -> Job:
@@ -179,8 +174,7 @@ def note_path(directory: Path, name: str, task: int) -> Path:
 
 def write_note(directory: Path, name: str, task: int, note: Note) -> None:
     """Write a note, completely or not at all."""
-    values = {each.name: getattr(note, each.name) for each in fields(Note)}
-    write_file(note_path(directory, name, task), json.dumps({**values, "said": utc_now()}) + "\n")
+    write_file(note_path(directory, name, task), json.dumps(asdict(replace(note, said=utc_now()))) + "\n")
 
 
 def read_note(directory: Path, name: str, task: int) -> Note | None:
@@ -293,10 +287,7 @@ class JobState:
     state: str  # one of JOB_STATES
     reason: str
     job_id: str
-    asked: str  # squeue | sacct | run directories
-    name: str = ""  # of the job's folder
-    task: int = 0
-    cell: str = ""  # key of the cell that the job runs now, as it said last
+    asked: str = "run directories"  # squeue | sacct | run directories
     restarts: int = 0
     left_out: bool = False  # the job did not start this cell: too little time was left
 
@@ -347,27 +338,26 @@ class JobBook:
 
     def live(self) -> list[tuple[Job, int, JobState]]:
         """Return the tasks that wait or run."""
-        tasks = [(job, task) for job in self.jobs for task in range(len(job.tasks))]
-        found = [(job, task, self.of_task(job, task)) for job, task in tasks]
-        return [(job, task, state) for job, task, state in found if state is not None and state.live]
+        return [each for each in self._tasks() if each[2].live]
 
     def unheard(self) -> list[tuple[Job, int]]:
         """Return the tasks that may wait or run although nobody can say so, because squeue does not answer."""
-        tasks = [(job, task, self.of_task(job, task)) for job in self.jobs for task in range(len(job.tasks))]
         return [
             (job, task)
-            for job, task, state in tasks
+            for job, task, state in self._tasks()
             if not self._heard
-            and state is not None
             and state.asked == "run directories"
             and (state.state in ("pending", "running", "unknown") or (state.state == "pre-empted" and job.requeue))
         ]
 
     def job_id(self, name: str) -> str:
         """Return the number that Slurm gave to the job `name`, also where its folder does not know it; "": none."""
-        job = next(job for job in self.jobs if job.name == name)
-        states = (self.of_task(job, task) for task in range(len(job.tasks)))
-        return next((state.job_id for state in states if state is not None and state.job_id), "")
+        return next((state.job_id for job, _, state in self._tasks() if job.name == name and state.job_id), "")
+
+    def _tasks(self) -> list[tuple[Job, int, JobState]]:
+        """Return every task that Slurm has heard of, with where it stands."""
+        found = [(job, task, self.of_task(job, task)) for job in self.jobs for task in range(len(job.tasks))]
+        return [(job, task, state) for job, task, state in found if state is not None]
 
     def _read(self) -> dict[tuple[str, int], JobState | None]:
         open_tasks: dict[tuple[str, int], Job] = {}
@@ -378,7 +368,7 @@ class JobBook:
             for task in range(len(job.tasks)):
                 note = read_note(self._directory, job.name, task)
                 if note is not None and note.state == "completed":  # final: nothing is asked about it
-                    states[job.name, task] = _from_note(job, task, note)
+                    states[job.name, task] = _from_note(note)
                 else:
                     open_tasks[job.name, task] = job
         if not open_tasks:
@@ -441,83 +431,41 @@ class JobBook:
                 reason=reason,
                 job_id=row.job_id,
                 asked=asked,
-                name=job.name,
-                task=task,
-                cell=note.cell if note is not None and row.state == "running" else "",
                 restarts=note.restarts if note is not None else 0,
             )
 
     def _from_folder(self, job: Job, task: int, *, heard: bool) -> JobState | None:
         """Say where a task stands that Slurm says nothing about; `heard`: squeue answered, without this task."""
         note = read_note(self._directory, job.name, task)
-        if note is None:
-            if not job.job_id:
-                return None if heard else _unasked(job, task, "it is not known whether it was submitted")
-            if heard:
-                return _ended_silently(job, task, "Slurm no longer knows the job, and it never wrote a word")
-            return _unasked(job, task, "")
-        if note.state != "running":
-            return _from_note(job, task, note)
-        if not heard and silent_s(note_path(self._directory, job.name, task), note.said) < SILENT_AFTER_S:
-            return _from_note(job, task, note)
-        what = f"its last word was at {note.said} on {note.host}"
-        return _ended_silently(job, task, f"the job ended without saying how; {what}")
+        if note is not None and note.state != "running":
+            return _from_note(note)
+        if note is not None:
+            if not heard and silent_s(note_path(self._directory, job.name, task), note.said) < SILENT_AFTER_S:
+                return _from_note(note)
+            why = f"the job ended without saying how; its last word was at {note.said} on {note.host}"
+        elif not heard:  # taken for waiting: to submit it a second time would be worse than to wait
+            why = "squeue does not answer here" + ("" if job.job_id else "; it is not known whether it was submitted")
+            return JobState(state="pending", reason=why, job_id=job.job_id)
+        elif not job.job_id:
+            return None
+        else:
+            why = "Slurm no longer knows the job, and it never wrote a word"
+        return JobState(state="unknown", reason=why, job_id=job.job_id)
 
 
 _MOST_NAMES = 500  # a command line has room for more, but then a question for all jobs of the user is shorter
 
 
-def _from_note(job: Job, task: int, note: Note) -> JobState:
-    return JobState(
-        state=note.state,
-        reason=note.reason or (f"on {note.host}" if note.state == "running" else ""),
-        job_id=note.job_id.partition("_")[0],
-        asked="run directories",
-        name=job.name,
-        task=task,
-        cell=note.cell,
-        restarts=note.restarts,
-    )
-
-
-def _ended_silently(job: Job, task: int, reason: str) -> JobState:
-    return JobState(
-        state="unknown", reason=reason, job_id=job.job_id, asked="run directories", name=job.name, task=task
-    )
-
-
-def _unasked(job: Job, task: int, reason: str) -> JobState:
-    """Taken for waiting: to submit it a second time would be worse than to wait."""
-    why = "squeue does not answer here"
-    return JobState(
-        state="pending",
-        reason=f"{why}; {reason}" if reason else why,
-        job_id=job.job_id,
-        asked="run directories",
-        name=job.name,
-        task=task,
-    )
+def _from_note(note: Note) -> JobState:
+    reason = note.reason or (f"on {note.host}" if note.state == "running" else "")
+    return JobState(state=note.state, reason=reason, job_id=note.job_id.partition("_")[0], restarts=note.restarts)
 
 
 def silent_s(path: Path, said: str) -> float:
     """Return the seconds since a file was written, by its own date or by what it says, whichever is later."""
-    now = datetime.now(UTC).timestamp()
-    try:
+    written = 0.0
+    with suppress(OSError):
         written = path.stat().st_mtime
-    except OSError:
-        written = 0.0
-    try:
+    with suppress(ValueError):
         written = max(written, datetime.fromisoformat(said).timestamp())
-    except ValueError:
-        pass
-    return max(0.0, now - written)
-
-
-def require_slurm(answer: str | None) -> str:
-    """Return the answer of a command of Slurm's that must work; StudyError: it did not."""
-    if answer is None:
-        raise StudyError(
-            "squeue does not answer here, so it is not known what is submitted already; "
-            "run this where squeue works (a login node), or see `horovod-study doctor`"
-        )
-    return answer
+    return max(0.0, datetime.now(UTC).timestamp() - written)

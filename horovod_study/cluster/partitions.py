@@ -30,9 +30,6 @@ FOLDER = Path("jobs") / "partitions"
 """Where partitions lie, below the working directory, a folder above the study file, or the checkout."""
 
 
-_HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Host:
     """A machine by its name, and how many workers it takes."""
@@ -41,12 +38,7 @@ class Host:
     slots: int
 
     def __post_init__(self) -> None:
-        # Launchers put it into lists with commas and colons, and into commands of a shell.
-        if not _HOST_NAME.fullmatch(self.name):
-            raise ConfigError(
-                f"host {self.name!r}: not a name of a host; allowed: letters, digits, '.', '-', '_' "
-                "(user, port and key of ssh belong in ~/.ssh/config)"
-            )
+        host_name("host", self.name)
         if self.slots < 1:
             raise ConfigError(f"host {self.name}: slots is {self.slots}; allowed: 1 or more")
 
@@ -264,18 +256,18 @@ def _hosts(source: str, value: Any, slots: int) -> tuple[Host, ...]:
         else:
             name, colon, count = str(each).partition(":")
             count = count if colon else slots
-        name = host_name(source, name or "")
+        name = host_name(f"{source}: hosts", name or "")
         count = check_field(source, f"hosts: slots of {name}", count, limits(int, low=1), optional=False)
         hosts.append(Host(name=name, slots=count))
     return tuple(hosts)
 
 
 def host_name(source: str, value: Any) -> str:
-    """Return the name of a host, which becomes part of command lines and can be nothing else there."""
+    """Return the name of a host, which goes into lists with commas and colons, and into commands of a shell."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", str(value)):
         raise ConfigError(
-            f"{source}: hosts: {str(value)!r} is no name of a host; use letters, digits, points and dashes (slots "
-            "are behind a colon in the partition's file)"
+            f"{source}: {str(value)!r} is no name of a host; use letters, digits, '.', '-', '_' (slots are behind a "
+            "colon in the partition's file; user, port and key of ssh belong in ~/.ssh/config)"
         )
     return str(value)
 

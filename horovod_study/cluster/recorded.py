@@ -34,10 +34,10 @@ PASSED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that go on to the command; Ctrl-C reaches it from the terminal."""
 
 
-def environment(asked: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+def environment(asked: Mapping[str, Any]) -> dict[str, str]:
     """Return the environment of a command whose training is recorded as `asked`."""
-    paths = [str(INJECT), *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
-    return {**environ, "PYTHONPATH": os.pathsep.join(paths), VARIABLE: json.dumps(asked)}
+    paths = [str(INJECT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), VARIABLE: json.dumps(asked)}
 
 
 def record(

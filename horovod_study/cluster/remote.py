@@ -42,6 +42,7 @@ SLURM_STARTS = frozenset(  # for srun, and for an mpirun that reads the nodes he
     """.split()
 )
 SUBMIT_OPTIONS = ("SBATCH_", "SALLOC_", "SRUN_")  # beginnings of variables that Slurm's commands take for options
+_ANSWER_S = 15.0  # beyond the grace
 _RESOLVE_S = 3.0
 _AT_ONCE = 16
 
@@ -166,19 +167,16 @@ def stop_marked_on(
     *,
     grace_s: float = 5.0,
     allocation: bool = False,
-    timeout_s: float | None = None,
-    python: str = "python3",
 ) -> StoppedProcesses:
     """End the processes on `hosts` that are marked with the run directory `marker` or one below it.
 
     SIGTERM, and SIGKILL for what is left after `grace_s`; all hosts at the same time, so that dead ones cost
-    `timeout_s` (default: `grace_s` + 15 s) once. Hosts that could not be asked are in the answer, with the reason.
+    `grace_s` + 15 s once. Hosts that could not be asked are in the answer, with the reason.
     """
-    limit_s = grace_s + 15.0 if timeout_s is None else timeout_s
-    argv = (python, "-", f"{MARKER}={marker}", f"{grace_s:g}")
+    argv = ("python3", "-", f"{MARKER}={marker}", f"{grace_s:g}")
 
     def ask(host: str) -> RemoteResult:
-        return run_on(host, argv, timeout_s=limit_s, sent=_STOP_PROGRAM, allocation=allocation)
+        return run_on(host, argv, timeout_s=grace_s + _ANSWER_S, sent=_STOP_PROGRAM, allocation=allocation)
 
     if not hosts:
         return StoppedProcesses()

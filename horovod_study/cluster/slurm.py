@@ -9,13 +9,15 @@ where it could mean something else there.
 import math
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from horovod_study.cluster.allocations import Allocation, NamesCells, cell_name
+from horovod_study.cluster.allocations import Allocation
 from horovod_study.cluster.partitions import Partition
+from horovod_study.config import Cell
 from horovod_study.errors import ConfigError
 from horovod_study.progress import duration
+from horovod_study.text.words import plural
 
 PROGRAM = "horovod_study.studies.job"
 SIGNAL_LEAD_S = 120
@@ -56,7 +58,8 @@ def script(
     allocation: Allocation,
     partition: Partition,
     *,
-    study: NamesCells,
+    study: str,
+    name_of: Callable[[Cell], str],
     folder: Path,
     name: str,
     python: Path,
@@ -65,8 +68,9 @@ def script(
 ) -> str:
     """Return the job script of `allocation`, which runs the job in `folder` with `python`.
 
-    `name` is the job's name, `code` goes on PYTHONPATH, `variables` are exported beside those of the partition. Give it
-    to sbatch with `folder` as working directory: its output goes there. ConfigError: a value cannot be in a script.
+    `study` and `name_of` name the study and its cells for people, `name` is the job's name, `code` goes on PYTHONPATH,
+    `variables` are exported beside those of the partition. Give it to sbatch with `folder` as working directory: its
+    output goes there. ConfigError: a value cannot be in a script.
     """
     cells = [cell for task in allocation.tasks for cell in task]
     array = len(allocation.tasks) > 1
@@ -77,8 +81,8 @@ def script(
     lines += [
         "",
         _comment(
-            f"Study {study.name}, partition {partition.name}: {counted(len(cells), 'cell')} of "
-            f"{counted(workers, 'worker')} on {counted(allocation.nodes, 'node')}, "
+            f"Study {study}, partition {partition.name}: {plural(len(cells), 'cell')} of "
+            f"{plural(workers, 'worker')} on {plural(allocation.nodes, 'node')}, "
             f"about {duration(allocation.seconds)} in all."
         ),
         _comment("Made by `horovod-study run`, which submits it; without it: cd to its folder, then sbatch script.sh"),
@@ -87,7 +91,7 @@ def script(
     for number, task in enumerate(allocation.tasks):
         if array:
             lines.append(_comment(f"task {number}:"))
-        lines += [_comment(f"  {cell_name(study, cell)}  {cell.key}") for cell in task]
+        lines += [_comment(f"  {name_of(cell)}  {cell.key}") for cell in task]
     if len(lines) > _LISTED:
         lines = [*lines[:_LISTED], _comment(f"  and {len(cells)} in all; job.json lists them")]
     lines += ["", "set -euo pipefail", ""]
@@ -183,11 +187,6 @@ def _quoted(key: str, value: str) -> str:
 def _comment(text: str) -> str:
     """Return one line of comment; what could end it or move the cursor is shown as its code."""
     return "# " + "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
-
-
-def counted(count: int, what: str) -> str:
-    """Return such as `1 cell` or `3 cells`."""
-    return f"{count} {what}" + ("" if count == 1 else "s")
 
 
 def submit_environment(environ: Mapping[str, str]) -> dict[str, str]:

@@ -7,7 +7,7 @@ launches are joined with those of the present one, and what was not resolved is 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from horovod_study.analysis.paired import Precision, RatioEstimate, RatioVerdict
+from horovod_study.analysis.paired import Precision, RatioVerdict
 from horovod_study.config import Cell
 from horovod_study.measure.clock import now
 from horovod_study.progress import duration
@@ -99,8 +99,9 @@ class Aim:
 
     def progress(self) -> str:
         """Return the widest interval against the aim, in a few words."""
-        open_ones = [each.estimate for each in self._verdicts.values() if not each.resolved]
-        return reached(open_ones, self.precision.half_width)
+        widths = [each.estimate.half_width for each in self._verdicts.values() if each.estimate is not None]
+        aim = f"aim {100 * self.precision.half_width:.3g} %"
+        return f"+- {100 * max(widths):.2g} % at most, {aim}" if widths and all(map(math.isfinite, widths)) else aim
 
     def lines(self) -> list[str]:
         """Return a line for each wanted ratio: its interval, and what is left to do where it is not resolved."""
@@ -137,13 +138,6 @@ class Aim:
             self._round_s = span / (1 + max(each.round for each in last))
         verdicts = self.precision.judge(made, self.wanted)
         return dict(zip(self.wanted, verdicts, strict=True))
-
-
-def reached(estimates: Iterable[RatioEstimate | None], half_width: float) -> str:
-    """Return the widest interval of some ratios against the aim, in a few words."""
-    widths = [each.half_width for each in estimates if each is not None]
-    aim = f"aim {100 * half_width:.3g} %"
-    return f"+- {100 * max(widths):.2g} % at most, {aim}" if widths and all(map(math.isfinite, widths)) else aim
 
 
 def wanted(study: StudyConfig, cells: Iterable[Cell]) -> list[tuple[str, str]]:

@@ -21,6 +21,7 @@ import psutil
 from horovod_study.config import available_cores
 from horovod_study.errors import ConfigError, StudyError, nearest, require_known
 from horovod_study.files import write_file, writing
+from horovod_study.options import require_workers
 from horovod_study.programs.answer import leave, leaving_together
 from horovod_study.progress import Line
 from horovod_study.runtimes import RUNTIMES
@@ -145,19 +146,14 @@ def worker_count(asked: int | None, cores: int) -> int:
     """
     if asked == 1 and _has_gpu():
         return 1
-    if asked is not None and asked < 2:
-        raise ConfigError(f"bench: --workers is {asked}; an all-reduce needs at least 2")
     if cores < 2:
         raise ConfigError(
             "bench: this machine offers 1 core, and an all-reduce needs 2 workers with a core each; start it under "
             "mpirun or srun on several hosts"
         )
-    if asked is not None and asked > cores:
-        raise ConfigError(
-            f"bench: --workers is {asked}, but this machine offers {cores} cores; more workers would measure how cores "
-            "are shared, lower --workers"
-        )
-    return cores if asked is None else asked
+    count = cores if asked is None else asked
+    require_workers("bench", count, cores, least=2)
+    return count
 
 
 def run_bench(

@@ -19,7 +19,7 @@ import json
 import math
 import os
 import random
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from horovod_study.analysis.paired import MOST_LAUNCHES, Precision, RatioEstimate, Slice, estimate, pairs
+from horovod_study.analysis.paired import MOST_LAUNCHES, estimate, pairs
 from horovod_study.cluster.process import GRACE_S
 from horovod_study.comm.settings_file import read_settings
 from horovod_study.config import Cell, Placement, available_cores
@@ -50,9 +50,9 @@ from horovod_study.records import (
 )
 from horovod_study.roles import Role, check_field
 from horovod_study.runtimes import RUNTIMES
-from horovod_study.studies.aim import reached
+from horovod_study.studies.aim import Aim
 from horovod_study.studies.attempt import Attempt, CellRun, Launcher, Running, local_launch, require_launchers
-from horovod_study.studies.engine import Lane, set_aside, sweep, working_in
+from horovod_study.studies.engine import attempt, set_aside, working_in
 from horovod_study.studies.interruption import Interruption, exit_code
 from horovod_study.studies.turns import BlockLaunch, Policy, apart_because, rates, until_asked_for
 from horovod_study.text.tables import table_of, to_lines
@@ -460,12 +460,12 @@ def run_compare(
     with working_in(out, "comparison", command=command, grace_s=grace_s) as stop:
         sides = _Pairs(arms, out, launch, stop, grace_s, effort, counts=counts)
         try:
-            if effort.turns:
-                sides.alternate(counts)
-            else:
-                sweep([sides.lane(counts)], stop)
+            sides.run()
+        except KeyboardInterrupt:
+            if not stop.requested:
+                raise
         finally:
-            sides.close()
+            sides.line.close()
         interrupted = stop.requested
     if interrupted:
         say(f"interrupted after {len(sides.finished)} complete blocks; continue with: {command}")
@@ -529,41 +529,28 @@ class _Pairs:
     ) -> None:
         self._arms = {arm.letter: arm for arm in arms}
         self._out, self._launch, self._stop, self._grace_s, self._effort = out, launch, stop, grace_s, effort
-        self._line = Line()
+        self.line = Line()
         self._counts = counts
-        self._total, self._ended = len(counts) * effort.blocks * (1 if effort.turns else 2), 0
+        self._total, self._ended = len(counts) * effort.blocks, 0
         self._took: list[float] = []
         self._first: dict[int, tuple[str, RunRecord]] = {}  # per worker count, what the others must agree with
         self._new_steps, self._workload = arms[0].config.steps, arms[0].config.workload
-        self._slices: dict[int, list[Slice]] = {}  # of finished blocks, by worker count
+        aimed = counts if effort.precision is not None else ()
+        self._aims = {count: Aim(effort.precision or 0.0, _SELF, [("B", "A")]) for count in aimed}
         self.steps: dict[int, int] = {}
         self.finished: list[dict[str, Any]] = []
         self.differs: dict[str, tuple[Any, Any]] = {}
         self.dropped: list[str] = []
 
-    def close(self) -> None:
-        """Remove the line of progress."""
-        self._line.close()
-
-    def lane(self, workers: Sequence[int]) -> Lane:
-        """Find the steps of each worker count, then run the blocks that are missing, one run after the other."""
+    def run(self) -> None:
+        """Run the blocks that are missing, until the intervals are narrow enough; KeyboardInterrupt: a stop."""
         self.take_up_plan()
-        for count in workers:
-            yield from self._choose_steps(count)
-        for turn in schedule(workers, self._effort.blocks, self._arms["A"].config.seed):
-            yield from self._block(turn)
-            if self._stop.requested:
-                return
-
-    def alternate(self, workers: Sequence[int]) -> None:
-        """Run the blocks that are missing, both sides of each in turns, until the intervals are narrow enough."""
-        self.take_up_plan()
-        for turn in schedule(workers, self._effort.blocks, self._arms["A"].config.seed):
-            if not self._precise(turn.workers):
-                self._block_in_turns(turn)
-            if self._stop.requested:
-                break
-        for count in workers if self._new_steps is None else ():
+        for count in self._counts if not self._effort.turns else ():
+            self._choose_steps(count)
+        for turn in schedule(self._counts, self._effort.blocks, self._arms["A"].config.seed):
+            if not self._is_precise(turn.workers):
+                self._block(turn)
+        for count in self._counts if self._effort.turns and self._new_steps is None else ():
             if made := [block["A"]["steps"] for block in self.finished if block["workers"] == count]:
                 self.steps[count] = round(median(made))
 
@@ -625,117 +612,42 @@ class _Pairs:
         content = {**self._meaning(), "how": {"turns": self._effort.turns}, "steps": steps}
         write_file(self._out / PLAN, json.dumps(content, indent=1) + "\n")
 
-    def _choose_steps(self, workers: int) -> Generator[CellRun, Any, None]:
+    def _choose_steps(self, workers: int) -> None:
         """Find how many steps a run of `workers` makes: as told, as in the plan, or from a short run of each arm."""
         if workers not in self.steps:
             if self._new_steps is not None:
                 self.steps[workers] = self._new_steps
             else:
-                yield from self._pilot(workers)
+                self._pilot(workers)
             self._keep_plan()
 
-    def _pilot(self, workers: int) -> Generator[CellRun, Any, None]:
-        rates = []
-        seconds = min(self._effort.seconds, max(0.3, self._effort.seconds / 3))
-        records: list[tuple[str, RunRecord]] = []
-        for letter, arm in self._arms.items():
-            folder = self._out / "pilot" / f"{workers}w"
-            cell = _cell(arm, workers, 1, None, seconds=seconds)
-            what = f"pilot, {plural(workers, 'worker')}, {letter}"
-            record, problem = yield from self._run(cell, folder / letter, what)
-            if self._stop.requested:
-                raise KeyboardInterrupt
-            if record is None:
-                raise StudyError(f"compare: {arm.name} fails with {plural(workers, 'worker')}: {problem}")
-            records.append((f"{letter} ({plural(workers, 'worker')})", record))
-            rates.append(record.totals["samples_per_s"] / (arm.config.batch * workers))
-        require_same_work(self._workload, *records, but=("steps",))  # before hours are spent
-        self.steps[workers] = max(MIN_STEPS, 10 * round(self._effort.seconds * math.sqrt(rates[0] * rates[1]) / 10))
+    def _pilot(self, workers: int) -> None:
+        seconds, told = min(self._effort.seconds, max(0.3, self._effort.seconds / 3)), plural(workers, "worker")
+        cells = {letter: _cell(arm, workers, 1, None, seconds=seconds) for letter, arm in self._arms.items()}
+        records, _, failed = self._pair(self._out / "pilot" / f"{workers}w", cells, f"pilot, {told}", None)
+        if failed:
+            raise StudyError(f"compare: {self._arms[failed[0]].name} fails with {told}: {failed[1]}")
+        pair = ((f"{letter} ({told})", records[letter]) for letter in LETTERS)
+        require_same_work(self._workload, *pair, but=("steps",))  # before hours are spent
+        a, b = (
+            records[letter].totals["samples_per_s"] / (arm.config.batch * workers) for letter, arm in self._arms.items()
+        )
+        self.steps[workers] = max(MIN_STEPS, 10 * round(self._effort.seconds * math.sqrt(a * b) / 10))
         say(
-            f"{plural(workers, 'worker')}: {self.steps[workers]:,} steps per run, from {rates[0]:,.0f} (A) and "
-            f"{rates[1]:,.0f} (B) steps/s in a short run of each"
+            f"{told}: {self.steps[workers]:,} steps per run, from {a:,.0f} (A) and {b:,.0f} (B) steps/s in a short "
+            "run of each"
         )
 
     # ---------------------------------------------------------------------------------------------- the blocks
 
-    def _block(self, turn: Turn) -> Generator[CellRun, Any, None]:
-        """Run one block, or read it when it is whole; a block whose runs fail twice is dropped."""
+    def _block(self, turn: Turn) -> None:
+        """Run both sides of a block, or read it when it is whole; a block that fails twice is dropped."""
         folder = self._out / "blocks" / f"{turn.workers}w-{turn.block:02d}"
+        what = f"block {turn.block}, {plural(turn.workers, 'worker')}"
+        steps = self._new_steps if self._effort.turns else self.steps[turn.workers]
+        seconds = self._effort.seconds if steps is None else None
         cells = {
-            letter: _cell(arm, turn.workers, turn.block, self.steps[turn.workers]) for letter, arm in self._arms.items()
-        }
-        found = {letter: _read_done(folder / letter) for letter in LETTERS}
-        records = {letter: record for letter, record in found.items() if record is not None}
-        if len(records) < 2:
-            for letter in LETTERS:  # half a block: its partner would run at another time
-                set_aside(folder / letter)
-            records = {}
-            for place, letter in enumerate(turn.order):
-                what = f"block {turn.block}, {plural(turn.workers, 'worker')}, {letter}"
-                record, problem = yield from self._run(cells[letter], folder / letter, what)
-                if self._stop.requested:
-                    return
-                if record is None:
-                    self.dropped.append(
-                        f"block {turn.block} with {plural(turn.workers, 'worker')}: {letter} failed twice: {problem}"
-                    )
-                    self._line.keep(f"  {self.dropped[-1]}; block dropped")
-                    self._ended += 2 - place
-                    self._give_up(turn.workers)
-                    return
-                self._ended += 1
-                rate = record.totals["samples_per_s"]
-                self._line.keep(
-                    f"  [{self._ended:>{len(str(self._total))}}/{self._total}] {what}: {rate:,.0f} samples/s"
-                    f"{self._left()}"
-                )
-                records[letter] = record
-        else:
-            self._ended += 2
-        self._finish(turn, folder, records)
-
-    def _block_in_turns(self, turn: Turn) -> None:
-        """Run both sides of a block in turns, or read it when it is whole; a block that fails twice is dropped."""
-        folder = self._out / "blocks" / f"{turn.workers}w-{turn.block:02d}"
-        found = {letter: _read_done(folder / letter) for letter in LETTERS}
-        records = {letter: record for letter, record in found.items() if record is not None}
-        slices: Sequence[TurnSlice] = read_turns(folder)
-        problem, tries = "", 0
-        while not (len(records) == 2 and {each.run for each in slices} == set(LETTERS)):
-            if tries == 2:
-                self.dropped.append(f"block {turn.block} with {plural(turn.workers, 'worker')}: {problem}")
-                self._line.keep(f"  {self.dropped[-1]}; block dropped")
-                self._give_up(turn.workers)
-                return
-            tries += 1
-            records, slices, problem = self._train_in_turns(turn, folder)
-            if self._stop.requested:
-                return
-        rounds = _rounds(slices)
-        self._ended += 1
-        self._slices.setdefault(turn.workers, []).extend(rates(slices, _SELF))
-        if tries:
-            known = estimate(pairs(rates(slices, _SELF), "B", "A"))
-            ratio = math.nan if known is None else known.ratio.value
-            self._line.keep(
-                f"  [{self._ended:>{len(str(self._total))}}/{self._total}] {self._what(turn)}: B/A {ratio:.3f} in "
-                f"{len(rounds['A'])} rounds{self._reached(turn.workers)}{self._left()}"
-            )
-        self._finish(turn, folder, records, rounds=rounds)
-
-    def _train_in_turns(self, turn: Turn, folder: Path) -> tuple[dict[str, RunRecord], Sequence[TurnSlice], str]:
-        """Let both sides of a block alternate; return records and slices, and the problem of one that failed."""
-        for letter in LETTERS:
-            set_aside(folder / letter)
-        (folder / TURNS_FILE).unlink(missing_ok=True)
-        length: dict[str, Any] = {"seconds": self._effort.seconds if self._new_steps is None else None}
-        runs = {
-            letter: self._cell_run(
-                _cell(self._arms[letter], turn.workers, turn.block, self._new_steps, **length),
-                folder / letter,
-                self._what(turn),
-            )
-            for letter in turn.order
+            letter: _cell(self._arms[letter], turn.workers, turn.block, steps, seconds=seconds) for letter in turn.order
         }
         launch = BlockLaunch(
             block=f"{turn.workers}w",
@@ -744,59 +656,109 @@ class _Pairs:
             policy=self._policy(turn),
             equal_steps=True,
         )
-        beside = f"{self._reached(turn.workers)}{self._left()}"
         began = now()
-        ended, made = launch.run(
-            runs, self._stop, self._line, lambda it: f"{self._what(turn)}, in turns, round {it.rounds}{beside}"
-        )
-        if self._stop.requested:
-            return {}, (), "interrupted"
-        for letter, attempt in ended.items():
-            if not attempt.done or attempt.record is None or not attempt.record.totals.get("samples_per_s"):
-                problem = f"{letter} failed twice: {attempt.reason or 'it ended without a finished record'}"
-                say(f"  {self._what(turn)}, {letter} failed: {attempt.reason}; see {attempt.log}")
-                return {}, (), problem
-        append_turns(folder, made)
-        self._took.append(now() - began)
-        records = {letter: attempt.record for letter, attempt in ended.items() if attempt.record is not None}
-        return records, read_turns(folder), "no slice of one of them was whole; give more --steps, or --no-turns"
+        records, fresh, failed = self._pair(folder, cells, what, launch if self._effort.turns else None)
+        self._ended += 1
+        if failed:
+            self.dropped.append(
+                f"block {turn.block} with {plural(turn.workers, 'worker')}: {failed[0]} failed twice: {failed[1]}"
+            )
+            self.line.keep(f"  {self.dropped[-1]}; block dropped")
+            self._give_up(turn.workers)
+            return
+        slices = read_turns(folder) if self._effort.turns else ()
+        aim = self._aims.get(turn.workers)
+        if aim is not None:
+            aim.take([*aim.before, *slices])
+        if fresh:
+            self._took.append(now() - began)
+            if self._effort.turns:
+                known = estimate(pairs(rates(slices, _SELF), "B", "A"))
+                ratio = math.nan if known is None else known.ratio.value
+                said = f"B/A {ratio:.3f} in {plural(len(_rounds(slices)['A']), 'round')}{self._reached(turn.workers)}"
+            else:
+                speeds = (f"{letter} {records[letter].totals['samples_per_s']:,.0f}" for letter in LETTERS)
+                said = f"{', '.join(speeds)} samples/s"
+            count = f"[{self._ended:>{len(str(self._total))}}/{self._total}]"
+            self.line.keep(f"  {count} {what}: {said}{self._left()}")
+        self._finish(turn, folder, records, rounds=_rounds(slices) if self._effort.turns else None)
+
+    def _pair(
+        self, folder: Path, cells: Mapping[str, Cell], what: str, launch: BlockLaunch | None
+    ) -> tuple[dict[str, RunRecord], bool, tuple[str, str] | None]:
+        """Run both sides in `folder`, in the order of `cells` or in turns, and once more when one of them fails.
+
+        Returns the records, whether anything was run for them, and which side failed why. What is whole is only read.
+        """
+        found = {letter: _read_done(folder / letter) for letter in LETTERS}
+        records = {letter: record for letter, record in found.items() if record is not None}
+        failed: tuple[str, str] | None = None
+        for tries in range(3):
+            turns = {each.run for each in read_turns(folder)} if launch is not None else set(LETTERS)
+            if len(records) == 2 and turns == set(LETTERS):
+                return records, tries > 0, None
+            if tries < 2:
+                records, failed = self._train(folder, cells, what, launch)
+        return {}, True, failed or ("A", "no slice of one of them was whole; give more --steps, or --no-turns")
+
+    def _train(
+        self, folder: Path, cells: Mapping[str, Cell], what: str, launch: BlockLaunch | None
+    ) -> tuple[dict[str, RunRecord], tuple[str, str] | None]:
+        """Train both sides; return their records, or which side failed why. KeyboardInterrupt: after a stop."""
+        for letter in LETTERS:  # a partner from another time is none
+            set_aside(folder / letter)
+        runs = {letter: self._cell_run(cell, folder / letter, f"{what}, {letter}") for letter, cell in cells.items()}
+        ended: dict[str, Attempt] = {}
+        made: Sequence[TurnSlice] = ()
+        if launch is not None:
+            (folder / TURNS_FILE).unlink(missing_ok=True)
+            beside = f"{self._reached(cells['A'].placement.workers)}{self._left()}"
+            ended, made = launch.run(
+                runs, self._stop, self.line, lambda it: f"{what}, in turns, round {it.rounds}{beside}"
+            )
+            if self._stop.requested:
+                raise KeyboardInterrupt
+        for letter, run in runs.items() if launch is None else ():
+            ended[letter] = attempt(run, self._stop)
+            if not ended[letter].done:
+                break
+        records = {}
+        for letter, end in ended.items():
+            if not end.done or end.record is None or not end.record.totals.get("samples_per_s"):
+                reason = end.reason or "it ended without a finished record"
+                say(f"  {what}, {letter} failed: {reason}; see {end.log}")
+                return {}, (letter, reason)
+            records[letter] = end.record
+        if launch is not None:
+            append_turns(folder, made)
+        return records, None
 
     def _policy(self, turn: Turn) -> Policy:
         """Return who needs more of a block: both, until they have what was asked for and the block is long enough."""
         if self._new_steps is not None:
             return until_asked_for
+        aim = self._aims.get(turn.workers)
 
         def policy(slices: Sequence[TurnSlice], left: Mapping[str, bool]) -> Sequence[str]:
             if len(left) < 2:  # the other one has failed
                 return ()
             more = not all(left.values()) or slices[-1].round < 2
-            if self._effort.precision is not None and not more and slices[-1].end_s < _LONGEST_S:
-                aim = Precision(half_width=self._effort.precision)
-                made = [*self._slices.get(turn.workers, ()), *rates(slices, _SELF)]
-                more = not aim.judge(made, [("B", "A")])[0].launch_done
+            if aim is not None and not more and slices[-1].end_s < _LONGEST_S:
+                more = bool(aim(slices, left))
             return list(left) if more else ()
 
         return policy
 
-    def _precise(self, workers: int) -> bool:
+    def _is_precise(self, workers: int) -> bool:
         """Return whether the interval at a worker count is as narrow as it is to be."""
-        if self._effort.precision is None:
+        if workers not in self._aims:
             return False
-        aim = Precision(half_width=self._effort.precision)
-        known = self._known(workers)
+        aim, known = self._aims[workers].precision, estimate(pairs(rates(self._aims[workers].before, _SELF), "B", "A"))
         return known is not None and known.launches >= aim.launches and known.half_width <= aim.half_width
-
-    def _known(self, workers: int) -> RatioEstimate | None:
-        return estimate(pairs(self._slices.get(workers, ()), "B", "A"))
 
     def _reached(self, workers: int) -> str:
         """Return how wide the interval of all blocks of a worker count is against the aim; "" without one."""
-        aim = self._effort.precision
-        return "" if aim is None else f"; {reached([self._known(workers)], aim)}"
-
-    @staticmethod
-    def _what(turn: Turn) -> str:
-        return f"block {turn.block}, {plural(turn.workers, 'worker')}"
+        return f"; {self._aims[workers].progress()}" if workers in self._aims else ""
 
     def _finish(
         self,
@@ -833,21 +795,6 @@ class _Pairs:
                 f"compare: the first {_HOPELESS} blocks with {plural(workers, 'worker')} failed: {lost[-1]}"
             )
 
-    def _run(self, cell: Cell, out: Path, what: str) -> Generator[CellRun, Any, tuple[RunRecord | None, str]]:
-        """Run one side once, and once more when it fails; return its record, or None and why it failed."""
-        problem = ""
-        for _ in range(2):
-            set_aside(out)
-            attempt: Attempt = yield self._cell_run(cell, out, what)
-            if self._stop.requested:
-                return None, "interrupted"
-            if attempt.done and attempt.record is not None and attempt.record.totals.get("samples_per_s"):
-                self._took.append(attempt.seconds)
-                return attempt.record, ""
-            problem = attempt.reason or "it ended without a finished record"
-            say(f"  {what} failed: {problem}; see {attempt.log}")
-        return None, problem
-
     def _cell_run(self, cell: Cell, out: Path, what: str) -> CellRun:
         return CellRun(
             cell=cell,
@@ -862,8 +809,8 @@ class _Pairs:
 
     def _watch(self, what: str) -> Callable[[Running], None]:
         def watch(running: Running) -> None:
-            if self._line.due():
-                self._line.show(f"  {what}: running for {running.seconds:.0f} s{self._left(running.seconds)}")
+            if self.line.due():
+                self.line.show(f"  {what}: running for {running.seconds:.0f} s{self._left(running.seconds)}")
 
         return watch
 

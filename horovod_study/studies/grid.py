@@ -18,7 +18,6 @@ from typing import Any
 
 from rich.console import Console
 
-from horovod_study.cluster.allocations import cell_name
 from horovod_study.cluster.identity import identify, remember
 from horovod_study.cluster.jobs import JobBook
 from horovod_study.cluster.pinning import BUSY_CORES, OtherPrograms, disturbance
@@ -169,7 +168,7 @@ class Grid:
                     "the source of horovod_study, or what is installed, was changed while the study ran; run it "
                     "again: what is done with the old one stays as it is, and the cells ahead are new ones"
                 )
-            name = cell_name(self.study, cell)
+            name = self.study.name_of(cell)
             if now() + (self._estimate.of(cell).seconds or 0.0) > self._until:
                 display.note(f"not begun: {name} would not end in the time that is left here")
                 continue
@@ -197,7 +196,7 @@ class Grid:
         self, cell: Cell, ahead: Sequence[Cell], display: Display, conductor: Conductor | None
     ) -> Generator[CellRun, Any, _End | None]:
         """Run one cell under its claim and release it with how it ended; None when it was not for us to run."""
-        name, site = cell_name(self.study, cell), self.places.site_of(cell)
+        name, site = self.study.name_of(cell), self.places.site_of(cell)
         before = latest(self._claims, cell.key)
         if before is not None and before.state == CANCELLED != self.planned.get(cell.key, CANCELLED):
             display.note(f"left out: {name} was cancelled")
@@ -239,7 +238,7 @@ class Grid:
             set_aside(self.directory, cell)
         noticed = self.places.notice_load and site.alone and conductor is None  # else each slice tells of it
         others = OtherPrograms(sorted(os.sched_getaffinity(0))) if noticed else None
-        attempt: Attempt = yield CellRun(
+        run = CellRun(
             cell=cell,
             out=out,
             config=self.directory / "cells" / f"{cell.key}.yaml",
@@ -252,9 +251,8 @@ class Grid:
             timeout_s=self.study.timeout_s,
             grace_s=self.places.grace_s,
             watch=watch,
-            variables={} if conductor is None else conductor.environment(cell.key),
-            held_s=lambda: 0.0 if conductor is None else conductor.held_s(cell.key),
         )
+        attempt: Attempt = yield run if conductor is None else conductor.with_turns(run, cell.key, self.stop)
         if attempt.unreached:
             display.note(f"warning: {attempt.unreached}")
         if attempt.state == TAKEN_OVER:  # the run directory is another's now
@@ -282,25 +280,7 @@ class Grid:
     def _watch(
         self, name: str, lease: Lease, ahead: Sequence[Cell], display: Display, conductor: Conductor | None
     ) -> Watch:
-        """Return what looks at a running cell: it redraws the display, and ends what was cancelled or taken over.
-
-        Who waits for its turn is told to go on before it is ended.
-        """
-        looked = self._look(name, lease, ahead, display, conductor)
-
-        def watch(running: Running) -> Verdict | None:
-            verdict = looked(running)
-            if conductor is not None and self.stop.requested:
-                conductor.dismiss()
-            elif conductor is not None and verdict is not None:
-                conductor.dismiss(running.run.out.name)
-            return verdict
-
-        return watch
-
-    def _look(
-        self, name: str, lease: Lease, ahead: Sequence[Cell], display: Display, conductor: Conductor | None
-    ) -> Watch:
+        """Return what looks at a running cell: it redraws the display, and ends what was cancelled or taken over."""
         checked, asked, drawn = now(), -math.inf, -math.inf
 
         def watch(running: Running) -> Verdict | None:

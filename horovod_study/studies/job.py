@@ -34,7 +34,7 @@ from typing import Any
 from rich.console import Console
 
 from horovod_study.cluster import process
-from horovod_study.cluster.allocations import blocks, cell_name
+from horovod_study.cluster.allocations import blocks
 from horovod_study.cluster.identity import Known, changes, environment, identify
 from horovod_study.cluster.jobs import (
     Ask,
@@ -64,7 +64,7 @@ from horovod_study.studies.ledger import past_durations, read_ledger, set_aside
 from horovod_study.studies.progress import say
 from horovod_study.studies.runner import StudyResult
 from horovod_study.studies.study_file import StudyConfig
-from horovod_study.studies.submit import partition_of
+from horovod_study.studies.submit import TOLD, partition_of
 from horovod_study.variables import whole_number
 
 EXIT_STOPPED = 75
@@ -242,7 +242,7 @@ def _run(
         # The first is begun in any case: one that never fits into a job goes on from its checkpoint in the next.
         if position and expected_s is not None and now() + expected_s > until:
             left_out.append(cell.key)
-            name = cell_name(grid.study, cell)
+            name = grid.study.name_of(cell)
             say(inside.console, f"not begun: {name} takes {duration(expected_s)}, which is more than is left")
             continue
         note = replace(note, cell=cell.key, left_out=tuple(left_out))
@@ -361,16 +361,8 @@ def contents(job: Job, task: int) -> tuple[StudyConfig, list[Cell], Partition]:
     partition = partition_of(inside["partition"])
     values = inside["study"]
     study = StudyConfig(
-        name=values["name"],
+        **{name: values[name] for name in TOLD},
         run=workload_of(values).configure(values["run"]),
-        varied={name: tuple(each) for name, each in values["varied"].items()},
-        zipped=tuple(tuple(axis) for axis in values["zipped"]),
-        global_batches=tuple(values["global_batches"]),
-        placements=tuple(values["placements"]),
-        hosts=tuple(values["hosts"]),
-        repeats=values["repeats"],
-        seed=values["seed"],
-        timeout_s=values["timeout_s"],
         partitions={name: partition if name == partition.name else this_machine(name) for name in values["partitions"]},
         identity={partition.name: cells[0].identity},
     )

@@ -42,7 +42,6 @@ from typing import Any
 
 from horovod_study import alive, lease
 from horovod_study.cluster import identity
-from horovod_study.cluster.allocations import cell_name
 from horovod_study.cluster.jobs import JobBook, JobState
 from horovod_study.cluster.reason import told_to_end
 from horovod_study.config import Cell
@@ -405,7 +404,7 @@ class _CellReader:
         return Entry(
             cell=cell,
             key=key,
-            name=cell_name(self._study, cell),
+            name=self._study.name_of(cell),
             state=state,
             reason=reason,
             samples_per_s=record.totals.get("samples_per_s") if record is not None and state == "done" else None,
@@ -474,7 +473,7 @@ def read_ledger(study: StudyConfig, runs_dir: Path, *, jobs: JobBook | None = No
                     Entry(
                         cell=cell,
                         key=key,
-                        name=cell_name(study, cell),
+                        name=study.name_of(cell),
                         state="done",
                         reason=reason,
                         samples_per_s=rate,

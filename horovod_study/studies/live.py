@@ -4,14 +4,13 @@ Any run directory will do: of the package's trainer, of the recorder in a script
 only, up to the last complete batch of rows, and a small share of one core is used for it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -19,10 +18,9 @@ from rich.text import Text
 from horovod_study.cluster.recorded import before_the_first_step
 from horovod_study.errors import StudyError
 from horovod_study.files import write_file, writing
-from horovod_study.measure.clock import now, sleep
 from horovod_study.records import MANIFEST, RunRecord, hosts_of, last_step, read_run, read_steps, silent_s, step_ranks
-from horovod_study.studies.progress import say
-from horovod_study.studies.watch import EVERY_S, MAX_SHARE, Getting, getting_on
+from horovod_study.studies.progress import live_on, look_again, say
+from horovod_study.studies.watch import Getting, getting_on
 
 RECENT_STEPS = 200
 """So many steps, the last that all ranks have, are what is shown as now."""
@@ -229,43 +227,28 @@ def _escaped(text: str) -> str:
 
 
 def watch_run(
-    directory: Path,
-    console: Console | None = None,
-    *,
-    every_s: float = EVERY_S,
-    metrics: Path | None = None,
-    once: bool = False,
-    rest: Callable[[float], None] = sleep,
+    directory: Path, console: Console | None = None, *, metrics: Path | None = None, once: bool = False
 ) -> int:
     """Show a run until it has ended, or until Ctrl-C; return the exit code, 0. `metrics`: a file that is replaced by
     what `open_metrics` returns each time. `once`: look once."""
     console = console or Console()
-    live = None
-    if not once and console.is_terminal and not console.is_dumb_terminal:
-        live = Live(console=console, auto_refresh=False, vertical_overflow="crop", redirect_stderr=False)
+    live = None if once else live_on(console)
     told = ""
-    try:
+
+    def show(began: float) -> bool:
+        nonlocal told
+        view = look(directory)
+        if metrics is not None:
+            with writing(metrics, "choose another file with --openmetrics", error=StudyError):
+                write_file(metrics, open_metrics(view, directory))
         if live:
-            live.start()
-        while True:
-            began = now()
-            view = look(directory)
-            if metrics is not None:
-                with writing(metrics, "choose another file with --openmetrics", error=StudyError):
-                    write_file(metrics, open_metrics(view, directory))
-            if live:
-                live.update(page(view, directory, width=console.width), refresh=True)
-            elif once:
-                console.print(page(view, directory, width=console.width))
-            elif (text := line(view)) != told:
-                say(console, text)
-                told = text
-            if once or view.record.status != "running":
-                break
-            rest(max(every_s, (now() - began) / MAX_SHARE))
-    except KeyboardInterrupt:
-        pass  # whoever watches leaves; the run goes on
-    finally:
-        if live:
-            live.stop()
+            live.update(page(view, directory, width=console.width), refresh=True)
+        elif once:
+            console.print(page(view, directory, width=console.width))
+        elif (text := line(view)) != told:
+            say(console, text)
+            told = text
+        return once or view.record.status != "running"
+
+    look_again(live, show)
     return 0

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from horovod_study.cluster.allocations import cell_name
 from horovod_study.cluster.jobs import JOBS, JobBook
 from horovod_study.cluster.partitions import Host, Partition
 from horovod_study.cluster.pinning import cell_cores, cores_in_order, cores_near_gpus, other_load
@@ -401,7 +400,7 @@ def _report(study: StudyConfig, ledger: Ledger, here: Sequence[Cell], console: C
     say(console, f"order: one block per repeat, each shuffled with seed {study.seed}")
     for _, block in groupby(here, key=lambda cell: cell.config.repeat):
         first, *others = block
-        names = [cell_name(study, cell).rpartition(", ")[0] for cell in (first, *others)]
+        names = [study.name_of(cell).rpartition(", ")[0] for cell in (first, *others)]
         more = f"; and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         say(console, f"  repeat {first.config.repeat + 1}: {'; '.join(names[:_NAMED])}{more}")
     todo = {cell.key for cell in here}

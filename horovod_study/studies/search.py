@@ -69,6 +69,7 @@ HOPELESS = 5
 """So many failed trials and not one good: the search ends instead of failing to the end."""
 
 RESULTS = ("test_mse", "g0_rmse_mpa", "a_rmse", "train_mse", "epochs", "samples_per_s")
+_LISTED = 10
 _LOOK_S = 5.0  # between two looks at what other commands on this search have done
 _TERMINAL_EVERY_S, _LOG_EVERY_S = 0.5, 60.0
 
@@ -736,7 +737,7 @@ def write_results(result: SearchResult) -> None:
     write_file(path, head + yaml.safe_dump(values, sort_keys=False))
 
 
-def result_lines(result: SearchResult, *, most: int = 10) -> list[str]:
+def result_lines(result: SearchResult) -> list[str]:
     """Return the closing table: the best trials, what did not end well, which options matter, where things are."""
     states = ("done", "pruned", "failed", "interrupted", "running", "waiting")
     counts = ", ".join(f"{result.count(state)} {state}" for state in states if result.count(state))
@@ -746,15 +747,15 @@ def result_lines(result: SearchResult, *, most: int = 10) -> list[str]:
     )
     if done:
         head = ["trial", "test MSE", "G0 / MPa", "a", "seconds", *result.search.space]
-        rows = [_cells(row, result.search.space) for row in done[:most]]
+        rows = [_cells(row, result.search.space) for row in done[:_LISTED]]
         lines += ["", *to_lines(table_of(head, rows, texts=()), indent=2)]
-        if len(done) > most:
-            lines.append(f"  ... and {len(done) - most} more in {result.directory / 'trials.csv'}")
+        if len(done) > _LISTED:
+            lines.append(f"  ... and {len(done) - _LISTED} more in {result.directory / 'trials.csv'}")
         floor = done[0].floor_mse
         if floor:
             lines.append(f"  (the best possible test MSE on these curves is {floor:.3e}, from their noise)")
     failed = [row for row in result.rows if row.state == "failed"]
-    lines += ["", *(f"  failed: trial {row.trial}: {row.reason}" for row in failed[-most:])] if failed else []
+    lines += ["", *(f"  failed: trial {row.trial}: {row.reason}" for row in failed[-_LISTED:])] if failed else []
     lines.append("")
     if result.importance:
         shares = ", ".join(f"{name} {100 * share:.0f} %" for name, share in result.importance.items())

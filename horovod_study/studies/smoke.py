@@ -24,8 +24,8 @@ from horovod_study.files import write_file, writing
 from horovod_study.measure.clock import utc_stamp
 from horovod_study.progress import duration
 from horovod_study.roles import Role
-from horovod_study.studies.attempt import TIMED_OUT, Attempt, CellRun
-from horovod_study.studies.engine import Lane, sweep
+from horovod_study.studies.attempt import TIMED_OUT, CellRun
+from horovod_study.studies.engine import attempt
 from horovod_study.studies.grid import CellPlaces
 from horovod_study.studies.interruption import Interruption
 from horovod_study.studies.progress import say
@@ -56,41 +56,30 @@ def smoke_test(
     Nothing is done for what has passed before. StudyError: they cannot; what `doctor` finds is printed first.
     """
     _refuse_unreachable(cells, sites, partitions, directory, console)
-    with writing(directory / FOLDER, "choose another folder with --runs", error=StudyError):
-        sweep([_lane(cells, directory, places, sites, partitions, console, stop)], stop)
-
-
-def _lane(
-    cells: Sequence[Cell],
-    directory: Path,
-    places: CellPlaces,
-    sites: Mapping[Placement, Site],
-    partitions: Mapping[str, Partition],
-    console: Console,
-    stop: Interruption,
-) -> Lane:
-    for cell, site in small_cells(cells, sites):
-        told = f"{cell.runtime}, {_where(site, cell)}"
-        if told in (passed := _read(directory)).get(cell.identity, []):
-            continue
-        say(console, f"smoke test: {told}")
-        attempt: Attempt = yield _run(cell, site, directory / FOLDER, places)
-        if attempt.unreached:
-            say(console, f"warning: {attempt.unreached}")
-        if stop.requested:
-            return
-        if not attempt.done:
-            diagnose(site.hosts, partitions.get(cell.placement.partition), directory, console)
-            reason = f"{attempt.reason} ({attempt.said})" if attempt.state == TIMED_OUT else attempt.reason
-            raise StudyError(
-                f"smoke test of {told} failed: {reason}; see {attempt.log}, fix it, or start without this test "
-                "(--no-smoke)"
+    with (
+        writing(directory / FOLDER, "choose another folder with --runs", error=StudyError),
+        suppress(KeyboardInterrupt),
+    ):
+        for cell, site in small_cells(cells, sites):
+            told = f"{cell.runtime}, {_where(site, cell)}"
+            if told in (passed := _read(directory)).get(cell.identity, []):
+                continue
+            say(console, f"smoke test: {told}")
+            ended = attempt(_run(cell, site, directory / FOLDER, places), stop)
+            if ended.unreached:
+                say(console, f"warning: {ended.unreached}")
+            if not ended.done:
+                diagnose(site.hosts, partitions.get(cell.placement.partition), directory, console)
+                reason = f"{ended.reason} ({ended.said})" if ended.state == TIMED_OUT else ended.reason
+                raise StudyError(
+                    f"smoke test of {told} failed: {reason}; see {ended.log}, fix it, or start without this test "
+                    "(--no-smoke)"
+                )
+            say(console, f"  passed after {duration(ended.seconds)}")
+            write_file(
+                directory / FOLDER / _PASSED,
+                json.dumps({**passed, cell.identity: [*passed.get(cell.identity, []), told]}, indent=1) + "\n",
             )
-        say(console, f"  passed after {duration(attempt.seconds)}")
-        write_file(
-            directory / FOLDER / _PASSED,
-            json.dumps({**passed, cell.identity: [*passed.get(cell.identity, []), told]}, indent=1) + "\n",
-        )
 
 
 def _run(cell: Cell, site: Site, folder: Path, places: CellPlaces) -> CellRun:

@@ -150,6 +150,10 @@ class StudyConfig:
                 parts.append(f"{name} {shown(getattr(config, name))}")
         return ", ".join(parts)
 
+    def name_of(self, cell: Cell) -> str:
+        """Name a cell for people: runtime, workers, whatever else the study varies, repeat (counted from 1)."""
+        return f"{self.label(cell)}, repeat {cell.config.repeat + 1}"
+
     def told(self) -> tuple[str, ...]:
         """Return the options of a run that differ between its cells, beside runtime, placement and repeat."""
         zipped = [name for axis in self.zipped for name in axis[0] if name in self.workload.sweepable]
@@ -376,7 +380,7 @@ def load_study(path: Path, *, cores: int | None = None, identify: bool = True) -
         if name not in _TOLD_APART
     }
     placements = values.pop("placement", ("fill",))
-    hosts = tuple(host_name(source, each) for each in listed(source, content, "hosts", []))
+    hosts = tuple(host_name(f"{source}: hosts", each) for each in listed(source, content, "hosts", []))
     precision = _precision(source, content.get("precision"))
     study = StudyConfig(
         name=run.study,

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from horovod_study.cluster.allocations import Allocation, allocate, cell_name
+from horovod_study.cluster.allocations import Allocation, allocate
 from horovod_study.cluster.identity import environment, remember, snapshot
 from horovod_study.cluster.jobs import (
     Ask,
@@ -23,14 +23,13 @@ from horovod_study.cluster.jobs import (
     ask,
     cell_values,
     job_folder,
-    require_slurm,
     workload_values,
     write_job,
 )
 from horovod_study.cluster.launch import launch_line
 from horovod_study.cluster.partitions import Host, Partition
 from horovod_study.cluster.site import Site
-from horovod_study.cluster.slurm import counted, script, submit_environment
+from horovod_study.cluster.slurm import script, submit_environment
 from horovod_study.config import Cell
 from horovod_study.errors import StudyError
 from horovod_study.files import write_file, writing
@@ -41,6 +40,7 @@ from horovod_study.studies.estimate import Estimate
 from horovod_study.studies.ledger import past_durations
 from horovod_study.studies.progress import say
 from horovod_study.studies.study_file import StudyConfig
+from horovod_study.text.words import plural
 
 _TRIES = 3
 _BETWEEN_TRIES_S = 5.0
@@ -92,13 +92,17 @@ def submit_study(
         lease = None
     try:
         book = JobBook(directory, ask=ask)
-        require_slurm(ask(("squeue", "--noheader", "--me", "--format=%i")))
+        if ask(("squeue", "--noheader", "--me", "--format=%i")) is None:
+            raise StudyError(
+                "squeue does not answer here, so it is not known what is submitted already; "
+                "run this where squeue works (a login node), or see `horovod-study doctor`"
+            )
         adopt(book, directory, console)
         live = {key for job, task, _ in book.live() for key in job.tasks[task]}
         for cell in cells:
             if cell.key in live:
                 state = book.of(cell.key)
-                say(console, f"not submitted again: {cell_name(study, cell)} is in job {state.job_id if state else ''}")
+                say(console, f"not submitted again: {study.name_of(cell)} is in job {state.job_id if state else ''}")
         wanted = [cell for cell in cells if cell.key not in live]
         if not wanted:
             return []
@@ -163,7 +167,8 @@ def _drafts(
         text = script(
             allocation,
             partition,
-            study=study,
+            study=study.name,
+            name_of=study.name_of,
             folder=folder,
             name=name,
             python=python,
@@ -183,7 +188,7 @@ def _drafts(
             requeue=partition.requeue,
             inside={
                 "study": study_values(study),
-                "partition": partition_values(partition),
+                "partition": asdict(partition),
                 "cells": [cell_values(cell) for cell in members],
                 "planned": {cell.key: planned.get(cell.key, "missing") for cell in members},
                 "environment": environment(partition),
@@ -199,31 +204,22 @@ def _name(study: str, partition: str, number: int) -> str:
     return f"{slug or 'study'}-{utc_stamp()}-{number:03}-{secrets.token_hex(3)}"
 
 
+TOLD = ("name", "varied", "zipped", "global_batches", "placements", "hosts", "repeats", "seed", "timeout_s")
+"""Fields of a study that are handed to the program inside a job as they are."""
+
+
 def study_values(study: StudyConfig) -> dict[str, Any]:
     """Return what the program inside a job needs of a study, as plain values."""
     return {
-        "name": study.name,
+        **{name: getattr(study, name) for name in TOLD},
         "run": study.run.to_dict(),
-        **workload_values(study.workload),
-        "varied": {name: list(values) for name, values in study.varied.items()},
-        "zipped": [[dict(values) for values in axis] for axis in study.zipped],
-        "global_batches": list(study.global_batches),
-        "placements": list(study.placements),
-        "hosts": list(study.hosts),
-        "repeats": study.repeats,
-        "seed": study.seed,
-        "timeout_s": study.timeout_s,
         "partitions": list(study.partitions),
+        **workload_values(study.workload),
     }
 
 
-def partition_values(partition: Partition) -> dict[str, Any]:
-    """Return a partition as plain values, from which `partition_of` makes it again."""
-    return {name: dict(value) if isinstance(value, Mapping) else value for name, value in asdict(partition).items()}
-
-
 def partition_of(values: Mapping[str, Any]) -> Partition:
-    """Return the partition that `partition_values` described."""
+    """Return the partition of which these are the values."""
     hosts = tuple(Host(**host) for host in values["hosts"])
     return Partition(**{**values, "hosts": hosts, "modules": tuple(values["modules"])})
 
@@ -248,7 +244,7 @@ def _submit(
     cells = sum(map(len, job.tasks))
     say(
         console,
-        f"submitted job {number}{many}: {counted(cells, 'cell')}, {counted(job.nodes, 'node')} of {job.partition}, "
+        f"submitted job {number}{many}: {plural(cells, 'cell')}, {plural(job.nodes, 'node')} of {job.partition}, "
         f"at most {duration(job.time_limit_s)}{' each' if count > 1 else ''}; {folder}",
     )
     return job
@@ -339,7 +335,7 @@ def _show(
                 which=lambda name, search: name,
                 site=site,
             )
-            say(console, f"# {cell_name(study, cell)}\n{shlex.join(line.argv)}\n")
+            say(console, f"# {study.name_of(cell)}\n{shlex.join(line.argv)}\n")
 
 
 # ---------------------------------------------------------------------------------------------------- taking back
@@ -382,5 +378,5 @@ def cancel_jobs(
         if ask(("scancel", number)) is None:
             raise StudyError(f"scancel {number} failed; try it manually to see why")
         ended.append(number)
-        say(console, f"cancelled job {number} ({counted(len(job.tasks[task]), 'cell')})")
+        say(console, f"cancelled job {number} ({plural(len(job.tasks[task]), 'cell')})")
     return ended

@@ -185,7 +185,7 @@ def _own_values(text: str, workload: Workload) -> tuple[str, tuple[Any, ...]]:
     name = name.strip().replace("-", "_")
     if not equals or not list_.strip(" ,"):
         raise ConfigError(f"tune: --knob {text!r}; write NAME=VALUE,VALUE,... such as cycle_time_ms=0.1,1")
-    _require_knob(name, workload)
+    require_known("tune: knob", name, workload.tuned)
     option, values = workload.options[name], []
     for word in list_.split(","):
         value: Any = word.strip()
@@ -195,12 +195,8 @@ def _own_values(text: str, workload: Workload) -> tuple[str, tuple[Any, ...]]:
     return name, tuple(dict.fromkeys(values))
 
 
-def _require_knob(name: str, workload: Workload) -> None:
-    require_known("tune: knob", name, workload.tuned)
-
-
 def _require_effect(name: str, runtimes: Sequence[str], workload: Workload) -> None:
-    _require_knob(name, workload)
+    require_known("tune: knob", name, workload.tuned)
     why = {knob: [why_not(workload.options[knob], runtime) for runtime in runtimes] for knob in workload.tuned}
     if all(why[name]):
         useful = [knob for knob, reasons in why.items() if not all(reasons)]
@@ -209,11 +205,11 @@ def _require_effect(name: str, runtimes: Sequence[str], workload: Workload) -> N
         )
 
 
-def why_not(knob: Option, runtime: str, *, hosts: int = 1) -> str:
+def why_not(knob: Option, runtime: str) -> str:
     """Return why a knob is not worth trying over a runtime, "" when it is."""
     if not knob.matters(runtime):
         return f"has no effect over {runtime}"
-    if knob.several_hosts and hosts == 1:
+    if knob.several_hosts:
         return "means something on several hosts only, and this is one"
     return ""
 

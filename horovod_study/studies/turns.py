@@ -319,6 +319,20 @@ class Conductor:
         self._wake()
         return {TURNS: f"127.0.0.1:{self._listener.getsockname()[1]}:{self._cells[run].token}"}
 
+    def with_turns(self, run: CellRun, name: str, stop: Interruption) -> CellRun:
+        """Return a run whose ranks know where to ask for turns; who is to be ended is told to go on before."""
+
+        def watch(running: Running) -> Verdict | None:
+            verdict = run.watch(running)
+            if stop.requested:
+                self.dismiss()
+            elif verdict is not None:
+                self.dismiss(name)
+            return verdict
+
+        variables = {**run.variables, **self.environment(name)}
+        return replace(run, variables=variables, held_s=partial(self.held_s, name), watch=watch)
+
     def ended(self, run: str) -> None:
         """Note that the processes of a cell are gone, or that it is not started at all."""
         self._cells[run].state = "over"
@@ -632,22 +646,12 @@ def alternate(conductor: Conductor, runs: Mapping[str, CellRun], stop: Interrupt
     ended: dict[str, Attempt] = {}
 
     def lane(name: str, run: CellRun) -> Lane:
-        def watch(running: Running) -> Verdict | None:
-            verdict = run.watch(running)
-            if stop.requested:
-                conductor.dismiss()
-            elif verdict is not None:
-                conductor.dismiss(name)
-            return verdict
-
         try:
             while not stop.requested and not conductor.may_start(name):
                 yield None
             if stop.requested:
                 return
-            variables = {**run.variables, **conductor.environment(name)}
-            held_s = partial(conductor.held_s, name)
-            ended[name] = yield replace(run, variables=variables, held_s=held_s, watch=watch)
+            ended[name] = yield conductor.with_turns(run, name, stop)
         finally:
             conductor.ended(name)
 

@@ -19,7 +19,7 @@ import math
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -156,31 +156,8 @@ def shares(batch: int, workers: int) -> dict[str, int]:
     return {"even": batch - batch % workers, "uneven": batch if batch % workers else batch - 1}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Verification:
-    """All cases with their verdicts, as `--json` prints them."""
-
-    passed: bool
-    bounds: Mapping[str, float]
-    steps: int
-    batch: int
-    dataset: str
-    seed: int
-    lr_scaling: str
-    input_scaling: str
-    kernels: str
-    broken: str | None
-    unavailable: Mapping[str, str]  # runtime -> why it was left out
-    cases: Sequence[Mapping[str, Any]]
-    moved: Mapping[str, Mapping[str, float]]  # "float32 adam" -> tensor -> ||q - q0|| / ||q0|| of the sequential run
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return asdict(self)
-
-
-def verify(question: Question, out: Path | None = None, *, on_progress: Callable[[str], None] = say) -> Verification:
-    """Train sequentially, then with every runtime and worker count, and judge every case.
+def verify(question: Question, out: Path | None = None, *, on_progress: Callable[[str], None] = say) -> dict[str, Any]:
+    """Train sequentially, then with every runtime and worker count; return all cases with their verdicts, for JSON.
 
     Logs of the launches are kept below `out`/logs, or without `out` in a temporary folder as long as one failed.
     Raises StudyError for a runtime that was asked for and cannot be used here, or does not run.
@@ -190,7 +167,7 @@ def verify(question: Question, out: Path | None = None, *, on_progress: Callable
     keep = False
     try:
         result = _verify(question, scratch, logs, on_progress)
-        keep = not all(case["tensors"] for case in result.cases)
+        keep = not all(case["tensors"] for case in result["cases"])
     except StudyError:
         keep = any(scratch.glob("*/output.log"))
         raise
@@ -202,7 +179,7 @@ def verify(question: Question, out: Path | None = None, *, on_progress: Callable
     return result
 
 
-def _verify(question: Question, scratch: Path, logs: Path, on_progress: Callable[[str], None]) -> Verification:
+def _verify(question: Question, scratch: Path, logs: Path, on_progress: Callable[[str], None]) -> dict[str, Any]:
     dataset = data.open_dataset(data.ensure(question.dataset, seed=StrainConfig().data_seed, processes=question.cores))
     batches = [trial["batch"] for count in question.workers for trial in question.trials(count)]
     data.Batches(dataset.train_size, batch=max(batches), rank=0, workers=1, seed=question.seed)  # for its complaint
@@ -264,21 +241,15 @@ def _verify(question: Question, scratch: Path, logs: Path, on_progress: Callable
         judged = [judge({**known, **case}, references[case["reference"]]) for case in found]
         cases += judged
         on_progress(f"{head}: {_short(judged)}")
-    return Verification(
-        passed=bool(cases) and all(case["passed"] for case in cases),
-        bounds={dtype: bound for dtype, bound in BOUNDS.items() if dtype in question.dtypes},
-        steps=question.steps,
-        batch=question.batch,
-        dataset=question.dataset,
-        seed=question.seed,
-        lr_scaling=question.lr_scaling,
-        input_scaling=question.input_scaling,
-        kernels=question.kernels,
-        broken=question.broken,
-        unavailable=unavailable,
-        cases=cases,
-        moved=_moved(references.values()),
-    )
+    asked = ("steps", "batch", "dataset", "seed", "lr_scaling", "input_scaling", "kernels", "broken")
+    return {
+        "passed": bool(cases) and all(case["passed"] for case in cases),
+        "bounds": {dtype: bound for dtype, bound in BOUNDS.items() if dtype in question.dtypes},
+        **{name: getattr(question, name) for name in asked},
+        "unavailable": unavailable,  # runtime -> why it was left out
+        "cases": cases,
+        "moved": _moved(references.values()),  # "float32 adam" -> tensor -> ||q - q0|| / ||q0||, sequential
+    }
 
 
 def _launches(runtime: str, workers: int, reductions: Sequence[str]) -> list[list[str]]:

@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -21,19 +20,15 @@ from horovod_study import lease
 from horovod_study.cluster.jobs import JOBS, JobBook
 from horovod_study.config import Cell
 from horovod_study.errors import RecordError
-from horovod_study.measure.clock import now, sleep
 from horovod_study.progress import duration
 from horovod_study.records import RunRecord, last_step, read_run
 from horovod_study.studies.estimate import Estimate, TimeLeft
 from horovod_study.studies.ledger import BY_ITSELF, Entry, Ledger, past_durations, read_ledger
-from horovod_study.studies.progress import say
+from horovod_study.studies.progress import EVERY_S, live_on, look_again, say
 from horovod_study.studies.study_file import StudyConfig
 
-EVERY_S = 2.0
 JOBS_EVERY_S = 15.0
 """How often a scheduler is asked: sites do not like to be asked all the time."""
-
-MAX_SHARE = 0.05  # of one core, at most, for reading
 _COLOURS = {
     "done": "green",
     "running": "cyan",
@@ -300,35 +295,25 @@ def watch(
     is printed when something has changed.
     """
     console = console or Console()
-    live = None
-    if console.is_terminal and not console.is_dumb_terminal:
-        live = Live(console=console, auto_refresh=False, vertical_overflow="crop", redirect_stderr=False)
+    live = live_on(console)
     before: StatusView | None = None
     book: JobBook | None = None
     asked = -math.inf
-    try:
+
+    def show(began: float) -> bool:
+        nonlocal before, book, asked
+        if began - asked >= JOBS_EVERY_S:
+            book, asked = jobs(runs_dir / study.name), began
+        view = look(study, runs_dir, book)
         if live:
-            live.start()
-        while True:
-            began = now()
-            if began - asked >= JOBS_EVERY_S:
-                book, asked = jobs(runs_dir / study.name), began
-            view = look(study, runs_dir, book)
-            if live:
-                live.update(page(view, width=console.width, height=console.height), refresh=True)
-            else:
-                for each in lines(view, before):
-                    say(console, each)
-            before = view
-            if not view.busy:
-                break
-            sleep(max(every_s, (now() - began) / MAX_SHARE))
-    except KeyboardInterrupt:
-        pass  # whoever watches leaves; the study goes on
-    finally:
-        if live:
-            live.stop()
+            live.update(page(view, width=console.width, height=console.height), refresh=True)
+        else:
+            for each in lines(view, before):
+                say(console, each)
+        before = view
+        return not view.busy
+
+    look_again(live, show, every_s=every_s)
     if before is not None and not before.busy:
-        ledger = before.ledger
-        say(console, ledger.summary() if live else "nothing runs and nothing is queued")
+        say(console, before.ledger.summary() if live else "nothing runs and nothing is queued")
     return 0

@@ -62,7 +62,7 @@ def examine(
     local = partition if partition is not None and partition.scheduler == "local" else None
     limit_s = (QUICK_S if quick else FULL_S) * here.patience
     # Nothing else computes yet while these two look how busy this machine and the hosts are.
-    load = machine.Load(here)
+    load = machine.Load()
     over_ssh = Hosts(here, hosts, runs, interface=interface, quick=quick)
     ssh = guarded([("ssh", "hosts", over_ssh.check)] if hosts else [], limit_s)()
     chains: list[list[tuple[str, str, Check]]] = [

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +64,9 @@ class Area:
         """Note what makes runs impossible or wrong."""
         self._add(name, "fail", what, remedy)
 
-    def unchecked(self, name: str, reason: str, remedy: str = "") -> None:
+    def unchecked(self, name: str, reason: str) -> None:
         """Note that nothing is known, and why."""
-        self.warning(name, f"{UNCHECKED}: {reason}", remedy or "check it yourself; the other checks do not need it")
+        self.warning(name, f"{UNCHECKED}: {reason}", "check it yourself; the other checks do not need it")
 
     def _add(self, name: str, verdict: str, what: str, remedy: str) -> None:
         one_line = " ".join(what.split()) or "nothing is known"
@@ -239,11 +238,3 @@ class Here:
             return path.read_text(errors="replace").strip()
         except OSError:
             return None
-
-
-def installed(package: str) -> str | None:
-    """Return the version of an installed package without importing it, None where it is not installed."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None

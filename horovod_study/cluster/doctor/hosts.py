@@ -19,7 +19,8 @@ from typing import Any, Self
 import horovod_study
 from horovod_study.cluster.doctor import probe
 from horovod_study.cluster.doctor.files import nearest_folder, scratch_folder
-from horovod_study.cluster.doctor.finding import Area, Finding, Here, ProgramResult, installed, shortened
+from horovod_study.cluster.doctor.finding import Area, Finding, Here, ProgramResult, shortened
+from horovod_study.cluster.identity import installed
 from horovod_study.cluster.partitions import Host
 from horovod_study.cluster.remote import remote_argv, this_host
 from horovod_study.measure.clock import now

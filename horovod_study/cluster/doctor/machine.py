@@ -8,16 +8,17 @@ import resource
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
+
 from horovod_study.cluster.doctor.finding import Area, Check, Finding, Here, guarded
 from horovod_study.cluster.launch import MARKER
+from horovod_study.cluster.pinning import other_load
 from horovod_study.config import available_cores
-from horovod_study.measure.clock import now, sleep
 from horovod_study.text.numbers import amount
 from horovod_study.text.words import plural
 from horovod_study.workload import dataset, room
 
 LOAD_OVER_S = 0.3
-_BUSY_CORES = 0.25  # what others may use before runs are disturbed
 _LEAST_MEMORY = 500 * 10**6
 _LEAST_SHARED_MEMORY = 64 * 2**20
 """What a container gets by default; Open MPI's segments alone are 4 MiB per rank, NCCL's larger."""
@@ -26,60 +27,30 @@ REAL_TIME = "import os; os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
 
 
 class Load:
-    """Who computed on this machine in the last moments; made before the other checks, which compute themselves."""
+    """Who computes on this machine in the last moments; made before the other checks, which compute themselves."""
 
-    def __init__(self, here: Here) -> None:
-        self.problem = ""
-        self.cores = 0.0
-        self.names: list[str] = []
+    def __init__(self) -> None:
+        self.problem, self.told = "", None
         try:
-            began, before = now(), _ticks(here.proc)
-            sleep(LOAD_OVER_S)
-            after, seconds = _ticks(here.proc), now() - began
-        except (OSError, ValueError) as error:
+            self.told = other_load(sorted(os.sched_getaffinity(0)), seconds=LOAD_OVER_S)
+        except (OSError, ValueError, psutil.Error) as error:
             self.problem = str(error)
-            return
-        hertz = os.sysconf("SC_CLK_TCK")
-        used = {
-            pid: (ticks - before[pid][1]) / hertz / seconds
-            for pid, (_, ticks) in after.items()
-            if pid in before and pid != os.getpid()
-        }
-        self.cores = sum(used.values())
-        top = sorted((pid for pid in used if used[pid] > 0.1), key=lambda pid: -used[pid])[:3]
-        self.names = [f"{after[pid][0]} ({pid}) {used[pid]:.1f}" for pid in top]
 
     def check(self, area: Area, *, elsewhere: bool = False) -> None:
         """Is the machine free for measurements; `elsewhere`: they are made on other machines."""
-        average = os.getloadavg()[0]
+        average = f"load average {os.getloadavg()[0]:.1f}"
         if self.problem:
             area.unchecked("load", self.problem)
         elif elsewhere:
-            area.ok("load", f"load average {average:.1f}; jobs run on other nodes than this one")
-        elif self.cores > _BUSY_CORES:
-            who = f": {', '.join(self.names)}" if self.names else ""
+            area.ok("load", f"{average}; jobs run on other nodes than this one")
+        elif self.told:
             area.warning(
                 "load",
-                f"others use {self.cores:.1f} cores just now{who}; load average {average:.1f}",
+                f"{self.told}; {average}",
                 "wait until they have ended, or ask for exclusive nodes: measurements would be of the crowd",
             )
         else:
-            area.ok("load", f"nobody computes ({self.cores:.1f} cores in use, load average {average:.1f})")
-
-
-def _ticks(proc: Path) -> dict[int, tuple[str, int]]:
-    """Return name and processor time in ticks of every process."""
-    found = {}
-    for entry in proc.iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            head, _, rest = (entry / "stat").read_text(errors="replace").rpartition(")")
-        except OSError:  # ended meanwhile
-            continue
-        fields = rest.split()
-        found[int(entry.name)] = (head.partition("(")[2], int(fields[11]) + int(fields[12]))
-    return found
+            area.ok("load", f"nobody computes ({average})")
 
 
 def cores(area: Area, here: Here, workers: int = 0) -> None:
@@ -337,5 +308,5 @@ def checks(
 def worries() -> list[Finding]:
     """Return what is not well with this machine itself; a host that is looked at from another one tells this."""
     here = Here()
-    found = guarded(checks(here, Load(here), several=True), 10.0)()
+    found = guarded(checks(here, Load(), several=True), 10.0)()
     return [finding for finding in found if finding.verdict != "ok"]

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from horovod_study.cluster.doctor.finding import Area, Here, installed, shortened
+from horovod_study.cluster.doctor.finding import Area, Here, shortened
 from horovod_study.cluster.doctor.software import LOAD_S, EarlierChecks
+from horovod_study.cluster.identity import installed
 from horovod_study.cluster.launch import cell_environment
 from horovod_study.comm import builds
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import horovod_study
-from horovod_study.cluster.doctor.finding import Area, Here, installed
+from horovod_study.cluster.doctor.finding import Area, Here
+from horovod_study.cluster.identity import installed
 from horovod_study.text.words import plural
 
 ABOUT_TORCH = """
