@@ -26,7 +26,6 @@ from horovod_study.report.figures.tune import caption, table, write_tune
 from horovod_study.studies import tune as tune_module
 from horovod_study.studies import turns
 from horovod_study.studies.attempt import Attempt, CellRun, record_of
-from horovod_study.studies.engine import Lane
 from horovod_study.studies.interruption import Interruption
 from horovod_study.studies.racing import (
     EQUAL,
@@ -604,16 +603,10 @@ class FakeTrainer:
         self.speeds, self.stop_after, self.fails = speeds, stop_after, fails
         self.launched: list[str] = []
 
-    def __call__(self, lanes: Sequence[Lane], stop: Interruption) -> None:
-        (lane,) = lanes
-        attempt = None
-        try:
-            while (run := lane.send(attempt)) is not None and len(self.launched) != self.stop_after:
-                assert isinstance(run, CellRun)
-                attempt = self.launch(run.cell, run.out.name)
-        except StopIteration:
-            return
-        lane.close()
+    def __call__(self, run: CellRun, stop: Interruption) -> Attempt:
+        if len(self.launched) == self.stop_after:
+            raise KeyboardInterrupt
+        return self.launch(run.cell, run.out.name)
 
     def launch(self, cell: Cell, name: str) -> Attempt:
         self.launched.append(name)
@@ -643,7 +636,7 @@ SPEEDS = {"cycle_time_ms=0.2": 1.1, "cycle_time_ms=5.0": 0.4, "yield_when_idle=f
 
 
 def tune(out: Path, trainer: FakeTrainer, **changes: Any) -> Any:
-    return run_tune(request(knobs=KNOBS, **changes), out, command="horovod-study tune", sweep=trainer, cores=2)
+    return run_tune(request(knobs=KNOBS, **changes), out, command="horovod-study tune", attempt=trainer, cores=2)
 
 
 def test_a_tune_ends_with_a_settings_file_that_train_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -773,7 +766,7 @@ def test_shipped_settings_that_do_not_run_are_an_error_at_once(tmp_path: Path) -
 
 def test_nothing_to_vary_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StudyError, match="there is nothing to vary: threads has no other value that fits the cores"):
-        run_tune(request(knobs=["threads"]), tmp_path, command="tune", sweep=FakeTrainer({}), cores=2)
+        run_tune(request(knobs=["threads"]), tmp_path, command="tune", attempt=FakeTrainer({}), cores=2)
 
 
 def test_a_setting_in_the_environment_is_told(

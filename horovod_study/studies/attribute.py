@@ -15,7 +15,7 @@ experiment goes on; a launch in turns that was broken off is made again as a who
 
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from horovod_study.roles import Role, named
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.aim import Aim
 from horovod_study.studies.attempt import Attempt, CellRun, Launcher, local_launch
-from horovod_study.studies.engine import Lane, set_aside, set_aside_unless_done, sweep, working_in
+from horovod_study.studies.engine import attempt, set_aside, set_aside_unless_done, working_in
 from horovod_study.studies.interruption import Interruption
 from horovod_study.studies.turns import (
     BlockLaunch,
@@ -150,13 +150,11 @@ def run_experiment(
         arms = _Arms(order, out, launch=launch, grace_s=grace_s, stop=stop)
         try:
             if alone:
-                sweep([arms.lane([each for cells in order for each in cells])], stop)
+                arms.one_by_one([each for cells in order for each in cells])
             else:
                 arms.alternate(precision)
         finally:
             arms.line.close()
-        if stop.requested:
-            raise KeyboardInterrupt
     in_order = sorted(
         (each for cells in order[: arms.launched or rounds] for each in cells),
         key=lambda each: (
@@ -185,7 +183,7 @@ class _Arms:
         self._left = sum(map(len, order))
         self.launched = 0  # launches in turns that there are
 
-    def lane(self, cells: Sequence[tuple[str, Cell]]) -> Lane:
+    def one_by_one(self, cells: Iterable[tuple[str, Cell]]) -> None:
         """Run what is not done, one after the other; StudyError: it fails."""
         for name, cell in cells:
             self._left -= 1
@@ -193,10 +191,7 @@ class _Arms:
             if set_aside_unless_done(self._directory(name)):
                 continue
             self.line.show(f"  {name}{self._time_left(1)}")
-            ended: Attempt = yield self._run(name, cell)
-            if self._stop.requested:
-                return
-            self._require_done({name: ended})
+            self._require_done({name: attempt(self._run(name, cell), self._stop)})
 
     def alternate(self, precision: float | None) -> None:
         """Let the arms of each launch train in turns, as many as fit into memory, until the intervals are narrow."""
@@ -211,17 +206,17 @@ class _Arms:
             if len(boxes) > 1 and aim is not None:
                 raise ConfigError("explain --measure: --until needs memory for all arms; name fewer with --runtime")
             there = all((self._directory(name) / MANIFEST).exists() for name, _ in cells)
-            if self._stop.requested or (aim is not None and not aim.open() and not there):
+            if aim is not None and not aim.open() and not there:
                 break
             for number, box in enumerate(boxes, 1):
                 if len(box) == 1:
                     if not self.launched:
                         say(f"  {next(iter(box)).partition('-')[2]} runs alone: no other arm fits into memory with it")
-                    sweep([self.lane([*box.items()])], self._stop)
-                elif not self._stop.requested:
+                    self.one_by_one(box.items())
+                else:
                     self._in_turns(box, "arms" if number == 1 else f"arms-{number}", aim)
             self.launched += 1
-        for line in () if aim is None or self._stop.requested else aim.lines():
+        for line in () if aim is None else aim.lines():
             self.line.keep(f"  {line}")
 
     def _in_turns(self, cells: Mapping[str, Cell], block: str, aim: Aim | None) -> None:
@@ -256,7 +251,7 @@ class _Arms:
             {name: self._run(name, cell) for name, cell in cells.items()}, self._stop, self.line, shown
         )
         if self._stop.requested:
-            return
+            raise KeyboardInterrupt
         self._require_done(ended)
         append_turns(runs, made)
         if aim is not None:
@@ -278,9 +273,9 @@ class _Arms:
 
     def _require_done(self, ended: Mapping[str, Attempt]) -> None:
         """Count runs that have ended; StudyError: one of them has failed."""
-        for name, attempt in ended.items():
-            if not attempt.done:
-                raise StudyError(f"{name} failed: {attempt.reason}; see {attempt.log}")
+        for name, each in ended.items():
+            if not each.done:
+                raise StudyError(f"{name} failed: {each.reason}; see {each.log}")
         self._ran += len(ended)
 
     def _time_left(self, running: int) -> str:

@@ -20,7 +20,7 @@ import math
 import os
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -42,7 +42,7 @@ from horovod_study.roles import Option, Role, check_field
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies import engine
 from horovod_study.studies.attempt import Attempt, CellRun, Launcher, local_launch
-from horovod_study.studies.engine import Lane, set_aside, working_in
+from horovod_study.studies.engine import set_aside, working_in
 from horovod_study.studies.interruption import Interruption, exit_code
 from horovod_study.studies.racing import (
     CONFIRM_HEATS,
@@ -433,20 +433,17 @@ class _Ledger:
         append_text(self._path, csv_rows(COLUMNS, [row], head=False), head=csv_rows(COLUMNS, []))
 
 
-def _trial_in_turns(
-    heat: Heat, candidate: Candidate, attempt: Attempt | None, slices: Sequence[TurnSlice], seconds: float, problem: str
+def _trial_of(
+    stage: str, block: int, candidate: Candidate, attempt: Attempt | None, *, speed: float | None, seconds: float
 ) -> Trial:
-    """Return what came of one candidate of a heat; its speed is that of its slices."""
-    totals = attempt.record.totals if attempt is not None and attempt.record is not None else {}
-    reason = problem if attempt is None else "" if attempt.done else f"{attempt.reason}; see {attempt.log}"
-    trained_s = sum(each.end_s - each.begin_s for each in slices)
-    if not reason and not slices:
-        reason = "it ended before its first slice; let it train longer, or give --no-turns"
+    """Return what came of one candidate, of which `attempt` is None where it was not started."""
+    reason = "" if attempt is None or attempt.done else f"{attempt.reason}; see {attempt.log}"
+    totals = attempt.record.totals if attempt is not None and attempt.record is not None and not reason else {}
     return Trial(
-        stage=heat.stage,
-        block=heat.number,
+        stage=stage,
+        block=block,
         candidate=candidate.key,
-        samples_per_s=None if reason else sum(each.samples for each in slices) / trained_s,
+        samples_per_s=None if reason else speed,
         step_ms_median=_ms(totals.get("step_s_median")),
         step_ms_p90=_ms(totals.get("step_s_p90")),
         seconds=round(seconds, 3),
@@ -513,7 +510,7 @@ def run_tune(
     command: str,
     launch: Launcher = local_launch,
     cores: int | None = None,
-    sweep: Callable[[Sequence[Lane], Interruption], None] = engine.sweep,
+    attempt: Callable[[CellRun, Interruption], Attempt] = engine.attempt,
 ) -> TuneResult:
     """Race settings against each other until the best is known or the time is used up; write settings.yaml.
 
@@ -523,20 +520,15 @@ def run_tune(
     cores = available_cores() if cores is None else cores
     with working_in(directory, "tune", command=command) as stop:
         ledger = _Ledger(directory, request)
-        tuning = _Tuning(request, directory, ledger, launch, cores, stop)
+        tuning = _Tuning(request, directory, ledger, launch, cores, stop, attempt)
         try:
-            if request.alone:
-                sweep([tuning.lane()], stop)
-            else:
-                tuning.alternate(sweep)
-            if tuning.outcome is None:
-                raise KeyboardInterrupt
+            outcome = tuning.run()
         except KeyboardInterrupt:
             say(f"interrupted; {len(ledger.order)} launches are kept, continue with: {command}")
             return TuneResult(directory=directory, document={}, interrupted=True)
         finally:
             tuning.line.close()
-        document = result_of(request, tuning.outcome, ledger, tuning.left_out, command=command)
+        document = result_of(request, outcome, ledger, tuning.left_out, command=command)
         settings = directory / "settings.yaml"
         write_settings(
             settings,
@@ -558,66 +550,58 @@ class _Tuning:
         launch: Launcher,
         cores: int,
         stop: Interruption,
+        attempt: Callable[[CellRun, Interruption], Attempt],
     ) -> None:
         self._request, self._directory, self._ledger = request, directory, ledger
-        self._start, self._cores, self._stop = launch, cores, stop
+        self._start, self._cores, self._stop, self._attempt = launch, cores, stop, attempt
         self.left_out: dict[str, dict[str, str]] = {}
         self.line = Line()
-        self.outcome: Outcome | None = None
         self._book, self._rounds = Book(), RoundBook()
         self._candidates: dict[str, Candidate] = {}
         self._shipped: dict[str, Candidate] = {}
 
-    def lane(self) -> Lane:
+    def run(self) -> Outcome:
         """Launch what the race asks for, as long as there is time; KeyboardInterrupt after a request to stop."""
-        request = self._request
-        candidates: list[Candidate] = []
-        yield from self._begin(candidates)
-        first_s = FIRST_BLOCKS * len(candidates) * self._ledger.launch_s
-        if first_s > 60 * request.minutes:
-            say(
-                f"warning: a launch takes {self._ledger.launch_s:.0f} s, so that the first round of {len(candidates)} "
-                f"settings alone takes {duration(first_s)}; give more --minutes, or fewer --knobs"
-            )
+        request, candidates = self._request, self._begin()
+        contest: Generator[Any, Any, Outcome]
         # The shipped settings of the first runtime come first: they are what is to be beaten.
-        contest = race(candidates, seed=request.config.seed, rounds=request.rounds)
-        reply: Trial | None = None
+        if request.alone:
+            first_s = FIRST_BLOCKS * len(candidates) * self._ledger.launch_s
+            if first_s > 60 * request.minutes:
+                say(
+                    f"warning: a launch takes {self._ledger.launch_s:.0f} s, so that the first round of "
+                    f"{len(candidates)} settings alone takes {duration(first_s)}; give more --minutes, or fewer --knobs"
+                )
+            contest = race(candidates, seed=request.config.seed, rounds=request.rounds)
+        else:
+            contest = race_in_turns(candidates, seed=request.config.seed, rounds=request.rounds, room=self._room())
+        reply: Any = None
         while True:
             try:
-                launch = contest.send(reply)
+                wanted = contest.send(reply)
             except StopIteration as end:
-                self.outcome = end.value
-                return
-            self._candidates.setdefault(launch.candidate.key, launch.candidate)
-            reply = self._ledger.trials.get(launch.key)
-            if reply is None and self._time_for(launch):
-                yield from self._launch(launch)
-                reply = self._ledger.order[-1]
-                self._report(launch, reply)
-            if reply is not None:
-                self._book.add(reply)
+                outcome: Outcome = end.value
+                return outcome
+            reply = self._heat(wanted) if isinstance(wanted, Heat) else self._single(wanted)
 
-    def alternate(self, sweep: Callable[[Sequence[Lane], Interruption], None]) -> None:
-        """Let candidates train in turns, heat by heat, as long as there is time; KeyboardInterrupt as in `lane`."""
-        request = self._request
-        candidates: list[Candidate] = []
-        sweep([self._begin(candidates)], self._stop)
-        if self._stop.requested or not candidates:
-            raise KeyboardInterrupt
-        room = self._room()
-        contest = race_in_turns(candidates, seed=request.config.seed, rounds=request.rounds, room=room)
-        reply: HeatResult | None = None
-        while True:
-            try:
-                heat = contest.send(reply)
-            except StopIteration as end:
-                self.outcome = end.value
-                return
-            for each in heat.candidates:
-                self._candidates.setdefault(each.key, each)
-            reply = self._ledger.heat(heat)
-            if reply is None and self._time_for_heat(heat):
-                reply = self._run_heat(heat)
+    def _single(self, launch: NextLaunch) -> Trial | None:
+        """Return what came of a launch, which is made if that was not done before and there is time."""
+        self._candidates.setdefault(launch.candidate.key, launch.candidate)
+        trial = self._ledger.trials.get(launch.key)
+        if trial is None and self._time_for(launch):
+            self._launch(launch)
+            trial = self._ledger.order[-1]
+            self._report(launch, trial)
+        if trial is not None:
+            self._book.add(trial)
+        return trial
+
+    def _heat(self, heat: Heat) -> HeatResult | None:
+        """Return what came of a heat, which is run if that was not done before and there is time."""
+        for each in heat.candidates:
+            self._candidates.setdefault(each.key, each)
+        found = self._ledger.heat(heat)
+        return self._run_heat(heat) if found is None and self._time_for_heat(heat) else found
 
     def _room(self) -> int:
         """Return how many candidates fit into memory together; the same when the tune goes on."""
@@ -681,10 +665,12 @@ class _Tuning:
         append_turns(self._directory, made)
         for name, candidate in zip(keys, heat.candidates, strict=True):
             own = [each for each in made if each.run == name]
-            self._ledger.add(
-                _trial_in_turns(heat, candidate, ended.get(name), own, took_s / len(keys), impossible.get(name, "")),
-                candidate,
+            speed = sum(each.samples for each in own) / sum(each.end_s - each.begin_s for each in own) if own else None
+            trial = _trial_of(
+                heat.stage, heat.number, candidate, ended.get(name), speed=speed, seconds=took_s / len(keys)
             )
+            why = "" if own else "it ended before its first slice; let it train longer, or give --no-turns"
+            self._ledger.add(replace(trial, reason=impossible.get(name, "") or trial.reason or why), candidate)
         if not math.isnan(first_s):
             self._ledger.start_s = first_s / len(keys)
         result = self._ledger.heat(heat)
@@ -704,8 +690,8 @@ class _Tuning:
         left_s = max(0.0, 60 * self._request.minutes - self._ledger.used_s)
         self.line.keep(f"{text}{self._leader(self._rounds)}; at most {duration(left_s)} left")
 
-    def _begin(self, candidates: list[Candidate]) -> Lane:
-        """Launch the shipped settings of each runtime once, and find what is tried."""
+    def _begin(self) -> list[Candidate]:
+        """Launch the shipped settings of each runtime once, and return what is tried."""
         request = self._request
         kept = len(self._ledger.order)
         say(
@@ -717,19 +703,19 @@ class _Tuning:
             say(f"warning: {name} is set in the environment, and holds for the shipped settings as well; unset it")
         if request.alone and request.alone != "as asked for":
             say(f"one launch after the other: {request.alone}")
-        for runtime in request.runtimes:
-            candidates += yield from self._space(runtime)
+        candidates = [each for runtime in request.runtimes for each in self._space(runtime)]
         if all(each.baseline for each in candidates):
             reasons = "; ".join(f"{knob} {why}" for each in self.left_out.values() for knob, why in each.items())
             raise StudyError(f"tune: there is nothing to vary: {reasons}; name other --knobs, or values with --knob")
+        return candidates
 
-    def _space(self, runtime: str) -> Generator[CellRun, Any, list[Candidate]]:
+    def _space(self, runtime: str) -> list[Candidate]:
         """Launch the shipped settings once, outside the race, and return what can be varied."""
         shipped = Candidate(name="shipped settings", runtime=runtime, kind="shipped")
         self._shipped[runtime] = shipped
         if runtime not in self._ledger.facts:
             launch = NextLaunch(stage="pilot", block=0, candidate=shipped)
-            record = yield from self._launch(launch)
+            record = self._launch(launch)
             if record is None:
                 why = self._ledger.order[-1].reason
                 raise StudyError(f"tune: {runtime} does not run with its shipped settings: {why}")
@@ -749,34 +735,23 @@ class _Tuning:
             budget_s -= min(15 * launch_s, _RESERVED * budget_s)
         return self._ledger.used_s + launch_s <= budget_s
 
-    def _launch(self, launch: NextLaunch) -> Generator[CellRun, Any, RunRecord | None]:
+    def _launch(self, launch: NextLaunch) -> RunRecord | None:
         """Try a candidate and keep what came of it; return its record, None when it failed."""
-        candidate, record, seconds = launch.candidate, None, 0.0
+        candidate, ended, impossible = launch.candidate, None, ""
         number = len(self._ledger.order) + 1
         if self.line.due():
             self.line.show(f"  launch {number}: {self._name(candidate)}")
         try:
             cell = self._request.cell(candidate)
         except StudyError as error:  # values that do not go together
-            reason = str(error)
+            impossible = str(error)
         else:
-            attempt: Attempt = yield self._run(cell, f"launch-{number:04d}")
-            if self._stop.requested:
-                raise KeyboardInterrupt
-            record, seconds = attempt.record if attempt.done else None, round(attempt.seconds, 3)
-            reason = "" if attempt.done else f"{attempt.reason}; see {attempt.log}"
-        totals = {} if record is None else record.totals
-        trial = Trial(
-            stage=launch.stage,
-            block=launch.block,
-            candidate=candidate.key,
-            samples_per_s=totals.get("samples_per_s"),
-            step_ms_median=_ms(totals.get("step_s_median")),
-            step_ms_p90=_ms(totals.get("step_s_p90")),
-            seconds=seconds,
-            reason=reason,
-        )
-        self._ledger.add(trial, candidate)
+            ended = self._attempt(self._run(cell, f"launch-{number:04d}"), self._stop)
+        record = ended.record if ended is not None and ended.done else None
+        speed = None if record is None else record.totals.get("samples_per_s")
+        seconds = 0.0 if ended is None else ended.seconds
+        trial = _trial_of(launch.stage, launch.block, candidate, ended, speed=speed, seconds=seconds)
+        self._ledger.add(replace(trial, reason=impossible or trial.reason), candidate)
         return record
 
     def _run(self, cell: Cell, name: str) -> CellRun:
