@@ -356,10 +356,7 @@ def _create(path: Path, text: str) -> bool:
     """Make a file with its content at once; False when somebody else has made it."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".claim-")
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
+        _write(descriptor, text)
         os.chmod(temporary, 0o644)
         try:
             os.link(temporary, path)
@@ -387,8 +384,12 @@ def _create_exclusively(path: Path, text: str) -> bool:
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
     except FileExistsError:
         return False
+    _write(descriptor, text)
+    return True
+
+
+def _write(descriptor: int, text: str) -> None:
     with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
         stream.write(text)
         stream.flush()
         os.fsync(stream.fileno())
-    return True

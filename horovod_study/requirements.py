@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from horovod_study.errors import ConfigError, nearest
-from horovod_study.roles import Option, Role, check_field, named
+from horovod_study.roles import TRUTH, Option, Role, check_field, named, plain
 from horovod_study.runtimes import BACKENDS, TRANSPORTS
 from horovod_study.workloads import Configuration
 
@@ -93,19 +93,9 @@ def parse(text: str, options: Mapping[str, Option]) -> tuple[Requirement, ...]:
 
 def _value(name: str, text: str, fact: Option) -> Any:
     if fact.kind is bool:
-        words = {
-            "true": True,
-            "on": True,
-            "yes": True,
-            "1": True,
-            "false": False,
-            "off": False,
-            "no": False,
-            "0": False,
-        }
-        if text.lower() not in words:
+        if text.lower() not in TRUTH:
             raise ConfigError(f"run: require has {name}={text}; it must be true or false")
-        return words[text.lower()]
+        return TRUTH[text.lower()]
     return check_field("run: require", name, text, fact, optional=False)
 
 
@@ -123,7 +113,7 @@ def asked_for(config: Configuration, *, lr: float) -> tuple[Requirement, ...]:
     names = ("backend", "transport", "device", *config.workload.communication)
     given = {name: getattr(config, name) for name in names if getattr(config, name) != options[name].default}
     facts = {**given, "threads": config.threads, "lr": lr}
-    return tuple(Requirement(name=name, value=value, text=f"{name}={_plain(value)}") for name, value in facts.items())
+    return tuple(Requirement(name=name, value=value, text=f"{name}={plain(value)}") for name, value in facts.items())
 
 
 def unmet(
@@ -223,16 +213,8 @@ def _told(name: str, wrong: Sequence[tuple[str, Any]], effective: Mapping[str, A
         return "one worker moves nothing"
     if found is None:
         return f"{name} is nothing that {effective['backend']} over {effective['transport']} has or tells"
-    same = len({_plain(value) for _, value in wrong}) == 1
+    same = len({plain(value) for _, value in wrong}) == 1
     count = len(effective["ranks_per_host"] if name == "ranks_per_host" else effective["ranks"])
     everywhere = same and len(wrong) == count
-    text = f"{name} is {_plain(found)}"
+    text = f"{name} is {plain(found)}"
     return text if not where or everywhere else f"{text} at {where}"
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, list | tuple):
-        return " and ".join(str(each) for each in value)
-    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -46,6 +46,11 @@ class Role(Flag):
 
 
 AS_SHIPPED = "shipped"
+TRUTH = {
+    **dict.fromkeys(("true", "on", "yes", "1"), True),
+    **dict.fromkeys(("false", "off", "no", "0"), False),
+}
+"""What words on a command line mean where an option is a boolean."""
 _KEEP = object()
 
 
@@ -139,6 +144,15 @@ def options_of(configuration: type) -> dict[str, Option]:
 def named(options: Mapping[str, Option], *roles: Role) -> tuple[str, ...]:
     """Return the names of the options that have one of `roles`, in their order."""
     return tuple(name for name, each in options.items() if any(each.roles & role for role in roles))
+
+
+def plain(value: Any) -> str:
+    """Return a value as it is written in YAML and on the command line."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return " and ".join(map(str, value))
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def check_field(owner: str, name: str, value: Any, declared: Option, *, optional: bool) -> Any:

@@ -112,7 +112,7 @@ def test_workers_up_to_the_cores(tmp_path: Path, cores: int, counts: tuple[int, 
         ("study: laptop\n", "", "key 'study' is missing"),
         ("repeats: 2", "repeats: 2\nrepeats: 3", "line 4 is not valid YAML .*'repeats' is given twice"),
         ("repeats: 2", "repeats: [", r"study\.yaml: line \d+ is not valid YAML"),
-        ("repeats: 2", "baselines: [fast]", "baselines: 'fast' is not known; allowed: plain, wrapped"),
+        ("repeats: 2", "baselines: [fast]", "baselines 'fast' is not known; allowed: plain, wrapped"),
     ],
 )
 def test_a_wrong_study_file(tmp_path: Path, old: str, new: str, message: str) -> None:

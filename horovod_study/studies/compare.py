@@ -48,7 +48,7 @@ from horovod_study.records import (
     read_turns,
     step_ranks,
 )
-from horovod_study.roles import Role, check_field
+from horovod_study.roles import TRUTH, Role, check_field
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.aim import Aim
 from horovod_study.studies.attempt import Attempt, CellRun, Launcher, Running, local_launch, require_launchers
@@ -241,9 +241,7 @@ def _value(workload: Workload, name: str, word: str) -> Any:
     if word == "shipped":
         return workload.options[name].default if name in workload.options else word
     if name in workload.options and workload.options[name].kind is bool:
-        return {"on": True, "true": True, "yes": True, "off": False, "false": False, "no": False}.get(
-            word.lower(), word
-        )
+        return TRUTH.get(word.lower(), word)
     return word
 
 

@@ -11,11 +11,11 @@ from horovod_study.cluster.allocations import Allocation, allocate, blocks
 from horovod_study.cluster.partitions import Partition
 from horovod_study.config import Cell, Placement
 from horovod_study.progress import duration
-from horovod_study.roles import Role
+from horovod_study.roles import Role, plain
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.estimate import Estimate
 from horovod_study.studies.ledger import Ledger
-from horovod_study.studies.study_file import StudyConfig, shown
+from horovod_study.studies.study_file import StudyConfig
 from horovod_study.studies.turns import alternating
 from horovod_study.text.tables import table_of, to_lines
 
@@ -332,7 +332,7 @@ def _varied(study: StudyConfig) -> list[str]:
                     found.setdefault(str(cell.config.batch * cell.placement.workers))
                 elif cell.runtime != "serial" or not options[name].roles & Role.SEVERAL:
                     if options[name].matters(cell.runtime):
-                        found.setdefault(shown(getattr(cell.config, name)))
+                        found.setdefault(plain(getattr(cell.config, name)))
     texts = []
     for name, found in values.items():
         words = list(found)

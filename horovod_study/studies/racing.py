@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 from horovod_study.analysis.paired import LOOKS, Slice, memory, pairs, without_stalls
 from horovod_study.analysis.stats import Interval, chi2_median, moderated_ratio, t_quantile
 from horovod_study.errors import StudyError
+from horovod_study.roles import plain
 
 EQUAL = 0.01
 """Settings whose speeds differ by at most this share are taken for equal: the one with fewer changes is better."""
@@ -750,13 +751,6 @@ def _looks() -> frozenset[int]:
 
 
 _LOOKS_AT = _looks()
-
-
-def plain(value: Any) -> str:
-    """Return a value as it is written in YAML and on the command line."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _words_of(names: Sequence[str]) -> str:

@@ -18,7 +18,7 @@ from horovod_study.cluster.yaml_keys import limits, listed, mapping, number, one
 from horovod_study.config import Cell, Placement, available_cores
 from horovod_study.documents import load_yaml
 from horovod_study.errors import ConfigError, require_keys
-from horovod_study.roles import Role, check_field
+from horovod_study.roles import Role, check_field, plain
 from horovod_study.runtimes import BACKENDS, PLACEMENTS, RUNTIMES, TRANSPORTS
 from horovod_study.scripted import scripted
 from horovod_study.workloads import Configuration, Workload, find_workload
@@ -147,7 +147,7 @@ class StudyConfig:
             parts.append(f"{config.workers_per_node} per node")
         for name in self.told():
             if self.workload.options[name].matters(cell.runtime):
-                parts.append(f"{name} {shown(getattr(config, name))}")
+                parts.append(f"{name} {plain(getattr(config, name))}")
         return ", ".join(parts)
 
     def name_of(self, cell: Cell) -> str:
@@ -324,13 +324,6 @@ class StudyConfig:
         return str(self.source) if self.source else f"study {self.name}"
 
 
-def shown(value: Any) -> str:
-    """Return the value of an option as a person writes it."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-
-
 def sweep_keys(workload: Workload) -> tuple[str, ...]:
     """Return what a study may vary."""
     return (*_SWEPT, *workload.sweepable, "zip")
@@ -394,7 +387,7 @@ def load_study(path: Path, *, cores: int | None = None, identify: bool = True) -
         runtimes=runtimes,
         varied={name: values[name] for name in workload.sweepable if name in values},
         zipped=zipped,
-        baselines=_wanted_baselines(source, workload, content),
+        baselines=_baselines(source, workload, content),
         targets=_targets(source, content),
         repeats=number(source, content, "repeats", 3 if precision is None else MOST_LAUNCHES, int, 1),
         seed=number(source, content, "seed", 1, int, 0),
@@ -440,18 +433,12 @@ def _refuse_misplaced(
             raise ConfigError(f"{source}: {name} is both fixed under run and varied under sweep; give it once")
 
 
-def _wanted_baselines(source: str, workload: Workload, content: Mapping[str, Any]) -> tuple[str, ...]:
-    none = content.get("baselines") == []
-    baselines = () if none else tuple(listed(source, content, "baselines", _baselines(workload)))
-    for baseline in baselines:
-        if baseline not in BASELINES:
-            raise ConfigError(f"{source}: baselines: {baseline!r} is not known; allowed: {', '.join(BASELINES)}")
-    return baselines
-
-
-def _baselines(workload: Workload) -> list[str]:
-    """Return the baselines of a study that names none: a script that connects its workers may not run without them."""
-    return ["wrapped"] if workload.version else list(BASELINES)
+def _baselines(source: str, workload: Workload, content: Mapping[str, Any]) -> tuple[str, ...]:
+    if content.get("baselines") == []:
+        return ()
+    # A script that connects its workers may not run without them.
+    usual = ["wrapped"] if workload.version else list(BASELINES)
+    return tuple(one_of(source, "baselines", each, BASELINES) for each in listed(source, content, "baselines", usual))
 
 
 _TOLD_APART = ("workers", "runtime", "backend", "transport", "zip")
@@ -585,7 +572,7 @@ def _precision(source: str, value: Any) -> float | None:
         return None if value is None else share(f"{value}")
     except ValueError:
         raise ConfigError(
-            f"{source}: precision: {shown(value)} is none; give the half width of the intervals, such as 2 % or 0.02"
+            f"{source}: precision: {plain(value)} is none; give the half width of the intervals, such as 2 % or 0.02"
         ) from None
 
 
@@ -596,7 +583,7 @@ def _question(source: str, value: Any) -> str:
     found = _QUESTION.fullmatch(words)
     if found is None or not 1 <= int(found[2]) <= MAX_WORKERS:
         raise ConfigError(
-            f"{source}: question: {shown(value)} is none that is known; write speedup at N, throughput at N or "
+            f"{source}: question: {plain(value)} is none that is known; write speedup at N, throughput at N or "
             f"efficiency at N, N from 1 to {MAX_WORKERS:,}"
         )
     return words

@@ -38,7 +38,7 @@ from horovod_study.measure.clock import now, utc_now
 from horovod_study.options import BY_RUNTIME, SET_BY_TUNE, refuse_set, require_workers
 from horovod_study.progress import Line, duration, say
 from horovod_study.records import RunRecord, TurnSlice, append_turns, read_turns
-from horovod_study.roles import Option, Role, check_field
+from horovod_study.roles import TRUTH, Option, Role, check_field, plain
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies import engine
 from horovod_study.studies.attempt import Attempt, CellRun, Launcher, local_launch
@@ -56,7 +56,6 @@ from horovod_study.studies.racing import (
     Outcome,
     RoundBook,
     Trial,
-    plain,
     race,
     race_in_turns,
     ratio_record,
@@ -190,7 +189,7 @@ def _own_values(text: str, workload: Workload) -> tuple[str, tuple[Any, ...]]:
     for word in list_.split(","):
         value: Any = word.strip()
         if option.kind is bool:
-            value = {"true": True, "false": False}.get(value.lower(), value)
+            value = TRUTH.get(value.lower(), value)
         values.append(check_field("tune: --knob", name, value, option, optional=False))
     return name, tuple(dict.fromkeys(values))
 
