@@ -92,7 +92,10 @@ def mpi_hindrance(ranks: int) -> str:
 def line(error: BaseException | None = None) -> str:
     """Return what is told of a lack, which `error` is about, with the limits that hold for this process."""
     if error is not None and any(sign in str(each).lower() for each in _chain(error) for sign in _OF_THREADS):
-        return _line_of_threads()
+        limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+        most = f"ulimit -u is {limit:,}, all programs of this user together"
+        why = "" if limit == resource.RLIM_INFINITY else f" ({most})"
+        return f"error: no room for another thread or process{why}; allow more, or end other programs, and try again"
     limits = [
         f"{name} is {limit // 2**20:,} MiB"
         for name, kind in (("ulimit -v", resource.RLIMIT_AS), ("ulimit -d", resource.RLIMIT_DATA))
@@ -101,12 +104,6 @@ def line(error: BaseException | None = None) -> str:
     ]
     why = f" ({', '.join(limits)})" if limits else ""
     return f"error: not enough memory{why}; allow more, or end other programs, and try again"
-
-
-def _line_of_threads() -> str:
-    limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    why = "" if limit == resource.RLIM_INFINITY else f" (ulimit -u is {limit:,}, all programs of this user together)"
-    return f"error: no room for another thread or process{why}; allow more, or end other programs, and try again"
 
 
 def refused(error: OSError) -> int:

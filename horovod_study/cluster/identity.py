@@ -52,20 +52,14 @@ _NAMED = 5  # so many names are listed before "and N more"
 
 def code_files(package: Path = PACKAGE) -> dict[str, str]:
     """Return the SHA-256 of each source that shapes a run, by its path in the package, sorted."""
-    names = [
-        *_MODULES,
-        *(path.relative_to(package).as_posix() for each in _FOLDERS for path in _sources(package, each)),
-    ]
+    found = (path.relative_to(package) for each in _FOLDERS for path in (package / each).rglob("*.py"))
+    names = [*_MODULES, *(path.as_posix() for path in found if "__pycache__" not in path.parts)]
     return {name: hashlib.sha256((package / name).read_bytes()).hexdigest() for name in sorted(names)}
 
 
 def code_digest(files: Mapping[str, str] | None = None) -> str:
     """Return one digest of the code that shapes a run, 12 hexadecimal digits."""
     return _digest(code_files() if files is None else files)
-
-
-def _sources(package: Path, folder: str) -> list[Path]:
-    return [path for path in (package / folder).rglob("*.py") if "__pycache__" not in path.parts]
 
 
 def _digest(value: Any) -> str:
@@ -81,7 +75,9 @@ def environment(partition: Partition | None = None) -> dict[str, Any]:
     for name in _PACKAGES:
         if version := installed(name):
             found[name] = version
-    for name, folder in (("horovod build", None), *((f"horovod build {each.name}", each) for each in _named_builds())):
+    builds = (Path(sys.prefix) / "lib" / "horovod-builds").glob("[!.]*")  # beside the installed one, see comm/builds.py
+    named = ((f"horovod build {path.name}", path) for path in sorted(builds) if path.is_dir())
+    for name, folder in (("horovod build", None), *named):
         if build := _horovod_build(folder):
             found[name] = build
     if mpi := _mpi():
@@ -102,11 +98,6 @@ def installed(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _named_builds() -> list[Path]:
-    """Builds of Horovod beside the installed one, see comm/builds.py."""
-    return sorted(path for path in (Path(sys.prefix) / "lib" / "horovod-builds").glob("[!.]*") if path.is_dir())
 
 
 def _horovod_build(folder: Path | None) -> str | None:

@@ -261,7 +261,9 @@ class _Line:
         """Return where ranks meet that are not told by their launcher."""
         site = self.site
         host = site.hosts[0].name if site.hosts else "localhost"
-        return {"MASTER_ADDR": host, "MASTER_PORT": str(site.port or _port_of(out))}
+        digest = hashlib.sha256(str(out.absolute()).encode()).digest()
+        chosen = PORTS[0] + int.from_bytes(digest[:4], "big") % (PORTS[1] - PORTS[0] + 1)  # where nobody has chosen one
+        return {"MASTER_ADDR": host, "MASTER_PORT": str(site.port or chosen)}
 
     def horovodrun(self, environ: dict[str, str]) -> tuple[str, ...]:
         site = self.site
@@ -383,12 +385,6 @@ def _hosts(site: Site) -> str:
 def _each_rank(site: Site, ending: str = "") -> str:
     """Return the host of each rank, one after the other."""
     return ",".join(host.name + ending for host in site.hosts for _ in range(host.slots))
-
-
-def _port_of(out: Path) -> int:
-    """Return where the ranks of the cell in `out` meet, when nobody has chosen a port."""
-    digest = hashlib.sha256(str(out.absolute()).encode()).digest()
-    return PORTS[0] + int.from_bytes(digest[:4], "big") % (PORTS[1] - PORTS[0] + 1)
 
 
 def cell_environment(environ: Mapping[str, str], *, path: str, out: Path, site: Site = HERE) -> dict[str, str]:

@@ -100,7 +100,7 @@ class Partition:
             )
         if self.gres is not None and not self.gpus_per_node:
             raise ConfigError(f"{here}: gres is {self.gres!r}, but gpus_per_node is 0; leave gres out or say how many")
-        if self.gres is not None and _other_braces(self.gres):
+        if self.gres is not None and set(self.gres.replace("{gpus}", "")) & set("{}"):
             raise ConfigError(f"{here}: gres is {self.gres!r}; write {{gpus}} where the number of GPUs belongs")
         if (self.scheduler == "ssh") != bool(self.hosts):
             raise ConfigError(
@@ -161,10 +161,6 @@ _KINDS: Mapping[str, tuple[Option, bool]] = {
 }
 KEYS = tuple(each.name for each in fields(Partition) if each.name != "because")
 """What a partition's file may say."""
-
-
-def _other_braces(text: str) -> bool:
-    return bool(set(text.replace("{gpus}", "")) & set("{}"))
 
 
 # ---------------------------------------------------------------------------------------------------- files

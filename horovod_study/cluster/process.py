@@ -2,7 +2,7 @@
 
 A launcher's workers do not all stay in its process group (`mpirun` and `horovodrun` give theirs a group or session of
 their own), so the group alone is not enough to end a cell. Every process of a cell carries the environment variable
-`launch.MARKER`; where the system shows environments (/proc), whatever carries it is found and ended.
+`launch.MARKER`: whatever carries it is found and ended.
 """
 
 import errno
@@ -24,7 +24,6 @@ from horovod_study.measure.clock import now, sleep
 GRACE_S = 5.0
 """How long launchers and workers get to end by themselves after SIGTERM."""
 
-_PROC = Path("/proc")
 _KILL_ROUNDS = 100
 
 
@@ -111,11 +110,11 @@ def stop_marked(marker: str, *, group: int | None = None, grace_s: float = GRACE
         _signal(pid, signal.SIGTERM)
     deadline = now() + grace_s
     try:
-        while _remaining(marker, group) and now() < deadline:
+        while marked_processes(marker) and now() < deadline:
             sleep(0.05)
     finally:  # also when a second Ctrl-C cuts the wait short
         rounds = 0
-        while (left := _remaining(marker, group)) and rounds < _KILL_ROUNDS:
+        while (left := marked_processes(marker)) and rounds < _KILL_ROUNDS:
             for pid in left:
                 _signal(pid, signal.SIGKILL)
             rounds += 1
@@ -124,7 +123,7 @@ def stop_marked(marker: str, *, group: int | None = None, grace_s: float = GRACE
 
 
 def marked_processes(marker: str) -> list[int]:
-    """Return the processes marked with `marker` or with a path below it; none where the system does not show them."""
+    """Return the processes marked with `marker` or with a path below it."""
     below = f"{marker.rstrip('/')}/"
     return [pid for pid, mark in _marks() if mark == marker or mark.startswith(below)]
 
@@ -138,7 +137,7 @@ def marked_below(folder: Path) -> set[str]:
 def _marks() -> Iterator[tuple[int, str]]:
     """Yield the number and the mark of every marked process but this one."""
     name = f"{MARKER}=".encode()
-    for entry in _PROC.glob("[0-9]*") if _PROC.is_dir() else ():
+    for entry in Path("/proc").glob("[0-9]*"):
         try:
             variables = (entry / "environ").read_bytes().split(b"\0")
         except OSError:  # ended meanwhile, or another user's
@@ -146,13 +145,6 @@ def _marks() -> Iterator[tuple[int, str]]:
         for each in variables:
             if each.startswith(name) and int(entry.name) != os.getpid():
                 yield int(entry.name), os.fsdecode(each[len(name) :])
-
-
-def _remaining(marker: str, group: int | None) -> list[int]:
-    """What a signal should go to: marked processes, or the negative group where processes cannot be looked into."""
-    if (_PROC / "self" / "environ").exists():
-        return marked_processes(marker)
-    return [-group] if group is not None and _signal(-group, 0) else []
 
 
 def _signal(pid: int, number: int) -> bool:

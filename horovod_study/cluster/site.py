@@ -106,7 +106,8 @@ def site_of(
                     f"{asked.slots} workers are to go to {host.name}, which has {host.slots} "
                     f"slot{'s' * (host.slots > 1)}; lower workers_per_node, or use --oversubscribe"
                 )
-    first = _is_here(used[0].name, environ if allocation else {})
+    own = environ.get("SLURMD_NODENAME") if allocation else None  # how a node is called in its job
+    first = own == used[0].name if own else this_host(used[0].name)
     return replace(
         common,
         hosts=used,
@@ -133,12 +134,6 @@ def _chosen(offered: Sequence[Host], placement: Placement, where: str, remedy: s
             f"{where} has {len(offered)} ({', '.join(host.name for host in offered)}); {remedy}"
         )
     return list(offered[: placement.nodes])
-
-
-def _is_here(name: str, job: Mapping[str, str]) -> bool:
-    """Return whether the host `name` is this machine. A Slurm node says how it is called there."""
-    own = job.get("SLURMD_NODENAME")
-    return own == name if own else this_host(name)
 
 
 def free_port() -> int:

@@ -69,14 +69,10 @@ def local_launch(cell: Cell, config: Path, out: Path, *, resume: bool = False, s
         config=config,
         out=out,
         environ=os.environ,
-        root=_is_root(),
+        root=os.geteuid() == 0,
         resume=resume,
         site=site,
     )
-
-
-def _is_root() -> bool:
-    return hasattr(os, "geteuid") and os.geteuid() == 0
 
 
 class Verdict(NamedTuple):
@@ -150,7 +146,7 @@ class ProgramRun(RankRun):
             python=Path(sys.executable),
             out=self.out,
             environ={**os.environ, **self.environment},
-            root=_is_root(),
+            root=os.geteuid() == 0,
             site=self.site,
         )
 
@@ -184,7 +180,8 @@ class Running:
         self.exit_code: int | None = None
         self._began = now()
         self._looked, self._failed_at = self._began, math.inf
-        self._before = len(record.attempts) if (record := _record(run)) is not None and _resumes(run) else 0
+        resumed = _record(run) if isinstance(run, CellRun) and run.resume else None
+        self._before = 0 if resumed is None else len(resumed.attempts)
         self._process: CellProcess | None = None
         self._problem = ""
         try:
@@ -222,7 +219,10 @@ class Running:
                 self._ask_to_stop(self._process)
             return self.end(*verdict)
         if self.seconds > self.run.timeout_s:
-            return self.end(TIMED_OUT, f"timed out after {self.run.timeout_s:g} s{_without_steps(self.run)}")
+            # Of somebody else's script: its record begins with the second step.
+            foreign = isinstance(self.run, CellRun) and self.run.cell.config.workload.small is None
+            seen = f"; no steps seen: {NO_STEPS}" if foreign and _record(self.run) is None else ""
+            return self.end(TIMED_OUT, f"timed out after {self.run.timeout_s:g} s{seen}")
         return self.end() if self._lingers() else None
 
     def end(self, state: str = "", reason: str = "", *, grace_s: float | None = None) -> Attempt:
@@ -344,16 +344,6 @@ class Running:
 
 def _record(run: RankRun) -> RunRecord | None:
     return read_run(run.out) if isinstance(run, CellRun) and (run.out / MANIFEST).exists() else None
-
-
-def _without_steps(run: RankRun) -> str:
-    """Return, for a reason, that no step was seen of somebody else's script: its record begins with the second one."""
-    foreign = isinstance(run, CellRun) and run.cell.config.workload.small is None
-    return f"; no steps seen: {NO_STEPS}" if foreign and _record(run) is None else ""
-
-
-def _resumes(run: RankRun) -> bool:
-    return isinstance(run, CellRun) and run.resume
 
 
 def require_launchers(cells: Iterable[Cell], launch: Launcher, sites: Mapping[Placement, Site] | None = None) -> None:

@@ -84,7 +84,9 @@ def message_sizes(
     if factor < 2:
         raise ConfigError(f"bench: --factor is {factor}; sizes grow by a whole factor of at least 2")
     low = byte_count("--min-bytes", min_bytes)
-    high = _largest_that_fits(workers) if max_bytes is None else byte_count("--max-bytes", max_bytes)
+    high = MAX_BYTES if max_bytes is None else byte_count("--max-bytes", max_bytes)
+    while max_bytes is None and high > 2**20 and 8 * high * workers > psutil.virtual_memory().available:
+        high //= 4
     if not 0 < low <= high:
         raise ConfigError(f"bench: --min-bytes is {low} and --max-bytes {high}; it must be 0 < min-bytes <= max-bytes")
     row, size = [], low
@@ -92,13 +94,6 @@ def message_sizes(
         row.append(size)
         size *= factor
     return tuple(sorted({*row, *own}))
-
-
-def _largest_that_fits(workers: int) -> int:
-    size = MAX_BYTES
-    while size > 2**20 and 8 * size * workers > psutil.virtual_memory().available:
-        size //= 4
-    return size
 
 
 def plan_jobs(transports: Sequence[str] | None, runtimes: Sequence[str] | None) -> list[BenchJob]:

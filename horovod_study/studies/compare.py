@@ -229,7 +229,8 @@ def _from_text(source: str, text: str, workload: Workload) -> tuple[str, dict[st
             raise ConfigError(f"{source}: {part!r} is not option=value, as in thread_priority=off")
         if name in values:
             raise ConfigError(f"{source}: {name} is given twice; give it once")
-        _refuse_set(source, name)
+        if name in (*SET_BY_COMPARE, "seconds", "steps"):
+            raise ConfigError(f"{source}: {name} has no place here; it is the same for both sides and every run")
         if name in workload.options and not workload.options[name].matters(runtime):
             raise ConfigError(f"{source}: {name} has no effect on {runtime}; leave it out")
         values[name] = _value(workload, name, word)
@@ -275,11 +276,6 @@ def _pair(values: Mapping[str, Any]) -> str:
 def _runtime(source: str, runtime: Any) -> str:
     require_known(f"{source}: runtime", runtime, RUNTIMES, also=", or a YAML file")
     return str(runtime)
-
-
-def _refuse_set(source: str, name: str) -> None:
-    if name in SET_BY_COMPARE or name in ("seconds", "steps"):
-        raise ConfigError(f"{source}: {name} has no place here; it is the same for both sides and every run")
 
 
 def check_configs(a: Side, b: Side) -> dict[str, tuple[Any, Any]]:

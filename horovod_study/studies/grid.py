@@ -237,6 +237,7 @@ class Grid:
         else:
             set_aside(self.directory, cell)
         noticed = self.places.notice_load and site.alone and conductor is None  # else each slice tells of it
+        cores = len(os.sched_getaffinity(0))
         others = OtherPrograms(sorted(os.sched_getaffinity(0))) if noticed else None
         run = CellRun(
             cell=cell,
@@ -266,16 +267,11 @@ class Grid:
             exit_code=attempt.exit_code,
             reason=attempt.reason,
         )
-        if attempt.done and others is not None:
-            self._notice(others, display)
-        return _End(state=attempt.state, reason=attempt.reason, attempt=attempt, resumed=resume)
-
-    def _notice(self, others: OtherPrograms, display: Display) -> None:
-        """Warn once when other programs have used the cores while a cell ran."""
-        cores = len(os.sched_getaffinity(0))
-        if not self._warned and (told := disturbance(others, cores)):
+        told = disturbance(others, cores) if attempt.done and others is not None and not self._warned else None
+        if told:
             self._warned = True
             display.note(f"warning: {told} while that cell ran; its times are not those of a quiet machine")
+        return _End(state=attempt.state, reason=attempt.reason, attempt=attempt, resumed=resume)
 
     def _watch(
         self, name: str, lease: Lease, ahead: Sequence[Cell], display: Display, conductor: Conductor | None

@@ -110,7 +110,7 @@ class JobSignals(Interruption):
 
     def _find(self) -> str:
         told = told_by_slurm(self._ask, self._job_id)
-        if told.get("PreemptTime", "None") not in ("None", "Unknown", ""):
+        if is_pre_empted(told):
             return PRE_EMPTED
         if self.number == signal.SIGUSR1:
             return INTERRUPTED  # the time limit is near
@@ -125,6 +125,11 @@ def told_by_slurm(ask: Ask, job_id: str) -> dict[str, str]:
     """Return what `scontrol show job` says, by its names; empty where it does not answer."""
     text = (ask(("scontrol", "--oneliner", "show", "job", job_id)) if job_id else None) or ""
     return dict(re.findall(r"(?:^|\s)(\w+)=(\S*)", text))
+
+
+def is_pre_empted(told: Mapping[str, str]) -> bool:
+    """Return whether Slurm, by what it has told, is about to take the nodes away from a job."""
+    return told.get("PreemptTime", "None") not in ("None", "Unknown", "")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -250,7 +255,7 @@ def _run(
         grid.run([cell], total=len(cells), ended=position)
         status = status_of(grid.directory, cell)
         not_done += status != "done"
-        if status not in ("", "done") and not stop.requested and is_pre_empted(inside):
+        if status not in ("", "done") and not stop.requested and is_pre_empted(inside.told()):
             stop.state, stop.requested = PRE_EMPTED, True
     note = replace(note, cell="", left_out=tuple(left_out))
     if stop.requested:
@@ -267,11 +272,6 @@ def _run(
 def status_of(directory: Path, cell: Cell) -> str:
     """Return the status in the record of a cell; "" where there is none."""
     return read_run(directory / cell.key).status if (directory / cell.key / MANIFEST).exists() else ""
-
-
-def is_pre_empted(inside: Inside) -> bool:
-    """Return whether Slurm is about to take the nodes away from this job."""
-    return inside.told().get("PreemptTime", "None") not in ("None", "Unknown", "")
 
 
 def hand_back(inside: Inside, until_killed_s: float) -> None:

@@ -26,6 +26,7 @@ RECENT_STEPS = 200
 """So many steps, the last that all ranks have, are what is shown as now."""
 SILENT_S = 60.0
 """A run of which nothing was heard for so long is shown with that."""
+_ESCAPED = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 _MOST_RANKS = 16  # rows on a screen: the slowest
 
 
@@ -214,13 +215,9 @@ def open_metrics(view: RunNow, directory: Path) -> str:
         lines.append(f"# HELP {full} {text}")
         for labels, value in samples:
             if value is not None:
-                told = ",".join(f'{key}="{_escaped(str(each))}"' for key, each in {**run, **labels}.items())
+                told = ",".join(f'{key}="{str(each).translate(_ESCAPED)}"' for key, each in {**run, **labels}.items())
                 lines.append(f"{full}{'_total' if kind == 'counter' else ''}{{{told}}} {value:.17g}")
     return "\n".join([*lines, "# EOF", ""])
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 # ---------------------------------------------------------------------------------------------------- watching

@@ -136,7 +136,9 @@ def run_study(
             places = _places(study, plan.sites, options)
             if options.smoke:
                 smoke_test(plan.here, directory, places, plan.sites, study.partitions, console=console, stop=stop)
-            _warn_of_load(plan.sites, options.watch_load_s, console)
+            if options.watch_load_s > 0 and any(site.alone for site in plan.sites.values()):
+                if told := other_load(sorted(os.sched_getaffinity(0)), seconds=options.watch_load_s):
+                    say(console, f"warning: {told}; times will not be those of a quiet machine")
             grid = Grid(
                 study=study,
                 directory=directory,
@@ -479,14 +481,6 @@ def _end_leftovers(directory: Path, elsewhere: Collection[str], grace_s: float, 
             say(console, f"warning: {stopped.problem}")
     if count:
         say(console, f"stopped what an interrupted run of this study left behind ({count} processes)")
-
-
-def _warn_of_load(sites: Mapping[Placement, Site], seconds: float, console: Console) -> None:
-    """Watch what other programs do on this machine, where cells will run here."""
-    if seconds > 0 and any(site.alone for site in sites.values()):
-        told = other_load(sorted(os.sched_getaffinity(0)), seconds=seconds)
-        if told:
-            say(console, f"warning: {told}; times will not be those of a quiet machine")
 
 
 # ---------------------------------------------------------------------------------------------------- after a sweep

@@ -453,12 +453,6 @@ class _Open:
         self.done = 0.0  # share of the budget at the last evaluation
         self.test_mse: float | None = None
 
-    def new_evaluations(self) -> list[dict[str, float]]:
-        """Return the rows of epochs.csv that were added since the last call."""
-        rows = epoch_rows(self.run.out)
-        new, self.seen = rows[self.seen :], len(rows)
-        return new
-
 
 class _Trials:
     """The lanes of a search: each takes up one trial after the other, and tells Optuna how they end."""
@@ -570,7 +564,9 @@ class _Trials:
     def _judge(self, each: _Open) -> str:
         """Report new evaluations to Optuna; return why the trial should end early, or ""."""
         hopeless = ""
-        for row in each.new_evaluations():
+        rows, seen = epoch_rows(each.run.out), each.seen
+        each.seen = len(rows)
+        for row in rows[seen:]:
             each.done, each.test_mse = budget_done(each.run.cell.config, row), row["test_mse"]
             part = math.floor(each.done * PARTS + 1e-9)
             finite = math.isfinite(each.test_mse)

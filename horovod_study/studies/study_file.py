@@ -173,7 +173,8 @@ class StudyConfig:
         run = self.run.changed(partition=partition.name)
         shapes: dict[tuple[Any, ...], list[tuple[Placement, dict[str, Any]]]] = {}
         alone: list[tuple[Placement, dict[str, Any]]] = []
-        for values in self._combinations():
+        for chosen in itertools.product(*self._axes()):
+            values = {name: value for part in chosen for name, value in part.items()}
             together = values.get("global_batch")
             variant = run.changed(**{name: value for name, value in values.items() if name in self.workload.sweepable})
             if "plain" in self.baselines:
@@ -207,11 +208,6 @@ class StudyConfig:
                 f"{self._here}: these are {count} {what}; a study may have {MAX_CELLS}: lower repeats, or vary less "
                 "under sweep"
             )
-
-    def _combinations(self) -> Iterator[dict[str, Any]]:
-        """Yield the values of all that is crossed but placements and runtimes."""
-        for chosen in itertools.product(*self._axes()):
-            yield {name: value for part in chosen for name, value in part.items()}
 
     def _first(
         self,

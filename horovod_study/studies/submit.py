@@ -77,7 +77,9 @@ def submit_study(
     StudyError when Slurm does not answer or refuses a job (those submitted before stay), or another command submits.
     """
     python = python or Path(sys.executable)
-    seconds_of = seconds_of or _past(study, directory)
+    if seconds_of is None:  # as the plan does: what was learned, a guess, or its time limit
+        past = Estimate(past_durations(directory))
+        seconds_of = lambda cell: past.expected(cell, at_most_s=study.timeout_s)[0]  # noqa: E731
     check_folder(directory)
     if dry_run:
         drafts = _drafts(study, cells, directory, planned or {}, seconds_of, python, code=None, environ=environ)
@@ -140,12 +142,6 @@ def adopt(book: JobBook, directory: Path, console: Console) -> None:
             say(console, f"found job {number} ({job.name}), submitted by a command that was broken off")
         elif all(book.of_task(job, task) is None for task in range(len(job.tasks))):
             write_job(directory, replace(job, refused="the command that made it was broken off before it submitted it"))
-
-
-def _past(study: StudyConfig, directory: Path) -> Callable[[Cell], float]:
-    """Return how long a cell is expected to take, as the plan does: what was learned, a guess, or its time limit."""
-    estimate = Estimate(past_durations(directory))
-    return lambda cell: estimate.expected(cell, at_most_s=study.timeout_s)[0]
 
 
 def _drafts(

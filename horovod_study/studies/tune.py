@@ -316,12 +316,6 @@ def shipped_values(effective: Mapping[str, Any], workload: Workload) -> dict[str
     return found
 
 
-def _set_by_user(runtimes: Sequence[str], workload: Workload) -> list[str]:
-    """Return the variables of the environment that would be taken for shipped settings."""
-    used = [each for each in workload.options.values() if any(each.matters(runtime) for runtime in runtimes)]
-    return [each.variable for each in used if each.variable and each.variable in os.environ]
-
-
 def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else seconds * 1e3
 
@@ -599,8 +593,10 @@ class _Tuning:
         """Return what came of a heat, which is run if that was not done before and there is time."""
         for each in heat.candidates:
             self._candidates.setdefault(each.key, each)
-        found = self._ledger.heat(heat)
-        return self._run_heat(heat) if found is None and self._time_for_heat(heat) else found
+        if (found := self._ledger.heat(heat)) is not None:
+            return found
+        ends_s = self._ledger.used_s + self._heat_s(len(heat.candidates), LEAST_ROUNDS)
+        return self._run_heat(heat) if ends_s <= self._until_s(heat) else None
 
     def _room(self) -> int:
         """Return how many candidates fit into memory together; the same when the tune goes on."""
@@ -610,9 +606,6 @@ class _Tuning:
             facts["room"] = int(psutil.virtual_memory().available / 1e6 / (worker_mb * self._request.workers))
             self._ledger.save()
         return int(facts["room"])
-
-    def _time_for_heat(self, heat: Heat) -> bool:
-        return self._ledger.used_s + self._heat_s(len(heat.candidates), LEAST_ROUNDS) <= self._until_s(heat)
 
     def _until_s(self, heat: Heat) -> float:
         """Return the seconds at which a heat is to be over, so that there is time to confirm what leads."""
@@ -698,8 +691,9 @@ class _Tuning:
             f"{f'{request.config.seconds:g} s per launch' if request.alone else 'in turns'}, "
             f"at most {duration(60 * request.minutes)}" + (f"; {kept} launches of before count" if kept else "")
         )
-        for name in _set_by_user(request.runtimes, request.config.workload):
-            say(f"warning: {name} is set in the environment, and holds for the shipped settings as well; unset it")
+        for each in request.config.workload.options.values():
+            if each.variable in os.environ and any(each.matters(runtime) for runtime in request.runtimes):
+                say(f"warning: {each.variable} is set in the environment, and holds for the shipped settings; unset it")
         if request.alone and request.alone != "as asked for":
             say(f"one launch after the other: {request.alone}")
         candidates = [each for runtime in request.runtimes for each in self._space(runtime)]

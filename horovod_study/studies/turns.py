@@ -46,7 +46,7 @@ from horovod_study.measure.clock import now, sleep
 from horovod_study.progress import Line
 from horovod_study.recording.turns import TURNS, Channel
 from horovod_study.records import TurnSlice, read_run
-from horovod_study.roles import Role, named
+from horovod_study.roles import Role
 from horovod_study.studies.attempt import Attempt, CellRun, Running, Verdict
 from horovod_study.studies.engine import Lane, sweep
 from horovod_study.studies.interruption import Interruption
@@ -684,7 +684,11 @@ class BlockLaunch:
             cores=sorted(os.sched_getaffinity(0)),
             equal_steps=self.equal_steps,
             least_steps=self.least_steps,
-            end_alone=any(_looks_further(cell.config) for cell in cells.values()),
+            end_alone=any(
+                getattr(cell.config, name) not in (None, cell.config.workload.options[name].default)
+                for cell in cells.values()
+                for name in cell.config.workload.named(Role.PROBE)
+            ),
         )
 
     def run(
@@ -702,9 +706,3 @@ class BlockLaunch:
 
         ended = alternate(conductor, {name: replace(run, watch=watch) for name, run in runs.items()}, stop)
         return ended, conductor.slices
-
-
-def _looks_further(config: Configuration) -> bool:
-    """Return whether a run measures something after its timed window."""
-    options = config.workload.options
-    return any(getattr(config, name) not in (None, options[name].default) for name in named(options, Role.PROBE))

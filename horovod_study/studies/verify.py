@@ -211,11 +211,10 @@ def _verify(question: Question, scratch: Path, logs: Path, on_progress: Callable
         train_alone("cuda")
 
     cases: list[dict[str, Any]] = []
-    launches = [
-        (runtime, count, reductions)
-        for runtime, count in runtimes
-        for reductions in _launches(runtime, count, question.reductions)
-    ]
+    launches: list[tuple[str, int, list[str]]] = []
+    for runtime, count in runtimes:  # starting takes longer than training, but torch starts one reduction per process
+        together = [list(question.reductions)] if not runtime.startswith("ddp/") else [[x] for x in question.reductions]
+        launches += [(runtime, count, each) for each in ([["auto"]] if count == 1 else together)]
     for number, (runtime, count, reductions) in enumerate(launches, start=1):
         known = {"runtime": runtime, "workers": count, "steps": question.steps}
         words = "" if set(reductions) >= set(question.reductions) or count == 1 else f", {reductions[0]}"
@@ -250,13 +249,6 @@ def _verify(question: Question, scratch: Path, logs: Path, on_progress: Callable
         "cases": cases,
         "moved": _moved(references.values()),  # "float32 adam" -> tensor -> ||q - q0|| / ||q0||, sequential
     }
-
-
-def _launches(runtime: str, workers: int, reductions: Sequence[str]) -> list[list[str]]:
-    """Return the reductions of each launch: starting takes longer than training, but torch starts one per process."""
-    if workers == 1:
-        return [["auto"]]
-    return [[reduction] for reduction in reductions] if runtime.startswith("ddp/") else [list(reductions)]
 
 
 def _launched(runtime: str, workers: int, job: Mapping[str, Any], scratch: Path, logs: Path) -> dict[str, Any]:

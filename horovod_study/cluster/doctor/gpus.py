@@ -31,7 +31,10 @@ class GpuChecks:
                 )
             else:
                 area.ok("driver", "no NVIDIA driver on this machine: runs use its CPUs")
-            self._unused_gpus(area)
+            if (visible := here.environ.get("CUDA_VISIBLE_DEVICES")) not in (None, "", "-1", "NoDevFiles"):
+                area.warning(
+                    "CUDA_VISIBLE_DEVICES", f"it is {visible!r}, but there is no GPU here", "unset CUDA_VISIBLE_DEVICES"
+                )
             self._enough(area, 0)
             return
         limit_s = 2.0 if self._quick else 15.0
@@ -77,20 +80,14 @@ class GpuChecks:
         elif wanted.scheduler != "local" and not found:
             area.ok("partition", f"GPUs are on the nodes of {wanted.name}; start the doctor in a job there to see them")
 
-    def _unused_gpus(self, area: Area) -> None:
-        visible = self._here.environ.get("CUDA_VISIBLE_DEVICES")
-        if visible not in (None, "", "-1", "NoDevFiles"):
-            area.warning(
-                "CUDA_VISIBLE_DEVICES", f"it is {visible!r}, but there is no GPU here", "unset CUDA_VISIBLE_DEVICES"
-            )
-
     def _visible(self, area: Area) -> None:
         assert self._gpus is not None
         text = self._here.environ.get("CUDA_VISIBLE_DEVICES")
         if text is None:
             return
         names = [part.strip() for part in text.split(",")]
-        heeded = [name for name in visible_gpus(self._here.environ) or () if self._exists(name)]
+        named = visible_gpus(self._here.environ) or ()
+        heeded = [name for name in named if not name.isdecimal() or int(name) < len(self._gpus)]  # a UUID is believed
         ignored = [name for name in names if name not in heeded]
         if names[0] in ("", "-1", "NoDevFiles"):
             area.warning(
@@ -111,10 +108,6 @@ class GpuChecks:
             )
         else:
             area.ok("CUDA_VISIBLE_DEVICES", f"{text}: {len(names)} of {plural(len(self._gpus), 'GPU')}")
-
-    def _exists(self, name: str) -> bool:
-        """Whether a number is that of a GPU; a UUID is believed."""
-        return not name.isdecimal() or int(name) < len(self._gpus or ())
 
     def _busy(self, area: Area) -> None:
         assert self._gpus is not None

@@ -187,14 +187,13 @@ class Hosts:
                 f"{plural(host.slots, 'worker')} on {plural(facts['cores'], 'core')}: they would share cores",
                 f"write {name}:{facts['cores']}, or fewer",
             )
-        same = facts["host"] == platform.node() and facts["boot"] == self._boot()
+        same = facts["host"] == platform.node() and facts["boot"] == self._here.text(
+            Path("/proc/sys/kernel/random/boot_id")
+        )
         for worry in () if same else facts["worries"] or ():  # those of this machine have an area of their own
             remedy = f"on {name}: {worry['remedy']}"
             note = area.fail if worry["verdict"] == "fail" else area.warning
             note(f"{name} {worry['name']}", worry["what"], remedy)
-
-    def _boot(self) -> str | None:
-        return self._here.text(Path("/proc/sys/kernel/random/boot_id"))
 
     def _same_code(self, area: Area, name: str, facts: Mapping[str, Any]) -> None:
         here, there = self._code, facts.get("code")
