@@ -1,5 +1,6 @@
 """Who gives turns: one cell at a time, whole rounds in random order, and what becomes of cells that end or fail."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -267,7 +268,7 @@ def busy() -> "subprocess.Popen[bytes]":
 
 
 def test_a_process_that_is_stopped_uses_no_processor_and_goes_on(busy: "subprocess.Popen[bytes]") -> None:
-    with Holding() as holding:
+    with contextlib.closing(Holding()) as holding:
         until(lambda: (used_s([busy.pid]) or 0.0) > 0.1)
         holding.stop([busy.pid, 2**22 + 1])  # the second is nobody's
         sleep(0.05)
@@ -298,7 +299,7 @@ def test_when_whoever_stopped_it_is_killed_it_goes_on(busy: "subprocess.Popen[by
 
 def test_children_are_found() -> None:
     code = "import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', 'import time; time.sleep(60)'])"
-    with Holding() as holding:
+    with contextlib.closing(Holding()) as holding:
         parent = subprocess.Popen([sys.executable, "-S", "-c", code], start_new_session=True)
         try:
             until(lambda: len(holding.with_children([parent.pid])) == 2)

@@ -13,8 +13,6 @@ import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import psutil
 
@@ -45,12 +43,6 @@ class Holding:
             env=without_working_directory(os.environ),
             start_new_session=True,  # Ctrl-C is for this program only
         )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self.close()
 
     def stop(self, numbers: Iterable[int]) -> None:
         """Stop processes; what has ended meanwhile, or is another user's, is passed over."""

@@ -129,22 +129,20 @@ def directives(allocation: Allocation, partition: Partition, *, name: str) -> li
     """Return sbatch's options as (name, value); None: it has no value. ConfigError names the key of a bad value."""
     placement = next(cell.placement for task in allocation.tasks for cell in task)
     per_node = max(placement.per_node)
+    gres = None if partition.gres is None else partition.gres.replace("{gpus}", str(per_node))
+    asked = (  # by sbatch's option: the key of the partition, its value
+        ("partition", "slurm_partition", partition.slurm_partition),
+        *((key, key, getattr(partition, key)) for key in ("account", "qos", "constraint")),
+        ("nodes", "", str(allocation.nodes)),
+        ("nodelist", "hosts", ",".join(placement.hosts) or None),
+        ("ntasks-per-node", "", str(per_node)),
+        ("cpus-per-task", "", str(partition.cores_per_worker)),
+        ("gres", "gres", gres),
+    )
     found: list[tuple[str, str | None]] = [("job-name", _directive("job name", name))]
-
-    def given(option: str, key: str, value: str | None) -> None:
+    for option, key, value in asked:
         if value is not None:
             found.append((option, _directive(f"partition {partition.name}: {key}", value)))
-
-    given("partition", "slurm_partition", partition.slurm_partition)
-    given("account", "account", partition.account)
-    given("qos", "qos", partition.qos)
-    given("constraint", "constraint", partition.constraint)
-    found.append(("nodes", str(allocation.nodes)))
-    given("nodelist", "hosts", ",".join(placement.hosts) or None)
-    found.append(("ntasks-per-node", str(per_node)))
-    found.append(("cpus-per-task", str(partition.cores_per_worker)))
-    if partition.gres is not None:
-        given("gres", "gres", partition.gres.replace("{gpus}", str(per_node)))
     if partition.memory_per_core_mb is not None:
         found.append(("mem-per-cpu", f"{partition.memory_per_core_mb}M"))
     if partition.exclusive:

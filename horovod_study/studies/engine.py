@@ -14,7 +14,7 @@ when another one has ended, yields None.
 After a request to stop every running attempt is ended and told to its lane, and nothing more is started.
 """
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from horovod_study.progress import say
 from horovod_study.records import MANIFEST, read_run
 from horovod_study.studies.attempt import Attempt, RankRun, Running
 from horovod_study.studies.interruption import Interruption
+from horovod_study.text.words import cut
 
 Lane = Generator[RankRun | None, Any, None]
 """Yields what is to be run next, None for nothing now; receives the Attempt."""
@@ -152,6 +153,18 @@ def working_in(out: Path, what: str, *, command: str = "", grace_s: float = GRAC
             raise StudyError(
                 f"{error.filename or out}: {error.strerror or error}; make room there or choose another --out{again}"
             ) from error
+
+
+def difference(known: Mapping[str, Any], wanted: Mapping[str, Any], *, whole: bool = True) -> str:
+    """Return in words the first thing in which a folder was begun otherwise than is wanted now; "" for none."""
+    for part, new in wanted.items():
+        old = known.get(part)
+        if isinstance(old, dict) and isinstance(new, dict):
+            if told := difference({**dict.fromkeys(new), **old}, {**dict.fromkeys(old), **new}, whole=False):
+                return told if whole else f"{part} {told}"
+        elif old != new:
+            return f"{part} was {cut(str(old), 60)}, now {cut(str(new), 60)}"
+    return ""
 
 
 def set_aside_unless_done(directory: Path) -> bool:

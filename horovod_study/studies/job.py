@@ -23,8 +23,8 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -198,7 +198,7 @@ def run_job(job: Job, directory: Path, task: int, inside: Inside, *, until_kille
     write_note(directory, job.name, task, note)
     with (
         JobSignals(inside.job_id, restarts=restarts, ends=ends, ask=inside.ask) as stop,
-        _Refreshed(note_path(directory, job.name, task)),
+        _refreshed(note_path(directory, job.name, task)),
     ):
         try:
             study, cells, partition = contents(job, task)
@@ -401,22 +401,21 @@ def seconds_left(environ: Mapping[str, str], limit_s: float, *, present: Callabl
     return max(0.0, end - seconds) if end else limit_s
 
 
-class _Refreshed:
-    """Touches the note of a job twice a minute: by this others see that it is there."""
+@contextmanager
+def _refreshed(path: Path) -> Iterator[None]:
+    """Touch the note of a job twice a minute: by this others see that it is there."""
+    end = threading.Event()
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._end = path, threading.Event()
-
-    def __enter__(self) -> None:
-        threading.Thread(target=self._touch, daemon=True, name="note").start()
-
-    def __exit__(self, *_: object) -> None:
-        self._end.set()
-
-    def _touch(self) -> None:
-        while not self._end.wait(_REFRESH_S):
+    def touch() -> None:
+        while not end.wait(_REFRESH_S):
             with suppress(OSError):
-                os.utime(self._path)
+                os.utime(path)
+
+    threading.Thread(target=touch, daemon=True, name="note").start()
+    try:
+        yield
+    finally:
+        end.set()
 
 
 if __name__ == "__main__":

@@ -385,31 +385,47 @@ class _CellReader:
         self._time_s: float | None = None
 
     def entry(
-        self, cell: Cell, key: str, *, there: "_There", record: RunRecord | None, earlier: int, generation: int
+        self,
+        cell: Cell,
+        there: "_There",
+        *,
+        earlier: int,
+        generation: int,
+        known: tuple[float | None, str] | None = None,
     ) -> Entry:
-        """Judge one cell; `generation` is that of the latest claim on it, 0 without one."""
+        """Judge one cell; `generation` is that of the latest claim on it, 0 without one.
+
+        `known`: rate and reason of a cell that is known to be done.
+        """
+        key, name, recorded = cell.key, self._study.name_of(cell), there.status is not None
+        entry = Entry(cell=cell, key=key, name=name, state="done", earlier_attempts=earlier, recorded=recorded)
+        if known is not None:
+            return replace(entry, samples_per_s=known[0], reason=known[1])
+        path = self._directory / key
+        record = read_run(path) if recorded else None
         job = None if self._jobs is None or (record is not None and record.status == "done") else self._jobs.of(key)
         claim, stale = self._claim(key, generation, job)
-        path = self._directory / key
+
+        def silence_s() -> float | None:
+            with suppress(RecordError):
+                return silent_s(path)
+            return None
+
         state, reason = judge(
             record,
             exists=record is not None or there.holds_files,
             claim=claim,
             stale=stale,
             job=job,
-            silence_s=lambda: _silence_s(path),
+            silence_s=silence_s,
             wrong=there.unreadable or ("" if record is None else foreign(record, self._study, cell)),
         )
         holder = claim.holder if claim is not None else None
-        return Entry(
-            cell=cell,
-            key=key,
-            name=self._study.name_of(cell),
+        return replace(
+            entry,
             state=state,
             reason=reason,
             samples_per_s=record.totals.get("samples_per_s") if record is not None and state == "done" else None,
-            earlier_attempts=earlier,
-            recorded=record is not None,
             host=(record.host if record is not None else holder.host if holder else "") if state == "running" else "",
             job=job.job_id if job is not None else holder.job if holder else "",
         )
@@ -433,23 +449,12 @@ class _CellReader:
         return claim, lease.is_stale(claim, present=self._time_s, ended=ended)
 
 
-def _silence_s(path: Path) -> float | None:
-    try:
-        return silent_s(path)
-    except RecordError:
-        return None
-
-
 def read_entry(study: StudyConfig, directory: Path, cell: Cell, *, jobs: JobBook | None = None) -> Entry:
     """Read where one cell is below the study's folder `directory`, claims of this very process aside."""
-    key = cell.key
-    path = directory / key
-    there = _There.at(path)
-    record = read_run(path) if there.status is not None else None
-    earlier = sum(1 for _ in (directory / ATTEMPTS).glob(f"{key}-*"))
-    claim = lease.latest(directory / lease.CLAIMS, key)
+    earlier = sum(1 for _ in (directory / ATTEMPTS).glob(f"{cell.key}-*"))
+    claim = lease.latest(directory / lease.CLAIMS, cell.key)
     return _CellReader(study, directory, jobs).entry(
-        cell, key, there=there, record=record, earlier=earlier, generation=claim.generation if claim else 0
+        cell, _There.at(directory / cell.key), earlier=earlier, generation=claim.generation if claim else 0
     )
 
 
@@ -465,28 +470,10 @@ def read_ledger(study: StudyConfig, runs_dir: Path, *, jobs: JobBook | None = No
         reader = _CellReader(study, directory, jobs)
         entries = []
         for key, cell in keys.items():
-            path = directory / key
-            there = _There.at(path) if key in names else _There()
-            if there.status is not None and (known := cache.get(key, there.status)) is not None:
-                rate, reason = known
-                entries.append(
-                    Entry(
-                        cell=cell,
-                        key=key,
-                        name=study.name_of(cell),
-                        state="done",
-                        reason=reason,
-                        samples_per_s=rate,
-                        earlier_attempts=earlier[key],
-                        recorded=True,
-                    )
-                )
-                continue
-            record = read_run(path) if there.status is not None else None
-            entry = reader.entry(
-                cell, key, there=there, record=record, earlier=earlier[key], generation=claims.get(key, 0)
-            )
-            if entry.state == "done" and there.status is not None:
+            there = _There.at(directory / key) if key in names else _There()
+            known = None if there.status is None else cache.get(key, there.status)
+            entry = reader.entry(cell, there, earlier=earlier[key], generation=claims.get(key, 0), known=known)
+            if entry.state == "done" and there.status is not None and known is None:
                 cache.put(key, there.status, entry)
             entries.append(entry)
         cache.keep()

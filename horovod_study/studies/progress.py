@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console, Group
@@ -43,9 +42,7 @@ class Display:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live:
             self._live.stop()
 

@@ -55,11 +55,10 @@ from horovod_study.studies.attempt import (
     local_launch,
     require_launchers,
 )
-from horovod_study.studies.engine import Lane, sweep
+from horovod_study.studies.engine import Lane, difference, sweep
 from horovod_study.studies.interruption import Interruption, exit_code
 from horovod_study.studies.search_file import PARTS, Choice, SearchConfig, budget_done
 from horovod_study.text.tables import table_of, to_lines
-from horovod_study.text.words import cut
 
 SIGN_OF_LIFE_S = 10
 SILENT_S = 60
@@ -317,17 +316,10 @@ class _Database:
                 )
             self.study.set_user_attr("meaning", meaning)
             return
-        for part in meaning:
-            old, new = known.get(part), meaning[part]
-            if old == new:
-                continue
-            if isinstance(old, dict):
-                changed = [key for key in {**old, **new} if old.get(key) != new.get(key)]
-                old, new = ({key: each.get(key) for key in changed} for each in (old, new))
-            told = [cut(json.dumps(each), 100) for each in (old, new)]
+        if told := difference(known, meaning):
             raise StudyError(
-                f"search {self._search.name} was begun with another {part} ({told[0]}, now {told[1]}), so its "
-                "trials cannot be compared with new ones; give the search another name in its file, or undo the change"
+                f"search {self._search.name} was begun as another one ({told}), so its trials cannot be compared with "
+                "new ones; give the search another name in its file, or undo the change"
             )
 
     def next_trial(self, directory: Path) -> "optuna.Trial | None":

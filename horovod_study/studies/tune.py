@@ -355,13 +355,12 @@ class _Ledger:
         if self._state.exists():
             again = "move the folder away, or choose another --out"
             state: _State = read_json(self._state, _State, error=StudyError, again=again)
-            before, self.facts = {"turns": False, **state.meaning}, state.facts
-            for part, new in self._meaning.items():
-                if (old := before.get(part)) != new:
-                    raise StudyError(
-                        f"{self._state.parent}: holds the tuning of something else ({_difference(part, old, new)}), "
-                        "whose launches cannot be compared with new ones; choose another --out"
-                    )
+            self.facts = state.facts
+            if told := engine.difference({"turns": False, **state.meaning}, self._meaning):
+                raise StudyError(
+                    f"{self._state.parent}: holds the tuning of something else ({told}), whose launches cannot be "
+                    "compared with new ones; choose another --out"
+                )
         elif self._path.exists():
             raise StudyError(f"{self._path}: its tune.json is missing; move the folder away, or choose another --out")
         else:
@@ -470,13 +469,6 @@ def _finite(text: str) -> float:
     if not math.isfinite(value):
         raise ValueError(f"{text} is no finite number")
     return value
-
-
-def _difference(part: str, old: Any, new: Any) -> str:
-    if isinstance(old, dict) and isinstance(new, dict):
-        name = next(name for name in {**old, **new} if old.get(name) != new.get(name))
-        return f"{name} was {old.get(name)}, now {new.get(name)}"
-    return f"{part} was {old}, now {new}"
 
 
 # ------------------------------------------------------------------------------------------------------ the tune

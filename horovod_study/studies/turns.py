@@ -31,7 +31,6 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 from statistics import median
-from types import TracebackType
 from typing import Any, Self
 
 import psutil
@@ -297,7 +296,7 @@ class Conductor:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # ------------------------------------------------------------------------- for the thread that starts the cells

@@ -126,22 +126,21 @@ class Question:
         """Return what is trained with so many workers: each with its sequential counterpart's rate and file."""
         base = StrainConfig(lr_scaling=self.lr_scaling)
         rate = scaled_lr(base, workers)
-        trials = []
-        for dtype in BOUNDS:
-            for optimizer in OPTIMIZERS:
-                for shards, batch in shares(self.batch, workers).items():
-                    if dtype in self.dtypes and optimizer in self.optimizers:
-                        trials.append(
-                            {
-                                "dtype": dtype,
-                                "optimizer": optimizer,
-                                "batch": batch,
-                                "shards": shards,
-                                "lr": base.lr,
-                                "reference": f"{device}-{dtype}-{optimizer}-b{batch}-lr{rate!r}.npz",
-                            }
-                        )
-        return trials
+        return [
+            {
+                "dtype": dtype,
+                "optimizer": optimizer,
+                "batch": batch,
+                "shards": shards,
+                "lr": base.lr,
+                "reference": f"{device}-{dtype}-{optimizer}-b{batch}-lr{rate!r}.npz",
+            }
+            for dtype in BOUNDS
+            if dtype in self.dtypes
+            for optimizer in OPTIMIZERS
+            if optimizer in self.optimizers
+            for shards, batch in shares(self.batch, workers).items()
+        ]
 
     def sequential(self, workers: int, device: str = "cpu") -> list[dict[str, Any]]:
         """Return the counterparts of `trials`: whole batches at the rate that `workers` workers should have."""
