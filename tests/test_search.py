@@ -504,10 +504,10 @@ def test_a_changed_file_is_another_search(tmp_path: Path) -> None:
     search(tmp_path, trials=1)
     wanted = load_search(write(tmp_path, GOOD.replace("[10, 20]", "[10, 30]")))
 
-    with pytest.raises(StudyError, match=r"begun with another space \(.*\[10, 20\].*, now .*\[10, 30\].*\), so its"):
+    with pytest.raises(StudyError, match=r"begun as another one \(.* was \[10, 20\], now \[10, 30\]\), so its"):
         run_search(wanted, tmp_path / "runs", command="c", launch=fake({}))
     wanted = load_search(write(tmp_path, GOOD.replace("epochs: 4", "epochs: 5")))
-    with pytest.raises(StudyError, match=r'another run \({"epochs": 4}, now {"epochs": 5}\).*give the search another'):
+    with pytest.raises(StudyError, match=r"\(epochs was 4, now 5\).*give the search another"):
         run_search(wanted, tmp_path / "runs", command="c", launch=fake({}))
 
 
