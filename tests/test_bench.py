@@ -135,7 +135,7 @@ def test_worker_counts() -> None:
         (["--runtime", "horovod/mpii"], "bench: --runtime 'horovod/mpii' is not known (did you mean 'horovod/mpi'?)"),
         (["--runtime", "ps/mpi"], "bench: --runtime 'ps/mpi' has no all-reduce of its own; allowed: horovod/mpi, "),
         (["--transport", "--runtime"], "bench: neither a transport nor a runtime is left to measure; name one"),
-        (["--workers", "1"], "bench: --workers is 1; an all-reduce needs at least 2"),
+        (["--workers", "1"], "bench: --workers is 1; it must be at least 2"),
         (["--workers", "100000"], "bench: --workers is 100000, but this machine offers "),
         (["--sizes", "6"], "bench: size 6 bytes; sizes are multiples of 4 bytes (32-bit floats), at least 4"),
         (["--sizes", "4k5"], "bench: --sizes '4k5'; sizes are whole numbers of bytes such as 4, 64K, 1M or 1G"),
