@@ -296,6 +296,42 @@ class TestTablesAsPeopleHaveThem:
         frame = parse_points("GPUs,model,framework,img/s\n1,vgg,torch,9\n1,vgg,jax,8\n", "my.csv")
         assert frame["series"].tolist() == ["vgg torch", "vgg jax"]
 
+    def test_a_column_of_words_that_separates_rows_of_one_count_names_curves(self):
+        text = "cluster,GPUs,img/s,remark\nA,8,9,x\nB,8,8,y\nA,16,17,z\nB,16,15,x\n"
+
+        frame = parse_points(text, "my.csv")
+
+        assert frame["series"].tolist() == ["A", "B", "A", "B"] and "series = cluster" in frame.attrs["read"]
+        assert frame.attrs["doubts"] == ("column 'remark' not used",), "of a remark each row has its own"
+        frame = parse_points(text, "my.csv", {"series": "remark"})
+        assert frame["series"].tolist() == ["x", "y", "z", "x"], "what is said is not added to"
+        assert "series" not in parse_points("GPUs,img/s,AMP\n8,9,yes\n16,17,no\n", "my.csv")
+
+    def test_names_that_every_count_has_of_its_own_separate_nothing(self):
+        frame = parse_points("system,GPUs,img/s\ndgx_n1,8,9\ndgx_n2,16,17\n", "my.csv")
+        assert "series" not in frame and frame.attrs["doubts"] == ("column 'system' not used",)
+
+    @pytest.mark.parametrize(
+        ("name", "cells"),
+        [
+            ("img/s (± std)", ("100 ± 2", "190±1.5")),
+            ("img/s", ("100 (+/- 2)", "190")),
+            ("speedup", ("100x", "190 x")),
+            ("scaling efficiency", ("100 %", "95 %")),
+            ("Parallel efficiency (%)", ("100", "95")),
+        ],
+    )
+    def test_values_with_their_spread_or_unit(self, name, cells):
+        workers, rates, told = read(f"GPUs,{name}\n1,{cells[0]}\n2,{cells[1]}\n")
+        assert workers == [1, 2] and rates[1] / rates[0] == pytest.approx(1.9)
+        assert ("±" in told.split(";")[0]) == any(mark in cells[0] for mark in ("±", "+/-"))
+
+    def test_a_time_of_what_is_asked(self):
+        for name in ("Time (min)", "runtime_s", "Total training time [h]", "elapsed time"):
+            message = refused(f"processes,{name}\n1,100\n2,52\n")
+            assert f"--columns 'step_s={name}'" in message and f"--columns 'epoch_s={name}'" in message
+        assert read("processes,Time (min)\n1,2\n2,1\n", {"epoch_s": "Time (min)"})[1] == [1 / 120, 1 / 60]
+
     def test_micro_batches_of_an_update(self):
         text = "gpus,per_device_train_batch_size,gradient_accumulation_steps,step time (ms)\n2,8,4,500\n4,8,2,500\n"
 

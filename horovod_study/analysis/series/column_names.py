@@ -4,8 +4,8 @@
     nodes, GPUs/node, tokens/s/GPU  workers_per_node, and a rate per worker, which is multiplied by the workers
     world size, iter time (ms)      workers, and the time of a step
 
-A name that may mean something else is not guessed: `batch` (of one worker, or of all?), `time`, a rate per node, the
-spread of a rate. `points_file` names what it did not use, and --columns says what a column is.
+A name that may mean something else is not guessed: `batch` (of one worker, or of all?), `time` (of what?), a rate per
+node, the spread of a rate. `points_file` names what it did not use, and --columns says what a column is.
 """
 
 import re
@@ -15,11 +15,11 @@ from types import MappingProxyType
 
 ROLES = (
     *("workers", "samples_per_s", "nodes", "sync_s", "batch_size", "series", "repeat", "workers_per_node"),
-    *("samples_per_s_per_worker", "step_s", "epoch_s", "speedup", "global_batch", "accumulation"),
+    *("samples_per_s_per_worker", "step_s", "epoch_s", "speedup", "efficiency", "global_batch", "accumulation"),
 )
 """What a column can be: the columns of a points file, and what these can be worked out from."""
 
-RATES = ("samples_per_s", "samples_per_s_per_worker", "step_s", "epoch_s", "speedup")
+RATES = ("samples_per_s", "samples_per_s_per_worker", "step_s", "epoch_s", "speedup", "efficiency")
 """Of these one is enough, the first that is there."""
 
 TIMES = ("step_s", "epoch_s", "sync_s")
@@ -62,6 +62,7 @@ _FORMS: tuple[tuple[str, str], ...] = (
     ),
     ("accumulation", r"(?:gradient|grad) acc(?:um(?:ulation)?)?(?: steps?)?|accumulation steps|gas"),
     ("speedup", r"(?:relative )?speed ?up|relative throughput"),
+    ("efficiency", r"(?:(?:weak |strong )?scaling|parallel) efficiency(?: %)?"),
     ("sync_s", r"exposed (?:sync|synchroni[sz]ation|communication|comm|all ?reduce)(?: time)?|sync(?: time)?"),
     ("epoch_s", r"epoch (?:time|duration)|(?:time|duration) ?(?:/|per) ?epoch"),
     ("step_s", rf"{_STEP} ?(?:time|duration|latency)|(?:time|duration) ?(?:/|per) ?{_STEP}"),
@@ -70,16 +71,20 @@ _FORMS: tuple[tuple[str, str], ...] = (
 )
 _RATE = re.compile(rf"\bk?{_ITEM} ?(?:/|per) ?{_SECOND}\b|\b{_ITEM} ?ps\b|\b(?:throughput|fps|ips|training speed)\b")
 _UNIT = re.compile(r"[(\[]([^)\]]*)[)\]]")
+SPREAD = re.compile(r"[(\[]?\s*(?:±|\+/-|\+-)")
+"""Begins the spread of a value: `12.5 ± 0.3` in a cell, `img/s (± std)` in the name of its column."""
+_DURATION = re.compile(
+    r"(?:(?:total|wall|elapsed|training|train|execution|run) ?)*(?:clock ?)?(?:time|duration|runtime)"
+)
 
 
 def meaning(name: str) -> Meaning | None:
     """What a column of this name is, None where the name does not say it."""
-    text = re.sub(r"[_\-.\s]+", " ", _UNIT.sub(r" \1 ", name.strip().lower().replace("#", "# "))).strip()
-    text = re.sub(r" ?/ ?", "/", re.sub(r"\bper ", "per ", text))
+    text = _plain(name)
     rate = _RATE.search(text)
     if rate and text != "relative throughput":
         return _rate(text)
-    unit = next((word for word in re.split(r"[ /]", text) if word in SECONDS), None)
+    unit = _unit(text)
     without = " ".join(_words(text, unit))
     if unit and re.fullmatch(rf"epoch|{_STEP}", without):
         without += " time"  # `epoch (s)`; without a unit it is the number of an epoch
@@ -89,6 +94,28 @@ def meaning(name: str) -> Meaning | None:
                 return Meaning(role=role, factor=SECONDS[unit or "s"])
             return Meaning(role=role) if unit is None else None
     return None
+
+
+def seconds(name: str) -> float:
+    """What a time in the unit that its name has is multiplied by to be in seconds; 1 where it has none."""
+    return SECONDS[_unit(_plain(name)) or "s"]
+
+
+def is_duration(name: str) -> bool:
+    """Whether a column is a time of which the name does not say what took it."""
+    text = _plain(name)
+    return bool(_DURATION.fullmatch(" ".join(_words(text, _unit(text)))))
+
+
+def _plain(name: str) -> str:
+    """The name in small letters, its words and units separated by single spaces or `/`."""
+    text = SPREAD.split(name.strip().lower().replace("#", "# "))[0]
+    text = re.sub(r"[_\-.\s]+", " ", _UNIT.sub(r" \1 ", text)).strip()
+    return re.sub(r" ?/ ?", "/", text)
+
+
+def _unit(text: str) -> str | None:
+    return next((word for word in re.split(r"[ /]", text) if word in SECONDS), None)
 
 
 def _words(text: str, unit: str | None) -> list[str]:

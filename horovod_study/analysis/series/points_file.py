@@ -13,8 +13,10 @@ The first line names the columns; the order of rows and columns does not matter.
 empty. Rows of the same worker count are repeats of each other.
 
 Other names are read where they say what they are (`column_names`): `GPUs`, `img/s`, `tokens/s/GPU`, times of a step or
-an epoch. Columns may be separated by commas, semicolons, tabs or, as in Markdown, bars; decimals marked by a point or a
-comma; thousands separated. What was guessed is in `frame.attrs["read"]`, one line; `columns` says it instead.
+an epoch. A column of words that separates rows of one worker count into curves is one of `series`. Columns may be
+separated by commas, semicolons, tabs or, as in Markdown, bars; decimals marked by a point or a comma; thousands
+separated; values followed by `± spread`. What was guessed is in `frame.attrs["read"]`, one line; `columns` says it
+instead.
 `frame.attrs["unit"]` is "samples/s", or what stands in its place where no samples are known.
 
 Every mistake is a DataError of one line: file, line, value, what is allowed, what to do.
@@ -32,7 +34,16 @@ from typing import Any
 
 import pandas as pd
 
-from horovod_study.analysis.series.column_names import RATES, ROLES, Meaning, meaning
+from horovod_study.analysis.series.column_names import (
+    RATES,
+    ROLES,
+    SPREAD,
+    TIMES,
+    Meaning,
+    is_duration,
+    meaning,
+    seconds,
+)
 from horovod_study.errors import DataError, nearest, require_known
 from horovod_study.files import unguarded
 
@@ -71,7 +82,7 @@ def parse_points(text: str, source: str, columns: Mapping[str, str] | None = Non
     if not rows:
         raise DataError(f"{source}: is empty; give a first line 'workers,samples_per_s' and one line per point")
     (header_line, header), body = rows[0], rows[1:]
-    found, doubts = _columns([name.strip() for name in header], f"{source} line {header_line}", columns or {})
+    found, unused = _columns([name.strip() for name in header], f"{source} line {header_line}", columns or {})
     if not body:
         raise DataError(
             f"{source} line {header_line}: no points follow the names of the columns; add one line per point"
@@ -83,26 +94,30 @@ def parse_points(text: str, source: str, columns: Mapping[str, str] | None = Non
                 "separate cells as in the first line, quote cells with a separator in them, leave unknown cells empty "
                 f"({_shown(cells)})"
             )
-    comma = _decimal_comma([cells[each.at] for _, cells in body for each in found if each.role != "series"], separator)
+    texts = {each.at: [_bare(cells[each.at], each.role) for _, cells in body] for each in found}
+    comma = _decimal_comma([cell for each in found if each.role != "series" for cell in texts[each.at]], separator)
     frame = pd.DataFrame(index=range(len(body)))
-    for each in found:
+    for each in (each for each in found if each.role != "series"):
         try:
-            values = [_value(cells[each.at], each, f"{source} line {line}", comma=comma) for line, cells in body]
+            values = [
+                _value(cell, each, f"{source} line {line}", comma=comma)
+                for (line, _), cell in zip(body, texts[each.at], strict=True)
+            ]
         except DataError as error:
             if each.given or each.role in REQUIRED + RATES:
                 raise
-            doubts.append(f"column {_shown(each.name)} not used ({error})")
+            unused[each.at] = f" ({error})"
             continue
-        if each.role == "series" and "series" in frame:
-            values = [f"{one} {other}" for one, other in zip(frame["series"], values, strict=True)]
         frame[each.role] = values
     read = [f"{separator!r} separates columns"] if separator != "," else []
     read += ["a comma marks decimals"] if comma else []
+    read += ["what follows ± is left out"] if any(SPREAD.search(cells[at]) for _, cells in body for at in texts) else []
     roles = {each.role for each in found}
     plain = set(COLUMNS) & set(frame.columns) - ({"batch_size"} if "accumulation" in roles else set())
     read += [f"{each.role} = {each.name}" for each in found if each.role in plain and not each.given]
     made, unit = _work_out(frame, {each.role: each.name for each in found})
     read += made
+    read += _series(frame, [cells for _, cells in body], header, found, unused)
     lines = [line for line, _ in body]
     over = list(frame.index[frame["nodes"] > frame["workers"]]) if "nodes" in frame else []
     if over:
@@ -113,6 +128,7 @@ def parse_points(text: str, source: str, columns: Mapping[str, str] | None = Non
         )
     frame = frame[[name for name in COLUMNS if name in frame]]
     rate = next((each for each in found if each.role == "samples_per_s" and not each.given), None)
+    doubts = _not_used(header, unused, [name for name in COLUMNS if name not in roles])
     doubts += [] if rate is None else _per_worker(frame, rate.name)
     doubts += [*_overfull(frame, lines, source), *_duplicates(frame, lines, source)]
     frame.attrs["doubts"] = tuple(doubts)
@@ -165,15 +181,15 @@ def _remark(cells: list[str], *, after: bool = False) -> bool:
     return cells[0].lstrip().startswith("#") and (after or len(cells) == 1 or meaning(cells[0]) is None)
 
 
-def _columns(names: list[str], where: str, columns: Mapping[str, str]) -> tuple[list[_Column], list[str]]:
-    """The columns that are used, and a doubt about those that are not."""
+def _columns(names: list[str], where: str, columns: Mapping[str, str]) -> tuple[list[_Column], dict[int, str]]:
+    """The columns that are used, and the places of those that are not, for which no reason is known yet."""
     plain = [name.lower() for name in names]
     used: dict[int, _Column] = {}
     for role, name in columns.items():
         require_known(f"{where}: --columns", role, ROLES, error=DataError)
         at = _position(name, names, plain, where)
         guess = meaning(name)
-        factor = guess.factor if guess and guess.role == role else 1.0
+        factor = guess.factor if guess and guess.role == role else seconds(name) if role in TIMES else 1.0
         used[at] = _Column(at=at, name=names[at], means=Meaning(role=role, factor=factor), given=True)
     for at, name in enumerate(plain):
         if at not in used and name in COLUMNS and name not in columns:
@@ -183,14 +199,47 @@ def _columns(names: list[str], where: str, columns: Mapping[str, str]) -> tuple[
         count = sum(each.role == twice[0] for each in used.values())
         raise DataError(f"{where}: column {twice[0]!r} appears {count} times; keep one of them")
     used |= _guessed(names, used, where)
-    roles = {each.role for each in used.values()}
     _require(names, used, where)
-    missing = [name for name in COLUMNS if name not in roles]
-    unknown = [names[at] for at in range(len(names)) if at not in used]
-    some = [_shown(name) + (nearest(name.lower(), missing) if meaning(name) is None else "") for name in unknown[:5]]
-    some += [f"{len(unknown) - 5} more"] if len(unknown) > 5 else []
-    doubts = [f"column{'s' * (len(unknown) > 1)} {', '.join(some)} not used"] if unknown else []
-    return list(used.values()), doubts
+    return list(used.values()), dict.fromkeys(set(range(len(names))) - set(used), "")
+
+
+def _series(
+    frame: pd.DataFrame, body: list[list[str]], header: list[str], found: list[_Column], unused: dict[int, str]
+) -> list[str]:
+    """Add the names of the curves to `frame`, joined where several columns have them; say which were guessed.
+
+    Guessed are columns that are called so, unless every value has one worker count where the table has several; and
+    columns of words, `cluster` or `precision`, whose values share a worker count and have several each.
+    """
+    columns = {each.at: each.given for each in found if each.role == "series"}
+    candidates = [*columns, *(sorted(unused) if not any(columns.values()) else [])]
+    read = []
+    for at in candidates:
+        cells = [cells[at].strip() for cells in body]
+        counts = frame["workers"].groupby(cells).nunique()
+        if at in columns and not columns[at] and counts.max() == 1 < frame["workers"].nunique():
+            unused[at] = ""
+            continue
+        if at not in columns:
+            words = not any(re.search(r"^$|^[-+.\d]", cell) for cell in cells)
+            if not (words and len(counts) > 1 and counts.min() > 1 and frame["workers"].duplicated().any()):
+                continue
+            del unused[at]
+        names = [unguarded(cell) for cell in cells]
+        if "series" in frame:
+            names = [f"{one} {other}" for one, other in zip(frame["series"], names, strict=True)]
+        frame["series"] = names
+        read += [] if columns.get(at) else [f"series = {header[at].strip()}"]
+    return read
+
+
+def _not_used(header: list[str], unused: Mapping[int, str], missing: list[str]) -> list[str]:
+    """A doubt about the columns that are not used; `missing` are names that a misspelt one may mean."""
+    names = [header[at].strip() for at in sorted(unused) if not unused[at]]
+    some = [_shown(name) + (nearest(name.lower(), missing) if meaning(name) is None else "") for name in names[:5]]
+    some += [f"{len(names) - 5} more"] if len(names) > 5 else []
+    doubts = [f"column{'s' * (len(names) > 1)} {', '.join(some)} not used"] if names else []
+    return doubts + [f"column {_shown(header[at].strip())} not used{why}" for at, why in sorted(unused.items()) if why]
 
 
 _BATCH = re.compile(r"(?:mini[ _-]?)?batch(?:[ _-]?size)?|bs")
@@ -244,6 +293,12 @@ def _require(names: list[str], used: Mapping[int, _Column], where: str) -> None:
     lacking = [] if roles & {"workers", "nodes"} else ["workers"]
     lacking += [] if roles & set(RATES) else ["samples_per_s"]
     for name in lacking:
+        times = [other for other in names if is_duration(other)] if name == "samples_per_s" else []
+        if times:
+            raise DataError(
+                f"{where}: {times[0]!r} may be the time of a step, or of the same work at every count, such as an "
+                f"epoch or a training; say which: --columns 'step_s={times[0]}' or --columns 'epoch_s={times[0]}'"
+            )
         near = [suggestion for other in names if (suggestion := nearest(other.lower(), [name]))]
         raise DataError(
             f"{where}: column {name!r} is missing in {_shown(names)}{''.join(near[:1])}; the first line names the "
@@ -294,6 +349,11 @@ def _work_out(frame: pd.DataFrame, name: Mapping[str, str]) -> tuple[list[str], 
         frame["samples_per_s"] = 1 / frame["epoch_s"]
         read.append(f"samples_per_s = 1 / {name['epoch_s']}: epochs/s, of the same data at every count")
         unit = "epochs/s"
+    elif "speedup" not in frame:
+        share = frame["efficiency"] / (100 if frame["efficiency"].max() > 2 else 1)
+        frame["samples_per_s"] = share * frame["workers"]
+        read.append(f"samples_per_s = {name['efficiency']} x workers: throughput relative to what has efficiency 1")
+        unit = "speedup"
     else:
         frame["samples_per_s"] = frame["speedup"]
         read.append(f"samples_per_s = {name['speedup']}: throughput relative to what has 1")
@@ -388,6 +448,7 @@ _CELLS: Mapping[str, tuple[float, float, str, bool]] = MappingProxyType(
         "step_s": (1e-12, 1e12, "a time above 0", False),
         "epoch_s": (1e-12, 1e12, "a time above 0", False),
         "speedup": (1e-9, 1e9, "a number above 0", False),
+        "efficiency": (1e-6, 1e3, "a share or a percentage above 0", False),
         "accumulation": (1, 10**6, "", False),
         "global_batch": (1e-9, 1e15, "samples, above 0", True),
     }
@@ -396,11 +457,14 @@ _CELLS: Mapping[str, tuple[float, float, str, bool]] = MappingProxyType(
 empty."""
 
 
-def _value(cell: str, column: _Column, where: str, *, comma: bool) -> Any:
+def _bare(cell: str, role: str) -> str:
+    """The value of `12.5 ± 0.3`, and of `1.9x` and `96 %` where such are meant."""
+    text = SPREAD.split(cell)[0].strip()
+    return text.rstrip("x%\u00d7 ") if role in ("speedup", "efficiency") else text
+
+
+def _value(text: str, column: _Column, where: str, *, comma: bool) -> Any:
     """The value of a cell in the unit of its role."""
-    text = cell.strip()
-    if column.role == "series":
-        return unguarded(text)
     low, high, allowed, optional = _CELLS[column.role]
     if optional and not text:
         return math.nan
