@@ -11,6 +11,7 @@ Needs neither PyTorch nor Horovod nor MPI.
 """
 
 import os
+import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from horovod_study.analysis.forecast.prediction import Prediction
 from horovod_study.analysis.forecast.prediction import predict as predict_points
 from horovod_study.analysis.machine.bench_files import BENCH_FILE, benches_of, largest_of_each_kind, placed_name
 from horovod_study.analysis.machine.network import restored
-from horovod_study.analysis.series import exchange, mlperf_logs
+from horovod_study.analysis.series import exchange, mlperf_logs, reported
 from horovod_study.analysis.series.points import cores_of_one_machine, with_series
 from horovod_study.analysis.series.points_file import parse_points
 from horovod_study.analysis.series.turns import study_turns
@@ -65,6 +66,7 @@ def analysed(
     threads: int = 1,
     networks: Sequence[tuple[str, str]] = (),
     precision: float | None = None,
+    columns: Mapping[str, str] | None = None,
     counted: Collection[str] | None = None,
     beside: Callable[[Any], None] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
@@ -73,9 +75,17 @@ def analysed(
 
     `only`: names of the runs to read, `counted`: of those that count. `networks`: contents of bench.json files and what
     the analysis calls them, `precision`: the aim of a study. `beside` is called with each run while its rows are at
-    hand, `on_progress` with how many are done.
+    hand, `on_progress` with how many are done. `root` may also be a table of points or a folder with result logs of
+    MLPerf, as for `read_points`, `columns` too: then no rows of steps are known, and nothing is accounted for.
     """
     measured = [restored(_document(text, named), source=named).to_dict() for text, named in networks]
+    known: dict[str, Any] = {"targets": targets, "networks": measured, "precision": precision}
+    if is_table(root):
+        points = read_points(root, columns=columns)
+        table = reported.run_rows(points, root.resolve().stem)
+        again = commands or [f"horovod-study report {shlex.quote(root.resolve().name)}"]
+        found = analyze_tables(table, None, commands=again, **known)
+        return table, records.evaluation_table(()), account(table, ()), found.with_doubts(reported.doubts(points))
     left_out: dict[str, str] = {}
     table, recorded = records.recorded_runs([root], only=only, left_out=left_out)
     evaluations = records.epoch_table(root, only=only)
@@ -91,14 +101,20 @@ def analysed(
     accounting = account(
         table, account_runs(recorded, threads=threads, on_progress=counted_up, beside=beside), views=False
     )
-    known: dict[str, Any] = {"targets": targets, "accounting": accounting, "networks": measured}
-    known |= {"turns": study_turns(root), "precision": precision}
+    known |= {"accounting": accounting, "turns": study_turns(root)}
     found = analyze_tables(table, evaluations, commands=commands, **known)
     return table, evaluations, accounting, found.with_left_out(left_out)
 
 
 def _document(text: str, named: str) -> Any:
     return parse_json(text, source=named, error=DataError, again="measure again with horovod-study bench")
+
+
+def is_table(place: Path) -> bool:
+    """Return whether a path is one of points without runs: a table, or a folder with result logs of MLPerf."""
+    if not place.is_dir():
+        return place.is_file()
+    return next(records.run_directories(place), None) is None and any(place.rglob("result_*.txt"))
 
 
 def read_analysis(directory: str | os.PathLike[str]) -> Analysis:

@@ -1780,17 +1780,23 @@ def epoch_table(root: Path, only: Collection[str] | None = None) -> "pd.DataFram
     A run that was killed while it wrote keeps its complete rows; a run without evaluations has none. A loss that was
     not a number is NaN. `only`: as for `run_table`.
     """
+    return evaluation_table(
+        (run_name(directory, root), _evaluations(directory)) for directory, _ in readable_runs(root, only)
+    )
+
+
+def evaluation_table(found: Iterable[tuple[str, list[list[float]]]]) -> "pd.DataFrame":
+    """Return the form of `epoch_table` with these evaluations of runs, which may be none."""
     import pandas as pd
 
     names: list[str] = []
     rows: list[list[float]] = []
-    for directory, _ in readable_runs(root, only):
-        found = _evaluations(directory)
-        names += [run_name(directory, root)] * len(found)
-        rows += found
+    for name, own in found:
+        names += [name] * len(own)
+        rows += own
     # One table, and not one of each run: a thousand small tables take minutes.
     numbers = pd.DataFrame(rows, columns=list(EPOCH_COLUMNS), dtype="float64")
-    return pd.concat([pd.Series(names, name="run"), numbers], axis=1)
+    return pd.concat([pd.Series(names, name="run", dtype=object), numbers], axis=1)
 
 
 def _evaluations(directory: Path) -> list[list[float]]:
@@ -1873,6 +1879,7 @@ class SourceForm(TypedDict, total=False):
     run_files: dict[str, dict[str, str]]
     turns_files: dict[str, str]
     precision: float | None
+    columns: dict[str, str] | None  # of somebody's table, by what they are
     report: ReportSource | None
     digest: str
 
@@ -1972,8 +1979,10 @@ def holds_tables(directory: Path) -> bool:
 
 
 def _newer(directory: Path, root: Path) -> list[Path]:
-    """Return the runs at or below `root` that were written after the analysis in `directory`."""
+    """Return the runs at or below `root` that were written after the analysis in `directory`; or `root`, a table."""
     made = (directory / _TABLE).stat().st_mtime_ns
+    if root.is_file():
+        return [root] if root.stat().st_mtime_ns > made else []
     patterns = [(run, run.glob(pattern)) for run in run_directories(root) for pattern in _RUN_FILES]
     return list(dict.fromkeys(run for run, files in patterns if any(each.stat().st_mtime_ns > made for each in files)))
 
@@ -1982,7 +1991,9 @@ def is_older(directory: Path, root: Path) -> bool:
     """Return whether an analysis of the runs at or below `root` is missing, or older than the runs or this package."""
     if not (directory / _TABLE).is_file():
         return True
-    there = {run_name(each, root) for each in run_directories(root)}
+    there = set() if root.is_file() else {run_name(each, root) for each in run_directories(root)}
+    if not there and root.is_dir():  # other files than runs, of which nobody here knows
+        return True
     with suppress(RecordError):
         source = read_source(directory)
         made_with = (source.get("versions") or {}).get("horovod_study", __version__)
@@ -2014,7 +2025,7 @@ def analysis_options(directory: Path, root: Path) -> dict[str, Any]:
         **{name: source.get(name) or () for name in ("targets", "planned")},
         "benches": benches if benches and all(path.is_file() for path in benches) else None,
         "commands": source.get("commands"),
-        "precision": source.get("precision"),
+        **{name: source.get(name) for name in ("precision", "columns")},
         "only": only,
     }
 

@@ -57,6 +57,8 @@ def test_a_folder_of_logs_is_a_points_table(tmp_path: Path, capsys: pytest.Captu
     assert set(points["series"]) == {"Org resnet A100 mxnet"} and points.attrs["doubts"] == ()
     assert list(api.read_points(tmp_path / "Org/results/box2")["nodes"]) == [2, 2]
     assert points.attrs["read"].startswith("6 MLPerf logs, 1 series")
+    assert main(["report", str(tmp_path), "--tables", "--out", str(tmp_path / "out")]) == 0
+    assert "Org resnet A100 mxnet" in (tmp_path / "out/points.csv").read_text()
     assert main(["fit", str(tmp_path), "--columns", "workers=GPUs"]) == 2
     assert "is a folder, which has no columns to name" in capsys.readouterr().err
 

@@ -123,7 +123,11 @@ class Analysis:
         if not left_out:
             return self
         doubts = [f"left out: {name}: {why}" for name, why in left_out.items()]
-        told = {**self.provenance, "doubts": [*doubts, *self.provenance["doubts"]], "left_out": dict(left_out)}
+        return self.with_doubts(doubts, left_out=dict(left_out))
+
+    def with_doubts(self, doubts: Sequence[str], **more: Any) -> "Analysis":
+        """Return the analysis with `doubts` before its own, and `more` in its provenance."""
+        told = {**self.provenance, "doubts": [*doubts, *self.provenance["doubts"]], **more}
         return replace(self, provenance=told)
 
     def tables(self) -> dict[str, pd.DataFrame]:
@@ -345,7 +349,7 @@ def _findings(table: pd.DataFrame, points: pd.DataFrame, parts: pd.DataFrame, ba
                 "partition": partition,
                 "setting": setting,
                 "workers": int(best["workers"]),
-                "nodes": int(best["nodes"]),
+                "nodes": _number(best["nodes"]),
                 "mode": best["mode"],
                 "work": best["work"],
                 "baseline": baseline,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from horovod_study.cli.verbs import COUNT, FILE, FLAG, NUMBER, Result, Verb, read_benches, read_input
+from horovod_study.cli.verbs import COLUMNS, COUNT, FILE, FLAG, NUMBER, Result, Verb, read_benches, read_input
 from horovod_study.errors import AnalysisError
 from horovod_study.options import Parser
 from horovod_study.text.tables import table_of, to_lines
@@ -228,13 +228,7 @@ def _points_arguments(parser: Parser) -> None:
         help="a table with columns workers, samples_per_s, or names that say as much; - is stdin; or a folder with "
         "result logs of MLPerf Training",
     )
-    add(
-        "--columns",
-        nargs="+",
-        metavar="WHAT=NAME",
-        default=[],
-        help="what columns are, where names do not say it: workers=N samples_per_s=rate (docs/fit.md)",
-    )
+    add("--columns", **COLUMNS)
     add("--json", **FLAG, help="print one line of JSON")
 
 

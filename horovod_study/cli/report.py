@@ -9,6 +9,7 @@ from typing import Any
 
 from horovod_study.cli.verbs import (
     BENCH_JSON,
+    COLUMNS,
     DIR,
     FLAG,
     Result,
@@ -38,17 +39,18 @@ def write_analysis(
     benches: Sequence[Path] | None = None,
     planned: Sequence[str] = (),
     precision: float | None = None,
+    columns: Mapping[str, str] | None = None,
     doubts: bool = True,
 ) -> list[Path]:
     """Analyse runs and write the tables; `doubts` says whether each doubt is printed."""
     from horovod_study import records
     from horovod_study.analysis.audit import versions
+    from horovod_study.api import is_table
 
     found = records.benches_beside(runs) if benches is None else benches
     networks = [(path, str(path)) for path in found]
-    _, evaluations, _, result = _analysed(
-        runs, commands=commands, targets=targets, only=only, threads=threads, networks=networks, precision=precision
-    )
+    how: dict[str, Any] = {"targets": targets, "only": only, "precision": precision, "columns": columns}
+    _, evaluations, _, result = _analysed(runs, commands=commands, threads=threads, networks=networks, **how)
     for doubt in result.provenance["doubts"] if doubts else ():
         print(f"doubt: {doubt}", file=sys.stderr)
     written = records.save_tables(out, {"evaluations": evaluations, **result.tables()}, result.documents())
@@ -56,10 +58,11 @@ def write_analysis(
     kept = [{"path": Path(os.path.relpath(path, out)).as_posix(), "named": named} for path, named in networks]
     digests = {
         records.run_name(directory, runs): records.run_files(directory)
-        for directory, _ in records.readable_runs(runs, only)
+        for directory, _ in (() if is_table(runs) else records.readable_runs(runs, only))
     }
     more = {"planned": list(planned), "benches": kept, "versions": versions(), "run_files": digests}
     more |= {"turns_files": records.turns_files(runs), "precision": precision}
+    more |= {"columns": dict(columns or {})} if is_table(runs) else {}
     records.write_source(out, runs, files=written, **how, **more)
     return written
 
@@ -89,10 +92,11 @@ def report_arguments(parser: Parser) -> None:
         "directory",
         **DIR,
         help="a folder of runs (or a study file), which are analysed first where the tables are missing or older; "
-        "or such tables",
+        "or such tables; or anybody's numbers: a table, or a folder with result logs of MLPerf, as for fit",
     )
+    add("--columns", **COLUMNS)
     add("--tables", **FLAG, help="analyse the runs of DIR, and write only the tables: no figures, no page")
-    add("--out", **DIR, help="of runs: receives everything (default DIR/analysis)")
+    add("--out", **DIR, help="of runs: receives everything (default DIR/analysis, of a table NAME-report)")
     add("--target", type=float, nargs="+", metavar="MSE", help="of runs: test MSEs to which the times are compared")
     add(
         "--threads",
@@ -148,6 +152,8 @@ def report_arguments(parser: Parser) -> None:
 
 def report(options: argparse.Namespace) -> int | Result:
     """Draw the figures and write the page of a study, or check all of it against the raw rows (--check)."""
+    from horovod_study.api import is_table
+
     _refuse_idle_options(options)
     options.directory = runs_folder(options.directory)
     if options.check:
@@ -155,6 +161,8 @@ def report(options: argparse.Namespace) -> int | Result:
     if options.tables:
         paths = write_analysis(options.directory, options.out or options.directory / "analysis", **_asked(options))
     else:
+        if options.paper and is_table(options.directory):
+            raise ConfigError(f"--paper: describes how runs were measured, which {options.directory} does not say")
         directory, paths = _analysis_of(options, options.directory)
         if options.against is not None:
             return _report_against(options, directory, _analysis_of(options, options.against, before=True)[0])
@@ -207,7 +215,8 @@ def _tables_place(options: argparse.Namespace, place: Path, *, before: bool = Fa
     from horovod_study import records
 
     if not records.holds_tables(place):
-        return (None if before else options.out) or place / "analysis"
+        usual = place.with_name(f"{place.stem}-report") if place.is_file() else place / "analysis"
+        return (None if before else options.out) or usual
     for name in () if before else ("out", "target", "threads", "bench"):
         if getattr(options, name) is not None:
             raise ConfigError(f"--{name}: is about runs, and {place} holds tables; name the folder of their runs")
@@ -216,7 +225,10 @@ def _tables_place(options: argparse.Namespace, place: Path, *, before: bool = Fa
 
 def _asked(options: argparse.Namespace) -> dict[str, Any]:
     """Return what the command line says of how to analyse."""
+    from horovod_study.analysis.series.points_file import parse_columns
+
     asked = {"targets": options.target, "threads": options.threads, "benches": options.bench}
+    asked["columns"] = parse_columns(options.columns) or None
     return {name: value for name, value in asked.items() if value is not None}
 
 
@@ -274,13 +286,15 @@ def checked_report(directory: Path, runs: Path | None = None, *, allow: Collecti
     from horovod_study import records
     from horovod_study.analysis.audit import Study, recount
     from horovod_study.analysis.series.points import with_series
+    from horovod_study.api import is_table
     from horovod_study.progress import Line
     from horovod_study.report.page.check import check, kept_runs, runs_of
 
     counted = kept_runs(directory)
     source = runs_of(directory, runs)
     only = source.get("only")
-    records_there = dict(records.named_records(source["runs"], only=only))
+    reported = is_table(source["runs"])
+    records_there = {} if reported else dict(records.named_records(source["runs"], only=only))
     recounts: dict[str, Any] = {}
 
     def beside(run: Any) -> None:
@@ -294,6 +308,7 @@ def checked_report(directory: Path, runs: Path | None = None, *, allow: Collecti
         threads=None,
         networks=source["networks"],
         precision=source.get("precision"),
+        columns=source.get("columns"),
         verb="checking",
         counted=None if counted is None or not set(counted) & set(records_there) else counted,
         beside=beside,
@@ -302,7 +317,7 @@ def checked_report(directory: Path, runs: Path | None = None, *, allow: Collecti
         runs=with_series(table),
         analysis=result,
         accounting=accounting,
-        recounts=[recounts[name] for name in table["run"]],
+        recounts=[] if reported else [recounts[name] for name in table["run"]],
         records=records_there,
         planned=source.get("planned") or (),
         set_aside=dict(records.set_aside(source["runs"])),

@@ -22,6 +22,12 @@ COUNT: Mapping[str, Any] = {"type": int, "metavar": "N"}
 NUMBER: Mapping[str, Any] = {"type": float, "metavar": "X"}
 DIR: Mapping[str, Any] = {"type": Path, "metavar": "DIR"}
 FILE: Mapping[str, Any] = {"type": Path, "metavar": "FILE"}
+COLUMNS: Mapping[str, Any] = {
+    "nargs": "+",
+    "metavar": "WHAT=NAME",
+    "default": [],
+    "help": "of a table: what columns are, where names do not say it: workers=N samples_per_s=rate (docs/fit.md)",
+}
 """Kinds of options, as `add_argument` takes them: a switch, one that is on, one that may be given again, values."""
 
 

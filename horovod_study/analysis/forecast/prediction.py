@@ -97,7 +97,8 @@ def predict(
     `batch` is the number of samples per worker and step at the forecast counts, one or one for each; `global_batch`
     that of all workers together. Without them the batch stays what it is, and a fixed global batch is divided further.
     Raises AnalysisError for impossible worker counts, for rows that are not positive numbers, for a bench.json without
-    a fitted all-reduce, and for a series with fewer than two distinct worker counts.
+    a fitted all-reduce, and for a series with fewer than two distinct worker counts. `points.attrs["doubts"]` (see
+    points_file) joins the doubts.
     """
     check_points(points)
     for count in workers:
@@ -109,8 +110,12 @@ def predict(
         raise AnalysisError(f"{workers_per_node} workers per node: a node has at least 1 worker")
     network = None if bench is None else _network(bench)
     batches = _batches(workers, batch, global_batch)
+    of_file, counts = tuple(points.attrs.get("doubts", ())), [int(count) for count in workers]
     return {
-        name: _predict_series(name, rows, [int(count) for count in workers], batches, workers_per_node, network)
+        name: [
+            replace(one, doubts=(*of_file, *one.doubts))
+            for one in _predict_series(name, rows, counts, batches, workers_per_node, network)
+        ]
         for name, rows in by_series(points)
     }
 

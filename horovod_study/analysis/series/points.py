@@ -43,6 +43,8 @@ _OF_SEVERAL = tuple(name for name in CHOICES if OPTIONS[name].roles & Role.SEVER
 _FREE_OF_ONE = tuple(name for name in _OF_SEVERAL if OPTIONS[name].roles & (Role.RATE | Role.PLACEMENT))
 """Those that mean nothing to one worker inside a library either."""
 
+REPORTED = "reported"
+"""The library, and the model, of rows of somebody's table (`series.reported`), of which neither is known."""
 UNKNOWN = ""
 UNSEEN = "unknown"
 """As a precision: that of a finished run of another script in which it could not be seen."""
@@ -359,7 +361,7 @@ def _name(family: _Family, told: Sequence[str]) -> str:
     if settings["transport"] not in ("none", "auto"):
         way = f"{way}/{settings['transport']}"
     stock = " stock settings" if settings["horovod_defaults"] else ""
-    model = "" if settings["model"] == OWN_MODEL else f" {settings['model']}"
+    model = "" if settings["model"] in (OWN_MODEL, REPORTED) else f" {settings['model']}"
     return f"{settings['partition']} {way}{model} {_setting(family, told)}{stock}"
 
 
@@ -443,7 +445,10 @@ def scaling_points(
     for place, row in enumerate(rows):
         for kind in ("plain", "wrapped"):
             base = baseline_place(rows, row, kind)
-            row.update(_against(row, values[place], kind, None if base is None else values[base], base == place))
+            share = 1 if base is None else rows[base]["workers"]  # of a table that does not begin with one worker
+            row.update(
+                _against(row, values[place], kind, None if base is None else values[base] / share, base == place)
+            )
             found = turns.estimate(names[place], names[base]) if turns and base not in (None, place) else None
             row |= against(found, kind, row["workers"]) if found is not None else {}
             if turns and not row.get("turns_launches", 0.0) > 0:
@@ -586,10 +591,14 @@ def baseline_place(cells: Sequence[Mapping[str, Any]], cell: Mapping[str, Any], 
     is never used instead; only what means nothing to one worker may differ: how the learning rate grows with the
     workers, on which nodes they are put, and for the plain one how they communicate. A training set of unknown size is
     that of others of unknown size. Of another script, whose ranks may each have a part of the data, a training set of
-    another size is taken where there is none of this one; `doubts` says so.
+    another size is taken where there is none of this one; `doubts` says so. Of a table that somebody has reported it
+    is the smallest count of the series: one of its workers is what others are compared with.
     """
     if cell["mode"] == "mixed" or (kind == "wrapped" and cell["backend"] == "serial"):
         return None
+    if kind == "wrapped" and cell["backend"] == REPORTED:
+        own = [place for place, other in enumerate(cells) if other["series"] == cell["series"] and other["repeats"] > 0]
+        return min(own, key=lambda place: cells[place]["workers"], default=None)
     way = ("serial", "none") if kind == "plain" else (cell["backend"], cell["transport"])
     free = _OF_SEVERAL if kind == "plain" else _FREE_OF_ONE
     places = [
@@ -710,6 +719,12 @@ def _doubt_baselines(runs: pd.DataFrame, points: pd.DataFrame) -> Iterator[str]:
 def _doubt_other_script(series: str, rows: pd.DataFrame, runs: pd.DataFrame) -> list[str]:
     """Say what the speedups of another script are over; without any, what to type for one."""
     first, several = rows.iloc[0], rows[rows["workers"] > 1]
+    if first["backend"] == REPORTED:
+        fewest = f"{rows['workers'].min():.0f}"
+        taken = (
+            f"{series}: the table has no row of one worker, so {fewest} workers are taken as {fewest} times as fast."
+        )
+        return [] if fewest == "1" else [taken]
     lacking = several[several["base_plain_repeats"].eq(0) & several["base_wrapped_repeats"].eq(0)]
     if not lacking.empty:
         needed = lacking.iloc[0]
@@ -765,6 +780,9 @@ def baseline_words(points: pd.DataFrame, kind: str, *, plain: str = "one plain w
     if kind == "plain":
         return plain
     parallel = points.loc[points["backend"] != "serial", ["backend", "transport"]].drop_duplicates()
+    if set(parallel["backend"]) == {REPORTED}:
+        fewest = sorted(set(points.loc[points["backend"] == REPORTED].groupby("series")["workers"].min()))
+        return "one worker" if fewest == [1] else f"one of {' or '.join(f'{count:.0f}' for count in fewest)} workers"
     ways = [inside(backend, transport) for backend, transport in parallel.itertuples(index=False, name=None)]
     return ways[0] if len(ways) == 1 else "one worker inside the same library"
 

@@ -30,7 +30,15 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis import stats
-from horovod_study.analysis.series.points import CAPTURED, measured, numbers, texts, with_series, worker_counts
+from horovod_study.analysis.series.points import (
+    CAPTURED,
+    REPORTED,
+    measured,
+    numbers,
+    texts,
+    with_series,
+    worker_counts,
+)
 from horovod_study.analysis.stats import Floats
 from horovod_study.analysis.steps.breakdown import difference_interval
 from horovod_study.errors import AnalysisError
@@ -190,7 +198,7 @@ def over_placements(runs: pd.DataFrame) -> pd.DataFrame:
     table = with_series(runs)
     if any(table[name].nunique() > 1 for name in _PLACING):
         table = with_series(table.drop(columns=[*_PLACING, "ref_batch"]))
-    table = table[measured(table) & (table["backend"] != "serial") & table["nodes"].notna()]
+    table = table[measured(table) & ~table["backend"].isin(["serial", REPORTED]) & table["nodes"].notna()]
     table = table.assign(per_node=texts(table, "per_node"), path=texts(table, "path"))
     table = table.assign(per_step=MEAN, sync_value_s=table["sync_s"].astype(float), step_value_s=table["step_s"])
     if "sync_s_median" in table.columns:

@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextToPath
 
+from horovod_study.analysis.series.points import REPORTED
 from horovod_study.errors import ConfigError
 from horovod_study.runtimes import LIBRARIES
 
@@ -423,6 +424,8 @@ def series_labels(points: pd.DataFrame) -> dict[str, str]:
     several = len({row["partition"] for row in rows}) > 1
 
     def words(row: Mapping[Any, Any], *, reduction: bool) -> str:
+        if row["backend"] == REPORTED:
+            return f"{row['partition']}"
         text = runtime_label(row["backend"], row["transport"])
         text = f"{row['partition']}: {text}" if several else text
         extra = (["stock settings"] if row["horovod_defaults"] else []) + ([row["reduction"]] if reduction else [])

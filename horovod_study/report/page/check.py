@@ -44,6 +44,7 @@ SHOWN = 8
 WIDE = 100
 
 
+OF_A_TABLE = ("how the numbers of the table were measured", "no run was recorded; they are compared with the table")
 NOT_COVERED: Sequence[tuple[str, str]] = (
     (
         "a run that was changed before it was analysed, together with the digests in its run.json",
@@ -122,9 +123,14 @@ def runs_of(directory: Path, runs: Path | None) -> dict[str, Any]:
         source = {}
     place = directory / source.get("runs", "") if runs is None else runs
     names = kept_runs(directory) or []
-    if not place.is_dir():
+    if not place.exists():
         why = "no such directory"
-    elif names and not any((place / each / records.MANIFEST).is_file() for each in (*names, ".")):
+    elif (
+        place.is_dir()
+        and "columns" not in source
+        and names
+        and not any((place / each / records.MANIFEST).is_file() for each in (*names, "."))
+    ):
         why = f"holds none of the {plural(len(names), 'run')} of this study"
     else:
         why = ""
@@ -208,7 +214,7 @@ def check(
     that the page shows, if any. `on_progress` is called with what comes next. Writes nothing but temporary files.
     """
     notes: list[str] = []
-    kept = kept_runs(directory)
+    kept = kept_runs(directory) if study.records else list(runs)
     gone = sorted(set(kept or ()) - set(runs))
     new = sorted(set(runs) - set(kept)) if kept is not None else []
     found = [
@@ -256,7 +262,12 @@ def check(
         accepted=accepted,
         compared=compared,
         notes=tuple(notes),
-        not_covered=(*NOT_COVERED, *_not_recounted(study), *_not_kept(source)),
+        not_covered=(
+            *NOT_COVERED,
+            *(() if study.records else (OF_A_TABLE,)),
+            *_not_recounted(study),
+            *_not_kept(source),
+        ),
     )
 
 

@@ -19,6 +19,11 @@ class Subject:
 
 SUBJECTS = (
     Subject(
+        title="The table",
+        remedy="look whether it was read as it is meant; --columns says what a column is (docs/fit.md)",
+        marks=("those of a table", "the table has no row", "wherever samples/s is written", " not used"),
+    ),
+    Subject(
         title="What is missing",
         remedy="run the study again: it runs only what is missing or failed",
         marks=("gave no result", "left out: ", "no run of ", "are lost", "lacks its points", "not accounted for"),

@@ -25,7 +25,7 @@ from markupsafe import Markup
 
 from horovod_study import __version__
 from horovod_study.analysis.forecast.study_forecast import FEWEST_COUNTS, FORECAST
-from horovod_study.analysis.series.points import baseline_words
+from horovod_study.analysis.series.points import REPORTED, baseline_words
 from horovod_study.analysis.series.turns import ratios_are
 from horovod_study.analysis.study import Analysis
 from horovod_study.files import csv_of, write_file, writing
@@ -164,6 +164,7 @@ def _page(analysis: Analysis, against: Any) -> dict[str, Any]:
         more=[figure for name, figure in figures.items() if name not in (SHORT_CLAIMED if short else CLAIMED)],
         short=short,
         without_laws=_without_laws(analysis),
+        reported=bool((analysis.points["backend"] == REPORTED).all()),
         flat=convergence.is_flat(analysis.convergence),
         learned=learned(analysis),
         resources={"figure": figures.get(resources.NAME), "sentences": resources.sentences(analysis)},

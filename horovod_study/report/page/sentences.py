@@ -231,13 +231,14 @@ def _sentences(
     best, *others = found["series"]
     workers = plural(found["workers"], "worker")
     label = labels[best["series"]]
+    over = "" if label == found["partition"] else f" over {label}"  # of a table there is no more to be said
     text = []
     if best["speedup"] is None:
         speed = rounded(best["samples_per_s"])
-        text.append(f"{_place(found, findings)}{workers} process {speed} samples/s over {label}; there is no baseline.")
+        text.append(f"{_place(found, findings)}{workers} process {speed} samples/s{over}; there is no baseline.")
     else:
         sentence = (
-            f"{_place(found, findings)}{workers} over {label} run {_speedup(best)} times as fast as {base_of(found)}, "
+            f"{_place(found, findings)}{workers}{over} run {_speedup(best)} times as fast as {base_of(found)}, "
             f"an efficiency of {percent(best['efficiency'])}"
         )
         rest = [

@@ -1,0 +1,56 @@
+"""Somebody's table of points as a run table, so that a report can be made of numbers of which no run was recorded.
+
+Every row is a finished run of which workers and throughput are known, and of nodes, batch and synchronisation what the
+table says. How its workers communicated is not: the library is `REPORTED`. Of nodes, 1 stands where all workers of the
+row fit on one; it is unknown elsewhere.
+"""
+
+import math
+
+import numpy as np
+import pandas as pd
+
+from horovod_study.analysis.series.points import REPORTED, REQUIRED
+from horovod_study.analysis.series.points_file import SAMPLES
+
+_TEXTS = {"reason": "", "transport": "none", "precision": "auto", "reduction": "auto", "horovod_defaults": False}
+_NUMBERS = ("nodes", "workers_per_node", "batch_size", "repeat", "sync_s")
+
+
+def run_rows(points: pd.DataFrame, name: str) -> pd.DataFrame:
+    """Return one row per row of `points` (`points_file.parse_points`), with the columns of `records.run_table`.
+
+    Runs are named by their place, `row-0001`; a partition is a series of the table, `name` where it has none.
+    """
+    count, nothing = len(points), pd.Series(math.nan, points.index)
+    known = {column: points[column].astype(float) if column in points else nothing for column in _NUMBERS}
+    nodes = known["nodes"].fillna(np.ceil(points["workers"] / known["workers_per_node"]))
+    series = points["series"].astype(str) if "series" in points else pd.Series(name, points.index)
+    point = [series, points["workers"], nodes.fillna(0), known["batch_size"].fillna(0)]
+    counted = points.groupby(point).cumcount().astype(float)
+    found = {
+        **dict.fromkeys(REQUIRED, math.nan),
+        **_TEXTS,
+        "run": [f"row-{place + 1:04}" for place in range(count)],
+        "study": name,
+        "partition": series.where(series != "", name),
+        "model": REPORTED,
+        "backend": REPORTED,
+        "status": "done",
+        "repeat": known["repeat"].where(known["repeat"].notna(), counted).astype(int),
+        "workers": points["workers"],
+        "nodes": nodes,
+        "batch": known["batch_size"],
+        "global_batch": known["batch_size"] * points["workers"],
+        "samples_per_s": points["samples_per_s"],
+        "sync_s": known["sync_s"],
+    }
+    return pd.DataFrame(found, index=range(count))
+
+
+def doubts(points: pd.DataFrame) -> list[str]:
+    """Return what a reader of a report must know of the table: how it was read, and what is odd in it."""
+    unit, read = points.attrs.get("unit", SAMPLES), points.attrs.get("read", "")
+    told = [f"no run was recorded: the numbers are those of a table{', read as: ' if read else ''}{read}."]
+    told += [f"throughputs are {unit}, wherever samples/s is written."] if unit != SAMPLES else []
+    return [*told, *(f"{each}." for each in points.attrs.get("doubts", ()))]

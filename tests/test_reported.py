@@ -1,0 +1,86 @@
+"""A report of somebody's table: the same speedups and laws as `fit` gives, said to be those of a table, checked."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from horovod_study.analysis.fit.fitting import fit_series
+from horovod_study.analysis.series import reported
+from horovod_study.analysis.series.points_file import parse_points
+from horovod_study.analysis.study import Analysis, analyze
+from horovod_study.cli import main
+
+COUNTS = (1, 2, 4, 8, 16)
+RATES = (100.0, 196.0, 371.0, 690.0, 1180.0)
+
+
+def table(first: int = 0, head: str = "GPUs,img/s") -> str:
+    rows = zip(COUNTS[first:], RATES[first:], strict=True)
+    return head + "\n" + "".join(f"{count},{rate}\n" for count, rate in rows)
+
+
+def analysed(text: str) -> Analysis:
+    return analyze(reported.run_rows(parse_points(text, "my.csv"), "my"))
+
+
+@pytest.mark.parametrize("first", [0, 2], ids=["from one worker", "from four"])
+def test_speedups_and_laws_are_those_of_fit(first: int) -> None:
+    found = analysed(table(first))
+
+    points = found.points.sort_values("workers")
+    base = RATES[first] / COUNTS[first]
+    assert points["speedup_wrapped"].to_numpy() == pytest.approx(np.array(RATES[first:]) / base)
+    assert points["speedup_plain"].isna().all(), "nobody said that a worker was without a library"
+    (told,) = found.fits["series"].values()
+    own = fit_series(parse_points(table(first), "my.csv"))[""]
+    assert told["selected"] == own.selected
+    assert told["laws"]["amdahl"]["params"] == pytest.approx(dict(own.fits["amdahl"].to_dict()["params"]))
+    assert any("no row of one worker" in doubt for doubt in found.provenance["doubts"]) == (first > 0)
+
+
+def test_what_the_table_does_not_say_is_empty() -> None:
+    points = analysed(table()).points
+
+    assert points[["batch", "train_samples"]].isna().all(axis=None)
+    assert points["nodes"].isna().tolist() == [False] + [True] * 4, "one worker is on one node"
+
+
+def test_series_repeats_nodes_and_batches() -> None:
+    text = "cluster,GPUs,GPUs/node,batch/GPU,img/s\n" + "".join(
+        f"{name},{count},4,64,{rate * 100 * count * 0.95**repeat}\n"
+        for name, rate in (("a", 1.0), ("b", 1.2))
+        for count in (1, 4, 8)
+        for repeat in range(3)
+    )
+    found = analysed(text)
+
+    assert found.points["repeats"].tolist() == [3] * 6 and found.points["nodes"].tolist() == [1, 1, 2] * 2
+    assert found.points["partition"].tolist() == ["a"] * 3 + ["b"] * 3
+    assert found.points["setting"].unique().tolist() == ["batch 64"]
+
+
+def test_how_it_was_read_and_its_unit_are_doubts() -> None:
+    told = reported.doubts(parse_points("GPUs,epoch time (s),remark\n1,8,x\n2,4,y\n", "my.csv"))
+
+    assert "workers = GPUs" in told[0] and "epochs/s" in told[1] and "'remark' not used" in told[2]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_figures")
+def test_the_report_of_a_file_is_checked_against_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.csv").write_text(table(head="N,img/s"))
+
+    assert main(["report", "mine.csv", "--columns", "workers=N"]) == 0
+    page = Path("mine-report/report.html").read_text()
+    assert "No run was recorded" in page and "as fast as one worker, an efficiency of 74" in page
+    assert main(["report", "mine-report", "--check"]) == 0
+    Path("mine.csv").write_text(table(head="N,img/s").replace("690", "691"))
+    assert main(["report", "mine.csv", "--check"]) == 1
+    assert "cell-differs" in capsys.readouterr().out
+    assert main(["report", "mine.csv"]) == 0, "a changed table is analysed again, its columns as before"
+    assert main(["report", "mine-report", "--check"]) == 0
+    assert main(["report", "mine.csv", "--paper"]) == 2
