@@ -182,8 +182,9 @@ def analyze(
     communicating = synchronisation.parallel(table)
     waits, wait_laws = synchronisation.synchronisation(communicating), synchronisation.fits(communicating, seed=seed)
     batched = batch_size.batch_sizes(runs, seed=seed)
-    attributed = attribution.arm_rows(table, {} if accounting is None else accounting.decompositions())
-    profiles = pd.DataFrame() if accounting is None else accounting.profile_rows()
+    recorded = () if accounting is None else accounting.runs
+    attributed = attribution.arm_rows(table, {run.run: run.taken for run in recorded if run.taken is not None})
+    profiles = run_profiles.profile_rows((run.run, run.profile) for run in recorded)
     doubts += [*synchronisation.doubts(waits, wait_laws), *batch_size.doubts(batched.knees)]
     return Analysis(
         points=points,
@@ -388,7 +389,7 @@ def _against(row: Any, baseline: str) -> dict[str, Any]:
 
 def _comparison(table: pd.DataFrame, best: Any, other: Any) -> dict[str, Any]:
     """Return the throughput of `best` over that of `other` at equal workers; resolved is None without an interval."""
-    fast, slow = (_throughput(table, row) for row in (best, other))
+    fast, slow = (_of_cell(table, row)["samples_per_s"].to_numpy(np.float64) for row in (best, other))
     ratio = stats.median_ratio(fast, slow)
     return {
         "faster": best["series"],
@@ -400,19 +401,17 @@ def _comparison(table: pd.DataFrame, best: Any, other: Any) -> dict[str, Any]:
     }
 
 
-def _throughput(table: pd.DataFrame, row: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
-    same = (table["series"] == row["series"]) & (table["workers"] == row["workers"]) & (table["nodes"] == row["nodes"])
-    return np.asarray(table.loc[same, "samples_per_s"], dtype=np.float64)
+def _of_cell(table: pd.DataFrame, row: Any) -> pd.DataFrame:
+    same: pd.DataFrame = table[["series", "workers", "nodes"]] == row[["series", "workers", "nodes"]]
+    return table[same.all(axis=1)]
 
 
 def _step(parts: pd.DataFrame, best: Any, baseline: str) -> dict[str, Any] | None:
     """Return what the step of one point is made of and which laps its growth over one worker consists of."""
-    rows = parts[
-        (parts["series"] == best["series"]) & (parts["workers"] == best["workers"]) & (parts["nodes"] == best["nodes"])
-    ]
+    rows = _of_cell(parts, best)
     if rows.empty:
         return None
-    by_lap = rows.set_index("lap")
+    by_lap: Any = rows.set_index("lap")
     whole = by_lap.loc["step"]
     known = [lap for lap in laps.PARTS[:-1] if lap in by_lap.index]
     # Of a captured step, what the base has inside compute has no growth of its own.

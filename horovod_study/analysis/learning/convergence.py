@@ -140,7 +140,11 @@ def convergence(
             raise AnalysisError(f"target {target}: must be a test MSE greater than 0, for instance 1e-4")
     cells = [] if evaluations is None else _cells(runs, evaluations, finished=finished)
     levels = tuple(sorted({float(target) for target in targets}, reverse=True)) or default_targets(cells)
-    rows = _target_rows(cells, levels, baseline)
+    places = [points.baseline_place([each.facts for each in cells], cell.facts, baseline) for cell in cells]
+    bases = [None if place is None else cells[place] for place in places]
+    rows = [
+        _target_row(cell, base, target, baseline) for cell, base in zip(cells, bases, strict=True) for target in levels
+    ]
     crossings = [
         {"run": run.name, **_identity(cell), "target_mse": target, **asdict(_crossing(run, target))}
         for cell in cells
@@ -364,16 +368,6 @@ def _rounded_up(value: float) -> float:
     place = math.floor(math.log10(value)) - 1
     digits = math.ceil(value / 10**place - 1e-9)
     return float(f"{digits}e{place}")
-
-
-def _target_rows(cells: Sequence[_CellRuns], targets: Sequence[float], baseline: str) -> list[dict[str, Any]]:
-    facts = [cell.facts for cell in cells]
-    rows: list[dict[str, Any]] = []
-    for cell in cells:
-        place = points.baseline_place(facts, cell.facts, baseline)
-        base = None if place is None else cells[place]
-        rows += [_target_row(cell, base, target, baseline) for target in targets]
-    return rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,7 +16,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from horovod_study.analysis.costs import moved_share, rounds
@@ -45,25 +45,10 @@ _BYTES = {
 _PLACED = re.compile(r"^(.+)@(?:(\d{1,7})x)?(\d{1,7})$")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
-    """Where the ranks of an output were, as somebody says who knows it."""
-
-    nodes: int
-    per_node: int
-
-    @property
-    def hosts(self) -> tuple[str, ...]:
-        """The host of each rank."""
-        return tuple(f"node{node}" for node in range(self.nodes) for _ in range(self.per_node))
-
-
-def placed_name(name: str) -> tuple[str, Placed | None]:
-    """Split `FILE@NODESxPER_NODE` or `FILE@WORKERS` (on one node) into the file and where its ranks were."""
+def placed_name(name: str) -> tuple[str, tuple[int, int] | None]:
+    """Split `FILE@NODESxPER_NODE` or `FILE@WORKERS` (on one node) into the file, and nodes and workers on each."""
     found = _PLACED.match(name)
-    if found is None:
-        return name, None
-    return found[1], Placed(nodes=int(found[2] or 1), per_node=int(found[3]))
+    return (name, None) if found is None else (found[1], (int(found[2] or 1), int(found[3])))
 
 
 @dataclass(slots=True)
@@ -80,15 +65,7 @@ class _Table:
     wrong: int = 0
     cpu_time: bool = False
     aggregated: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class _Output:
-    """All tables of the same workers on the same hosts."""
-
-    tables: tuple[_Table, ...]
-    hosts: tuple[str, ...]
-    how: str  # the workers were found
+    how: str = ""  # the workers were found
 
 
 def benches_of(text: str, *, source: str, gradient_bytes: float | None = None) -> list[dict[str, Any]]:
@@ -111,28 +88,24 @@ def benches_of(text: str, *, source: str, gradient_bytes: float | None = None) -
 
 
 def documents(
-    text: str, *, source: str, placed: Placed | None = None, gradient_bytes: float | None = None
+    text: str, *, source: str, placed: tuple[int, int] | None = None, gradient_bytes: float | None = None
 ) -> list[dict[str, Any]]:
     """Return one document as of bench.json for each placement of workers in an output, the fewest workers first.
 
-    `placed` says where the ranks were, where the output does not. `gradient_bytes` becomes the size that counts, since
-    no model was measured. Key "read" says in one line what was read. Raises AnalysisError, with the line, for what is
-    no all-reduce of several workers, and where nobody says how many there were.
+    `placed`: nodes and ranks on each, where the output does not say it. `gradient_bytes` becomes the size that counts,
+    since no model was measured. Key "read" says in one line what was read. Raises AnalysisError, with the line, for
+    what is no all-reduce of several workers, and where nobody says how many there were.
     """
-    found: dict[tuple[str, tuple[str, ...]], _Output] = {}
+    found: dict[tuple[str, tuple[str, ...]], list[_Table]] = {}
     for table in _tables(text, source):
-        hosts, how = _hosts(table, source, placed)
-        known = found.get((table.way, hosts))
-        found[table.way, hosts] = (
-            _Output((table,), hosts, how) if known is None else replace(known, tables=(*known.tables, table))
-        )
+        found.setdefault((table.way, _hosts(table, source, placed)), []).append(table)
     if not found:
         raise AnalysisError(
             f"{source}: holds no all-reduce of nccl-tests, rccl-tests or OSU; give what all_reduce_perf or "
             "osu_allreduce printed, or the bench.json of `horovod-study bench`"
         )
-    ordered = sorted(found.values(), key=lambda each: (len(each.hosts), len(set(each.hosts))))
-    return [_document(each, source, gradient_bytes) for each in ordered]
+    ordered = sorted(found.items(), key=lambda each: (len(each[0][1]), len(set(each[0][1]))))
+    return [_document(tables, hosts, source, gradient_bytes) for (_, hosts), tables in ordered]
 
 
 def largest_of_each_kind(
@@ -236,8 +209,8 @@ def _osu_line(table: _Table, line: str) -> None:
 # ------------------------------------------------------------------------------------------------------ workers
 
 
-def _hosts(table: _Table, source: str, placed: Placed | None) -> tuple[tuple[str, ...], str]:
-    """Return the host of each rank, and how that is known."""
+def _hosts(table: _Table, source: str, placed: tuple[int, int] | None) -> tuple[str, ...]:
+    """Return the host of each rank, and note how that is known."""
     if len(set(table.ranks)) < len(table.ranks) or len({each[:2] for each in table.ranks}) < len(table.ranks):
         raise AnalysisError(
             f"{source}: rank {table.ranks[0][1]} is there {sum(each[1] == '0' for each in table.ranks)} times: each "
@@ -246,21 +219,21 @@ def _hosts(table: _Table, source: str, placed: Placed | None) -> tuple[tuple[str
     groups = Counter(group for group, _, _ in table.ranks)
     first = min(groups, key=int, default="0")
     hosts = tuple(host for group, _, host in table.ranks if group == first)
-    how = "of the devices listed"
+    table.how = "of the devices listed"
     if placed is not None:
-        if hosts and len(hosts) != placed.nodes * placed.per_node:
+        nodes, per_node = placed
+        if hosts and len(hosts) != nodes * per_node:
             raise AnalysisError(
-                f"{source}: lists {len(hosts)} devices, and {placed.nodes * placed.per_node} workers were said; leave "
-                "the number out"
+                f"{source}: lists {len(hosts)} devices, and {nodes * per_node} workers were said; leave the number out"
             )
-        hosts, how = placed.hosts, "as said"
+        hosts, table.how = tuple(f"node{node}" for node in range(nodes) for _ in range(per_node)), "as said"
     elif not hosts:
-        count = _inferred(table, source)
-        hosts, how = ("node0",) * count, f"from busbw/algbw; all on one node is assumed, else say {source}@NODESxN"
+        hosts = ("node0",) * _inferred(table, source)
+        table.how = f"from busbw/algbw; all on one node is assumed, else say {source}@NODESxN"
     if len(hosts) < 2:
         raise AnalysisError(f"{source}: is of one worker, who sends nothing; measure two or more")
     _check_factor(table, len(hosts), source)
-    return hosts, how
+    return hosts
 
 
 def _inferred(table: _Table, source: str) -> int:
@@ -296,10 +269,12 @@ def _check_factor(table: _Table, n: int, source: str) -> None:
 # ---------------------------------------------------------------------------------------------------- documents
 
 
-def _document(output: _Output, source: str, gradient_bytes: float | None) -> dict[str, Any]:
-    first, n = output.tables[0], len(output.hosts)
+def _document(
+    tables: Sequence[_Table], hosts: Sequence[str], source: str, gradient_bytes: float | None
+) -> dict[str, Any]:
+    first, n = tables[0], len(hosts)
     seconds: dict[int, list[float]] = {}
-    for table in output.tables:
+    for table in tables:
         for size, times in table.seconds.items():
             seconds.setdefault(size, []).extend(times)
     if len(seconds) < FITS:
@@ -307,7 +282,7 @@ def _document(output: _Output, source: str, gradient_bytes: float | None) -> dic
             f"{source}: {n} workers were measured with {len(seconds)} size{'s' * (len(seconds) > 1)}; a line needs "
             f"{FITS}: all_reduce_perf -b 8 -e 256M -f 2"
         )
-    wrong = sum(table.wrong for table in output.tables)
+    wrong = sum(table.wrong for table in tables)
     place = {"operation": "allreduce", "place": "in", "iterations": 1, "seconds_median_op": None}
     points = [
         {"way": first.way, **place, "bytes": size, "seconds": times, "wrong": wrong if size == max(seconds) else 0}
@@ -317,35 +292,30 @@ def _document(output: _Output, source: str, gradient_bytes: float | None) -> dic
         "ways": [{"name": first.way, "raw": True}],
         "points": points,
         "barriers": [],
-        "conditions": {"ranks": [{"host": host} for host in output.hosts], "settings": {}, "load_before": 0.0},
+        "conditions": {"ranks": [{"host": host} for host in hosts], "settings": {}, "load_before": 0.0},
     }
     if gradient_bytes is None:
         raise AnalysisError(f"{source}: knows no model; say how many bytes the gradients have: --gradient-mb")
     model = {"gradients": {}, "flat_bytes": gradient_bytes, "batch": 1}
     found = analyze({"workers": n, "model": {**model, "flat_bytes": 0}, "jobs": [job]})
-    return {
-        **found.to_dict(),
-        "model": model,
-        "unavailable": {},
-        "measured": [job],
-        "read": _read(output, seconds),
-    }
+    read = _read(tables, hosts, seconds)
+    return {**found.to_dict(), "model": model, "unavailable": {}, "measured": [job], "read": read}
 
 
-def _read(output: _Output, seconds: Mapping[int, Sequence[float]]) -> str:
-    first, n, nodes = output.tables[0], len(output.hosts), len(set(output.hosts))
-    repeats = f", {len(output.tables)} repeats" if len(output.tables) > 1 else ""
+def _read(tables: Sequence[_Table], hosts: Sequence[str], seconds: Mapping[int, Sequence[float]]) -> str:
+    first, n, nodes = tables[0], len(hosts), len(set(hosts))
+    repeats = f", {len(tables)} repeats" if len(tables) > 1 else ""
     where = (
         "in place" if first.in_place else "as osu_allreduce does" if first.program.startswith("osu") else "out of place"
     )
-    dtypes = ", ".join(sorted({name for table in output.tables for name in table.dtypes})) or "type unknown"
+    dtypes = ", ".join(sorted({name for table in tables for name in table.dtypes})) or "type unknown"
     parts = [
-        f"{first.program}, all-reduce of {n} workers on {nodes} node{'s' * (nodes > 1)} ({output.how})",
+        f"{first.program}, all-reduce of {n} workers on {nodes} node{'s' * (nodes > 1)} ({first.how})",
         f"{len(seconds)} sizes from {min(seconds):,} to {max(seconds):,} bytes{repeats}, {dtypes}, {where}",
     ]
-    if any(table.wrong for table in output.tables):
+    if any(table.wrong for table in tables):
         parts.append("with wrong results")
-    if (aggregated := max(table.aggregated for table in output.tables)) > 1:
+    if (aggregated := max(table.aggregated for table in tables)) > 1:
         parts.append(f"{aggregated} aggregated in a group: their latency is not that of one alone")
     return "; ".join(parts)
 

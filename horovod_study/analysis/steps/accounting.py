@@ -47,7 +47,7 @@ from horovod_study.analysis.steps.attribution import (
 )
 from horovod_study.analysis.steps.breakdown import BASES, PARTS, UNEXPLAINED, folded, split
 from horovod_study.analysis.steps.rank_steps import common_steps, where
-from horovod_study.analysis.steps.run_profiles import ON_THE_WAY, SAMPLED, Course, Profile, profile_rows
+from horovod_study.analysis.steps.run_profiles import ON_THE_WAY, SAMPLED, Course, Profile
 from horovod_study.analysis.steps.stragglers import Pop, Waiting, waiting
 from horovod_study.errors import AnalysisError, ConfigError
 from horovod_study.records import RecordedRun, facts, finite, rows_lost, run_turns
@@ -103,9 +103,7 @@ class RankAccount:
     parts_s: Mapping[str, float]  # PARTS -> mean s; NaN where not known
     residual: Shares | None  # None where not timed
     gap_s: float  # the largest difference between the step and the sum of its parts
-    partial_laps: Mapping[
-        str, int
-    ]  # laps that some steps lack and others have -> how many lack them; they count as 0 there
+    partial_laps: Mapping[str, int]  # laps that some steps lack and others have -> how many lack them, with 0 there
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -144,12 +142,6 @@ class RunAccount:
     def steps(self) -> int:
         """Return how many steps of a rank are accounted for, the most of any."""
         return max((rank.steps for rank in self.ranks), default=0)
-
-    @property
-    def worst_rank(self) -> RankAccount | None:
-        """Return the rank with the largest share of residual."""
-        timed = [rank for rank in self.ranks if rank.residual is not None]
-        return max(timed, key=lambda rank: abs(rank.residual.mean) if rank.residual else 0.0, default=None)
 
     @property
     def open_rank(self) -> RankAccount | None:
@@ -310,7 +302,8 @@ def _rank(
         last=int(every.max()),
         steps=len(step),
         excluded=len(every) - len(step),
-        holes=int(every.max() - every.min()) + 1 - _distinct(every),
+        # Steps are in order nearly always, which is quicker to see than how many different ones there are.
+        holes=int(every.max() - every.min()) + 1 - len(every if (every[1:] > every[:-1]).all() else np.unique(every)),
         parts_s=means,
         residual=None,
         gap_s=float(gap[worst]) if has_laps else math.nan,
@@ -322,11 +315,6 @@ def _rank(
         return own, None
     share = np.divide(residual, values, out=np.zeros(len(step)), where=values > 0)
     return replace(own, residual=_shares(share, step, rank, means)), share
-
-
-def _distinct(steps: NDArray[np.int64]) -> int:
-    """Return how many different steps there are; they are in order nearly always, which is quicker to see."""
-    return len(steps) if bool((steps[1:] > steps[:-1]).all()) else len(np.unique(steps))
 
 
 def _shares(share: Floats, step: NDArray[np.int64], rank: int, means: Mapping[str, float]) -> Shares:
@@ -513,14 +501,6 @@ class Accounting:
     def to_dict(self) -> dict[str, Any]:
         runs = [{"series": self.series[run.run], **run.to_dict()} for run in self.runs]
         return {"closes_within_s": CLOSES_S, "runs": runs, **facts(self, "cells", "views", "doubts")}
-
-    def decompositions(self) -> dict[str, Decomposition]:
-        """Return what the runs say of their synchronisation, where they measured what it is made of, by run."""
-        return {run.run: run.taken for run in self.runs if run.taken is not None}
-
-    def profile_rows(self) -> pd.DataFrame:
-        """Return run_profiles.PROFILE_COLUMNS of the runs whose profile was asked for."""
-        return profile_rows((run.run, run.profile) for run in self.runs)
 
     def run_rows(self) -> pd.DataFrame:
         """Return one row per run and rank, and one for the mean over its ranks (rank is empty).
@@ -816,9 +796,9 @@ def gate(found: Accounting, allowed: float) -> ResidualGate:
             continue
         if run.open_rank is not None:
             over.append(about(kind="closure", rank=run.open_rank.rank, text=f"{where}: {open_words(run)}"))
-        worst = run.worst_rank
-        if worst is not None and worst.residual is not None and abs(worst.residual.mean) > allowed:
-            share = worst.residual.mean
+        timed = [(rank, rank.residual.mean) for rank in run.ranks if rank.residual is not None]
+        worst, share = max(timed, key=lambda each: abs(each[1]), default=(None, 0.0))
+        if worst is not None and abs(share) > allowed:
             text = (
                 f"{where}: rank {worst.rank}: {_percent(share)} of the step is unexplained "
                 f"({worst.parts_s['residual'] * 1e3:.3f} of {worst.parts_s['step'] * 1e3:.3f} ms), "

@@ -29,7 +29,7 @@ from horovod_study.analysis.steps.accounting import Accounting, RunAccount, acco
 from horovod_study.analysis.steps.attribution import BUSY_CORES, INSIDE_BACKWARD, over_runs, parts_of
 from horovod_study.analysis.steps.breakdown import BASES, PARTS, UNEXPLAINED
 from horovod_study.analysis.steps.inspection import Inspection, inspect
-from horovod_study.analysis.steps.stragglers import MIN_STEPS, Lateness, Stragglers
+from horovod_study.analysis.steps.stragglers import MIN_STEPS, Lateness
 from horovod_study.errors import AnalysisError
 from horovod_study.records import RecordedRun, facts
 from horovod_study.roles import Role
@@ -301,25 +301,22 @@ def _slow(cell: Cell, looked: Sequence[Inspection | str]) -> Slow:
     """Return who is slow in the runs of one cell; in repeats the same rank is counted."""
     seen = [each for each in looked if isinstance(each, Inspection)]
     told = [each for each in seen if each.stragglers.verdict != "unknown"]
+    head: dict[str, Any] = {"series": cell.series, "workers": cell.workers, "looked_at": len(looked)}
     if not told:
         reasons = [each if isinstance(each, str) else each.stragglers.why_not for each in looked]
-        return Slow(
-            series=cell.series,
-            workers=cell.workers,
-            run=cell.runs[0] if cell.runs else "",
-            looked_at=len(looked),
-            chance=1 / cell.workers,
-            period_s=cell.step_s,
-            why_not=next(iter(reasons), "none of its runs was looked at"),
-        )
-    worst = max(told, key=lambda each: _told_first(each.stragglers))
+        head |= {"run": cell.runs[0] if cell.runs else "", "chance": 1 / cell.workers, "period_s": cell.step_s}
+        return Slow(**head, why_not=next(iter(reasons), "none of its runs was looked at"))
+
+    def told_first(each: Inspection) -> tuple[bool, float, bool]:
+        """The latest rank, else one that is longer in a lap."""
+        return bool(each.stragglers.slow), each.stragglers.delay_s, bool(each.stragglers.balanced)
+
+    worst = max(told, key=told_first)
     late = worst.stragglers
     slowest = late.slow[:1]
     return Slow(
-        series=cell.series,
-        workers=cell.workers,
+        **head,
         run=worst.name,
-        looked_at=len(looked),
         named_in=sum(bool(slowest) and slowest[0] in each.stragglers.slow for each in told),
         ranks=late.named,
         balanced=late.balanced,
@@ -331,11 +328,6 @@ def _slow(cell: Cell, looked: Sequence[Inspection | str]) -> Slow:
         waiting_s=None if late.skew_s is None else late.skew_s["mean"],
         resolution_s=stats.finite_or_none(late.resolution_s),
     )
-
-
-def _told_first(late: Stragglers) -> tuple[bool, float, bool]:
-    """Return by what the run of a cell is chosen that is told of: the latest rank, else one that is longer in a lap."""
-    return bool(late.slow), late.delay_s, bool(late.balanced)
 
 
 def _growth(table: pd.DataFrame, cells: Sequence[Cell], named: pd.DataFrame) -> tuple[list[Growth], str]:

@@ -156,8 +156,12 @@ class _TraceEvents:
                 self.kernels.append(span)
         elif kind == "user_annotation":
             self._range(name, span, told)
-        elif kind == "cpu_op":
-            self._operator(name, span, told)
+        elif kind == "cpu_op" and not (name.startswith("c10d::") or _RANGE.match(name)):
+            self.operators.append(span)
+            if name.startswith("autograd::engine::evaluate_function"):
+                self.marks["backward"].append(span[0])
+            elif "Sequence number" in told and "Backward" not in name:
+                self.marks["forward"].append(span[0])
 
     def _range(self, name: str, span: tuple[float, float], told: Mapping[str, Any]) -> None:
         if _STEP.fullmatch(name):
@@ -168,15 +172,6 @@ class _TraceEvents:
             self.marks["update"].append(span[0])
             self.marks["updated"].append(span[1])
         elif name.endswith(".forward"):
-            self.marks["forward"].append(span[0])
-
-    def _operator(self, name: str, span: tuple[float, float], told: Mapping[str, Any]) -> None:
-        if name.startswith("c10d::") or _RANGE.match(name):
-            return
-        self.operators.append(span)
-        if name.startswith("autograd::engine::evaluate_function"):
-            self.marks["backward"].append(span[0])
-        elif "Sequence number" in told and "Backward" not in name:
             self.marks["forward"].append(span[0])
 
     def steps(self) -> list[tuple[float, float]]:

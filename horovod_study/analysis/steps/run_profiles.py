@@ -81,8 +81,13 @@ def runs_table(
     for place, name in enumerate(_NAMES, start=list(table.columns).index("run") + 1):
         table.insert(place, name, named[name].to_numpy())
     speed = table["samples_per_s"].where(measured(table)).to_numpy(dtype=np.float64)
+    kinds = dict.fromkeys(_POINT[1:], "float64")
     for kind in ("plain", "wrapped"):
-        base = np.full(len(table), math.nan) if points is None else _base(named, points, f"base_{kind}_samples_per_s")
+        base = np.full(len(table), math.nan)
+        if points is not None:
+            column = f"base_{kind}_samples_per_s"
+            known = points[[*_POINT, column]].drop_duplicates(list(_POINT)).astype(kinds)
+            base = named[list(_POINT)].astype(kinds).merge(known, how="left", on=list(_POINT))[column].to_numpy(float)
         table[f"speedup_{kind}"] = speed / base
         table[f"efficiency_{kind}"] = speed / base / named["workers"].to_numpy(dtype=np.float64)
     for name in _FROM_ACCOUNTS:
@@ -91,13 +96,6 @@ def runs_table(
         if name not in table.columns:
             table[name] = None if name in _TOLD else math.nan
     return table
-
-
-def _base(named: pd.DataFrame, points: pd.DataFrame, column: str) -> Floats:
-    """Return a column of the point of each run."""
-    numbers = dict.fromkeys(_POINT[1:], "float64")
-    known = points[[*_POINT, column]].drop_duplicates(list(_POINT)).astype(numbers)
-    return named[list(_POINT)].astype(numbers).merge(known, how="left", on=list(_POINT))[column].to_numpy(np.float64)
 
 
 # ---------------------------------------------------------------------------------------------------- the course

@@ -222,7 +222,13 @@ class _EventReader:
     def _end(self, pid: Any, at_s: float) -> None:
         open_here = self._open[pid]
         if not open_here:
-            self._end_of_unopened(pid, at_s)
+            # A barrier ends without a begin of its own; any other collective began before the recording.
+            kind, *span = self._negotiated.pop(pid, ("", 0.0, 0.0))
+            if kind not in _UNTIMED:
+                self._stray += 1
+                return
+            tensor, times = self._names.get(pid, f"process {pid}"), (span[0], span[1])
+            self.collectives.append(_Collective(tensor=tensor, kind=kind, negotiated=times, begin=span[1], end=at_s))
             return
         name, began_s = open_here.pop()
         if open_here:
@@ -238,17 +244,6 @@ class _EventReader:
             current = self._current.pop(pid)
             current.end = at_s
             self.collectives.append(current)
-
-    def _end_of_unopened(self, pid: Any, at_s: float) -> None:
-        """A barrier ends without a begin of its own; any other collective began before the recording."""
-        negotiated = self._negotiated.pop(pid, None)
-        if negotiated is not None and negotiated[0] in _UNTIMED:
-            name, began_s, ended_s = negotiated
-            tensor = self._names.get(pid, f"process {pid}")
-            span = (began_s, ended_s)
-            self.collectives.append(_Collective(tensor=tensor, kind=name, negotiated=span, begin=ended_s, end=at_s))
-        else:
-            self._stray += 1
 
     def doubts(self, whole: int) -> list[str]:
         """Return what of the file is not in the collectives."""

@@ -131,10 +131,7 @@ def boundaries_of_points(points: pd.DataFrame, *, workers_per_node: int | None =
 
 def _jumps(found: Iterable[tuple[str, pd.DataFrame]]) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
-    cells: dict[str, list[pd.DataFrame]] = {}
-    for series, cell in found:
-        cells.setdefault(series, []).append(cell)
-    for own in cells.values():
+    for own in _by_series(found).values():
         counts = sorted({_int(cell, "nodes") for cell in own})
         for fewer, more in pairwise(counts):
             left, right = ([cell for cell in own if _int(cell, "nodes") == count] for count in (fewer, more))
@@ -158,18 +155,10 @@ def fewest_nodes(points: pd.DataFrame) -> pd.Series:
     return points["nodes"].isna() | (points["nodes"] == least)
 
 
-def doubts(runs: pd.DataFrame) -> list[str]:
-    """Return the limitations of the jumps, one sentence or two each, in a stable order."""
-    return [*jump_doubts(runs), *fit_doubts(runs)]
-
-
 def jump_doubts(runs: pd.DataFrame) -> list[str]:
     """Return the doubts about the jumps themselves."""
     found: list[str] = []
-    cells: dict[str, list[pd.DataFrame]] = {}
-    for series, cell in _cells(runs):
-        cells.setdefault(series, []).append(cell)
-    for series, own in cells.items():
+    for series, own in _by_series(_cells(runs)).items():
         counts = sorted({_int(cell, "nodes") for cell in own})
         if counts[-1] == 1:
             continue
@@ -221,6 +210,13 @@ def _cells(runs: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
         for series, own in table.groupby("series", sort=False)
         for _, cell in own.groupby(keys, sort=True, dropna=False)
     ]
+
+
+def _by_series(found: Iterable[tuple[str, pd.DataFrame]]) -> dict[str, list[pd.DataFrame]]:
+    cells: dict[str, list[pd.DataFrame]] = {}
+    for series, cell in found:
+        cells.setdefault(series, []).append(cell)
+    return cells
 
 
 def _point_cells(points: pd.DataFrame, workers_per_node: int | None) -> list[tuple[str, pd.DataFrame]]:
