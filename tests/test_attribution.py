@@ -138,7 +138,7 @@ def test_scatter_of_all_reduces_is_no_runtime(cost_s: float) -> None:
         sync_s = ready_s.max(axis=1, keepdims=True) - ready_s + 2e-4
         found = attribute([observe("run", {}, effective(2), 0, rows_of(ready_s, sync_s), bench)])
         (arm,) = found.arms
-        assert arm.parts["runtime"].low > 0 and arm.parts["least"].low < cost_s + 5e-6
+        assert arm.seconds["runtime"].low > 0 and arm.seconds["least"].low < cost_s + 5e-6
         doubted += any("not distinguishable from zero" in each for each in found.doubts)
 
     assert doubted <= 1 if cost_s else doubted >= 18
@@ -150,7 +150,7 @@ def one(found: Attribution) -> Arm:
 
 
 def ms(arm: Arm, name: str) -> float:
-    return pytest.approx(arm.parts[name].value * 1e3, abs=1e-9)  # type: ignore[return-value]
+    return pytest.approx(arm.seconds[name].value * 1e3, abs=1e-9)  # type: ignore[return-value]
 
 
 # ------------------------------------------------------------------------------------------------- known answers
@@ -213,8 +213,8 @@ def test_the_parts_always_add_up_to_the_synchronisation(
     ready: list[float], floor: float, runtime: float, extra: float
 ) -> None:
     arm = one(attribute([known(tuple(ready), floor=floor, through=floor + runtime, extra=extra)]))
-    assert sum(arm.parts[name].value for name in PARTS) == pytest.approx(arm.parts["sync"].value, abs=1e-12)
-    assert arm.parts["unexplained"].value == pytest.approx(extra, abs=1e-12)
+    assert sum(arm.seconds[name].value for name in PARTS) == pytest.approx(arm.seconds["sync"].value, abs=1e-12)
+    assert arm.seconds["unexplained"].value == pytest.approx(extra, abs=1e-12)
 
 
 def test_what_cannot_be_explained_stays_negative() -> None:
@@ -237,7 +237,7 @@ def test_the_parts_of_simulated_ranks_are_within_their_intervals() -> None:
     for seed in range(40):
         found = one(attribute([simulated(seed, steps=400, hidden_s=1e-4)]))
         for name, value in truth.items():
-            hits[name] += found.parts[name].low <= value <= found.parts[name].high
+            hits[name] += found.seconds[name].low <= value <= found.seconds[name].high
     # A 95 % interval of a block bootstrap covers a little less; below 34 of 40 it would be no such interval.
     assert all(count >= 34 for count in hits.values()), hits
 
@@ -247,15 +247,15 @@ def test_repeats_make_an_interval_of_the_scatter_between_them() -> None:
     values = np.array([parts_of(simulated(seed, steps=200), seed=1 + seed)["runtime"].value for seed in range(4)])
     half = 3.182446305 * values.std(ddof=1) / 2  # Student's t with 3 degrees of freedom
     assert found.runs == ("run 0", "run 1", "run 2", "run 3")
-    assert found.parts["runtime"].value == pytest.approx(values.mean())
-    assert found.parts["runtime"].high == pytest.approx(values.mean() + half)
+    assert found.seconds["runtime"].value == pytest.approx(values.mean())
+    assert found.seconds["runtime"].high == pytest.approx(values.mean() + half)
 
 
 def test_a_rank_that_sleeps_is_named_with_its_host_and_its_time() -> None:
     arm = one(attribute([simulated(3, mean_s=(2.6e-3, 7.6e-3, 2.6e-3))]))
     assert arm.slow_rank == 1
-    assert arm.parts["wait 0"].value == pytest.approx(5e-3, abs=2e-4)
-    assert arm.parts["wait 1"].value == pytest.approx(0, abs=1e-6)
+    assert arm.seconds["wait 0"].value == pytest.approx(5e-3, abs=2e-4)
+    assert arm.seconds["wait 1"].value == pytest.approx(0, abs=1e-6)
     words = sentences(attribute([simulated(3, mean_s=(2.6e-3, 7.6e-3, 2.6e-3))]))[0]
     assert "Rank 1 on node1 is slow" in words
 
@@ -289,7 +289,7 @@ def test_a_wait_inside_backward_is_not_taken_apart() -> None:
     arm = one(attribute([seen]))
     assert arm.why_not == INSIDE_BACKWARD
     assert arm.slow_rank is None
-    assert not {"sync", "skew", "runtime", "unexplained", "wait 0"} & set(arm.parts)
+    assert not {"sync", "skew", "runtime", "unexplained", "wait 0"} & set(arm.seconds)
     assert "cannot be decomposed: the wait is inside backward" in sentences(attribute([seen]))[0]
 
 
@@ -305,7 +305,7 @@ def test_with_hooks_the_tail_is_skew_and_what_backward_did_not_hide() -> None:
         "exposed": 0.2,
         "floor": 0.1,
     }
-    assert "unexplained" not in arm.parts
+    assert "unexplained" not in arm.seconds
     assert "that backward did not hide; with hooks the transfers begin in backward" in sentences(attribute([seen]))[0]
 
 
@@ -647,7 +647,7 @@ def test_the_order_of_the_runs_changes_nothing_but_the_order() -> None:
     assert [each.verdict for each in first.experiments] == [each.verdict for each in second.experiments]
     for arm in first.arms:
         other = next(each for each in second.arms if each.arm == arm.arm)
-        assert other.parts["sync"].value == pytest.approx(arm.parts["sync"].value)
+        assert other.seconds["sync"].value == pytest.approx(arm.seconds["sync"].value)
 
 
 # ---------------------------------------------------------------------------------------------- the command line

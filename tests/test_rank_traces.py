@@ -45,7 +45,7 @@ def on_gpu(rank: int, *, late_ms: float = 0.0, clock_ms: float = 0.0, steps: int
 
 
 def seconds(found: Any, rank: int) -> dict[str, float]:
-    return {name: each.value for name, each in found.ranks[rank].parts.items()}
+    return {name: each.value for name, each in found.ranks[rank].seconds.items()}
 
 
 def test_what_no_kernel_covers_is_exposed_and_clocks_are_compared_at_the_ends_of_collectives() -> None:

@@ -110,7 +110,7 @@ def _page(options: argparse.Namespace) -> Result:
     turns = study_turns(options.places[0]) if len(options.places) == 1 else None
     found = explain_runs(*records.recorded_runs(options.places, left_out=left_out), turns)
     return Result(
-        document=found.to_dict(),
+        document=records.finite(found),
         lines=page(found, width=min(WIDE, shutil.get_terminal_size((WIDE, 0)).columns)),
         files=write_explanation(found, options.out) if options.out else [],
         doubts=[f"left out: {name}: {why}" for name, why in left_out.items()],

@@ -11,6 +11,7 @@ from horovod_study.analysis.steps.breakdown import PARTS
 from horovod_study.analysis.steps.explanation import Cell, Explanation, Growth, Help, Slow
 from horovod_study.analysis.steps.rank_steps import NO_EXCHANGE
 from horovod_study.analysis.steps.stragglers import CAUSES, Lateness
+from horovod_study.records import finite
 from horovod_study.report.kit.files import write_result
 from horovod_study.text.numbers import THIN, known, milliseconds, percent, quoted, rounded, signed
 from horovod_study.text.tables import NOTHING, Group, Table, table_of, to_lines
@@ -54,7 +55,7 @@ def page(found: Explanation, *, width: int = WIDE) -> list[str]:
 
 def write_explanation(found: Explanation, directory: Path) -> list[Path]:
     """Write explanation.txt and explanation.json; return the paths."""
-    return write_result(directory, {"explanation.txt": page(found), "explanation.json": found.to_dict()})
+    return write_result(directory, {"explanation.txt": page(found), "explanation.json": finite(found)})
 
 
 def _lines(said: Said, width: int, indent: str) -> list[str]:

@@ -19,14 +19,14 @@ def lines(found: RankTraces) -> list[str]:
             str(each.rank),
             each.host or NOTHING,
             str(each.steps),
-            *(milliseconds(each.parts[name].value) if name in each.parts else NOTHING for name in _COLUMNS),
+            *(milliseconds(each.seconds[name].value) if name in each.seconds else NOTHING for name in _COLUMNS),
             NOTHING if each.last is None else percent(each.last),
         )
         for each in found.ranks
     ]
     said = ["ms of a step; comm.: communication; exposed: what of it no computing covers", ""]
-    worst = max(found.ranks, key=lambda each: each.parts["exposed"].value)
-    exposed, step = worst.parts["exposed"], worst.parts["step"]
+    worst = max(found.ranks, key=lambda each: each.seconds["exposed"].value)
+    exposed, step = worst.seconds["exposed"], worst.seconds["step"]
     said.append(
         f"Exposed communication is largest on rank {worst.rank}: {_ms(exposed)} ms, "
         f"{percent(exposed.value / step.value)} of its step."
@@ -36,7 +36,7 @@ def lines(found: RankTraces) -> list[str]:
     else:
         late, on = found.late, f" on {found.late.host}" if found.late.host else ""
         said.append(
-            f"Rank {late.rank}{on} comes {_ms(late.parts['late'])} ms after the first one to its collectives, and is "
+            f"Rank {late.rank}{on} comes {_ms(late.seconds['late'])} ms after the first one to its collectives, and is "
             f"the last one in {percent(late.last or 0.0)} of the steps; the lap that is longer than the others' is "
             f"{found.cause}."
         )

@@ -103,7 +103,10 @@ def answer(found: Mapping[str, Any], *, seed: int = 1) -> CommunicationCost:
     difference = estimates.get("difference")
     grown = {name: estimates.get(f"lap {name}") for name in PARTS}
     outside = _outside(grown, difference)
-    verdict = _verdict(estimates["ablation"], difference)
+    verdict = NO_TIMER
+    if difference is not None:
+        close = AGREE if difference.width <= estimates["ablation"].value else UNRESOLVED
+        verdict = DIFFER if difference.excludes(0) else close
     why = str(found["why_no_timer"]) or ("" if sync is not None else "the sync lap was not recorded")
     return CommunicationCost(
         workers=workers,
@@ -136,14 +139,6 @@ def _blocks(found: Mapping[str, Any], column: str) -> Floats | None:
         column
     ]
     return table
-
-
-def _verdict(ablation: Interval, difference: Interval | None) -> str:
-    if difference is None:
-        return NO_TIMER
-    if difference.excludes(0):
-        return DIFFER
-    return UNRESOLVED if difference.width > ablation.value else AGREE
 
 
 def _outside(grown: Mapping[str, Interval | None], difference: Interval | None) -> tuple[str, ...]:

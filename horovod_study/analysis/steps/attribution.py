@@ -37,7 +37,7 @@ from horovod_study.analysis.stats import Floats, Interval
 from horovod_study.analysis.steps.rank_steps import CYCLE, NO_EXCHANGE, cycle_s, ready_steps, settings_of
 from horovod_study.config import COMMUNICATION
 from horovod_study.errors import AnalysisError
-from horovod_study.records import RunTurns, facts, finite
+from horovod_study.records import RunTurns
 from horovod_study.workloads import packaged
 
 OPTIONS = packaged().options
@@ -292,27 +292,16 @@ class Arm:
     runs: tuple[str, ...]
     hosts: tuple[str, ...]
     settings: Mapping[str, Any]
-    parts: Mapping[str, Interval]  # see parts_of
+    seconds: Mapping[str, Interval]  # see parts_of
     efficiency: Mapping[str, Interval]  # now, without runtime, without skew, without unexplained, at the floor
     baseline: str  # what an efficiency of 1 is
     why_not: str = ""  # why parts are missing
     slow_rank: int | None = None  # the rank that is later than the others, beyond doubt
     leave_spread_s: float = math.nan  # how far apart ranks leave a synchronisation: bounds the error of the skew
     cycle_ms: float | None = None  # None where there is none, or where the thread is woken
-    expected_cycle_wait: tuple[float, float] | None = None  # s, by `cycle_wait`: threads together, far apart
     over_shipped: Interval | None = None  # step over that with shipped settings, within rounds
     rounds: int = 0  # of turns that its ratios come from; 0 where they come from whole runs
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            **facts(self, "backend", "transport", "reduction", "workers", "batch", "arm", "runs", "hosts", "settings"),
-            "seconds": finite(self.parts),
-            **facts(
-                self, "efficiency", "baseline", "why_not", "slow_rank", "leave_spread_s", "cycle_ms", "over_shipped"
-            ),
-            **facts(self, "rounds"),
-            "expected_cycle_wait_s": finite(self.expected_cycle_wait),
-        }
+    expected_cycle_wait_s: tuple[float, float] | None = None  # by `cycle_wait`: threads together, far apart
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -388,17 +377,17 @@ def _doubts(runs: Sequence[Observation], arms: Sequence[Arm]) -> Iterable[str]:
             "end of the barrier, and hold its unevenness"
         )
     for arm in arms:
-        least = arm.parts.get("least")
+        least = arm.seconds.get("least")
         if least is not None and not least.low > 0:
             yield (
                 f"{arm.backend}/{arm.transport}, {arm.arm}: the runtime is not distinguishable from zero: where "
                 f"nothing disturbs, a synchronisation through it takes {least.value * 1e6:.3g} [{least.low * 1e6:.3g}, "
                 f"{least.high * 1e6:.3g}] us more than a raw all-reduce; what is above that is scatter"
             )
-        if "skew" in arm.parts and arm.leave_spread_s > arm.parts["skew"].value:
+        if "skew" in arm.seconds and arm.leave_spread_s > arm.seconds["skew"].value:
             yield (
                 f"{arm.backend}/{arm.transport}, {arm.arm}: the ranks leave a synchronisation about "
-                f"{arm.leave_spread_s * 1e3:.2f} ms apart, more than the skew of {arm.parts['skew'].value * 1e3:.2f} "
+                f"{arm.leave_spread_s * 1e3:.2f} ms apart, more than the skew of {arm.seconds['skew'].value * 1e3:.2f} "
                 "ms: how much of it is waiting for the last worker is not certain"
             )
 
@@ -426,14 +415,14 @@ def _arm(group: Group, base: Group, shipped: Group) -> Arm:
     return Arm(
         **{name: getattr(first, name) for name in same},
         runs=tuple(seen.run for seen, _ in group),
-        parts=parts,
+        seconds=parts,
         efficiency=efficiency,
         baseline="one worker alone" if base else "its own step without synchronisation",
         why_not=why_not,
         slow_rank=slowest if certain else None,
         leave_spread_s=float(np.mean([leave_spread(seen) for seen, _ in group])),
         cycle_ms=cycle * 1e3 or None,
-        expected_cycle_wait=waits,
+        expected_cycle_wait_s=waits,
         over_shipped=over_shipped,
         rounds=rounds,
     )

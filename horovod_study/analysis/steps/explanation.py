@@ -11,7 +11,7 @@ A gain is a share of the throughput. A step of T seconds that loses d of them ma
 import math
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -31,7 +31,7 @@ from horovod_study.analysis.steps.breakdown import BASES, PARTS, UNEXPLAINED
 from horovod_study.analysis.steps.inspection import Inspection, inspect
 from horovod_study.analysis.steps.stragglers import MIN_STEPS, Lateness
 from horovod_study.errors import AnalysisError
-from horovod_study.records import RecordedRun, facts
+from horovod_study.records import RecordedRun
 from horovod_study.roles import Role
 from horovod_study.text.numbers import milliseconds, rounded
 from horovod_study.text.words import plural
@@ -167,9 +167,6 @@ class Explanation:
     def last(self) -> tuple[Cell, ...]:
         """Return the cell with the most workers of each series."""
         return tuple({cell.series: cell for cell in self.cells}.values())
-
-    def to_dict(self) -> dict[str, Any]:
-        return facts(self, *(each.name for each in fields(self)))
 
 
 def explain(table: pd.DataFrame, runs: Iterable[RecordedRun], turns: StudyTurns | None = None) -> Explanation:

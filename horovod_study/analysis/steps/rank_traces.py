@@ -64,12 +64,9 @@ class RankView:
     rank: int
     host: str
     steps: int
-    parts: Mapping[str, Interval]  # step, LAPS, communication, exposed, late
     last: float | None  # share of the steps in which it was the last one
     offset_s: float | None  # of its clock, by the ends of collectives
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**facts(self, "rank", "host", "steps", "last", "offset_s"), "seconds": finite(self.parts)}
+    seconds: Mapping[str, Interval]  # step, LAPS, communication, exposed, late
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +82,7 @@ class RankTraces:
     def to_dict(self) -> dict[str, Any]:
         late = None if self.late is None else self.late.rank
         return {
-            "ranks": [each.to_dict() for each in self.ranks],
+            "ranks": finite(self.ranks),
             "late": late,
             **facts(self, "on_gpu", "cause", "doubts"),
         }
@@ -261,7 +258,7 @@ def compare(traces: Sequence[RankTrace]) -> RankTraces:
         parts = {name: stats.student(values) for name, values in columns.items() if len(values)}
         offset = offsets.get(each.rank)
         views.append(
-            RankView(rank=each.rank, host=each.host, steps=len(each.steps), parts=parts, last=last, offset_s=offset)
+            RankView(rank=each.rank, host=each.host, steps=len(each.steps), seconds=parts, last=last, offset_s=offset)
         )
     slow, cause = _slowest(views)
     return RankTraces(
@@ -350,18 +347,18 @@ def _lateness(traces: Sequence[RankTrace]) -> tuple[dict[int, Floats], dict[int,
 
 def _slowest(views: Sequence[RankView]) -> tuple[RankView | None, str]:
     """Return the rank that is later than each of the others beyond doubt, and which of its laps is the longer one."""
-    known = [each for each in views if "late" in each.parts]
+    known = [each for each in views if "late" in each.seconds]
     if len(known) < 2:
         return None, ""
-    first, second, *_ = sorted(known, key=lambda each: -each.parts["late"].value)
-    if not first.parts["late"].low > second.parts["late"].value or first.parts["late"].value <= 0:
+    first, second, *_ = sorted(known, key=lambda each: -each.seconds["late"].value)
+    if not first.seconds["late"].low > second.seconds["late"].value or first.seconds["late"].value <= 0:
         return None, ""
     others = [each for each in known if each is not first]
 
     def longer(lap: str) -> float:
         # What a rank waits in backward is not its own time.
         own, theirs = (
-            [each.parts[lap].value - (each.parts["exposed"].value if lap == "backward" else 0.0) for each in some]
+            [each.seconds[lap].value - (each.seconds["exposed"].value if lap == "backward" else 0.0) for each in some]
             for some in ((first,), others)
         )
         return own[0] - float(np.median(theirs))

@@ -75,10 +75,10 @@ def table(found: Attribution) -> list[str]:
         lines += [f"{title(arm)} ({plural(arm.workers, 'worker')}, batch {arm.batch}, {runs})"]
         rows = []
         for name, words in _ROWS:
-            if name in arm.parts:
+            if name in arm.seconds:
                 of_sync = _share(arm, name, "sync") if name != "step" else ""
                 label = "    cycle, negotiation" if name == "rest" and arm.backend == "horovod" else words
-                rows.append((label, _ms(arm.parts[name]), of_sync, _share(arm, name, "step")))
+                rows.append((label, _ms(arm.seconds[name]), of_sync, _share(arm, name, "step")))
         lines += to_lines(table_of(("", "ms", "of sync", "of step"), rows), indent=2)
         if arm.why_not:
             lines += textwrap.wrap(arm.why_not, 76, initial_indent="  not decomposed: ", subsequent_indent="    ")
@@ -119,22 +119,22 @@ def _arm_words(arm: Arm) -> str:
         of = arm.over_shipped
         more = Interval(value=of.value - 1, low=of.low - 1, high=of.high - 1)
         words.append(f"Its step takes {_percents(more)} more than with shipped settings.")
-    sync = arm.parts.get("sync")
+    sync = arm.seconds.get("sync")
     if sync is None:
         return " ".join([*words, f"The synchronisation cannot be decomposed: {arm.why_not}."])
-    words.append(f"Of a step of {_ms(arm.parts['step'])} ms, {_ms(sync)} ms are synchronisation.")
-    if "unexplained" in arm.parts:
-        known = sorted(PARTS[:-1], key=lambda part: -arm.parts[part].value)
-        parts = [f"{_ms(arm.parts[part])} ms {_THOUGHT[part]}" for part in known]
-        words.append(f"That is {listed(parts)}; {_unexplained_words(arm.parts['unexplained'])}.")
-        least = arm.parts["least"]
+    words.append(f"Of a step of {_ms(arm.seconds['step'])} ms, {_ms(sync)} ms are synchronisation.")
+    if "unexplained" in arm.seconds:
+        known = sorted(PARTS[:-1], key=lambda part: -arm.seconds[part].value)
+        parts = [f"{_ms(arm.seconds[part])} ms {_THOUGHT[part]}" for part in known]
+        words.append(f"That is {listed(parts)}; {_unexplained_words(arm.seconds['unexplained'])}.")
+        least = arm.seconds["least"]
         unresolved = "" if least.low > 0 else ", which is not distinguishable from zero"
         words.append(f"Where nothing disturbs it, the runtime adds {_ms(least)} ms{unresolved}.")
     else:
         words.append(
-            f"{_ms(arm.parts['skew'])} ms of it are skew. The remaining {_ms(arm.parts['exposed'])} ms are transfer "
-            f"and runtime that backward did not hide; {arm.why_not}. A raw all-reduce of all gradients takes "
-            f"{_ms(arm.parts['floor'])} ms."
+            f"{_ms(arm.seconds['skew'])} ms of it are skew. The remaining {_ms(arm.seconds['exposed'])} ms are "
+            f"transfer and runtime that backward did not hide; {arm.why_not}. A raw all-reduce of all gradients takes "
+            f"{_ms(arm.seconds['floor'])} ms."
         )
     words.append(_skew_words(arm))
     without = [
@@ -170,16 +170,16 @@ def _unexplained_words(part: Interval) -> str:
 
 
 def _skew_words(arm: Arm) -> str:
-    skew = arm.parts["skew"].value
+    skew = arm.seconds["skew"].value
     if arm.slow_rank is None:
         return "No worker is later than the others by more than chance: the skew varies from step to step."
     host = f" on {arm.hosts[arm.slow_rank]}" if arm.slow_rank < len(arm.hosts) and arm.hosts[arm.slow_rank] else ""
-    steady = arm.parts["steady"]
-    others = [arm.parts[f"wait {rank}"] for rank in range(arm.workers) if rank != arm.slow_rank]
+    steady = arm.seconds["steady"]
+    others = [arm.seconds[f"wait {rank}"] for rank in range(arm.workers) if rank != arm.slow_rank]
     longest = max(others, key=lambda each: each.value)
     share = steady.value / skew if skew > 0 else 0.0
     return (
-        f"Rank {arm.slow_rank}{host} is slow: its gradients come {_ms(arm.parts[f'lag {arm.slow_rank}'])} ms "
+        f"Rank {arm.slow_rank}{host} is slow: its gradients come {_ms(arm.seconds[f'lag {arm.slow_rank}'])} ms "
         f"after the mean worker's, and another waits up to {_ms(longest)} ms per step for the last; this steady lag is "
         f"{percent(min(1.0, share))} of the skew, the rest varies from step to step."
     )
@@ -228,9 +228,9 @@ def _percents(estimate: Interval) -> str:
 
 
 def _share(arm: Arm, name: str, whole: str) -> str:
-    if whole not in arm.parts or arm.parts[whole].value <= 0:
+    if whole not in arm.seconds or arm.seconds[whole].value <= 0:
         return ""
-    return f"{_fixed(100 * arm.parts[name].value / arm.parts[whole].value, 1)} %"
+    return f"{_fixed(100 * arm.seconds[name].value / arm.seconds[whole].value, 1)} %"
 
 
 # ------------------------------------------------------------------------------------------------------- figure
@@ -243,8 +243,8 @@ Bar: TypeAlias = tuple[str, Mapping[str, float], Interval]
 def draw(found: Attribution, width_in: float) -> Figure:
     """Return the figure of the arms that are decomposed; call it inside style()."""
     arms = [arm for arm in found.arms if _drawn(arm)]
-    parts = [{part: arm.parts[part].value for part in LOOKS} for arm in arms]
-    return draw_bars([(title(arm), own, arm.parts["sync"]) for arm, own in zip(arms, parts, strict=True)], width_in)
+    parts = [{part: arm.seconds[part].value for part in LOOKS} for arm in arms]
+    return draw_bars([(title(arm), own, arm.seconds["sync"]) for arm, own in zip(arms, parts, strict=True)], width_in)
 
 
 def draw_bars(bars: Sequence[Bar], width_in: float) -> Figure:
@@ -290,7 +290,7 @@ def draw_bars(bars: Sequence[Bar], width_in: float) -> Figure:
 
 
 def _drawn(arm: Arm) -> bool:
-    return "unexplained" in arm.parts and arm.parts["sync"].value > 0
+    return "unexplained" in arm.seconds and arm.seconds["sync"].value > 0
 
 
 def result_lines(found: Attribution, paths: list[Path]) -> list[str]:
