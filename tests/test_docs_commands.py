@@ -68,6 +68,9 @@ RULES: dict[str, Here | ByTest | NotHere] = {
     r"horovod-study explain traces/": ByTest(by="test_rank_traces.py", mentions=('"explain"',)),
     r"horovod-study explain (--part (account|steps) )?(?!--)\S+.*": Here(),
     r"horovod-study report .* --check.*": ByTest(by="test_audit.py", mentions=('"--check"', "--allow", '"--json"')),
+    r"horovod-study report \S+/published\.csv --out \S+": ByTest(
+        by="test_reported.py", mentions=('"report"', "--check")
+    ),
     r"horovod-study report .*": Here(),
     r"horovod-study export \S+ --archive": ByTest(by="test_export.py", mentions=('"--archive"', "SHA256SUMS")),
     r"horovod-study export RUN_DIR --to trace.*": Here(instead={"1000:1200": "10:20"}),

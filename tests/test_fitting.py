@@ -639,6 +639,16 @@ class TestLawsOfSteps:
         assert np.median(np.abs(errors)) == pytest.approx(line.loo_median)
         assert np.sqrt(np.mean(np.square(errors))) == pytest.approx(line.loo_rms)
 
+    def test_the_band_of_a_bent_valley_ends_where_no_point_allows_the_curve(self):
+        """One run for each count, as published; the linear theory has a band from 0 to 240 % between 64 and 128."""
+        rates = (138.23, 264.57, 523.38, 1018.18, 2001.0, 3840.35, 7118.31, 9219.7)
+        fitted = fit_series(points([2**k for k in range(8)], rates))[""].fits["overlap"]
+        counts = np.arange(1.0, 193.0)
+        low, high = fitted.interval(counts)
+        assert np.all(low <= fitted(counts)) and np.all(fitted(counts) <= high)
+        assert np.all((high - low)[64:128] < 0.35 * fitted(counts)[64:128])
+        assert 40 < fitted.knee_ci95[0] < fitted.knee < fitted.knee_ci95[1] < 120
+
     def test_overlap_needs_more_points_than_a_ring(self):
         n = np.array([1, 2, 4, 8])
         fits = fit_series(points(n, 100 * LAWS["ring"].curve(n.astype(float), alpha=0.02, beta=0.1)))[""].fits

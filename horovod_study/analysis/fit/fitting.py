@@ -23,8 +23,9 @@ Where the speedup was divided by runs of the same series, their noise moves all 
 Both ways take that into account.
 """
 
+import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -32,7 +33,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from horovod_study.analysis.fit.intervals import Noise, baseline_noise, profiles, reach_of, stretched
+from horovod_study.analysis.fit.intervals import Noise, as_likely, baseline_noise, profiles, reach_of, stretched
 from horovod_study.analysis.fit.least_squares import Solved, distinct_places, solve
 from horovod_study.analysis.fit.rows import (
     Sample,
@@ -78,6 +79,8 @@ class ScalingFit:
     _per_node: float | None = field(default=None, repr=False)  # workers of the fullest node fitted
     _noise: "Noise" = field(repr=False, compare=False)
     _draws: Floats | None = field(default=None, repr=False, compare=False)  # bootstrap replicates (B, k)
+    # Of a profiled law without replicates: vectors as likely as the ends of its profile, found where they are asked.
+    _edge: Callable[[], Floats | None] | None = field(default=None, repr=False, compare=False)
 
     def __call__(self, n: ArrayLike, nodes: ArrayLike | None = None) -> Floats:
         """Speedup at worker counts `n`; without `nodes`, nodes are filled as the fullest one fitted was."""
@@ -91,8 +94,12 @@ class ScalingFit:
         where = self._places(counts.ravel(), nodes)
         values = np.array(self.law.at(where, self._values))
         reach, stretch = self._noise.reach(self.law.gradient(where, self._values))
+        edge = None if self._edge is None else self._edge()
         if self._draws is None:
             low, high = values - reach, values + reach
+            if edge is not None:
+                curves = self.law.at(where, edge)
+                low, high = np.maximum(low, curves.min(axis=0)), np.minimum(high, curves.max(axis=0))
         else:
             low, high = stretched(values, self.law.at(where, self._draws), stretch)
         low, high = np.maximum(low, 0.0), np.maximum(high, 0.0)
@@ -164,6 +171,8 @@ class ScalingFit:
         if not self.identifiable:
             return None
         values, total = self._values, self._noise.covariance.sum(axis=0)
+        own = self.peak if power == 1 else self.knee
+        edge = None if self._edge is None else self._edge()
         _, stretch = self._noise.reach(np.eye(len(values)))
         if self._draws is None:
             if not np.isfinite(total).all():
@@ -176,7 +185,9 @@ class ScalingFit:
         drawn = np.clip(values + (drawn - values) * stretch, lower, upper)
         where = best_counts(self.law, drawn, power=power, per_node=self._per_node)
         low, high = np.quantile(where, [0.025, 0.975], method="closest_observation")
-        own = self.peak if power == 1 else self.knee
+        if edge is not None:
+            where = best_counts(self.law, edge[:: 1 + len(edge) // 1000], power=power, per_node=self._per_node)
+            low, high = max(low, where.min()), min(high, where.max())
         return min(float(low), own), max(float(high), own)
 
     def bottleneck(self, n: float | None = None) -> str | None:
@@ -543,8 +554,11 @@ def _fit(
     law, values, draws = solved.law, solved.values, solved.draws
     jacobian = law.gradient(sample.where, values)
     noise, method, reach, stretch = reach_of(solved, sample, base_noise, jacobian)
+    edge = None
     if law.needs_profile:
-        low, high = profiles([(solved, sample, base_noise)])[0] if ends is None else ends
+        low, high = found = profiles([(solved, sample, base_noise)])[0] if ends is None else ends
+        if draws is None:
+            edge = functools.cache(functools.partial(as_likely, solved, sample, base_noise, found))
         method = f"profile of least squares, its width by {'the spread of the runs' if draws is not None else method}"
     elif draws is None:
         low, high = values - reach, values + reach
@@ -578,6 +592,7 @@ def _fit(
         _per_node=float(sample.where.fullest.max()) if sample.where.several_nodes else None,
         _noise=noise,
         _draws=draws,
+        _edge=edge,
     )
 
 

@@ -263,6 +263,52 @@ def _profiled(alike: Sequence[tuple[Solved, Sample, float]]) -> list[tuple[Float
     return [(low, high) for low, high in ends]
 
 
+def as_likely(solved: Solved, sample: Sample, base_noise: float, ends: tuple[Floats, Floats]) -> Floats | None:
+    """Parameter vectors (B, k) at the edge of those that the points allow together with 95 %; None where all are.
+
+    These have a sum of squares up to that of the estimate and JOINTLY times what the `ends` of the profile, of one
+    parameter each, cost. In a bent valley the linear theory goes straight on, where no point allows it; a function of
+    the parameters, such as the curve at some worker count, is between its least and its largest value here. Chains go
+    through the valley by hit and run (Smith 1984): a random direction, or that from one chain to another, is followed
+    to both edges, which are kept, and the chain goes on somewhere between them.
+    """
+    law, where, values = solved.law, sample.where, solved.values
+    rise = _profile_columns(solved, sample, base_noise)[1]
+    lower, upper = (np.array(side) for side in zip(*law.bounds, strict=True))
+    least = np.sum(sample.rows * (sample.means - law.at(where, values)) ** 2)
+    scale = (ends[1] - ends[0]) / 2
+    if not (np.isfinite(rise).all() and np.isfinite(scale).all()):
+        return None
+    # Nothing lies further away than this in a valley that has an end.
+    lower, upper = np.maximum(lower, values - 50 * scale), np.minimum(upper, values + 50 * scale)
+    generator = np.random.default_rng(0)
+    chains, edges = np.tile(values, (_CHAINS, 1)), [values[np.newaxis]]
+    for turn in range(_TURNS):
+        way = generator.normal(size=chains.shape) * scale
+        if turn % 2 and turn > 10:
+            way = chains[generator.permutation(_CHAINS)] - chains + 1e-3 * way
+        found = []
+        for sign in (-1.0, 1.0):
+            with np.errstate(divide="ignore", invalid="ignore"):
+                room = np.where(sign * way > 0, (upper - chains) / way, (lower - chains) / way)
+            near, far = np.zeros(_CHAINS), np.nan_to_num(np.min(sign * np.where(way == 0, np.inf * sign, room), axis=1))
+            for halving in range(_HALVINGS):
+                tried = far if halving == 0 else (near + far) / 2  # the bound itself may be inside
+                at = np.clip(chains + sign * tried[:, np.newaxis] * way, lower, upper)
+                cost = np.sum(sample.rows * (sample.means - law.at(where, at)) ** 2, axis=1)
+                inside = cost <= least + JOINTLY * rise.max()
+                near, far = np.where(inside, tried, near), np.where(inside, far, tried)
+            found.append(np.clip(chains + sign * near[:, np.newaxis] * way, lower, upper))
+        edges += found
+        chains = found[0] + generator.uniform(size=(_CHAINS, 1)) * (found[1] - found[0])
+    return np.concatenate(edges)
+
+
+JOINTLY = 6.0
+"""Twice 4 F(4, 6) / F(1, 6) at 95 % (Scheffe 1953): noise grows with the throughput, which these sums do not know."""
+_CHAINS, _TURNS, _HALVINGS = 48, 60, 14
+
+
 def _profile_columns(solved: Solved, sample: Sample, base_noise: float) -> tuple[Floats, ...]:
     """Both ends of all k parameters as 2k columns: estimates, goal of the rise, first reach, slopes of the others
     (2k, k), all values (2k, k), means and rows (2k, K)."""
