@@ -5,7 +5,8 @@ One form for all schema numbers: what a number added is not required. Names insi
 at the top nothing else may stand. A value may be null wherever it may be unknown.
 """
 
-from typing import Annotated, Any, Literal, NotRequired, get_type_hints
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import ConfigDict, Field, GetCoreSchemaHandler, GetPydanticSchema, with_config
 from pydantic_core.core_schema import CoreSchema, typed_dict_field, typed_dict_schema
@@ -27,190 +28,110 @@ Seconds = Annotated[float, Field(ge=-MAX_TIME_S, le=MAX_TIME_S)]
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Workers = Annotated[int, Field(ge=1, le=MAX_WORKERS)]
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
+Counts = Annotated[list[Count], Field(max_length=MAX_WORKERS)]
 Texts = Annotated[list[Text], Field(max_length=MAX_WORKERS)]
 Times = Annotated[list[Seconds], Field(min_length=2, max_length=10_000_000)]
 Numbers = dict[str, Number | None]
-_Open = with_config(ConfigDict(extra="allow"))
-
-
-@_Open
-class Settings(TypedDict, total=False):
-    """What `requested` and `effective` have in common: what the tables and the analysis take from either."""
-
-    backend: Text | None
-    transport: Text | None
-    reduction: Text | None
-    precision: Text | None
-    workers: Workers | None
-    nodes: Workers | None
-    batch: Count | None
-    global_batch: Count | None
-    train_samples: Count | None
-    warmup_steps: Count | None
-    optimizer: Text | None
-    widths: Text | None
-    lr: Number | None
-
-
 _KINDS: dict[type, Any] = {bool: bool, int: int, float: Number, str: Text}
 
 
-def _requested(_: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-    """Return the form of what was asked for: every option of training has a value of its kind, or none."""
-    options = {name: _KINDS[each.kind] | None for name, each in OPTIONS.items()}
-    forms = {**options, **get_type_hints(Settings, include_extras=True)}
-    return typed_dict_schema(
-        {name: typed_dict_field(handler.generate_schema(form), required=False) for name, form in forms.items()},
-        extra_behavior="allow",
-    )
+def _open(*parts: Mapping[str, Any]) -> GetPydanticSchema:
+    """Return the form of an object whose values may be missing, with `parts` {name: type}; others may be in it."""
+    forms = {name: form for part in parts for name, form in part.items()}
+
+    def schema(_: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        fields = {name: typed_dict_field(handler.generate_schema(form), required=False) for name, form in forms.items()}
+        return typed_dict_schema(fields, extra_behavior="allow")
+
+    return GetPydanticSchema(schema)
 
 
-Requested = Annotated[dict[str, Any], GetPydanticSchema(_requested)]
+def _unknown(form: Any, names: str) -> dict[str, Any]:
+    """Return {name: form}, of values that are null where they are not known."""
+    return dict.fromkeys(names.split(), form | None)
 
 
-@_Open
-class Rank(TypedDict, total=False):
-    """One process of the run."""
-
-    host: Text
-    local_rank: Count | None
-    pid: Count | None
-    cores: Annotated[list[Count], Field(max_length=MAX_WORKERS)] | None
-    threads: Count | None
-    device: Text | None
-    gpu: Any
-    path: Texts | None
-
-
-@_Open
-class Effective(Settings, total=False):
-    """What was read back from the live objects."""
-
-    model: Text | None
-    parameters: Count | None
-    floor_mse: Number | None
-    steps_per_epoch: Number | None
-    test_samples: Count | None
-    device: Text | None
-    launcher: Text | None
-    dataset: Text | None
-    dataset_digest: Text | None
-    initial_parameter_sha256: Text | None
-    path: Texts | None
-    ranks_per_host: Annotated[list[Count], Field(max_length=MAX_WORKERS)] | None
-    ranks: Annotated[list[Rank], Field(max_length=MAX_WORKERS)] | None
-    settings: dict[str, dict[str, Any]] | None
-
-
-@_Open
-class RecordedSteady(TypedDict, total=False):
-    """Where the timed window begins, and what says so."""
-
-    step: Count
-    declared: Count | None
-    found_by: Text
-    doubt: Text | None
-
-
-@_Open
-class Device(TypedDict, total=False):
-    """The joules of one device."""
-
-    host: Text
-    part: Annotated[str, Field(pattern=r"^\S+( .*)?$", max_length=1000)]
-    counter_j: Number | None
-    integral_j: Number | None
-
-
-@_Open
-class Energy(TypedDict, total=False):
-    """The joules of the timed window."""
-
-    total_j: Number | None
-    per_sample_j: Number | None
-    counter_j: Number | None
-    integral_j: Number | None
-    per_device: Annotated[list[Device], Field(max_length=MAX_WORKERS)] | None
-    reason: Text | None
-    doubt: Text | None
-
-
-@_Open
-class HostReadings(TypedDict, total=False):
-    """What the sensors of a host read, by process or device."""
-
-    ranks_cpu_percent: Numbers | None
-    rss_mb_max: Numbers | None
-    gpu_percent: Numbers | None
-    gpu_memory_mb_max: Numbers | None
-    power_w: Numbers | None
-
-
-@_Open
-class System(TypedDict, total=False):
-    """What the sensors read."""
-
-    hosts: dict[str, HostReadings] | None
-    reason: Text | None
-
-
-@_Open
-class Waits(TypedDict, total=False):
-    """Where a run that trained in turns has waited, by rank 0."""
-
-    before: Annotated[list[Count], Field(max_length=MAX_COUNT)]  # these steps
-    waited_s: Seconds
-
-
-@_Open
-class Totals(TypedDict, total=False):
-    """What the timed window gave."""
-
-    samples_per_s: Annotated[float, Field(ge=0, le=MAX_COUNT)] | None
-    window_s: Seconds | None
-    steps: Count | None
-    excluded_steps: Count | None
-    steady: RecordedSteady | None
-    step_s_median: Seconds | None
-    step_s_p90: Seconds | None
-    data_s: Seconds | None
-    compute_s: Seconds | None
-    forward_s: Seconds | None
-    backward_s: Seconds | None
-    sync_s: Seconds | None
-    update_s: Seconds | None
-    residual_s: Seconds | None
-    step_s: Seconds | None
-    lap_medians_s: dict[str, Seconds | None] | None
-    rows_lost: Count | Annotated[list[Count], Field(max_length=MAX_WORKERS)] | None
-    turns: Waits | None
-    epochs: Number | None
-    train_mse: Number | None
-    test_mse: Number | None
-    g0_rmse_mpa: Number | None
-    a_rmse: Number | None
-    train_s: Seconds | None
-    wall_s: Seconds | None
-    rss_mb_max: Number | None
-    pss_mb_max: Number | None
-    system: System | None
-    energy: Energy | None
-
-
-@_Open
-class Environment(TypedDict, total=False):
-    """Where it ran."""
-
-    cpu_model: Text | None
-    cores: Count | None
-    memory_gb: Number | None
-    os: Text | None
-    python: Text | None
-    package: Text | None
-    torch: Text | None
-    horovod: Text | None
-    mpi: Text | None
-    command: Texts | Text | None
+_SETTINGS = {  # what the tables and the analysis take from what was asked for or from what was in effect
+    **_unknown(Text, "backend transport reduction precision optimizer widths"),
+    **_unknown(Workers, "workers nodes"),
+    **_unknown(Count, "batch global_batch train_samples warmup_steps"),
+    **_unknown(Number, "lr"),
+}
+_Object = dict[str, Any]
+Requested = Annotated[_Object, _open({name: _KINDS[each.kind] | None for name, each in OPTIONS.items()}, _SETTINGS)]
+"""What was asked for: every option of training has a value of its kind, or none."""
+Rank = Annotated[
+    _Object,
+    _open(
+        {"host": Text, "gpu": Any, "cores": Counts | None},
+        _unknown(Count, "local_rank pid threads"),
+        _unknown(Text, "device"),
+        _unknown(Texts, "path"),
+    ),
+]
+"""One process of the run."""
+Effective = Annotated[
+    _Object,
+    _open(
+        _SETTINGS,
+        _unknown(Text, "model device launcher dataset dataset_digest initial_parameter_sha256"),
+        _unknown(Count, "parameters test_samples"),
+        _unknown(Number, "floor_mse steps_per_epoch"),
+        _unknown(Texts, "path"),
+        _unknown(Counts, "ranks_per_host"),
+        _unknown(Annotated[list[Rank], Field(max_length=MAX_WORKERS)], "ranks"),
+        _unknown(dict[str, _Object], "settings"),
+    ),
+]
+"""What was read back from the live objects."""
+RecordedSteady = Annotated[
+    _Object, _open({"step": Count, "found_by": Text}, _unknown(Count, "declared"), _unknown(Text, "doubt"))
+]
+"""Where the timed window begins, and what says so."""
+Part = Annotated[str, Field(pattern=r"^\S+( .*)?$", max_length=1000)]
+Device = Annotated[_Object, _open({"host": Text, "part": Part}, _unknown(Number, "counter_j integral_j"))]
+"""The joules of one device."""
+Energy = Annotated[
+    _Object,
+    _open(
+        _unknown(Number, "total_j per_sample_j counter_j integral_j"),
+        _unknown(Text, "reason doubt"),
+        _unknown(Annotated[list[Device], Field(max_length=MAX_WORKERS)], "per_device"),
+    ),
+]
+"""The joules of the timed window."""
+HostReadings = Annotated[
+    _Object, _open(_unknown(Numbers, "ranks_cpu_percent rss_mb_max gpu_percent gpu_memory_mb_max power_w"))
+]
+"""What the sensors of a host read, by process or device."""
+System = Annotated[_Object, _open(_unknown(dict[str, HostReadings], "hosts"), _unknown(Text, "reason"))]
+Before = Annotated[list[Count], Field(max_length=MAX_COUNT)]
+Waits = Annotated[_Object, _open({"before": Before, "waited_s": Seconds})]
+"""Where a run that trained in turns has waited, by rank 0: before these steps."""
+Totals = Annotated[
+    _Object,
+    _open(
+        _unknown(Annotated[float, Field(ge=0, le=MAX_COUNT)], "samples_per_s"),
+        _unknown(Seconds, "window_s step_s_median step_s_p90 train_s wall_s"),
+        _unknown(Seconds, "data_s compute_s forward_s backward_s sync_s update_s residual_s step_s"),
+        _unknown(Count, "steps excluded_steps"),
+        _unknown(Number, "epochs train_mse test_mse g0_rmse_mpa a_rmse rss_mb_max pss_mb_max"),
+        _unknown(dict[str, Seconds | None], "lap_medians_s"),
+        _unknown(Count | Counts, "rows_lost"),
+        {"steady": RecordedSteady | None, "turns": Waits | None, "system": System | None, "energy": Energy | None},
+    ),
+]
+"""What the timed window gave."""
+Environment = Annotated[
+    _Object,
+    _open(
+        _unknown(Text, "cpu_model os python package torch horovod mpi"),
+        _unknown(Count, "cores"),
+        _unknown(Number, "memory_gb"),
+        _unknown(Texts | Text, "command"),
+    ),
+]
+"""Where it ran."""
 
 
 class RecordedProcess(TypedDict):
@@ -223,7 +144,7 @@ class RecordedProcess(TypedDict):
     host: Text
 
 
-@_Open
+@with_config(ConfigDict(extra="allow"))
 class RecordedAttempt(TypedDict):
     """One start of the run."""
 

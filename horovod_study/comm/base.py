@@ -99,6 +99,51 @@ class Backend(Protocol):
         """Leave; no other method may be called after this."""
 
 
+class Averaging:
+    """What the leaves have in common: one flat buffer is averaged after backward, or gradients leave from hooks."""
+
+    flat: "FlatGradients | None" = None
+    capturable = False
+    last_gradient: "LastGradient | None" = None
+    silent = False
+    """Whether every rank trains for itself, see Backend.no_sync."""
+
+    @property
+    def local_norm2(self) -> torch.Tensor | None:
+        return self.flat.norm2 if self.flat else None
+
+    def zero_grad(self, optimizer: Optimizer) -> None:
+        optimizer.zero_grad()  # without arguments: Horovod's optimizer takes none
+
+    def synchronize(self, optimizer: Optimizer) -> None:
+        self.pack_gradients()
+        self.exchange()
+
+    def pack_gradients(self) -> None:
+        if self.flat is not None and not self.silent:
+            self.flat.pack()
+
+    def exchange(self) -> None:
+        raise NotImplementedError
+
+    def step(self, optimizer: Optimizer) -> None:
+        optimizer.step()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        self._silence(True)
+        try:
+            yield
+        finally:
+            self._silence(False)
+
+    def _silence(self, silent: bool) -> None:
+        """Begin or end `no_sync`; leaves silence here what else they have."""
+        self.silent = silent
+        if self.flat is not None:
+            self.flat.silent = silent
+
+
 class FlatGradients:
     """All gradients in one buffer, so that one all-reduce of 614 kB replaces one for each of the eight tensors.
 

@@ -8,8 +8,7 @@ hooks    DistributedDataParallel: buckets leave during backward, which returns w
 """
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -21,7 +20,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from horovod_study.comm import gpus, settings
-from horovod_study.comm.base import FlatGradients, LastGradient, Optimizer, choose_reduction, gradient_bytes
+from horovod_study.comm.base import Averaging, FlatGradients, LastGradient, Optimizer, choose_reduction, gradient_bytes
 from horovod_study.comm.horovod import find_open_mpi
 from horovod_study.comm.launch import Launch, foreign_port, meeting_point, require_interfaces
 from horovod_study.comm.libmpi import require_connection, require_launchers_mpi
@@ -47,7 +46,7 @@ def local_rank(environ: Mapping[str, str]) -> int:
     return next((number for number in told if number is not None), 0)
 
 
-class DistributedBackend:
+class DistributedBackend(Averaging):
     """PyTorch's own data parallelism."""
 
     name = "ddp"
@@ -107,10 +106,7 @@ class DistributedBackend:
         require_launchers_mpi(launch, self.workers, "torch.distributed")
         self._config = config
         self.reduction = config.reduction if self.workers > 1 else "none"
-        self.flat: FlatGradients | None = None
-        self.last_gradient: LastGradient | None = None
         self._hooked: DistributedDataParallel | None = None
-        self._silent = False
         if self.transport == "gloo":
             self.barrier()  # Gloo's threads are there when the first message has passed
             self.settings["thread_priority"] = before.prioritise(config.thread_priority)
@@ -172,40 +168,14 @@ class DistributedBackend:
             static_graph=config.static_graph,
         )
 
-    @property
-    def local_norm2(self) -> torch.Tensor | None:
-        return self.flat.norm2 if self.flat else None
-
-    def zero_grad(self, optimizer: Optimizer) -> None:
-        optimizer.zero_grad()
-
-    def synchronize(self, optimizer: Optimizer) -> None:
-        self.pack_gradients()
-        self.exchange()
-
-    def pack_gradients(self) -> None:
-        if self.flat is not None and not self._silent:
-            self.flat.pack()
-
     def exchange(self) -> None:
-        if self.flat is not None and not self._silent:
+        if self.flat is not None and not self.silent:
             dist.all_reduce(self.flat.buffer)  # of shares: the mean
 
-    def step(self, optimizer: Optimizer) -> None:
-        optimizer.step()
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        try:
-            self._silent = True
-            if self.flat is not None:
-                self.flat.silent = True
-            with nullcontext() if self._hooked is None else self._hooked.no_sync():
-                yield
-        finally:
-            self._silent = False
-            if self.flat is not None:
-                self.flat.silent = False
+    def _silence(self, silent: bool) -> None:
+        super()._silence(silent)
+        if self._hooked is not None:
+            self._hooked.require_backward_grad_sync = not silent  # as its own no_sync does
 
     def gather(self, value: Any) -> list[Any]:
         values: list[Any] = [None] * self.workers

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from horovod_study.comm import builds, gpus, settings
-from horovod_study.comm.base import FlatGradients, LastGradient, Optimizer, choose_reduction, gradient_bytes
+from horovod_study.comm.base import Averaging, FlatGradients, Optimizer, choose_reduction, gradient_bytes
 from horovod_study.comm.launch import (
     Launch,
     foreign_port,
@@ -48,12 +48,10 @@ from horovod_study.config import RunConfig
 from horovod_study.errors import BackendError
 
 
-class HorovodBackend:
+class HorovodBackend(Averaging):
     """The `wrapped` runs: one worker or many inside Horovod."""
 
     name = "horovod"
-    capturable = False
-    last_gradient: LastGradient | None = None
 
     def __init__(self, config: RunConfig, launch: Launch) -> None:
         wanted = config.transport
@@ -125,8 +123,6 @@ class HorovodBackend:
             self._check_gpu_tensors()
         self._config = config
         self.reduction = config.reduction if self.workers > 1 else "none"
-        self.flat: FlatGradients | None = None
-        self._silent = False
         if self.transport == "gloo":
             self.barrier()  # Gloo's threads are there when the first message has passed
             self.settings["thread_priority"] = before.prioritise(config.thread_priority, polling=self._polling())
@@ -188,24 +184,9 @@ class HorovodBackend:
             self.flat = FlatGradients(model.parameters(), workers=self.workers)
         return model, optimizer
 
-    @property
-    def local_norm2(self) -> torch.Tensor | None:
-        return self.flat.norm2 if self.flat else None
-
-    def zero_grad(self, optimizer: Optimizer) -> None:
-        optimizer.zero_grad()  # without arguments: Horovod's optimizer takes none
-
-    def synchronize(self, optimizer: Optimizer) -> None:
-        self.pack_gradients()
-        self.exchange()
-
-    def pack_gradients(self) -> None:
-        if self.flat is not None and not self._silent:
-            self.flat.pack()
-
     def exchange(self) -> None:
         hooks: Any = self._bound if self.reduction == "hooks" else None
-        if self._silent:
+        if self.silent:
             if hooks is not None:
                 # Nothing is under way: its hooks have noted each gradient as not sent, and zero_grad refuses that.
                 hooks._handles.clear()
@@ -223,22 +204,11 @@ class HorovodBackend:
         else:
             optimizer.step()
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        hooks: Any = self._bound if self.reduction == "hooks" else None
-        try:
-            self._silent = True
-            if self.flat is not None:
-                self.flat.silent = True
-            if hooks is not None:
-                hooks.set_backward_passes_per_step(sys.maxsize)  # its hooks count down to the pass after which to send
-            yield
-        finally:
-            self._silent = False
-            if self.flat is not None:
-                self.flat.silent = False
-            if hooks is not None:
-                hooks.set_backward_passes_per_step(1)
+    def _silence(self, silent: bool) -> None:
+        super()._silence(silent)
+        if self.reduction == "hooks":  # they count down to the pass after which to send
+            bound: Any = self._bound
+            bound.set_backward_passes_per_step(sys.maxsize if silent else 1)
 
     def gather(self, value: Any) -> list[Any]:
         # By default the message is named after the value's type: a text here and None there would wait for ever.

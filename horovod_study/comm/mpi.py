@@ -11,8 +11,6 @@ Gradients on a GPU are given to MPI where they are when it is CUDA-aware, and th
 import sys
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,8 +20,8 @@ from torch import nn
 
 from horovod_study.comm import settings
 from horovod_study.comm.base import (
+    Averaging,
     FlatGradients,
-    LastGradient,
     Optimizer,
     bucket_bytes,
     choose_reduction,
@@ -84,13 +82,11 @@ class Exchange(Protocol):
         """Return when all buckets that were begun are the sum."""
 
 
-class MpiRanks(ABC):
+class MpiRanks(Averaging, ABC):
     """Ranks that MPI started and connects; leaves say how they average."""
 
     name: str
     transport = "mpi"
-    capturable = False
-    last_gradient: LastGradient | None = None
     buckets_on_device: bool  # whether buckets can be averaged through pointers to GPU memory, where MPI takes such
 
     def __init__(self, config: RunConfig, launch: Launch) -> None:
@@ -118,9 +114,7 @@ class MpiRanks(ABC):
             raise BackendError("bucket_mb has no effect on reduction flat; leave it out, or use --reduction hooks")
         self._config = config
         self.reduction = config.reduction if self.workers > 1 else "none"
-        self.flat: FlatGradients | None = None
         self._buckets: GradientBuckets | None = None
-        self._silent = False
         self.settings["mpi_library"] = {"value": loaded_library(), "source": "loaded"}
         self.settings["cuda_aware"] = cuda_aware()
 
@@ -163,27 +157,12 @@ class MpiRanks(ABC):
         self._way = self._exchange(self._wire.tensor, parts)
         return model, optimizer
 
-    @property
-    def local_norm2(self) -> torch.Tensor | None:
-        return self.flat.norm2 if self.flat else None
-
-    def zero_grad(self, optimizer: Optimizer) -> None:
-        optimizer.zero_grad()
-
     def _send(self, bucket: Bucket) -> None:
         self._wire.fill(bucket.start, bucket.stop)
         self._way.start(bucket)
 
-    def synchronize(self, optimizer: Optimizer) -> None:
-        self.pack_gradients()
-        self.exchange()
-
-    def pack_gradients(self) -> None:
-        if self.flat is not None and not self._silent:
-            self.flat.pack()
-
     def exchange(self) -> None:
-        if self._silent:
+        if self.silent:
             return
         if self.flat is not None:
             total = self.flat.buffer.numel()
@@ -195,21 +174,10 @@ class MpiRanks(ABC):
             self._way.finish()
             self._wire.deliver(0, self._buckets.buffer.numel())
 
-    def step(self, optimizer: Optimizer) -> None:
-        optimizer.step()
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        makers = [each for each in (self.flat, self._buckets) if each is not None]
-        try:
-            self._silent = True
-            for each in makers:
-                each.silent = True
-            yield
-        finally:
-            self._silent = False
-            for each in makers:
-                each.silent = False
+    def _silence(self, silent: bool) -> None:
+        super()._silence(silent)
+        if self._buckets is not None:
+            self._buckets.silent = silent
 
     def gather(self, value: Any) -> list[Any]:
         return list(self._world.allgather(value))

@@ -14,8 +14,9 @@ two can be compared call by call.
 
 import os
 import sys
+from abc import ABC, abstractmethod
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -33,12 +34,13 @@ TIMEOUT_S = 300.0
 _opened = 0  # how many process groups this process made: each needs names of its own in the store
 
 
-class Raw(Protocol):
+class Raw(ABC):
     """Collectives of all ranks on float tensors; sums, never means. Every rank must make the same calls in order."""
 
     name: str  # mpi | gloo | nccl; of a runtime horovod/mpi, ddp/gloo, ...
     device: torch.device  # where tensors are expected
 
+    @abstractmethod
     def allreduce_(self, tensor: torch.Tensor) -> None:
         """Replace `tensor` on every rank by the sum over ranks."""
 
@@ -48,17 +50,23 @@ class Raw(Protocol):
         Where the library reduces in place only, a copy comes first; where it makes the output itself, `output` is
         made to share its memory.
         """
+        output.copy_(tensor)
+        self.allreduce_(output)
 
+    @abstractmethod
     def broadcast_(self, tensor: torch.Tensor) -> None:
         """Replace `tensor` on every rank by rank 0's."""
 
+    @abstractmethod
     def barrier(self) -> None:
         """Return when every rank has come here."""
 
     def settle(self) -> None:
         """Return when everything begun so far is done; on a CPU it is done when its call returns."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  # what the backend itself has opened it closes
         """Leave; no other method may be called after this."""
 
 
@@ -149,7 +157,7 @@ def _mpi() -> Any:
     return MPI
 
 
-class MpiRaw:
+class MpiRaw(Raw):
     """MPI through mpi4py. Tensors on a GPU go through host memory."""
 
     def __init__(self, backend: Backend) -> None:
@@ -166,8 +174,7 @@ class MpiRaw:
 
     def allreduce(self, tensor: torch.Tensor, output: torch.Tensor) -> None:
         if tensor.is_cuda:
-            output.copy_(tensor)
-            self.allreduce_(output)
+            super().allreduce(tensor, output)
         else:
             self._world.Allreduce(tensor.numpy(), output.numpy())
 
@@ -180,14 +187,11 @@ class MpiRaw:
     def barrier(self) -> None:
         self._world.Barrier()
 
-    def settle(self) -> None:
-        pass
-
     def close(self) -> None:
         self._world.Free()
 
 
-class GroupRaw:
+class GroupRaw(Raw):
     """Gloo or NCCL through a process group of torch that belongs to nobody else.
 
     The ranks meet at a store that rank 0 opens on a free port; its address goes through the backend.
@@ -234,19 +238,11 @@ class GroupRaw:
     def allreduce_(self, tensor: torch.Tensor) -> None:
         self._group.allreduce([tensor]).wait()
 
-    def allreduce(self, tensor: torch.Tensor, output: torch.Tensor) -> None:
-        output.copy_(tensor)
-        self._group.allreduce([output]).wait()
-
     def broadcast_(self, tensor: torch.Tensor) -> None:
         self._group.broadcast([tensor]).wait()
 
     def barrier(self) -> None:
         self._group.barrier().wait()
-
-    def settle(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
 
     def close(self) -> None:
         # A rank that leaves takes its sockets with it: not before the others have had their last message.
@@ -258,7 +254,7 @@ class GroupRaw:
         del self._store
 
 
-class HorovodRuntime:
+class HorovodRuntime(Raw):
     """The all-reduce of a run whose backend is Horovod: its thread, its cycle and its negotiation included.
 
     Messages are named after their size, as gradients are after their parameters: from the second one on the negotiation
@@ -284,14 +280,8 @@ class HorovodRuntime:
     def barrier(self) -> None:
         self._hvd.barrier()
 
-    def settle(self) -> None:
-        _settle(self.device)
 
-    def close(self) -> None:
-        pass  # the backend closes Horovod
-
-
-class DistributedRuntime:
+class DistributedRuntime(Raw):
     """The all-reduce of a run whose backend is ddp: torch.distributed's, which sums the buckets of gradients."""
 
     def __init__(self, backend: Backend) -> None:
@@ -301,23 +291,8 @@ class DistributedRuntime:
     def allreduce_(self, tensor: torch.Tensor) -> None:
         dist.all_reduce(tensor)
 
-    def allreduce(self, tensor: torch.Tensor, output: torch.Tensor) -> None:
-        output.copy_(tensor)
-        dist.all_reduce(output)
-
     def broadcast_(self, tensor: torch.Tensor) -> None:
         dist.broadcast(tensor, src=0)
 
     def barrier(self) -> None:
         dist.barrier()
-
-    def settle(self) -> None:
-        _settle(self.device)
-
-    def close(self) -> None:
-        pass  # the backend closes torch.distributed
-
-
-def _settle(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -1,19 +1,18 @@
 """One worker and no communication library: the `plain` baseline."""
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from horovod_study.comm.base import FlatGradients, LastGradient, Optimizer
+from horovod_study.comm.base import Averaging, Optimizer
 from horovod_study.comm.launch import Launch
 from horovod_study.config import RunConfig
 from horovod_study.errors import BackendError
 
 
-class SerialBackend:
+class SerialBackend(Averaging):
     """Every collective of one rank is the identity."""
 
     name = "serial"
@@ -21,10 +20,7 @@ class SerialBackend:
     reduction = "none"
     rank = 0
     workers = 1
-    flat: FlatGradients | None = None
-    capturable = False
     local_norm2 = None
-    last_gradient: LastGradient | None = None
 
     def __init__(self, config: RunConfig, launch: Launch) -> None:
         if launch.workers > 1:
@@ -37,9 +33,6 @@ class SerialBackend:
     def bind(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         return model, optimizer
 
-    def zero_grad(self, optimizer: Optimizer) -> None:
-        optimizer.zero_grad()
-
     def synchronize(self, optimizer: Optimizer) -> None:
         pass
 
@@ -48,12 +41,6 @@ class SerialBackend:
 
     def exchange(self) -> None:
         pass
-
-    def step(self, optimizer: Optimizer) -> None:
-        optimizer.step()
-
-    def no_sync(self) -> AbstractContextManager[None]:
-        return nullcontext()
 
     def gather(self, value: Any) -> list[Any]:
         return [value]
