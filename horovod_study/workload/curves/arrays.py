@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from horovod_study.errors import DataError
 from horovod_study.workload import material, room
-from horovod_study.workload.curves import units
 from horovod_study.workload.curves.numpy_files import Archive, as_targets
 from horovod_study.workload.curves.tables import RawCurves, listed_ids
 from horovod_study.workload.curves.values import Curve, ReadOptions
@@ -30,10 +29,7 @@ def read_npz(path: Path, options: ReadOptions) -> RawCurves:
                 f"{path}: no array {name!r}; arrays found: {', '.join(archive.names)}; needed are strain and stress "
                 "(N, L) with length or flag, or flat with offsets"
             )
-    declared = {
-        "strain": units.settle(str(path), "strain", None, options.strain_unit),
-        "stress": units.settle(str(path), "stress", None, options.stress_unit),
-    }
+    declared = options.units(str(path))
     _require_room(archive)
     strain, stress = archive.open("strain"), archive.open("stress")
     if "offsets" in archive:

@@ -52,6 +52,18 @@ class CurveBlocks:
     files: tuple[Path, ...]
     units: dict[str, str]
     notes: tuple[str, ...] = ()
+    ids: None = None
+    target_bounds: None = None
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What was left out; curves are not checked yet."""
+        return self.notes
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What was opened."""
+        return {"files": len(self.files)}
 
     @property
     def size(self) -> int:
@@ -127,7 +139,7 @@ def open_pair(path: Path, options: ReadOptions) -> CurveBlocks:
         raise DataError(f"--targets {targets}: no such file; name a .npy file (N, 2) with G0 in MPa and a")
     if targets is not None and not is_npy(targets):
         raise DataError(f"--targets {targets}: is not a .npy file; curves without names need targets (N, 2) in order")
-    declared = _declared(str(curves_file), options)
+    declared = options.units(str(curves_file))
     return CurveBlocks(
         path=curves_file,
         layout="npy",
@@ -168,16 +180,9 @@ def open_split(path: Path, options: ReadOptions) -> CurveBlocks:
         interleaved=interleaved,
         targets=targets,
         files=(path,),
-        units=_declared(str(path), options),
+        units=options.units(str(path)),
         notes=tuple(notes),
     )
-
-
-def _declared(where: str, options: ReadOptions) -> dict[str, str]:
-    return {
-        "strain": units.settle(where, "strain", None, options.strain_unit),
-        "stress": units.settle(where, "stress", None, options.stress_unit),
-    }
 
 
 def _shape(where: str, shape: tuple[int, ...]) -> None:

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ from horovod_study.workload import dataset, floor, material, room
 from horovod_study.workload.curves import blocks, checks, reading
 from horovod_study.workload.curves.channels import to_channels
 from horovod_study.workload.curves.values import CurveSet, OnProgress, ReadOptions
-from horovod_study.workload.least_squares import LawFit, fit_law
+from horovod_study.workload.least_squares import fit_law
 
 LABELS = ("lsq",)
 SELF_CHECKED = 20_000
@@ -42,12 +42,13 @@ _BYTES_PER_CURVE = 4 * (material.CHANNELS * material.POINTS + material.TARGETS)
 _NAMES = ("G0", "a")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Fits:
+class Fits(NamedTuple):
     """The law fitted to some or all curves of an import."""
 
     rows: NDArray[np.int64]  # (n,) numbers of the curves
-    fit: LawFit
+    g0_mpa: NDArray[np.float64]  # (n,)
+    a: NDArray[np.float64]  # (n,)
+    rms_mpa: NDArray[np.float64]  # (n,)
     peak_mpa: NDArray[np.float64]  # (n,)
     variance: NDArray[np.float64]  # (n, P) of the estimates of G0 in MPa and a, by the residual
 
@@ -69,25 +70,15 @@ class Labels:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
-    """What is imported, whichever way it is read."""
+    """What is imported: all of it, checked, or what is read in blocks."""
 
     path: Path
-    layout: str
-    size: int
-    names: tuple[str, ...] | None
-    targets: NDArray[np.float64] | None  # (N, P) as they are in the file
-    target_bounds: NDArray[np.float64] | None
-    units: dict[str, str]
-    files: tuple[Path, ...]
-    warnings: tuple[str, ...]
-    notes: tuple[str, ...]  # those of the warnings that are no doubt
-    counts: dict[str, int]
-    whole: NDArray[np.float32] | None  # (N, 3, L)
-    blocks: blocks.CurveBlocks | None
+    curves: CurveSet | blocks.CurveBlocks
+    whole: NDArray[np.float32] | None  # (N, 3, L); None in blocks
 
     def name(self, row: int) -> str:
         """Return how a curve is called in messages."""
-        return f"curve {row}" if self.names is None else f"specimen {self.names[row]!r}"
+        return f"curve {row}" if self.curves.ids is None else f"specimen {self.curves.ids[row]!r}"
 
 
 def import_curves(
@@ -112,18 +103,19 @@ def import_curves(
         raise DataError(f"{out}: exists already; choose another --out, or remove it first")
     bounds = None if target_bounds is None else _proper_bounds(target_bounds)
     source = _open(path, options, on_progress)
-    _require_labels(source, label)
-    room.need_disk(out, source.size * _BYTES_PER_CURVE, f"a data set of {source.size:,} curves")
-    labels = None if source.targets is None else _labels(source, source.targets, "given", bounds)
+    curves = source.curves
+    _require_labels(path, curves, label)
+    room.need_disk(out, curves.size * _BYTES_PER_CURVE, f"a data set of {curves.size:,} curves")
+    labels = None if curves.targets is None else _labels(source, curves.targets, "given", bounds)
     tally, ended = checks.Tally(), Event()
     with ThreadPoolExecutor(1) as thread:  # hashing large files runs beside the checks and shares their reading
         try:
-            hashes = [thread.submit(_hashed, file, ended) for file in source.files]
+            hashes = [thread.submit(_hashed, file, ended) for file in curves.files]
             fits = _check(source, options, label, tally, on_progress)
             if labels is None:
-                labels = _labels(source, np.stack([fits.fit.g0_mpa, fits.fit.a], axis=1), "least squares", bounds)
-            warnings = [*source.warnings, *tally.warnings(), *_doubts(source, fits, labels)]
-            doubts = [warning for warning in warnings if warning not in source.notes]
+                labels = _labels(source, np.stack([fits.g0_mpa, fits.a], axis=1), "least squares", bounds)
+            warnings = [*curves.warnings, *tally.warnings(), *_doubts(source, fits, labels)]
+            doubts = [warning for warning in warnings if warning not in curves.notes]
             if options.strict and doubts:
                 raise DataError(f"{path}: {doubts[0]} (an error with --strict, the first of {len(doubts)})")
             files = [hashed.result() for hashed in hashes]
@@ -132,21 +124,21 @@ def import_curves(
     provenance = {
         "made_by": f"horovod_study {horovod_study.__version__}",
         "source": str(path),
-        "layout": source.layout,
+        "layout": curves.layout,
         "files": files,
-        "units": source.units,
+        "units": curves.units,
         "options": {**options.to_dict(), **({"label": label} if label else {})},
         "targets": {"from": labels.origin, "bounds": labels.bounds.tolist(), "bounds_from": labels.bounds_from},
-        "counts": {"curves": source.size, **source.counts, **tally.counts},
+        "counts": {"curves": curves.size, **curves.counts, **tally.counts},
         "warnings": warnings,
-        "self_check": _summary(source, fits),
-        "ids": list(source.names) if source.names and source.size <= MAX_IDS else None,
+        "self_check": _summary(curves.size, fits),
+        "ids": list(curves.ids) if curves.ids and curves.size <= MAX_IDS else None,
     }
     dataset.write_imported(
         out,
         _for_writing(source, options, tally),
         labels.normalised(),
-        size=source.size,
+        size=curves.size,
         target_bounds=labels.bounds,
         provenance=provenance,
         floor=_floor(fits, labels.bounds) if label is None else None,
@@ -181,31 +173,32 @@ def _plural(what: str, count: int) -> str:
 # ----------------------------------------------------------------------------------------------------------- reading
 
 
-def _require_labels(source: Source, label: str | None) -> None:
+def _require_labels(path: Path, curves: CurveSet | blocks.CurveBlocks, label: str | None) -> None:
     """Refuse too few curves for a test set (case 23), and curves without targets or with two kinds of them."""
-    if source.size < 4:
+    if curves.size < 4:
         raise DataError(
-            f"{source.path}: holds {source.size} curve{'s' * (source.size > 1)}; every fourth specimen (number i with "
+            f"{path}: holds {curves.size} curve{'s' * (curves.size > 1)}; every fourth specimen (number i with "
             "i % 4 = 3) is a test curve, so 4 are needed at least for training; add specimens"
         )
-    if source.targets is None and label is None:
+    if curves.targets is None and label is None:
         raise DataError(
-            f"{source.path}: has no targets G0 and a, which training needs; add columns G0 and a, name a table with "
+            f"{path}: has no targets G0 and a, which training needs; add columns G0 and a, name a table with "
             "specimen, G0, a by --targets, or take them from least squares with --label lsq (horovod-study strain "
             "identify finds G0 and a with a trained network)"
         )
-    if source.targets is not None and label is not None:
-        raise DataError(f"{source.path}: has targets, and --label {label} asks for others; leave the option out")
+    if curves.targets is not None and label is not None:
+        raise DataError(f"{path}: has targets, and --label {label} asks for others; leave the option out")
 
 
 def _check(
     source: Source, options: ReadOptions, label: str | None, tally: checks.Tally, on_progress: OnProgress | None
 ) -> Fits:
     """Check what is not checked yet, and fit the law to a sample of the curves, or to all where it labels them."""
-    rows = _sample(source.size) if label is None else np.arange(source.size)
-    if source.blocks is not None:
-        return _check_blocks(source.blocks, rows, options, tally, on_progress)
-    assert source.whole is not None
+    size = source.curves.size
+    rows = _sample(size) if label is None else np.arange(size)
+    if source.whole is None:
+        assert isinstance(source.curves, blocks.CurveBlocks)
+        return _check_blocks(source.curves, rows, options, tally, on_progress)
     if on_progress:
         on_progress("fitting the law", 0, len(rows))
     return _fit(rows, source.whole[rows])
@@ -213,40 +206,13 @@ def _check(
 
 def _open(path: Path, options: ReadOptions, on_progress: OnProgress | None) -> Source:
     layout = reading.find_layout(path, options)
-    if layout == "npy" or (layout == "npz" and blocks.is_split(path)):
-        opened = blocks.open_pair(path, options) if layout == "npy" else blocks.open_split(path, options)
-        return Source(
-            path=path,
-            layout=opened.layout,
-            size=opened.size,
-            names=None,
-            targets=opened.targets,
-            target_bounds=None,
-            units=opened.units,
-            files=opened.files,
-            warnings=opened.notes,
-            notes=opened.notes,
-            counts={"files": len(opened.files)},
-            whole=None,
-            blocks=opened,
-        )
-    curves: CurveSet = reading.read_curves(path, options, on_progress=on_progress)
+    if layout == "npy":
+        return Source(path=path, curves=blocks.open_pair(path, options), whole=None)
+    if layout == "npz" and blocks.is_split(path):
+        return Source(path=path, curves=blocks.open_split(path, options), whole=None)
+    curves = reading.read_curves(path, options, on_progress=on_progress)
     room.need_memory(path, curves.size * _BYTES_PER_CURVE, "keeping it as 201 points per curve", "import a part of it")
-    return Source(
-        path=path,
-        layout=curves.layout,
-        size=curves.size,
-        names=curves.ids,
-        targets=curves.targets,
-        target_bounds=curves.target_bounds,
-        units=curves.units,
-        files=curves.files,
-        warnings=curves.warnings,
-        notes=curves.notes,
-        counts=curves.counts,
-        whole=to_channels(curves, reduce=options.reduce),
-        blocks=None,
-    )
+    return Source(path=path, curves=curves, whole=to_channels(curves, reduce=options.reduce))
 
 
 def _hashed(path: Path, ended: Event) -> dict[str, Any]:
@@ -278,16 +244,7 @@ def _check_blocks(
         rows = wanted[np.searchsorted(wanted, low) : np.searchsorted(wanted, low + len(block))]
         if len(rows):
             parts.append(_fit(rows, block[rows - low]))
-    return Fits(
-        rows=np.concatenate([part.rows for part in parts]),
-        fit=LawFit(
-            g0_mpa=np.concatenate([part.fit.g0_mpa for part in parts]),
-            a=np.concatenate([part.fit.a for part in parts]),
-            rms_mpa=np.concatenate([part.fit.rms_mpa for part in parts]),
-        ),
-        peak_mpa=np.concatenate([part.peak_mpa for part in parts]),
-        variance=np.concatenate([part.variance for part in parts]),
-    )
+    return Fits(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def _fit(rows: NDArray[np.int64], channels: NDArray[np.float32]) -> Fits:
@@ -298,7 +255,9 @@ def _fit(rows: NDArray[np.int64], channels: NDArray[np.float32]) -> Fits:
     physical = np.array([[0.0, 1.0], [0.0, 1.0]])  # bounds that leave G0 and a as they are
     return Fits(
         rows=rows,
-        fit=fit,
+        g0_mpa=fit.g0_mpa,
+        a=fit.a,
+        rms_mpa=fit.rms_mpa,
         peak_mpa=np.abs(stress).max(axis=1).astype(np.float64),
         variance=floor.bounds(strain, np.stack([fit.g0_mpa, fit.a], axis=1), sigma_mpa, target_bounds=physical),
     )
@@ -308,12 +267,12 @@ def _for_writing(
     source: Source, options: ReadOptions, tally: checks.Tally
 ) -> NDArray[np.float32] | Iterator[NDArray[np.float32]]:
     """Return the curves, or their blocks; what was repaired while checking is repaired again."""
-    if source.blocks is None:
-        assert source.whole is not None
+    if source.whole is not None:
         return source.whole
+    assert isinstance(source.curves, blocks.CurveBlocks)
     if tally.counts:
-        return (block for _, block in source.blocks.checked(options, checks.Tally()))
-    return source.blocks.converted()
+        return (block for _, block in source.curves.checked(options, checks.Tally()))
+    return source.curves.converted()
 
 
 # ----------------------------------------------------------------------------------------------------------- targets
@@ -337,8 +296,8 @@ def _labels(source: Source, targets: NDArray[np.float64], origin: str, bounds: N
             f"({wrong.sum()} such values); complete the targets, or remove the curve"
         )
     bounds_from = "--target-bounds"
-    if bounds is None and source.target_bounds is not None:
-        bounds, bounds_from = _proper_bounds(source.target_bounds), "the file"
+    if bounds is None and source.curves.target_bounds is not None:
+        bounds, bounds_from = _proper_bounds(source.curves.target_bounds), "the file"
     slack = 0.0
     if origin == "given" and np.abs(targets[:, 0]).max() < _NORMALISED_BELOW_MPA:
         targets, origin, slack = _denormalised(source, targets, bounds), "given, normalised", _NORMALISED_SLACK
@@ -388,26 +347,26 @@ def _inside(
 # -------------------------------------------------------------------------------------------------------- self-check
 
 
-def _summary(source: Source, fits: Fits) -> dict[str, Any]:
+def _summary(size: int, fits: Fits) -> dict[str, Any]:
     """Return the medians that the import prints."""
     return {
         "curves": len(fits.rows),
-        "of": source.size,
-        "median_g0_mpa": float(np.median(fits.fit.g0_mpa)),
-        "median_a": float(np.median(fits.fit.a)),
-        "median_rms_mpa": float(np.median(fits.fit.rms_mpa)),
+        "of": size,
+        "median_g0_mpa": float(np.median(fits.g0_mpa)),
+        "median_a": float(np.median(fits.a)),
+        "median_rms_mpa": float(np.median(fits.rms_mpa)),
     }
 
 
 def _doubts(source: Source, fits: Fits, labels: Labels) -> list[str]:
     """Return warnings from the fits: outside the generated box, not described by the law, far from the targets."""
     (g0_low, g0_high), (a_low, a_high) = material.G0_MPA, material.A
-    g0, a = fits.fit.g0_mpa, fits.fit.a
+    g0, a = fits.g0_mpa, fits.a
     # An estimate scatters: what is outside by less than three standard errors may be inside.
     margin = 0.01 * material.TARGET_SPAN + 3.0 * np.sqrt(fits.variance)
     outside = (g0 < g0_low - margin[:, 0]) | (g0 > g0_high + margin[:, 0])
     outside |= (a < a_low - margin[:, 1]) | (a > a_high + margin[:, 1])
-    relative = fits.fit.rms_mpa / np.maximum(fits.peak_mpa, 1e-12)
+    relative = fits.rms_mpa / np.maximum(fits.peak_mpa, 1e-12)
     found = []
     for wrong, text in (
         (
@@ -425,7 +384,7 @@ def _doubts(source: Source, fits: Fits, labels: Labels) -> list[str]:
         if len(places):
             shown = "; ".join(
                 f"{source.name(int(fits.rows[k]))} (G0 {g0[k]:.4g} MPa, a {a[k]:.3g}, "
-                f"rms {fits.fit.rms_mpa[k]:.3g} MPa, {100 * relative[k]:.1f} % of the peak)"
+                f"rms {fits.rms_mpa[k]:.3g} MPa, {100 * relative[k]:.1f} % of the peak)"
                 for k in places[:3]
             )
             more = f", and {len(places) - 3} more" if len(places) > 3 else ""
@@ -444,7 +403,7 @@ def _doubts(source: Source, fits: Fits, labels: Labels) -> list[str]:
 def _floor(fits: Fits, bounds: NDArray[np.float64]) -> dict[str, Any] | None:
     """Return the statistical floor with noise levels from the residuals, None where the law does not describe them."""
     test = fits.rows % 4 == 3
-    if not test.any() or (fits.fit.rms_mpa > MISFIT_OF_PEAK * fits.peak_mpa).any():
+    if not test.any() or (fits.rms_mpa > MISFIT_OF_PEAK * fits.peak_mpa).any():
         return None
     each = fits.variance[test] / (bounds[:, 1] - bounds[:, 0]) ** 2
     if not np.isfinite(each).all():

@@ -30,21 +30,14 @@ def read_parquet(path: Path, options: ReadOptions) -> RawCurves:
         columns = tables.find_columns(path, names, options)
         _twice(path, names, columns)
         room.need_memory(path, 24 * file.metadata.num_rows, "reading it", "import fewer curves at once")
-        used = [k for k in (columns.strain, columns.stress, columns.specimen, columns.time) if k is not None]
-        used += columns.targets or ()
+        used = [*columns.numbers, *([] if columns.specimen is None else [columns.specimen])]
         table = file.read(columns=[names[k] for k in used])
     except (OSError, arrow.ArrowException) as error:
         text = str(error).splitlines()[0][:100]
         raise DataError(
             f"{path}: is not a complete Parquet file of {path.stat().st_size:,} bytes ({text}); copy it again"
         ) from None
-    declared = {
-        kind: units.settle(str(path), kind, units.split(names[column])[1], option)
-        for kind, column, option in (
-            ("strain", columns.strain, options.strain_unit),
-            ("stress", columns.stress, options.stress_unit),
-        )
-    }
+    declared = options.units(str(path), *(units.split(names[column])[1] for column in (columns.strain, columns.stress)))
     if table.num_rows == 0:
         raise DataError(f"{path}: has columns but no rows; one row per point or per curve was expected")
     notes = (f"columns not used: {', '.join(columns.ignored)}",) if columns.ignored else ()
@@ -53,11 +46,8 @@ def read_parquet(path: Path, options: ReadOptions) -> RawCurves:
         raise DataError(f"{path}: one of strain and stress holds lists, the other numbers; both must be of one kind")
     if lists[0]:
         return _lists(path, table, names, columns, declared, notes, arrow)
-    wanted = [columns.strain, columns.stress, *(columns.targets or ())]
-    wanted += [] if columns.time is None else [columns.time]
-    numbers = {k: _numbers(path, names[k], table[names[k]], arrow) for k in wanted}
     cells = Cells(
-        numbers=numbers,
+        numbers={k: _numbers(path, names[k], table[names[k]], arrow) for k in columns.numbers},
         blank={},
         texts={} if columns.specimen is None else {columns.specimen: _texts(table[names[columns.specimen]])},
         lines=np.arange(1, table.num_rows + 1),

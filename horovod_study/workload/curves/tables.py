@@ -4,7 +4,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +47,11 @@ class Columns:
     time: int | None
     targets: tuple[int, int] | None
     ignored: tuple[str, ...]
+
+    @property
+    def numbers(self) -> list[int]:
+        """Those that hold numbers."""
+        return [self.strain, self.stress, *(self.targets or ()), *([] if self.time is None else [self.time])]
 
 
 # ------------------------------------------------------------------------------------------------------ the columns
@@ -149,9 +154,8 @@ def read_long(table: TextLayout, options: ReadOptions, on_progress: OnProgress |
     place = f" line {table.names_line}" if table.names_line else ""
     columns = find_columns(path, table.names, options, place=place)
     declared = _units(table, columns.strain, columns.stress, options)
-    wanted = [columns.strain, columns.stress, *(columns.targets or ())]
-    wanted += [] if columns.time is None else [columns.time]
-    cells = read_cells(table, wanted, [] if columns.specimen is None else [columns.specimen], on_progress=on_progress)
+    texts = [] if columns.specimen is None else [columns.specimen]
+    cells = read_cells(table, columns.numbers, texts, on_progress=on_progress)
     curves, targets = cut_long(path, cells, columns)
     machine = options.layout == "machine" or (
         options.layout == "auto"
@@ -164,12 +168,7 @@ def read_long(table: TextLayout, options: ReadOptions, on_progress: OnProgress |
         units=declared,
         files=(path,),
         targets=targets,
-        counts={
-            "files": 1,
-            "rows": len(cells.lines),
-            "lines above the table": table.preamble_lines,
-            "cells with thousands separators": cells.grouped,
-        },
+        counts=_counts(table, cells),
         notes=_notes(table, columns.ignored),
     )
 
@@ -200,9 +199,15 @@ def cut_long(
 
 def _units(table: TextLayout, strain: int, stress: int, options: ReadOptions) -> dict[str, str]:
     where = f"{table.path}, columns {table.names[strain]!r} and {table.names[stress]!r}"
+    return options.units(where, table.unit_of(strain)[1], table.unit_of(stress)[1])
+
+
+def _counts(table: TextLayout, cells: Cells) -> dict[str, int]:
     return {
-        "strain": units.settle(where, "strain", table.unit_of(strain)[1], options.strain_unit),
-        "stress": units.settle(where, "stress", table.unit_of(stress)[1], options.stress_unit),
+        "files": 1,
+        "rows": len(cells.lines),
+        "lines above the table": table.preamble_lines,
+        "cells with thousands separators": cells.grouped,
     }
 
 
@@ -323,12 +328,7 @@ def _read_wide(
         layout="wide",
         units=declared,
         files=(path,),
-        counts={
-            "files": 1,
-            "rows": len(cells.lines),
-            "lines above the table": table.preamble_lines,
-            "cells with thousands separators": cells.grouped,
-        },
+        counts=_counts(table, cells),
         notes=_notes(table, ignored),
     )
 
@@ -391,20 +391,14 @@ def read_folder(folder: Path, options: ReadOptions, on_progress: OnProgress | No
         counts.update(raw.counts or {})
     notes = dict.fromkeys(note for raw in raws for note in raw.notes)
     return RawCurves(
-        curves=tuple(
-            Curve(
-                name=name, file=raw.curves[0].file, strain=raw.curves[0].strain, stress=raw.curves[0].stress,
-                rows=raw.curves[0].rows, time=raw.curves[0].time,
-            )
-            for name, raw in zip(ids, raws, strict=True)
-        ),
+        curves=tuple(replace(raw.curves[0], name=name) for name, raw in zip(ids, raws, strict=True)),
         layout="folder",
         units=raws[0].units,
         files=(*(by_id[name] for name in ids), *([info] if info else [])),
         targets=targets,
         counts=counts,
         notes=tuple(notes),
-    )  # fmt: skip
+    )
 
 
 # ----------------------------------------------------------------------------------------------------------- targets

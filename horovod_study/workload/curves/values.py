@@ -60,6 +60,13 @@ class ReadOptions:
         if self.stress_unit is not None:
             object.__setattr__(self, "stress_unit", units.required("--stress-unit", self.stress_unit, "stress"))
 
+    def units(self, where: str, strain: str | None = None, stress: str | None = None) -> dict[str, str]:
+        """Return the units of both channels, as `units.settle` does, from their texts in the file `where`."""
+        return {
+            "strain": units.settle(where, "strain", strain, self.strain_unit),
+            "stress": units.settle(where, "stress", stress, self.stress_unit),
+        }
+
     def to_dict(self) -> dict[str, Any]:
         """Return the options that differ from the defaults, as JSON takes them."""
         plain = ReadOptions()
