@@ -323,7 +323,9 @@ def test_a_small_disk_is_noticed_before_writing(tmp_path: Path, monkeypatch: pyt
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 0, 10**6))
 
-    with pytest.raises(DataError, match=r"1,000,000 curves need 2\.47 GB of disk, 1 MB are free; choose a"):
+    with pytest.raises(
+        DataError, match=r"1,000,000 curves needs 2,468,400,000 bytes on disk, 1,000,000 are free; choose"
+    ):
         dataset.generate(tmp_path / "big", 10**6, seed=1)
     assert list(tmp_path.iterdir()) == []
 
@@ -343,7 +345,7 @@ def test_memory_is_looked_at_before_writing(
         assert doubt is not None and doubt.startswith("1,000,000 curves are 2.42 GB, 1 MB of memory are free: workers")
     if refused:
         with pytest.raises(
-            DataError, match="1 generating processes need 80 MB of memory, 1 MB are free; use fewer --pr"
+            DataError, match="1 processes needs 80,000,000 bytes of memory, 1,000,000 are free; use few"
         ):
             dataset.generate(tmp_path / "x", 100, seed=1, processes=4)
         assert list(tmp_path.iterdir()) == []

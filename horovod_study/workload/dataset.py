@@ -32,12 +32,13 @@ from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
 from horovod_study.config import available_cores
-from horovod_study.documents import open_file, read_json
+from horovod_study.documents import read_json
 from horovod_study.errors import DataError
 from horovod_study.files import not_written, write_file, writing
 from horovod_study.text.numbers import amount
 from horovod_study.variables import without_working_directory
 from horovod_study.workload import floor, material, room
+from horovod_study.workload.curves.numpy_files import open_npy, read_header
 
 CURVES, TARGETS, SIDECAR = "curves.npy", "targets.npy", "dataset.json"
 BLOCK_ROWS = 25_000
@@ -193,7 +194,8 @@ def generate(
     if not 0 <= noise_max_mpa < np.inf:
         raise DataError(f"noise_max_mpa {noise_max_mpa}: must be 0 (clean curves) or greater, in MPa")
     processes = min(processes, len(_blocks(size)))
-    _require_memory(processes)
+    needed = processes * _BYTES_PER_PROCESS
+    room.need_memory(path, needed, f"generating with {processes} processes", "use fewer --processes")
     with _made_whole(path, size) as making:
         job = {"directory": str(making), "size": size, "seed": seed, "noise_max_mpa": noise_max_mpa}
         made = _fill_in_processes(job, processes, on_progress) if processes > 1 else _fill_here(job, on_progress)
@@ -291,7 +293,7 @@ def _made_whole(path: Path, size: int) -> Iterator[Path]:
         raise DataError(f"{path}: exists already; choose another --out, or remove it first")
     with writing(path, "choose another folder", error=DataError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        _require_disk(path.parent, size)
+        room.need_disk(path.parent, int(size * _BYTES_PER_CURVE * 1.02), f"a data set of {size:,} curves")
         making = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
     try:
         making.chmod(0o755)
@@ -328,24 +330,6 @@ def page_cache_doubt(size: int) -> str | None:
         f"{size:,} curves are {amount(needed)}, {amount(available)} of memory are free: workers on this "
         "machine will read from disk again in every epoch; use a smaller size, or a machine with more memory"
     )
-
-
-def _require_disk(folder: Path, size: int) -> None:
-    needed, free = int(size * _BYTES_PER_CURVE * 1.02), shutil.disk_usage(folder).free
-    if free < needed:
-        raise DataError(
-            f"{folder}: {size:,} curves need {amount(needed)} of disk, {amount(free)} are free; "
-            "choose a smaller size or a folder on another disk (--out, or HOROVOD_STUDY_DATA)"
-        )
-
-
-def _require_memory(processes: int) -> None:
-    needed, available = processes * _BYTES_PER_PROCESS, room.available_bytes()
-    if available is not None and available < needed:
-        raise DataError(
-            f"{processes} generating processes need {amount(needed)} of memory, {amount(available)} are "
-            "free; use fewer --processes, or end other programs"
-        )
 
 
 # ----------------------------------------------------------------------------------------------------- the cache
@@ -419,7 +403,7 @@ class _Rows:
         self._streams = {name: open(directory / name, "r+b", buffering=0) for name in (CURVES, TARGETS)}
         for name, values in ((CURVES, material.CHANNELS * material.POINTS), (TARGETS, material.TARGETS)):
             stream = self._streams[name]
-            stream.seek(_header_bytes(stream) + 4 * values * first)
+            stream.seek(read_header(stream, name).length + 4 * values * first)
         self._hashes = self._fresh()
 
     def __enter__(self) -> "_Rows":
@@ -474,13 +458,6 @@ def _floor_sums(
     test = slice((3 - first) % 4, None, 4)
     found: NDArray[np.float64] = floor.bounds(curves[test, 0], targets[test], levels_mpa[test]).sum(axis=0)
     return found
-
-
-def _header_bytes(stream: Any) -> int:
-    version = np.lib.format.read_magic(stream)
-    reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    reader(stream)
-    return int(stream.tell())
 
 
 def _fill_here(job: dict[str, Any], on_progress: OnProgress | None) -> list[dict[str, Any]]:
@@ -607,22 +584,8 @@ def open_dataset(path: Path) -> Dataset:
 
 
 def _open_array(path: Path, shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """Map a .npy file after checking its header and its length; pages are private but never written."""
-    try:
-        with open_file(path) as stream:
-            header = _header_bytes(stream)
-        actual = path.stat().st_size
-        expected = header + 4 * int(np.prod(shape))
-        if actual != expected:
-            raise DataError(
-                f"{path}: is {actual:,} bytes long, its header promises {expected:,}; it was cut short, "
-                "generate it again"
-            )
-        array: NDArray[np.float32] = np.load(path, mmap_mode="c", allow_pickle=False)
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file; generate the data set again") from None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: is not a readable .npy file ({error}); generate the data set again") from None
+    """Map a .npy file after checking its head and its length; pages are private but never written."""
+    array = open_npy(path, mode="c", exact=True)
     if array.shape != shape or array.dtype != np.dtype("<f4"):
         raise DataError(
             f"{path}: holds {array.dtype} {array.shape}, the side-car says float32 {shape}; generate it again"

@@ -54,7 +54,8 @@ def need_disk(folder: Path, needed: int, what: str) -> None:
     free = shutil.disk_usage(there).free
     if needed > free:
         raise DataError(
-            f"{folder}: {what} needs {needed:,} bytes on disk, {free:,} are free; choose another --out, or fewer curves"
+            f"{folder}: {what} needs {needed:,} bytes on disk, {free:,} are free; choose another --out (or "
+            "HOROVOD_STUDY_DATA), or fewer curves"
         )
 
 

@@ -8,7 +8,7 @@ import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,22 +79,25 @@ def _real(header: Header, where: str) -> None:
         )
 
 
-def open_npy(path: Path) -> NDArray[Any]:
-    """Map the numbers of a .npy file; refuse one that is cut short."""
+def open_npy(path: Path, *, mode: Literal["r", "c"] = "r", exact: bool = False) -> NDArray[Any]:
+    """Map the numbers of a .npy file; refuse one that is cut short or, if it must be `exact`, longer than its numbers.
+
+    Pages are read-only, or with mode "c" private to this process.
+    """
     if not path.exists():
         raise DataError(f"{path}: no such file; name a .npy file")
     with open_file(path) as stream:
         header = read_header(stream, str(path))
     _real(header, str(path))
-    _whole(path, header.length + header.nbytes, path.stat().st_size)
+    _whole(path, header.length + header.nbytes, path.stat().st_size, exact=exact)
     if header.nbytes == 0:
         raise DataError(f"{path}: holds an empty array {header.shape}; curves were expected, export it again")
     order = "F" if header.fortran else "C"
-    return np.memmap(path, header.dtype, "r", header.length, header.shape, order)  # type: ignore[call-overload,no-any-return]
+    return np.memmap(path, header.dtype, mode, header.length, header.shape, order)  # type: ignore[call-overload,no-any-return]
 
 
-def _whole(where: object, expected: int, actual: int) -> None:
-    if actual < expected:
+def _whole(where: object, expected: int, actual: int, *, exact: bool = False) -> None:
+    if actual < expected or (exact and actual > expected):
         raise DataError(
             f"{where}: is {actual:,} bytes long, its header promises {expected:,}; it was cut short, copy it again"
         )
