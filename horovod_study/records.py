@@ -720,12 +720,11 @@ def profile_paths(directory: Path, profiler: str, rank: int) -> list[Path]:
 
 def write_profile_table(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> None:
     """Write a table of a profile as CSV, with a head also where it has no rows; columns are those of the first row."""
-    with writing(path, "free space and run again"):
-        write_file(path, csv_rows(columns or (list(rows[0]) if rows else []), rows))
+    write_profile(path, csv_rows(columns or (list(rows[0]) if rows else []), rows))
 
 
-def write_profile_text(path: Path, text: str) -> None:
-    """Write a table of a profile for reading."""
+def write_profile(path: Path, text: str) -> None:
+    """Write a file of a profile."""
     with writing(path, "free space and run again"):
         write_file(path, text)
 

@@ -31,7 +31,7 @@ from horovod_study.analysis.steps.accounting import (
 from horovod_study.analysis.steps.breakdown import PARTS
 from horovod_study.cli import main
 from horovod_study.errors import ConfigError
-from horovod_study.measure.clock import HostStamps, LapClock, now
+from horovod_study.measure.clock import LapClock, now
 from horovod_study.report.figures import accounting as report
 from horovod_study.report.page import html
 from horovod_study.workload import trainer
@@ -547,7 +547,7 @@ def test_two_milliseconds_outside_the_laps_of_a_real_run_are_found(
 def test_a_clock_with_a_fake_time_and_an_account_agree(tmp_path: Path) -> None:
     """Laps go through the real clock: 2 ms between steps, of a time that is counted manually."""
     time_s = [0.0]
-    clock = LapClock(HostStamps(lambda: time_s[0]))
+    clock = LapClock(lambda: time_s[0])
     clock.start()
     for _ in range(100):
         time_s[0] += 2e-3

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from horovod_study.config import LAPS, ORDINARY_LAPS
 from horovod_study.measure.clock import (
     DeviceStamps,
-    HostStamps,
     KernelStamps,
     LapClock,
     Milestones,
@@ -27,7 +26,7 @@ from horovod_study.measure.clock import (
 
 def clock_of(times: list[float]) -> LapClock:
     source: Iterator[float] = iter(times)
-    return LapClock(HostStamps(lambda: next(source)))
+    return LapClock(lambda: next(source))
 
 
 def make_steps(clock: LapClock, steps: int) -> None:
@@ -214,7 +213,7 @@ class Event:
 
 def test_two_clocks_are_both_shown() -> None:
     device, host_s = Device(), [0.0]
-    clock = LapClock(HostStamps(lambda: host_s[0]), device=DeviceStamps(device.event), zero=-100.0)
+    clock = LapClock(lambda: host_s[0], device=DeviceStamps(device.event), zero=-100.0)
     clock.start()
     for _ in range(2):
         clock.begin()
@@ -233,7 +232,7 @@ def test_two_clocks_are_both_shown() -> None:
 
 def test_events_are_used_again() -> None:
     device = Device()
-    clock = LapClock(HostStamps(lambda: 0.0), device=DeviceStamps(device.event))
+    clock = LapClock(lambda: 0.0, device=DeviceStamps(device.event))
     clock.start()
     for _ in range(5):
         for _ in range(3):
@@ -258,9 +257,7 @@ def test_drains_that_keep_the_newest_steps_lose_and_double_none(turns: list[Any]
 
     def made(*, drained: bool) -> dict[str, np.ndarray]:
         device, moments = Device(), iter(range(10**6))
-        clock = LapClock(
-            HostStamps(lambda: float(next(moments))), device=DeviceStamps(device.event) if on_device else None
-        )
+        clock = LapClock(lambda: float(next(moments)), device=DeviceStamps(device.event) if on_device else None)
         clock.start()
         parts, steps = [], 0
         for turn in ["step", *turns]:
@@ -288,7 +285,7 @@ def test_drains_that_keep_the_newest_steps_lose_and_double_none(turns: list[Any]
 
 def test_a_drain_that_keeps_steps_waits_for_no_later_one_and_uses_their_events_again() -> None:
     device = Device()
-    clock = LapClock(HostStamps(lambda: 0.0), device=DeviceStamps(device.event))
+    clock = LapClock(lambda: 0.0, device=DeviceStamps(device.event))
     clock.start()
     for _ in range(50):
         for _ in range(4):
@@ -350,7 +347,7 @@ def test_milestones_say_how_far_the_device_is_without_waiting_for_it() -> None:
 
 def test_strict_waits_before_each_stamp() -> None:
     said: list[str] = []
-    clock = LapClock(HostStamps(lambda: said.append("stamp") or float(len(said))), settle=lambda: said.append("wait"))
+    clock = LapClock(lambda: said.append("stamp") or float(len(said)), settle=lambda: said.append("wait"))
     clock.start()
     clock.begin()
     clock.lap("forward")

@@ -8,8 +8,8 @@ from make.scratch_job import job
 
 from horovod_study.config import ORDINARY_LAPS
 from horovod_study.errors import BackendError
-from horovod_study.measure.clock import HostStamps, LapClock, Unstamped
-from horovod_study.measure.ranges import Calls, Ranged, Records, ranged, why_not
+from horovod_study.measure.clock import LapClock, Unstamped
+from horovod_study.measure.ranges import Ranged, ranged, recorded, why_not
 
 
 class Told:
@@ -18,6 +18,7 @@ class Told:
     def __init__(self) -> None:
         self.open: list[str] = []
         self.closed: list[str] = []
+        self.marker = self.push, self.pop
 
     def push(self, name: str) -> None:
         self.open.append(name)
@@ -29,7 +30,7 @@ class Told:
 
 def test_every_lap_of_a_step_is_a_range_within_it() -> None:
     told, scratch = Told(), job()
-    clock = Ranged(LapClock(), told)
+    clock = Ranged(LapClock(), told.marker)
     clock.start()
     scratch.steps(2, clock)
     assert told.open == []
@@ -54,16 +55,16 @@ def test_times_are_those_of_the_clock_inside() -> None:
         return {name: column.tolist() for name, column in clock.drain().items()}
 
     def fresh() -> LapClock:
-        return LapClock(HostStamps(map(float, itertools.count()).__next__))
+        return LapClock(map(float, itertools.count()).__next__)
 
     told = Told()
-    assert steps(Ranged(fresh(), told)) == steps(fresh())
+    assert steps(Ranged(fresh(), told.marker)) == steps(fresh())
     assert told.open == []
 
 
 def test_a_step_that_was_left_in_the_middle_is_closed_by_the_next() -> None:
     told = Told()
-    clock = Ranged(LapClock(), told)
+    clock = Ranged(LapClock(), told.marker)
     clock.start()
     clock.begin()
     clock.lap("data")
@@ -74,7 +75,7 @@ def test_a_step_that_was_left_in_the_middle_is_closed_by_the_next() -> None:
 
 def test_timer_mode_off_has_ranges_too() -> None:
     told = Told()
-    clock = Ranged(Unstamped(), told)
+    clock = Ranged(Unstamped(), told.marker)
     assert not clock.takes_stamps
     clock.start()
     job().steps(1, clock)
@@ -111,17 +112,9 @@ def test_a_build_without_itt_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
         ranged(LapClock(), "itt")
 
 
-def test_calls_take_what_a_library_returns() -> None:
-    depth = itertools.count()
-    marker = Calls(lambda name: next(depth), lambda: next(depth))
-    marker.push("a")
-    marker.pop()
-    assert next(depth) == 2
-
-
 def test_records_show_in_the_trace_of_torch() -> None:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-        clock = Ranged(LapClock(), Records())
+        clock = Ranged(LapClock(), recorded())
         clock.start()
         job().steps(2, clock)
     names = {each.key: each.count for each in profiler.key_averages()}

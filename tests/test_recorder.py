@@ -20,7 +20,7 @@ from test_records import columns, fill_disk, record
 
 from horovod_study import records
 from horovod_study.config import LAPS, ORDINARY_LAPS
-from horovod_study.measure.clock import HostStamps, LapClock, Milestones, Unstamped
+from horovod_study.measure.clock import LapClock, Milestones, Unstamped
 from horovod_study.measure.recorder import DRAIN_STEPS, MAX_PENDING, Recorder
 from horovod_study.train import main
 from horovod_study.workload.graphs import RING
@@ -41,7 +41,7 @@ def make_steps(recorder: Recorder, clock: LapClock, first: int, count: int) -> N
 def ticking() -> LapClock:
     """Return a clock whose every stamp is a second after the one before, and that was started."""
     moments = iter(range(10**9))
-    clock = LapClock(HostStamps(lambda: float(next(moments))))
+    clock = LapClock(lambda: float(next(moments)))
     clock.start()
     return clock
 
@@ -69,7 +69,7 @@ def test_totals_are_read_back_from_the_rows(tmp_path: Path, open_writer: Any) ->
     rng = np.random.default_rng(1)
     moments = np.cumsum(rng.random(1 + 6 * 1000))
     source = iter(moments)
-    clock = LapClock(HostStamps(lambda: float(next(source))))
+    clock = LapClock(lambda: float(next(source)))
     clock.start()
     for first in range(0, 1000, 50):
         make_steps(recorder, clock, first, 50)

@@ -21,7 +21,7 @@ from torch import nn
 import horovod_study
 from horovod_study import records
 from horovod_study.errors import ConfigError, StudyError
-from horovod_study.measure.clock import HostStamps, LapClock
+from horovod_study.measure.clock import LapClock
 from horovod_study.recording import hooks, recorder, session
 
 LAPS = ("data", "forward", "backward", "sync", "update", "residual")
@@ -115,7 +115,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
     """All laps are measured on a clock of the test's own."""
     fake = Time()
     monkeypatch.setattr(
-        session, "open_clock", lambda mode, device, *, zero, stamps: LapClock(HostStamps(lambda: fake.now), zero=0.0)
+        session, "open_clock", lambda mode, device, *, zero, stamps: LapClock(lambda: fake.now, zero=0.0)
     )
     return fake
 

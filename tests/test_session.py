@@ -10,7 +10,7 @@ import torch
 
 from horovod_study import lease, records
 from horovod_study.errors import StudyError
-from horovod_study.measure.clock import HostStamps, LapClock
+from horovod_study.measure.clock import LapClock
 from horovod_study.recording import session as module
 from horovod_study.recording.session import RecordOptions, Session
 from horovod_study.roles import Role, named
@@ -45,7 +45,7 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Seconds:
     fake = Seconds()
     monkeypatch.setattr(module, "now", lambda: fake.now)
     monkeypatch.setattr(
-        module, "open_clock", lambda mode, device, *, zero, stamps: LapClock(HostStamps(lambda: fake.now), zero=zero)
+        module, "open_clock", lambda mode, device, *, zero, stamps: LapClock(lambda: fake.now, zero=zero)
     )
     return fake
 

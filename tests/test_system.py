@@ -395,9 +395,9 @@ def gone(pid: int, *, within_s: float = 20.0) -> bool:
     return not alive.runs(pid)
 
 
-def started(directory: Path, ranks: Mapping[int, int], *, interval_s: float = 0.1) -> system.Sampler:
+def started(directory: Path, *pids: int, interval_s: float = 0.1) -> system.Sampler:
     sampler = system.Sampler("n1")
-    sampler.watch(directory, ranks=ranks, gpus=[], interval_s=interval_s)
+    sampler.watch(directory, [{"host": "n1", "pid": pid, "gpu": None} for pid in pids], interval_s=interval_s)
     sampler.wait_ready()
     assert sampler.reason == ""
     return sampler
@@ -406,7 +406,7 @@ def started(directory: Path, ranks: Mapping[int, int], *, interval_s: float = 0.
 def test_the_program_samples_all_ranks_of_the_host_until_it_is_stopped(tmp_path: Path) -> None:
     other = sleeper()
     try:
-        sampler = started(tmp_path, {0: os.getpid(), 1: other.pid})
+        sampler = started(tmp_path, os.getpid(), other.pid)
         pid = sampler.pid
         sampler.begin(now())
         sleep(1.0)
@@ -427,7 +427,7 @@ def test_the_program_samples_all_ranks_of_the_host_until_it_is_stopped(tmp_path:
 
 
 def test_signals_that_end_a_job_do_not_end_the_sampler(tmp_path: Path) -> None:
-    sampler = started(tmp_path, {0: os.getpid()})
+    sampler = started(tmp_path, os.getpid())
     assert sampler.pid is not None
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         os.kill(sampler.pid, number)
@@ -438,7 +438,7 @@ def test_signals_that_end_a_job_do_not_end_the_sampler(tmp_path: Path) -> None:
 
 def test_it_ends_when_no_rank_is_left(tmp_path: Path) -> None:
     rank = sleeper()
-    sampler = started(tmp_path, {0: rank.pid})
+    sampler = started(tmp_path, rank.pid)
     sampler.begin(now())
     assert sampler.pid is not None
     rank.kill()
@@ -456,7 +456,7 @@ from pathlib import Path
 from horovod_study.measure import system
 from horovod_study.measure.clock import now
 sampler = system.Sampler("n1")
-sampler.watch(Path({str(tmp_path)!r}), ranks={{0: {os.getpid()}}}, gpus=[], interval_s=0.1)
+sampler.watch(Path({str(tmp_path)!r}), [{{"host": "n1", "pid": {os.getpid()}, "gpu": None}}], interval_s=0.1)
 sampler.wait_ready()
 sampler.begin(now())
 child = os.fork()
@@ -478,7 +478,7 @@ time.sleep(60)
 
 
 def test_a_sampler_that_was_killed_is_a_reason_and_no_error(tmp_path: Path) -> None:
-    sampler = started(tmp_path, {0: os.getpid()})
+    sampler = started(tmp_path, os.getpid())
     sampler.begin(now())
     assert sampler.pid is not None
     os.kill(sampler.pid, signal.SIGKILL)
@@ -494,7 +494,7 @@ def test_a_sampler_that_was_killed_is_a_reason_and_no_error(tmp_path: Path) -> N
 def test_a_sampler_that_cannot_start_is_a_reason_and_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no python"))
     absent = system.Sampler("n1")
-    absent.watch(tmp_path, ranks={0: 1}, gpus=[], interval_s=1.0)
+    absent.watch(tmp_path, [{"host": "n1", "pid": 1, "gpu": None}], interval_s=1.0)
     absent.wait_ready()
     absent.begin(0.0)
 

@@ -36,13 +36,6 @@ def utc_stamp() -> str:
     return datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
 
 
-class HostStamps:
-    """Stamps of the host's clock: right where work is finished when the call returns (a CPU)."""
-
-    def __init__(self, source: Callable[[], float] = now) -> None:
-        self.stamp = source
-
-
 class DeviceEvent(Protocol):
     """What is used of torch.cuda.Event."""
 
@@ -208,14 +201,17 @@ class LapClock:
 
     def __init__(
         self,
-        stamps: HostStamps | None = None,
+        host: Callable[[], float] = now,
         *,
         device: DeviceStamps | KernelStamps | None = None,
         settle: Callable[[], None] | None = None,
         zero: float = 0.0,
     ) -> None:
-        """`settle` is called before each stamp (timer mode strict); `zero` is what `begin_s` counts from."""
-        self._now = (stamps or HostStamps()).stamp
+        """`host` is the clock of the host; `settle` is called before each stamp (timer mode strict).
+
+        `zero` is what `begin_s` counts from.
+        """
+        self._now = host
         self.device = self._device = device
         self._settle, self._zero = settle, zero
         self._plain = device is None and settle is None

@@ -9,7 +9,7 @@ kernels of a range run later.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,15 +18,8 @@ from horovod_study.config import ORDINARY_LAPS
 from horovod_study.errors import BackendError
 from horovod_study.measure.clock import LapClock
 
-
-class Marker(Protocol):
-    """Where ranges go: the innermost one that is open is closed first."""
-
-    def push(self, name: str) -> None:
-        """Open a range."""
-
-    def pop(self) -> None:
-        """Close the range that was opened last."""
+Marker = tuple[Callable[[str], object], Callable[[], object]]
+"""What opens a range, and what closes the one that was opened last."""
 
 
 class Ranged(LapClock):
@@ -34,7 +27,8 @@ class Ranged(LapClock):
 
     def __init__(self, inner: LapClock, marker: Marker, laps: Sequence[str] = ORDINARY_LAPS) -> None:
         """`laps`: those of each step, in their order."""
-        self._inner, self._marker, self._laps = inner, marker, tuple(laps)
+        self._inner, self._laps = inner, tuple(laps)
+        self._push, self._pop = marker
         self.takes_stamps, self.device = inner.takes_stamps, inner.device
         self._step, self._lap, self._opened = 0, 0, 0
 
@@ -46,8 +40,8 @@ class Ranged(LapClock):
         """Begin a step: its range, and that of its first lap, open."""
         self._inner.begin(at)
         self._close()
-        self._marker.push(f"step {self._step}")
-        self._marker.push(self._laps[0])
+        self._push(f"step {self._step}")
+        self._push(self._laps[0])
         self._step, self._lap, self._opened = self._step + 1, 0, 2
 
     def lap(self, name: str, at: Any = None) -> None:
@@ -55,13 +49,13 @@ class Ranged(LapClock):
         self._inner.lap(name, at)
         if name not in self._laps or self._opened < 2:  # "residual" has no range
             return
-        self._marker.pop()
+        self._pop()
         self._opened = 1
         self._lap = self._laps.index(name) + 1
         if self._lap == len(self._laps):
             self._close()
         else:
-            self._marker.push(self._laps[self._lap])
+            self._push(self._laps[self._lap])
             self._opened = 2
 
     def mark(self) -> Any:
@@ -76,39 +70,19 @@ class Ranged(LapClock):
 
     def _close(self) -> None:
         while self._opened:
-            self._marker.pop()
+            self._pop()
             self._opened -= 1
 
 
-class Calls:
-    """Ranges of a library that has a function to open one and a function to close one (NVTX, ITT)."""
+def recorded() -> Marker:
+    """Return ranges in the trace of torch.profiler."""
+    opened: list[Any] = []
 
-    def __init__(self, push: Callable[[str], object], pop: Callable[[], object]) -> None:
-        self._push, self._pop = push, pop
+    def push(name: str) -> None:
+        opened.append(torch.profiler.record_function(name))
+        opened[-1].__enter__()
 
-    def push(self, name: str) -> None:
-        """Open a range."""
-        self._push(name)
-
-    def pop(self) -> None:
-        """Close the range that was opened last."""
-        self._pop()
-
-
-class Records:
-    """Ranges in the trace of torch.profiler."""
-
-    def __init__(self) -> None:
-        self._open: list[Any] = []
-
-    def push(self, name: str) -> None:
-        """Open a range."""
-        self._open.append(torch.profiler.record_function(name))
-        self._open[-1].__enter__()
-
-    def pop(self) -> None:
-        """Close the range that was opened last."""
-        self._open.pop().__exit__(None, None, None)
+    return push, lambda: opened.pop().__exit__(None, None, None)
 
 
 def why_not(kind: str) -> str:
@@ -132,4 +106,4 @@ def ranged(clock: LapClock, kind: str, laps: Sequence[str] = ORDINARY_LAPS) -> L
     if reason := why_not(kind):
         raise BackendError(f"ranges {kind} cannot be made: {reason}; leave ranges out, or use the other kind")
     module = torch.cuda.nvtx if kind == "nvtx" else torch.profiler.itt
-    return Ranged(clock, Calls(module.range_push, module.range_pop), laps)
+    return Ranged(clock, (module.range_push, module.range_pop), laps)

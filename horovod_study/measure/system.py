@@ -38,6 +38,11 @@ _LOOK_S = 1.0
 """How often the sampler looks whether the job is still there, when its samples are further apart."""
 
 
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
 class Sampling:
     """Reads all sensors of a host and appends what they say to its file; the inside of the program."""
 
@@ -60,8 +65,7 @@ class Sampling:
         self._flushed = now()
         self.samples = 0
         self.ended = ""  # why there are no more samples
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        self._start_cpu_s = used.ru_utime + used.ru_stime
+        self._start_cpu_s = _cpu_s()
         self._began = self._before = now()
         self._before_cpu_s = self._start_cpu_s
 
@@ -81,8 +85,7 @@ class Sampling:
         found: Rows = {}
         for sensor in self._sensors:
             found |= sensor.read(at)
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        cpu_s = used.ru_utime + used.ru_stime
+        cpu_s = _cpu_s()
         if "host" in found and at > self._before:
             found["host"]["sampler_cpu_percent"] = 100 * (cpu_s - self._before_cpu_s) / (at - self._before)
         self._rows += [{"at_s": at, "part": part, **columns} for part, columns in found.items()]
@@ -131,8 +134,7 @@ class Sampling:
         self.flush()
         if self._writer is not None:
             self._writer.close()
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        wall_s, cpu_s = now() - self._began, used.ru_utime + used.ru_stime - self._start_cpu_s
+        wall_s, cpu_s = now() - self._began, _cpu_s() - self._start_cpu_s
         return {
             "samples": self.samples,
             "missing": self.missing,
@@ -267,37 +269,19 @@ class Sampler:
             self.reason = f"the sampler could not be started ({error.strerror or error})"
 
     def watch(
-        self,
-        directory: Path,
-        *,
-        ranks: Mapping[int, int],
-        gpus: Sequence[str],
-        interval_s: float,
-        resumed: bool = False,
+        self, directory: Path, ranks: Sequence[Mapping[str, Any]], *, interval_s: float, resumed: bool = False
     ) -> None:
-        """Tell what to sample; `ranks`: {rank: pid} of this host, `gpus`: the UUIDs of the GPUs they use."""
+        """Tell what to sample; `ranks`: the entries of all ranks in the record, see measure/evidence.py."""
+        here = {number: rank for number, rank in enumerate(ranks) if rank["host"] == self.host}
         job = {
             "directory": str(directory),
             "host": self.host,
-            "ranks": {str(rank): pid for rank, pid in ranks.items()},
-            "gpus": list(gpus),
+            "ranks": {str(number): rank["pid"] for number, rank in here.items()},
+            "gpus": [rank["gpu"]["uuid"] for rank in here.values() if rank["gpu"] and rank["gpu"]["uuid"]],
             "interval_s": interval_s,
             "resumed": resumed,
         }
         self._report(f"job {json.dumps(job)}\n")
-
-    def watch_ranks(
-        self, directory: Path, ranks: Sequence[Mapping[str, Any]], *, interval_s: float, resumed: bool
-    ) -> None:
-        """Tell what to sample; `ranks`: the entries of all ranks in the record, see measure/evidence.py."""
-        here = {number: rank for number, rank in enumerate(ranks) if rank["host"] == self.host}
-        self.watch(
-            directory,
-            ranks={number: rank["pid"] for number, rank in here.items()},
-            gpus=[rank["gpu"]["uuid"] for rank in here.values() if rank["gpu"] and rank["gpu"]["uuid"]],
-            interval_s=interval_s,
-            resumed=resumed,
-        )
 
     @property
     def pid(self) -> int | None:
@@ -326,9 +310,7 @@ class Sampler:
 
         Once stopped, it gives the same answer again.
         """
-        if self._answer is not None:
-            return self._answer
-        self._answer = self._ask()
+        self._answer = self._answer or self._ask()
         return self._answer
 
     def _ask(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import psutil
@@ -567,10 +567,5 @@ def _work(
     return result
 
 
-def main() -> NoReturn:
-    """Measure what a plan file says; rank 0 answers."""
-    serve(_work)
-
-
 if __name__ == "__main__":
-    main()
+    serve(_work)

@@ -11,6 +11,7 @@ Letters: N workers, B curves in a global batch, b_r of them on rank r, S steps, 
 
 import hashlib
 import importlib.util
+import itertools
 import os
 import shutil
 import sys
@@ -176,7 +177,9 @@ def _write_references(job: Mapping[str, Any], launch: Launch) -> dict[str, Any]:
         trial = EqualityRun(**values)
         run = _train(job, trial, config, backend, dataset)
         truth = (
-            run if trial.dtype == "float64" else _train({**job, "steps": 1}, _exact(trial), config, backend, dataset)
+            run
+            if trial.dtype == "float64"
+            else _train({**job, "steps": 1}, replace(trial, dtype="float64"), config, backend, dataset)
         )
         np.savez(Path(job["folder"]) / trial.reference, start=run.start, end=run.end, gradients=run.gradients)
         np.save(Path(job["folder"]) / f"{trial.reference}.rows.npy", run.rows)
@@ -192,10 +195,6 @@ def _write_references(job: Mapping[str, Any], launch: Launch) -> dict[str, Any]:
             }
         )
     return {"references": references, "runtimes": _missing(), "gpus": gpus.visible()}
-
-
-def _exact(trial: EqualityRun) -> EqualityRun:
-    return EqualityRun(**{**{name: getattr(trial, name) for name in EqualityRun.__slots__}, "dtype": "float64"})
 
 
 def _missing() -> dict[str, str | None]:
@@ -420,11 +419,9 @@ def _batches(job: Mapping[str, Any], trial: EqualityRun, backend: Backend, train
 
 def _endless(loader: Any, batches: data.Batches) -> Iterator[tuple[NDArray[np.int64], torch.Tensor, torch.Tensor]]:
     """Yield this rank's curve numbers (b_r,) with its curves (b_r, C, L) and targets, epoch after epoch."""
-    epoch = 0
-    while True:
+    for epoch in itertools.count():
         for mine, (curves, targets) in zip(batches.epoch(epoch), loader.epoch(epoch), strict=True):
             yield mine, curves, targets
-        epoch += 1
 
 
 def _parts(run: _Trained, *vectors: NDArray[np.float64]) -> Iterator[Sequence[NDArray[np.float64]]]:

@@ -7,11 +7,13 @@ no communication. Where several workers share a host, each of them loads; compar
 Letters: B curves in a batch, C = 3 channels, L = 201 points, P = 2 targets.
 """
 
+import itertools
 import json
 import random
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -235,7 +237,9 @@ def _compare(
     on_gpu = config.device != "cpu" and torch.cuda.is_available()
     device = torch.device("cuda" if on_gpu else "cpu")
     batches = data.Batches(dataset.train_size, batch=config.batch, rank=0, workers=1, seed=config.seed)
-    openers = {name: _opener(replace(config, **loader_options(name)), dataset, batches, device) for name in names}
+    openers: dict[str, Callable[[], Loader]] = {
+        name: partial(open_loader, replace(config, **loader_options(name)), dataset, batches, device) for name in names
+    }
     openers |= others
     step = LoneStep(config, device)
     bench = _Bench(step, batches.steps_per_epoch, config.batch, seconds)
@@ -263,12 +267,6 @@ def _compare(
             for name, runs in found.items()
         ),
     )
-
-
-def _opener(
-    config: StrainConfig, dataset: data.Dataset, batches: data.Batches, device: torch.device
-) -> Callable[[], Loader]:
-    return lambda: open_loader(config, dataset, batches, device)
 
 
 class LoneStep:
@@ -316,28 +314,28 @@ class _Bench:
             cached = first[0].clone(), first[1].clone()
             self._train(iter([cached] * WARMUP_STEPS), WARMUP_STEPS)
             values = {"start_s": opened - began}
-            epochs = _Epochs(loader)
+            epochs = map(loader.epoch, itertools.count(1))
             kinds: list[tuple[str, Callable[[], dict[str, float]]]] = [
                 ("loading", lambda: self._loading(epochs)),
-                ("cached", lambda: {"cached": self._training(lambda: _forever(cached))["together"]}),
-                ("together", lambda: self._training(epochs.next)),
+                ("cached", lambda: {"cached": self._training(itertools.repeat(itertools.repeat(cached)))["together"]}),
+                ("together", lambda: self._training(epochs)),
             ]
             for _, kind in shuffle.sample(kinds, len(kinds)):
                 values |= kind()
             values["of_cached"] = values["together"] / values["cached"]
             asked = now()
-            next(epochs.next())
+            next(next(epochs))
             self._step.wait()
             values["restart_s"] = now() - asked
             return values, loader.note
         finally:
             loader.close()
 
-    def _loading(self, epochs: "_Epochs") -> dict[str, float]:
+    def _loading(self, epochs: Iterator[Iterator[Batch]]) -> dict[str, float]:
         """Return the samples/s of taking batches and doing nothing with them."""
         count, spent_s = 0, 0.0
         while spent_s < self._seconds:
-            parts = epochs.next()  # drawing the order is outside, as in the trainer
+            parts = next(epochs)  # drawing the order is outside, as in the trainer
             self._step.wait()
             opened = now()
             for _ in parts:
@@ -348,11 +346,11 @@ class _Bench:
             spent_s += now() - opened
         return {"loading": count * self._batch / spent_s}
 
-    def _training(self, next_epoch: Callable[[], Iterator[Batch]]) -> dict[str, float]:
+    def _training(self, epochs: Iterator[Iterator[Batch]]) -> dict[str, float]:
         """Return the samples/s of training and the part of a step that getting the batch takes."""
         count, spent_s, data_s, step_s = 0, 0.0, 0.0, 0.0
         while spent_s < self._seconds:
-            parts = next_epoch()
+            parts = next(epochs)
             self._step.wait()
             opened = now()
             done, columns = self._train(parts, self._steps_per_epoch, opened + self._seconds - spent_s)
@@ -375,19 +373,3 @@ class _Bench:
             done += 1
         step.wait()
         return done, clock.drain()
-
-
-class _Epochs:
-    """One epoch of a loader after another."""
-
-    def __init__(self, loader: Loader) -> None:
-        self._loader, self._number = loader, 0
-
-    def next(self) -> Iterator[Batch]:
-        self._number += 1
-        return self._loader.epoch(self._number)
-
-
-def _forever(batch: Batch) -> Iterator[Batch]:
-    while True:
-        yield batch

@@ -244,7 +244,7 @@ class Session:
             self.rows.take_up(self.writer.kept)
             self.writer.kept = None  # they are in the file
         if self.sampler is not None:
-            self.sampler.watch_ranks(
+            self.sampler.watch(
                 self.directory,
                 self.effective["ranks"],
                 interval_s=self.options.system_interval_s,

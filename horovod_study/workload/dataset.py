@@ -477,51 +477,34 @@ def _fill_in_processes(job: dict[str, Any], processes: int, on_progress: OnProgr
     """
     blocks = _blocks(job["size"])
     command = [sys.executable, "-m", "horovod_study.workload.dataset"]
-    workers = [
-        subprocess.Popen(
-            [*command, json.dumps({**job, "first": k, "stride": processes})],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=without_working_directory(os.environ),
-        )
-        for k in range(processes)
-    ]
+    environment = without_working_directory(os.environ)
+    reading, printing = os.pipe()  # one for all: a line is written at once, and shorter than what stays whole
     made: dict[int, dict[str, Any]] = {}
-    try:
-        for line in _lines_of(workers):
-            message = json.loads(line)
-            made[message.pop("block")] = message
-            if on_progress:
-                on_progress(sum(blocks[k][1] - blocks[k][0] for k in made), job["size"])
-        codes = [worker.wait() for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
-            if worker.stdout:
-                worker.stdout.close()
+    with open(reading, encoding="utf-8") as lines:
+        workers = [
+            subprocess.Popen(
+                [*command, json.dumps({**job, "first": k, "stride": processes})], stdout=printing, env=environment
+            )
+            for k in range(processes)
+        ]
+        os.close(printing)
+        try:
+            for line in lines:
+                message = json.loads(line)
+                made[message.pop("block")] = message
+                if on_progress:
+                    on_progress(sum(blocks[k][1] - blocks[k][0] for k in made), job["size"])
+            codes = [worker.wait() for worker in workers]
+        finally:
+            for worker in workers:
+                worker.kill()
+                worker.wait()
     if any(codes) or len(made) != len(blocks):
         raise DataError(
             f"{job['directory']}: a generating process ended early (exit codes {codes}); "
             "see its message above, then try again"
         )
     return [made[k] for k in range(len(blocks))]
-
-
-def _lines_of(workers: list[subprocess.Popen[str]]) -> Iterator[str]:
-    """Yield the lines the workers print, in the order in which they come."""
-    import selectors
-
-    with selectors.DefaultSelector() as selector:
-        for worker in workers:
-            selector.register(worker.stdout, selectors.EVENT_READ)  # type: ignore[arg-type]
-        while selector.get_map():
-            for key, _ in selector.select():
-                line = key.fileobj.readline()  # type: ignore[union-attr]
-                if line:
-                    yield line
-                else:
-                    selector.unregister(key.fileobj)
 
 
 def _worker(argument: str) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from horovod_study.comm.launch import detect
 from horovod_study.comm.serial import SerialBackend
-from horovod_study.measure.clock import HostStamps, LapClock
+from horovod_study.measure.clock import LapClock
 from horovod_study.workload.loaders import Batch
 from horovod_study.workload.optimizer import Arithmetic
 from horovod_study.workload.options import StrainConfig
@@ -33,7 +33,7 @@ class Time:
         self.at += seconds * (1 + self._noise * float(self._random.standard_normal()))
 
     def clock(self) -> LapClock:
-        return LapClock(HostStamps(self))
+        return LapClock(self)
 
 
 class TwinBackend(SerialBackend):

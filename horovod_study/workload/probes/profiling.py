@@ -39,7 +39,7 @@ from horovod_study.measure.clock import DeviceStamps, LapClock, now, sleep
 from horovod_study.text.numbers import amount
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.workload.probes.scratch import Scratch
-from horovod_study.workload.probes.sync_points import Finder, NotInData
+from horovod_study.workload.probes.sync_points import Finder
 
 SETTLING_STEPS = 5
 """Scratch steps before a profiler begins: what was measured before them has left the caches and the buffers."""
@@ -110,16 +110,15 @@ def profile(scratch: Scratch, *, kind: str, steps: int, directory: Path, timed_s
         scratch.steps(SETTLING_STEPS, clock)
         scratch.settle()
         clock.drain()
-        for window in _windows(kind, scratch.device, steps, place, notes):
-            marked, manager = window
+        for marked, manager in _windows(kind, scratch.device, steps, place, notes):
             clock = _clock(scratch.device)
             watched = ranges.Ranged(clock, marked, scratch.laps) if marked else clock
             scratch.backend.barrier()
-            failed = _entered(manager)
+            failed = _tried(manager.__enter__)
             watched.start()
             scratch.steps(steps, watched)
             scratch.settle()
-            problem = problem or failed or _left(manager)
+            problem = problem or failed or _tried(manager.__exit__, None, None, None)
             step_s.extend(watched.drain()["step_s"].tolist())
     files = [] if problem else [str(path) for path in records.profile_paths(directory, kind, scratch.backend.rank)]
     everybody = scratch.backend.gather(
@@ -138,18 +137,10 @@ def _clock(device: torch.device) -> LapClock:
     return LapClock(device=DeviceStamps() if device.type == "cuda" else None)
 
 
-def _entered(manager: AbstractContextManager[None]) -> str:
-    """Enter; return what stood in the way, empty if nothing did."""
+def _tried(call: Callable[..., object], *arguments: Any) -> str:
+    """Call; return what stood in the way, empty if nothing did."""
     try:
-        manager.__enter__()
-    except _FAILURES as error:
-        return _words(error)
-    return ""
-
-
-def _left(manager: AbstractContextManager[None]) -> str:
-    try:
-        manager.__exit__(None, None, None)
+        call(*arguments)
     except _FAILURES as error:
         return _words(error)
     return ""
@@ -164,15 +155,14 @@ def _windows(
 ) -> Iterator[tuple[ranges.Marker | None, AbstractContextManager[None]]]:
     """Yield each stretch of steps that the profiler takes: where laps are shown as ranges, and what is switched on."""
     if kind == "torch":
-        yield ranges.Records(), _torch(device, steps, place)
+        yield ranges.recorded(), _torch(device, steps, place)
     elif kind == "cprofile":
         yield None, _cprofile(steps, place)
     elif kind == "nsys":
-        nvtx = torch.cuda.nvtx
-        yield ranges.Calls(nvtx.range_push, nvtx.range_pop), _nsys(notes)
+        yield (torch.cuda.nvtx.range_push, torch.cuda.nvtx.range_pop), _nsys(notes)
     elif kind == "sync-points":
         finder = Finder()
-        yield (NotInData(finder) if device.type == "cpu" else None), _sync_points(finder, device, steps, place, notes)
+        yield (finder.not_in_data if device.type == "cpu" else None), _sync_points(finder, device, steps, place, notes)
     else:  # one format for each time that py-spy is attached
         yield None, _spy("flamegraph", place("svg"), notes)
         yield None, _spy("speedscope", place("json"), notes, place("csv"))
@@ -273,7 +263,7 @@ def _cprofile(steps: int, place: Place) -> Iterator[None]:
         for row in rows[:100]
     ]
     lines += to_lines(table_of(("self s", "total s", "calls/step", "function"), texts, texts=(3,)))
-    records.write_profile_text(place("txt"), "\n".join(lines) + "\n")
+    records.write_profile(place("txt"), "\n".join(lines) + "\n")
     with writing(place("prof"), "free space and run again"):
         profiler.dump_stats(place("prof"))  # for snakeviz; nothing here reads it
 

@@ -106,6 +106,15 @@ class Finder:
         with self._warned() if device.type == "cuda" else self._recognised():
             yield
 
+    @property
+    def not_in_data(self) -> tuple[Callable[[str], object], Callable[[], object]]:
+        """Ranges in which the lap data is passed over: on a CPU batches are made from tensors of the host anywhere."""
+
+        def push(name: str) -> None:
+            self.paused = name == LAPS[0]
+
+        return push, lambda: None
+
     @contextmanager
     def _recognised(self) -> Iterator[None]:
         with _ToHost(self.note), _Waiting(self.note):
@@ -130,20 +139,6 @@ class Finder:
                 yield
             finally:
                 torch.cuda.set_sync_debug_mode(before)
-
-
-class NotInData:
-    """Ranges that let a finder on a CPU pass over the lap data: batches are made from tensors of the host anywhere."""
-
-    def __init__(self, finder: Finder) -> None:
-        self._finder = finder
-
-    def push(self, name: str) -> None:
-        """Go on with the lap `name`."""
-        self._finder.paused = name == LAPS[0]
-
-    def pop(self) -> None:
-        """Stay as it is between laps."""
 
 
 class _Waiting(TorchDispatchMode):  # type: ignore[no-untyped-call]
