@@ -706,10 +706,8 @@ def write_bench(directory: Path, section: str, found: Mapping[str, Any]) -> None
 def profile_path(directory: Path, profiler: str, rank: int, ending: str) -> Path:
     """Return the file of one rank's profile, and make its folder; RecordError where that cannot be made."""
     folder = directory / PROFILE
-    try:
+    with writing(folder, "make the run directory writable"):
         result_folder(folder)
-    except OSError as error:
-        raise RecordError(f"{folder}: cannot be made ({error.strerror}); make the run directory writable") from None
     return folder / f"{profiler}-{rank:05d}.{ending}"
 
 
@@ -729,17 +727,12 @@ def write_profile(path: Path, text: str) -> None:
         write_file(path, text)
 
 
-def timeline_path(directory: Path) -> Path:
-    """Return the file of a run's Horovod timeline."""
-    return directory / TIMELINE
-
-
 def read_timeline(place: Path) -> tuple[Path, str]:
     """Return the file and the text of a Horovod timeline: the file `place`, or that of the run directory `place`.
 
     Raises RecordError where there is none, or one that is too long.
     """
-    path = timeline_path(place) if place.is_dir() else place
+    path = place / TIMELINE if place.is_dir() else place
     what = "this run has no timeline" if place.is_dir() else "no such file"
     content = read_bytes(
         path,
@@ -1364,8 +1357,8 @@ def timed_from(record: RunRecord) -> tuple[int, str]:
             "declared": "declared as warm-up",
         }
         return steady["step"], by.get(steady.get("found_by", ""), "before the steady state")
-    warmup = record.effective.get("warmup_steps", record.requested.get("warmup_steps"))
-    return (warmup, "declared as warm-up") if isinstance(warmup, int) else (0, "no warm-up is recorded")
+    warmup = _declared(record)
+    return (0, "no warm-up is recorded") if warmup is None else (warmup, "declared as warm-up")
 
 
 def rows_lost(record: RunRecord) -> int:

@@ -318,10 +318,6 @@ def test_crowded_cores(ranks: list[dict[str, Any]], text: str | None) -> None:
     assert evidence.oversubscribed(ranks) == text
 
 
-def test_ranks_are_counted_per_host() -> None:
-    assert evidence.ranks_per_host([rank("b"), rank("a"), rank("b")]) == [2, 1]
-
-
 def test_a_rank_with_another_learning_rate_is_named() -> None:
     evidence.require_equal_rates([rank(), rank()])
     with pytest.raises(BackendError) as caught:

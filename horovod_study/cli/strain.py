@@ -204,6 +204,7 @@ def identify_arguments(parser: Parser) -> None:
 def identify(options: argparse.Namespace) -> int:
     """Find G0 and a of measured curves with a trained network and by a fit of the law."""
     from horovod_study.progress import say
+    from horovod_study.records import finite
     from horovod_study.report.figures import identified
     from horovod_study.workload import identify as identifying
     from horovod_study.workload.curves import ReadOptions, read_curves
@@ -217,18 +218,18 @@ def identify(options: argparse.Namespace) -> int:
         say(f"warning: {warning}")
     found = identifying.identify(curves, model, target_bounds, disagree_se=options.disagree, reduce=reading.reduce)
     rows = [one.row() for one in found]
-    errors, trained = identifying.errors(found), identifying.trained_on(target_bounds)
+    errors, trained = identifying.errors(found), finite(identifying.trained_on(target_bounds))
     if options.csv:
         identified.write_csv(rows, options.csv)
     if options.plot:
         identified.write_plot(found, options.plot)
     if options.json:
-        head = {"model": {"source": str(options.model), "trained_on": trained.to_dict()}, "curves": str(options.curves)}
+        head = {"model": {"source": str(options.model), "trained_on": trained}, "curves": str(options.curves)}
         body = {"warnings": curves.warnings, "errors": errors, "specimens": [one.to_dict() for one in found]}
         print(json.dumps({**head, **body}, allow_nan=False))
         return 0
     print(identified.table(rows))
-    print(*identified.notes(trained.to_dict(), errors), sep="\n", flush=True)
+    print(*identified.notes(trained, errors), sep="\n", flush=True)
     doubts = [(one.name, doubt.kind, doubt.text) for one in found for doubt in one.doubts]
     for text in identified.doubt_lines(doubts, identifying.HEADLINES, len(found)):
         say(f"doubt: {text}")

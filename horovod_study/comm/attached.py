@@ -110,12 +110,11 @@ def attach(model: nn.Module, optimizer: object, *, on_gpu: bool, environ: Mappin
         return _over_horovod(horovod, optimizer, launcher.launcher, on_gpu=on_gpu)
     if distributed is not None:
         return _over_distributed(model, launcher.launcher, on_gpu=on_gpu)
-    if mpi is not None and (mpi.Get_size() > 1 or launcher.workers == 1):
-        alone = mpi.Get_size() == 1
+    if mpi is not None and mpi.Get_size() > 1:
         return Attached(
-            backend="serial" if alone else "mpi",
-            transport="none" if alone else "mpi",
-            reduction="none" if alone else "own",
+            backend="mpi",
+            transport="mpi",
+            reduction="own",
             launcher=launcher.launcher,
             rank=int(mpi.Get_rank()),
             workers=int(mpi.Get_size()),

@@ -311,13 +311,6 @@ def choose_reduction(
     return chosen, {"value": chosen, "source": f"chosen: {why}"}
 
 
-def bucket_bytes(config: RunConfig) -> tuple[float, dict[str, Any]]:
-    """Return the size of a bucket of gradients, and {"value" in MB, "source"} for the record."""
-    if config.bucket_mb is None:
-        return BUCKET_MB * 1e6, {"value": BUCKET_MB, "source": "shipped"}
-    return config.bucket_mb * 1e6, {"value": config.bucket_mb, "source": "asked"}
-
-
 @contextmanager
 def fail_together(backend: Peers) -> Iterator[None]:
     """Run a block that may fail on some ranks so that all ranks fail together, with the first one's message.

@@ -20,10 +20,10 @@ from torch import nn
 
 from horovod_study.comm import settings
 from horovod_study.comm.base import (
+    BUCKET_MB,
     Averaging,
     FlatGradients,
     Optimizer,
-    bucket_bytes,
     choose_reduction,
     gradient_bytes,
 )
@@ -133,9 +133,11 @@ class MpiRanks(Averaging, ABC):
         if self.reduction == "none":
             return model, optimizer
         if self.reduction == "hooks":
-            size, self.settings["bucket_mb"] = bucket_bytes(self._config)
+            asked = self._config.bucket_mb
+            size, source = (BUCKET_MB, "shipped") if asked is None else (asked, "asked")
+            self.settings["bucket_mb"] = {"value": size, "source": source}
             self._buckets = GradientBuckets(
-                model.parameters(), workers=self.workers, bucket_bytes=size, send=self._send
+                model.parameters(), workers=self.workers, bucket_bytes=size * 1e6, send=self._send
             )
             buffer, parts = self._buckets.buffer, self._buckets.buckets
             self.settings["buckets"] = {"value": len(parts), "source": "from bucket_mb and the model"}

@@ -129,14 +129,6 @@ def require_equal_rates(ranks: Sequence[Mapping[str, Any]]) -> None:
             )
 
 
-def ranks_per_host(ranks: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Return the number of ranks on each host, in the order of their first ranks."""
-    counts: dict[str, int] = {}
-    for rank in ranks:
-        counts[rank["host"]] = counts.get(rank["host"], 0) + 1
-    return list(counts.values())
-
-
 def oversubscribed(ranks: Sequence[Mapping[str, Any]]) -> str | None:
     """Return in one line which ranks have more threads than cores to run on, None if there are none.
 

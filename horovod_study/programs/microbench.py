@@ -69,7 +69,8 @@ def matrix_rates(
         for _ in range(rounds):
             for key, (a, b) in factors.items():
                 torch.backends.cuda.matmul.allow_tf32 = key[0] == "tf32"
-                found[key].append(2 * key[1] ** 3 / _seconds_each(a, b, seconds) / 1e9)
+                each_s = _seconds_per_call(partial(torch.mm, a, b, out=torch.empty_like(a)), seconds, a.device)
+                found[key].append(2 * key[1] ** 3 / each_s / 1e9)
             for name in instructions[:1]:
                 call = partial(native.multiply_add, name, _TURNS)
                 each_s = _seconds_per_call(call, seconds, torch.device(device))
@@ -88,11 +89,6 @@ def matrix_rates(
         )
         for (name, size), rates in found.items()
     ]
-
-
-def _seconds_each(a: torch.Tensor, b: torch.Tensor, seconds: float) -> float:
-    out = torch.empty_like(a)
-    return _seconds_per_call(lambda: torch.mm(a, b, out=out), seconds, a.device)
 
 
 def _seconds_per_call(call: Callable[[], object], seconds: float, device: torch.device) -> float:

@@ -369,16 +369,14 @@ def _open_variants(
     variants = {}
     for name in names:
         phases = config.cuda_graphs and name == "strict"
+        stamps = steps.captured[phases].stamps if steps.captured else None
         variant = _Variant(
-            clock=_clock(
-                name if name in TIMER_MODES else "off",
-                device,
-                steps.captured[phases].stamps if steps.captured else None,
-            ),
+            clock=open_clock(name if name in TIMER_MODES else "off", device, stamps=stamps),
             laps=steps.captured[phases].laps if steps.captured else ORDINARY_LAPS,
             phases=phases,
             around=around.get(name),
         )
+        variant.clock.start()  # an endless stretch
         if name != "nothing":
             own = folder / name.replace(" ", "-")
             own.mkdir(parents=True, exist_ok=True)
@@ -386,13 +384,6 @@ def _open_variants(
             variant.recorder = Recorder(variant.writer, config.batch, rank=backend.rank)
         variants[name] = variant
     return variants
-
-
-def _clock(mode: str, device: torch.device, stamps: KernelStamps | None) -> LapClock:
-    """Return the clock that training has in a timer mode, in an endless stretch."""
-    clock = open_clock(mode, device, stamps=stamps)
-    clock.start()
-    return clock
 
 
 @contextmanager

@@ -299,7 +299,8 @@ class Recording:
                 "warning: the ranks begin with different parameters; broadcast those of rank 0 before the recorder "
                 "(Horovod: broadcast_parameters), or they train different models"
             )
-        session.describe_ranks(device, lr=_rate(self._optimizer), settings={})
+        rate = None if self._optimizer is None else float(self._optimizer.param_groups[0]["lr"])
+        session.describe_ranks(device, lr=rate, settings={})
         for doubt in session.doubts if session.is_root else ():
             say(f"warning: {doubt.replace('--threads 1', 'torch.set_num_threads(1)')}")
         default = f"{utc_stamp()}-{peers.backend}-{peers.workers}w-{os.getpid()}"
@@ -794,10 +795,6 @@ def _inner(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
             )
         optimizer = inside
     return optimizer
-
-
-def _rate(optimizer: torch.optim.Optimizer | None) -> float | None:
-    return None if optimizer is None else float(optimizer.param_groups[0]["lr"])
 
 
 def batch_samples(batch: Any) -> int:

@@ -16,6 +16,7 @@ calls, and nothing more. All methods but those of the loop are collective.
 
 import math
 import os
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, fields, replace
@@ -178,7 +179,7 @@ class Session:
             "device": str(device) if device.type == "cpu" else torch.cuda.get_device_name(device),
             "warmup_steps": self.options.warmup_steps,
             "timer_mode": {"value": self.options.timer_mode, "note": SAME_AS_LIGHT if same else ""},
-            "ranks_per_host": evidence.ranks_per_host(ranks),
+            "ranks_per_host": list(Counter(self.hosts).values()),
             "shared_cores": oversubscribed is not None,
             "other_programs_cores": busy,
             "other_gpu_processes": holders,
@@ -342,11 +343,6 @@ class Session:
             self._opened = None
         if len(self.rows):
             self.rows.drain(self.clock)
-
-    def write_evaluation(self, row: Mapping[str, Any]) -> None:
-        """Append a row to epochs.csv, on rank 0."""
-        if self.is_root:
-            records.append_epoch(self.directory, row)
 
     # ------------------------------------------------------------------------------------------- after the loop
 

@@ -70,15 +70,6 @@ class Trained:
     last_strain: tuple[float, float] | None  # None where it was not recorded
     points: tuple[int, int] | None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the values as JSON takes them."""
-        return {
-            "g0_mpa": list(self.g0_mpa),
-            "a": list(self.a),
-            "last_strain": None if self.last_strain is None else list(self.last_strain),
-            "points": None if self.points is None else list(self.points),
-        }
-
 
 GENERATED = Trained(
     g0_mpa=material.G0_MPA,
@@ -163,8 +154,7 @@ class Identified:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the row as JSON takes it, with the doubts in full."""
-        doubts = [{"kind": doubt.kind, "text": doubt.text} for doubt in self.doubts]
-        found: dict[str, Any] = finite({**self.row(), "doubts": doubts})
+        found: dict[str, Any] = finite({**self.row(), "doubts": self.doubts})
         return found
 
 

@@ -347,7 +347,8 @@ class Training:
         # Agreed, because a sum over ranks may differ in its last bit from rank to rank.
         target = job.config.target_mse
         self.target_reached = backend.maximum(float(target is not None and row["test_mse"] <= target)) > 0
-        session.write_evaluation(row)
+        if session.is_root:
+            records.append_epoch(session.directory, row)
         self.progress.epoch(row)
 
     def _write_checkpoint(self) -> None:

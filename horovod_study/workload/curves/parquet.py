@@ -28,7 +28,9 @@ def read_parquet(path: Path, options: ReadOptions) -> RawCurves:
         file = arrow.parquet.ParquetFile(path)
         names = list(file.schema_arrow.names)
         columns = tables.find_columns(path, names, options)
-        _twice(path, names, columns)
+        for name in (names[columns.strain], names[columns.stress]):
+            if names.count(name) > 1:
+                raise DataError(f"{path}: column {name!r} appears {names.count(name)} times; keep one")
         room.need_memory(path, 24 * file.metadata.num_rows, "reading it", "import fewer curves at once")
         used = [*columns.numbers, *([] if columns.specimen is None else [columns.specimen])]
         table = file.read(columns=[names[k] for k in used])
@@ -63,12 +65,6 @@ def read_parquet(path: Path, options: ReadOptions) -> RawCurves:
         counts={"files": 1, "rows": table.num_rows},
         notes=notes,
     )
-
-
-def _twice(path: Path, names: list[str], columns: Columns) -> None:
-    for column in (columns.strain, columns.stress):
-        if names.count(names[column]) > 1:
-            raise DataError(f"{path}: column {names[column]!r} appears {names.count(names[column])} times; keep one")
 
 
 def _is_list(arrow: Any, kind: Any) -> bool:

@@ -31,7 +31,7 @@ def record(scratch: Scratch, *, steps: int, directory: Path, timed_step_s: float
     """
     backend = scratch.backend
     assert isinstance(backend, HorovodBackend)
-    path = records.timeline_path(directory.absolute())
+    path = directory.absolute() / records.TIMELINE
     writes = backend.rank == 0
     ended_at: list[int] = []
 
