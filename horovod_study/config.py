@@ -12,6 +12,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from horovod_study import requirements
@@ -33,6 +34,8 @@ DEVICE = Option(
     roles=Role.APPLIED,
 )
 COMMUNICATION_ROLES = Role.COMMUNICATION | Role.SWEEPABLE | Role.CELL | Role.SEVERAL
+communicating = partial(option, heading=COMMUNICATING, roles=COMMUNICATION_ROLES)
+probe = partial(option, heading=MEASURED, roles=Role.PROBE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,175 +60,126 @@ class RunConfig(Configuration):
         over=("*/*",),
         tries=("flat", "hooks"),
     )
-    horovod_defaults: bool = option(
+    horovod_defaults: bool = communicating(
         False,
         "leave Horovod's and MPI's own settings alone instead of the shipped ones",
-        kind=bool,
-        heading=COMMUNICATING,
-        roles=COMMUNICATION_ROLES,
         attributed=True,
         over=("horovod/*", "mpi/*", "ps/*"),
     )
-    horovod_build: str | None = option(
+    horovod_build: str | None = communicating(
         None,
         "name of the Horovod to load where several are installed side by side (`make setup BUILDS=...`)",
-        heading=COMMUNICATING,
-        roles=COMMUNICATION_ROLES,
         over=("horovod/*",),
     )
-    cycle_time_ms: float | None = option(
+    cycle_time_ms: float | None = communicating(
         None,
         "Horovod: milliseconds between two looks of its thread for gradients to reduce",
         kind=float,
         low=0,
-        heading=COMMUNICATING,
-        roles=COMMUNICATION_ROLES,
         attributed=True,
         over=("horovod/*",),
         variable="HOROVOD_CYCLE_TIME",
         tries=(0.05, 0.2, 1.0, 5.0),
         words="cycle {} ms",
     )
-    idle_cycle_time_ms: float | None = option(
+    idle_cycle_time_ms: float | None = communicating(
         None,
         "Horovod: longest sleep of its thread while there is nothing to reduce; 0 is no such sleep",
         kind=float,
         low=0,
-        heading=COMMUNICATING,
-        roles=COMMUNICATION_ROLES,
         attributed=True,
         over=("horovod/*",),
         variable="HOROVOD_IDLE_CYCLE_TIME",
         tries=(0.0, 1.0, 10.0),
         words="idle cycle {} ms",
     )
-    fusion_mb: float | None = option(
+    fusion_mb: float | None = communicating(
         None,
         "Horovod: gradients are joined to messages of at most so many MB (1e6 bytes); 0 joins none",
         kind=float,
         low=0,
-        heading=COMMUNICATING,
-        roles=COMMUNICATION_ROLES,
         over=("horovod/*",),
         variable="HOROVOD_FUSION_THRESHOLD",
         hooks=True,
         tries=(0.0, 0.1),
         words="fusion {} MB",
     )
-    cache_capacity: int | None = option(
+    cache_capacity: int | None = communicating(
         None,
         "Horovod: how many tensors' negotiations are remembered; 0 negotiates each time",
         kind=int,
         low=0,
-        heading=COMMUNICATING,
-        roles=COMMUNICATION_ROLES,
         over=("horovod/*",),
         variable="HOROVOD_CACHE_CAPACITY",
         tries=(0,),
         words="cache {}",
     )
-    hierarchical: bool | None = option(
+    hierarchical: bool | None = communicating(
         None,
         "Horovod: all-reduce within hosts first, then between them",
         kind=bool,
-        heading=COMMUNICATING,
-        roles=COMMUNICATION_ROLES,
         over=("horovod/*",),
         variable="HOROVOD_HIERARCHICAL_ALLREDUCE",
         several_hosts=True,
         tries=(True,),
     )
-    groups: int | None = option(
+    groups: int | None = communicating(
         None,
         "Horovod with hooks: reduce the gradients in so many groups, each when its last one is there",
         kind=int,
         low=1,
-        heading=COMMUNICATING,
-        roles=COMMUNICATION_ROLES,
         over=("horovod/*",),
         hooks=True,
         tries=(1, 2, 4),
         words="{} groups",
     )
-    yield_when_idle: bool | None = option(
+    yield_when_idle: bool | None = communicating(
         None,
         "MPI: give up the core while waiting, instead of polling",
         kind=bool,
-        heading=COMMUNICATING,
-        roles=COMMUNICATION_ROLES,
         over=("*/mpi",),
         variable="OMPI_MCA_mpi_yield_when_idle",
         tries=(False, True),
     )
-    single_copy: bool | None = option(
+    single_copy: bool | None = communicating(
         None,
         "MPI on one host: read the other worker's memory in one copy (CMA) instead of through shared memory",
         kind=bool,
-        heading=COMMUNICATING,
-        roles=COMMUNICATION_ROLES,
         over=("*/mpi",),
         variable="OMPI_MCA_btl_vader_single_copy_mechanism",
         tries=(False, True),
     )
-    thread_priority: str = option(
+    thread_priority: str = communicating(
         "auto",
         "who gets the core when gradients arrive: communication threads by realtime or by short time slices, or "
         "whoever computes (off); auto takes what the system permits where it helps",
         choices=("auto", "realtime", "slice", "off"),
-        heading=COMMUNICATING,
-        roles=COMMUNICATION_ROLES,
         over=("*/gloo",),
         tries=("off", "slice", "realtime"),
     )
-    bucket_mb: float | None = option(
+    bucket_mb: float | None = communicating(
         None,
         "hooks of ddp and mpi: gradients are sent in buckets of about so many MB (default 25)",
         kind=float,
         above=0,
-        heading=COMMUNICATING,
-        roles=COMMUNICATION_ROLES,
         over=("ddp/*", "mpi/*", "ps/*"),
         hooks=True,
         tries=(0.1, 0.5),
         words="buckets {} MB",
     )
-    broadcast_buffers: bool = option(
-        False,
-        "ddp: send the network's buffers from rank 0 with every step",
-        kind=bool,
-        heading=COMMUNICATING,
-        roles=COMMUNICATION_ROLES,
-        over=("ddp/*",),
-        hooks=True,
-        tries=(True,),
+    broadcast_buffers: bool = communicating(
+        False, "ddp: send the network's buffers from rank 0 with every step", over=("ddp/*",), hooks=True, tries=(True,)
     )
-    bucket_view: bool = option(
-        True,
-        "ddp: gradients are views of the buckets, not copies",
-        kind=bool,
-        heading=COMMUNICATING,
-        roles=COMMUNICATION_ROLES,
-        over=("ddp/*",),
-        hooks=True,
-        tries=(False,),
+    bucket_view: bool = communicating(
+        True, "ddp: gradients are views of the buckets, not copies", over=("ddp/*",), hooks=True, tries=(False,)
     )
-    static_graph: bool = option(
-        False,
-        "ddp: the same parameters are used in every step",
-        kind=bool,
-        heading=COMMUNICATING,
-        roles=COMMUNICATION_ROLES,
-        over=("ddp/*",),
-        hooks=True,
-        tries=(True,),
+    static_graph: bool = communicating(
+        False, "ddp: the same parameters are used in every step", over=("ddp/*",), hooks=True, tries=(True,)
     )
-    ps_servers: int = option(
+    ps_servers: int = communicating(
         1,
         "ps: how many ranks share the parameter server's work",
-        kind=int,
         low=1,
-        heading=COMMUNICATING,
-        roles=COMMUNICATION_ROLES,
         over=("ps/*",),
         tries=(2, 4),
         words="{} servers",
@@ -251,7 +205,6 @@ class RunConfig(Configuration):
     system_interval_s: float = option(
         1.0,
         "seconds between two samples of processors, memory, GPU and power, one sampler per host; 0 is none",
-        kind=float,
         low=0,
         heading=MEASURED,
         roles=Role.CLOCK,
@@ -263,45 +216,28 @@ class RunConfig(Configuration):
         heading=MEASURED,
         roles=Role.CLOCK,
     )
-    measure_sync: bool = option(
+    measure_sync: bool = probe(
         False,
         "measure, after the timed window, what the synchronisation is made of (read it with horovod-study explain)",
-        kind=bool,
-        heading=MEASURED,
-        roles=Role.PROBE,
     )
-    measure_ablation: bool = option(
+    measure_ablation: bool = probe(
         False,
         "after the timed window, let blocks of steps with and without communication alternate, whose difference is "
         "what communication costs; the model is put back afterwards",
-        kind=bool,
-        heading=MEASURED,
-        roles=Role.PROBE,
     )
-    profile: str | None = option(
+    profile: str | None = probe(
         None,
         "after the timed window, look into some more steps with this profiler; the model is put back afterwards",
         choices=PROFILERS,
-        heading=MEASURED,
-        roles=Role.PROBE,
     )
-    profile_steps: int = option(
-        50, "how many steps `profile` looks into", kind=int, low=1, heading=MEASURED, roles=Role.PROBE
+    profile_steps: int = probe(50, "how many steps `profile` looks into", low=1)
+    timeline_steps: int = probe(
+        0, "Horovod: after the timed window, record its timeline over so many more steps", low=0
     )
-    timeline_steps: int = option(
-        0,
-        "Horovod: after the timed window, record its timeline over so many more steps",
-        kind=int,
-        low=0,
-        heading=MEASURED,
-        roles=Role.PROBE,
-    )
-    ranges: str = option(
+    ranges: str = probe(
         "off",
         "name the laps for an outside profiler: NVTX ranges (nsys) or ITT ranges (VTune)",
         choices=("off", "nvtx", "itt"),
-        heading=MEASURED,
-        roles=Role.PROBE,
     )
     # Where it runs, and as which run of which study.
     require: str | None = option(
@@ -316,17 +252,11 @@ class RunConfig(Configuration):
     placement: str = shared("placement")
     workers_per_node: int | None = shared("workers_per_node")
     start_timeout_s: float = option(
-        120.0,
-        "seconds to wait at start for all workers before giving up",
-        kind=float,
-        above=0,
-        heading="workers",
-        roles=Role.GUARD,
+        120.0, "seconds to wait at start for all workers before giving up", above=0, heading="workers", roles=Role.GUARD
     )
     stall_timeout_s: float = option(
         60.0,
         "seconds without progress after which a run names the rank it waits for, and ends",
-        kind=float,
         above=0,
         heading="workers",
         roles=Role.GUARD,

@@ -124,8 +124,12 @@ def _any_matches(patterns: tuple[str, ...], runtime: str) -> bool:
 
 
 def option(default: Any, text: str, **about: Any) -> Any:
-    """Declare one field of a configuration: its default, one line of help, and what else an Option holds."""
-    return declared(Option(default=default, help=text, **about))
+    """Declare one field of a configuration: its default, one line of help, and what else an Option holds.
+
+    The kind of its values is that of the default, where there is one.
+    """
+    kind = {} if default is None else {"kind": type(default)}
+    return declared(Option(default=default, help=text, **kind | about))
 
 
 def declared(each: Option) -> Any:

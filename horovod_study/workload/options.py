@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,6 +34,11 @@ def parse_widths(text: str) -> tuple[int, int, int]:
     return first, second, hidden
 
 
+learned = partial(option, heading=LEARNED)
+computing = partial(option, heading=COMPUTING, roles=Role.COMPUTING | Role.CELL)
+loading = partial(option, heading="data", roles=Role.COMPUTING | Role.CELL)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Training(Configuration):
     """What is trained, and how it is computed: a base of its own, so that these fields come first."""
@@ -40,21 +46,18 @@ class _Training(Configuration):
     __slots__ = ()
 
     # What is learned, and how.
-    batch: int = option(
+    batch: int = learned(
         75,
         "curves per worker and step",
-        kind=int,
         low=1,
-        heading=LEARNED,
         roles=Role.LEARNING | Role.SWEEPABLE | Role.CELL | Role.APPLIED,
         title="Batch per worker",
     )
-    widths: str = option(
+    widths: str = learned(
         "15-38-197",
         "channels of the two convolutions and units of the hidden layer; 15-38-197 has 153,441 parameters",
         metavar="C-C-H",
         parse=parse_widths,
-        heading=LEARNED,
         roles=Role.MODEL | Role.LEARNING | Role.SWEEPABLE | Role.CELL | Role.APPLIED,
         words="widths {}",
         title="Widths of the network",
@@ -67,7 +70,7 @@ class _Training(Configuration):
         heading="data",
         roles=Role.DATA,
     )
-    data_seed: int = option(1, "seed of a generated data set", kind=int, low=0, heading="data", roles=Role.DATA)
+    data_seed: int = option(1, "seed of a generated data set", low=0, heading="data", roles=Role.DATA)
     input_scaling: str = option(
         "none",
         "fixed divides strain by 0.25 and stress by 120 MPa first, standard makes their means 0 and deviations 1; none "
@@ -79,87 +82,75 @@ class _Training(Configuration):
         title="Input scaling",
         short_title="input scaling",
     )
-    optimizer: str = option(
+    optimizer: str = learned(
         "adam",
         "update rule; sgd has Nesterov momentum 0.9",
         choices=("adam", "adamw", "sgd"),
-        heading=LEARNED,
         roles=Role.LEARNING | Role.SWEEPABLE | Role.CELL,
         words="{}",
         title="Optimiser",
         short_title="optimiser",
     )
-    weight_decay: float = option(
+    weight_decay: float = learned(
         0.0,
         "decay of the weights: added to the gradient, decoupled from it with adamw",
-        kind=float,
         low=0,
-        heading=LEARNED,
         roles=Role.LEARNING | Role.CELL,
         words="weight decay {:g}",
         title="Weight decay",
         short_title="weight decay",
     )
-    epsilon: float = option(
+    epsilon: float = learned(
         ADAM_EPSILON,
         "added to the root of Adam's second moment; with 1e-5 units that few curves reach stay alive in long trainings",
-        kind=float,
         above=0,
-        heading=LEARNED,
         roles=Role.LEARNING | Role.SWEEPABLE | Role.CELL,
         words="epsilon {:g}",
         later=True,
         title="Adam's epsilon",
         short_title="epsilon",
     )
-    lr: float = option(
+    lr: float = learned(
         4.7331e-4,
         "learning rate of one worker",
-        kind=float,
         above=0,
-        heading=LEARNED,
         roles=Role.LEARNING | Role.RATE | Role.SWEEPABLE | Role.CELL,
         words=lambda value: f"lr {short_rate(value)}",
         title="Learning rate of one worker",
         short_title="learning rate",
     )
-    lr_scaling: str = option(
+    lr_scaling: str = learned(
         "none",
         "how the learning rate grows with the workers",
         choices=tuple(LR_SCALINGS),
-        heading=LEARNED,
         roles=Role.LEARNING | Role.RATE | Role.SWEEPABLE | Role.CELL | Role.SEVERAL,
         words=lambda value: "unscaled lr" if value == "none" else f"{value} lr scaling",
         title="Learning rate against workers",
         short_title="learning-rate scaling",
     )
-    lr_warmup_steps: int = option(
+    lr_warmup_steps: int = learned(
         0,
         "steps of linear learning-rate warm-up",
-        kind=int,
         low=0,
-        heading=LEARNED,
         roles=Role.LEARNING | Role.RATE | Role.SWEEPABLE | Role.CELL,
         words="lr warm-up {:g}",
         title="Steps of learning-rate warm-up",
         short_title="warm-up steps of the learning rate",
     )
-    schedule: str = option(
+    schedule: str = learned(
         "constant",
         "learning rate over the run; range rises from the rate to its end and is for finding a rate",
         choices=("constant", "cosine", "step", "one-cycle", "range"),
-        heading=LEARNED,
         roles=Role.LEARNING | Role.RATE | Role.SWEEPABLE | Role.CELL | Role.APPLIED,
         words="{} schedule",
         title="Schedule",
         short_title="schedule",
     )
-    lr_end: float | None = option(
+    lr_end: float | None = learned(
         None,
         "last learning rate of schedule range, and of no other",
         kind=float,
         above=0,
-        heading=LEARNED,
         roles=Role.LEARNING | Role.RATE,
     )
     seed: int = shared("seed")
@@ -182,44 +173,30 @@ class _Training(Configuration):
         words="{}",
         short_title="layout",
     )
-    fused_optimizer: bool = option(
-        True,
-        "update all parameters in one operation",
-        kind=bool,
-        heading=COMPUTING,
-        roles=Role.COMPUTING | Role.CELL,
-        words=lambda value: f"{'' if value else 'un'}fused optimizer",
+    fused_optimizer: bool = computing(
+        True, "update all parameters in one operation", words=lambda value: f"{'' if value else 'un'}fused optimizer"
     )
-    compile: bool = option(
+    compile: bool = computing(
         False,
         "compile forward and backward with torch.compile",
-        kind=bool,
-        heading=COMPUTING,
-        roles=Role.COMPUTING | Role.CELL,
         words=lambda value: "compiled" if value else "not compiled",
     )
-    cuda_graphs: bool = option(
+    cuda_graphs: bool = computing(
         False,
         "replay whole steps as CUDA graphs, from the gathering of the batch to the update; needs a GPU",
-        kind=bool,
-        heading=COMPUTING,
-        roles=Role.COMPUTING | Role.CELL,
         words=lambda value: f"{'' if value else 'no '}CUDA graphs",
     )
-    kernels: str = option(
+    kernels: str = computing(
         "torch",
         "who computes a step: PyTorch, or code made for this network: on a GPU forward and backward (fused; needs "
         "cuda_graphs), on a CPU in fp32 the update too (native)",
         choices=KERNELS,
-        heading=COMPUTING,
-        roles=Role.COMPUTING | Role.CELL,
         words="{} kernels",
     )
     capture_sync: bool = option(
         False,
         "ddp over NCCL: the average of the gradients goes into the CUDA graph of the step, where it has no time of its "
         "own; needs cuda_graphs",
-        kind=bool,
         heading=COMPUTING,
         roles=Role.COMPUTING | Role.CELL | Role.SEVERAL,
         words=lambda value: "average inside the graph" if value else "",
@@ -234,29 +211,17 @@ class _Training(Configuration):
         words="loader {}",
         short_title="loader",
     )
-    loader_processes: int = option(
-        0,
-        "processes of loader dataloader; 0 loads in the trainer",
-        kind=int,
-        low=0,
-        heading="data",
-        roles=Role.COMPUTING | Role.CELL,
-        words="{:g} loader processes",
+    loader_processes: int = loading(
+        0, "processes of loader dataloader; 0 loads in the trainer", low=0, words="{:g} loader processes"
     )
-    pin_memory: bool = option(
+    pin_memory: bool = loading(
         False,
         "copy batches to the GPU from page-locked memory",
-        kind=bool,
-        heading="data",
-        roles=Role.COMPUTING | Role.CELL,
         words=lambda value: f"{'' if value else 'un'}pinned memory",
     )
-    persistent_processes: bool = option(
+    persistent_processes: bool = loading(
         True,
         "keep the processes of loader dataloader from one epoch to the next",
-        kind=bool,
-        heading="data",
-        roles=Role.COMPUTING | Role.CELL,
         words=lambda value: f"{'' if value else 'no '}persistent processes",
     )
     threads: int = shared("threads")
@@ -277,7 +242,6 @@ class _Training(Configuration):
     evaluate_every: float = option(
         1.0,
         "epochs between two evaluations on the test set; 0.5 is twice an epoch",
-        kind=float,
         above=0,
         heading=LENGTH,
         roles=Role.COURSE,
@@ -296,7 +260,6 @@ class _Training(Configuration):
     checkpoint_at_end: bool = option(
         True,
         "write a checkpoint when the run ends or is stopped by a signal",
-        kind=bool,
         heading=LENGTH,
         roles=Role.COURSE,
         quiet=False,
