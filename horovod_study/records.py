@@ -272,7 +272,10 @@ def finish_run(
     final = replace(
         record, status=status, finished=finished, totals=totals, reason=reason, attempts=(*before, last), digest=""
     )
-    final = replace(final, files=_other_files(run_files(directory)) if status == "done" else {})
+    others = {}
+    if status == "done":
+        others = {name: digest for name, digest in run_files(directory).items() if name != MANIFEST}
+    final = replace(final, files=others)
     if status == "done":
         final = replace(final, digest=_digest_of_record(final))
     try:
@@ -288,10 +291,6 @@ def finish_run(
 def _to_json(record: RunRecord) -> str:
     # A run that diverged has totals that are no numbers; JSON has none of those, and unknown is null.
     return json.dumps(finite(asdict(record)), indent=1, allow_nan=False) + "\n"
-
-
-def _other_files(files: Mapping[str, str]) -> dict[str, str]:
-    return {name: digest for name, digest in files.items() if name != MANIFEST}
 
 
 def _digest_of_record(record: RunRecord) -> str:

@@ -103,12 +103,16 @@ def attach(model: nn.Module, optimizer: object, *, on_gpu: bool, environ: Mappin
     Raises BackendError where a launcher started several processes and the script has not connected them yet.
     """
     launcher = detect(environ)
-    horovod, distributed, mpi = _started_horovod(), _started_distributed(), _started_mpi()
+    # Each only where the script has started it.
+    horovod, mpi4py, distributed = sys.modules.get("horovod.torch"), sys.modules.get("mpi4py.MPI"), torch.distributed
+    horovod = horovod if horovod is not None and horovod.is_initialized() else None
+    mpi = mpi4py.COMM_WORLD if mpi4py is not None and mpi4py.Is_initialized() and not mpi4py.Is_finalized() else None
+    connected = distributed.is_available() and distributed.is_initialized()
     if averaging(model) is not None:
         return _over_distributed(model, launcher.launcher, on_gpu=on_gpu)
-    if horovod is not None and (averages_in_synchronize(optimizer) or distributed is None):
+    if horovod is not None and (averages_in_synchronize(optimizer) or not connected):
         return _over_horovod(horovod, optimizer, launcher.launcher, on_gpu=on_gpu)
-    if distributed is not None:
+    if connected:
         return _over_distributed(model, launcher.launcher, on_gpu=on_gpu)
     if mpi is not None and mpi.Get_size() > 1:
         return Attached(
@@ -134,23 +138,6 @@ def attach(model: nn.Module, optimizer: object, *, on_gpu: bool, environ: Mappin
         workers=1,
         all_values=lambda value: [value],
     )
-
-
-def _started_horovod() -> Any:
-    """Return horovod.torch where the script has initialised it, else None."""
-    hvd = sys.modules.get("horovod.torch")
-    return hvd if hvd is not None and hvd.is_initialized() else None
-
-
-def _started_distributed() -> Any:
-    dist = torch.distributed
-    return dist if dist.is_available() and dist.is_initialized() else None
-
-
-def _started_mpi() -> Any:
-    """Return MPI's communicator of all where the script has loaded mpi4py and MPI runs, else None."""
-    mpi = sys.modules.get("mpi4py.MPI")
-    return mpi.COMM_WORLD if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized() else None
 
 
 def _over_horovod(hvd: Any, optimizer: object, launcher: str, *, on_gpu: bool) -> Attached:

@@ -252,17 +252,14 @@ class LastGradient:
         self._times = self._times + 1 if self._last == self._candidate else 1
         self._candidate = self._last
         if taken is None or self._times == self.AGAIN:
-            self._watch_again()
+            for hook in self._hooks.values():
+                hook.remove()
+            self._hooks, self._times = {}, 0
         elif len(self._hooks) > 1:
             if self._times == self.CERTAIN:
                 for number in [each for each in self._hooks if each != self._last]:
                     self._hooks.pop(number).remove()
         return taken
-
-    def _watch_again(self) -> None:
-        for hook in self._hooks.values():
-            hook.remove()
-        self._hooks, self._times = {}, 0
 
 
 def gradient_bytes(model: nn.Module) -> int:

@@ -292,7 +292,10 @@ class LapClock:
         column from the first drain on in which it occurred, 0 in steps without it; before, it is not known.
         Raises RuntimeError for a lap before the first begin, or of an unknown name.
         """
-        names = self._names if keep == 0 else self._names[: self._begin_of_last(keep)]
+        names = self._names
+        if keep:  # up to where the newest begin, or nothing where there are no more
+            begins = [place for place, name in enumerate(names) if name == "begin"]
+            names = names[: begins[-keep] if keep < len(begins) else 0]
         if not names:
             self.span_s = 0.0
             return {}
@@ -315,11 +318,6 @@ class LapClock:
         self.span_s = float(hosts[-1] - hosts[0])
         del self._hosts[:count], self._events[:count], self._names[:count]
         return found
-
-    def _begin_of_last(self, steps: int) -> int:
-        """Return the place in `_names` at which the newest `steps` steps begin, 0 where there are no more."""
-        begins = [place for place, name in enumerate(self._names) if name == "begin"]
-        return begins[-steps] if steps < len(begins) else 0
 
 
 class Unstamped(LapClock):

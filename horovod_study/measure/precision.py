@@ -43,8 +43,9 @@ class PrecisionObserver:
             count = sum(each.numel() for each in module.parameters(recurse=whole) if each.dim() > 1)
             if count:
                 self._weights[module] = count
-        if any(_is_compiled(module) for module in model.modules()):
-            return
+        for module in model.modules():
+            if type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None:
+                return
         for module in self._weights:
             own = type(module).forward.__module__.startswith("torch.") and "forward" not in vars(module)
             if isinstance(module, MULTIPLYING) and own:
@@ -74,10 +75,6 @@ class PrecisionObserver:
                 seen[next(iter(types))] += self._weights[module]
         name, count = max(seen.items(), key=lambda each: each[1], default=(None, 0))
         return name if count >= CLEAR_SHARE * sum(self._weights.values()) else None
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    return type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def _computed_in(module: nn.Module, result: torch.Tensor) -> str | None:

@@ -513,7 +513,7 @@ def measure(
     ranks = backend.gather(
         {"host": hosts[backend.rank], "cores": environment.affinity(), "threads": torch.get_num_threads()}
     )
-    devices = {raw.name: str(raw.device) for raw in raws}
+    devices, mpi = {raw.name: str(raw.device) for raw in raws}, sys.modules.get("mpi4py.MPI")
     for raw in raws:
         raw.close()
     return {
@@ -528,7 +528,7 @@ def measure(
             "ranks": ranks,
             "settings": backend.settings,
             "raw_thread_priority": priorities,
-            "mpi_library": _mpi_library(),
+            "mpi_library": None if mpi is None else str(mpi.Get_library_version()).split(",")[0].strip("\0\n "),
             "load_before": round(load, 2),
             "environment": environment.describe(),
             "plan": asdict(plan),
@@ -549,12 +549,6 @@ def _require_room(largest: int, ranks_here: int) -> None:
             f"bench: messages of {in_words(largest)} need about {needed / 1e9:.1f} GB for the {ranks_here} workers on "
             f"{os.uname().nodename}, which has {free / 1e9:.1f} GB free; lower --max-bytes"
         )
-
-
-def _mpi_library() -> str | None:
-    """Return what the MPI library says it is, where this process uses one."""
-    mpi = sys.modules.get("mpi4py.MPI")
-    return None if mpi is None else str(mpi.Get_library_version()).split(",")[0].strip("\0\n ")
 
 
 def _work(

@@ -111,7 +111,9 @@ class Watcher:
         self._note("torch")
         register_optimizer_step_pre_hook(self._before_update)
         register_optimizer_step_post_hook(self._after_update)
-        self._wrap_backward()
+        # All that autograd does for a gradient, `torch.autograd.grad` included, but for what a forward asks.
+        for name in ("backward", "grad"):
+            setattr(torch.autograd, name, self._watched(getattr(torch.autograd, name), whole=name == "backward"))
         self._wrap_loader()
         os.register_at_fork(after_in_child=self._leave)
         atexit.register(self._finish)
@@ -130,11 +132,6 @@ class Watcher:
                 self._give_up(error)
 
         return safe
-
-    def _wrap_backward(self) -> None:
-        """See all that autograd does for a gradient, `torch.autograd.grad` included, but for what a forward asks."""
-        for name in ("backward", "grad"):
-            setattr(torch.autograd, name, self._watched(getattr(torch.autograd, name), whole=name == "backward"))
 
     def _watched(self, original: Callable[..., Any], *, whole: bool) -> Callable[..., Any]:
         before, after = self._guarded(self._before_backward), self._after_backward

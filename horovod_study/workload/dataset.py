@@ -297,7 +297,8 @@ def _made_whole(path: Path, size: int) -> Iterator[Path]:
         making = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
     try:
         making.chmod(0o755)
-        _create_arrays(making, size)
+        for name, row in ((CURVES, (material.CHANNELS, material.POINTS)), (TARGETS, (material.TARGETS,))):
+            np.lib.format.open_memmap(making / name, mode="w+", dtype=np.dtype("<f4"), shape=(size, *row)).flush()
         yield making
         for name in (CURVES, TARGETS, SIDECAR):
             _flush_to_disk(making / name)
@@ -371,14 +372,6 @@ def _lock(path: Path) -> Iterator[None]:
 
 
 # ------------------------------------------------------------------------------------------------------- filling
-
-
-def _create_arrays(directory: Path, size: int) -> None:
-    for name, shape in (
-        (CURVES, (size, material.CHANNELS, material.POINTS)),
-        (TARGETS, (size, material.TARGETS)),
-    ):
-        np.lib.format.open_memmap(directory / name, mode="w+", dtype=np.dtype("<f4"), shape=shape).flush()
 
 
 def _flush_to_disk(path: Path) -> None:

@@ -78,9 +78,10 @@ def run(
         liveness = Liveness(backend, config.stall_timeout_s)
         with Session(backend, RecordOptions.of(config), liveness=liveness) as session:
             job = TrainingJob(config, backend, session, liveness)
-            session.claim(
-                out or _default_out(config, backend), again=again, earlier=resumption.record if resumption else None
-            )
+            runtime = backend.name if backend.transport == "none" else f"{backend.name}-{backend.transport}"
+            name = f"{utc_stamp()}-{runtime}-{backend.workers}w-b{config.batch}-{os.getpid()}"
+            earlier = None if resumption is None else resumption.record
+            session.claim(out or Path("runs") / config.study / name, again=again, earlier=earlier)
             effective = {**describe(job, session, nccl), "launcher": launch.launcher, "settings_file": settings_file}
             resumed = _create(job, session, effective, resumption)
             training = Training(job, session, liveness, stop or StopRequest(), resumed)
@@ -543,11 +544,6 @@ def _captured_line(captured: CapturedStep, config: StrainConfig, device: torch.d
     what = f"{graphs} {'CUDA ' if device.type == 'cuda' else ''}graph{'s' * (graphs > 1)}"
     where = "" if device.type == "cuda" else ", replayed on the host"
     return f"the step is captured in {what}{where}: {config.kernels} kernels"
-
-
-def _default_out(config: StrainConfig, backend: Backend) -> Path:
-    runtime = backend.name if backend.transport == "none" else f"{backend.name}-{backend.transport}"
-    return Path("runs") / config.study / f"{utc_stamp()}-{runtime}-{backend.workers}w-b{config.batch}-{os.getpid()}"
 
 
 def _steps_between_checks(backend: Backend, rows: Recorder, config: StrainConfig) -> int:

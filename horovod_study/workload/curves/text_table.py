@@ -408,16 +408,13 @@ def _columns(table: TextLayout, rows: list[list[str]], places: NDArray[np.int64]
     if any(len(row) != width for row in rows):
         for row, line in zip(rows, places, strict=True):
             if len(row) > width and any(row[width:]):
+                place = f"line {table.names_line} names" if table.names_line else "the first row has"
                 raise DataError(
-                    f"{table.path} line {line}: {len(row)} cells where {_names_place(table)} {width} columns; decimal "
+                    f"{table.path} line {line}: {len(row)} cells where {place} {width} columns; decimal "
                     "commas between commas? save the table with semicolons, then set --decimal , --delimiter ;"
                 )
         rows = [row[:width] + [""] * (width - len(row)) for row in rows]
     return list(zip(*rows, strict=True))
-
-
-def _names_place(table: TextLayout) -> str:
-    return f"line {table.names_line} names" if table.names_line else "the first row has"
 
 
 def _position(stream: IO[str]) -> int:

@@ -13,6 +13,7 @@ from horovod_study import records
 from horovod_study.comm.base import fail_together
 from horovod_study.comm.horovod import HorovodBackend
 from horovod_study.errors import RecordError
+from horovod_study.files import writing
 from horovod_study.measure.clock import DeviceStamps, LapClock
 from horovod_study.text.numbers import amount
 from horovod_study.workload.probes.scratch import Scratch
@@ -41,8 +42,9 @@ def record(scratch: Scratch, *, steps: int, directory: Path, timed_step_s: float
             ended_at.append(step)
 
     with fail_together(backend):
-        if writes:
-            _remove(path)
+        if writes:  # that of an earlier attempt would be taken for this one's
+            with writing(path, "move it away"):
+                path.unlink(missing_ok=True)
     with scratch.kept():
         backend.restart_with_timeline()
         clock = LapClock(device=DeviceStamps() if scratch.device.type == "cuda" else None)
@@ -73,11 +75,3 @@ def record(scratch: Scratch, *, steps: int, directory: Path, timed_step_s: float
         *([f"warning: the timeline ends after {made} of {steps} steps, at {amount(LIMIT_BYTES)}"] if ended_at else []),
         f"  wrote {path} ({amount(size)}); read it with horovod-study explain --part timeline {directory}",
     ]
-
-
-def _remove(path: Path) -> None:
-    """Remove the timeline of an earlier attempt, which would be taken for this one's."""
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        raise RecordError(f"{path}: cannot be replaced ({error.strerror}); move it away") from None
