@@ -663,18 +663,9 @@ def run_turns(record: RunRecord, name: str = "", slices: Iterable[TurnSlice] = (
 
 def _turn_slice(row: Mapping[str, str]) -> TurnSlice:
     """Return the slice of a row; ValueError: there is no such slice."""
-    made = TurnSlice(
-        block=row["block"],
-        launch=int(row["launch"]),
-        round=int(row["round"]),
-        position=int(row["position"]),
-        run=row["run"],
-        begin_s=float(row["begin_s"]),
-        end_s=float(row["end_s"]),
-        steps=int(row["steps"]),
-        samples=int(row["samples"]),
-        other_load=float(row["other_load"]) if row["other_load"] else None,
-    )
+    read: dict[Any, Callable[[str], Any]] = {str: str, int: int, float: float}
+    read[float | None] = lambda text: float(text) if text else None
+    made = TurnSlice(**{each.name: read[each.type](row[each.name]) for each in fields(TurnSlice)})
     counts = (made.launch, made.round, made.position, made.steps, made.samples)
     if min(counts) < 0 or not 0 < made.end_s - made.begin_s < math.inf or not 0 <= (made.other_load or 0.0) < math.inf:
         raise ValueError

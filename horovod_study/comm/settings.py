@@ -52,7 +52,9 @@ def apply(
     recorded as null, "not in this build". Raises BackendError for an option that has no effect here, and for a variable
     of Horovod's that holds no number.
     """
-    refuse_without_effect(runtime, config)
+    for name in COMMUNICATION:
+        if getattr(config, name) != OPTIONS[name].default and not OPTIONS[name].matters(runtime):
+            raise BackendError(f"{name} has no effect on {runtime}; leave it out, or use a runtime that has it")
     shipped = {} if config.horovod_defaults else SHIPPED.get(runtime, {})
     effective: dict[str, Any] = {}
     for option, name in VARIABLES.items():
@@ -84,13 +86,6 @@ def apply(
             continue
         effective[name] = {"value": environ[name], "source": source}
     return effective
-
-
-def refuse_without_effect(runtime: str, config: RunConfig) -> None:
-    """Raise BackendError if `config` asks for settings that `runtime` does not have."""
-    for name in COMMUNICATION:
-        if getattr(config, name) != OPTIONS[name].default and not OPTIONS[name].matters(runtime):
-            raise BackendError(f"{name} has no effect on {runtime}; leave it out, or use a runtime that has it")
 
 
 def _text(option: str, value: Any) -> str:

@@ -81,15 +81,9 @@ def _as_option(name: str, value: Any) -> Any:
         return value
     if name == "fusion_mb":
         return float(value) / 1e6
-    if name in ("cycle_time_ms", "idle_cycle_time_ms"):
-        return float(value)
-    if name == "cache_capacity":
-        return int(value)
-    if name in ("hierarchical", "yield_when_idle"):
-        return value.lower() not in ("0", "false", "no", "off", "")
-    if name == "single_copy":
-        return value != "none"
-    return value
+    if OPTIONS[name].kind is bool:
+        return value.lower() not in ("0", "false", "no", "off", "none", "")
+    return OPTIONS[name].kind(value)
 
 
 def parameter_count(model: nn.Module) -> int:

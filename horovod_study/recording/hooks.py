@@ -205,13 +205,10 @@ class Hooks:
             del self._order[:]
             self._steps_learnt += 1
             if self._steps_learnt == LEARNT_STEPS:
-                self._watch_last_ones()
-
-    def _watch_last_ones(self) -> None:
-        for number, undo in self._learning.items():
-            if number not in self._last_ones:
-                undo()
-        self._learning, self._expected = {}, 0
+                for number, undo in self._learning.items():
+                    if number not in self._last_ones:
+                        undo()
+                self._learning, self._expected = {}, 0
 
     def remove(self) -> None:
         """Take all hooks away; the model and the optimizer are as they were."""

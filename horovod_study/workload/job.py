@@ -79,6 +79,7 @@ class TrainingJob:
     def settings(self) -> dict[str, Any]:
         """Return what is recorded of the training itself."""
         config, dataset = self.config, self.dataset
+        captured = "captured" if self.device.type == "cuda" else "replayed on the host"
         as_asked = ("batch", "schedule", "precision", "widths", "input_scaling", "memory_format", "loader")
         return {
             **{name: getattr(config, name) for name in as_asked},
@@ -86,7 +87,7 @@ class TrainingJob:
             **_timer_mode_of_graphs(config),
             "global_batch": config.batch * self.backend.workers,
             "optimizer": self.optimizer_text,
-            "graphs": _graphs(config, self.device),
+            "graphs": captured if config.cuda_graphs else "no",
             "parameters": parameter_count(self.bare_model),
             "initial_parameter_sha256": self.initial_sha256,
             "dataset": str(dataset.path),
@@ -197,13 +198,6 @@ def _averaging(job: TrainingJob) -> Callable[[], None]:
         settle(job.device)
 
     return average
-
-
-def _graphs(config: StrainConfig, device: torch.device) -> str:
-    """Return what becomes of the step, for the record."""
-    if not config.cuda_graphs:
-        return "no"
-    return "captured" if device.type == "cuda" else "replayed on the host"
 
 
 def _timer_mode_of_graphs(config: StrainConfig) -> dict[str, Any]:

@@ -94,10 +94,10 @@ def _merged(directory: Path, recorded: StrainConfig, given: Mapping[str, Any]) -
 
 def require_same_run(directory: Path, record: records.RunRecord, effective: Mapping[str, Any]) -> None:
     """Raise BackendError when what is in effect now differs from what the run was recorded with."""
-    device = {"device": "cpu" if effective["device"] == "cpu" else "a GPU"}
-    before = {"device": "cpu" if record.effective.get("device") == "cpu" else "a GPU"}
-    now = {**{name: effective[name] for name in _EQUAL}, **device}
-    then = {**{name: record.effective.get(name) for name in _EQUAL}, **before}
+    now, then = (
+        {name: each.get(name) for name in _EQUAL} | {"device": "cpu" if each.get("device") == "cpu" else "a GPU"}
+        for each in (effective, record.effective)
+    )
     for name, value in now.items():
         if value != then[name]:
             raise BackendError(

@@ -412,7 +412,10 @@ class Training:
                 phases=job.config.timer_mode == "strict",
             )
         if self.session.is_root:
-            say(_captured_line(captured, job.config, job.device))
+            graphs, on_gpu = len(set(captured.laps) - {"data", "sync"}), job.device.type == "cuda"
+            what = f"{graphs} {'CUDA ' if on_gpu else ''}graph{'s' * (graphs > 1)}"
+            where = "" if on_gpu else ", replayed on the host"
+            say(f"the step is captured in {what}{where}: {job.config.kernels} kernels")
         return captured
 
     def finish(self) -> dict[str, Any]:
@@ -537,13 +540,6 @@ def _read_checkpoint(directory: Path, backend: Backend) -> checkpoint.Checkpoint
             f"{directory}: its checkpoint lacks {lacking[0]}, so it is of no training; start the run again"
         )
     return found
-
-
-def _captured_line(captured: CapturedStep, config: StrainConfig, device: torch.device) -> str:
-    graphs = len(set(captured.laps) - {"data", "sync"})
-    what = f"{graphs} {'CUDA ' if device.type == 'cuda' else ''}graph{'s' * (graphs > 1)}"
-    where = "" if device.type == "cuda" else ", replayed on the host"
-    return f"the step is captured in {what}{where}: {config.kernels} kernels"
 
 
 def _steps_between_checks(backend: Backend, rows: Recorder, config: StrainConfig) -> int:

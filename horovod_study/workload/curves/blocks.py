@@ -113,11 +113,6 @@ def _take(parts: tuple[NDArray[Any], ...], low: int, high: int, interleaved: boo
     return out
 
 
-def is_pair(folder: Path) -> bool:
-    """Return whether a folder holds the curves of a pair, whether their targets are beside them or not."""
-    return any((folder / curves).exists() for curves, _ in PAIRS)
-
-
 def open_pair(path: Path, options: ReadOptions) -> CurveBlocks:
     """Open a .npy pair: a folder that holds both, or the file of the curves (targets beside it, or by --targets)."""
     targets = options.targets

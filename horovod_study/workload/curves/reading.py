@@ -40,7 +40,7 @@ def find_layout(path: Path, options: ReadOptions) -> str:
         raise DataError(f"{path}: no such file or folder; name a curve file, or a folder of them")
     wanted = options.layout
     if path.is_dir():
-        if wanted == "npy" or (wanted == "auto" and blocks.is_pair(path)):
+        if wanted == "npy" or (wanted == "auto" and any((path / curves).exists() for curves, _ in blocks.PAIRS)):
             return "npy"
         if wanted in ("auto", "folder"):
             return "folder"
