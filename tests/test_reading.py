@@ -60,7 +60,7 @@ READING = {
     "report/figures/search.py": "a table of a search, read through the door before",
     "workload/checkpoint.py": "an archive whose digest was compared before, without objects",
     "workload/curves/text_table.py": "anybody's table, with its own checks by line",
-    "workload/dataset.py": "lines of its own processes; arrays whose length was compared before",
+    "workload/dataset.py": "lines of its own processes",
 }
 """Modules that read a format by themselves -> what of."""
 _READERS = {
