@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import MaxNLocator
 
 from horovod_study.analysis.compare.study_comparison import (
     ALIKE,
@@ -33,7 +33,8 @@ from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit import style
 from horovod_study.report.kit.drawing import Drawing, write_drawings
 from horovod_study.report.kit.files import write_result
-from horovod_study.report.kit.typeset import to_csv, to_latex, to_markdown
+from horovod_study.report.kit.markup import by_series
+from horovod_study.report.kit.typeset import FORMS
 from horovod_study.text.numbers import THIN, fixed, known, quoted, rounded, scientific
 from horovod_study.text.tables import NOTHING, Cell, Column, Group, Row, Table, row_of, table_of, to_lines
 from horovod_study.text.words import listed, one_line, plural, printable
@@ -71,8 +72,8 @@ def write_against(
 
     Raises RecordError when the directory cannot be written.
     """
-    forms = (("tex", to_latex), ("csv", to_csv), ("md", to_markdown))
-    texts = {f"{each.name}.{form}": write(each) for each in tables(found) for form, write in forms}
+    printed = table(found)
+    texts = {f"{NAME}.{form}": write(printed) for form, write in FORMS.items()}
     return [
         *write_drawings(drawings(found), directory / "figures", look=look, pgf=pgf),
         *write_result(directory / "tables", texts, choose="DIR"),
@@ -119,13 +120,17 @@ def headline(found: StudyComparison) -> str:
     return f"{total} {'has' if len(rows) == 1 else 'have'} too few repeats to tell a difference"
 
 
-def _most(found: StudyComparison, own: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> str:
+def _most(found: StudyComparison, own: Sequence[Row], rows: Sequence[Row]) -> str:
     """Return `the most by 12 % [9, 15] at 8 workers` for rows of one verdict among all of a metric."""
     row = max(own, key=lambda row: (abs(math.log(row["ratio"])), row["series"], row["workers"]))
-    return f"{'the most by' if len(own) > 1 else 'by'} {_by(row)} {_where(found, row, rows)}"
+    sign = 1 if row["ratio"] > 1 else -1
+    value, *ends = (100 * sign * (row[name] - 1) for name in ("ratio", "ratio_low", "ratio_high"))
+    number, _, interval = quoted(value, *sorted(ends)).partition(" ")
+    by = f"{number}{THIN}% {interval}".rstrip()
+    return f"{'the most by' if len(own) > 1 else 'by'} {by} {_where(found, row, rows)}"
 
 
-def _where(found: StudyComparison, row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
+def _where(found: StudyComparison, row: Row, rows: Sequence[Row]) -> str:
     """Return where a cell is: its workers, and its series and setting where there are several."""
     words = [f"at {plural(row['workers'], 'worker')}"]
     label = style.series_labels(found.after.points)[row["series"]]
@@ -134,14 +139,6 @@ def _where(found: StudyComparison, row: Mapping[str, Any], rows: Sequence[Mappin
     if len({each["setting"] for each in rows}) > 1 and f"{row['setting']}" not in label:
         words.append(f"with {row['setting']}")
     return " ".join(words)
-
-
-def _by(row: Mapping[str, Any]) -> str:
-    """Return by how much a cell is better or worse, without a sign: `12 % [9, 15]`."""
-    sign = 1 if row["ratio"] > 1 else -1
-    value, *ends = (100 * sign * (row[name] - 1) for name in ("ratio", "ratio_low", "ratio_high"))
-    number, _, interval = quoted(value, *sorted(ends)).partition(" ")
-    return f"{number}{THIN}% {interval}".rstrip()
 
 
 def sentences(found: StudyComparison) -> list[str]:
@@ -165,7 +162,7 @@ def sentences(found: StudyComparison) -> list[str]:
     return told
 
 
-def verdict_words(row: Mapping[str, Any]) -> str:
+def verdict_words(row: Row) -> str:
     """Return the verdict of a row for readers."""
     if row["verdict"] == ALIKE and not row["ratio_low"] <= 1 <= row["ratio_high"]:
         return f"not resolved among {row['tests']} cells (p = {row['p_holm']:.2g} after Holm)"
@@ -185,7 +182,7 @@ def _percent(share: float) -> str:
     return f"{fixed(math.ceil(value * 10**decimals - 1e-9) / 10**decimals, decimals)}{THIN}%"
 
 
-def _change(row: Mapping[str, Any]) -> tuple[str, str]:
+def _change(row: Row) -> tuple[str, str]:
     """Return the change of a row in per cent with its sign, and its interval; a dash where it is unknown."""
     if not known(row["ratio"]):
         return NOTHING, ""
@@ -195,8 +192,8 @@ def _change(row: Mapping[str, Any]) -> tuple[str, str]:
     return f"{plus}{value}", interval
 
 
-def _rows(found: StudyComparison, metric: str) -> list[dict[str, Any]]:
-    return [{f"{name}": value for name, value in row.items()} for row in found.of(metric).to_dict("records")]
+def _rows(found: StudyComparison, metric: str) -> list[dict[Any, Any]]:
+    return found.of(metric).to_dict("records")
 
 
 # ------------------------------------------------------------------------------------------------------ page
@@ -220,29 +217,17 @@ def section(found: StudyComparison) -> dict[str, Any]:
     }
 
 
-def _repeats(found: StudyComparison) -> str:
-    """Return how many repeats all cells have in both studies; empty where that differs."""
-    counts = {row[name] for row in _rows(found, "throughput") for name in ("before_repeats", "after_repeats")}
-    return plural(counts.pop(), "repeat") if len(counts) == 1 else ""
-
-
-def _shown(found: StudyComparison) -> list[str]:
-    """Return the metrics beside the throughput of which some cell has a ratio."""
-    return [name for name in _BESIDE if found.of(name)["ratio"].notna().any()]
-
-
-def _by_cell(found: StudyComparison, metric: str) -> dict[tuple[Any, ...], dict[str, Any]]:
-    return {_key(row): row for row in _rows(found, metric)}
-
-
-def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+def _key(row: Row) -> tuple[Any, ...]:
     return row["series"], row["workers"], f"{row['nodes']}", f"{row['batch']}"
 
 
 def _cells(found: StudyComparison) -> Table:
     """Return the differences cell by cell, as the page shows them."""
-    before, repeats = found.names[1], _repeats(found)
-    others = {name: _by_cell(found, name) for name in _shown(found)}
+    rows, before = _rows(found, "throughput"), found.names[1]
+    counts = {row[name] for row in rows for name in ("before_repeats", "after_repeats")}
+    repeats = plural(counts.pop(), "repeat") if len(counts) == 1 else ""
+    beside = [name for name in _BESIDE if found.of(name)["ratio"].notna().any()]
+    others = {name: {_key(row): row for row in _rows(found, name)} for name in beside}
     columns = [
         Column(head="Workers", names=True, cell=_workers),
         Column(head="Repeats\nbefore, after", cell=lambda row: f"{row['before_repeats']}, {row['after_repeats']}"),
@@ -257,28 +242,21 @@ def _cells(found: StudyComparison) -> Table:
     if repeats:
         del columns[1]
     how = "paired: the runs alternated" if found.interleaved else "Welch's t on logarithms"
+    labels = style.series_labels(found.after.points)
+
+    def title(series: str, own: pd.DataFrame) -> Cell:
+        first = own.iloc[0]
+        was = first["before_series"]
+        return Cell(labels[series], first["setting"], "" if was == series else f"before: {was}")
+
     return Table(
         name="against",
         caption=f"Geometric means over {repeats or 'repeats'}. Changes in per cent of {before}, with 95 % intervals "
         f"({how}). The verdict is that on the throughput; differences of the other columns that are resolved are set "
         "in bold",
         columns=tuple(columns),
-        groups=_by_series(found, columns),
+        groups=by_series(found.of("throughput"), partial(row_of, columns), title),
     )
-
-
-def _by_series(found: StudyComparison, columns: Sequence[Column]) -> tuple[Group, ...]:
-    """Return the cells of the comparison by series, titled with label and setting, and with another name before."""
-    labels = style.series_labels(found.after.points)
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for row in _rows(found, "throughput"):
-        groups.setdefault(row["series"], []).append(row)
-    found_groups = []
-    for series, rows in groups.items():
-        was = rows[0]["before_series"]
-        title = Cell(labels[series], rows[0]["setting"], "" if was == series else f"before: {was}")
-        found_groups.append(Group(title=title, rows=tuple(row_of(columns, row) for row in rows)))
-    return tuple(found_groups)
 
 
 def _changed(row: Row) -> Cell:
@@ -295,15 +273,11 @@ def _beside(others: Mapping[tuple[Any, ...], Row], row: Row) -> Cell:
 
 
 def _workers(row: Row) -> Cell:
-    return Cell(f"{row['workers']:.0f}", _nodes(row))
-
-
-def _nodes(row: Mapping[str, Any]) -> str:
-    """Return the nodes of a cell where there are several or where BEFORE had others, else nothing."""
+    """Return the workers of a cell, and its nodes where there are several or where BEFORE had others."""
     nodes, before = (row[name] if known(row[name]) else None for name in ("nodes", "before_nodes"))
-    if nodes != before and nodes is not None and before is not None:
-        return f"on {plural(nodes, 'node')}, before {before:.0f}"
-    return "" if nodes is None or nodes == 1 else f"on {nodes:.0f} nodes"
+    changed = nodes != before and nodes is not None and before is not None
+    below = f"on {plural(nodes or 1, 'node')}, before {before:.0f}" if changed else f"on {nodes or 1:.0f} nodes"
+    return Cell(f"{row['workers']:.0f}", below if changed or (nodes or 1) != 1 else "")
 
 
 def _targets(found: StudyComparison) -> Table:
@@ -390,7 +364,7 @@ def _changes(found: StudyComparison) -> Table:
 # ------------------------------------------------------------------------------------------------------ files
 
 
-def tables(found: StudyComparison) -> list[Table]:
+def table(found: StudyComparison) -> Table:
     """Return the table of the comparison as it is printed: that of the page, with what is under its cells in them."""
     page = _cells(found)
     kept = [place for place, column in enumerate(page.columns) if not column.head.startswith("Repeats")]
@@ -398,36 +372,30 @@ def tables(found: StudyComparison) -> list[Table]:
         replace(column, wrap=column.head == "Verdict", interval=column.unit == "%")
         for column in (page.columns[place] for place in kept)
     )
+
+    def in_one_line(cell: str) -> str:
+        return NOTHING if cell == NOTHING else " ".join([cell, *getattr(cell, "under", ())])
+
     groups = [
         Group(
-            title=", ".join([group.title, *_under(group.title)[:1]]),
-            rows=tuple(tuple(_in_one_line(row[place]) for place in kept) for row in group.rows),
+            title=", ".join([group.title, *getattr(group.title, "under", ())[:1]]),
+            rows=tuple(tuple(in_one_line(row[place]) for place in kept) for row in group.rows),
         )
         for group in page.groups
     ]
     after, before = found.names
-    return [
-        Table(
-            name=NAME,
-            title=f"{after} against {before}",
-            caption=(
-                f"{found.matching} Geometric means over repeats, changes of {after} over {before} with 95 % intervals "
-                f"({_how(found)}). A verdict is given where p after Holm is below 0.05."
-            ),
-            columns=columns,
-            groups=tuple(groups),
-            data=found.differences,
-            notes=(*found.doubts,),
-        )
-    ]
-
-
-def _under(cell: str) -> tuple[str, ...]:
-    return cell.under if isinstance(cell, Cell) else ()
-
-
-def _in_one_line(cell: str) -> str:
-    return NOTHING if cell == NOTHING else " ".join([cell, *_under(cell)])
+    return Table(
+        name=NAME,
+        title=f"{after} against {before}",
+        caption=(
+            f"{found.matching} Geometric means over repeats, changes of {after} over {before} with 95 % intervals "
+            f"({_how(found)}). A verdict is given where p after Holm is below 0.05."
+        ),
+        columns=columns,
+        groups=tuple(groups),
+        data=found.differences,
+        notes=(*found.doubts,),
+    )
 
 
 def _how(found: StudyComparison) -> str:
@@ -445,20 +413,9 @@ def lines(found: StudyComparison) -> list[str]:
     rows = []
     for row in _rows(found, "throughput"):
         value, interval = _change(row)
-        p = row["p_holm"]
-        rows.append(
-            (
-                *(
-                    _cell(found, row),
-                    rounded(row["before"]),
-                    rounded(row["after"]),
-                    f"{value}{THIN}%",
-                    interval or NOTHING,
-                ),
-                NOTHING if not known(p) else "< 0.0001" if p < 1e-4 else f"{p:.4f}",
-                verdict_words(row),
-            )
-        )
+        p = NOTHING if not known(row["p_holm"]) else "< 0.0001" if row["p_holm"] < 1e-4 else f"{row['p_holm']:.4f}"
+        rates = (rounded(row["before"]), rounded(row["after"]))
+        rows.append((_cell(found, row), *rates, f"{value}{THIN}%", interval or NOTHING, p, verdict_words(row)))
     told = [f"{after} against {before}: {headline(found)}.", found.matching, ""]
     told += [*to_lines(table_of(heads, rows, texts=(0, 6))), "", *sentences(found)]
     told += [_left_out(found, row) for row in found.unmatched.to_dict("records")]
@@ -470,18 +427,18 @@ def lines(found: StudyComparison) -> list[str]:
     )
 
 
-def _left_out(found: StudyComparison, row: Mapping[Any, Any]) -> str:
+def _left_out(found: StudyComparison, row: Row) -> str:
     points = found.after.points if row["study"] == "after" else found.before.points
     label = style.series_labels(points)[row["series"]]
     name = found.names[0] if row["study"] == "after" else found.names[1]
     return f"only in {name}: {_place(label, row)} ({row['reason']})"
 
 
-def _cell(found: StudyComparison, row: Mapping[str, Any]) -> str:
+def _cell(found: StudyComparison, row: Row) -> str:
     return _place(style.series_labels(found.after.points)[row["series"]], row)
 
 
-def _place(label: str, row: Mapping[Any, Any]) -> str:
+def _place(label: str, row: Row) -> str:
     """Return `Horovod/MPI, batch 75, 8 workers`."""
     setting = [] if f"{row['setting']}" in label else [f"{row['setting']}"]
     nodes = [f"on {row['nodes']:.0f} nodes"] if known(row["nodes"]) and row["nodes"] > 1 else []
@@ -610,14 +567,12 @@ def _panel(axes: Axes, rows: pd.DataFrame, styles: Mapping[str, style.SeriesStyl
         places = zip(own["workers"], own["nodes"].fillna(1.0), strict=True)
         x = [counts.index((int(workers), nodes)) + shift for workers, nodes in places]
         values = [own[column] - 1 for column in ("ratio", "ratio_low", "ratio_high")]
-        tips = [_tip(row, look.label) for row in _dicts(own)]
+        tips = [_tip(row, look.label) for row in own.to_dict("records")]
         kit.judged_points(axes, x, values, look, own["verdict"].isin([BETTER, WORSE]), tips)
     axes.set_xlim(-0.6, len(counts) - 0.4)
     labels = [f"{count}" + (f"\n({nodes:.0f})" if several else "") for count, nodes in counts]
     step = max(1, math.ceil(len(counts) * 0.2 / (0.8 * panel_in)))
-    axes.xaxis.set_major_locator(FixedLocator(list(range(0, len(counts), step))))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xticklabels(labels[::step])
+    axes.set_xticks(range(0, len(counts), step), labels[::step])
     axes.set_xlabel("Workers (nodes)" if several else "Workers")
     kit.label_ticks(axes.yaxis, MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]), _tick)
 
@@ -628,10 +583,6 @@ def _tick(value: float) -> str:
     return f"{100 * value:+.4g} %".replace("-", "\u2212")
 
 
-def _tip(row: Mapping[str, Any], label: str) -> str:
+def _tip(row: Row, label: str) -> str:
     value, interval = _change(row)
     return one_line(f"{label}, {plural(row['workers'], 'worker')}: {value} % {interval}, {verdict_words(row)}")
-
-
-def _dicts(rows: pd.DataFrame) -> list[dict[str, Any]]:
-    return [{f"{name}": value for name, value in row.items()} for row in rows.to_dict("records")]

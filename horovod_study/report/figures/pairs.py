@@ -21,8 +21,8 @@ from horovod_study.text.words import plural
 
 NAME = "transport_ratio"
 
-MIN_COUNTS = 3
-"""With fewer worker counts the figure of single differences says it better."""
+MIN_COUNTS = 2
+"""With one worker count the table says it better."""
 MAX_PAIRS = 8
 _TITLES = {"samples_per_s": "Throughput", "sync_s": "Waiting per step"}
 

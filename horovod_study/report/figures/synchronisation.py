@@ -1,4 +1,4 @@
-"""What synchronisation costs, for readers: against workers, between transports, and Horovod's cycle.
+"""What synchronisation costs, for readers: against workers; in sentences between transports, and Horovod's cycle.
 
 The colour of a series is that of every other figure;
 lines over NCCL are solid and over MPI dashed here, because the transport is what these figures are about.
@@ -6,7 +6,6 @@ lines over NCCL are solid and over MPI dashed here, because the transport is wha
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,46 +21,26 @@ from horovod_study.analysis.sync.transports import NOT_RESOLVED, RESOLVED
 from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit import style
 from horovod_study.report.kit.drawing import Drawing
-from horovod_study.report.kit.interactive import mark, tips
 from horovod_study.text.numbers import THIN, milliseconds, percent, rounded, with_interval, with_unit
 from horovod_study.text.words import listed, plural
 
-NAMES = ("synchronisation", "transports")
-"""The figures of the section."""
+NAME = "synchronisation"
 
-MAX_ROWS = 28
-"""Comparisons of one figure; with more, the table says them better."""
 MAX_LINES = 3
 """Sentences of each kind; the tables have all of it."""
 MAX_PANELS = 4
 """Settings in one figure, each with two panels."""
-MIN_COUNTS = 2
-
-_BEHIND: Mapping[str, Any] = {"facecolor": style.PAPER, "edgecolor": "none", "pad": 1.0}
 
 
 def drawings(analysis: Analysis) -> list[Drawing]:
-    """Return the figures that this analysis has data for."""
-    made = [_against_workers(analysis), _between_transports(analysis)]
-    return [each for each in made if each is not None]
-
-
-# ---------------------------------------------------------------------------------------------------- against workers
-
-
-def _shown(analysis: Analysis) -> pd.DataFrame:
-    """Return the cells of the series that know their synchronisation at several counts of several workers."""
+    """Return the figure of the series that know their synchronisation at several counts of several workers."""
     cells = analysis.synchronisation
-    known = cells[cells["sync_s_median"].notna() & (cells["workers"] > 1)]
-    counts = known.groupby("series")["workers"].transform("nunique")
-    return known[counts >= MIN_COUNTS]
-
-
-def _against_workers(analysis: Analysis) -> Drawing | None:
-    known = _shown(analysis)
+    cells = cells[cells["workers"] > 1]
+    known = cells[cells["sync_s_median"].notna()]
+    known = known[known.groupby("series")["workers"].transform("nunique") > 1]
     settings = list(known["setting"].drop_duplicates())[:MAX_PANELS]
     if not settings:
-        return None
+        return []
     shown = known[known["setting"].isin(settings)]
     styles = style.series_styles(analysis.points)
     lines = analysis.sync_curves[analysis.sync_curves["series"].isin(shown["series"])]
@@ -72,10 +51,10 @@ def _against_workers(analysis: Analysis) -> Drawing | None:
         figure, panels, (wide_in, _) = kit.by_setting(shown, settings, width_in, **how)
         for axes, own in panels:
             curves = lines[lines["series"].isin(own["series"])]
-            _panel(axes[0], own, curves, styles, ("sync_s", "sync_s", 1000.0), wide_in)
+            _panel(axes[0], own, curves, styles, ("sync_s", "ms", 1000.0), wide_in)
             axes[0].set_ylabel("Waiting / ms per step")
             if epochs:
-                _panel(axes[1], own, curves, styles, ("sync_per_epoch_s", "sync_per_epoch_s", 1.0), wide_in)
+                _panel(axes[1], own, curves, styles, ("sync_per_epoch_s", "s", 1.0), wide_in)
                 axes[1].set_ylabel("Waiting / s per epoch")
                 _batches(axes[1], own, extrapolated=bool(curves["extrapolated"].any()))
         looks = {styles[str(series)].label: styles[str(series)] for series in shown["series"].drop_duplicates()}
@@ -102,19 +81,20 @@ def _against_workers(analysis: Analysis) -> Drawing | None:
         caption += " Where no law is drawn, lines join the points on equal nodes."
     caption += f" Solid: NCCL, dashed: MPI, dash-dotted: Gloo.{kit.boundary_words(shown)}"
     caption += kit.left_out(known, settings)
-    cells = analysis.synchronisation
-    names = cells.loc[cells["sync_s_median"].isna() & (cells["workers"] > 1), "series"].drop_duplicates()
+    names = cells.loc[cells["sync_s_median"].isna(), "series"].drop_duplicates()
     if len(names):
         hidden = [_labels(analysis)[series] for series in names]
         caption += f" Not drawn, because synchronisation is hidden inside their backward pass: {listed(hidden)}."
-    return Drawing(
-        name=NAMES[0],
-        title="Synchronisation against workers",
-        alt="Waiting for gradients per step and per epoch against workers; the values are in the table.",
-        caption=caption,
-        data=pd.concat([shown.assign(kind="point"), lines.assign(kind="line")], ignore_index=True),
-        draw=draw,
-    )
+    return [
+        Drawing(
+            name=NAME,
+            title="Synchronisation against workers",
+            alt="Waiting for gradients per step and per epoch against workers; the values are in the table.",
+            caption=caption,
+            data=pd.concat([shown.assign(kind="point"), lines.assign(kind="line")], ignore_index=True),
+            draw=draw,
+        )
+    ]
 
 
 def _panel(
@@ -125,26 +105,24 @@ def _panel(
     what: tuple[str, str, float],
     wide_in: float,
 ) -> None:
-    column, line, scale = what
+    column, unit, scale = what
     measured = float(cells["workers"].max())
     last = max(measured, float(curves["workers"].max()) if len(curves) else measured)
+    low, high = (f"{column.removesuffix('_s')}_{end}_s" for end in ("low", "high"))
     for series, curve in curves.groupby("series", sort=False):
-        low, high = (f"{line.removesuffix('_s')}_{end}_s" for end in ("low", "high"))
-        kit.law_line(axes, curve, (line, low, high), styles[str(series)], scale=scale, width=1.2)
+        kit.law_line(axes, curve, (column, low, high), styles[str(series)], scale=scale, width=1.2)
     for series, own in cells.groupby("series", sort=False):
         look = styles[str(series)]
         own = own.sort_values("workers", kind="stable")
         if str(series) not in set(curves["series"]):
             for _, part in own.groupby("nodes", sort=True, dropna=False):
                 kit.line_of(axes, part["workers"], part[f"{column}_median"] * scale, look)
-        ends = {"low": f"{column}_low", "high": f"{column}_high", "unit": "ms" if scale == 1000 else "s"}
-        texts = tips(own, f"{column}_median", scale=scale, **ends)
-        values = [own[f"{column}_{name}"] * scale for name in ("median", "low", "high")]
-        kit.point_bars(axes, own["workers"], values, look, tips=texts)
+        names = (f"{column}_median", f"{column}_low", f"{column}_high")
+        kit.spread(axes, own, names, look, scale=scale, line=False, unit=unit, low=names[1], high=names[2])
     kit.worker_axis(axes, cells["workers"], last, wide_in)
     highest = cells[[f"{column}_median", f"{column}_high"]].max().max()
     # A wide band must not press the points to the floor.
-    beyond = [curves[line].max(), min(float(curves[f"{line.removesuffix('_s')}_high_s"].max()), 1.5 * highest)]
+    beyond = [curves[column].max(), min(float(curves[high].max()), 1.5 * highest)]
     top = np.nanmax([highest, *(beyond if len(curves) else [])]) * scale * 1.1
     axes.set_ylim(0, top if top > 0 else 1)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
@@ -172,99 +150,6 @@ def _batches(axes: Axes, cells: pd.DataFrame, *, extrapolated: bool) -> None:
     axes.set_zorder(twin.get_zorder() + 1)
     axes.patch.set_visible(False)
     twin.spines["right"].set_visible(True)
-
-
-# ---------------------------------------------------------------------------------------------------- transports
-
-_TITLES = {"samples_per_s": "Throughput, difference / %", "sync_s": "Waiting per step, difference / %"}
-
-
-def _between_transports(analysis: Analysis) -> Drawing | None:
-    table = analysis.transports
-    shown = table[table["ratio_low"].notna() & (table["workers"] > 1)]
-    rates = shown[shown["quantity"] == "samples_per_s"]
-    counts = rates.groupby(["a", "b"])["workers"].transform("nunique")
-    if rates.empty or counts.max() < MIN_COUNTS or len(rates) > MAX_ROWS:
-        return None
-    keys = ["a", "b", "workers", "nodes", "batch"]
-    places = {key: place for place, key in enumerate(rates[keys].itertuples(index=False, name=None))}
-    quantities = [name for name in _TITLES if (shown["quantity"] == name).any()]
-    labels = _labels(analysis)
-    styles = style.series_styles(analysis.points)
-    named = rates.drop_duplicates(["a", "b"])
-    groups = list(named[["a", "b"]].itertuples(index=False, name=None))
-    settings = [f", {setting}" if _several(rates) else "" for setting in named["setting"]]
-
-    def draw(width_in: float) -> Figure:
-        narrow = width_in < style.NARROW_IN
-        heads = [
-            style.folded(f"{labels[b]} against {labels[a]}{setting}", width_in - 0.6)
-            for (a, b), setting in zip(groups, settings, strict=True)
-        ]
-        lines = [head.count("\n") + 1 for head in heads]
-        above = [sum(lines[: number_ + 1]) for number_ in range(len(groups))]
-        height_in = 0.24 * (len(places) + sum(lines)) + (1.0 if narrow else 0.9)
-        figure = Figure(figsize=(width_in, height_in), layout="constrained")
-        for column, (axes, quantity) in enumerate(
-            zip(figure.subplots(1, len(quantities), squeeze=False)[0], quantities, strict=True)
-        ):
-            own = shown[shown["quantity"] == quantity]
-            ticks, names = [], []
-            for key, place in places.items():
-                y = place + above[groups.index(key[:2])]
-                ticks.append(y)
-                names.append(f"{key[2]}" if narrow else plural(key[2], "worker"))
-                row = own[(own[keys] == pd.Series(dict(zip(keys, key, strict=True)))).all(axis=1)]
-                if row.empty:
-                    axes.text(0, y, "hidden", size=style.small(), color=style.QUIET, ha="center", va="center", zorder=4)
-                else:
-                    _difference(axes, row.iloc[0], y, styles[key[1]])
-            for number_, pair in enumerate(groups):
-                first = min(place for key, place in places.items() if key[:2] == pair) + above[number_]
-                if column == 0:
-                    head = axes.text(
-                        0.01,
-                        first - 0.4 - lines[number_] / 2,
-                        heads[number_],
-                        transform=axes.get_yaxis_transform(),
-                        size=style.small(),
-                        va="center",
-                        zorder=4,
-                        bbox=_BEHIND,
-                    )
-                    head.set_in_layout(False)  # it goes on over the panel beside it
-            axes.axvline(0, color=style.QUIET, linewidth=0.8, zorder=1)
-            axes.set_ylim(max(ticks) + 0.6, -0.5)
-            kit.lying_grid(axes)
-            axes.set_xlabel(style.folded(_TITLES[quantity], 0.4 * width_in))
-            axes.xaxis.set_major_locator(MaxNLocator(nbins=3 if narrow else 6, steps=[1, 2, 5, 10]))
-            if narrow and column == 0:
-                axes.set_ylabel("Workers")
-            axes.set_yticks(ticks, names if column == 0 else [""] * len(names))
-        return figure
-
-    return Drawing(
-        name=NAMES[1],
-        title="One transport against another",
-        alt="Differences between transports in per cent with 95 % intervals; the values are in the table.",
-        caption=(
-            "The same training over two transports, runs of the same repeat side by side: geometric mean of the ratios "
-            "less one, and 95 % interval. Filled: resolved (p below 0.05 after Holm over the worker counts), open: not "
-            "resolved. For throughput more is better, for waiting less is."
-        ),
-        data=shown,
-        draw=draw,
-    )
-
-
-def _difference(axes: Axes, row: Any, y: float, look: style.SeriesStyle) -> None:
-    low, middle, high = (100 * (row[name] - 1) for name in ("ratio_low", "ratio", "ratio_high"))
-    filled = row["verdict"] == RESOLVED
-    line = axes.plot([low, high], [y, y], color=look.color, linewidth=1.3, zorder=2)
-    dot = axes.plot([middle], [y], linestyle="none", **kit.marker(replace(look, filled=filled)), zorder=3)
-    text = f"{plural(row['workers'], 'worker')}: {with_interval(middle, low, high)} %, {row['verdict']}"
-    mark(line, series=look.label)
-    mark(dot, series=look.label, tips=[text])
 
 
 def _labels(analysis: Analysis) -> dict[str, str]:

@@ -6,7 +6,7 @@ of a run can become a command, a formula of a spreadsheet, or markup.
 """
 
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from horovod_study.files import csv_of
 from horovod_study.text.numbers import MINUS, THIN
@@ -96,13 +96,13 @@ def to_latex(table: Table, *, width_in: float = TEXT_WIDTH_IN) -> str:
     `width_in` is the width of the text: letters get smaller, and texts break, until the table fits into it.
     """
     table = printed(table)
-    size, gap_pt = _size(table, width_in)
+    size, letter_pt, gap_pt = _size(table, width_in)
     command = caption_command(table.name)
     caption = f"\\caption[{{{latex(table.title)}}}]{{{command}}}\\label{{tab:{table.name}}}"
-    spec = _spec(table, width_in, size, gap_pt)
+    spec = _spec(table, width_in, letter_pt, gap_pt)
     head = [*_header(table), "\\midrule"]
-    body = list(_body(table, _longest(width_in, size)))
-    long = len(body) + _head_lines(table) > PAGE_LINES
+    body = list(_body(table, 72.27 * width_in / letter_pt))  # ems that one line of the text holds
+    long = len(body) + len(head) - 1 > PAGE_LINES
     notes = [f"\\par\\smallskip{{\\footnotesize {latex(note)}\\par}}" for note in table.notes]
     lines = [
         "% Written by horovod_study; needs " + "".join(f"\\usepackage{{{name}}}" for name in PACKAGES),
@@ -149,6 +149,9 @@ def document(names: Sequence[str], *, width_in: float = TEXT_WIDTH_IN) -> str:
     )
 
 
+FORMS: Mapping[str, Callable[[Table], str]] = {"tex": to_latex, "csv": to_csv, "md": to_markdown}
+"""A table as a file, by its ending."""
+
 _SIZES = (("\\normalsize", 10.95, 6), ("\\small", 10.0, 5), ("\\footnotesize", 9.0, 4), ("\\scriptsize", 8.0, 3))
 """Sizes of type in a document of 11 pt, and half the gap between columns that goes with each, in pt."""
 
@@ -156,8 +159,8 @@ _NARROW = 0.18  # of the width of the text: a column of broken lines is no narro
 _TEXT_EMS = 15.0  # a column of broken lines asks for no more before the letters get smaller
 
 
-def _size(table: Table, width_in: float) -> tuple[str, float]:
-    """Return the largest size, from \\small on, at which the columns fit side by side."""
+def _size(table: Table, width_in: float) -> tuple[str, float, float]:
+    """Return the entry of the largest size, from \\small on, at which the columns fit side by side."""
     for size, letter_pt, gap_pt in _SIZES[1:]:
         ems = sum(
             max(min(_ems(table, place), _TEXT_EMS), _NARROW * width_in * 72.27 / letter_pt)
@@ -166,8 +169,8 @@ def _size(table: Table, width_in: float) -> tuple[str, float]:
             for place, column in enumerate(table.columns)
         )
         if 1.03 * ems * letter_pt + 2 * gap_pt * (_wide(table) - 1) <= 72.27 * width_in:
-            return size, gap_pt
-    return _SIZES[-1][0], _SIZES[-1][2]
+            return size, letter_pt, gap_pt
+    return _SIZES[-1]
 
 
 def _ems(table: Table, place: int) -> float:
@@ -204,8 +207,7 @@ def _wide(table: Table) -> int:
     return sum(2 if column.interval else 1 for column in table.columns)
 
 
-def _spec(table: Table, width_in: float, size: str, gap_pt: float) -> str:
-    letter_pt = next(letter_pt for name, letter_pt, _ in _SIZES if name == size)
+def _spec(table: Table, width_in: float, letter_pt: float, gap_pt: float) -> str:
     wrapped = {place: min(_ems(table, place), 40.0) for place, column in enumerate(table.columns) if column.wrap}
     others = sum(_ems(table, place) for place in range(len(table.columns)) if place not in wrapped) * letter_pt
     gaps = 2 * gap_pt * (_wide(table) - 1)
@@ -224,10 +226,6 @@ def _spec(table: Table, width_in: float, size: str, gap_pt: float) -> str:
     return f"@{{}}{''.join(kinds)}@{{}}"
 
 
-def _head_lines(table: Table) -> int:
-    return max(column.head.count("\n") + 1 for column in table.columns) + any(column.unit for column in table.columns)
-
-
 def _header(table: Table) -> Iterator[str]:
     """Yield the lines of the head: names, which end on the same line, then units in parentheses."""
     names = [column.head.split("\n") for column in table.columns]
@@ -235,18 +233,11 @@ def _header(table: Table) -> Iterator[str]:
     lines = [[""] * (deep - len(name)) + name for name in names]
     units = [f"({column.unit})" if column.unit else "" for column in table.columns]
     for texts in [*zip(*lines, strict=True), *([tuple(units)] if any(units) else [])]:
-        yield " & ".join(_head_cell(*each) for each in zip(texts, table.columns, strict=True)) + " \\\\"
-
-
-def _head_cell(text: str, column: Column) -> str:
-    if column.interval:
-        return f"\\multicolumn{{2}}{{c}}{{{latex(text)}}}"
-    return latex(text)
-
-
-def _longest(width_in: float, size: str) -> float:
-    """Return how many ems one line of the text holds."""
-    return 72.27 * width_in / next(letter_pt for name, letter_pt, _ in _SIZES if name == size)
+        cells = (
+            f"\\multicolumn{{2}}{{c}}{{{latex(text)}}}" if column.interval else latex(text)
+            for text, column in zip(texts, table.columns, strict=True)
+        )
+        yield f"{' & '.join(cells)} \\\\"
 
 
 def _body(table: Table, line_ems: float) -> Iterator[str]:

@@ -218,7 +218,16 @@ def check(
     gone = sorted(set(kept or ()) - set(runs))
     new = sorted(set(runs) - set(kept)) if kept is not None else []
     found = [
-        *(_left_out(name, runs[name]) for name in new),
+        *(
+            Fault(
+                name="run-left-out",
+                text=f"is {runs[name]} and is not in the tables",
+                where="runs.csv",
+                column="run",
+                runs=(name,),
+            )
+            for name in new
+        ),
         *(Fault(name="run-gone", text="has no run directory", where="runs.csv", runs=(name,)) for name in gone),
         *_changed(source, study.records),
     ]
@@ -302,12 +311,6 @@ def _unlike(files: Mapping[str, str], there: Mapping[str, str]) -> dict[str, str
         for file in sorted({*files, *there})
         if files.get(file) != there.get(file)
     }
-
-
-def _left_out(name: str, state: str) -> Fault:
-    return Fault(
-        name="run-left-out", text=f"is {state} and is not in the tables", where="runs.csv", column="run", runs=(name,)
-    )
 
 
 def _not_recounted(study: Study) -> list[tuple[str, str]]:
@@ -540,10 +543,7 @@ def _pairs(old: Sequence[str], new: Sequence[str]) -> Iterable[tuple[str | None,
     if len(old) == len(new):
         yield from zip(old, new, strict=True)
         return
-    first = next((place for place, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
-    last = 0
-    while last < min(len(old), len(new)) - first and old[-1 - last] == new[-1 - last]:
-        last += 1
+    first, last = _alike(old, new)
     yield from zip(old[:first], new[:first], strict=True)
     a, b = old[first : len(old) - last], new[first : len(new) - last]
     for kind, i, j, k, m in SequenceMatcher(None, a, b, autojunk=len(a) * len(b) > 10_000_000).get_opcodes():
@@ -557,13 +557,18 @@ def _pairs(old: Sequence[str], new: Sequence[str]) -> Iterable[tuple[str | None,
 
 def _around(one: str, other: str, room: int = 24) -> tuple[str, str]:
     """Return the parts of two texts that differ, with some of what stands around them."""
-    first = next((k for k, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-    last = 0
-    while last < min(len(one), len(other)) - first and one[-1 - last] == other[-1 - last]:
-        last += 1
-    begin = max(0, first - room)
-    more = last - room if last > room else 0
+    first, last = _alike(one, other)
+    begin, more = max(0, first - room), max(0, last - room)
     return _short(one[begin : len(one) - more]), _short(other[begin : len(other) - more])
+
+
+def _alike(one: Sequence[str], other: Sequence[str]) -> tuple[int, int]:
+    """Return how many entries of two sequences are the same at their beginning, and of the rest at their end."""
+    shorter = min(len(one), len(other))
+    first = next((place for place in range(shorter) if one[place] != other[place]), shorter)
+    return first, next(
+        (place for place in range(shorter - first) if one[-1 - place] != other[-1 - place]), shorter - first
+    )
 
 
 def _short(text: str) -> str:
@@ -623,7 +628,7 @@ def page_parts(text: str) -> list[tuple[str, str]]:
 
 _BREAKS = frozenset(
     "h1 h2 h3 h4 p li dt dd td th figcaption summary caption div section header footer nav title pre ul ol dl table tr "
-    "tbody thead figure details main article button label option small br".split()
+    "tbody thead figure details main article button label option small br style svg script".split()
 )
 _TIPS = ("tips", "csv")
 
@@ -636,47 +641,40 @@ class _PageReader(HTMLParser):
         self.parts: list[tuple[str, str]] = []
         self._text: list[str] = []
         self._section = self._skip = self._script = ""
-        self._heading = False
-        self._cell: dict[str, Any] | None = None
+        self._heading = self._in_head = False
+        self._cell: list[str] | None = None  # its texts
+        self._spans = (1, 1)  # columns and rows of it
         self._heads: list[str] = []
         self._row: list[str] = []
-        self._open: dict[int, list[Any]] = {}  # column -> [rows to go, text] of a cell that spans rows
-        self._in_head = False
+        self._over: list[str] = []  # the first cell of further rows, where one spans them
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = dict(attrs)
         if self._skip:
             return
-        if tag in ("style", "svg"):
+        if tag in _BREAKS:
             self.flush()
-            self._skip = tag
-        elif tag == "script":
-            self.flush()
-            kind = values.get("type") or ""
+        if tag == "script" and "json" in (values.get("type") or ""):
             self._script = values.get("id") or "data"
-            self._skip = "" if "json" in kind else tag
-            if not self._skip:
-                self._text = []
-        elif tag in _BREAKS:
-            self.flush()
-        if tag == "table":
-            self._heads, self._open = [], {}
+        elif tag in ("style", "svg", "script"):
+            self._skip = tag
+        elif tag == "table":
+            self._heads, self._over = [], []
         elif tag == "thead":
             self._in_head = True
         elif tag == "tr":
-            self._row = []
+            self._row = [self._over.pop()] if self._over else []
         elif tag in ("td", "th"):
-            self._cell = {"rowspan": _span(values.get("rowspan")), "colspan": _span(values.get("colspan")), "texts": []}
+            self._cell, self._spans = [], (_span(values.get("colspan")), _span(values.get("rowspan")))
         elif tag in ("h1", "h2", "h3"):
             self._heading = True
         for name in ("aria-label", "alt", "title"):
-            if values.get(name) and tag not in ("svg",):
+            if values.get(name) and tag != "svg":
                 self.parts.append((self._section, f"{name}: {values[name]}"))
 
     def handle_endtag(self, tag: str) -> None:
         if self._skip:
-            if tag == self._skip:
-                self._skip = self._script = ""
+            self._skip = "" if tag == self._skip else self._skip
             return
         if tag == "script":
             self._json("".join(self._text))
@@ -685,7 +683,7 @@ class _PageReader(HTMLParser):
         if tag in _BREAKS:
             self.flush()
         if tag in ("td", "th") and self._cell is not None:
-            self._end_cell()
+            self._end_cell(" ".join(self._cell))
         elif tag == "thead":
             self._in_head = False
         elif tag in ("h1", "h2", "h3"):
@@ -702,41 +700,23 @@ class _PageReader(HTMLParser):
         if not text or self._script:
             return
         if self._cell is not None:
-            self._cell["texts"].append(text)
+            self._cell.append(text)
             return
         if self._heading:
             self._section = text
         self.parts.append((self._section, text))
 
-    def _end_cell(self) -> None:
-        cell = self._cell or {}
-        self._cell = None
-        text = " ".join(cell["texts"])
-        while len(self._row) in self._open:
-            self._row.append(self._take(len(self._row)))
-        place = len(self._row)
-        self._row += [text] * cell["colspan"]
-        if cell["rowspan"] > 1:
-            for column in range(place, place + cell["colspan"]):
-                self._open[column] = [cell["rowspan"] - 1, text]
+    def _end_cell(self, text: str) -> None:
+        self._cell, (columns, rows) = None, self._spans
         if self._in_head:
-            for column in range(place, place + cell["colspan"]):
-                while len(self._heads) <= column:
-                    self._heads.append("")
-                self._heads[column] = f"{self._heads[column]} {text}".strip()
-            where = self._section
-        else:
-            head = self._heads[place] if place < len(self._heads) else ""
-            names = ", ".join(each for each in self._row[: min(place, 2)] if each)
-            where = f"{self._section} / {head}{f' ({names})' if names else ''}"
-        self.parts.append((where, text))
-
-    def _take(self, column: int) -> str:
-        rest = self._open[column]
-        rest[0] -= 1
-        if rest[0] == 0:
-            del self._open[column]
-        return str(rest[1])
+            self._heads.append(text)
+            self.parts.append((self._section, text))
+            return
+        head = next(iter(self._heads[len(self._row) :]), "")
+        names = ", ".join(each for each in self._row[:2] if each)
+        self.parts.append((f"{self._section} / {head}{f' ({names})' if names else ''}", text))
+        self._row += [text] * columns
+        self._over = [text] * (rows - 1) or self._over
 
     def _json(self, text: str) -> None:
         """Take from the data of the page's script what a reader sees: values of marks, tables behind figures."""

@@ -29,7 +29,7 @@ from horovod_study.analysis.series.points import REPORTED, baseline_words
 from horovod_study.analysis.series.turns import ratios_are
 from horovod_study.analysis.study import Analysis
 from horovod_study.files import csv_of, write_file, writing
-from horovod_study.report.figures import boundary, convergence, forecast, resources, synchronisation
+from horovod_study.report.figures import boundary, convergence, forecast, pairs, resources, synchronisation
 from horovod_study.report.figures.catalogue import drawings, write_figures
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import css_name, inline, script_json
@@ -51,7 +51,7 @@ PAIRED = ("speedup", "efficiency")
 
 WIDE_IN = 6.3
 
-SYNCHRONISATION = (*synchronisation.NAMES, "batch_size")
+SYNCHRONISATION = (synchronisation.NAME, pairs.NAME, "batch_size")
 LEARNING = ("learning", "targets", "sensitivity")
 """The figures of the sections on synchronisation and on learning."""
 

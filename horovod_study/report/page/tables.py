@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 import pandas as pd
@@ -26,7 +27,7 @@ from horovod_study.analysis.sync.transports import ROUNDS
 from horovod_study.report.figures import boundary, resources
 from horovod_study.report.kit.files import write_result
 from horovod_study.report.kit.style import LAPS, series_labels
-from horovod_study.report.kit.typeset import document, to_csv, to_latex, to_markdown
+from horovod_study.report.kit.typeset import FORMS, document
 from horovod_study.report.page.sentences import ENVIRONMENT
 from horovod_study.text.numbers import (
     DIGITS,
@@ -72,8 +73,7 @@ def write_tables(analysis: Analysis, directory: Path) -> list[Path]:
     Raises RecordError when the directory cannot be written.
     """
     made = tables(analysis)
-    forms = {"tex": to_latex, "csv": to_csv, "md": to_markdown}
-    texts = {f"{table.name}.{form}": write(table) for table in made for form, write in forms.items()}
+    texts = {f"{table.name}.{form}": write(table) for table in made for form, write in FORMS.items()}
     if made:
         texts["tables.tex"] = document([table.name for table in made])
     return write_result(directory, texts, choose="folder")
@@ -139,7 +139,9 @@ def _points(analysis: Analysis) -> Table | None:
         # The step that sentences and breakdown speak of: the parts of means add up, those of medians do not.
         mean_step_s=[mean_s.get(place, math.nan) for place in places],
     )
-    marks = _marks(points["flags"])
+    found = {flag for each in points["flags"] for flag in _flags(each)}
+    ordered = [*(flag for flag in FLAGS if flag in found), *sorted(found - set(FLAGS))]
+    marks = dict(zip(ordered, ascii_lowercase, strict=False))  # a missing point says so itself
     scale, unit = _rates(points["samples_per_s_median"])
     other = next(kind for kind in BASES if kind != base)
 
@@ -209,7 +211,10 @@ def _laws(analysis: Analysis) -> Table | None:
     cells = pd.DataFrame(rows, columns=[*columns, "first", "setting"])
 
     def law_of(row: Row) -> Cell:
-        texts = (law_label(row["law"]), _formula(row["formula"])) if row["first"] else ("", "")
+        formula = row["formula"].replace(" - ", f" {MINUS} ")
+        for name, letter in _GREEK.items():
+            formula = formula.replace(name, letter)
+        texts = (law_label(row["law"]), formula) if row["first"] else ("", "")
         return Cell(*texts, page_only=not (row["law"] in CLASSIC or row["selected"]))
 
     return _table(
@@ -223,7 +228,7 @@ def _laws(analysis: Analysis) -> Table | None:
         columns=(
             Column(head="Law", number=False, names=True, cell=law_of),
             Column(
-                head="Parameter", number=False, cell=lambda row: _GREEK.get(row["parameter"], f"{row['parameter']}")
+                head="Parameter", number=False, cell=lambda row: f"{_GREEK.get(row['parameter'], row['parameter'])}"
             ),
             _intervals("Value", ("value", "low", "high")),
             Column(head="RMSE", cell=lambda row: _plain(row["rmse"], digits=2) if row["first"] else ""),
@@ -235,13 +240,6 @@ def _laws(analysis: Analysis) -> Table | None:
         under=lambda series: f"{fits[series]['baseline']}",
         keep=columns,
     )
-
-
-def _formula(text: str) -> str:
-    """Return the formula of a law with Greek letters and true minus signs."""
-    for name, letter in _GREEK.items():
-        text = text.replace(name, letter)
-    return text.replace(" - ", f" {MINUS} ")
 
 
 # ---------------------------------------------------------------------------------------------------- a step
@@ -265,20 +263,13 @@ def _breakdown(analysis: Analysis) -> Table | None:
     )
 
 
-def _lost(analysis: Analysis) -> Table | None:
-    return _lost_to(analysis, analysis.provenance["baseline"], name="losttime")
-
-
-def _lost_to_other(analysis: Analysis) -> Table | None:
-    other = next(kind for kind in BASES if kind != analysis.provenance["baseline"])
-    return _lost_to(analysis, other, name=f"losttime-{other}")
-
-
-def _lost_to(analysis: Analysis, base: str, *, name: str) -> Table | None:
-    """Return the growth of the step over that of one worker of the kind `base`."""
+def _lost_to(kind: str, analysis: Analysis) -> Table | None:
+    """Return the growth of the step over that of one worker: of the baseline, or for `other` of the other kind."""
+    baseline = analysis.provenance["baseline"]
+    base = next(each for each in BASES if (each == baseline) == (kind == "baseline"))
     return _laps(
         analysis,
-        name=name,
+        name="losttime" if base == baseline else f"losttime-{base}",
         title=f"What more workers add to a step, over one {base} worker",
         caption=f"T(N) \u2212 T(1), over the step of {_base(analysis, base)} (with a fixed global batch: over that "
         f"step / N), and the part of each lap in it. {INTERVALS}.",
@@ -291,75 +282,55 @@ def _lost_to(analysis: Analysis, base: str, *, name: str) -> Table | None:
 
 
 def _laps(
-    analysis: Analysis,
-    *,
-    name: str,
-    title: str,
-    caption: str,
-    whole: Sequence[str],
-    part: str,
-    share: str,
-    head: str,
-    least: int,
+    analysis: Analysis, *, whole: Sequence[str], part: str, share: str, head: str, least: int, **words: Any
 ) -> Table | None:
-    """Return a table of the laps in ms; all numbers of a row end at the same digit, so that they add up."""
+    """Return a table of the laps in ms; all numbers of a row end at the same digit, so that they add up.
+
+    `words`: its name, title and caption.
+    """
     parts = analysis.breakdown
     parts = parts[parts["workers"] >= least]
-    labels = _labels(analysis)
-    groups = []
     order = shown(parts, tuple(LAPS))
     if "compute" in order:
-        caption += (
+        words["caption"] += (
             " Compute: one CUDA graph of forward and backward, of a worker alone with the update; then the growth of "
             "compute holds that of the update."
         )
+    cells = []
     for series, own in parts.groupby("series", sort=False):
-        rows = []
         for _, cell in own.groupby(["workers", "nodes"], sort=True):
             laps = {row["lap"]: row for row in cell.to_dict("records")}
             value, low, high = (_MILLI * float(laps["step"].get(each, math.nan)) for each in whole)
-            if not known(value):
-                continue
-            ends = known(low) and known(high) and low != high
-            decimals = min(3, max(1, places(value, low, high) if ends else significant(value)))
-            brackets = f" [{fixed(low, decimals)}, {fixed(high, decimals)}]" if ends else ""
-            rows.append(
-                (
-                    *(_count(laps["step"]["workers"]), _count(laps["step"]["nodes"]), _count(laps["step"]["repeats"])),
-                    f"{fixed(value, decimals)}{brackets}",
-                    *(_lap(laps[lap], part, share, decimals) for lap in order),
-                )
-            )
-        if rows:
-            title_of = _title(labels.get(f"{series}", f"{series}"), _setting(analysis, f"{series}"))
-            groups.append(Group(title=title_of, rows=tuple(rows)))
-    if not groups:
-        return None
-    return _narrowed(
-        Table(
-            name=name,
-            title=title,
-            caption=caption,
-            columns=(
-                *_PLACE,
-                Column(head="Repeats"),
-                Column(head=head, unit="ms", interval=True),
-                *(Column(head=_LAP_HEADS.get(lap, lap.capitalize()), unit="ms") for lap in order),
+            if known(value):
+                ends = known(low) and known(high) and low != high
+                decimals = min(3, max(1, places(value, low, high) if ends else significant(value)))
+                brackets = f" [{fixed(low, decimals)}, {fixed(high, decimals)}]" if ends else ""
+                told = {"setting": _setting(analysis, f"{series}"), "whole": f"{fixed(value, decimals)}{brackets}"}
+                cells.append(laps["step"] | told | {"decimals": decimals, "laps": laps})
+    return _table(
+        columns=(
+            *_PLACE,
+            _counts("Repeats", "repeats"),
+            Column(head=head, unit="ms", interval=True, cell=lambda row: row["whole"]),
+            *(
+                Column(head=_LAP_HEADS.get(lap, lap.capitalize()), unit="ms", cell=partial(_lap, lap, part, share))
+                for lap in order
             ),
-            groups=tuple(groups),
-            data=parts[
-                ["series", "workers", "nodes", "repeats", "lap", *dict.fromkeys((*whole, part)), "share", "note"]
-            ],
-        )
+        ),
+        cells=pd.DataFrame(cells),
+        labels=_labels(analysis),
+        data=parts[["series", "workers", "nodes", "repeats", "lap", *dict.fromkeys((*whole, part)), "share", "note"]],
+        **words,
     )
 
 
-def _lap(row: Row, part: str, share: str, decimals: int) -> str:
+def _lap(lap: str, part: str, share: str, cell: Row) -> str:
     """Return the time of a lap in ms; below it its share of the step or of the growth, or why it is unknown."""
+    row, decimals = cell["laps"][lap], cell["decimals"]
     text = _fixed(_MILLI * row[part], decimals)
     if text == NOTHING:
         return Cell(text, f"{row['note']}" if not known(row["mean_s"]) else "")
-    return Cell(text, percent(row[share], decimals=0) if known(_float(row.get(share))) else "")
+    return Cell(text, percent(row[share], decimals=0) if known(row.get(share)) else "")
 
 
 def _parallel(analysis: Analysis) -> Table | None:
@@ -426,7 +397,6 @@ def _sync_law(analysis: Analysis, series: str) -> str:
 
 
 def _boundary(analysis: Analysis) -> Table | None:
-    jumps = analysis.boundary
     return _table(
         name="boundary",
         title="What another node adds",
@@ -444,9 +414,9 @@ def _boundary(analysis: Analysis) -> Table | None:
             replace(
                 _intervals("Jump of\nthe step", ("step_jump_s", "step_low_s", "step_high_s"), unit="ms"), page_only=True
             ),
-            Column(head="Verdict", number=False, cell=lambda row: _resolved(row["resolved"])),
+            Column(head="Verdict", number=False, cell=lambda row: _RESOLVED.get(row["resolved"], "unknown")),
         ),
-        cells=jumps,
+        cells=analysis.boundary,
         labels=_labels(analysis, analysis.nodes),
     )
 
@@ -481,21 +451,21 @@ def _turns(analysis: Analysis) -> Table | None:
     )
 
 
+_RESOLVED = {True: "resolved", False: "not resolved"}
+
+
 def _side(side: str, row: Row) -> str:
     """Return where the workers of one side were, and below it the network path that the runs recorded."""
     where = boundary.place(row[f"{side}_workers"], row[f"{side}_nodes"], row[f"{side}_per_node"])
     return Cell(where, f"{row[f'{side}_path']}")
 
 
-_BEYOND = ("beyond_s", "beyond_low_s", "beyond_high_s")
-
-
 def _jump(row: Row) -> str:
     """Return the jump of the waiting, and of an indirect one what exceeds the growth with the workers."""
     text = _interval(row, "jump_s", "low_s", "high_s", _MILLI)
-    if row["kind"] != INDIRECT or not known(_float(row["beyond_s"])):
-        return text if text == NOTHING else signed(text)
-    return Cell(signed(text), f"beyond growth: {signed(_interval(row, *_BEYOND, _MILLI))}")
+    beyond = ("beyond_s", "beyond_low_s", "beyond_high_s")
+    told = row["kind"] == INDIRECT and known(row["beyond_s"])
+    return Cell(signed(text), f"beyond growth: {signed(_interval(row, *beyond, _MILLI))}" if told else "")
 
 
 def _transports(analysis: Analysis) -> Table | None:
@@ -551,9 +521,7 @@ def _cycle(analysis: Analysis) -> Table | None:
             Column(
                 head="Cycles",
                 unit="ms",
-                cell=lambda row: (
-                    f"{_plain(row['shortest_cycle_s'], _MILLI)} to {_plain(row['longest_cycle_s'], _MILLI)}"
-                ),
+                cell=lambda row: _spread(row["shortest_cycle_s"], row["longest_cycle_s"], _MILLI),
             ),
             _counts("Runs", "runs"),
             _intervals("Slope", ("slope", "slope_low", "slope_high"), unit="ms/ms"),
@@ -625,10 +593,15 @@ def _knees(analysis: Analysis) -> Table | None:
 def _knee(row: Row) -> str:
     if known(row["knee"]):
         return _interval(row, "knee", "knee_low", "knee_high")
-    for bound, sign in (("knee_at_most", "<"), ("knee_at_least", ">")):
+    return _bound(row, "knee", digits=2) or NOTHING
+
+
+def _bound(row: Row, name: str, **how: int) -> str:
+    """Return the upper or the lower bound of a value that is not known itself; empty where there is none."""
+    for bound, sign in ((f"{name}_at_most", "<"), (f"{name}_at_least", ">")):
         if known(row[bound]):
-            return f"{sign}{THIN}{_plain(row[bound], digits=2)}"
-    return NOTHING
+            return f"{sign}{THIN}{_plain(row[bound], **how)}"
+    return ""
 
 
 # ---------------------------------------------------------------------------------------------------- forecasts
@@ -654,17 +627,8 @@ def _forecast(analysis: Analysis) -> Table | None:
         labels=_labels(analysis),
         doubts=partial(_forecast_doubts, analysis, rows),
         keep=(
-            "series",
-            "setting",
-            "workers",
-            "nodes",
-            "samples_per_s",
-            "low",
-            "high",
-            "ideal_samples_per_s",
-            "efficiency",
-            "law",
-            "doubts",
+            *("series", "setting", "workers", "nodes", "samples_per_s", "low", "high", "ideal_samples_per_s"),
+            *("efficiency", "law", "doubts"),
         ),
     )
 
@@ -831,7 +795,12 @@ def _targets(analysis: Analysis) -> Table | None:
             Column(head="Training", unit="s", strong=True, cell=_training),
             Column(head="With\nevaluation", unit="s", page_only=True, cell=lambda row: _bounded(row, "wall_s")),
             Column(head="Samples", unit="10\u2076", cell=lambda row: _bounded(row, "samples", 1e-6)),
-            Column(head="Speedup\nto target", interval=True, strong=True, cell=_speedup_to_target),
+            Column(
+                head="Speedup\nto target",
+                interval=True,
+                strong=True,
+                cell=lambda row: _bound(row, "speedup") or _ratio(row, "speedup", "speedup_low", "speedup_high"),
+            ),
             _numbers("Throughput\nratio", "throughput_ratio"),
             _numbers("Statistical\nefficiency", "statistical_efficiency"),
             _numbers("Speedup with\nevaluation", "speedup_wall", page_only=True),
@@ -850,13 +819,6 @@ def _bounded(row: Row, name: str, scale: float = 1.0) -> str:
     if row["censored"]:
         return f">{THIN}{_plain(row[f'{name}_at_least'], scale)}"
     return _plain(row[name], scale)
-
-
-def _speedup_to_target(row: Row) -> str:
-    for bound, sign in (("speedup_at_most", "<"), ("speedup_at_least", ">")):
-        if known(row[bound]):
-            return f"{sign}{THIN}{_plain(row[bound])}"
-    return _ratio(row, "speedup", "speedup_low", "speedup_high")
 
 
 # ---------------------------------------------------------------------------------------------------- resources
@@ -935,30 +897,24 @@ def _measurement(analysis: Analysis) -> Table | None:
     if not measured:
         return None
     labels = _labels(analysis)
-    rows: dict[str, list[tuple[str, ...]]] = {}
-    for each in measured:
-        series = each["series"]
-        words = (_setting(analysis, series), f"{each['precision']}", f"{each['reduction']}")
-        settings = "stock" if each["stock_settings"] else "shipped"
-        spans = (_range(each.get(name)) for name in _MEASURED)
-        rows.setdefault(labels.get(series, series), []).append((*words, settings, *spans))
-    return Table(
+    return _table(
         name="measurement",
         title="How it was measured",
         caption="Per series, smallest to largest value over its finished runs. Settings: those of the communication "
         "library. Left out: steps before the timed window.",
         columns=(
-            Column(head="Setting", number=False, wrap=True),
-            Column(head="Precision", number=False),
-            Column(head="Gradients", number=False),
-            Column(head="Settings", number=False),
-            Column(head="Training\nset", unit="samples"),
-            Column(head="Repeats\nper point"),
-            Column(head="Timed\nwindow", unit="s"),
-            Column(head="Timed\nsteps"),
-            Column(head="Left\nout"),
+            Column(head="Setting", number=False, wrap=True, cell=lambda row: _setting(analysis, row["series"])),
+            _words("Precision", "precision"),
+            _words("Gradients", "reduction"),
+            Column(head="Settings", number=False, cell=lambda row: "stock" if row["stock_settings"] else "shipped"),
+            _spans("Training\nset", "train_samples", unit="samples"),
+            _spans("Repeats\nper point", "repeats"),
+            _spans("Timed\nwindow", "window_s", unit="s"),
+            _spans("Timed\nsteps", "steps"),
+            _spans("Left\nout", "excluded_steps"),
         ),
-        groups=tuple(Group(title=label, rows=tuple(own)) for label, own in rows.items()),
+        cells=pd.DataFrame([{**each, "label": labels.get(each["series"], each["series"])} for each in measured]),
+        by="label",
         data=pd.DataFrame(
             {
                 **{key: value for key, value in each.items() if not isinstance(value, list)},
@@ -972,12 +928,16 @@ def _measurement(analysis: Analysis) -> Table | None:
 _MEASURED = ("train_samples", "repeats", "window_s", "steps", "excluded_steps")
 
 
+def _spans(head: str, name: str, *, unit: str = "") -> Column:
+    return Column(head=head, unit=unit, cell=lambda row: _range(row.get(name)))
+
+
 def _ends(ends: Sequence[float | None] | None) -> list[tuple[str, float | None]]:
     return list(zip(("min", "max"), ends or (None, None), strict=True))
 
 
 def _range(ends: Sequence[float | None] | None) -> str:
-    texts = [_count(end) if _float(end).is_integer() else _plain(end) for _, end in _ends(ends)]
+    texts = [_count(end) if known(end) and float(end or 0).is_integer() else _plain(end) for _, end in _ends(ends)]
     return texts[0] if texts[0] == texts[1] else " to ".join(texts)
 
 
@@ -1016,7 +976,7 @@ def _failed(analysis: Analysis) -> Table | None:
 
 
 _TABLES: tuple[Callable[[Analysis], Table | None], ...] = (
-    *(_points, _turns, _laws, _breakdown, _lost, _lost_to_other, _parallel),
+    *(_points, _turns, _laws, _breakdown, partial(_lost_to, "baseline"), partial(_lost_to, "other"), _parallel),
     *(_synchronisation, _boundary, _transports, _cycle),
     *(_batches, _knees, _forecast, _holdout, _recommended, _learning, _targets, _resources),
     *(_measurement, _environment, _doubts, _failed),
@@ -1027,11 +987,7 @@ _TABLES: tuple[Callable[[Analysis], Table | None], ...] = (
 
 
 def _count(value: Any) -> str:
-    return fixed(float(value), 0) if known(_float(value)) else NOTHING
-
-
-def _float(value: Any) -> float:
-    return math.nan if value is None else float(value)
+    return _fixed(value, 0)
 
 
 def _of(part: Any, whole: Any, between: str = " of ") -> str:
@@ -1040,43 +996,35 @@ def _of(part: Any, whole: Any, between: str = " of ") -> str:
     return texts[0] if texts[0] == texts[1] else between.join(texts)
 
 
-def _text(text: str) -> str:
-    return text or NOTHING
-
-
 def _rates(samples_per_s: pd.Series) -> tuple[float, str]:
     """Return the scale and the unit of a column of throughputs: thousands where there are millions."""
     return (1e-3, "10\u00b3 samples/s") if samples_per_s.max() >= 1e6 else (1.0, "samples/s")
 
 
 def _plain(value: Any, scale: float = 1.0, digits: int = DIGITS) -> str:
-    number = scale * _float(value)
-    return alone(number, digits) if known(number) else NOTHING
+    return alone(scale * float(value), digits) if known(value) else NOTHING
 
 
 def _fixed(value: Any, decimals: int) -> str:
-    number = _float(value)
-    return fixed(number, decimals) if known(number) else NOTHING
+    return fixed(float(value), decimals) if known(value) else NOTHING
 
 
 def _interval(row: Row, middle: str, low: str, high: str, scale: float = 1.0) -> str:
-    value, *ends = (scale * _float(row[name]) for name in (middle, low, high))
-    if not all(known(end) for end in ends):
-        return _plain(value)
-    return _text(quoted(value, *ends))
+    values = [row[name] for name in (middle, low, high)]
+    return quoted(*(scale * value for value in values)) if all(map(known, values)) else _plain(values[0], scale)
 
 
 def _ratio(row: Row, middle: str, low: str, high: str, scale: float = 1.0) -> str:
     """Return a ratio to the baseline; that of the baseline to itself is exact and has no interval."""
-    if known(_float(row[middle])) and _float(row[low]) == _float(row[high]):
+    if known(row[middle]) and row[low] == row[high]:
         return fixed(scale * row[middle], 0)
     return _interval(row, middle, low, high, scale)
 
 
 def _best_mse(row: Row) -> str:
     """Return the best test MSE in 1e-4 with its lowest and highest repeat."""
-    value, low, high = (1e4 * _float(row[f"best_mse_{end}"]) for end in ("median", "min", "max"))
-    return _plain(value) if low == high else _text(quoted(value, low, high))
+    names = ("best_mse_median", "best_mse_min", "best_mse_max")
+    return _plain(row[names[0]], 1e4) if row[names[1]] == row[names[2]] else _interval(row, *names, 1e4)
 
 
 def _spread(low: Any, high: Any, scale: float = 1.0) -> str:
@@ -1086,21 +1034,9 @@ def _spread(low: Any, high: Any, scale: float = 1.0) -> str:
 
 
 def _chance(p: Any) -> str:
-    value = _float(p)
-    if not known(value):
+    if not known(p):
         return NOTHING
-    return f"<{THIN}0.001" if value < 0.001 else fixed(value, min(3, max(2, significant(value, 1))))
-
-
-def _resolved(value: Any) -> str:
-    return "unknown" if pd.isna(value) else "resolved" if value else "not resolved"
-
-
-def _marks(flags: Iterable[Any]) -> dict[str, str]:
-    """Return the letter of each flag that occurs, in the order of FLAGS; a missing point says so itself."""
-    found = {flag for each in flags for flag in _flags(each)}
-    ordered = [*(flag for flag in FLAGS if flag in found), *sorted(found - set(FLAGS))]
-    return {flag: chr(ord("a") + place) for place, flag in enumerate(ordered)}
+    return f"<{THIN}0.001" if p < 0.001 else fixed(p, min(3, max(2, significant(p, 1))))
 
 
 def _flags(text: Any) -> list[str]:
@@ -1132,6 +1068,7 @@ def _table(
     by: str | list[str] = "series",
     mode: bool = False,
     keep: Sequence[str] = (),
+    data: pd.DataFrame | None = None,
     under: Callable[[str], str] = lambda series: "",
     doubts: Callable[[str], Sequence[str]] = lambda series: (),
     **values: Any,
@@ -1139,8 +1076,8 @@ def _table(
     """Return a table with one group per series, in their order, titled with label and setting; None of no cells.
 
     `by`: columns that groups share instead; none of them, and there is one group without a title. `keep`: columns of
-    `cells` that become its CSV, all of them by default. `mode`: titles say the scaling, too. `under` and `doubts` make
-    what a page shows below the title of a series.
+    `cells` that become its CSV, all of them by default, or `data` instead. `mode`: titles say the scaling, too.
+    `under` and `doubts` make what a page shows below the title of a series.
     """
     if cells.empty:
         return None
@@ -1154,7 +1091,7 @@ def _table(
         title = _title((labels or {}).get(group, f"{group}"), *more)
         groups.append(Group(title=Cell(title, under(f"{group}"), doubts=doubts(f"{group}")), rows=rows))
     kept = [name for name in keep if name in cells.columns] or list(cells.columns)
-    data = cells[kept].reset_index(drop=True)
+    data = cells[kept].reset_index(drop=True) if data is None else data
     return _narrowed(Table(columns=tuple(columns), groups=tuple(groups), data=data, **values))
 
 
