@@ -14,8 +14,8 @@ from horovod_study.analysis.steps.breakdown import HOLDS_SYNC, hiding, shown
 from horovod_study.analysis.study import Analysis
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark
-from horovod_study.report.kit.panels import MAX_HEIGHT_IN, legend
-from horovod_study.report.kit.style import LAPS, PAPER, QUIET, LapStyle, folded, series_styles, small, text_in
+from horovod_study.report.kit.panels import MAX_HEIGHT_IN, face, legend
+from horovod_study.report.kit.style import LAPS, LapStyle, folded, series_styles, small, text_in
 from horovod_study.text.numbers import THIN, milliseconds, percent
 from horovod_study.text.words import plural
 
@@ -136,7 +136,10 @@ def _stack(
         values = {lap: bar[lap]["mean_s"] * 1000 for lap in LAPS if lap in bar and bar[lap]["mean_s"] > 0}
         for lap, part in lap_bar(axes, place, bar, values).items():
             value, look = values[lap], LAPS[lap]
-            mark(part, series=look.label, tips=[_part_words(title, bar[lap])])
+            row = bar[lap]
+            time = f"{milliseconds(row['mean_s'])}{THIN}ms, {percent(row['share'])} of the step"
+            where = f"{title}, {plural(row['workers'], 'worker')}"
+            mark(part, series=look.label, tips=[f"{where}: {time}, {plural(row['repeats'], 'repeat')}"])
             if lap == "sync" and value / top * tall_in > (text_in("88%") if narrow else small() / 72):
                 axes.text(
                     place,
@@ -177,12 +180,6 @@ def _height(bar: Bar) -> str:
     return f"{bar['step']['mean_s'] * 1000:#.3g}"
 
 
-def _part_words(title: str, row: Mapping[Any, Any]) -> str:
-    """Return what pointing at one part of a bar says."""
-    time = f"{milliseconds(row['mean_s'])}{THIN}ms, {percent(row['share'])} of the step"
-    return f"{title}, {plural(row['workers'], 'worker')}: {time}, {plural(row['repeats'], 'repeat')}"
-
-
 def lap_bar(axes: Axes, place: int, bar: Bar, values: Mapping[str, float]) -> dict[str, Any]:
     """Draw laps one on the other from zero, what is negative downwards; return what was drawn of each lap.
 
@@ -204,8 +201,7 @@ def _hidden(lap: str) -> LapStyle:
 
 
 def _face(look: LapStyle) -> dict[str, Any]:
-    edge = look.ink if look.hatch == HIDDEN_HATCH else QUIET if look.hatch else PAPER
-    return {"facecolor": look.color, "edgecolor": edge, "hatch": look.hatch, "linewidth": 0.5}
+    return {**face(look), **({"edgecolor": look.ink} if look.hatch == HIDDEN_HATCH else {})}
 
 
 def lap_handles(parts: pd.DataFrame) -> list[Patch]:

@@ -138,17 +138,7 @@ def _way(axes: Axes, parts: Mapping[str, Mapping[Any, Any]], order: list[str], l
         if row is None:
             continue
         look, begin, end = LOOKS[part], float(row["from_s"]) * 1000, float(row["to_s"]) * 1000
-        bars = axes.barh(
-            place,
-            end - begin,
-            left=begin,
-            height=0.66,
-            facecolor=look.color,
-            edgecolor=style.QUIET if look.hatch else style.PAPER,
-            hatch=look.hatch,
-            linewidth=0.5,
-            zorder=2,
-        )
+        bars = axes.barh(place, end - begin, left=begin, height=0.66, **kit.face(look), zorder=2)
         value = float(row["seconds"])
         whole = part in (IDEAL, MEASURED)
         text = milliseconds(value) if whole else signed(milliseconds(value))

@@ -23,7 +23,7 @@ from horovod_study.report.kit import style
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark
 from horovod_study.roles import Role
-from horovod_study.text.numbers import THIN, prefixed, rounded, scientific, short_rate
+from horovod_study.text.numbers import MINUS, THIN, prefixed, rounded, scientific, short_rate
 from horovod_study.text.words import plural
 from horovod_study.workloads import packaged
 
@@ -41,11 +41,16 @@ CHOICE_TITLES = {name: each.title for name, each in OPTIONS.items() if each.titl
 """Options that a sensitivity is drawn against, with the names of their axes."""
 
 PARTS = {
-    "same_samples_s": ("as many samples as one worker needs", "#8fa5b8", ""),
-    "more_samples_s": ("further samples (statistical efficiency)", "#b3305f", ""),
-    "outside_s": ("outside the timed window (evaluation, warm-up)", style.PAPER, "//////"),
+    "same_samples_s": style.LapStyle(label="as many samples as one worker needs", color="#8fa5b8", ink=style.INK),
+    "more_samples_s": style.LapStyle(label="further samples (statistical efficiency)", color="#b3305f", ink=style.INK),
+    "outside_s": style.LapStyle(
+        label="outside the timed window (evaluation, warm-up)", color=style.PAPER, ink=style.INK, hatch="//////"
+    ),
 }
-"""The parts of a time to target from the bottom of a bar to its top: column, (label, colour, hatch)."""
+"""The parts of a time to target from the bottom of a bar to its top, by their columns."""
+
+_FLOOR: dict[str, Any] = {"color": style.QUIET, "linewidth": 1.0, "linestyle": (0, (4, 2))}
+_MISSED: dict[str, Any] = {"edgecolor": style.QUIET, "linestyle": (0, (2, 1.5)), "linewidth": 0.9}
 
 _CELL = ["series", "workers", "nodes"]
 
@@ -119,7 +124,7 @@ def learning_curves(points: pd.DataFrame, curves: pd.DataFrame) -> Drawing | Non
                     _curve(axes, own, x, look[key], positive=logarithmic[x])
                 _mse_axis(axes, shown)
                 for floor in row["floor_mse"].dropna().unique():
-                    axes.axhline(floor, color=style.QUIET, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1)
+                    axes.axhline(floor, **_FLOOR, zorder=1)
                 if logarithmic[x]:
                     axes.set_xscale("log")
                     axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
@@ -141,7 +146,7 @@ def learning_curves(points: pd.DataFrame, curves: pd.DataFrame) -> Drawing | Non
         floors = shown["floor_mse"].dropna().unique()
         if len(floors):
             label = f"statistical floor {scientific(floors[0])}" if len(floors) == 1 else "statistical floor"
-            handles["floor"] = Line2D([], [], color=style.QUIET, linewidth=1.0, linestyle=(0, (4, 2)), label=label)
+            handles["floor"] = Line2D([], [], **_FLOOR, label=label)
         kit.legend(figure, list(handles.values()), width_in)
         return figure
 
@@ -274,14 +279,11 @@ def _curve(axes: Axes, rows: pd.DataFrame, x: str, look: style.SeriesStyle, *, p
     if (own["evaluations"] > 1).any():
         kit.band_of(axes, own[x], (own["test_mse_min"], own["test_mse_max"]), look, alpha=0.16)
     how = {**kit.marker(look), "markersize": 4.2, "markevery": max(1, len(own) // 12), "dash_capstyle": "butt"}
-    texts = [_evaluation(row) for row in own.to_dict("records")]
+    texts = [
+        f"{prefixed(float(f'{samples:.3g}'))} samples, {rounded(seconds, 3)}{THIN}s: test MSE {scientific(mse, 3)}"
+        for samples, seconds, mse in zip(own["samples"], own["train_s_median"], own["test_mse_median"], strict=True)
+    ]
     kit.line_of(axes, own[x], own["test_mse_median"], look, tips=texts, linewidth=1.5, zorder=3, **how)
-
-
-def _evaluation(row: Mapping[Any, Any]) -> str:
-    """Return what pointing at one evaluation says."""
-    samples, seconds = prefixed(float(f"{row['samples']:.3g}")), rounded(row["train_s_median"], 3)
-    return f"{samples} samples, {seconds}{THIN}s: test MSE {scientific(row['test_mse_median'], 3)}"
 
 
 def _mse_axis(axes: Axes, rows: pd.DataFrame) -> None:
@@ -339,7 +341,10 @@ def _time_to_target(analysis: Analysis) -> Drawing | None:
                     label = style.folded("Time to target / s", line_in - 0.7)
                     named = style.folded(words[setting] or setting, 1.6)
                     axes.set_ylabel(f"{named}\n{label}" if len(settings) > 1 else label)
-        kit.legend(figure, _part_handles(shown), width_in)
+        handles: list[Any] = [kit.swatch(look) for name, look in PARTS.items() if (shown[name] > 0).any()]
+        if shown["censored"].astype(bool).any():
+            handles.append(Patch(facecolor="none", **_MISSED, label="target not met"))
+        kit.legend(figure, handles, width_in)
         return figure
 
     base = baseline_words(analysis.points, analysis.provenance["baseline"])
@@ -402,9 +407,7 @@ def _bars(axes: Axes, rows: pd.DataFrame, names: dict[str, str], wide_in: float,
         labels.append(f"{row['workers']:.0f}")
         if row["censored"]:
             bound = row["train_s_at_least"]
-            axes.bar(
-                place, bound, width=0.68, color="none", edgecolor=style.QUIET, linewidth=0.9, linestyle=(0, (2, 1.5))
-            )
+            axes.bar(place, bound, width=0.68, color="none", **_MISSED)
             foot = bound
         else:
             foot = _bar(axes, place, row)
@@ -447,32 +450,15 @@ def _seconds(row: Mapping[Any, Any]) -> str:
 def _bar(axes: Axes, place: float, row: Mapping[Any, Any]) -> float:
     """Draw the parts of one bar; return its height."""
     values = {name: row[name] for name in PARTS}
-    if not math.isfinite(values["same_samples_s"]):
-        values |= {"same_samples_s": row["train_s"], "more_samples_s": 0.0}
-    if values["more_samples_s"] < 0:  # fewer samples than one worker: the bar is shorter, and nothing is added
+    # Fewer samples than one worker: the bar is shorter, and nothing is added.
+    if not math.isfinite(values["same_samples_s"]) or values["more_samples_s"] < 0:
         values |= {"same_samples_s": row["train_s"], "more_samples_s": 0.0}
     foot = 0.0
-    for name, (_, color, hatch) in PARTS.items():
+    for name, look in PARTS.items():
         if values[name] > 0:
-            how: dict[str, Any] = {"color": color, "hatch": hatch, "edgecolor": style.QUIET if hatch else style.PAPER}
-            axes.bar(place, values[name], bottom=foot, width=0.68, linewidth=0.5, zorder=2, **how)
+            axes.bar(place, values[name], bottom=foot, width=0.68, zorder=2, **kit.face(look))
             foot += float(values[name])
     return foot
-
-
-def _part_handles(rows: pd.DataFrame) -> list[Any]:
-    handles: list[Any] = [
-        Patch(facecolor=color, edgecolor=style.QUIET if hatch else style.PAPER, hatch=hatch, linewidth=0.5, label=label)
-        for name, (label, color, hatch) in PARTS.items()
-        if (rows[name] > 0).any()
-    ]
-    if rows["censored"].astype(bool).any():
-        handles.append(
-            Patch(
-                facecolor="none", edgecolor=style.QUIET, linestyle=(0, (2, 1.5)), linewidth=0.9, label="target not met"
-            )
-        )
-    return handles
 
 
 # ---------------------------------------------------------------------------------------------------- sensitivity
@@ -537,19 +523,15 @@ def _groups(points: pd.DataFrame, table: pd.DataFrame, name: str) -> list[tuple[
 def _group_label(points: pd.DataFrame, rows: pd.DataFrame, keys: Sequence[str]) -> str:
     row = rows.iloc[0]
     names = style.series_labels(points)
-    words = []
-    if {"backend", "transport", "partition"} & set(keys):
-        words.append(names[row["series"]])
-    for key in keys:
-        if key == "workers":
-            words.append(plural(row["workers"], "worker"))
-        elif key in CHOICES:
-            words.append(OPTIONS[key].say(row[key]))
-        elif key in ("batch", "train_samples"):
-            words.append(f"batch {row[key]:g}" if key == "batch" else f"{row[key]:g} samples")
-        elif key == "precision":
-            words.append(f"{row[key]}")
-    return ", ".join(words)
+    words = {
+        "workers": plural(row["workers"], "worker"),
+        **{key: OPTIONS[key].say(row[key]) for key in CHOICES if key in keys},
+        "batch": f"batch {row['batch']:g}",
+        "train_samples": f"{row['train_samples']:g} samples",
+        "precision": f"{row['precision']}",
+    }
+    runtime = [names[row["series"]]] if {"backend", "transport", "partition"} & set(keys) else []
+    return ", ".join([*runtime, *(words[key] for key in keys if key in words)])
 
 
 def _panel(
@@ -571,13 +553,14 @@ def _panel(
         texts = [f"{value}: best test MSE {scientific(mse, 3)}" for value, mse in best]
         kit.line_of(axes, x, own["best_mse_median"], look, tips=texts, **how)
     for floor in table["floor_mse"].dropna().unique():
-        axes.axhline(
-            floor, color=style.QUIET, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1, label="statistical floor"
-        )
+        axes.axhline(floor, **_FLOOR, zorder=1, label="statistical floor")
     _mse_axis(axes, table)
     if numeric:
         axes.set_xscale("log")
-        kit.label_ticks(axes.xaxis, FixedLocator(_apart([float(v) for v in values])), _plain)
+        gap = math.log(values[-1] / values[0]) / 6
+        ends = [float(value) for value in (values[-1], *values[:-1])]
+        kept = kit.apart(ends, lambda value, other: abs(math.log(value / other)) >= gap)
+        kit.label_ticks(axes.xaxis, FixedLocator(kept), lambda value: short_rate(value).replace("-", MINUS))
         edge = (values[-1] / values[0]) ** 0.06
         axes.set_xlim(values[0] / edge, values[-1] * edge)
     else:
@@ -590,14 +573,3 @@ def _panel(
         handles, labels = axes.get_legend_handles_labels()
         labels = [style.folded(label, 0.8 * wide_in - 0.35) for label in labels]
         axes.legend(handles, labels, loc="upper left", bbox_to_anchor=(0, 0), bbox_transform=below, borderaxespad=0)
-
-
-def _apart(values: Sequence[float]) -> list[float]:
-    """Return the values whose labels do not touch on a logarithmic axis; the ends always."""
-    gap = math.log(values[-1] / values[0]) / 6
-    ends = [values[-1], values[0]]
-    return kit.apart([*ends, *values[1:-1]], lambda value, other: abs(math.log(value / other)) >= gap)
-
-
-def _plain(value: float) -> str:
-    return short_rate(value).replace("-", "\u2212")

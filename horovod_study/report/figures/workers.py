@@ -32,14 +32,6 @@ MAX_THIN = 4
 # ---------------------------------------------------------------------------------------------------- against workers
 
 
-def _baseline_words(analysis: Analysis) -> str:
-    return baseline_words(
-        analysis.points,
-        analysis.provenance["baseline"],
-        plain="one plain PyTorch worker without a communication library",
-    )
-
-
 def _drawn(analysis: Analysis) -> pd.DataFrame:
     """Return the points that a speedup can be drawn of, and the cells without a result beside them."""
     points = analysis.points
@@ -122,13 +114,8 @@ def throughput(analysis: Analysis) -> Drawing | None:
                 look = styles[str(series)]
                 # A cell without a result is NaN and breaks the line.
                 kit.line_of(axes, own["workers"], own["samples_per_s_median"] / 1000, look)
-                texts = tips(
-                    own,
-                    "samples_per_s_median",
-                    low="samples_per_s_ci95_low",
-                    high="samples_per_s_ci95_high",
-                    unit="samples/s",
-                )
+                ends = {"low": "samples_per_s_ci95_low", "high": "samples_per_s_ci95_high"}
+                texts = tips(own, "samples_per_s_median", unit="samples/s", **ends)
                 _dots(axes, own, [f"samples_per_s_{n}" for n in ("median", "min", "max")], look, 1 / 1000, texts)
             bases = rows["base_plain_samples_per_s"].dropna().unique()
             for base in bases:
@@ -225,16 +212,19 @@ def _curves(
         if law == laws.get(str(series)):
             kit.law_line(axes, curve, ratio.curves, look, scale=ratio.scale, width=1.7)
         elif law in THIN_LAWS and not oversubscribed:
-            _thin_line(axes, curve, ratio.curves[0], ratio.scale, look, THIN_LAWS[str(law)])
+            for extrapolated, piece in kit.law_pieces(curve):
+                how = {"linewidth": 0.8, "alpha": 0.5 if extrapolated else 0.9, "linestyle": THIN_LAWS[str(law)]}
+                values = piece[ratio.curves[0]] * ratio.scale
+                kit.line_of(axes, piece["workers"], values, look, dash_capstyle="butt", **how)
 
 
 def _caption(analysis: Analysis, ratio: _Ratio, shown: pd.DataFrame, fitted: str) -> str:
     """Return what a reader must know; `fitted` names the selected law of each series."""
     absent = sorted(set(analysis.points.loc[analysis.points["backend"] != "serial", "series"]) - set(shown["series"]))
-    turned = alternated(analysis.points)
+    turned, kind = alternated(analysis.points), analysis.provenance["baseline"]
+    base = baseline_words(analysis.points, kind, plain="one plain PyTorch worker without a communication library")
     texts = [
-        f"{ratio.title} against the number of workers. Baseline ({analysis.provenance['baseline']}): "
-        f"{_baseline_words(analysis)}.",
+        f"{ratio.title} against the number of workers. Baseline ({kind}): {base}.",
         f"{ratio.formula}.",
         f"Points: {ratios_are(analysis.points)}; bars: "
         + ("95 % intervals." if turned else "slowest to fastest repeat over the median baseline."),
@@ -267,12 +257,6 @@ def _settings(points: pd.DataFrame) -> list[str]:
     return list(parallel if len(parallel) else points["setting"].drop_duplicates())[: kit.MAX_PANELS]
 
 
-def _thin_line(axes: Axes, curve: pd.DataFrame, name: str, scale: float, look: SeriesStyle, dash: Any) -> None:
-    for extrapolated, piece in kit.law_pieces(curve):
-        how: dict[str, Any] = {"linewidth": 0.8, "alpha": 0.5 if extrapolated else 0.9, "linestyle": dash}
-        kit.line_of(axes, piece["workers"], piece[name] * scale, look, dash_capstyle="butt", **how)
-
-
 def _dots(
     axes: Axes, points: pd.DataFrame, columns: Sequence[str], look: SeriesStyle, scale: float, texts: Sequence[str]
 ) -> None:
@@ -285,18 +269,9 @@ def _dots(
     if lost.empty:
         return
     # A cell without a result leaves a mark at the foot of the plot instead of a gap that nobody notices.
-    crosses = axes.plot(
-        lost["workers"],
-        [0.03] * len(lost),
-        linestyle="none",
-        marker="x",
-        markersize=5,
-        markeredgewidth=1.2,
-        color=look.color,
-        transform=axes.get_xaxis_transform(),
-        clip_on=False,
-        zorder=4,
-    )
+    how: dict[str, Any] = {"linestyle": "none", "marker": "x", "markersize": 5, "markeredgewidth": 1.2, "zorder": 4}
+    foot: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "clip_on": False}
+    crosses = axes.plot(lost["workers"], [0.03] * len(lost), color=look.color, **how, **foot)
     mark(crosses, series=look.label, tips=[f"{plural(count, 'worker')}: no result" for count in lost["workers"]])
 
 

@@ -321,9 +321,7 @@ def lying_bar(axes: Axes, place: float, parts: Iterable[tuple[LapStyle, float]])
     ends, drawn = {1: 0.0, -1: 0.0}, []
     for look, value in parts:
         side = 1 if value >= 0 else -1
-        edge = QUIET if look.hatch else PAPER
-        how: dict[str, Any] = {"facecolor": look.color, "edgecolor": edge, "hatch": look.hatch, "linewidth": 0.5}
-        drawn.append(axes.barh(place, value, left=ends[side], height=0.62, zorder=2, **how))
+        drawn.append(axes.barh(place, value, left=ends[side], height=0.62, zorder=2, **face(look)))
         ends[side] += value
     return drawn
 
@@ -382,10 +380,15 @@ def marker(look: SeriesStyle) -> dict[str, Any]:
     return {**size, "markerfacecolor": face, "markeredgecolor": edge, "markeredgewidth": width}
 
 
+def face(look: LapStyle) -> dict[str, Any]:
+    """Return how a part of a bar looks."""
+    edge = QUIET if look.hatch else PAPER
+    return {"facecolor": look.color, "edgecolor": edge, "hatch": look.hatch, "linewidth": 0.5}
+
+
 def swatch(look: LapStyle) -> Patch:
     """Return the entry of a legend that stands for a part of a bar."""
-    edge = QUIET if look.hatch else PAPER
-    return Patch(facecolor=look.color, edgecolor=edge, hatch=look.hatch, linewidth=0.5, label=look.label)
+    return Patch(**face(look), label=look.label)
 
 
 def legend(figure: Figure, handles: Sequence[Any], width_in: float, **more: Any) -> None:
