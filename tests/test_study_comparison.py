@@ -467,7 +467,7 @@ def test_hostile_names_are_escaped_everywhere():
 
 @pytest.mark.parametrize("width_in", [2.8, 5.9])
 def test_the_figure_draws_what_the_table_says(found, width_in):
-    (drawing,) = against.drawings(found)
+    drawing = against.drawing(found)
     with style():
         figure = drawing.draw(width_in)
 

@@ -75,7 +75,7 @@ def write_against(
     printed = table(found)
     texts = {f"{NAME}.{form}": write(printed) for form, write in FORMS.items()}
     return [
-        *write_drawings(drawings(found), directory / "figures", look=look, pgf=pgf),
+        *write_drawings([drawing(found)], directory / "figures", look=look, pgf=pgf),
         *write_result(directory / "tables", texts, choose="DIR"),
         *write_result(directory, {f"{NAME}.json": document(found, gate)}, choose="DIR"),
     ]
@@ -485,7 +485,7 @@ def _check_line(found: StudyComparison, check: GateCheck) -> str:
 # ------------------------------------------------------------------------------------------------------ figure
 
 
-def drawings(found: StudyComparison) -> list[Drawing]:
+def drawing(found: StudyComparison) -> Drawing:
     """Return the figure: the change of throughput of every cell with its interval, and the line of no change."""
     rows = found.of("throughput")
     styles = {name: replace(look, ring=False) for name, look in style.series_styles(found.after.points).items()}
@@ -523,21 +523,19 @@ def drawings(found: StudyComparison) -> list[Drawing]:
             *found.doubts,
         ]
     )
-    return [
-        Drawing(
-            name=NAME,
-            title=f"{after} against {before}",
-            alt=f"Change of throughput of every cell, {after} against {before}; the values are in the table.",
-            caption=one_line(caption),
-            data=shown[
-                [
-                    *("series", "before_series", "setting", "workers", "nodes", "before", "after"),
-                    *("ratio", "ratio_low", "ratio_high", "p_holm", "verdict", "word", "test"),
-                ]
-            ],
-            draw=draw,
-        )
-    ]
+    return Drawing(
+        name=NAME,
+        title=f"{after} against {before}",
+        alt=f"Change of throughput of every cell, {after} against {before}; the values are in the table.",
+        caption=one_line(caption),
+        data=shown[
+            [
+                *("series", "before_series", "setting", "workers", "nodes", "before", "after"),
+                *("ratio", "ratio_low", "ratio_high", "p_holm", "verdict", "word", "test"),
+            ]
+        ],
+        draw=draw,
+    )
 
 
 def _range(rows: pd.DataFrame) -> tuple[float, float]:

@@ -76,7 +76,8 @@ def mark(artist: Artist | Iterable[Any], *, series: str, tips: Sequence[str] = (
         return
     for place, part in enumerate(parts):
         own = tuple(tips) if place == 0 else ()
-        count = _points_of(part)
+        count = len(np.asarray(part.get_xdata(orig=False))) if isinstance(part, Line2D) else 1
+        count = len(np.asarray(part.get_offsets())) if isinstance(part, PathCollection) else count
         if own and len(own) != count:
             raise ValueError(f"{len(own)} tips for the {count} points of {type(part).__name__} of {series!r}")
         _MARKS[part] = Mark(series=series, tips=own)
@@ -87,12 +88,6 @@ def _parts(artist: Artist | Iterable[Any] | None) -> list[Artist]:
     if artist is None:
         return []
     return [artist] if isinstance(artist, Artist) else [part for each in artist for part in _parts(each)]
-
-
-def _points_of(artist: Artist) -> int:
-    if isinstance(artist, Line2D):
-        return len(np.asarray(artist.get_xdata(orig=False)))
-    return len(np.asarray(artist.get_offsets())) if isinstance(artist, PathCollection) else 1
 
 
 def tips(
@@ -372,12 +367,6 @@ def _legends(figure: Figure, series: Mapping[str, int], sheet: _Sheet) -> dict[s
             handle.set_gid(name)
             box = sheet.box(handle.get_window_extent())
             entries.append([name, _entry(text), series.get(_entry(text), -1), box])
-    return {"legend": entries, "crop": _crop(figure, legends, sheet)}
-
-
-def _crop(figure: Figure, legends: Sequence[Legend], sheet: _Sheet) -> float | None:
-    if not legends or any(legend not in figure.legends for legend in legends):
-        return None
-    top = max(float(legend.get_window_extent().y1) for legend in legends)
-    feet = [float(axes.bbox.y0) for axes in figure.axes]
-    return sheet.point((0, top))[1] if feet and top < min(feet) else None
+    top = max((float(legend.get_window_extent().y1) for legend in legends), default=math.inf)
+    alone = all(legend in figure.legends for legend in legends) and all(top < axes.bbox.y0 for axes in figure.axes)
+    return {"legend": entries, "crop": sheet.point((0, top))[1] if legends and figure.axes and alone else None}

@@ -10,7 +10,7 @@ import hashlib
 import html
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from datetime import datetime
@@ -19,7 +19,6 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
@@ -128,13 +127,15 @@ def render(analysis: Analysis, *, against: Any = None) -> str:
 
 def _page(analysis: Analysis, against: Any) -> dict[str, Any]:
     """Return what the template shows, by the names that it uses: one entry each, which is why this is long."""
-    settings = analysis.points.loc[analysis.points["mode"] != "single", "setting"].nunique()
+    scaled = analysis.points[analysis.points["mode"] != "single"]
+    settings = scaled["setting"].nunique()
+    works = scaled.drop_duplicates("setting").groupby("work", sort=False)["setting"]
     short = _is_short(analysis)
-    figures = _figures(analysis, dict.fromkeys(PAIRED, WIDE_IN) if settings > 1 else {})
+    figures = _figures(drawings(analysis), dict.fromkeys(PAIRED, WIDE_IN) if settings > 1 else {})
     script = static(".js")
     labels = series_labels(analysis.points)
     made = {table.name: table for table in tables(analysis)}
-    provenance = analysis.provenance
+    provenance, counts = analysis.provenance, analysis.points["workers"].nunique()
     doubts = doubt_groups(provenance["doubts"], labels)
     return dict(  # noqa: C408
         title=f"Scaling of {', '.join(provenance['studies'])}",
@@ -159,11 +160,17 @@ def _page(analysis: Analysis, against: Any) -> dict[str, Any]:
         waiting_tables=[(title, made[name]) for name, title in _WAITING.items() if name in made],
         waiting_figures=[figures[name] for name in SYNCHRONISATION if name in figures],
         ahead=figures.get(forecast.NAME),
-        without_forecast=_without_forecast(analysis, labels),
+        without_forecast=[
+            f"No forecast of {labels[series]}: "
+            f"{scored.get('no_forecast') or scored['why_not'] or 'its points do not determine one'}."
+            for series, scored in analysis.holdout["series"].items()
+            if series not in set(analysis.forecast.loc[analysis.forecast["kind"] == FORECAST, "series"])
+        ],
         learning=[figures[name] for name in LEARNING if name in figures],
         more=[figure for name, figure in figures.items() if name not in (SHORT_CLAIMED if short else CLAIMED)],
         short=short,
-        without_laws=_without_laws(analysis),
+        without_laws="No law is fitted and nothing is forecast: every law passes through "
+        f"{plural(counts, 'point')}. With {FEWEST_COUNTS} worker counts or more (sweep: workers in the study file) both are here.",
         reported=bool((analysis.points["backend"] == REPORTED).all()),
         flat=convergence.is_flat(analysis.convergence),
         learned=learned(analysis),
@@ -172,16 +179,32 @@ def _page(analysis: Analysis, against: Any) -> dict[str, Any]:
         base=baseline_words(
             analysis.points, provenance["baseline"], plain="one plain PyTorch worker without a communication library"
         ),
-        works=_works(analysis),
+        # What each way of scaling keeps fixed, one sentence for the settings that share it.
+        works=[f"{listed([str(setting) for setting in own])}: {work}" for work, own in works],
         growth=[(name, made[name]) for name in ("losttime", "losttime-plain", "losttime-wrapped") if name in made],
         accounts=_accounts(analysis, labels),
-        closed=" ".join(each for each in (_closed(analysis), _left_out(analysis)) if each),
-        limits=_limits(analysis, labels),
+        closed=_closed(analysis),
+        limits=[
+            {
+                "label": labels[series],
+                "doubts": list(fit["doubts"]),
+                "methods": list(dict.fromkeys(law["interval_method"] for law in fit["laws"].values())),
+            }
+            for series, fit in analysis.fits["series"].items()
+        ],
         doubts=doubts,
         doubted=sum(len(group.doubts) for group in doubts),
         failures=len(provenance["failed"]),
         runs=provenance["runs"],
-        environments=_environments(provenance),
+        environments=[
+            {
+                "runs": plural(each["runs"], "run"),
+                "facts": [
+                    (word, NOTHING if each.get(key) is None else f"{each[key]}") for key, word in ENVIRONMENT.items()
+                ],
+            }
+            for each in provenance["environment"]
+        ],
         commands=list(provenance["commands"]),
         compared=_compared(against),
         run_pages=run_pages.section(analysis),
@@ -203,18 +226,9 @@ def _is_short(analysis: Analysis) -> bool:
     return bool(len(counts) and single and 1 < parallel["workers"].max() and counts.max() < FEWEST_COUNTS)
 
 
-def _without_laws(analysis: Analysis) -> str:
-    """Return in one sentence why a short page has no laws and no forecast."""
-    counts = sorted({int(count) for count in analysis.points["workers"]})
-    return (
-        f"No law is fitted and nothing is forecast: every law passes through {plural(len(counts), 'point')}. With "
-        f"{FEWEST_COUNTS} worker counts or more (sweep: workers in the study file) both are here."
-    )
-
-
-def _figures(analysis: Analysis, widths_in: Mapping[str, float]) -> dict[str, dict[str, Any]]:
-    """Return the figures of the study by name; where they are many, fewer of them carry their data."""
-    drawn = [(drawing, csv_of(drawing.data)) for drawing in drawings(analysis)]
+def _figures(made: Iterable[Drawing], widths_in: Mapping[str, float]) -> dict[str, dict[str, Any]]:
+    """Return figures by name, as templates show them; where they are many, fewer of them carry their data."""
+    drawn = [(drawing, csv_of(drawing.data)) for drawing in made]
     most_csv = MAX_CSV if sum(len(rows) for _, rows in drawn) <= MUCH_CSV else MIN_CSV
     return {
         drawing.name: _figure(drawing, widths_in, rows if len(rows) <= most_csv else None) for drawing, rows in drawn
@@ -265,29 +279,13 @@ def _contents(page: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(place, title) for need, place, title in _CONTENTS if needs.get(need, True)]
 
 
-def _without_forecast(analysis: Analysis, labels: Mapping[str, str]) -> list[str]:
-    """Return a sentence for each series of which nothing is forecast."""
-    known = set(analysis.forecast.loc[analysis.forecast["kind"] == FORECAST, "series"])
-    return [
-        f"No forecast of {labels[series]}: "
-        f"{scored.get('no_forecast') or scored['why_not'] or 'its points do not determine one'}."
-        for series, scored in analysis.holdout["series"].items()
-        if series not in known
-    ]
-
-
 def _compared(against: Any) -> dict[str, Any] | None:
     """Return what the section on the difference to another study shows; None without one."""
     if against is None:
         return None
     from horovod_study.report.figures import against as compared
 
-    figures = [
-        _figure(drawing, {}, rows if len(rows) <= MAX_CSV else None)
-        for drawing in compared.drawings(against)
-        for rows in (csv_of(drawing.data),)
-    ]
-    return {**compared.section(against), "figures": figures}
+    return {**compared.section(against), "figures": list(_figures([compared.drawing(against)], {}).values())}
 
 
 def _policy(script: str) -> str:
@@ -318,18 +316,14 @@ def _eyebrow(provenance: Mapping[str, Any]) -> str:
         + f" {', '.join(provenance['studies'])}",
         f"partition {', '.join(provenance['partitions'])}",
         f"{runs['total']} runs",
-        *([_day(provenance["started"][0])] if provenance["started"] else []),
     ]
+    for moment in provenance["started"][:1]:
+        try:
+            when = datetime.fromisoformat(moment)
+            words.append(f"{when.day} {when:%B %Y}")
+        except ValueError:
+            words.append(moment)
     return " \u00b7 ".join(words)
-
-
-def _day(moment: str) -> str:
-    """Return the day of an ISO time in words; a text that is no time stays as it is."""
-    try:
-        when = datetime.fromisoformat(moment)
-    except ValueError:
-        return moment
-    return f"{when.day} {when:%B %Y}"
 
 
 def _tiles(analysis: Analysis, labels: Mapping[str, str]) -> dict[str, Any] | None:
@@ -369,35 +363,27 @@ def _throughput(analysis: Analysis, best: Mapping[str, Any]) -> str:
     return number(best["samples_per_s"], low, high) if whole else rounded(best["samples_per_s"], 3)
 
 
-def _works(analysis: Analysis) -> list[str]:
-    """Return what each way of scaling in this study keeps fixed, one sentence for the settings that share it."""
-    points = analysis.points[analysis.points["mode"] != "single"]
-    shared = points.drop_duplicates("setting").groupby("work", sort=False)["setting"]
-    return [f"{listed([str(setting) for setting in settings])}: {work}" for work, settings in shared]
-
-
 # ---------------------------------------------------------------------------------------------------- tables
 
 
 def _accounts(analysis: Analysis, labels: Mapping[str, str]) -> Table:
     """Return what no part of a step covers, from the rows of every step: one group of rows per series."""
     whole = analysis.accounting[analysis.accounting["rank"].isna()]
+    doubtful = (whole["why_not"] != "") | (whole["open_steps"] > 0)
+    worst = whole["residual_share_worst"].mask(doubtful, math.inf)
+    worth = worst.rank(method="first", ascending=False, na_option="top")
 
     def share(row: Row, name: str) -> str:
         value = row[f"residual_share_{name}"]
         return percent(value, decimals=2) if math.isfinite(value) else NOTHING
 
+    def run(row: Row) -> Cell:
+        doubts = [] if row["state"] == "done" else [f"{row['state']}"]
+        return Cell(f"{row['run']}".rpartition("/")[2], doubts=doubts, code=True)
+
     columns = (
         Column(head="Workers", names=True, cell=lambda row: f"{row['workers']:.0f}"),
-        Column(
-            head="Run",
-            number=False,
-            cell=lambda row: Cell(
-                f"{row['run']}".rpartition("/")[2],
-                doubts=[] if row["state"] == "done" else [f"{row['state']}"],
-                code=True,
-            ),
-        ),
+        Column(head="Run", number=False, cell=run),
         Column(head="Steps", cell=lambda row: f"{row['steps']:.0f}"),
         Column(head="Left out", cell=lambda row: f"{row['excluded']:.0f}"),
         Column(head="Mean", cell=lambda row: share(row, "mean")),
@@ -420,52 +406,27 @@ def _accounts(analysis: Analysis, labels: Mapping[str, str]) -> Table:
         caption="Unexplained share of the step: all of it over all time, then of single steps: median, 99 % quantile, "
         "worst. Steps before the timed window are left out here and kept in the rows",
         columns=columns,
-        groups=by_series(whole[_accounted(whole)], cells, lambda series, _: Cell(labels.get(series, series))),
-    )
-
-
-def _accounted(whole: pd.DataFrame) -> pd.Series:
-    doubtful = (whole["why_not"] != "") | (whole["open_steps"] > 0)
-    worth = (
-        whole["residual_share_worst"].mask(doubtful, math.inf).rank(method="first", ascending=False, na_option="top")
-    )
-    return worth <= MAX_ACCOUNTED
-
-
-def _left_out(analysis: Analysis) -> str:
-    """Return in one sentence which runs the table of unexplained time leaves out."""
-    runs = int(analysis.accounting["rank"].isna().sum())
-    if runs <= MAX_ACCOUNTED:
-        return ""
-    return (
-        f"Of {runs:,} runs the {MAX_ACCOUNTED} are listed that do not add up or have the largest gaps; accounting.csv "
-        "has all."
+        groups=by_series(whole[worth <= MAX_ACCOUNTED], cells, lambda series, _: Cell(labels.get(series, series))),
     )
 
 
 def _closed(analysis: Analysis) -> str:
-    """Return in one sentence whether the recorded steps add up."""
+    """Return in sentences whether the recorded steps add up, and which runs the table of them leaves out."""
     table = analysis.accounting
-    ranks = table[table["rank"].notna() & (table["why_not"] == "")]
+    ranks, runs = table[table["rank"].notna() & (table["why_not"] == "")], int(table["rank"].isna().sum())
+    rest = (
+        f" Of {runs:,} runs the {MAX_ACCOUNTED} are listed that do not add up or have the largest gaps; accounting.csv "
+        "has all."
+        if runs > MAX_ACCOUNTED
+        else ""
+    )
     if ranks.empty:
-        return ""
+        return rest.strip()
     steps, wrong = int(ranks["steps"].sum()), int(ranks["open_steps"].sum())
     checked = f"The parts of {plural(steps, 'recorded step')} were added up, rank by rank"
     verdict = "all of them add up" if wrong == 0 else f"{wrong} do{'es' if wrong == 1 else ''} not add up"
     gap = f"the largest gap between a step and its parts is {float(ranks['gap_s'].max()) * 1e6:.2g}{THIN}\u00b5s"
-    return f"{checked}: {verdict}; {gap}."
-
-
-def _limits(analysis: Analysis, labels: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return of each series what limits its fits, and how their intervals were made."""
-    return [
-        {
-            "label": labels[series],
-            "doubts": list(fit["doubts"]),
-            "methods": list(dict.fromkeys(law["interval_method"] for law in fit["laws"].values())),
-        }
-        for series, fit in analysis.fits["series"].items()
-    ]
+    return f"{checked}: {verdict}; {gap}.{rest}"
 
 
 def _common(provenance: Mapping[str, Any]) -> str:
@@ -476,21 +437,6 @@ def _common(provenance: Mapping[str, Any]) -> str:
         for name, each in OPTIONS.items()
         if each.short_title and name in common
     )
-
-
-# ---------------------------------------------------------------------------------------------------- provenance
-
-
-def _environments(provenance: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [
-        {
-            "runs": plural(each["runs"], "run"),
-            "facts": [
-                (word, NOTHING if each.get(key) is None else f"{each[key]}") for key, word in ENVIRONMENT.items()
-            ],
-        }
-        for each in provenance["environment"]
-    ]
 
 
 def static(suffix: str) -> str:

@@ -109,10 +109,12 @@ def write_paper(analysis: Analysis, directory: Path, source: Mapping[str, Any]) 
     digests = _digests(source.get("run_files") or {})
     shown = {name: made[name] for name in (*RESULTS, *APPENDIX) if name in made} | {digests.name: digests}
     section = "\n".join(_section(analysis, figures, [name for name in RESULTS if name in shown]))
+    version = (source.get("versions") or {}).get("horovod_study", "")
+    cited = [entry.format(version=version) for key, entry in _REFERENCES.items() if f"{{{key}}}" in section]
     texts = {
         "section.tex": section,
         "appendix.tex": "\n".join(_appendix(analysis, [name for name in shown if name not in RESULTS], source)),
-        "references.bib": _references(section, (source.get("versions") or {}).get("horovod_study", "")),
+        "references.bib": "\n\n".join(cited) + "\n",
         "paper.tex": _DOCUMENT,
         **{f"tables/{name}.tex": to_latex(table) for name, table in shown.items()},
     }
@@ -139,7 +141,10 @@ def _section(analysis: Analysis, figures: Sequence[Drawing], results: Sequence[s
     yield f"\\section{{Scaling of {latex(names)}}}\\label{{sec:scaling}}"
     yield ""
     yield latex(" ".join(f"{text.rstrip('.')}." for text in (headline(analysis), subheadline(analysis)) if text))
-    yield from _pointers(figures, results)
+    places = [f"Table~\\ref{{tab:{name}}}" for name in results[:1]]
+    places += [f"Figure~\\ref{{fig:{each.name}}}" for each in figures[:1]]
+    if places:
+        yield f"{' and '.join(places)} show{'s' * (len(places) == 1)} the measured points."
     yield ""
     yield "\\subsection{Method}"
     yield from _method(analysis)
@@ -156,13 +161,6 @@ def _section(analysis: Analysis, figures: Sequence[Drawing], results: Sequence[s
     yield ""
     yield "\\subsection{Threats to validity}"
     yield from _threats(analysis)
-
-
-def _pointers(figures: Sequence[Drawing], results: Sequence[str]) -> Iterable[str]:
-    places = [f"Table~\\ref{{tab:{name}}}" for name in results[:1]]
-    places += [f"Figure~\\ref{{fig:{each.name}}}" for each in figures[:1]]
-    if places:
-        yield f"{' and '.join(places)} show{'s' * (len(places) == 1)} the measured points."
 
 
 def _figure(drawing: Drawing) -> Iterable[str]:
@@ -300,8 +298,3 @@ def _digests(run_files: Mapping[str, Mapping[str, str]]) -> Table:
         groups=(Group(title="", rows=tuple((run, digest) for run, _, digest in records)),),
         data=pd.DataFrame(rows, columns=["run", "file", "digest"]),
     )
-
-
-def _references(section: str, version: str) -> str:
-    cited = [entry.format(version=version) for key, entry in _REFERENCES.items() if f"{{{key}}}" in section]
-    return "\n\n".join(cited) + "\n"
