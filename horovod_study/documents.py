@@ -199,14 +199,9 @@ def _first_fault(faults: Sequence[Any]) -> str:
     elif fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         text = f"{where} is not known"
     else:
-        text = f"{where} is {_short(fault['input'])}; allowed: {_allowed(fault)}"
+        allowed = fault["msg"].removeprefix("Value error, ").removeprefix("Input should be ").removeprefix("a valid ")
+        text = f"{where} is {_short(fault['input'])}; allowed: {allowed[:1].lower()}{allowed[1:]}"
     return text + (f" (and {len(faults) - 1} more)" if len(faults) > 1 else "")
-
-
-def _allowed(fault: Any) -> str:
-    """Return what pydantic says should be there, as the end of a sentence."""
-    message: str = fault["msg"].removeprefix("Value error, ").removeprefix("Input should be ").removeprefix("a valid ")
-    return message[:1].lower() + message[1:]
 
 
 # ---------------------------------------------------------------------------------------------------- YAML

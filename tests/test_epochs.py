@@ -206,8 +206,8 @@ def test_times_faster_is_relative_to_the_smallest_batch(swept):
 
 
 def test_every_identified_knee_stands_on_its_line(swept):
-    drawing = one(batches, swept, "batch_epochs")
-    (axes,) = drawn(drawing).axes
+    drawing = one(batches, swept, "batch_size")
+    _, axes, _ = drawn(drawing).axes
     strokes = sorted(float(line.get_xdata()[0]) for line in axes.get_lines() if line.get_marker() == "|")
     knees = swept.knees[swept.knees["identified"].astype(bool)]
 
@@ -237,5 +237,5 @@ def test_two_batches_make_no_figure(swept):
 def test_nothing_is_cut_off_at_text_width_and_at_column_width(study, swept, width_in):
     made = [*epochs.drawings(study), *regression.drawings(study), *pairs.drawings(study), *batches.drawings(swept)]
 
-    assert len(made) == 8
+    assert len(made) == 7
     assert [text for each in made for text in complaints(drawn(each, width_in), each.name)] == []

@@ -13,7 +13,7 @@ from nbclient import NotebookClient
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 NAMES = sorted(path.name for path in NOTEBOOKS.glob("*.ipynb"))
-FIGURES_SHOWN = {"prediction.ipynb": 2, "thesis.ipynb": 15, "tour.ipynb": 3}
+FIGURES_SHOWN = {"prediction.ipynb": 2, "thesis.ipynb": 13, "tour.ipynb": 3}
 
 
 @pytest.fixture(scope="module")

@@ -92,15 +92,12 @@ def printed(table: Table) -> Table:
     """Return the table without the columns and rows that are for a page only."""
     kept = [place for place, column in enumerate(table.columns) if not column.page_only]
     groups = [
-        replace(group, rows=tuple(tuple(row[place] for place in kept) for row in group.rows if _is_printed(row)))
+        replace(group, rows=tuple(tuple(row[place] for place in kept) for row in rows))
         for group in table.groups
+        if (rows := [row for row in group.rows if not getattr(row[0], "page_only", False)])
     ]
     columns = tuple(table.columns[place] for place in kept)
-    return replace(table, columns=columns, groups=tuple(group for group in groups if group.rows))
-
-
-def _is_printed(row: Sequence[str]) -> bool:
-    return not (isinstance(row[0], Cell) and row[0].page_only)
+    return replace(table, columns=columns, groups=tuple(groups))
 
 
 def row_of(columns: Iterable[Column], row: Row) -> tuple[str, ...]:

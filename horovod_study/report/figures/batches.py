@@ -17,7 +17,7 @@ from horovod_study.report.kit.style import MARKERS, QUIET, SeriesStyle, folded, 
 from horovod_study.text.numbers import number, with_interval
 from horovod_study.text.words import plural
 
-NAMES = ("batch_size", "batch_epochs", "overhead")
+NAMES = ("batch_size", "overhead")
 
 MIN_BATCHES = 3
 MAX_LINES = 8
@@ -28,7 +28,7 @@ _Key = tuple[str, int, float]
 
 def drawings(analysis: Analysis) -> list[Drawing]:
     """Return the figures that this analysis has data for."""
-    return [each for each in (_sizes(analysis), _epochs(analysis), _overhead(analysis)) if each is not None]
+    return [each for each in (_sizes(analysis), _overhead(analysis)) if each is not None]
 
 
 # ---------------------------------------------------------------------------------------------------- which lines
@@ -196,6 +196,9 @@ _KNEES = (
 
 
 def _sizes(analysis: Analysis) -> Drawing | None:
+    known = analysis.batches[analysis.batches["epoch_s_median"].notna()]
+    looks = _looks(analysis, _lines(known)[0])
+    gains = [_gain(_of(known, key), look.label, _of(analysis.knees, key)) for key, look in looks.items()]
     return _drawing(
         analysis,
         analysis.batches,
@@ -205,25 +208,8 @@ def _sizes(analysis: Analysis) -> Drawing | None:
         title="What a larger batch gives",
         alt="Throughput, time per epoch and waiting against the batch of one worker; the knees are in the table.",
         caption="Throughput of all workers, time per epoch and the share of the step that is waiting for gradients, "
-        f"against the batch of one worker.{_POINTS}.{_KNEES}",
-    )
-
-
-def _epochs(analysis: Analysis) -> Drawing | None:
-    known = analysis.batches[analysis.batches["epoch_s_median"].notna()]
-    looks = _looks(analysis, _lines(known)[0])
-    gains = [_gain(_of(known, key), look.label, _of(analysis.knees, key)) for key, look in looks.items()]
-    return _drawing(
-        analysis,
-        known,
-        (EPOCH,),
-        0.8,
-        name=NAMES[1],
-        title="Epoch time against the batch",
-        alt="Time per epoch against the batch of one worker on logarithmic axes, with the knees; the values are in the "
-        "tables of batches and knees.",
-        caption="Time per epoch against the batch of one worker, both axes logarithmic: batches per epoch times the "
-        f"mean step, so without evaluation and checkpoints.{_POINTS}.{_KNEES} {' '.join(gains)}",
+        "against the batch of one worker; the epoch is its batches times the mean step, without evaluation and "
+        f"checkpoints, its axis logarithmic.{_POINTS}.{_KNEES} {' '.join(gains)}",
     )
 
 
@@ -257,7 +243,7 @@ def _overhead(analysis: Analysis) -> Drawing | None:
         known,
         panels,
         0.66,
-        name=NAMES[2],
+        name=NAMES[1],
         title="Communication overhead against the batch",
         alt="Share of a step that is waiting for gradients, and what is lost to one worker alone, against the batch; "
         "the values are in the table of batches.",

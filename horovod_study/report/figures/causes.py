@@ -161,8 +161,8 @@ def _way(axes: Axes, parts: Mapping[str, Mapping[Any, Any]], order: list[str], l
 
 
 _WAITING = (
-    ("skew_s", "Skew / ms per step", 1000.0, "ms per step"),
-    ("load_balance", "Load balance / %", 100.0, "% load balance"),
+    kit.Quantity("skew_s", "Skew / ms per step", "ms per step", scale=1000.0),
+    kit.Quantity("load_balance", "Load balance / %", "% load balance", scale=100.0, share=True),
 )
 
 
@@ -176,21 +176,7 @@ def _stragglers(analysis: Analysis) -> Drawing | None:
     styles = style.series_styles(points)
 
     def draw(width_in: float) -> Figure:
-        figure, panels, (panel_in, _) = kit.by_setting(shown, settings, width_in, each=2)
-        for axes, (name, label, scale, unit), own in [
-            (*pair, own) for made, own in panels for pair in zip(made, _WAITING, strict=True)
-        ]:
-            columns = (f"{name}_median", f"{name}_min", f"{name}_max")
-            top = kit.against_workers(axes, own, columns, styles, panel_in, scale=scale, unit=unit)
-            if name == "skew_s":
-                axes.set_ylim(0, 1.15 * top if top > 0 else 1)
-            else:
-                least = float(own[columns[1]].min()) * scale
-                axes.set_ylim(max(0.0, min(90.0, least - 0.15 * (100 - least))), 101)
-            kit.round_values(axes)
-            axes.set_ylabel(label)
-        kit.legend(figure, kit.handles(styles, shown["series"].drop_duplicates()), width_in)
-        return figure
+        return kit.quantities(shown, settings, _WAITING, styles, width_in)
 
     caption = (
         "Stragglers against the number of workers. Waiting for the last worker (skew): mean over steps and ranks of "
@@ -200,7 +186,7 @@ def _stragglers(analysis: Analysis) -> Drawing | None:
         "lines only guide the eye. Dashed vertical lines: further workers need another node. "
         f"{kit.repeats_words(shown)}{kit.left_out(known, settings)}"
     )
-    names = [f"{name}_{end}" for name, *_ in _WAITING for end in ("median", "min", "max")]
+    names = [f"{each.name}_{end}" for each in _WAITING for end in ("median", "min", "max")]
     return Drawing(
         name=NAMES[1],
         title="Stragglers",

@@ -71,7 +71,13 @@ def result_lines(found: Inspection) -> list[str]:
         *_wrapped(_closure(found), indent="  "),
     ]
     lines += ["", *table(found)]
-    for text in (*straggler_sentences(found), *_efficiency(found)):
+    for text in straggler_sentences(found):
+        lines += ["", *_wrapped(text)]
+    if (pop := found.pop) is not None:
+        text = (
+            f"Parallel efficiency {pop.parallel:.2f} = load balance {pop.load_balance:.2f} x communication efficiency "
+            f"{pop.communication:.2f} (POP; useful is all that is not sync)."
+        )
         lines += ["", *_wrapped(text)]
     lines += ["", *_pause_lines(found)]
     if found.ablation is not None:
@@ -227,16 +233,6 @@ def _method(found: Inspection) -> str:
         f"(Time of each rank from the end of a synchronisation to its gradients being ready: {', '.join(late.laps)}; "
         f"{late.steps:,} steps; 95 % intervals from blocks of {late.block_steps} steps.)"
     )
-
-
-def _efficiency(found: Inspection) -> list[str]:
-    if found.pop is None:
-        return []
-    pop = found.pop
-    return [
-        f"Parallel efficiency {pop.parallel:.2f} = load balance {pop.load_balance:.2f} x communication efficiency "
-        f"{pop.communication:.2f} (POP; useful is all that is not sync)."
-    ]
 
 
 def _pause_lines(found: Inspection) -> list[str]:

@@ -45,8 +45,13 @@ def drawings(analysis: Analysis) -> list[Drawing]:
         figure, axes_of, (panel_in, _) = kit.grid(len(panels), width_in, aspect=0.8)
         for axes, quantity in zip(axes_of, panels, strict=True):
             own = shown[shown["quantity"] == quantity]
-            for pair in chosen:
-                _ratios(axes, own[(own["a"] == pair[0]) & (own["b"] == pair[1])], looks[pair])
+            for (a, b), look in looks.items():
+                rows = own[(own["a"] == a) & (own["b"] == b)].sort_values(["workers", "nodes"], kind="stable")
+                if len(rows):
+                    kit.line_of(axes, rows["workers"], rows["ratio"], look, linewidth=1.1)
+                    values = [rows[column] for column in ("ratio", "ratio_low", "ratio_high")]
+                    texts = [_tip(row) for row in rows.to_dict("records")]
+                    kit.judged_points(axes, rows["workers"], values, look, rows["verdict"] == RESOLVED, texts)
             axes.axhline(1, color=QUIET, linewidth=0.9, zorder=1)
             kit.worker_axis(axes, own["workers"], float(own["workers"].max()), panel_in)
             kit.node_boundaries(axes, own, panel_in)
@@ -97,16 +102,6 @@ def _looks(analysis: Analysis, shown: pd.DataFrame, chosen: list[Any]) -> dict[A
         words = f"{labels[b]} / {labels[a]}" + (f", {settings[b]}" if several else "")
         found[a, b] = replace(styles[b], label=words, filled=True, ring=False)
     return found
-
-
-def _ratios(axes: Any, rows: pd.DataFrame, look: SeriesStyle) -> None:
-    own = rows.sort_values(["workers", "nodes"], kind="stable")
-    if own.empty:
-        return
-    kit.line_of(axes, own["workers"], own["ratio"], look, linewidth=1.1)
-    values = [own[column] for column in ("ratio", "ratio_low", "ratio_high")]
-    texts = [_tip(row) for row in own.to_dict("records")]
-    kit.judged_points(axes, own["workers"], values, look, own["verdict"] == RESOLVED, texts)
 
 
 def _tip(row: Mapping[Any, Any]) -> str:

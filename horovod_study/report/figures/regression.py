@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
@@ -14,7 +13,7 @@ from horovod_study.analysis.study import Analysis
 from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark
-from horovod_study.report.kit.style import EXTRAPOLATED_DASH, QUIET, SeriesStyle, series_styles
+from horovod_study.report.kit.style import EXTRAPOLATED_DASH, QUIET, series_styles
 from horovod_study.text.numbers import with_interval
 
 NAMES = ("regression", "karp_flatt")
@@ -117,7 +116,10 @@ def _karp_flatt(analysis: Analysis) -> Drawing | None:
         figure, panels, (panel_in, _) = kit.by_setting(shown, settings, width_in)
         for (axes,), own in panels:
             for series, each in own.groupby("series", sort=False):
-                _amdahl(axes, serial[str(series)], each, styles[str(series)])
+                if (found := serial[str(series)]) is not None:
+                    ends = [float(each["workers"].min()), float(each["workers"].max())]
+                    dashed = {"linewidth": 1.0, "linestyle": EXTRAPOLATED_DASH, "alpha": 0.8, "zorder": 1.8}
+                    kit.line_of(axes, ends, [100 * found[0]] * 2, styles[str(series)], **dashed)
             low = min(0.0, 100 * float(own[list(columns)].min().min()))
             how: dict[str, Any] = {"scale": 100, "unit": "%", "low": columns[1], "high": columns[2]}
             top = kit.against_workers(axes, own, columns, styles, panel_in, **how)
@@ -162,11 +164,3 @@ def _serial(analysis: Analysis, series: str) -> tuple[float, float, float] | Non
         return None
     low, high = law["ci95"]["s"]
     return law["params"]["s"], math.nan if low is None else low, math.nan if high is None else high
-
-
-def _amdahl(axes: Axes, found: tuple[float, float, float] | None, rows: pd.DataFrame, look: SeriesStyle) -> None:
-    if found is None:
-        return
-    ends = [float(rows["workers"].min()), float(rows["workers"].max())]
-    how = {"linewidth": 1.0, "linestyle": EXTRAPOLATED_DASH, "alpha": 0.8, "zorder": 1.8}
-    kit.line_of(axes, ends, [100 * found[0]] * 2, look, **how)

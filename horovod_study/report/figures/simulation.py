@@ -23,10 +23,9 @@ from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit import style
 from horovod_study.report.kit.files import write_result
 from horovod_study.text.numbers import amount, milliseconds, prefixed
-from horovod_study.text.tables import table_of, to_lines
+from horovod_study.text.tables import NOTHING, table_of, to_lines
 
 NAME = "simulation"
-NOTHING = "\u2013"
 LOOKS = {
     "compute": style.LapStyle(label="computing", color="#8fa5b8", ink=style.INK),
     "slowest": style.LapStyle(label="waiting for the slowest", color="#6e8b74", ink=style.INK),
@@ -87,11 +86,7 @@ def constants(calibration: Calibration) -> dict[str, Any]:
         "cycle_s": it.runtime.cycle_s,
         "negotiation": it.runtime.negotiation,
         "fusion_bytes": finite(it.runtime.fusion_bytes),
-        "relative_standard_errors": {
-            "compute": it.spread.compute,
-            "alpha": it.spread.alpha,
-            "bandwidth": it.spread.bandwidth,
-        },
+        "relative_standard_errors": {name: getattr(it.spread, name) for name in ("compute", "alpha", "bandwidth")},
     }
 
 
@@ -274,7 +269,10 @@ def draw(table: pd.DataFrame, width_in: float) -> Figure:
     kit.label_ticks(right.yaxis, right.yaxis.get_major_locator(), lambda value: f"{100 * value:.0f} %")
     kit.label_ticks(left.yaxis, LogLocator(base=10, numticks=6), partial(prefixed, gap=""))
     for axes in (left, right):
-        _worker_axis(axes, counts)
+        axes.set_xscale("log")
+        axes.set_xlabel("Workers")
+        places = FixedLocator(list(counts)) if len(counts) <= 6 else LogLocator(base=10, numticks=7)
+        kit.label_ticks(axes.xaxis, places, partial(prefixed, gap=""))
     if len(names) > 1:
         handles = [kit.entry(look, markersize=3.6, linewidth=1.0) for look in looks]
         widest_in = max(style.text_in(str(handle.get_label())) for handle in handles) + 0.5
@@ -306,10 +304,3 @@ def _bars(figure: Any, own: pd.DataFrame, width_in: float) -> None:
     handles = [kit.swatch(LOOKS[part]) for part in shown]
     widest_in = max(style.text_in(str(handle.get_label())) for handle in handles) + 0.5
     figure.legend(handles=handles, loc="outside lower center", ncols=max(1, min(4, int(width_in / widest_in))))
-
-
-def _worker_axis(axes: Axes, counts: Sequence[int]) -> None:
-    axes.set_xscale("log")
-    axes.set_xlabel("Workers")
-    places = FixedLocator(list(counts)) if len(counts) <= 6 else LogLocator(base=10, numticks=7)
-    kit.label_ticks(axes.xaxis, places, partial(prefixed, gap=""))

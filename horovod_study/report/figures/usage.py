@@ -1,6 +1,6 @@
 """What the machine did while it trained, for readers: use and power of GPUs and cores against workers and over time."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -16,38 +16,28 @@ from horovod_study.text.words import plural, span
 NAMES = ("usage", "load")
 
 
-@dataclass(frozen=True)
-class Quantity:
-    """One panel: a quantity of the table `usage`, with what a reader must know of it."""
-
-    name: str
-    label: str
-    unit: str  # behind a value
-    words: str
-
-
 ON_GPUS = (
-    Quantity(
+    kit.Quantity(
         "gpu_percent", "GPU use / %", "% GPU use", "GPU use: share of time in which any kernel ran, mean over the GPUs"
     ),
-    Quantity("gpu_power_w_per_gpu", "Power of a GPU / W", "W", "power: the GPUs' own reading, mean over them"),
-    Quantity(
+    kit.Quantity("gpu_power_w_per_gpu", "Power of a GPU / W", "W", "power: the GPUs' own reading, mean over them"),
+    kit.Quantity(
         "cpu_percent_per_rank",
         "CPU of a rank / %",
         "% of a core",
         "CPU: processor time of a rank and all it started, in per cent of one core, mean over the ranks",
     ),
-    Quantity("gpu_memory_mb", "GPU memory / MB", "MB", "memory: largest of the window, mean over the GPUs"),
+    kit.Quantity("gpu_memory_mb", "GPU memory / MB", "MB", "memory: largest of the window, mean over the GPUs"),
 )
 ON_CORES = (
     ON_GPUS[2],
-    Quantity(
+    kit.Quantity(
         "rss_mb_per_rank",
         "Memory of a rank / MB",
         "MB",
         "memory: resident, with pages that ranks share, largest of the window, mean over the ranks",
     ),
-    Quantity("package_power_w", "Power of processors / W", "W", "power: of all processors, by their counters"),
+    kit.Quantity("package_power_w", "Power of processors / W", "W", "power: of all processors, by their counters"),
 )
 
 
@@ -70,16 +60,7 @@ def _usage(analysis: Analysis) -> Drawing | None:
     styles = series_styles(analysis.points)
 
     def draw(width_in: float) -> Figure:
-        figure, rows_of, (panel_in, _) = kit.by_setting(shown, settings, width_in, each=len(panels))
-        for axes, panel, own in [(*pair, own) for made, own in rows_of for pair in zip(made, panels, strict=True)]:
-            columns = (f"{panel.name}_median", f"{panel.name}_min", f"{panel.name}_max")
-            own = own.assign(repeats=own[f"{panel.name}_repeats"])
-            top = kit.against_workers(axes, own, columns, styles, panel_in, unit=panel.unit)
-            axes.set_ylim(0, 1.15 * top if top > 0 else 1)
-            kit.round_values(axes, steps=(1, 2, 2.5, 5, 10))
-            axes.set_ylabel(panel.label)
-        kit.legend(figure, kit.handles(styles, shown["series"].drop_duplicates()), width_in)
-        return figure
+        return kit.quantities(shown, settings, panels, styles, width_in)
 
     caption = (
         f"Use of the machine against the number of workers, means over the timed window of each run. "
@@ -102,11 +83,11 @@ def _usage(analysis: Analysis) -> Drawing | None:
 
 
 OVER_TIME = (
-    Quantity("step_s", "Mean step / ms", "ms", "mean step of each stretch"),
-    Quantity("gpu_percent", "GPU use / %", "% GPU use", "GPU use: mean over the GPUs"),
-    Quantity("gpu_power_w", "Power of all GPUs / W", "W", "power: sum over the GPUs"),
-    Quantity("cpu_percent_per_rank", "CPU of a rank / %", "% of a core", "CPU: mean over the ranks"),
-    Quantity("rss_mb_per_rank", "Memory of a rank / MB", "MB", "memory: resident, mean over the ranks"),
+    kit.Quantity("step_s", "Mean step / ms", "ms", "mean step of each stretch", 1000.0),
+    kit.Quantity("gpu_percent", "GPU use / %", "% GPU use", "GPU use: mean over the GPUs"),
+    kit.Quantity("gpu_power_w", "Power of all GPUs / W", "W", "power: sum over the GPUs"),
+    kit.Quantity("cpu_percent_per_rank", "CPU of a rank / %", "% of a core", "CPU: mean over the ranks"),
+    kit.Quantity("rss_mb_per_rank", "Memory of a rank / MB", "MB", "memory: resident, mean over the ranks"),
 )
 MAX_PANELS = 4
 MAX_LINES = 8
@@ -137,10 +118,10 @@ def _load(analysis: Analysis) -> Drawing | None:
     def draw(width_in: float) -> Figure:
         figure, axes_of, _ = kit.grid(len(panels), width_in, aspect=0.6)
         for axes, panel in zip(axes_of, panels, strict=True):
-            scale, high = (1000.0 if panel.name == "step_s" else 1.0), 0.0
+            high = 0.0
             for series, each in shown.groupby("series", sort=False):
                 look = looks[str(series)]
-                low, middle, most = (each[f"{panel.name}_{end}"] * scale for end in ("min", "median", "max"))
+                low, middle, most = (each[f"{panel.name}_{end}"] * panel.scale for end in ("min", "median", "max"))
                 kit.band_of(axes, each["at_s"], (low, most), look, alpha=0.15)
                 tips = [
                     f"{at:.3g} s: {rounded(value, 3)} {panel.unit}"

@@ -28,7 +28,9 @@ def to_html(table: Table, *, groups: str = "Series", kind: str = "broad") -> Mar
     titled = any(group.title for group in table.groups)
     heads = [*([Column(head=groups, number=False)] if titled else []), *table.columns]
     lines = [
-        Markup('<p class="caption" id="{0}">{1}</p>\n').format(place, _described(table))
+        Markup('<p class="caption" id="{0}">{1}</p>\n').format(
+            place, ". ".join(filter(None, (table.title, table.caption)))
+        )
         + Markup('<div class="scroll" role="region" aria-labelledby="{0}" tabindex="0">\n').format(place)
         + Markup('<table aria-labelledby="{0}" class="{1}">').format(place, kind),
         Markup("<thead><tr>") + Markup("").join(map(_head, heads)) + Markup("</tr></thead>"),
@@ -41,10 +43,6 @@ def to_html(table: Table, *, groups: str = "Series", kind: str = "broad") -> Mar
         lines.append(Markup("</tbody>"))
     notes = [Markup('<p class="under">{0}</p>').format(note) for note in table.notes]
     return Markup("\n").join([*lines, Markup("</table>\n</div>"), *notes])
-
-
-def _described(table: Table) -> str:
-    return ". ".join(text for text in (table.title, table.caption) if text)
 
 
 def _head(column: Column) -> Markup:

@@ -4,7 +4,7 @@ worker counts on a logarithmic axis, node boundaries.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -165,6 +165,43 @@ def against_workers(
         worker_axis(axes, rows["workers"], float(rows["workers"].max()), panel_in)
     node_boundaries(axes, rows, panel_in)
     return max(tops)
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A panel of a quantity: columns NAME_median, NAME_min and NAME_max of a table, and what a reader must know."""
+
+    name: str
+    label: str
+    unit: str  # behind a value
+    words: str = ""
+    scale: float = 1.0
+    share: bool = False  # of at most 100 %: the axis ends there, and need not begin at zero
+
+
+def quantities(
+    rows: pd.DataFrame,
+    settings: Sequence[str],
+    panels: Sequence[Quantity],
+    styles: Mapping[str, SeriesStyle],
+    width_in: float,
+) -> Figure:
+    """Return a figure of quantities against workers, a panel each per setting, with the legend of the series."""
+    figure, rows_of, (panel_in, _) = by_setting(rows, settings, width_in, each=len(panels))
+    for axes, panel, own in [(*pair, own) for made, own in rows_of for pair in zip(made, panels, strict=True)]:
+        columns = (f"{panel.name}_median", f"{panel.name}_min", f"{panel.name}_max")
+        if f"{panel.name}_repeats" in own.columns:
+            own = own.assign(repeats=own[f"{panel.name}_repeats"])
+        top = against_workers(axes, own, columns, styles, panel_in, scale=panel.scale, unit=panel.unit)
+        if panel.share:
+            least = float(own[columns[1]].min()) * panel.scale
+            axes.set_ylim(max(0.0, min(90.0, least - 0.15 * (100 - least))), 101)
+        else:
+            axes.set_ylim(0, 1.15 * top if top > 0 else 1)
+        round_values(axes, steps=(1, 2, 2.5, 5, 10))
+        axes.set_ylabel(panel.label)
+    legend(figure, handles(styles, rows["series"].drop_duplicates()), width_in)
+    return figure
 
 
 def line_of(axes: Axes, x: Any, y: Any, look: SeriesStyle, *, tips: Sequence[str] = (), **changes: Any) -> None:

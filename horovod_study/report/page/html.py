@@ -170,7 +170,8 @@ def _page(analysis: Analysis, against: Any) -> dict[str, Any]:
         more=[figure for name, figure in figures.items() if name not in (SHORT_CLAIMED if short else CLAIMED)],
         short=short,
         without_laws="No law is fitted and nothing is forecast: every law passes through "
-        f"{plural(counts, 'point')}. With {FEWEST_COUNTS} worker counts or more (sweep: workers in the study file) both are here.",
+        f"{plural(counts, 'point')}. With {FEWEST_COUNTS} worker counts or more (sweep: workers in the study file) "
+        "both are here.",
         reported=bool((analysis.points["backend"] == REPORTED).all()),
         flat=convergence.is_flat(analysis.convergence),
         learned=learned(analysis),
