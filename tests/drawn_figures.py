@@ -18,6 +18,7 @@ from horovod_study.analysis.series.points import scaling_points
 from horovod_study.analysis.steps.breakdown import breakdown
 from horovod_study.analysis.steps.losses import losses
 from horovod_study.report.figures import catalogue
+from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.style import PRINT_WIDTH_IN, FigureFormat, settled, style
 from horovod_study.report.page import check, html
 
@@ -34,7 +35,13 @@ def figures_only(*names: str) -> Iterator[None]:
 
 def one(module, analysis, name):
     """Return the drawing of a module that has this name."""
-    return {each.name: each for each in module.drawings(analysis)}[name]
+    return {each.name: each for each in figures_of(module, analysis)}[name]
+
+
+def figures_of(module, analysis):
+    """Return the drawings of a module in the order of the catalogue."""
+    made = [make(analysis) or () for make in catalogue.FIGURES if make.__module__ == module.__name__]
+    return [each for found in made for each in ([found] if isinstance(found, Drawing) else found)]
 
 
 def light(analysis, runs):

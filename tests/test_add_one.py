@@ -209,14 +209,14 @@ FIGURE = '''
 """The workers of each point, counted."""
 from horovod_study.report.kit.drawing import Drawing
 from matplotlib.figure import Figure
-def drawings(analysis):
+def invented(analysis):
     data = analysis.points[["series", "workers"]]
     def draw(width_in):
         figure = Figure(figsize=(width_in, 2.0), layout="constrained")
         figure.subplots().hist(data["workers"])
         return figure
     words = {"title": "How many points", "alt": "Bars of counts.", "caption": "Points by workers."}
-    return [Drawing(name="invented", data=data, draw=draw, **words)]
+    return Drawing(name="invented", data=data, draw=draw, **words)
 '''
 
 
@@ -227,7 +227,10 @@ def test_a_figure_takes_its_file_and_its_place_in_the_catalogue(copy: Path) -> N
     (copy / "report" / "figures" / "invented.py").write_text(FIGURE)
     catalogue = copy / "report" / "figures" / "catalogue.py"
     text = catalogue.read_text()
-    for old, new in (("    forecast,\n", "    forecast,\n    invented,\n"), ("in (epochs, ", "in (epochs, invented, ")):
+    for old, new in (
+        ("    forecast,\n", "    forecast,\n    invented,\n"),
+        ("    *(usage.usage, ", "    *(invented.invented, usage.usage, "),
+    ):
         assert text.count(old) == 1
         text = text.replace(old, new)
     catalogue.write_text(text)

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from drawn_figures import figures_only
+from drawn_figures import figures_of, figures_only
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from make.properties import examples
@@ -120,7 +120,7 @@ def test_on_one_node_there_is_no_boundary_and_no_section():
 
     assert analysis.boundary.empty
     assert set(analysis.nodes["nodes"]) == {1}
-    assert drawn.drawings(analysis) == [] and drawn.sentences(analysis) == []
+    assert figures_of(drawn, analysis) == [] and drawn.sentences(analysis) == []
     assert "boundary" not in {table.name for table in tables(analysis)}
     assert "Across nodes" not in html.render(analysis)
 
@@ -201,7 +201,7 @@ def test_a_hidden_synchronisation_is_told_by_the_step():
     assert math.isnan(row["jump_s"]) and row["resolved"] is None
     assert row["step_low_s"] < 0.008 < row["step_high_s"]
     assert row["note"] == "synchronisation runs inside backward and cannot be separated; the step as a whole can"
-    assert drawn.drawings(analysis) == []
+    assert figures_of(drawn, analysis) == []
     assert "Going from one node to two adds" in drawn.sentences(analysis)[0]
     assert "Across nodes" in html.render(analysis)
 
@@ -327,7 +327,7 @@ def test_an_unresolved_jump_is_said_to_be_one():
 
 @pytest.mark.slow
 def test_the_figure_marks_the_boundary_and_writes_the_jump_and_the_paths():
-    (drawing,) = drawn.drawings(analysed(FILLED))
+    (drawing,) = figures_of(drawn, analysed(FILLED))
     text = " ".join(interactive.inline(drawing).svg.split())
 
     assert "2 nodes" in text

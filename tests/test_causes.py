@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from drawn_figures import complaints, drawn, light, one
+from drawn_figures import complaints, drawn, figures_of, light, one
 from make.bench_document import document
 from make.synthetic_runs import run_table
 from make.synthetic_study import truth, write_study
@@ -139,7 +139,7 @@ def test_the_synchronisation_of_each_cell_is_taken_apart(study):
 
 def test_runs_without_the_measurement_have_no_attribution(plain):
     assert plain.attribution.empty
-    assert [each.name for each in causes.drawings(plain)] == ["losses"]
+    assert [each.name for each in figures_of(causes, plain)] == ["losses"]
 
 
 # ---------------------------------------------------------------------------------------------------- stragglers
@@ -222,7 +222,7 @@ def test_use_and_power_are_drawn_where_gpus_were_sampled(study):
 
 
 def test_nothing_is_drawn_of_a_machine_that_was_not_sampled(plain):
-    assert usage_figures.drawings(plain) == []
+    assert figures_of(usage_figures, plain) == []
 
 
 @pytest.mark.slow
@@ -265,7 +265,7 @@ def test_the_roofline_stands_in_the_figures_of_a_study(study):
 @pytest.mark.slow
 @pytest.mark.parametrize("width_in", [PRINT_WIDTH_IN, COLUMN_WIDTH_IN])
 def test_nothing_is_cut_off_at_text_width_and_at_column_width(study, width_in):
-    made = [*causes.drawings(study), *usage_figures.drawings(study)]
+    made = [*figures_of(causes, study), *figures_of(usage_figures, study)]
 
     assert {each.name for each in made} == {*causes.NAMES, *usage_figures.NAMES}
     assert [text for each in made for text in complaints(drawn(each, width_in), each.name)] == []

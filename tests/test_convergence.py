@@ -7,7 +7,7 @@ import make.records
 import numpy as np
 import pandas as pd
 import pytest
-from drawn_figures import figures_only
+from drawn_figures import figures_of, figures_only
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from make.properties import examples
@@ -534,7 +534,7 @@ def test_errors_are_written_briefly(value, digits, text):
 
 
 def drawn(analysis):
-    return {each.name: each for each in figures.drawings(analysis)}
+    return {each.name: each for each in figures_of(figures, analysis)}
 
 
 @pytest.mark.slow

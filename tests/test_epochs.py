@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from drawn_figures import complaints, drawn, light, one
+from drawn_figures import complaints, drawn, figures_of, light, one
 from make.synthetic_runs import run_table
 
 from horovod_study.analysis.series.points import scaling_points
@@ -97,7 +97,7 @@ def test_a_data_set_that_grows_has_no_epoch_to_compare(study):
     runs = table("alpha")
     grown = light(study, runs.assign(train_samples=75_000 * runs["workers"]))
 
-    assert [each.name for each in epochs.drawings(grown)] == ["weak_scaling"]
+    assert [each.name for each in figures_of(epochs, grown)] == ["weak_scaling"]
 
 
 def test_weak_scaling_shows_the_ideal_throughput_and_the_level_of_the_step(study):
@@ -116,7 +116,7 @@ def test_strong_scaling_has_an_epoch_figure_and_no_weak_one(study):
     runs = table("alpha")
     strong = runs.assign(batch=600 // runs["workers"], global_batch=600)
 
-    assert [each.name for each in epochs.drawings(light(study, strong))] == ["epoch_time"]
+    assert [each.name for each in figures_of(epochs, light(study, strong))] == ["epoch_time"]
 
 
 # ---------------------------------------------------------------------------------------------------- regression
@@ -139,7 +139,7 @@ def test_the_legend_of_the_regression_has_the_slope_and_its_interval(study):
 def test_a_line_through_two_worker_counts_is_no_finding(study):
     two = replace(study, points=study.points[study.points["workers"] <= 2])
 
-    assert regression.drawings(two) == []
+    assert figures_of(regression, two) == []
 
 
 def test_karp_flatt_is_drawn_in_per_cent_with_amdahls_fraction_beside_it(study):
@@ -164,7 +164,7 @@ def test_karp_flatt_is_drawn_in_per_cent_with_amdahls_fraction_beside_it(study):
 
 
 def test_the_ratio_of_two_transports_stands_at_every_worker_count_with_its_verdict(study):
-    (drawing,) = pairs.drawings(study)
+    (drawing,) = figures_of(pairs, study)
     figure = drawn(drawing)
     throughput = figure.axes[0]
     known = study.transports[(study.transports["quantity"] == "samples_per_s") & (study.transports["workers"] > 1)]
@@ -186,7 +186,7 @@ def test_nccl_against_mpi_is_named_so(study):
 def test_one_worker_count_makes_no_curve_of_ratios(study):
     few = replace(study, transports=study.transports[study.transports["workers"] <= 2])
 
-    assert pairs.drawings(few) == []
+    assert figures_of(pairs, few) == []
 
 
 # ---------------------------------------------------------------------------------------------------- batches
@@ -226,7 +226,7 @@ def test_overhead_has_the_wait_and_the_loss_of_parallel_cells_only(swept):
 
 
 def test_two_batches_make_no_figure(swept):
-    assert batches.drawings(replace(swept, batches=swept.batches[swept.batches["batch"] <= 75])) == []
+    assert figures_of(batches, replace(swept, batches=swept.batches[swept.batches["batch"] <= 75])) == []
 
 
 # ---------------------------------------------------------------------------------------------------- both widths
@@ -235,7 +235,12 @@ def test_two_batches_make_no_figure(swept):
 @pytest.mark.slow
 @pytest.mark.parametrize("width_in", [PRINT_WIDTH_IN, COLUMN_WIDTH_IN])
 def test_nothing_is_cut_off_at_text_width_and_at_column_width(study, swept, width_in):
-    made = [*epochs.drawings(study), *regression.drawings(study), *pairs.drawings(study), *batches.drawings(swept)]
+    made = [
+        *figures_of(epochs, study),
+        *figures_of(regression, study),
+        *figures_of(pairs, study),
+        *figures_of(batches, swept),
+    ]
 
     assert len(made) == 7
     assert [text for each in made for text in complaints(drawn(each, width_in), each.name)] == []

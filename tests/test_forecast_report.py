@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
-from drawn_figures import figures_only
+from drawn_figures import figures_of, figures_only
 from make.synthetic_runs import run_table
 
 from horovod_study.analysis.forecast import study_forecast
@@ -111,12 +111,12 @@ class TestDocument:
         alone = analyze(run_table(ways=WAYS[:1], failed=()))
         assert alone.forecast.empty and list(alone.forecast.columns) == list(study_forecast.FORECAST_COLUMNS)
         assert alone.holdout == {"series": {}, "summary": {}}
-        assert drawn.drawings(alone) == [] and 'id="forecast"' not in html.render(alone)
+        assert figures_of(drawn, alone) == [] and 'id="forecast"' not in html.render(alone)
 
 
 class TestFigure:
     def test_caption_and_data_are_written_beside_it(self, analysis, tmp_path):
-        one = drawn.drawings(analysis)[0]
+        one = figures_of(drawn, analysis)[0]
         assert one.data.equals(analysis.forecast)
         for words in ("both axes logarithmic", "slowest to fastest repeat", "95 % interval", "ideal", "another node"):
             assert words in one.caption
@@ -124,7 +124,7 @@ class TestFigure:
 
     def test_forecasts_are_hollow_dashed_and_in_a_band(self, analysis):
         with style.style():
-            figure = drawn.drawings(analysis)[0].draw(6.3)
+            figure = figures_of(drawn, analysis)[0].draw(6.3)
         axes = figure.axes[0]
         assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
         marks = [line for line in axes.lines if line.get_marker() == "o"]

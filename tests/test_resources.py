@@ -8,7 +8,7 @@ import make.records
 import numpy as np
 import pandas as pd
 import pytest
-from drawn_figures import figures_only
+from drawn_figures import figures_of, figures_only
 from make.synthetic_runs import evaluation_table, run_table
 
 from horovod_study import records
@@ -281,7 +281,7 @@ def test_permuted_runs_give_the_same_bytes_and_survive_the_files(analysis, tmp_p
 
 @pytest.mark.slow
 def test_the_figure_and_the_table_say_what_training_costs(analysis):
-    (drawing,) = drawn.drawings(analysis)
+    (drawing,) = figures_of(drawn, analysis)
     (table,) = [table for table in page_tables(analysis) if table.name == "resources"]
     rows = next(group for group in table.groups if group.title.startswith("Horovod/MPI")).rows
     heads = [column.head for column in table.columns]
@@ -305,7 +305,7 @@ def test_nothing_is_shown_where_nothing_was_recorded(analysis):
     alone = analyze(metered((1,)))
 
     for each in (analyze(runs), alone):
-        assert drawn.drawings(each) == [] and drawn.sentences(each) == []
+        assert figures_of(drawn, each) == [] and drawn.sentences(each) == []
         with figures_only("resources"):
             assert 'id="resources"' not in html.render(each)
     hours = dataclasses.replace(analysis, resources=analysis.resources.assign(device="cpu"))

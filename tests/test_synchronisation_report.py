@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from drawn_figures import figures_only
+from drawn_figures import figures_of, figures_only
 from make.synthetic_runs import run_table
 
 from horovod_study import records
@@ -59,8 +59,8 @@ def test_all_tables_and_documents_come_back_from_their_files(analysis, tmp_path)
 
     assert synchronisation.sentences(again) == synchronisation.sentences(analysis)
     assert [to_html(table) for table in page_tables(again)] == [to_html(table) for table in page_tables(analysis)]
-    assert {each.name: each.caption for each in synchronisation.drawings(again)} == {
-        each.name: each.caption for each in synchronisation.drawings(analysis)
+    assert {each.name: each.caption for each in figures_of(synchronisation, again)} == {
+        each.name: each.caption for each in figures_of(synchronisation, analysis)
     }
 
 
@@ -81,7 +81,7 @@ def test_the_section_holds_figures_and_tables_once(analysis):
     assert page.count('<section id="synchronisation">') == 1 and 'href="#synchronisation"' in page
     for table in ("table-synchronisation", "table-transports", "table-knees", "table-cycle"):
         assert page.count(f'id="{table}"') == 1
-    assert [each.name for each in synchronisation.drawings(analysis)] == [synchronisation.NAME]
+    assert [each.name for each in figures_of(synchronisation, analysis)] == [synchronisation.NAME]
     section = page[page.index('<section id="synchronisation">') :]
     assert section[: section.index("</section>")].count("<svg") == 3
     assert ">nan<" not in page and ">inf<" not in page
@@ -101,7 +101,7 @@ def test_the_section_holds_figures_and_tables_once(analysis):
 def test_where_there_is_nothing_to_show_there_is_no_section(runs):
     analysis = analyze(runs)
 
-    assert synchronisation.drawings(analysis) == []
+    assert figures_of(synchronisation, analysis) == []
     assert 'id="synchronisation"' not in html.render(analysis)
 
 
@@ -109,7 +109,7 @@ def test_where_there_is_nothing_to_show_there_is_no_section(runs):
 def test_two_counts_are_a_table_and_no_figure():
     analysis = analyze(run_table((1, 2), ways=WAYS, failed=()))
 
-    assert synchronisation.drawings(analysis) == []
+    assert figures_of(synchronisation, analysis) == []
     assert "synchronisation" in {table.name for table in page_tables(analysis)}
 
 
@@ -138,7 +138,7 @@ def test_unknown_values_are_dashes_with_their_reason():
     (waiting,) = [place for place, column in enumerate(table.columns) if column.head == "Median\nper step"]
     assert [row[waiting] for row in hidden] == ["\u2013", "\u2013"]
     assert "inside backward" in hidden[1][waiting].doubts[0]
-    drawing = synchronisation.drawings(analysis)[0]
+    drawing = figures_of(synchronisation, analysis)[0]
     assert "hidden inside their backward pass: PyTorch DDP/Gloo." in drawing.caption
 
 
@@ -153,12 +153,12 @@ def test_colours_are_those_of_the_other_figures_and_dashes_tell_the_transport(an
 
 @pytest.mark.slow
 def test_figures_are_the_same_bytes_each_time(analysis):
-    for drawing in synchronisation.drawings(analysis):
+    for drawing in figures_of(synchronisation, analysis):
         assert interactive.inline(drawing).svg == interactive.inline(drawing).svg, drawing.name
 
 
 def test_no_axis_label_is_markup(analysis):
-    for drawing in synchronisation.drawings(analysis):
+    for drawing in figures_of(synchronisation, analysis):
         assert "mathdefault" not in interactive.inline(drawing).svg, drawing.name
 
 

@@ -26,11 +26,6 @@ MAX_LINES = 8
 _Key = tuple[str, int, float]
 
 
-def drawings(analysis: Analysis) -> list[Drawing]:
-    """Return the figures that this analysis has data for."""
-    return [each for each in (_sizes(analysis), _overhead(analysis)) if each is not None]
-
-
 # ---------------------------------------------------------------------------------------------------- which lines
 
 
@@ -195,7 +190,7 @@ _KNEES = (
 )
 
 
-def _sizes(analysis: Analysis) -> Drawing | None:
+def batch_size(analysis: Analysis) -> Drawing | None:
     known = analysis.batches[analysis.batches["epoch_s_median"].notna()]
     looks = _looks(analysis, _lines(known)[0])
     gains = [_gain(_of(known, key), look.label, _of(analysis.knees, key)) for key, look in looks.items()]
@@ -225,7 +220,7 @@ def _gain(rows: pd.DataFrame, label: str, knees: pd.DataFrame) -> str:
     return f"{text}."
 
 
-def _overhead(analysis: Analysis) -> Drawing | None:
+def overhead(analysis: Analysis) -> Drawing | None:
     table = analysis.batches[analysis.batches["workers"] > 1]
     known = table[table["overhead_median"].notna() | table["lost"].notna()]
     shown, _ = _lines(known)

@@ -27,11 +27,11 @@ _WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
 _APART = 0.035  # of a panel: cells of equal workers on other numbers of nodes stand so far apart
 
 
-def drawings(analysis: Analysis) -> list[Drawing]:
-    """Return the figure of node boundaries; none where no series ran on several nodes."""
+def boundary(analysis: Analysis) -> Drawing | None:
+    """Return the figure of node boundaries; None where no series ran on several nodes."""
     shown = _shown(analysis)
     if shown.empty:
-        return []
+        return None
     styles = {
         **style.series_styles(analysis.nodes),
         **style.series_styles(analysis.points),
@@ -59,16 +59,14 @@ def drawings(analysis: Analysis) -> list[Drawing]:
     if hidden:
         names = listed([styles[series].label for series in hidden])
         caption += f" Not drawn, because synchronisation is hidden inside their backward pass: {names}."
-    return [
-        Drawing(
-            name=NAME,
-            title="Synchronisation and node boundaries",
-            alt="Waiting for gradients per step against workers, on one and on more nodes; the jumps are in the table.",
-            caption=caption.strip(),
-            data=pd.concat([shown.assign(kind="point"), jumps.rename(columns={"kind": "jump"}).assign(kind="jump")]),
-            draw=draw,
-        )
-    ]
+    return Drawing(
+        name=NAME,
+        title="Synchronisation and node boundaries",
+        alt="Waiting for gradients per step against workers, on one and on more nodes; the jumps are in the table.",
+        caption=caption.strip(),
+        data=pd.concat([shown.assign(kind="point"), jumps.rename(columns={"kind": "jump"}).assign(kind="jump")]),
+        draw=draw,
+    )
 
 
 def sentences(analysis: Analysis) -> list[str]:

@@ -51,16 +51,10 @@ LOOKS = {
 """What a way from ideal to measured is made of, from top to bottom."""
 
 
-def drawings(analysis: Analysis) -> list[Drawing]:
-    """Return the figures that this analysis has data for."""
-    made = [_losses(analysis), _stragglers(analysis), _attribution(analysis)]
-    return [*(each for each in made if each is not None), *_machines(analysis)]
-
-
 # ---------------------------------------------------------------------------------------------------- from ideal
 
 
-def _losses(analysis: Analysis) -> Drawing | None:
+def losses(analysis: Analysis) -> Drawing | None:
     table = analysis.losses
     if table.empty:
         return None
@@ -166,7 +160,7 @@ _WAITING = (
 )
 
 
-def _stragglers(analysis: Analysis) -> Drawing | None:
+def stragglers(analysis: Analysis) -> Drawing | None:
     points = analysis.points
     known = points[(points["workers"] > 1) & points["skew_s_median"].notna() & (points["mode"] != "mixed")]
     if known.empty or known.groupby("series")["workers"].nunique().max() < 2:
@@ -203,7 +197,7 @@ def _stragglers(analysis: Analysis) -> Drawing | None:
 _CELL = ["series", "workers", "nodes", "batch", "arm"]
 
 
-def _attribution(analysis: Analysis) -> Drawing | None:
+def parts(analysis: Analysis) -> Drawing | None:
     table = analysis.attribution
     if table.empty:
         return None
@@ -254,7 +248,7 @@ def _attribution(analysis: Analysis) -> Drawing | None:
 # ---------------------------------------------------------------------------------------------------- the machine
 
 
-def _machines(analysis: Analysis) -> list[Drawing]:
+def machines(analysis: Analysis) -> list[Drawing]:
     """Return roofline and network of each machine whose bench.json the analysis was given."""
     found = []
     machines = analysis.network["machines"]

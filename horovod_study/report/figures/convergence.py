@@ -55,11 +55,9 @@ _MISSED: dict[str, Any] = {"edgecolor": style.QUIET, "linestyle": (0, (2, 1.5)),
 _CELL = ["series", "workers", "nodes"]
 
 
-def drawings(analysis: Analysis) -> list[Drawing]:
-    """Return the figures of convergence that this analysis has data for."""
-    curves = None if is_flat(analysis.convergence) else learning_curves(analysis.points, analysis.convergence)
-    made = [curves, _time_to_target(analysis), _sensitivity(analysis)]
-    return [each for each in made if each is not None]
+def learning(analysis: Analysis) -> Drawing | None:
+    """Return the learning curves; None where they are flat."""
+    return None if is_flat(analysis.convergence) else learning_curves(analysis.points, analysis.convergence)
 
 
 FALL = 1.5
@@ -304,7 +302,7 @@ def _mse_axis(axes: Axes, rows: pd.DataFrame) -> None:
 # ---------------------------------------------------------------------------------------------------- time to target
 
 
-def _time_to_target(analysis: Analysis) -> Drawing | None:
+def targets(analysis: Analysis) -> Drawing | None:
     """Return stacked bars of the seconds to each target by worker count; None where only single workers trained."""
     table = analysis.targets
     parallel = set(table.loc[table["workers"] > 1, "setting"])
@@ -464,7 +462,7 @@ def _bar(axes: Axes, place: float, row: Mapping[Any, Any]) -> float:
 # ---------------------------------------------------------------------------------------------------- sensitivity
 
 
-def _sensitivity(analysis: Analysis) -> Drawing | None:
+def sensitivity(analysis: Analysis) -> Drawing | None:
     """Return the best test MSE against every option of learning that the study varies; None where it varies none."""
     table = analysis.learning[analysis.learning["best_mse_median"].notna()]
     varied = [name for name in CHOICE_TITLES if table[name].nunique() > 1]

@@ -20,15 +20,10 @@ _IDEAL = "ideal: base / N"
 _PLAIN = "one plain PyTorch worker without a communication library"
 
 
-def drawings(analysis: Analysis) -> list[Drawing]:
-    """Return the figures that this analysis has data for."""
-    return [each for each in (_epoch_time(analysis), _weak_scaling(analysis)) if each is not None]
-
-
 # ---------------------------------------------------------------------------------------------------- epoch time
 
 
-def _epoch_time(analysis: Analysis) -> Drawing | None:
+def epoch_time(analysis: Analysis) -> Drawing | None:
     kind = analysis.provenance["baseline"]
     base_words = baseline_words(analysis.points, kind, plain=_PLAIN)
     points = analysis.points
@@ -89,7 +84,7 @@ def _epoch_time(analysis: Analysis) -> Drawing | None:
 # ---------------------------------------------------------------------------------------------------- weak scaling
 
 
-def _weak_scaling(analysis: Analysis) -> Drawing | None:
+def weak_scaling(analysis: Analysis) -> Drawing | None:
     kind = analysis.provenance["baseline"]
     base_words = baseline_words(analysis.points, kind, plain=_PLAIN)
     points = analysis.points[analysis.points["mode"] == "weak"]

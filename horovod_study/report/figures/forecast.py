@@ -26,11 +26,11 @@ NAME = "forecast"
 _TICK_GAP_IN = 0.08  # between the labels of two worker counts
 
 
-def drawings(analysis: Analysis) -> list[Drawing]:
-    """Return the figure of forecasts; none where no series could be forecast."""
+def forecast(analysis: Analysis) -> Drawing | None:
+    """Return the figure of forecasts; None where no series could be forecast."""
     shown = analysis.forecast
     if shown.empty:
-        return []
+        return None
     styles = series_styles(analysis.points)
     settings = list(shown["setting"].drop_duplicates())[: kit.MAX_PANELS]
     partitions = analysis.points.drop_duplicates("series").set_index("series")["partition"]
@@ -43,25 +43,23 @@ def drawings(analysis: Analysis) -> list[Drawing]:
         kit.legend(figure, _handles(shown, styles), width_in)
         return figure
 
-    return [
-        Drawing(
-            name=NAME,
-            title="Forecast",
-            alt="Throughput against workers on logarithmic axes, measured and forecast; the values are in the table.",
-            caption=(
-                "Throughput of all workers against workers, both axes logarithmic. Filled marks: medians over repeats, "
-                "bars: slowest to fastest repeat. On grey: forecast, with hollow marks at two, four and eight times "
-                "the largest measured count and at full nodes, dashed lines between them; bands: 95 % interval of a "
-                "single run there. Thin grey: ideal, the throughput of the baseline times N, or of the smallest "
-                "measured count where there is no baseline. Forecasts are a weighted combination of laws; what the "
-                "same method did with the largest measured counts hidden is in the table."
-                + kit.boundary_words(placed)
-                + kit.left_out(placed, settings)
-            ),
-            data=shown,
-            draw=draw,
-        )
-    ]
+    return Drawing(
+        name=NAME,
+        title="Forecast",
+        alt="Throughput against workers on logarithmic axes, measured and forecast; the values are in the table.",
+        caption=(
+            "Throughput of all workers against workers, both axes logarithmic. Filled marks: medians over repeats, "
+            "bars: slowest to fastest repeat. On grey: forecast, with hollow marks at two, four and eight times "
+            "the largest measured count and at full nodes, dashed lines between them; bands: 95 % interval of a "
+            "single run there. Thin grey: ideal, the throughput of the baseline times N, or of the smallest "
+            "measured count where there is no baseline. Forecasts are a weighted combination of laws; what the "
+            "same method did with the largest measured counts hidden is in the table."
+            + kit.boundary_words(placed)
+            + kit.left_out(placed, settings)
+        ),
+        data=shown,
+        draw=draw,
+    )
 
 
 # ---------------------------------------------------------------------------------------------------- drawing

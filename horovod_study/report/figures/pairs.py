@@ -27,14 +27,14 @@ MAX_PAIRS = 8
 _TITLES = {"samples_per_s": "Throughput", "sync_s": "Waiting per step"}
 
 
-def drawings(analysis: Analysis) -> list[Drawing]:
-    """Return the figure of ratios; none where no two runtimes were paired at several worker counts."""
+def transport_ratio(analysis: Analysis) -> Drawing | None:
+    """Return the figure of ratios; None where no two runtimes were paired at several worker counts."""
     table = analysis.transports
     known = table[table["ratio"].notna() & (table["workers"] > 1)]
     pairs = known.groupby(["a", "b"], sort=False)["workers"].nunique()
     pairs = pairs[pairs >= MIN_COUNTS]
     if pairs.empty:
-        return []
+        return None
     chosen = list(pairs.sort_values(ascending=False, kind="stable").index[:MAX_PAIRS])
     chosen = [pair for pair in pairs.index if pair in set(chosen)]
     shown = known[[pair in set(chosen) for pair in zip(known["a"], known["b"], strict=True)]]
@@ -73,17 +73,15 @@ def drawings(analysis: Analysis) -> list[Drawing]:
         f"{kit.repeats_words(shown, 'pairs')}"
         + (f" In the CSV file only: {plural(rest, 'further pair')} of series." if rest else "")
     )
-    return [
-        Drawing(
-            name=NAME,
-            title=_title(shown),
-            alt="Ratios of throughput and of waiting between two runtimes, against workers; the values are in the "
-            "table of transports.",
-            caption=caption,
-            data=known,
-            draw=draw,
-        )
-    ]
+    return Drawing(
+        name=NAME,
+        title=_title(shown),
+        alt="Ratios of throughput and of waiting between two runtimes, against workers; the values are in the "
+        "table of transports.",
+        caption=caption,
+        data=known,
+        draw=draw,
+    )
 
 
 def _title(shown: pd.DataFrame) -> str:

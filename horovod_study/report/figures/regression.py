@@ -21,15 +21,10 @@ NAMES = ("regression", "karp_flatt")
 LAW = "linear"
 
 
-def drawings(analysis: Analysis) -> list[Drawing]:
-    """Return the figures that this analysis has data for."""
-    return [each for each in (_regression(analysis), _karp_flatt(analysis)) if each is not None]
-
-
 # ---------------------------------------------------------------------------------------------------- regression line
 
 
-def _regression(analysis: Analysis) -> Drawing | None:
+def regression(analysis: Analysis) -> Drawing | None:
     kind = analysis.provenance["baseline"]
     lines = analysis.curves[(analysis.curves["law"] == LAW) & ~analysis.curves["extrapolated"].astype(bool)]
     points = analysis.points[analysis.points["series"].isin(lines["series"])]
@@ -102,7 +97,7 @@ def _regression(analysis: Analysis) -> Drawing | None:
 # ---------------------------------------------------------------------------------------------------- Karp-Flatt
 
 
-def _karp_flatt(analysis: Analysis) -> Drawing | None:
+def karp_flatt(analysis: Analysis) -> Drawing | None:
     points = analysis.points[analysis.points["karp_flatt"].notna() & (analysis.points["workers"] > 1)]
     if points.empty or points.groupby("series")["workers"].nunique().max() < 2:
         return None

@@ -43,11 +43,11 @@ class _Panel:
     unit_name: str
 
 
-def drawings(analysis: Analysis) -> list[Drawing]:
-    """Return the figure of energy and worker hours; none where no energy was recorded and no run used a GPU."""
+def resources(analysis: Analysis) -> Drawing | None:
+    """Return the figure of energy and worker hours; None where no energy was recorded and no run used a GPU."""
     panels = _panels(analysis)
     if not panels:
-        return []
+        return None
     styles = style.series_styles(analysis.points)
     rows = analysis.resources
     parallel = set(rows.loc[rows["workers"] > 1, "setting"])
@@ -66,16 +66,14 @@ def drawings(analysis: Analysis) -> list[Drawing]:
         kit.legend(figure, _handles(shown, analysis, panels, styles), width_in)
         return figure
 
-    return [
-        Drawing(
-            name=NAME,
-            title="What training costs",
-            alt="Energy per sample and worker hours against the number of workers; the values are in the table.",
-            caption=_caption(analysis, panels, curves, styles),
-            data=pd.concat([each for each in frames if len(each)], ignore_index=True),
-            draw=draw,
-        )
-    ]
+    return Drawing(
+        name=NAME,
+        title="What training costs",
+        alt="Energy per sample and worker hours against the number of workers; the values are in the table.",
+        caption=_caption(analysis, panels, curves, styles),
+        data=pd.concat([each for each in frames if len(each)], ignore_index=True),
+        draw=draw,
+    )
 
 
 def sentences(analysis: Analysis) -> list[str]:

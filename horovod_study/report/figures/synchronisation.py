@@ -32,7 +32,7 @@ MAX_PANELS = 4
 """Settings in one figure, each with two panels."""
 
 
-def drawings(analysis: Analysis) -> list[Drawing]:
+def synchronisation(analysis: Analysis) -> Drawing | None:
     """Return the figure of the series that know their synchronisation at several counts of several workers."""
     cells = analysis.synchronisation
     cells = cells[cells["workers"] > 1]
@@ -40,7 +40,7 @@ def drawings(analysis: Analysis) -> list[Drawing]:
     known = known[known.groupby("series")["workers"].transform("nunique") > 1]
     settings = list(known["setting"].drop_duplicates())[:MAX_PANELS]
     if not settings:
-        return []
+        return None
     shown = known[known["setting"].isin(settings)]
     styles = style.series_styles(analysis.points)
     lines = analysis.sync_curves[analysis.sync_curves["series"].isin(shown["series"])]
@@ -85,16 +85,14 @@ def drawings(analysis: Analysis) -> list[Drawing]:
     if len(names):
         hidden = [_labels(analysis)[series] for series in names]
         caption += f" Not drawn, because synchronisation is hidden inside their backward pass: {listed(hidden)}."
-    return [
-        Drawing(
-            name=NAME,
-            title="Synchronisation against workers",
-            alt="Waiting for gradients per step and per epoch against workers; the values are in the table.",
-            caption=caption,
-            data=pd.concat([shown.assign(kind="point"), lines.assign(kind="line")], ignore_index=True),
-            draw=draw,
-        )
-    ]
+    return Drawing(
+        name=NAME,
+        title="Synchronisation against workers",
+        alt="Waiting for gradients per step and per epoch against workers; the values are in the table.",
+        caption=caption,
+        data=pd.concat([shown.assign(kind="point"), lines.assign(kind="line")], ignore_index=True),
+        draw=draw,
+    )
 
 
 def _panel(

@@ -41,13 +41,7 @@ ON_CORES = (
 )
 
 
-def drawings(analysis: Analysis) -> list[Drawing]:
-    """Return the figures of use and power; none where no run of several workers was sampled."""
-    made = [_usage(analysis), _load(analysis)]
-    return [each for each in made if each is not None]
-
-
-def _usage(analysis: Analysis) -> Drawing | None:
+def usage(analysis: Analysis) -> Drawing | None:
     table = analysis.usage
     gpus = bool(table["gpu_percent_median"].notna().any() or table["gpu_power_w_per_gpu_median"].notna().any())
     panels = [each for each in (ON_GPUS if gpus else ON_CORES) if table[f"{each.name}_median"].notna().any()]
@@ -93,7 +87,7 @@ MAX_PANELS = 4
 MAX_LINES = 8
 
 
-def _load(analysis: Analysis) -> Drawing | None:
+def load(analysis: Analysis) -> Drawing | None:
     table = analysis.load
     panels = [each for each in OVER_TIME if table[f"{each.name}_median"].notna().any()][:MAX_PANELS]
     sampled = [each for each in panels if each.name != "step_s"]

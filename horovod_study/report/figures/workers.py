@@ -114,7 +114,7 @@ def throughput(analysis: Analysis) -> Drawing | None:
                 look = styles[str(series)]
                 # A cell without a result is NaN and breaks the line.
                 kit.line_of(axes, own["workers"], own["samples_per_s_median"] / 1000, look)
-                ends = {"low": "samples_per_s_ci95_low", "high": "samples_per_s_ci95_high"}
+                ends: dict[str, Any] = {"low": "samples_per_s_ci95_low", "high": "samples_per_s_ci95_high"}
                 texts = tips(own, "samples_per_s_median", unit="samples/s", **ends)
                 _dots(axes, own, [f"samples_per_s_{n}" for n in ("median", "min", "max")], look, 1 / 1000, texts)
             bases = rows["base_plain_samples_per_s"].dropna().unique()
