@@ -29,14 +29,12 @@ from horovod_study.report.figures.breakdown import lap_bar, lap_handles
 from horovod_study.report.kit.files import figure_lines, write_result
 from horovod_study.report.kit.panels import MAX_HEIGHT_IN, legend, note_at
 from horovod_study.report.kit.style import INK, LAPS, NARROW_IN, PAPER, QUIET, TEXT, FigureFormat, folded, text_in
-from horovod_study.text.numbers import rounded
-from horovod_study.text.tables import Group, Table, table_of, to_lines
+from horovod_study.text.numbers import MINUS, rounded
+from horovod_study.text.tables import NOTHING, Group, Table, table_of, to_lines
 from horovod_study.text.words import plural
 
 NAME = "accounting"
 HEADS = {**{part: part for part in PARTS}, "residual": "unexplained"}
-UNKNOWN = "\u2013"
-MINUS = "\u2212"
 
 _FEWEST_BARS = 3
 """A panel has room for so many: a single bar is no wall."""
@@ -70,7 +68,9 @@ def result_lines(found: Accounting, gate: ResidualGate | None, paths: Sequence[P
 def text(found: Accounting, gate: ResidualGate | None) -> list[str]:
     """Return the whole account as lines."""
     lines = [*_step_lines(found), "", *_residual_lines(found), *_excluded_lines(found)]
-    for part in (_growth_lines(found.cells), _views_lines(found.views), _notes_lines(found), gate_lines(gate)):
+    doubts = [f"  {line}" for doubt in found.doubts for line in _wrapped(doubt, 112)]
+    notes = ["incomplete or doubtful runs", *doubts] if doubts else []
+    for part in (_growth_lines(found.cells), _views_lines(found.views), notes, gate_lines(gate)):
         lines += ["", *part] if part else []
     return lines
 
@@ -83,10 +83,10 @@ def _step_lines(found: Accounting) -> list[str]:
     for series, cell in _cells(found.cells):
         step = cell["step"]
         if series != before:
-            rows.append(_line(series, parts))
+            rows.append((series, *("" for _ in parts)))
             before = series
         over = f" on {plural(step['nodes'], 'node')}" if step["nodes"] > 1 else ""
-        rows.append(_line(f"  {plural(step['workers'], 'worker')}{over}", parts))
+        rows.append((f"  {plural(step['workers'], 'worker')}{over}", *("" for _ in parts)))
         runs = [run for run in found.runs if found.series[run.run] == series and run.workers == step["workers"]]
         for run in runs:
             rows += _two_lines(f"    {_short(run.run)}", run, parts)
@@ -110,10 +110,6 @@ def _cells(cells: pd.DataFrame) -> list[tuple[str, dict[str, Any]]]:
     for row in cells.to_dict("records"):
         grouped.setdefault((row["series"], row["workers"], row["nodes"]), {})[row["lap"]] = row
     return [(str(key[0]), rows) for key, rows in grouped.items()]
-
-
-def _line(words: str, parts: Sequence[str]) -> tuple[str, ...]:
-    return (words, *("" for _ in parts))
 
 
 def _two_lines(label: str, each: RunAccount | RankAccount, parts: Sequence[str]) -> list[tuple[str, ...]]:
@@ -250,11 +246,6 @@ def _compared(each: ViewComparison) -> str:
     return f"Whether {each.first} and {each.second} agree is not resolved: {apart}, an interval wider than the cost."
 
 
-def _notes_lines(found: Accounting) -> list[str]:
-    lines = [line for doubt in found.doubts for line in _wrapped(doubt, 112)]
-    return ["incomplete or doubtful runs", *(f"  {line}" for line in lines)] if lines else []
-
-
 def gate_lines(gate: ResidualGate | None) -> list[str]:
     """Return the verdict of `--max-residual`: one line per thing that is over it."""
     if gate is None:
@@ -274,14 +265,14 @@ def _short(name: str) -> str:
 
 def _ms(seconds: float, *, sign: bool = False) -> str:
     if not math.isfinite(seconds):
-        return UNKNOWN
+        return NOTHING
     value = f"{seconds * 1e3:+.3f}" if sign else f"{seconds * 1e3:.3f}"
     return value.replace("-", MINUS) if float(value) else "0.000"
 
 
 def _share(value: float) -> str:
     if not math.isfinite(value):
-        return UNKNOWN
+        return NOTHING
     return f"{100 * value:.2f} %".replace("-", MINUS)
 
 
@@ -332,7 +323,10 @@ def base_kind(cells: pd.DataFrame) -> str:
 
 def draw(cells: pd.DataFrame, width_in: float) -> Figure:
     """Return the figure, one line of panels per series; call it inside style()."""
-    order = _lines(cells)
+    bases = set(cells.loc[cells["workers"] > 1, "base_plain"])
+    series_of = [str(each) for each in cells["series"].unique()]
+    # A plain worker is beside those that it is compared with.
+    order = [each for each in series_of if each not in bases] or series_of
     kind = base_kind(cells)
     narrow = width_in < NARROW_IN
     lines = len(order) * (2 if narrow and kind else 1)
@@ -354,13 +348,6 @@ def draw(cells: pd.DataFrame, width_in: float) -> Figure:
             _growths(figure.add_subplot(panels[1]), grown, kind)
     legend(figure, lap_handles(cells), width_in)
     return figure
-
-
-def _lines(cells: pd.DataFrame) -> list[str]:
-    """Return the series that have a line of their own: a plain worker is beside those that it is compared with."""
-    series = [str(each) for each in cells["series"].unique()]
-    bases = set(cells.loc[cells["workers"] > 1, "base_plain"])
-    return [each for each in series if each not in bases] or series
 
 
 def _bars(cells: pd.DataFrame, series: str) -> list[tuple[str, dict[str, Any]]]:

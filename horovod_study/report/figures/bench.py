@@ -179,12 +179,6 @@ def _machine_lines(network: BenchedNetwork, roofline: Roofline) -> str:
         rows.append(("launch of a kernel", _us(launch["eager_s"]), what))
     lines = ["# what a worker can do while all workers do the same"]
     lines += to_lines(table_of(("", "", ""), rows, texts=(0, 2)), indent=2)
-    return "\n".join([*lines, *_step_lines(network)])
-
-
-def _step_lines(network: BenchedNetwork) -> list[str]:
-    """Return where the step of a GPU is between launching, moving and computing."""
-    lines = []
     if (step := network.step_roofline) is not None:
         parts = [
             "launching not known (no profiler may look)"
@@ -197,32 +191,21 @@ def _step_lines(network: BenchedNetwork) -> list[str]:
             f"  of the step's {_us(step['step_s'])} us: {', '.join(parts)}; "
             f"{step['bound']} explains {100 * step['share']:.0f} %"
         )
-    return lines
+    return "\n".join(lines)
 
 
 def _roofline_table(roofline: Roofline) -> str:
     heads = ("# ", "FLOP/byte", "GB/s", "ridge", "attainable GFLOP/s", "step / (step + all-reduce)")
-    rows = [
-        (
-            "memory",
-            f"{roofline.memory_flop_per_byte:.1f}",
-            _gb(roofline.memory_bytes_per_s / 1e9),
-            f"{roofline.peak_flop_per_s / roofline.memory_bytes_per_s:.1f}",
-            f"{roofline.memory_attainable_flop_per_s / 1e9:,.1f}",
-            "",
-        )
-    ]
+    rate, ridge = roofline.memory_bytes_per_s, roofline.peak_flop_per_s / roofline.memory_bytes_per_s
+    roofs = [("memory", roofline.memory_flop_per_byte, rate, ridge, roofline.memory_attainable_flop_per_s, "")]
     for each in roofline.networks:
-        rows.append(
-            (
-                each.way,
-                f"{roofline.network_flop_per_byte or 0.0:.1f}",
-                _gb(each.bytes_per_s / 1e9),
-                f"{each.ridge_flop_per_byte:.1f}",
-                f"{each.attainable_flop_per_s / 1e9:,.1f}",
-                "" if each.share_without_overlap is None else f"{100 * each.share_without_overlap:.1f} %",
-            )
-        )
+        share = "" if each.share_without_overlap is None else f"{100 * each.share_without_overlap:.1f} %"
+        what = (each.way, roofline.network_flop_per_byte or 0.0)
+        roofs.append((*what, each.bytes_per_s, each.ridge_flop_per_byte, each.attainable_flop_per_s, share))
+    rows = [
+        (name, f"{per_byte:.1f}", _gb(rate / 1e9), f"{ridge:.1f}", f"{attainable / 1e9:,.1f}", share)
+        for name, per_byte, rate, ridge, attainable, share in roofs
+    ]
     above = "# roofline of the step per worker: attainable = min(peak, intensity * bandwidth)"
     return "\n".join([above, *to_lines(table_of(heads, rows, texts=(0, 5)))])
 
@@ -349,15 +332,10 @@ def draw_roofline(network: BenchedNetwork, width_in: float) -> Figure:
         handles.append(Line2D([], [], color=color, linewidth=width, linestyle=dash, label=entry))
     axes.plot([peak / max(bandwidths), right], [peak / 1e9] * 2, color=style.INK, linewidth=1.4, zorder=2)
     for name, value in roofline.peaks_flop_per_s.items():
-        axes.axhline(
-            value / 1e9,
-            color=style.INK if value == peak else style.QUIET,
-            linewidth=0.8,
-            linestyle=(0, (3, 2)),
-            zorder=1,
-        )
+        color = style.INK if value == peak else style.QUIET
+        axes.axhline(value / 1e9, color=color, linewidth=0.8, linestyle=(0, (3, 2)), zorder=1)
         text = f"matrix peak {PRECISION_NAMES.get(name, name)}  {value / 1e9:,.0f} GFLOP/s"
-        kit.note_at(axes, text, (left, value / 1e9), (3, 2), color=style.INK if value == peak else style.QUIET)
+        kit.note_at(axes, text, (left, value / 1e9), (3, 2), color=color)
     done = roofline.flop_per_s / 1e9
     for x, filled, words in (
         (roofline.memory_flop_per_byte, False, "step, per byte of memory"),

@@ -282,13 +282,8 @@ def _arrows(
             axes.plot([x0, x1], [y0, y1], color=color, linewidth=0.9, linestyle=(0, (1, 2)), zorder=1.8)
         else:
             axes.plot([x0, x1], [y0, y0], color=color, linewidth=0.8, zorder=1.8)
-            axes.annotate(
-                "",
-                xy=(x1, y1),
-                xytext=(x1, y0),
-                arrowprops={"arrowstyle": "-|>", "color": color, "linewidth": 0.9, "shrinkA": 0, "shrinkB": 4},
-                zorder=1.9,
-            )
+            arrow = {"arrowstyle": "-|>", "color": color, "linewidth": 0.9, "shrinkA": 0, "shrinkB": 4}
+            axes.annotate("", xy=(x1, y1), xytext=(x1, y0), arrowprops=arrow, zorder=1.9)
         if row["written"]:
             texts.append((ends[keys[1][1], keys[1][2]], (y0 + y1) / 2, _written(row)))
     return texts
@@ -314,17 +309,8 @@ def _write_apart(axes: Axes, texts: Sequence[tuple[float, float, str]], top: flo
         tall = 1.35 * style.small() / 72 / tall_in * top * (1 + text.count("\n"))
         middle = max(y, floor + tall / 2)
         floor = middle + tall / 2
-        axes.text(
-            x + 0.02 * (right - left),
-            middle,
-            text,
-            color=style.INK,
-            size=style.small(),
-            va="center",
-            ha="left",
-            zorder=5,
-            bbox=kit.paper_behind(),
-        )
+        how: dict[str, Any] = {"color": style.INK, "size": style.small(), "va": "center", "ha": "left"}
+        axes.text(x + 0.02 * (right - left), middle, text, **how, zorder=5, bbox=kit.paper_behind())
 
 
 def _named(cells: pd.DataFrame, styles: Mapping[str, style.SeriesStyle]) -> dict[str, str]:

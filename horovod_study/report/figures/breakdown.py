@@ -141,26 +141,11 @@ def _stack(
             where = f"{title}, {plural(row['workers'], 'worker')}"
             mark(part, series=look.label, tips=[f"{where}: {time}, {plural(row['repeats'], 'repeat')}"])
             if lap == "sync" and value / top * tall_in > (text_in("88%") if narrow else small() / 72):
-                axes.text(
-                    place,
-                    part[0].get_y() + value / 2,
-                    f"{bar[lap]['share'] * 100:.0f}%",
-                    ha="center",
-                    va="center",
-                    size=small(),
-                    rotation=90 if narrow else 0,
-                    color=look.ink,
-                    zorder=3,
-                )
-        axes.text(
-            place,
-            sum(values.values()) + 0.015 * top,
-            _height(bar),
-            ha="center",
-            va="bottom",
-            size=small(),
-            rotation=90 if upright else 0,
-        )
+                how: dict[str, Any] = {"ha": "center", "va": "center", "size": small(), "color": look.ink}
+                text, middle = f"{bar[lap]['share'] * 100:.0f}%", part[0].get_y() + value / 2
+                axes.text(place, middle, text, rotation=90 if narrow else 0, zorder=3, **how)
+        how = {"ha": "center", "va": "bottom", "size": small()}
+        axes.text(place, sum(values.values()) + 0.015 * top, _height(bar), rotation=90 if upright else 0, **how)
     nodes = [int(bar["step"]["nodes"]) for bar in bars]
     labels = [f"{int(bar['step']['workers'])}" for bar in bars]
     if len(set(nodes)) > 1:

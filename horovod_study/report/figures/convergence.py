@@ -426,17 +426,9 @@ def _bars(axes: Axes, rows: pd.DataFrame, names: dict[str, str], wide_in: float,
             room_in = bar_in * (max(own_ticks) - min(own_ticks) + 0.9)
             text = style.folded(word, room_in)
             deepest = max(deepest, text.count("\n") + 1)
-            kit.note_at(
-                axes,
-                text,
-                (middle, 0),
-                (0, -2.0 * style.small()),
-                xycoords=("data", "axes fraction"),
-                ha="center",
-                va="top",
-                color=style.QUIET,
-                annotation_clip=False,
-            )
+            how: dict[str, Any] = {"ha": "center", "va": "top", "color": style.QUIET, "annotation_clip": False}
+            below = (0, -2.0 * style.small())
+            kit.note_at(axes, text, (middle, 0), below, xycoords=("data", "axes fraction"), **how)
         axes.set_xlabel("Workers", labelpad=1.3 * style.small() * deepest + 8)
 
 

@@ -60,16 +60,8 @@ def draw(test: RangeTest, width_in: float) -> Figure:
     seen = np.isfinite(test.losses) & (test.losses > 0)
     top = float(np.max(before)) * _ROOM
     bottom = float(min(np.min(before), np.min(test.losses[seen]))) / 1.3
-    axes.plot(
-        test.rates[seen],
-        test.losses[seen],
-        linestyle="none",
-        marker=".",
-        markersize=2,
-        color=QUIET,
-        alpha=0.35,
-        zorder=1,
-    )
+    dots: dict[str, Any] = {"linestyle": "none", "marker": ".", "markersize": 2, "color": QUIET, "alpha": 0.35}
+    axes.plot(test.rates[seen], test.losses[seen], **dots, zorder=1)
     line = np.where(np.isfinite(test.smooth), test.smooth, np.nan)
     axes.plot(test.rates, line, color=_LINE, linewidth=1.7, zorder=3)
     axes.set_xscale("log")

@@ -119,7 +119,7 @@ def draw(shown: pd.DataFrame, options: Mapping[str, str], width_in: float) -> Fi
             axes.axhline(floor, color=QUIET, linewidth=0.7, zorder=1)
     figure.supylabel("Test MSE", size=8.5)
     handles = [
-        Line2D([], [], color=_DONE, marker="o", markersize=4.5, markeredgecolor=PAPER, linewidth=1.3, label="finished"),
+        Line2D([], [], color=_DONE, **_DOT, linewidth=1.3, label="finished"),
         Line2D([], [], linestyle="none", markeredgecolor=_BEST, **_RING, label="best"),
     ]
     if (shown["state"] == "pruned").any():
@@ -130,14 +130,10 @@ def draw(shown: pd.DataFrame, options: Mapping[str, str], width_in: float) -> Fi
     return figure
 
 
+_DOT: dict[str, Any] = {"marker": "o", "markersize": 4.5, "markeredgecolor": PAPER}
 _RING: dict[str, Any] = {"marker": "o", "markersize": 9, "markerfacecolor": "none", "markeredgewidth": 1.2}
-_HOLLOW: dict[str, Any] = {
-    "marker": "o",
-    "markersize": 4,
-    "markerfacecolor": PAPER,
-    "markeredgecolor": QUIET,
-    "markeredgewidth": 0.9,
-}
+_FILL: dict[str, Any] = {"markerfacecolor": PAPER, "markeredgecolor": QUIET, "markeredgewidth": 0.9}
+_HOLLOW: dict[str, Any] = {"marker": "o", "markersize": 4, **_FILL}
 
 
 def _points(axes: Axes, rows: pd.DataFrame, places: np.ndarray) -> None:
@@ -146,15 +142,7 @@ def _points(axes: Axes, rows: pd.DataFrame, places: np.ndarray) -> None:
     values = rows["test_mse"].to_numpy(dtype=float)
     axes.plot(places[~done], values[~done], linestyle="none", **_HOLLOW, zorder=3)
     axes.plot(
-        places[done],
-        values[done],
-        linestyle="none",
-        marker="o",
-        markersize=4.5,
-        markerfacecolor=_DONE,
-        markeredgecolor=PAPER,
-        markeredgewidth=0.5,
-        zorder=4,
+        places[done], values[done], linestyle="none", markerfacecolor=_DONE, markeredgewidth=0.5, zorder=4, **_DOT
     )
     if done.any():
         best = int(np.argmin(np.where(done, values, np.inf)))

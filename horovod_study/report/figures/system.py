@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -41,46 +42,31 @@ def figure(samples: SystemSamples, table: pd.DataFrame, width_in: float = style.
     rows = canvas.subplots(max(1, len(drawn)), 1, sharex=True, squeeze=False)[:, 0]
     for axes, panel in zip(rows, drawn, strict=False):
         _draw(axes, panel, table, width_in)
-    low, high = _span(samples, table)
-    rows[-1].set_xlim(low, high)
+    times = [samples.rows["at_s"].min(), samples.rows["at_s"].max(), table["begin_s"].min(), table["end_s"].max()]
+    seen = [float(each) for each in times if np.isfinite(each)] or [0.0]
+    rows[-1].set_xlim(min(seen), max(seen) if max(seen) > min(seen) else min(seen) + 1.0)
     rows[-1].set_xlabel("Seconds since the first step")
     present = [phase for phase in PHASES if (table["phase"] == phase).any()]
     if present:
-        handles = [
-            Patch(
-                facecolor=_SHADES[phase][0], edgecolor=style.QUIET, linewidth=0.5, hatch=_SHADES[phase][1], label=phase
-            )
-            for phase in present
-        ]
-        legend(canvas, handles, width_in)
+        edge: dict[str, Any] = {"edgecolor": style.QUIET, "linewidth": 0.5}
+        shades = [(phase, *_SHADES[phase]) for phase in present]
+        legend(
+            canvas,
+            [Patch(facecolor=color, hatch=hatch, **edge, label=phase) for phase, color, hatch in shades],
+            width_in,
+        )
     canvas.align_ylabels(list(rows))
     return canvas
-
-
-def _span(samples: SystemSamples, table: pd.DataFrame) -> tuple[float, float]:
-    times = [samples.rows["at_s"].min(), samples.rows["at_s"].max(), table["begin_s"].min(), table["end_s"].max()]
-    known = [float(each) for each in times if np.isfinite(each)]
-    low, high = (min(known), max(known)) if known else (0.0, 1.0)
-    return low, high if high > low else low + 1.0
 
 
 def _draw(axes: Axes, panel: Panel, table: pd.DataFrame, width_in: float) -> None:
     for each in table.to_dict("records"):
         color, hatch = _SHADES[each["phase"]]
         if color != "none":
-            axes.axvspan(
-                each["begin_s"],
-                each["end_s"],
-                facecolor=color,
-                edgecolor=style.GRID,
-                linewidth=0,
-                hatch=hatch,
-                zorder=0,
-            )
+            how: dict[str, Any] = {"facecolor": color, "edgecolor": style.GRID, "linewidth": 0, "hatch": hatch}
+            axes.axvspan(each["begin_s"], each["end_s"], **how, zorder=0)
     loud = [trace for trace in panel.traces if not trace.quiet]
-    looks = dict(
-        zip((trace.label for trace in loud), style.looks_in_order([trace.label for trace in loud]), strict=True)
-    )
+    looks = {look.label: look for look in style.looks_in_order([trace.label for trace in loud])}
     for trace in panel.traces:
         look = looks.get(trace.label)
         single = int(np.isfinite(trace.values).sum()) == 1
@@ -99,17 +85,9 @@ def _draw(axes: Axes, panel: Panel, table: pd.DataFrame, width_in: float) -> Non
     axes.set_ylim(bottom=0)
     axes.locator_params(axis="y", nbins=3)
     if width_in < style.NARROW_IN:  # names and legend above the panel, or they would leave it no room
-        axes.legend(
-            title=panel.label.replace("\n", " "),
-            alignment="left",
-            loc="lower left",
-            bbox_to_anchor=(0.0, 1.0),
-            borderaxespad=0.1,
-            handlelength=1.2,
-            ncols=_columns(panel, width_in),
-            columnspacing=0.8,
-            labelcolor=style.INK,
-        )
+        place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "borderaxespad": 0.1}
+        how = {"title": panel.label.replace("\n", " "), "alignment": "left", "handlelength": 1.2}
+        axes.legend(**place, **how, ncols=_columns(panel, width_in), columnspacing=0.8, labelcolor=style.INK)
         return
     axes.set_ylabel(panel.label, rotation=0, ha="right", va="center")
     crowd = len(panel.traces) > _LEGEND_ROWS

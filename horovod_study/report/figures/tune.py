@@ -120,11 +120,8 @@ def draw(document: Mapping[str, Any], width_in: float) -> Figure:
     if any(row["slow_launches"] for row in document["candidates"]):
         handles.append(Line2D([], [], linestyle="none", **_CROSS, label="unstable"))
     if document["noise"] is not None:
-        handles.append(
-            Patch(
-                facecolor=GRID, edgecolor=QUIET, linewidth=0.4, label=f"one {_unit(document).split()[0]}, no difference"
-            )
-        )
+        label = f"one {_unit(document).split()[0]}, no difference"
+        handles.append(Patch(facecolor=GRID, edgecolor=QUIET, linewidth=0.4, label=label))
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     return figure
 
@@ -172,14 +169,8 @@ def _reach(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
 
 
 def _dot(color: str) -> dict[str, Any]:
-    return {
-        "marker": "o",
-        "markersize": 4.5,
-        "markerfacecolor": color,
-        "markeredgecolor": PAPER,
-        "markeredgewidth": 0.5,
-        "color": color,
-    }
+    face = {"color": color, "markerfacecolor": color, "markeredgecolor": PAPER}
+    return {"marker": "o", "markersize": 4.5, "markeredgewidth": 0.5, **face}
 
 
 _CROSS: dict[str, Any] = {"marker": "x", "markersize": 4.5, "markeredgecolor": _BAD, "markeredgewidth": 1.4}
@@ -198,16 +189,10 @@ def _panel(axes: Axes, rows: Sequence[Mapping[str, Any]], noise: float | None, l
         color = _BEST if row["chosen"] else _DONE
         ratio = row["ratio"]
         if ratio < low or ratio > high:
-            left = ratio < low
-            axes.text(
-                low if left else high,
-                place,
-                f" \u25c2 {ratio:.2f}" if left else f"{ratio:.2f} \u25b8 ",
-                va="center",
-                ha="left" if left else "right",
-                size=7.5,
-                color=color,
+            edge, text, side = (
+                (low, f" \u25c2 {ratio:.2f}", "left") if ratio < low else (high, f"{ratio:.2f} \u25b8 ", "right")
             )
+            axes.text(edge, place, text, va="center", ha=side, size=7.5, color=color)
             continue
         if row["low"] is not None and row["kind"] != "shipped":
             ends = [max(low, row["low"]), min(high, row["high"])]
