@@ -145,13 +145,13 @@ def _steps(options: argparse.Namespace) -> Result:
     from horovod_study import records
     from horovod_study.analysis.steps.inspection import inspect as inspect_run
     from horovod_study.report.figures.inspection import result_lines, write_inspection
+    from horovod_study.report.kit.files import figure_lines
 
     place = options.places[0]
     run, beside = records.recorded_run(place), records.run_side_files(place)
     found = inspect_run(run, beside)
     paths = write_inspection(found, run, beside, options.out, look=figure_look(options)) if options.out else []
-    pictures = (f"figure: {path}" for path in paths if path.suffix == ".png")
-    return Result(document=found.to_dict(), lines=[*result_lines(found), *pictures], files=paths)
+    return Result(document=found.to_dict(), lines=[*result_lines(found), *figure_lines(paths)], files=paths)
 
 
 def _account(options: argparse.Namespace) -> Result:

@@ -152,7 +152,12 @@ def predict(options: argparse.Namespace) -> int:
         _refuse(options, "no forecast can be scored", {name: one.why_not for name, one in scores.items()})
     answers = {}
     if recommended or not (options.json or len(options.batch or ()) > 1):
-        answers = recommendation.recommend(points, questions, **known, **_one_batch(batch))
+        each, *more = options.batch or [None]  # the batch at every worker count that may be recommended
+        if more:
+            raise AnalysisError(
+                "--recommend looks at every worker count: give --batch with one value, or --global-batch"
+            )
+        answers = recommendation.recommend(points, questions, **known, **{**batch, "batch": each})
     if recommended:
         _refuse(options, "no worker count can be recommended", {name: one.why_not for name, one in answers.items()})
     if options.json:
@@ -187,14 +192,6 @@ def predict(options: argparse.Namespace) -> int:
         )
         print(*told, sep="\n")
     return 0
-
-
-def _one_batch(batch: dict[str, Any]) -> dict[str, Any]:
-    """The batch at every worker count that may be recommended."""
-    given = batch["batch"] or [None]
-    if len(given) > 1:
-        raise AnalysisError("--recommend looks at every worker count: give --batch with one value, or --global-batch")
-    return {**batch, "batch": given[0]}
 
 
 def _refuse(options: argparse.Namespace, what: str, why_not: Mapping[str, str]) -> None:

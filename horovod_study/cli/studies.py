@@ -3,6 +3,7 @@
 import argparse
 import json
 import shlex
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,11 @@ def run_arguments(parser: Parser) -> None:
         help="cells alternate until each speedup's 95 %% interval is so narrow to either side (study file: precision)",
     )
     add("--here", **FLAG, help="Slurm: run in the allocation this is typed in (salloc)")
-    _start_arguments(parser)
+    add("--wait", **FLAG, help="Slurm: wait until all jobs have ended, then report")
+    add("--yes", **FLAG, help="do not ask before a study that is large")
+    add("--oversubscribe", **FLAG, help="allow workers to share cores or GPUs; times then mean little")
+    add("--smoke", **YES, help="try each runtime with two workers for a few seconds first (default: yes)")
+    add("--pin", **YES, help="keep each cell on the same cores in every repeat (default: yes)")
 
 
 def run(options: argparse.Namespace) -> int | Result:
@@ -159,9 +164,12 @@ def status_arguments(parser: Parser) -> None:
 def status(options: argparse.Namespace) -> int | Result:
     """Show the state of a study, or of one run while it goes on."""
     from horovod_study.cluster.recorded import before_the_first_step
+    from horovod_study.studies.live import look, watch_run
 
     if options.study.is_dir() or before_the_first_step(options.study):
-        return _run_status(options)
+        if options.json:
+            return Result(document=look(options.study).to_dict(), lines=())
+        return watch_run(options.study, metrics=options.openmetrics, once=not options.watch)
     if options.openmetrics:
         raise ConfigError(f"--openmetrics is of one run, and {options.study} is no folder; name a run directory")
     study = _study(options)
@@ -171,18 +179,6 @@ def status(options: argparse.Namespace) -> int | Result:
         return watch(study, options.runs)
     ledger = _ledger(options, study)
     return Result(document=ledger.to_dict(), lines=[*ledger.lines(), "", ledger.summary()])
-
-
-def _run_status(options: argparse.Namespace) -> int | Result:
-    from horovod_study.studies.live import look, watch_run
-
-    if options.json:
-        return Result(document=look(options.study).to_dict(), lines=())
-    return watch_run(options.study, metrics=options.openmetrics, once=not options.watch)
-
-
-def cancel_arguments(parser: Parser) -> None:
-    _study_arguments(parser, cells="keys or names of cells (default: all there are)")
 
 
 def cancel(options: argparse.Namespace) -> int:
@@ -251,19 +247,10 @@ def _place_arguments(parser: Parser) -> None:
     parser.add_argument("--hosts", metavar="HOST:N,...", help="machines over ssh, and how many workers each takes")
 
 
-def _start_arguments(parser: Parser) -> None:
-    add = parser.add_argument
-    add("--wait", **FLAG, help="Slurm: wait until all jobs have ended, then report")
-    add("--yes", **FLAG, help="do not ask before a study that is large")
-    add("--oversubscribe", **FLAG, help="allow workers to share cores or GPUs; times then mean little")
-    add("--smoke", **YES, help="try each runtime with two workers for a few seconds first (default: yes)")
-    add("--pin", **YES, help="keep each cell on the same cores in every repeat (default: yes)")
-
-
 VERBS = (
     Verb("plan", plan, plan_arguments),
     Verb("run", run, run_arguments),
     Verb("status", status, status_arguments),
-    Verb("cancel", cancel, cancel_arguments),
+    Verb("cancel", cancel, partial(_study_arguments, cells="keys or names of cells (default: all there are)")),
     Verb("doctor", doctor, doctor_arguments),
 )

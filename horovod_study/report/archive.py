@@ -181,13 +181,10 @@ def summary(archived: Archived, checked: PageCheck) -> list[str]:
     if archived.left_out:
         left_b = sum(path.stat().st_size for path in archived.left_out)
         lines.append(f"left out: {plural(len(archived.left_out), 'checkpoint')}, {size(left_b)}, which no number needs")
-    return [*lines, f"checked: {_verdict(checked)}"]
-
-
-def _verdict(checked: PageCheck) -> str:
     names = Counter(each.name for each in checked.findings)
     told = [f"{name} ({count})" for name, count in sorted(names.items())]
-    return f"no errors, {plural(len(checked.findings), 'doubt')}{': ' if told else ''}{listed(told) if told else ''}"
+    doubts = f"{plural(len(checked.findings), 'doubt')}{': ' if told else ''}{listed(told) if told else ''}"
+    return [*lines, f"checked: no errors, {doubts}"]
 
 
 def _readme(archived: Archived, analysis: Analysis, source: Mapping[str, Any], checked: PageCheck) -> Iterable[str]:

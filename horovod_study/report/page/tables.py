@@ -82,28 +82,34 @@ def write_tables(analysis: Analysis, directory: Path) -> list[Path]:
 # ---------------------------------------------------------------------------------------------------- columns
 
 
-def _counts(head: str, name: str) -> Column:
-    return Column(head=head, cell=lambda row: _count(row[name]))
+def _counts(head: str, name: str, **how: Any) -> Column:
+    return Column(head=head, cell=lambda row: _count(row[name]), **how)
 
 
 def _numbers(
-    head: str, name: str, *, unit: str = "", scale: float | None = None, digits: int = DIGITS, page_only: bool = False
+    head: str, name: str, *, unit: str = "", scale: float | None = None, digits: int = DIGITS, **how: Any
 ) -> Column:
     factor = _SCALES.get(unit, 1.0) if scale is None else scale
-    return Column(head=head, unit=unit, page_only=page_only, cell=lambda row: _plain(row[name], factor, digits))
+    return Column(head=head, unit=unit, cell=lambda row: _plain(row[name], factor, digits), **how)
 
 
 def _intervals(
-    head: str, names: tuple[str, str, str], *, unit: str = "", scale: float | None = None, exact: bool = False
+    head: str,
+    names: tuple[str, str, str],
+    *,
+    unit: str = "",
+    scale: float | None = None,
+    exact: bool = False,
+    **how: Any,
 ) -> Column:
     """Return a column of values with the ends of their intervals; `exact`: ends that are equal are no interval."""
     make = _ratio if exact else _interval
     factor = _SCALES.get(unit, 1.0) if scale is None else scale
-    return Column(head=head, unit=unit, interval=True, cell=lambda row: make(row, *names, factor))
+    return Column(head=head, unit=unit, interval=True, cell=lambda row: make(row, *names, factor), **how)
 
 
-def _medians(head: str, name: str, *, unit: str = "", scale: float | None = None) -> Column:
-    return _intervals(head, (f"{name}_median", f"{name}_low", f"{name}_high"), unit=unit, scale=scale)
+def _medians(head: str, name: str, **how: Any) -> Column:
+    return _intervals(head, (f"{name}_median", f"{name}_low", f"{name}_high"), **how)
 
 
 def _noted(column: Column, name: str = "note") -> Column:
@@ -113,11 +119,11 @@ def _noted(column: Column, name: str = "note") -> Column:
     return replace(column, cell=lambda row: Cell(made(row), doubts=[f"{row[name]}"]))
 
 
-def _words(head: str, name: str, *, wrap: bool = False) -> Column:
-    return Column(head=head, number=False, wrap=wrap, cell=lambda row: f"{row[name]}")
+def _words(head: str, name: str, **how: Any) -> Column:
+    return Column(head=head, cell=lambda row: f"{row[name]}", **{"number": False, **how})
 
 
-_PLACE = (replace(_counts("Workers", "workers"), names=True), _counts("Nodes", "nodes"))
+_PLACE = (_counts("Workers", "workers", names=True), _counts("Nodes", "nodes"))
 
 # ---------------------------------------------------------------------------------------------------- scaling
 
@@ -165,8 +171,8 @@ def _points(analysis: Analysis) -> Table | None:
             Column(head="Repeats", cell=lambda row: _of(row["repeats"], row["repeats"] + row["failed"])),
             Column(head="Throughput", unit=unit, interval=True, strong=True, cell=throughput),
             _numbers("Step", "mean_step_s", unit="ms"),
-            replace(_speedups("Speedup", base), strong=True),
-            replace(_speedups(f"Speedup\nover {other}", other), page_only=True),
+            _speedups("Speedup", base, strong=True),
+            _speedups(f"Speedup\nover {other}", other, page_only=True),
             _numbers("Efficiency", f"efficiency_{base}", unit="%"),
             _numbers(f"Efficiency\nover {other}", f"efficiency_{other}", unit="%", page_only=True),
             _numbers("Waiting", "waiting_share", unit="%", digits=2),
@@ -190,8 +196,8 @@ def _points(analysis: Analysis) -> Table | None:
 _RATIOS = ("speedup", "efficiency")
 
 
-def _speedups(head: str, kind: str) -> Column:
-    return _intervals(head, (f"speedup_{kind}", f"speedup_{kind}_low", f"speedup_{kind}_high"), exact=True)
+def _speedups(head: str, kind: str, **how: Any) -> Column:
+    return _intervals(head, (f"speedup_{kind}", f"speedup_{kind}_low", f"speedup_{kind}_high"), exact=True, **how)
 
 
 def _laws(analysis: Analysis) -> Table | None:
@@ -368,6 +374,11 @@ def _synchronisation(analysis: Analysis) -> Table | None:
     if cells["sync_s_median"].notna().sum() == 0:
         return None
 
+    def law_of(series: str) -> str:
+        fit = analysis.sync_fits["series"].get(series)
+        name = fit and fit["selected"]
+        return f"{law_label(name)}: {fit['laws'][name]['formula']}" if name else ""
+
     return _table(
         name="synchronisation",
         title="Waiting for gradients",
@@ -376,24 +387,16 @@ def _synchronisation(analysis: Analysis) -> Table | None:
         columns=(
             *_PLACE,
             _counts("Repeats", "repeats"),
-            _noted(replace(_medians("Median\nper step", "sync_s", unit="ms"), strong=True)),
+            _noted(_medians("Median\nper step", "sync_s", unit="ms", strong=True)),
             _medians("Median\nof the step", "share", unit="%"),
             _counts("Batches\nper epoch", "batches_per_epoch"),
             _medians("Median\nper epoch", "sync_per_epoch_s", unit="s"),
         ),
         cells=cells,
         labels=_labels(analysis, cells),
-        under=partial(_sync_law, analysis),
+        under=law_of,
         keep=tuple(name for name in cells.columns if name not in ("reduction", "horovod_defaults")),
     )
-
-
-def _sync_law(analysis: Analysis, series: str) -> str:
-    """Return the law of the waiting of a series; empty where none was fitted."""
-    fit = analysis.sync_fits["series"].get(series)
-    if not fit or fit["selected"] is None:
-        return ""
-    return f"{law_label(fit['selected'])}: {fit['laws'][fit['selected']]['formula']}"
 
 
 def _boundary(analysis: Analysis) -> Table | None:
@@ -411,9 +414,7 @@ def _boundary(analysis: Analysis) -> Table | None:
             _numbers("Before", "fewer_sync_s", unit="ms"),
             _numbers("After", "more_sync_s", unit="ms"),
             Column(head="Jump", unit="ms", interval=True, strong=True, cell=_jump),
-            replace(
-                _intervals("Jump of\nthe step", ("step_jump_s", "step_low_s", "step_high_s"), unit="ms"), page_only=True
-            ),
+            _intervals("Jump of\nthe step", ("step_jump_s", "step_low_s", "step_high_s"), unit="ms", page_only=True),
             Column(head="Verdict", number=False, cell=lambda row: _RESOLVED.get(row["resolved"], "unknown")),
         ),
         cells=analysis.boundary,
@@ -439,7 +440,7 @@ def _turns(analysis: Analysis) -> Table | None:
             _counts("Launches", "turns_launches"),
             _counts("Rounds", "turns_rounds"),
             _counts("Set\naside", "turns_set_aside"),
-            replace(_speedups("Speedup", base), strong=True),
+            _speedups("Speedup", base, strong=True),
             _numbers("Scatter\nof a round", "turns_round_sd", unit="%", digits=2),
             _numbers("Memory", "turns_memory", unit="rounds", digits=2),
             _numbers("Error\nof rounds", "turns_round_error", unit="%", digits=2),
@@ -492,10 +493,10 @@ def _transports(analysis: Analysis) -> Table | None:
             _counts("Pairs", "pairs"),
             Column(head="A", cell=partial(value, "a_value")),
             Column(head="B", cell=partial(value, "b_value")),
-            replace(_intervals("B/A", ("ratio", "ratio_low", "ratio_high")), strong=True),
+            _intervals("B/A", ("ratio", "ratio_low", "ratio_high"), strong=True),
             Column(head="p", cell=lambda row: Cell(_chance(row["p_holm"]), f"{row['test']}")),
             Column(head="Verdict", number=False, cell=verdict),
-            replace(_counts("Pairs\nneeded", "pairs_needed"), page_only=True),
+            _counts("Pairs\nneeded", "pairs_needed", page_only=True),
         ),
         cells=pairs,
         by=["a", "b"],
@@ -577,8 +578,8 @@ def _knees(analysis: Analysis) -> Table | None:
         f"throughput: the limit of large batches. {INTERVALS}.",
         columns=(
             *_PLACE,
-            replace(_counts("Batches", "batches"), page_only=True),
-            _noted(replace(_words("Form", "form"), page_only=True)),
+            _counts("Batches", "batches", page_only=True),
+            _noted(_words("Form", "form", page_only=True)),
             Column(head="Knee", unit="samples", interval=True, strong=True, cell=_knee),
             _intervals("Fixed", ("fixed_s", "fixed_low_s", "fixed_high_s"), unit="ms"),
             _intervals("Per sample", ("per_sample_s", "per_sample_low_s", "per_sample_high_s"), unit="\u00b5s"),
@@ -620,7 +621,7 @@ def _forecast(analysis: Analysis) -> Table | None:
         "counts.",
         columns=(
             *_PLACE,
-            replace(_intervals("Throughput", ("samples_per_s", "low", "high"), unit=unit, scale=scale), strong=True),
+            _intervals("Throughput", ("samples_per_s", "low", "high"), unit=unit, scale=scale, strong=True),
             _numbers("Of ideal", "efficiency", unit="%", digits=2),
         ),
         cells=rows,
@@ -832,6 +833,7 @@ def _resources(analysis: Analysis) -> Table | None:
     scales = resources.scales(analysis)
     word = resources.hours_word(analysis)
     (energy, joules), (hours, hour) = scales["energy_per_sample_j"], scales["worker_hours_per_epoch"]
+    read = cells.drop_duplicates("series").set_index("series")["energy_of"]
 
     return _table(
         name="resources",
@@ -842,26 +844,18 @@ def _resources(analysis: Analysis) -> Table | None:
             *_PLACE,
             _counts("Repeats", "repeats"),
             _numbers("Power", "power_w_median", unit="W"),
-            replace(_medians("Energy\nper sample", "energy_per_sample_j", unit=joules, scale=1 / energy), strong=True),
+            _medians("Energy\nper sample", "energy_per_sample_j", unit=joules, scale=1 / energy, strong=True),
             _intervals("Energy\nratio", ("energy_ratio", "energy_ratio_low", "energy_ratio_high"), exact=True),
             _numbers("Speedup\nper joule", "speedup_per_joule", page_only=True),
-            replace(
-                _medians(f"{word} time\nper epoch", "worker_hours_per_epoch", unit=hour, scale=1 / hours), strong=True
-            ),
+            _medians(f"{word} time\nper epoch", "worker_hours_per_epoch", unit=hour, scale=1 / hours, strong=True),
             _numbers(
                 f"{word} time\nof a run", "worker_hours_of_run_median", unit=hour, scale=1 / hours, page_only=True
             ),
         ),
         cells=cells,
         labels=_labels(analysis),
-        under=partial(_energy_of, cells),
+        under=lambda series: f"energy of {resources.devices(read[series])}" if read[series] else "",
     )
-
-
-def _energy_of(cells: pd.DataFrame, series: str) -> str:
-    """Return of which devices the energy of a series is; empty where none was read."""
-    kinds = cells.loc[cells["series"] == series, "energy_of"].iloc[0]
-    return f"energy of {resources.devices(kinds)}" if kinds else ""
 
 
 # ---------------------------------------------------------------------------------------------------- provenance
@@ -914,6 +908,7 @@ def _measurement(analysis: Analysis) -> Table | None:
             _spans("Left\nout", "excluded_steps"),
         ),
         cells=pd.DataFrame([{**each, "label": labels.get(each["series"], each["series"])} for each in measured]),
+        labels=_labels(analysis),
         by="label",
         data=pd.DataFrame(
             {
@@ -966,7 +961,7 @@ def _failed(analysis: Analysis) -> Table | None:
                 head="Series", number=False, wrap=True, cell=lambda row: labels.get(row["series"], f"{row['series']}")
             ),
             _counts("Workers", "workers"),
-            replace(_words("Repeat", "repeat"), number=True, page_only=True),
+            _words("Repeat", "repeat", number=True, page_only=True),
             _words("Status", "status"),
             _words("Reason", "reason", wrap=True),
         ),
