@@ -2149,7 +2149,7 @@ def test_plain_values_and_the_exit_code() -> None:
 
 
 def test_lines_are_grouped_and_aligned() -> None:
-    assert report.lines(SAMPLE) == [
+    assert [text.plain for text, _ in report._rows(SAMPLE)] == [
         "Python",
         "  ok       version      Python 3.11.2",
         "  ok       packages     all there",

@@ -38,11 +38,6 @@ def summary(findings: Sequence[Diagnosis]) -> str:
     return f"{len(findings)} check{'' if len(findings) == 1 else 's'}: {', '.join(parts)}"
 
 
-def lines(findings: Sequence[Diagnosis]) -> list[str]:
-    """Return the findings as plain lines, not wrapped."""
-    return [text.plain for text, _ in _rows(findings)]
-
-
 def show(findings: Sequence[Diagnosis], console: Console) -> None:
     """Print the findings: on a terminal coloured, and wrapped below their column; in a file one line each."""
     for text, column in _rows(findings):

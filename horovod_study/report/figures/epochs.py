@@ -59,16 +59,13 @@ def epoch_time(analysis: Analysis) -> Drawing | None:
         kit.legend(figure, entries, width_in)
         return figure
 
-    works = shown.loc[shown["mode"].isin(["weak", "strong"]), ["setting", "work"]].drop_duplicates()
     caption = (
         f"Time per epoch against the number of workers, both axes logarithmic. Baseline ({kind}): {base_words}. Time "
         "per epoch = training samples / X, X = samples/s of all workers in the timed window, so without evaluation and "
         "checkpoints. Points: medians over repeats; bars: fastest to slowest repeat; lines only guide the eye. Thin "
         "grey: the baseline's epoch / N, of each partition its own. Dashed vertical lines: further workers need "
         "another node. "
-        + " ".join(f"Scaling, {row['setting']}: {row['work']}." for row in works.to_dict("records"))
-        + f" {kit.repeats_words(shown)}"
-        + kit.left_out(parallel, settings)
+        f"{kit.work_words(shown)} {kit.repeats_words(shown)}" + kit.left_out(parallel, settings)
     )
     kept = ["series", "setting", "partition", "workers", "nodes", "repeats", "missing", *columns]
     return Drawing(

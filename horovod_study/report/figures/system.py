@@ -36,8 +36,9 @@ def figure(samples: SystemSamples, table: pd.DataFrame, width_in: float = style.
     """Return the figure of one host over time, phases of the run (`analysis.system.phases`) shaded; inside style()."""
     drawn = panels(samples)
     narrow = width_in < style.NARROW_IN
-    heads_in = [_head_in(panel, width_in) if narrow else 0.0 for panel in drawn]
-    height_in = max(1, len(drawn)) * _ROW_IN + sum(heads_in) + 0.5
+    # On a narrow figure name and legend of a panel are above it.
+    lines = [1 + math.ceil(len(panel.traces) / _columns(panel, width_in)) for panel in drawn if narrow]
+    height_in = max(1, len(drawn)) * _ROW_IN + sum(1.4 * style.small() / 72 * each for each in lines) + 0.5
     canvas = Figure(figsize=(width_in, height_in), layout="constrained")
     rows = canvas.subplots(max(1, len(drawn)), 1, sharex=True, squeeze=False)[:, 0]
     for axes, panel in zip(rows, drawn, strict=False):
@@ -104,11 +105,6 @@ def _draw(axes: Axes, panel: Panel, table: pd.DataFrame, width_in: float) -> Non
 def _columns(panel: Panel, width_in: float) -> int:
     wide_in = max((style.text_in(trace.label) for trace in panel.traces), default=0.0) + 0.32
     return max(1, min(len(panel.traces), int(0.8 * width_in / wide_in)))
-
-
-def _head_in(panel: Panel, width_in: float) -> float:
-    """Return the height of a panel's name and legend above it."""
-    return 1.4 * style.small() / 72 * (1 + math.ceil(len(panel.traces) / _columns(panel, width_in)))
 
 
 def caption(samples: SystemSamples) -> str:

@@ -133,7 +133,7 @@ def throughput(analysis: Analysis) -> Drawing | None:
     caption = (
         "Throughput of all workers together against the number of workers. Points: medians over repeats; bars: slowest "
         "to fastest repeat; lines only guide the eye. Thin grey: the throughput of one plain worker times N. "
-        f"{_work_words(shown)}{kit.boundary_words(shown)}{kit.left_out(shown, settings)}"
+        f"{kit.work_words(shown)}{kit.boundary_words(shown)}{kit.left_out(shown, settings)}"
     )
     return Drawing(
         name="throughput",
@@ -236,7 +236,7 @@ def _caption(analysis: Analysis, ratio: _Ratio, shown: pd.DataFrame, fitted: str
             "the measured worker counts."
         )
     texts.append("Thin grey: ideal.")
-    texts.append(f"{_work_words(shown)}{kit.boundary_words(shown)}{kit.left_out(shown, _settings(shown))}".strip())
+    texts.append(f"{kit.work_words(shown)}{kit.boundary_words(shown)}{kit.left_out(shown, _settings(shown))}".strip())
     if absent:
         texts.append(f"Not drawn for lack of this baseline or of a fixed batch: {', '.join(absent)}.")
     return " ".join(texts)
@@ -244,11 +244,6 @@ def _caption(analysis: Analysis, ratio: _Ratio, shown: pd.DataFrame, fitted: str
 
 def _names(points: pd.DataFrame, styles: dict[str, SeriesStyle]) -> str:
     return ", ".join(styles[series].label for series in points["series"].unique())
-
-
-def _work_words(points: pd.DataFrame) -> str:
-    texts = points.loc[points["mode"].isin(["weak", "strong"]), ["setting", "work"]].drop_duplicates()
-    return " ".join(f"Scaling, {row['setting']}: {row['work']}." for row in texts.to_dict("records"))
 
 
 def _settings(points: pd.DataFrame) -> list[str]:

@@ -522,6 +522,12 @@ def _boundaries(rows: pd.DataFrame, *, logarithmic: bool) -> list[tuple[float, i
     return found
 
 
+def work_words(points: pd.DataFrame) -> str:
+    """Return the sentences of a caption that say what each way of scaling keeps fixed."""
+    texts = points.loc[points["mode"].isin(["weak", "strong"]), ["setting", "work"]].drop_duplicates()
+    return " ".join(f"Scaling, {row['setting']}: {row['work']}." for row in texts.to_dict("records"))
+
+
 def repeats_words(rows: pd.DataFrame, what: str = "repeats") -> str:
     """Return the sentence of a caption that says how many repeats each point has; a cell without any is not drawn."""
     counts = rows.loc[rows[what] > 0, what]

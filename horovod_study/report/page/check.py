@@ -37,8 +37,6 @@ from horovod_study.report.page.html import render
 from horovod_study.text.words import cut, plural, printable
 
 PICTURES = (".pdf", ".svg", ".png", ".pgf")
-BESIDE = ("evaluations",)
-"""Tables that an analysis writes beside those of the analysis."""
 SHOWN = 8
 """So many findings of one kind are told listed on the terminal."""
 WIDE = 100
@@ -249,7 +247,7 @@ def check(
                 f"count as equal within {tolerance:g} of their size"
             )
         on_progress("comparing tables")
-        made, cells = _tables(directory, texts, tolerance)
+        made, cells = _compared(directory, texts, tolerance)
         found += made
         compared |= {"tables": len(texts), "cells": cells}
         # Pictures of numbers in which a last digit differs have other bytes; `report` drew those that are kept.
@@ -392,27 +390,28 @@ def _kept(directory: Path) -> Analysis | None:
         return None
 
 
-def _tables(directory: Path, texts: Mapping[str, str], tolerance: float) -> tuple[list[Fault], int]:
-    """Compare the tables and documents of the analysis."""
+def _compared(directory: Path, texts: Mapping[str, str], tolerance: float) -> tuple[list[Fault], int]:
+    """Compare files with what they should hold: tables and documents cell by cell, other texts line by line."""
     found: list[Fault] = []
     cells = 0
     for name, again in texts.items():
         kept, why = _read(directory / name)
+        try:
+            document = parse_json(kept, source=name, again="") if kept is not None and name.endswith(".json") else None
+        except RecordError as error:
+            kept, why = None, f"{error}".removeprefix(f"{name}: ").removesuffix("; ")
         if kept is None:
             found.append(Fault(name="file-missing", text=why, where=name))
-            continue
-        if name.endswith(".csv"):
-            made, count = audit.compare_tables(name, kept, again, tolerance)
+        elif name.endswith((".csv", ".json")):
+            made, count = (
+                audit.compare_tables(name, kept, again, tolerance)
+                if name.endswith(".csv")
+                else audit.compare_documents(name, document, parse_json(again, source=name, again=""), tolerance)
+            )
+            found += made
+            cells += count
         else:
-            try:
-                document = parse_json(kept, source=name, again="")
-            except RecordError as error:
-                text = f"{error}".removeprefix(f"{name}: ").removesuffix("; ")
-                found.append(Fault(name="file-missing", text=text, where=name))
-                continue
-            made, count = audit.compare_documents(name, document, parse_json(again, source=name, again=""), tolerance)
-        found += made
-        cells += count
+            found += _compare_lines(name, kept, again, tolerance)
     return found, cells
 
 
@@ -432,14 +431,8 @@ def _drawn(
     again = look if _same_program(source) else None
     expected, pictures = _made(analysis, folders, again)
     done = {"figures": 0, "print_tables": 0, "pictures": 0}
-    for name, text in expected.items():
-        kept, why = _read(directory / name)
-        if kept is None:
-            found.append(Fault(name="file-missing", text=why, where=name))
-        elif name.endswith(".csv"):
-            found += audit.compare_tables(name, kept, text, tolerance)[0]
-        else:
-            found += _compare_lines(name, kept, text, tolerance)
+    found += _compared(directory, expected, tolerance)[0]
+    for name in expected:
         done["figures" if name.startswith("figures/") else "print_tables"] += name.endswith(".csv")
     digests = reported.get("pictures") or {}
     for name in sorted({*pictures, *digests}):
