@@ -98,6 +98,9 @@ def test_the_page_asks_for_nothing_and_is_whole_without_its_script(page):
     links = [values.get("href", "") for tag, values in elements.tags if tag in ("a", "link", "use")]
     tags = {tag for tag, _ in elements.tags}
 
+    addresses = set(re.findall(r"https?://[^\s\"'<>)]+", page))
+    assert addresses <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+    assert "@import" not in page and "url(http" not in page
     assert not any(":" in link or link.startswith("//") for link in links)
     assert not {"img", "iframe", "link", "object", "embed", "base", "form", "button", "input"} & tags
     assert not [name for _, values in elements.tags for name in values if name.startswith("on")]

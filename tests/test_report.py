@@ -239,16 +239,6 @@ class Outline(HTMLParser):
         return [values for name, values in self.tags if name == tag]
 
 
-def test_the_page_needs_nothing_from_outside(page):
-    addresses = set(re.findall(r"https?://[^\s\"'<>)]+", page))
-    outline = Outline(page)
-
-    assert addresses <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
-    assert "@import" not in page and "url(http" not in page
-    assert not [tag for tag, _ in outline.tags if tag in ("link", "iframe", "img", "object")]
-    assert not [values for values in outline.named("script") if "src" in values]
-
-
 def test_headings_are_in_order_tables_have_scopes_plots_have_names(analysis, page):
     outline = Outline(page)
     svgs = outline.named("svg")
@@ -495,15 +485,6 @@ def test_series_of_the_same_colour_differ_in_grey():
     assert tuned.color == other.color
     assert (tuned.filled, tuned.dash) != (other.filled, other.dash)
     assert other.label == "Horovod/MPI (stock settings)"
-
-
-def test_partitions_have_colours_of_their_own():
-    runs = pd.concat([run_table(partition=name, failed=()) for name in ("alpha", "gpu2")], ignore_index=True)
-    looks = style.series_styles(scaling_points(runs))
-
-    assert looks["alpha horovod/mpi batch 75"].label == "alpha: Horovod/MPI"
-    assert len({look.color for look in looks.values() if not look.ring}) == 4
-    assert len({look.marker for look in looks.values() if not look.ring}) == 6
 
 
 @pytest.mark.slow
