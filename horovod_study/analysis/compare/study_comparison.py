@@ -175,7 +175,7 @@ def compare_studies(
     sides = (_cells(after, names[0]), _cells(before, names[1]))
     pairs, lonely = _matched(*sides, chosen)
     unmatched = _unmatched(pairs, lonely, names)
-    pairs = [pair for pair in pairs if pair.after.runs is not None and pair.before.runs is not None]
+    pairs = [pair for pair in pairs if len(pair.after.runs) and len(pair.before.runs)]
     if not pairs:
         raise AnalysisError(_nothing_shared(sides, chosen, names))
     bases = _baselines(after, before)
@@ -234,11 +234,11 @@ def _judged(metric: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _StudyCell:
-    """One point of a study with its finished runs, sorted by repeat; None where there is none."""
+    """One point of a study with its finished runs, sorted by repeat, of which there may be none."""
 
     point: Mapping[str, Any]
     place: int  # among the cells of its study
-    runs: pd.DataFrame | None
+    runs: pd.DataFrame
     crossings: pd.DataFrame
 
 
@@ -260,21 +260,19 @@ def _cells(analysis: Analysis, name: str) -> list[_StudyCell]:
         raise AnalysisError(f"{name}: runs.csv lacks {missing[0]}; make the directory again with horovod-study report")
     keys = [column for column in _OF_CELL if column in runs.columns and column in points.columns]
     own: dict[tuple[str, ...], list[int]] = {}
-    good = runs[measured(runs)].sort_values(["repeat", "run"], kind="stable").reset_index(drop=True)
+    known = list(dict.fromkeys((*runs.columns, *_SEEN, "started", *(each.column for each in METRICS.values()))))
+    good = runs[measured(runs)].sort_values(["repeat", "run"], kind="stable", ignore_index=True).reindex(columns=known)
     for place, values in enumerate(good[keys].to_dict("records")):
         own.setdefault(_place_of(_named(values), keys), []).append(place)
-    crossings = dict(list(analysis.crossings.groupby("run", sort=False)))
     cells: list[_StudyCell] = []
     for point in sorted(points.to_dict("records"), key=_order):
-        places = own.get(_place_of(_named(point), keys))
-        found = None if places is None else good.iloc[places]
-        if (found is None) != bool(point["missing"]) or (found is not None and len(found) != point["repeats"]):
+        found = good.iloc[own.get(_place_of(_named(point), keys), [])]
+        if len(found) != point["repeats"]:
             raise AnalysisError(
                 f"{name}: runs.csv and points.csv do not tell of the same runs ({point['series']}, {point['workers']} "
                 "workers); make the directory again with horovod-study report"
             )
-        met = [] if found is None else [crossings[run] for run in found["run"] if run in crossings]
-        crossed = pd.concat(met, ignore_index=True) if met else analysis.crossings.iloc[:0]
+        crossed = found[["run"]].merge(analysis.crossings, on="run")
         cells.append(_StudyCell(point=_named(point), place=len(cells), runs=found, crossings=crossed))
     return cells
 
@@ -416,29 +414,26 @@ def _unmatched(
     rows = []
     for pair in pairs:
         for study, cell, partner in (("after", pair.after, pair.before), ("before", pair.before, pair.after)):
-            if cell.runs is not None and partner.runs is None:
+            if len(cell.runs) and not len(partner.runs):
                 reasons = f"{partner.point['reasons']}" or "no reason recorded"
-                rows.append(_alone(study, cell, NO_RESULT, f"no result in {other[study]}: {reasons}"))
+                reason = f"no result in {other[study]}: {reasons}"
+                rows.append({**cell.point, "study": study, "kind": NO_RESULT, "reason": reason})
     for study, cell, kind in lonely:
-        if cell.runs is not None:
+        if len(cell.runs):
             why = {
                 ABSENT: f"not measured in {other[study]}",
                 AMBIGUOUS: f"several cells fit, here or in {other[study]}, once they may differ",
             }
-            rows.append(_alone(study, cell, kind, why[kind]))
+            rows.append({**cell.point, "study": study, "kind": kind, "reason": why[kind]})
     rows.sort(key=lambda row: row["study"] != "before")
     return _table(rows, UNMATCHED_COLUMNS)
-
-
-def _alone(study: str, cell: _StudyCell, kind: str, reason: str) -> dict[str, Any]:
-    return {**cell.point, "study": study, "kind": kind, "reason": reason}
 
 
 def _nothing_shared(
     sides: tuple[list[_StudyCell], list[_StudyCell]], may_differ: Sequence[str], names: tuple[str, str]
 ) -> str:
     """Return why no cell has a partner: the settings that differ between the studies, and what can be done."""
-    ones, others = (pd.DataFrame([cell.point for cell in side if cell.runs is not None]) for side in sides)
+    ones, others = (pd.DataFrame([cell.point for cell in side if len(cell.runs)]) for side in sides)
     if not len(ones) or not len(others):
         return f"{names[0] if not len(ones) else names[1]}: holds no finished run; there is nothing to compare"
     differ = {
@@ -494,12 +489,7 @@ def _rows(
             share = workers if metric == "efficiency" else 1.0
             yield _row(metric, pair, [(pair.after, pair.before), (bases[0], bases[1])], turns=turns, scale=1 / share)
     elif metric != "sync" or workers > 1:
-        column = METRICS[metric].column
-        known = [
-            cell.runs is not None and column in cell.runs.columns and _numbers(cell.runs[column]).size > 0
-            for cell in (pair.after, pair.before)
-        ]
-        if any(known):
+        if any(np.isfinite(_of_runs(cell, METRICS[metric].column)).any() for cell in (pair.after, pair.before)):
             yield _row(metric, pair, [(pair.after, pair.before)], turns=turns)
 
 
@@ -524,7 +514,7 @@ def _row(
     row = _identity(metric, pair)
     if note:
         return {**row, "note": note}
-    repeats = {tuple(cell.runs["repeat"]) for both in known for cell in both if cell.runs is not None}
+    repeats = {tuple(cell.runs["repeat"]) for both in known for cell in both}
     parts: list[tuple[int, Floats]] = []
     for sign, (one, other) in zip((1, -1), values, strict=False):
         parts += [(sign, one), (-sign, other)]
@@ -559,7 +549,7 @@ def _to_target(pair: _Pair) -> Iterator[dict[str, Any]]:
             for each, when in zip(own, ("after", "before"), strict=True)
             if not each["reached"].astype(bool).all()
         ]
-        values = [_numbers(each["train_s"]) for each in own]
+        values = [each["train_s"].dropna().to_numpy(dtype=np.float64) for each in own]
         row |= {"after_repeats": len(own[0]), "before_repeats": len(own[1])}
         if missed:
             yield {**row, "note": f"{' and '.join(missed)}: the times are lower bounds"}
@@ -569,14 +559,7 @@ def _to_target(pair: _Pair) -> Iterator[dict[str, Any]]:
 
 def _of_runs(cell: _StudyCell, column: str) -> Floats:
     """Return the values of the runs of a cell (R,), NaN where a run does not know it."""
-    if cell.runs is None or column not in cell.runs.columns:
-        return np.full(0 if cell.runs is None else len(cell.runs), math.nan)
     return pd.to_numeric(cell.runs[column], errors="coerce").to_numpy(dtype=np.float64)
-
-
-def _numbers(column: pd.Series) -> Floats:
-    values: Floats = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64)
-    return values[np.isfinite(values)]
 
 
 def _why_unknown(metric: str, pair: _Pair, values: Sequence[Floats]) -> str:
@@ -594,8 +577,6 @@ def _why_unknown(metric: str, pair: _Pair, values: Sequence[Floats]) -> str:
 
 
 def _kinds(cell: _StudyCell, column: str) -> str:
-    if cell.runs is None or column not in cell.runs.columns:
-        return ""
     return ", ".join(sorted({_text(value) for value in cell.runs[column]} - {""}))
 
 
@@ -615,12 +596,9 @@ def _identity(metric: str, pair: _Pair) -> dict[str, Any]:
 
 def _taking_turns(pair: _Pair) -> bool:
     """Return whether repeat by repeat both cells were run before either had its next repeat."""
-    if pair.after.runs is None or pair.before.runs is None:
-        return False
     frames = (pair.after.runs, pair.before.runs)
-    if any("started" not in each.columns or each["repeat"].duplicated().any() for each in frames):
-        return False
-    if list(frames[0]["repeat"]) != list(frames[1]["repeat"]) or len(frames[0]) < 2:
+    repeats = frames[0]["repeat"]
+    if repeats.duplicated().any() or list(repeats) != list(frames[1]["repeat"]) or len(repeats) < 2:
         return False
     times = [pd.to_datetime(each["started"], utc=True, errors="coerce", format="ISO8601") for each in frames]
     if any(each.isna().any() for each in times):
@@ -739,8 +717,8 @@ def _doubts(
     same = _shared_runs(pairs)
     if same:
         yield (
-            f"{same} of the {sum(len(pair.after.runs) for pair in pairs if pair.after.runs is not None)} matched runs "
-            f"of {after} are runs of {before} too, with the same start and throughput: nothing new was measured there."
+            f"{same} of the {sum(len(pair.after.runs) for pair in pairs)} matched runs of {after} are runs of {before} "
+            "too, with the same start and throughput: nothing new was measured there."
         )
     elif not interleaved and any(pair.after.point["partition"] == pair.before.point["partition"] for pair in pairs):
         yield (
@@ -774,10 +752,8 @@ def _doubts(
 
 def _shared_runs(pairs: Sequence[_Pair]) -> int:
     def told(cell: _StudyCell) -> set[tuple[str, ...]]:
-        if cell.runs is None or "started" not in cell.runs.columns:
-            return set()
-        names = ("run", "started", "samples_per_s")
-        return {tuple(_text(value) for value in values) for values in cell.runs[list(names)].itertuples(index=False)}
+        rows = cell.runs[["run", "started", "samples_per_s"]].dropna(subset="started")
+        return {tuple(_text(value) for value in values) for values in rows.itertuples(index=False)}
 
     return sum(len(told(pair.after) & told(pair.before)) for pair in pairs)
 
@@ -785,11 +761,7 @@ def _shared_runs(pairs: Sequence[_Pair]) -> int:
 def _when(pairs: Sequence[_Pair]) -> str:
     spans = []
     for side in _SIDES:
-        runs = [getattr(pair, side).runs for pair in pairs]
-        times = sorted(
-            f"{value}" for each in runs if each is not None and "started" in each.columns for value in each["started"]
-        )
-        times = [each for each in times if each not in ("nan", "None", "")]
+        times = sorted(f"{value}" for pair in pairs for value in getattr(pair, side).runs["started"].dropna() if value)
         if not times:
             return ""
         spans.append((times[0][:10], times[-1][:10]))
