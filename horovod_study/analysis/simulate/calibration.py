@@ -36,8 +36,6 @@ from horovod_study.records import RecordedRun
 ELEMENT_BYTES = 4
 SMALLEST = 1e-12
 """The least that an option may be, in its unit, other than nothing; the most is its inverse."""
-HALF = 0.5
-"""Of computing is backward, where no run says how much it is."""
 BLOCKS = 20
 """Of consecutive steps, whose means say how well the mean over all steps is known."""
 
@@ -368,33 +366,32 @@ def calibrate(
     made = _network(found, sweeps, network, given, notes)
     if given.compute_ms is not None:
         compute = Compute(mean_s=given.compute_ms / 1e3, cv=given.compute_cv or 0.0)
-        computing = _Computing({"compute": compute, "batch": 1 if given.batch is None else given.batch})
+        spread, computing = None, {"compute": compute, "batch": 1 if given.batch is None else given.batch}
         notes.sources["computing"] = "--compute-ms"
         if given.compute_fixed_ms is not None:
-            computing.fields.update(fixed_share=given.compute_fixed_ms / given.compute_ms, batch_measured=True)
+            computing |= {"fixed_share": given.compute_fixed_ms / given.compute_ms, "batch_measured": True}
             notes.sources["batch"] = f"{given.compute_fixed_ms:g} ms do not depend on it; --compute-fixed-ms"
         if given.batch is None:
             notes.doubts.append("no --batch was given: a step counts as one sample")
     else:
         assert first is not None
-        computing = _computing(runs, beside, first.batch if given.batch is None else given.batch, notes)
+        computing, spread = _computing(runs, beside, first.batch if given.batch is None else given.batch, notes)
     runtime = _runtime_of(given, communicating, found, made, size, notes)
-    if computing.backward_share is None and runs and (given.buckets or 1) > 1:
+    if "backward_share" not in computing and runs and (given.buckets or 1) > 1:
         notes.doubts.append(
             "how much of computing is backward is not known of steps in a CUDA graph: half of it is assumed to make "
             "buckets"
         )
     scenario = Scenario(
-        **computing.fields,
+        **computing,
         gradient_bytes=size,
         network=made,
         algorithm=given.algorithm or "auto",
         runtime=runtime,
         scaling=given.scaling,
         buckets=1 if given.buckets is None else given.buckets,
-        backward_share=HALF if computing.backward_share is None else computing.backward_share,
         spread=Spread(
-            compute=computing.spread,
+            compute=spread,
             alpha=max((each.alpha_spread for each in found if each.alpha_spread is not None), default=None),
             bandwidth=max((each.bandwidth_spread for each in found if each.bandwidth_spread is not None), default=None),
         ),
@@ -482,17 +479,10 @@ def _network(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Computing:
-    """What is known of computing."""
-
-    fields: dict[str, Any]  # of Scenario
-    backward_share: float | None = None
-    spread: float | None = None
-
-
-def _computing(runs: Sequence[RunTimes], beside: Sequence[RunTimes], batch: int, notes: _Notes) -> _Computing:
-    """Return computing at `batch` as measured with the most workers on a node, and what it depends on."""
+def _computing(
+    runs: Sequence[RunTimes], beside: Sequence[RunTimes], batch: int, notes: _Notes
+) -> tuple[dict[str, Any], float]:
+    """Return computing at `batch` as measured with the most workers on a node, as fields of a scenario; its spread."""
     for each in beside:
         if each.workers != 1:
             raise AnalysisError(
@@ -550,11 +540,9 @@ def _computing(runs: Sequence[RunTimes], beside: Sequence[RunTimes], batch: int,
             "runs with two batch sizes"
         )
     fields = {"compute": measured(pooled * times_as_long), "batch": batch, "fixed_share": fixed / times_as_long}
-    return _Computing(
-        {**fields, "beside": most, "crowding": crowding, "batch_measured": line},
-        backward_share=float(np.mean(shares)) if shares else None,
-        spread=_spread_of_mean(chosen),
-    )
+    fields |= {"beside": most, "crowding": crowding, "batch_measured": line}
+    fields |= {"backward_share": float(np.mean(shares))} if shares else {}
+    return fields, _spread_of_mean(chosen)
 
 
 def _spread_of_mean(runs: Sequence[RunTimes]) -> float:

@@ -65,7 +65,7 @@ class Scenario:
     runtime: Runtime = field(default_factory=Runtime)
     scaling: str = "weak"
     buckets: int = 1  # more than one: sent during backward
-    backward_share: float = 0.5  # of computing
+    backward_share: float = 0.5  # of computing; half of it where no run says
     beside: int = 1
     crowding: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({1: 1.0}))
     """Workers that compute on one node -> how much longer each takes than alone."""
