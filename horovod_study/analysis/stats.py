@@ -175,23 +175,16 @@ def standard_error(values: ArrayLike, axis: int = -1) -> Any:
     return table.std(axis=axis, ddof=1) / math.sqrt(table.shape[axis])
 
 
-def student_ends(values: ArrayLike, level: float = LEVEL) -> tuple[Floats, Floats]:
-    """Return the ends of Student's interval for the mean of `values` (..., n), n >= 2, each of shape (...).
+def student(values: ArrayLike, level: float = LEVEL) -> Interval:
+    """Return the mean of `values` (n,) with Student's interval; no ends for a single value.
 
     mean -+ t s / sqrt(n) for independent normal values (Student, Biometrika 6, 1908, 1-25).
     """
     flat = np.asarray(values, dtype=float)
-    n = flat.shape[-1]
-    half = t_quantile(0.5 + level / 2, float(n - 1)) * flat.std(axis=-1, ddof=1) / math.sqrt(n)
-    mean = flat.mean(axis=-1)
-    return np.asarray(mean - half, dtype=float), np.asarray(mean + half, dtype=float)
-
-
-def student(values: ArrayLike, level: float = LEVEL) -> Interval:
-    """Return the mean of `values` (n,) with Student's interval, see `student_ends`; no ends for a single value."""
-    flat = np.asarray(values, dtype=float)
-    low, high = (float(end) for end in student_ends(flat, level)) if len(flat) > 1 else (math.nan, math.nan)
-    return Interval(value=float(flat.mean()), low=low, high=high, level=level, n=len(flat))
+    n, mean, half = len(flat), float(flat.mean()), math.nan
+    if n > 1:
+        half = t_quantile(0.5 + level / 2, float(n - 1)) * float(flat.std(ddof=1)) / math.sqrt(n)
+    return Interval(value=mean, low=mean - half, high=mean + half, level=level, n=n)
 
 
 def together(estimates: Sequence[Interval]) -> Interval:
@@ -445,8 +438,8 @@ def paired_ratio(a: ArrayLike, b: ArrayLike, *, seed: int = 1) -> PairedRatio:
     if not ones.size or not all(np.isfinite(each).all() and (each > 0).all() for each in (ones, others)):
         raise AnalysisError("compare: a block holds a value that is not a positive number; run that block again")
     logs = np.log(others / ones)
-    ends = student_ends(logs) if len(logs) > 1 else (math.nan, math.nan)
-    low, high = (float(np.exp(end)) for end in ends)
+    found = student(logs)
+    low, high = (float(np.exp(end)) for end in (found.low, found.high))
     value, p = float(np.exp(logs.mean())), float(sign_flip_p(logs, seed=seed))
     return PairedRatio(
         ratio=Interval(value=value, low=low, high=high, p=p, n=len(logs)),

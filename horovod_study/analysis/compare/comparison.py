@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from horovod_study.analysis import stats
-from horovod_study.analysis.paired import Pairs, RatioEstimate, Slice, estimate, pairs
+from horovod_study.analysis.paired import RatioEstimate, Slice, estimate, pairs
 from horovod_study.analysis.stats import Floats, Interval, PairedRatio
 from horovod_study.errors import AnalysisError
 from horovod_study.records import facts, finite
@@ -121,7 +121,9 @@ class Learning:
         """The finding in words."""
         if self.same_parameters:
             return "both learn the same: the parameters at the end agree bit for bit"
-        end = "" if self.test_difference is None else f"; the test MSE at the end differs by up to {self._end}"
+        end = ""
+        if self.test_difference is not None:
+            end = f"; the test MSE at the end differs by up to {100 * self.test_difference:.2f} %"
         if self.loss_difference is None:
             return f"losses of the first steps were not recorded{end}"
         found = (
@@ -130,11 +132,6 @@ class Learning:
         if self.alike:
             return f"both learn the same: {found}{end} (rounding grows with the steps)"
         return f"they do not learn the same: {found}, more than rounding explains{end}"
-
-    @property
-    def _end(self) -> str:
-        assert self.test_difference is not None
-        return f"{100 * self.test_difference:.2f} %"
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -158,14 +155,7 @@ class Comparison:
     def lines(self) -> list[str]:
         """Return a table and the verdicts in words."""
         heads = (
-            "workers",
-            "blocks",
-            "A samples/s",
-            "B samples/s",
-            "B/A",
-            "95 % interval",
-            "p",
-            "p (Holm)",
+            *("workers", "blocks", "A samples/s", "B samples/s", "B/A", "95 % interval", "p", "p (Holm)"),
             "p90/med A, B",
         )
         rows = [
@@ -223,7 +213,7 @@ def compare(blocks: Sequence[Mapping[str, Any]], *, seed: int = 1, aim: float | 
         by_count.setdefault(int(block["workers"]), []).append(block)
     in_turns = {count: _in_turns(count, rows) for count, rows in by_count.items() if "rounds" in rows[0]}
     speeds = {
-        count: _of_rounds(in_turns[count])
+        count: in_turns[count][2]
         if count in in_turns
         else stats.paired_ratio(*(_values(rows, arm, "samples_per_s") for arm in "AB"), seed=seed)
         for count, rows in by_count.items()
@@ -231,14 +221,23 @@ def compare(blocks: Sequence[Mapping[str, Any]], *, seed: int = 1, aim: float | 
     adjusted = dict(zip(speeds, stats.holm([each.ratio.p for each in speeds.values()]), strict=True))
     counts = []
     for workers, rows in by_count.items():
-        made = in_turns.get(workers)
-        found = _count(workers, rows, speeds[workers], adjusted[workers], tests=len(by_count), seed=seed, pairs=made)
-        counts.append(found if aim is None or found.turns is None else _with_aim(found, found.turns, aim))
+        rounds, known, _ = in_turns.get(workers, (None, None, None))
+        found = _count(
+            workers,
+            rows,
+            speeds[workers],
+            adjusted[workers],
+            tests=len(by_count),
+            seed=seed,
+            rounds=rounds,
+            known=known,
+        )
+        counts.append(found if aim is None or known is None else _with_aim(found, known, aim))
     return Comparison(counts=tuple(counts), learning=_learning(blocks))
 
 
-def _in_turns(workers: int, rows: Sequence[Mapping[str, Any]]) -> Pairs:
-    """Return the rounds of the blocks of a worker count; AnalysisError where they say nothing."""
+def _in_turns(workers: int, rows: Sequence[Mapping[str, Any]]) -> tuple[list[Floats], RatioEstimate, PairedRatio]:
+    """Return the log ratios of the rounds, block by block, and B/A from them; AnalysisError where they say nothing."""
     slices = [
         Slice(
             launch=f"{row['block']:03d}",
@@ -252,21 +251,14 @@ def _in_turns(workers: int, rows: Sequence[Mapping[str, Any]]) -> Pairs:
         for number, (rate, load) in enumerate(zip(row["rounds"][arm], row["rounds"]["other_load"], strict=True))
     ]
     found = pairs(slices, "B", "A")
-    if estimate(found) is None:
+    if (known := estimate(found)) is None:
         raise AnalysisError(
             f"compare: no block with {plural(workers, 'worker')} has two rounds that count; give more --seconds or "
             "--steps, or --no-turns"
         )
-    return found
-
-
-def _of_rounds(found: Pairs) -> PairedRatio:
-    """Return B/A from rounds."""
-    known = estimate(found)
-    assert known is not None  # _in_turns has seen to that
     levels = [float(each.mean()) for each in found.differences if len(each)]
     deviation = float(np.std(levels, ddof=1)) if len(levels) > 1 else None
-    return PairedRatio(ratio=replace(known.ratio, n=known.launches), log_sd=deviation)
+    return found.differences, known, PairedRatio(ratio=replace(known.ratio, n=known.launches), log_sd=deviation)
 
 
 def _with_aim(found: CountResult, known: RatioEstimate, aim: float) -> CountResult:
@@ -306,21 +298,21 @@ def _count(
     *,
     tests: int,
     seed: int,
-    pairs: Pairs | None = None,
+    rounds: Sequence[Floats] | None = None,
+    known: RatioEstimate | None = None,
 ) -> CountResult:  # one table of results, made in one place
     a, b = _values(rows, "A", "samples_per_s"), _values(rows, "B", "samples_per_s")
     unrest_a, unrest_b = (_values(rows, arm, "step_s_p90") / _values(rows, arm, "step_s_median") for arm in "AB")
-    logs = np.log(b / a) if pairs is None else np.array([each.mean() for each in pairs.differences if len(each)])
+    logs = np.log(b / a) if rounds is None else np.array([each.mean() for each in rounds if len(each)])
     typical = stats.order_interval(logs).exp()
     apart = [int(rows[place]["block"]) for place in _apart(logs)] if len(logs) == len(rows) else []
-    odd = tuple(apart if pairs is None or typical.known else ())
+    odd = tuple(apart if known is None or typical.known else ())
     resolved = p_holm < stats.ALPHA and (speed.ratio.excludes(1) or typical.excludes(1))
-    known = None if pairs is None else estimate(pairs)
     needed = None if known is None else _blocks_for(known, stats.OF_INTEREST)
     if known is None and speed.log_sd is not None and not odd:
         needed = stats.needed_blocks(speed.log_sd, tests=tests)
     verdict = _verdict(
-        speed.ratio, typical, odd, p_holm, resolved=resolved, needed=needed, tests=tests, turns=pairs is not None
+        speed.ratio, typical, odd, p_holm, resolved=resolved, needed=needed, tests=tests, turns=known is not None
     )
     return CountResult(
         workers=workers,
@@ -340,7 +332,7 @@ def _count(
         verdict=verdict,
         doubts=tuple(_doubts(rows, logs, odd, unrest_a, unrest_b, shared=known is not None and known.shared)),
         turns=known,
-        rounds=() if pairs is None else tuple(tuple(np.exp(each).tolist()) for each in pairs.differences),
+        rounds=tuple(tuple(np.exp(each).tolist()) for each in rounds or ()),
     )
 
 

@@ -265,11 +265,17 @@ def _targets(
     """Yield the forecasts of the counts of `asked` from the rows of `known`: of one law, or of the combination."""
     measured = asked.groupby("workers")["samples_per_s"].median()
     counts = [int(count) for count in measured.index]
-    found = _combined(known, asked, counts, per_node, bench) if law is None else _single(law, known, counts, per_node)
+    if law is None:
+        points, batch = known.drop(columns="series", errors="ignore"), planned_batches(known, asked)
+        made = predict(points, workers=counts, workers_per_node=per_node, bench=bench, batch=batch)[""]
+        found = [(one.nodes, one.samples_per_s, one.low, one.high) for one in made]
+    else:
+        found = _single(law, known, counts, per_node)
+    name, known_to = COMBINED if law is None else law.name, int(known["workers"].max())
     for count, truth, (nodes, forecast, low, high) in zip(counts, measured, found, strict=True):
         yield Target(
-            law=COMBINED if law is None else law.name,
-            known_to=int(known["workers"].max()),
+            law=name,
+            known_to=known_to,
             workers=count,
             nodes=nodes,
             measured=float(truth),
@@ -279,23 +285,10 @@ def _targets(
         )
 
 
-_Forecast = tuple[int | None, float, float, float]
-"""Nodes, samples/s and the ends of its interval; NaN without one."""
-
-
-def _combined(
-    known: pd.DataFrame,
-    asked: pd.DataFrame,
-    counts: list[int],
-    per_node: int | None,
-    bench: Mapping[str, Any] | None,
-) -> list[_Forecast]:
-    points, batch = known.drop(columns="series", errors="ignore"), planned_batches(known, asked)
-    found = predict(points, workers=counts, workers_per_node=per_node, bench=bench, batch=batch)[""]
-    return [(one.nodes, one.samples_per_s, one.low, one.high) for one in found]
-
-
-def _single(law: Law, known: pd.DataFrame, counts: list[int], per_node: int | None) -> list[_Forecast]:
+def _single(
+    law: Law, known: pd.DataFrame, counts: list[int], per_node: int | None
+) -> list[tuple[int | None, float, float, float]]:
+    """Nodes, samples/s and the ends of its interval at each of `counts`; NaN without one."""
     smallest = int(known["workers"].min())
     base = float(known.loc[known["workers"] == smallest, "samples_per_s"].median()) / smallest
     nodes = known["nodes"] if "nodes" in known and known["nodes"].notna().all() else None
@@ -305,10 +298,10 @@ def _single(law: Law, known: pd.DataFrame, counts: list[int], per_node: int | No
     forecasts: Floats = fitted(counts, on) * base
     if not np.isfinite(forecasts).all():
         raise AnalysisError("its curve gives no number at the hidden worker counts")
-    low, high = (side * base for side in fitted.interval(counts, on))
-    low, high = (np.where(np.isfinite(high), side, math.nan) for side in (low, high))
+    ends = [side * base for side in fitted.interval(counts, on)]
+    low, high = (np.where(np.isfinite(ends[1]), side, math.nan).tolist() for side in ends)
     places = [None] * len(counts) if on is None else [int(each) for each in on]
-    return list(zip(places, forecasts.tolist(), low.tolist(), high.tolist(), strict=True))
+    return list(zip(places, forecasts.tolist(), low, high, strict=True))
 
 
 def _doubts(rows: pd.DataFrame, known_to: int, hidden: int) -> Iterator[str]:
@@ -420,13 +413,10 @@ _HEADS = ("law", "targets", "median", "worst", "bias", "in 95 %", "width")
 def _table(scores: Iterable[LawScore]) -> list[str]:
     scores, rows = list(scores), []
     for one in scores:
-        if one.median_ape is None or one.worst_ape is None or one.bias is None:
-            rows.append((one.law, f"{one.targets}", *[""] * 5))
-            continue
-        coverage = "-" if one.coverage is None else _share(one.coverage)
-        width = "-" if one.median_width is None else _share(one.median_width)
-        numbers = (_share(one.median_ape), _share(one.worst_ape), _signed(one.bias), coverage, width)
-        rows.append((one.law, f"{one.targets}", *numbers))
+        told = [_share(each) for each in (one.median_ape, one.worst_ape)]
+        told += ["" if one.bias is None else _signed(one.bias)]
+        told += ["-" if one.targets and each is None else _share(each) for each in (one.coverage, one.median_width)]
+        rows.append((one.law, f"{one.targets}", *told))
     head, *told = to_lines(table_of(_HEADS, rows), indent=2)
     text = [head]
     for one, line in zip(scores, told, strict=True):
@@ -445,15 +435,11 @@ def _listed(counts: Sequence[int]) -> str:
     return ", ".join(texts)
 
 
-def _share(value: float) -> str:
-    """A share in per cent with three digits, but no more than one decimal."""
-    return (
-        f"{100 * value:,.1f} %"
-        if abs(value) < 10
-        else f"{100 * value:,.0f} %"
-        if abs(value) < 1000
-        else f"{100 * value:.2g} %"
-    )
+def _share(value: float | None) -> str:
+    """A share in per cent with three digits, but no more than one decimal; "" for None."""
+    if value is None:
+        return ""
+    return f"{100 * value:{',.1f' if abs(value) < 10 else ',.0f' if abs(value) < 1000 else '.2g'}} %"
 
 
 def _signed(value: float) -> str:

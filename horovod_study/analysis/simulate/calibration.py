@@ -366,7 +366,8 @@ def calibrate(
     made = _network(found, sweeps, network, given, notes)
     if given.compute_ms is not None:
         compute = Compute(mean_s=given.compute_ms / 1e3, cv=given.compute_cv or 0.0)
-        spread, computing = None, {"compute": compute, "batch": 1 if given.batch is None else given.batch}
+        computing: dict[str, Any] = {"compute": compute, "batch": 1 if given.batch is None else given.batch}
+        spread: float | None = None
         notes.sources["computing"] = "--compute-ms"
         if given.compute_fixed_ms is not None:
             computing |= {"fixed_share": given.compute_fixed_ms / given.compute_ms, "batch_measured": True}
