@@ -49,7 +49,7 @@ from horovod_study.analysis.laws.law import Law, Places, best_counts, knee, plac
 from horovod_study.analysis.stats import Floats
 from horovod_study.errors import AnalysisError
 from horovod_study.records import facts, finite
-from horovod_study.text.words import listed
+from horovod_study.text.words import cut, listed
 
 REACH = 1.5
 """Curves are drawn to this multiple of the largest worker count measured; the part beyond it is extrapolated."""
@@ -411,7 +411,7 @@ def _ask(
     if n[0] == n[-1]:
         message = one_count(smallest)
         if alone:
-            raise AnalysisError(message if not name else f"series {_brief(name)}: {message}")
+            raise AnalysisError(message if not name else f"series {cut(name, 60)!r}: {message}")
         doubts.append(message)
     else:
         sample = sample_of(n, x / base, nodes, per_node, None, scaled_by, seed, repeat=rows["repeat"])
@@ -528,7 +528,9 @@ def _refused(mode: str, why: str) -> dict[str, str]:
 def _baseline_of(name: str, given: float | Mapping[str, float] | None) -> float | None:
     if isinstance(given, Mapping):
         if name not in given:
-            raise AnalysisError(f"series {_brief(name)} has no baseline: give one for each of the series, in samples/s")
+            raise AnalysisError(
+                f"series {cut(name, 60)!r} has no baseline: give one for each of the series, in samples/s"
+            )
         given = given[name]
     if given is None:
         return None
@@ -659,8 +661,3 @@ def _spans(law: Law, where: Places, values: Floats, i: int, low: float, high: fl
 
 def _ends(interval: tuple[float, float] | None) -> Any:
     return None if interval is None or math.isinf(interval[0]) else finite(interval)
-
-
-def _brief(name: str) -> str:
-    """A name as part of a message of one line, control characters made visible."""
-    return repr(name if len(name) <= 60 else name[:57] + "...")

@@ -5,7 +5,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -96,34 +96,27 @@ def _from_residuals(solved: Solved, sample: Sample, jacobian: Floats, base_noise
     if spread is None:
         nothing = np.full((1, k, k), np.inf)
         return Noise(covariance=nothing, freedom=np.ones(1)), "none: no point is left over to see the noise in"
+    model, sizes, of_base, freedom = spread
     at_base = _baseline_rows(sample)
     moves = influence_of(jacobian[sample.place], np.ones(len(sample.place)))
     if at_base.any():
         # A baseline run moves its own point and, the other way, all points.
         moves = moves - np.outer(moves @ sample.speedup, at_base / (at_base.sum() * sample.speedup[at_base].mean()))
-    size = np.where(at_base, np.minimum(spread.of_base, base_noise), spread.size)
+    size = np.where(at_base, np.minimum(of_base, base_noise), sizes)
     parts = [(moves * size)[:, at_base == which] for which in (False, True)]
     with np.errstate(over="ignore"):  # a parameter that hardly moves the curve may be anything
         covariance = np.stack([part @ part.T for part in parts])
     return (
-        Noise(covariance=covariance, freedom=np.full(2, float(spread.freedom))),
-        f"Student t from the residuals, noise {spread.model} (too few repeats for a bootstrap over runs)",
+        Noise(covariance=covariance, freedom=np.full(2, float(freedom))),
+        f"Student t from the residuals, noise {model} (too few repeats for a bootstrap over runs)",
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Spread:
-    """Noise of single rows, from residuals."""
-
-    model: str
-    size: Floats  # (R,) standard deviations of the speedups
-    of_base: Floats  # (R,) the same, as it counts for the baseline
-    freedom: int
-
-
-def _residual_spread(solved: Solved, sample: Sample) -> _Spread | None:
+def _residual_spread(solved: Solved, sample: Sample) -> tuple[str, Floats, Floats, int] | None:
     """Noise of the rows: proportional to the speedup, unless constant noise is clearly likelier; None without a rest.
 
+    What it is in words, standard deviations of the speedups (R,), the same as they count for the baseline, and degrees
+    of freedom.
     Residuals are taken orthogonal to what the parameters and the common scale of all points can do,
     which leaves sigma^2 with as many degrees of freedom as directions remain (restricted likelihood).
     """
@@ -148,23 +141,14 @@ def _residual_spread(solved: Solved, sample: Sample) -> _Spread | None:
         likelihood = -0.5 * freedom * math.log(max(variance, floor)) - float(
             np.sum(np.log(unit)) + np.sum(np.log(strength[:rank]))
         )
-        fits.append(
-            (
-                likelihood,
-                _Spread(
-                    model=model, size=unit * math.sqrt(variance), of_base=unit * math.sqrt(variance), freedom=freedom
-                ),
-            )
-        )
-    (proportional, relative), (constant, absolute) = fits
+        fits.append((likelihood, model, unit * math.sqrt(variance), freedom))
+    (proportional, model, relative, freedom), (constant, other, absolute, of_constant) = fits
     if constant > proportional + _CLEARLY:
-        return absolute
+        return other, absolute, absolute, of_constant
     if proportional > constant + _CLEARLY:
-        return relative
+        return model, relative, relative, freedom
     # Undecided, both count. A baseline run is another matter: as noisy as the largest point it would swamp all others.
-    return replace(
-        relative, model="proportional to the speedup or constant", size=np.maximum(relative.size, absolute.size)
-    )
+    return f"{model} or {other}", np.maximum(relative, absolute), relative, freedom
 
 
 def _baseline_rows(sample: Sample) -> NDArray[np.bool_]:
@@ -178,7 +162,7 @@ def baseline_noise(solved: Sequence[Solved], sample: Sample) -> float:
     if not scored or not at_base.any():
         return math.inf
     spread = _residual_spread(min(scored, key=lambda each: each.aicc or 0.0), sample)
-    return math.inf if spread is None else float(spread.of_base[at_base].max())
+    return math.inf if spread is None else float(spread[2][at_base].max())
 
 
 def stretched(values: Floats, drawn: Floats, stretch: Floats) -> tuple[Floats, Floats]:

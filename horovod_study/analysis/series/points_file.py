@@ -46,6 +46,7 @@ from horovod_study.analysis.series.column_names import (
 )
 from horovod_study.errors import DataError, nearest, require_known
 from horovod_study.files import unguarded
+from horovod_study.text.words import cut
 
 REQUIRED = ("workers", "samples_per_s")
 OPTIONAL = ("nodes", "sync_s", "batch_size", "series", "repeat", "workers_per_node")
@@ -487,5 +488,4 @@ def _value(text: str, column: _Column, where: str, *, comma: bool) -> Any:
 
 def _shown(value: str | list[str]) -> str:
     """What the file says, short enough for one line."""
-    text = value if isinstance(value, str) else ",".join(value)
-    return repr(text if len(text) <= 60 else text[:57] + "...")
+    return repr(cut(value if isinstance(value, str) else ",".join(value), 60))
