@@ -393,12 +393,9 @@ class Precision:
         if len(differences) > PLANNED:
             return length >= sum(map(len, differences[:-1])) / (len(differences) - 1)
         launches, _ = without_stalls([*differences[:-1], differences[-1][:length]])
-        return self._length(memory([each for each in launches if len(each) > 1])) <= length
-
-    def _length(self, within: Memory) -> float:
-        """Rounds of a launch of which PLANNED have the wanted width."""
+        within = memory([each for each in launches if len(each) > 1])
         wanted = self.half_width / stats.t_quantile(0.5 + self.look_level / 2, within.freedom)
-        return within.variance / (PLANNED * wanted**2)
+        return within.variance / (PLANNED * wanted**2) <= length
 
     def _further(self, found: Pairs, known: RatioEstimate | None, done: bool) -> tuple[int | None, int | None]:
         """Return the rounds and launches that are expected beyond those made; (None, None) where none would do."""

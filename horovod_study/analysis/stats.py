@@ -401,21 +401,16 @@ def sign_flip_p(values: ArrayLike, *, seed: int = 1) -> Floats:
     observed = np.abs(flat.sum(axis=-1))
     # Sums that differ in their last bits are equal: the order of the terms differs.
     limit = observed - 1e-12 * np.abs(flat).sum(axis=-1)
-    signs = _patterns(n, seed)
+    if n <= EXACT_UP_TO:  # all patterns with the first sign fixed are enough: the others mirror them
+        numbers = np.arange(2 ** (n - 1))[:, None]
+        signs = np.hstack([np.ones((len(numbers), 1)), 1.0 - 2.0 * ((numbers >> np.arange(n - 1)) & 1)])
+    else:
+        signs = np.random.default_rng(seed).choice([-1.0, 1.0], size=(PATTERNS, n))
     sums = np.abs(flat @ signs.T)  # (..., patterns)
     reached = (sums >= limit[..., None]).sum(axis=-1)
     if n <= EXACT_UP_TO:
         return np.asarray(reached / len(signs), dtype=float)
     return np.asarray((1 + reached) / (1 + len(signs)), dtype=float)
-
-
-def _patterns(n: int, seed: int) -> Floats:
-    """Return signs (patterns, n). All patterns with the first sign fixed are enough: the others mirror them."""
-    if n <= EXACT_UP_TO:
-        numbers = np.arange(2 ** (n - 1))[:, None]
-        rest = 1.0 - 2.0 * ((numbers >> np.arange(n - 1)) & 1)
-        return np.hstack([np.ones((len(numbers), 1)), rest])
-    return np.asarray(np.random.default_rng(seed).choice([-1.0, 1.0], size=(PATTERNS, n)), dtype=float)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -305,7 +305,10 @@ def _count(
     unrest_a, unrest_b = (_values(rows, arm, "step_s_p90") / _values(rows, arm, "step_s_median") for arm in "AB")
     logs = np.log(b / a) if rounds is None else np.array([each.mean() for each in rounds if len(each)])
     typical = stats.order_interval(logs).exp()
-    apart = [int(rows[place]["block"]) for place in _apart(logs)] if len(logs) == len(rows) else []
+    away, apart = np.abs(logs - np.median(logs)), []
+    if 4 <= len(logs) == len(rows):  # outliers, of four blocks or more
+        far = away > max(ODD_ONE * stats.normal_deviation(away), ODD_LEAST)
+        apart = [int(row["block"]) for row, odd_one in zip(rows, far, strict=True) if odd_one]
     odd = tuple(apart if known is None or typical.known else ())
     resolved = p_holm < stats.ALPHA and (speed.ratio.excludes(1) or typical.excludes(1))
     needed = None if known is None else _blocks_for(known, stats.OF_INTEREST)
@@ -348,14 +351,6 @@ def _blocks_for(known: RatioEstimate, half_width: float) -> int | None:
         if stats.t_quantile(0.5 + stats.LEVEL / 2, count - 1.0) * math.sqrt(variance / count) <= half_width:
             return count
     return None
-
-
-def _apart(logs: Floats) -> list[int]:
-    """Return the places of the blocks that are outliers, of four blocks or more."""
-    if len(logs) < 4:
-        return []
-    away = np.abs(logs - np.median(logs))
-    return [int(place) for place in np.flatnonzero(away > max(ODD_ONE * stats.normal_deviation(away), ODD_LEAST))]
 
 
 def _verdict(

@@ -668,11 +668,17 @@ def _changes(
     for name in may_differ:
         found.append(_change(name, *(_told(pairs, side, name) for side in _SIDES)))
     for column in ("host", *ENVIRONMENT):
-        found.append(_change(column, *(_facts(analysis, column) for analysis in (before, after))))
+        known = [{each.get(column) for each in study.provenance["environment"]} for study in (before, after)]
+        # As texts: 3.10 of a version is not a number.
+        found.append(_change(column, *({f"{value}" for value in each if value not in (None, "")} for each in known)))
     for column in _SEEN:
         kinds = [{_kinds(getattr(pair, side), column) for pair in pairs} - {""} for side in _SIDES]
         found.append(_change(column, *kinds))
-    found.append(_change("excluded_steps", *(_excluded(analysis) for analysis in (before, after))))
+    spans = [
+        [each.get("excluded_steps") or [None] for each in study.provenance["measurement"]] for study in (before, after)
+    ]
+    excluded = [{" to ".join(dict.fromkeys(map(_text, one))) for one in each if None not in one} for each in spans]
+    found.append(_change("excluded_steps", *excluded))
     found.append(_change("repeats", *(_told(pairs, side, "repeats") for side in _SIDES)))
     return tuple(each for each in found if each is not None)
 
@@ -691,16 +697,6 @@ def _change(what: str, before: set[str], after: set[str]) -> Change | None:
         return None
     texts = [", ".join(sorted(each, key=lambda text: (_number(text), text))) for each in (before, after)]
     return Change(what=what.replace("_", " "), before=texts[0], after=texts[1])
-
-
-def _facts(analysis: Analysis, column: str) -> set[str]:
-    known = (each.get(column) for each in analysis.provenance["environment"])
-    return {f"{value}" for value in known if value not in (None, "")}  # 3.10 of a version is not a number
-
-
-def _excluded(analysis: Analysis) -> set[str]:
-    spans = [each.get("excluded_steps") or [None, None] for each in analysis.provenance["measurement"]]
-    return {" to ".join(dict.fromkeys(_text(end) for end in span)) for span in spans if None not in span}
 
 
 def _doubts(

@@ -44,12 +44,14 @@ def solve(law: Law, samples: Sequence[Sample]) -> list[Solved | str]:
         alike.setdefault((*where.workers, *where.nodes, *where.fullest), []).append(i)
     for members in alike.values():
         where = samples[members[0]].where
-        counts = np.unique(where.workers)
         form = _form(law, where)
         if form is None:
-            reason = _undetermined(law, counts)
+            counts, least = np.unique(where.workers), law
+            while least.reduced is not None:
+                least = least.reduced
+            of = f"{shortened(counts)} workers do not determine {listed(least.parameters)}: measure more worker counts"
             for i in members:
-                found[i] = reason
+                found[i] = one_count(counts[0]) if len(counts) < 2 else of
             continue
         # Together as many as keep the work of one call within a few million numbers.
         chunk = max(1, 200_000 // len(where) ** 2)
@@ -58,14 +60,6 @@ def solve(law: Law, samples: Sequence[Sample]) -> list[Solved | str]:
             for i, solved in zip(some, _solve_alike(form, [samples[i] for i in some]), strict=True):
                 found[i] = solved
     return found
-
-
-def _undetermined(law: Law, counts: Floats) -> str:
-    if len(counts) < 2:
-        return one_count(counts[0])
-    while law.reduced is not None:
-        law = law.reduced
-    return f"{shortened(counts)} workers do not determine {listed(law.parameters)}: measure more worker counts"
 
 
 def _form(law: Law, where: Places) -> Law | None:

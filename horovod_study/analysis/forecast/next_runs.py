@@ -108,7 +108,11 @@ def _next_step(
     per_node = workers_per_node or planned_per_node(rows)
     now, *at = predict(rows, workers=[target, *candidates], workers_per_node=per_node)[name]
     width = math.log(now.high / now.low)
-    noise = _noise(rows)
+    logs = rows["samples_per_s"].astype(float).map(math.log)
+    groups = logs.groupby(rows["workers"])
+    freedom = len(logs) - groups.ngroups
+    away = logs - groups.transform("mean")
+    noise = math.sqrt(float((away**2).sum()) / freedom) if freedom else NOISE  # of runs of one worker count, pooled
     choices = []
     for count, known in zip(candidates, at, strict=True):
         for many in runs:
@@ -155,17 +159,6 @@ def _expected(
         down += weight * math.log(then.samples_per_s / then.low)
         up += weight * math.log(then.high / then.samples_per_s)
     return down, up
-
-
-def _noise(rows: pd.DataFrame) -> float:
-    """Relative standard deviation of runs of one worker count, pooled."""
-    logs = rows["samples_per_s"].astype(float).map(math.log)
-    groups = logs.groupby(rows["workers"])
-    freedom = len(logs) - groups.ngroups
-    if freedom < 1:
-        return NOISE
-    away = logs - groups.transform("mean")
-    return math.sqrt(float((away**2).sum()) / freedom)
 
 
 def lines(step: NextStep, *, most: int = 6) -> list[str]:

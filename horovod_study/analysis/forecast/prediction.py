@@ -222,7 +222,10 @@ def _known(rows: pd.DataFrame, workers_per_node: int | None) -> _Known:
         workers_per_node = int(np.max(np.ceil(counts[several] / nodes[several])))
     batch = rows["batch_size"].to_numpy(dtype=np.float64) if "batch_size" in rows else np.full(len(rows), np.nan)
     steady, fixed = np.ptp(batch) == 0, np.ptp(batch * n) <= 0.01 * np.max(batch * n)
-    share = None
+    steps, share = None, None
+    if np.isfinite(batch).all():
+        table = pd.DataFrame({"n": n, "b": batch, "s": n * batch / x}).groupby(["n", "b"], as_index=False)["s"].median()
+        steps = step_model(*(table[name].to_numpy() for name in "nbs"))
     if "sync_s" in rows:
         share = medians(np.clip(rows["sync_s"].to_numpy(dtype=np.float64) * x / (n * batch), 0.0, 0.99))
         share = share if np.isfinite(share).all() else None
@@ -234,17 +237,10 @@ def _known(rows: pd.DataFrame, workers_per_node: int | None) -> _Known:
         noise=_noise((np.log(x / n) - log_rate[group])[~rows.duplicated().to_numpy()], len(counts)),
         share=share,
         batch=float(batch[0]) if steady else math.nan,
-        steps=_steps(n, batch, x) if np.isfinite(batch).all() else None,
+        steps=steps,
         strong=bool(fixed and not steady),
         per_node=workers_per_node,
     )
-
-
-def _steps(n: Floats, batch: Floats, samples_per_s: Floats) -> StepModel:
-    """The step against workers and batch, from medians of each pair of them."""
-    table = pd.DataFrame({"n": n, "b": batch, "s": n * batch / samples_per_s})
-    found = table.groupby(["n", "b"], as_index=False)["s"].median()
-    return step_model(found["n"].to_numpy(), found["b"].to_numpy(), found["s"].to_numpy())
 
 
 def _noise(errors: Floats, counts: int) -> float:

@@ -279,9 +279,12 @@ def _series(
         doubts={one.workers: one.doubts for one in forecasts},
         questions=questions,
     )
-    cheapest = _highest(case.rate, case.counts)
-    answers = {"knee": _knee(case), "usl_peak": _peak(case, rows, fits)}
-    answers["cheapest"] = _answer(case, "the fewest GPU hours per sample", cheapest, samples=questions.samples)
+    share, samples = questions.marginal, questions.samples
+    question = f"where one more worker gains less than {100 * share:.4g} % of the mean worker"
+    found = _highest(case.speed - share * np.log(counts), counts)
+    answers = {"knee": _answer(case, question, found, samples=samples), "usl_peak": _peak(case, rows, fits)}
+    cheapest = _highest(case.rate, counts)
+    answers["cheapest"] = _answer(case, "the fewest GPU hours per sample", cheapest, samples=samples)
     if questions.deadline_s is not None:
         answers["deadline"] = _deadline(case)
     if questions.gpu_hours is not None:
@@ -289,13 +292,6 @@ def _series(
     if questions.samples_to_target:
         answers |= _to_target(case, seed)
     return Recommendation(series=name, measured=case.measured, answers=answers)
-
-
-def _knee(case: _Case) -> RecommendedCount:
-    share = case.questions.marginal
-    question = f"where one more worker gains less than {100 * share:.4g} % of the mean worker"
-    found = _highest(case.speed - share * np.log(case.counts), case.counts)
-    return _answer(case, question, found, samples=case.questions.samples)
 
 
 def _peak(case: _Case, rows: pd.DataFrame, fits: SeriesFit | None) -> RecommendedCount:

@@ -16,7 +16,7 @@ import pandas as pd
 
 from horovod_study.analysis.fit.fitting import SeriesFit
 from horovod_study.analysis.forecast import holdout
-from horovod_study.analysis.forecast.prediction import Prediction, predict
+from horovod_study.analysis.forecast.prediction import predict
 from horovod_study.analysis.forecast.recommendation import knots, recommend
 from horovod_study.analysis.laws import LAWS
 
@@ -123,17 +123,14 @@ def _lines(
         ends = {"samples_per_s_min": float(x.min()), "samples_per_s_max": float(x.max())}
         head = {"kind": MEASURED, "workers": count, "nodes": nodes[0], "law": MEASURED}
         lines.append({**head, "samples_per_s": float(np.median(x)), **ends})
-    lines += [_line(one, FORECAST if one.workers in told else CURVE) for one in forecasts]
+    for one in forecasts:
+        line = {name: getattr(one, name) for name in ("workers", "samples_per_s", "low", "high", "law")}
+        line |= {"kind": FORECAST if one.workers in told else CURVE, "doubts": "; ".join(one.doubts)}
+        lines.append({**line, "nodes": math.nan if one.nodes is None else one.nodes})
     for line in lines:
         line["ideal_samples_per_s"] = base * line["workers"]
         line["efficiency"] = line["samples_per_s"] / line["ideal_samples_per_s"]
     return lines
-
-
-def _line(one: Prediction, kind: str) -> dict[str, Any]:
-    same = {name: getattr(one, name) for name in ("workers", "samples_per_s", "low", "high", "law")}
-    nodes = math.nan if one.nodes is None else one.nodes
-    return {"kind": kind, "nodes": nodes, **same, "doubts": "; ".join(one.doubts)}
 
 
 def _table(lines: list[dict[str, Any]]) -> pd.DataFrame:

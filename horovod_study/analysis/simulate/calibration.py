@@ -349,7 +349,13 @@ def calibrate(
     notes = _Notes()
     first = (*runs, *beside)[0] if runs or beside else None
     communicating = next((each for each in runs if each.workers > 1), None)
-    way = given.way or _way_of(communicating, benches)
+    way = given.way
+    if (
+        way is None and communicating is not None
+    ):  # what the run used, where all files have it; plain MPI has no name of its own
+        known = [set(content.get("fits") or ()) for content, _ in benches]
+        names = (f"{communicating.backend}/{communicating.transport}", communicating.transport)
+        way = next((name for name in names if all(name in each for each in known)), None)
     size = given.gradient_mb * 1e6 if given.gradient_mb is not None else first.gradient_bytes if first else None
     found = [measured_network(content, source=source, way=way, size=size) for content, source in benches]
     if size is not None:
@@ -425,15 +431,6 @@ def _refuse(given: Given, *, runs: bool, benches: bool, network: bool) -> None:
         )
     if given.way is not None and not benches:
         raise ConfigError("simulate: --way names one of those in --bench; give --bench bench.json, or leave it out")
-
-
-def _way_of(communicating: RunTimes | None, benches: Sequence[tuple[Mapping[str, Any], str]]) -> str | None:
-    """Return what the run used, where all files have it; plain MPI is measured under the name of its transport."""
-    if communicating is None:
-        return None
-    known = [set(content.get("fits") or ()) for content, _ in benches]
-    names = (f"{communicating.backend}/{communicating.transport}", communicating.transport)
-    return next((name for name in names if all(name in each for each in known)), None)
 
 
 def _network(

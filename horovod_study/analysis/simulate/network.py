@@ -205,26 +205,19 @@ def costs(network: Network, algorithm: str, n: int) -> tuple[Choice, ...]:
     require_known("simulate: algorithm", algorithm, CHOICES)
     if n == 1:
         return (NOTHING,)
-    extended = _extended(network, n) if algorithm == "auto" else None
-    return (extended,) if extended else tuple(ALGORITHMS[name](network, n) for name in CHOICES[algorithm])
-
-
-def _extended(network: Network, n: int) -> Extended | None:
-    """Return what measured all-reduces say about `n` workers; None where none was measured on such nodes.
-
-    What was changed since (links that are twice as fast, switches) counts by what it does to recursive halving.
-    """
-    nodes = network.nodes(n)
-    if network.measured is None or not (sweeps := network.measured.for_nodes(nodes)):
-        return None
-    there = replace(network, intra=network.measured.intra, inter=network.measured.inter, levels=())
-    before, now = halving(there, n), halving(network, n)
-    return Extended(
-        sweeps=sweeps,
-        workers=n,
-        nodes=nodes,
-        latency_factor=_factor(now.latency_s, before.latency_s),
-        transfer_factor=_factor(now.s_per_byte, before.s_per_byte),
+    nodes, known = network.nodes(n), network.measured
+    if algorithm != "auto" or known is None or not (sweeps := known.for_nodes(nodes)):
+        return tuple(ALGORITHMS[name](network, n) for name in CHOICES[algorithm])
+    # What was changed since (links that are twice as fast, switches) counts by what it does to recursive halving.
+    before, now = halving(replace(network, intra=known.intra, inter=known.inter, levels=()), n), halving(network, n)
+    return (
+        Extended(
+            sweeps=sweeps,
+            workers=n,
+            nodes=nodes,
+            latency_factor=_factor(now.latency_s, before.latency_s),
+            transfer_factor=_factor(now.s_per_byte, before.s_per_byte),
+        ),
     )
 
 

@@ -31,17 +31,13 @@ def what_if(baseline: Scenario, texts: Sequence[str]) -> dict[str, Scenario]:
         scenario = baseline
         words = [word.strip() for word in text.split(",")]
         for word in words:
-            scenario = _changed(scenario, word, text)
+            key, equals, value = word.partition("=")
+            if not equals or not value:
+                raise ConfigError(f"--what-if {text}: {word!r} must be KEY=VALUE, for instance bandwidth=2x or cycle=0")
+            require_known(f"--what-if {text}:", key, CHANGES)
+            scenario = CHANGES[key](scenario, value, f"--what-if {word}")
         found[",".join(words)] = scenario
     return found
-
-
-def _changed(scenario: Scenario, word: str, text: str) -> Scenario:
-    key, equals, value = word.partition("=")
-    if not equals or not value:
-        raise ConfigError(f"--what-if {text}: {word!r} must be KEY=VALUE, for instance bandwidth=2x or cycle=0")
-    require_known(f"--what-if {text}:", key, CHANGES)
-    return CHANGES[key](scenario, value, f"--what-if {word}")
 
 
 def _factor(value: str, where: str) -> float:
