@@ -56,7 +56,7 @@ FAULTS = (  # file, what the line says, what it says instead
     (STATS, "return self.low > value or self.high < value", "return self.low > value and self.high < value"),
     (STATS, "value=-self.value, low=-self.high, high=-self.low)", "value=-self.value, low=-self.low, high=-self.high)"),
     (STATS, "return t_quantile(0.5 + level / 2, freedom) * error", "return t_quantile(level, freedom) * error"),
-    (STATS, "flat.std(axis=-1, ddof=1) / math.sqrt(n)", "flat.std(axis=-1) / math.sqrt(n)"),
+    (STATS, "flat.std(ddof=1)) / math.sqrt(n)", "flat.std()) / math.sqrt(n)"),
     (STATS, "t_quantile(0.5 + level / 2, float(n - 1))", "t_quantile(0.5 + level / 2, float(n))"),
     (STATS, "low=value - math.hypot(a.value - a.low,", "low=value - math.hypot(a.high - a.value,"),
     (STATS, "squares = each**2 / freedom", "squares = each / freedom"),
