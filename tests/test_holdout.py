@@ -139,7 +139,7 @@ class TestBadInput:
             "2 distinct worker counts: one is hidden and 2 stay known, so at least 3 are needed"
         )
         assert scores["single"].why_not.startswith("1 distinct worker count: ")
-        assert summarise(scores)["amdahl"].series == 1
+        assert summarise(scores)["amdahl"]["series"] == 1
 
     def test_too_many_hidden(self):
         one = score(points(COUNTS, usl(COUNTS, 0.1, 0)), hide=5)[""]
@@ -178,10 +178,10 @@ class TestOrder:
         scores = score(table, laws=("amdahl", "usl"))
         found = summarise(scores)
         assert list(found) == [COMBINED, "amdahl", "usl"]
-        assert found["amdahl"].score.targets == 6 and found["amdahl"].series == 2
-        assert found["amdahl"].failed == ("b",)
+        assert found["amdahl"]["targets"] == 6 and found["amdahl"]["series"] == 2
+        assert found["amdahl"]["failed"] == ["b"]
         errors = [abs(each.error) for one in scores.values() for each in one.forecasts if each.law == "amdahl"]
-        assert found["amdahl"].score.median_ape == pytest.approx(np.median(errors))
+        assert found["amdahl"]["median_ape"] == pytest.approx(np.median(errors))
 
 
 class TestCommandLine:

@@ -196,14 +196,14 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("questions", "message"),
         [
-            ({"price_per_gpu_hour": 0.0}, "a price of 0: give the price of a GPU hour in any currency, above 0"),
+            ({"price_per_gpu_hour": 0.0}, "a price per GPU hour of 0: allowed is a number above 0"),
             ({"samples": -1.0}, "samples of -1: "),
             ({"samples": math.nan}, "samples of nan: "),
             ({"samples": 1.0, "deadline_s": math.inf}, "a deadline of inf: "),
             ({"deadline_s": 60.0}, "a deadline without samples: "),
             ({"gpu_hours": 1.0}, "a budget of GPU hours without samples: "),
-            ({"samples": 1.0, "gpu_hours": 0.0}, "a budget of 0: give GPU hours, above 0"),
-            ({"samples": 1e308}, "samples of 1e+308: give the samples of the whole training, above 0 and at most 1e"),
+            ({"samples": 1.0, "gpu_hours": 0.0}, "a budget of GPU hours of 0: "),
+            ({"samples": 1e308}, "samples of 1e+308: allowed is a number above 0, at most 1e"),
             ({"price_per_gpu_hour": 2.0}, "a price without samples: give the samples of the whole training, too"),
             (
                 {"samples_to_target": {10**23: 5.0}},
@@ -211,7 +211,7 @@ class TestBadInput:
             ),
             ({"marginal": 0.0}, "a marginal efficiency of 0: "),
             ({"marginal": 1.0}, "a marginal efficiency of 1: "),
-            ({"samples_to_target": {1: 0.0}}, "samples to the target of 0: "),
+            ({"samples_to_target": {1: 0.0}}, "samples to the target at 1 workers of 0: "),
             ({"samples_to_target": {0: 5.0}}, "samples to the target at 0 workers: "),
         ],
     )
@@ -315,7 +315,7 @@ class TestCommandLine:
     @pytest.mark.parametrize(
         ("words", "message"),
         [
-            (("--recommend", "--price-per-gpu-hour", "0"), "a price of 0"),
+            (("--recommend", "--price-per-gpu-hour", "0"), "a price per GPU hour of 0"),
             (("--deadline", "1h"), "a deadline without samples"),
             (("--samples", "1", "--deadline", "soon"), "'soon' is not a time"),
             (("--target-samples", "1:x"), "'1:x' are no samples to a target"),

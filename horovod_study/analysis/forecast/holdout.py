@@ -21,7 +21,7 @@ Letters: K distinct worker counts, T targets.
 
 import math
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -118,20 +118,6 @@ class HoldoutScore:
         return {**facts(self, *names), "why_not": self.why_not or None}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
-    """One law over all series that could be scored."""
-
-    score: LawScore
-    series: int  # with at least one target of this law
-    failed: tuple[str, ...]  # series in which it fails
-
-    def to_dict(self) -> dict[str, Any]:
-        values = self.score.to_dict()
-        del values["fails"]
-        return {"series": self.series, **values, "failed": list(self.failed)}
-
-
 def score(
     points: pd.DataFrame,
     *,
@@ -164,23 +150,29 @@ def score(
     }
 
 
-def summarise(scores: Mapping[str, HoldoutScore]) -> dict[str, Summary]:
-    """Score every law over the targets of all series together, the combination first."""
-    order = list(dict.fromkeys(law for one in scores.values() for law in one.laws))
+def summarise(scores: Mapping[str, HoldoutScore]) -> dict[str, dict[str, Any]]:
+    """Score every law over the targets of all series together, the combination first, as a document.
+
+    `series`: how many have a target of this law; `failed`: those in which it fails.
+    """
     found = {}
-    for law in order:
-        own = [target for one in scores.values() for target in one.forecasts if target.law == law]
-        found[law] = Summary(
-            score=_law_score(law, own, ""),
-            series=sum(any(target.law == law for target in one.forecasts) for one in scores.values()),
-            failed=tuple(name for name, one in scores.items() if law in one.laws and one.laws[law].fails),
-        )
+    for law, score in _over_all(scores).items():
+        series = sum(any(each.law == law for each in one.forecasts) for one in scores.values())
+        failed = [name for name, one in scores.items() if law in one.laws and one.laws[law].fails]
+        found[law] = {"series": series, **score.to_dict(), "failed": failed}
+        del found[law]["fails"]
     return found
+
+
+def _over_all(scores: Mapping[str, HoldoutScore]) -> dict[str, LawScore]:
+    laws = dict.fromkeys(law for one in scores.values() for law in one.laws)
+    targets = [each for one in scores.values() for each in one.forecasts]
+    return {law: _law_score(law, [each for each in targets if each.law == law], "") for law in laws}
 
 
 def to_dict(scores: Mapping[str, HoldoutScore]) -> dict[str, Any]:
     """The JSON of `horovod-study predict --holdout`."""
-    return {"series": finite(scores), "summary": finite(summarise(scores))}
+    return {"series": finite(scores), "summary": summarise(scores)}
 
 
 def hidden_counts(counts: Sequence[int], hide: int | None) -> int:
@@ -363,7 +355,7 @@ def lines(one: HoldoutScore) -> list[str]:
     name = one.series or "all points"
     if one.why_not:
         return textwrap.wrap(f"{name}: not scored: {one.why_not}", 100, subsequent_indent=" " * 23)
-    text = [f"{name}: known {_listed(one.known)} workers, hidden {_listed(one.hidden)}", *_table(one.laws.values())]
+    text = [f"{name}: known {_listed(one.known)} workers, hidden {_listed(one.hidden)}", *_table(one.laws)]
     own = [target for target in one.forecasts if target.law == COMBINED]
     text.append("  forecasts of the combination, samples/s with 95 % interval:")
     rows = [
@@ -384,42 +376,36 @@ def summary_lines(scores: Mapping[str, HoldoutScore]) -> list[str]:
     """The scores over all series, and how the combination compares with the best single law that covers as much."""
     found = summarise(scores)
     scored = sum(not one.why_not for one in scores.values())
-    text = [
-        f"all {scored} series that could be scored, of {len(scores)}",
-        *_table([one.score for one in found.values()]),
-    ]
-    failing = [f"{law} in {len(one.failed)}" for law, one in found.items() if one.failed]
+    text = [f"all {scored} series that could be scored, of {len(scores)}", *_table(_over_all(scores))]
+    failing = [f"{law} in {len(one['failed'])}" for law, one in found.items() if one["failed"]]
     if failing:
         text.append(f"  fails hold-out, number of series: {', '.join(failing)}")
-    return text + [f"  {each}" for each in _against_best(found)]
-
-
-def _against_best(found: Mapping[str, Summary]) -> list[str]:
-    combined = found[COMBINED].score
+    own = found[COMBINED]
     full = [
-        (one.score.median_ape, law)
+        (one["median_ape"], law)
         for law, one in found.items()
-        if law != COMBINED and one.score.targets == combined.targets and one.score.median_ape is not None
+        if law != COMBINED and one["targets"] == own["targets"] and one["median_ape"] is not None
     ]
-    if not full or combined.median_ape is None:
-        return []
-    error, law = min(full)
-    return [f"median error: combination {_share(combined.median_ape)}, best single law ({law}) {_share(error)}"]
+    if full and own["median_ape"] is not None:
+        error, law = min(full)
+        best = f"best single law ({law}) {_share(error)}"
+        text.append(f"  median error: combination {_share(own['median_ape'])}, {best}")
+    return text
 
 
 _HEADS = ("law", "targets", "median", "worst", "bias", "in 95 %", "width")
 
 
-def _table(scores: Iterable[LawScore]) -> list[str]:
-    scores, rows = list(scores), []
-    for one in scores:
-        told = [_share(each) for each in (one.median_ape, one.worst_ape)]
-        told += ["" if one.bias is None else _signed(one.bias)]
-        told += ["-" if one.targets and each is None else _share(each) for each in (one.coverage, one.median_width)]
-        rows.append((one.law, f"{one.targets}", *told))
+def _table(scores: Mapping[str, LawScore]) -> list[str]:
+    rows = []
+    for law, one in scores.items():
+        unknown = "-" if one.targets else ""
+        bias = "" if one.bias is None else _signed(one.bias)
+        told = [_share(each) or unknown for each in (one.coverage, one.median_width)]
+        rows.append((law, f"{one.targets}", _share(one.median_ape), _share(one.worst_ape), bias, *told))
     head, *told = to_lines(table_of(_HEADS, rows), indent=2)
     text = [head]
-    for one, line in zip(scores, told, strict=True):
+    for one, line in zip(scores.values(), told, strict=True):
         fails = textwrap.wrap(f"fails: {one.fails}", 100, initial_indent=_BELOW, subsequent_indent=_BELOW)
         text += [line, *(fails if one.fails else [])]
     return text

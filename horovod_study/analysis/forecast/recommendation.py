@@ -77,20 +77,13 @@ class Questions:
     def __post_init__(self) -> None:
         if not 0 < self.marginal < 1:
             raise AnalysisError(f"a marginal efficiency of {self.marginal:g}: allowed is a share between 0 and 1")
-        for value, what, unit in (
-            (self.samples, "samples", "the samples of the whole training"),
-            (self.deadline_s, "a deadline", "a time such as 90m or 2h"),
-            (self.gpu_hours, "a budget", "GPU hours"),
-            (self.price_per_gpu_hour, "a price", "the price of a GPU hour in any currency"),
-            *(
-                (each, "samples to the target", "a number per worker count")
-                for each in (self.samples_to_target or {}).values()
-            ),
-        ):
+        amounts = {"samples": self.samples, "a deadline": self.deadline_s, "a budget of GPU hours": self.gpu_hours}
+        prices = {"a price per GPU hour": self.price_per_gpu_hour}
+        targets = {f"samples to the target at {n} workers": each for n, each in (self.samples_to_target or {}).items()}
+        for what, value in (amounts | prices | targets).items():
             if value is not None and not 1 / MOST <= value <= MOST:
-                raise AnalysisError(f"{what} of {value:g}: give {unit}, above 0 and at most {MOST:g}")
-        for value, what in ((self.deadline_s, "a deadline"), (self.gpu_hours, "a budget of GPU hours")):
-            if value is not None and self.samples is None:
+                raise AnalysisError(f"{what} of {value:g}: allowed is a number above 0, at most {MOST:g}")
+            if what in amounts and value is not None and self.samples is None:
                 raise AnalysisError(f"{what} without samples: give the samples of the whole training, too")
         if self.price_per_gpu_hour is not None and self.samples is None and not self.samples_to_target:
             raise AnalysisError("a price without samples: give the samples of the whole training, too")

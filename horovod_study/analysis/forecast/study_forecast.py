@@ -100,7 +100,7 @@ def outlook(
         table=_table(lines),
         document={
             "series": documents,
-            "summary": {law: one.to_dict() for law, one in holdout.summarise(scores).items()},
+            "summary": holdout.summarise(scores),
         },
     )
 
