@@ -88,20 +88,15 @@ def fit_trend(trend: Trend, n: Floats, rate: Floats) -> Curve:
         share = np.array([trend.share[count] for count in n])
         computing = float((1 - share[-1]) / rate[-1])
         cost = no_less_than_zero(_columns(trend.costs, n) * rate[:, np.newaxis], share)
-        return lambda m: np.asarray(-np.log(computing + _combined(trend.costs, m, cost)), dtype=np.float64)
+        return lambda m: np.asarray(-np.log(computing + _mean(cost, _columns(trend.costs, m).T)), dtype=np.float64)
     value, sign = (rate, 1.0) if trend.of == "rate" else (1 / rate, -1.0)
     costs: tuple[Curve, ...] = (np.ones_like, *trend.costs)
     found = no_less_than_zero(_columns(costs, n) / value[:, np.newaxis], np.ones_like(n))
-    return lambda m: np.asarray(sign * np.log(np.maximum(_combined(costs, m, found), 1e-300)), dtype=np.float64)
+    return lambda m: np.asarray(sign * np.log(np.maximum(_mean(found, _columns(costs, m).T), 1e-300)), dtype=np.float64)
 
 
 def _columns(costs: Sequence[Curve], n: Floats) -> Floats:
     return np.stack([cost(n) for cost in costs], axis=1)
-
-
-def _combined(costs: Sequence[Curve], n: Floats, factors: Floats) -> Floats:
-    """Sum of factor x cost at each of `n`."""
-    return _summed(factors[:, np.newaxis] * _columns(costs, n).T)
 
 
 def forecast(trend: Trend, n: Floats, rate: Floats, asked: Floats) -> Floats:
@@ -116,16 +111,11 @@ def forecast(trend: Trend, n: Floats, rate: Floats, asked: Floats) -> Floats:
 
 
 def _mean(weights: Floats, values: Floats) -> Floats:
-    """Weighted sum over rows."""
-    return _summed(weights[:, np.newaxis] * values)
-
-
-def _summed(values: Floats) -> Floats:
-    """Sum over rows, the same to the last bit whatever other columns there are.
+    """Weighted sum over rows, the same to the last bit whatever other columns there are.
 
     A matrix product and `sum(axis=0)` take another order for one column than for several.
     """
-    return np.array([math.fsum(column) for column in values.T.tolist()], dtype=np.float64)
+    return np.array([math.fsum(column) for column in (weights[:, np.newaxis] * values).T.tolist()], dtype=np.float64)
 
 
 def mix(

@@ -14,7 +14,7 @@ docs/fit.md has the traps that only a reader can see.
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -50,15 +50,6 @@ class Log:
     doubts: tuple[str, ...]  # of all logs of a system, so that they are told once
 
 
-@dataclass(slots=True)
-class _LogEvents:
-    """What is kept of the events of a log."""
-
-    values: dict[str, Any] = field(default_factory=dict)
-    spans: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: {"block": [], "epoch": []})
-    aborted: bool = False
-
-
 _KEPT = (
     *("submission_benchmark", "submission_org", "global_batch_size", "train_samples"),
     *("gradient_accumulation_steps", "number_of_nodes", "accelerators_per_node"),
@@ -70,23 +61,23 @@ def read_log(lines: Iterable[str], *, source: str) -> Log:
 
     Raises DataError where it has no timed block or epoch, or no number of samples.
     """
-    found = _events(lines)
+    values, timed, aborted = _events(lines)
     folders = source.split("/")[:-1]
     at = max((place for place, name in enumerate(folders) if name == "results"), default=None)
     named = folders[at + 1 :] if at is not None else []
-    benchmark = str(found.values.get("submission_benchmark") or (named[1] if len(named) > 1 else "unknown"))
-    above = folders[:at] if at is not None else [str(found.values.get("submission_org") or "")]
-    batch = _number(found.values.get("global_batch_size"))
-    samples, doubts = _epoch_samples(benchmark, found.values.get("train_samples"), batch, source)
-    unit = "block" if found.spans["block"] else "epoch"
-    spans = [span for span in found.spans[unit] if span[0] > 0]
+    benchmark = str(values.get("submission_benchmark") or (named[1] if len(named) > 1 else "unknown"))
+    above = folders[:at] if at is not None else [str(values.get("submission_org") or "")]
+    batch = _number(values.get("global_batch_size"))
+    samples, doubts = _epoch_samples(benchmark, values.get("train_samples"), batch, source)
+    unit = "block" if timed["block"] else "epoch"
+    spans = [span for span in timed[unit] if span[0] > 0]
     if not spans:
         raise DataError(f"{source}: has no block or epoch with begin and end; nothing says how long it trained")
     if len(spans) == 1:
         doubts.append(f"one {unit} is all that is timed: the start-up is in it")
-    if found.aborted:
+    if aborted:
         doubts.append("a run was aborted: what it did until then counts")
-    if (steps := _number(found.values.get("gradient_accumulation_steps")) or 1) > 1:
+    if (steps := _number(values.get("gradient_accumulation_steps")) or 1) > 1:
         doubts.append(f"gradients of {steps:g} batches are accumulated: batch_size is of an update")
     kept = spans[1:] or spans
     return Log(
@@ -95,7 +86,7 @@ def read_log(lines: Iterable[str], *, source: str) -> Log:
         system=named[0] if named else "",
         rate=float(np.median([epochs * samples / seconds for seconds, epochs in kept])),
         global_batch=batch,
-        counts=_counts(found.values),
+        counts=_counts(values),
         doubts=tuple(doubts),
     )
 
@@ -163,8 +154,11 @@ def points_of(logs: Sequence[Log], systems: Mapping[str, Mapping[str, Any]], wro
     return frame
 
 
-def _events(lines: Iterable[str]) -> _LogEvents:
-    found = _LogEvents()
+def _events(lines: Iterable[str]) -> tuple[dict[str, Any], dict[str, list[tuple[float, float]]], bool]:
+    """Return what a log says by name, seconds and epochs of each timed block and epoch, whether it was aborted."""
+    values: dict[str, Any] = {}
+    spans: dict[str, list[tuple[float, float]]] = {"block": [], "epoch": []}
+    aborted = False
     begun: dict[str, tuple[float, Mapping[str, Any]]] = {}
     for event in _parsed(lines):
         key, value = str(event.get("key")), event.get("value")
@@ -173,10 +167,10 @@ def _events(lines: Iterable[str]) -> _LogEvents:
         unit, _, end = key.partition("_")
         at = event.get("time_ms")
         if key in _KEPT:
-            found.values.setdefault(key, value)
+            values.setdefault(key, value)
         elif key == "run_stop":
-            found.aborted = found.aborted or told.get("status") == "aborted"
-        elif unit in found.spans and isinstance(at, int | float) and end == "start":
+            aborted = aborted or told.get("status") == "aborted"
+        elif unit in spans and isinstance(at, int | float) and end == "start":
             # Every rank may print it: the first counts, unless its end was never printed.
             if unit not in begun or begun[unit][1].get(_FIRST[unit]) != told.get(_FIRST[unit]):
                 begun[unit] = (at / 1e3, told)
@@ -185,8 +179,8 @@ def _events(lines: Iterable[str]) -> _LogEvents:
             epochs = 1.0
             if unit == "block":
                 epochs = _number(before.get("epoch_count")) or _number(told.get("epoch_count")) or 1.0
-            found.spans[unit].append((at / 1e3 - start_s, epochs))
-    return found
+            spans[unit].append((at / 1e3 - start_s, epochs))
+    return values, spans, aborted
 
 
 _FIRST = {"block": "first_epoch_num", "epoch": "epoch_num"}

@@ -85,11 +85,15 @@ def _bandwidth(*which: str) -> Change:
     )
 
 
-def _runtime(name: str, read: Callable[[str, str], Any]) -> Change:
-    """Return what gives the runtime another value of one of its fields."""
-    return lambda scenario, value, where: replace(
-        scenario, runtime=replace(scenario.runtime, **{name: read(value, where)})
-    )
+def _field(name: str, read: Callable[[str, str], Any]) -> Change:
+    """Return what gives a field of the scenario, or behind a dot one of its network or runtime, another value."""
+    part, _, field = name.rpartition(".")
+
+    def change(scenario: Scenario, value: str, where: str) -> Scenario:
+        changed = {field: read(value, where)}
+        return replace(scenario, **({part: replace(getattr(scenario, part), **changed)} if part else changed))
+
+    return change
 
 
 def _latency(scenario: Scenario, value: str, where: str) -> Scenario:
@@ -106,11 +110,11 @@ def _overhead(scenario: Scenario, value: str, where: str) -> Scenario:
     return replace(scenario, runtime=replace(scenario.runtime, overhead_s=overhead))
 
 
-def _cache(scenario: Scenario, value: str, where: str) -> Scenario:
+def _negotiation(value: str, where: str) -> str:
     kinds = {"on": "cached", "off": "full", "none": "none"}
     if value not in kinds:
         raise ConfigError(f"{where}: must be on (negotiation from the response cache), off, or none (no negotiation)")
-    return replace(scenario, runtime=replace(scenario.runtime, negotiation=kinds[value]))
+    return kinds[value]
 
 
 def _batch(scenario: Scenario, value: str, where: str) -> Scenario:
@@ -140,11 +144,11 @@ def _stragglers(scenario: Scenario, value: str, where: str) -> Scenario:
     return replace(scenario, compute=Compute(mean_s=scenario.compute.mean_s))
 
 
-def _slow_node(scenario: Scenario, value: str, where: str) -> Scenario:
+def _slower(value: str, where: str) -> float:
     factor = _factor(value, where)
     if factor < 1:
         raise ConfigError(f"{where}: a slow node takes at least 1x as long")
-    return replace(scenario, slow_node=factor)
+    return factor
 
 
 def _gradients(scenario: Scenario, value: str, where: str) -> Scenario:
@@ -165,24 +169,22 @@ CHANGES: Mapping[str, Change] = {
     "intra-bandwidth": _bandwidth("intra"),
     "inter-bandwidth": _bandwidth("inter"),
     "latency": _latency,
-    "algorithm": lambda scenario, value, where: replace(scenario, algorithm=_one_of(value, where)),
+    "algorithm": _field("algorithm", _one_of),
     "servers": lambda scenario, value, where: replace(
         scenario, algorithm="ps", network=replace(scenario.network, servers=_count(value, where))
     ),
-    "workers-per-node": lambda scenario, value, where: replace(
-        scenario, network=replace(scenario.network, workers_per_node=_count(value, where))
-    ),
+    "workers-per-node": _field("network.workers_per_node", _count),
     "gradients": _gradients,
     "batch": _batch,
     "compute": lambda scenario, value, where: replace(
         scenario, compute=_scaled(scenario.compute, _factor(value, where))
     ),
     "stragglers": _stragglers,
-    "slow-node": _slow_node,
-    "buckets": lambda scenario, value, where: replace(scenario, buckets=_count(value, where)),
-    "fusion": _runtime("fusion_bytes", lambda value, where: _number(value, where, "mb", _MIB) * 2**20),
-    "cycle": _runtime("cycle_s", lambda value, where: _number(value, where, "ms", _MS) / 1e3),
-    "cache": _cache,
+    "slow-node": _field("slow_node", _slower),
+    "buckets": _field("buckets", _count),
+    "fusion": _field("runtime.fusion_bytes", lambda value, where: _number(value, where, "mb", _MIB) * 2**20),
+    "cycle": _field("runtime.cycle_s", lambda value, where: _number(value, where, "ms", _MS) / 1e3),
+    "cache": _field("runtime.negotiation", _negotiation),
     "overhead": _overhead,
 }
 """What can be asked, and what it does to a scenario."""
