@@ -484,8 +484,11 @@ def _rows(
     if metric == "target":
         yield from _to_target(pair)
     elif metric in ("speedup", "efficiency"):
-        bases = [_base(side, cell, base) for side, cell in zip(sides, (pair.after, pair.before), strict=True)]
-        if all(each is not None for each in bases):
+        bases = []
+        for side, cell in zip(sides, (pair.after, pair.before), strict=True):
+            place = baseline_place([each.point for each in side], cell.point, base) if base else None
+            bases += [] if place in (None, cell.place) else [side[place]]
+        if len(bases) == 2:
             share = workers if metric == "efficiency" else 1.0
             yield _row(metric, pair, [(pair.after, pair.before), (bases[0], bases[1])], turns=turns, scale=1 / share)
     elif metric != "sync" or workers > 1:
@@ -493,28 +496,22 @@ def _rows(
             yield _row(metric, pair, [(pair.after, pair.before)], turns=turns)
 
 
-def _base(side: Sequence[_StudyCell], cell: _StudyCell, kind: str) -> _StudyCell | None:
-    place = baseline_place([each.point for each in side], cell.point, kind) if kind else None
-    return None if place is None or place == cell.place else side[place]
-
-
 def _row(
     metric: str,
     pair: _Pair,
-    cells: Sequence[tuple[_StudyCell | None, _StudyCell | None]],
+    cells: Sequence[tuple[_StudyCell, _StudyCell]],
     *,
     turns: bool,
     scale: float = 1.0,
 ) -> dict[str, Any]:
     """Return one row: the ratio of the first two cells, over that of their baselines where there are any."""
     column = METRICS[metric].column
-    known = [(one, other) for one, other in cells if one is not None and other is not None]
-    values = [tuple(_of_runs(cell, column) for cell in both) for both in known]
+    values = [tuple(_of_runs(cell, column) for cell in both) for both in cells]
     note = _why_unknown(metric, pair, [each for both in values for each in both])
     row = _identity(metric, pair)
     if note:
         return {**row, "note": note}
-    repeats = {tuple(cell.runs["repeat"]) for both in known for cell in both}
+    repeats = {tuple(cell.runs["repeat"]) for both in cells for cell in both}
     parts: list[tuple[int, Floats]] = []
     for sign, (one, other) in zip((1, -1), values, strict=False):
         parts += [(sign, one), (-sign, other)]
@@ -635,7 +632,16 @@ def _law_differences(pairs: Sequence[_Pair], after: Analysis, before: Analysis) 
                     continue
                 names = {"series": series, "before_series": other, "law": law, "parameter": parameter}
                 names |= {"after_selected": law == ones["selected"], "before_selected": law == others["selected"]}
-                rows.append({**names, **_law_difference(_estimate(own, parameter), _estimate(theirs, parameter))})
+                now, then = _estimate(own, parameter), _estimate(theirs, parameter)
+                less = stats.difference(now, then)
+                ends = {
+                    **now.named("after", "after_low", "after_high"),
+                    **then.named("before", "before_low", "before_high"),
+                    **less.named("difference", "low", "high"),
+                }
+                verdict = "higher" if less.low > 0 else "lower" if less.high < 0 else ALIKE
+                verdict = UNKNOWN if math.isnan(less.low + less.high) else verdict
+                rows.append({**names, **ends, "verdict": verdict})
     return _table(rows, LAW_COLUMNS)
 
 
@@ -643,18 +649,6 @@ def _estimate(law: Mapping[str, Any], parameter: str) -> stats.Interval:
     low, high = law["ci95"].get(parameter) or (None, None)
     value, low, high = (math.nan if each is None else float(each) for each in (law["params"][parameter], low, high))
     return stats.Interval(value=value, low=low, high=high)
-
-
-def _law_difference(after: stats.Interval, before: stats.Interval) -> dict[str, Any]:
-    """Return one estimate less the other with its interval and verdict."""
-    less = stats.difference(after, before)
-    verdict = "higher" if less.low > 0 else "lower" if less.high < 0 else ALIKE
-    return {
-        **after.named("after", "after_low", "after_high"),
-        **before.named("before", "before_low", "before_high"),
-        **less.named("difference", "low", "high"),
-        "verdict": UNKNOWN if math.isnan(less.low + less.high) else verdict,
-    }
 
 
 # ------------------------------------------------------------------------------------------------------ what else

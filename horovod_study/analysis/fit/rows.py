@@ -249,32 +249,26 @@ def point_doubts(workers: ArrayLike, samples_per_s: ArrayLike, base_samples_per_
 
 
 def off_counts(workers: ArrayLike, samples_per_s: ArrayLike) -> list[float]:
-    """Worker counts with a throughput that contradicts the other points 30-fold or more; shapes (R,), (R,)."""
+    """Worker counts with a throughput that contradicts the other points 30-fold or more; shapes (R,), (R,).
+
+    30 times super-linear, a fall to a thirtieth, or runs that far from their median. The count in most contradictions
+    is named first, and the rest judged without it; of two in equally many, both.
+    """
     n, x = np.asarray(workers, dtype=np.float64), np.asarray(samples_per_s, dtype=np.float64)
     counts, group = np.unique(n, return_inverse=True)
     medians = np.array([np.median(x[group == i]) for i in range(len(counts))])
-    apart = (x > 30 * medians[group]) | (x < medians[group] / 30)
-    return sorted(_far_off(counts, medians) | set(n[apart].tolist()))
-
-
-def _far_off(counts: Floats, medians: Floats) -> set[float]:
-    """Worker counts whose throughput contradicts the others: 30 times super-linear, or a fall to a thirtieth.
-
-    The one in most contradictions is named first, and the rest judged without it; of two equally guilty, both.
-    """
-    off: set[float] = set()
-    n, x = counts, medians
-    while len(n) > 1:
-        ratio = x[:, np.newaxis] / x  # [i, j]: i over j
-        more = n[:, np.newaxis] > n
-        clash = more & ((ratio > 30 * n[:, np.newaxis] / n) | (ratio < 1 / 30))
+    off = set(n[(x > 30 * medians[group]) | (x < medians[group] / 30)].tolist())
+    while len(counts) > 1:
+        ratio = medians[:, np.newaxis] / medians  # [i, j]: i over j
+        more = counts[:, np.newaxis] > counts
+        clash = more & ((ratio > 30 * counts[:, np.newaxis] / counts) | (ratio < 1 / 30))
         conflicts = clash.sum(axis=0) + clash.sum(axis=1)
         if not conflicts.any():
-            return off
+            break
         worst = conflicts == conflicts.max()
-        off |= set(n[worst].tolist())
-        n, x = n[~worst], x[~worst]
-    return off
+        off |= set(counts[worst].tolist())
+        counts, medians = counts[~worst], medians[~worst]
+    return sorted(off)
 
 
 def shortened(values: Sequence[float] | Floats) -> str:

@@ -437,7 +437,11 @@ def scaling_points(
     the slices of runs that alternated: the ratios of their points are those within rounds, and further columns
     `turns_...` have both components of variance (`series.turns`).
     """
-    table = _with_ranks(with_series(runs), accounting)
+    table = with_series(runs).copy()
+    for name in OF_RANKS:
+        table[name] = math.nan
+        if accounting is not None and name in accounting.columns:
+            table[name] = table["run"].map(whole_runs(accounting)[name]).astype(float)
     cells = cells_of(table)
     rows = [_point(cell) for cell in cells]
     names = [cell.loc[measured(cell), "run"].tolist() for cell in cells]
@@ -492,16 +496,6 @@ def whole_numbers(table: pd.DataFrame, columns: Iterable[str]) -> pd.DataFrame:
 def cells_of(table: pd.DataFrame) -> list[pd.DataFrame]:
     """Return the rows of each cell of a run table with series, in the order in which they come."""
     return [rows for _, rows in table.groupby(["series", *CELL], dropna=False, sort=False)]
-
-
-def _with_ranks(runs: pd.DataFrame, accounting: pd.DataFrame | None) -> pd.DataFrame:
-    """Return the run table with OF_RANKS of each run, NaN where they are not known."""
-    table = runs.copy()
-    for name in OF_RANKS:
-        table[name] = math.nan
-        if accounting is not None and name in accounting.columns:
-            table[name] = table["run"].map(whole_runs(accounting)[name]).astype(float)
-    return table
 
 
 def _derived(row: Mapping[str, Any]) -> dict[str, float]:
