@@ -489,7 +489,8 @@ def test_the_names_of_two_directories_tell_them_apart(tmp_path):
 def directories(slow, before, tmp_path_factory):
     root = tmp_path_factory.mktemp("against")
     for name, analysis in (("new", slow), ("old", before)):
-        records.save_tables(root / name, analysis.tables(), analysis.documents())
+        written = records.save_tables(root / name, analysis.tables(), analysis.documents())
+        records.write_source(root / name, root / "runs", files=written)
     return root
 
 
