@@ -23,16 +23,8 @@ from horovod_study.roles import Option, Role, declared, named, options_of
 from horovod_study.runtimes import BACKENDS, PLACEMENTS, TRANSPORTS
 
 HEADINGS = (
-    *(
-        "data",
-        "how long",
-        "what is learned, and how",
-        "workers",
-        "how the workers communicate",
-        "computing",
-        "measuring",
-    ),
-    "naming",
+    *("data", "how long", "what is learned, and how", "workers", "how the workers communicate", "computing"),
+    *("measuring", "naming"),
 )
 """Of `--help`, in their order."""
 LENGTH, LEARNED, COMMUNICATING, COMPUTING, MEASURED = HEADINGS[1], HEADINGS[2], HEADINGS[4], HEADINGS[5], HEADINGS[6]

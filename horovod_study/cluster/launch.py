@@ -47,12 +47,7 @@ _HOROVODRUN = {"mpi": ("--mpi",), "gloo": ("--gloo",), "nccl": ()}  # NCCL start
 # What an enclosing mpirun, horovodrun, torchrun or srun tells its workers about themselves. A cell that inherited it
 # would take itself for a worker of that job. Settings a user chooses (OMPI_MCA_btl, HOROVOD_CYCLE_TIME, ...) stay.
 _SCRUBBED_PREFIXES = (
-    "OMPI_",
-    "PMIX_",
-    "PMI_",
-    "PRTE_",
-    "TORCHELASTIC_",
-    "HOROVOD_GLOO_RENDEZVOUS_",
+    *("OMPI_", "PMIX_", "PMI_", "PRTE_", "TORCHELASTIC_", "HOROVOD_GLOO_RENDEZVOUS_"),
     *SUBMIT_OPTIONS,
 )
 _SCRUBBED_NAMES = frozenset(
@@ -64,28 +59,13 @@ _SCRUBBED_NAMES = frozenset(
     """.split()
 )
 _KEPT_PREFIXES = ("OMPI_MCA_", "PMIX_MCA_", "PMIX_INSTALL_PREFIX")
-_JOB_PARAMETERS = (  # written by mpirun itself, though they look like a user's settings
-    "OMPI_MCA_ess",
-    "OMPI_MCA_pmix",
-    "OMPI_MCA_initial_wdir",
-    "OMPI_MCA_mpi_oversubscribe",
-    "OMPI_MCA_shmem_RUNTIME_QUERY_hint",
-    *(
-        f"OMPI_MCA_orte_{name}"
-        for name in (
-            "app_num",
-            "bound_at_launch",
-            "ess_",
-            "hnp_uri",
-            "jobfam_session_dir",
-            "launch",
-            "local_daemon_uri",
-            "num_nodes",
-            "precondition_transports",
-            "tag_output",
-            "top_session_dir",
-        )
-    ),
+_JOB_PARAMETERS = tuple(  # written by mpirun itself, though they look like a user's settings
+    f"OMPI_MCA_{name}"
+    for name in """
+    ess pmix initial_wdir mpi_oversubscribe shmem_RUNTIME_QUERY_hint orte_app_num orte_bound_at_launch orte_ess_
+    orte_hnp_uri orte_jobfam_session_dir orte_launch orte_local_daemon_uri orte_num_nodes orte_precondition_transports
+    orte_tag_output orte_top_session_dir
+    """.split()
 )
 
 

@@ -138,14 +138,7 @@ class Partition:
 _BREAKS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TEXTS = (
-    "description",
-    "interconnect",
-    "interface",
-    "slurm_partition",
-    "account",
-    "qos",
-    "constraint",
-    "gres",
+    *("description", "interconnect", "interface", "slurm_partition", "account", "qos", "constraint", "gres"),
     "srun_mpi",
 )
 _KINDS: Mapping[str, tuple[Option, bool]] = {

@@ -17,18 +17,8 @@ A_RUN_BYTES = 50 * 10**6
 _SCARCE_BYTES, _NONE_BYTES = 40 * A_RUN_BYTES, 4 * A_RUN_BYTES
 _CLOCKS_APART_S = 2.0
 _SHARED = (
-    "nfs",
-    "nfs4",
-    "lustre",
-    "gpfs",
-    "beegfs",
-    "ceph",
-    "cifs",
-    "smb3",
-    "9p",
-    "afs",
-    "fuse.sshfs",
-    "fuse.glusterfs",
+    *("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "9p", "afs"),
+    *("fuse.sshfs", "fuse.glusterfs"),
 )
 _PASSING = ("tmpfs", "ramfs", "overlay")
 SCRATCH = ".horovod-study-doctor-"
