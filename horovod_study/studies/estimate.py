@@ -31,6 +31,7 @@ class Estimate:
     def __init__(self, past: Iterable[tuple[str, int, float]] = ()) -> None:
         """`past`: (runtime, workers, seconds) of finished cells."""
         self._seen: dict[tuple[str | None, int | None], list[float]] = {}
+        self._known: dict[tuple[str, int, float | None], TimeLeft] = {}  # a study has many cells of few kinds
         for runtime, workers, seconds in past:
             self._add(runtime, workers, seconds)
 
@@ -39,11 +40,18 @@ class Estimate:
         self._add(cell.runtime, cell.placement.workers, seconds)
 
     def _add(self, runtime: str, workers: int, seconds: float) -> None:
+        self._known.clear()
         for case in ((runtime, workers), (runtime, None), (None, None)):
             self._seen.setdefault(case, []).append(seconds)
 
     def of(self, cell: Cell) -> TimeLeft:
         """Return how long `cell` will take."""
+        kind = (cell.runtime, cell.placement.workers, cell.config.seconds)
+        if kind not in self._known:
+            self._known[kind] = self._of(cell)
+        return self._known[kind]
+
+    def _of(self, cell: Cell) -> TimeLeft:
         for case in ((cell.runtime, cell.placement.workers), (cell.runtime, None)):
             if case in self._seen:
                 return TimeLeft(seconds=median(self._seen[case]), guess=False)
@@ -67,10 +75,8 @@ class Estimate:
     def left(self, cells: Sequence[Cell], *, running_s: float = 0.0) -> TimeLeft:
         """Return the time left for `cells`, the first of which has been running for `running_s`."""
         total, guess = 0.0, False
-        known: dict[tuple[str, int, float | None], TimeLeft] = {}  # a study has many cells of few kinds
         for position, cell in enumerate(cells):
-            kind = (cell.runtime, cell.placement.workers, cell.config.seconds)
-            one = known.get(kind) or known.setdefault(kind, self.of(cell))
+            one = self.of(cell)
             if one.seconds is None:
                 return one
             total += max(0.0, one.seconds - running_s) if position == 0 else one.seconds

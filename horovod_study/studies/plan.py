@@ -220,19 +220,10 @@ class Plan:
 def plan_study(study: StudyConfig, ledger: Ledger, *, past: Iterable[tuple[str, int, float]] = (), retry: bool) -> Plan:
     """Return what `run` would do; `past` are (runtime, workers, seconds) of cells that were done."""
     estimate = Estimate(past)
-    known: dict[tuple[Any, ...], tuple[float, str]] = {}
-
-    def kind(cell: Cell) -> tuple[Any, ...]:
-        config = cell.config
-        return cell.runtime, cell.placement.workers, config.seconds, config.steps, config.epochs, config.batch
 
     def look(cell: Cell) -> tuple[float, str]:
         """Return the seconds of a cell, and whether they are learned, guessed or unknown."""
-        found = known.get(kind(cell))
-        if found is None:
-            found = estimate.expected(cell, at_most_s=study.timeout_s)
-            known[kind(cell)] = found
-        return found
+        return estimate.expected(cell, at_most_s=study.timeout_s)
 
     to_do = ledger.to_do(retry=retry)
     jobs = [cell for cell in to_do if _scheduler(study, cell) == "slurm"]

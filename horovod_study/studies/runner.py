@@ -125,18 +125,18 @@ def run_study(
         if names:
             _end_leftovers(directory, names - {platform.node()}, options.grace_s, console)
         ledger = read_ledger(study, runs_dir, jobs=JobBook(directory))
-        plan = _plan(study, ledger, options, console)
+        plan, here, there, sites = _plan(study, ledger, options, console)
         if not options.yes:
-            _ask_first(plan.plan, console)
+            _ask_first(plan, console)
         planned = {entry.key: entry.state for entry in ledger.entries}
         stop = stack.enter_context(Interruption())
-        if plan.there:
-            submit_study(study, plan.there, directory, console=console, planned=planned)
-        if plan.here:
-            places = _places(study, plan.sites, options)
+        if there:
+            submit_study(study, there, directory, console=console, planned=planned)
+        if here:
+            places = _places(study, sites, options)
             if options.smoke:
-                smoke_test(plan.here, directory, places, plan.sites, study.partitions, console=console, stop=stop)
-            if options.watch_load_s > 0 and any(site.alone for site in plan.sites.values()):
+                smoke_test(here, directory, places, sites, study.partitions, console=console, stop=stop)
+            if options.watch_load_s > 0 and any(site.alone for site in sites.values()):
                 if told := other_load(sorted(os.sched_getaffinity(0)), seconds=options.watch_load_s):
                     say(console, f"warning: {told}; times will not be those of a quiet machine")
             grid = Grid(
@@ -148,7 +148,7 @@ def run_study(
                 planned=planned,
                 held=held,
             )
-            broken_off = grid.run(plan.here, total=len(ledger.entries), ended=len(ledger.entries) - len(plan.here))
+            broken_off = grid.run(here, total=len(ledger.entries), ended=len(ledger.entries) - len(here))
         waiting = any(each.scheduler == "slurm" for each in study.partitions.values())
         if waiting and options.wait:
             _wait(study, runs_dir, stop, console)
@@ -156,7 +156,7 @@ def run_study(
         result = StudyResult(
             ledger=ledger, interrupted=stop.requested, submitted=waiting, aimed=study.precision is not None
         )
-    _conclude(result, broken_off, options, console, told=plan.plan.ledger.summary())
+    _conclude(result, broken_off, options, console, told=plan.ledger.summary())
     return result
 
 
@@ -168,13 +168,13 @@ def show_plan(
     study = on_hosts(study, options.hosts) if options.hosts else study
     directory = runs_dir / study.name
     ledger = read_ledger(study, runs_dir, jobs=JobBook(directory))
-    plan = _plan(study, ledger, options, console, table=True)
-    for cell in {study.label(cell): cell for cell in plan.here}.values() if dry_run else ():
+    _, here, there, sites = _plan(study, ledger, options, console, table=True)
+    for cell in {study.label(cell): cell for cell in here}.values() if dry_run else ():
         out, config = directory / cell.key, directory / "cells" / f"{cell.key}.yaml"
-        line = options.launch(cell, config, out, site=plan.sites[cell.placement])
+        line = options.launch(cell, config, out, site=sites[cell.placement])
         say(console, f"# {study.label(cell)}\n{shlex.join(line.argv)}\n")
-    if dry_run and plan.there:
-        submit_study(study, plan.there, directory, console=console, dry_run=True)
+    if dry_run and there:
+        submit_study(study, there, directory, console=console, dry_run=True)
     return StudyResult(ledger=ledger, planned_only=True)
 
 
@@ -302,20 +302,13 @@ def _answer(claims: Path, key: str, asked: Claim) -> str | None:
 # ---------------------------------------------------------------------------------------------------- before a sweep
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Planned:
-    """What is to be done: the cells that run from here and those for the batch system, and where the former go."""
-
-    plan: Plan
-    here: Sequence[Cell]
-    there: Sequence[Cell]
-    sites: Mapping[Placement, Site]
-
-
 def _plan(
     study: StudyConfig, ledger: Ledger, options: RunOptions, console: Console, *, table: bool = False
-) -> _Planned:
-    """Return what is to be done after saying so, with `table` at length; refuse what would fail in every cell."""
+) -> tuple[Plan, list[Cell], list[Cell], dict[Placement, Site]]:
+    """Return what is to be done after saying so, with `table` at length; refuse what would fail in every cell.
+
+    That is the plan, the cells that run from here and those for the batch system, and where the former go.
+    """
     wanted = ledger
     if options.only is not None:
         wanted = replace(ledger, entries=tuple(entry for entry in ledger.entries if entry.key in options.only))
@@ -334,7 +327,7 @@ def _plan(
     if shared:
         say(console, shared)
     _report(study, ledger, here, console)
-    return _Planned(plan=plan, here=here, there=there, sites=sites)
+    return plan, here, there, sites
 
 
 def _site(study: StudyConfig, placement: Placement, options: RunOptions) -> Site:
