@@ -98,13 +98,14 @@ def test_a_backend_takes_its_declaration_and_its_code(copy: Path) -> None:
     ran = json.loads(said(copy, *train, "--backend", "echo", "--out", "run").splitlines()[-1])
     assert (ran["backend"], ran["transport"]) == ("echo", "air")
     program = """
-from horovod_study.cluster.launch import launch_line
+from horovod_study.cluster.launch import Starting, launch_line
 from horovod_study.config import local_cell
 from horovod_study.report.kit.style import runtime_label
 import os, sys
 from pathlib import Path
 cell = local_cell("echo/air", {}, workers=2, source="test")
-line = launch_line(cell, python=Path(sys.executable), config=Path("c"), out=Path("o"), environ=os.environ)
+start = Starting(python=Path(sys.executable), environ=os.environ)
+line = launch_line(cell, start, config=Path("c"), out=Path("o"))
 print(runtime_label("echo", "air"), "torch.distributed.run" in line.argv)
 """
     assert said(copy, "-c", program).split() == ["Echo/air", "True"]

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from make.launch_lines import program_line
 
 import horovod_study
 from horovod_study import variables
-from horovod_study.cluster.launch import program_line
 from horovod_study.cluster.partitions import gpus_here
 from horovod_study.cluster.site import hosts_of_allocation
 from horovod_study.comm import detect, open_backend

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from make.launch_lines import launch_line, program_line
 from make.waiting import PATIENCE_S
 from slurm_cluster import SlurmCluster
 
-from horovod_study.cluster.launch import MARKER, cell_environment, launch_line, program_line
+from horovod_study.cluster.launch import MARKER, cell_environment
 from horovod_study.cluster.partitions import Host
 from horovod_study.cluster.site import PORTS, Site
 from horovod_study.config import Cell, Placement

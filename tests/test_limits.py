@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from make.launch_lines import program_line
 
 from horovod_study import limits
 from horovod_study.cluster import process
-from horovod_study.cluster.launch import MARKER, LaunchLine, program_line
+from horovod_study.cluster.launch import MARKER, LaunchLine
 from horovod_study.comm import Launch
 from horovod_study.comm.launch import require_limits
 from horovod_study.errors import BackendError, StudyError

@@ -10,11 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
+from make.launch_lines import program_line
 from make.waiting import PATIENCE_S
 from two_hosts import TwoHosts
 
 from horovod_study.cluster import remote
-from horovod_study.cluster.launch import MARKER, program_line
+from horovod_study.cluster.launch import MARKER
 from horovod_study.cluster.partitions import Host
 from horovod_study.cluster.remote import StoppedProcesses, other_hosts, remote_argv, run_on, stop_marked_on, this_host
 from horovod_study.cluster.site import Site

@@ -13,13 +13,13 @@ import pandas as pd
 import pytest
 import yaml
 from conftest import BIN
+from make.launch_lines import launch_line
 from make.waiting import PATIENCE_S
 from slurm_cluster import SlurmCluster
 from two_hosts import INTERFACE, TwoHosts
 
 from horovod_study import cli
 from horovod_study.cluster.jobs import cell_of, cell_values
-from horovod_study.cluster.launch import launch_line
 from horovod_study.cluster.partitions import Host
 from horovod_study.cluster.site import Site
 from horovod_study.config import Placement

@@ -92,41 +92,29 @@ class LaunchLine:
     allocation: bool = False  # these are reached by srun, not by ssh
 
 
-def launch_line(
-    cell: Cell,
-    *,
-    python: Path,
-    config: Path,
-    out: Path,
-    environ: Mapping[str, str],
-    root: bool = False,
-    resume: bool = False,
-    which: Callable[[str, str], str | None] | None = None,
-    site: Site = HERE,
-) -> LaunchLine:
-    """Return how to start `cell` with the interpreter `python`, its configuration file and its run directory.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Starting:
+    """By what ranks are started, and where they go."""
 
-    Launchers are taken from the folder of `python`, else from PATH; `which(name, search_path)` looks them up.
-    A missing one is a StudyError saying how to get it. `root`: Open MPI starts for root only when told to.
-    All hosts of `site` see the same files under the same paths.
+    python: Path  # the interpreter; launchers are taken from its folder, else from PATH
+    environ: Mapping[str, str]
+    root: bool = False  # Open MPI starts for root only when told to
+    which: Callable[[str, str], str | None] | None = None  # looks a launcher up in a search path
+    site: Site = HERE  # all its hosts see the same files under the same paths
+
+
+def launch_line(cell: Cell, start: Starting, *, config: Path, out: Path, resume: bool = False) -> LaunchLine:
+    """Return how to start `cell`, given its configuration file and its run directory.
+
+    A launcher that is missing is a StudyError saying how to get it.
     """
     workload = cell.config.workload
     job = (
         *workload.command(config.absolute(), out.absolute(), resume),
-        *workload.arguments(cell.config, placed(cell.placement, site)),
+        *workload.arguments(cell.config, placed(cell.placement, start.site)),
     )
-    return program_line(
-        cell.runtime,
-        cell.placement.workers,
-        job,
-        python=python,
-        out=out,
-        environ=environ,
-        root=root,
-        which=which,
-        site=site,
-        starts_ranks=workload.starts_ranks,
-    )
+    workers = cell.placement.workers
+    return program_line(cell.runtime, workers, job, start, out=out, starts_ranks=workload.starts_ranks)
 
 
 def placed(placement: Placement, site: Site) -> dict[str, Any]:
@@ -142,36 +130,28 @@ def placed(placement: Placement, site: Site) -> dict[str, Any]:
 
 
 def program_line(
-    runtime: str,
-    workers: int,
-    job: Sequence[str],
-    *,
-    python: Path,
-    out: Path,
-    environ: Mapping[str, str],
-    root: bool = False,
-    which: Callable[[str, str], str | None] | None = None,
-    site: Site = HERE,
-    starts_ranks: bool = False,
+    runtime: str, workers: int, job: Sequence[str], start: Starting, *, out: Path, starts_ranks: bool = False
 ) -> LaunchLine:
     """Return how to start `workers` ranks of `python *job` over `runtime`, marked as the job in the folder `out`.
 
     `starts_ranks`: the job does that itself, and is started once.
     """
+    site, python = start.site, start.python
     if site.hosts and sum(host.slots for host in site.hosts) != workers:
         placed = ", ".join(f"{host.name}: {host.slots}" for host in site.hosts)
         raise StudyError(f"{workers} workers cannot be placed as {placed}; the numbers must add up")
     if starts_ranks and site.allocation:
         site = replace(site, here=False)  # it may start them by srun, also on this node
-    path = site.environment.get("PATH", environ.get("PATH", ""))
+        start = replace(start, site=site)
+    path = site.environment.get("PATH", start.environ.get("PATH", ""))
     search = os.pathsep.join(part for part in (str(python.parent), path) if part)
     starter = "" if starts_ranks else _starter(runtime, site)
     if starter == "mpirun" or (starter == "horovodrun" and not runtime.endswith("/gloo")):
         here = workers if site.alone else max(host.slots for host in site.hosts)
         if hindrance := mpi_hindrance(here):
             raise StudyError(hindrance)
-    line = _Line(runtime, workers, python, tuple(job), search, root, which, site)
-    environment = cell_environment(environ, path=search, out=out, site=site)
+    line = _Line(runtime, workers, tuple(job), search, start)
+    environment = cell_environment(start.environ, path=search, out=out, site=site)
     environment.update(line.variables(starter, environment, out))
     if starts_ranks and not site.alone:
         environment.update(line.meeting(out))
@@ -209,16 +189,13 @@ class _Line:
 
     runtime: str
     workers: int
-    python: Path
     job: tuple[str, ...]
     search: str
-    root: bool
-    which: Callable[[str, str], str | None] | None
-    site: Site
+    start: Starting
 
     def variables(self, starter: str, environ: Mapping[str, str], out: Path) -> dict[str, str]:
         """Return what ranks need to find each other, beside what their launcher tells them."""
-        site = self.site
+        site = self.start.site
         backend, _, transport = self.runtime.partition("/")
         found: dict[str, str] = {}
         if site.interface is not None and not site.alone:
@@ -239,14 +216,14 @@ class _Line:
 
     def meeting(self, out: Path) -> dict[str, str]:
         """Return where ranks meet that are not told by their launcher."""
-        site = self.site
+        site = self.start.site
         host = site.hosts[0].name if site.hosts else "localhost"
         digest = hashlib.sha256(str(out.absolute()).encode()).digest()
         chosen = PORTS[0] + int.from_bytes(digest[:4], "big") % (PORTS[1] - PORTS[0] + 1)  # where nobody has chosen one
         return {"MASTER_ADDR": host, "MASTER_PORT": str(site.port or chosen)}
 
     def horovodrun(self, environ: dict[str, str]) -> tuple[str, ...]:
-        site = self.site
+        site = self.start.site
         launcher = self._launcher("horovodrun")
         flags = [*_HOROVODRUN[self.runtime.partition("/")[2]], "-np", str(self.workers)]
         if not site.alone:
@@ -263,12 +240,12 @@ class _Line:
             if self.runtime != "horovod/gloo":
                 between = self._between(environ, launcher, given=("btl_tcp_if_include",))
                 flags += [f"--mpi-args={shlex.join(between)}"]
-        return (launcher, *flags, str(self.python), *self.job)
+        return (launcher, *flags, str(self.start.python), *self.job)
 
     def mpirun(self, environ: dict[str, str]) -> tuple[str, ...]:
-        site = self.site
+        site = self.start.site
         launcher = self._launcher("mpirun")
-        flags = ["--allow-run-as-root"] if self.root else []
+        flags = ["--allow-run-as-root"] if self.start.root else []
         # Without a host list Open MPI counts physical cores and refuses the second hardware thread of each.
         flags += ["--host", f"localhost:{self.workers}" if site.alone else _each_rank(site)]
         flags += ["--bind-to", "none"]
@@ -277,10 +254,10 @@ class _Line:
             # Else the ranks come in an order of mpirun's own: this machine first, or as the job has its nodes.
             flags += ["--map-by", "seq", *self._between(environ, launcher)]
             flags += [part for name in sorted(environ) if self._passed(name) for part in ("-x", name)]
-        return (launcher, *flags, "-np", str(self.workers), str(self.python), *self.job)
+        return (launcher, *flags, "-np", str(self.workers), str(self.start.python), *self.job)
 
     def srun(self, starter: str) -> tuple[str, ...]:
-        site = self.site
+        site = self.start.site
         launcher = self._launcher("srun")
         per_task = () if site.cores_per_worker is None else (f"--cpus-per-task={site.cores_per_worker}",)
         return (
@@ -296,16 +273,16 @@ class _Line:
             "--input=none",
             "--kill-on-bad-exit=1",
             "--wait=60",  # s for the others, once a rank has ended in good order
-            str(self.python),
+            str(self.start.python),
             *self.job,
         )
 
     def _between(self, environ: Mapping[str, str], launcher: str, given: Sequence[str] = ()) -> list[str]:
         """Return mpirun's options for its daemons on other hosts, without the parameters `given` otherwise."""
-        site = self.site
+        site = self.start.site
         options = []
         if self._is_own(launcher):
-            options += ["--prefix", str(self.python.parent.parent)]
+            options += ["--prefix", str(self.start.python.parent.parent)]
         parameters = dict(_KEEPALIVE)
         if site.interface is not None:
             parameters |= {"btl_tcp_if_include": site.interface, "oob_tcp_if_include": site.interface}
@@ -317,7 +294,7 @@ class _Line:
         return options
 
     def _passed(self, name: str) -> bool:
-        if name in self.site.environment or name in _PASSED_NAMES:
+        if name in self.start.site.environment or name in _PASSED_NAMES:
             return not name.startswith("OMPI_MCA_")  # mpirun hands these on by itself
         return name.startswith(_PASSED_PREFIXES) and name not in _NOT_PASSED
 
@@ -327,7 +304,7 @@ class _Line:
         Everything else they quote, or send past the shell: arguments, values of variables, the working directory of
         mpirun's ranks.
         """
-        if self.site.allocation and Path(launcher).name == "mpirun":  # srun starts no shell
+        if self.start.site.allocation and Path(launcher).name == "mpirun":  # srun starts no shell
             return
         risky = {f"variable {name}": value for name, value in environ.items() if name.startswith("OMPI_MCA_")}
         risky = {what: value for what, value in risky.items() if re.search(r"[\"$`\\\n]", value)}
@@ -335,7 +312,7 @@ class _Line:
         if self.runtime == "horovod/gloo":
             paths["working directory"] = str(Path.cwd())
         elif self._is_own(launcher):
-            paths["environment"] = str(self.python.parent.parent)
+            paths["environment"] = str(self.start.python.parent.parent)
         risky |= {what: path for what, path in paths.items() if not _PLAIN.fullmatch(path)}
         for what, value in risky.items():
             raise StudyError(
@@ -345,15 +322,15 @@ class _Line:
 
     def _is_own(self, launcher: str) -> bool:
         """Return whether a launcher is the environment's own, which nobody finds on another host by himself."""
-        return Path(launcher).parent == self.python.parent
+        return Path(launcher).parent == self.start.python.parent
 
     def _launcher(self, name: str) -> str:
-        found = self.which(name, self.search) if self.which else shutil.which(name, path=self.search)
+        found = self.start.which(name, self.search) if self.start.which else shutil.which(name, path=self.search)
         if found is None:
             remedy = "load Slurm's commands in the job" if name == "srun" else "run `make setup`"
             raise StudyError(
-                f"runtime {self.runtime} needs the program {name}, which is neither in {self.python.parent} nor on "
-                f"PATH; {remedy}, or leave {self.runtime} out of sweep.runtime"
+                f"runtime {self.runtime} needs the program {name}, which is neither in {self.start.python.parent} nor "
+                f"on PATH; {remedy}, or leave {self.runtime} out of sweep.runtime"
             )
         return found
 

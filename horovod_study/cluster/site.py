@@ -57,6 +57,17 @@ HERE = Site()
 """This machine, and nothing said of it."""
 
 
+def common_site(partition: Partition) -> Site:
+    """Return what holds wherever workers of a partition go."""
+    return Site(
+        launcher=partition.launcher,
+        interface=partition.interface,
+        environment=partition.environment,
+        srun_mpi=partition.srun_mpi,
+        cores_per_worker=partition.cores_per_worker,
+    )
+
+
 def site_of(
     partition: Partition,
     placement: Placement,
@@ -72,13 +83,7 @@ def site_of(
     Raises StudyError where there are too few hosts, one is unknown, or one would get more workers than it has slots
     (unless `oversubscribe`).
     """
-    common = Site(
-        launcher=partition.launcher,
-        interface=partition.interface,
-        environment=partition.environment,
-        srun_mpi=partition.srun_mpi,
-        cores_per_worker=partition.cores_per_worker,
-    )
+    common = common_site(partition)
     allocation = partition.scheduler == "slurm"
     if allocation:
         offered = hosts_of_allocation(environ)

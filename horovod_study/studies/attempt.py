@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import yaml
 
-from horovod_study.cluster.launch import MARKER, LaunchLine, launch_line, program_line
+from horovod_study.cluster.launch import MARKER, LaunchLine, Starting, launch_line, program_line
 from horovod_study.cluster.process import GRACE_S, CellProcess
 from horovod_study.cluster.reason import failure_reason, is_follow_on, told_to_end, without_tags
 from horovod_study.cluster.recorded import NO_STEPS
@@ -63,16 +64,12 @@ class Launcher(Protocol):
 
 def local_launch(cell: Cell, config: Path, out: Path, *, resume: bool = False, site: Site = HERE) -> LaunchLine:
     """Return how to start `cell` from this machine with the Python that runs this program."""
-    return launch_line(
-        cell,
-        python=Path(sys.executable),
-        config=config,
-        out=out,
-        environ=os.environ,
-        root=os.geteuid() == 0,
-        resume=resume,
-        site=site,
-    )
+    return launch_line(cell, _starting(site), config=config, out=out, resume=resume)
+
+
+def _starting(site: Site, variables: Mapping[str, str] = MappingProxyType({})) -> Starting:
+    environ, python = {**os.environ, **variables}, Path(sys.executable)
+    return Starting(python=python, environ=environ, root=os.geteuid() == 0, site=site)
 
 
 class Verdict(NamedTuple):
@@ -139,16 +136,9 @@ class ProgramRun(RankRun):
 
     def line(self) -> LaunchLine:
         """Return how to start the program."""
-        return program_line(
-            self.runtime,
-            self.workers,
-            ("-m", self.module, *self.arguments),
-            python=Path(sys.executable),
-            out=self.out,
-            environ={**os.environ, **self.environment},
-            root=os.geteuid() == 0,
-            site=self.site,
-        )
+        job = ("-m", self.module, *self.arguments)
+        start = _starting(self.site, self.environment)
+        return program_line(self.runtime, self.workers, job, start, out=self.out)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -26,9 +26,9 @@ from horovod_study.cluster.jobs import (
     workload_values,
     write_job,
 )
-from horovod_study.cluster.launch import launch_line
+from horovod_study.cluster.launch import Starting, launch_line
 from horovod_study.cluster.partitions import Host, Partition
-from horovod_study.cluster.site import Site
+from horovod_study.cluster.site import common_site
 from horovod_study.cluster.slurm import script, submit_environment
 from horovod_study.config import Cell
 from horovod_study.errors import StudyError
@@ -309,28 +309,18 @@ def _show(
         if (cell.runtime, cell.placement) not in shown:
             shown.add((cell.runtime, cell.placement))
             hosts = cell.placement.hosts or tuple(f"node{number + 1}" for number in range(cell.placement.nodes))
-            site = Site(
-                hosts=tuple(
-                    Host(name=name, slots=slots) for name, slots in zip(hosts, cell.placement.per_node, strict=False)
-                ),
-                launcher=draft.partition.launcher,
-                interface=draft.partition.interface,
+            placed = zip(hosts, cell.placement.per_node, strict=False)
+            site = replace(
+                common_site(draft.partition),
+                hosts=tuple(Host(name=name, slots=slots) for name, slots in placed),
                 allocation=True,
-                srun_mpi=draft.partition.srun_mpi,
-                cores_per_worker=draft.partition.cores_per_worker,
-                environment=draft.partition.environment,
                 port=20000,
                 here=cell.placement.nodes == 1,
             )
-            line = launch_line(
-                cell,
-                python=python,
-                config=directory / "cells" / f"{cell.key}.yaml",
-                out=directory / cell.key,
-                environ={name: value for name, value in environ.items() if name == "PATH"},
-                which=lambda name, search: name,
-                site=site,
-            )
+            path = {name: value for name, value in environ.items() if name == "PATH"}
+            start = Starting(python=python, environ=path, which=lambda name, search: name, site=site)
+            config = directory / "cells" / f"{cell.key}.yaml"
+            line = launch_line(cell, start, config=config, out=directory / cell.key)
             say(console, f"# {study.name_of(cell)}\n{shlex.join(line.argv)}\n")
 
 
