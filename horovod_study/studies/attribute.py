@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from horovod_study.analysis.paired import MOST_LAUNCHES
-from horovod_study.cluster.process import GRACE_S
 from horovod_study.config import COMMUNICATION, Cell, available_cores, local_cell
 from horovod_study.errors import ConfigError, RecordError, StudyError, require_known
 from horovod_study.measure.clock import now
@@ -128,7 +127,6 @@ def run_experiment(
     precision: float | None = None,
     cores: int | None = None,
     launch: Launcher = local_launch,
-    grace_s: float = GRACE_S,
 ) -> list[Path]:
     """Run the experiment below `out` and return its run directories: the worker alone, then arm by arm.
 
@@ -146,8 +144,8 @@ def run_experiment(
     how = f"one after the other: {alone}" if alone else "in turns"
     most = f"{'at most ' if precision is not None else ''}{rounds}"
     say(f"attribution: {len(order[0])} arms of {largest.config.steps} steps, {how}, launches: {most}; records in {out}")
-    with working_in(out, "attribution", grace_s=grace_s) as stop:
-        arms = _Arms(order, out, launch=launch, grace_s=grace_s, stop=stop)
+    with working_in(out, "attribution") as stop:
+        arms = _Arms(order, out, launch=launch, stop=stop)
         try:
             if alone:
                 arms.one_by_one([each for cells in order for each in cells])
@@ -175,10 +173,9 @@ class _Arms:
         out: Path,
         *,
         launch: Launcher,
-        grace_s: float,
         stop: Interruption,
     ) -> None:
-        self._order, self._out, self._launch, self._grace_s, self._stop = order, out, launch, grace_s, stop
+        self._order, self._out, self._launch, self._stop = order, out, launch, stop
         self.line, self._began, self._ran = Line(), now(), 0
         self._left = sum(map(len, order))
         self.launched = 0  # launches in turns that there are
@@ -268,7 +265,6 @@ class _Arms:
             log=self._out / "logs" / f"{name}.log",
             launch=self._launch,
             timeout_s=_TIMEOUT_S,
-            grace_s=self._grace_s,
         )
 
     def _require_done(self, ended: Mapping[str, Attempt]) -> None:

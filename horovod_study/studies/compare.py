@@ -28,7 +28,6 @@ from typing import Any
 import numpy as np
 
 from horovod_study.analysis.paired import MOST_LAUNCHES, estimate, pairs
-from horovod_study.cluster.process import GRACE_S
 from horovod_study.comm.settings_file import read_settings
 from horovod_study.config import Cell, Placement, available_cores
 from horovod_study.documents import load_yaml, read_json
@@ -431,7 +430,6 @@ def run_compare(
     effort: Effort,
     launch: Launcher = local_launch,
     cores: int | None = None,
-    grace_s: float = GRACE_S,
 ) -> CompareResult:
     """Run what is missing of the comparison in the folder `out` and return all its blocks.
 
@@ -451,8 +449,8 @@ def run_compare(
             "of a block suffer alike cancels, but intervals will be wide"
         )
     counts = sorted(set(workers))
-    with working_in(out, "comparison", command=command, grace_s=grace_s) as stop:
-        sides = _Pairs(arms, out, launch, stop, grace_s, effort, counts=counts)
+    with working_in(out, "comparison", command=command) as stop:
+        sides = _Pairs(arms, out, launch, stop, effort, counts=counts)
         try:
             sides.run()
         except KeyboardInterrupt:
@@ -516,13 +514,12 @@ class _Pairs:
         out: Path,
         launch: Launcher,
         stop: Interruption,
-        grace_s: float,
         effort: Effort,
         *,
         counts: Sequence[int],
     ) -> None:
         self._arms = {arm.letter: arm for arm in arms}
-        self._out, self._launch, self._stop, self._grace_s, self._effort = out, launch, stop, grace_s, effort
+        self._out, self._launch, self._stop, self._effort = out, launch, stop, effort
         self.line = Line()
         self._counts = counts
         self._total, self._ended = len(counts) * effort.blocks, 0
@@ -797,7 +794,6 @@ class _Pairs:
             log=out.with_name(f"{out.name}.log"),
             launch=self._launch,
             timeout_s=_TIMEOUT_S,
-            grace_s=self._grace_s,
             watch=self._watch(what),
         )
 

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from horovod_study.cluster.process import GRACE_S, stop_marked
+from horovod_study.cluster.process import stop_marked
 from horovod_study.errors import RecordError, StudyError
 from horovod_study.files import writing
 from horovod_study.lease import ATTEMPTS, hold_study, move_run
@@ -134,7 +134,7 @@ class _Place:
 
 
 @contextmanager
-def working_in(out: Path, what: str, *, command: str = "", grace_s: float = GRACE_S) -> Iterator[Interruption]:
+def working_in(out: Path, what: str, *, command: str = "") -> Iterator[Interruption]:
     """Hold the folder `out` against other commands, and end what one that was killed has left running there.
 
     `what` it was, such as "comparison"; `command` is what continues. StudyError: the folder cannot be written.
@@ -142,7 +142,7 @@ def working_in(out: Path, what: str, *, command: str = "", grace_s: float = GRAC
     with writing(out, "choose a writable --out", error=StudyError):
         out.mkdir(parents=True, exist_ok=True)
     with Interruption() as stop, hold_study(out, option="out"):
-        if left := stop_marked(str(out.resolve()), grace_s=grace_s):
+        if left := stop_marked(str(out.resolve())):
             say(f"stopped what an interrupted {what} left behind ({left} processes)")
         try:
             yield stop

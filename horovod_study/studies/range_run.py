@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from horovod_study.cluster.process import GRACE_S
 from horovod_study.config import available_cores, local_cell
 from horovod_study.documents import load_yaml
 from horovod_study.errors import ConfigError, RecordError, StudyError, require_known
@@ -63,7 +62,6 @@ def run_range(
     runtime: str | None = None,
     launch: Launcher = local_launch,
     cores: int | None = None,
-    grace_s: float = GRACE_S,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], RunRecord]:
     """Train as `config` says below `out`; return rate and loss of every step, both (S,), and the run's record.
 
@@ -87,7 +85,7 @@ def run_range(
         if line.due():
             line.show(running.last_line() or "  starting")
 
-    with working_in(out, "range test", grace_s=grace_s) as stop:
+    with working_in(out, "range test") as stop:
         if set_aside_unless_done(run):
             raise RecordError(
                 f"{run}: already holds a run; nothing was overwritten, choose another --out or move it away"
@@ -101,7 +99,6 @@ def run_range(
                     config=out / "config.yaml",
                     log=out / "output.log",
                     launch=launch,
-                    grace_s=grace_s,
                     watch=watch,
                 ),
                 stop,
