@@ -5,7 +5,7 @@ only, up to the last complete batch of rows, and a small share of one core is us
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -102,11 +102,8 @@ def look(directory: Path) -> RunNow:
     own = np.median(step - sync, axis=1)
     late = [own[place] - np.median(np.delete(own, place)) if len(own) > 1 else np.nan for place in range(len(own))]
     hosts = hosts_of(record, rows)
-    return RunNow(
-        record=record,
-        silent_s=known.silent_s,
-        getting=known.getting,
-        steps=known.steps,
+    return replace(
+        known,
         steps_per_s=_known((common - first) / seconds if seconds > 0 else np.nan),
         samples_per_s=_known(recent("samples").sum() / seconds if seconds > 0 else np.nan),
         wait_share=_known(sync.sum() / step.sum()),
