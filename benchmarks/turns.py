@@ -33,7 +33,7 @@ from horovod_study.progress import say
 from horovod_study.records import TurnSlice
 from horovod_study.studies.attempt import CellRun
 from horovod_study.studies.interruption import Interruption
-from horovod_study.studies.turns import Conductor, alternate
+from horovod_study.studies.turns import BlockLaunch, Conductor, alternate
 from horovod_study.workload import dataset
 
 HERE = Path(__file__).parent
@@ -47,7 +47,7 @@ class Halves(Conductor):
     """Gives the first of two cells undivided stretches and slices by turns."""
 
     def __init__(self, runs: Sequence[str], *, rounds: int, undivided_s: float) -> None:
-        super().__init__(runs, block="bench", cores=range(available_cores()))
+        super().__init__(runs, BlockLaunch(block="bench"), cores=range(available_cores()))
         self._rounds, self._undivided_s = rounds, undivided_s
         self.undivided: list[list[TurnSlice]] = []
         self.divided: list[list[TurnSlice]] = []

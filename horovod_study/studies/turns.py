@@ -248,6 +248,43 @@ class _Closed(Exception):
     """Nobody wants turns any more."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockLaunch:
+    """One launch of a block: cells that are started together and train in turns, whatever command they are of."""
+
+    block: str = ""
+    launch: int = 0  # how often cells of this block were started before
+    seed: int = 1
+    policy: Policy = until_asked_for
+    equal_steps: bool = False  # cells that end together go on, in no slice, to the steps of the one that has made most
+    least_steps: int = 1  # of a slice, however long they take
+
+    def conductor(self, cells: Mapping[str, Cell]) -> "Conductor":
+        """Return who gives turns to these cells, in the order of their start."""
+        more = any(
+            getattr(cell.config, name) not in (None, cell.config.workload.options[name].default)
+            for cell in cells.values()
+            for name in cell.config.workload.named(Role.PROBE)
+        )
+        return Conductor(cells, self, cores=sorted(os.sched_getaffinity(0)), end_alone=more)
+
+    def run(
+        self, runs: Mapping[str, CellRun], stop: Interruption, line: Line, what: Callable[["Conductor"], str]
+    ) -> tuple[dict[str, Attempt], list[TurnSlice]]:
+        """Run cells in turns; return how each has ended and all slices. `line` shows `what` now and then.
+
+        What was not started, because of a request to stop, is missing. StudyError: who gives turns has failed.
+        """
+        conductor = self.conductor({name: run.cell for name, run in runs.items()})
+
+        def watch(running: Running) -> None:
+            if line.due():
+                line.show(f"  {what(conductor)}; running for {running.seconds:.0f} s")
+
+        ended = alternate(conductor, {name: replace(run, watch=watch) for name, run in runs.items()}, stop)
+        return ended, conductor.slices
+
+
 class Conductor:
     """Gives turns to cells, from a thread of its own that is blocked while a slice lasts.
 
@@ -257,27 +294,14 @@ class Conductor:
     failure: Exception | None = None  # what has ended it before its time
 
     def __init__(
-        self,
-        runs: Iterable[str],
-        *,
-        block: str = "",
-        launch: int = 0,
-        seed: int = 1,
-        policy: Policy = until_asked_for,
-        cores: Sequence[int] = (),
-        equal_steps: bool = False,
-        end_alone: bool = False,
-        least_steps: int = 1,
+        self, runs: Iterable[str], how: BlockLaunch, *, cores: Sequence[int] = (), end_alone: bool = False
     ) -> None:
         """`runs`: their names, in the order of their start; `cores`: of this machine, on which others are looked at.
 
-        `equal_steps`: cells that end together go on, in no slice, to the steps of the one that has made most.
         `end_alone`: what cells do after their steps is measured too, and one does it after the other.
-        `least_steps`: of a slice, however long they take.
         """
-        self._block, self._launch, self._policy, self._cores = block, launch, policy, cores
-        self._equal_steps, self._end_alone, self._least_steps = equal_steps, end_alone, least_steps
-        self._random = random.Random(f"{seed} {block} {launch}")
+        self._how, self._cores, self._end_alone = how, cores, end_alone
+        self._random = random.Random(f"{how.seed} {how.block} {how.launch}")
         self._cells = {run: _Cell(run=run, token=secrets.token_hex(16)) for run in runs}
         self.slices: list[TurnSlice] = []
         self._switches: deque[float] = deque(maxlen=4 * _RECENT)
@@ -404,7 +428,9 @@ class Conductor:
     def give_turns(self) -> None:
         """Make rounds until no cell needs more."""
         number = 0
-        if self._equal_steps and self._policy is until_asked_for:  # a start can be all of a short run: not a step more
+        if (
+            self._how.equal_steps and self._how.policy is until_asked_for
+        ):  # a start can be all of a short run: not a step more
             self._end([cell for cell in self._cells.values() if cell.state == "turns" and cell.all("enough")])
         while left := [cell for cell in self._cells.values() if cell.state == "turns"]:
             self._random.shuffle(left)
@@ -412,9 +438,9 @@ class Conductor:
                 self._give(cell, number, position)
             number += 1
             there = {cell.run: cell.all("enough") for cell in left if cell.state == "turns"}
-            wanted = self._policy(self.slices, there) if there else ()
+            wanted = self._how.policy(self.slices, there) if there else ()
             ending = [cell for cell in left if cell.run not in wanted]
-            if self._equal_steps:
+            if self._how.equal_steps:
                 self._level(ending)
             self._end(ending)
 
@@ -448,7 +474,7 @@ class Conductor:
         if cell.all("enough") or (cell.all("warm") and trained_s >= WARM_S):
             return True
         quarter = min(report["least"] or math.inf for report in cell.reports.values()) / 4
-        return self._equal_steps and cell.all("warm") and cell.reports[0]["steps"] >= quarter
+        return self._how.equal_steps and cell.all("warm") and cell.reports[0]["steps"] >= quarter
 
     def _give(self, cell: _Cell, number: int, position: int, *, slice_s: float | None = None) -> None:
         """Give a cell one turn of about `slice_s`, if it is not to be the usual one, and write down what it made."""
@@ -467,8 +493,8 @@ class Conductor:
             unknown = own is None or used is None or over_s < _LOAD_S or not self._cores
             self._switches.append(over_s - took_s)
             made = TurnSlice(
-                block=self._block,
-                launch=self._launch,
+                block=self._how.block,
+                launch=self._how.launch,
                 round=number,
                 position=position,
                 run=cell.run,
@@ -488,7 +514,7 @@ class Conductor:
         `until`: so many steps in place of a slice.
         """
         usual_s = min(max(median(self._switches or [0.0]) / SWITCH_SHARE, SLICE_S[0]), SLICE_S[1])
-        cell.granted = cell.next_steps(usual_s if slice_s is None else slice_s, self._least_steps)
+        cell.granted = cell.next_steps(usual_s if slice_s is None else slice_s, self._how.least_steps)
         cell.before, cell.reports = cell.reports, {}
         made = max(report["steps"] for report in cell.before.values())
         # What was asked for in steps is made to the step, so that a run in turns ends where one without them does.
@@ -648,9 +674,8 @@ def alternate(conductor: Conductor, runs: Mapping[str, CellRun], stop: Interrupt
         try:
             while not stop.requested and not conductor.may_start(name):
                 yield None
-            if stop.requested:
-                return
-            ended[name] = yield conductor.with_turns(run, name, stop)
+            if not stop.requested:
+                ended[name] = yield conductor.with_turns(run, name, stop)
         finally:
             conductor.ended(name)
 
@@ -659,49 +684,3 @@ def alternate(conductor: Conductor, runs: Mapping[str, CellRun], stop: Interrupt
     if conductor.failure is not None:
         raise StudyError(f"turns have ended: {conductor.failure!r}")
     return ended
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BlockLaunch:
-    """One launch of a block: cells that are started together and train in turns, whatever command they are of."""
-
-    block: str
-    launch: int  # 0, 1, ...
-    seed: int
-    policy: Policy = until_asked_for
-    equal_steps: bool = False
-    least_steps: int = 1  # of a slice
-
-    def conductor(self, cells: Mapping[str, Cell]) -> Conductor:
-        """Return who gives turns to these cells, in the order of their start."""
-        return Conductor(
-            cells,
-            block=self.block,
-            launch=self.launch,
-            seed=self.seed,
-            policy=self.policy,
-            cores=sorted(os.sched_getaffinity(0)),
-            equal_steps=self.equal_steps,
-            least_steps=self.least_steps,
-            end_alone=any(
-                getattr(cell.config, name) not in (None, cell.config.workload.options[name].default)
-                for cell in cells.values()
-                for name in cell.config.workload.named(Role.PROBE)
-            ),
-        )
-
-    def run(
-        self, runs: Mapping[str, CellRun], stop: Interruption, line: Line, what: Callable[[Conductor], str]
-    ) -> tuple[dict[str, Attempt], list[TurnSlice]]:
-        """Run cells in turns; return how each has ended and all slices. `line` shows `what` now and then.
-
-        StudyError: who gives turns has failed.
-        """
-        conductor = self.conductor({name: run.cell for name, run in runs.items()})
-
-        def watch(running: Running) -> None:
-            if line.due():
-                line.show(f"  {what(conductor)}; running for {running.seconds:.0f} s")
-
-        ended = alternate(conductor, {name: replace(run, watch=watch) for name, run in runs.items()}, stop)
-        return ended, conductor.slices
