@@ -25,8 +25,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import psutil
-
 from horovod_study.analysis.paired import MIN_ROUNDS
 from horovod_study.analysis.stats import Interval
 from horovod_study.comm.settings_file import write_settings
@@ -62,7 +60,7 @@ from horovod_study.studies.racing import (
     ratio_text,
     ratio_words,
 )
-from horovod_study.studies.turns import SLICE_S, WORKER_MB, BlockLaunch, apart_because, rates
+from horovod_study.studies.turns import SLICE_S, BlockLaunch, apart_because, rates, workers_that_fit
 from horovod_study.workloads import Configuration, Workload
 
 SECONDS = 2.0
@@ -409,14 +407,10 @@ class _Ledger:
         """Append a launch; it is on the disk when this returns."""
         self._note(trial)
         row = {
+            **{name: getattr(trial, name) for name in _KEPT},
             "launch": len(self.order),
-            "stage": trial.stage,
-            "block": trial.block,
             "runtime": candidate.runtime,
             "candidate": candidate.name,
-            "samples_per_s": trial.samples_per_s,
-            "step_ms_median": trial.step_ms_median,
-            "step_ms_p90": trial.step_ms_p90,
             "seconds": f"{trial.seconds:.3f}",
             "reason": " ".join(trial.reason.split()),
             "ended": utc_now(),
@@ -444,24 +438,13 @@ def _trial_of(
 
 
 def _trial(row: Mapping[str, str], path: Path) -> Trial:
-    def number(name: str) -> float | None:
-        return _finite(row[name]) if row[name] else None
-
     try:
-        return Trial(
-            stage=row["stage"],
-            block=int(row["block"]),
-            candidate=f"{row['runtime']} {row['candidate']}",
-            samples_per_s=number("samples_per_s"),
-            step_ms_median=number("step_ms_median"),
-            step_ms_p90=number("step_ms_p90"),
-            seconds=_finite(row["seconds"]),
-            reason=row["reason"],
-        )
+        values = {name: read(row[name]) for name, read in _KEPT.items()}
     except ValueError as error:
         raise StudyError(
             f"{path}: row {row.get('launch')} is damaged ({error}); remove that row, or choose another --out"
         ) from None
+    return Trial(candidate=f"{row['runtime']} {row['candidate']}", **values)
 
 
 def _finite(text: str) -> float:
@@ -469,6 +452,20 @@ def _finite(text: str) -> float:
     if not math.isfinite(value):
         raise ValueError(f"{text} is no finite number")
     return value
+
+
+def _if_any(text: str) -> float | None:
+    return _finite(text) if text else None
+
+
+_KEPT: Mapping[str, Callable[[str], Any]] = {
+    "stage": str,
+    "block": int,
+    "seconds": _finite,
+    "reason": str,
+    **dict.fromkeys(("samples_per_s", "step_ms_median", "step_ms_p90"), _if_any),
+}
+"""Fields of a trial that are columns of trials.csv under their names, and how they are read."""
 
 
 # ------------------------------------------------------------------------------------------------------ the tune
@@ -594,8 +591,7 @@ class _Tuning:
         """Return how many candidates fit into memory together; the same when the tune goes on."""
         facts = self._ledger.facts[self._request.runtimes[0]]
         if "room" not in facts:
-            worker_mb = facts.get("worker_mb") or WORKER_MB
-            facts["room"] = int(psutil.virtual_memory().available / 1e6 / (worker_mb * self._request.workers))
+            facts["room"] = int(workers_that_fit(facts.get("worker_mb")) / self._request.workers)
             self._ledger.save()
         return int(facts["room"])
 
