@@ -1976,11 +1976,13 @@ def is_older(directory: Path, root: Path) -> bool:
     there = set() if root.is_file() else {run_name(each, root) for each in run_directories(root)}
     if not there and root.is_dir():  # other files than runs, of which nobody here knows
         return True
-    with suppress(RecordError):
+    try:
         source = read_source(directory)
-        made_with = (source.get("versions") or {}).get("horovod_study", __version__)
-        if made_with != __version__ or not there.issuperset(source.get("run_files") or ()):
-            return True
+    except RecordError:  # of an older program, damaged or edited: nobody draws it
+        return True
+    made_with = (source.get("versions") or {}).get("horovod_study", __version__)
+    if made_with != __version__ or not there.issuperset(source.get("run_files") or ()):
+        return True
     return bool(_newer(directory, root))
 
 

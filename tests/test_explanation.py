@@ -385,6 +385,8 @@ def test_a_report_of_runs_analyses_them_when_its_tables_are_missing_or_older(
     with monkeypatch.context() as newer:
         newer.setattr(records, "__version__", "9.9")
         assert records.is_older(runs / "analysis", runs)
+    (runs / "analysis/source.json").unlink()
+    assert made(), "what nobody draws is made again"
     capsys.readouterr()
     assert cli.main(["report", str(runs / "analysis"), "--target", "1"]) == 2
     assert "--target: is about runs" in capsys.readouterr().err
