@@ -183,6 +183,14 @@ def test_nccl_against_mpi_is_named_so(study):
     assert pairs._title(table_) == "NCCL against MPI"
 
 
+def test_pairs_that_share_a_series_are_told_apart(study):
+    one, other = study.synchronisation["series"].drop_duplicates()[:2]
+
+    looks = pairs._looks(study, study.transports, [(one, other), (other, other)]).values()
+
+    assert len({(look.color, look.marker) for look in looks}) == 2
+
+
 def test_one_worker_count_makes_no_curve_of_ratios(study):
     few = replace(study, transports=study.transports[study.transports["workers"] <= 2])
 

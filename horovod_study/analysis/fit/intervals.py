@@ -263,7 +263,7 @@ def as_likely(solved: Solved, sample: Sample, base_noise: float, ends: tuple[Flo
     scale = (ends[1] - ends[0]) / 2
     if not (np.isfinite(rise).all() and np.isfinite(scale).all()):
         return None
-    # Nothing lies further away than this in a valley that has an end.
+    # A valley that has an end has it nearer than this.
     lower, upper = np.maximum(lower, values - 50 * scale), np.minimum(upper, values + 50 * scale)
     generator = np.random.default_rng(0)
     chains, edges = np.tile(values, (_CHAINS, 1)), [values[np.newaxis]]

@@ -15,7 +15,7 @@ from horovod_study.analysis.study import Analysis
 from horovod_study.analysis.sync.transports import RESOLVED
 from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit.drawing import Drawing
-from horovod_study.report.kit.style import QUIET, SeriesStyle, series_labels, series_styles
+from horovod_study.report.kit.style import QUIET, SeriesStyle, looks_in_order, series_labels, series_styles
 from horovod_study.text.numbers import with_interval
 from horovod_study.text.words import plural
 
@@ -45,13 +45,14 @@ def transport_ratio(analysis: Analysis) -> Drawing | None:
         figure, axes_of, (panel_in, _) = kit.grid(len(panels), width_in, aspect=0.8)
         for axes, quantity in zip(axes_of, panels, strict=True):
             own = shown[shown["quantity"] == quantity]
+            own = own.assign(at=kit.side_by_side(own, "ratio", float(own["workers"].max()), panel_in))
             for (a, b), look in looks.items():
                 rows = own[(own["a"] == a) & (own["b"] == b)].sort_values(["workers", "nodes"], kind="stable")
                 if len(rows):
-                    kit.line_of(axes, rows["workers"], rows["ratio"], look, linewidth=1.1)
+                    kit.line_of(axes, rows["at"], rows["ratio"], look, linewidth=1.1)
                     values = [rows[column] for column in ("ratio", "ratio_low", "ratio_high")]
                     texts = [_tip(row) for row in rows.to_dict("records")]
-                    kit.judged_points(axes, rows["workers"], values, look, rows["verdict"] == RESOLVED, texts)
+                    kit.judged_points(axes, rows["at"], values, look, rows["verdict"] == RESOLVED, texts)
             axes.axhline(1, color=QUIET, linewidth=0.9, zorder=1)
             kit.worker_axis(axes, own["workers"], float(own["workers"].max()), panel_in)
             kit.node_boundaries(axes, own, panel_in)
@@ -90,7 +91,7 @@ def _title(shown: pd.DataFrame) -> str:
 
 
 def _looks(analysis: Analysis, shown: pd.DataFrame, chosen: list[Any]) -> dict[Any, SeriesStyle]:
-    """Return the look of each pair: that of its second series, named after both."""
+    """Return the look of each pair: that of its second series, named after both, unless several pairs have that one."""
     cells = analysis.synchronisation
     styles, labels = series_styles(cells), series_labels(cells)
     settings = cells.drop_duplicates("series").set_index("series")["setting"]
@@ -99,6 +100,9 @@ def _looks(analysis: Analysis, shown: pd.DataFrame, chosen: list[Any]) -> dict[A
     for a, b in chosen:
         words = f"{labels[b]} / {labels[a]}" + (f", {settings[b]}" if several else "")
         found[a, b] = replace(styles[b], label=words, filled=True, ring=False)
+    if len({b for _, b in chosen}) < len(chosen):
+        own = looks_in_order([look.label for look in found.values()])
+        return {pair: replace(look, filled=True) for pair, look in zip(found, own, strict=True)}
     return found
 
 
