@@ -470,13 +470,14 @@ def _fill_in_processes(job: dict[str, Any], processes: int, on_progress: OnProgr
     """
     blocks = _blocks(job["size"])
     command = [sys.executable, "-m", "horovod_study.workload.dataset"]
-    environment = without_working_directory(os.environ)
     reading, printing = os.pipe()  # one for all: a line is written at once, and shorter than what stays whole
     made: dict[int, dict[str, Any]] = {}
     with os.fdopen(reading, encoding="utf-8") as lines:
         workers = [
             subprocess.Popen(
-                [*command, json.dumps({**job, "first": k, "stride": processes})], stdout=printing, env=environment
+                [*command, json.dumps({**job, "first": k, "stride": processes})],
+                stdout=printing,
+                env=without_working_directory(os.environ),
             )
             for k in range(processes)
         ]
