@@ -169,7 +169,7 @@ def test_no_finding_and_no_allowance_hides_an_error(found: list[Fault], allow: s
     study = copy.copy(made.study)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(audit, "lint", lambda _: found)
-        patch.setattr(check, "_tables", lambda *_: ([], 0))
+        patch.setattr(check, "_compared", lambda *_: ([], 0))
         patch.setattr(check, "_again", lambda *_: {})
         patch.setattr(check, "_reloaded", lambda *_: study.analysis)
         patch.setattr(check, "_kept", lambda *_: None)

@@ -101,8 +101,12 @@ def _export_archive(options: argparse.Namespace) -> Result:
     for name, value, default in (("series", options.series, None), ("steps", options.steps, records.ALL_STEPS)):
         if value != default:
             raise ConfigError(f"export --archive: --{name} is for --to; an archive has everything")
+    if api.is_table(options.runs) and not options.runs.name.endswith((".yaml", ".yml")):
+        raise ConfigError(f"export --archive: archives the runs of a study, and {options.runs} is a table of points")
     directory = up_to_date(runs_folder(options.runs))
     source = records.read_source(directory)
+    if api.is_table(directory / source["runs"]):
+        raise ConfigError(f"export --archive: archives the runs of a study; {directory} is of a table of points")
     checked = checked_report(directory)
     of_file = options.runs if options.runs.suffix in (".yaml", ".yml") else None
     archived = gather(directory / source["runs"], directory, source, study_file=of_file)

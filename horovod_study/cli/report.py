@@ -152,17 +152,13 @@ def report_arguments(parser: Parser) -> None:
 
 def report(options: argparse.Namespace) -> int | Result:
     """Draw the figures and write the page of a study, or check all of it against the raw rows (--check)."""
-    from horovod_study.api import is_table
-
-    _refuse_idle_options(options)
     options.directory = runs_folder(options.directory)
+    _refuse_idle_options(options)
     if options.check:
         return _check(options)
     if options.tables:
-        paths = write_analysis(options.directory, options.out or options.directory / "analysis", **_asked(options))
+        paths = write_analysis(options.directory, options.out or tables_of(options.directory), **_asked(options))
     else:
-        if options.paper and is_table(options.directory):
-            raise ConfigError(f"--paper: describes how runs were measured, which {options.directory} does not say")
         directory, paths = _analysis_of(options, options.directory)
         if options.against is not None:
             return _report_against(options, directory, _analysis_of(options, options.against, before=True)[0])
@@ -186,6 +182,8 @@ _NEEDS: Mapping[str, tuple[tuple[str, ...], str]] = {
 
 def _refuse_idle_options(options: argparse.Namespace) -> None:
     """Raise ConfigError for an option that would do nothing."""
+    from horovod_study.api import is_table
+
     given = {name for name, value in vars(options).items() if value not in (None, False)}
     chosen = sorted(given & {"check", "against", "paper", "tables"})
     if len(chosen) > 1:
@@ -194,6 +192,12 @@ def _refuse_idle_options(options: argparse.Namespace) -> None:
         needed, words = _NEEDS[name]
         if not given & set(needed):
             raise ConfigError(f"--{name.replace('_', '-')}: {words}")
+    if is_table(options.directory):
+        for name in ("target", "threads", "bench", "paper"):
+            if getattr(options, name):
+                raise ConfigError(f"--{name}: is about runs, and {options.directory} is a table of points")
+    elif options.columns:
+        raise ConfigError(f"--columns: says what the columns of a table of points are; {options.directory} is none")
 
 
 def _analysis_of(options: argparse.Namespace, place: Path, *, before: bool = False) -> tuple[Path, list[Path]]:
@@ -215,12 +219,16 @@ def _tables_place(options: argparse.Namespace, place: Path, *, before: bool = Fa
     from horovod_study import records
 
     if not records.holds_tables(place):
-        usual = place.with_name(f"{place.stem}-report") if place.is_file() else place / "analysis"
-        return (None if before else options.out) or usual
+        return (None if before else options.out) or tables_of(place)
     for name in () if before else ("out", "target", "threads", "bench"):
         if getattr(options, name) is not None:
             raise ConfigError(f"--{name}: is about runs, and {place} holds tables; name the folder of their runs")
     return place
+
+
+def tables_of(place: Path) -> Path:
+    """Return where the tables of a folder of runs, or of a table of points, usually are."""
+    return place.with_name(f"{place.stem}-report") if place.is_file() else place / "analysis"
 
 
 def _asked(options: argparse.Namespace) -> dict[str, Any]:
@@ -264,7 +272,7 @@ def up_to_date(place: Path) -> Path:
     """Return where the tables of `place` are, with a page; both are made where they are missing or older."""
     from horovod_study import records
 
-    directory = place if records.holds_tables(place) else place / "analysis"
+    directory = place if records.holds_tables(place) else tables_of(place)
     older = directory != place and records.is_older(directory, place)
     if older:
         write_analysis(place, directory, doubts=False, **records.analysis_options(directory, place))
