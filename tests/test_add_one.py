@@ -49,13 +49,12 @@ def test_an_option_takes_its_declaration_and_where_it_is_used(copy: Path) -> Non
     """The declaration alone makes it an option, a key, a column, and something that is swept, compared and tuned."""
     config = copy / "workload" / "options.py"
     text = config.read_text()
-    place = "    lr_end: float | None = option(\n"
+    place = "    lr_end: float | None = learned(\n"
     assert text.count(place) == 1
     config.write_text(
         text.replace(
             place,
-            '    momentum: float = option(0.9, "how much of the last update is kept", kind=float, low=0, '
-            "heading=LEARNED,\n"
+            '    momentum: float = learned(0.9, "how much of the last update is kept", low=0,\n'
             '        roles=Role.LEARNING | Role.SWEEPABLE | Role.CELL, tries=(0.5,), words="momentum {:g}", '
             'title="Momentum")\n' + place,
         )
