@@ -60,7 +60,7 @@ class Halves(Conductor):
         first, second = self._cells.values()
         for number in range(self._rounds):
             for half in self._random.sample(("undivided", "divided"), 2):
-                begin, before_s = len(self.slices), processor_s(first.held)
+                begin, before_s = len(self.slices), used_s(first.held) or 0.0
                 if half == "undivided":
                     self._give(first, number, 0, slice_s=self._undivided_s)
                     self.undivided.append([each for each in self.slices[begin:] if each.run == first.run])
@@ -75,7 +75,7 @@ class Halves(Conductor):
                     self.changes_s += [after.begin_s - one.end_s for one, after in both]
                     self.divided.append([each for each in self.slices[begin:] if each.run == first.run])
                 own = [each for each in self.slices[begin:] if each.run == first.run]
-                self.used[half].append((processor_s(first.held) - before_s) / sum(each.samples for each in own))
+                self.used[half].append(((used_s(first.held) or 0.0) - before_s) / sum(each.samples for each in own))
         self.waiting["stopped"] = self._watched(first.held)
         self._holding.go_on(first.held)
         self.waiting["blocked"] = self._watched(first.held)
@@ -118,12 +118,6 @@ def measure(runtime: str, *, workers: int, data: str, rounds: int, undivided_s: 
         "other_load": statistics.median([one.other_load for one in turns.slices if one.other_load is not None] or [0]),
         "waiting": turns.waiting,
     }
-
-
-def processor_s(numbers: Sequence[int]) -> float:
-    """Return the seconds that the threads of processes have had the processor, as the scheduler counts them."""
-    paths = [path for number in numbers for path in Path(f"/proc/{number}/task").glob("*/schedstat")]
-    return sum(int(path.read_text().split()[0]) for path in paths) / 1e9
 
 
 def rate(slices: Sequence[TurnSlice]) -> float:

@@ -643,22 +643,37 @@ class RunTurns:
 def run_turns(record: RunRecord, name: str = "", slices: Iterable[TurnSlice] = ()) -> RunTurns:
     """Return the turns of a run from its record and, by the name of its directory, the slices of its study.
 
-    A slice says how many steps it has, and the record where the run waited: the last place where both agree is theirs.
+    A slice says how many steps it has, and the record where the run waited: the last places at which both agree are
+    theirs, one after the other or with steps that lead in between them.
     """
     before = sorted({int(each) for each in (record.totals.get("turns") or {}).get("before", ())})
     own = [each for each in slices if each.run == name]
     own = [each for each in own if (each.block, each.launch) == (own[-1].block, own[-1].launch)]
-    lengths, made = [end - first for first, end in pairwise(before)], [each.steps for each in own]
-    places = range(len(lengths) - len(made), -1, -1)
-    place = next((place for place in places if made and lengths[place : place + len(made)] == made), None)
-    if place is None:
+    lengths = [end - first for first, end in pairwise(before)]
+    ends = (_places([each.steps for each in own], lengths[:end]) for end in range(len(lengths), 0, -1))
+    places = next((found for found in ends if found), [])
+    if not places:
         return RunTurns(before=tuple(before))
     return RunTurns(
         before=tuple(before),
         launch=f"{own[0].block}/{own[0].launch:03d}",
-        rounds={each.round: (before[place + k], before[place + k + 1]) for k, each in enumerate(own)},
+        rounds={each.round: (before[at], before[at + 1]) for each, at in zip(own, places, strict=True)},
         other_load={each.round: math.nan if each.other_load is None else each.other_load for each in own},
     )
+
+
+def _places(slices: Sequence[int], lengths: Sequence[int]) -> list[int]:
+    """Return where slices of so many steps are among the lengths between waits, the last one at their end; or []."""
+    found: list[int] = []
+    at = len(lengths) - 1
+    for steps in reversed(slices):
+        if found and lengths[at : at + 1] != [steps]:
+            at -= 1  # what is between them leads in
+        if at < 0 or lengths[at] != steps:
+            return []
+        found.append(at)
+        at -= 1
+    return found[::-1]
 
 
 def _turn_slice(row: Mapping[str, str]) -> TurnSlice:

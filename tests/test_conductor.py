@@ -194,23 +194,30 @@ def test_cells_that_end_together_make_equally_many_steps_where_that_is_wanted(tr
 
 @pytest.mark.parametrize("alone", [True, False])
 def test_cells_end_one_by_one_where_what_follows_their_steps_is_measured(trainers: Trainers, alone: bool) -> None:
-    over: list[tuple[str, list[str]]] = []  # who was told to end, and who was leaving then
+    seen: list[str] = []  # who was told to end, and who was waited for then
 
     with Conductor("abc", BlockLaunch(policy=lambda slices, left: ()), end_alone=alone) as conductor:
-        say = conductor._say
+        say, see_off = conductor._say, conductor._see_off
 
         def told(cell: Any, ranks: Any, message: dict[str, Any]) -> None:
             if message.get("end"):
-                over.append((cell.run, [each.run for each in conductor._cells.values() if each.state == "leaving"]))
+                seen.append(f"{cell.run} told")
             say(cell, ranks, message)
 
-        conductor._say = told  # type: ignore[method-assign]
+        def seen_off(cell: Any) -> None:
+            if f"{cell.run} told" in seen and f"{cell.run} over" not in seen:
+                seen.append(f"{cell.run} over")
+            see_off(cell)
+
+        conductor._say, conductor._see_off = told, seen_off  # type: ignore[method-assign]
         for run in "abc":
             trainers.start(conductor, run)
         until(lambda: not conductor.left())
 
-    assert sorted(run for run, _ in over) == ["a", "b", "c"]
-    assert all(leaving == [run] for run, leaving in over) == alone
+    order = [each[0] for each in seen if each.endswith("told")]
+    assert sorted(order) == ["a", "b", "c"]
+    one_by_one = [f"{run} {what}" for run in order for what in ("told", "over")]
+    assert seen == (one_by_one if alone else [f"{run} {what}" for what in ("told", "over") for run in order])
 
 
 def test_a_policy_that_fails_ends_all_and_is_told(trainers: Trainers) -> None:

@@ -376,8 +376,10 @@ def test_horovod_writes_it_after_the_timed_window_and_training_knows_nothing_of_
     assert "these steps are not the timed ones" in done.stderr
     found = read(tmp_path / "run" / "timeline.json")
     assert (found.steps, len(found.tensors), list(found.operations)) == (6, 8, ["MPI_ALLREDUCE"])
-    # Horovod's thread may be about to note the end of the last one when it is told to stop: then that is said.
-    assert [each for each in found.doubts if "that the end of the file cuts" not in each] == []
+    # Horovod's thread may be about to note the end of the last one when it is told to stop, and another rank may have
+    # come to the barrier before the file was open: then that is said.
+    edges = ("that the end of the file cuts", "of what began before the file")
+    assert [each for each in found.doubts if not each.endswith(edges)] == []
     for rank in (0, 1):
         steps = [records.read_steps(tmp_path / run, rank).select(["step", "loss"]) for run in ("plain", "run")]
         assert steps[0].equals(steps[1])

@@ -4,7 +4,8 @@ The runner (studies/turns.py) listens on a TCP port. Where the variable TURNS na
 is, and goes on like this:
 
     rank -> runner      {"token", "rank", "workers", "pid", "host"}                 once
-    rank -> runner      {"steps", "samples", "trained_s", "warm", "enough", "least"}    it has made what it was granted
+    rank -> runner      {"steps", "samples", "trained_s", "warm", "enough", "least", "threads"}
+                        it has made what it was granted; "threads" says on which core each of its threads was
     runner -> rank      {"until": 1200}     make steps until there are 1200 of them, then report and wait
                         {"until": null}     go on alone: nobody waits for a report any more
                         {"end": true}       make no more steps, and end in good order
@@ -23,6 +24,7 @@ import os
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Literal
 
 from horovod_study.errors import BackendError
@@ -30,7 +32,11 @@ from horovod_study.errors import BackendError
 TURNS = "HOROVOD_STUDY_TURNS"
 """The variable that holds HOST:PORT:TOKEN of the runner; the token is the cell's own."""
 CONNECT_S = 10.0
-MAX_LINE = 4096
+MAX_LINE = 16384
+MAX_THREADS = 256
+"""So many threads of a rank are told; the others have hardly anything to do in a step."""
+
+_LAST_CORE = 36  # its place behind the name of the thread in /proc/PID/task/TID/stat
 
 Said = Literal["go", "end", "lost"]
 """What a wait ends with: steps were granted, no more are to be made, or nobody is there who could grant any."""
@@ -70,6 +76,15 @@ class Channel:
         """Close the connection; the other side sees that."""
         with suppress(OSError):
             self.stream.close()
+
+
+def cores_of_threads() -> dict[int, int]:
+    """Return the core on which each thread of this process has run last, {} where the system does not tell."""
+    found: dict[int, int] = {}
+    for thread in sorted(Path("/proc/self/task").glob("*"))[:MAX_THREADS]:
+        with suppress(OSError, ValueError, IndexError):
+            found[int(thread.name)] = int((thread / "stat").read_text().rpartition(")")[2].split()[_LAST_CORE])
+    return found
 
 
 def connect(environ: Mapping[str, str] = os.environ, *, rank: int, workers: int) -> "Turns | None":
@@ -117,8 +132,8 @@ class Turns:
         if self._channel is None:
             return "go" if math.isinf(self.until) else "lost"
         try:
-            made = {"steps": steps, "samples": samples, "trained_s": trained_s}
-            self.send({**made, "warm": bool(warm), "enough": bool(enough), "least": least})
+            made = {"steps": steps, "samples": samples, "trained_s": trained_s, "least": least}
+            self.send({**made, "warm": bool(warm), "enough": bool(enough), "threads": cores_of_threads()})
             while True:
                 for message in self._channel.receive():
                     if message.get("end"):

@@ -10,8 +10,9 @@ the wait changes nothing of what a run records).
     end         a cell that needs no more is told to end, and the others wait until its processes are gone
 
 A slice is as many steps as take about SLICE_S: the shortest of these lengths at which what a change between two cells
-takes is at most SWITCH_SHARE of it, because neighbours in time have more in common the closer they are. Warm-up is in
-no slice, and a slice that the end of what was asked for has cut to less than half is left out. A cell that ends by
+takes is at most SWITCH_SHARE of it, because neighbours in time have more in common the closer they are. Its first
+steps are slower, on caches that another cell has filled: LEAD_S of them are made before it begins. Warm-up is in no
+slice either, and one that the end of what was asked for has cut to less than half is left out. A cell that ends by
 itself, or fails, drops out; the others go on. One that never asks for a turn trains to its end while all others wait,
 as it would have without turns.
 """
@@ -55,6 +56,7 @@ from horovod_study.workloads import Configuration
 SLICE_S = (0.25, 0.5)
 SWITCH_SHARE = 0.05
 WARM_S = 1.0
+LEAD_S = 0.015
 STARTS = 2  # a process that starts has one thread and waits for files, so two of them take less than one by one
 BREATH_EVERY_S = 10.0
 """After so long a wait the processes of a cell go on for BREATH_S: what they have agreed with others to show now and
@@ -483,15 +485,16 @@ class Conductor:
         numbers = cell.held
         began, busy, used = now(), busy_s(self._cores), used_s(numbers)
         with self._lock:
-            self._continue(cell)
-        took_s = self._train(cell, slice_s)
+            self._continue(cell, in_place=True)
+        lead_s = self._lead_in(cell)
+        took_s = self._train(cell, slice_s) if cell.state == "turns" else 0.0
         ended = now()
         if cell.state == "turns":
             self._hold(cell)
             over_s = now() - began
             more, own = busy_s(self._cores) - busy, used_s(numbers)
             unknown = own is None or used is None or over_s < _LOAD_S or not self._cores
-            self._switches.append(over_s - took_s)
+            self._switches.append(over_s - lead_s - took_s)
             made = TurnSlice(
                 block=self._how.block,
                 launch=self._how.launch,
@@ -508,6 +511,18 @@ class Conductor:
                 self.slices.append(made)
         self._see_off(cell)
 
+    def _lead_in(self, cell: _Cell) -> float:
+        """Let a cell make, in no slice, its first steps on caches that others have filled; return their seconds.
+
+        Not where one of them would be a large part of a slice, as it then is slower by a small part only, nor where
+        the steps that were asked for end.
+        """
+        steps = round(LEAD_S / median(cell.step_s)) if cell.step_s and median(cell.step_s) > 0 else 0
+        made = max(report["steps"] for report in cell.reports.values())
+        if not steps or made + steps >= min(report["least"] or math.inf for report in cell.reports.values()):
+            return 0.0
+        return self._train(cell, until=made + steps)
+
     def _train(self, cell: _Cell, slice_s: float | None = None, *, until: int | None = None) -> float:
         """Grant a cell that is ready one slice and wait until all its ranks have made it; return its seconds.
 
@@ -522,6 +537,7 @@ class Conductor:
         if until is None:
             until = int(min(made + cell.granted, least)) if made < least else made + cell.granted
         self._say(cell, cell.before, {"until": until})
+        self._holding.spread()
         state = cell.state
         self._wait(lambda: cell.ready or cell.state != state)
         if not cell.ready:
@@ -529,7 +545,8 @@ class Conductor:
         took_s: float = max(
             report["trained_s"] - cell.before[rank]["trained_s"] for rank, report in cell.reports.items()
         )
-        cell.step_s.append(took_s / (until - made))
+        if until - made == cell.granted:
+            cell.step_s.append(took_s / cell.granted)
         return took_s
 
     def _end(self, cells: Collection[_Cell]) -> None:
@@ -565,8 +582,9 @@ class Conductor:
                 cell.held_since = cell.breath = now()
                 self._holding.stop(cell.held)
 
-    def _continue(self, cell: _Cell) -> None:
-        self._holding.go_on(cell.held)
+    def _continue(self, cell: _Cell, *, in_place: bool = False) -> None:
+        told = cell.reports.values() if in_place else ()
+        self._holding.go_on(cell.held, {thread: core for each in told for thread, core in each["threads"].items()})
         if cell.held_since is not None:
             cell.held_s += now() - cell.held_since
             cell.held_since = None
@@ -623,7 +641,7 @@ class Conductor:
         channel = cell.channels[rank]
         try:
             self._note(cell, rank, channel.receive())
-        except (EOFError, OSError, LookupError, TypeError, ValueError):
+        except (EOFError, OSError, LookupError, TypeError, ValueError, AttributeError):
             self._selector.unregister(channel.stream)
             channel.close()
             del cell.channels[rank]
@@ -643,6 +661,7 @@ class Conductor:
                 "warm": bool(message["warm"]),
                 "enough": bool(message["enough"]),
                 "least": None if message["least"] is None else int(message["least"]),
+                "threads": {int(thread): int(core) for thread, core in message.get("threads", {}).items()},
             }
             if cell.state == "leaving":  # the others of its ranks make no turns any more
                 self._say(cell, [rank], {"until": None})

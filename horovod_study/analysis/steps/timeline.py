@@ -205,8 +205,11 @@ class _EventReader:
             self._end(pid, at_s)
         elif kind in ("i", "I") and name == "CYCLE_START":
             self.cycles.append(at_s)
-        elif kind == "X" and name.isdecimal() and len(name) < 10 and self._open[pid]:
-            self._ready[pid].append((at_s, int(name)))
+        elif kind == "X" and name.isdecimal() and len(name) < 10:
+            if self._open[pid]:
+                self._ready[pid].append((at_s, int(name)))
+            else:
+                self._stray += 1
         else:
             self._unknown += 1
 
@@ -251,7 +254,7 @@ class _EventReader:
         cut = sum(1 for stack in self._open.values() if stack)
         for count, what, of in (
             (cut, "collective or negotiation", "that the end of the file cuts"),
-            (self._stray, "end", "of what began before the file"),
+            (self._stray, "event", "of what began before the file"),
             (self._unknown, "event", "of a kind that Horovod 0.28 does not write"),
         ):
             if count:
