@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,8 +18,8 @@ from make.waiting import until
 from horovod_study.cluster.holding import Holding, used_s
 from horovod_study.errors import RecordError
 from horovod_study.measure.clock import now, sleep
-from horovod_study.recording.turns import connect
-from horovod_study.records import TURNS_FILE, TurnSlice, append_turns, read_turns
+from horovod_study.recording.turns import connect, cores_of_threads
+from horovod_study.records import TURNS_FILE, TurnSlice, append_turns, read_turns, run_turns
 from horovod_study.studies import turns
 from horovod_study.studies.turns import BlockLaunch, Conductor
 
@@ -220,6 +221,51 @@ def test_cells_end_one_by_one_where_what_follows_their_steps_is_measured(trainer
     assert seen == (one_by_one if alone else [f"{run} {what}" for what in ("told", "over") for run in order])
 
 
+def test_a_slice_begins_when_steps_on_cold_caches_are_over(trainers: Trainers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "LEAD_S", 3 * STEP_S)
+    granted: dict[str, list[int]] = {"a": [0], "b": [0]}
+
+    with Conductor("ab", BlockLaunch()) as conductor:
+        say = conductor._say
+
+        def told(cell: Any, ranks: Any, message: dict[str, Any]) -> None:
+            granted[cell.run].append(message.get("until") or granted[cell.run][-1])
+            say(cell, ranks, message)
+
+        conductor._say = told  # type: ignore[method-assign]
+        for run in granted:
+            trainers.start(conductor, run)
+        until(lambda: not conductor.left())
+
+    for run, waits in granted.items():
+        record = SimpleNamespace(totals={"turns": {"before": waits}})
+        found = run_turns(record, run, conductor.slices)  # type: ignore[arg-type]
+        places = [waits.index(first) for first, _ in found.rounds.values()]
+        assert len(places) == len(conductor.slices_of(run)) > 2
+        assert [two - one for one, two in pairwise(places)] == [2] * (len(places) - 1), "a lead between any two"
+        assert all(1 <= waits[at] - waits[at - 1] <= 3 for at in places)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "slices", "places"),
+    [
+        ([1, 2, 4, 60, 61], [60, 61], [3, 4]),
+        ([1, 2, 4, 5, 60, 5, 61], [60, 61], [4, 6]),
+        ([4, 5, 60, 5, 60, 60, 2], [60, 60, 60], [2, 4, 5]),  # the last lead would have gone beyond what was asked for
+        ([60, 60, 60], [60, 60], [1, 2]),
+        ([60, 5, 5, 61], [60, 61], []),
+        ([60, 61], [59], []),
+        ([60], [60, 60], []),
+    ],
+)
+def test_a_slice_is_found_among_the_waits_of_its_run(lengths: list[int], slices: list[int], places: list[int]) -> None:
+    before = [sum(lengths[:count]) for count in range(len(lengths) + 1)]
+    made = [slice_of("a", round=number, steps=steps) for number, steps in enumerate(slices)]
+    record = SimpleNamespace(totals={"turns": {"before": before}})
+    found = run_turns(record, "a", made)  # type: ignore[arg-type]
+    assert found.rounds == {number: (before[at], before[at + 1]) for number, at in enumerate(places)}
+
+
 def test_a_policy_that_fails_ends_all_and_is_told(trainers: Trainers) -> None:
     def policy(*_: object) -> list[str]:
         raise ZeroDivisionError("of the policy")
@@ -287,6 +333,35 @@ def test_a_process_that_is_stopped_uses_no_processor_and_goes_on(busy: "subproce
         holding.stop([busy.pid])
     before = used_s([busy.pid])
     until(lambda: (used_s([busy.pid]) or 0.0) > (before or 0.0) + 0.05)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core has no other place")
+def test_what_goes_on_is_where_it_was_until_it_may_go_elsewhere(busy: "subprocess.Popen[bytes]") -> None:
+    cores = os.sched_getaffinity(busy.pid)
+    with contextlib.closing(Holding()) as holding:
+        for core in cores:
+            holding.stop([busy.pid])
+            holding.go_on([busy.pid], {busy.pid: core, os.getpid(): core})
+            assert os.sched_getaffinity(busy.pid) == {core}
+            holding.spread()
+            assert os.sched_getaffinity(busy.pid) == cores
+        holding.go_on([busy.pid], {busy.pid: max(cores) + 1})
+        assert os.sched_getaffinity(busy.pid) == cores, "it may not be there"
+        holding.go_on([busy.pid], {busy.pid: min(cores)})
+    assert os.sched_getaffinity(busy.pid) == cores == os.sched_getaffinity(0)
+
+
+def test_a_rank_tells_where_its_threads_are() -> None:
+    other = threading.Event()
+    thread = threading.Thread(target=other.wait)
+    thread.start()
+    try:
+        found = cores_of_threads()
+    finally:
+        other.set()
+        thread.join()
+    assert {threading.get_native_id(), thread.native_id} <= found.keys()
+    assert set(found.values()) <= set(range(os.cpu_count() or 1))
 
 
 def test_when_whoever_stopped_it_is_killed_it_goes_on(busy: "subprocess.Popen[bytes]") -> None:

@@ -133,7 +133,7 @@ def watched(monkeypatch, *, seconds: float, busy_s: float, own_s: float, program
     """Return what OtherPrograms would have seen: processor seconds after `seconds`, from nothing before."""
     clock, busy, own, used = [0.0], [0.0], [0.0], [{}]
     monkeypatch.setattr(pinning, "now", lambda: clock[0])
-    monkeypatch.setattr(pinning, "_own", lambda: own[0])
+    monkeypatch.setattr(pinning, "own_cpu_s", lambda: own[0])
     monkeypatch.setattr(pinning, "_by_process", lambda: used[0])
     monkeypatch.setattr(pinning, "busy_s", lambda cores: busy[0])
     others = pinning.OtherPrograms([0, 1])

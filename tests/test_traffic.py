@@ -18,7 +18,7 @@ from horovod_study import records
 from horovod_study.comm import traffic
 from horovod_study.comm.traffic import Counters, Moved, Need, judge, moved, must_move, received_by_connections
 from horovod_study.errors import BackendError
-from horovod_study.measure import evidence
+from horovod_study.measure import environment, evidence
 
 MB = 1_000_000
 
@@ -356,8 +356,8 @@ def test_settings_in_the_words_of_the_options() -> None:
 
 
 STAT = """cpu  9 9 9 9 9 9 9 9 0 0
-cpu0 {0} 0 0 500 7 0 0 0 0 0
-cpu1 {1} 10 10 500 7 1 2 3 0 0
+cpu0 100 0 0 {0} 7 0 0 0 0 0
+cpu1 100 10 10 {1} 9 1 2 3 0 0
 cpu2 9999 0 0 0 0 0 0 0 0 0
 intr 5 4 3
 """
@@ -367,12 +367,13 @@ def test_other_programs_are_what_the_cores_did_beyond_this_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sysconf", lambda name: 100)
-    monkeypatch.setattr(evidence, "_own_cpu_s", iter([5.0, 5.25]).__next__)
+    monkeypatch.setattr(evidence, "own_cpu_s", iter([5.0, 5.25]).__next__)
     monkeypatch.setattr(evidence, "now", iter([0.0, 0.0, 0.5]).__next__)
+    monkeypatch.setattr(environment, "now", iter([0.0, 0.5]).__next__)
     monkeypatch.setattr(evidence, "sleep", lambda seconds: None)
-    (tmp_path / "stat").write_text(STAT.format(100, 200))
+    (tmp_path / "stat").write_text(STAT.format(500, 500))
     load = evidence.OtherLoad([0, 1], proc=tmp_path)
-    (tmp_path / "stat").write_text(STAT.format(125, 240))
+    (tmp_path / "stat").write_text(STAT.format(525, 510))
 
     assert load.sample(at_least_s=0.5) == pytest.approx({"seconds": 0.5, "busy_s": 0.65, "own_s": 0.25})
 

@@ -6,7 +6,6 @@ with a GPU keep to the cores near it (comm/gpus.py).
 """
 
 import os
-import resource
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,11 +15,9 @@ import psutil
 
 from horovod_study.config import Cell
 from horovod_study.measure.clock import now, sleep
-from horovod_study.measure.environment import CORES_OF_GPU, PCI, cores_near, numbers_of
+from horovod_study.measure.environment import BUSY_CORES, CORES_OF_GPU, PCI, busy_s, cores_near, numbers_of, own_cpu_s
 from horovod_study.measure.sensors import Gpus, visible_uuids
 
-BUSY_CORES = 0.25
-"""Less than a quarter of a core in other programs is not worth a warning."""
 _SHORTEST_S = 0.3  # the system counts processor time in hundredths of a second
 _PROGRAMS_TOLD = 3
 _KERNEL = 2  # parent of the threads of Linux itself, which are nobody's program
@@ -98,15 +95,15 @@ class OtherPrograms:
     """
 
     def __init__(self, cores: Sequence[int]) -> None:
-        self._cores = [core for core in cores if core < (psutil.cpu_count() or 0)]
-        self._began, self._busy_s, self._own_s, self._used = now(), busy_s(self._cores), _own(), _by_process()
+        self._cores = cores
+        self._began, self._busy_s, self._own_s, self._used = now(), busy_s(self._cores), own_cpu_s(), _by_process()
 
     def cores_used(self) -> float | None:
         """Return the cores in use by others, on average; None when too little time has passed to tell."""
-        seconds = now() - self._began
-        if seconds < _SHORTEST_S:
+        seconds, busy = now() - self._began, busy_s(self._cores)
+        if seconds < _SHORTEST_S or busy is None or self._busy_s is None:
             return None
-        return max(0.0, (busy_s(self._cores) - self._busy_s - (_own() - self._own_s)) / seconds)
+        return max(0.0, (busy - self._busy_s - (own_cpu_s() - self._own_s)) / seconds)
 
     def programs(self) -> list[str]:
         """Return the names of the programs that used most, each with its cores, the greediest first."""
@@ -118,15 +115,6 @@ class OtherPrograms:
                 by_name[name] = by_name.get(name, 0.0) + used_s - self._used.get((pid, name), 0.0)
         most = sorted(by_name.items(), key=lambda each: (-each[1], each[0]))[:_PROGRAMS_TOLD]
         return [f"{name} {used_s / seconds:.1f}" for name, used_s in most if used_s / seconds >= 0.05]
-
-
-def busy_s(cores: Sequence[int]) -> float:
-    """Return the processor seconds that `cores` of this machine have worked for anybody since some moment.
-
-    Told by how long they were idle: one count, in hundredths of a second, where the kinds of work are seven.
-    """
-    there = [each for core, each in enumerate(psutil.cpu_times(percpu=True)) if core in cores]
-    return len(there) * now() - sum(each.idle + getattr(each, "iowait", 0.0) for each in there)
 
 
 def other_load(cores: Sequence[int], *, seconds: float) -> str | None:
@@ -145,11 +133,6 @@ def disturbance(others: OtherPrograms, cores: int) -> str | None:
     return f"other programs use {used:.1f} of {cores} core{'' if cores == 1 else 's'}" + (
         f" ({names})" if names else ""
     )
-
-
-def _own() -> float:
-    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(each.ru_utime + each.ru_stime for each in used)
 
 
 def _by_process() -> Mapping[tuple[int, str], float]:

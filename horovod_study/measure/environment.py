@@ -5,15 +5,19 @@ import platform
 import resource
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import horovod_study
+from horovod_study.measure.clock import now
 
 PCI = Path("/sys/bus/pci/devices")
 CORES_OF_GPU = 4
 """A worker with a GPU has so many at least: for what launches kernels, the library's thread, the loader's, others."""
+BUSY_CORES = 0.25
+"""Less than a quarter of a core in other programs is not worth a warning."""
 
 
 def describe() -> dict[str, Any]:
@@ -75,6 +79,27 @@ def pss_mb() -> float | None:
         return None
     kilobytes = next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), None)
     return None if kilobytes is None else kilobytes * 1024 / 1e6
+
+
+def own_cpu_s() -> float:
+    """Return the processor seconds of this process and the children it waited for."""
+    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+def busy_s(cores: Sequence[int], *, proc: Path = Path("/proc")) -> float | None:
+    """Return the processor seconds that `cores` have worked for anybody since some moment; None where nobody tells.
+
+    Told by how long they had nothing to do, or waited for a disk: the system rounds each count to hundredths of a
+    second, and of the kinds of work it has six.
+    """
+    wanted = {f"cpu{core}" for core in cores}
+    try:
+        there = [line.split() for line in (proc / "stat").read_text().splitlines() if line.split(" ", 1)[0] in wanted]
+    except OSError:
+        return None
+    idle = sum(int(idle) + int(disk) for _, _, _, _, idle, disk, *_ in there)
+    return len(there) * now() - idle / os.sysconf("SC_CLK_TCK")
 
 
 def _cpu_model() -> str | None:

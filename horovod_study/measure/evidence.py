@@ -5,7 +5,6 @@ Beside it what makes a measurement worth less: cores that workers share, and oth
 
 import hashlib
 import os
-import resource
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,11 @@ from torch import nn
 from horovod_study.config import COMMUNICATION, OPTIONS
 from horovod_study.errors import BackendError
 from horovod_study.measure.clock import now, sleep
+from horovod_study.measure.environment import BUSY_CORES, busy_s, own_cpu_s
 from horovod_study.measure.sensors import Gpus
 
 SHORTEST_S = 0.1
 """The system counts in hundredths of a second."""
-BUSY_CORES = 0.25
-"""Less than a quarter of a core in other programs is not worth a warning."""
 
 
 def describe_rank(
@@ -198,7 +196,7 @@ class OtherLoad:
     def __init__(self, cores: Sequence[int], *, beside: int | None = None, proc: Path = Path("/proc")) -> None:
         """`beside` is the number of a process that belongs to the run, such as its sampler."""
         self.cores, self.beside, self._proc = cores, beside, proc
-        self._began, self._own_s, self._busy_s = now(), self._own(), self._read()
+        self._began, self._own_s, self._busy_s = now(), self._own(), busy_s(cores, proc=proc)
 
     def sample(self, *, at_least_s: float) -> dict[str, float] | None:
         """Return {"seconds", "busy_s", "own_s"} since it was made, after waiting until `at_least_s` have passed.
@@ -207,10 +205,10 @@ class OtherLoad:
         None where the system does not report, or too little time has passed to tell.
         """
         sleep(max(0.0, at_least_s - (now() - self._began)))
-        busy_s, seconds = self._read(), now() - self._began
-        if busy_s is None or self._busy_s is None or seconds < SHORTEST_S:
+        busy, seconds = busy_s(self.cores, proc=self._proc), now() - self._began
+        if busy is None or self._busy_s is None or seconds < SHORTEST_S:
             return None
-        return {"seconds": seconds, "busy_s": busy_s - self._busy_s, "own_s": self._own() - self._own_s}
+        return {"seconds": seconds, "busy_s": busy - self._busy_s, "own_s": self._own() - self._own_s}
 
     def _own(self) -> float:
         """Return the processor seconds of this process, the children it waited for, and the process beside it."""
@@ -220,27 +218,7 @@ class OtherLoad:
             stat = ""
         fields = stat.rpartition(")")[2].split()
         ticks = int(fields[11]) + int(fields[12]) if fields else 0
-        return _own_cpu_s() + ticks / os.sysconf("SC_CLK_TCK")
-
-    def _read(self) -> float | None:
-        """Return the processor seconds that the cores have spent working since the machine started."""
-        try:
-            lines = (self._proc / "stat").read_text().splitlines()
-        except OSError:
-            return None
-        wanted = {f"cpu{core}" for core in self.cores}
-        ticks = 0
-        for line in lines:
-            name, *numbers = line.split()
-            if name in wanted:
-                user, nice, system, _, _, interrupts, soft, stolen = (int(number) for number in numbers[:8])
-                ticks += user + nice + system + interrupts + soft + stolen  # all but idle and waiting for a disk
-        return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def _own_cpu_s() -> float:
-    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(each.ru_utime + each.ru_stime for each in used)
+        return own_cpu_s() + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def other_cores(

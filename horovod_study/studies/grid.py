@@ -20,7 +20,7 @@ from rich.console import Console
 
 from horovod_study.cluster.identity import identify, remember
 from horovod_study.cluster.jobs import JobBook
-from horovod_study.cluster.pinning import BUSY_CORES, OtherPrograms, disturbance
+from horovod_study.cluster.pinning import OtherPrograms, disturbance
 from horovod_study.cluster.process import GRACE_S, stop_marked
 from horovod_study.cluster.site import HERE, Site
 from horovod_study.config import Cell
@@ -28,6 +28,7 @@ from horovod_study.errors import StudyError
 from horovod_study.files import writing
 from horovod_study.lease import CLAIMS, Claim, Held, Lease, acquire, latest, require_free
 from horovod_study.measure.clock import now
+from horovod_study.measure.environment import BUSY_CORES
 from horovod_study.records import MANIFEST, RunRecord, append_turns, read_run, read_turns
 from horovod_study.studies.aim import Aim
 from horovod_study.studies.attempt import (

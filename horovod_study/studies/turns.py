@@ -39,10 +39,10 @@ import psutil
 from horovod_study.analysis.paired import Slice
 from horovod_study.cluster.holding import Holding, used_s
 from horovod_study.cluster.partitions import gpus_here
-from horovod_study.cluster.pinning import busy_s
 from horovod_study.config import Cell
 from horovod_study.errors import RecordError, StudyError
 from horovod_study.measure.clock import now, sleep
+from horovod_study.measure.environment import busy_s
 from horovod_study.progress import Line
 from horovod_study.recording.turns import TURNS, Channel
 from horovod_study.records import TurnSlice, read_run
@@ -483,7 +483,7 @@ class Conductor:
         if cell.state != "turns":
             return
         numbers = cell.held
-        began, busy, used = now(), busy_s(self._cores), used_s(numbers)
+        began, before = now(), (busy_s(self._cores), used_s(numbers))
         with self._lock:
             self._continue(cell, in_place=True)
         lead_s = self._lead_in(cell)
@@ -492,8 +492,7 @@ class Conductor:
         if cell.state == "turns":
             self._hold(cell)
             over_s = now() - began
-            more, own = busy_s(self._cores) - busy, used_s(numbers)
-            unknown = own is None or used is None or over_s < _LOAD_S or not self._cores
+            others_s = _others_s(before, (busy_s(self._cores), used_s(numbers)))
             self._switches.append(over_s - lead_s - took_s)
             made = TurnSlice(
                 block=self._how.block,
@@ -505,7 +504,7 @@ class Conductor:
                 end_s=ended - self._zero,
                 steps=cell.more("steps", min),
                 samples=cell.more("samples", sum),
-                other_load=None if unknown else max(0.0, (more - (own or 0.0) + (used or 0.0)) / over_s),
+                other_load=None if others_s is None or over_s < _LOAD_S or not self._cores else others_s / over_s,
             )
             if made.steps >= cell.granted / 2 and took_s > 0:  # else the end of what was asked for has cut it short
                 self.slices.append(made)
@@ -665,6 +664,12 @@ class Conductor:
             }
             if cell.state == "leaving":  # the others of its ranks make no turns any more
                 self._say(cell, [rank], {"until": None})
+
+
+def _others_s(*told: tuple[float | None, float | None]) -> float | None:
+    """Return the processor seconds of others; told, before and after: those of all, and of a cell; None: unknown."""
+    more = [after - before for before, after in zip(*told, strict=True) if before is not None and after is not None]
+    return max(0.0, more[0] - more[1]) if len(more) == 2 else None
 
 
 def rates(slices: Iterable[TurnSlice], cells: Mapping[str, str]) -> list[Slice]:
