@@ -110,6 +110,15 @@ def test_equal_ranks_are_said_to_be_equal(tmp_path: Path) -> None:
     )
 
 
+def test_ranks_whose_laps_make_up_for_each_other_are_told(tmp_path: Path) -> None:
+    more = np.ones((400, 1)) * 5e-3
+    rows = rows_of(noise(1, 400, 2), extra_s={"forward": more * [0, 1], "data": more * [1.1, 0]}, per_epoch=100)
+    found = seen(recorded(tmp_path / "run", rows))
+    text = " ".join(" ".join(result_lines(found)).split())
+    assert found.stragglers.slow == ()
+    assert re.search(r"Rank 1 on node1 takes [45]\.\d+ .* ms longer .* forward, and 5\.\d+ ms less", text)
+
+
 def test_all_ranks_of_a_host_are_a_host(tmp_path: Path) -> None:
     extra = np.where(np.arange(4) >= 2, 5e-3, 0.0) * np.ones((300, 1))
     hosts = [{"host": f"node{rank // 2}"} for rank in range(4)]

@@ -249,6 +249,24 @@ def test_a_step_costs_few_calls_however_many_parameters_it_has(tmp_path: Path) -
     assert found[1] == pytest.approx(found[0], abs=2)
 
 
+LOOSE = """
+first, second = torch.randn(8, 1, requires_grad=True), torch.zeros(1, requires_grad=True)
+optimizer = torch.optim.SGD([first, second], 0.01)
+for turn in range(60):
+    loss = (data.tensors[0] @ first + second - data.tensors[1]).square().mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("text", "count"), [(LOOSE, 9), (BY_HAND, 8)])
+def test_tensors_in_no_module_are_parameters(text: str, count: int, tmp_path: Path) -> None:
+    _, out = record(tmp_path, [sys.executable, script(tmp_path, text)])
+    run = records.read_run(out)
+    assert (run.status, run.effective["parameters"], run.effective["model"]) == ("done", count, "training.py")
+    assert run.totals["parameter_sha256"] != run.effective["initial_parameter_sha256"]
+
+
 LATE = """
 critic = nn.Sequential(nn.Linear(1, 8), nn.ReLU(), nn.Linear(8, 1))
 last = nn.Linear(1, 1)

@@ -663,7 +663,11 @@ class LooseParameters(nn.Module):
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
         super().__init__()
-        self.all = nn.ParameterList(each for each in parameters if isinstance(each, nn.Parameter))
+        # A tensor that is none itself shares its values with the one that stands for it here.
+        self.all = nn.ParameterList(
+            each if isinstance(each, nn.Parameter) else nn.Parameter(each.detach(), requires_grad=each.requires_grad)
+            for each in parameters
+        )
 
 
 def _other_recorder() -> bool:
@@ -696,14 +700,20 @@ def models_of(wanted: set[int]) -> list[nn.Module]:
 
 
 def _with_gradients() -> list[nn.Module]:
-    """Return the outermost modules whose parameters have gradients; an empty one where none has."""
+    """Return the outermost modules whose parameters have gradients; where none has, what else has some, as one."""
     wanted = {
         id(each)
         for module in _modules()
         for each in module._parameters.values()
         if each is not None and each.grad is not None
     }
-    return models_of(wanted) or [LooseParameters(())]
+    return models_of(wanted) or [
+        LooseParameters(
+            each
+            for each in gc.get_objects()
+            if issubclass(type(each), torch.Tensor) and each.is_leaf and each.requires_grad and each.grad is not None
+        )
+    ]
 
 
 def or_length(batch_samples: Callable[[Any], int], batch: Any) -> int:

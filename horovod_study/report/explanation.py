@@ -12,6 +12,7 @@ from horovod_study.analysis.steps.explanation import Cell, Explanation, Growth, 
 from horovod_study.analysis.steps.rank_steps import NO_EXCHANGE
 from horovod_study.analysis.steps.stragglers import CAUSES, Lateness
 from horovod_study.records import finite
+from horovod_study.report.figures.inspection import balance_words
 from horovod_study.report.kit.files import write_result
 from horovod_study.text.numbers import THIN, known, milliseconds, percent, quoted, rounded, signed
 from horovod_study.text.tables import NOTHING, Group, Table, table_of, to_lines
@@ -179,7 +180,7 @@ def _who(slow: Slow) -> str:
     if slow.why_not:
         return f"{'Nobody' if slow.why_not == NO_EXCHANGE else 'Unknown'}: {slow.why_not}."
     if not slow.ranks and slow.balanced:
-        return f"{_balanced(slow)} No rank is late beyond chance."
+        return f"{balance_words(slow.balanced, slow.chance)} No rank is late beyond chance."
     if not slow.ranks:
         seen = (
             "" if slow.resolution_s is None else f" (one of {milliseconds(slow.resolution_s)} ms would have been seen)"
@@ -197,23 +198,6 @@ def _who(slow: Slow) -> str:
     if slow.delay_low_s is not None and slow.delay_high_s is not None:
         delay = Interval(value=slow.delay_s, low=slow.delay_low_s, high=slow.delay_high_s)
     return f"{words}{more}{runs} {others} for that: {_part(delay, slow.period_s)}."
-
-
-def _balanced(slow: Slow) -> str:
-    """Return which ranks are longer in one lap and shorter in others; of data alone, only where no other lap is."""
-    told = [each for each in slow.balanced if each.cause != "data"] or slow.balanced
-    words = []
-    others = "other rank" if slow.chance == 0.5 else "others"
-    for each in told[: 1 if slow.chance == 0.5 else 3]:
-        host = f" on {each.host}" if each.host else ""
-        there = _ms(Interval(value=each.cause_s, low=each.cause_low_s, high=each.cause_high_s))
-        lap, less = min(each.laps_s.items(), key=lambda lap: lap[1])
-        loads = ": who comes to its loader later waits less for it" if lap == "data" else ""
-        words.append(
-            f"Rank {each.rank}{host} takes {there} ms longer than the {others} per step {CAUSES[each.cause]}, and "
-            f"{milliseconds(-less)} ms less {CAUSES[lap]}{loads}."
-        )
-    return " ".join(words)
 
 
 def _late(late: Lateness, slow: Slow) -> str:

@@ -2,6 +2,7 @@
 
 import shlex
 import textwrap
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from horovod_study.report.figures.system import write_system
 from horovod_study.report.kit import style
 from horovod_study.report.kit.files import write_result
 from horovod_study.report.kit.panels import label_ticks, legend, lying_grid, note_at, paper_behind
+from horovod_study.text.numbers import milliseconds, quoted
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import listed, plural
 
@@ -186,7 +188,8 @@ def straggler_sentences(found: Inspection) -> list[str]:
         return [
             f"Stragglers: no rank is slower than the others (resolution {_ms(late.resolution_s)} ms). {skew} Rank "
             f"{often.rank} is the last one most often, in {100 * often.last_share:.0f} % of the steps "
-            f"({100 / len(late.ranks):.0f} % by chance)."
+            f"({100 / len(late.ranks):.0f} % by chance).",
+            *([balance_words(late.balanced, 1 / len(late.ranks))] if late.balanced else []),
         ]
     sentences = [_late_words(each, late.period_s, len(late.ranks)) for each in late.named[:4]]
     if len(late.named) > 4:
@@ -194,6 +197,26 @@ def straggler_sentences(found: Inspection) -> list[str]:
         sentences.append(f"So are ranks {others}{' and more' if len(late.named) > 4 + _MOST_RANKS else ''}.")
     together = _whole_hosts(found)
     return [f"Stragglers: {' '.join([*sentences, *together])}", skew, _method(found)]
+
+
+def balance_words(balanced: Sequence[Lateness], chance: float) -> str:
+    """Return which ranks are longer in one lap and shorter in others; of data alone, only where no other lap is.
+
+    `chance`: the share of steps in which a rank is the last one by chance, 0.5 for one of two.
+    """
+    told = [each for each in balanced if each.cause != "data"] or balanced
+    words = []
+    others = "other rank" if chance == 0.5 else "others"
+    for each in told[: 1 if chance == 0.5 else 3]:
+        host = f" on {each.host}" if each.host else ""
+        there = quoted(1e3 * each.cause_s, 1e3 * each.cause_low_s, 1e3 * each.cause_high_s)
+        lap, less = min(each.laps_s.items(), key=lambda lap: lap[1])
+        loads = ": who comes to its loader later waits less for it" if lap == "data" else ""
+        words.append(
+            f"Rank {each.rank}{host} takes {there} ms longer than the {others} per step {CAUSES[each.cause]}, and "
+            f"{milliseconds(-less)} ms less {CAUSES[lap]}{loads}."
+        )
+    return " ".join(words)
 
 
 def _late_words(late: Lateness, period_s: float, ranks: int) -> str:
