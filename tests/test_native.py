@@ -234,7 +234,8 @@ def test_a_run_trains_as_with_torch_and_resumes_bit_for_bit(tmp_path: Path) -> N
 
     assert [each.effective["kernels"] for each in (torch_run, whole)] == ["torch", "native"]
     assert halves.totals["parameter_sha256"] == whole.totals["parameter_sha256"]
-    assert whole.totals["train_mse"] == pytest.approx(torch_run.totals["train_mse"], rel=1e-5)
+    # Twenty steps: twice as many as losses are held to 1e-5 for, and it grows from step to step.
+    assert whole.totals["train_mse"] == pytest.approx(torch_run.totals["train_mse"], rel=1e-4)
 
 
 def test_denormal_numbers_are_flushed_where_a_run_trains(tmp_path: Path) -> None:
