@@ -232,7 +232,9 @@ def test_without_the_variable_or_without_anybody_there_a_run_is_alone() -> None:
     assert turns.connect({turns.TURNS: f"127.0.0.1:{port}:t"}, rank=0, workers=1) is None
 
 
-@pytest.mark.parametrize("data", [b"no json\n", b"[1]\n", b"[" * 5000, b'{"until": "x"}\n', b'{"until": [1]}\n'])
+@pytest.mark.parametrize(
+    "data", [b"no json\n", b"[1]\n", b"[" * (turns.MAX_LINE + 1), b'{"until": "x"}\n', b'{"until": [1]}\n']
+)
 def test_what_is_no_message_ends_the_wait(data: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         found = turns.connect({turns.TURNS: f"127.0.0.1:{listener.getsockname()[1]}:t"}, rank=0, workers=1)
