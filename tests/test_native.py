@@ -226,16 +226,16 @@ def trained(out: Path, *options: str) -> Any:
 @pytest.mark.slow
 @needs_native
 def test_a_run_trains_as_with_torch_and_resumes_bit_for_bit(tmp_path: Path) -> None:
-    torch_run = trained(tmp_path / "torch", "--steps", "20")
-    whole = trained(tmp_path / "whole", "--steps", "20", "--kernels", "native")
-    trained(tmp_path / "halves", "--steps", "9", "--kernels", "native")
-    assert train.main(["--resume", str(tmp_path / "halves"), "--steps", "20"]) == 0
+    torch_run = trained(tmp_path / "torch", "--steps", "10")
+    whole = trained(tmp_path / "whole", "--steps", "10", "--kernels", "native")
+    trained(tmp_path / "halves", "--steps", "4", "--kernels", "native")
+    assert train.main(["--resume", str(tmp_path / "halves"), "--steps", "10"]) == 0
     halves = read_run(tmp_path / "halves")
 
     assert [each.effective["kernels"] for each in (torch_run, whole)] == ["torch", "native"]
     assert halves.totals["parameter_sha256"] == whole.totals["parameter_sha256"]
-    # Twenty steps: twice as many as losses are held to 1e-5 for, and it grows from step to step.
-    assert whole.totals["train_mse"] == pytest.approx(torch_run.totals["train_mse"], rel=1e-4)
+    # Ten steps: so far the losses of both are promised to agree, whatever PyTorch's library does on this processor.
+    assert whole.totals["train_mse"] == pytest.approx(torch_run.totals["train_mse"], rel=1e-5)
 
 
 def test_denormal_numbers_are_flushed_where_a_run_trains(tmp_path: Path) -> None:

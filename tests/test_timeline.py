@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import os
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -378,8 +379,8 @@ def test_horovod_writes_it_after_the_timed_window_and_training_knows_nothing_of_
     assert (found.steps, len(found.tensors), list(found.operations)) == (6, 8, ["MPI_ALLREDUCE"])
     # Horovod's thread may be about to note the end of the last one when it is told to stop, and another rank may have
     # come to the barrier before the file was open: then that is said.
-    edges = ("that the end of the file cuts", "of what began before the file")
-    assert [each for each in found.doubts if not each.endswith(edges)] == []
+    edge = re.compile(r"left out: (.* that the end of the file cuts|[1-3] events? of what began before the file)")
+    assert [each for each in found.doubts if not edge.fullmatch(each)] == []
     for rank in (0, 1):
         steps = [records.read_steps(tmp_path / run, rank).select(["step", "loss"]) for run in ("plain", "run")]
         assert steps[0].equals(steps[1])
