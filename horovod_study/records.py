@@ -644,12 +644,15 @@ def run_turns(record: RunRecord, name: str = "", slices: Iterable[TurnSlice] = (
     """Return the turns of a run from its record and, by the name of its directory, the slices of its study.
 
     A slice says how many steps it has, and the record where the run waited: the last places at which both agree are
-    theirs, one after the other or with steps that lead in between them.
+    theirs, one after the other or with steps that lead in between them. Slices of an attempt that ended are not looked
+    for: some of its steps may have been made again.
     """
     before = sorted({int(each) for each in (record.totals.get("turns") or {}).get("before", ())})
     own = [each for each in slices if each.run == name]
     own = [each for each in own if (each.block, each.launch) == (own[-1].block, own[-1].launch)]
-    lengths = [end - first for first, end in pairwise(before)]
+    resumed = int(record.attempts[-1].get("from_step") or 0)
+    waits = [each for each in before if each >= resumed]
+    lengths = [end - first for first, end in pairwise(waits)]
     ends = (_places([each.steps for each in own], lengths[:end]) for end in range(len(lengths), 0, -1))
     places = next((found for found in ends if found), [])
     if not places:
@@ -657,7 +660,7 @@ def run_turns(record: RunRecord, name: str = "", slices: Iterable[TurnSlice] = (
     return RunTurns(
         before=tuple(before),
         launch=f"{own[0].block}/{own[0].launch:03d}",
-        rounds={each.round: (before[at], before[at + 1]) for each, at in zip(own, places, strict=True)},
+        rounds={each.round: (waits[at], waits[at + 1]) for each, at in zip(own, places, strict=True)},
         other_load={each.round: math.nan if each.other_load is None else each.other_load for each in own},
     )
 

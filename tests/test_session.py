@@ -100,6 +100,16 @@ def test_other_processes_on_its_gpu_are_recorded_and_doubted(monkeypatch: pytest
     assert any("1 process of others holds GPUs" in doubt for doubt in session.doubts)
 
 
+def test_what_starts_beside_a_run_in_turns_is_no_other_program(time: Seconds, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = {"seconds": 1.0, "busy_s": 2.0, "own_s": 0.5}
+    monkeypatch.setattr(module.evidence.OtherLoad, "sample", lambda self, at_least_s: load)
+    for variable, cores in (("", 1.5), ("127.0.0.1:1:t", None)):
+        monkeypatch.setenv(module.turns.TURNS, variable)
+        session = Session(Alone(), options())
+        session.describe_ranks(CPU, lr=0.1, settings={})
+        assert list(session.effective["other_programs_cores"].values()) == [cores]
+
+
 def test_only_timed_stretches_are_the_window_and_what_lies_between_is_none(time: Seconds, tmp_path: Path) -> None:
     session = opened(tmp_path / "run", warmup_steps=3)
     with session:
@@ -118,6 +128,23 @@ def test_only_timed_stretches_are_the_window_and_what_lies_between_is_none(time:
     assert (totals["steps"], totals["excluded_steps"], totals["step_s_median"]) == (8, 3, 0.375)
     assert (found.status, found.totals["window_s"], found.effective["learnt"]) == ("done", 3.0, "late")
     assert (found.requested, found.effective["batch"]) == ({"asked": 1, "workers": 1}, 10)
+
+
+def test_a_run_goes_on_from_the_window_of_its_slowest_rank(
+    time: Seconds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = opened(tmp_path / "run")
+    with session:
+        make_steps(session, time, range(4), 0.5, timed=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(session.workers, "gather", lambda value: [value, 2.25])
+            progress = session.progress()
+    going_on = opened(tmp_path / "other")
+    with going_on:
+        going_on.take_up(progress)
+
+    assert (session.window_s, going_on.window_s) == (2.0, 2.25)
+    assert going_on.stretches == session.stretches
 
 
 def test_a_warm_up_that_was_found_is_taken_out_of_the_window(

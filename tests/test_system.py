@@ -672,7 +672,7 @@ def test_missed_samples_are_counted() -> None:
 
 
 def doubts(rows: list[dict[str, Any]], totals: Mapping[str, Any] | None = None, **meta: Any) -> list[str]:
-    return analysis.doubts({"n1": samples_of(rows, **meta)}, NO_PHASES, totals)
+    return analysis.doubts({"n1": samples_of(rows, **meta)}, NO_PHASES, totals or {})
 
 
 def test_a_quiet_run_raises_no_doubt() -> None:
@@ -686,6 +686,7 @@ def test_another_load_on_the_host_is_doubted() -> None:
     ]
     assert doubts(every_second(20, host=180.0), missing={"rank 1": "not to be seen"}) == []  # whose load is it?
     assert doubts(every_second(5, host=180.0)) == []  # too few samples
+    assert doubts(every_second(20, host=180.0), {"turns": {"before": [0]}}) == []  # other cells had their turns
 
 
 def test_memory_that_is_taken_once_and_kept_is_not_doubted() -> None:
@@ -709,9 +710,11 @@ def test_a_costly_sampler_missed_samples_and_unsure_energy_are_doubted() -> None
         "system": {"hosts": {"n1": {"ended": "no space left"}, "n2": {"reason": "it was killed"}, "n3": {"ended": ""}}},
     }
 
-    assert doubts(rows, totals) == [
+    assert doubts(rows) == [
         "n1: the sampler itself used 3.0 % of a core; use a longer --system-interval-s.",
         "n1: 1 gap of more than two intervals between samples, 5.0 s in all.",
+    ]
+    assert analysis.told_doubts(totals) == [
         "n1: system samples are not complete: no space left.",
         "n2: system samples are not complete: it was killed.",
         "energy: gpu 0: its counter says 1 J.",

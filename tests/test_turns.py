@@ -65,8 +65,16 @@ def train(
             str(workers),
             *python,
         ]
+    return run([*python, *TRAIN, *more, "--out", str(out)], giver)
+
+
+def resume(run_directory: Path, *more: str) -> "subprocess.CompletedProcess[str]":
+    return run([sys.executable, "-m", "horovod_study.train", "--resume", str(run_directory), *more], None)
+
+
+def run(command: Sequence[str], giver: TurnGiver | None) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [*python, *TRAIN, *more, "--out", str(out)],
+        command,
         env={**os.environ, **({} if giver is None else giver.environment)},
         capture_output=True,
         text=True,
@@ -134,11 +142,19 @@ def test_ranks_wait_at_the_same_step(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_run_whose_runner_is_gone_stops_and_says_so(tmp_path: Path) -> None:
     giver = TurnGiver(slices(seed=4, until=20, end=None))
-    done = train(tmp_path / "run", "--steps", "1000000", giver=giver)
+    done = train(tmp_path / "run", "--steps", "30", giver=giver)
     run = records.read_run(tmp_path / "run")
 
     assert done.returncode == 75, done.stderr
     assert run.status == "stopped" and "after step 20" in run.reason and "turns" in run.reason
+
+    before = [each[0]["steps"] for each in giver.rounds]
+    gone_on = resume(tmp_path / "run")
+    totals = records.read_run(tmp_path / "run").totals
+
+    assert gone_on.returncode == 0, gone_on.stderr
+    assert totals["turns"]["before"] == before, "where the attempt before has waited"
+    assert totals["turns"]["waited_s"] > 0
 
 
 @pytest.mark.slow

@@ -873,7 +873,7 @@ def _others(run: RecordedRun, ranks: Sequence[_Rank], beside: RunSideFiles) -> l
     seen: dict[str, float] = {}
     if begins and ends:
         window = pd.DataFrame({"phase": ["timed steps"], "begin_s": [min(begins)], "end_s": [max(ends)]})
-        seen = system.other_cores(beside.system, window)
+        seen = system.other_cores(beside.system, window, run.record.totals)
     found = [
         f"{host}: programs that are not of this run used {cores:.1f} cores during the timed steps"
         for host, cores in seen.items()

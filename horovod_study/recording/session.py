@@ -165,7 +165,9 @@ class Session:
             host=self.host, local_rank=self.local_rank, cores=self.cores, device=device, lr=lr, settings=settings
         )
         ranks = self.workers.gather({**mine, **more})
-        load = self._load.sample(at_least_s=LOAD_S if self.workers.workers > 1 else 0.0)
+        load = None  # the cells that start beside it and take turns with it are no other programs; its slices tell
+        if not turns.wanted():
+            load = self._load.sample(at_least_s=LOAD_S if self.workers.workers > 1 else 0.0)
         busy = evidence.other_cores(self.workers.gather(load), ranks)
         oversubscribed = evidence.oversubscribed(ranks)
         same = self.options.timer_mode == "strict" and device.type == "cpu"
@@ -315,6 +317,24 @@ class Session:
         if math.isinf(self.turns.until):  # it trains alone from here on
             self.turns = None
         return said
+
+    def progress(self) -> dict[str, Any]:
+        """Return what of the loop so far a run that goes on later has to `take_up`. Collective.
+
+        The window is that of the slowest rank, which everybody takes up: one that began a stretch earlier than others
+        has longer steps, and would sum them to more than its window.
+        """
+        return {
+            "window_s": max(self.workers.gather(self.window_s)),
+            "stretches": self.stretches,
+            "waits": list(self._waits),
+            "waited_s": self._waited_s,
+        }
+
+    def take_up(self, progress: Mapping[str, Any]) -> None:
+        """Go on from what `progress` returned earlier; checkpoints of older versions know their window alone."""
+        self.window_s, self.stretches = progress["window_s"], progress.get("stretches", [])
+        self._waits, self._waited_s = progress.get("waits", []), progress.get("waited_s", 0.0)
 
     @property
     def elapsed_s(self) -> float:

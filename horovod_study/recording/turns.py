@@ -87,14 +87,19 @@ def cores_of_threads() -> dict[int, int]:
     return found
 
 
+def wanted(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether this rank was started to train in turns."""
+    return bool(environ.get(TURNS))
+
+
 def connect(environ: Mapping[str, str] = os.environ, *, rank: int, workers: int) -> "Turns | None":
     """Return this rank's side of the turns that the environment names; None where it names none, or nobody answers.
 
     Raises BackendError where the variable is damaged.
     """
-    text = environ.get(TURNS, "")
-    if not text:
+    if not wanted(environ):
         return None
+    text = environ[TURNS]
     host, _, rest = text.partition(":")
     port, _, token = rest.partition(":")
     if not (host and token and port.isdecimal() and 0 < int(port) < 65536):

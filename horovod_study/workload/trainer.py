@@ -357,8 +357,7 @@ class Training:
         assert session.writer is not None
         scaler = job.arithmetic.scaler
         state = {
-            "window_s": session.window_s,
-            "stretches": session.stretches,
+            **session.progress(),
             "wall_s": now() - session.zero,
             "evaluation": self.evaluation,
             "evaluated": self.evaluation.get("steps", 0),
@@ -394,7 +393,7 @@ class Training:
             self.keeper.cost = {name: state[name] for name in self.keeper.cost}
         self.step, self.epoch = resumed.step, resumed.epoch
         self.evaluation, self.target_reached = state["evaluation"], state["target_reached"]
-        session.window_s, session.stretches = state["window_s"], state.get("stretches", [])
+        session.take_up(state)
 
     def _capture(self) -> CapturedStep:
         """Record the step as CUDA graphs. Collective."""

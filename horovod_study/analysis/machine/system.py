@@ -205,9 +205,11 @@ def missed(samples: SystemSamples) -> tuple[int, float]:
     return len(wide), float(wide.sum())
 
 
-def other_cores(samples: Mapping[str, SystemSamples], table: pd.DataFrame) -> dict[str, float]:
+def other_cores(
+    samples: Mapping[str, SystemSamples], table: pd.DataFrame, totals: Mapping[str, Any]
+) -> dict[str, float]:
     """Return host -> cores that programs which are not of the run used during the timed steps, where that is known."""
-    found = {host: _others_percent(each, _timed_parts(each, table)) for host, each in samples.items()}
+    found = {host: _others_percent(each, _timed_parts(each, table), totals) for host, each in samples.items()}
     return {host: others / 100 for host, others in found.items() if others is not None}
 
 
@@ -218,9 +220,16 @@ def _timed_parts(samples: SystemSamples, table: pd.DataFrame) -> dict[str, pd.Da
     return {"host": rows.iloc[:0], **parts}
 
 
-def _others_percent(samples: SystemSamples, parts: Mapping[str, pd.DataFrame]) -> float | None:
-    """Return the use of processors by other programs, % of a core; None where too few samples or sensors tell."""
+def _others_percent(
+    samples: SystemSamples, parts: Mapping[str, pd.DataFrame], totals: Mapping[str, Any]
+) -> float | None:
+    """Return the use of processors by other programs, % of a core; None where too few samples or sensors tell.
+
+    Of a run that trained in turns neither does: a sample spans the turns of other cells. Its slices tell.
+    """
     ranks = [frame for part, frame in parts.items() if part.startswith("rank ")]
+    if totals.get("turns"):
+        return None
     if len(parts["host"]) < _ENOUGH or not ranks or any("rank" in name for name in samples.meta["missing"]):
         return None
     own = sum(float(frame["cpu_percent"].mean()) for frame in ranks)
@@ -228,19 +237,17 @@ def _others_percent(samples: SystemSamples, parts: Mapping[str, pd.DataFrame]) -
     return others if math.isfinite(others) else None
 
 
-def doubts(
-    samples: Mapping[str, SystemSamples], table: pd.DataFrame, totals: Mapping[str, Any] | None = None
-) -> list[str]:
-    """Return what a reader must know: other load, growing memory, a costly sampler, missed samples, unsure energy.
+def doubts(samples: Mapping[str, SystemSamples], table: pd.DataFrame, totals: Mapping[str, Any]) -> list[str]:
+    """Return what a reader must know of samples: other load, growing memory, a costly sampler, missed samples.
 
-    `totals` are those of run.json, for what the sampler said of itself; a run that has not ended has none.
+    `totals` are those of run.json; a run that has not ended has none.
     """
     found = []
     for host, each in samples.items():
         parts = _timed_parts(each, table)
         whole = parts["host"]
         ranks = {part: frame for part, frame in parts.items() if part.startswith("rank ")}
-        others = _others_percent(each, parts)
+        others = _others_percent(each, parts, totals)
         if others is not None and others > OTHERS_PERCENT:
             found.append(
                 f"{host}: programs that are not of this run used {others / 100:.1f} cores during the timed steps; "
@@ -266,13 +273,19 @@ def doubts(
                 f"{host}: {gaps} gap{'s' * (gaps > 1)} of more than two intervals between samples, {seconds:.1f} s in "
                 "all."
             )
-    told = (totals or {}).get("system") or {}
+    return found
+
+
+def told_doubts(totals: Mapping[str, Any]) -> list[str]:
+    """Return what a reader must know by the totals of run.json: samplers that have ended early, unsure energy."""
+    found = []
+    told = totals.get("system") or {}
     for host, each_told in (told.get("hosts") or {}).items():
         for reason in (each_told.get("ended"), each_told.get("reason")):
             if reason:
                 found.append(f"{host}: system samples are not complete: {reason}.")
                 break
-    energy = (totals or {}).get("energy") or {}
+    energy = totals.get("energy") or {}
     if energy.get("doubt"):
         found.append(f"energy: {energy['doubt']}.")
     return found

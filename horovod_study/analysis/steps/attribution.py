@@ -128,7 +128,7 @@ def observe(
         of_round[(steps.step >= first) & (steps.step < end)] = number
     others = [each or 0.0 for each in (effective.get("other_programs_cores") or {}).values()]
     if loads := [each for each in turns.other_load.values() if not math.isnan(each)]:
-        others = [float(np.median(loads))]  # arms that start side by side take each other for other programs
+        others = [float(np.median(loads))]
     names = [name for name in ("floor_s", "pack_s", "through_s") if bench and bench.get(name) is not None]
     return Observation(
         run=run,

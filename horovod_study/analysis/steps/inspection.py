@@ -191,8 +191,8 @@ def _system(run: RecordedRun, beside: RunSideFiles) -> tuple[SystemUse, list[str
         rows += [
             {str(k): v for k, v in row.items()} for row in system.summary({host: samples}, table).to_dict("records")
         ]
-        told += system.doubts({host: samples}, table)
-    told += system.doubts({}, pd.DataFrame(), run.record.totals)
+        told += system.doubts({host: samples}, table, run.record.totals)
+    told += system.told_doubts(run.record.totals)
     return SystemUse(rows=tuple(rows)), [text.rstrip(".") for text in told]
 
 
