@@ -533,6 +533,18 @@ def test_errors_are_written_briefly(value, digits, text):
     assert numbers.scientific(value, digits) == text
 
 
+def test_a_plain_worker_is_one_series_whatever_it_was_told_of_several():
+    runs, evaluations = swept(lr_scaling=("none", "sqrt", "linear"))
+    analysis = analyze(runs, evaluations)
+    plain = analysis.points[analysis.points["series"] == "local serial batch 75"]
+
+    assert plain["repeats"].tolist() == [9]
+    assert not analysis.points.duplicated(["series", "workers", "nodes"]).any() and "" not in set(
+        analysis.points["series"]
+    )
+    assert "sqrt lr scaling" in html.render(analysis)
+
+
 def drawn(analysis):
     return {each.name: each for each in figures_of(figures, analysis)}
 

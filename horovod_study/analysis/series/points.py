@@ -269,6 +269,9 @@ def _completed(runs: pd.DataFrame) -> pd.DataFrame:
         not_told = foreign & given.isna()
         given = given.where(given.notna(), default)
         table[column] = given.map(_knob_text).astype(object) if column in _TEXTS else given
+        if column in _OF_SEVERAL:  # whatever it was given: plain workers of equal settings are repeats of each other
+            plain = table["backend"] == "serial"
+            table[column] = table[column].mask(plain, _knob_text(default) if column in _TEXTS else default)
         if not_told.any():  # how another script trains is not what ours would have done by default
             table[column] = table[column].astype(object).mask(not_told, UNKNOWN)
     if CAPTURED not in table.columns:
@@ -351,7 +354,12 @@ def _names(families: Sequence[_Family], told: Sequence[str]) -> dict[str, _Famil
         if len({f"{twin.train_samples}" for twin in twins}) > 1:
             size = "unknown" if math.isnan(family.train_samples) else f"{family.train_samples:.0f}"
             words.append(f"{size} samples{' per worker' if family.kind == 'weak, growing data' else ''}")
-        names[" ".join(words)] = family
+        whole = unique = " ".join(words)
+        number = 1
+        while unique in names:
+            number += 1
+            unique = f"{whole} #{number}"
+        names[unique] = family
     return names
 
 
