@@ -5,6 +5,7 @@ import math
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -504,9 +505,20 @@ def test_an_epoch_of_another_length_is_a_changed_data_set(runs: Path) -> None:
 @pytest.mark.slow
 def test_a_planned_cell_without_a_run_is_found(good: Path) -> None:
     study = study_of(good)
-    planned = Study(**{**{name: getattr(study, name) for name in Study.__slots__}, "planned": (*PAIR, "never-started")})
+    planned = replace(study, planned=(*PAIR, "never-started"))
 
     assert [(each.name, each.runs) for each in lint(planned)] == [("missing-cell", ("never-started",))]
+
+
+@pytest.mark.slow
+def test_rounds_of_a_shared_machine_are_found(good: Path) -> None:
+    study = study_of(good)
+    points = study.analysis.points
+    loud = (points["workers"] == 2) & (points["series"] == SERIES)
+    shared = points.assign(turns_shared=np.where(loud, 1.0, np.nan))
+    found = lint(replace(study, analysis=replace(study.analysis, points=shared)))
+
+    assert [(each.name, each.workers, each.runs) for each in found] == [("other-load", 2, tuple(PAIR))]
 
 
 @pytest.mark.slow

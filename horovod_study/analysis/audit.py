@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from horovod_study import __version__, energy
 from horovod_study.analysis.machine import system
+from horovod_study.analysis.paired import OTHER_LOAD
 from horovod_study.analysis.series.points import ENVIRONMENT, baseline_place, measured, worker_counts
 from horovod_study.analysis.stats import MIN_REPEATS, Floats, binomial_tail
 from horovod_study.analysis.steps.accounting import Accounting, open_words
@@ -1007,6 +1008,9 @@ def _points(study: Study) -> Iterable[Fault]:
         elif not math.isfinite(row["samples_per_s_ci95_low"]):
             text = "three or more repeats and no interval"
             yield _fault("intervals-missing", text, runs=runs, **cell)
+        if row.get("turns_shared") == 1:  # NaN without an estimate
+            text = f"other programs used more than {OTHER_LOAD:g} cores in most of its rounds"
+            yield _fault("other-load", text, runs=runs, **cell)
         base = row[f"base_{baseline}_samples_per_s"]
         if row["backend"] != "serial" and row["mode"] != "mixed" and not math.isfinite(base):
             text = f"no {baseline} baseline: one worker with batch {row['ref_batch']:.0f} on {row['partition']}"
