@@ -75,6 +75,9 @@ def test_without_turns_nothing_changes():
     assert "turns_launches" not in alone and list(points.scaling_points(runs, turns=StudyTurns([]))) == list(alone)
     assert point(single, 2)["speedup_plain"] == point(alone, 2)["speedup_plain"], "one launch says nothing of launches"
     assert math.isnan(point(single, 2)["turns_launches"])
+    runs, turns = study(launches=1, load=0.7)
+    loud = points.doubts(runs, points.scaling_points(runs, turns=turns))
+    assert len([doubt for doubt in loud if "shared machine" in doubt]) == 1, "of one launch, too"
 
 
 def test_the_baseline_itself_stays_one():

@@ -1008,7 +1008,7 @@ def _points(study: Study) -> Iterable[Fault]:
         elif not math.isfinite(row["samples_per_s_ci95_low"]):
             text = "three or more repeats and no interval"
             yield _fault("intervals-missing", text, runs=runs, **cell)
-        if row.get("turns_shared") == 1:  # NaN without an estimate
+        if row.get("turns_shared") == 1:  # NaN where no rounds are known
             text = f"other programs used more than {OTHER_LOAD:g} cores in most of its rounds"
             yield _fault("other-load", text, runs=runs, **cell)
         base = row[f"base_{baseline}_samples_per_s"]

@@ -465,6 +465,8 @@ def scaling_points(
             row |= against(found, kind, row["workers"]) if found is not None else {}
             if turns and not row.get("turns_launches", 0.0) > 0:
                 row |= components(found)
+                if found is None and base not in (None, place):
+                    row["turns_shared"] = turns.shared(names[place], names[base])
         row |= _derived(row)
         row["flags"] = " ".join(_flags(row))
     for row in rows:

@@ -35,14 +35,22 @@ class StudyTurns:
 
     def estimate(self, runs: Collection[str], bases: Collection[str]) -> paired.RatioEstimate | None:
         """Return the ratio of the rates of `runs` to those of `bases`; None where too few launches have both."""
+        found = paired.estimate(self._pairs(runs, bases))
+        return found if found is not None and found.launches >= FEWEST_LAUNCHES else None
+
+    def shared(self, runs: Collection[str], bases: Collection[str]) -> float:
+        """Return 1 where other programs used the machine in most rounds of both, 0 where not, NaN without any round."""
+        both = self._pairs(runs, bases)
+        return float(both.shared) if both.cell else math.nan
+
+    def _pairs(self, runs: Collection[str], bases: Collection[str]) -> paired.Pairs:
         named = [
             paired.Slice(launch=each.launch, round=each.round, cell=name, rate=each.rate, other_load=each.other_load)
             for name, group in (("run", runs), ("base", bases))
             for run in sorted(group)
             for each in self._of_run.get(run, ())
         ]
-        found = paired.estimate(paired.pairs(named, "run", "base"))
-        return found if found is not None and found.launches >= FEWEST_LAUNCHES else None
+        return paired.pairs(named, "run", "base")
 
 
 def study_turns(root: Path) -> StudyTurns:
@@ -89,15 +97,14 @@ def doubts(points: Iterable[Mapping[Any, Any]], precision: float | None = None) 
     """
     points = list(points)
     found = [] if precision is None else _unresolved(points, precision)
-    rows = [row for row in points if row.get("turns_launches", math.nan) > 0]
-    for series in dict.fromkeys(row["series"] for row in rows):
-        own = [row for row in rows if row["series"] == series]
-        if loud := _counts(row for row in own if row["turns_shared"]):
+    for series in dict.fromkeys(row["series"] for row in points):
+        own = [row for row in points if row["series"] == series]
+        if loud := _counts(row for row in own if row.get("turns_shared") == 1):
             found.append(
                 f"{series}: other programs used more than {paired.OTHER_LOAD:g} cores in most rounds at {loud} "
                 "workers; these speedups are those of a shared machine, not of a quiet one."
             )
-        if few := _counts(row for row in own if row["turns_launches"] < paired.LAUNCHES):
+        if few := _counts(row for row in own if row.get("turns_launches", math.nan) < paired.LAUNCHES):
             found.append(
                 f"{series}: two launches at {few} workers; how much launches differ rests on one difference, so that "
                 "the intervals are wide; three launches or more narrow them."
