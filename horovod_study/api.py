@@ -32,7 +32,7 @@ from horovod_study.analysis.simulate.what_if import what_if as scenarios
 from horovod_study.analysis.steps.accounting import Accounting, account, account_runs
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis
 from horovod_study.analysis.study import analyze as analyze_tables
-from horovod_study.documents import parse_json, read_text
+from horovod_study.documents import parse_json, read_bytes, read_text
 from horovod_study.errors import DataError
 from horovod_study.text.words import plural
 
@@ -145,7 +145,8 @@ def read_points(path: str | os.PathLike[str], *, columns: Mapping[str, str] | No
     """
     folder = Path(path)
     if not folder.is_dir():
-        return parse_points(_text(path, "a CSV file with workers,samples_per_s"), source=str(path), columns=columns)
+        data = read_bytes(folder, error=DataError, again="give a CSV file with workers,samples_per_s")
+        return parse_points(data, source=str(path), columns=columns)
     if columns:
         raise DataError(f"{path}: is a folder, which has no columns to name; leave columns out")
     if next(records.run_directories(folder), None) is None:

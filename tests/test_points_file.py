@@ -1,6 +1,7 @@
 """A user's points file: what is read, and one line for every way to get it wrong."""
 
 import math
+import re
 
 import numpy as np
 import pandas as pd
@@ -353,6 +354,42 @@ class TestTablesAsPeopleHaveThem:
         frame = parse_points(text, "my.csv")
 
         assert (frame["samples_per_s"].tolist(), frame.attrs["unit"]) == (rates, unit)
+
+    @pytest.mark.parametrize(
+        ("data", "told"),
+        [
+            ("GPUs,img/s\n1,100\n2,190.5\n".encode("utf-16"), "text in UTF-16"),
+            ("GPUs;img/s;Größe\n1;100;x\n2;190,5;x\n".encode("cp1252"), "text in Windows-1252"),
+            (b'\xef\xbb\xbf[{"GPUs": 1, "img/s": 100}, {"GPUs": 2, "img/s": 190.5, "note": null}]', "JSON of 2 rows"),
+            (b'{"GPUs": 1, "img/s": 100}\n\n{"img/s": "190.5", "GPUs": 2}\n', "JSON of 2 rows"),
+            (b'{"GPUs": [1, 2], "img/s": [100, 190.5]}', "JSON of 2 rows"),
+            (b'{"GPUs": {"0": 1, "1": 2}, "img/s": {"0": 100, "1": 190.5}}', "JSON of 2 rows"),
+            (b'{"model": "r50", "runs": [{"GPUs": 1, "img/s": 100}, {"GPUs": 2, "img/s": 190.5}]}', "JSON of 2 rows"),
+        ],
+    )
+    def test_files_of_other_programs(self, data, told):
+        frame = parse_points(data, "f")
+
+        assert (frame["workers"].tolist(), frame["samples_per_s"].tolist()) == ([1, 2], [100, 190.5])
+        assert frame.attrs["read"].startswith(told)
+
+    @pytest.mark.parametrize(
+        ("data", "where"),
+        [
+            (b"\xff\xfeG", "f: is not a text file"),
+            (b"workers,samples_per_s\n1,\0\xe4", "f: is not a text file"),
+            (b"[[1, 2], [3, 4]]", "f: holds no table"),
+            (b"[]", "f: holds no table"),
+            (b"{}", "f: holds no table"),
+            (b'{"workers": ', "f: is not JSON"),
+            (b"[" * 100_000, "f: is not JSON"),
+            (b'[{"workers": 1, "samples_per_s": {"a": 2}}]', "f row 1: 'samples_per_s' is a table"),
+            (b'[{"workers": 1, "samples_per_s": 1}, {"workers": 2, "samples_per_s": "x"}]', "f, as CSV, line 3: "),
+        ],
+    )
+    def test_what_holds_no_table_is_refused(self, data, where):
+        with pytest.raises(DataError, match=re.escape(where)):
+            parse_points(data, "f")
 
     def test_a_table_of_markdown(self):
         text = "| GPUs | img/s |\n|-----:|:------|\n| 1 | 1,100.5 |\n| 2 | 2,000 |\n"

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from horovod_study.cli.report import checked_report, up_to_date
-from horovod_study.cli.verbs import FLAG, Result, Verb, read_input, readable_runs, runs_folder
+from horovod_study.cli.verbs import FLAG, Result, Verb, read_data, readable_runs, runs_folder
 from horovod_study.errors import ConfigError, RecordError
 from horovod_study.options import Parser
 
@@ -139,7 +139,7 @@ def _export_points(options: argparse.Namespace) -> int | Result:
         notes = [f"{name}: its laws there are those of fit --baseline {base!r}" for name, base in bases.items()]
     else:
         points = parse_points(
-            read_input(options.runs, "an analysis directory or a points file"), source=str(options.runs)
+            read_data(options.runs, "an analysis directory or a points file"), source=str(options.runs)
         )
     names = list(dict.fromkeys(points["series"])) if "series" in points else [""]
     if options.series is not None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from horovod_study.cli.verbs import COLUMNS, COUNT, FILE, FLAG, NUMBER, Result, Verb, read_benches, read_input
+from horovod_study.cli.verbs import COLUMNS, COUNT, FILE, FLAG, NUMBER, Result, Verb, read_benches, read_data
 from horovod_study.errors import AnalysisError
 from horovod_study.options import Parser
 from horovod_study.text.tables import table_of, to_lines
@@ -239,7 +239,7 @@ def _points(options: argparse.Namespace) -> "pd.DataFrame":
 
         points = read_points(source, columns=columns)
     else:
-        points = parse_points(read_input(options.points), source=source, columns=columns)
+        points = parse_points(read_data(options.points), source=source, columns=columns)
     if points.attrs["read"]:
         print(printable(f"{source} read as: {points.attrs['read']}"), file=sys.stderr)
     return points

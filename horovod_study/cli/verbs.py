@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from horovod_study.documents import read_text
+from horovod_study.documents import read_bytes
 from horovod_study.errors import ConfigError, DataError
 from horovod_study.options import Parser
 
@@ -99,17 +99,23 @@ def figure_look(options: argparse.Namespace) -> Any:
     return FigureFormat.of(options.width, options.font)
 
 
-def read_input(path: Path, wanted: str = "a CSV file with workers,samples_per_s") -> str:
+def read_input(path: Path, wanted: str) -> str:
     """Return the text of a file that should be `wanted`; `-` is standard input."""
-    if str(path) != "-":
-        return read_text(path, error=DataError, again=f"name {wanted}")
     try:
-        with open(0, encoding="utf-8-sig", closefd=False) as stream:
+        return read_data(path, wanted).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: is not a text file in UTF-8 (byte {error.start}); name {wanted}") from None
+
+
+def read_data(path: Path, wanted: str = "a CSV file with workers,samples_per_s") -> bytes:
+    """Return the content of a file that should be `wanted`; `-` is standard input."""
+    if str(path) != "-":
+        return read_bytes(path, error=DataError, again=f"name {wanted}")
+    try:
+        with open(0, "rb", closefd=False) as stream:
             return stream.read()
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}); name {wanted}") from None
-    except UnicodeDecodeError:
-        raise DataError(f"{path}: is not a text file in UTF-8; name {wanted}") from None
 
 
 def read_benches(places: Sequence[Path], *, gradient_bytes: float | None) -> list[tuple[dict[str, Any], str]]:

@@ -14,9 +14,9 @@ empty. Rows of the same worker count are repeats of each other.
 
 Other names are read where they say what they are (`column_names`): `GPUs`, `img/s`, `tokens/s/GPU`, times of a step or
 an epoch. A column of words that separates rows of one worker count into curves is one of `series`. Columns may be
-separated by commas, semicolons, tabs or, as in Markdown, bars; decimals marked by a point or a comma; thousands
-separated; values followed by `± spread`. What was guessed is in `frame.attrs["read"]`, one line; `columns` says it
-instead.
+separated by commas, semicolons, tabs or, as in Markdown, bars, or be JSON (`table_text`); decimals marked by a point or
+a comma; thousands separated; values followed by `± spread`. What was guessed is in `frame.attrs["read"]`, one line;
+`columns` says it instead.
 `frame.attrs["unit"]` is "samples/s", or what stands in its place where no samples are known.
 
 Every mistake is a DataError of one line: file, line, value, what is allowed, what to do.
@@ -44,6 +44,7 @@ from horovod_study.analysis.series.column_names import (
     meaning,
     seconds,
 )
+from horovod_study.analysis.series.table_text import table_text
 from horovod_study.errors import DataError, nearest, require_known
 from horovod_study.files import unguarded
 from horovod_study.text.words import cut
@@ -72,13 +73,14 @@ class _Column:
         return self.means.role
 
 
-def parse_points(text: str, source: str, columns: Mapping[str, str] | None = None) -> pd.DataFrame:
-    """Read the text of a points file; `source` is its name in messages.
+def parse_points(data: str | bytes, source: str, columns: Mapping[str, str] | None = None) -> pd.DataFrame:
+    """Read a points file, its bytes or CSV text; `source` is its name in messages.
 
     `columns` maps what is meant (`column_names.ROLES`) to the names that the file has, {"workers": "GPUs"}.
     Returns the columns that are known, in the order of `COLUMNS`: workers (int), series (str), the others as floats
     with NaN for empty cells; rows in the order of the file. `attrs["read"]` says what was guessed.
     """
+    text, source, told = (data, source, []) if isinstance(data, str) else table_text(data, source)
     rows, separator = _rows(text, source)
     if not rows:
         raise DataError(f"{source}: is empty; give a first line 'workers,samples_per_s' and one line per point")
@@ -110,7 +112,7 @@ def parse_points(text: str, source: str, columns: Mapping[str, str] | None = Non
             unused[each.at] = f" ({error})"
             continue
         frame[each.role] = values
-    read = [f"{separator!r} separates columns"] if separator != "," else []
+    read = [*told, *([f"{separator!r} separates columns"] if separator != "," else [])]
     read += ["a comma marks decimals"] if comma else []
     read += ["what follows ± is left out"] if any(SPREAD.search(cells[at]) for _, cells in body for at in texts) else []
     roles = {each.role for each in found}
