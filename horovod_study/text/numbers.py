@@ -8,6 +8,7 @@ these that differences and ratios are judged against.
 """
 
 import math
+from typing import TypeGuard
 
 THIN = "\u202f"
 """A narrow space that does not break: between a number and its unit, and between thousands."""
@@ -23,7 +24,7 @@ _NO_WIDTH = 1e-9  # of the value: what is left of an interval by rounding
 _TWO_DIGITS = 3.545  # an uncertainty that starts with less keeps two digits
 
 
-def known(value: float | None) -> bool:
+def known(value: float | None) -> TypeGuard[float]:
     """Return whether there is a number to print."""
     return value is not None and math.isfinite(value)
 
@@ -75,11 +76,12 @@ def short_rate(value: float) -> str:
 
 def quoted(value: float | None, low: float | None, high: float | None) -> str:
     """Return `1.70 [1.66, 1.75]`; the number alone where there is no interval, empty where there is no number."""
-    if value is None or not known(value):
-        return ""
-    if low is None or high is None or not (known(low) and known(high)):
-        return alone(value)
-    decimals = places(value, low, high)
+    if known(value) and known(low) and known(high):
+        return _bracketed(value, low, high, places(value, low, high))
+    return alone(value) if known(value) else ""
+
+
+def _bracketed(value: float, low: float, high: float, decimals: int) -> str:
     return f"{fixed(value, decimals)} [{fixed(low, decimals)}, {fixed(high, decimals)}]"
 
 
@@ -88,19 +90,16 @@ def quoted(value: float | None, low: float | None, high: float | None) -> str:
 
 def number(value: float | None, low: float | None = None, high: float | None = None) -> str:
     """Return a number with the digits that its interval leaves certain; three digits without an interval."""
-    if value is None or not known(value):
-        return "unknown"
-    if low is None or high is None or not (known(low) and known(high)):
-        return alone(value)
-    return fixed(value, _decimals(value, low, high))
+    if known(value) and known(low) and known(high):
+        return fixed(value, _decimals(value, low, high))
+    return alone(value) if known(value) else "unknown"
 
 
 def with_interval(value: float | None, low: float | None, high: float | None) -> str:
     """Return `1.70 [1.66, 1.75]`, or the number alone where there is no interval."""
-    if value is None or low is None or high is None or not (known(value) and known(low) and known(high)):
-        return number(value)
-    decimals = _decimals(value, low, high)
-    return f"{fixed(value, decimals)} [{fixed(low, decimals)}, {fixed(high, decimals)}]"
+    if known(value) and known(low) and known(high):
+        return _bracketed(value, low, high, _decimals(value, low, high))
+    return number(value)
 
 
 def with_unit(value: float | None, low: float | None, high: float | None, *, unit: str) -> str:
@@ -117,7 +116,7 @@ def _decimals(value: float, low: float, high: float) -> int:
 
 def percent(value: float | None, *, decimals: int | None = None) -> str:
     """Return a share in per cent, in whole ones unless it is below one or `decimals` says otherwise."""
-    if value is None or not known(value):
+    if not known(value):
         return "unknown"
     if decimals is None:
         decimals = 1 if 0 < abs(value) < 0.0095 else 0
@@ -126,7 +125,7 @@ def percent(value: float | None, *, decimals: int | None = None) -> str:
 
 def rounded(value: float | None, digits: int = 4) -> str:
     """Return a number with so many significant digits and its thousands apart."""
-    if value is None or not known(value):
+    if not known(value):
         return "unknown"
     return "0" if value == 0 else fixed(value, significant(value, digits))
 
@@ -137,12 +136,12 @@ def scientific(value: float | None, digits: int = 2) -> str:
         return "unknown"
     mantissa, _, power = f"{value:.{digits - 1}e}".partition("e")
     mantissa = mantissa.rstrip("0").removesuffix(".") if "." in mantissa else mantissa
-    return f"{mantissa}e{int(power)}".replace("-", "\u2212")
+    return f"{mantissa}e{int(power)}".replace("-", MINUS)
 
 
 def milliseconds(seconds: float | None, digits: int = 3) -> str:
     """Return a time in ms, without the unit."""
-    if seconds is None or not known(seconds):
+    if not known(seconds):
         return "unknown"
     if abs(seconds) < 5e-7:
         return "0.00"

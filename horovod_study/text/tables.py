@@ -90,14 +90,19 @@ class Table:
 
 def printed(table: Table) -> Table:
     """Return the table without the columns and rows that are for a page only."""
-    kept = [place for place, column in enumerate(table.columns) if not column.page_only]
-    groups = [
-        replace(group, rows=tuple(tuple(row[place] for place in kept) for row in rows))
-        for group in table.groups
-        if (rows := [row for row in group.rows if not getattr(row[0], "page_only", False)])
+    rows_of = [
+        (group, [row for row in group.rows if not getattr(row[0], "page_only", False)]) for group in table.groups
     ]
+    groups = tuple(replace(group, rows=tuple(rows)) for group, rows in rows_of if rows)
+    kept = [place for place, column in enumerate(table.columns) if not column.page_only]
+    return with_columns(replace(table, groups=groups), kept)
+
+
+def with_columns(table: Table, kept: Sequence[int]) -> Table:
+    """Return the table with the columns at these places only."""
     columns = tuple(table.columns[place] for place in kept)
-    return replace(table, columns=columns, groups=tuple(groups))
+    rows_of = [(group, tuple(tuple(row[place] for place in kept) for row in group.rows)) for group in table.groups]
+    return replace(table, columns=columns, groups=tuple(replace(group, rows=rows) for group, rows in rows_of))
 
 
 def row_of(columns: Iterable[Column], row: Row) -> tuple[str, ...]:

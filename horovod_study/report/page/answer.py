@@ -1,14 +1,12 @@
 """What a study came to, in a few lines for a terminal: the page's headline, its points, the doubts, the cost."""
 
-from dataclasses import replace
-
 from horovod_study.analysis.study import Analysis
 from horovod_study.report.kit.style import series_labels
 from horovod_study.report.page.doubts import doubt_groups
 from horovod_study.report.page.sentences import headline, subheadline
 from horovod_study.report.page.tables import tables
 from horovod_study.text.numbers import THIN
-from horovod_study.text.tables import Table, to_lines
+from horovod_study.text.tables import Table, to_lines, with_columns
 from horovod_study.text.words import plural
 
 SHOWN = ("Workers", "Nodes", "Throughput", "Speedup", "Efficiency")
@@ -35,10 +33,7 @@ def _shown(points: Table) -> Table:
         for place, column in enumerate(points.columns)
         if column.head in SHOWN and not column.page_only and (nodes or column.head != "Nodes")
     ]
-    groups = tuple(
-        replace(group, rows=tuple(tuple(row[place] for place in kept) for row in group.rows)) for group in points.groups
-    )
-    return replace(points, columns=tuple(points.columns[place] for place in kept), groups=groups)
+    return with_columns(points, kept)
 
 
 def _cost(analysis: Analysis) -> str:

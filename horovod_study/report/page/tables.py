@@ -42,7 +42,7 @@ from horovod_study.text.numbers import (
     signed,
     significant,
 )
-from horovod_study.text.tables import NOTHING, Cell, Column, Group, Row, Table, row_of
+from horovod_study.text.tables import NOTHING, Cell, Column, Group, Row, Table, row_of, with_columns
 from horovod_study.text.words import listed, plural
 
 __all__ = ["Table", "tables", "write_tables"]
@@ -119,8 +119,10 @@ def _noted(column: Column, name: str = "note") -> Column:
     return replace(column, cell=lambda row: Cell(made(row), doubts=[f"{row[name]}"]))
 
 
-def _words(head: str, name: str, **how: Any) -> Column:
-    return Column(head=head, cell=lambda row: f"{row[name]}", **{"number": False, **how})
+def _words(head: str, what: str | Callable[[Row], str], **how: Any) -> Column:
+    """Return a column of texts: those of column `what` of the rows, or what it makes of a row."""
+    cell = (lambda row: f"{row[what]}") if isinstance(what, str) else what
+    return Column(head=head, number=False, cell=cell, **how)
 
 
 _PLACE = (_counts("Workers", "workers", names=True), _counts("Nodes", "nodes"))
@@ -152,7 +154,7 @@ def _points(analysis: Analysis) -> Table | None:
     other = next(kind for kind in BASES if kind != base)
 
     def throughput(row: Row) -> str:
-        spread = _spread(row["samples_per_s_min"], row["samples_per_s_max"], scale) if row["repeats"] > 1 else ""
+        spread = _spread("samples_per_s_min", "samples_per_s_max", scale, row) if row["repeats"] > 1 else ""
         names = ("samples_per_s_median", "samples_per_s_ci95_low", "samples_per_s_ci95_high")
         return Cell(_interval(row, *names, scale), spread)
 
@@ -177,7 +179,7 @@ def _points(analysis: Analysis) -> Table | None:
             _numbers(f"Efficiency\nover {other}", f"efficiency_{other}", unit="%", page_only=True),
             _numbers("Waiting", "waiting_share", unit="%", digits=2),
             _numbers("Karp-Flatt\nfraction", "karp_flatt", page_only=True),
-            Column(head="Notes", number=False, cell=notes),
+            _words("Notes", notes),
         ),
         cells=points,
         labels=_labels(analysis),
@@ -232,14 +234,12 @@ def _laws(analysis: Analysis) -> Table | None:
         "Linear: S = slope N + intercept; Amdahl: S = 1/(s + (1 \u2212 s)/N); Gustafson: S = s + (1 \u2212 s)N; "
         "USL: S = \u03b3N/(1 + \u03b1(N \u2212 1) + \u03b2N(N \u2212 1)).",
         columns=(
-            Column(head="Law", number=False, names=True, cell=law_of),
-            Column(
-                head="Parameter", number=False, cell=lambda row: f"{_GREEK.get(row['parameter'], row['parameter'])}"
-            ),
+            _words("Law", law_of, names=True),
+            _words("Parameter", lambda row: f"{_GREEK.get(row['parameter'], row['parameter'])}"),
             _intervals("Value", ("value", "low", "high")),
             Column(head="RMSE", cell=lambda row: _plain(row["rmse"], digits=2) if row["first"] else ""),
             Column(head="AICc", cell=lambda row: _fixed(row["aicc"], 1) if row["first"] else ""),
-            Column(head="Selection", number=False, cell=lambda row: "selected" * (row["first"] and row["selected"])),
+            _words("Selection", lambda row: "selected" * (row["first"] and row["selected"])),
         ),
         cells=cells,
         labels=_labels(analysis),
@@ -407,15 +407,15 @@ def _boundary(analysis: Analysis) -> Table | None:
         "indirect: the next worker count needs another node, so that part of it is due to the further workers. "
         f"{INTERVALS}.",
         columns=(
-            Column(head="From", number=False, wrap=True, cell=partial(_side, "fewer")),
-            Column(head="To", number=False, wrap=True, cell=partial(_side, "more")),
-            Column(head="Kind", number=False, cell=lambda row: Cell(f"{row['kind']}", f"{row['note']}")),
+            _words("From", partial(_side, "fewer"), wrap=True),
+            _words("To", partial(_side, "more"), wrap=True),
+            _words("Kind", lambda row: Cell(f"{row['kind']}", f"{row['note']}")),
             Column(head="Repeats", cell=lambda row: _of(row["fewer_repeats"], row["more_repeats"], ", ")),
             _numbers("Before", "fewer_sync_s", unit="ms"),
             _numbers("After", "more_sync_s", unit="ms"),
             Column(head="Jump", unit="ms", interval=True, strong=True, cell=_jump),
             _intervals("Jump of\nthe step", ("step_jump_s", "step_low_s", "step_high_s"), unit="ms", page_only=True),
-            Column(head="Verdict", number=False, cell=lambda row: _RESOLVED.get(row["resolved"], "unknown")),
+            _words("Verdict", lambda row: _RESOLVED.get(row["resolved"], "unknown")),
         ),
         cells=analysis.boundary,
         labels=_labels(analysis, analysis.nodes),
@@ -488,14 +488,14 @@ def _transports(analysis: Analysis) -> Table | None:
         + f", and p after Holm over the worker counts. {INTERVALS}. Pairs needed: how many would resolve a difference "
         "of 1 %.",
         columns=(
-            Column(head="Quantity", number=False, cell=lambda row: _QUANTITIES[row["quantity"]]),
+            _words("Quantity", lambda row: _QUANTITIES[row["quantity"]]),
             _PLACE[0],
             _counts("Pairs", "pairs"),
             Column(head="A", cell=partial(value, "a_value")),
             Column(head="B", cell=partial(value, "b_value")),
             _intervals("B/A", ("ratio", "ratio_low", "ratio_high"), strong=True),
             Column(head="p", cell=lambda row: Cell(_chance(row["p_holm"]), f"{row['test']}")),
-            Column(head="Verdict", number=False, cell=verdict),
+            _words("Verdict", verdict),
             _counts("Pairs\nneeded", "pairs_needed", page_only=True),
         ),
         cells=pairs,
@@ -519,18 +519,10 @@ def _cycle(analysis: Analysis) -> Table | None:
         f"cycle at Horovod's default. {INTERVALS}.",
         columns=(
             _counts("Workers", "workers"),
-            Column(
-                head="Cycles",
-                unit="ms",
-                cell=lambda row: _spread(row["shortest_cycle_s"], row["longest_cycle_s"], _MILLI),
-            ),
+            Column(head="Cycles", unit="ms", cell=partial(_spread, "shortest_cycle_s", "longest_cycle_s", _MILLI)),
             _counts("Runs", "runs"),
             _intervals("Slope", ("slope", "slope_low", "slope_high"), unit="ms/ms"),
-            Column(
-                head="Expected\nslope",
-                page_only=True,
-                cell=lambda row: _range((row["expected_low"], row["expected_high"])),
-            ),
+            _spans("Expected\nslope", ("expected_low", "expected_high"), page_only=True),
             _intervals("Rest", ("rest_s", "rest_low_s", "rest_high_s"), unit="ms"),
             _intervals("Share", ("share_at_default", "share_low", "share_high"), unit="%"),
             _noted(_words("Verdict", "verdict", wrap=True)),
@@ -546,7 +538,6 @@ def _cycle(analysis: Analysis) -> Table | None:
 def _batches(analysis: Analysis) -> Table | None:
     cells = analysis.batches
     scale, unit = _rates(cells["samples_per_s_median"])
-
     return _table(
         name="batches",
         title="Batch sizes",
@@ -650,7 +641,7 @@ def _holdout(analysis: Analysis) -> Table | None:
     groups, data = [], []
     for series, scored in analysis.holdout["series"].items():
         own: list[tuple[str, ...]] = []
-        title = _title(labels.get(series, series), _setting(analysis, series))
+        title = ", ".join(filter(None, (labels.get(series, series), _setting(analysis, series))))
         if scored["why_not"]:
             own.append((Cell(f"not scored: {scored['why_not']}", columns=6, warning=True, page_only=True),))
         for law, one in scored["laws"].items():
@@ -730,12 +721,7 @@ def _recommended(analysis: Analysis) -> Table | None:
         caption="Knee: where one more worker gains less than half of what a worker brings on average. Highest "
         f"throughput: the peak of the USL. {INTERVALS}; beyond: no upper bound up to that count.",
         columns=(
-            Column(
-                head="Question",
-                number=False,
-                names=True,
-                cell=lambda row: Cell(_QUESTIONS[row["question"]], doubts=row["doubts"]),
-            ),
+            _words("Question", lambda row: Cell(_QUESTIONS[row["question"]], doubts=row["doubts"]), names=True),
             Column(head="Workers", interval=True, strong=True, cell=count),
             _numbers("Throughput", "samples_per_s", unit="samples/s"),
         ),
@@ -758,12 +744,7 @@ def _learning(analysis: Analysis) -> Table | None:
         "MSE. Rate r: the test MSE falls as samples to the power \u2212r, with its 95 % interval.",
         columns=(
             *_PLACE,
-            Column(
-                head="Repeats",
-                cell=lambda row: Cell(
-                    _count(row["repeats"]), doubts=[f"{row['diverged']:.0f} diverged"] if row["diverged"] else ()
-                ),
-            ),
+            Column(head="Repeats", cell=_learned_repeats),
             Column(head="Best test MSE", unit="10\u207b\u2074", interval=True, strong=True, cell=_best_mse),
             _numbers("Efficiency", "efficiency", unit="%", digits=2),
             _counts("Epochs", "best_epoch"),
@@ -778,6 +759,10 @@ def _learning(analysis: Analysis) -> Table | None:
             *("floor_mse", "efficiency", "rate", "rate_low", "rate_high", "rate_interval"),
         ),
     )
+
+
+def _learned_repeats(row: Row) -> Cell:
+    return Cell(_count(row["repeats"]), doubts=[f"{row['diverged']:.0f} diverged"] if row["diverged"] else ())
 
 
 def _targets(analysis: Analysis) -> Table | None:
@@ -796,12 +781,7 @@ def _targets(analysis: Analysis) -> Table | None:
             Column(head="Training", unit="s", strong=True, cell=_training),
             Column(head="With\nevaluation", unit="s", page_only=True, cell=lambda row: _bounded(row, "wall_s")),
             Column(head="Samples", unit="10\u2076", cell=lambda row: _bounded(row, "samples", 1e-6)),
-            Column(
-                head="Speedup\nto target",
-                interval=True,
-                strong=True,
-                cell=lambda row: _bound(row, "speedup") or _ratio(row, "speedup", "speedup_low", "speedup_high"),
-            ),
+            Column(head="Speedup\nto target", interval=True, strong=True, cell=_speedup_to_target),
             _numbers("Throughput\nratio", "throughput_ratio"),
             _numbers("Statistical\nefficiency", "statistical_efficiency"),
             _numbers("Speedup with\nevaluation", "speedup_wall", page_only=True),
@@ -811,8 +791,12 @@ def _targets(analysis: Analysis) -> Table | None:
     )
 
 
+def _speedup_to_target(row: Row) -> str:
+    return _bound(row, "speedup") or _ratio(row, "speedup", "speedup_low", "speedup_high")
+
+
 def _training(row: Row) -> str:
-    spread = _spread(row["train_s_min"], row["train_s_max"]) if row["repeats"] > 1 else ""
+    spread = _spread("train_s_min", "train_s_max", 1.0, row) if row["repeats"] > 1 else ""
     return Cell(_bounded(row, "train_s"), "at the first evaluation or before" if row["note"] else spread)
 
 
@@ -897,10 +881,10 @@ def _measurement(analysis: Analysis) -> Table | None:
         caption="Per series, smallest to largest value over its finished runs. Settings: those of the communication "
         "library. Left out: steps before the timed window.",
         columns=(
-            Column(head="Setting", number=False, wrap=True, cell=lambda row: _setting(analysis, row["series"])),
+            _words("Setting", lambda row: _setting(analysis, row["series"]), wrap=True),
             _words("Precision", "precision"),
             _words("Gradients", "reduction"),
-            Column(head="Settings", number=False, cell=lambda row: "stock" if row["stock_settings"] else "shipped"),
+            _words("Settings", lambda row: "stock" if row["stock_settings"] else "shipped"),
             _spans("Training\nset", "train_samples", unit="samples"),
             _spans("Repeats\nper point", "repeats"),
             _spans("Timed\nwindow", "window_s", unit="s"),
@@ -923,8 +907,13 @@ def _measurement(analysis: Analysis) -> Table | None:
 _MEASURED = ("train_samples", "repeats", "window_s", "steps", "excluded_steps")
 
 
-def _spans(head: str, name: str, *, unit: str = "") -> Column:
-    return Column(head=head, unit=unit, cell=lambda row: _range(row.get(name)))
+def _spans(head: str, ends: str | tuple[str, str], **how: Any) -> Column:
+    """Return a column of ranges: `ends` is the column that holds both ends, or the two that hold one each."""
+    return Column(
+        head=head,
+        cell=lambda row: _range(row.get(ends) if isinstance(ends, str) else [row[end] for end in ends]),
+        **how,
+    )
 
 
 def _ends(ends: Sequence[float | None] | None) -> list[tuple[str, float | None]]:
@@ -956,12 +945,10 @@ def _failed(analysis: Analysis) -> Table | None:
         title="Runs without a result",
         caption="No values were substituted.",
         columns=(
-            Column(head="Run", number=False, wrap=True, names=True, cell=lambda row: Cell(f"{row['run']}", code=True)),
-            Column(
-                head="Series", number=False, wrap=True, cell=lambda row: labels.get(row["series"], f"{row['series']}")
-            ),
+            _words("Run", lambda row: Cell(f"{row['run']}", code=True), wrap=True, names=True),
+            _words("Series", lambda row: labels.get(row["series"], f"{row['series']}"), wrap=True),
             _counts("Workers", "workers"),
-            _words("Repeat", "repeat", number=True, page_only=True),
+            Column(head="Repeat", page_only=True, cell=lambda row: f"{row['repeat']}"),
             _words("Status", "status"),
             _words("Reason", "reason", wrap=True),
         ),
@@ -1022,9 +1009,9 @@ def _best_mse(row: Row) -> str:
     return _plain(row[names[0]], 1e4) if row[names[1]] == row[names[2]] else _interval(row, *names, 1e4)
 
 
-def _spread(low: Any, high: Any, scale: float = 1.0) -> str:
-    """Return `95.1 to 102`, the lowest and the highest repeat; empty where they are not known."""
-    ends = [_plain(end, scale) for end in (low, high)]
+def _spread(low: str, high: str, scale: float, row: Row) -> str:
+    """Return `95.1 to 102`, from two columns of a row; empty where they are not known."""
+    ends = [_plain(row[end], scale) for end in (low, high)]
     return "" if NOTHING in ends else " to ".join(ends)
 
 
@@ -1042,17 +1029,12 @@ def _flags(text: Any) -> list[str]:
 
 
 def _labels(analysis: Analysis, cells: pd.DataFrame | None = None) -> dict[str, str]:
-    chosen = analysis.points if cells is None else cells
-    return series_labels(chosen) if len(chosen) else {}
+    return series_labels(analysis.points if cells is None else cells)
 
 
 def _setting(analysis: Analysis, series: str) -> str:
     own = analysis.points.loc[analysis.points["series"] == series, "setting"]
     return f"{own.iloc[0]}" if len(own) else ""
-
-
-def _title(label: str, *more: str) -> str:
-    return ", ".join(text for text in (label, *more) if text)
 
 
 def _table(
@@ -1083,7 +1065,7 @@ def _table(
         more = [first["setting"]] if by and "setting" in own.columns else []
         more += [f"{first['mode']} scaling"] if mode and first["mode"] != "single" else []
         rows = tuple(row_of(columns, each) for each in own.to_dict("records"))
-        title = _title((labels or {}).get(group, f"{group}"), *more)
+        title = ", ".join(filter(None, ((labels or {}).get(group, f"{group}"), *more)))
         groups.append(Group(title=Cell(title, under(f"{group}"), doubts=doubts(f"{group}")), rows=rows))
     kept = [name for name in keep if name in cells.columns] or list(cells.columns)
     data = cells[kept].reset_index(drop=True) if data is None else data
@@ -1097,13 +1079,7 @@ def _narrowed(table: Table) -> Table:
         for place, column in enumerate(table.columns)
         if not {row[place] for group in table.groups for row in group.rows} <= _SAYS_NOTHING.get(column.head, _EMPTY)
     ]
-    if len(kept) == len(table.columns):
-        return table
-    groups = tuple(
-        Group(title=group.title, rows=tuple(tuple(row[place] for place in kept) for row in group.rows))
-        for group in table.groups
-    )
-    return replace(table, columns=tuple(table.columns[place] for place in kept), groups=groups)
+    return with_columns(table, kept)
 
 
 _EMPTY = frozenset({NOTHING, ""})
