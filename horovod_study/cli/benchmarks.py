@@ -75,28 +75,26 @@ def loading_arguments(parser: Parser) -> None:
     add("--json", **FLAG, help="print one line of JSON instead of tables")
 
 
+def _dataset(options: argparse.Namespace) -> Path:
+    """Return the data set that --dataset and --data-seed name; it is made where it is not there."""
+    from horovod_study.workload.dataset import ensure
+
+    with curve_progress() as on_progress:
+        return ensure(options.dataset, seed=options.data_seed, processes=available_cores(), on_progress=on_progress)
+
+
 def loading(options: argparse.Namespace) -> int:
     """Compare the loaders: loading alone, training on one cached batch, both together, and what bounds a run."""
     from horovod_study.programs.loading import compare_loaders, save
-    from horovod_study.workload import dataset
+    from horovod_study.workload.dataset import open_dataset
     from horovod_study.workload.options import StrainConfig
 
-    configs = [
-        StrainConfig(batch=batch, device=options.device, threads=options.threads, pin_memory=options.pin_memory)
-        for batch in options.batch
-    ]
-    with curve_progress() as on_progress:
-        path = dataset.ensure(
-            options.dataset, seed=options.data_seed, processes=available_cores(), on_progress=on_progress
-        )
-    opened, found = dataset.open_dataset(path), []
+    configs = [StrainConfig(batch=each, **given(options, "device", "threads", "pin_memory")) for each in options.batch]
+    opened, found = open_dataset(_dataset(options)), []
+    how = given(options, "rounds", "seconds")
     for config in configs:
         with progress("  {}".format) as told:
-            found.append(
-                compare_loaders(
-                    config, opened, options.loader, rounds=options.rounds, seconds=options.seconds, on_progress=told
-                )
-            )
+            found.append(compare_loaders(config, opened, options.loader, on_progress=told, **how))
         if not options.json:
             print(*found[-1].lines(), "", sep="\n")
     if options.json:
@@ -149,14 +147,9 @@ def timers(options: argparse.Namespace) -> Result:
     from horovod_study.analysis.steps.timers import timer_cost
     from horovod_study.report.figures.timers import content, text, write_timers
     from horovod_study.studies.timers import TimersRequest, measure_timers
-    from horovod_study.workload import dataset
 
-    with curve_progress() as on_progress:
-        path = dataset.ensure(
-            options.dataset, seed=options.data_seed, processes=available_cores(), on_progress=on_progress
-        )
     request = TimersRequest(
-        dataset=path,
+        dataset=_dataset(options),
         batches=options.batch,
         options=given(options, "widths", "device", "threads", "precision", "loader", "cuda_graphs", "kernels"),
         **given(options, "workers", "over", "seconds", "rounds", "steps_per_block", "beside", "seed"),

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from horovod_study import foreign_files
 from horovod_study.cli.verbs import (
@@ -140,16 +141,21 @@ def _refuse_idle_options(options: argparse.Namespace) -> None:
         raise ConfigError(f"explain: --part {options.part} looks at one run; name one")
 
 
+def _inspected(place: Path) -> tuple[Any, Any, Any]:
+    """Return a run, what is beside it, and what its inspection found."""
+    from horovod_study import records
+    from horovod_study.analysis.steps.inspection import inspect
+
+    run, beside = records.recorded_run(place), records.run_side_files(place)
+    return run, beside, inspect(run, beside)
+
+
 def _steps(options: argparse.Namespace) -> Result:
     """One run: whether its laps add up, which rank is slow, what paused, and what else it recorded."""
-    from horovod_study import records
-    from horovod_study.analysis.steps.inspection import inspect as inspect_run
     from horovod_study.report.figures.inspection import result_lines, write_inspection
     from horovod_study.report.kit.files import figure_lines
 
-    place = options.places[0]
-    run, beside = records.recorded_run(place), records.run_side_files(place)
-    found = inspect_run(run, beside)
+    run, beside, found = _inspected(options.places[0])
     paths = write_inspection(found, run, beside, options.out, look=figure_look(options)) if options.out else []
     return Result(document=found.to_dict(), lines=[*result_lines(found), *figure_lines(paths)], files=paths)
 
@@ -227,16 +233,13 @@ def _timeline(options: argparse.Namespace) -> Result:
 
 def _system(options: argparse.Namespace) -> Result:
     """The hosts of one run: processors, memory, GPUs and power, as their sensors saw them over the timed steps."""
-    from horovod_study import records
-    from horovod_study.analysis.steps.inspection import inspect
+    from horovod_study.records import facts
     from horovod_study.report.figures.inspection import system_lines, write_system_of
 
-    place = options.places[0]
-    run, beside = records.recorded_run(place), records.run_side_files(place)
-    found = inspect(run, beside)
+    run, beside, found = _inspected(options.places[0])
     paths = write_system_of(run, beside, options.out, look=figure_look(options)) if options.out else []
     return Result(
-        document={"name": found.name, "system": records.finite(found.system)},
+        document=facts(found, "name", "system"),
         lines=system_lines(found)[1:] or [f"System: {found.system.why_not}."],
         files=paths,
     )

@@ -1,10 +1,9 @@
 """`horovod-study fit` and `predict`: what measured points say of more workers."""
 
 import argparse
-import json
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,7 +127,7 @@ def predict_arguments(parser: Parser) -> None:
     _points_arguments(parser)
 
 
-def predict(options: argparse.Namespace) -> int:
+def predict(options: argparse.Namespace) -> Result:
     """Forecast the throughput of larger worker counts from anybody's points, score that, recommend worker counts."""
     from horovod_study.analysis.forecast import holdout, recommendation
     from horovod_study.analysis.forecast.prediction import predict as predict_points
@@ -160,38 +159,32 @@ def predict(options: argparse.Namespace) -> int:
         answers = recommendation.recommend(points, questions, **known, **{**batch, "batch": each})
     if recommended:
         _refuse(options, "no worker count can be recommended", {name: one.why_not for name, one in answers.items()})
-    if options.json:
-        parts: dict[str, dict[str, Any]] = {}
-        if forecasts:
-            series = {name: [one.to_dict() for one in each] for name, each in forecasts.items()}
-            parts["forecast"] = {"series": series}
-        if scores:
-            parts["holdout"] = holdout.to_dict(scores)
-        if answers:
-            parts["recommendation"] = {"series": {name: one.to_dict() for name, one in answers.items()}}
-        # One thing asked for is the document; of several, the first is, and the others are keys of it.
-        first, *others = parts
-        print(json.dumps({**parts[first], **{name: parts[name] for name in others}}, allow_nan=False))
-        return 0
-    for name, each in forecasts.items():
-        print(f"{cut(printable(name), 60) or 'all points'}: {points.attrs.get('unit', 'samples/s')} with 95 % interval")
-        rows = [
-            (f"{one.workers:,} workers", f"{one.samples_per_s:,.6g}", f"[{one.low:,.6g}, {one.high:,.6g}]", one.law)
-            for one in each
-        ]
-        print(*to_lines(table_of(("",) * 4, rows, texts=(2, 3)), indent=2), sep="\n")
-        for doubt in dict.fromkeys(doubt for one in each for doubt in one.doubts):
-            print(f"  doubt: {doubt}")
-    for scored in scores.values():
-        print(*holdout.lines(scored), sep="\n")
-    if len(scores) > 1:
-        print(*holdout.summary_lines(scores), sep="\n")
-    for answer in answers.values():
-        told = recommendation.lines(
-            answer, only=None if recommended else ("knee",), unit=points.attrs.get("unit", "samples/s")
-        )
-        print(*told, sep="\n")
-    return 0
+    parts = {
+        "forecast": {"series": {name: [one.to_dict() for one in each] for name, each in forecasts.items()}},
+        "holdout": holdout.to_dict(scores) if scores else {},
+        "recommendation": {"series": {name: one.to_dict() for name, one in answers.items()}},
+    }
+    # One thing asked for is the document; of several, the first is, and the others are keys of it.
+    first, *others = [name for name, known in zip(parts, (forecasts, scores, answers), strict=True) if known]
+    unit = points.attrs.get("unit", "samples/s")
+    lines = [line for name, each in forecasts.items() for line in _forecast_lines(name, each, unit)]
+    lines += [line for scored in scores.values() for line in holdout.lines(scored)]
+    lines += holdout.summary_lines(scores) if len(scores) > 1 else []
+    only = None if recommended else ("knee",)
+    lines += [line for answer in answers.values() for line in recommendation.lines(answer, only=only, unit=unit)]
+    return Result(document={**parts[first], **{name: parts[name] for name in others}}, lines=lines)
+
+
+def _forecast_lines(name: str, forecasts: Sequence[Any], unit: str) -> list[str]:
+    rows = [
+        (f"{one.workers:,} workers", f"{one.samples_per_s:,.6g}", f"[{one.low:,.6g}, {one.high:,.6g}]", one.law)
+        for one in forecasts
+    ]
+    return [
+        f"{cut(printable(name), 60) or 'all points'}: {unit} with 95 % interval",
+        *to_lines(table_of(("",) * 4, rows, texts=(2, 3)), indent=2),
+        *(f"  doubt: {doubt}" for doubt in dict.fromkeys(doubt for one in forecasts for doubt in one.doubts)),
+    ]
 
 
 def _refuse(options: argparse.Namespace, what: str, why_not: Mapping[str, str]) -> None:

@@ -322,21 +322,13 @@ def learning_curve(options: argparse.Namespace) -> int:
     return 0
 
 
-def _nothing(parser: Parser) -> None:
-    """A verb that only holds others has no options."""
-
-
 VERBS = (
     Verb(
         "strain",
-        None,
-        _nothing,
         summary="The package's own training: its data, one run, and what was learned",
         verbs=(
             Verb(
                 "data",
-                None,
-                _nothing,
                 summary="Generate, import or check a data set",
                 verbs=(
                     Verb("generate", generate, generate_arguments),
@@ -344,7 +336,11 @@ VERBS = (
                     Verb("import", import_, import_arguments),
                 ),
             ),
-            Verb("train", None, add_train_options, summary="Train one run; the same as python -m horovod_study.train"),
+            Verb(
+                "train",
+                add_arguments=add_train_options,
+                summary="Train one run; the same as python -m horovod_study.train",
+            ),
             Verb("identify", identify, identify_arguments),
             Verb("search", search, search_arguments),
             Verb("lr-range", lr_range, lr_range_arguments),

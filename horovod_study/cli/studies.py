@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from horovod_study.cli.report import write_analysis, write_page
-from horovod_study.cli.verbs import COUNT, DIR, FILE, FLAG, YES, Result, Verb, until_share
+from horovod_study.cli.verbs import COUNT, DIR, FILE, FLAG, YES, Result, Verb, given, until_share
 from horovod_study.errors import ConfigError
 from horovod_study.options import Parser
 
@@ -110,7 +110,7 @@ def run(options: argparse.Namespace) -> int | Result:
     else:
         from horovod_study.studies.runner import RunOptions, retry_cells, run_study, show_plan
 
-        told = {name: getattr(options, name) for name in ("retry", "yes", "oversubscribe", "smoke", "pin", "wait")}
+        told = given(options, "retry", "yes", "oversubscribe", "smoke", "pin", "wait")
         how = RunOptions(command=command, **told)
         if options.dry_run:
             result = show_plan(study, options.runs, how, dry_run=True)

@@ -61,9 +61,9 @@ class Verb:
     """One verb of the command line: its options, and the function that does it."""
 
     name: str
-    run: Callable[[argparse.Namespace], int | Result] | None
+    run: Callable[[argparse.Namespace], int | Result] | None = None
     """Returns what there is to say, or the exit code where all is said."""
-    add_arguments: Callable[[Parser], None]
+    add_arguments: Callable[[Parser], None] = lambda parser: None
     summary: str | None = None
     """Without one, the first line of `run`'s docstring is shown."""
     verbs: tuple["Verb", ...] = ()

@@ -5,7 +5,7 @@ What comes in is `horovod-study verify --json`: a mapping with `cases`, one for 
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,9 @@ def _tables(cases: Sequence[Case], bounds: Mapping[str, float]) -> list[str]:
         rows = []
         verdicts = _grouped(here, lambda case: (case["runtime"], case["workers"], case["reduction"]))
         for key, group in groups.items():
-            errors = [max((_tensor(case, place) for case in group), key=_order) for place in range(len(names))]
+            errors = [
+                _largest(case["tensors"][place]["relative_error"] for case in group) for place in range(len(names))
+            ]
             good = "equal" if judged else "reported"
             verdict = good if all(case["passed"] for case in verdicts[key]) else _FAILED
             rows.append([*map(str, key), *map(_number, errors), verdict])
@@ -105,8 +107,9 @@ def _kinds(cases: Sequence[Case], moved: Mapping[str, Mapping[str, float]]) -> s
     for (dtype, optimizer), group in _grouped(cases, lambda case: (case["dtype"], case["optimizer"])).items():
         columns = ("relative_error", "max_error", "gradient_error", "gradient_error_later")
         tensors = [tensor for case in group for tensor in case["tensors"]]
-        errors = [_number(max((_float(tensor[name]) for tensor in tensors), key=_order)) for name in columns]
-        rounding = "-" if group[0]["float32_rounding"] is None else _number(_rounding(group))
+        errors = [_number(_largest(tensor[name] for tensor in tensors)) for name in columns]
+        known = group[0]["float32_rounding"] is not None
+        rounding = _number(max(_float(case["float32_rounding"]) for case in group)) if known else "-"
         way = _number(min(moved[f"{dtype} {optimizer}"].values()))
         rows.append([f"{dtype} {optimizer}", *errors, rounding, way, "judged" if group[0]["judged"] else "reported"])
     return "\n".join(to_lines(table_of(heads, rows, texts=(0, 7))))
@@ -165,17 +168,14 @@ def _grouped(cases: Sequence[Case], key: Callable[[Case], tuple[Any, ...]]) -> d
     return groups
 
 
-def _tensor(case: Case, place: int) -> float:
-    return _float(case["tensors"][place]["relative_error"])
+def _largest(errors: Iterable[float | None]) -> float:
+    """Return the largest error, or one that is not a number where there is any."""
+    return max(map(_float, errors), key=_order)
 
 
 def _worst(case: Case) -> float:
     """Return the largest error of a case, infinite where one is not a number or there is none."""
     return max((_order(_float(tensor["relative_error"])) for tensor in case["tensors"]), default=math.inf)
-
-
-def _rounding(group: Sequence[Case]) -> float:
-    return max(_float(case["float32_rounding"]) for case in group)
 
 
 def _float(value: float | None) -> float:

@@ -34,6 +34,12 @@ class Column:
     cell: Callable[[Row], str] | None = field(default=None, compare=False)  # makes the text of a row
 
 
+def text_column(head: str, what: str | Callable[[Row], str], **how: Any) -> Column:
+    """Return a column of texts: those of column `what` of the rows, or what it makes of a row."""
+    cell = (lambda row: f"{row[what]}") if isinstance(what, str) else what
+    return Column(head=head, number=False, cell=cell, **how)
+
+
 class Cell(str):
     """A text with what only a page has room for; in a terminal and on paper it is the text alone."""
 

@@ -1,5 +1,6 @@
 """Words around numbers, and names from files: counted, listed, cut, and without what steers a terminal."""
 
+import textwrap
 import unicodedata
 from collections.abc import Sequence
 
@@ -21,9 +22,17 @@ def span(low: float, high: float) -> str:
     return f"{low:.0f}" if low == high else f"{low:.0f} to {high:.0f}"
 
 
-def cut(text: str, most: int) -> str:
-    """Return the text, and of one with more than `most` letters the first ones and dots."""
-    return text if len(text) <= most else f"{text[: most - 3]}..."
+def cut(text: str, most: int, *, first: int | None = None, dots: str = "...") -> str:
+    """Return the text; of one with more than `most` letters dots stand for those after `first`, else for the last."""
+    room = most - len(dots)
+    begin = room if first is None else first
+    return text if len(text) <= most else f"{text[:begin]}{dots}{text[len(text) - room + begin :]}"
+
+
+def wrapped(text: str, width: int, indent: str = "", deeper: str | None = None) -> list[str]:
+    """Return the text as lines of at most `width` letters; the first begins with `indent`, the others with `deeper`."""
+    after = indent if deeper is None else deeper
+    return textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=after, break_on_hyphens=False)
 
 
 def printable(text: str) -> str:

@@ -31,15 +31,13 @@ from horovod_study.report.kit.panels import MAX_HEIGHT_IN, legend, note_at
 from horovod_study.report.kit.style import INK, LAPS, NARROW_IN, PAPER, QUIET, TEXT, FigureFormat, folded, text_in
 from horovod_study.text.numbers import MINUS, rounded
 from horovod_study.text.tables import NOTHING, Group, Table, table_of, to_lines
-from horovod_study.text.words import plural
+from horovod_study.text.words import cut, plural, wrapped
 
 NAME = "accounting"
 HEADS = {**{part: part for part in PARTS}, "residual": "unexplained"}
 
 _FEWEST_BARS = 3
 """A panel has room for so many: a single bar is no wall."""
-
-_LONGEST_NAME = 29
 
 
 def write_accounting(
@@ -68,7 +66,7 @@ def result_lines(found: Accounting, gate: ResidualGate | None, paths: Sequence[P
 def text(found: Accounting, gate: ResidualGate | None) -> list[str]:
     """Return the whole account as lines."""
     lines = [*_step_lines(found), "", *_residual_lines(found), *_excluded_lines(found)]
-    doubts = [f"  {line}" for doubt in found.doubts for line in _wrapped(doubt, 112)]
+    doubts = [f"  {line}" for doubt in found.doubts for line in wrapped(doubt, 112, deeper="  ")]
     notes = ["incomplete or doubtful runs", *doubts] if doubts else []
     for part in (_growth_lines(found.cells), _views_lines(found.views), notes, gate_lines(gate)):
         lines += ["", *part] if part else []
@@ -100,7 +98,7 @@ def _step_lines(found: Accounting) -> list[str]:
     lines = to_lines(table_of(("ms per step, and share of it", *(HEADS[part] for part in parts)), rows))
     for run in found.runs:
         if run.why_not:
-            lines += _wrapped(f"{run.run}: no account: {run.why_not}", 110)
+            lines += wrapped(f"{run.run}: no account: {run.why_not}", 110, deeper="  ")
     return lines
 
 
@@ -165,9 +163,7 @@ def _growth_lines(cells: pd.DataFrame) -> list[str]:
     parts = shown(cells, PARTS)
     for kind in BASES:
         grown = [(name, cell) for name, cell in _cells(cells) if cell["step"]["workers"] > 1 and _known(cell, kind)]
-        if not grown:
-            continue
-        lines += [*to_lines(_growth_table(grown, parts, kind)), ""]
+        lines += [*to_lines(_growth_table(grown, parts, kind)), ""] if grown else []
     return lines[:-1]
 
 
@@ -214,15 +210,11 @@ def _views_lines(views: Sequence[Views]) -> list[str]:
             if estimate is not None:
                 rows.append((name, _estimate(estimate), words))
         lines += to_lines(table_of(("", "", ""), rows, texts=(0, 2)), indent=4)
-        lines += [f"    {line}" for line in _wrapped(agreement(each), 108)]
+        lines += [f"    {line}" for line in wrapped(agreement(each), 108, deeper="  ")]
     for (name, reason), places in unknown.items():
         at = "" if len(places) == len(views) else f" ({'; '.join(places)})"
-        lines += [f"  {line}" for line in _wrapped(f"no answer from the {name}{at}: {reason}", 110)]
+        lines += [f"  {line}" for line in wrapped(f"no answer from the {name}{at}: {reason}", 110, deeper="  ")]
     return lines
-
-
-def _wrapped(words: str, width: int) -> list[str]:
-    return textwrap.wrap(words, width, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def agreement(views: Views) -> str:
@@ -260,7 +252,7 @@ def gate_lines(gate: ResidualGate | None) -> list[str]:
 
 def _short(name: str) -> str:
     """Return a run's name, cut in front where it is too long: what differs is at its end."""
-    return name if len(name) <= _LONGEST_NAME else f"\u2026{name[1 - _LONGEST_NAME :]}"
+    return cut(name, 29, first=0, dots="\u2026")
 
 
 def _ms(seconds: float, *, sign: bool = False) -> str:

@@ -29,6 +29,7 @@ from horovod_study.analysis.compare.study_comparison import (
     StudyComparison,
 )
 from horovod_study.analysis.laws import law_label
+from horovod_study.records import facts
 from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit import style
 from horovod_study.report.kit.drawing import Drawing, write_drawings
@@ -36,7 +37,19 @@ from horovod_study.report.kit.files import write_result
 from horovod_study.report.kit.markup import by_series
 from horovod_study.report.kit.typeset import FORMS
 from horovod_study.text.numbers import THIN, fixed, known, quoted, rounded, scientific
-from horovod_study.text.tables import NOTHING, Cell, Column, Group, Row, Table, row_of, table_of, to_lines
+from horovod_study.text.tables import (
+    NOTHING,
+    Cell,
+    Column,
+    Group,
+    Row,
+    Table,
+    row_of,
+    table_of,
+    text_column,
+    to_lines,
+    with_columns,
+)
 from horovod_study.text.words import listed, one_line, plural, printable
 
 NAME = "against"
@@ -234,9 +247,7 @@ def _cells(found: StudyComparison) -> Table:
         Column(head="Before", unit="samples/s", cell=lambda row: rounded(row["before"])),
         Column(head="After", unit="samples/s", cell=lambda row: rounded(row["after"])),
         Column(head="Change", unit="%", cell=_changed),
-        Column(
-            head="Verdict", number=False, cell=lambda row: Cell(verdict_words(row), warning=row["verdict"] == WORSE)
-        ),
+        text_column("Verdict", lambda row: Cell(verdict_words(row), warning=row["verdict"] == WORSE)),
         *(Column(head=_HEADS[name], unit="%", cell=partial(_beside, own)) for name, own in others.items()),
     ]
     if repeats:
@@ -291,7 +302,7 @@ def _targets(found: StudyComparison) -> Table:
         Column(head="Before", unit="s", cell=lambda row: seconds(row["before"])),
         Column(head="After", unit="s", cell=lambda row: seconds(row["after"])),
         Column(head="Change", unit="%", cell=_changed),
-        Column(head="Verdict", number=False, cell=verdict_words),
+        text_column("Verdict", verdict_words),
     )
     caption = "Seconds of training until the test MSE is at most the target"
     return _flat("against-targets", caption, columns, _rows(found, "target"))
@@ -299,12 +310,7 @@ def _targets(found: StudyComparison) -> Table:
 
 def _series(found: StudyComparison) -> Column:
     labels = style.series_labels(found.after.points)
-    return Column(
-        head="Series",
-        number=False,
-        names=True,
-        cell=lambda row: Cell(labels[row["series"]], f"{row.get('setting', '')}"),
-    )
+    return text_column("Series", lambda row: Cell(labels[row["series"]], f"{row.get('setting', '')}"), names=True)
 
 
 def _flat(name: str, caption: str, columns: Sequence[Column], rows: Sequence[Row]) -> Table:
@@ -319,12 +325,12 @@ def _laws(found: StudyComparison) -> Table:
 
     columns = (
         _series(found),
-        Column(head="Law", number=False, cell=law),
-        Column(head="Parameter", number=False, cell=lambda row: f"{row['parameter']}"),
+        text_column("Law", law),
+        text_column("Parameter", "parameter"),
         Column(head="Before", cell=lambda row: quoted(row["before"], row["before_low"], row["before_high"])),
         Column(head="After", cell=lambda row: quoted(row["after"], row["after_low"], row["after_high"])),
         Column(head="Difference", cell=lambda row: quoted(row["difference"], row["low"], row["high"])),
-        Column(head="Verdict", number=False, cell=lambda row: f"{row['verdict']}"),
+        text_column("Verdict", "verdict"),
     )
     laws = found.laws.to_dict("records")
     shown = [row for row in laws if row["law"] in SHOWN_LAWS or row["before_selected"] or row["after_selected"]]
@@ -339,12 +345,10 @@ def _alone(found: StudyComparison) -> Table:
     labels = {"after": style.series_labels(found.after.points), "before": style.series_labels(found.before.points)}
     names = dict(zip(("after", "before"), found.names, strict=True))
     columns = (
-        Column(head="Only in", number=False, names=True, cell=lambda row: names[row["study"]]),
-        Column(
-            head="Series", number=False, cell=lambda row: Cell(labels[row["study"]][row["series"]], f"{row['setting']}")
-        ),
+        text_column("Only in", lambda row: names[row["study"]], names=True),
+        text_column("Series", lambda row: Cell(labels[row["study"]][row["series"]], f"{row['setting']}")),
         Column(head="Workers", cell=lambda row: f"{row['workers']:.0f}"),
-        Column(head="Why", number=False, cell=lambda row: f"{row['reason']}"),
+        text_column("Why", "reason"),
     )
     caption = "Cells that only one of the studies has a result for; they are not compared"
     return _flat("against-alone", caption, columns, found.unmatched.to_dict("records"))
@@ -352,13 +356,12 @@ def _alone(found: StudyComparison) -> Table:
 
 def _changes(found: StudyComparison) -> Table:
     columns = (
-        Column(head="What", number=False, names=True, cell=lambda row: row["what"]),
-        Column(head="Before", number=False, cell=lambda row: row["before"] or NOTHING),
-        Column(head="After", number=False, cell=lambda row: row["after"] or NOTHING),
+        text_column("What", "what", names=True),
+        text_column("Before", lambda row: row["before"] or NOTHING),
+        text_column("After", lambda row: row["after"] or NOTHING),
     )
     caption = "Other differences between the studies; each may be a cause"
-    rows = [{"what": each.what, "before": each.before, "after": each.after} for each in found.changes]
-    return _flat("against-else", caption, columns, rows)
+    return _flat("against-else", caption, columns, [facts(each, "what", "before", "after") for each in found.changes])
 
 
 # ------------------------------------------------------------------------------------------------------ files
@@ -367,11 +370,8 @@ def _changes(found: StudyComparison) -> Table:
 def table(found: StudyComparison) -> Table:
     """Return the table of the comparison as it is printed: that of the page, with what is under its cells in them."""
     page = _cells(found)
-    kept = [place for place, column in enumerate(page.columns) if not column.head.startswith("Repeats")]
-    columns = tuple(
-        replace(column, wrap=column.head == "Verdict", interval=column.unit == "%")
-        for column in (page.columns[place] for place in kept)
-    )
+    page = with_columns(page, [at for at, each in enumerate(page.columns) if not each.head.startswith("Repeats")])
+    columns = [replace(each, wrap=each.head == "Verdict", interval=each.unit == "%") for each in page.columns]
 
     def in_one_line(cell: str) -> str:
         return NOTHING if cell == NOTHING else " ".join([cell, *getattr(cell, "under", ())])
@@ -379,7 +379,7 @@ def table(found: StudyComparison) -> Table:
     groups = [
         Group(
             title=", ".join([group.title, *getattr(group.title, "under", ())[:1]]),
-            rows=tuple(tuple(in_one_line(row[place]) for place in kept) for row in group.rows),
+            rows=tuple(tuple(map(in_one_line, row)) for row in group.rows),
         )
         for group in page.groups
     ]
@@ -391,7 +391,7 @@ def table(found: StudyComparison) -> Table:
             f"{found.matching} Geometric means over repeats, changes of {after} over {before} with 95 % intervals "
             f"({_how(found)}). A verdict is given where p after Holm is below 0.05."
         ),
-        columns=columns,
+        columns=tuple(columns),
         groups=tuple(groups),
         data=found.differences,
         notes=(*found.doubts,),

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from horovod_study.analysis.study import Analysis
+from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit.drawing import Drawing
-from horovod_study.report.kit.panels import entry, grid, legend, line_of, log_counts, log_values, round_values, spread
 from horovod_study.report.kit.style import MARKERS, QUIET, SeriesStyle, folded, series_styles
 from horovod_study.text.numbers import number, with_interval
 from horovod_study.text.words import plural
@@ -79,63 +79,49 @@ def _handles(looks: Mapping[_Key, SeriesStyle], *, knees: bool = False) -> list[
         first.setdefault(look.label, look)
     stroke: dict[str, Any] = {"marker": "|", "markersize": 9, "markeredgewidth": 1.6, "color": QUIET}
     knee = [Line2D([], [], linewidth=3, alpha=0.5, **stroke, label="knee, 95 % interval")] if knees else []
-    return [*(entry(look) for look in first.values()), *knee]
+    return [*(kit.entry(look) for look in first.values()), *knee]
 
 
-@dataclass(frozen=True)
-class _Quantity:
-    """What is drawn against the batch; `fitted`: its column of batch_curves, where it has a law."""
-
-    columns: tuple[str, str, str]  # of batches: middle, low and high
-    label: str
-    unit: str
-    scale: float = 1.0
-    fitted: str = ""
-
-
-THROUGHPUT = _Quantity(
-    ("samples_per_s_median", "samples_per_s_low", "samples_per_s_high"),
-    "Throughput / 1000 samples/s",
-    "thousand samples/s",
-    1 / 1000,
-    "samples_per_s",
+_ENDS = ("_median", "_low", "_high")
+THROUGHPUT = kit.Quantity(
+    "samples_per_s", "Throughput / 1000 samples/s", "thousand samples/s", scale=1 / 1000, ends=_ENDS
 )
-EPOCH = _Quantity(
-    ("epoch_s_median", "epoch_s_low", "epoch_s_high"), "Time per epoch / s", "s per epoch", 1.0, "epoch_s"
+EPOCH = kit.Quantity("epoch_s", "Time per epoch / s", "s per epoch", ends=_ENDS)
+WAITING = kit.Quantity("overhead", "Waiting / % of the step", "% of the step is waiting", scale=100.0, ends=_ENDS)
+LOST = kit.Quantity(
+    "lost", "Lost to one worker / %", "% lost to one worker alone", scale=100.0, ends=("", "_low", "_high")
 )
-WAITING = _Quantity(
-    ("overhead_median", "overhead_low", "overhead_high"), "Waiting / % of the step", "% of the step is waiting", 100.0
-)
-LOST = _Quantity(("lost", "lost_low", "lost_high"), "Lost to one worker / %", "% lost to one worker alone", 100.0)
+FITTED = (THROUGHPUT, EPOCH)
+"""Quantities that have a law: a column of batch_curves."""
 
 
-def _panel(axes: Axes, analysis: Analysis, of: _Quantity, shown: pd.DataFrame, panel_in: float) -> None:
+def _panel(axes: Axes, analysis: Analysis, of: kit.Quantity, shown: pd.DataFrame, panel_in: float) -> None:
     """Draw one quantity against the batch: points, the fitted line with its knee, or what guides the eye."""
     looks = _looks(analysis, shown)
     for place, (key, look) in enumerate(looks.items()):
-        line = _of(analysis.batch_curves, key) if of.fitted else shown.iloc[:0]
+        line = _of(analysis.batch_curves, key) if of in FITTED else shown.iloc[:0]
         if len(line):
-            line_of(axes, line["batch"], line[of.fitted] * of.scale, look)
+            kit.line_of(axes, line["batch"], line[of.name] * of.scale, look)
             for knee in _of(analysis.knees, key).to_dict("records"):
-                _knee(axes, knee, look, place, line=line.assign(at=line[of.fitted] * of.scale))
+                _knee(axes, knee, look, place, line=line.assign(at=line[of.name] * of.scale))
         how = {"unit": of.unit, "low": of.columns[1], "high": of.columns[2]}
-        spread(axes, _of(shown, key), of.columns, look, x="batch", line=line.empty, scale=of.scale, **how)
-    log_counts(axes, [float(each) for each in shown["batch"]], panel_in)
+        kit.spread(axes, _of(shown, key), of.columns, look, x="batch", line=line.empty, scale=of.scale, **how)
+    kit.log_counts(axes, [float(each) for each in shown["batch"]], panel_in)
     axes.set_xlabel("Batch of one worker")
     values = shown[list(of.columns)] * of.scale
     low, high = float(values.min().min()), float(values.max().max())
     if of is EPOCH:
-        log_values(axes, low, high)
+        kit.log_values(axes, low, high)
     else:
         axes.set_ylim(1.05 * min(0.0, low), 1.15 * high if of is THROUGHPUT else None)
-        round_values(axes)
+        kit.round_values(axes)
     if of is LOST or of is WAITING:
         axes.axhline(0, color=QUIET, linewidth=0.7, zorder=1)
     axes.set_ylabel(folded(of.label, 0.5 * panel_in))
 
 
 def _drawing(
-    analysis: Analysis, known: pd.DataFrame, panels: Sequence[_Quantity], aspect: float, **words: str
+    analysis: Analysis, known: pd.DataFrame, panels: Sequence[kit.Quantity], aspect: float, **words: str
 ) -> Drawing | None:
     """Return the figure of the quantities that some row knows; `words`: its name, title, alt and caption."""
     shown, dropped = _lines(known)
@@ -145,13 +131,13 @@ def _drawing(
     looks = _looks(analysis, shown)
     curves = pd.concat([_of(analysis.batch_curves, key) for key in looks], ignore_index=True)
     knees = pd.concat([_of(analysis.knees, key) for key in looks], ignore_index=True)
-    fitted = any(panel.fitted for panel in panels)
+    fitted = any(panel in FITTED for panel in panels)
 
     def draw(width_in: float) -> Figure:
-        figure, axes_of, (panel_in, _) = grid(len(panels), width_in, aspect=aspect)
+        figure, axes_of, (panel_in, _) = kit.grid(len(panels), width_in, aspect=aspect)
         for axes, panel in zip(axes_of, panels, strict=True):
             _panel(axes, analysis, panel, shown, panel_in)
-        legend(figure, _handles(looks, knees=fitted and bool(knees["identified"].any())), width_in)
+        kit.legend(figure, _handles(looks, knees=fitted and bool(knees["identified"].any())), width_in)
         return figure
 
     parts = [known.assign(kind="point"), curves.assign(kind="line"), knees.assign(kind="knee")]
@@ -167,7 +153,7 @@ def _knee(axes: Axes, knee: Mapping[Any, Any], look: SeriesStyle, place: int, *,
     near = line.iloc[(line["batch"] - knee["knee"]).abs().argmin()]
     inside = line[(line["batch"] >= knee["knee_low"]) & (line["batch"] <= knee["knee_high"])]
     thick: dict[str, Any] = {"linestyle": "-", "linewidth": 5, "alpha": 0.35, "solid_capstyle": "butt", "zorder": 1.5}
-    line_of(axes, inside["batch"], inside["at"], look, **thick)
+    kit.line_of(axes, inside["batch"], inside["at"], look, **thick)
     stroke: dict[str, Any] = {
         "linestyle": "none",
         "marker": "|",
@@ -176,7 +162,7 @@ def _knee(axes: Axes, knee: Mapping[Any, Any], look: SeriesStyle, place: int, *,
         "zorder": 5 + 0.01 * place,
     }
     text = f"knee at a batch of {with_interval(knee['knee'], knee['knee_low'], knee['knee_high'])}"
-    line_of(axes, [knee["knee"]], [near["at"]], look, tips=[text], **stroke)
+    kit.line_of(axes, [knee["knee"]], [near["at"]], look, tips=[text], **stroke)
 
 
 # ---------------------------------------------------------------------------------------------------- the figures

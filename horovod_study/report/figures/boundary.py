@@ -32,19 +32,18 @@ def boundary(analysis: Analysis) -> Drawing | None:
     shown = _shown(analysis)
     if shown.empty:
         return None
-    styles = {
-        **style.series_styles(analysis.nodes),
-        **style.series_styles(analysis.points),
-    }  # placements may be series of their own
+    # Placements may be series of their own.
+    styles = style.series_styles(analysis.nodes) | style.series_styles(analysis.points)
     settings = list(shown["setting"].drop_duplicates())[: kit.MAX_PANELS]
     jumps = analysis.boundary
     named = _named(shown, styles)
+    looks = {label: next(styles[series] for series in named if named[series] == label) for label in named.values()}
 
     def draw(width_in: float) -> Figure:
         figure, panels, (wide_in, tall_in) = kit.by_setting(shown, settings, width_in, aspect=0.9, alone=0.55)
         for (axes,), own in panels:
             _panel(axes, own, jumps[jumps["series"].isin(own["series"])], styles, named, wide_in, 0.8 * tall_in)
-        kit.legend(figure, _handles(shown, styles), width_in)
+        kit.legend(figure, [kit.entry(look, label) for label, look in looks.items()], width_in)
         return figure
 
     per_step = "medians over steps" if (shown["per_step"] == MEDIAN).all() else "means over steps"
@@ -321,8 +320,3 @@ def _named(cells: pd.DataFrame, styles: Mapping[str, style.SeriesStyle]) -> dict
         ways = ", then ".join(dict.fromkeys(way for _, way in _paths(own)))
         named |= dict.fromkeys(own["series"], f"{label}: {ways}" if ways else f"{label}")
     return named
-
-
-def _handles(cells: pd.DataFrame, styles: dict[str, style.SeriesStyle]) -> list[Any]:
-    entries = {label: styles[series] for series, label in reversed(_named(cells, styles).items())}
-    return [kit.entry(look, label) for label, look in reversed(entries.items())]

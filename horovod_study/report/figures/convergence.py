@@ -398,21 +398,18 @@ def _bars(axes: Axes, rows: pd.DataFrame, names: dict[str, str], wide_in: float,
     room = 1.06 + (longest_in if upright else 1.3 * style.small() / 72) / tall_in
     top = float(heights.max()) * room if len(heights) and heights.notna().any() else 1.0
     previous, place, ticks, labels = None, 0.0, [], []
-    for row in ordered.to_dict("records"):
+    for row, number in zip(ordered.to_dict("records"), numbers, strict=True):
         place += 1.0 if previous in (None, row["series"]) else 1.35
         previous = row["series"]
         ticks.append(place)
         labels.append(f"{row['workers']:.0f}")
         if row["censored"]:
-            bound = row["train_s_at_least"]
-            axes.bar(place, bound, width=0.68, color="none", **_MISSED)
-            foot = bound
+            foot = row["train_s_at_least"]
+            axes.bar(place, foot, width=0.68, color="none", **_MISSED)
         else:
             foot = _bar(axes, place, row)
-        turned = 90 if upright else 0
-        axes.text(
-            place, foot + 0.015 * top, _seconds(row), ha="center", va="bottom", size=style.small(), rotation=turned
-        )
+        written: dict[str, Any] = {"ha": "center", "va": "bottom", "size": style.small()}
+        axes.text(place, foot + 0.015 * top, number, rotation=90 if upright else 0, **written)
     axes.set_xticks(ticks, labels)
     axes.set_xlim(0.4, place + 0.6)
     axes.set_ylim(0, top)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from horovod_study.errors import ConfigError
 from horovod_study.files import csv_rows, write_file, writing
 from horovod_study.text.tables import table_of, to_lines
-from horovod_study.text.words import printable
+from horovod_study.text.words import cut, printable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -89,8 +89,7 @@ def table(rows: Sequence[Row], *, most: int = MAX_ROWS) -> str:
 
 
 def _short(name: str) -> str:
-    name = printable(name)
-    return name if len(name) <= NAME_WIDTH else f"{name[: NAME_WIDTH // 2 - 1]}..{name[-(NAME_WIDTH // 2 - 1) :]}"
+    return cut(printable(name), NAME_WIDTH, first=NAME_WIDTH // 2 - 1, dots="..")
 
 
 def _cells(row: Row) -> tuple[str, ...]:

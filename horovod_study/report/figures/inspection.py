@@ -25,7 +25,7 @@ from horovod_study.report.kit.files import write_result
 from horovod_study.report.kit.panels import label_ticks, legend, lying_grid, note_at, paper_behind
 from horovod_study.text.numbers import milliseconds, quoted
 from horovod_study.text.tables import table_of, to_lines
-from horovod_study.text.words import listed, plural
+from horovod_study.text.words import listed, plural, wrapped
 
 STEPS, RANKS = "inspect_steps", "inspect_ranks"
 NAME = "inspect"
@@ -67,29 +67,27 @@ def write_system_of(
 
 def result_lines(found: Inspection) -> list[str]:
     """Return what the command prints."""
-    lines = [
-        *_wrapped(headline(found)),
-        *_wrapped(_window(found), indent="  "),
-        *_wrapped(_closure(found), indent="  "),
-    ]
+    lines = wrapped(headline(found), _WIDE)
+    lines += [line for text in (_window(found), _closure(found)) for line in wrapped(text, _WIDE, "  ")]
     lines += ["", *table(found)]
-    for text in straggler_sentences(found):
-        lines += ["", *_wrapped(text)]
+    texts = straggler_sentences(found)
     if (pop := found.pop) is not None:
-        text = (
+        texts.append(
             f"Parallel efficiency {pop.parallel:.2f} = load balance {pop.load_balance:.2f} x communication efficiency "
             f"{pop.communication:.2f} (POP; useful is all that is not sync)."
         )
-        lines += ["", *_wrapped(text)]
-    lines += ["", *_pause_lines(found)]
+    lines += [*_paragraphs(texts), "", *_pause_lines(found)]
     if found.ablation is not None:
-        lines += ["", *_wrapped(f"Communication by leaving it out: {found.ablation.sentence.rstrip('.')}.")]
-    lines += system_lines(found)
-    for line in _file_lines(found):
-        lines += ["", *_wrapped(line)]
-    for doubt in found.doubts:
-        lines += ["", *_wrapped(f"Doubt: {doubt}.")]
-    return lines
+        lines += _paragraphs([f"Communication by leaving it out: {found.ablation.sentence.rstrip('.')}."])
+    return [
+        *lines,
+        *system_lines(found),
+        *_paragraphs([*_file_lines(found), *(f"Doubt: {each}." for each in found.doubts)]),
+    ]
+
+
+def _paragraphs(texts: Sequence[str]) -> list[str]:
+    return [line for text in texts for line in ("", *wrapped(text, _WIDE))]
 
 
 def headline(found: Inspection) -> str:
@@ -266,11 +264,12 @@ def _pause_lines(found: Inspection) -> list[str]:
     if not pauses.count:
         lines = [f"Pauses: no step took {above} (a step: {_ms(pauses.level_s)} ms)."]
     else:
-        lines = _wrapped(
+        text = (
             f"Pauses: {plural(pauses.count, 'step', ',')} took {above} (a step: {_ms(pauses.level_s)} ms), "
             f"{1e3 * pauses.total_s:,.1f} ms in all, {100 * pauses.share:.2g} % of the time."
         )
-    lines += [line for each in pauses.periods for line in _wrapped(period_words(each), indent="  ")]
+        lines = wrapped(text, _WIDE)
+    lines += [line for each in pauses.periods for line in wrapped(period_words(each), _WIDE, "  ")]
     shown = pauses.longest[:10]
     if shown:
         rest = f" (the {len(shown)} longest; inspect.json has up to {MOST})" if pauses.count > len(shown) else ""
@@ -362,10 +361,6 @@ def captions(found: Inspection) -> list[str]:
             "right, in how many steps it is the last one, with the share by chance."
         )
     return [line for text in texts for line in textwrap.wrap(text, _WIDE)]
-
-
-def _wrapped(text: str, indent: str = "") -> list[str]:
-    return textwrap.wrap(text, _WIDE, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def _ms(seconds: float | None) -> str:

@@ -64,7 +64,7 @@ def transport_ratio(analysis: Analysis) -> Drawing | None:
         kit.legend(figure, [*(kit.entry(look) for look in looks.values()), *kit.judged_handles()], width_in)
         return figure
 
-    rest = len(pairs) - len(chosen)
+    rest, used = len(pairs) - len(chosen), set(shown["a_transport"]) | set(shown["b_transport"])
     caption = (
         "One backend against another, against the number of workers: the value of the first over that of the "
         "second. Points: geometric mean of the ratios of runs of the same repeat, which ran side by side in one block; "
@@ -76,18 +76,13 @@ def transport_ratio(analysis: Analysis) -> Drawing | None:
     )
     return Drawing(
         name=NAME,
-        title=_title(shown),
+        title="NCCL against MPI" if used == {"nccl", "mpi"} else "One backend against another",
         alt="Ratios of throughput and of waiting between two runtimes, against workers; the values are in the "
         "table of transports.",
         caption=caption,
         data=known,
         draw=draw,
     )
-
-
-def _title(shown: pd.DataFrame) -> str:
-    used = set(shown["a_transport"]) | set(shown["b_transport"])
-    return "NCCL against MPI" if used == {"nccl", "mpi"} else "One backend against another"
 
 
 def _looks(analysis: Analysis, shown: pd.DataFrame, chosen: list[Any]) -> dict[Any, SeriesStyle]:

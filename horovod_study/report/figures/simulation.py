@@ -18,7 +18,7 @@ from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator
 
 from horovod_study.analysis.simulate.calibration import Calibration
 from horovod_study.analysis.simulate.step import PARTS
-from horovod_study.records import finite
+from horovod_study.records import facts, finite
 from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit import style
 from horovod_study.report.kit.files import write_result
@@ -59,8 +59,7 @@ def constants(calibration: Calibration) -> dict[str, Any]:
     """Return the constants of the baseline as plain values."""
     it = calibration.scenario
     return {
-        "scaling": it.scaling,
-        "batch": it.batch,
+        **facts(it, "scaling", "batch"),
         "compute_s": it.compute.mean_s,
         "compute_steps": it.compute.steps,
         "compute_cv": it.compute.cv
@@ -69,24 +68,16 @@ def constants(calibration: Calibration) -> dict[str, Any]:
         "beside": it.beside,
         "crowding": {str(k): factor for k, factor in it.crowding.items()},
         "compute_fixed_share": it.fixed_share if it.batch_measured else None,
-        "gradient_bytes": it.gradient_bytes,
-        "buckets": it.buckets,
-        "backward_share": it.backward_share,
-        "algorithm": it.algorithm,
+        **facts(it, "gradient_bytes", "buckets", "backward_share", "algorithm"),
         "workers_per_node": it.network.workers_per_node,
         **{
             kind: {"alpha_s": float(link.alpha_s), "bytes_per_s": float(link.bytes_per_s)}
             for kind, link in (("intra", it.network.intra), ("inter", it.network.inter))
         },
-        "levels": [
-            {"nodes": each.nodes, "latency_s": each.latency_s, "oversubscription": each.oversubscription}
-            for each in it.network.levels
-        ],
+        "levels": finite(it.network.levels),
         "overhead_s": float(it.runtime.overhead_s),
-        "cycle_s": it.runtime.cycle_s,
-        "negotiation": it.runtime.negotiation,
-        "fusion_bytes": finite(it.runtime.fusion_bytes),
-        "relative_standard_errors": {name: getattr(it.spread, name) for name in ("compute", "alpha", "bandwidth")},
+        **facts(it.runtime, "cycle_s", "negotiation", "fusion_bytes"),
+        "relative_standard_errors": facts(it.spread, "compute", "alpha", "bandwidth"),
     }
 
 
@@ -156,7 +147,8 @@ def _table_lines(name: str, own: pd.DataFrame, *, baseline: bool, interval: bool
     for row in own.to_dict("records"):
         cells = [f"{row['workers']:,}", f"{row['nodes']:,}", f"{row['batch']:,}", _ms(row["step_s"])]
         cells += [_range(row["step_low_s"], row["step_high_s"], _ms)] if interval else []
-        cells += [_rate(row["samples_per_s"]), _share(row["efficiency"])]
+        rate = row["samples_per_s"]
+        cells += [f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}", _share(row["efficiency"])]
         cells += [_ms(row[f"{part}_s"]) for part in parts]
         cells += [_range(row["allreduce_low_s"], row["allreduce_high_s"], _ms)] if interval else []
         cells += [_ms(row["hidden_s"])] if hidden else []
@@ -176,10 +168,6 @@ def _ms(seconds: float) -> str:
 
 def _range(low: float, high: float, write: Any) -> str:
     return f"[{write(low)}, {write(high)}]" if math.isfinite(low) and math.isfinite(high) else NOTHING
-
-
-def _rate(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _share(value: float) -> str:

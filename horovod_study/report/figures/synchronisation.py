@@ -83,7 +83,7 @@ def synchronisation(analysis: Analysis) -> Drawing | None:
     caption += kit.left_out(known, settings)
     names = cells.loc[cells["sync_s_median"].isna(), "series"].drop_duplicates()
     if len(names):
-        hidden = [_labels(analysis)[series] for series in names]
+        hidden = [style.series_labels(analysis.synchronisation)[series] for series in names]
         caption += f" Not drawn, because synchronisation is hidden inside their backward pass: {listed(hidden)}."
     return Drawing(
         name=NAME,
@@ -150,11 +150,6 @@ def _batches(axes: Axes, cells: pd.DataFrame, *, extrapolated: bool) -> None:
     twin.spines["right"].set_visible(True)
 
 
-def _labels(analysis: Analysis) -> dict[str, str]:
-    cells = analysis.synchronisation
-    return style.series_labels(cells) if len(cells) else {}
-
-
 # ---------------------------------------------------------------------------------------------------- sentences
 
 
@@ -178,7 +173,7 @@ def _sync_sentences(analysis: Analysis) -> list[str]:
     """Return one sentence for the largest worker count of each series, the largest share of the step first."""
     cells = analysis.synchronisation
     known = cells[cells["sync_s_median"].notna() & (cells["workers"] > 1)]
-    labels, several = _labels(analysis), _several(cells)
+    labels, several = style.series_labels(analysis.synchronisation), _several(cells)
     largest = known.sort_values("workers", kind="stable").drop_duplicates("series", keep="last").sort_index()
     found = []
     for row in largest.sort_values("share_median", ascending=False, kind="stable").to_dict("records"):
@@ -200,7 +195,7 @@ def _transport_sentences(analysis: Analysis) -> list[str]:
     """Return one sentence for each two runtimes: where they differ in throughput, and where not."""
     table = analysis.transports
     table = table[(table["quantity"] == "samples_per_s") & (table["workers"] > 1)]
-    labels, several = _labels(analysis), _several(table)
+    labels, several = style.series_labels(analysis.synchronisation), _several(table)
     found = []
     for (a, b), own in table.groupby(["a", "b"], sort=False):
         words = []
@@ -227,7 +222,7 @@ def _change(row: Mapping[Any, Any]) -> str:
 def _knee_sentences(analysis: Analysis) -> list[str]:
     table = analysis.knees
     several = _several(table)
-    labels = style.series_labels(table) if len(table) else {}
+    labels = style.series_labels(table)
     found = []
     for row in table[table["identified"].astype(bool)].to_dict("records"):
         name = labels[row["series"]] + (f" ({row['setting']})" if several else "")
@@ -241,7 +236,7 @@ def _knee_sentences(analysis: Analysis) -> list[str]:
 
 
 def _cycle_sentences(analysis: Analysis) -> list[str]:
-    labels = style.series_labels(analysis.cycle) if len(analysis.cycle) else {}
+    labels = style.series_labels(analysis.cycle)
     found = []
     for row in analysis.cycle.to_dict("records"):
         text = (

@@ -11,7 +11,7 @@ from horovod_study.report.kit.panels import legend, lying_bar, lying_grid, swatc
 from horovod_study.report.kit.style import INK, TEXT, FigureFormat, LapStyle, folded, text_in
 from horovod_study.text.numbers import percent
 from horovod_study.text.tables import table_of, to_lines
-from horovod_study.text.words import listed, plural
+from horovod_study.text.words import cut, listed, plural
 
 NAME = "timeline"
 SHOWN = 15
@@ -110,7 +110,7 @@ def lines(found: Timeline, *, source: str) -> list[str]:
     together.append(("together", f"{found.busy_s * 1e3:.3f}", ""))
     head += [*to_lines(table_of(("phase", "ms per step", "share"), together)), "", "ms per collective (mean)"]
     apart = [
-        (_cut(row["tensor"]), *(f"{row[f'{phase}_s'] * 1e3:.3f}" for phase in PHASES))
+        (cut(row["tensor"], 40, first=18), *(f"{row[f'{phase}_s'] * 1e3:.3f}" for phase in PHASES))
         for row in tensors.head(SHOWN).to_dict("records")
     ]
     head += to_lines(table_of(("tensor", *PHASES), apart))
@@ -126,10 +126,6 @@ def caption(found: Timeline) -> str:
         "the phase that is furthest on; the others are one tensor each, and tensors that are reduced together share "
         f"their time. Mean of {plural(found.steps, 'step')}; the steps are not timed ones."
     )
-
-
-def _cut(name: str) -> str:
-    return name if len(name) <= 40 else f"{name[:18]}...{name[-19:]}"
 
 
 # ------------------------------------------------------------------------------------------------------- figure
@@ -158,7 +154,7 @@ def draw(found: Timeline, width_in: float) -> Figure:
 
 def _cut_to(name: str, room_in: float) -> str:
     """Return the name with its middle left out where it is wider than `room_in`."""
-    text, kept = _cut(name), len(name)
+    text, kept = cut(name, 40, first=18), len(name)
     while text_in(text) > room_in and kept > 8:
         kept -= 1
         text = f"{name[: kept // 2]}...{name[-(kept - kept // 2) :]}"

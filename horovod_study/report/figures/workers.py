@@ -1,8 +1,4 @@
-"""The figures of a study: values that can be drawn at any width, and the files they become.
-
-Everything drawn is a column of the analysis; the rows used are written next to the figure as CSV, and what the reader
-must know to read it (baseline, formula, what the bars mean) as a caption in a text file.
-"""
+"""Speedup, efficiency and throughput against workers, with the fitted laws."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,9 +25,6 @@ MAX_THIN = 4
 """Series of a panel that have the lines of Amdahl and Gustafson beside their own."""
 
 
-# ---------------------------------------------------------------------------------------------------- against workers
-
-
 def _drawn(analysis: Analysis) -> pd.DataFrame:
     """Return the points that a speedup can be drawn of, and the cells without a result beside them."""
     points = analysis.points
@@ -45,25 +38,21 @@ def _drawn(analysis: Analysis) -> pd.DataFrame:
 class _Ratio:
     """A ratio to the baseline, as it is drawn against workers."""
 
-    name: str
+    title: str
     curves: tuple[str, str, str]  # columns of the fitted curves: middle, low and high
     scale: float
     unit: str
     label: str
     formula: str
 
-    @property
-    def title(self) -> str:
-        return self.name.capitalize()
-
     def columns(self, baseline: str, alternated: bool) -> tuple[str, str, str]:
         """Return the columns of the points: median, slowest and fastest repeat; from turns the ends of the interval."""
-        column, ends = f"{self.name}_{baseline}", ("low", "high") if alternated else ("min", "max")
+        column, ends = f"{self.title.lower()}_{baseline}", ("low", "high") if alternated else ("min", "max")
         return column, f"{column}_{ends[0]}", f"{column}_{ends[1]}"
 
 
 _SPEEDUP = _Ratio(
-    name="speedup",
+    title="Speedup",
     curves=("speedup", "low", "high"),
     scale=1.0,
     unit="\u00d7",
@@ -71,7 +60,7 @@ _SPEEDUP = _Ratio(
     formula="S(N) = X(N) / X(base), X = samples/s of all workers",
 )
 _EFFICIENCY = _Ratio(
-    name="efficiency",
+    title="Efficiency",
     curves=("efficiency", "efficiency_low", "efficiency_high"),
     scale=100.0,
     unit="%",
@@ -117,8 +106,7 @@ def throughput(analysis: Analysis) -> Drawing | None:
                 ends: dict[str, Any] = {"low": "samples_per_s_ci95_low", "high": "samples_per_s_ci95_high"}
                 texts = tips(own, "samples_per_s_median", unit="samples/s", **ends)
                 _dots(axes, own, [f"samples_per_s_{n}" for n in ("median", "min", "max")], look, 1 / 1000, texts)
-            bases = rows["base_plain_samples_per_s"].dropna().unique()
-            for base in bases:
+            for base in rows["base_plain_samples_per_s"].dropna().unique():
                 axes.axline((0, 0), slope=base / 1000, color=QUIET, linewidth=0.7, zorder=1)
             kit.worker_axis(axes, rows["workers"], rows["workers"].max(), wide_in)
             axes.set_ylim(0, rows["samples_per_s_max"].max() / 1000 * 1.12)
@@ -188,7 +176,7 @@ def _against_workers(analysis: Analysis, ratio: _Ratio) -> Drawing | None:
     curves = lines[["series", "law", "workers", *ratio.curves, "extrapolated"]]
     fitted = "; ".join(f"{styles[series].label}: {law_label(law)}" for series, law in laws.items())
     return Drawing(
-        name=ratio.name,
+        name=ratio.title.lower(),
         title=ratio.title,
         alt=f"{ratio.title} against workers for {_names(shown, styles)}; the values are in the table of points.",
         caption=_caption(analysis, ratio, shown, fitted),

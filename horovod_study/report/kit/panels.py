@@ -169,7 +169,7 @@ def against_workers(
 
 @dataclass(frozen=True)
 class Quantity:
-    """A panel of a quantity: columns NAME_median, NAME_min and NAME_max of a table, and what a reader must know."""
+    """A panel of a quantity: its columns are NAME and each of `ends`; and what a reader must know."""
 
     name: str
     label: str
@@ -177,6 +177,12 @@ class Quantity:
     words: str = ""
     scale: float = 1.0
     share: bool = False  # of at most 100 %: the axis ends there, and need not begin at zero
+    ends: tuple[str, str, str] = ("_median", "_min", "_max")  # middle, low and high
+
+    @property
+    def columns(self) -> tuple[str, str, str]:
+        middle, low, high = self.ends
+        return f"{self.name}{middle}", f"{self.name}{low}", f"{self.name}{high}"
 
 
 def quantities(
@@ -189,7 +195,7 @@ def quantities(
     """Return a figure of quantities against workers, a panel each per setting, with the legend of the series."""
     figure, rows_of, (panel_in, _) = by_setting(rows, settings, width_in, each=len(panels))
     for axes, panel, own in [(*pair, own) for made, own in rows_of for pair in zip(made, panels, strict=True)]:
-        columns = (f"{panel.name}_median", f"{panel.name}_min", f"{panel.name}_max")
+        columns = panel.columns
         if f"{panel.name}_repeats" in own.columns:
             own = own.assign(repeats=own[f"{panel.name}_repeats"])
         top = against_workers(axes, own, columns, styles, panel_in, scale=panel.scale, unit=panel.unit)

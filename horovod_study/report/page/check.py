@@ -10,7 +10,6 @@ No finding hides another one: what --allow accepts are doubts, and every error s
 
 import csv
 import tempfile
-import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
@@ -34,7 +33,7 @@ from horovod_study.report.kit.files import FORMATS
 from horovod_study.report.kit.style import TEXT, FigureFormat
 from horovod_study.report.page import tables
 from horovod_study.report.page.html import render
-from horovod_study.text.words import cut, plural, printable
+from horovod_study.text.words import cut, plural, printable, wrapped
 
 PICTURES = (".pdf", ".svg", ".png", ".pgf")
 SHOWN = 8
@@ -158,16 +157,9 @@ class PageCheck:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
-        return {
-            "directory": self.directory,
-            "runs": self.runs,
-            "compared": dict(self.compared),
-            "findings": [each.to_dict() for each in self.findings],
-            "accepted": [each.to_dict() for each in self.accepted],
-            "notes": list(self.notes),
-            "not_covered": [{"what": what, "why": why} for what, why in self.not_covered],
-            "exit_code": self.exit_code,
-        }
+        kept = records.facts(self, "directory", "runs", "compared", "findings", "accepted", "notes")
+        not_covered = [{"what": what, "why": why} for what, why in self.not_covered]
+        return {**kept, "not_covered": not_covered, "exit_code": self.exit_code}
 
 
 def allowed(names: Sequence[str]) -> frozenset[str]:
@@ -761,7 +753,9 @@ def lines(found: PageCheck) -> list[str]:
             for each in same[:SHOWN]:
                 shown += _wrap(_line(each), indent="  ")
             if len(same) > SHOWN:
-                shown += _wrap(f"and {len(same) - SHOWN:,} more{_spread(same[SHOWN:])}; --json lists all", indent="  ")
+                files = list(dict.fromkeys(each.where for each in same[SHOWN:]))
+                where = f" in {', '.join(files[:4])}{' and others' if len(files) > 4 else ''}"
+                shown += _wrap(f"and {len(same) - SHOWN:,} more{where}; --json lists all", indent="  ")
             shown += _wrap(f"-> {rule.remedy}", indent="  ")
     shown.append("")
     shown += [line for note in found.notes for line in _wrap(f"note: {note}")]
@@ -791,10 +785,5 @@ def _line(each: Fault) -> str:
     return f"{printable(each.where)}{column}{f' ({place})' if place else ''}: {printable(each.text)}{runs}"
 
 
-def _spread(findings: Sequence[Fault]) -> str:
-    files = list(dict.fromkeys(each.where for each in findings))
-    return f" in {', '.join(files[:4])}{' and others' if len(files) > 4 else ''}"
-
-
 def _wrap(text: str, indent: str = "") -> list[str]:
-    return textwrap.wrap(text, WIDE, initial_indent=indent, subsequent_indent=f"{indent}  ", break_on_hyphens=False)
+    return wrapped(text, WIDE, indent, f"{indent}  ")

@@ -5,7 +5,9 @@ alone: a document that shows it (`paper.tex`), the section, a reproducibility ap
 copies of the figures and tables that they use.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -31,68 +33,6 @@ APPENDIX = ("measurement", "environment", "failed")
 
 _FOLDER = "\\hspaperfolder"
 
-_DOCUMENT = r"""% Shows the section and its appendix: pdflatex paper.tex, bibtex paper, and pdflatex twice more.
-% In a thesis: \newcommand\hspaperfolder{this/folder}, \input{this/folder/section}, and the packages below.
-\documentclass[11pt,a4paper]{article}
-\usepackage[textwidth=5.9in,textheight=9.4in]{geometry}
-\usepackage{array,booktabs,longtable,graphicx}
-\newcommand\hspaperfolder{.}
-\begin{document}
-\input{section}
-\appendix
-\input{appendix}
-\bibliographystyle{plain}
-\bibliography{references}
-\end{document}
-"""
-
-_REFERENCES = {
-    "horovodstudy": """@misc{{horovodstudy,
-  title = {{horovod\\_study: measure, explain, predict and write up how data-parallel training scales}},
-  author = {{{{horovod\\_study developers}}}},
-  version = {{{version}}},
-  year = {{2026}}
-}}""",
-    "sergeev2018horovod": """@article{{sergeev2018horovod,
-  title = {{Horovod: fast and easy distributed deep learning in {{TensorFlow}}}},
-  author = {{Sergeev, Alexander and Del Balso, Mike}},
-  journal = {{arXiv preprint arXiv:1802.05799}},
-  year = {{2018}}
-}}""",
-    "li2020pytorch": """@article{{li2020pytorch,
-  title = {{{{PyTorch}} Distributed: Experiences on Accelerating Data Parallel Training}},
-  author = {{Li, Shen and others}},
-  journal = {{Proceedings of the VLDB Endowment}},
-  volume = {{13}},
-  number = {{12}},
-  pages = {{3005--3018}},
-  year = {{2020}}
-}}""",
-    "amdahl1967validity": """@inproceedings{{amdahl1967validity,
-  title = {{Validity of the single processor approach to achieving large scale computing capabilities}},
-  author = {{Amdahl, Gene M.}},
-  booktitle = {{AFIPS Spring Joint Computer Conference}},
-  pages = {{483--485}},
-  year = {{1967}}
-}}""",
-    "gustafson1988reevaluating": """@article{{gustafson1988reevaluating,
-  title = {{Reevaluating {{Amdahl}}'s law}},
-  author = {{Gustafson, John L.}},
-  journal = {{Communications of the ACM}},
-  volume = {{31}},
-  number = {{5}},
-  pages = {{532--533}},
-  year = {{1988}}
-}}""",
-    "hoefler2015scientific": """@inproceedings{{hoefler2015scientific,
-  title = {{Scientific benchmarking of parallel computing systems}},
-  author = {{Hoefler, Torsten and Belli, Roberto}},
-  booktitle = {{Proceedings of SC15}},
-  year = {{2015}}
-}}""",
-}
-"""Works that the section cites, as BibTeX."""
-
 _LIBRARIES = {"horovod": ("Horovod", "sergeev2018horovod"), "ddp": ("PyTorch DDP", "li2020pytorch")}
 
 
@@ -110,12 +50,13 @@ def write_paper(analysis: Analysis, directory: Path, source: Mapping[str, Any]) 
     shown = {name: made[name] for name in (*RESULTS, *APPENDIX) if name in made} | {digests.name: digests}
     section = "\n".join(_section(analysis, figures, [name for name in RESULTS if name in shown]))
     version = (source.get("versions") or {}).get("horovod_study", "")
-    cited = [entry.format(version=version) for key, entry in _REFERENCES.items() if f"{{{key}}}" in section]
+    works = _template("references.bib").replace("VERSION", version).rstrip().split("\n\n")
+    cited = set(re.findall(r"\\cite\{(\w+)\}", section))
     texts = {
         "section.tex": section,
         "appendix.tex": "\n".join(_appendix(analysis, [name for name in shown if name not in RESULTS], source)),
-        "references.bib": "\n\n".join(cited) + "\n",
-        "paper.tex": _DOCUMENT,
+        "references.bib": "\n\n".join(work for work in works if re.split("[{,]", work)[1] in cited) + "\n",
+        "paper.tex": _template("paper.tex"),
         **{f"tables/{name}.tex": to_latex(table) for name, table in shown.items()},
     }
     folder = directory / "paper"
@@ -130,6 +71,10 @@ def write_paper(analysis: Analysis, directory: Path, source: Mapping[str, Any]) 
             pdf = directory / "figures" / f"{each.name}.pdf"
             write_file(paths[-1], read_bytes(pdf, again="make the report again with horovod-study report"))
     return paths
+
+
+def _template(name: str) -> str:
+    return files("horovod_study.report.page").joinpath("templates", name).read_text(encoding="utf-8")
 
 
 # ---------------------------------------------------------------------------------------------------- the section

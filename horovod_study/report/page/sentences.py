@@ -10,8 +10,7 @@ from horovod_study.analysis.study import Analysis
 from horovod_study.analysis.sync.cycle import AS_EXPECTED
 from horovod_study.analysis.sync.transports import RESOLVED
 from horovod_study.report.kit.style import LAPS, series_labels
-from horovod_study.text.numbers import THIN as THIN
-from horovod_study.text.numbers import known, milliseconds, number, percent, rounded, scientific, with_interval
+from horovod_study.text.numbers import THIN, known, milliseconds, number, percent, rounded, scientific, with_interval
 from horovod_study.text.words import listed, plural
 
 ENVIRONMENT = {
@@ -35,9 +34,6 @@ _BASES = {"plain": "one plain worker", "wrapped": "one worker of the same librar
 def base_of(found: Mapping[str, Any]) -> str:
     """Return what the speedups of a finding are over, in words."""
     return f"{found.get('base') or _BASES[found['baseline']]}"
-
-
-# ---------------------------------------------------------------------------------------------------- sentences
 
 
 def headline(analysis: Analysis) -> str:
@@ -272,9 +268,10 @@ def _paired(comparison: Mapping[str, Any], workers: int, pairs: pd.DataFrame) ->
     same &= pairs["pairs"] >= FEWEST_PAIRS
     for row in pairs[same].to_dict("records"):
         if {row["a"], row["b"]} == ends:
+            fast, slow = row["b"], row["a"]
             ratio, low, high = (float(row[name]) for name in ("ratio", "ratio_low", "ratio_high"))
-            fast, slow = (row["b"], row["a"]) if ratio >= 1 else (row["a"], row["b"])
-            ratio, low, high = (ratio, low, high) if ratio >= 1 else (1 / ratio, 1 / high, 1 / low)
+            if ratio < 1:
+                fast, slow, ratio, low, high = slow, fast, 1 / ratio, 1 / high, 1 / low
             resolved = row["verdict"] == RESOLVED
             return {"faster": fast, "slower": slow, "ratio": ratio, "low": low, "high": high, "resolved": resolved}
     return comparison
@@ -284,13 +281,12 @@ def _differences(comparisons: Sequence[Mapping[str, Any]], labels: Mapping[str, 
     text = []
     for each in comparisons:
         fast, slow = labels[each["faster"]], labels[each["slower"]]
+        ratio = with_interval(each["ratio"], each["low"], each["high"])
         if each["resolved"] is None:
             text.append(f"Whether {fast} is really faster than {slow} is open: too few repeats for an interval.")
         elif each["resolved"]:
-            ratio = with_interval(each["ratio"], each["low"], each["high"])
             text.append(f"{fast} is {ratio} times as fast as {slow}.")
         else:
-            ratio = with_interval(each["ratio"], each["low"], each["high"])
             text.append(f"{fast} and {slow} are not measurably different (ratio {ratio}).")
     return text
 
@@ -338,6 +334,3 @@ def _overheads(overheads: Sequence[Mapping[str, Any]], labels: Mapping[str, str]
     if ties:
         text.append(f"One worker inside {listed(ties)} is not measurably different from plain PyTorch.")
     return text
-
-
-# ---------------------------------------------------------------------------------------------------- digits

@@ -42,7 +42,7 @@ from horovod_study.text.numbers import (
     signed,
     significant,
 )
-from horovod_study.text.tables import NOTHING, Cell, Column, Group, Row, Table, row_of, with_columns
+from horovod_study.text.tables import NOTHING, Cell, Column, Group, Row, Table, row_of, text_column, with_columns
 from horovod_study.text.words import listed, plural
 
 __all__ = ["Table", "tables", "write_tables"]
@@ -119,12 +119,6 @@ def _noted(column: Column, name: str = "note") -> Column:
     return replace(column, cell=lambda row: Cell(made(row), doubts=[f"{row[name]}"]))
 
 
-def _words(head: str, what: str | Callable[[Row], str], **how: Any) -> Column:
-    """Return a column of texts: those of column `what` of the rows, or what it makes of a row."""
-    cell = (lambda row: f"{row[what]}") if isinstance(what, str) else what
-    return Column(head=head, number=False, cell=cell, **how)
-
-
 _PLACE = (_counts("Workers", "workers", names=True), _counts("Nodes", "nodes"))
 
 # ---------------------------------------------------------------------------------------------------- scaling
@@ -179,10 +173,10 @@ def _points(analysis: Analysis) -> Table | None:
             _numbers(f"Efficiency\nover {other}", f"efficiency_{other}", unit="%", page_only=True),
             _numbers("Waiting", "waiting_share", unit="%", digits=2),
             _numbers("Karp-Flatt\nfraction", "karp_flatt", page_only=True),
-            _words("Notes", notes),
+            text_column("Notes", notes),
         ),
         cells=points,
-        labels=_labels(analysis),
+        labels=series_labels(analysis.points),
         mode=True,
         notes=tuple(f"{mark}: {FLAGS.get(flag, flag)}." for flag, mark in marks.items()),
         keep=(
@@ -234,15 +228,15 @@ def _laws(analysis: Analysis) -> Table | None:
         "Linear: S = slope N + intercept; Amdahl: S = 1/(s + (1 \u2212 s)/N); Gustafson: S = s + (1 \u2212 s)N; "
         "USL: S = \u03b3N/(1 + \u03b1(N \u2212 1) + \u03b2N(N \u2212 1)).",
         columns=(
-            _words("Law", law_of, names=True),
-            _words("Parameter", lambda row: f"{_GREEK.get(row['parameter'], row['parameter'])}"),
+            text_column("Law", law_of, names=True),
+            text_column("Parameter", lambda row: f"{_GREEK.get(row['parameter'], row['parameter'])}"),
             _intervals("Value", ("value", "low", "high")),
             Column(head="RMSE", cell=lambda row: _plain(row["rmse"], digits=2) if row["first"] else ""),
             Column(head="AICc", cell=lambda row: _fixed(row["aicc"], 1) if row["first"] else ""),
-            _words("Selection", lambda row: "selected" * (row["first"] and row["selected"])),
+            text_column("Selection", lambda row: "selected" * (row["first"] and row["selected"])),
         ),
         cells=cells,
-        labels=_labels(analysis),
+        labels=series_labels(analysis.points),
         under=lambda series: f"{fits[series]['baseline']}",
         keep=columns,
     )
@@ -324,7 +318,7 @@ def _laps(
             ),
         ),
         cells=pd.DataFrame(cells),
-        labels=_labels(analysis),
+        labels=series_labels(analysis.points),
         data=parts[["series", "workers", "nodes", "repeats", "lap", *dict.fromkeys((*whole, part)), "share", "note"]],
         **words,
     )
@@ -360,7 +354,7 @@ def _parallel(analysis: Analysis) -> Table | None:
             _numbers("Skew", "skew_s_median", unit="ms", digits=2),
         ),
         cells=points,
-        labels=_labels(analysis),
+        labels=series_labels(analysis.points),
         keep=("series", "workers", "nodes", "repeats", *(f"{name}_median" for name in names), "skew_s_median"),
     )
 
@@ -393,7 +387,7 @@ def _synchronisation(analysis: Analysis) -> Table | None:
             _medians("Median\nper epoch", "sync_per_epoch_s", unit="s"),
         ),
         cells=cells,
-        labels=_labels(analysis, cells),
+        labels=series_labels(cells),
         under=law_of,
         keep=tuple(name for name in cells.columns if name not in ("reduction", "horovod_defaults")),
     )
@@ -407,18 +401,18 @@ def _boundary(analysis: Analysis) -> Table | None:
         "indirect: the next worker count needs another node, so that part of it is due to the further workers. "
         f"{INTERVALS}.",
         columns=(
-            _words("From", partial(_side, "fewer"), wrap=True),
-            _words("To", partial(_side, "more"), wrap=True),
-            _words("Kind", lambda row: Cell(f"{row['kind']}", f"{row['note']}")),
+            text_column("From", partial(_side, "fewer"), wrap=True),
+            text_column("To", partial(_side, "more"), wrap=True),
+            text_column("Kind", lambda row: Cell(f"{row['kind']}", f"{row['note']}")),
             Column(head="Repeats", cell=lambda row: _of(row["fewer_repeats"], row["more_repeats"], ", ")),
             _numbers("Before", "fewer_sync_s", unit="ms"),
             _numbers("After", "more_sync_s", unit="ms"),
             Column(head="Jump", unit="ms", interval=True, strong=True, cell=_jump),
             _intervals("Jump of\nthe step", ("step_jump_s", "step_low_s", "step_high_s"), unit="ms", page_only=True),
-            _words("Verdict", lambda row: _RESOLVED.get(row["resolved"], "unknown")),
+            text_column("Verdict", lambda row: _RESOLVED.get(row["resolved"], "unknown")),
         ),
         cells=analysis.boundary,
-        labels=_labels(analysis, analysis.nodes),
+        labels=series_labels(analysis.nodes),
     )
 
 
@@ -448,7 +442,7 @@ def _turns(analysis: Analysis) -> Table | None:
             _numbers("Cancelled", "turns_cancelled", unit="%", digits=2),
         ),
         cells=points[points["turns_launches"].notna()],
-        labels=_labels(analysis, points),
+        labels=series_labels(points),
     )
 
 
@@ -471,7 +465,7 @@ def _jump(row: Row) -> str:
 
 def _transports(analysis: Analysis) -> Table | None:
     pairs = analysis.transports
-    labels = _labels(analysis, analysis.synchronisation)
+    labels = series_labels(analysis.synchronisation)
 
     def value(name: str, row: Row) -> str:
         return _plain(row[name], 1.0 if row["quantity"] == "samples_per_s" else _MILLI)
@@ -488,14 +482,14 @@ def _transports(analysis: Analysis) -> Table | None:
         + f", and p after Holm over the worker counts. {INTERVALS}. Pairs needed: how many would resolve a difference "
         "of 1 %.",
         columns=(
-            _words("Quantity", lambda row: _QUANTITIES[row["quantity"]]),
+            text_column("Quantity", lambda row: _QUANTITIES[row["quantity"]]),
             _PLACE[0],
             _counts("Pairs", "pairs"),
             Column(head="A", cell=partial(value, "a_value")),
             Column(head="B", cell=partial(value, "b_value")),
             _intervals("B/A", ("ratio", "ratio_low", "ratio_high"), strong=True),
             Column(head="p", cell=lambda row: Cell(_chance(row["p_holm"]), f"{row['test']}")),
-            _words("Verdict", verdict),
+            text_column("Verdict", verdict),
             _counts("Pairs\nneeded", "pairs_needed", page_only=True),
         ),
         cells=pairs,
@@ -525,10 +519,10 @@ def _cycle(analysis: Analysis) -> Table | None:
             _spans("Expected\nslope", ("expected_low", "expected_high"), page_only=True),
             _intervals("Rest", ("rest_s", "rest_low_s", "rest_high_s"), unit="ms"),
             _intervals("Share", ("share_at_default", "share_low", "share_high"), unit="%"),
-            _noted(_words("Verdict", "verdict", wrap=True)),
+            _noted(text_column("Verdict", "verdict", wrap=True)),
         ),
         cells=cells,
-        labels=_labels(analysis, cells),
+        labels=series_labels(cells),
     )
 
 
@@ -553,7 +547,7 @@ def _batches(analysis: Analysis) -> Table | None:
             _medians("Epoch", "epoch_s", unit="s"),
         ),
         cells=cells,
-        labels=_labels(analysis, cells),
+        labels=series_labels(cells),
     )
 
 
@@ -570,7 +564,7 @@ def _knees(analysis: Analysis) -> Table | None:
         columns=(
             *_PLACE,
             _counts("Batches", "batches", page_only=True),
-            _noted(_words("Form", "form", page_only=True)),
+            _noted(text_column("Form", "form", page_only=True)),
             Column(head="Knee", unit="samples", interval=True, strong=True, cell=_knee),
             _intervals("Fixed", ("fixed_s", "fixed_low_s", "fixed_high_s"), unit="ms"),
             _intervals("Per sample", ("per_sample_s", "per_sample_low_s", "per_sample_high_s"), unit="\u00b5s"),
@@ -578,7 +572,7 @@ def _knees(analysis: Analysis) -> Table | None:
             _numbers("Batch\nfor 90 %", "batch_for_90_percent", page_only=True),
         ),
         cells=knees,
-        labels=_labels(analysis, knees),
+        labels=series_labels(knees),
     )
 
 
@@ -616,7 +610,7 @@ def _forecast(analysis: Analysis) -> Table | None:
             _numbers("Of ideal", "efficiency", unit="%", digits=2),
         ),
         cells=rows,
-        labels=_labels(analysis),
+        labels=series_labels(analysis.points),
         doubts=partial(_forecast_doubts, analysis, rows),
         keep=(
             *("series", "setting", "workers", "nodes", "samples_per_s", "low", "high", "ideal_samples_per_s"),
@@ -637,7 +631,7 @@ def _forecast_doubts(analysis: Analysis, rows: pd.DataFrame, series: str) -> lis
 
 
 def _holdout(analysis: Analysis) -> Table | None:
-    labels = _labels(analysis)
+    labels = series_labels(analysis.points)
     groups, data = [], []
     for series, scored in analysis.holdout["series"].items():
         own: list[tuple[str, ...]] = []
@@ -721,12 +715,12 @@ def _recommended(analysis: Analysis) -> Table | None:
         caption="Knee: where one more worker gains less than half of what a worker brings on average. Highest "
         f"throughput: the peak of the USL. {INTERVALS}; beyond: no upper bound up to that count.",
         columns=(
-            _words("Question", lambda row: Cell(_QUESTIONS[row["question"]], doubts=row["doubts"]), names=True),
+            text_column("Question", lambda row: Cell(_QUESTIONS[row["question"]], doubts=row["doubts"]), names=True),
             Column(head="Workers", interval=True, strong=True, cell=count),
             _numbers("Throughput", "samples_per_s", unit="samples/s"),
         ),
         cells=pd.DataFrame(rows),
-        labels=_labels(analysis),
+        labels=series_labels(analysis.points),
         keep=("series", "question", "workers", "low", "high", "searched_to", "samples_per_s"),
     )
 
@@ -752,7 +746,7 @@ def _learning(analysis: Analysis) -> Table | None:
             _intervals("Rate", ("rate", "rate_low", "rate_high")),
         ),
         cells=cells,
-        labels=_labels(analysis),
+        labels=series_labels(analysis.points),
         keep=(
             *("series", "setting", "workers", "nodes", "repeats", "diverged", "best_mse_median", "best_mse_min"),
             *("best_mse_max", "best_epoch", "best_samples", "best_train_s", "best_wall_s", "final_mse_median"),
@@ -787,7 +781,7 @@ def _targets(analysis: Analysis) -> Table | None:
             _numbers("Speedup with\nevaluation", "speedup_wall", page_only=True),
         ),
         cells=cells,
-        labels=_labels(analysis),
+        labels=series_labels(analysis.points),
     )
 
 
@@ -837,7 +831,7 @@ def _resources(analysis: Analysis) -> Table | None:
             ),
         ),
         cells=cells,
-        labels=_labels(analysis),
+        labels=series_labels(analysis.points),
         under=lambda series: f"energy of {resources.devices(read[series])}" if read[series] else "",
     )
 
@@ -874,17 +868,17 @@ def _measurement(analysis: Analysis) -> Table | None:
     measured = analysis.provenance["measurement"]
     if not measured:
         return None
-    labels = _labels(analysis)
+    labels = series_labels(analysis.points)
     return _table(
         name="measurement",
         title="How it was measured",
         caption="Per series, smallest to largest value over its finished runs. Settings: those of the communication "
         "library. Left out: steps before the timed window.",
         columns=(
-            _words("Setting", lambda row: _setting(analysis, row["series"]), wrap=True),
-            _words("Precision", "precision"),
-            _words("Gradients", "reduction"),
-            _words("Settings", lambda row: "stock" if row["stock_settings"] else "shipped"),
+            text_column("Setting", lambda row: _setting(analysis, row["series"]), wrap=True),
+            text_column("Precision", "precision"),
+            text_column("Gradients", "reduction"),
+            text_column("Settings", lambda row: "stock" if row["stock_settings"] else "shipped"),
             _spans("Training\nset", "train_samples", unit="samples"),
             _spans("Repeats\nper point", "repeats"),
             _spans("Timed\nwindow", "window_s", unit="s"),
@@ -892,7 +886,7 @@ def _measurement(analysis: Analysis) -> Table | None:
             _spans("Left\nout", "excluded_steps"),
         ),
         cells=pd.DataFrame([{**each, "label": labels.get(each["series"], each["series"])} for each in measured]),
-        labels=_labels(analysis),
+        labels=series_labels(analysis.points),
         by="label",
         data=pd.DataFrame(
             {
@@ -931,7 +925,7 @@ def _doubts(analysis: Analysis) -> Table | None:
         name="doubts",
         title="Doubts",
         caption="What the analysis found that a reader must know before quoting a number.",
-        columns=(_counts("No.", "place"), _words("Doubt", "doubt", wrap=True)),
+        columns=(_counts("No.", "place"), text_column("Doubt", "doubt", wrap=True)),
         cells=pd.DataFrame({"doubt": doubts, "place": range(1, len(doubts) + 1)}),
         by=[],
         keep=("doubt",),
@@ -939,18 +933,18 @@ def _doubts(analysis: Analysis) -> Table | None:
 
 
 def _failed(analysis: Analysis) -> Table | None:
-    labels = _labels(analysis)
+    labels = series_labels(analysis.points)
     return _table(
         name="failed",
         title="Runs without a result",
         caption="No values were substituted.",
         columns=(
-            _words("Run", lambda row: Cell(f"{row['run']}", code=True), wrap=True, names=True),
-            _words("Series", lambda row: labels.get(row["series"], f"{row['series']}"), wrap=True),
+            text_column("Run", lambda row: Cell(f"{row['run']}", code=True), wrap=True, names=True),
+            text_column("Series", lambda row: labels.get(row["series"], f"{row['series']}"), wrap=True),
             _counts("Workers", "workers"),
             Column(head="Repeat", page_only=True, cell=lambda row: f"{row['repeat']}"),
-            _words("Status", "status"),
-            _words("Reason", "reason", wrap=True),
+            text_column("Status", "status"),
+            text_column("Reason", "reason", wrap=True),
         ),
         cells=pd.DataFrame(analysis.provenance["failed"]),
         by=[],
@@ -1026,10 +1020,6 @@ def _flags(text: Any) -> list[str]:
 
 
 # ---------------------------------------------------------------------------------------------------- rows
-
-
-def _labels(analysis: Analysis, cells: pd.DataFrame | None = None) -> dict[str, str]:
-    return series_labels(analysis.points if cells is None else cells)
 
 
 def _setting(analysis: Analysis, series: str) -> str:
