@@ -23,7 +23,7 @@ from horovod_study.report.kit import panels as kit
 from horovod_study.report.kit import style
 from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import mark
-from horovod_study.text.numbers import THIN, milliseconds, percent, signed
+from horovod_study.text.numbers import MINUS, THIN, milliseconds, percent, signed
 from horovod_study.text.words import plural, span
 
 NAMES = ("losses", "stragglers", "attribution", "roofline", "network")
@@ -32,7 +32,6 @@ MAX_DRAWN = 4
 """Cells whose way from ideal to measured is drawn, of each series the one with most workers."""
 MAX_BARS = 10
 """Of the figure of what synchronisation is made of: each series has its share of them, its largest counts."""
-MINUS = "\u2212"
 
 LOOKS = {
     IDEAL: style.LapStyle(label="ideal step", color="#8fa5b8", ink=style.INK),
@@ -110,9 +109,7 @@ def losses(analysis: Analysis) -> Drawing | None:
     )
     rest = cells["series"].nunique() - len(chosen)
     if rest > 0:
-        caption += (
-            f" In the CSV file only: {plural(rest, 'further series').replace('seriess', 'series')}, and smaller counts."
-        )
+        caption += f" In the CSV file only: {rest} further series, and smaller counts."
     return Drawing(
         name=NAMES[0],
         title="From the ideal step to the measured one",

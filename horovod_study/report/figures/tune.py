@@ -1,6 +1,7 @@
 """What came of a tune: the effect of each setting as a figure and as a table. It computes nothing."""
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
@@ -210,12 +211,6 @@ def _panel(axes: Axes, rows: Sequence[Mapping[str, Any]], noise: float | None, l
 
 def _label(name: str) -> str:
     """Return the name, broken in two lines where it is too long for the margin."""
-    if len(name) <= 34 or " " not in name:
+    if len(name) <= 34:
         return name
-    words = name.split(" ")
-    lines, room = [""], 44
-    for word in words:
-        if lines[-1] and len(lines[-1]) + len(word) > room:
-            lines.append("")
-        lines[-1] = f"{lines[-1]} {word}".strip()
-    return "\n".join(lines)
+    return "\n".join(textwrap.wrap(name, 45, break_long_words=False, break_on_hyphens=False))

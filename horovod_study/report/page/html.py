@@ -313,8 +313,7 @@ def _figure(drawing: Drawing, widths_in: Mapping[str, float], csv: str | None) -
 def _eyebrow(provenance: Mapping[str, Any]) -> str:
     runs = provenance["runs"]
     words = [
-        plural(len(provenance["studies"]), "study").replace("studys", "studies").split(" ", 1)[1]
-        + f" {', '.join(provenance['studies'])}",
+        f"{'study' if len(provenance['studies']) == 1 else 'studies'} {', '.join(provenance['studies'])}",
         f"partition {', '.join(provenance['partitions'])}",
         f"{runs['total']} runs",
     ]
