@@ -165,7 +165,8 @@ def _account(options: argparse.Namespace) -> Result:
     from horovod_study import records
     from horovod_study.analysis.steps.accounting import account as account_all
     from horovod_study.analysis.steps.accounting import account_run, allowed_share, gate
-    from horovod_study.report.figures.accounting import result_lines, write_accounting
+    from horovod_study.report.figures.accounting import text, write_accounting
+    from horovod_study.report.kit.files import figure_lines
 
     allowed = None if options.max_residual is None else allowed_share(options.max_residual)
     table, runs = records.recorded_runs(options.places)
@@ -174,7 +175,7 @@ def _account(options: argparse.Namespace) -> Result:
     paths = write_accounting(found, judged, options.out, look=figure_look(options)) if options.out else []
     return Result(
         document={**found.to_dict(), "gate": judged},
-        lines=result_lines(found, judged, paths),
+        lines=[*text(found, judged), *(line for each in figure_lines(paths) for line in ("", each))],
         files=paths,
         exit_code=0 if judged is None else judged.exit_code,
     )
@@ -217,7 +218,8 @@ def _timeline(options: argparse.Namespace) -> Result:
     """Horovod's collectives, from its timeline: negotiation, queue, copies, transfer."""
     from horovod_study import records
     from horovod_study.analysis.steps.timeline import decompose, parse_events
-    from horovod_study.report.figures.timeline import result_lines, write_timeline
+    from horovod_study.report.figures.timeline import lines, write_timeline
+    from horovod_study.report.kit.files import figure_lines
 
     path, text = records.read_timeline(options.places[0])
     events, doubts = parse_events(text, source=str(path))
@@ -225,7 +227,7 @@ def _timeline(options: argparse.Namespace) -> Result:
     paths = write_timeline(found, options.out or path.parent / "timeline", source=str(path), look=figure_look(options))
     return Result(
         document={"source": str(path), **found.to_dict()},
-        lines=result_lines(found, paths, source=str(path)),
+        lines=[*lines(found, source=str(path)), *figure_lines(paths)],
         files=paths,
         doubts=found.doubts,
     )

@@ -262,10 +262,9 @@ def _keep_drawn(
 ) -> None:
     """Keep what the report was drawn with, for `report --check`; without `look` it is that of a text."""
     from horovod_study import records
-    from horovod_study.report.kit.style import TEXT
     from horovod_study.report.page.check import drawn_by
 
-    records.write_source(directory, report={**drawn_by(directory, paths, look or TEXT, others), **more})
+    records.write_source(directory, report={**drawn_by(directory, paths, look, others), **more})
 
 
 def up_to_date(place: Path) -> Path:

@@ -24,7 +24,7 @@ from horovod_study.records import CHECKPOINTS
 from horovod_study.report.kit.typeset import to_markdown
 from horovod_study.report.page.check import PageCheck
 from horovod_study.report.page.paper import APPENDIX, MAX_COMMANDS, reproduction
-from horovod_study.report.page.sentences import headline, subheadline
+from horovod_study.report.page.sentences import answer
 from horovod_study.report.page.tables import tables
 from horovod_study.text.numbers import THIN
 from horovod_study.text.words import listed, plural
@@ -230,8 +230,7 @@ def _title(analysis: Analysis) -> str:
 
 
 def _answer(analysis: Analysis) -> str:
-    said = (headline(analysis), subheadline(analysis))
-    return " ".join(f"{text.rstrip('.')}." for text in said if text).replace(THIN, " ")
+    return " ".join(answer(analysis)).replace(THIN, " ")
 
 
 def _metadata(analysis: Analysis) -> str:

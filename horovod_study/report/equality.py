@@ -5,7 +5,7 @@ What comes in is `horovod-study verify --json`: a mapping with `cases`, one for 
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,11 +78,10 @@ def _tables(cases: Sequence[Case], bounds: Mapping[str, float]) -> list[str]:
         if not here:
             continue
         judged = [case for case in here if case["judged"]]
-        groups = _grouped(judged or here, lambda case: (case["runtime"], case["workers"], case["reduction"]))
+        groups, verdicts = (_grouped(those, "runtime", "workers", "reduction") for those in (judged or here, here))
         names = [tensor["name"] for tensor in here[0]["tensors"]]
         heads = ("runtime", "workers", "reduction", *(name.replace(".", "\n", 1) for name in names), "verdict")
         rows = []
-        verdicts = _grouped(here, lambda case: (case["runtime"], case["workers"], case["reduction"]))
         for key, group in groups.items():
             errors = [
                 _largest(case["tensors"][place]["relative_error"] for case in group) for place in range(len(names))
@@ -104,7 +103,7 @@ def _kinds(cases: Sequence[Case], moved: Mapping[str, Mapping[str, float]]) -> s
         *("float32 rounding\nof the gradient", "moved by\nat least", ""),
     )
     rows = []
-    for (dtype, optimizer), group in _grouped(cases, lambda case: (case["dtype"], case["optimizer"])).items():
+    for (dtype, optimizer), group in _grouped(cases, "dtype", "optimizer").items():
         columns = ("relative_error", "max_error", "gradient_error", "gradient_error_later")
         tensors = [tensor for case in group for tensor in case["tensors"]]
         errors = [_number(_largest(tensor[name] for tensor in tensors)) for name in columns]
@@ -135,7 +134,7 @@ def _conditions(cases: Sequence[Case]) -> str:
 
 
 def _failures(cases: Sequence[Case]) -> str:
-    failed = _grouped([case for case in cases if not case["passed"]], lambda case: (case["why"], case["worst"]))
+    failed = _grouped([case for case in cases if not case["passed"]], "why", "worst")
     lines = []
     for (why, worst), group in list(failed.items())[:_LONGEST_LIST]:
         first = group[0]
@@ -161,10 +160,10 @@ def _csv(cases: Sequence[Case]) -> str:
     return csv_rows([*keys, "tensor", *errors, "passed"], rows)
 
 
-def _grouped(cases: Sequence[Case], key: Callable[[Case], tuple[Any, ...]]) -> dict[tuple[Any, ...], list[Case]]:
+def _grouped(cases: Sequence[Case], *names: str) -> dict[tuple[Any, ...], list[Case]]:
     groups: dict[tuple[Any, ...], list[Case]] = {}
     for case in cases:
-        groups.setdefault(key(case), []).append(case)
+        groups.setdefault(tuple(case[name] for name in names), []).append(case)
     return groups
 
 

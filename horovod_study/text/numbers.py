@@ -139,14 +139,14 @@ def scientific(value: float | None, digits: int = 2) -> str:
     return f"{mantissa}e{int(power)}".replace("-", MINUS)
 
 
-def milliseconds(seconds: float | None, digits: int = 3) -> str:
-    """Return a time in ms, without the unit."""
+def milliseconds(seconds: float | None) -> str:
+    """Return a time in ms, with three digits and at most two decimals, without the unit."""
     if not known(seconds):
         return "unknown"
     if abs(seconds) < 5e-7:
         return "0.00"
-    decimals = max(0, min(3, digits - 1 - math.floor(math.log10(abs(seconds * 1000)))))
-    return fixed(seconds * 1000, min(decimals, 2))
+    decimals = 2 - math.floor(math.log10(abs(seconds * 1000)))
+    return fixed(seconds * 1000, max(0, min(decimals, 2)))
 
 
 def signed(text: str) -> str:

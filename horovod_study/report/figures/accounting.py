@@ -26,7 +26,7 @@ from horovod_study.analysis.steps.accounting import (
 from horovod_study.analysis.steps.breakdown import BASES, PARTS, hiding, shown
 from horovod_study.records import finite
 from horovod_study.report.figures.breakdown import lap_bar, lap_handles
-from horovod_study.report.kit.files import figure_lines, write_result
+from horovod_study.report.kit.files import write_result
 from horovod_study.report.kit.panels import MAX_HEIGHT_IN, legend, note_at
 from horovod_study.report.kit.style import INK, LAPS, NARROW_IN, PAPER, QUIET, TEXT, FigureFormat, folded, text_in
 from horovod_study.text.numbers import MINUS, rounded
@@ -52,12 +52,6 @@ def write_accounting(
         f"{NAME}-runs.csv": found.run_rows(),
     }
     return write_result(directory, texts, {NAME: partial(draw, found.cells)} if drawn(found.cells) else {}, look=look)
-
-
-def result_lines(found: Accounting, gate: ResidualGate | None, paths: Sequence[Path]) -> list[str]:
-    """Return what the command prints: the tables, the views, the verdict, and where the figure is."""
-    pictures = figure_lines(paths)
-    return [*text(found, gate), *(["", *pictures] if pictures else [])]
 
 
 # --------------------------------------------------------------------------------------------------------- text
@@ -385,11 +379,9 @@ def _steps(axes: Axes, bars: Sequence[tuple[str, dict[str, Any]]], wide_in: floa
         turned = 90 if upright else 0
         note_at(axes, text, (place, height), (0, 3), ha="center", va="bottom", linespacing=1.05, rotation=turned)
     axes.set_xticks(range(len(bars)), [label for label, _ in bars])
-    axes.set_xlim(-0.6, max(len(bars), _FEWEST_BARS) - 0.4)
-    axes.set_ylim(0, top * (1.5 if upright else 1.34))
+    axes.set(xlim=(-0.6, max(len(bars), _FEWEST_BARS) - 0.4), ylim=(0, top * (1.5 if upright else 1.34)))
     axes.tick_params(axis="x", length=0)
-    axes.set_ylabel("ms per step")
-    axes.set_xlabel("workers (nodes)" if any("(" in label for label, _ in bars) else "workers")
+    axes.set(ylabel="ms per step", xlabel="workers (nodes)" if any("(" in label for label, _ in bars) else "workers")
 
 
 def _growths(axes: Axes, bars: Sequence[dict[str, Any]], kind: str) -> None:
@@ -413,8 +405,7 @@ def _growths(axes: Axes, bars: Sequence[dict[str, Any]], kind: str) -> None:
     axes.set_xticks(range(len(bars)), [f"{bar['step']['workers']:.0f}" for bar in bars])
     axes.set_xlim(-0.75, len(bars) - 0.25)
     axes.tick_params(axis="x", length=0)
-    axes.set_xlabel("workers")
-    axes.set_title(f"T(N) {MINUS} T(1) over {kind}, ms")
+    axes.set(xlabel="workers", title=f"T(N) {MINUS} T(1) over {kind}, ms")
 
 
 def _whisker(axes: Axes, place: float, low: float, high: float) -> None:

@@ -50,12 +50,12 @@ _THOUGHT = {
 }
 
 
-def write_attribution(found: Attribution, directory: Path, *, look: style.FigureFormat = style.TEXT) -> list[Path]:
+def write_attribution(found: Attribution, directory: Path) -> list[Path]:
     """Write attribution.json, attribution.txt (table and sentences) and the figure; return the paths."""
     doubts = [f"Doubt: {text}." for text in found.doubts]
     lines = [*table(found), "", *sentences(found), "", caption(found), *doubts]
     figures = {NAME: partial(draw, found)} if any(_drawn(arm) for arm in found.arms) else {}
-    return write_result(directory, {f"{NAME}.json": finite(found), f"{NAME}.txt": lines}, figures, look=look)
+    return write_result(directory, {f"{NAME}.json": finite(found), f"{NAME}.txt": lines}, figures)
 
 
 # --------------------------------------------------------------------------------------------------------- text
@@ -274,8 +274,7 @@ def draw_bars(bars: Sequence[Bar], width_in: float) -> Figure:
         ends.append(1e3 * max(right_end, sync.high if sync.known else sync.value))
         note_at(left, words[place], (ends[-1], place), (4, 0), va="center")
     left.set_yticks(range(len(bars)), names)
-    left.set_ylim(len(bars) - 0.5, -0.5)
-    left.set_xlabel("ms per step")
+    left.set(ylim=(len(bars) - 0.5, -0.5), xlabel="ms per step")
     right.set_xlabel("% of the synchronisation")
     for axes in (left, right):
         axes.axvline(0, color=style.QUIET, linewidth=0.7, zorder=4)

@@ -26,9 +26,7 @@ _MODEL = style.LAPS["sync"].color
 # ------------------------------------------------------------------------------------------------------ files
 
 
-def write_bench(
-    network: BenchedNetwork, document: Mapping[str, Any], directory: Path, *, look: style.FigureFormat = style.TEXT
-) -> list[Path]:
+def write_bench(network: BenchedNetwork, document: Mapping[str, Any], directory: Path) -> list[Path]:
     """Write bench.json, bench.csv, bench.txt and the figures (.pdf, .svg, .png, caption .txt); return their paths.
 
     `document` is what was measured, conditions included; bench.json holds it whole beside what follows from it.
@@ -43,7 +41,7 @@ def write_bench(
     if network.roofline is not None:
         figures["roofline"] = partial(draw_roofline, network)
         texts["roofline.txt"] = roofline_caption(network)
-    return write_result(directory, texts, figures, look=look)
+    return write_result(directory, texts, figures)
 
 
 def content(network: BenchedNetwork, document: Mapping[str, Any]) -> dict[str, Any]:
@@ -56,9 +54,8 @@ def content(network: BenchedNetwork, document: Mapping[str, Any]) -> dict[str, A
 
 def text(network: BenchedNetwork, document: Mapping[str, Any]) -> str:
     """Return everything as tables for a terminal."""
-    blocks = [_head(network, document)]
-    for name in dict.fromkeys(network.points["way"]):
-        blocks.append(allreduce_table(network, name))
+    ways = dict.fromkeys(network.points["way"])
+    blocks = [_head(network, document), *(allreduce_table(network, name) for name in ways)]
     blocks += [_broadcast_table(network), _fit_table(network)]
     if network.roofline is not None:
         blocks += [_machine_lines(network, network.roofline), _roofline_table(network.roofline)]
@@ -270,11 +267,9 @@ def draw_network(network: BenchedNetwork, width_in: float) -> Figure:
     flat = network.model["flat_bytes"]
     bandwidth = "Bus bandwidth" if network.workers > 1 else "Bandwidth S/t"
     for axes, title in ((left, "Time of an all-reduce (µs)"), (right, f"{bandwidth} (bytes/s)")):
-        axes.set_xscale("log")
-        axes.set_yscale("log")
+        axes.set(xscale="log", yscale="log")
         axes.axvline(flat, color=_MODEL, linewidth=0.9, linestyle=(0, (1.2, 1.2)), zorder=1)
-        axes.set_title(title)
-        axes.set_xlabel("Message (bytes)")
+        axes.set(title=title, xlabel="Message (bytes)")
         _ticks(axes)
     text, where = f"{WHOLE_GRADIENT}\n{amount(flat)}", ("data", "axes fraction")
     kit.note_at(left, text, (flat, 1.0), (-4, -2), xycoords=where, ha="right", va="top", color=_MODEL)
@@ -348,12 +343,8 @@ def draw_roofline(network: BenchedNetwork, width_in: float) -> Figure:
         # Both are at one height: a narrow figure has no room for them beside each other.
         below = -32 if filled and width_in < style.NARROW_IN else -8
         kit.note_at(axes, text, (x, done), (0, below), ha="center", va="top", color=_MODEL, bbox=behind, zorder=3)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlim(left, right)
-    axes.set_ylim(bottom / 1e9, highest / 1e9 * 2)
-    axes.set_xlabel("Operations per byte moved (FLOP/byte)")
-    axes.set_ylabel("GFLOP/s of one worker")
+    axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(bottom / 1e9, highest / 1e9 * 2))
+    axes.set(xlabel="Operations per byte moved (FLOP/byte)", ylabel="GFLOP/s of one worker")
     _ticks(axes)
     title = f"Bandwidth of copies in memory, and of all-reduces of {amount(network.model['flat_bytes'])}"
     kit.legend(figure, handles, width_in, title=style.folded(title, width_in - 0.2), alignment="left")

@@ -192,8 +192,7 @@ def _panel(
     top = 1000 * cells["sync_s_max"].max() * 1.22
     kit.worker_axis(axes, cells["workers"], last, wide_in)
     left, right = axes.get_xlim()
-    axes.set_xlim(left, right + _room(jumps, places, left, right, 0.85 * wide_in))
-    axes.set_ylim(0, top)
+    axes.set(xlim=(left, right + _room(jumps, places, left, right, 0.85 * wide_in)), ylim=(0, top))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
     axes.set_ylabel(style.folded("Waiting for gradients / ms per step", 0.8 * tall_in))
     texts = _arrows(axes, cells, jumps, places, styles)

@@ -290,8 +290,7 @@ def _mse_axis(axes: Axes, rows: pd.DataFrame) -> None:
     values = np.concatenate([rows[name].to_numpy(dtype=float) for name in (*names, "floor_mse")])
     values = values[np.isfinite(values) & (values > 0)]
     low, high = values.min() / 1.25, values.max() * 1.25
-    axes.set_yscale("log")
-    axes.set_ylim(low, high)
+    axes.set(yscale="log", ylim=(low, high))
     decades = math.log10(high / low)
     marks: tuple[float, ...] = (1.0,) if decades > 3 else (1.0, 3.0) if decades > 1.6 else (1.0, 2.0, 5.0)
     if decades <= 0.7:
@@ -411,8 +410,7 @@ def _bars(axes: Axes, rows: pd.DataFrame, names: dict[str, str], wide_in: float,
         written: dict[str, Any] = {"ha": "center", "va": "bottom", "size": style.small()}
         axes.text(place, foot + 0.015 * top, number, rotation=90 if upright else 0, **written)
     axes.set_xticks(ticks, labels)
-    axes.set_xlim(0.4, place + 0.6)
-    axes.set_ylim(0, top)
+    axes.set(xlim=(0.4, place + 0.6), ylim=(0, top))
     axes.tick_params(axis="x", length=0)
     axes.set_xlabel("Workers")
     if ordered["series"].nunique() > 1:

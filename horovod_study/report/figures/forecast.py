@@ -80,8 +80,7 @@ def _panel(axes: Axes, rows: pd.DataFrame, styles: Mapping[str, SeriesStyle], wi
     kit.label_ticks(axes.yaxis, LogLocator(base=10, subs=(1.0, 2.0, 5.0) if tall_in > 1.1 else (1.0,)))
     axes.set_xlim(first / 1.12, last * 1.12)
     kit.node_boundaries(axes, rows, wide_in, first=True)
-    axes.set_xlabel("Workers")
-    axes.set_ylabel(folded("Throughput / 1000 samples/s", 0.8 * tall_in))
+    axes.set(xlabel="Workers", ylabel=folded("Throughput / 1000 samples/s", 0.8 * tall_in))
 
 
 def _series(axes: Axes, own: pd.DataFrame, look: SeriesStyle) -> None:

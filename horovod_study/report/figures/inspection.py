@@ -194,7 +194,11 @@ def straggler_sentences(found: Inspection) -> list[str]:
         others = ", ".join(str(each.rank) for each in late.named[4 : 4 + _MOST_RANKS])
         sentences.append(f"So are ranks {others}{' and more' if len(late.named) > 4 + _MOST_RANKS else ''}.")
     together = _whole_hosts(found)
-    return [f"Stragglers: {' '.join([*sentences, *together])}", skew, _method(found)]
+    method = (
+        f"(Time of each rank from the end of a synchronisation to its gradients being ready: {', '.join(late.laps)}; "
+        f"{late.steps:,} steps; 95 % intervals from blocks of {late.block_steps} steps.)"
+    )
+    return [f"Stragglers: {' '.join([*sentences, *together])}", skew, method]
 
 
 def balance_words(balanced: Sequence[Lateness], chance: float) -> str:
@@ -219,7 +223,8 @@ def balance_words(balanced: Sequence[Lateness], chance: float) -> str:
 
 def _late_words(late: Lateness, period_s: float, ranks: int) -> str:
     host = f" on {late.host}" if late.host else ""
-    decimals = _decimals(late)
+    half_ms = 1e3 * (late.high_s - late.low_s) / 2
+    decimals = 3 if half_ms < 0.01 else 2 if half_ms < 0.1 else 1
     in_all, there = (
         "{} ms per step [{}, {}]".format(*(f"{1e3 * each:.{decimals}f}" for each in times))
         for times in ((late.value_s, late.low_s, late.high_s), (late.cause_s, late.cause_low_s, late.cause_high_s))
@@ -246,14 +251,6 @@ def _whole_hosts(found: Inspection) -> list[str]:
     if not whole or len(whole) == len(hosts):
         return []
     return [f"All ranks of {listed(whole)} are slow: look at the host rather than at one process."]
-
-
-def _method(found: Inspection) -> str:
-    late = found.stragglers
-    return (
-        f"(Time of each rank from the end of a synchronisation to its gradients being ready: {', '.join(late.laps)}; "
-        f"{late.steps:,} steps; 95 % intervals from blocks of {late.block_steps} steps.)"
-    )
 
 
 def _pause_lines(found: Inspection) -> list[str]:
@@ -371,11 +368,6 @@ def _ms(seconds: float | None) -> str:
     return f"{value:.3f}" if abs(value) < 10 else f"{value:,.1f}"
 
 
-def _decimals(late: Lateness) -> int:
-    half_ms = 1e3 * (late.high_s - late.low_s) / 2
-    return 3 if half_ms < 0.01 else 2 if half_ms < 0.1 else 1
-
-
 # ------------------------------------------------------------------------------------------------------ figures
 
 
@@ -399,8 +391,7 @@ def draw_steps(found: Inspection, width_in: float) -> Figure:
         centres = (course.first + course.last) / 2
         ends = 1e3 * course.low_s, np.minimum(1e3 * course.high_s, roof)
         axes.vlines(centres, *ends, color=style.QUIET, linewidth=0.5, alpha=0.8, zorder=3.5)
-    axes.set_xlim(edges[0], edges[-1])
-    axes.set_ylim(0, roof)
+    axes.set(xlim=(edges[0], edges[-1]), ylim=(0, roof))
     if found.excluded:
         axes.axvspan(edges[0], found.first_step - 0.5, facecolor=style.SHADE, edgecolor="none", alpha=0.75, zorder=4)
         axes.axvline(found.first_step - 0.5, color=style.QUIET, linewidth=0.8, zorder=4)
@@ -471,8 +462,7 @@ def draw_ranks(found: Inspection, width_in: float) -> Figure:
     left.axvline(0, color=style.QUIET, linewidth=0.7, zorder=1)
     left.set_xlabel("later than the others, ms per step")
     right.axvline(100 / len(found.stragglers.ranks), color=style.INK, linewidth=0.8, linestyle=(0, (3, 1.5)), zorder=5)
-    right.set_xlabel("last in % of the steps")
-    right.set_xlim(0, 100)
+    right.set(xlabel="last in % of the steps", xlim=(0, 100))
     for axes in (left, right):
         lying_grid(axes)
     return figure

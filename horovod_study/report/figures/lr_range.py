@@ -64,16 +64,12 @@ def draw(test: RangeTest, width_in: float) -> Figure:
     axes.plot(test.rates[seen], test.losses[seen], **dots, zorder=1)
     line = np.where(np.isfinite(test.smooth), test.smooth, np.nan)
     axes.plot(test.rates, line, color=_LINE, linewidth=1.7, zorder=3)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlim(test.rates[0], last)
-    axes.set_ylim(bottom, top)
+    axes.set(xscale="log", yscale="log", xlim=(test.rates[0], last), ylim=(bottom, top))
     for axis in (axes.xaxis, axes.yaxis):
         label_decades(axis, 12)
     axes.tick_params(axis="x", which="minor", size=1.5, color=GRID)
     axes.tick_params(axis="y", which="minor", size=0)
-    axes.set_xlabel("Learning rate")
-    axes.set_ylabel("Training loss (MSE)")
+    axes.set(xlabel="Learning rate", ylabel="Training loss (MSE)")
     marks: list[tuple[float, str, str, Any]] = []
     if test.steepest_rate is not None:
         marks.append((test.steepest_rate, f"steepest descent\n{test.steepest_rate:.2g}", INK, (0, (1.2, 1.2))))

@@ -182,12 +182,7 @@ def _times(value: float) -> str:
 
 
 def write_simulation(
-    table: pd.DataFrame,
-    calibration: Calibration,
-    doubts: Sequence[str],
-    directory: Path,
-    *,
-    look: style.FigureFormat = style.TEXT,
+    table: pd.DataFrame, calibration: Calibration, doubts: Sequence[str], directory: Path, *, look: style.FigureFormat
 ) -> list[Path]:
     """Write simulation.csv, .json, .txt and the figure (.pdf, .svg, .png) with its caption; return the paths."""
     texts = {
@@ -250,15 +245,12 @@ def draw(table: pd.DataFrame, width_in: float) -> Figure:
             kit.line_of(axes, own["workers"], own[column], look, **how)
         if place == 0 and bool(own["efficiency_low"].notna().all()):
             kit.band_of(right, own["workers"], (own["efficiency_low"], own["efficiency_high"]), look, alpha=0.18)
-    left.set_yscale("log")
-    left.set_title("Speedup")
-    right.set_title("Efficiency")
-    right.set_ylim(0, max(1.02, 1.05 * float(table["efficiency"].max())))
+    left.set(yscale="log", title="Speedup")
+    right.set(title="Efficiency", ylim=(0, max(1.02, 1.05 * float(table["efficiency"].max()))))
     kit.label_ticks(right.yaxis, right.yaxis.get_major_locator(), lambda value: f"{100 * value:.0f} %")
     kit.label_ticks(left.yaxis, LogLocator(base=10, numticks=6), partial(prefixed, gap=""))
     for axes in (left, right):
-        axes.set_xscale("log")
-        axes.set_xlabel("Workers")
+        axes.set(xscale="log", xlabel="Workers")
         places = FixedLocator(list(counts)) if len(counts) <= 6 else LogLocator(base=10, numticks=7)
         kit.label_ticks(axes.xaxis, places, partial(prefixed, gap=""))
     if len(names) > 1:
@@ -285,9 +277,7 @@ def _bars(figure: Any, own: pd.DataFrame, width_in: float) -> None:
     for place, row, top in zip(places, own.to_dict("records"), bottom, strict=True):
         kit.note_at(axes, milliseconds(row["step_s"]), (place, top), (0, 2), ha="center", color=style.INK)
     axes.set_xticks(places, [prefixed(each, gap="") for each in own["workers"]])
-    axes.set_title("Parts of the mean step (ms)")
-    axes.set_xlabel("Workers")
-    axes.set_ylim(0, 1.1 * float(bottom.max()))
+    axes.set(title="Parts of the mean step (ms)", xlabel="Workers", ylim=(0, 1.1 * float(bottom.max())))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
     handles = [kit.swatch(LOOKS[part]) for part in shown]
     widest_in = max(style.text_in(str(handle.get_label())) for handle in handles) + 0.5

@@ -198,9 +198,8 @@ def _transport_sentences(analysis: Analysis) -> list[str]:
     labels, several = style.series_labels(analysis.synchronisation), _several(table)
     found = []
     for (a, b), own in table.groupby(["a", "b"], sort=False):
-        words = []
-        for row in own[own["verdict"] == RESOLVED].to_dict("records"):
-            words.append(f"{_change(row)} with {plural(row['workers'], 'worker')}")
+        told = own[own["verdict"] == RESOLVED].to_dict("records")
+        words = [f"{_change(row)} with {plural(row['workers'], 'worker')}" for row in told]
         open_ = own[own["verdict"] == NOT_RESOLVED]
         if len(open_):
             counts = listed([f"{each:.0f}" for each in sorted(set(open_["workers"]))])

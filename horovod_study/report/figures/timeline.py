@@ -6,7 +6,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from horovod_study.analysis.steps.timeline import PHASES, Timeline
-from horovod_study.report.kit.files import figure_lines, write_result
+from horovod_study.report.kit.files import write_result
 from horovod_study.report.kit.panels import legend, lying_bar, lying_grid, swatch
 from horovod_study.report.kit.style import INK, TEXT, FigureFormat, LapStyle, folded, text_in
 from horovod_study.text.numbers import percent
@@ -159,8 +159,3 @@ def _cut_to(name: str, room_in: float) -> str:
         kept -= 1
         text = f"{name[: kept // 2]}...{name[-(kept - kept // 2) :]}"
     return text
-
-
-def result_lines(found: Timeline, paths: list[Path], *, source: str) -> list[str]:
-    """Return what the command prints: the tables, the sentence, and where the figure is."""
-    return [*lines(found, source=source), *figure_lines(paths)]

@@ -111,8 +111,7 @@ def draw(document: Mapping[str, Any], width_in: float) -> Figure:
         if len(panels) > 1:
             axes.set_title(_title(runtime))
     last = together[-1, 0]
-    last.set_xscale("log")
-    last.set_xlim(low, high)
+    last.set(xscale="log", xlim=(low, high))
     log = LogLocator(base=10, subs=(1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0))
     label_ticks(last.xaxis, log if high / low > 1.6 else MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
     last.set_xlabel("Samples/s relative to the shipped settings")

@@ -123,11 +123,9 @@ def load(analysis: Analysis) -> Drawing | None:
                 ]
                 kit.line_of(axes, each["at_s"], middle, look, tips=tips)
                 high = max(high, float(most.max()) if most.notna().any() else 0.0)
-            axes.set_xlim(0, 1.02 * float(shown["at_s"].max()) or 1)
-            axes.set_ylim(0, 1.12 * high if high > 0 else 1)
+            axes.set(xlim=(0, 1.02 * float(shown["at_s"].max()) or 1), ylim=(0, 1.12 * high if high > 0 else 1))
             kit.round_values(axes, nbins=5, steps=(1, 2, 2.5, 5, 10))
-            axes.set_ylabel(panel.label)
-            axes.set_xlabel("Seconds since the timed window began")
+            axes.set(ylabel=panel.label, xlabel="Seconds since the timed window began")
         entries = [
             Line2D([], [], color=look.color, linestyle=look.dash, linewidth=1.2, label=look.label)
             for look in looks.values()

@@ -395,8 +395,7 @@ def log_counts(axes: Axes, counts: Sequence[float], panel_in: float) -> None:
 
 def log_values(axes: Axes, low: float, high: float) -> None:
     """Make a logarithmic axis of values from `low` to `high`, with round numbers that a reader can use."""
-    axes.set_yscale("log")
-    axes.set_ylim(low / 1.25, high * 1.25)
+    axes.set(yscale="log", ylim=(low / 1.25, high * 1.25))
     label_ticks(axes.yaxis, LogLocator(subs=(1.0, 2.0, 5.0) if high / low < 200 else (1.0,)))
 
 

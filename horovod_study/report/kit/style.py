@@ -260,10 +260,10 @@ def small() -> float:
     return float(mpl.rcParams["xtick.labelsize"])
 
 
-def text_in(text: str, size: float | None = None) -> float:
-    """Return how wide the widest line of a text is, in inches at `size` points (default `small()`); inside style()."""
+def text_in(text: str) -> float:
+    """Return how wide the widest line of a text is, in inches at `small()` points; inside style()."""
     family = tuple(mpl.rcParams["font.family"])
-    return max(_line_in(line, size or small(), family) for line in text.split("\n"))
+    return max(_line_in(line, small(), family) for line in text.split("\n"))
 
 
 @functools.lru_cache(4096)
@@ -275,7 +275,7 @@ def _line_in(line: str, size: float, family: tuple[str, ...]) -> float:
     return float(width_pt) / 72
 
 
-def folded(text: str, room_in: float, size: float | None = None) -> str:
+def folded(text: str, room_in: float) -> str:
     """Break a text after blanks, slashes and commas into lines of at most `room_in` inches; inside style().
 
     Nothing is lost: without the line breaks it is the same text.
@@ -284,7 +284,7 @@ def folded(text: str, room_in: float, size: float | None = None) -> str:
     for given in text.split("\n"):
         line = ""
         for word in _words(given):
-            if line and text_in((line + word).rstrip(), size) > room_in:
+            if line and text_in((line + word).rstrip()) > room_in:
                 lines.append(line)
                 line = ""
             line += word

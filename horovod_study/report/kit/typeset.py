@@ -90,18 +90,18 @@ def caption_command(name: str) -> str:
     return "\\hs" + "".join(letter for letter in name if letter.isalpha()) + "caption"
 
 
-def to_latex(table: Table, *, width_in: float = TEXT_WIDTH_IN) -> str:
+def to_latex(table: Table) -> str:
     """Return a `table`, or a `longtable` where it is longer than a page, of rules from booktabs, to be read by \\input.
 
-    `width_in` is the width of the text: letters get smaller, and texts break, until the table fits into it.
+    Letters get smaller, and texts break, until the table fits into TEXT_WIDTH_IN.
     """
     table = printed(table)
-    size, letter_pt, gap_pt = _size(table, width_in)
+    size, letter_pt, gap_pt = _size(table)
     command = caption_command(table.name)
     caption = f"\\caption[{{{latex(table.title)}}}]{{{command}}}\\label{{tab:{table.name}}}"
-    spec = _spec(table, width_in, letter_pt, gap_pt)
+    spec = _spec(table, letter_pt, gap_pt)
     head = [*_header(table), "\\midrule"]
-    body = list(_body(table, 72.27 * width_in / letter_pt))  # ems that one line of the text holds
+    body = list(_body(table, 72.27 * TEXT_WIDTH_IN / letter_pt))  # ems that one line of the text holds
     long = len(body) + len(head) - 1 > PAGE_LINES
     notes = [f"\\par\\smallskip{{\\footnotesize {latex(note)}\\par}}" for note in table.notes]
     lines = [
@@ -137,14 +137,14 @@ def to_latex(table: Table, *, width_in: float = TEXT_WIDTH_IN) -> str:
     return "\n".join(lines) + "\n"
 
 
-def document(names: Sequence[str], *, width_in: float = TEXT_WIDTH_IN) -> str:
+def document(names: Sequence[str]) -> str:
     """Return a document that shows the tables of these names, which are beside it: to look at, and to copy from."""
     packages = "".join(f"\\usepackage{{{name}}}\n" for name in PACKAGES)
     shown = "".join(f"\\input{{{name}}}\n" for name in names)
     return (
         "% Shows all tables: pdflatex tables.tex. A thesis needs the packages and an \\input per table.\n"
         "\\documentclass[11pt,a4paper]{article}\n"
-        f"\\usepackage[textwidth={width_in:g}in,textheight=9.4in]{{geometry}}\n{packages}"
+        f"\\usepackage[textwidth={TEXT_WIDTH_IN:g}in,textheight=9.4in]{{geometry}}\n{packages}"
         f"\\begin{{document}}\n\\listoftables\n\\clearpage\n{shown}\\end{{document}}\n"
     )
 
@@ -159,16 +159,16 @@ _NARROW = 0.18  # of the width of the text: a column of broken lines is no narro
 _TEXT_EMS = 15.0  # a column of broken lines asks for no more before the letters get smaller
 
 
-def _size(table: Table, width_in: float) -> tuple[str, float, float]:
+def _size(table: Table) -> tuple[str, float, float]:
     """Return the entry of the largest size, from \\small on, at which the columns fit side by side."""
     for size, letter_pt, gap_pt in _SIZES[1:]:
         ems = sum(
-            max(min(_ems(table, place), _TEXT_EMS), _NARROW * width_in * 72.27 / letter_pt)
+            max(min(_ems(table, place), _TEXT_EMS), _NARROW * TEXT_WIDTH_IN * 72.27 / letter_pt)
             if column.wrap
             else _ems(table, place)
             for place, column in enumerate(table.columns)
         )
-        if 1.03 * ems * letter_pt + 2 * gap_pt * (_wide(table) - 1) <= 72.27 * width_in:
+        if 1.03 * ems * letter_pt + 2 * gap_pt * (_wide(table) - 1) <= 72.27 * TEXT_WIDTH_IN:
             return size, letter_pt, gap_pt
     return _SIZES[-1]
 
@@ -207,16 +207,16 @@ def _wide(table: Table) -> int:
     return sum(2 if column.interval else 1 for column in table.columns)
 
 
-def _spec(table: Table, width_in: float, letter_pt: float, gap_pt: float) -> str:
+def _spec(table: Table, letter_pt: float, gap_pt: float) -> str:
     wrapped = {place: min(_ems(table, place), 40.0) for place, column in enumerate(table.columns) if column.wrap}
     others = sum(_ems(table, place) for place in range(len(table.columns)) if place not in wrapped) * letter_pt
     gaps = 2 * gap_pt * (_wide(table) - 1)
-    room = max(_NARROW * len(wrapped), 0.97 - (others + gaps) / (72.27 * width_in))
+    room = max(_NARROW * len(wrapped), 0.97 - (others + gaps) / (72.27 * TEXT_WIDTH_IN))
     kinds = []
     for place, column in enumerate(table.columns):
         if place in wrapped:
             share = min(
-                room * wrapped[place] / sum(wrapped.values()), 1.1 * wrapped[place] * letter_pt / 72.27 / width_in
+                room * wrapped[place] / sum(wrapped.values()), 1.1 * wrapped[place] * letter_pt / 72.27 / TEXT_WIDTH_IN
             )
             kinds.append(f">{{\\raggedright\\arraybackslash}}p{{{share:.3f}\\linewidth}}")
         elif column.interval:

@@ -3,7 +3,7 @@
 from horovod_study.analysis.study import Analysis
 from horovod_study.report.kit.style import series_labels
 from horovod_study.report.page.doubts import doubt_groups
-from horovod_study.report.page.sentences import headline, subheadline
+from horovod_study.report.page.sentences import answer
 from horovod_study.report.page.tables import tables
 from horovod_study.text.numbers import THIN
 from horovod_study.text.tables import Table, to_lines, with_columns
@@ -16,7 +16,7 @@ SHOWN = ("Workers", "Nodes", "Throughput", "Speedup", "Efficiency")
 def answer_lines(analysis: Analysis) -> list[str]:
     """Return headline, points, doubts and cost, with the numbers of the page."""
     found = {table.name: table for table in tables(analysis)}
-    lines = [f"{told}." for told in (headline(analysis), subheadline(analysis).rstrip(".")) if told]
+    lines = answer(analysis)
     if "points" in found:
         lines += ["", *to_lines(_shown(found["points"])), ""]
     groups = doubt_groups(analysis.provenance["doubts"], series_labels(analysis.points))

@@ -84,7 +84,7 @@ NOT_COVERED: Sequence[tuple[str, str]] = (
 
 
 def drawn_by(
-    directory: Path, paths: Iterable[Path], look: FigureFormat = TEXT, others: Collection[Path] = ()
+    directory: Path, paths: Iterable[Path], look: FigureFormat | None, others: Collection[Path]
 ) -> dict[str, Any]:
     """Return what `report` keeps of what it wrote: with which Matplotlib and look, and a digest of each picture.
 
@@ -95,6 +95,7 @@ def drawn_by(
         for path in paths
         if path.suffix in PICTURES or path in others
     }
+    look = look or TEXT
     return {"matplotlib": matplotlib.__version__, "look": [f"{look.width_in!r}", look.font], "pictures": pictures}
 
 
@@ -359,16 +360,19 @@ def _reloaded(texts: Mapping[str, str]) -> Analysis:
     with tempfile.TemporaryDirectory() as folder:
         for name, text in texts.items():
             (Path(folder) / name).write_text(text, encoding="utf-8")
-        frames, documents = records.load_tables(Path(folder), TABLES, DOCUMENTS)
+        return _loaded(Path(folder))
+
+
+def _loaded(directory: Path) -> Analysis:
+    frames, documents = records.load_tables(directory, TABLES, DOCUMENTS)
     return Analysis(**{**frames, **documents})
 
 
 def _kept(directory: Path) -> Analysis | None:
     """Return the analysis that `report` drew from; None where it would refuse it."""
     try:
-        frames, documents = records.load_tables(directory, TABLES, DOCUMENTS)
         records.read_source(directory)
-        return Analysis(**{**frames, **documents})
+        return _loaded(directory)
     except StudyError:
         return None
 
@@ -531,10 +535,10 @@ def _pairs(old: Sequence[str], new: Sequence[str]) -> Iterable[tuple[str | None,
     yield from zip(old[len(old) - last :], new[len(new) - last :], strict=True)
 
 
-def _around(one: str, other: str, room: int = 24) -> tuple[str, str]:
+def _around(one: str, other: str) -> tuple[str, str]:
     """Return the parts of two texts that differ, with some of what stands around them."""
     first, last = _alike(one, other)
-    begin, more = max(0, first - room), max(0, last - room)
+    begin, more = max(0, first - 24), max(0, last - 24)
     return _short(one[begin : len(one) - more]), _short(other[begin : len(other) - more])
 
 

@@ -21,7 +21,7 @@ from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.style import series_labels
 from horovod_study.report.kit.typeset import caption_command, latex, to_latex
 from horovod_study.report.page.doubts import doubt_groups
-from horovod_study.report.page.sentences import headline, learned, sentences, subheadline
+from horovod_study.report.page.sentences import answer, learned, sentences
 from horovod_study.report.page.tables import tables
 from horovod_study.text.tables import Column, Group, Table
 from horovod_study.text.words import listed, plural
@@ -55,7 +55,7 @@ def write_paper(analysis: Analysis, directory: Path, source: Mapping[str, Any]) 
     texts = {
         "section.tex": section,
         "appendix.tex": "\n".join(_appendix(analysis, [name for name in shown if name not in RESULTS], source)),
-        "references.bib": "\n\n".join(work for work in works if re.split("[{,]", work)[1] in cited) + "\n",
+        "references.bib": "\n\n".join(work for work in works if re.split(r"[{,]", work)[1] in cited) + "\n",
         "paper.tex": _template("paper.tex"),
         **{f"tables/{name}.tex": to_latex(table) for name, table in shown.items()},
     }
@@ -85,7 +85,7 @@ def _section(analysis: Analysis, figures: Sequence[Drawing], results: Sequence[s
     yield f"\\providecommand{_FOLDER}{{.}}"
     yield f"\\section{{Scaling of {latex(names)}}}\\label{{sec:scaling}}"
     yield ""
-    yield latex(" ".join(f"{text.rstrip('.')}." for text in (headline(analysis), subheadline(analysis)) if text))
+    yield latex(" ".join(answer(analysis)))
     places = [f"Table~\\ref{{tab:{name}}}" for name in results[:1]]
     places += [f"Figure~\\ref{{fig:{each.name}}}" for each in figures[:1]]
     if places:

@@ -75,6 +75,11 @@ def subheadline(analysis: Analysis) -> str:
     return f"{text[0].upper()}{text[1:]}" if text else ""
 
 
+def answer(analysis: Analysis) -> list[str]:
+    """Return headline and subheadline as sentences, those that there are."""
+    return [f"{text.rstrip('.')}." for text in (headline(analysis), subheadline(analysis)) if text]
+
+
 def _largest(findings: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """Return the finding that the headline is about: the most workers, and there the highest speedup."""
     return max(findings, key=lambda found: (found["workers"], found["series"][0]["speedup"] or 0))

@@ -112,11 +112,11 @@ def _medians(head: str, name: str, **how: Any) -> Column:
     return _intervals(head, (f"{name}_median", f"{name}_low", f"{name}_high"), **how)
 
 
-def _noted(column: Column, name: str = "note") -> Column:
-    """Return the column with the text of column `name` of the row as a warning below its cells."""
+def _noted(column: Column) -> Column:
+    """Return the column with the note of the row as a warning below its cells."""
     assert column.cell is not None
     made = column.cell
-    return replace(column, cell=lambda row: Cell(made(row), doubts=[f"{row[name]}"]))
+    return replace(column, cell=lambda row: Cell(made(row), doubts=[f"{row['note']}"]))
 
 
 _PLACE = (_counts("Workers", "workers", names=True), _counts("Nodes", "nodes"))
