@@ -209,8 +209,10 @@ def check(
     gone = sorted(set(kept or ()) - set(runs))
     new = sorted(set(runs) - set(kept)) if kept is not None else []
     left_out = {name: f"is {runs[name]} and is not in the tables" for name in new}
-    place = {"where": "runs.csv", "column": "run"}
-    found = [Fault(name="run-left-out", text=text, **place, runs=(name,)) for name, text in left_out.items()]
+    found = [
+        Fault(name="run-left-out", text=text, where="runs.csv", column="run", runs=(name,))
+        for name, text in left_out.items()
+    ]
     found += [Fault(name="run-gone", text="has no run directory", where="runs.csv", runs=(name,)) for name in gone]
     found += _changed(source, study.records)
     compared = {
