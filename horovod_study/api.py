@@ -84,7 +84,7 @@ def analysed(
         points = read_points(root, columns=columns)
         table = reported.run_rows(points, root.resolve().stem)
         again = commands or [f"horovod-study report {shlex.quote(root.resolve().name)}"]
-        found = analyze_tables(table, None, commands=again, **known)
+        found = analyze_tables(table, None, commands=again, unit=points.attrs["unit"], **known)
         return table, records.evaluation_table(()), account(table, ()), found.with_doubts(reported.doubts(points))
     left_out: dict[str, str] = {}
     table, recorded = records.recorded_runs([root], only=only, left_out=left_out)

@@ -347,6 +347,8 @@ class TestTablesAsPeopleHaveThem:
             ("GPUs,speedup\n1,1\n4,3.5\n", [1, 3.5], "speedup"),
             ("GPUs,speedup,img/s\n1,1,100\n4,3.5,350\n", [100, 350], "samples/s"),
             ("GPUs,epoch time (s)\n1,4\n4,1\n", [0.25, 1], "epochs/s"),
+            ("GPUs,ktok/s/GPU\n1,4\n4,3\n", [4000, 12000], "tokens/s"),
+            ("GPUs,seq/s\n1,4\n4,13\n", [4, 13], "samples/s"),
             ("GPUs,step time (s)\n1,0.5\n4,0.5\n", [2, 8], "batches/s"),
         ],
     )

@@ -1,15 +1,18 @@
 """A report of somebody's table: the same speedups and laws as `fit` gives, said to be those of a table, checked."""
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from horovod_study import api
 from horovod_study.analysis.fit.fitting import fit_series
 from horovod_study.analysis.series import reported
 from horovod_study.analysis.series.points_file import parse_points
 from horovod_study.analysis.study import Analysis, analyze
 from horovod_study.cli import main
+from horovod_study.report.page import html
 
 COUNTS = (1, 2, 4, 8, 16)
 RATES = (100.0, 196.0, 371.0, 690.0, 1180.0)
@@ -60,10 +63,19 @@ def test_series_repeats_nodes_and_batches() -> None:
     assert found.points["setting"].unique().tolist() == ["batch 64"]
 
 
-def test_how_it_was_read_and_its_unit_are_doubts() -> None:
+def test_how_it_was_read_is_a_doubt() -> None:
     told = reported.doubts(parse_points("GPUs,epoch time (s),remark\n1,8,x\n2,4,y\n", "my.csv"))
 
-    assert "workers = GPUs" in told[0] and "epochs/s" in told[1] and "'remark' not used" in told[2]
+    assert "workers = GPUs" in told[0] and "'remark' not used" in told[1]
+
+
+def test_a_page_says_the_unit_of_the_table(tmp_path: Path) -> None:
+    place = tmp_path / "llm.csv"
+    place.write_text("GPUs,tokens/s/GPU,batch/GPU\n8,3100,4\n8,3150,8\n16,3020,4\n16,3100,8\n32,2950,4\n64,2800,4\n")
+    analysis = api.analyze(place)
+    page = re.sub(r"<script.*?</script>", "", html.render(analysis), flags=re.DOTALL)
+
+    assert analysis.rate_unit == "tokens/s" and page.count("tokens/s") > 10 and "samples/s" not in page
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from horovod_study.analysis.forecast import study_forecast
 from horovod_study.analysis.learning import convergence
 from horovod_study.analysis.machine import resources, usage
 from horovod_study.analysis.series import points as scaling
+from horovod_study.analysis.series.column_names import SAMPLES
 from horovod_study.analysis.series.turns import StudyTurns
 from horovod_study.analysis.steps import accounting as steps
 from horovod_study.analysis.steps import attribution, losses, run_profiles
@@ -118,6 +119,11 @@ class Analysis:
                 "make the directory again with horovod-study report"
             )
 
+    @property
+    def rate_unit(self) -> str:
+        """What a throughput is in; of somebody's table it need not be samples/s."""
+        return str(self.provenance.get("unit", SAMPLES))
+
     def with_left_out(self, left_out: Mapping[str, str]) -> "Analysis":
         """Return the analysis that says {run: why not} of what is among its runs and is in no table."""
         if not left_out:
@@ -153,6 +159,7 @@ def analyze(
     turns: StudyTurns | None = None,
     precision: float | None = None,
     commands: Sequence[str] | None = None,
+    unit: str = SAMPLES,
     seed: int = 0,
 ) -> Analysis:
     """Return the whole analysis of a run table (records.run_table); equal runs in any order give equal results.
@@ -161,7 +168,7 @@ def analyze(
     step rows of these runs) the tables of what is unexplained and of what synchronisation is made of; `networks` are
     what `horovod-study bench` wrote of the machines, `turns` the slices of runs that alternated, `precision`
     the half width (a share) of their intervals that the study had as its aim. `commands` are quoted
-    in the report as the way to repeat the study; without them the usual ones are named.
+    in the report as the way to repeat the study; without them the usual ones are named. `unit` is that of throughputs.
     Raises AnalysisError for a table without runs or without a needed column.
     """
     # Long because a study has thirty tables and documents: a line each, and what one needs of another is seen.
@@ -218,13 +225,14 @@ def analyze(
         **({} if accounting is None else {"load": usage.load(table, profiles)}),
         fits={
             "baseline": baseline,
-            "series": {name: _document(name, fit, points, baseline) for name, fit in fitted.items()},
+            "series": {name: _document(name, fit, points, baseline, unit) for name, fit in fitted.items()},
         },
         provenance={
             **_provenance(runs, table, baseline),
             "findings": _findings(table, points, parts, baseline),
             "doubts": doubts,
             "commands": list(_commands(runs) if commands is None else commands),
+            **({} if unit == SAMPLES else {"unit": unit}),
         },
     )
 
@@ -299,7 +307,7 @@ def _scaling_rows(table: pd.DataFrame, series: Sequence[str]) -> pd.DataFrame:
     return rows[names].rename(columns={"batch": "batch_size"})
 
 
-def _document(name: str, fit: SeriesFit, points: pd.DataFrame, baseline: str) -> dict[str, Any]:
+def _document(name: str, fit: SeriesFit, points: pd.DataFrame, baseline: str, unit: str) -> dict[str, Any]:
     """Return the JSON of one fitted series, with its baseline and scaling mode in words."""
     row = points[points["series"] == name].iloc[0]
     base = scaling.baseline_words(
@@ -307,7 +315,7 @@ def _document(name: str, fit: SeriesFit, points: pd.DataFrame, baseline: str) ->
     )
     return {
         **fit.to_dict(),
-        "baseline": f"{baseline}: {base}, {row['setting']}, {fit.base_samples_per_s:.0f} samples/s (median)",
+        "baseline": f"{baseline}: {base}, {row['setting']}, {fit.base_samples_per_s:.0f} {unit} (median)",
         "mode": row["mode"],
         "work": row["work"],
     }

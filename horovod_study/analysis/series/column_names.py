@@ -33,13 +33,16 @@ SECONDS: Mapping[str, float] = MappingProxyType(
     }
 )
 
+SAMPLES, TOKENS = "samples/s", "tokens/s"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meaning:
-    """What a column is, and what its values are multiplied by to be in samples/s or seconds."""
+    """What a column is, and what its values are multiplied by to be in seconds or, for a rate, in its unit."""
 
     role: str
     factor: float = 1.0
+    unit: str = SAMPLES
 
 
 _WORKER = r"(?:gpu|device|accelerator|tpu|npu|chip|core|worker|rank|proc|process|gcd|card|hpu)(?:e?s)?"
@@ -134,4 +137,5 @@ def _rate(text: str) -> Meaning | None:
     if re.search(rf"(?:/|per ){_NODE}\b", text):
         return None
     each = re.search(rf"(?:/|per |each ){_WORKER}\b", text)
-    return Meaning(role="samples_per_s_per_worker" if each else "samples_per_s", factor=thousands)
+    unit = TOKENS if re.search(r"\bk?tok(?:en)?s?\b", text) else SAMPLES
+    return Meaning(role="samples_per_s_per_worker" if each else "samples_per_s", factor=thousands, unit=unit)

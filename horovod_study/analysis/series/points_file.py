@@ -37,6 +37,7 @@ import pandas as pd
 from horovod_study.analysis.series.column_names import (
     RATES,
     ROLES,
+    SAMPLES,
     SPREAD,
     TIMES,
     Meaning,
@@ -53,7 +54,6 @@ REQUIRED = ("workers", "samples_per_s")
 OPTIONAL = ("nodes", "sync_s", "batch_size", "series", "repeat", "workers_per_node")
 COLUMNS = REQUIRED + OPTIONAL
 
-SAMPLES = "samples/s"
 MAX_WORKERS = 10_000_000
 MAX_POINTS = 1_000_000
 _THROUGHPUT = (1e-9, 1e15)  # samples/s; outside, a number is a mistake
@@ -120,6 +120,8 @@ def parse_points(data: str | bytes, source: str, columns: Mapping[str, str] | No
     read += [f"{each.role} = {each.name}" for each in found if each.role in plain and not each.given]
     made, unit = _work_out(frame, {each.role: each.name for each in found})
     read += made
+    rates = (each.means.unit for each in found if each.role in RATES[:2])
+    unit = next(rates, unit)
     read += _series(frame, [cells for _, cells in body], header, found, unused)
     lines = [line for line, _ in body]
     over = list(frame.index[frame["nodes"] > frame["workers"]]) if "nodes" in frame else []

@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis.series.points import REPORTED, REQUIRED
-from horovod_study.analysis.series.points_file import SAMPLES
 
 _TEXTS = {"reason": "", "transport": "none", "precision": "auto", "reduction": "auto", "horovod_defaults": False}
 _NUMBERS = ("nodes", "workers_per_node", "batch_size", "repeat", "sync_s")
@@ -50,7 +49,6 @@ def run_rows(points: pd.DataFrame, name: str) -> pd.DataFrame:
 
 def doubts(points: pd.DataFrame) -> list[str]:
     """Return what a reader of a report must know of the table: how it was read, and what is odd in it."""
-    unit, read = points.attrs.get("unit", SAMPLES), points.attrs.get("read", "")
+    read = points.attrs.get("read", "")
     told = [f"no run was recorded: the numbers are those of a table{', read as: ' if read else ''}{read}."]
-    told += [f"throughputs are {unit}, wherever samples/s is written."] if unit != SAMPLES else []
     return [*told, *(f"{each}." for each in points.attrs.get("doubts", ()))]

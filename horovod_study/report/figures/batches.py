@@ -83,9 +83,8 @@ def _handles(looks: Mapping[_Key, SeriesStyle], *, knees: bool = False) -> list[
 
 
 _ENDS = ("_median", "_low", "_high")
-THROUGHPUT = kit.Quantity(
-    "samples_per_s", "Throughput / 1000 samples/s", "thousand samples/s", scale=1 / 1000, ends=_ENDS
-)
+THROUGHPUT = kit.Quantity("samples_per_s", "Throughput / 1000 {}", "thousand {}", scale=1 / 1000, ends=_ENDS)
+"""In the unit of the study."""
 EPOCH = kit.Quantity("epoch_s", "Time per epoch / s", "s per epoch", ends=_ENDS)
 WAITING = kit.Quantity("overhead", "Waiting / % of the step", "% of the step is waiting", scale=100.0, ends=_ENDS)
 LOST = kit.Quantity(
@@ -104,7 +103,7 @@ def _panel(axes: Axes, analysis: Analysis, of: kit.Quantity, shown: pd.DataFrame
             kit.line_of(axes, line["batch"], line[of.name] * of.scale, look)
             for knee in _of(analysis.knees, key).to_dict("records"):
                 _knee(axes, knee, look, place, line=line.assign(at=line[of.name] * of.scale))
-        how = {"unit": of.unit, "low": of.columns[1], "high": of.columns[2]}
+        how = {"unit": of.unit.format(analysis.rate_unit), "low": of.columns[1], "high": of.columns[2]}
         kit.spread(axes, _of(shown, key), of.columns, look, x="batch", line=line.empty, scale=of.scale, **how)
     kit.log_counts(axes, [float(each) for each in shown["batch"]], panel_in)
     axes.set_xlabel("Batch of one worker")
@@ -117,7 +116,7 @@ def _panel(axes: Axes, analysis: Analysis, of: kit.Quantity, shown: pd.DataFrame
         kit.round_values(axes)
     if of is LOST or of is WAITING:
         axes.axhline(0, color=QUIET, linewidth=0.7, zorder=1)
-    axes.set_ylabel(folded(of.label, 0.5 * panel_in))
+    axes.set_ylabel(folded(of.label.format(analysis.rate_unit), 0.5 * panel_in))
 
 
 def _drawing(

@@ -111,10 +111,10 @@ def weak_scaling(analysis: Analysis) -> Drawing | None:
                 low = min(low, rate / 1000)
             columns = ("samples_per_s_median", "samples_per_s_min", "samples_per_s_max")
             rates = own[own[columns[0]].notna()]
-            how = {"scale": 1 / 1000, "unit": "thousand samples/s"}
+            how = {"scale": 1 / 1000, "unit": f"thousand {analysis.rate_unit}"}
             kit.against_workers(axes, rates, columns, styles, panel_in, log=True, **how)
             kit.log_values(axes, low, 1.3 * top)
-            axes.set_ylabel("1000 samples/s")
+            axes.set_ylabel(f"1000 {analysis.rate_unit}")
             for right in beside:
                 _steps(right, steps, ideal, own, styles, panel_in)
         entries = kit.handles(styles, shown["series"].drop_duplicates())

@@ -39,7 +39,7 @@ def forecast(analysis: Analysis) -> Drawing | None:
     def draw(width_in: float) -> Figure:
         figure, panels, (wide_in, tall_in) = kit.by_setting(placed, settings, width_in, aspect=0.92, alone=0.6)
         for (axes,), own in panels:
-            _panel(axes, own, styles, wide_in, 0.75 * tall_in)
+            _panel(axes, own, styles, (wide_in, 0.75 * tall_in), analysis.rate_unit)
         kit.legend(figure, _handles(shown, styles), width_in)
         return figure
 
@@ -65,7 +65,10 @@ def forecast(analysis: Analysis) -> Drawing | None:
 # ---------------------------------------------------------------------------------------------------- drawing
 
 
-def _panel(axes: Axes, rows: pd.DataFrame, styles: Mapping[str, SeriesStyle], wide_in: float, tall_in: float) -> None:
+def _panel(
+    axes: Axes, rows: pd.DataFrame, styles: Mapping[str, SeriesStyle], size_in: tuple[float, float], unit: str
+) -> None:
+    wide_in, tall_in = size_in
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     first, last = float(rows["workers"].min()), float(rows["workers"].max())
@@ -74,16 +77,16 @@ def _panel(axes: Axes, rows: pd.DataFrame, styles: Mapping[str, SeriesStyle], wi
     for _, own in rows.drop_duplicates(["workers", "ideal_samples_per_s"]).groupby("series", sort=False):
         axes.plot(own["workers"], own["ideal_samples_per_s"] / 1000, color=QUIET, linewidth=0.7, zorder=1)
     for series, own in rows.groupby("series", sort=False):
-        _series(axes, own, styles[str(series)])
+        _series(axes, own, styles[str(series)], unit)
     told = rows.loc[rows["kind"].isin([MEASURED, FORECAST]), ["workers", "kind"]]
     kit.label_ticks(axes.xaxis, FixedLocator(_ticks(told, wide_in, first, last)), "{:.0f}".format)
     kit.label_ticks(axes.yaxis, LogLocator(base=10, subs=(1.0, 2.0, 5.0) if tall_in > 1.1 else (1.0,)))
     axes.set_xlim(first / 1.12, last * 1.12)
     kit.node_boundaries(axes, rows, wide_in, first=True)
-    axes.set(xlabel="Workers", ylabel=folded("Throughput / 1000 samples/s", 0.8 * tall_in))
+    axes.set(xlabel="Workers", ylabel=folded(f"Throughput / 1000 {unit}", 0.8 * tall_in))
 
 
-def _series(axes: Axes, own: pd.DataFrame, look: SeriesStyle) -> None:
+def _series(axes: Axes, own: pd.DataFrame, look: SeriesStyle, unit: str) -> None:
     measured, told = own[own["kind"] == MEASURED], own[own["kind"].isin([FORECAST, CURVE])].sort_values("workers")
     last = measured.sort_values("workers").iloc[-1:]
     # The band opens at the last measurement, whose own spread is drawn as a bar.
@@ -94,12 +97,12 @@ def _series(axes: Axes, own: pd.DataFrame, look: SeriesStyle) -> None:
     kit.line_of(axes, band["workers"], band["samples_per_s"] / 1000, look, **ahead)
     kit.line_of(axes, measured["workers"], measured["samples_per_s"] / 1000, look, zorder=2.5)
     values = [measured[f"samples_per_s{end}"] / 1000 for end in ("", "_min", "_max")]
-    texts = tips(measured, "samples_per_s", unit="samples/s", note="measured")
+    texts = tips(measured, "samples_per_s", unit=unit, note="measured")
     kit.point_bars(axes, measured["workers"], values, look, tips=texts)
     asked = told[told["kind"] == FORECAST]
     how = {**kit.marker(look), "markerfacecolor": PAPER, "markeredgecolor": look.color, "markeredgewidth": 1.1}
     hollow = axes.plot(asked["workers"], asked["samples_per_s"] / 1000, linestyle="none", **how, zorder=4)
-    told_words = tips(asked, "samples_per_s", low="low", high="high", unit="samples/s", note="forecast")
+    told_words = tips(asked, "samples_per_s", low="low", high="high", unit=unit, note="forecast")
     mark(hollow, series=look.label, tips=told_words)
 
 

@@ -71,9 +71,10 @@ def regression(analysis: Analysis) -> Drawing | None:
     caption = (
         "Regression lines of the speedup, S(N) = slope N + intercept, fitted by least squares to the runs of each "
         "series; in the legend the slope with its 95 % interval, the speedup that a further worker brings; bands: 95 % "
-        f"of the line, the baseline taken as exact. Baseline ({kind}): S(N) = X(N) / X(base), X = samples/s of all "
-        "workers. Points: medians over repeats; bars: slowest to fastest repeat. Thin grey: ideal, slope 1. A straight "
-        "line describes the measured counts; whether another law describes them better is said with the speedups. "
+        f"of the line, the baseline taken as exact. Baseline ({kind}): S(N) = X(N) / X(base), X = {analysis.rate_unit} "
+        "of all workers. Points: medians over repeats; bars: slowest to fastest repeat. Thin grey: ideal, slope 1. A "
+        "straight line describes the measured counts; whether another law describes them better is said with the "
+        "speedups. "
         f"{kit.repeats_words(shown)}{kit.left_out(points, settings)}"
     )
     return Drawing(

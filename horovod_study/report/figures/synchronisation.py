@@ -229,7 +229,8 @@ def _knee_sentences(analysis: Analysis) -> list[str]:
         found.append(
             f"{name}, {plural(row['workers'], 'worker')}: the knee is at a batch of "
             f"{with_interval(row['knee'], row['knee_low'], row['knee_high'])} per worker; 90{THIN}% of the most that "
-            f"ever larger batches give ({most} thousand samples/s) need {rounded(row['batch_for_90_percent'], 3)}."
+            f"ever larger batches give ({most} thousand {analysis.rate_unit}) need "
+            f"{rounded(row['batch_for_90_percent'], 3)}."
         )
     return found[:MAX_LINES]
 

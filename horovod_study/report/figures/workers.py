@@ -57,7 +57,7 @@ _SPEEDUP = _Ratio(
     scale=1.0,
     unit="\u00d7",
     label="Speedup",
-    formula="S(N) = X(N) / X(base), X = samples/s of all workers",
+    formula="S(N) = X(N) / X(base), X = {unit} of all workers",
 )
 _EFFICIENCY = _Ratio(
     title="Efficiency",
@@ -65,7 +65,7 @@ _EFFICIENCY = _Ratio(
     scale=100.0,
     unit="%",
     label="Efficiency / %",
-    formula="E(N) = S(N) / N = X(N) / (N X(base)), X = samples/s of all workers",
+    formula="E(N) = S(N) / N = X(N) / (N X(base)), X = {unit} of all workers",
 )
 
 
@@ -104,14 +104,15 @@ def throughput(analysis: Analysis) -> Drawing | None:
                 # A cell without a result is NaN and breaks the line.
                 kit.line_of(axes, own["workers"], own["samples_per_s_median"] / 1000, look)
                 ends: dict[str, Any] = {"low": "samples_per_s_ci95_low", "high": "samples_per_s_ci95_high"}
-                texts = tips(own, "samples_per_s_median", unit="samples/s", **ends)
+                texts = tips(own, "samples_per_s_median", unit=analysis.rate_unit, **ends)
                 _dots(axes, own, [f"samples_per_s_{n}" for n in ("median", "min", "max")], look, 1 / 1000, texts)
             for base in rows["base_plain_samples_per_s"].dropna().unique():
                 axes.axline((0, 0), slope=base / 1000, color=QUIET, linewidth=0.7, zorder=1)
             kit.worker_axis(axes, rows["workers"], rows["workers"].max(), wide_in)
             axes.set_ylim(0, rows["samples_per_s_max"].max() / 1000 * 1.12)
             kit.node_boundaries(axes, rows, wide_in)
-            axes.set_ylabel(folded("Throughput / 1000 samples/s", 0.5 * figure.get_figheight() / len(panels)))
+            label = f"Throughput / 1000 {analysis.rate_unit}"
+            axes.set_ylabel(folded(label, 0.5 * figure.get_figheight() / len(panels)))
         entries = kit.handles(styles, shown["series"].unique(), linewidth=1.5)
         if shown["base_plain_samples_per_s"].notna().any():
             entries.append(Line2D([], [], color=QUIET, linewidth=0.7, label="N times the plain worker"))
@@ -213,7 +214,7 @@ def _caption(analysis: Analysis, ratio: _Ratio, shown: pd.DataFrame, fitted: str
     base = baseline_words(analysis.points, kind, plain="one plain PyTorch worker without a communication library")
     texts = [
         f"{ratio.title} against the number of workers. Baseline ({kind}): {base}.",
-        f"{ratio.formula}.",
+        f"{ratio.formula.format(unit=analysis.rate_unit)}.",
         f"Points: {ratios_are(analysis.points)}; bars: "
         + ("95 % intervals." if turned else "slowest to fastest repeat over the median baseline."),
     ]

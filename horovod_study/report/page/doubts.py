@@ -21,7 +21,7 @@ SUBJECTS = (
     Subject(
         title="The table",
         remedy="look whether it was read as it is meant; --columns says what a column is (docs/fit.md)",
-        marks=("those of a table", "the table has no row", "wherever samples/s is written", " not used"),
+        marks=("those of a table", "the table has no row", " not used"),
     ),
     Subject(
         title="What is missing",

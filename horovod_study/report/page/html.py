@@ -343,7 +343,7 @@ def _tiles(analysis: Analysis, labels: Mapping[str, str]) -> dict[str, Any] | No
     tiles = [
         ("Speedup", f"{number(best['speedup'], low, high)}\u00d7", f"over {base_of(found)}; {interval}"),
         ("Efficiency", percent(best["efficiency"]), f"of {plural(found['workers'], 'ideal worker')}"),
-        ("Throughput", _throughput(analysis, best), "samples/s, all workers together"),
+        ("Throughput", _throughput(analysis, best), f"{analysis.rate_unit}, all workers together"),
     ]
     if step is not None and step["share"]["sync"] is not None:
         wait = (

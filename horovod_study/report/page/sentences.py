@@ -51,7 +51,8 @@ def headline(analysis: Analysis) -> str:
     best = found["series"][0]
     place = _place(found, findings, always=analysis.provenance["partitions"] not in ([], ["local"]))
     if best["speedup"] is None:
-        return f"{place}{plural(found['workers'], 'worker')} process {rounded(best['samples_per_s'], 3)} samples/s"
+        rate = f"{rounded(best['samples_per_s'], 3)} {analysis.rate_unit}"
+        return f"{place}{plural(found['workers'], 'worker')} process {rate}"
     if found["workers"] == 1:
         return f"{place}only single workers have finished so far"
     workers, low, high = plural(found["workers"], "worker"), best["low"], best["high"]
@@ -151,7 +152,7 @@ def sentences(analysis: Analysis) -> list[list[str]]:
     findings = analysis.provenance["findings"]
     first = _largest(findings) if findings else None
     return [
-        _sentences(found, findings, labels, analysis.transports)
+        _sentences(found, findings, labels, analysis.transports, analysis.rate_unit)
         for found in sorted(findings, key=lambda each: each is not first)
     ]
 
@@ -227,7 +228,11 @@ def _place(found: Mapping[str, Any], findings: Sequence[Mapping[str, Any]], *, a
 
 
 def _sentences(
-    found: Mapping[str, Any], findings: Sequence[Mapping[str, Any]], labels: Mapping[str, str], pairs: pd.DataFrame
+    found: Mapping[str, Any],
+    findings: Sequence[Mapping[str, Any]],
+    labels: Mapping[str, str],
+    pairs: pd.DataFrame,
+    unit: str,
 ) -> list[str]:
     best, *others = found["series"]
     workers = plural(found["workers"], "worker")
@@ -235,8 +240,8 @@ def _sentences(
     over = "" if label == found["partition"] else f" over {label}"  # of a table there is no more to be said
     text = []
     if best["speedup"] is None:
-        speed = rounded(best["samples_per_s"])
-        text.append(f"{_place(found, findings)}{workers} process {speed} samples/s{over}; there is no baseline.")
+        speed = f"{rounded(best['samples_per_s'])} {unit}"
+        text.append(f"{_place(found, findings)}{workers} process {speed}{over}; there is no baseline.")
     else:
         sentence = (
             f"{_place(found, findings)}{workers}{over} run {_speedup(best)} times as fast as {base_of(found)}, "

@@ -144,7 +144,7 @@ def _points(analysis: Analysis) -> Table | None:
     found = {flag for each in points["flags"] for flag in _flags(each)}
     ordered = [*(flag for flag in FLAGS if flag in found), *sorted(found - set(FLAGS))]
     marks = dict(zip(ordered, ascii_lowercase, strict=False))  # a missing point says so itself
-    scale, unit = _rates(points["samples_per_s_median"])
+    scale, unit = _rates(analysis, points["samples_per_s_median"])
     other = next(kind for kind in BASES if kind != base)
 
     def throughput(row: Row) -> str:
@@ -531,7 +531,7 @@ def _cycle(analysis: Analysis) -> Table | None:
 
 def _batches(analysis: Analysis) -> Table | None:
     cells = analysis.batches
-    scale, unit = _rates(cells["samples_per_s_median"])
+    scale, unit = _rates(analysis, cells["samples_per_s_median"])
     return _table(
         name="batches",
         title="Batch sizes",
@@ -554,7 +554,7 @@ def _batches(analysis: Analysis) -> Table | None:
 def _knees(analysis: Analysis) -> Table | None:
     knees = analysis.knees
     knees = knees[knees["form"] != ""]
-    scale, unit = _rates(knees["most_samples_per_s"])
+    scale, unit = _rates(analysis, knees["most_samples_per_s"])
 
     return _table(
         name="knees",
@@ -596,7 +596,7 @@ def _bound(row: Row, name: str, **how: int) -> str:
 def _forecast(analysis: Analysis) -> Table | None:
     rows = analysis.forecast
     rows = rows[rows["kind"] == FORECAST]
-    scale, unit = _rates(rows["samples_per_s"])
+    scale, unit = _rates(analysis, rows["samples_per_s"])
 
     return _table(
         name="forecast",
@@ -717,7 +717,7 @@ def _recommended(analysis: Analysis) -> Table | None:
         columns=(
             text_column("Question", lambda row: Cell(_QUESTIONS[row["question"]], doubts=row["doubts"]), names=True),
             Column(head="Workers", interval=True, strong=True, cell=count),
-            _numbers("Throughput", "samples_per_s", unit="samples/s"),
+            _numbers("Throughput", "samples_per_s", unit=analysis.rate_unit),
         ),
         cells=pd.DataFrame(rows),
         labels=series_labels(analysis.points),
@@ -972,9 +972,10 @@ def _of(part: Any, whole: Any, between: str = " of ") -> str:
     return texts[0] if texts[0] == texts[1] else between.join(texts)
 
 
-def _rates(samples_per_s: pd.Series) -> tuple[float, str]:
+def _rates(analysis: Analysis, rates: pd.Series) -> tuple[float, str]:
     """Return the scale and the unit of a column of throughputs: thousands where there are millions."""
-    return (1e-3, "10\u00b3 samples/s") if samples_per_s.max() >= 1e6 else (1.0, "samples/s")
+    unit = analysis.rate_unit
+    return (1e-3, f"10\u00b3 {unit}") if rates.max() >= 1e6 else (1.0, unit)
 
 
 def _plain(value: Any, scale: float = 1.0, digits: int = DIGITS) -> str:
