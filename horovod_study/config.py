@@ -74,7 +74,6 @@ class RunConfig(Configuration):
     cycle_time_ms: float | None = communicating(
         None,
         "Horovod: milliseconds between two looks of its thread for gradients to reduce",
-        kind=float,
         low=0,
         attributed=True,
         over=("horovod/*",),
@@ -85,7 +84,6 @@ class RunConfig(Configuration):
     idle_cycle_time_ms: float | None = communicating(
         None,
         "Horovod: longest sleep of its thread while there is nothing to reduce; 0 is no such sleep",
-        kind=float,
         low=0,
         attributed=True,
         over=("horovod/*",),
@@ -96,7 +94,6 @@ class RunConfig(Configuration):
     fusion_mb: float | None = communicating(
         None,
         "Horovod: gradients are joined to messages of at most so many MB (1e6 bytes); 0 joins none",
-        kind=float,
         low=0,
         over=("horovod/*",),
         variable="HOROVOD_FUSION_THRESHOLD",
@@ -107,7 +104,6 @@ class RunConfig(Configuration):
     cache_capacity: int | None = communicating(
         None,
         "Horovod: how many tensors' negotiations are remembered; 0 negotiates each time",
-        kind=int,
         low=0,
         over=("horovod/*",),
         variable="HOROVOD_CACHE_CAPACITY",
@@ -117,7 +113,6 @@ class RunConfig(Configuration):
     hierarchical: bool | None = communicating(
         None,
         "Horovod: all-reduce within hosts first, then between them",
-        kind=bool,
         over=("horovod/*",),
         variable="HOROVOD_HIERARCHICAL_ALLREDUCE",
         several_hosts=True,
@@ -126,7 +121,6 @@ class RunConfig(Configuration):
     groups: int | None = communicating(
         None,
         "Horovod with hooks: reduce the gradients in so many groups, each when its last one is there",
-        kind=int,
         low=1,
         over=("horovod/*",),
         hooks=True,
@@ -136,7 +130,6 @@ class RunConfig(Configuration):
     yield_when_idle: bool | None = communicating(
         None,
         "MPI: give up the core while waiting, instead of polling",
-        kind=bool,
         over=("*/mpi",),
         variable="OMPI_MCA_mpi_yield_when_idle",
         tries=(False, True),
@@ -144,7 +137,6 @@ class RunConfig(Configuration):
     single_copy: bool | None = communicating(
         None,
         "MPI on one host: read the other worker's memory in one copy (CMA) instead of through shared memory",
-        kind=bool,
         over=("*/mpi",),
         variable="OMPI_MCA_btl_vader_single_copy_mechanism",
         tries=(False, True),
@@ -160,7 +152,6 @@ class RunConfig(Configuration):
     bucket_mb: float | None = communicating(
         None,
         "hooks of ddp and mpi: gradients are sent in buckets of about so many MB (default 25)",
-        kind=float,
         above=0,
         over=("ddp/*", "mpi/*", "ps/*"),
         hooks=True,
@@ -375,11 +366,8 @@ class Cell:
     @property
     def key(self) -> str:
         """Readable and unique name of the cell's directory; equal for equal content, repeats apart."""
-        if not self._key:
-            self._key.append(self._digested())
-        return self._key[0]
-
-    def _digested(self) -> str:
+        if self._key:
+            return self._key[0]
         content = {"config": self.config.meaning(), "runtime": self.runtime, "placement": self.placement.to_dict()}
         if self.identity:
             content["identity"] = self.identity
@@ -387,7 +375,9 @@ class Cell:
             content["workload"] = told
         digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
         runtime = self.runtime.replace("/", "-")
-        return f"{runtime}-{self.placement.workers}w-b{self.config.batch}-r{self.config.repeat}-{digest}"
+        key = f"{runtime}-{self.placement.workers}w-b{self.config.batch}-r{self.config.repeat}-{digest}"
+        self._key.append(key)
+        return key
 
 
 def local_cell(

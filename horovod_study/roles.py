@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import Flag, auto
 from fnmatch import fnmatchcase
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
 from horovod_study.errors import ConfigError, nearest
 
@@ -124,12 +124,8 @@ def _any_matches(patterns: tuple[str, ...], runtime: str) -> bool:
 
 
 def option(default: Any, text: str, **about: Any) -> Any:
-    """Declare one field of a configuration: its default, one line of help, and what else an Option holds.
-
-    The kind of its values is that of the default, where there is one.
-    """
-    kind = {} if default is None else {"kind": type(default)}
-    return declared(Option(default=default, help=text, **kind | about))
+    """Declare one field of a configuration: its default, one line of help, and what else an Option holds."""
+    return declared(Option(default=default, help=text, **about))
 
 
 def declared(each: Option) -> Any:
@@ -138,10 +134,11 @@ def declared(each: Option) -> Any:
 
 
 def options_of(configuration: type) -> dict[str, Option]:
-    """Return the options that a configuration declares, by name, in their order."""
+    """Return the options that a configuration declares, by name, in their order; of the kind of an annotated field."""
     found = {}
     for each in fields(configuration):
-        found[each.name] = replace(each.metadata["option"], name=each.name)
+        known = {} if each.type is Any else {"kind": next(iter(get_args(each.type)), each.type)}  # int of int | None
+        found[each.name] = replace(each.metadata["option"], name=each.name, **known)
     return found
 
 
@@ -165,21 +162,18 @@ def check_field(owner: str, name: str, value: Any, declared: Option, *, optional
         return None
     kind = declared.kind
     try:
-        if kind is bool:
-            if not isinstance(value, bool):
-                raise ValueError
-        elif kind is int:
-            if isinstance(value, bool) or float(value) != int(float(value)) or abs(float(value)) >= 2**64:
+        if isinstance(value, bool) != (kind is bool):
+            raise ValueError
+        if kind is int:
+            if float(value) != int(float(value)) or abs(float(value)) >= 2**64:
                 raise ValueError
             value = int(value) if isinstance(value, int) or str(value).isdecimal() else int(float(value))
         elif kind is float:
-            if isinstance(value, bool):
-                raise ValueError
             value = float(value)
             if not math.isfinite(value):
                 raise ValueError
-        else:
-            if isinstance(value, bool | list | dict) or value is None:
+        elif kind is str:
+            if isinstance(value, list | dict) or value is None:
                 raise ValueError
             value = str(value)
     except (TypeError, ValueError, OverflowError):

@@ -149,7 +149,6 @@ class _Training(Configuration):
     lr_end: float | None = learned(
         None,
         "last learning rate of schedule range, and of no other",
-        kind=float,
         above=0,
         roles=Role.LEARNING | Role.RATE,
     )
@@ -232,7 +231,6 @@ class _Training(Configuration):
     target_mse: float | None = option(
         None,
         "stop at the first evaluation whose test MSE is at most this",
-        kind=float,
         above=0,
         heading=LENGTH,
         roles=Role.COURSE | Role.TARGET,
@@ -250,7 +248,6 @@ class _Training(Configuration):
     checkpoint_every: int | None = option(
         None,
         "write a checkpoint every so many steps; the newest two are kept",
-        kind=int,
         low=1,
         heading=LENGTH,
         roles=Role.COURSE | Role.SWEEPABLE | Role.CELL,
