@@ -6,11 +6,7 @@ job, on the very objects that were trained:
     normal   steps as in training
     silent   steps in which every rank trains for itself (Backend.no_sync): nothing is averaged, nor copied to be
 
-Two blocks, one of each kind, are a pair, and the kind that comes first is drawn for every other pair; the next one has
-the other order. Each block begins with the model and optimiser as training left them, at a barrier, and with one step
-that is made and not counted, because the step before it was of the other kind. Nothing waits inside a block but what
-waits in training: silent ranks do not wait for each other until the barrier after the block, which is not counted.
-docs/ablation.md explains what is made of it; analysis/steps/ablation.py does that.
+docs/ablation.md explains how blocks follow each other, and what analysis/steps/ablation.py makes of them.
 """
 
 import os
@@ -22,7 +18,7 @@ import numpy as np
 from horovod_study.config import LAPS
 from horovod_study.errors import BackendError
 from horovod_study.measure import environment, evidence
-from horovod_study.measure.clock import DeviceStamps, LapClock, now
+from horovod_study.measure.clock import LapClock, now, open_clock
 from horovod_study.workload.probes.scratch import Scratch
 
 PAIRS = 40
@@ -77,8 +73,7 @@ def measure(
         raise BackendError(
             "ablation: one worker has nobody to communicate with; start two or more, or leave --measure-ablation out"
         )
-    if clock is None:
-        clock = LapClock(device=DeviceStamps() if scratch.device.type == "cuda" else None)
+    clock = clock or open_clock("light", scratch.device)
     pairs, steps = plan(made)
     order = first_silent(pairs, seed)
     rows: list[dict[str, Any]] = []
@@ -126,11 +121,8 @@ def _block(scratch: Scratch, clock: LapClock, steps: int, *, silent: bool) -> di
     """Make `steps` steps of one kind, and one before them; return their mean laps in s, None for one not known."""
     scratch.settle()
     scratch.backend.barrier()
-    clock.start()
     with scratch.backend.no_sync() if silent else nullcontext():
-        scratch.steps(1 + steps, clock)
-        scratch.settle()
-    columns = clock.drain()
+        columns = scratch.timed(1 + steps, clock)
     scratch.backend.barrier()
     return {name: round(float(columns[name][1:].mean()), 9) if name in columns else None for name in _COLUMNS}
 

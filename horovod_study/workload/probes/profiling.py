@@ -35,7 +35,7 @@ from horovod_study.config import RunConfig
 from horovod_study.errors import BackendError, ConfigError, RecordError, StudyError
 from horovod_study.files import writing
 from horovod_study.measure import ranges
-from horovod_study.measure.clock import DeviceStamps, LapClock, now, sleep
+from horovod_study.measure.clock import now, open_clock, sleep
 from horovod_study.text.numbers import amount
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.workload.probes.scratch import Scratch
@@ -105,13 +105,9 @@ def profile(scratch: Scratch, *, kind: str, steps: int, directory: Path, timed_s
     notes: list[str] = []
     problem = ""
     with scratch.kept():
-        clock = _clock(scratch.device)
-        clock.start()
-        scratch.steps(SETTLING_STEPS, clock)
-        scratch.settle()
-        clock.drain()
+        scratch.timed(SETTLING_STEPS, open_clock("light", scratch.device))
         for marked, manager in _windows(kind, scratch.device, steps, place, notes):
-            clock = _clock(scratch.device)
+            clock = open_clock("light", scratch.device)
             watched = ranges.Ranged(clock, marked, scratch.laps) if marked else clock
             scratch.backend.barrier()
             failed = _tried(manager.__enter__)
@@ -131,10 +127,6 @@ def profile(scratch: Scratch, *, kind: str, steps: int, directory: Path, timed_s
         }
     )
     return _lines(kind, steps, everybody)
-
-
-def _clock(device: torch.device) -> LapClock:
-    return LapClock(device=DeviceStamps() if device.type == "cuda" else None)
 
 
 def _tried(call: Callable[..., object], *arguments: Any) -> str:

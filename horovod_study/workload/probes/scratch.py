@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -22,10 +23,7 @@ from horovod_study.workload.graphs import CapturedStep
 from horovod_study.workload.loaders import Batch, Loader, feed
 from horovod_study.workload.optimizer import Arithmetic
 
-TrainStep = Callable[
-    [nn.Module, Optimizer, torch.Tensor, torch.Tensor, Backend, LapClock, Arithmetic],
-    torch.Tensor,
-]
+TrainStep = Callable[[nn.Module, Optimizer, torch.Tensor, torch.Tensor, Backend, LapClock, Arithmetic], torch.Tensor]
 """`workload.trainer.train_step`."""
 
 
@@ -70,6 +68,13 @@ class Scratch:
             curves, targets = self.batch()
             clock.lap("data")
             self.train_step(self.model, self.optimizer, curves, targets, self.backend, clock, self.arithmetic)
+
+    def timed(self, count: int, clock: LapClock, before: Callable[[int], None] | None = None) -> dict[str, np.ndarray]:
+        """Make `count` steps as a stretch of `clock`, wait for the last, and return their laps (`LapClock.drain`)."""
+        clock.start()
+        self.steps(count, clock, before)
+        self.settle()
+        return clock.drain()
 
     def _feed(self, captured: CapturedStep) -> Iterator[Batch | None]:
         """Return what captured steps are given, one epoch after the other."""

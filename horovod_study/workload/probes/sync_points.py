@@ -29,15 +29,10 @@ from horovod_study.config import LAPS
 
 _WAITING = {
     "_local_scalar_dense": "item",
-    "nonzero": "nonzero",
-    "masked_select": "masked_select",
     "_unique2": "unique",
     "unique_dim": "unique",
-    "unique_consecutive": "unique_consecutive",
-    "equal": "equal",
-    "allclose": "allclose",
+    **{name: name for name in ("nonzero", "masked_select", "unique_consecutive", "equal", "allclose", "bincount")},
     "repeat_interleave": "repeat_interleave",
-    "bincount": "bincount",
 }
 """Operation of ATen -> what it is called in Python. The host needs their result, or the size of it, to go on."""
 
@@ -103,8 +98,12 @@ class Finder:
     @contextmanager
     def watching(self, device: torch.device) -> Iterator[None]:
         """Note the waiting calls that are made inside, in the way of the device that computes."""
-        with self._warned() if device.type == "cuda" else self._recognised():
-            yield
+        if device.type == "cuda":
+            with self._warned():
+                yield
+        else:
+            with _ToHost(self.note), _Waiting(self.note):
+                yield
 
     @property
     def not_in_data(self) -> tuple[Callable[[str], object], Callable[[], object]]:
@@ -114,11 +113,6 @@ class Finder:
             self.paused = name == LAPS[0]
 
         return push, lambda: None
-
-    @contextmanager
-    def _recognised(self) -> Iterator[None]:
-        with _ToHost(self.note), _Waiting(self.note):
-            yield
 
     @contextmanager
     def _warned(self) -> Iterator[None]:

@@ -14,7 +14,7 @@ from horovod_study.comm.base import fail_together
 from horovod_study.comm.horovod import HorovodBackend
 from horovod_study.errors import RecordError
 from horovod_study.files import writing
-from horovod_study.measure.clock import DeviceStamps, LapClock
+from horovod_study.measure.clock import open_clock
 from horovod_study.text.numbers import amount
 from horovod_study.workload.probes.scratch import Scratch
 
@@ -47,19 +47,13 @@ def record(scratch: Scratch, *, steps: int, directory: Path, timed_step_s: float
                 path.unlink(missing_ok=True)
     with scratch.kept():
         backend.restart_with_timeline()
-        clock = LapClock(device=DeviceStamps() if scratch.device.type == "cuda" else None)
-        clock.start()
-        scratch.steps(SETTLING_STEPS, clock)
-        scratch.settle()
-        clock.drain()
+        clock = open_clock("light", scratch.device)
+        scratch.timed(SETTLING_STEPS, clock)
         backend.barrier()
         if writes:
             backend.start_timeline(path)
         backend.barrier()
-        clock.start()
-        scratch.steps(steps, clock, before=watch_size)
-        scratch.settle()
-        step_s = statistics.median(clock.drain()["step_s"].tolist())
+        step_s = statistics.median(scratch.timed(steps, clock, watch_size)["step_s"].tolist())
         if writes and not ended_at:
             backend.stop_timeline()
     with fail_together(backend):
