@@ -87,7 +87,9 @@ def encode(checkpoint: Checkpoint) -> bytes:
 
 def decode(data: bytes, source: str) -> Checkpoint:
     """Return the checkpoint in `data`; RecordError, naming `source`, when it is damaged, foreign or newer."""
-    problem = _damage(data)
+    problem = _damaged_ends(data)
+    if not problem and hashlib.sha256(data[:-_DIGITS]).hexdigest().encode() != data[-_DIGITS:]:
+        problem = "is damaged: its content does not fit its SHA-256 digest"
     if problem:
         raise RecordError(f"{source}: {problem}")
     try:
@@ -142,12 +144,10 @@ def _wrong_field(found: Checkpoint) -> str:
         "input_scaling": isinstance(found.input_scaling, str),
         "widths": isinstance(found.widths, str),
     }
-    wrong = next((name for name, right in kinds.items() if not right), "")
-    if not wrong:
-        there = {name: kind for name, kind in PROGRESS.items() if name in found.progress}
-        unfit = [name for name, kind in there.items() if not isinstance(found.progress[name], kind)]
-        wrong = f"progress: {unfit[0]}" if unfit else ""
-    return wrong
+    known = found.progress if isinstance(found.progress, Mapping) else {}
+    there = {name: kind for name, kind in PROGRESS.items() if name in known}
+    kinds |= {f"progress: {name}": isinstance(known[name], kind) for name, kind in there.items()}
+    return next((name for name, right in kinds.items() if not right), "")
 
 
 def _is_dense(value: Any) -> bool:
@@ -167,16 +167,6 @@ def _damaged_ends(data: bytes) -> str:
         return "is not a checkpoint (it does not begin as a PyTorch file)"
     if not data[:-_DIGITS].endswith(_MARK):
         return "has no digest at its end: it was cut short, or not written by this program"
-    return ""
-
-
-def _damage(data: bytes) -> str:
-    """Say what is wrong with the bytes of a file, "" when its digest is right."""
-    if problem := _damaged_ends(data):
-        return problem
-    body, digits = data[:-_DIGITS], data[-_DIGITS:]
-    if hashlib.sha256(body).hexdigest().encode() != digits:
-        return "is damaged: its content does not fit its SHA-256 digest"
     return ""
 
 
@@ -254,10 +244,8 @@ class Keeper:
     ) -> None:
         """Write the state after `step` steps; raises the same RecordError on all ranks when it cannot be written."""
         began = now()
-        with fail_together(
-            self._backend
-        ):  # no checkpoint before the step rows that lead to it are on the disk, on all ranks
-            rows.sync()
+        with fail_together(self._backend):
+            rows.sync()  # no checkpoint before the step rows that lead to it are on the disk, on all ranks
         size = 0
         with fail_together(self._backend):
             if self._backend.rank == 0:
@@ -356,16 +344,13 @@ def fitting(source: Path) -> Iterator[None]:
         ) from None
 
 
-def load_model(source: Path, *, warn: Callable[[str], None] = say) -> tuple[StressCNN, NDArray[np.float64]]:
+def load_model(source: Path) -> tuple[StressCNN, NDArray[np.float64]]:
     """Return the network of a run directory (its newest checkpoint) or of a checkpoint file, for inference on a CPU.
 
     With it come the bounds (P, 2) that turn its outputs, 0..1, into G0 in MPa and a: low + output * (high - low).
     """
-    checkpoint = load(source) if source.is_file() else load_newest(source, warn=warn)
+    checkpoint = load(source) if source.is_file() else load_newest(source)
     with fitting(source):
         model = StressCNN(widths=parse_widths(checkpoint.widths), input_scaling=checkpoint.input_scaling)
         model.load_state_dict(dict(checkpoint.model))
-    bounds = np.array(checkpoint.target_bounds, dtype=np.float64)
-    if not all(math.isfinite(each) for each in bounds.flat):
-        raise RecordError(f"{source}: has no finite target bounds; train again")
-    return model.eval(), bounds
+    return model.eval(), np.array(checkpoint.target_bounds, dtype=np.float64)

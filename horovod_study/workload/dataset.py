@@ -46,7 +46,7 @@ BLOCK_ROWS = 25_000
 GENERATED, IMPORTED = "generated", "imported"
 IMPORTED_SPEC = "imported v1"
 _PIECE_ROWS = 256  # rows made, hashed and written at a time: they stay in the processor's cache
-_BYTES_PER_CURVE = 4 * (material.CHANNELS * material.POINTS + material.TARGETS)
+BYTES_PER_CURVE = 4 * (material.CHANNELS * material.POINTS + material.TARGETS)
 _BYTES_PER_PROCESS = 80_000_000  # an interpreter with numpy that makes or checks one piece at a time
 _LARGEST_SIZE = 10**9
 _LARGEST_SEED = 2**64 - 1
@@ -193,7 +193,7 @@ def generate(
         raise DataError(f"seed {seed}: must be from 0 to {_LARGEST_SEED}")
     if not 0 <= noise_max_mpa < np.inf:
         raise DataError(f"noise_max_mpa {noise_max_mpa}: must be 0 (clean curves) or greater, in MPa")
-    processes = min(processes, len(_blocks(size)))
+    processes = min(processes, len(_blocks(size, BLOCK_ROWS)))
     needed = processes * _BYTES_PER_PROCESS
     room.need_memory(path, needed, f"generating with {processes} processes", "use fewer --processes")
     with _made_whole(path, size) as making:
@@ -201,16 +201,14 @@ def generate(
         made = _fill_in_processes(job, processes, on_progress) if processes > 1 else _fill_here(job, on_progress)
         _write_sidecar(
             making,
-            {
-                "kind": GENERATED,
-                "spec": material.SPEC,
-                "seed": seed,
-                "size": size,
-                "noise_max_mpa": noise_max_mpa,
-                "target_bounds": material.TARGET_BOUNDS.tolist(),
-                "floor": floor.summary(np.sum([block["floor"] for block in made], axis=0), size // 4),
-            },
             [block["sha256"] for block in made],
+            kind=GENERATED,
+            spec=material.SPEC,
+            seed=seed,
+            size=size,
+            noise_max_mpa=noise_max_mpa,
+            target_bounds=material.TARGET_BOUNDS.tolist(),
+            floor=floor.summary(np.sum([block["floor"] for block in made], axis=0), size // 4),
         )
 
 
@@ -262,15 +260,13 @@ def write_imported(
             raise DataError(f"{path}: {done} curves instead of the {size} announced; import again")
         _write_sidecar(
             making,
-            {
-                "kind": IMPORTED,
-                "spec": IMPORTED_SPEC,
-                "size": size,
-                "target_bounds": bounds,
-                "floor": floor,
-                "provenance": provenance,
-            },
             hashes,
+            kind=IMPORTED,
+            spec=IMPORTED_SPEC,
+            size=size,
+            target_bounds=bounds,
+            floor=floor,
+            provenance=provenance,
         )
 
 
@@ -293,7 +289,7 @@ def _made_whole(path: Path, size: int) -> Iterator[Path]:
         raise DataError(f"{path}: exists already; choose another --out, or remove it first")
     with writing(path, "choose another folder", error=DataError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        room.need_disk(path.parent, int(size * _BYTES_PER_CURVE * 1.02), f"a data set of {size:,} curves")
+        room.need_disk(path.parent, int(size * BYTES_PER_CURVE * 1.02), f"a data set of {size:,} curves")
         making = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
     try:
         making.chmod(0o755)
@@ -309,7 +305,7 @@ def _made_whole(path: Path, size: int) -> Iterator[Path]:
         shutil.rmtree(making, ignore_errors=True)
 
 
-def _write_sidecar(directory: Path, facts: dict[str, Any], hashes: list[dict[str, str]]) -> None:
+def _write_sidecar(directory: Path, hashes: list[dict[str, str]], **facts: Any) -> None:
     document = {
         **facts,
         "numpy": np.__version__,
@@ -324,7 +320,7 @@ def _write_sidecar(directory: Path, facts: dict[str, Any], hashes: list[dict[str
 
 def page_cache_doubt(size: int) -> str | None:
     """Return a warning if `size` curves do not fit the memory in which all workers of a node share them."""
-    needed, available = size * _BYTES_PER_CURVE, room.available_bytes()
+    needed, available = size * BYTES_PER_CURVE, room.available_bytes()
     if available is None or needed <= available:
         return None
     return (
@@ -382,8 +378,12 @@ def _flush_to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
-def _blocks(size: int) -> list[tuple[int, int]]:
-    return [(low, min(low + BLOCK_ROWS, size)) for low in range(0, size, BLOCK_ROWS)]
+def _blocks(size: int, rows: int) -> list[tuple[int, int]]:
+    return [(low, min(low + rows, size)) for low in range(0, size, rows)]
+
+
+def _hashers() -> dict[str, Any]:
+    return {name: hashlib.sha256() for name in (CURVES, TARGETS)}
 
 
 class _Rows:
@@ -397,7 +397,7 @@ class _Rows:
         for name, values in ((CURVES, material.CHANNELS * material.POINTS), (TARGETS, material.TARGETS)):
             stream = self._streams[name]
             stream.seek(read_header(stream, name).length + 4 * values * first)
-        self._hashes = self._fresh()
+        self._hashes = _hashers()
 
     def __enter__(self) -> "_Rows":
         return self
@@ -417,12 +417,8 @@ class _Rows:
     def end_block(self) -> dict[str, str]:
         """Return the SHA-256 of each file's rows since the block began, and begin the next one."""
         digests = {name: each.hexdigest() for name, each in self._hashes.items()}
-        self._hashes = self._fresh()
+        self._hashes = _hashers()
         return digests
-
-    @staticmethod
-    def _fresh() -> dict[str, Any]:
-        return {name: hashlib.sha256() for name in (CURVES, TARGETS)}
 
 
 def _fill_block(job: dict[str, Any], low: int, high: int) -> dict[str, Any]:
@@ -455,7 +451,7 @@ def _floor_sums(
 
 def _fill_here(job: dict[str, Any], on_progress: OnProgress | None) -> list[dict[str, Any]]:
     made = []
-    for low, high in _blocks(job["size"]):
+    for low, high in _blocks(job["size"], BLOCK_ROWS):
         made.append(_fill_block(job, low, high))
         if on_progress:
             on_progress(high, job["size"])
@@ -468,7 +464,7 @@ def _fill_in_processes(job: dict[str, Any], processes: int, on_progress: OnProgr
     Not multiprocessing: forking a process that has started MPI or CUDA is not safe, and spawning would import the
     caller's main module, PyTorch included, once more in every process.
     """
-    blocks = _blocks(job["size"])
+    blocks = _blocks(job["size"], BLOCK_ROWS)
     command = [sys.executable, "-m", "horovod_study.workload.dataset"]
     reading, printing = os.pipe()  # one for all: a line is written at once, and shorter than what stays whole
     made: dict[int, dict[str, Any]] = {}
@@ -504,7 +500,7 @@ def _fill_in_processes(job: dict[str, Any], processes: int, on_progress: OnProgr
 def _worker(argument: str) -> None:
     """Fill every stride-th block of a job and print one line per block."""
     job = json.loads(argument)
-    blocks = _blocks(job["size"])
+    blocks = _blocks(job["size"], BLOCK_ROWS)
     for block in range(job["first"], len(blocks), job["stride"]):
         print(json.dumps({"block": block, **_fill_block(job, *blocks[block])}), flush=True)
 
@@ -608,8 +604,7 @@ def check(path: Path, *, threads: int | None = None, on_progress: OnProgress | N
             f"{path / SIDECAR}: target_bounds {dataset.target_bounds.tolist()} are not those of {material.SPEC}, "
             f"{material.TARGET_BOUNDS.tolist()}; {again}"
         )
-    rows = sidecar["block_rows"]
-    blocks = [(low, min(low + rows, dataset.size)) for low in range(0, dataset.size, rows)]
+    blocks = _blocks(dataset.size, sidecar["block_rows"])
     for name in (CURVES, TARGETS):
         if len(sidecar["sha256"].get(name, ())) != len(blocks):
             raise DataError(f"{path / SIDECAR}: does not hold {len(blocks)} hashes of {name}; {again}")
@@ -636,7 +631,7 @@ def check(path: Path, *, threads: int | None = None, on_progress: OnProgress | N
         "size": dataset.size,
         "train": dataset.train_size,
         "test": dataset.test_size,
-        "bytes": dataset.size * _BYTES_PER_CURVE,
+        "bytes": dataset.size * BYTES_PER_CURVE,
         "blocks": len(blocks),
         "target_bounds": dataset.target_bounds.tolist(),
         "floor": computed,
@@ -648,7 +643,7 @@ def check(path: Path, *, threads: int | None = None, on_progress: OnProgress | N
 
 def _check_block(dataset: Dataset, block: int, low: int, high: int, again: str) -> NDArray[np.float64]:
     """Check the rows low..high-1 piece by piece; return the sum of their test curves' Cramer-Rao bounds, (P,)."""
-    hashes = {name: hashlib.sha256() for name in (CURVES, TARGETS)}
+    hashes = _hashers()
     sums = np.zeros(material.TARGETS)
     bad: DataError | None = None
     for first in range(low, high, _PIECE_ROWS):
@@ -691,13 +686,7 @@ def _compare_floors(path: Path, stored: dict[str, Any], computed: dict[str, Any]
 
 
 def _check_rows(
-    path: Path,
-    first: int,
-    curves: NDArray[np.float32],
-    targets: NDArray[np.float32],
-    *,
-    bounded: bool,
-    remedy: str,
+    path: Path, first: int, curves: NDArray[np.float32], targets: NDArray[np.float32], *, bounded: bool, remedy: str
 ) -> None:
     """Complain about rows that break the layout.
 

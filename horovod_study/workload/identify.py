@@ -22,13 +22,10 @@ from horovod_study.records import finite
 from horovod_study.workload import floor, material
 from horovod_study.workload.checkpoint import load_model
 from horovod_study.workload.curves import CurveSet, to_channels
-from horovod_study.workload.least_squares import fit_law
+from horovod_study.workload.least_squares import MISFIT_OF_PEAK, fit_law
 
 BATCH = 4096
 """Curves that go through the network, and through the fit, at a time."""
-
-MISFIT_OF_PEAK = 0.05
-"""A fit whose rms exceeds this part of the largest stress does not describe the curve."""
 
 PATTERN = 0.5
 """Residuals whose lag-1 correlation exceeds this are no independent noise."""
@@ -201,7 +198,8 @@ def identify(
             given=None if curves.targets is None else (float(curves.targets[k, 0]), float(curves.targets[k, 1])),
             doubts=(),
         )
-        found.append(_with_doubts(one, trained, disagree_se))
+        doubts = (*_extrapolates(one, trained), *_range(one, trained), *_misfit(one), *_pattern(one))
+        found.append(replace(one, doubts=(*doubts, *_disagree(one, trained, disagree_se))))
     return found
 
 
@@ -310,17 +308,6 @@ def _parameters(strain: NDArray[np.float64], stress: NDArray[np.float64], g0_mpa
 
 
 # ------------------------------------------------------------------------------------------------------------ doubts
-
-
-def _with_doubts(one: Identified, trained: Trained, disagree_se: float) -> Identified:
-    found = [
-        *_extrapolates(one, trained),
-        *_range(one, trained),
-        *_misfit(one),
-        *_pattern(one),
-        *_disagree(one, trained, disagree_se),
-    ]
-    return replace(one, doubts=tuple(found))
 
 
 def _extrapolates(one: Identified, trained: Trained) -> Iterator[Doubt]:

@@ -12,6 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+MISFIT_OF_PEAK = 0.05
+"""A fit whose rms exceeds this part of the largest stress does not describe the curve."""
+
 _CHUNK = 256  # curves at a time: the intermediate arrays stay in the processor's cache
 _START = (-1.0, 0.3, 2.0, 5.0, 12.0, 40.0)  # a times the largest strain, from a curve bent upwards to a plateau
 _LARGEST = 500.0  # of |a| times the largest strain; beyond it only the plateau is left to see

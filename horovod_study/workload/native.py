@@ -105,13 +105,7 @@ class NativeStep:
     """
 
     def __init__(
-        self,
-        model: StressCNN,
-        optimizer: torch.optim.Optimizer,
-        backend: Backend,
-        *,
-        batch: int,
-        instructions: str,
+        self, model: StressCNN, optimizer: torch.optim.Optimizer, backend: Backend, *, batch: int, instructions: str
     ) -> None:
         self.instructions = instructions
         self._library = library = load(instructions)

@@ -90,10 +90,8 @@ def _lap_lines(shares: Mapping[str, float | None], *, workers: int) -> list[str]
 
 
 def _lost_lines(rows_lost: Sequence[int]) -> list[str]:
-    lost = [f"{rows:,} of rank {rank}" for rank, rows in enumerate(rows_lost) if rows]
-    return (
-        [f"  step rows lost to a full disk: {', '.join(lost)}; times are those of the rows there are"] if lost else []
-    )
+    lost = ", ".join(f"{rows:,} of rank {rank}" for rank, rows in enumerate(rows_lost) if rows)
+    return [f"  step rows lost to a full disk: {lost}; times are those of the rows there are"] if lost else []
 
 
 def _checkpoint_lines(result: dict[str, Any]) -> list[str]:

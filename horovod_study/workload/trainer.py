@@ -31,11 +31,7 @@ from horovod_study.workload.evaluation import evaluate
 from horovod_study.workload.graphs import CapturedStep
 from horovod_study.workload.job import TrainingJob, describe, greeting, name_broken
 from horovod_study.workload.loaders import feed, open_loader, resident
-from horovod_study.workload.optimizer import (
-    Arithmetic,
-    learning_rate,
-    set_learning_rate,
-)
+from horovod_study.workload.optimizer import Arithmetic, learning_rate, set_learning_rate
 from horovod_study.workload.options import StrainConfig
 from horovod_study.workload.probes import ablation, profiling, synchronisation, timeline
 from horovod_study.workload.probes.scratch import Scratch

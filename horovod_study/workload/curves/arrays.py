@@ -17,7 +17,7 @@ from horovod_study.errors import DataError
 from horovod_study.workload import material, room
 from horovod_study.workload.curves.numpy_files import Archive, as_targets
 from horovod_study.workload.curves.tables import RawCurves, listed_ids
-from horovod_study.workload.curves.values import Curve, ReadOptions
+from horovod_study.workload.curves.values import ReadOptions, curve_of_arrays
 
 
 def read_npz(path: Path, options: ReadOptions) -> RawCurves:
@@ -40,15 +40,7 @@ def read_npz(path: Path, options: ReadOptions) -> RawCurves:
     names = _ids(archive, count)
     flat_strain, flat_stress = np.asarray(strain, np.float64).ravel(), np.asarray(stress, np.float64).ravel()
     curves = tuple(
-        Curve(
-            name=str(k) if names is None else names[k],
-            file=str(path),
-            strain=flat_strain[low:high],
-            stress=flat_stress[low:high],
-            rows=np.arange(high - low),
-            row_word="position",
-            kind="curve" if names is None else "specimen",
-        )
+        curve_of_arrays(path, k, names, flat_strain[low:high], flat_stress[low:high])
         for k, (low, high) in enumerate(parts)
     )
     targets = as_targets(archive.open("targets"), archive.where("targets"), count) if "targets" in archive else None

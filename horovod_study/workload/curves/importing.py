@@ -24,21 +24,17 @@ from horovod_study.workload import dataset, floor, material, room
 from horovod_study.workload.curves import blocks, checks, reading
 from horovod_study.workload.curves.channels import to_channels
 from horovod_study.workload.curves.values import CurveSet, OnProgress, ReadOptions
-from horovod_study.workload.least_squares import fit_law
+from horovod_study.workload.least_squares import MISFIT_OF_PEAK, fit_law
 
 LABELS = ("lsq",)
 SELF_CHECKED = 20_000
 """Curves that are fitted at most; of more curves an even sample."""
-
-MISFIT_OF_PEAK = 0.05
-"""A fit whose rms exceeds this part of the largest stress does not describe the curve."""
 
 MAX_IDS = 10_000
 """Ids are kept in the side-car up to this number of curves."""
 
 _NORMALISED_BELOW_MPA = 2.0  # no material has such a G0: the targets are normalised already
 _NORMALISED_SLACK = 0.01  # test targets normalised with the training set's bounds stick out by so much at most
-_BYTES_PER_CURVE = 4 * (material.CHANNELS * material.POINTS + material.TARGETS)
 _NAMES = ("G0", "a")
 
 
@@ -105,7 +101,7 @@ def import_curves(
     source = _open(path, options, on_progress)
     curves = source.curves
     _require_labels(path, curves, label)
-    room.need_disk(out, curves.size * _BYTES_PER_CURVE, f"a data set of {curves.size:,} curves")
+    room.need_disk(out, curves.size * dataset.BYTES_PER_CURVE, f"a data set of {curves.size:,} curves")
     labels = None if curves.targets is None else _labels(source, curves.targets, "given", bounds)
     tally, ended = checks.Tally(), Event()
     with ThreadPoolExecutor(1) as thread:  # hashing large files runs beside the checks and shares their reading
@@ -195,13 +191,19 @@ def _check(
 ) -> Fits:
     """Check what is not checked yet, and fit the law to a sample of the curves, or to all where it labels them."""
     size = source.curves.size
-    rows = _sample(size) if label is None else np.arange(size)
-    if source.whole is None:
-        assert isinstance(source.curves, blocks.CurveBlocks)
-        return _check_blocks(source.curves, rows, options, tally, on_progress)
-    if on_progress:
-        on_progress("fitting the law", 0, len(rows))
-    return _fit(rows, source.whole[rows])
+    wanted = _sample(size) if label is None else np.arange(size)
+    if source.whole is not None:
+        if on_progress:
+            on_progress("fitting the law", 0, len(wanted))
+        return _fit(wanted, source.whole[wanted])
+    assert isinstance(source.curves, blocks.CurveBlocks)
+    said = "checking curves" if len(wanted) < size else "checking curves and fitting the law"
+    parts: list[Fits] = []
+    for low, block in source.curves.checked(options, tally, on_progress, said):
+        rows = wanted[np.searchsorted(wanted, low) : np.searchsorted(wanted, low + len(block))]
+        if len(rows):
+            parts.append(_fit(rows, block[rows - low]))
+    return Fits(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def _open(path: Path, options: ReadOptions, on_progress: OnProgress | None) -> Source:
@@ -211,7 +213,9 @@ def _open(path: Path, options: ReadOptions, on_progress: OnProgress | None) -> S
     if layout == "npz" and blocks.is_split(path):
         return Source(path=path, curves=blocks.open_split(path, options), whole=None)
     curves = reading.read_curves(path, options, on_progress=on_progress)
-    room.need_memory(path, curves.size * _BYTES_PER_CURVE, "keeping it as 201 points per curve", "import a part of it")
+    room.need_memory(
+        path, curves.size * dataset.BYTES_PER_CURVE, "keeping it as 201 points per curve", "import a part of it"
+    )
     return Source(path=path, curves=curves, whole=to_channels(curves, reduce=options.reduce))
 
 
@@ -228,23 +232,6 @@ def _sample(size: int) -> NDArray[np.int64]:
     """Return the numbers of the curves to fit: all, or every k-th with k odd, so that test curves are among them."""
     step = -(-size // SELF_CHECKED)
     return np.arange(0, size, step + (step % 2 == 0))
-
-
-def _check_blocks(
-    opened: blocks.CurveBlocks,
-    wanted: NDArray[np.int64],
-    options: ReadOptions,
-    tally: checks.Tally,
-    on_progress: OnProgress | None,
-) -> Fits:
-    """Check all blocks, and fit the law to the curves `wanted`."""
-    said = "checking curves" if len(wanted) < opened.size else "checking curves and fitting the law"
-    parts: list[Fits] = []
-    for low, block in opened.checked(options, tally, on_progress, said):
-        rows = wanted[np.searchsorted(wanted, low) : np.searchsorted(wanted, low + len(block))]
-        if len(rows):
-            parts.append(_fit(rows, block[rows - low]))
-    return Fits(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def _fit(rows: NDArray[np.int64], channels: NDArray[np.float32]) -> Fits:
@@ -300,7 +287,14 @@ def _labels(source: Source, targets: NDArray[np.float64], origin: str, bounds: N
         bounds, bounds_from = _proper_bounds(source.curves.target_bounds), "the file"
     slack = 0.0
     if origin == "given" and np.abs(targets[:, 0]).max() < _NORMALISED_BELOW_MPA:
-        targets, origin, slack = _denormalised(source, targets, bounds), "given, normalised", _NORMALISED_SLACK
+        if bounds is None:
+            raise DataError(
+                f"{source.path}: targets are normalised already (G0 from {targets[:, 0].min():g} to "
+                f"{targets[:, 0].max():g}); give the physical values of 0 and 1 with --target-bounds, for instance "
+                "--target-bounds 1000 3000 25 45"
+            )
+        targets = bounds[:, 0] + (bounds[:, 1] - bounds[:, 0]) * targets
+        origin, slack = "given, normalised", _NORMALISED_SLACK
     if bounds is not None:
         _inside(source, targets, bounds, bounds_from, slack)
         return Labels(targets=targets, bounds=bounds, origin=origin, bounds_from=bounds_from)
@@ -313,19 +307,6 @@ def _labels(source: Source, targets: NDArray[np.float64], origin: str, bounds: N
                 "learned from it and it cannot be normalised; give its range with --target-bounds"
             )
     return Labels(targets=targets, bounds=bounds, origin=origin, bounds_from="training minimum and maximum")
-
-
-def _denormalised(
-    source: Source, targets: NDArray[np.float64], bounds: NDArray[np.float64] | None
-) -> NDArray[np.float64]:
-    if bounds is None:
-        raise DataError(
-            f"{source.path}: targets are normalised already (G0 from {targets[:, 0].min():g} to "
-            f"{targets[:, 0].max():g}); give the physical values of 0 and 1 with --target-bounds, for instance "
-            "--target-bounds 1000 3000 25 45"
-        )
-    physical: NDArray[np.float64] = bounds[:, 0] + (bounds[:, 1] - bounds[:, 0]) * targets
-    return physical
 
 
 def _inside(

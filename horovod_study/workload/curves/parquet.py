@@ -11,7 +11,7 @@ from horovod_study.workload import room
 from horovod_study.workload.curves import tables, units
 from horovod_study.workload.curves.tables import Columns, RawCurves
 from horovod_study.workload.curves.text_table import Cells
-from horovod_study.workload.curves.values import Curve, ReadOptions
+from horovod_study.workload.curves.values import Curve, ReadOptions, curve_of_arrays
 
 
 def read_parquet(path: Path, options: ReadOptions) -> RawCurves:
@@ -46,16 +46,18 @@ def read_parquet(path: Path, options: ReadOptions) -> RawCurves:
     lists = [_is_list(arrow, table.schema.field(names[k]).type) for k in (columns.strain, columns.stress)]
     if lists[0] != lists[1]:
         raise DataError(f"{path}: one of strain and stress holds lists, the other numbers; both must be of one kind")
+    ids = None if columns.specimen is None else _texts(table[names[columns.specimen]])
     if lists[0]:
-        return _lists(path, table, names, columns, declared, notes, arrow)
-    cells = Cells(
-        numbers={k: _numbers(path, names[k], table[names[k]], arrow) for k in columns.numbers},
-        blank={},
-        texts={} if columns.specimen is None else {columns.specimen: _texts(table[names[columns.specimen]])},
-        lines=np.arange(1, table.num_rows + 1),
-        grouped=0,
-    )
-    curves, targets = tables.cut_long(path, cells, columns, row_word="row")
+        curves, targets = _lists(path, table, names, columns, ids, arrow)
+    else:
+        cells = Cells(
+            numbers={k: _numbers(path, names[k], table[names[k]], arrow) for k in columns.numbers},
+            blank={},
+            texts={} if columns.specimen is None or ids is None else {columns.specimen: ids},
+            lines=np.arange(1, table.num_rows + 1),
+            grouped=0,
+        )
+        curves, targets = tables.cut_long(path, cells, columns, row_word="row")
     return RawCurves(
         curves=curves,
         layout="parquet",
@@ -88,16 +90,9 @@ def _texts(column: Any) -> list[str]:
 
 
 def _lists(
-    path: Path,
-    table: Any,
-    names: list[str],
-    columns: Columns,
-    declared: dict[str, str],
-    notes: tuple[str, ...],
-    arrow: Any,
-) -> RawCurves:
-    """One row per curve."""
-    ids = None if columns.specimen is None else _texts(table[names[columns.specimen]])
+    path: Path, table: Any, names: list[str], columns: Columns, ids: list[str] | None, arrow: Any
+) -> tuple[tuple[Curve, ...], NDArray[np.float64] | None]:
+    """Return the curves of a table with one row per curve, and their targets (N, P)."""
     if ids is not None:
         tables.check_ids(path, ids, ids, targets_needed=False)
     parts: dict[int, tuple[NDArray[np.float64], NDArray[np.int64]]] = {}
@@ -110,34 +105,15 @@ def _lists(
     (strain, ends), (stress, stress_ends) = parts[columns.strain], parts[columns.stress]
     curves = []
     for row in range(table.num_rows):
-        name = str(row) if ids is None else ids[row]
-        lengths = ends[row + 1] - ends[row], stress_ends[row + 1] - stress_ends[row]
-        if lengths[0] != lengths[1]:
+        x, y = strain[ends[row] : ends[row + 1]], stress[stress_ends[row] : stress_ends[row + 1]]
+        curve = curve_of_arrays(path, row, ids, x, y)
+        if len(x) != len(y):
             raise DataError(
-                f"{path}, row {row + 1}, specimen {name!r}: strain has {lengths[0]} values, stress has {lengths[1]}; "
+                f"{path}, row {row + 1}, specimen {curve.name!r}: strain has {len(x)} values, stress has {len(y)}; "
                 "every point needs both"
             )
-        curves.append(
-            Curve(
-                name=name,
-                file=str(path),
-                strain=strain[ends[row] : ends[row + 1]],
-                stress=stress[ends[row] : ends[row + 1]],
-                rows=np.arange(lengths[0]),
-                row_word="position",
-                kind="curve" if ids is None else "specimen",
-            )
-        )
-    targets = None
-    if columns.targets:
-        pair = [_numbers(path, names[k], table[names[k]], arrow) for k in columns.targets]
-        targets = np.stack(pair, axis=1)
-    return RawCurves(
-        curves=tuple(curves),
-        layout="parquet",
-        units=declared,
-        files=(path,),
-        targets=targets,
-        counts={"files": 1, "rows": table.num_rows},
-        notes=notes,
-    )
+        curves.append(curve)
+    if not columns.targets:
+        return tuple(curves), None
+    pair = [_numbers(path, names[k], table[names[k]], arrow) for k in columns.targets]
+    return tuple(curves), np.stack(pair, axis=1)

@@ -223,29 +223,20 @@ def _is_data(cells: list[str], decimal: str, delimiter: str) -> bool:
 
 def _mark(path: Path, rows: list[tuple[int, list[str]]], numeric: dict[str, list[bool]]) -> str:
     """Decide between point and comma where the rows are numbers under both."""
-    only: dict[str, tuple[int, str] | None] = {".": None, ",": None}
-    differ: tuple[int, str] | None = None
-    for k, (line, cells) in enumerate(rows):
-        if not (numeric["."][k] or numeric[","][k]):
-            continue
-        for cell in cells:
-            point, comma = is_number(cell, "."), is_number(cell, ",")
-            if point and comma:
-                if differ is None and to_number(cell, ".") != to_number(cell, ","):
-                    differ = (line, cell)
-            elif point:
-                only["."] = only["."] or (line, cell)
-            elif comma:
-                only[","] = only[","] or (line, cell)
-    if only["."] and only[","]:
+    of_numbers = [row for row, *data in zip(rows, numeric["."], numeric[","], strict=True) if any(data)]
+    cells = [(line, cell, is_number(cell, "."), is_number(cell, ",")) for line, row in of_numbers for cell in row]
+    by_point = next(((line, cell) for line, cell, point, comma in cells if point and not comma), None)
+    by_comma = next(((line, cell) for line, cell, point, comma in cells if comma and not point), None)
+    if by_point and by_comma:
         raise DataError(
-            f"{path}: {only['.'][1]!r} (line {only['.'][0]}) is a number with a decimal point only and "
-            f"{only[','][1]!r} (line {only[','][0]}) with a decimal comma only; say which with --decimal, and correct "
+            f"{path}: {by_point[1]!r} (line {by_point[0]}) is a number with a decimal point only and "
+            f"{by_comma[1]!r} (line {by_comma[0]}) with a decimal comma only; say which with --decimal, and correct "
             "the other cells"
         )
-    if only[","]:
-        return ","
-    if differ and not only["."]:
+    if by_point or by_comma:
+        return "." if by_point else ","
+    both = ((line, cell) for line, cell, point, comma in cells if point and comma)
+    if differ := next((each for each in both if to_number(each[1], ".") != to_number(each[1], ",")), None):
         raise DataError(
             f"{path} line {differ[0]}: {differ[1]!r} is {to_number(differ[1], '.'):g} with a decimal point and "
             f"{to_number(differ[1], ','):g} with a decimal comma, and no other cell decides; say which with --decimal"
@@ -268,24 +259,23 @@ def _frame(
     if names_at is None:
         texts = [k for k in range(first) if len(rows[k][1]) > 1 and not _is_units(rows[k][1])]
         names_at = texts[-1] if texts else None
+    unit_row = None
     if names_at is None:
-        names = tuple(str(k + 1) for k in range(len(rows[first][1])))
-        return TextLayout(
-            path=path, encoding=encoding, delimiter=delimiter, decimal=decimal,
-            names=names, unit_row=None, names_line=0, first_line=rows[first][0],
-        )  # fmt: skip
-    line, names_row = rows[names_at]
-    below = rows[names_at + 1][1] if names_at + 1 < len(rows) else []
-    with_units = _is_units(below)
+        names, names_line, first_line = [str(k + 1) for k in range(len(rows[first][1]))], 0, rows[first][0]
+    else:
+        names_line, names = rows[names_at]
+        line, below = rows[names_at + 1] if names_at + 1 < len(rows) else (names_line, [])
+        unit_row = tuple(below) if _is_units(below) else None
+        first_line = (line if unit_row else names_line) + 1
     return TextLayout(
         path=path,
         encoding=encoding,
         delimiter=delimiter,
         decimal=decimal,
-        names=tuple(names_row),
-        unit_row=tuple(below) if with_units else None,
-        names_line=line,
-        first_line=(rows[names_at + 1][0] if with_units else line) + 1,
+        names=tuple(names),
+        unit_row=unit_row,
+        names_line=names_line,
+        first_line=first_line,
     )
 
 

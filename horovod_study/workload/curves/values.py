@@ -1,6 +1,6 @@
 """What a reading of curve files is asked for, and what it gives."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -100,6 +100,21 @@ class Curve:
     def at(self, point: int) -> str:
         """Return file, specimen and the place of a point."""
         return f"{self.where}, {self.row_word} {self.rows[point]}"
+
+
+def curve_of_arrays(
+    file: Path, number: int, names: Sequence[str] | None, strain: NDArray[np.float64], stress: NDArray[np.float64]
+) -> Curve:
+    """Return a curve whose points are known by their position; it has a `number` where the file has no `names`."""
+    return Curve(
+        name=str(number) if names is None else names[number],
+        file=str(file),
+        strain=strain,
+        stress=stress,
+        rows=np.arange(len(strain)),
+        row_word="position",
+        kind="curve" if names is None else "specimen",
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
