@@ -75,8 +75,11 @@ def is_stopped(pid: int) -> bool:
     return stat_fields(pid)[:1] == ["T"]
 
 
-def stat_fields(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat from the third (state) on; empty where there is no such process or file."""
+def stat_fields(pid: int | str) -> list[str]:
+    """Return the fields of /proc/PID/stat from the third (state) on; empty where there is no such process or file.
+
+    Of a thread of this process with "self/task/TID".
+    """
     try:
         return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except (OSError, ValueError):

@@ -35,16 +35,13 @@ class Attached:
     launcher: str
     rank: int
     workers: int
-    all_values: Callable[[Any], list[Any]]
+    gather: Callable[[Any], list[Any]]
+    """Returns the (small, plain) values of all ranks, in the order of ranks, on every rank."""
     waits_seen: bool = False  # whether the calls are seen in which the script waits, although it averages by itself
-
-    def gather(self, value: Any) -> list[Any]:
-        """Return the (small, plain) values of all ranks, in the order of ranks, on every rank."""
-        return self.all_values(value)
 
     def barrier(self) -> None:
         """Return when every rank has come here."""
-        self.all_values(None)
+        self.gather(None)
 
     @property
     def sync_seen(self) -> bool:
@@ -122,7 +119,7 @@ def attach(model: nn.Module, optimizer: object, *, on_gpu: bool, environ: Mappin
             launcher=launcher.launcher,
             rank=int(mpi.Get_rank()),
             workers=int(mpi.Get_size()),
-            all_values=mpi.allgather,
+            gather=mpi.allgather,
         )
     if launcher.workers > 1:
         raise BackendError(
@@ -136,12 +133,12 @@ def attach(model: nn.Module, optimizer: object, *, on_gpu: bool, environ: Mappin
         launcher=launcher.launcher,
         rank=0,
         workers=1,
-        all_values=lambda value: [value],
+        gather=lambda value: [value],
     )
 
 
 def _over_horovod(hvd: Any, optimizer: object, launcher: str, *, on_gpu: bool) -> Attached:
-    def all_values(value: Any) -> list[Any]:
+    def gather(value: Any) -> list[Any]:
         # Named, or it would bear the name of its type: a text here and None there would wait for ever.
         return list(hvd.allgather_object(value, name="horovod_study.recorder"))
 
@@ -154,7 +151,7 @@ def _over_horovod(hvd: Any, optimizer: object, launcher: str, *, on_gpu: bool) -
         launcher=launcher,
         rank=int(hvd.rank()),
         workers=workers,
-        all_values=all_values,
+        gather=gather,
     )
 
 
@@ -164,7 +161,7 @@ def _over_distributed(model: nn.Module, launcher: str, *, on_gpu: bool) -> Attac
     group = None if wrapped is None else wrapped.process_group
     workers = int(dist.get_world_size(group))
 
-    def all_values(value: Any) -> list[Any]:
+    def gather(value: Any) -> list[Any]:
         values: list[Any] = [None] * workers
         dist.all_gather_object(values, value, group=group)
         return values
@@ -178,5 +175,5 @@ def _over_distributed(model: nn.Module, launcher: str, *, on_gpu: bool) -> Attac
         launcher=launcher,
         rank=int(dist.get_rank(group)),
         workers=workers,
-        all_values=all_values,
+        gather=gather,
     )

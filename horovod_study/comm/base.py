@@ -28,7 +28,7 @@ class Peers(Protocol):
         """Return the (small, plain) values of all ranks, in the order of ranks, on every rank."""
 
 
-class Backend(Protocol):
+class Backend(Peers, Protocol):
     """How workers agree, start equal, and average their gradients.
 
     A leaf is connected when it is made. The order of use is `bind` once, then for each step `zero_grad`, the loss's
@@ -82,9 +82,6 @@ class Backend(Protocol):
         For measuring; entered and left between two steps, by all ranks at the same one. It changes nothing by itself:
         parameters that went apart inside stay apart.
         """
-
-    def gather(self, value: Any) -> list[Any]:
-        """Return the (small, plain) values of all ranks, in the order of ranks, on every rank."""
 
     def barrier(self) -> None:
         """Return when every rank has come here."""

@@ -263,12 +263,7 @@ class Liveness:
             there = all(peer.rank in {*self._answers, *self._ended} for peer in self._others)
             if there and now() - began > 1.0:  # a process that ends closes its connections before all else
                 break
-        states = [
-            self._state(
-                peer, self._answers.get(peer.rank, {}), silent_s=0.0 if peer.rank in self._answers else silent_s
-            )
-            for peer in self._others
-        ]
+        states = [self._state(peer, 0.0 if peer.rank in self._answers else silent_s) for peer in self._others]
         mine = State(rank=self._rank, calls=self.calls, step=self.step, waiting=self.waiting, still_s=math.inf)
         return find_late(mine, states, 0.001)
 
@@ -352,11 +347,11 @@ class Liveness:
             return
         if self._asking_since_s is None:
             self._asking_since_s = time_s
-        mine = State(
-            rank=self._rank, calls=self.calls, step=self.step, waiting=self.waiting,
-            still_s=still_s, patience=self.patience,
-        )  # fmt: skip
-        states = [self._state(peer, self._answers.get(peer.rank, {})) for peer in self._others]
+        mine = State(rank=self._rank, calls=self.calls, step=self.step, waiting=self.waiting, still_s=still_s)
+        states = [
+            self._state(peer, time_s - max(self._heard_s.get(peer.rank, 0.0), self._asking_since_s))
+            for peer in self._others
+        ]
         finding = find_late(mine, states, self._timeout_s)
         if finding is None or self._told:
             self._send(self._others, "ask")
@@ -366,21 +361,11 @@ class Liveness:
         if self._rank == first or still_s >= due_s + _GRACE_S:
             self._end_run(finding)
 
-    def _state(self, peer: Peer, answer: dict[str, Any], silent_s: float | None = None) -> State:
-        if silent_s is None:
-            asked_s = self._asking_since_s if self._asking_since_s is not None else self._time_s
-            silent_s = self._time_s - max(self._heard_s.get(peer.rank, 0.0), asked_s)
-        return State(
-            rank=peer.rank,
-            calls=answer.get("calls", 0),
-            step=answer.get("step", 0),
-            waiting=answer.get("waiting", False),
-            still_s=answer.get("still_s", 0.0),
-            silent_s=silent_s,
-            gone=peer.rank in self._here and not _runs(peer),
-            ended=peer.rank in self._ended,
-            patience=answer.get("patience", 1.0),
-        )
+    def _state(self, peer: Peer, silent_s: float) -> State:
+        answer = self._answers.get(peer.rank, {})
+        told = {name: answer[name] for name in ("calls", "step", "waiting", "still_s", "patience") if name in answer}
+        gone = peer.rank in self._here and not _runs(peer)
+        return State(rank=peer.rank, silent_s=silent_s, gone=gone, ended=peer.rank in self._ended, **told)
 
     def _end_run(self, finding: MissingRanks) -> None:
         """Say who holds up the run, record it, and end this process: its training thread cannot be interrupted.

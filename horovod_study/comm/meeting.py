@@ -31,9 +31,9 @@ FIRST_S = 60.0
 class Meeting:
     """The ranks of one run at one folder, which `folder` names for all of them."""
 
-    def __init__(self, folder: Path, rank: int, workers: int, *, first_s: float = FIRST_S, gone_s: float = GONE_S):
+    def __init__(self, folder: Path, rank: int, workers: int, *, first_s: float = FIRST_S):
         self._folder, self._rank, self._workers = folder, rank, workers
-        self._first_s, self._gone_s = first_s, gone_s
+        self._first_s = first_s
         self._round = 0
         self._over = threading.Event()
         if workers > 1:
@@ -90,13 +90,11 @@ class Meeting:
     def _patience_s(self, rank: int) -> float:
         if self._round == 1:
             return self._first_s
-        try:
-            age_s = (
-                os.stat(self._pulse(self._rank)).st_mtime - os.stat(self._pulse(rank)).st_mtime
-            )  # of one file server
+        try:  # by the clock of the file server, both times
+            age_s = os.stat(self._pulse(self._rank)).st_mtime - os.stat(self._pulse(rank)).st_mtime
         except FileNotFoundError:
-            return self._gone_s
-        return self._gone_s if age_s > self._gone_s else float("inf")
+            return GONE_S
+        return GONE_S if age_s > GONE_S else float("inf")
 
     def _pulse(self, rank: int) -> Path:
         return self._folder / f"alive-{rank}"

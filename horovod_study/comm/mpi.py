@@ -19,14 +19,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from horovod_study.comm import settings
-from horovod_study.comm.base import (
-    BUCKET_MB,
-    Averaging,
-    FlatGradients,
-    Optimizer,
-    choose_reduction,
-    gradient_bytes,
-)
+from horovod_study.comm.base import BUCKET_MB, Averaging, FlatGradients, Optimizer, choose_reduction, gradient_bytes
 from horovod_study.comm.buckets import Bucket, GradientBuckets
 from horovod_study.comm.horovod import find_open_mpi
 from horovod_study.comm.launch import Launch

@@ -15,20 +15,8 @@ import torch.distributed as dist
 from torch.distributed import _functional_collectives, distributed_c10d
 
 CALLS = (
-    "all_reduce",
-    "reduce",
-    "broadcast",
-    "all_gather",
-    "all_gather_into_tensor",
-    "all_gather_object",
-    "gather",
-    "scatter",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-    "all_to_all",
-    "all_to_all_single",
-    "barrier",
-    "recv",
+    *("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "broadcast", "scatter", "barrier", "recv"),
+    *("all_gather", "all_gather_into_tensor", "all_gather_object", "gather", "all_to_all", "all_to_all_single"),
 )
 
 

@@ -20,6 +20,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from horovod_study import alive
 from horovod_study.errors import BackendError
 from horovod_study.measure.clock import sleep
 
@@ -130,12 +131,5 @@ def busiest_thread(seconds: float = 0.2) -> int | None:
 
 def _processor_ticks() -> dict[int, int]:
     """Return the processor time that each thread of this process has used, in ticks of the system."""
-    ticks = {}
-    for thread in threads():
-        try:
-            text = Path(f"/proc/self/task/{thread}/stat").read_text()
-        except OSError:  # it has ended meanwhile
-            continue
-        fields = text.rpartition(")")[2].split()  # the name before it may hold blanks
-        ticks[thread] = int(fields[11]) + int(fields[12])
-    return ticks
+    told = {thread: alive.stat_fields(f"self/task/{thread}") for thread in threads()}
+    return {thread: int(fields[11]) + int(fields[12]) for thread, fields in told.items() if fields}  # others have ended

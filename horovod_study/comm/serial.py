@@ -36,9 +36,6 @@ class SerialBackend(Averaging):
     def synchronize(self, optimizer: Optimizer) -> None:
         pass
 
-    def pack_gradients(self) -> None:
-        pass
-
     def exchange(self) -> None:
         pass
 

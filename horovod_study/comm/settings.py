@@ -37,11 +37,7 @@ VARIABLES = {name: each.variable for name, each in OPTIONS.items() if each.varia
 
 
 def apply(
-    runtime: str,
-    *,
-    config: RunConfig,
-    unknown: Collection[str] = (),
-    environ: MutableMapping[str, str] = os.environ,
+    runtime: str, *, config: RunConfig, unknown: Collection[str] = (), environ: MutableMapping[str, str] = os.environ
 ) -> dict[str, Any]:
     """Set what `config` asks for, and the shipped settings where nobody asked, before the library of `runtime` starts.
 
@@ -63,28 +59,26 @@ def apply(
         asked = getattr(config, option)
         if not is_set(name, environ):
             environ.pop(name, None)  # an empty one ends Horovod in a C++ exception
+        if name in unknown and asked is not None:
+            raise BackendError(
+                f"{option} was asked for, but the installed Horovod does not know {name}; run `make setup`, which "
+                "builds one that does, or leave it out"
+            )
+        value, source = environ.get(name), "user"
         if name in unknown:
-            if asked is not None:
-                raise BackendError(
-                    f"{option} was asked for, but the installed Horovod does not know {name}; run `make setup`, which "
-                    "builds one that does, or leave it out"
-                )
-            effective[name] = {"value": None, "source": "not in this build"}
-            continue
-        if asked is not None:
-            environ[name] = _text(option, asked)
-            source = "asked"
-        elif name in environ:
+            value, source = None, "not in this build"
+        elif asked is not None:
+            value, source = _text(option, asked), "asked"
+        elif value is not None:
             if name.startswith("HOROVOD_"):
                 (decimal if name.endswith("_TIME") else whole_number)(name, environ)
-            source = "user"
         elif name in shipped:
-            environ[name] = shipped[name]
-            source = "shipped"
+            value, source = shipped[name], "shipped"
         else:
-            effective[name] = {"value": LIBRARY_DEFAULTS[name], "source": "library default"}
-            continue
-        effective[name] = {"value": environ[name], "source": source}
+            value, source = LIBRARY_DEFAULTS[name], "library default"
+        if source in ("asked", "shipped"):
+            environ[name] = str(value)
+        effective[name] = {"value": value, "source": source}
     return effective
 
 

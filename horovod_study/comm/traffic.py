@@ -204,12 +204,9 @@ def must_move(hosts: Sequence[str], host: str, payload_bytes: float) -> Need:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Moved:
-    """What moved on one host, in bytes."""
+class Moved(Reading):
+    """What moved on one host, in bytes: on the connections of all its ranks, elsewhere without background."""
 
-    connections: Mapping[str, int] | None  # over the TCP connections of the host's ranks, None if unknown
-    interfaces: Mapping[str, int] | None  # over its interfaces, without background
-    infiniband: Mapping[str, int] | None  # over its ports, without background
     segments: Sequence[str]  # of shared memory that its ranks have from MPI or NCCL
 
 
@@ -316,10 +313,8 @@ def watch(
         )
         path, why = judge(found, need)
         if total_bytes < MIN_BYTES:
-            path, why = (
-                None,
-                f"gradients of {payload_bytes} bytes are too few to be distinguished from a library's own messages",
-            )
+            path = None
+            why = f"gradients of {payload_bytes} bytes are too few to be distinguished from a library's own messages"
         paths[host] = path
         reason = reason or (f"{host}: {why}" if why else "")
         evidence["hosts"][host] = {

@@ -496,7 +496,7 @@ class Watcher:
             model_name=self._asked["model_name"]
             or (Path(sys.argv[0]).name if isinstance(model, LooseParameters) else None),
             own=self._asked["own"],
-            peers=replace(peers, all_values=self._meeting.all_values, waits_seen=self._observed is not None),
+            peers=replace(peers, gather=self._meeting.all_values, waits_seen=self._observed is not None),
             beside=pairs[1:],
             count_samples=functools.partial(or_length, batch_samples),
             told=True,
