@@ -78,13 +78,17 @@ def analysed(
     hand, `on_progress` with how many are done. `root` may also be a table of points or a folder with result logs of
     MLPerf, as for `read_points`, `columns` too: then no rows of steps are known, and nothing is accounted for.
     """
-    measured = [restored(_document(text, named), source=named).to_dict() for text, named in networks]
+    again = "measure again with horovod-study bench"
+    measured = [
+        restored(parse_json(text, source=named, error=DataError, again=again), source=named).to_dict()
+        for text, named in networks
+    ]
     known: dict[str, Any] = {"targets": targets, "networks": measured, "precision": precision}
     if is_table(root):
         points = read_points(root, columns=columns)
         table = reported.run_rows(points, root.resolve().stem)
-        again = commands or [f"horovod-study report {shlex.quote(root.resolve().name)}"]
-        found = analyze_tables(table, None, commands=again, unit=points.attrs["unit"], **known)
+        commands = commands or [f"horovod-study report {shlex.quote(root.resolve().name)}"]
+        found = analyze_tables(table, None, commands=commands, unit=points.attrs["unit"], **known)
         return table, records.evaluation_table(()), account(table, ()), found.with_doubts(reported.doubts(points))
     left_out: dict[str, str] = {}
     table, recorded = records.recorded_runs([root], only=only, left_out=left_out)
@@ -104,10 +108,6 @@ def analysed(
     known |= {"accounting": accounting, "turns": study_turns(root)}
     found = analyze_tables(table, evaluations, commands=commands, **known)
     return table, evaluations, accounting, found.with_left_out(left_out)
-
-
-def _document(text: str, named: str) -> Any:
-    return parse_json(text, source=named, error=DataError, again="measure again with horovod-study bench")
 
 
 def is_table(place: Path) -> bool:

@@ -178,28 +178,27 @@ def host_summary(columns: Mapping[str, Any], stretches: Stretches) -> dict[str, 
     the time it stands for inside the stretches; rss_mb_max and gpu_memory_mb_max are maxima. None where unknown.
     """
     part = np.asarray(columns["part"])
-    found: dict[str, dict[str, float | None]] = {
-        "ranks_cpu_percent": {},
-        "rss_mb_max": {},
-        "gpu_percent": {},
-        "gpu_memory_mb_max": {},
-        "power_w": {},
-    }
+    found: dict[str, dict[str, float | None]] = {key: {} for key, _ in _OF_HOST}
     for name in dict.fromkeys(part.tolist()):
         mine = {each: np.asarray(values)[part == name] for each, values in columns.items() if each != "part"}
         at_s = mine["at_s"].astype(np.float64)
-        for key, column in (
-            ("ranks_cpu_percent", "cpu_percent"),
-            ("gpu_percent", "gpu_percent"),
-            ("power_w", "power_w"),
-        ):
-            if np.isfinite(mine[column]).any() and (key != "ranks_cpu_percent" or name.startswith("rank ")):
-                found[key][name.removeprefix("rank ")] = _weighted(at_s, mine[column], stretches)
-        for key, column in (("rss_mb_max", "rss_mb"), ("gpu_memory_mb_max", "gpu_memory_mb")):
+        for key, column in _OF_HOST:
             known = mine[column][np.isfinite(mine[column])]
-            if len(known):
-                found[key][name.removeprefix("rank ")] = float(known.max())
+            if not len(known) or (key == "ranks_cpu_percent" and not name.startswith("rank ")):
+                continue
+            value = float(known.max()) if key.endswith("_max") else _weighted(at_s, mine[column], stretches)
+            found[key][name.removeprefix("rank ")] = value
     return dict(found)
+
+
+_OF_HOST = (
+    ("ranks_cpu_percent", "cpu_percent"),
+    ("rss_mb_max", "rss_mb"),
+    ("gpu_percent", "gpu_percent"),
+    ("gpu_memory_mb_max", "gpu_memory_mb"),
+    ("power_w", "power_w"),
+)
+"""What is known of a host, and the column that it is from."""
 
 
 def _weighted(at_s: Floats, values: Floats, stretches: Stretches) -> float | None:

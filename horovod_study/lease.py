@@ -126,12 +126,7 @@ def this_process() -> Holder:
         user = getpass.getuser()
     except (KeyError, OSError):  # a number without a name, as in some containers
         user = str(os.getuid())
-    return Holder(
-        **alive.identity(),
-        user=user,
-        job=job,
-        restarts=whole_number("SLURM_RESTART_COUNT", environ) or 0,
-    )
+    return Holder(**alive.identity(), user=user, job=job, restarts=whole_number("SLURM_RESTART_COUNT", environ) or 0)
 
 
 def is_stale(claim: Claim, *, present: float, ended: Ended = _nobody_knows) -> bool:

@@ -73,13 +73,7 @@ class Progress(Line):
     """The progress of a training run."""
 
     def update(
-        self,
-        step: int,
-        last_step: float,
-        epoch: int,
-        config: Configuration,
-        window_s: float,
-        samples_per_s: float,
+        self, step: int, last_step: float, epoch: int, config: Configuration, window_s: float, samples_per_s: float
     ) -> None:
         """Show where the run stands, if it is time to."""
         if not self.due():

@@ -92,6 +92,7 @@ def _train(options: argparse.Namespace, launch: Launch, stop: StopRequest) -> di
         values = {name: value for name, value in values.items() if name not in STRAIN.budgets or name in given}
     if options.again and (options.out is None or options.resume is not None):
         raise ConfigError("train: --again starts over in the directory that --out names; give --out, not --resume")
+    how: dict[str, Any]
     if options.resume is not None:
         if options.out is not None:
             raise ConfigError("train: --resume continues in its own directory; leave --out out")
@@ -102,18 +103,15 @@ def _train(options: argparse.Namespace, launch: Launch, stop: StopRequest) -> di
             if launch.rank == 0:
                 _say_finished(resumption, as_json=options.json)
             return None
-        return _run(resumption.config, out=options.resume, launch=launch, resumption=resumption, stop=stop)
-    tuned = {} if settings is None else settings.values
-    config = strain_config({**tuned, **values}, source=str(options.config) if options.config else "train")
-    applied = None if settings is None else _apply(settings, config, launch, values.get("backend"))
-    return _run(config, out=options.out, launch=launch, stop=stop, settings_file=applied, again=options.again)
-
-
-def _run(config: StrainConfig, **how: Any) -> dict[str, Any]:
-    """Train as trainer.run does, with the same arguments."""
+        config, how = resumption.config, {"out": options.resume, "resumption": resumption}
+    else:
+        tuned = {} if settings is None else settings.values
+        config = strain_config({**tuned, **values}, source=str(options.config) if options.config else "train")
+        applied = None if settings is None else _apply(settings, config, launch, values.get("backend"))
+        how = {"out": options.out, "settings_file": applied, "again": options.again}
     from horovod_study.workload.trainer import run
 
-    return run(config, **how)
+    return run(config, launch=launch, stop=stop, **how)
 
 
 def _apply(settings: SettingsFile, config: StrainConfig, launch: Launch, asked_backend: str | None) -> dict[str, Any]:

@@ -330,28 +330,32 @@ class Gpus:
                 return self._nvml.nvmlDeviceGetHandleByUUID(names[1])
             raise
 
+    def _asked(self, what: str, ask: Callable[[Any], Any], handle: Any) -> Any:
+        """Return what the library answers, None where it refuses, which is `missing` then."""
+        try:
+            return ask(handle)
+        except self._nvml.NVMLError as error:
+            self.missing[what] = str(error)
+            return None
+
     def bus_ids(self) -> dict[str, str]:
         """Return {part: address on the PCI bus}; "" for one that does not tell."""
-        found = {}
-        for part, handle in self._handles.items():
-            try:
-                found[part] = _text(self._nvml.nvmlDeviceGetPciInfo(handle).busId)
-            except self._nvml.NVMLError as error:
-                self.missing[f"{part} bus"], found[part] = str(error), ""
-        return found
+        told = {
+            part: self._asked(f"{part} bus", self._nvml.nvmlDeviceGetPciInfo, handle)
+            for part, handle in self._handles.items()
+        }
+        return {part: "" if info is None else _text(info.busId) for part, info in told.items()}
 
     def processes(self) -> dict[str, list[int]]:
         """Return {part: numbers of the processes that compute on it}; a part that does not tell is left out.
 
         In a container they may be the numbers of the machine around it, or none.
         """
-        found = {}
-        for part, handle in self._handles.items():
-            try:
-                found[part] = [each.pid for each in self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)]
-            except self._nvml.NVMLError as error:
-                self.missing[f"{part} processes"] = str(error)
-        return found
+        told = {
+            part: self._asked(f"{part} processes", self._nvml.nvmlDeviceGetComputeRunningProcesses, handle)
+            for part, handle in self._handles.items()
+        }
+        return {part: [each.pid for each in those] for part, those in told.items() if those is not None}
 
     def read(self, at_s: float) -> Rows:
         """Return the rows "gpu N"; what one of them does not tell is left out, and `missing` says why."""
@@ -360,22 +364,17 @@ class Gpus:
 
     def _one(self, part: str, handle: Any) -> dict[str, Any]:
         nvml = self._nvml
-        asked: dict[str, Callable[[], float]] = {
-            "gpu_percent": lambda: float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu),
-            "gpu_memory_mb": lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used / 1e6,
-            "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
-            "sm_mhz": lambda: float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
-            "memory_mhz": lambda: float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)),
-            "temperature_c": lambda: float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
-            "energy_j": lambda: self._energy_j(part, handle),
+        asked: dict[str, Callable[[Any], float]] = {
+            "gpu_percent": lambda gpu: float(nvml.nvmlDeviceGetUtilizationRates(gpu).gpu),
+            "gpu_memory_mb": lambda gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).used / 1e6,
+            "power_w": lambda gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1e3,
+            "sm_mhz": lambda gpu: float(nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM)),
+            "memory_mhz": lambda gpu: float(nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM)),
+            "temperature_c": lambda gpu: float(nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU)),
+            "energy_j": lambda gpu: self._energy_j(part, gpu),
         }
-        row: dict[str, Any] = {}
-        for name, ask in asked.items():
-            try:
-                row[name] = ask()
-            except nvml.NVMLError as error:
-                self.missing[f"{part} {name}"] = str(error)
-        return row
+        row = {name: self._asked(f"{part} {name}", ask, handle) for name, ask in asked.items()}
+        return {name: value for name, value in row.items() if value is not None}
 
     def _energy_j(self, part: str, handle: Any) -> float:
         energy_mj = self._nvml.nvmlDeviceGetTotalEnergyConsumption(handle)

@@ -18,14 +18,9 @@ which neither a few outliers nor a few changes of level move. Yao's penalty of 2
 (1988) 181) is that of independent normal noise. The noise of machines comes in spells, and such a penalty would find
 levels in it; the tests simulate that noise, and PENALTY is chosen to be right about it too.
 
-What is made of them. Of the segments that begin in the first third of the timed steps, the steady one is that whose
-level most blocks of the run are nearest to: a long warm-up does not win because later levels alternate. Segments
-before it that differ from it by LEVEL or more are the warm-up, from the first one on and as long as they follow each
-other: a slow spell after a good begin is none. Nor is a slow begin on a machine that has such spells: where a later
-segment differs as much, in the same direction and for half as long, the begin is nothing special, and nothing is cut.
-Nor is the begin of a drift: where the rest of the run goes on in the same direction, along a straight line through
-its blocks, by half of what the begin differs or more, nothing is cut. What differs later cuts nothing either, because
-nobody can say which of two levels is the true one; the change that moves the mean most is told as a doubt.
+What is made of them, and why so little is cut, is in docs/steady.md: of the segments that begin in the first third the
+steady one is that whose level most blocks are nearest to, and those before it that differ by LEVEL or more are warm-up,
+unless a later segment differs as much, in the same direction and for half as long, or the run goes on to drift.
 
 The library ruptures has this partition too (KernelCPD with its linear kernel). It would take the place of the twenty
 lines of `segments`, and be one more package for every training; the rules about outliers, noise and what to cut would
