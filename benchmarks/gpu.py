@@ -75,7 +75,7 @@ BLOCK_VARIANTS = (
     *("8 warps", "2 warps", "twice the cells", "half the cells", "2 stages", "4 stages"),
     *("32 filters", "32 terms", "half the chunks"),
 )
-"""Of kernels.BlockSizes.variants, in the order in which they are tried."""
+"""Of block_variants.py, in the order in which they are tried."""
 
 MACHINE_FIELDS = (
     *("name", "driver_version", "compute_cap", "memory.total", "power.limit", "persistence_mode", "ecc.mode.current"),

@@ -31,6 +31,7 @@ from typing import Any, NoReturn, Protocol, cast
 import numpy as np
 import plain_training
 import torch
+from block_variants import block_variants
 from torch.utils.data import DataLoader, TensorDataset
 
 from horovod_study import records
@@ -64,7 +65,7 @@ OURS: Mapping[str, Mapping[str, Any]] = {
     "compile + graphs": {"compile": True, "cuda_graphs": True},
 }
 """Name -> options of the trainer; all take their batches from the copy of the training set on the device. Behind
-`fused` may stand the name of other sizes of the kernels' blocks: "fused, 8 warps" (kernels.BlockSizes.variants)."""
+`fused` may stand the name of other sizes of the kernels' blocks: "fused, 8 warps" (block_variants.py)."""
 
 CALM: Mapping[str, Any] = {"input_scaling": "standard", "lr": 1e-4}
 """How losses are compared: with raw input and the shipped rate, another order of summation alone moves losses by some
@@ -291,8 +292,8 @@ class Ours:
 
 
 def blocks_called(name: str, model: StressCNN, config: StrainConfig) -> kernels.BlockSizes:
-    """Return the blocks of the fused kernels that are called `name` in kernels.BlockSizes.variants."""
-    return kernels.BlockSizes.variants(kernels.Sizes.of(model, config.batch), config.precision)[name]
+    """Return the blocks of the fused kernels that are called `name` in block_variants.py."""
+    return block_variants(kernels.Sizes.of(model, config.batch), config.precision)[name]
 
 
 def open_way(name: str, resident: Resident, plan: Plan, tf32: Tf32, options: Mapping[str, Any] | None = None) -> Way:

@@ -218,7 +218,6 @@ class Workload:
     command: Callable[[Path, Path, bool], tuple[str, ...]]
     """Returns the arguments for the Python of every rank, from the YAML file with a cell's values, the run directory,
     and whether to go on from a checkpoint there."""
-    resumable: bool = False
     samples: str = "samples"  # what a batch consists of, for readers
     model: str = ""  # what is trained where a record names no model
     threads_of: Callable[[Configuration], int] = lambda config: config.threads

@@ -29,7 +29,7 @@ BENCHMARKS = ROOT / "benchmarks"
 def modules() -> Iterator[dict[str, ModuleType]]:
     """What benchmarks/gpu.sh consists of, as modules."""
     sys.path.insert(0, str(BENCHMARKS))
-    names = ("gpu_table", "gpu", "plain_training", "gpu_steps", "gpu_smoke")
+    names = ("gpu_table", "gpu", "plain_training", "block_variants", "gpu_steps", "gpu_smoke")
     before = {name: sys.modules.pop(name, None) for name in names}  # scripts/gpu.py has the same name
     try:
         yield {name: importlib.import_module(name) for name in names}
@@ -706,7 +706,7 @@ def test_every_way_is_one_that_the_trainer_can_be_asked_for(
     assert ways <= {*steps.OURS, steps.PLAIN, steps.PLAIN_LOADER}
     assert "fused tf32" in gpu.REAL.epoch_ways, "likely the fastest"
     model = StressCNN()
-    assert set(gpu.BLOCK_VARIANTS) == set(kernels.BlockSizes.variants(kernels.Sizes.of(model, 75))) - {"fitting"}
+    assert set(gpu.BLOCK_VARIANTS) == set(steps.block_variants(kernels.Sizes.of(model, 75))) - {"fitting"}
     given: list[dict[str, Any]] = []
     monkeypatch.setenv("HOROVOD_STUDY_REPLAY_ON_HOST", "1")
     monkeypatch.setattr(steps, "CapturedStep", lambda config, **rest: given.append({"batch": config.batch, **rest}))

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -588,7 +589,7 @@ def test_fused_kernels_are_made_with_the_blocks_that_are_given(monkeypatch: pyte
         raise StudyError("seen")
 
     own = Training(kernels="fused")
-    blocks = BlockSizes.variants(Sizes.of(own.model, BATCH), "fp32")["8 warps"]
+    blocks = replace(BlockSizes.fitting(Sizes.of(own.model, BATCH)), warps={"head": 4})
     monkeypatch.setattr(graphs, "FusedNetwork", network)
     with pytest.raises(StudyError, match="seen"):
         own.captured(blocks=blocks)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from fused_steps import Case, Compiled, Outcome, compile_all, make_steps, model_of, optimizer_of
+from make.benchmarks import load_benchmark
 from torch import nn
 
 from horovod_study.errors import ConfigError
@@ -89,6 +90,7 @@ def errors(found: Outcome, right: Outcome, step: int = 0) -> dict[str, float]:
 
 # Against PyTorch
 
+block_variants = load_benchmark("block_variants").block_variants
 ROOMY = BlockSizes(
     filters=(16, 16, 16, 16),
     terms=(16, 16),
@@ -144,7 +146,7 @@ def test_bf16_is_as_exact_as_pytorchs(interpret):
 @pytest.mark.slow
 def test_blocks_change_nothing_but_rounding(interpret):
     case = case_of(2, (5, 17, 11), scaling="fixed")
-    variants = BlockSizes.variants(Sizes.of(model_of(case), 2))
+    variants = block_variants(Sizes.of(model_of(case), 2))
     right = in_pytorch(case, 0)
 
     assert len(variants) >= 8
@@ -346,7 +348,7 @@ def test_kernels_compile_without_spilling(compiled, capability: int, batch: int,
 def test_the_largest_variants_of_the_blocks_fit(compiled):
     sizes = Sizes.of(StressCNN(), 1024)
 
-    variants = BlockSizes.variants(sizes)
+    variants = block_variants(sizes)
 
     for name in ("4 stages", "twice the cells", "32 terms"):
         for kernel in compiled(sizes, variants[name], "tf32", 90):

@@ -155,7 +155,7 @@ def test_a_compiled_model_is_not_watched() -> None:
     model.compile(backend="eager")
     watched = PrecisionObserver(model)
 
-    assert not watched.watching and watched.found() is None
+    assert not watched._handles and watched.found() is None
 
 
 def test_layers_are_watched_in_the_first_steps_only(tmp_path: Path) -> None:

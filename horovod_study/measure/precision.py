@@ -56,11 +56,6 @@ class PrecisionObserver:
         if isinstance(first, torch.Tensor) and first.is_floating_point() and torch.is_grad_enabled():
             self._types.setdefault(module, set()).add(_computed_in(module, first))
 
-    @property
-    def watching(self) -> bool:
-        """Whether layers are still watched."""
-        return bool(self._handles)
-
     def stop(self) -> None:
         """Take all hooks away."""
         for handle in self._handles:

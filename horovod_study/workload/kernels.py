@@ -27,7 +27,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -185,29 +185,6 @@ class BlockSizes:
             stages={"first_gradient": 2 if exact else 1},
         )
 
-    @classmethod
-    def variants(cls, sizes: Sizes, precision: str = "fp32") -> "dict[str, BlockSizes]":
-        """Return what is worth trying on hardware: `fitting`, and one change to it at a time."""
-        fitting = cls.fitting(sizes, precision)
-        first, second = fitting.cells
-        names = [each.name for each in fields(Launches)]
-        changes: dict[str, dict[str, Any]] = {
-            "fitting": {},
-            "2 warps": {"warps": dict.fromkeys(names, 2)},
-            "8 warps": {"warps": dict.fromkeys(names, 8)},
-            "2 stages": {"stages": dict.fromkeys(names, 2)},
-            "4 stages": {"stages": {**dict.fromkeys(names, 4), "first_gradient": 3}},
-            "half the cells": {"cells": (max(16, first // 2), max(16, second // 2)), "first_cells": 16},
-            "twice the cells": {"cells": (2 * first, 2 * second), "first_cells": 64},
-            "32 filters": {"filters": (16, 32, 32, 16)},
-            "32 terms": {"terms": (16, 32), "weight_terms": 32},
-            "half the chunks": {
-                "weight_chunks": max(1, fitting.weight_chunks // 2),
-                "first_chunks": max(1, fitting.first_chunks // 2),
-            },
-        }
-        return {name: replace(fitting, **change) for name, change in changes.items()}
-
 
 def blocks(count: int, size: int) -> int:
     """Return how many blocks of `size` cover `count`."""
@@ -308,9 +285,9 @@ class _Plan:
         self.features = filters2 * pooled2
         self._head_programs = blocks(sizes.batch, chosen.samples)
 
-    def _launch(self, name: str, kernel: str, grid: tuple[int, ...], **constants: float | str) -> KernelLaunch:
+    def _launch(self, name: str, grid: tuple[int, ...], kernel: str = "", /, **constants: float | str) -> KernelLaunch:
         return KernelLaunch(
-            kernel=getattr(self._kernels, kernel),
+            kernel=getattr(self._kernels, kernel or name),
             grid=grid,
             constants=constants,
             warps=self._chosen.warps.get(name, WARPS),
@@ -321,11 +298,11 @@ class _Plan:
         sizes, chosen = self._sizes, self._chosen
         return self._launch(
             f"convolution{number + 1}",
-            "convolution",
             (
                 blocks(sizes.batch * sizes.pooled[number], chosen.cells[number]),
                 blocks(sizes.filters[number], chosen.filters[number]),
             ),
+            "convolution",
             BATCH=sizes.batch,
             **(self._first, self._second)[number],
             FIRST=number == 0,
@@ -344,8 +321,8 @@ class _Plan:
         rows, columns, terms = shape
         return self._launch(
             name,
-            "product",
             (blocks(rows, each.rows), blocks(columns, each.columns), each.parts),
+            "product",
             ROWS=rows,
             COLUMNS=columns,
             TERMS=terms,
@@ -365,7 +342,6 @@ class _Plan:
         sizes, chosen = self._sizes, self._chosen
         return self._launch(
             "head",
-            "head",
             (self._head_programs,),
             BATCH=sizes.batch,
             PARTS=chosen.fc1.parts,
@@ -381,7 +357,6 @@ class _Plan:
         (filters1, filters2), chosen = self._sizes.filters, self._chosen
         return self._launch(
             "weight_gradient",
-            "weight_gradient",
             (chosen.weight_chunks, blocks(filters2, chosen.filters[2]), blocks(filters1 * KERNEL, chosen.weight_terms)),
             BATCH=self._sizes.batch,
             **self._second,
@@ -395,7 +370,6 @@ class _Plan:
     def first_gradient(self, **more: bool) -> KernelLaunch:
         sizes, chosen = self._sizes, self._chosen
         return self._launch(
-            "first_gradient",
             "first_gradient",
             (chosen.first_chunks, blocks(sizes.filters[0], chosen.filters[3])),
             BATCH=sizes.batch,
@@ -417,7 +391,6 @@ class _Plan:
         summed = sum(blocks(width, chosen.sum_width) for width in widths)
         return self._launch(
             "finish",
-            "finish",
             (1 + summed + (blocks(between, chosen.update) if UPDATE else 0),),
             ROWS1=chosen.first_chunks,
             ROWS2=chosen.weight_chunks,
@@ -435,7 +408,7 @@ class _Plan:
     def update(self, **more: float) -> KernelLaunch:
         count = sum(partial_widths(self._sizes)) + self._sizes.hidden * self.features
         grid = (blocks(count, self._chosen.update),)
-        return self._launch("update", "update", grid, COUNT=count, BLOCK_UPDATE=self._chosen.update, **more)
+        return self._launch("update", grid, COUNT=count, BLOCK_UPDATE=self._chosen.update, **more)
 
 
 def padded_row(hidden: int) -> int:

@@ -384,7 +384,6 @@ WORKLOAD = STRAIN = Workload(
     name="strain",
     configuration=StrainConfig,
     command=_command,
-    resumable=True,
     samples="curves",
     model="StressCNN",
     threads_of=lambda config: config.threads + cast(StrainConfig, config).loader_processes,
