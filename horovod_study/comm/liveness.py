@@ -82,7 +82,6 @@ class State:
 
     rank: int
     calls: int = 0  # collective calls entered so far, the same sequence on all ranks
-    step: int = 0
     waiting: bool = False  # inside the last of these calls
     still_s: float = 0.0  # it has not moved for so long, by its own word
     silent_s: float = 0.0  # it was asked and has not answered for so long
@@ -264,7 +263,7 @@ class Liveness:
             if there and now() - began > 1.0:  # a process that ends closes its connections before all else
                 break
         states = [self._state(peer, 0.0 if peer.rank in self._answers else silent_s) for peer in self._others]
-        mine = State(rank=self._rank, calls=self.calls, step=self.step, waiting=self.waiting, still_s=math.inf)
+        mine = State(rank=self._rank, calls=self.calls, waiting=self.waiting, still_s=math.inf)
         return find_late(mine, states, 0.001)
 
     # ------------------------------------------------------------------------------------------- the thread
@@ -309,7 +308,6 @@ class Liveness:
             "rank": self._rank,
             "kind": kind,
             "calls": self.calls,
-            "step": self.step,
             "waiting": self.waiting,
             "still_s": self._time_s - self._moved_s if (self.calls, self.step) == self._moved else 0.0,
             "patience": min(self.patience, 1e9),
@@ -347,7 +345,7 @@ class Liveness:
             return
         if self._asking_since_s is None:
             self._asking_since_s = time_s
-        mine = State(rank=self._rank, calls=self.calls, step=self.step, waiting=self.waiting, still_s=still_s)
+        mine = State(rank=self._rank, calls=self.calls, waiting=self.waiting, still_s=still_s)
         states = [
             self._state(peer, time_s - max(self._heard_s.get(peer.rank, 0.0), self._asking_since_s))
             for peer in self._others
@@ -363,7 +361,7 @@ class Liveness:
 
     def _state(self, peer: Peer, silent_s: float) -> State:
         answer = self._answers.get(peer.rank, {})
-        told = {name: answer[name] for name in ("calls", "step", "waiting", "still_s", "patience") if name in answer}
+        told = {name: answer[name] for name in ("calls", "waiting", "still_s", "patience") if name in answer}
         gone = peer.rank in self._here and not _runs(peer)
         return State(rank=peer.rank, silent_s=silent_s, gone=gone, ended=peer.rank in self._ended, **told)
 

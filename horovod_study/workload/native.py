@@ -107,7 +107,6 @@ class NativeStep:
     def __init__(
         self, model: StressCNN, optimizer: torch.optim.Optimizer, backend: Backend, *, batch: int, instructions: str
     ) -> None:
-        self.instructions = instructions
         self._library = library = load(instructions)
         self._parameters = list(model.parameters())
         if any(each.dtype != torch.float32 for each in self._parameters):

@@ -168,7 +168,7 @@ class Training:
         config, backend = job.config, job.backend
         self.step = self.epoch = 0
         self.target_reached = self.stopped = self.diverged = False
-        self.ended = self.lost = False  # by whoever gives turns; nobody gives any more
+        self.ended = False  # by whoever gives turns
         self.evaluation: dict[str, Any] = {}
         self.stream: Iterator[Any] | None = None
         self.last_step = job.last_step
@@ -248,8 +248,8 @@ class Training:
         liveness.held = False
         # Where the runner is killed some ranks may have been granted steps and others not: they agree on the worst.
         agreed = self.job.backend.maximum(("go", "end", "lost").index(said))
-        self.ended, self.lost = agreed == 1, agreed == 2
-        self.stopped |= self.lost
+        self.ended = agreed == 1
+        self.stopped |= agreed == 2
         return agreed == 0
 
     def _make_steps(self, end: float, *, timed: bool) -> None:

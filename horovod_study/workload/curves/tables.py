@@ -199,7 +199,7 @@ def cut_long(
 
 def _units(table: TextLayout, strain: int, stress: int, options: ReadOptions) -> dict[str, str]:
     where = f"{table.path}, columns {table.names[strain]!r} and {table.names[stress]!r}"
-    return options.units(where, table.unit_of(strain)[1], table.unit_of(stress)[1])
+    return options.units(where, table.unit_of(strain), table.unit_of(stress))
 
 
 def _counts(table: TextLayout, cells: Cells) -> dict[str, int]:
@@ -426,7 +426,7 @@ def read_targets(
                 "specimen, G0, a"
             )
     specimen, g0, a = (int(column) for column in found if column is not None)
-    unit = table.unit_of(g0)[1]
+    unit = table.unit_of(g0)
     factor = 1.0 if unit is None else units.factor("stress", units.required(f"{path}: the unit of G0", unit, "stress"))
     cells = read_cells(table, [g0, a], [specimen])
     values = np.stack([cells.numbers[g0] * factor, cells.numbers[a]], axis=1)

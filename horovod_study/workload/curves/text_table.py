@@ -68,12 +68,10 @@ class TextLayout:
         """Lines above the names."""
         return max(self.names_line - 1, 0)
 
-    def unit_of(self, column: int) -> tuple[str, str | None]:
-        """Return (plain name, text of the unit or None) of a column."""
-        name, unit = units.split(self.names[column])
-        if self.unit_row and column < len(self.unit_row) and self.unit_row[column].strip():
-            unit = self.unit_row[column].strip().strip("()[]").strip() or unit
-        return name, unit
+    def unit_of(self, column: int) -> str | None:
+        """Return the text of the unit of a column, None where there is none."""
+        below = self.unit_row[column] if self.unit_row and column < len(self.unit_row) else ""
+        return below.strip().strip("()[]").strip() or units.split(self.names[column])[1]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
