@@ -163,7 +163,7 @@ def fake_ranks(monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
         answered: dict[str, Any] = document()["jobs"][0]
         return answered
 
-    monkeypatch.setattr(bench, "run_ranks", run_ranks)
+    monkeypatch.setattr("horovod_study.studies.ranks.run_ranks", run_ranks)
 
 
 @pytest.mark.parametrize("asked", [True, False])

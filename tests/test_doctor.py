@@ -1853,9 +1853,7 @@ def test_memory(monkeypatch: pytest.MonkeyPatch, free: int | None, verdict: str,
 
 def test_shared_memory(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     def look(free: int) -> tuple[str, str, str]:
-        monkeypatch.setattr(
-            machine.os, "statvfs", lambda _: SimpleNamespace(f_blocks=2**16, f_bavail=free, f_frsize=2**20)
-        )
+        monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: (2**36, 0, free * 2**20))
         return found(lambda area: machine.shared_memory(area, place.here))["shared memory"]
 
     shm = place.root / "shm"
@@ -1944,7 +1942,7 @@ def test_the_data_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("HOROVOD_STUDY_DATA", str(tmp_path / "data"))
 
     def look(free: int) -> tuple[str, str, str]:
-        monkeypatch.setattr(machine.os, "statvfs", lambda _: SimpleNamespace(f_bavail=free, f_frsize=1))
+        monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
         return found(machine.data_cache)["data cache"]
 
     assert look(10**11) == ok(f"{tmp_path / 'data'}: 100 GB free")

@@ -171,16 +171,6 @@ def test_a_placement_by_names_takes_these_in_their_order():
     assert str(caught.value) == expected
 
 
-def test_hosts_given_by_hand_come_before_those_of_the_partition():
-    placement = Placement(workers=2, workers_per_node=1)
-
-    found = site_of(pair(), placement, hosts=["left", Host(name="right", slots=3)], environ={})
-
-    assert ["left", "right"] == [host.name for host in found.hosts]
-    found = site_of(Partition(name="local", cores_per_node=2), placement, hosts=["left", "right"], environ={})
-    assert ["left", "right"] == [host.name for host in found.hosts]
-
-
 def test_too_few_hosts_are_named_with_the_remedy():
     with pytest.raises(StudyError) as caught:
         site_of(pair(), Placement(workers=6, workers_per_node=2), environ={})

@@ -297,6 +297,10 @@ class JobState:
         return self.state in ("pending", "running")
 
 
+_Place = tuple[str, int]
+"""The name of a job and the number of one of its tasks."""
+
+
 class JobBook:
     """Where the jobs of a study stand: one reading of the folders, at most one question to squeue and one to sacct."""
 
@@ -310,7 +314,7 @@ class JobBook:
                 for number, task in enumerate(job.tasks):
                     for key in task:
                         self._latest[key] = (job, number)
-        self._states: dict[tuple[str, int], JobState | None] | None = None
+        self._states: dict[_Place, JobState] | None = None
         self._heard = True
 
     def of(self, key: str) -> JobState | None:
@@ -359,9 +363,9 @@ class JobBook:
         found = [(job, task, self.of_task(job, task)) for job in self.jobs for task in range(len(job.tasks))]
         return [(job, task, state) for job, task, state in found if state is not None]
 
-    def _read(self) -> dict[tuple[str, int], JobState | None]:
-        open_tasks: dict[tuple[str, int], Job] = {}
-        states: dict[tuple[str, int], JobState | None] = {}
+    def _read(self) -> dict[_Place, JobState]:
+        open_tasks: dict[_Place, Job] = {}
+        states: dict[_Place, JobState] = {}
         for job in self.jobs:
             if job.refused:
                 continue
@@ -373,18 +377,16 @@ class JobBook:
                     open_tasks[job.name, task] = job
         if not open_tasks:
             return states
-        heard = self._heard = self._ask_squeue(open_tasks, states)
+        self._heard = self._ask_squeue(open_tasks, states)
         rest = {place: job for place, job in open_tasks.items() if place not in states}
         if rest:
             self._ask_sacct(rest, states)
         for (name, task), job in rest.items():
-            if (name, task) not in states:
-                states[name, task] = self._from_folder(job, task, heard=heard)
+            if (name, task) not in states and (state := self._from_folder(job, task)) is not None:
+                states[name, task] = state
         return states
 
-    def _ask_squeue(
-        self, wanted: Mapping[tuple[str, int], Job], states: dict[tuple[str, int], JobState | None]
-    ) -> bool:
+    def _ask_squeue(self, wanted: Mapping[_Place, Job], states: dict[_Place, JobState]) -> bool:
         names = sorted({name for name, _ in wanted})
         # By name and not by number: squeue refuses the whole question when one number is no longer known.
         filters = [f"--name={','.join(names)}"] if len(names) <= _MOST_NAMES else ["--me"]
@@ -393,7 +395,7 @@ class JobBook:
             self._take(parse_squeue(text), wanted, states, "squeue")
         return text is not None
 
-    def _ask_sacct(self, wanted: Mapping[tuple[str, int], Job], states: dict[tuple[str, int], JobState | None]) -> None:
+    def _ask_sacct(self, wanted: Mapping[_Place, Job], states: dict[_Place, JobState]) -> None:
         numbered = [job for job in wanted.values() if job.job_id]
         command = ["sacct", "--allocations", "--noheader", "--parsable2", f"--format={_SACCT_FORMAT}"]
         if numbered:
@@ -406,11 +408,7 @@ class JobBook:
             self._take(parse_sacct(text or ""), wanted, states, "sacct")
 
     def _take(
-        self,
-        rows: Iterable[Row],
-        wanted: Mapping[tuple[str, int], Job],
-        states: dict[tuple[str, int], JobState | None],
-        asked: str,
+        self, rows: Iterable[Row], wanted: Mapping[_Place, Job], states: dict[_Place, JobState], asked: str
     ) -> None:
         """Keep what is said about `wanted`; the later of two lines about one task is the newer."""
         for row in rows:
@@ -434,16 +432,16 @@ class JobBook:
                 restarts=note.restarts if note is not None else 0,
             )
 
-    def _from_folder(self, job: Job, task: int, *, heard: bool) -> JobState | None:
-        """Say where a task stands that Slurm says nothing about; `heard`: squeue answered, without this task."""
+    def _from_folder(self, job: Job, task: int) -> JobState | None:
+        """Say where a task stands that Slurm says nothing about, whether squeue answered or not."""
         note = read_note(self._directory, job.name, task)
         if note is not None and note.state != "running":
             return _from_note(note)
         if note is not None:
-            if not heard and silent_s(note_path(self._directory, job.name, task), note.said) < SILENT_AFTER_S:
+            if not self._heard and silent_s(note_path(self._directory, job.name, task), note.said) < SILENT_AFTER_S:
                 return _from_note(note)
             why = f"the job ended without saying how; its last word was at {note.said} on {note.host}"
-        elif not heard:  # taken for waiting: to submit it a second time would be worse than to wait
+        elif not self._heard:  # taken for waiting: to submit it a second time would be worse than to wait
             why = "squeue does not answer here" + ("" if job.job_id else "; it is not known whether it was submitted")
             return JobState(state="pending", reason=why, job_id=job.job_id)
         elif not job.job_id:

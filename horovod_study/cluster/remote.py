@@ -162,11 +162,7 @@ def _step_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def stop_marked_on(
-    hosts: Sequence[str],
-    marker: str,
-    *,
-    grace_s: float = 5.0,
-    allocation: bool = False,
+    hosts: Sequence[str], marker: str, *, grace_s: float = 5.0, allocation: bool = False
 ) -> StoppedProcesses:
     """End the processes on `hosts` that are marked with the run directory `marker` or one below it.
 
@@ -184,19 +180,14 @@ def stop_marked_on(
         answers = list(pool.map(ask, hosts))
     found, unreached = 0, {}
     for answer in answers:
+        left, problem = 0, answer.problem
         try:
-            told = {"left": 0} if answer.problem else dict(json.loads(answer.output.strip().splitlines()[-1]))
-            told = {"found": 0, **told, "left": int(told["left"])}
+            told = {"left": 0} if problem else dict(json.loads(answer.output.strip().splitlines()[-1]))
+            left, found = int(told["left"]), found + int(told.get("found", 0))
         except (ValueError, LookupError, TypeError, RecursionError):
-            told, answer = (
-                {},
-                RemoteResult(host=answer.host, exit_code=answer.exit_code, problem="its answer is unreadable"),
-            )
-        if answer.problem:
-            unreached[answer.host] = answer.problem
-        elif told["left"]:
-            unreached[answer.host] = f"{told['left']} processes do not end"
-        found += int(told.get("found", 0))
+            problem = "its answer is unreadable"
+        if problem or left:
+            unreached[answer.host] = problem or f"{left} processes do not end"
     return StoppedProcesses(found=found, unreached=unreached)
 
 

@@ -72,14 +72,13 @@ def site_of(
     partition: Partition,
     placement: Placement,
     *,
-    hosts: Sequence[str | Host] = (),
     environ: Mapping[str, str] = os.environ,
     oversubscribe: bool = False,
 ) -> Site:
     """Return where the workers of `placement` go.
 
-    On Slurm that is the job whose `environ` this is; else the partition's hosts, or `hosts` in their place; this
-    machine where there are none. The first hosts needed are taken, those of a placement `list` by their names.
+    On Slurm that is the job whose `environ` this is; else the partition's hosts, or this machine where there are
+    none. The first hosts needed are taken, those of a placement `list` by their names.
     Raises StudyError where there are too few hosts, one is unknown, or one would get more workers than it has slots
     (unless `oversubscribe`).
     """
@@ -89,8 +88,7 @@ def site_of(
         offered = hosts_of_allocation(environ)
         where, remedy = f"job {environ.get('SLURM_JOB_ID', '?')}", "ask for more nodes"
     else:
-        named = [Host(name=each, slots=partition.slots_per_node) if isinstance(each, str) else each for each in hosts]
-        offered = tuple(named) or partition.hosts
+        offered = partition.hosts
         where, remedy = f"partition {partition.name}", "add them to its hosts, or name them with --hosts"
         if not offered and partition.scheduler == "ssh":
             raise StudyError(f"partition {partition.name} has scheduler ssh and no hosts; {remedy}")

@@ -175,12 +175,9 @@ def _write_references(job: Mapping[str, Any], launch: Launch) -> dict[str, Any]:
     references = []
     for values in job["trials"]:
         trial = EqualityRun(**values)
-        run = _train(job, trial, config, backend, dataset)
-        truth = (
-            run
-            if trial.dtype == "float64"
-            else _train({**job, "steps": 1}, replace(trial, dtype="float64"), config, backend, dataset)
-        )
+        truth = run = _train(job, trial, config, backend, dataset)
+        if trial.dtype != "float64":
+            truth = _train({**job, "steps": 1}, replace(trial, dtype="float64"), config, backend, dataset)
         np.savez(Path(job["folder"]) / trial.reference, start=run.start, end=run.end, gradients=run.gradients)
         np.save(Path(job["folder"]) / f"{trial.reference}.rows.npy", run.rows)
         rounding = [distance(*pair)[0] for pair in zip(*_parts(run, run.gradients[0], truth.gradients[0]), strict=True)]
@@ -294,11 +291,7 @@ def _difference(job: Mapping[str, Any], trial: EqualityRun, run: _Trained, backe
     return {
         "reduction": run.reduction,
         "transport": backend.transport,
-        "dtype": trial.dtype,
-        "shards": trial.shards,
-        "batch": trial.batch,
-        "optimizer": trial.optimizer,
-        "reference": trial.reference,
+        **{name: getattr(trial, name) for name in ("dtype", "shards", "batch", "optimizer", "reference")},
         "order_sha256": order_sha256(rows),
         "order_difference": _order_difference(rows, theirs),
         "rates": [rank["rates"] for rank in everybody],

@@ -12,6 +12,7 @@ import json
 import random
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -136,8 +137,7 @@ class LoaderComparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
-        fields = {name: getattr(self, name) for name in ("dataset", "curves", "batch", "device", "threads", "rounds")}
-        return {**fields, "seconds": self.seconds, "loaders": [each.to_dict() for each in self.loaders]}
+        return {**asdict(self), "loaders": [each.to_dict() for each in self.loaders]}
 
     def lines(self) -> list[str]:
         """Return a table and the verdicts for people."""
@@ -214,50 +214,32 @@ def compare_loaders(
             f"{rounds} rounds of {seconds:g} s measure nothing; use at least one round and a time above 0"
         )
     keep_freed_memory()  # as the trainer does
-    threads = torch.get_num_threads()
-    torch.set_num_threads(config.threads)
-    try:
-        return _compare(
-            config, dataset, names, rounds=rounds, seconds=seconds, others=others or {}, on_progress=on_progress
-        )
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _compare(
-    config: StrainConfig,
-    dataset: data.Dataset,
-    names: Sequence[str],
-    *,
-    rounds: int,
-    seconds: float,
-    others: Mapping[str, Callable[[], Loader]],
-    on_progress: OnProgress | None,
-) -> LoaderComparison:
     on_gpu = config.device != "cpu" and torch.cuda.is_available()
     device = torch.device("cuda" if on_gpu else "cpu")
     batches = data.Batches(dataset.train_size, batch=config.batch, rank=0, workers=1, seed=config.seed)
     openers: dict[str, Callable[[], Loader]] = {
         name: partial(open_loader, replace(config, **loader_options(name)), dataset, batches, device) for name in names
     }
-    openers |= others
-    step = LoneStep(config, device)
-    bench = _Bench(step, batches.steps_per_epoch, config.batch, seconds)
+    openers |= others or {}
     found: dict[str, list[dict[str, float]]] = {name: [] for name in openers}
     notes: dict[str, str] = {}
     shuffle = random.Random(1)
-    for number in range(rounds):
-        for name in shuffle.sample(list(openers), len(openers)):
-            if on_progress:
-                on_progress(f"batch {config.batch}, round {number + 1} of {rounds}: {name}")
-            values, notes[name] = bench.measure(openers[name], shuffle)
-            found[name].append(values)
+    with ExitStack() as stack:
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(config.threads)
+        bench = _Bench(LoneStep(config, device), batches.steps_per_epoch, config.batch, seconds)
+        for number in range(rounds):
+            for name in shuffle.sample(list(openers), len(openers)):
+                if on_progress:
+                    on_progress(f"batch {config.batch}, round {number + 1} of {rounds}: {name}")
+                values, notes[name] = bench.measure(openers[name], shuffle)
+                found[name].append(values)
     return LoaderComparison(
         dataset=str(dataset.path),
         curves=dataset.size,
         batch=config.batch,
         device=torch.cuda.get_device_name(device) if on_gpu else "cpu",
-        threads=torch.get_num_threads(),
+        threads=config.threads,
         rounds=rounds,
         seconds=seconds,
         loaders=tuple(

@@ -155,9 +155,8 @@ def measure(
         )
         loader = open_loader(config, dataset, batches, device)
         steps = _ModelSteps(config, backend, device, loader, batches.steps_per_epoch)
-        names = [
-            name for name in plan.variants if not (config.cuda_graphs and name == "module hooks")
-        ]  # none are called
+        # None are called in a CUDA graph.
+        names = [name for name in plan.variants if not (config.cuda_graphs and name == "module hooks")]
         variants = _open_variants(names, config, backend, device, steps, folder)
     try:
         rows_per_drain = _calibrate(plan, backend, steps, variants)
@@ -176,10 +175,8 @@ def measure(
                 on_progress(f"round {done}, {step_ms:.2f} ms a step, {100 * min(1.0, whole):.0f} %")
             if done >= (plan.rounds or MAX_ROUNDS) or (plan.rounds is None and done >= 3 and spent_s >= plan.seconds):
                 break
-        for variant in variants.values():
-            if (
-                variant.recorder is not None and len(variant.recorder) and not variant.drains
-            ):  # too short for a full one
+        for variant in variants.values():  # too short for a full one
+            if variant.recorder is not None and len(variant.recorder) and not variant.drains:
                 _drain(variant)
         calls_s = {mode: _calls(variants[mode], steps.loss, rows_per_drain) for mode in TIMER_MODES}
     finally:

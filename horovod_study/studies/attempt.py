@@ -170,7 +170,7 @@ class Running:
         self.exit_code: int | None = None
         self._began = now()
         self._looked, self._failed_at = self._began, math.inf
-        resumed = _record(run) if isinstance(run, CellRun) and run.resume else None
+        resumed = record_in(run.out) if isinstance(run, CellRun) and run.resume else None
         self._before = 0 if resumed is None else len(resumed.attempts)
         self._process: CellProcess | None = None
         self._problem = ""
@@ -211,7 +211,7 @@ class Running:
         if self.seconds > self.run.timeout_s:
             # Of somebody else's script: its record begins with the second step.
             foreign = isinstance(self.run, CellRun) and self.run.cell.config.workload.small is None
-            seen = f"; no steps seen: {NO_STEPS}" if foreign and _record(self.run) is None else ""
+            seen = f"; no steps seen: {NO_STEPS}" if foreign and record_in(self.run.out) is None else ""
             return self.end(TIMED_OUT, f"timed out after {self.run.timeout_s:g} s{seen}")
         return self.end() if self._lingers() else None
 
@@ -261,13 +261,14 @@ class Running:
         """
         if now() - self._looked >= _LOOK_S:
             self._looked = now()
-            if self._failed_at == math.inf and (record := _record(self.run)) is not None and record.status == FAILED:
+            record = record_in(self.run.out) if isinstance(self.run, CellRun) and self._failed_at == math.inf else None
+            if record is not None and record.status == FAILED:
                 self._failed_at = now()
         return now() - self._failed_at > _LAUNCHER_S
 
     def _ask_to_stop(self, process: CellProcess) -> None:
         """Ask the trainer for a checkpoint and give it time to write one."""
-        record, site = _record(self.run), self.run.site
+        record, site = record_in(self.run.out), self.run.site
         if record is None or record.status != "running":
             return
         if record.host == platform.node():
@@ -281,7 +282,7 @@ class Running:
 
     def _settle(self, run: CellRun, state: str, problem: str) -> RunRecord | None:
         """Write into the record how a cell ended whose trainer could not do so itself, and return it."""
-        out, record = run.out, _record(run)
+        out, record = run.out, record_in(run.out)
         begun = record is not None and len(record.attempts) > self._before  # else it ended before it got that far
         if record is not None and record.status == "done":
             if not (wrong := misplaced(record, run.cell, run.site)):
@@ -332,8 +333,9 @@ class Running:
         return state or record.status, reason
 
 
-def _record(run: RankRun) -> RunRecord | None:
-    return read_run(run.out) if isinstance(run, CellRun) and (run.out / MANIFEST).exists() else None
+def record_in(out: Path) -> RunRecord | None:
+    """Return the record in a run directory, None where there is none."""
+    return read_run(out) if (out / MANIFEST).exists() else None
 
 
 def require_launchers(cells: Iterable[Cell], launch: Launcher, sites: Mapping[Placement, Site] | None = None) -> None:

@@ -26,11 +26,11 @@ from horovod_study.errors import ConfigError, RecordError, StudyError, require_k
 from horovod_study.measure.clock import now
 from horovod_study.options import BY_RUNTIME, SET_BY_ATTRIBUTION, refuse_set, require_workers
 from horovod_study.progress import Line, duration, say
-from horovod_study.records import MANIFEST, append_turns, read_run, read_turns
+from horovod_study.records import MANIFEST, append_turns, read_turns
 from horovod_study.roles import Role, named
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.aim import Aim
-from horovod_study.studies.attempt import Attempt, CellRun, Launcher, local_launch
+from horovod_study.studies.attempt import Attempt, CellRun, Launcher, local_launch, record_in
 from horovod_study.studies.engine import attempt, set_aside, set_aside_unless_done, working_in
 from horovod_study.studies.interruption import Interruption
 from horovod_study.studies.turns import (
@@ -284,11 +284,10 @@ class _Arms:
 
 def _require_same(directory: Path, cell: Cell) -> None:
     """Raise RecordError when a run directory holds another run than that of `cell`."""
-    if not (directory / MANIFEST).exists():
+    if (record := record_in(directory)) is None:
         return
-    requested = read_run(directory).requested
     wanted = {**cell.config.to_dict(), "workers": cell.placement.workers}
-    if other := next((name for name, value in wanted.items() if requested.get(name) != value), ""):
+    if other := next((name for name, value in wanted.items() if record.requested.get(name) != value), ""):
         raise RecordError(
             f"{directory}: was run with another {other.replace('_', ' ')}; choose another --out, or move it away"
         )

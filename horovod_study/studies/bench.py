@@ -6,7 +6,6 @@ job of its own. Started under mpirun, srun, horovodrun or torchrun, the verb mea
 """
 
 import importlib.util
-import json
 import os
 import re
 import sys
@@ -20,13 +19,11 @@ import psutil
 
 from horovod_study.config import available_cores
 from horovod_study.errors import ConfigError, StudyError, nearest, require_known
-from horovod_study.files import write_file, writing
 from horovod_study.options import require_workers
 from horovod_study.programs.answer import leave, leaving_together
 from horovod_study.progress import Line
 from horovod_study.runtimes import RUNTIMES
-from horovod_study.studies.attempt import ProgramRun
-from horovod_study.studies.ranks import run_ranks
+from horovod_study.studies.ranks import run_planned
 from horovod_study.workload.options import StrainConfig, strain_config
 
 if TYPE_CHECKING:  # PyTorch is for the ranks
@@ -175,8 +172,12 @@ def run_bench(
         share = {**plan, "seconds": plan["seconds"] * job.ways / total, "machine": first}
         names = [*job.transports, *([job.runtime] if job.itself else [])]
         keep(f"job {number} of {len(jobs)}, {workers} workers over {job.runtime}: {', '.join(names)}")
+        backend, _, transport = job.runtime.partition("/")
+        values = {"backend": backend, "transport": transport, "batch": plan["batch"], "widths": plan["widths"]}
+        share |= {"transports": job.transports, "runtime": job.itself}
+        content = {"plan": share, "config": strain_config(values).to_dict()}
         try:
-            found = _run(job, share, folder, workers, on_progress)
+            found = run_planned(RANK_PROGRAM, job.runtime, workers, folder, content, threads=1, on_progress=on_progress)
         except StudyError as error:
             if job.asked:
                 raise
@@ -190,33 +191,6 @@ def run_bench(
         reasons = "; ".join(f"{name}: {why}" for name, why in document["unavailable"].items())
         raise StudyError(f"bench: nothing could be measured ({reasons}); run `make setup`")
     return document
-
-
-def _run(
-    job: BenchJob, plan: Mapping[str, Any], folder: Path, workers: int, on_progress: Callable[[str], None]
-) -> dict[str, Any]:
-    backend, _, transport = job.runtime.partition("/")
-    config = strain_config(
-        {"backend": backend, "transport": transport, "batch": plan["batch"], "widths": plan["widths"]}
-    )
-    path = folder / "plan.json"
-    content = {"plan": {**plan, "transports": job.transports, "runtime": job.itself}, "config": config.to_dict()}
-    with writing(folder, "choose a writable --out"):
-        folder.mkdir(parents=True, exist_ok=True)
-        write_file(path, json.dumps(content, indent=1))
-    return run_ranks(
-        ProgramRun(
-            runtime=job.runtime,
-            workers=workers,
-            module=RANK_PROGRAM,
-            arguments=(str(path.absolute()),),
-            out=folder,
-            log=folder / "output.log",
-            environment={"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
-            timeout_s=600.0 + 10 * plan["seconds"],
-        ),
-        on_progress=on_progress,
-    )
 
 
 def bench_document(

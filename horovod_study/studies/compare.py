@@ -36,21 +36,19 @@ from horovod_study.files import write_file
 from horovod_study.measure.clock import now
 from horovod_study.options import BY_RUNTIME, SET_BY_COMPARE, refuse_set, require_workers
 from horovod_study.progress import Line, duration, say
-from horovod_study.records import (
-    MANIFEST,
-    TURNS_FILE,
-    RunRecord,
-    TurnSlice,
-    append_turns,
-    read_run,
-    read_steps,
-    read_turns,
-    step_ranks,
-)
+from horovod_study.records import TURNS_FILE, RunRecord, TurnSlice, append_turns, read_steps, read_turns, step_ranks
 from horovod_study.roles import TRUTH, Role, check_field
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.aim import Aim
-from horovod_study.studies.attempt import Attempt, CellRun, Launcher, Running, local_launch, require_launchers
+from horovod_study.studies.attempt import (
+    Attempt,
+    CellRun,
+    Launcher,
+    Running,
+    local_launch,
+    record_in,
+    require_launchers,
+)
 from horovod_study.studies.engine import attempt, set_aside, working_in
 from horovod_study.studies.interruption import Interruption, exit_code
 from horovod_study.studies.turns import BlockLaunch, Policy, apart_because, rates, until_asked_for
@@ -681,8 +679,8 @@ class _Pairs:
 
         Returns the records, whether anything was run for them, and which side failed why. What is whole is only read.
         """
-        found = {letter: _read_done(folder / letter) for letter in LETTERS}
-        records = {letter: record for letter, record in found.items() if record is not None}
+        found = {letter: record_in(folder / letter) for letter in LETTERS}
+        records = {letter: record for letter, record in found.items() if record is not None and _is_whole(record)}
         failed: tuple[str, str] | None = None
         for tries in range(3):
             turns = {each.run for each in read_turns(folder)} if launch is not None else set(LETTERS)
@@ -826,11 +824,8 @@ def _rounds(slices: Sequence[TurnSlice]) -> dict[str, list[float | None]]:
     return {**found, "other_load": [max(each) if each else None for each in loads]}
 
 
-def _read_done(directory: Path) -> RunRecord | None:
-    if not (directory / MANIFEST).exists():
-        return None
-    record = read_run(directory)
-    return record if record.status == "done" and record.totals.get("samples_per_s") else None
+def _is_whole(record: RunRecord) -> bool:
+    return record.status == "done" and bool(record.totals.get("samples_per_s"))
 
 
 def figures(directory: Path, record: RunRecord) -> dict[str, Any]:

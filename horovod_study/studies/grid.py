@@ -29,7 +29,7 @@ from horovod_study.files import writing
 from horovod_study.lease import CLAIMS, Claim, Held, Lease, acquire, latest, require_free
 from horovod_study.measure.clock import now
 from horovod_study.measure.environment import BUSY_CORES
-from horovod_study.records import MANIFEST, RunRecord, append_turns, read_run, read_turns
+from horovod_study.records import append_turns, read_turns
 from horovod_study.studies.aim import Aim
 from horovod_study.studies.attempt import (
     CANCELLED,
@@ -41,6 +41,7 @@ from horovod_study.studies.attempt import (
     Verdict,
     Watch,
     local_launch,
+    record_in,
 )
 from horovod_study.studies.engine import Lane, sweep
 from horovod_study.studies.estimate import Estimate, TimeLeft
@@ -303,11 +304,6 @@ class Grid:
             return None
 
         return watch
-
-
-def record_in(out: Path) -> RunRecord | None:
-    """Return the record in a run directory, None where there is none."""
-    return read_run(out) if (out / MANIFEST).exists() else None
 
 
 def request(directory: Path, claim: Claim) -> Path:

@@ -55,8 +55,8 @@ from horovod_study.errors import StudyError
 from horovod_study.lease import CLAIMS, Held, acquire
 from horovod_study.measure.clock import now, sleep, utc_now
 from horovod_study.progress import duration
-from horovod_study.records import MANIFEST, create_run, read_run
-from horovod_study.studies.attempt import CANCELLED, Launcher, local_launch, record_of
+from horovod_study.records import create_run
+from horovod_study.studies.attempt import CANCELLED, Launcher, local_launch, record_in, record_of
 from horovod_study.studies.estimate import Estimate
 from horovod_study.studies.grid import CellPlaces, Grid
 from horovod_study.studies.interruption import INTERRUPTED, Interruption
@@ -253,9 +253,10 @@ def _run(
         note = replace(note, cell=cell.key, left_out=tuple(left_out))
         keep(note)
         grid.run([cell], total=len(cells), ended=position)
-        status = status_of(grid.directory, cell)
-        not_done += status != "done"
-        if status not in ("", "done") and not stop.requested and is_pre_empted(inside.told()):
+        record = record_in(grid.directory / cell.key)
+        done = record is not None and record.status == "done"
+        not_done += not done
+        if record is not None and not done and not stop.requested and is_pre_empted(inside.told()):
             stop.state, stop.requested = PRE_EMPTED, True
     note = replace(note, cell="", left_out=tuple(left_out))
     if stop.requested:
@@ -267,11 +268,6 @@ def _run(
     told = [f"{not_done} of {len(cells)} cell{'' if len(cells) == 1 else 's'} not done"] if not_done else []
     told += [f"{len(left_out)} not begun, too little time was left"] if left_out else []
     return replace(note, state="completed", reason="; ".join(told))
-
-
-def status_of(directory: Path, cell: Cell) -> str:
-    """Return the status in the record of a cell; "" where there is none."""
-    return read_run(directory / cell.key).status if (directory / cell.key / MANIFEST).exists() else ""
 
 
 def hand_back(inside: Inside, until_killed_s: float) -> None:
@@ -387,7 +383,7 @@ def unlike(job: Job, cells: Sequence[Cell], partition: Partition, inside: Inside
 def fail(directory: Path, cell: Cell, reason: str) -> None:
     """Record that a cell failed before it could be started; one that somebody else runs, or that is done, is left."""
     with suppress(Held), acquire(directory / CLAIMS, cell.key, what=cell.key) as lease:
-        if status_of(directory, cell) == "done":
+        if (record := record_in(directory / cell.key)) is not None and record.status == "done":
             return lease.release("done")
         set_aside(directory, cell)
         create_run(directory / cell.key, record_of(cell, utc_now(), reason))

@@ -28,9 +28,9 @@ from horovod_study.errors import ConfigError, StudyError
 from horovod_study.lease import CLAIMS, Claim, Held, Lease, acquire, generations, latest, read_claim
 from horovod_study.measure.clock import now, sleep
 from horovod_study.progress import duration
-from horovod_study.studies.attempt import CANCELLED, Launcher, local_launch, require_launchers
+from horovod_study.studies.attempt import CANCELLED, Launcher, local_launch, record_in, require_launchers
 from horovod_study.studies.estimate import Estimate
-from horovod_study.studies.grid import CellPlaces, Grid, ask_to_end, record_in
+from horovod_study.studies.grid import CellPlaces, Grid, ask_to_end
 from horovod_study.studies.interruption import INTERRUPTED, Interruption, exit_code
 from horovod_study.studies.ledger import (
     BY_ITSELF,
@@ -265,7 +265,9 @@ def cancel_cells(
     for entry in entries:
         try:
             with acquire(claims, entry.key, what=entry.name) as lease:
-                if _cancel_here(directory, entry, lease, grace_s):
+                out = directory.resolve() / entry.key
+                stop_marked(str(out), grace_s=grace_s)
+                if not _release(lease, out, CANCELLED, "cancelled while nobody ran it"):
                     count += 1
                     say(console, f"cancelled: {entry.name}")
         except Held as held:
@@ -283,14 +285,12 @@ def cancel_cells(
     return count
 
 
-def _cancel_here(directory: Path, entry: Entry, lease: Lease, grace_s: float) -> bool:
-    """Cancel a cell that nobody runs, whose claim is held now; False when it turns out to be done."""
-    out = directory.resolve() / entry.cell.key
-    stop_marked(str(out), grace_s=grace_s)
+def _release(lease: Lease, out: Path, state: str, reason: str) -> bool:
+    """Give back the claim on a cell that nobody runs, as `state` unless it is done; return whether it is."""
     record = record_in(out)
     done = record is not None and record.status == "done"
-    lease.release("done" if done else CANCELLED, "" if done else "cancelled while nobody ran it")
-    return not done
+    lease.release("done" if done else state, "" if done else reason)
+    return done
 
 
 def _answer(claims: Path, key: str, asked: Claim) -> str | None:
@@ -463,9 +463,7 @@ def _end_leftovers(directory: Path, elsewhere: Collection[str], grace_s: float, 
             continue
         with lease:
             count += stop_marked(marker, grace_s=grace_s)
-            record = record_in(directory / key)
-            done = record is not None and record.status == "done"
-            lease.release("done" if done else INTERRUPTED, "" if done else "its runner was killed")
+            _release(lease, directory / key, INTERRUPTED, "its runner was killed")
     begun = any(not name.startswith(_HOST) for name in generations(directory / CLAIMS))
     if elsewhere and begun:
         stopped = stop_marked_on(sorted(elsewhere), str(directory.resolve()), grace_s=grace_s)

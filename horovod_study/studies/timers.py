@@ -1,6 +1,5 @@
 """`horovod-study bench timers`: one launch of ranks after the other, each with the timer modes alternating in it."""
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -10,12 +9,11 @@ from typing import Any
 
 from horovod_study.config import available_cores
 from horovod_study.errors import ConfigError, require_known
-from horovod_study.files import write_file, writing
 from horovod_study.options import require_workers
 from horovod_study.programs.answer import ROWS
 from horovod_study.runtimes import RUNTIMES
-from horovod_study.studies.attempt import ProgramRun
-from horovod_study.studies.ranks import run_ranks
+from horovod_study.studies.ranks import run_planned
+from horovod_study.text.words import plural
 from horovod_study.workload.options import StrainConfig, strain_config
 
 RANK_PROGRAM = "horovod_study.programs.timers"
@@ -79,25 +77,16 @@ def measure_timers(
     for runtime, count, config in request.configs():
         name = f"{count}w-b{config.batch}"
         folder = out / "jobs" / name
-        with writing(folder, "choose a writable --out"):
-            folder.mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(folder / ROWS, ignore_errors=True)
-            write_file(folder / "plan.json", json.dumps({"plan": request.plan(), "config": config.to_dict()}, indent=1))
-        text = f"batch {config.batch}, {count} worker{'s' * (count > 1)}"
-        answered = run_ranks(
-            ProgramRun(
-                runtime=runtime,
-                workers=count,
-                module=RANK_PROGRAM,
-                arguments=(str((folder / "plan.json").absolute()),),
-                out=folder,
-                log=folder / "output.log",
-                environment={
-                    "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(config.threads)),
-                    **_SILENT_PROFILER,
-                },
-                timeout_s=600.0 + 10 * request.seconds,
-            ),
+        shutil.rmtree(folder / ROWS, ignore_errors=True)
+        text = f"batch {config.batch}, {plural(count, 'worker')}"
+        answered = run_planned(
+            RANK_PROGRAM,
+            runtime,
+            count,
+            folder,
+            {"plan": request.plan(), "config": config.to_dict()},
+            threads=config.threads,
+            variables=_SILENT_PROFILER,
             on_progress=lambda last, text=text: on_progress(f"{text}: {last}"),  # type: ignore[misc]
         )
         shutil.rmtree(folder / ROWS, ignore_errors=True)  # they were written to see what that takes

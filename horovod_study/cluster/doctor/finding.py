@@ -142,46 +142,6 @@ def shortened(text: str, length: int = 240) -> str:
     return line if len(line) <= length else f"{line[: length - 3]}..."
 
 
-def call(
-    argv: Sequence[str | Path],
-    *,
-    timeout_s: float,
-    environ: Mapping[str, str],
-    given: str = "",
-    folder: Path | None = None,
-) -> ProgramResult:
-    """Run a program to its end, but no longer than `timeout_s`; then it and what it started are killed."""
-    words = [str(word) for word in argv]
-    try:
-        process = subprocess.Popen(
-            words,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=without_working_directory(environ),
-            cwd=folder,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
-    except OSError as error:
-        return ProgramResult(
-            code=None, output="", errors="", problem=f"{words[0]} cannot be started ({error.strerror})"
-        )
-    try:
-        output, errors = process.communicate(given, timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        output = errors = ""
-        with suppress(subprocess.TimeoutExpired):  # a descendant in a session of its own may hold the pipes
-            output, errors = process.communicate(timeout=1.0)
-        said = shortened(errors.splitlines()[-1], 120) if errors.strip() else ""
-        problem = f"{Path(words[0]).name} did not answer within {timeout_s:g} s{said and f' ({said})'}"
-        return ProgramResult(code=None, output=output, errors=errors, problem=problem)
-    return ProgramResult(code=process.returncode, output=output, errors=errors)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Here:
     """The machine that is looked at; tests put others in its place."""
@@ -209,11 +169,35 @@ class Here:
         timeout_s: float,
         given: str = "",
         environ: Mapping[str, str] | None = None,
-        folder: Path | None = None,
     ) -> ProgramResult:
-        """Run a program in this environment, or in `environ`."""
-        used = self.environ if environ is None else environ
-        return call(argv, timeout_s=timeout_s * self.patience, environ=used, given=given, folder=folder)
+        """Run a program in this environment, or in `environ`; after `timeout_s` it and what it started are killed."""
+        words, limit_s = [str(word) for word in argv], timeout_s * self.patience
+        try:
+            process = subprocess.Popen(
+                words,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=without_working_directory(self.environ if environ is None else environ),
+                text=True,
+                errors="replace",
+                start_new_session=True,
+            )
+        except OSError as error:
+            problem = f"{words[0]} cannot be started ({error.strerror})"
+            return ProgramResult(code=None, output="", errors="", problem=problem)
+        try:
+            output, errors = process.communicate(given, timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            output = errors = ""
+            with suppress(subprocess.TimeoutExpired):  # a descendant in a session of its own may hold the pipes
+                output, errors = process.communicate(timeout=1.0)
+            said = shortened(errors.splitlines()[-1], 120) if errors.strip() else ""
+            problem = f"{Path(words[0]).name} did not answer within {limit_s:g} s{said and f' ({said})'}"
+            return ProgramResult(code=None, output=output, errors=errors, problem=problem)
+        return ProgramResult(code=process.returncode, output=output, errors=errors)
 
     def ask_python(
         self, program: str, *arguments: str, timeout_s: float, environ: Mapping[str, str] | None = None

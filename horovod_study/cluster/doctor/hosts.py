@@ -52,13 +52,13 @@ class Hosts:
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             logins = list(pool.map(self._login, self._hosts))
         usable = [host for host, (good, _) in zip(self._hosts, logins, strict=True) if good]
-        known: dict[str, tuple[list[Finding], dict[str, Any] | None]] = {}
+        known: dict[str, list[Finding]] = {}
         between = Area(area.name)
         if usable and not self._quick:
             self._code = own_code()
             known = self._converse(usable, between)
         for host, (_, findings) in zip(self._hosts, logins, strict=True):
-            area.findings += findings + known.get(host.name, ([], None))[0]
+            area.findings += findings + known.get(host.name, [])
         area.findings += between.findings
 
     # -------------------------------------------------------------------------------------------------------- login
@@ -87,9 +87,9 @@ class Hosts:
 
     # -------------------------------------------------------------------------------------------------------- facts
 
-    def _converse(self, hosts: Sequence[Host], between: Area) -> dict[str, tuple[list[Finding], dict[str, Any] | None]]:
+    def _converse(self, hosts: Sequence[Host], between: Area) -> dict[str, list[Finding]]:
         """Ask every host for its facts, then let neighbours connect to each other while all listen."""
-        found: dict[str, tuple[list[Finding], dict[str, Any] | None]] = {}
+        found: dict[str, list[Finding]] = {}
         with ExitStack() as stack:
             question = {"scratch": "", "content": "", "names": [host.name for host in hosts]}
             with suppress(OSError):  # the area of the file system says what is wrong there
@@ -124,7 +124,7 @@ class Hosts:
                     self._no_python(area, host, conversations[host.name])
                 else:
                     self._facts(area, host, each, ahead_s, scratch=bool(question["scratch"]))
-                found[host.name] = area.findings, each
+                found[host.name] = area.findings
             self._together(between, hosts, facts)
             self._connect(between, [host.name for host in hosts if host.name in facts], facts, conversations)
         return found

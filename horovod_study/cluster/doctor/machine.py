@@ -5,14 +5,16 @@ import os
 import platform
 import re
 import resource
+import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
 from horovod_study.cluster.doctor.finding import Area, Check, Finding, Here, guarded
-from horovod_study.cluster.launch import MARKER
 from horovod_study.cluster.pinning import other_load
+from horovod_study.cluster.process import mark_of
 from horovod_study.config import available_cores
 from horovod_study.text.numbers import amount
 from horovod_study.text.words import plural
@@ -127,8 +129,7 @@ def shared_memory(area: Area, here: Here) -> None:
                 "shared memory", f"there is no {place}", "mount a tmpfs there: MPI and NCCL exchange through it"
             )
         return
-    there = os.statvfs(place)
-    size, free = there.f_blocks * there.f_frsize, there.f_bavail * there.f_frsize
+    size, _, free = shutil.disk_usage(place)
     text = f"{place}: {amount(free)} of {amount(size)} free"
     if not os.access(place, os.W_OK):
         area.fail(
@@ -209,12 +210,10 @@ def synchronised() -> bool | None:
 
 def priority(area: Area, here: Here) -> None:
     """What thread_priority auto may use here."""
-    answer = here.call([here.python, "-S", "-c", REAL_TIME], timeout_s=5.0)
-    if answer.worked:
-        area.ok("real-time priority", "permitted: thread_priority auto uses it for Gloo's threads")
-        return
     version = re.match(r"(\d+)\.(\d+)", platform.release())
-    if version and (int(version[1]), int(version[2])) >= (6, 12):
+    if here.call([here.python, "-S", "-c", REAL_TIME], timeout_s=5.0).worked:
+        area.ok("real-time priority", "permitted: thread_priority auto uses it for Gloo's threads")
+    elif version and (int(version[1]), int(version[2])) >= (6, 12):
         area.ok("real-time priority", "not permitted: thread_priority auto uses short time slices instead")
     else:
         area.ok("real-time priority", "not permitted, and no short time slices before Linux 6.12: Gloo goes without")
@@ -231,9 +230,9 @@ def data_cache(area: Area) -> None:
             "set HOROVOD_STUDY_DATA to a writable folder that all hosts see",
         )
         return
-    space = os.statvfs(there)
-    text = f"{folder}: {amount(space.f_bavail * space.f_frsize)} free"
-    if space.f_bavail * space.f_frsize < 3 * 10**9:
+    free = shutil.disk_usage(there).free
+    text = f"{folder}: {amount(free)} free"
+    if free < 3 * 10**9:
         area.warning(
             "data cache",
             f"{text}; a million curves take 2.42 GB",
@@ -267,16 +266,12 @@ def left_over(proc: Path) -> list[tuple[int, str]]:
     parents: dict[int, int] = {}
     names: dict[int, str] = {}
     for entry in proc.glob("[0-9]*"):
-        try:
+        with suppress(OSError):  # ended meanwhile, or another user's
             head, _, rest = (entry / "stat").read_text(errors="replace").rpartition(")")
-            variables = (entry / "environ").read_bytes().split(b"\0")
-        except OSError:  # ended meanwhile, or another user's
-            continue
-        pid = int(entry.name)
-        parents[pid], names[pid] = int(rest.split()[1]), head.partition("(")[2]
-        folder = next((each for each in variables if each.startswith(f"{MARKER}=".encode())), None)
-        if folder is not None and pid != os.getpid():
-            marked[pid] = folder.partition(b"=")[2].decode(errors="replace")
+            pid, folder = int(entry.name), mark_of(entry)
+            parents[pid], names[pid] = int(rest.split()[1]), head.partition("(")[2]
+            if folder is not None:
+                marked[pid] = os.fsencode(folder).decode(errors="replace")
     # mpirun's daemon on another host leaves its parent by itself.
     tops = [pid for pid in marked if parents[pid] == 1 and names[pid] not in ("orted", "prted")]
     return sorted((pid, folder) for pid, folder in marked.items() if _descends(pid, tops, parents))

@@ -141,18 +141,13 @@ class Slurm:
     def _shape(self, area: Area, wanted: Partition, rows: list[list[str]]) -> None:
         """Compare cores, memory and GPUs per node with what the file says."""
         cores = min(int(re.match(r"\d+", row[1])[0]) for row in rows if row[1][:1].isdigit())  # type: ignore[index]
+        said = f"the file of {wanted.name} says {wanted.cores_per_node}, Slurm knows {cores}"
         if wanted.cores_per_node > cores:
-            area.fail(
-                "cores per node",
-                f"the file of {wanted.name} says {wanted.cores_per_node}, Slurm knows {cores}",
-                f"set cores_per_node to {cores} in the file: jobs that ask for more are refused",
-            )
+            remedy = f"set cores_per_node to {cores} in the file: jobs that ask for more are refused"
+            area.fail("cores per node", said, remedy)
         elif wanted.cores_per_node < cores:
-            area.warning(
-                "cores per node",
-                f"the file of {wanted.name} says {wanted.cores_per_node}, Slurm knows {cores}",
-                f"set cores_per_node to {cores}, unless they are hardware threads that you leave alone",
-            )
+            remedy = f"set cores_per_node to {cores}, unless they are hardware threads that you leave alone"
+            area.warning("cores per node", said, remedy)
         else:
             area.ok("cores per node", f"{cores}, as in the file of {wanted.name}")
         memory = min(int(re.match(r"\d+", row[2])[0]) for row in rows if row[2][:1].isdigit())  # type: ignore[index]
@@ -168,18 +163,13 @@ class Slurm:
             else:
                 area.ok("memory per node", f"{memory} MB, of which the file of {wanted.name} asks for up to {asked} MB")
         gpus = min(gpus_in(row[3]) for row in rows)
+        said = f"the file of {wanted.name} says {wanted.gpus_per_node}, Slurm knows {gpus} (gres {rows[0][3]})"
         if wanted.gpus_per_node > gpus:
-            area.fail(
-                "GPUs per node",
-                f"the file of {wanted.name} says {wanted.gpus_per_node}, Slurm knows {gpus} (gres {rows[0][3]})",
-                f"set gpus_per_node to {gpus} in the file, or name the type of GPU in `gres` or `constraint`",
-            )
+            remedy = f"set gpus_per_node to {gpus} in the file, or name the type of GPU in `gres` or `constraint`"
+            area.fail("GPUs per node", said, remedy)
         elif wanted.gpus_per_node < gpus:
-            area.warning(
-                "GPUs per node",
-                f"the file of {wanted.name} says {wanted.gpus_per_node}, Slurm knows {gpus} (gres {rows[0][3]})",
-                f"set gpus_per_node to {gpus} in the file, unless some are to be left alone",
-            )
+            remedy = f"set gpus_per_node to {gpus} in the file, unless some are to be left alone"
+            area.warning("GPUs per node", said, remedy)
         elif gpus and wanted.gres is None:
             area.warning(
                 "GPUs per node",
