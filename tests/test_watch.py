@@ -95,7 +95,7 @@ def test_share_is_that_of_the_budget(study, asked, at, share, text):
     cell = study.cells()[0]
     run = record(study, cell, requested=asked, effective={"train_samples": 1000, "global_batch": 10}, **RUNNING)
 
-    assert Getting(share=share, text=text, running_s=7.0) == watch.getting_on(run, at, running_s=7.0)
+    assert Getting(share=share, text=text) == watch.getting_on(run, at)
 
 
 def test_epochs_are_counted_where_nothing_else_is_known(study):

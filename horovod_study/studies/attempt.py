@@ -9,6 +9,7 @@ import math
 import os
 import platform
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -83,10 +84,6 @@ Watch = Callable[["Running"], Verdict | None]
 """Looks at an attempt about four times a second while it runs; it is ended when a verdict is returned."""
 
 
-def _leave(running: "Running") -> None:
-    return None
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankRun:
     """What is to be started, where it writes, and for how long it may run."""
@@ -97,7 +94,7 @@ class RankRun:
     cores: Sequence[int] | None = None  # of this machine, for its processes; None: any
     timeout_s: float = math.inf
     grace_s: float = GRACE_S  # for launchers and workers, to end by themselves
-    watch: Watch = _leave
+    watch: Watch = lambda running: None
     variables: Mapping[str, str] = field(default_factory=dict)  # more of the ranks' environment
     held_s: Callable[[], float] = lambda: 0.0  # for how long it has waited for its turns, which no limit counts
 
@@ -297,17 +294,16 @@ class Running:
                 return record
             status = "stopped" if record.status == "stopped" else "running"
             return finish_run(out, record, status=status, finished=utc_now(), totals=record.totals, reason=problem)
-        told = begun and record is not None and record.status == FAILED and not is_follow_on(record.reason)
-        if told and not problem:
+        explained = begun and record is not None and record.status == FAILED and not is_follow_on(record.reason)
+        if explained and not problem:
             return record
         reason = problem or self._said()
-        if record is not None and not problem and checkpoint_paths(out):
-            if told_to_end(reason, self.exit_code, begun=begun):
-                # By a signal that nobody told us of: what is there goes on from its newest checkpoint.
-                if not begun:
-                    return record
-                finished = utc_now()
-                return finish_run(out, record, status="running", finished=finished, totals=record.totals, reason=reason)
+        told = not problem and told_to_end(reason, self.exit_code, begun=begun)
+        if told and record is not None and checkpoint_paths(out):
+            # By a signal that nobody told us of: what is there goes on from its newest checkpoint.
+            if not begun:
+                return record
+            return finish_run(out, record, status="running", finished=utc_now(), totals=record.totals, reason=reason)
         if record is None:
             record = record_of(run.cell, self.started, reason, key=out.name)
             create_run(out, record)
@@ -362,18 +358,14 @@ def misplaced(record: RunRecord, cell: Cell, site: Site) -> str:
     ranks = record.effective.get("ranks") or []
     if not site.hosts or not ranks:
         return ""
-    counts: dict[str, int] = {}
-    for rank in ranks:
-        counts[rank["host"]] = counts.get(rank["host"], 0) + 1
+    counts = Counter(rank["host"] for rank in ranks)
     used = [host.name for host in site.hosts][: cell.placement.nodes]
     known = [name for name in counts if any(_same_name(name, each) for each in used)]
     if site.allocation and not known:
         return ""
     wanted = dict(zip(used, cell.placement.per_node, strict=False))
     same = list(counts.values()) == list(cell.placement.per_node)
-    if same and known:
-        same = all(_same_name(had, name) for had, name in zip(counts, used, strict=True))
-    if same:
+    if same and (not known or all(_same_name(had, name) for had, name in zip(counts, used, strict=True))):
         return ""
     had = ", ".join(f"{name}: {count}" for name, count in counts.items())
     asked = ", ".join(f"{name}: {count}" for name, count in wanted.items())

@@ -200,21 +200,16 @@ class Ledger:
         text += "".join(f"; {name} {why}" for name, why in self.unreadable.items())
         return text
 
-    def rows(self) -> list[tuple[str, str, str, str]]:
-        """Return (state, cell, samples/s, reason) per cell as text, in the order of the study file."""
-        rows = []
-        for entry in self.entries:
-            rate = "" if entry.samples_per_s is None else f"{entry.samples_per_s:,.0f}"
-            again = f"attempt {entry.earlier_attempts + 1}" if entry.earlier_attempts else ""
-            rows.append((entry.state, entry.name, rate, "; ".join(part for part in (entry.reason, again) if part)))
-        return rows
-
     def lines(self) -> list[str]:
-        """Return `rows` as aligned lines under a header; the last column is not cut.
+        """Return state, samples/s and reason of each cell as aligned lines under a header; the last column is not cut.
 
         Of a large study only the cells that something happens to, or that went wrong, are listed; the rest is counted.
         """
-        listed, rest = self.rows(), Counter[str]()
+        listed, rest = [], Counter[str]()
+        for entry in self.entries:
+            rate = "" if entry.samples_per_s is None else f"{entry.samples_per_s:,.0f}"
+            again = f"attempt {entry.earlier_attempts + 1}" if entry.earlier_attempts else ""
+            listed.append((entry.state, entry.name, rate, "; ".join(part for part in (entry.reason, again) if part)))
         if len(listed) > _LISTED:
             worth = [row for row in listed if row[0] not in ("done", "queued", "missing") or row[3]][:_SHOWN]
             rest = Counter(row[0] for row in listed)
@@ -581,19 +576,13 @@ def _other_code(
             if not runs:
                 continue
             if partition not in present:
-                present[partition] = identity.Known(
-                    files=identity.code_files(), environment=identity.environment(_partition(study, partition))
-                )
+                there = identity.environment(study.partitions.get(partition))
+                present[partition] = identity.Known(files=identity.code_files(), environment=there)
             why = identity.changes(known[each], present[partition]) if each else ""
             found.append(OtherCode(identity=each, runs=runs, why=why or "code of which nothing is remembered"))
             for name in runs:
                 del left[name]
     return tuple(found)
-
-
-def _partition(study: StudyConfig, name: str) -> Any:
-    partitions: Mapping[str, Any] = getattr(study, "partitions", {})
-    return partitions.get(name)
 
 
 # ---------------------------------------------------------------------------------------------------- keeping

@@ -59,6 +59,7 @@ from horovod_study.studies.engine import Lane, difference, sweep
 from horovod_study.studies.interruption import Interruption, exit_code
 from horovod_study.studies.search_file import PARTS, Choice, SearchConfig, budget_done
 from horovod_study.text.tables import table_of, to_lines
+from horovod_study.text.words import plural
 
 SIGN_OF_LIFE_S = 10
 SILENT_S = 60
@@ -67,6 +68,7 @@ MAX_RESTARTS = 3
 HOPELESS = 5
 """So many failed trials and not one good: the search ends instead of failing to the end."""
 
+STATES = ("done", "pruned", "failed", "interrupted", "running", "waiting")
 RESULTS = ("test_mse", "g0_rmse_mpa", "a_rmse", "train_mse", "epochs", "samples_per_s")
 _LISTED = 10
 _LOOK_S = 5.0  # between two looks at what other commands on this search have done
@@ -78,7 +80,7 @@ class TrialRow:
     """One trial as it stands: a row of trials.csv."""
 
     trial: int
-    state: str  # done | pruned | failed | interrupted | running | waiting
+    state: str  # one of STATES
     values: Mapping[str, Any]  # of the varied options
     results: Mapping[str, float | None]  # RESULTS; of a pruned trial only the last test MSE
     seconds: float | None
@@ -141,13 +143,12 @@ class SearchResult:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
         best = self.best
-        states = ("done", "pruned", "failed", "interrupted", "running", "waiting")
         return {
             "search": self.search.name,
             "directory": str(self.directory),
             "wanted": self.search.trials,
             "ended": self.ended,
-            "counts": {state: self.count(state) for state in states},
+            "counts": {state: self.count(state) for state in STATES},
             "best": None if best is None else {**best.to_dict(), "values": dict(best.values)},
             "best_config": None if best is None else str(self.directory / "best.yaml"),
             "best_command": None if best is None else self.command(best),
@@ -201,9 +202,8 @@ def run_search(
     threads = search.highest("threads") * search.workers * jobs
     if threads > cores:
         raise StudyError(
-            f"{jobs} job{'s' * (jobs > 1)} with {search.workers} worker{'s' * (search.workers > 1)} each would compute "
-            f"with {threads} threads, but this machine offers {cores} core{'s' * (cores > 1)}; "
-            "lower --jobs, or workers and threads in the file"
+            f"{plural(jobs, 'job')} with {plural(search.workers, 'worker')} each would compute with {threads} threads, "
+            f"but this machine offers {plural(cores, 'core')}; lower --jobs, or workers and threads in the file"
         )
     directory = runs_dir / search.name
     require_launchers([search.example()], launch)
@@ -231,18 +231,13 @@ def run_search(
                 f"{error.filename or directory}: {error.strerror or error}; make room there or choose another folder "
                 f"with --runs, and continue with: {command}"
             ) from error
-    _conclude(result, command)
-    return result
-
-
-def _conclude(result: SearchResult, command: str) -> None:
-    if result.broken_off:
-        say(f"broken off: {result.broken_off}")
-    elsewhere = result.count("running")
-    if elsewhere:
-        say(f"{elsewhere} trial{'s' * (elsewhere > 1)} still running in other commands on this search")
+    if broken_off:
+        say(f"broken off: {broken_off}")
+    if elsewhere := result.count("running"):
+        say(f"{plural(elsewhere, 'trial')} still running in other commands on this search")
     if result.interrupted:
-        say(f"interrupted; {result.ended} of {result.search.trials} trials have ended, continue with: {command}")
+        say(f"interrupted; {result.ended} of {search.trials} trials have ended, continue with: {command}")
+    return result
 
 
 # ------------------------------------------------------------------------------------------------------ the database
@@ -382,20 +377,14 @@ def _counts(trial: FrozenTrial) -> bool:
     return trial.state in (TrialState.COMPLETE, TrialState.PRUNED)
 
 
-def _suggest(search: SearchConfig, trial: optuna.Trial) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for name, dimension in search.space.items():
-        if isinstance(dimension, Choice):
-            values[name] = trial.suggest_categorical(name, dimension.values)
-        elif dimension.whole:
-            step = int(dimension.step or 1)
-            low, high = int(dimension.low), int(dimension.high)
-            values[name] = trial.suggest_int(name, low, high, step=step, log=dimension.log)
+def _suggest(search: SearchConfig, trial: optuna.Trial) -> None:
+    for name, each in search.space.items():
+        if isinstance(each, Choice):
+            trial.suggest_categorical(name, each.values)
+        elif each.whole:
+            trial.suggest_int(name, int(each.low), int(each.high), step=int(each.step or 1), log=each.log)
         else:
-            values[name] = trial.suggest_float(
-                name, dimension.low, dimension.high, step=dimension.step, log=dimension.log
-            )
-    return values
+            trial.suggest_float(name, each.low, each.high, step=each.step, log=each.log)
 
 
 def _pruner(search: SearchConfig) -> optuna.pruners.BasePruner:
@@ -727,8 +716,7 @@ def write_results(result: SearchResult) -> None:
 
 def result_lines(result: SearchResult) -> list[str]:
     """Return the closing table: the best trials, what did not end well, which options matter, where things are."""
-    states = ("done", "pruned", "failed", "interrupted", "running", "waiting")
-    counts = ", ".join(f"{result.count(state)} {state}" for state in states if result.count(state))
+    counts = ", ".join(f"{result.count(state)} {state}" for state in STATES if result.count(state))
     lines = ["", f"search {result.search.name}: {result.ended} of {result.search.trials} trials ended ({counts})"]
     done = sorted(
         (row for row in result.rows if row.state == "done"), key=lambda row: (row.results["test_mse"], row.trial)

@@ -5,7 +5,7 @@
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +48,6 @@ class Choice:
         """Return the values that show whether the option can be used."""
         return self.values
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
-        return {"values": list(self.values)}
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Range:
@@ -66,10 +62,6 @@ class Range:
     def ends(self) -> tuple[Any, ...]:
         """Return the values that show whether the option can be used."""
         return (self.low, self.high)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
-        return {"low": self.low, "high": self.high, "log": self.log, "step": self.step, "whole": self.whole}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,7 +119,7 @@ class SearchConfig:
         """Return what must be the same whenever the search is continued, or its trials could not be compared."""
         return {
             "run": self.run.to_dict(),
-            "space": {name: each.to_dict() for name, each in self.space.items()},
+            "space": {name: asdict(each) for name, each in self.space.items()},
             "runtime": self.runtime,
             "workers": self.workers,
         }

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from horovod_study.analysis.paired import MOST_LAUNCHES
+from horovod_study.cluster import identity
 from horovod_study.cluster.partitions import Partition, find_partition, host_name, this_machine, with_account
 from horovod_study.cluster.yaml_keys import limits, listed, mapping, number, one_of
 from horovod_study.config import Cell, Placement, available_cores
@@ -21,6 +22,7 @@ from horovod_study.errors import ConfigError, require_keys
 from horovod_study.roles import Role, check_field, plain
 from horovod_study.runtimes import BACKENDS, PLACEMENTS, RUNTIMES, TRANSPORTS
 from horovod_study.scripted import scripted
+from horovod_study.text.words import plural
 from horovod_study.workloads import Configuration, Workload, find_workload
 
 STUDY_KEYS = (
@@ -136,7 +138,7 @@ class StudyConfig:
     def label(self, cell: Cell) -> str:
         """Name what `cell` is a repeat of: runtime, workers, and whatever else the study varies."""
         placement, config = cell.placement, cell.config
-        parts = [cell.runtime, f"{placement.workers} worker{'' if placement.workers == 1 else 's'}"]
+        parts = [cell.runtime, plural(placement.workers, "worker")]
         if len(self.partitions) > 1:
             parts.insert(0, placement.partition)
         if placement.nodes > 1:
@@ -344,13 +346,13 @@ def load_study(path: Path, *, cores: int | None = None, identify: bool = True) -
     workload = _workload(source, content, path)
     require_keys(f"{source}: sweep", sweep, sweep_keys(workload))
     partitions = _partitions(source, content, path)
-    fixed_together = None
-    if "global_batch" in run_values:
-        value = run_values.pop("global_batch")
-        fixed_together = check_field(f"{source}: run", "global_batch", value, limits(int, low=1), optional=False)
+    fixed = set(run_values)
+    together_batch = run_values.pop("global_batch", None)
+    if "global_batch" in fixed:
+        where = f"{source}: run"
+        together_batch = check_field(where, "global_batch", together_batch, limits(int, low=1), optional=False)
     zipped = _zipped(source, workload, sweep.pop("zip", None))
     together = [name for axis in zipped for name in axis[0]]
-    fixed = set(run_values) | ({"global_batch"} if fixed_together is not None else set())
     _refuse_misplaced(source, workload, fixed, sweep, together)
     run = workload.configure(
         {**run_values, "study": content["study"], "partition": next(iter(partitions))}, source=f"{source}: run"
@@ -360,8 +362,8 @@ def load_study(path: Path, *, cores: int | None = None, identify: bool = True) -
             f"{source}: study is a name of {len(run.study.encode())} bytes; it names a folder: at most "
             f"{MAX_NAME_BYTES}, better a few words"
         )
-    if fixed_together is not None:
-        sweep["global_batch"] = fixed_together
+    if "global_batch" in fixed:
+        sweep["global_batch"] = together_batch
     runtimes, left_out = _runtimes(source, workload, sweep, together)
     values = {
         name: _values(source, workload, name, listed(source, sweep, name, []))
@@ -393,7 +395,7 @@ def load_study(path: Path, *, cores: int | None = None, identify: bool = True) -
         precision=precision,
         question=_question(source, content.get("question")),
         partitions=partitions,
-        identity=_identities(partitions) if identify else {},
+        identity={name: identity.identify(each) for name, each in partitions.items()} if identify else {},
         left_out=left_out,
         source=path,
         text=path.read_text(encoding="utf-8"),
@@ -438,12 +440,6 @@ def _baselines(source: str, workload: Workload, content: Mapping[str, Any]) -> t
 
 
 _TOLD_APART = ("workers", "runtime", "backend", "transport", "zip")
-
-
-def _identities(partitions: Mapping[str, Partition]) -> dict[str, str]:
-    from horovod_study.cluster.identity import identify  # here, because it reads the sources of the package
-
-    return {name: identify(partition) for name, partition in partitions.items()}
 
 
 def _workload(source: str, content: Mapping[str, Any], path: Path) -> Workload:

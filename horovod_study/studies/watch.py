@@ -7,7 +7,7 @@ and the reading takes a small share of one core: the cores may be those that are
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from horovod_study.studies.estimate import Estimate, TimeLeft
 from horovod_study.studies.ledger import BY_ITSELF, Entry, Ledger, past_durations, read_ledger
 from horovod_study.studies.progress import EVERY_S, live_on, look_again, say
 from horovod_study.studies.study_file import StudyConfig
+from horovod_study.text.words import plural
 
 JOBS_EVERY_S = 15.0
 """How often a scheduler is asked: sites do not like to be asked all the time."""
@@ -65,26 +66,26 @@ class StatusView:
 # ---------------------------------------------------------------------------------------------------- reading
 
 
-def getting_on(record: RunRecord, at: tuple[int, int, float] | None, *, running_s: float | None = None) -> Getting:
+def getting_on(record: RunRecord, at: tuple[int, int, float] | None) -> Getting:
     """Return how far a run is whose last row is `at` (`records.last_step`)."""
     if at is None:
-        return Getting(share=0.0, text="starting", running_s=running_s)
+        return Getting(share=0.0, text="starting")
     steps, epoch, seconds = at
     asked = record.requested
     warmup = asked.get("warmup_steps") or 0
     if asked.get("steps"):
         total = asked["steps"] + warmup
-        return Getting(share=min(1.0, steps / total), text=f"{steps:,} of {total:,} steps", running_s=running_s)
+        return Getting(share=min(1.0, steps / total), text=f"{steps:,} of {total:,} steps")
     if asked.get("seconds"):
         total_s = asked["seconds"]
         text = f"{duration(min(seconds, total_s))} of {duration(total_s)}"
-        return Getting(share=min(1.0, seconds / total_s), text=text, running_s=running_s)
+        return Getting(share=min(1.0, seconds / total_s), text=text)
     if asked.get("epochs"):
         samples, batch = record.effective.get("train_samples"), record.effective.get("global_batch")
         done = max(0, steps - warmup) * batch / samples if samples and batch else float(epoch)
         text = f"epoch {min(int(done) + 1, math.ceil(asked['epochs']))} of {asked['epochs']:g}"
-        return Getting(share=min(1.0, done / asked["epochs"]), text=text, running_s=running_s)
-    return Getting(share=None, text=f"{steps:,} steps", running_s=running_s)
+        return Getting(share=min(1.0, done / asked["epochs"]), text=text)
+    return Getting(share=None, text=f"{steps:,} steps")
 
 
 def _running_s(record: RunRecord) -> float | None:
@@ -105,7 +106,7 @@ def _getting(directory: Path, entry: Entry) -> Getting:
     if record is None or record.status != "running":  # what is there is that of the attempt before
         foreign = entry.cell.config.workload.small is None  # its record begins with its second step
         return Getting(share=0.0, text="no steps seen yet" if foreign else "starting")
-    return getting_on(record, last_step(directory / entry.key), running_s=_running_s(record))
+    return replace(getting_on(record, last_step(directory / entry.key)), running_s=_running_s(record))
 
 
 def look(study: StudyConfig, runs_dir: Path, jobs: JobBook | None) -> StatusView:
@@ -190,7 +191,7 @@ def page(view: StatusView, *, width: int, height: int) -> RenderableType:
     if queues:
         parts += [Text(), Text("queued", style="bold blue")]
         for reason, count in queues.most_common(queue_rows):
-            parts.append(Text(f"  {_cells(count)}: {reason}", no_wrap=True, overflow="ellipsis"))
+            parts.append(Text(f"  {plural(count, 'cell')}: {reason}", no_wrap=True, overflow="ellipsis"))
         parts += _more(len(queues) - queue_rows, "reasons")
     if trouble:
         rows = max(_LEAST_ROWS, (room - queue_rows - min(len(view.running), rows)) // each)
@@ -210,10 +211,6 @@ def _counts(found: Mapping[str, int], width: int) -> list[Text]:
         if count:
             broken[-1].append("   " if broken[-1] else "").append(text, style=_COLOURS.get(state, "default"))
     return broken
-
-
-def _cells(count: int) -> str:
-    return f"{count} cell{'' if count == 1 else 's'}"
 
 
 def _more(count: int, what: str = "") -> list[RenderableType]:
