@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -1263,7 +1263,7 @@ def test_no_python_there(pair: Pair) -> None:
             "no TCP connection to a free port (10.0.0.1: timed out)",
         ),
         (
-            {"worries": [Finding(area="a", name="memory", verdict="warning", what="little", remedy="more").to_dict()]},
+            {"worries": [asdict(Finding(area="a", name="memory", verdict="warning", what="little", remedy="more"))]},
             "node2 memory",
             "warning",
             "little",

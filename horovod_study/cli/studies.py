@@ -113,7 +113,7 @@ def run(options: argparse.Namespace) -> int | Result:
         told = given(options, "retry", "yes", "oversubscribe", "smoke", "pin", "wait")
         how = RunOptions(command=command, **told)
         if options.dry_run:
-            result = show_plan(study, options.runs, how, dry_run=True)
+            result = show_plan(study, options.runs, how)
         elif again:
             result = retry_cells(study, options.runs, how, which=options.cells)
         else:

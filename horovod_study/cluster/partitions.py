@@ -22,6 +22,7 @@ from horovod_study.config import available_cores
 from horovod_study.documents import load_yaml
 from horovod_study.errors import ConfigError, nearest, require_keys
 from horovod_study.roles import Option, check_field
+from horovod_study.text.words import plural
 from horovod_study.variables import visible_gpus
 
 SCHEDULERS = ("local", "ssh", "slurm")
@@ -131,8 +132,8 @@ class Partition:
 
     def node(self) -> str:
         """Say in words what a node is."""
-        gpus = f"{self.gpus_per_node} GPU{'' if self.gpus_per_node == 1 else 's'} and " if self.gpus_per_node else ""
-        return f"{gpus}{self.cores_per_node} core{'' if self.cores_per_node == 1 else 's'}"
+        gpus = f"{plural(self.gpus_per_node, 'GPU')} and " if self.gpus_per_node else ""
+        return f"{gpus}{plural(self.cores_per_node, 'core')}"
 
 
 _BREAKS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")

@@ -17,6 +17,7 @@ from horovod_study.config import Cell
 from horovod_study.measure.clock import now, sleep
 from horovod_study.measure.environment import BUSY_CORES, CORES_OF_GPU, PCI, busy_s, cores_near, numbers_of, own_cpu_s
 from horovod_study.measure.sensors import Gpus, visible_uuids
+from horovod_study.text.words import plural
 
 _SHORTEST_S = 0.3  # the system counts processor time in hundredths of a second
 _PROGRAMS_TOLD = 3
@@ -130,9 +131,7 @@ def disturbance(others: OtherPrograms, cores: int) -> str | None:
     if used is None or used < BUSY_CORES:
         return None
     names = ", ".join(others.programs())
-    return f"other programs use {used:.1f} of {cores} core{'' if cores == 1 else 's'}" + (
-        f" ({names})" if names else ""
-    )
+    return f"other programs use {used:.1f} of {plural(cores, 'core')}" + (f" ({names})" if names else "")
 
 
 def _by_process() -> Mapping[tuple[int, str], float]:

@@ -4,6 +4,8 @@ import re
 import signal
 from collections.abc import Iterator
 
+from horovod_study.text.words import cut
+
 _TAG = re.compile(r"^(?:\[\d+(?:,\d+)?\]<(?:stdout|stderr)>:|\[rank\d+\]:) ?")  # mpirun, horovodrun; torchrun
 _ANY_TAG = re.compile(r"\[\d+(?:,\d+)?\](?:<\w+>)?: ?")
 _USER_ERROR = re.compile(r"^(?:[\w.-]+(?: \w+)?: )?error: (?P<text>.+)")
@@ -149,5 +151,4 @@ def _signal_name(number: int) -> str:
 
 
 def _one_line(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
+    return cut(" ".join(text.split()), _LONGEST)

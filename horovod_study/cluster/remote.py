@@ -15,6 +15,7 @@ import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from horovod_study.errors import StudyError
@@ -197,12 +198,9 @@ def this_host(name: str) -> bool:
 
     Asked once in a process: a name server that does not answer costs seconds.
     """
-    own = platform.node()
-    if name.lower() in ("localhost", own.lower()):
-        return True
-    if "." not in name and own.lower().split(".")[0] == name.lower():
-        return True
-    return any(_is_own(address) for address in _addresses(name))
+    own = platform.node().lower()
+    known = ("localhost", own) if "." in name else ("localhost", own, own.split(".")[0])
+    return name.lower() in known or any(_is_own(address) for address in _addresses(name))
 
 
 def _addresses(name: str) -> list[str]:
@@ -210,10 +208,8 @@ def _addresses(name: str) -> list[str]:
     found: list[str] = []
 
     def look_up() -> None:
-        try:
+        with suppress(OSError, UnicodeError):
             found.extend(str(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM))
-        except (OSError, UnicodeError):
-            pass
 
     asking = threading.Thread(target=look_up, daemon=True)  # a name server that is gone takes its time
     asking.start()

@@ -16,6 +16,7 @@ from horovod_study.cluster.partitions import Host, Partition
 from horovod_study.cluster.remote import this_host
 from horovod_study.config import Placement
 from horovod_study.errors import ConfigError, StudyError, nearest
+from horovod_study.text.words import plural
 
 _INTERFACES = re.compile(r"[A-Za-z0-9][\w.:@-]*(,[A-Za-z0-9][\w.:@-]*)*")
 PORTS = (20_000, 32_767)
@@ -106,8 +107,8 @@ def site_of(
         for host, asked in zip(taken, used, strict=True):
             if asked.slots > host.slots:
                 raise StudyError(
-                    f"{asked.slots} workers are to go to {host.name}, which has {host.slots} "
-                    f"slot{'s' * (host.slots > 1)}; lower workers_per_node, or use --oversubscribe"
+                    f"{asked.slots} workers are to go to {host.name}, which has {plural(host.slots, 'slot')}; lower "
+                    "workers_per_node, or use --oversubscribe"
                 )
     own = environ.get("SLURMD_NODENAME") if allocation else None  # how a node is called in its job
     first = own == used[0].name if own else this_host(used[0].name)

@@ -147,16 +147,12 @@ def directives(allocation: Allocation, partition: Partition, *, name: str) -> li
         found.append(("mem-per-cpu", f"{partition.memory_per_core_mb}M"))
     if partition.exclusive:
         found.append(("exclusive", None))
-    found.append(("time", slurm_time(allocation.time_limit_s)))
-    lead_s = min(SIGNAL_LEAD_S, int(allocation.time_limit_s / 4))
-    found.append(("signal", f"B:USR1@{lead_s}"))
-    found.append(("requeue" if partition.requeue else "no-requeue", None))
-    if len(allocation.tasks) > 1:
-        found.append(("array", f"0-{len(allocation.tasks) - 1}"))
+    lead_s, tasks = min(SIGNAL_LEAD_S, int(allocation.time_limit_s / 4)), len(allocation.tasks)
+    found += [("time", slurm_time(allocation.time_limit_s)), ("signal", f"B:USR1@{lead_s}")]
+    found += [("requeue" if partition.requeue else "no-requeue", None)]
+    found += [("array", f"0-{tasks - 1}")] if tasks > 1 else []
     # Relative to the folder it is submitted from: a path could hold what sbatch takes for a pattern.
-    found.append(("output", "output-%A_%a.log" if len(allocation.tasks) > 1 else "output-%j.log"))
-    found.append(("open-mode", "append"))
-    return found
+    return [*found, ("output", "output-%A_%a.log" if tasks > 1 else "output-%j.log"), ("open-mode", "append")]
 
 
 def slurm_time(seconds: float) -> str:

@@ -196,7 +196,7 @@ def _write_references(job: Mapping[str, Any], launch: Launch) -> dict[str, Any]:
 
 def _missing() -> dict[str, str | None]:
     """Return for each runtime why it cannot be used here, None where it can."""
-    built, named = _horovod_built(), builds.available()
+    (built, unloaded), named = _horovod_built(), builds.available()
     on_gpu = torch.cuda.is_available()
     reasons: dict[str, str | None] = {}
     for runtime in RUNTIMES:
@@ -204,16 +204,10 @@ def _missing() -> dict[str, str | None]:
         reason = None
         if transport == "nccl" and not on_gpu:
             reason = "PyTorch sees no GPU"
-        elif library == "horovod" and transport in named:
-            reason = None
-        elif library == "horovod" and isinstance(built, str):
-            reason = built
-        elif library == "horovod" and transport not in built:
-            reason = f"Horovod was built without {transport} (it has {', '.join(built)})"
-        elif library == "ddp":
-            there = {"gloo": dist.is_gloo_available, "nccl": dist.is_nccl_available, "mpi": dist.is_mpi_available}
-            if not there[transport]():
-                reason = f"this PyTorch was built without {transport}"
+        elif library == "horovod" and transport not in (*named, *built):
+            reason = unloaded or f"Horovod was built without {transport} (it has {', '.join(built)})"
+        elif library == "ddp" and not getattr(dist, f"is_{transport}_available")():
+            reason = f"this PyTorch was built without {transport}"
         elif library in ("mpi", "ps") and importlib.util.find_spec("mpi4py") is None:
             reason = "mpi4py is not installed"
         launcher = {"horovod": "horovodrun", "mpi": "mpirun", "ps": "mpirun"}.get(library)
@@ -224,13 +218,13 @@ def _missing() -> dict[str, str | None]:
     return reasons
 
 
-def _horovod_built() -> list[str] | str:
-    """Return what the installed Horovod was built with, or why it cannot be loaded."""
+def _horovod_built() -> tuple[list[str], str]:
+    """Return what the installed Horovod was built with, and why it cannot be loaded, if so."""
     try:
         import horovod.torch as hvd
     except ImportError as error:
-        return f"Horovod cannot be loaded ({error})"
-    return [name for name in ("mpi", "gloo", "nccl") if getattr(hvd, f"{name}_built")()]
+        return [], f"Horovod cannot be loaded ({error})"
+    return [name for name in ("mpi", "gloo", "nccl") if getattr(hvd, f"{name}_built")()], ""
 
 
 # ------------------------------------------------------------------------------------------------------ parallel
@@ -403,10 +397,9 @@ def _train(
 
 
 def _batches(job: Mapping[str, Any], trial: EqualityRun, backend: Backend, train_size: int) -> data.Batches:
-    rank, workers, seed = backend.rank, backend.workers, job["seed"]
-    if trial.shards == "even" and job["break"] != "shard":
+    rank, workers, seed, shifted = backend.rank, backend.workers, job["seed"], job["break"] == "shard"
+    if trial.shards == "even" and not shifted:
         return data.Batches(train_size, batch=trial.batch // workers, rank=rank, workers=workers, seed=seed)
-    shifted = job["break"] == "shard"
     return BatchShares(train_size, batch=trial.batch, rank=rank, workers=workers, seed=seed, shifted=shifted)
 
 

@@ -26,6 +26,7 @@ from horovod_study.files import write_file, writing
 from horovod_study.measure import environment
 from horovod_study.measure.clock import DeviceStamps, LapClock, now, utc_now
 from horovod_study.text.tables import table_of, to_lines
+from horovod_study.text.words import plural
 from horovod_study.workload import dataset as data
 from horovod_study.workload.allocator import keep_freed_memory
 from horovod_study.workload.loaders import Batch, Loader, open_loader
@@ -149,7 +150,7 @@ class LoaderComparison:
             times = [_duration(each.start_s.median), _duration(each.restart_s.median)]
             rows.append((each.loader, *speeds, f"{100 * each.waiting.median:.1f} %", *times, each.bound))
         return [
-            f"batch {self.batch}, {self.device}, {self.threads} thread{'s' * (self.threads > 1)}, {self.curves:,} "
+            f"batch {self.batch}, {self.device}, {plural(self.threads, 'thread')}, {self.curves:,} "
             f"curves; thousand samples/s, median of {self.rounds} rounds of {self.seconds:g} s (smallest - largest)",
             "",
             *to_lines(table_of(heads, rows, texts=(0, len(heads) - 1)), indent=2, gap=3),

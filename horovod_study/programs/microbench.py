@@ -24,6 +24,11 @@ GPU_DTYPES = {"float32": torch.float32, "tf32": torch.float32, "bf16": torch.bfl
 GRAPH_KERNELS = 1000
 """Kernels in the graph whose replay tells what one of them takes there."""
 
+_AFTER_1 = POINTS - 4  # points of a curve behind the first convolution, and so on
+_POOLED_1 = _AFTER_1 // 3
+_AFTER_2 = _POOLED_1 - 4
+_POOLED_2 = _AFTER_2 // 3
+
 _TURNS = 200_000
 """Of a call of `native.multiply_add`: about a millisecond."""
 
@@ -134,12 +139,9 @@ def step_flops(widths: tuple[int, int, int]) -> int:
     conv1: 2,121,084 for widths 15-38-197. Biases, ReLU, pooling, loss and update do not count.
     """
     first, second, hidden = widths
-    after_1 = POINTS - 4
-    after_2 = after_1 // 3 - 4
-    left = after_2 // 3
-    conv1 = 2 * after_1 * first * CHANNELS * 5
-    conv2 = 2 * after_2 * second * first * 5
-    fc1 = 2 * second * left * hidden
+    conv1 = 2 * _AFTER_1 * first * CHANNELS * 5
+    conv2 = 2 * _AFTER_2 * second * first * 5
+    fc1 = 2 * second * _POOLED_2 * hidden
     fc2 = 2 * hidden * TARGETS
     return 3 * (conv1 + conv2 + fc1 + fc2) - conv1
 
@@ -166,15 +168,13 @@ class LaunchLatency:
     rounds: int
 
 
-def launch_latency(
-    *, device: str = "cuda", kernels: int = GRAPH_KERNELS, rounds: int = 5, seconds: float = 0.02
-) -> LaunchLatency:
+def launch_latency(*, kernels: int = GRAPH_KERNELS, rounds: int = 5, seconds: float = 0.02) -> LaunchLatency:
     """Measure what launching a kernel takes on a GPU, one by one and inside a CUDA graph.
 
     A graph of k kernels takes r + (k - 1) g to replay, so g = (t(k) - t(1)) / (k - 1) from a graph of k = `kernels` and
     one of a single kernel; r = t(1). Each turn lasts about `seconds`.
     """
-    where = torch.device(device)
+    where = torch.device("cuda")
     number = torch.zeros(1, device=where)
 
     def work(count: int) -> None:
@@ -272,24 +272,20 @@ def step_bytes(widths: tuple[int, int, int], batch: int, *, kernels: str = "torc
     byte says which of three positions a pool took: written, and read once behind conv1, twice behind conv2.
     """
     first, second, hidden = widths
-    after_1 = POINTS - 4
-    pooled_1 = after_1 // 3
-    after_2 = pooled_1 - 4
-    pooled_2 = after_2 // 3
     curve = CHANNELS * POINTS
     parameters = (
         first * (CHANNELS * 5 + 1)
         + second * (first * 5 + 1)
-        + hidden * (second * pooled_2 + 1)
+        + hidden * (second * _POOLED_2 + 1)
         + TARGETS * (hidden + 1)
     )
     if kernels == "fused":
-        between = 2 * curve + TARGETS + 5 * pooled_1 * first + 6 * pooled_2 * second + 5 * hidden
-        return 4 * (10 * parameters + between * batch) + (2 * pooled_1 * first + 3 * pooled_2 * second) * batch
+        between = 2 * curve + TARGETS + 5 * _POOLED_1 * first + 6 * _POOLED_2 * second + 5 * hidden
+        return 4 * (10 * parameters + between * batch) + (2 * _POOLED_1 * first + 3 * _POOLED_2 * second) * batch
     layers = (
-        *(curve, after_1 * first),
-        *(pooled_1 * first, after_2 * second),
-        *(pooled_2 * second, hidden),
+        *(curve, _AFTER_1 * first),
+        *(_POOLED_1 * first, _AFTER_2 * second),
+        *(_POOLED_2 * second, hidden),
         *(hidden, TARGETS),
     )
     return 4 * (10 * parameters + 3 * sum(layers) * batch + 2 * (curve + TARGETS) * batch)
@@ -355,16 +351,16 @@ def step_roofline(
     )
 
 
-def launches_of(work: Callable[[], object], *, repeats: int = 3) -> int | None:
+def launches_of(work: Callable[[], object]) -> int | None:
     """Return how many kernels, copies and fills `work` gives to the GPU, those of a replayed graph included.
 
     Seen by torch.profiler (CUPTI); None where it sees none: a machine may keep its counters to administrators, and
-    another profiler may have them. `work` is done `repeats` times, and once before.
+    another profiler may have them. `work` is done three times, and once before.
     """
     work()
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profiler:
-        for _ in range(repeats):
+        for _ in range(3):
             work()
         torch.cuda.synchronize()
     found = sum(
@@ -372,4 +368,4 @@ def launches_of(work: Callable[[], object], *, repeats: int = 3) -> int | None:
         for each in profiler.key_averages()
         if each.device_type.name == "CUDA" and not each.is_user_annotation
     )
-    return round(found / repeats) or None
+    return round(found / 3) or None

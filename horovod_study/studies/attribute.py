@@ -16,6 +16,7 @@ experiment goes on; a launch in turns that was broken off is made again as a who
 import random
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -85,14 +86,7 @@ def plan(
     if rounds < 1:
         raise ConfigError(f"explain --measure: --rounds is {rounds}; it must be at least 1")
     base = packaged().configure(
-        {
-            **({} if "steps" in given else {"steps": STEPS}),
-            **given,
-            **QUIET,
-            "study": "attribution",
-            "measure_sync": True,
-        },
-        source="explain --measure",
+        {"steps": STEPS, **given, **QUIET, "study": "attribution", "measure_sync": True}, source="explain --measure"
     )
     cells = [(ALONE, _cell(base, "serial", 1, {}))]
     for runtime in dict.fromkeys(runtimes):
@@ -146,13 +140,11 @@ def run_experiment(
     say(f"attribution: {len(order[0])} arms of {largest.config.steps} steps, {how}, launches: {most}; records in {out}")
     with working_in(out, "attribution") as stop:
         arms = _Arms(order, out, launch=launch, stop=stop)
-        try:
+        with closing(arms.line):
             if alone:
                 arms.one_by_one([each for cells in order for each in cells])
             else:
                 arms.alternate(precision)
-        finally:
-            arms.line.close()
     in_order = sorted(
         (each for cells in order[: arms.launched or rounds] for each in cells),
         key=lambda each: (
@@ -168,12 +160,7 @@ class _Arms:
     """The runs of one experiment, with what they need at hand."""
 
     def __init__(
-        self,
-        order: Sequence[Sequence[tuple[str, Cell]]],
-        out: Path,
-        *,
-        launch: Launcher,
-        stop: Interruption,
+        self, order: Sequence[Sequence[tuple[str, Cell]]], out: Path, *, launch: Launcher, stop: Interruption
     ) -> None:
         self._order, self._out, self._launch, self._stop = order, out, launch, stop
         self.line, self._began, self._ran = Line(), now(), 0

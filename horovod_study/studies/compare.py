@@ -19,7 +19,7 @@ import json
 import math
 import os
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -535,7 +535,9 @@ class _Pairs:
         """Run the blocks that are missing, until the intervals are narrow enough; KeyboardInterrupt: a stop."""
         self.take_up_plan()
         for count in self._counts if not self._effort.turns else ():
-            self._choose_steps(count)
+            if count not in self.steps:
+                self.steps[count] = self._new_steps or self._pilot(count)
+                self._keep_plan()
         for turn in schedule(self._counts, self._effort.blocks, self._arms["A"].config.seed):
             if not self._is_precise(turn.workers):
                 self._block(turn)
@@ -601,16 +603,8 @@ class _Pairs:
         content = {**self._meaning(), "how": {"turns": self._effort.turns}, "steps": steps}
         write_file(self._out / PLAN, json.dumps(content, indent=1) + "\n")
 
-    def _choose_steps(self, workers: int) -> None:
-        """Find how many steps a run of `workers` makes: as told, as in the plan, or from a short run of each arm."""
-        if workers not in self.steps:
-            if self._new_steps is not None:
-                self.steps[workers] = self._new_steps
-            else:
-                self._pilot(workers)
-            self._keep_plan()
-
-    def _pilot(self, workers: int) -> None:
+    def _pilot(self, workers: int) -> int:
+        """Return how many steps a run of `workers` is to make, from a short run of each arm."""
         seconds, told = min(self._effort.seconds, max(0.3, self._effort.seconds / 3)), plural(workers, "worker")
         cells = {letter: _cell(arm, workers, 1, None, seconds=seconds) for letter, arm in self._arms.items()}
         records, _, failed = self._pair(self._out / "pilot" / f"{workers}w", cells, f"pilot, {told}", None)
@@ -621,11 +615,9 @@ class _Pairs:
         a, b = (
             records[letter].totals["samples_per_s"] / (arm.config.batch * workers) for letter, arm in self._arms.items()
         )
-        self.steps[workers] = max(MIN_STEPS, 10 * round(self._effort.seconds * math.sqrt(a * b) / 10))
-        say(
-            f"{told}: {self.steps[workers]:,} steps per run, from {a:,.0f} (A) and {b:,.0f} (B) steps/s in a short "
-            "run of each"
-        )
+        steps = max(MIN_STEPS, 10 * round(self._effort.seconds * math.sqrt(a * b) / 10))
+        say(f"{told}: {steps:,} steps per run, from {a:,.0f} (A) and {b:,.0f} (B) steps/s in a short run of each")
+        return steps
 
     # ---------------------------------------------------------------------------------------------- the blocks
 
@@ -649,11 +641,12 @@ class _Pairs:
         records, fresh, failed = self._pair(folder, cells, what, launch if self._effort.turns else None)
         self._ended += 1
         if failed:
-            self.dropped.append(
-                f"block {turn.block} with {plural(turn.workers, 'worker')}: {failed[0]} failed twice: {failed[1]}"
-            )
+            with_ = f"with {plural(turn.workers, 'worker')}"
+            self.dropped.append(f"block {turn.block} {with_}: {failed[0]} failed twice: {failed[1]}")
             self.line.keep(f"  {self.dropped[-1]}; block dropped")
-            self._give_up(turn.workers)
+            good = any(block["workers"] == turn.workers for block in self.finished)
+            if not good and sum(f"{with_}:" in text for text in self.dropped) >= _HOPELESS:
+                raise StudyError(f"compare: the first {_HOPELESS} blocks {with_} failed: {self.dropped[-1]}")
             return
         slices = read_turns(folder) if self._effort.turns else ()
         aim = self._aims.get(turn.workers)
@@ -758,13 +751,14 @@ class _Pairs:
         rounds: Mapping[str, Sequence[float | None]] | None = None,
     ) -> None:
         """Note a whole block; StudyError: its runs did not do the same work as each other and those before."""
-        names = {letter: f"{letter} in block {turn.block} ({plural(turn.workers, 'worker')})" for letter in LETTERS}
-        reference = self._first.setdefault(turn.workers, (names["A"], records["A"]))
+        where = f"in block {turn.block} ({plural(turn.workers, 'worker')})"
+        named = [(f"{letter} {where}", records[letter]) for letter in LETTERS]
+        reference = self._first.setdefault(turn.workers, named[0])
         # In turns a block lasts as long as it is to be precise, so that its steps are its own.
         free = ("steps",) if rounds is not None and self._new_steps is None else ()
-        for letter in LETTERS:
-            require_same_work(self._workload, reference, (names[letter], records[letter]), but=free)
-        require_same_work(self._workload, *((names[letter], records[letter]) for letter in LETTERS))
+        for each in named:
+            require_same_work(self._workload, reference, each, but=free)
+        require_same_work(self._workload, *named)
         self.differs.update(effective_differences(records["A"], records["B"]))
         self.finished.append(
             {
@@ -776,15 +770,11 @@ class _Pairs:
             }
         )
 
-    def _give_up(self, workers: int) -> None:
-        good = any(block["workers"] == workers for block in self.finished)
-        lost = [text for text in self.dropped if f"with {plural(workers, 'worker')}:" in text]
-        if not good and len(lost) >= _HOPELESS:
-            raise StudyError(
-                f"compare: the first {_HOPELESS} blocks with {plural(workers, 'worker')} failed: {lost[-1]}"
-            )
-
     def _cell_run(self, cell: Cell, out: Path, what: str) -> CellRun:
+        def watch(running: Running) -> None:
+            if self.line.due():
+                self.line.show(f"  {what}: running for {running.seconds:.0f} s{self._left(running.seconds)}")
+
         return CellRun(
             cell=cell,
             out=out,
@@ -792,15 +782,8 @@ class _Pairs:
             log=out.with_name(f"{out.name}.log"),
             launch=self._launch,
             timeout_s=_TIMEOUT_S,
-            watch=self._watch(what),
+            watch=watch,
         )
-
-    def _watch(self, what: str) -> Callable[[Running], None]:
-        def watch(running: Running) -> None:
-            if self.line.due():
-                self.line.show(f"  {what}: running for {running.seconds:.0f} s{self._left(running.seconds)}")
-
-        return watch
 
     def _left(self, running_s: float = 0.0) -> str:
         left, took = self._total - self._ended, self._took

@@ -65,6 +65,7 @@ from horovod_study.studies.progress import say
 from horovod_study.studies.runner import StudyResult
 from horovod_study.studies.study_file import StudyConfig
 from horovod_study.studies.submit import TOLD, partition_of
+from horovod_study.text.words import plural
 from horovod_study.variables import whole_number
 
 EXIT_STOPPED = 75
@@ -164,9 +165,9 @@ class Inside:
         )
 
 
-def main(arguments: Sequence[str], *, environ: Mapping[str, str] = os.environ, ask: Ask = ask) -> int:
+def main(arguments: Sequence[str], *, environ: Mapping[str, str] = os.environ) -> int:
     """Run the job in the folder named on the command line; return the exit code."""
-    inside = Inside(console=Console(file=sys.stdout, soft_wrap=True, highlight=False), environ=environ, ask=ask)
+    inside = Inside(console=Console(file=sys.stdout, soft_wrap=True, highlight=False), environ=environ)
     if len(arguments) != 1:
         print("usage: python -m horovod_study.studies.job FOLDER", file=sys.stderr)
         return 2
@@ -203,13 +204,9 @@ def run_job(job: Job, directory: Path, task: int, inside: Inside, *, until_kille
         try:
             study, cells, partition = contents(job, task)
             told = f", start {restarts + 1}" if restarts else ""
-            count = f"{len(cells)} cell{'' if len(cells) == 1 else 's'}"
-            say(
-                console,
-                f"job {inside.job_id or '?'} of study {study.name} on "
-                f"{environ.get('SLURM_JOB_NODELIST', platform.node())}{told}: {count}, "
-                f"{duration(lasts_s)} left",
-            )
+            nodes = environ.get("SLURM_JOB_NODELIST", platform.node())
+            begun = f"job {inside.job_id or '?'} of study {study.name} on {nodes}{told}"
+            say(console, f"{begun}: {plural(len(cells), 'cell')}, {duration(lasts_s)} left")
             if problem := unlike(job, cells, partition, inside):
                 raise StudyError(problem)
             places = inside.places(lambda cell: partition, GRACE_S)
@@ -265,7 +262,7 @@ def _run(
         reason = reasons.get(stop.state, "its time limit is near" if near else "it was stopped")
         state = stop.state if stop.state in reasons else "timed out"
         return replace(note, state=state, reason=reason)
-    told = [f"{not_done} of {len(cells)} cell{'' if len(cells) == 1 else 's'} not done"] if not_done else []
+    told = [f"{not_done} of {plural(len(cells), 'cell')} not done"] if not_done else []
     told += [f"{len(left_out)} not begun, too little time was left"] if left_out else []
     return replace(note, state="completed", reason="; ".join(told))
 
@@ -274,10 +271,8 @@ def hand_back(inside: Inside, until_killed_s: float) -> None:
     """Requeue this job, and wait for the end: a job that ends by itself in its grace time is not queued again."""
     job_id = inside.job_id
     if inside.ask(("scontrol", "requeue", job_id)) is None:
-        say(
-            inside.console,
-            f"scontrol requeue {job_id} failed; Slurm requeues the job itself when its grace time is over",
-        )
+        told = f"scontrol requeue {job_id} failed; Slurm requeues the job itself when its grace time is over"
+        say(inside.console, told)
     sleep(until_killed_s)
 
 
@@ -300,9 +295,8 @@ def run_here(study: StudyConfig, runs_dir: Path, inside: Inside, *, command: str
         nodes = ", ".join(str(count) for count in sorted({cell.placement.nodes for cell in wanted}))
         where = ", ".join(sorted({cell.placement.partition for cell in wanted}))
         raise StudyError(
-            f"no cell fits into job {inside.job_id or '?'} with {len(hosts)} "
-            f"node{'' if len(hosts) == 1 else 's'}: what is not done needs {nodes} nodes of {where}; allocate these, "
-            "or submit it with `run`"
+            f"no cell fits into job {inside.job_id or '?'} with {plural(len(hosts), 'node')}: what is not done needs "
+            f"{nodes} nodes of {where}; allocate these, or submit it with `run`"
         )
     left_to_jobs = ledger.count("queued")
     say(console, ledger.summary())

@@ -51,6 +51,7 @@ from horovod_study.files import append_text, csv_rows, write_file
 from horovod_study.records import MANIFEST, RunRecord, checkpoint_paths, read_run, silent_s
 from horovod_study.studies.study_file import StudyConfig
 from horovod_study.text.tables import table_of, to_lines
+from horovod_study.text.words import plural
 
 STATES = (
     *("done", "running", "queued", "failed", "timed out", "pre-empted", "cancelled"),
@@ -125,7 +126,7 @@ class OtherCode:
 
 
 def _runs(count: int, one: str, more: str) -> str:
-    return f"{count} recorded run{'' if count == 1 else 's'} {one if count == 1 else more}"
+    return f"{plural(count, 'recorded run')} {one if count == 1 else more}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -517,14 +518,6 @@ class _There:
             return cls(unreadable=f"cannot be read ({error.strerror or error})")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Cached:
-    """The form of the file of a _Cache."""
-
-    schema: int
-    runs: Mapping[str, list[Any]]
-
-
 class _Cache:
     """What was read of finished cells, which do not change; a file that did change is read again."""
 
@@ -533,9 +526,9 @@ class _Cache:
         self._new = 0
         self._runs: dict[str, list[Any]] = {}
         with suppress(RecordError):  # there is none, or it is damaged: everything is read
-            content: _Cached = read_json(self._path, _Cached, again="")
-            if content.schema == _CACHE_SCHEMA:
-                self._runs = dict(content.runs)
+            match read_json(self._path, again=""):
+                case {"schema": schema, "runs": dict() as runs} if schema == _CACHE_SCHEMA:
+                    self._runs = runs
 
     def get(self, key: str, status: os.stat_result) -> tuple[float | None, str] | None:
         """Return (samples/s, reason) of a finished cell whose record is the one that was read."""

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 from horovod_study.analysis.paired import LAUNCHES
@@ -18,6 +19,7 @@ from horovod_study.studies.ledger import Ledger
 from horovod_study.studies.study_file import StudyConfig
 from horovod_study.studies.turns import alternating
 from horovod_study.text.tables import table_of, to_lines
+from horovod_study.text.words import plural
 
 _MOST_ROWS = 40  # of a table; the rest is counted
 _MOST_VALUES = 8  # of an option
@@ -67,6 +69,7 @@ class Plan:
         states = {entry.key: entry.state for entry in self.ledger.entries}
         names = {entry.key: entry.name for entry in self.ledger.entries}
         place = {cell.key: number for number, cell in enumerate(self.cells)}
+        blocks, alone = alternating(self.study, self.cells, self.ledger.directory)
         return {
             "study": self.study.name,
             "file": str(self.study.source) if self.study.source else None,
@@ -116,13 +119,8 @@ class Plan:
             "too_long": self.too_long,
             "budget": {name: getattr(self.study.budget, name) for name in _UNITS},
             "over_budget": list(self.over),
-            "turns": self._blocks(),
+            "turns": {"blocks": [[cell.key for cell in part.cells] for part in blocks], "alone": alone},
         }
-
-    def _blocks(self) -> dict[str, Any]:
-        """Return which cells alternate, block by block, and why others do not."""
-        blocks, alone = alternating(self.study, self.cells, self.ledger.directory)
-        return {"blocks": [[cell.key for cell in part.cells] for part in blocks], "alone": alone}
 
     def _turns(self) -> list[str]:
         """Return which cells alternate and which do not."""
@@ -131,19 +129,19 @@ class Plan:
         if blocks:
             sizes = sorted({len(part.cells) for part in blocks})
             each = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-            how_many = f"{len(blocks)} block{'' if len(blocks) == 1 else 's'} of {each} cells"
+            how_many = f"{plural(len(blocks), 'block')} of {each} cells"
             lines.append(f"in turns: {how_many} that are started together and alternate")
         for reason, count in Counter(alone.values()).most_common():
-            lines.append(f"alone: {count} cell{'' if count == 1 else 's'}: {reason}")
+            lines.append(f"alone: {plural(count, 'cell')}: {reason}")
         return ["", *lines] if lines else []
 
     def _table(self, name: str, partition: Partition) -> list[str]:
         """Return what is run on one partition: a row per placement, a column per runtime, done and all cells."""
         entries = [entry for entry in self.ledger.entries if entry.cell.placement.partition == name]
         shapes: dict[str, tuple[tuple[int, ...], Counter[str], Counter[str]]] = {}
-        for text, entry in zip(_words(entry.cell.placement for entry in entries), entries, strict=True):
+        for entry in entries:
             where = entry.cell.placement
-            _, every, done = shapes.setdefault(text, (where.per_node, Counter(), Counter()))
+            _, every, done = shapes.setdefault(_place(where), (where.per_node, Counter(), Counter()))
             every[entry.cell.runtime] += 1
             done[entry.cell.runtime] += entry.state == "done"
         runtimes = list(dict.fromkeys(entry.cell.runtime for entry in entries))
@@ -151,9 +149,8 @@ class Plan:
         for text, (_, every, done) in sorted(shapes.items(), key=lambda shape: (sum(shape[1][0]), len(shape[1][0]))):
             rows.append((text, *(f"{done[each]}/{every[each]}" if every[each] else "" for each in runtimes)))
         more = len(rows) - _MOST_ROWS
-        per_worker = partition.cores_per_worker
         head = f"partition {name}, {_SCHEDULERS[partition.scheduler]}: {partition.node()} per node, "
-        head += f"{per_worker} core{'' if per_worker == 1 else 's'} per worker; cells done/all:"
+        head += f"{plural(partition.cores_per_worker, 'core')} per worker; cells done/all:"
         shown = to_lines(table_of(("workers", *runtimes), rows[:_MOST_ROWS]), indent=2)
         return [head, *shown, *([f"  and {more} more placements"] if more > 0 else [])]
 
@@ -162,26 +159,18 @@ class Plan:
         for each in self.allocations:
             tasks = f", {len(each.tasks)} tasks" if len(each.tasks) > 1 else ""
             limit = duration(each.time_limit_s) + (" each" if tasks else "")
-            workers, on, where = _place(each.placement).partition(" on ")
-            nodes = f"{each.nodes} node" + ("" if each.nodes == 1 else "s")
-            text = f"{workers} worker{'' if workers == '1' else 's'} on {where if on else nodes}"
-            several = len(self.study.partitions) > 1
-            rows.append(
-                (
-                    (f"{each.partition}: " if several else "") + text + tasks,
-                    str(len(each.cells)),
-                    duration(each.seconds),
-                    limit,
-                )
-            )
-        count = len(self.allocations)
-        head = f"{count} job{'' if count == 1 else 's'}, one per placement; all runtimes and repeats alternate in it:"
+            _, _, where = _place(each.placement).partition(" on ")
+            there = f"{each.partition}: " if len(self.study.partitions) > 1 else ""
+            text = f"{there}{plural(each.placement.workers, 'worker')} on {where or plural(each.nodes, 'node')}{tasks}"
+            rows.append((text, str(len(each.cells)), duration(each.seconds), limit))
+        jobs = plural(len(self.allocations), "job")
+        head = f"{jobs}, one per placement; all runtimes and repeats alternate in it:"
         return [head, *to_lines(table_of(("job", "cells", "expected", "time limit"), rows), indent=2)]
 
     def _totals(self) -> list[str]:
         count = len(self.cells)
         least = len(_least(self.study, self.cells))
-        text = f"{count} cell{'' if count == 1 else 's'} to run"
+        text = f"{plural(count, 'cell')} to run"
         if least < count:
             text = f"{least} to {count} cells to run, until all speedups are precise enough; the {least}"
             text += f" of the first {LAUNCHES} launches take"
@@ -219,12 +208,8 @@ class Plan:
 
 def plan_study(study: StudyConfig, ledger: Ledger, *, past: Iterable[tuple[str, int, float]] = (), retry: bool) -> Plan:
     """Return what `run` would do; `past` are (runtime, workers, seconds) of cells that were done."""
-    estimate = Estimate(past)
-
-    def look(cell: Cell) -> tuple[float, str]:
-        """Return the seconds of a cell, and whether they are learned, guessed or unknown."""
-        return estimate.expected(cell, at_most_s=study.timeout_s)
-
+    # The seconds of a cell, and whether they are learned, guessed or unknown.
+    look = partial(Estimate(past).expected, at_most_s=study.timeout_s)
     to_do = ledger.to_do(retry=retry)
     jobs = [cell for cell in to_do if _scheduler(study, cell) == "slurm"]
     here = [
@@ -234,14 +219,11 @@ def plan_study(study: StudyConfig, ledger: Ledger, *, past: Iterable[tuple[str, 
     ]
     allocations = allocate(jobs, study.partitions, lambda cell: look(cell)[0], seed=study.seed)
     hours: dict[str, float] = {}
-    for partition, nodes, workers, seconds in (
-        *(
-            (cell.placement.partition, cell.placement.nodes, cell.placement.workers, look(cell)[0])
-            for cell in _least(study, here)
-        ),
-        *((each.partition, each.nodes, each.placement.workers, each.seconds) for each in allocations),
+    for placement, seconds in (
+        *((cell.placement, look(cell)[0]) for cell in _least(study, here)),
+        *((each.placement, each.seconds) for each in allocations),
     ):
-        unit, count = _charged(study.partitions[partition], nodes, workers)
+        unit, count = _charged(study.partitions[placement.partition], placement)
         hours[unit] = hours.get(unit, 0.0) + count * seconds / 3600
     seconds = sum(look(cell)[0] for cell in _least(study, to_do))
     guessed = {cell.runtime for cell in to_do if look(cell)[1] == "guess"}
@@ -277,22 +259,15 @@ def _scheduler(study: StudyConfig, cell: Cell) -> str:
     return study.partitions[cell.placement.partition].scheduler
 
 
-def _charged(partition: Partition, nodes: int, workers: int) -> tuple[str, int]:
+def _charged(partition: Partition, placement: Placement) -> tuple[str, int]:
     """Return what a run is charged in, and how many of it: whole nodes where nobody else may use them."""
+    unit, of_node, of_worker = "core_hours", partition.cores_per_node, partition.cores_per_worker
     if partition.gpus_per_node:
-        return "gpu_hours", nodes * partition.gpus_per_node if partition.exclusive else workers
-    return (
-        "core_hours",
-        nodes * partition.cores_per_node if partition.exclusive else workers * partition.cores_per_worker,
-    )
+        unit, of_node, of_worker = "gpu_hours", partition.gpus_per_node, 1
+    return unit, placement.nodes * of_node if partition.exclusive else placement.workers * of_worker
 
 
-def _words(placements: Iterable[Placement]) -> list[str]:
-    """Return each placement in words; the thousands of a study are of few kinds."""
-    told: dict[Placement, str] = {}
-    return [told.get(each) or told.setdefault(each, _place(each)) for each in placements]
-
-
+@cache  # the thousands of a study are of few kinds
 def _place(placement: Placement) -> str:
     """Return such as `8`, `10 on 2 nodes (8+2)` or `4 on node1 and node2 (2+2)`."""
     text = str(placement.workers)

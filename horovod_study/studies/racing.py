@@ -430,15 +430,15 @@ class _Race:
         """Return the candidates that may be chosen: in the race, launched, and never slow."""
         return [each for each in self.alive if self.book.launches(each.key) and not self.book.unstable(each.key)]
 
-    def standing(self, level: float) -> _Standing:
-        """Return who leads and how the others compare with it at `level`; equality is always judged at 95 %."""
+    def standing(self) -> _Standing:
+        """Return who leads and how the others compare with it at LOOK_LEVEL; equality is judged at 95 %."""
         eligible = self.eligible() or [self.reference]
         best = max(eligible, key=self.gain)
         found = _Standing(best, [], [], [])
         for each in eligible:
             if each.key == best.key:
                 continue
-            ratio, usual = self.book.ratio(best.key, each.key, level), self.book.ratio(best.key, each.key)
+            ratio, usual = self.book.ratio(best.key, each.key, LOOK_LEVEL), self.book.ratio(best.key, each.key)
             if ratio.n >= self.book.least and ratio.low > 1:
                 found.worse.append(each)
             elif usual.n >= self.book.least and usual.low >= 1 / (1 + EQUAL) and usual.high <= 1 + EQUAL:
@@ -449,14 +449,14 @@ class _Race:
 
     def ended(self) -> str:
         """Return "resolved" or "equal" when there is nothing left to find out, else ""."""
-        found = self.standing(LOOK_LEVEL)
+        found = self.standing()
         if found.open or self.book.launches(found.best.key) < self.book.least_launches:
             return ""
         return "equal" if found.equal else "resolved"
 
     def tentative(self) -> Candidate:
         """Return what would be chosen now, were there no more time."""
-        found = self.standing(LOOK_LEVEL)
+        found = self.standing()
         group = [found.best, *found.equal, *found.open]
         if not self.book.launches(self.reference.key) or self.reference.key in {each.key for each in group}:
             return self.reference
@@ -470,12 +470,7 @@ class _Race:
         runtimes = list(dict.fromkeys(each.runtime for each in self.all))
         return min(
             group,
-            key=lambda each: (
-                each.kind != "shipped",
-                len(each.values),
-                runtimes.index(each.runtime),
-                -self.gain(each),
-            ),
+            key=lambda each: (each.kind != "shipped", len(each.values), runtimes.index(each.runtime), -self.gain(each)),
         )
 
     def end_round(self, number: int) -> str:
@@ -491,13 +486,13 @@ class _Race:
             slow, all_ = self.book.slow_launches(each.key), self.book.launches(each.key)
             self._out(each, f"unstable: {slow} of {all_} launches ran at less than half its speed")
         runners = sorted((each for each in self.alive if not each.baseline), key=self.gain, reverse=True)
-        best = self.standing(LOOK_LEVEL).best
-        worse = {each.key for each in self.standing(LOOK_LEVEL).worse}
+        found = self.standing()
+        worse = {each.key for each in found.worse}
         kept = math.ceil(len(runners) / 2)
         for place, each in enumerate(runners):
-            behind = self.book.ratio(best.key, each.key).value > 1 + EQUAL
+            behind = self.book.ratio(found.best.key, each.key).value > 1 + EQUAL
             if each.key in worse:
-                self._out(each, f"slower than {best.name}, after round {number}")
+                self._out(each, f"slower than {found.best.name}, after round {number}")
             elif place >= kept and behind:
                 self._out(each, f"in the slower half after round {number}")
 
@@ -543,7 +538,7 @@ class _Race:
 
     def finish(self, stop: str) -> Generator[Any, Any, Outcome]:
         """Choose, and where that is not the shipped settings, launch it against them in blocks of its own."""
-        found = self.standing(LOOK_LEVEL)
+        found = self.standing()
         if stop == "resolved":
             chosen = found.best
         elif stop == "equal":
@@ -703,7 +698,7 @@ class _RaceInTurns(_Race):
 
     def tentative(self) -> Candidate:
         """Return what leads; that it gains anything is to be shown where it is confirmed."""
-        found = self.standing(LOOK_LEVEL)
+        found = self.standing()
         if not self.gain(found.best) > 1 + EQUAL:
             return self.reference
         group = [found.best, *found.equal, *found.open]

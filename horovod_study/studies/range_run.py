@@ -6,6 +6,7 @@ trainer printed.
 
 import math
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -91,20 +92,10 @@ def run_range(
                 f"{run}: already holds a run; nothing was overwritten, choose another --out or move it away"
             )
         say(f"range test: {length} while the rate rises from {config.lr:g} to {config.lr_end:g}; records in {out}")
-        try:
-            ended = attempt(
-                CellRun(
-                    cell=cell,
-                    out=run,
-                    config=out / "config.yaml",
-                    log=out / "output.log",
-                    launch=launch,
-                    watch=watch,
-                ),
-                stop,
-            )
-        finally:
-            line.close()
+        config_path, log = out / "config.yaml", out / "output.log"
+        with closing(line):
+            test = CellRun(cell=cell, out=run, config=config_path, log=log, launch=launch, watch=watch)
+            ended = attempt(test, stop)
     if ended.record is None or not step_ranks(run):
         raise StudyError(f"the range test failed: {ended.reason}; see {ended.log}")
     record = ended.record

@@ -18,6 +18,7 @@ from horovod_study.programs.answer import ANSWER
 from horovod_study.studies.attempt import TIMED_OUT, ProgramRun, Running
 from horovod_study.studies.engine import attempt
 from horovod_study.studies.interruption import Interruption
+from horovod_study.text.words import plural
 
 
 def run_planned(
@@ -71,7 +72,7 @@ def run_ranks(run: ProgramRun, *, on_progress: Callable[[str], None] | None = No
         with Interruption() as stop:
             ended = attempt(replace(run, watch=watch), stop)
         found = path.read_text(encoding="utf-8") if path.exists() else ""
-    who = f"{run.runtime} with {run.workers} worker{'s' * (run.workers > 1)}"
+    who = f"{run.runtime} with {plural(run.workers, 'worker')}"
     if ended.state == TIMED_OUT:
         raise StudyError(f"{who} gave no answer within {run.timeout_s:g} s; see {run.log}")
     if not ended.done or not found:

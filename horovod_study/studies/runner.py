@@ -47,6 +47,7 @@ from horovod_study.studies.progress import say
 from horovod_study.studies.smoke import smoke_test
 from horovod_study.studies.study_file import StudyConfig
 from horovod_study.studies.submit import cancel_jobs, submit_study
+from horovod_study.text.words import plural
 
 AGAIN = (*ON_RETRY, "pre-empted")
 """States of cells that `retry` runs again."""
@@ -121,7 +122,9 @@ def run_study(
     names = {name for each in study.partitions.values() for name in _hosts(each)}
     broken_off = ""
     with ExitStack() as stack:
-        held = _hold_hosts(stack, directory, names)
+        # Two runners of a study on one host would disturb each other's measurements.
+        hosts = [f"{_HOST}{_UNSAFE.sub('_', name)}" for name in sorted(names)]
+        held = [stack.enter_context(acquire(directory / CLAIMS, host, what="the study")) for host in hosts]
         if names:
             _end_leftovers(directory, names - {platform.node()}, options.grace_s, console)
         ledger = read_ledger(study, runs_dir, jobs=JobBook(directory))
@@ -140,13 +143,7 @@ def run_study(
                 if told := other_load(sorted(os.sched_getaffinity(0)), seconds=options.watch_load_s):
                     say(console, f"warning: {told}; times will not be those of a quiet machine")
             grid = Grid(
-                study=study,
-                directory=directory,
-                console=console,
-                stop=stop,
-                places=places,
-                planned=planned,
-                held=held,
+                study=study, directory=directory, console=console, stop=stop, places=places, planned=planned, held=held
             )
             broken_off = grid.run(here, total=len(ledger.entries), ended=len(ledger.entries) - len(here))
         waiting = any(each.scheduler == "slurm" for each in study.partitions.values())
@@ -161,19 +158,19 @@ def run_study(
 
 
 def show_plan(
-    study: StudyConfig, runs_dir: Path, options: RunOptions, *, console: Console | None = None, dry_run: bool = False
+    study: StudyConfig, runs_dir: Path, options: RunOptions, *, console: Console | None = None
 ) -> StudyResult:
-    """Print what `run_study` would do; with `dry_run` also launch lines, and what would be submitted. Nothing runs."""
+    """Print what `run_study` would do, with launch lines and what would be submitted. Nothing runs."""
     console = console or Console()
     study = on_hosts(study, options.hosts) if options.hosts else study
     directory = runs_dir / study.name
     ledger = read_ledger(study, runs_dir, jobs=JobBook(directory))
     _, here, there, sites = _plan(study, ledger, options, console, table=True)
-    for cell in {study.label(cell): cell for cell in here}.values() if dry_run else ():
+    for cell in {study.label(cell): cell for cell in here}.values():
         out, config = directory / cell.key, directory / "cells" / f"{cell.key}.yaml"
         line = options.launch(cell, config, out, site=sites[cell.placement])
         say(console, f"# {study.label(cell)}\n{shlex.join(line.argv)}\n")
-    if dry_run and there:
+    if there:
         submit_study(study, there, directory, console=console, dry_run=True)
     return StudyResult(ledger=ledger, planned_only=True)
 
@@ -249,15 +246,11 @@ def cancel_cells(
     claims = directory / CLAIMS
     ledger = read_ledger(study, runs_dir, jobs=JobBook(directory))
     entries = ledger.select(("running", "queued", *(BY_ITSELF if which else ())), which)
-    if not which:
-        for name in [name for name in generations(claims) if name.startswith(_HOST)]:
-            claim = latest(claims, name)
-            if claim is not None and claim.released is None:
-                ask_to_end(directory, claim)
-    running = [claim for entry in entries if (claim := latest(claims, entry.key)) is not None]
-    for claim in running:  # before its job hears of it, so that whoever runs the cell knows what it is about
-        if claim.released is None:
-            ask_to_end(directory, claim)
+    hosts = [] if which else [name for name in generations(claims) if name.startswith(_HOST)]
+    # Before its job hears of it, so that whoever runs the cell knows what it is about.
+    for name in (*hosts, *(entry.key for entry in entries)):
+        if (held_by := latest(claims, name)) is not None and held_by.released is None:
+            ask_to_end(directory, held_by)
     if (directory / JOBS).exists():
         cancel_jobs(directory, keys={entry.key for entry in entries} if which else None, console=console)
     asked: list[tuple[Entry, Claim]] = []
@@ -378,7 +371,7 @@ def refuse_sharing(study: StudyConfig, cells: Sequence[Cell], cores: int, oversu
             continue
         offered, what = (partition.gpus_per_node, "GPU") if partition.gpus_per_node else (cores, "core")
         if workers > offered:
-            text = f"{workers} workers, but this machine offers {offered} {what}{'' if offered == 1 else 's'}"
+            text = f"{workers} workers, but this machine offers {plural(offered, what)}"
             if not oversubscribe:
                 raise StudyError(
                     f"the study asks for {text}; lower sweep.workers, write `workers: cores` to use what is there, or "
@@ -439,14 +432,6 @@ def _wait(study: StudyConfig, runs_dir: Path, stop: Interruption, console: Conso
         until = now() + _WAIT_S
         while now() < until and not stop.requested:
             sleep(_WAKE_S)
-
-
-def _hold_hosts(stack: ExitStack, directory: Path, names: Collection[str]) -> list[Lease]:
-    """Hold the hosts on which cells will run: two runners of a study would disturb each other's measurements."""
-    return [
-        stack.enter_context(acquire(directory / CLAIMS, _HOST + _UNSAFE.sub("_", name), what="the study"))
-        for name in sorted(names)
-    ]
 
 
 def _end_leftovers(directory: Path, elsewhere: Collection[str], grace_s: float, console: Console) -> None:

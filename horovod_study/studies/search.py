@@ -24,7 +24,7 @@ import shlex
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -468,10 +468,8 @@ class _Trials:
         )
         if result.best is not None:
             say(f"best so far: {_trial_text(result.best).removeprefix('done').strip()}")
-        try:
+        with closing(self._line):
             sweep([self._lane() for _ in range(jobs)], self._stop)
-        finally:
-            self._line.close()
         if self._stop.requested or not self._all_failed():
             return ""
         failed = [row for row in self._result.rows if row.state == "failed"]

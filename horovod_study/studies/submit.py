@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -86,13 +87,12 @@ def submit_study(
         for draft in drafts:
             _show(draft, study, directory.resolve(), python, environ, console)
         return []
-    try:
-        lease = hold_study(directory)
-    except Held as held:
-        if not held.claim.mine:
-            raise
-        lease = None
-    try:
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(hold_study(directory))
+        except Held as held:
+            if not held.claim.mine:
+                raise
         book = JobBook(directory, ask=ask)
         if ask(("squeue", "--noheader", "--me", "--format=%i")) is None:
             raise StudyError(
@@ -113,9 +113,6 @@ def submit_study(
         code = snapshot(directory)
         drafts = _drafts(study, wanted, directory, planned or {}, seconds_of, python, code=code, environ=environ)
         return [_submit(draft, directory, study, console, ask, environ) for draft in drafts]
-    finally:
-        if lease is not None:
-            lease.release()
 
 
 def check_folder(directory: Path) -> None:

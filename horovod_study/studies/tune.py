@@ -144,14 +144,7 @@ def tune_request(
     kept = {name: value for name, value in file.items() if name not in SET_BY_TUNE or name not in workload.options}
     kept.pop("seconds", None)
     config = workload.configure(
-        {
-            "seconds": SECONDS,
-            **kept,
-            **given,
-            **workload.quiet,
-            "study": "tune",
-        },
-        source=str(path) if path else "tune",
+        {"seconds": SECONDS, **kept, **given, **workload.quiet, "study": "tune"}, source=str(path) if path else "tune"
     )
     workers = cores // config.threads if workers is None else workers
     require_workers("tune", workers, cores, least=2, threads=config.threads)
@@ -667,8 +660,7 @@ class _Tuning:
         what = "confirming" if heat.stage == "confirm" else f"heat {heat.number}"
         text = f"{what}: {len(heat.candidates)} settings, {rounds} rounds, {len(last)} to the end"
         text += f", {len(failed)} failed" if failed else ""
-        left_s = max(0.0, 60 * self._request.minutes - self._ledger.used_s)
-        self.line.keep(f"{text}{self._leader(self._rounds)}; at most {duration(left_s)} left")
+        self.line.keep(f"{text}{self._standing(self._rounds)}")
 
     def _begin(self) -> list[Candidate]:
         """Launch the shipped settings of each runtime once, and return what is tried."""
@@ -756,21 +748,17 @@ class _Tuning:
         """Keep one line on how a launch ended, who leads, and how much time is left."""
         name = self._name(launch.candidate)
         stage = {"pilot": "first look", "race": f"block {launch.block}", "confirm": "confirming"}[launch.stage]
-        if trial.samples_per_s is None:
-            what = f"failed: {trial.reason}"
-        else:
-            what = f"{trial.samples_per_s:,.0f} samples/s"
-        left_s = max(0.0, 60 * self._request.minutes - self._ledger.used_s)
+        speed = trial.samples_per_s
+        what = f"failed: {trial.reason}" if speed is None else f"{speed:,.0f} samples/s"
         book = Book([*self._book.trials, trial]) if launch.stage != "pilot" else Book()
-        self.line.keep(
-            f"[{len(self._ledger.order):>3}] {stage}: {name}  {what}{self._leader(book)}; "
-            f"at most {duration(left_s)} left"
-        )
+        self.line.keep(f"[{len(self._ledger.order):>3}] {stage}: {name}  {what}{self._standing(book)}")
 
-    def _leader(self, book: Book) -> str:
+    def _standing(self, book: Book) -> str:
+        """Return who leads, where that is known, and the time left."""
         reference = next(iter(self._shipped.values())).key
+        left = f"; at most {duration(max(0.0, 60 * self._request.minutes - self._ledger.used_s))} left"
         if not book.launches(reference):
-            return ""
+            return left
         best, ratio = reference, Interval(value=math.nan)
         for key in self._candidates:
             one = book.ratio(key, reference)
@@ -778,8 +766,8 @@ class _Tuning:
                 if best == reference or one.value > ratio.value:
                     best, ratio = key, one
         if best == reference:
-            return "; best: shipped settings"
-        return f"; best: {self._name(self._candidates[best])}, {ratio_text(ratio)} of shipped"
+            return f"; best: shipped settings{left}"
+        return f"; best: {self._name(self._candidates[best])}, {ratio_text(ratio)} of shipped{left}"
 
 
 def result_of(
@@ -796,22 +784,16 @@ def result_of(
     library = {each.runtime: each for each in outcome.candidates if each.kind == "library"}
     rows = []
     for each in outcome.candidates:
-        itself = each.kind == "shipped"
-        ratio = (
-            Interval(value=1.0, low=1.0, high=1.0, n=book.launches(each.key))
-            if itself
-            else book.ratio(each.key, shipped[each.runtime].key)
-        )
-        state = outcome.states.get(each.key, "")
-        failed, unstable = book.failed.get(each.key), book.unstable(each.key)
+        launches, slow, failed = book.launches(each.key), book.slow_launches(each.key), book.failed.get(each.key)
+        if each.kind == "shipped":
+            ratio, verdict = Interval(value=1.0, low=1.0, high=1.0, n=launches), "what the others are compared with"
+        else:
+            ratio = book.ratio(each.key, shipped[each.runtime].key)
+            verdict = ratio_words(ratio)
         if failed:
             verdict = f"failed: {failed}"
-        elif unstable:
-            verdict = (
-                f"unstable: {book.slow_launches(each.key)} of {book.launches(each.key)} launches at half the speed"
-            )
-        else:
-            verdict = "what the others are compared with" if itself else ratio_words(ratio)
+        elif slow:
+            verdict = f"unstable: {slow} of {launches} launches at half the speed"
         rows.append(
             {
                 "runtime": each.runtime,
@@ -823,10 +805,10 @@ def result_of(
                 **ratio_record(ratio),
                 "samples_per_s": book.samples_per_s(each.key),
                 "step_spread": book.step_spread(each.key),
-                "launches": book.launches(each.key),
-                "slow_launches": book.slow_launches(each.key),
+                "launches": launches,
+                "slow_launches": slow,
                 "failed": failed,
-                "state": state,
+                "state": outcome.states.get(each.key, ""),
                 "verdict": verdict,
                 "chosen": each.key == chosen.key,
             }

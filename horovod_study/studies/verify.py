@@ -30,6 +30,7 @@ from horovod_study.progress import say
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.attempt import ProgramRun
 from horovod_study.studies.ranks import run_ranks
+from horovod_study.text.words import plural
 from horovod_study.workload import dataset as data
 from horovod_study.workload.options import StrainConfig
 from horovod_study.workload.schedule import scaled_lr
@@ -111,8 +112,8 @@ class Question:
         most, limit = max(self.workers), RANKS_PER_CORE * self.cores
         if most > limit:
             raise ConfigError(
-                f"verify: --workers {most} are more ranks than this machine has slots: {self.cores} "
-                f"core{'s' * (self.cores > 1)}, at most {RANKS_PER_CORE} ranks on each; use --workers {limit} or fewer"
+                f"verify: --workers {most} are more ranks than this machine has slots: {plural(self.cores, 'core')}, "
+                f"at most {RANKS_PER_CORE} ranks on each; use --workers {limit} or fewer"
             )
         if most > 1 and self.batch < 2 * most:
             raise ConfigError(
@@ -217,7 +218,7 @@ def _verify(question: Question, scratch: Path, logs: Path, on_progress: Callable
     for number, (runtime, count, reductions) in enumerate(launches, start=1):
         known = {"runtime": runtime, "workers": count, "steps": question.steps}
         words = "" if set(reductions) >= set(question.reductions) or count == 1 else f", {reductions[0]}"
-        head = f"[{number}/{len(launches)}] {runtime}, {count} worker{'s' * (count > 1)}{words}"
+        head = f"[{number}/{len(launches)}] {runtime}, {plural(count, 'worker')}{words}"
         doing = {
             **job,
             "device": _device(runtime),

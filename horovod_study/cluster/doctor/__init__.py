@@ -14,7 +14,7 @@ Nothing is changed: what a check writes, it removes. Every check is bounded in t
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from horovod_study.cluster.doctor import files, machine
@@ -110,4 +110,4 @@ def exit_code(findings: Sequence[Finding]) -> int:
 def to_dict(findings: Sequence[Finding]) -> dict[str, object]:
     """Return the findings and their counts as plain values, for --json."""
     counts = {verdict: sum(finding.verdict == verdict for finding in findings) for verdict in ("ok", "warning", "fail")}
-    return {"counts": counts, "findings": [finding.to_dict() for finding in findings]}
+    return {"counts": counts, "findings": [asdict(finding) for finding in findings]}

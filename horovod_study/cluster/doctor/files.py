@@ -115,8 +115,7 @@ def works(area: Area, runs: Path) -> None:
             _link(area, two, folder / "three")
             _clock(area, modified_s)
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        if full:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
             area.fail("writable", f"{place}: {error.strerror}", "make room, or give another folder with --runs")
         else:
             area.fail(

@@ -10,11 +10,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from horovod_study.measure.clock import now
+from horovod_study.text.words import cut
 from horovod_study.variables import without_working_directory
 
 VERDICTS = ("ok", "warning", "fail")
@@ -39,10 +40,6 @@ class Finding:
             raise ValueError(f"a finding has an area, a name and a text, not {(self.area, self.name, self.what)}")
         if (self.verdict == "ok") == bool(self.remedy):
             raise ValueError(f"{self.area}, {self.name}: a warning or fail has a remedy, an ok has none")
-
-    def to_dict(self) -> dict[str, str]:
-        """Return plain values."""
-        return asdict(self)
 
 
 class Area:
@@ -138,8 +135,7 @@ class ProgramResult:
 
 def shortened(text: str, length: int = 240) -> str:
     """Return `text` in one line of at most `length` characters."""
-    line = " ".join(text.split())
-    return line if len(line) <= length else f"{line[: length - 3]}..."
+    return cut(" ".join(text.split()), length)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

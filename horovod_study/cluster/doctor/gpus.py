@@ -157,13 +157,10 @@ class GpuChecks:
         own = self._known.torch and self._known.torch["nccl"]
         if own:
             area.ok("PyTorch", f"NCCL {'.'.join(map(str, own))}")
+        elif self._known.torch is None:
+            area.ok("PyTorch", "not looked at in a quick examination")
         else:
-            text = (
-                "not looked at in a quick examination"
-                if self._known.torch is None
-                else "none: this PyTorch is for CPUs"
-            )
-            area.ok("PyTorch", text)
+            area.ok("PyTorch", "none: this PyTorch is for CPUs")
         environ = self._here.environ
         slow = {
             "NCCL_IB_DISABLE": "InfiniBand is switched off: nodes communicate over sockets",

@@ -80,10 +80,7 @@ class Mpi:
         else:
             self._launcher(area, used, first)
         mpicc = here.which("mpicc", here.search_path)
-        if mpicc is None:
-            area.ok("mpicc", "none beside Python or on PATH: only needed to build Horovod and mpi4py")
-        else:
-            area.ok("mpicc", mpicc)
+        area.ok("mpicc", mpicc or "none beside Python or on PATH: only needed to build Horovod and mpi4py")
         if self._quick:
             return
         self._library(area, used)
@@ -101,10 +98,7 @@ class Mpi:
                 "single dash)"
             )
             remedy = "load an Open MPI 4 module and make setup MPI=site, or take the wheel: make setup MPI=wheel"
-            if installed("horovod"):
-                area.fail("mpirun", text, remedy)
-            else:
-                area.warning("mpirun", text, remedy)
+            (area.fail if installed("horovod") else area.warning)("mpirun", text, remedy)
         else:
             area.ok("mpirun", f"{kind} {version} ({used}, {where})")
         if first is not None and os.path.realpath(first) != os.path.realpath(used):
@@ -112,9 +106,8 @@ class Mpi:
             if (other, its_version) != (kind, version):
                 area.warning(
                     "mpirun on PATH",
-                    f"typed manually, `mpirun` is {first} ({other or 'an unknown MPI'} {its_version}), another "
-                    "one than "
-                    f"the studies use",
+                    f"typed manually, `mpirun` is {first} ({other or 'an unknown MPI'} {its_version}), another one "
+                    "than the studies use",
                     f"export PATH={self._here.python.parent}:$PATH, or unload the module it comes from",
                 )
 
@@ -232,16 +225,14 @@ class Mpi:
                 remedy = "load the module of that MPI, or run `make setup` again"
             area.fail(label, f"it does not load: {text}", remedy)
             return
-        inside = [word for word, there in (("MPI", found["mpi"]), ("Gloo", found["gloo"])) if there]
+        lacking = [word for word in ("MPI", "Gloo") if not found[word.lower()]]
+        inside = [word for word in ("MPI", "Gloo") if word not in lacking]
         if found["nccl"]:
             inside.append(f"NCCL {nccl_version(found['nccl'])}")
         by = found.get("gpu_allreduce")
         text = f"Horovod {found['version']} with {', '.join(inside) or 'no transport at all'}{_GPU_TENSORS.get(by, '')}"
-        if not found["mpi"] or not found["gloo"]:
-            lacking = " and ".join(
-                word for word, there in (("MPI", found["mpi"]), ("Gloo", found["gloo"])) if not there
-            )
-            area.warning(label, f"{text}, without {lacking}", _REINSTALL)
+        if lacking:
+            area.warning(label, f"{text}, without {' and '.join(lacking)}", _REINSTALL)
         elif name == "nccl" and not found["nccl"]:
             area.fail(label, f"{text}: the build called nccl has no NCCL", 'make setup BUILDS="nccl mpi"')
         elif name == "mpi" and by not in (None, "MPI"):

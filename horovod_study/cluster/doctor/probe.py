@@ -10,6 +10,7 @@ one JSON object per line; lines of ours begin with MARK, because shells and modu
     <- {"reached": [...]}
 """
 
+import dataclasses
 import json
 import os
 import platform
@@ -95,7 +96,7 @@ def _code() -> Any:
 def _worries() -> Any:
     from horovod_study.cluster.doctor.machine import worries
 
-    return [finding.to_dict() for finding in worries()]
+    return [dataclasses.asdict(finding) for finding in worries()]
 
 
 def reached(peers: list[Any], interfaces: Any) -> list[dict[str, Any]]:
