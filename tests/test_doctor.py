@@ -23,7 +23,7 @@ from slurm_cluster import SlurmCluster
 from two_hosts import TwoHosts
 
 from horovod_study.cluster import doctor
-from horovod_study.cluster.doctor import examine, exit_code, files, hosts, machine, mpi, probe, software
+from horovod_study.cluster.doctor import examine, exit_code, files, hosts, machine, mpi, network, probe, software
 from horovod_study.cluster.doctor.finding import Area, Finding, Here, ProgramResult, guarded
 from horovod_study.cluster.doctor.gpus import GpuChecks
 from horovod_study.cluster.doctor.hosts import Hosts
@@ -31,7 +31,7 @@ from horovod_study.cluster.doctor.machine import Load
 from horovod_study.cluster.doctor.mpi import Mpi, mpi_of, nccl_version
 from horovod_study.cluster.doctor.network import NetworkChecks, interfaces
 from horovod_study.cluster.doctor.slurm import Slurm, gpus_in, seconds_of
-from horovod_study.cluster.doctor.software import EarlierChecks, Software
+from horovod_study.cluster.doctor.software import Software
 from horovod_study.cluster.partitions import Host, Partition
 from horovod_study.report import doctor as report
 
@@ -89,6 +89,11 @@ class Place:
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
+
+
+def about(torch: dict[str, Any] | None) -> Any:
+    """Return what has found this of PyTorch, None: it was not looked at."""
+    return SimpleNamespace(about_torch=torch)
 
 
 def found(check: Callable[[Area], None]) -> dict[str, tuple[str, str, str]]:
@@ -197,20 +202,20 @@ def test_an_environment_beside_the_checkout_is_preferred(
     monkeypatch.setattr(software.horovod_study, "__file__", str(tmp_path / "checkout/horovod_study/__init__.py"))
 
     own = tmp_path / "checkout" / ".venv"
-    assert found(Software(place.here, EarlierChecks(), quick=True).environment)["environment"] == (
+    assert found(Software(place.here, quick=True).environment)["environment"] == (
         "warning",
         f"{sys.prefix} is in use, but this checkout has an environment of its own, {own}",
         f"start {own}/bin/horovod-study instead, or remove {own}",
     )
     monkeypatch.setattr(sys, "prefix", str(own))
-    assert found(Software(place.here, EarlierChecks(), quick=True).environment) == {"environment": ok(str(own))}
+    assert found(Software(place.here, quick=True).environment) == {"environment": ok(str(own))}
 
 
 def test_packages_that_pythonpath_puts_in_front_are_named(place: Place) -> None:
     (place.root / "other" / "torch").mkdir(parents=True)
     place.environ["PYTHONPATH"] = f":{place.root / 'other'}"
 
-    verdict, what, remedy = found(Software(place.here, EarlierChecks(), quick=True).environment)["PYTHONPATH"]
+    verdict, what, remedy = found(Software(place.here, quick=True).environment)["PYTHONPATH"]
 
     assert verdict == "warning"
     assert what == f"it puts torch from {place.root / 'other'} before what is installed in the environment"
@@ -220,7 +225,7 @@ def test_packages_that_pythonpath_puts_in_front_are_named(place: Place) -> None:
 def test_missing_packages_are_named(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(software, "installed", lambda name: None if name in ("torch", "psutil") else "1")
 
-    assert found(Software(place.here, EarlierChecks(), quick=True).packages)["packages"] == (
+    assert found(Software(place.here, quick=True).packages)["packages"] == (
         "fail",
         "not installed: torch, psutil",
         "run `make setup`, or pip install '.[train]'",
@@ -264,7 +269,7 @@ def test_pytorch_is_loaded_in_a_process_of_its_own(
 ) -> None:
     place.python(ones=answer)
 
-    assert found(Software(place.here, EarlierChecks(), quick=False).torch)[name][:2] == (verdict, what)
+    assert found(Software(place.here, quick=False).torch)[name][:2] == (verdict, what)
 
 
 @pytest.mark.slow
@@ -281,10 +286,10 @@ def test_the_examination_needs_no_pytorch(tmp_path: Path) -> None:
 
 def test_pytorch_is_not_loaded_in_a_quick_examination(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     what = "PyTorch 2.13.0+cpu is installed (not loaded in a quick examination)"
-    assert found(Software(place.here, EarlierChecks(), quick=True).torch) == {"version": ok(what)}
+    assert found(Software(place.here, quick=True).torch) == {"version": ok(what)}
 
     monkeypatch.setattr(software, "installed", lambda name: None)
-    assert found(Software(place.here, EarlierChecks(), quick=True).torch)["version"][:2] == (
+    assert found(Software(place.here, quick=True).torch)["version"][:2] == (
         "fail",
         "PyTorch is not installed",
     )
@@ -307,7 +312,7 @@ CUDA = {**TORCH, "version": "2.13.0+cu126", "cuda": "12.4", "devices": 2, "nccl"
 def look_at_gpus(
     place: Place, torch: dict[str, Any] | None = None, partition: Partition | None = None
 ) -> dict[str, tuple[str, str, str]]:
-    return found(GpuChecks(place.here, EarlierChecks(torch=torch), quick=False, partition=partition).cuda)
+    return found(GpuChecks(place.here, about(torch), quick=False, partition=partition).cuda)
 
 
 def with_gpus(place: Place, *, use: int = 0) -> None:
@@ -437,7 +442,7 @@ def test_gpus_of_a_partition(place: Place) -> None:
 def test_nccl_and_what_the_environment_tells_it(place: Place) -> None:
     place.environ |= {"NCCL_IB_DISABLE": "1", "NCCL_P2P_DISABLE": "0"}
 
-    result = found(GpuChecks(place.here, EarlierChecks(torch=CUDA), quick=False).nccl)
+    result = found(GpuChecks(place.here, about(CUDA), quick=False).nccl)
 
     assert result["PyTorch"] == ok("NCCL 2.28.9")
     assert result["NCCL_IB_DISABLE"][:2] == (
@@ -445,10 +450,10 @@ def test_nccl_and_what_the_environment_tells_it(place: Place) -> None:
         "it is 1: InfiniBand is switched off: nodes communicate over sockets",
     )
     assert "NCCL_P2P_DISABLE" not in result
-    assert found(GpuChecks(place.here, EarlierChecks(), quick=True).nccl)["PyTorch"] == ok(
+    assert found(GpuChecks(place.here, about(None), quick=True).nccl)["PyTorch"] == ok(
         "not looked at in a quick examination"
     )
-    assert found(GpuChecks(place.here, EarlierChecks(torch=TORCH), quick=False).nccl)["PyTorch"] == ok(
+    assert found(GpuChecks(place.here, about(TORCH), quick=False).nccl)["PyTorch"] == ok(
         "none: this PyTorch is for CPUs"
     )
 
@@ -460,7 +465,7 @@ MPI4PY = {"version": "4.1.2", "says": "Open MPI v4.1.8, package: ...", "library"
 
 
 def look_at_mpi(place: Place, *, quick: bool = False) -> dict[str, tuple[str, str, str]]:
-    return found(Mpi(place.here, EarlierChecks(), quick=quick).mpi)
+    return found(Mpi(place.here, about(None), quick=quick).mpi)
 
 
 @pytest.mark.parametrize(
@@ -603,7 +608,7 @@ HVD = {
 def look_at_horovod(
     place: Place, torch: dict[str, Any] | None = TORCH, *, quick: bool = False, patience: float = 1.0
 ) -> dict[str, tuple[str, str, str]]:
-    checks = Mpi(replace(place.here, patience=patience), EarlierChecks(torch=torch), quick=quick)
+    checks = Mpi(replace(place.here, patience=patience), about(torch), quick=quick)
     checks.mpi(Area("MPI"))
     return found(checks.horovod)
 
@@ -786,8 +791,9 @@ ETH, IB, DOCKER = card("eth0", "10.0.0.1"), card("ib0", "10.1.0.1", speed_mbits=
 def look_at_network(
     place: Place, cards: list[dict[str, Any]], *, several: bool = True, interface: str | None = None
 ) -> dict[str, tuple[str, str, str]]:
-    network = NetworkChecks(place.here, several_hosts=several, interface=interface)
-    return found(lambda area: network.report(area, cards))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(network, "own_interfaces", lambda: cards)
+        return found(NetworkChecks(place.here, several_hosts=several, interface=interface).check_interfaces)
 
 
 def test_interfaces_are_those_that_are_up_and_have_an_address() -> None:
@@ -875,11 +881,20 @@ def test_an_interface_that_is_not_there(place: Place) -> None:
     ],
 )
 def test_what_the_own_name_stands_for(
-    place: Place, addresses: list[str], several: bool, interface: str | None, verdict: str, what: str
+    place: Place,
+    monkeypatch: pytest.MonkeyPatch,
+    addresses: list[str],
+    several: bool,
+    interface: str | None,
+    verdict: str,
+    what: str,
 ) -> None:
-    network = NetworkChecks(place.here, several_hosts=several, interface=interface)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(0, 0, 0, "", (each, 0)) for each in addresses])
+    monkeypatch.setattr(platform, "node", lambda: "node1")
 
-    assert found(lambda area: network.report_name(area, "node1", addresses))["own name"][:2] == (verdict, what)
+    checks = NetworkChecks(place.here, several_hosts=several, interface=interface)
+
+    assert found(checks.own_name)["own name"][:2] == (verdict, what)
 
 
 @pytest.mark.parametrize(("several", "verdict"), [(True, "fail"), (False, "warning")])
@@ -910,11 +925,13 @@ def test_an_own_name_that_nobody_knows(
         ("NCCL_SOCKET_IFNAME", "^docker", None),
     ],
 )
-def test_variables_that_name_an_interface(place: Place, variable: str, value: str, verdict: str | None) -> None:
+def test_variables_that_name_an_interface(
+    place: Place, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, verdict: str | None
+) -> None:
     place.environ[variable] = value
-    network = NetworkChecks(place.here, several_hosts=True, interface=None)
+    monkeypatch.setattr(network, "own_interfaces", lambda: [LO, ETH])
 
-    result = found(lambda area: network.report_variables(area, {"lo", "eth0"}))
+    result = found(NetworkChecks(place.here, several_hosts=True, interface=None).variables)
 
     assert result.get(variable, (None,))[0] == verdict
     if verdict == "fail":
@@ -922,16 +939,16 @@ def test_variables_that_name_an_interface(place: Place, variable: str, value: st
 
 
 def test_infiniband_that_is_left_aside(place: Place) -> None:
-    network = NetworkChecks(place.here, several_hosts=True, interface=None)
-    assert found(network.fast) == {"InfiniBand": ok("none here: hosts communicate over TCP")}
+    fast = NetworkChecks(place.here, several_hosts=True, interface=None).fast
+    assert found(fast) == {"InfiniBand": ok("none here: hosts communicate over TCP")}
 
     place.file("sys/class/infiniband/mlx5_0/ports/1/state", "1: DOWN")
-    assert found(network.fast)["InfiniBand"][:2] == (
+    assert found(fast)["InfiniBand"][:2] == (
         "warning",
         "there are devices, but no port is active: libraries take TCP without a word",
     )
     place.file("sys/class/infiniband/mlx5_0/ports/1/state", "4: ACTIVE")
-    assert found(network.fast)["InfiniBand"][1].startswith("1 active port: mlx5_0:1; ")
+    assert found(fast)["InfiniBand"][1].startswith("1 active port: mlx5_0:1; ")
 
 
 # --------------------------------------------------------------------------------------------------------------- ssh

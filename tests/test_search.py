@@ -483,10 +483,10 @@ def test_a_trial_that_kills_its_command_is_given_up(tmp_path: Path, monkeypatch:
     with searching._quiet():
         database = searching._Database(load_search(write(tmp_path)), tmp_path / "runs/tiny", None, 1.0)
         for _ in range(2):
-            trial = database.next_trial(tmp_path / "runs/tiny")
+            trial = database.next_trial()
             trial.set_user_attr("process", None)
             trial.set_user_attr("pid", 2**22 + 1)  # beyond the largest number of a process
-        database.next_trial(tmp_path / "runs/tiny")
+        database.next_trial()
         trials = database.study.get_trials()
         database.close()
 

@@ -56,11 +56,7 @@ class Allocation:
 
 
 def allocate(
-    cells: Sequence[Cell],
-    partitions: Mapping[str, Partition],
-    seconds_of: Callable[[Cell], float],
-    *,
-    seed: int,
+    cells: Sequence[Cell], partitions: Mapping[str, Partition], seconds_of: Callable[[Cell], float], *, seed: int
 ) -> tuple[Allocation, ...]:
     """Return the jobs that run `cells`, each cell in exactly one; few workers first, partitions in their order.
 

@@ -33,6 +33,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from horovod_study.cluster.partitions import Host
 from horovod_study.cluster.remote import ALIVE_OPTIONS, SLURM_STARTS, SLURM_TELLS, SSH_OPTIONS, SUBMIT_OPTIONS
 from horovod_study.cluster.remote import MARKER as MARKER
 from horovod_study.cluster.site import HERE, PORTS, Site
@@ -119,13 +120,13 @@ def launch_line(cell: Cell, start: Starting, *, config: Path, out: Path, resume:
 
 def placed(placement: Placement, site: Site) -> dict[str, Any]:
     """Return what a command may be told of where its ranks go: counts, "a:2,b:2" as `hosts`, and the first `host`."""
-    hosts = [(host.name, host.slots) for host in site.hosts] or [("localhost", placement.workers)]
+    hosts = site.hosts or (Host(name="localhost", slots=placement.workers),)
     return {
         "workers": placement.workers,
         "nodes": placement.nodes,
         "workers_per_node": placement.workers_per_node,
-        "hosts": ",".join(f"{name}:{slots}" for name, slots in hosts),
-        "host": hosts[0][0],
+        "hosts": _with_slots(hosts),
+        "host": hosts[0].name,
     }
 
 
@@ -231,7 +232,7 @@ class _Line:
             # Else mpirun begins with this machine, whatever the order of the hosts. Over Gloo no host must be repeated,
             # and NCCL may start over either.
             in_order = self.runtime == "horovod/mpi"
-            flags += ["-H", _each_rank(site, ":1") if in_order else _hosts(site)]
+            flags += ["-H", _each_rank(site, ":1") if in_order else _with_slots(site.hosts)]
             flags += ["--disable-cache"]  # else it does not look whether a host is still there
             if site.interface is not None:
                 flags += ["--network-interface", site.interface]
@@ -335,8 +336,8 @@ class _Line:
         return found
 
 
-def _hosts(site: Site) -> str:
-    return ",".join(f"{host.name}:{host.slots}" for host in site.hosts)
+def _with_slots(hosts: Sequence[Host]) -> str:
+    return ",".join(f"{host.name}:{host.slots}" for host in hosts)
 
 
 def _each_rank(site: Site, ending: str = "") -> str:

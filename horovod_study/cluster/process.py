@@ -31,12 +31,7 @@ class CellProcess:
     """A running cell whose output goes to a log, until `end` ends whatever is left of it."""
 
     def __init__(
-        self,
-        line: LaunchLine,
-        log: Path,
-        grace_s: float = GRACE_S,
-        *,
-        cores: Sequence[int] | None = None,
+        self, line: LaunchLine, log: Path, grace_s: float = GRACE_S, *, cores: Sequence[int] | None = None
     ) -> None:
         """Start it. StudyError: the launcher cannot be executed. OSError: the log cannot be written.
 

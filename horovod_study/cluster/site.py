@@ -70,11 +70,7 @@ def common_site(partition: Partition) -> Site:
 
 
 def site_of(
-    partition: Partition,
-    placement: Placement,
-    *,
-    environ: Mapping[str, str] = os.environ,
-    oversubscribe: bool = False,
+    partition: Partition, placement: Placement, *, environ: Mapping[str, str] = os.environ, oversubscribe: bool = False
 ) -> Site:
     """Return where the workers of `placement` go.
 

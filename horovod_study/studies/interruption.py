@@ -17,6 +17,8 @@ def exit_code() -> int:
 class Interruption:
     """Remembers the first Ctrl-C, SIGTERM or lost terminal, for a good moment to act on; a second one breaks off."""
 
+    signals: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
     def __init__(self, state: str = INTERRUPTED) -> None:
         """`state`: what the attempt that is broken off is called, such as "pre-empted"."""
         self.requested = False
@@ -24,8 +26,8 @@ class Interruption:
 
     def __enter__(self) -> Self:
         main = threading.current_thread() is threading.main_thread()  # only there can handlers be set
-        signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if main else ()
-        heeded = [number for number in signals if signal.getsignal(number) != signal.SIG_IGN]  # nohup means it
+        # What is ignored stays so: nohup means it.
+        heeded = [number for number in self.signals if main and signal.getsignal(number) != signal.SIG_IGN]
         self._previous = {number: signal.signal(number, self._remember) for number in heeded}
         return self
 

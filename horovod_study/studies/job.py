@@ -29,7 +29,6 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from rich.console import Console
 
@@ -80,13 +79,14 @@ _UNTIL_KILLED_S = 120.0
 class JobSignals(Interruption):
     """Slurm's signals as a request to stop; `state` asks Slurm what it means when somebody wants to know."""
 
+    signals = (*Interruption.signals, signal.SIGUSR1)
+
     def __init__(self, job_id: str, *, restarts: int, ends: float | None, ask: Ask) -> None:
         """`restarts`: how often the job was started before this time; `ends`: when it must end, seconds since 1970."""
         self.requested = False
         self.number = 0  # of the first signal
         self._job_id, self._restarts, self._ends, self._ask = job_id, restarts, ends, ask
         self._state = ""
-        self._previous: dict[signal.Signals, Any] = {}
 
     @property
     def state(self) -> str:
@@ -98,11 +98,6 @@ class JobSignals(Interruption):
     @state.setter
     def state(self, value: str) -> None:
         self._state = value
-
-    def __enter__(self) -> "JobSignals":
-        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP):
-            self._previous[number] = signal.signal(number, self._remember)
-        return self
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         # A second one is in the order of things: SIGUSR1 before the time limit, SIGTERM at it.

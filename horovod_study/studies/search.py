@@ -317,7 +317,7 @@ class _Database:
                 "new ones; give the search another name in its file, or undo the change"
             )
 
-    def next_trial(self, directory: Path) -> "optuna.Trial | None":
+    def next_trial(self) -> "optuna.Trial | None":
         """Return a new trial of this command, or None when the ended and running ones are as many as wanted."""
         with self.alone():
             self._recover()
@@ -513,7 +513,7 @@ class _Trials:
         """Return a trial to be run, None when none is wanted now."""
         if self._open and now() - self._looked < _LOOK_S:
             return None
-        trial = self._database.next_trial(self._directory)
+        trial = self._database.next_trial()
         if trial is None:
             self._looked = now()
         return trial

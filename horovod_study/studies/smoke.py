@@ -61,7 +61,7 @@ def smoke_test(
         suppress(KeyboardInterrupt),
     ):
         for cell, site in small_cells(cells, sites):
-            told = f"{cell.runtime}, {_where(site, cell)}"
+            told = f"{cell.runtime}, {_where(site)}"
             if told in (passed := _read(directory)).get(cell.identity, []):
                 continue
             say(console, f"smoke test: {told}")
@@ -180,7 +180,7 @@ def diagnose(hosts: Sequence[Host], partition: Partition | None, directory: Path
         say(console, "  it found no fault")
 
 
-def _where(site: Site, cell: Cell) -> str:
+def _where(site: Site) -> str:
     if not site.hosts:
         return "2 workers on this machine"
     names = [host.name for host in site.hosts]

@@ -17,16 +17,7 @@ from rich.console import Console
 
 from horovod_study.cluster.allocations import Allocation, allocate
 from horovod_study.cluster.identity import environment, remember, snapshot
-from horovod_study.cluster.jobs import (
-    Ask,
-    Job,
-    JobBook,
-    ask,
-    cell_values,
-    job_folder,
-    workload_values,
-    write_job,
-)
+from horovod_study.cluster.jobs import Ask, Job, JobBook, ask, cell_values, job_folder, workload_values, write_job
 from horovod_study.cluster.launch import Starting, launch_line
 from horovod_study.cluster.partitions import Host, Partition
 from horovod_study.cluster.site import common_site
@@ -291,12 +282,7 @@ def _sbatch(draft: _Draft, folder: Path, directory: Path, ask: Ask, environ: Map
 
 
 def _show(
-    draft: _Draft,
-    study: StudyConfig,
-    directory: Path,
-    python: Path,
-    environ: Mapping[str, str],
-    console: Console,
+    draft: _Draft, study: StudyConfig, directory: Path, python: Path, environ: Mapping[str, str], console: Console
 ) -> None:
     """Print a script and how its cells will be launched, the nodes called node1, node2, ..."""
     say(console, draft.text)

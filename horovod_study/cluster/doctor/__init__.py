@@ -24,7 +24,7 @@ from horovod_study.cluster.doctor.hosts import Hosts
 from horovod_study.cluster.doctor.mpi import Mpi
 from horovod_study.cluster.doctor.network import NetworkChecks
 from horovod_study.cluster.doctor.slurm import Slurm
-from horovod_study.cluster.doctor.software import EarlierChecks, Software
+from horovod_study.cluster.doctor.software import Software
 from horovod_study.cluster.partitions import Host, Partition
 
 __all__ = ["Finding", "examine", "exit_code", "to_dict"]
@@ -54,9 +54,8 @@ def examine(
     interface = partition.interface if partition is not None else None
     remote = partition is not None and partition.scheduler == "slurm"
     several = len(hosts) > 1 or remote
-    known = EarlierChecks()
-    software, gpus = Software(here, known, quick=quick), GpuChecks(here, known, quick=quick, partition=partition)
-    mpi = Mpi(here, known, quick=quick)
+    software = Software(here, quick=quick)
+    gpus, mpi = GpuChecks(here, software, quick=quick, partition=partition), Mpi(here, software, quick=quick)
     # The nodes of a Slurm partition have networks that the login node does not see.
     network = NetworkChecks(here, several_hosts=len(hosts) > 1, interface=None if remote else interface)
     local = partition if partition is not None and partition.scheduler == "local" else None

@@ -159,12 +159,7 @@ class Here:
         return shutil.which(name, path=self.environ.get("PATH", os.defpath) if path is None else path)
 
     def call(
-        self,
-        argv: Sequence[str | Path],
-        *,
-        timeout_s: float,
-        given: str = "",
-        environ: Mapping[str, str] | None = None,
+        self, argv: Sequence[str | Path], *, timeout_s: float, given: str = "", environ: Mapping[str, str] | None = None
     ) -> ProgramResult:
         """Run a program in this environment, or in `environ`; after `timeout_s` it and what it started are killed."""
         words, limit_s = [str(word) for word in argv], timeout_s * self.patience

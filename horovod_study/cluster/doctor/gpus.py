@@ -4,7 +4,7 @@ import csv
 import re
 
 from horovod_study.cluster.doctor.finding import Area, Here, shortened
-from horovod_study.cluster.doctor.software import EarlierChecks
+from horovod_study.cluster.doctor.software import Software
 from horovod_study.cluster.partitions import Partition
 from horovod_study.text.words import plural
 from horovod_study.variables import visible_gpus
@@ -13,9 +13,8 @@ from horovod_study.variables import visible_gpus
 class GpuChecks:
     """The checks of what is NVIDIA's."""
 
-    def __init__(self, here: Here, known: EarlierChecks, *, quick: bool, partition: Partition | None = None) -> None:
-        self._here, self._known, self._quick, self._partition = here, known, quick, partition
-        self._gpus: list[list[str]] | None = None  # None: nobody to ask
+    def __init__(self, here: Here, software: Software, *, quick: bool, partition: Partition | None = None) -> None:
+        self._here, self._software, self._quick, self._partition = here, software, quick, partition
 
     def cuda(self, area: Area) -> None:
         """Driver, toolkit and devices, and do they fit PyTorch."""
@@ -48,20 +47,25 @@ class GpuChecks:
                 "container, or ask its administrator",
             )
             return
-        self._gpus = [[cell.strip() for cell in row] for row in csv.reader(answer.output.splitlines()) if len(row) > 5]
-        if not self._gpus:
+        gpus = [[cell.strip() for cell in row] for row in csv.reader(answer.output.splitlines()) if len(row) > 5]
+        if not gpus:
             area.fail("driver", "nvidia-smi lists no GPU", "ask for GPUs (salloc --gres=gpu:1), or use another node")
             return
         banner = here.call([program], timeout_s=limit_s).output
         said = re.search(r"CUDA Version:\s*(\d+)\.(\d+)", banner)
         newest = (int(said[1]), int(said[2])) if said else None
-        text = f"driver {self._gpus[0][2]}" + (f", good for CUDA {newest[0]}.{newest[1]}" if newest else "")
+        text = f"driver {gpus[0][2]}" + (f", good for CUDA {newest[0]}.{newest[1]}" if newest else "")
         area.ok("driver", text)
-        names = sorted({gpu[1] for gpu in self._gpus})
-        area.ok("GPUs", f"{plural(len(self._gpus), 'GPU')}: {', '.join(names)}")
-        self._enough(area, len(self._gpus))
-        self._visible(area)
-        self._busy(area)
+        names = sorted({gpu[1] for gpu in gpus})
+        area.ok("GPUs", f"{plural(len(gpus), 'GPU')}: {', '.join(names)}")
+        self._enough(area, len(gpus))
+        self._visible(area, len(gpus))
+        if busy := [gpu[0] for gpu in gpus if gpu[5].isdigit() and int(gpu[5]) > 10]:
+            area.warning(
+                "others",
+                f"at work already: GPU {', '.join(busy)}; runs would share with whoever uses them",
+                "look with nvidia-smi who it is; wait, or hide those GPUs with CUDA_VISIBLE_DEVICES",
+            )
         self._fits(area, newest)
         nvcc = here.which("nvcc")
         area.ok("toolkit", f"nvcc is {nvcc}" if nvcc else "no nvcc on PATH: only needed to build Horovod for GPUs")
@@ -80,19 +84,18 @@ class GpuChecks:
         elif wanted.scheduler != "local" and not found:
             area.ok("partition", f"GPUs are on the nodes of {wanted.name}; start the doctor in a job there to see them")
 
-    def _visible(self, area: Area) -> None:
-        assert self._gpus is not None
+    def _visible(self, area: Area, count: int) -> None:
         text = self._here.environ.get("CUDA_VISIBLE_DEVICES")
         if text is None:
             return
         names = [part.strip() for part in text.split(",")]
         named = visible_gpus(self._here.environ) or ()
-        heeded = [name for name in named if not name.isdecimal() or int(name) < len(self._gpus)]  # a UUID is believed
+        heeded = [name for name in named if not name.isdecimal() or int(name) < count]  # a UUID is believed
         ignored = [name for name in names if name not in heeded]
         if names[0] in ("", "-1", "NoDevFiles"):
             area.warning(
                 "CUDA_VISIBLE_DEVICES",
-                f"it is {text!r}: all {plural(len(self._gpus), 'GPU')} are hidden and runs use the CPUs",
+                f"it is {text!r}: all {plural(count, 'GPU')} are hidden and runs use the CPUs",
                 "unset CUDA_VISIBLE_DEVICES",
             )
         elif len(set(names)) < len(names):
@@ -102,27 +105,16 @@ class GpuChecks:
         elif ignored:
             area.fail(
                 "CUDA_VISIBLE_DEVICES",
-                f"it is {text!r}, but GPUs count from 0 to {len(self._gpus) - 1}: {ignored[0]} and all after it are "
-                "ignored",
+                f"it is {text!r}, but GPUs count from 0 to {count - 1}: {ignored[0]} and all after it are ignored",
                 "unset CUDA_VISIBLE_DEVICES, or name existing ones",
             )
         else:
-            area.ok("CUDA_VISIBLE_DEVICES", f"{text}: {len(names)} of {plural(len(self._gpus), 'GPU')}")
-
-    def _busy(self, area: Area) -> None:
-        assert self._gpus is not None
-        busy = [gpu[0] for gpu in self._gpus if gpu[5].isdigit() and int(gpu[5]) > 10]
-        if busy:
-            area.warning(
-                "others",
-                f"at work already: GPU {', '.join(busy)}; runs would share with whoever uses them",
-                "look with nvidia-smi who it is; wait, or hide those GPUs with CUDA_VISIBLE_DEVICES",
-            )
+            area.ok("CUDA_VISIBLE_DEVICES", f"{text}: {len(names)} of {plural(count, 'GPU')}")
 
     def _fits(self, area: Area, newest: tuple[int, int] | None) -> None:
-        if self._known.torch is None:
+        if self._software.about_torch is None:
             return
-        built = self._known.torch["cuda"]
+        built = self._software.about_torch["cuda"]
         if built is None:
             area.warning(
                 "PyTorch and GPUs",
@@ -137,27 +129,27 @@ class GpuChecks:
                 f"PyTorch is built for CUDA {built}, the driver is good for {newest[0]}.{newest[1]}",
                 f"install a PyTorch built for CUDA {newest[0]}, or have the driver updated",
             )
-        elif self._known.torch["device_problem"]:
+        elif self._software.about_torch["device_problem"]:
             area.fail(
                 "PyTorch and GPUs",
-                f"PyTorch cannot compute on a GPU: {shortened(self._known.torch['device_problem'])}",
+                f"PyTorch cannot compute on a GPU: {shortened(self._software.about_torch['device_problem'])}",
                 "look with nvidia-smi: is the GPU in exclusive use, full, or broken; try another node",
             )
-        elif not self._known.torch["devices"]:
+        elif not self._software.about_torch["devices"]:
             area.fail(
                 "PyTorch and GPUs",
                 "PyTorch sees no GPU, though the driver does",
                 "unset CUDA_VISIBLE_DEVICES; in a job, ask for GPUs (--gres=gpu:1)",
             )
         else:
-            area.ok("PyTorch and GPUs", f"PyTorch computes on {plural(self._known.torch['devices'], 'GPU')}")
+            area.ok("PyTorch and GPUs", f"PyTorch computes on {plural(self._software.about_torch['devices'], 'GPU')}")
 
     def nccl(self, area: Area) -> None:
         """Which NCCL PyTorch and the builds of Horovod have, and what the environment tells it."""
-        own = self._known.torch and self._known.torch["nccl"]
+        own = self._software.about_torch and self._software.about_torch["nccl"]
         if own:
             area.ok("PyTorch", f"NCCL {'.'.join(map(str, own))}")
-        elif self._known.torch is None:
+        elif self._software.about_torch is None:
             area.ok("PyTorch", "not looked at in a quick examination")
         else:
             area.ok("PyTorch", "none: this PyTorch is for CPUs")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from horovod_study.cluster.doctor.finding import Area, Here, shortened
-from horovod_study.cluster.doctor.software import LOAD_S, EarlierChecks
+from horovod_study.cluster.doctor.software import LOAD_S, Software
 from horovod_study.cluster.identity import installed
 from horovod_study.cluster.launch import cell_environment
 from horovod_study.comm import builds
@@ -61,8 +61,8 @@ _REINSTALL = "run `make setup` again: it builds Horovod for the PyTorch and the 
 class Mpi:
     """The checks of MPI, and of Horovod, which needs it."""
 
-    def __init__(self, here: Here, known: EarlierChecks, *, quick: bool) -> None:
-        self._here, self._known, self._quick = here, known, quick
+    def __init__(self, here: Here, software: Software, *, quick: bool) -> None:
+        self._here, self._software, self._quick = here, software, quick
         self._said: dict[str, str] = {}
         self._mpi4py: dict[str, Any] | None = None
 
@@ -261,7 +261,7 @@ class Mpi:
             area.ok(f"{label} starts", "hvd.init() of one worker works")
 
     def _same_nccl(self, area: Area, label: str, found: Mapping[str, Any]) -> None:
-        own = self._known.torch and self._known.torch["nccl"]
+        own = self._software.about_torch and self._software.about_torch["nccl"]
         if found["nccl"] and own and nccl_version(found["nccl"]) != ".".join(map(str, own)):
             area.warning(
                 f"{label} NCCL",

@@ -66,10 +66,7 @@ class NetworkChecks:
 
     def check_interfaces(self, area: Area) -> None:
         """Which are there, and which would be used between hosts."""
-        self.report(area, own_interfaces())
-
-    def report(self, area: Area, found: Sequence[Mapping[str, Any]]) -> None:
-        """Say what `found` means."""
+        found = own_interfaces()
         real = [each for each in found if not each["loopback"]]
         bridges = ("docker", "virbr", "br-", "cni", "lxc", "podman", "flannel")
         inner = [each for each in real if each["name"].startswith(bridges)]
@@ -118,10 +115,7 @@ class NetworkChecks:
             else:
                 area.warning("own name", f"{text}: PyTorch and Gloo look it up", remedy)
             return
-        self.report_name(area, name, sorted({str(entry[4][0]) for entry in entries}))
-
-    def report_name(self, area: Area, name: str, addresses: Sequence[str]) -> None:
-        """Say what it means that `name` stands for `addresses`."""
+        addresses = sorted({str(entry[4][0]) for entry in entries})
         text = f"{name} is {', '.join(addresses)}"
         if not all(address.startswith("127.") for address in addresses):
             area.ok("own name", text)
@@ -139,10 +133,7 @@ class NetworkChecks:
 
     def variables(self, area: Area) -> None:
         """Do variables name interfaces that are there."""
-        self.report_variables(area, {each["name"] for each in own_interfaces()})
-
-    def report_variables(self, area: Area, present: set[str]) -> None:
-        """Compare variables with the interfaces that are `present`."""
+        present = {each["name"] for each in own_interfaces()}
         named = {name: self._here.environ[name] for name in NAMING if self._here.environ.get(name)}
         for variable, text in named.items():
             if text.startswith("^") or "/" in text:  # all but these, or a network

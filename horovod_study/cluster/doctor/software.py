@@ -6,7 +6,6 @@ Whatever may crash or hang is asked in a process of its own.
 import os
 import platform
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,18 +39,12 @@ LOAD_S = 60.0
 """How long PyTorch or Horovod may take to load: from a busy file server that is a while."""
 
 
-@dataclass(kw_only=True, slots=True)
-class EarlierChecks:
-    """What an earlier check learned and a later one compares with; None until then."""
-
-    torch: dict[str, Any] | None = None
-
-
 class Software:
     """The checks of Python and PyTorch."""
 
-    def __init__(self, here: Here, known: EarlierChecks, *, quick: bool) -> None:
-        self._here, self._known, self._quick = here, known, quick
+    def __init__(self, here: Here, *, quick: bool) -> None:
+        self._here, self._quick = here, quick
+        self.about_torch: dict[str, Any] | None = None  # what later checks compare with, once it is known
 
     def python(self, area: Area) -> None:
         """Which Python; one that is too old does not get here."""
@@ -109,7 +102,7 @@ class Software:
         if found is None:
             area.fail("loads", f"PyTorch {version} does not load: {answer.reason()}", "run `make setup` again")
             return
-        self._known.torch = found
+        self.about_torch = found
         kind = f"for CUDA {found['cuda']}" if found["cuda"] else "for CPUs"
         area.ok("version", f"PyTorch {found['version']}, built {kind}")
         if found["computes"]:
