@@ -988,7 +988,7 @@ CLOCK = "__import__('datetime').datetime.now(__import__('datetime').timezone.utc
 @pytest.fixture
 def pair(place: Place, monkeypatch: pytest.MonkeyPatch) -> "Pair":
     monkeypatch.setattr(hosts, "this_host", lambda name: False)
-    monkeypatch.setattr(hosts, "own_code", lambda: "abc")
+    monkeypatch.setattr(hosts, "code_digest", lambda: "abc")
     return Pair(place)
 
 
@@ -1387,7 +1387,7 @@ def test_the_probe_runs_as_it_is_sent(place: Place, monkeypatch: pytest.MonkeyPa
     assert facts["resolved"]["localhost"] == ["127.0.0.1"]
     assert "lo" in {each["name"] for each in facts["interfaces"]}
     assert answer == {"reached": []} or answer["reached"][0]["from"] is not None  # 127.0.0.1 is its own address
-    assert facts["code"] == hosts.own_code()
+    assert facts["code"] == hosts.code_digest()
     assert isinstance(facts["worries"], list)
 
 

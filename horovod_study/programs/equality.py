@@ -196,7 +196,13 @@ def _write_references(job: Mapping[str, Any], launch: Launch) -> dict[str, Any]:
 
 def _missing() -> dict[str, str | None]:
     """Return for each runtime why it cannot be used here, None where it can."""
-    (built, unloaded), named = _horovod_built(), builds.available()
+    named, unloaded = builds.available(), ""
+    try:
+        import horovod.torch as hvd
+    except ImportError as error:
+        built, unloaded = [], f"Horovod cannot be loaded ({error})"
+    else:
+        built = [name for name in ("mpi", "gloo", "nccl") if getattr(hvd, f"{name}_built")()]
     on_gpu = torch.cuda.is_available()
     reasons: dict[str, str | None] = {}
     for runtime in RUNTIMES:
@@ -216,15 +222,6 @@ def _missing() -> dict[str, str | None]:
             reason = f"the program {launcher} is neither beside {sys.executable} nor on PATH"
         reasons[runtime] = reason
     return reasons
-
-
-def _horovod_built() -> tuple[list[str], str]:
-    """Return what the installed Horovod was built with, and why it cannot be loaded, if so."""
-    try:
-        import horovod.torch as hvd
-    except ImportError as error:
-        return [], f"Horovod cannot be loaded ({error})"
-    return [name for name in ("mpi", "gloo", "nccl") if getattr(hvd, f"{name}_built")()], ""
 
 
 # ------------------------------------------------------------------------------------------------------ parallel

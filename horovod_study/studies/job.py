@@ -218,7 +218,11 @@ def run_job(job: Job, directory: Path, task: int, inside: Inside, *, until_kille
         write_note(directory, job.name, task, note)
     say(console, f"ended: {note.state}{f' ({note.reason})' if note.reason else ''}")
     if pre_empted and stop.number == 0 and job.requeue:
-        hand_back(inside, until_killed_s)
+        # A job that ends by itself in its grace time is not queued again: it is requeued, and waits for its end.
+        if inside.ask(("scontrol", "requeue", inside.job_id)) is None:
+            told = f"scontrol requeue {inside.job_id} failed; Slurm requeues the job itself when its grace time is over"
+            say(console, told)
+        sleep(until_killed_s)
     if early:
         return EXIT_STOPPED
     return 0 if note.state == "completed" and not note.reason else 1
@@ -260,15 +264,6 @@ def _run(
     told = [f"{not_done} of {plural(len(cells), 'cell')} not done"] if not_done else []
     told += [f"{len(left_out)} not begun, too little time was left"] if left_out else []
     return replace(note, state="completed", reason="; ".join(told))
-
-
-def hand_back(inside: Inside, until_killed_s: float) -> None:
-    """Requeue this job, and wait for the end: a job that ends by itself in its grace time is not queued again."""
-    job_id = inside.job_id
-    if inside.ask(("scontrol", "requeue", job_id)) is None:
-        told = f"scontrol requeue {job_id} failed; Slurm requeues the job itself when its grace time is over"
-        say(inside.console, told)
-    sleep(until_killed_s)
 
 
 # ---------------------------------------------------------------------------------------------------- manually

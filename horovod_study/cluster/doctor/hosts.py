@@ -20,7 +20,7 @@ import horovod_study
 from horovod_study.cluster.doctor import probe
 from horovod_study.cluster.doctor.files import nearest_folder, scratch_folder
 from horovod_study.cluster.doctor.finding import Area, Finding, Here, ProgramResult, shortened
-from horovod_study.cluster.identity import installed
+from horovod_study.cluster.identity import code_digest, installed
 from horovod_study.cluster.partitions import Host
 from horovod_study.cluster.remote import remote_argv, this_host
 from horovod_study.measure.clock import now
@@ -55,7 +55,8 @@ class Hosts:
         known: dict[str, list[Finding]] = {}
         between = Area(area.name)
         if usable and not self._quick:
-            self._code = own_code()
+            with suppress(Exception):  # then versions are compared
+                self._code = code_digest()
             known = self._converse(usable, between)
         for host, (_, findings) in zip(self._hosts, logins, strict=True):
             area.findings += findings + known.get(host.name, [])
@@ -475,13 +476,3 @@ def explained(host: str, answer: ProgramResult) -> tuple[str, str]:
         if sign in said:
             return f"{what} ({answer.reason()})", remedy
     return f"ssh does not work ({answer.reason()})", f"try it yourself: ssh -o BatchMode=yes {quoted} true"
-
-
-def own_code() -> str | None:
-    """Return the digest of this machine's source, None where it cannot be determined."""
-    try:
-        from horovod_study.cluster.identity import code_digest
-
-        return code_digest()
-    except Exception:  # then versions are compared
-        return None
