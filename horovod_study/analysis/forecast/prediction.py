@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from horovod_study.analysis.costs import moved_share
 from horovod_study.analysis.fit.rows import by_series, check_points, off_counts
 from horovod_study.analysis.forecast.batch_size import StepModel, step_model
 from horovod_study.analysis.forecast.trends import Mixture, bench_trend, fit_trend, mix, sync_trends, trends
@@ -47,7 +48,7 @@ BOUNDARY_DRIFT = 0.2  # the same, where only points beyond a node boundary are u
 WIDTH = 2.0  # half width of the 95 % interval in standard deviations
 BOUNDARY = math.log(1.35)  # a fall of the per-worker throughput that only a node boundary explains
 OFF = 30.0  # a run this many times off the median of its worker count is in another unit
-NETWORK = 0.08  # of the step: what the network between nodes adds to a step of computing; to communication, twice that
+NETWORK = 0.06  # of the step: what the network between two nodes adds to computing; to communication, twice that
 UNKNOWN_NETWORK = 1.6  # log error of NETWORK
 MEASURED_NETWORK = 0.5  # log error of the all-reduce of a micro-benchmark as a part of the step: overlap, contention
 FIXED_WORK = ("amdahl",)
@@ -561,7 +562,8 @@ def _network_cost(known: _Known, count: int, log_rate: float, network: _Network 
     else:
         share = 1 - math.exp(log_rate - float(known.log_rate.max()))
         share = min(max(share, 0.0 if known.share is None else float(known.share[-1])), 0.99)
-        cost, error = NETWORK * (1 + share), UNKNOWN_NETWORK
+        # Between M nodes each sends 2 (M - 1)/M times its gradients.
+        cost, error = NETWORK * moved_share(math.ceil(count / (known.per_node or 1))) * (1 + share), UNKNOWN_NETWORK
     least, most = cost * math.exp(-1.96 * error), cost * math.exp(1.96 * error)
     return math.log1p(cost), math.log1p(least), math.log1p(most)
 
