@@ -60,6 +60,8 @@ PARAMETERS = {
     "bert": 335e6,
 }
 """Of the models, as their reference implementations have them; they say where bytes end and latency begins only."""
+OTHER = 100e6
+"""Parameters of a model that is not in PARAMETERS."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +83,11 @@ class Training:
     benchmark: str
     known: tuple[Count, Count]
     targets: tuple[Count, ...]
+
+    @property
+    def gradient_bytes(self) -> float:
+        """Bytes that each step reduces, in single precision."""
+        return 4 * PARAMETERS.get(self.benchmark, OTHER)
 
 
 def read(path: Path = TABLE) -> list[Training]:
@@ -115,7 +122,7 @@ def slowest(n: int, batch: float, scatter: float) -> float:
 
 def network(training: Training, exposed_s: float) -> Network:
     """Return a network on which the all-reduce of the larger known count takes `exposed_s`, half of it latency."""
-    at, size = training.known[1], 4 * PARAMETERS[training.benchmark]
+    at, size = training.known[1], training.gradient_bytes
     sizes = np.array([1.0, size, 1e6 * size])
     sweep = Sweep(workers=max(at.workers, 2), nodes=at.nodes, sizes=sizes, seconds=exposed_s / 2 * (1 + sizes / size))
     link = Link(alpha_s=1e-6, bytes_per_s=1e9)
@@ -133,7 +140,7 @@ def _waits(one: Count, other: Count, scatter: Floats) -> Floats:
 def likelihood(training: Training) -> tuple[Floats, Floats]:
     """Return values of (fixed, exposed, scatter), (V, 3), and the logarithm of how well they fit both known steps."""
     first, second = training.known
-    size = 4 * PARAMETERS[training.benchmark]
+    size = training.gradient_bytes
     there = float(allreduce_s(network(training, 1.0), "auto", first.workers, size)) if first.workers > 1 else 0.0
     values = np.array(list(itertools.product(FIXED, EXPOSED, SCATTER)))
     fixed, exposed, scatter = values.T
@@ -166,7 +173,7 @@ def steps(training: Training, target: Count, middle: Sequence[float]) -> Floats:
                 mean_s=alone_s * (fixed + (1 - fixed) * target.batch / at.batch), cv=scatter / math.sqrt(target.batch)
             ),
             batch=math.ceil(target.batch),
-            gradient_bytes=4 * PARAMETERS[training.benchmark],
+            gradient_bytes=training.gradient_bytes,
             network=network(training, max(exposed * at.step_s, 1e-12)),
         )
         found.append(float(simulate({"": scenario}, [target.workers])["step_s"].iloc[0]))
@@ -215,8 +222,7 @@ def expected(training: Training, target: Count, middle: Sequence[float]) -> floa
     at = training.known[1]
     fixed, exposed, scatter = values.T
     wait = _waits(target, at, scatter)
-    size = 4 * PARAMETERS[training.benchmark]
-    reduced = float(allreduce_s(network(training, 1.0), "auto", target.workers, size))
+    reduced = float(allreduce_s(network(training, 1.0), "auto", target.workers, training.gradient_bytes))
     times = (1 - exposed) * (fixed + (1 - fixed) * target.batch / at.batch) * wait + exposed * reduced
     return at.step_s * math.exp(float(weight @ np.log(times)))
 

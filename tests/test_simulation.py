@@ -267,6 +267,7 @@ def test_published_steps_beyond_the_two_known_counts() -> None:
 
     assert len(trainings) >= 40 and max(target.workers for _, target in pairs) >= 1000
     assert np.median(errors) <= 0.08
+    assert replace(trainings[0], benchmark="another").gradient_bytes == 4 * benchmark.OTHER
     for each in pairs[:2]:
         drawn = benchmark.steps(*each, benchmark.PRIOR)
         assert np.exp(np.log(drawn).mean()) == pytest.approx(benchmark.expected(*each, benchmark.PRIOR), rel=0.03)
