@@ -139,7 +139,7 @@ class TestPage:
     def test_error_and_coverage_stand_beside_each_forecast(self, page):
         section = page[page.index('<section id="forecast">') :]
         section = section[: section.index("</section>")]
-        assert re.search(r"combined forecast<small>8 by \S\d+.%, 16 by \S\d+.%</small>", section)
+        assert re.search(r"combined forecast<small>8 by \S[\d.]+.%, 16 by \S[\d.]+.%</small>", section)
         assert "not scored: 2 distinct worker counts" in section
         assert "not scored: 1 distinct worker count" in section
         assert "knee" in section and "lowest cost per sample" in section

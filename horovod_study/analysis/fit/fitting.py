@@ -276,7 +276,6 @@ def fit(
     per_node: ArrayLike | None = None,
     runs: Sequence[Any] | ArrayLike | None = None,
     scaled_by: int | None = None,
-    seed: int = 0,
 ) -> ScalingFit:
     """Fit `law` to rows of (workers (R,), speedup (R,)); every row is one observation.
 
@@ -288,7 +287,7 @@ def fit(
 
     Raises AnalysisError when the rows are not numbers above zero, or too few to determine the parameters.
     """
-    sample = sample_of(workers, speedup, nodes, per_node, runs, scaled_by, seed)
+    sample = sample_of(workers, speedup, nodes, per_node, runs, scaled_by)
     solved = solve(law, [sample])[0]
     if isinstance(solved, str):
         raise AnalysisError(solved)
@@ -310,7 +309,7 @@ def fit_quantity(
     With one distinct worker count there are no fits, and a doubt that says so.
     Raises AnalysisError when the rows are not numbers above zero.
     """
-    sample = sample_of(workers, values, nodes, None, runs, None, seed, kind="no value to fit a law to")
+    sample = sample_of(workers, values, nodes, runs=runs, seed=seed, kind="no value to fit a law to")
     if len(np.unique(sample.where.workers)) == 1:
         return QuantityFit(fits={}, selected=None, doubts=(one_count(sample.where.workers[0]),))
     doubts, fits = [], {}
@@ -414,7 +413,7 @@ def _ask(
             raise AnalysisError(message if not name else f"series {cut(name, 60)!r}: {message}")
         doubts.append(message)
     else:
-        sample = sample_of(n, x / base, nodes, per_node, None, scaled_by, seed, repeat=rows["repeat"])
+        sample = sample_of(n, x / base, nodes, per_node, scaled_by=scaled_by, seed=seed, repeat=rows["repeat"])
     return SeriesFit(
         name=name,
         baseline=text,

@@ -53,11 +53,11 @@ class Sample:
 def sample_of(
     workers: ArrayLike,
     speedup: ArrayLike,
-    nodes: ArrayLike | None,
-    per_node: ArrayLike | None,
-    runs: Sequence[Any] | ArrayLike | None,
-    scaled_by: int | None,
-    seed: int,
+    nodes: ArrayLike | None = None,
+    per_node: ArrayLike | None = None,
+    runs: Sequence[Any] | ArrayLike | None = None,
+    scaled_by: int | None = None,
+    seed: int = 0,
     kind: str = "no throughput: leave out runs without a value above 0",
     repeat: ArrayLike | None = None,
 ) -> Sample:
@@ -200,6 +200,18 @@ def _check_numbers(
         raise AnalysisError(f"{bad:g} at {at:g} workers is {kind}")
 
 
+def base_of(points: pd.DataFrame) -> tuple[int, float]:
+    """Return the smallest worker count of one series, and the median throughput there over that count."""
+    smallest = int(points["workers"].min())
+    return smallest, float(points.loc[points["workers"] == smallest, "samples_per_s"].median()) / smallest
+
+
+def medians_at(workers: Floats, values: Floats) -> tuple[Floats, NDArray[np.intp], Floats]:
+    """Return the K distinct counts, ascending, the place of each row among them, (R,), and the median at each, (K,)."""
+    counts, group = np.unique(workers, return_inverse=True)
+    return counts, group, np.array([np.median(values[group == i]) for i in range(len(counts))])
+
+
 def one_count(count: float) -> str:
     return f"all points have {count:g} workers: measure at least 2 distinct worker counts (4 to distinguish laws)"
 
@@ -209,9 +221,8 @@ def point_doubts(workers: ArrayLike, samples_per_s: ArrayLike, base_samples_per_
     n = np.asarray(workers, dtype=np.float64)
     x = np.asarray(samples_per_s, dtype=np.float64)
     doubts = []
-    counts, group = np.unique(n, return_inverse=True)
+    counts, group, medians = medians_at(n, x)
     repeats = np.bincount(group)
-    medians = np.array([np.median(x[group == i]) for i in range(len(counts))])
 
     few = counts[repeats < 3]
     if len(few):
@@ -255,8 +266,7 @@ def off_counts(workers: ArrayLike, samples_per_s: ArrayLike) -> list[float]:
     is named first, and the rest judged without it; of two in equally many, both.
     """
     n, x = np.asarray(workers, dtype=np.float64), np.asarray(samples_per_s, dtype=np.float64)
-    counts, group = np.unique(n, return_inverse=True)
-    medians = np.array([np.median(x[group == i]) for i in range(len(counts))])
+    counts, group, medians = medians_at(n, x)
     off = set(n[(x > 30 * medians[group]) | (x < medians[group] / 30)].tolist())
     while len(counts) > 1:
         ratio = medians[:, np.newaxis] / medians  # [i, j]: i over j

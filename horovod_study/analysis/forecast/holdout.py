@@ -29,7 +29,7 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis.fit.fitting import fit
-from horovod_study.analysis.fit.rows import by_series, check_points, off_counts
+from horovod_study.analysis.fit.rows import base_of, by_series, check_points, off_counts
 from horovod_study.analysis.forecast.prediction import predict
 from horovod_study.analysis.laws import LAWS
 from horovod_study.analysis.laws.law import Law
@@ -281,8 +281,7 @@ def _single(
     law: Law, known: pd.DataFrame, counts: list[int], per_node: int | None
 ) -> list[tuple[int | None, float, float, float]]:
     """Nodes, samples/s and the ends of its interval at each of `counts`; NaN without one."""
-    smallest = int(known["workers"].min())
-    base = float(known.loc[known["workers"] == smallest, "samples_per_s"].median()) / smallest
+    smallest, base = base_of(known)
     nodes = known["nodes"] if "nodes" in known and known["nodes"].notna().all() else None
     speedup = known["samples_per_s"] / base
     fitted = fit(law, known["workers"], speedup, nodes=nodes, per_node=per_node, scaled_by=smallest)
@@ -356,7 +355,6 @@ def lines(one: HoldoutScore) -> list[str]:
     if one.why_not:
         return textwrap.wrap(f"{name}: not scored: {one.why_not}", 100, subsequent_indent=" " * 23)
     text = [f"{name}: known {_listed(one.known)} workers, hidden {_listed(one.hidden)}", *_table(one.laws)]
-    own = [target for target in one.forecasts if target.law == COMBINED]
     text.append("  forecasts of the combination, samples/s with 95 % interval:")
     rows = [
         (
@@ -364,7 +362,8 @@ def lines(one: HoldoutScore) -> list[str]:
             f"{target.forecast:,.5g} [{target.low:,.5g}, {target.high:,.5g}], measured {target.measured:,.5g}, "
             f"{_signed(target.error)}",
         )
-        for target in own
+        for target in one.forecasts
+        if target.law == COMBINED
     ]
     text += to_lines(table_of(("", ""), rows, texts=(1,)), indent=4, gap=1)
     for doubt in one.doubts:

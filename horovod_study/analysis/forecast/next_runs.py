@@ -60,8 +60,7 @@ class NextStep:
     def to_dict(self) -> dict[str, Any]:
         return {
             "target": self.target,
-            **facts(self.now, "samples_per_s", "low", "high"),
-            **facts(self.now, "doubts"),
+            **facts(self.now, "samples_per_s", "low", "high", "doubts"),
             **facts(self, "choices"),
         }
 
@@ -72,8 +71,6 @@ def next_runs(
     *,
     candidates: Iterable[int],
     seconds: float,
-    runs: Sequence[int] = RUNS,
-    workers_per_node: int | None = None,
 ) -> dict[str, NextStep]:
     """Return for each series of `points` what further runs are expected to narrow its forecast at `target` workers.
 
@@ -86,7 +83,7 @@ def next_runs(
     if not wanted or wanted[0] < 1 or seconds <= 0:
         raise AnalysisError("no worker count can be run, or a run takes no time: nothing can be measured next")
     found = {
-        str(name): _next_step(str(name), rows, target, wanted, seconds, runs, workers_per_node)
+        name: _next_step(name, rows, target, wanted, seconds)
         for name, rows in by_series(points)
         if rows["workers"].nunique() > 1
     }
@@ -101,11 +98,9 @@ def _next_step(
     target: int,
     candidates: Sequence[int],
     seconds: float,
-    runs: Sequence[int],
-    workers_per_node: int | None,
 ) -> NextStep:
     rows = rows.assign(series=name)
-    per_node = workers_per_node or planned_per_node(rows)
+    per_node = planned_per_node(rows)
     now, *at = predict(rows, workers=[target, *candidates], workers_per_node=per_node)[name]
     width = math.log(now.high / now.low)
     logs = rows["samples_per_s"].astype(float).map(math.log)
@@ -115,7 +110,7 @@ def _next_step(
     noise = math.sqrt(float((away**2).sum()) / freedom) if freedom else NOISE  # of runs of one worker count, pooled
     choices = []
     for count, known in zip(candidates, at, strict=True):
-        for many in runs:
+        for many in RUNS:
             down, up = _expected(rows, target, known, many, noise, per_node)
             narrower = 1 - (down + up) / width if width > 0 else 0.0
             hours = many * seconds * count / 3600

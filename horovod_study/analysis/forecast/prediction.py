@@ -32,7 +32,7 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis.costs import moved_share
-from horovod_study.analysis.fit.rows import by_series, check_points, off_counts
+from horovod_study.analysis.fit.rows import by_series, check_points, medians_at, off_counts
 from horovod_study.analysis.forecast.batch_size import StepModel, step_model
 from horovod_study.analysis.forecast.trends import Mixture, bench_trend, fit_trend, mix, sync_trends, trends
 from horovod_study.analysis.laws.law import MAX_WORKERS, Trend
@@ -206,12 +206,7 @@ def _without_other_units(rows: pd.DataFrame) -> tuple[pd.DataFrame, str]:
 def _known(rows: pd.DataFrame, workers_per_node: int | None) -> _Known:
     n = rows["workers"].to_numpy(dtype=np.float64)
     x = rows["samples_per_s"].to_numpy(dtype=np.float64)
-    counts, group = np.unique(n, return_inverse=True)
-
-    def medians(values: Floats) -> Floats:
-        return np.array([np.median(values[group == i]) for i in range(len(counts))])
-
-    log_rate = medians(np.log(x / n))
+    counts, group, log_rate = medians_at(n, np.log(x / n))
     nodes = np.full(len(counts), np.nan)
     if "nodes" in rows and rows["nodes"].notna().any():
         given = rows["nodes"].to_numpy(dtype=np.float64)
@@ -228,7 +223,7 @@ def _known(rows: pd.DataFrame, workers_per_node: int | None) -> _Known:
         table = pd.DataFrame({"n": n, "b": batch, "s": n * batch / x}).groupby(["n", "b"], as_index=False)["s"].median()
         steps = step_model(*(table[name].to_numpy() for name in "nbs"))
     if "sync_s" in rows:
-        share = medians(np.clip(rows["sync_s"].to_numpy(dtype=np.float64) * x / (n * batch), 0.0, 0.99))
+        share = medians_at(n, np.clip(rows["sync_s"].to_numpy(dtype=np.float64) * x / (n * batch), 0.0, 0.99))[2]
         share = share if np.isfinite(share).all() else None
     return _Known(
         workers=counts,

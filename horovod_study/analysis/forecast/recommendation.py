@@ -40,7 +40,7 @@ from scipy import interpolate, optimize
 
 from horovod_study.analysis import stats
 from horovod_study.analysis.fit.fitting import SeriesFit, fit
-from horovod_study.analysis.fit.rows import by_series, check_points
+from horovod_study.analysis.fit.rows import base_of, by_series, check_points
 from horovod_study.analysis.forecast.prediction import Prediction, predict
 from horovod_study.analysis.laws import LAWS
 from horovod_study.analysis.laws.law import MAX_WORKERS
@@ -292,8 +292,7 @@ def _peak(case: _Case, rows: pd.DataFrame, fits: SeriesFit | None) -> Recommende
     question = "where Gunther's law (USL) has its highest throughput"
     top = int(case.counts[-1])
     try:
-        smallest = int(rows["workers"].min())
-        base = float(rows.loc[rows["workers"] == smallest, "samples_per_s"].median()) / smallest
+        smallest, base = base_of(rows)
         known = {} if fits is None else fits.fits
         usl = known.get("usl") or fit(LAWS["usl"], rows["workers"], rows["samples_per_s"] / base, scaled_by=smallest)
     except AnalysisError as error:

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis.fit.fitting import SeriesFit
+from horovod_study.analysis.fit.rows import base_of
 from horovod_study.analysis.forecast import holdout
 from horovod_study.analysis.forecast.prediction import predict
 from horovod_study.analysis.forecast.recommendation import knots, recommend
@@ -108,9 +109,8 @@ def outlook(
 def _lines(
     own: pd.DataFrame, name: str, base: float | None, per_node: int | None, most: int | None
 ) -> list[dict[str, Any]]:
-    smallest, largest = int(own["workers"].min()), int(own["workers"].max())
-    if base is None:
-        base = float(own.loc[own["workers"] == smallest, "samples_per_s"].median()) / smallest
+    largest = int(own["workers"].max())
+    base = base_of(own)[1] if base is None else base
     told = {largest * multiple for multiple in MULTIPLES}
     if per_node is not None:
         told |= {per_node * 2**i for i in range(40) if largest < per_node * 2**i < largest * MULTIPLES[-1]}

@@ -27,8 +27,6 @@ import numpy as np
 from horovod_study.analysis.costs import Floats, Link, Value, moved_share
 from horovod_study.errors import AnalysisError
 
-ALGORITHMS = ("auto", "ring", "tree")
-"""What was measured: the library's own choice, or one that it was told."""
 SMALL_BYTES = 1024
 """Up to here a message is all latency."""
 
