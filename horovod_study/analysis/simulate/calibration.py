@@ -350,9 +350,8 @@ def calibrate(
     first = (*runs, *beside)[0] if runs or beside else None
     communicating = next((each for each in runs if each.workers > 1), None)
     way = given.way
-    if (
-        way is None and communicating is not None
-    ):  # what the run used, where all files have it; plain MPI has no name of its own
+    if way is None and communicating is not None:
+        # What the run used, where all files have it; plain MPI has no name of its own.
         known = [set(content.get("fits") or ()) for content, _ in benches]
         names = (f"{communicating.backend}/{communicating.transport}", communicating.transport)
         way = next((name for name in names if all(name in each for each in known)), None)
@@ -508,24 +507,8 @@ def _computing(
     notes.sources["computing"] = ", ".join(each.source for each in chosen)
     if counts[0] < most:
         notes.sources["crowding"] = ", ".join(f"{k} on a node: x {crowding[k]:.3f}" for k in counts)
-    fixed, line = 0.0, False
-    if len(batches) > 1:
-        k = max({its for each, its in known if each.batch != base} & set(counts), default=None)
-        if k is None:
-            notes.doubts.append("runs of other batches have other numbers of workers on a node and are not used")
-        else:
-            sizes = [each.batch for each, its in known if its == k]
-            times = [float(each.own_s.mean()) for each, its in known if its == k]
-            slope, intercept = np.polyfit(sizes, times, 1)
-            fixed = float(np.clip(intercept / (intercept + slope * base), 0.0, 1.0))
-            line = True
-            told = ", ".join(map(str, sorted(set(sizes))))
-            notes.sources["batch"] = f"{intercept * 1e3:.3g} ms + {slope * 1e6:.3g} us per sample, batches {told}"
-            if intercept < 0 or slope < 0:
-                notes.doubts.append(
-                    "computing does not grow with the batch along a line with a positive start: "
-                    + ("no fixed part is assumed" if intercept < 0 else "all of it is taken as fixed")
-                )
+    found = _fixed_share(known, counts, base, notes) if len(batches) > 1 else None
+    fixed, line = found or 0.0, found is not None
     for each in chosen:
         _check_independence(each, notes)
     if len(chosen) == 1:
@@ -541,6 +524,29 @@ def _computing(
     fields |= {"beside": most, "crowding": crowding, "batch_measured": line}
     fields |= {"backward_share": float(np.mean(shares))} if shares else {}
     return fields, _spread_of_mean(chosen)
+
+
+def _fixed_share(
+    known: Sequence[tuple[RunTimes, int]], counts: Sequence[int], base: int, notes: _Notes
+) -> float | None:
+    """Return the share of computing at batch `base` that does not depend on the batch; None where no runs say it.
+
+    `known`: runs with the workers on their node; lines go through those of the most among `counts` that have several.
+    """
+    k = max({its for each, its in known if each.batch != base} & set(counts), default=None)
+    if k is None:
+        notes.doubts.append("runs of other batches have other numbers of workers on a node and are not used")
+        return None
+    sizes = [each.batch for each, its in known if its == k]
+    slope, intercept = np.polyfit(sizes, [float(each.own_s.mean()) for each, its in known if its == k], 1)
+    told = ", ".join(map(str, sorted(set(sizes))))
+    notes.sources["batch"] = f"{intercept * 1e3:.3g} ms + {slope * 1e6:.3g} us per sample, batches {told}"
+    if intercept < 0 or slope < 0:
+        notes.doubts.append(
+            "computing does not grow with the batch along a line with a positive start: "
+            + ("no fixed part is assumed" if intercept < 0 else "all of it is taken as fixed")
+        )
+    return float(np.clip(intercept / (intercept + slope * base), 0.0, 1.0))
 
 
 def _spread_of_mean(runs: Sequence[RunTimes]) -> float:
