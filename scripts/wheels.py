@@ -77,15 +77,12 @@ def fill(folder: Path, places: Places, version: str, have: Mapping[str, str], *,
     began_s = time.monotonic()
     with Step("[1/2] ", f"{len(lacking)} wheels for Python {version}", log=work / "wheels.log", env=env) as step:
         step.note(f"{len(pins) - len(lacking)} of {len(pins)} are there already" if have else "all of them")
-        download = (sys.executable, "-m", "pip", "download", "--only-binary=:all:", "--dest", folder)
-        target = ["--python-version", version, "--implementation", "cp", *platforms(platform.machine())]
-        for abi in (f"cp{version.replace('.', '')}", "abi3", "none"):
-            target += ["--abi", abi]
         listed = work / "packages.txt"
         listed.write_text("".join(f"{name}=={pin}\n" for name, pin in lacking.items() if name != "torch"))
-        step.run(*download, *target, "--no-deps", "--requirement", listed)
+        download(step, version, folder, "--no-deps", "--requirement", listed)
         if "torch" in lacking:  # with what it asks for, which differs between its builds
-            step.run(*download, *target, "--constraint", places.root / "requirements.lock", f"torch=={pins['torch']}")
+            lock = places.root / "requirements.lock"
+            download(step, version, folder, "--constraint", lock, f"torch=={pins['torch']}")
     with Step(
         "[2/2] ", f"source package of Horovod {horovod_wheel.VERSION}", log=work / "horovod.log", env=env
     ) as step:
@@ -100,6 +97,14 @@ def fill(folder: Path, places: Places, version: str, have: Mapping[str, str], *,
     site = " SITE=yes" if have else ""
     print(f"wheels: {len(files)} files, {size_mib:.0f} MiB in {folder} after {time.monotonic() - began_s:.0f} s")
     print(f"wheels: over there: make setup WHEELS={folder}{site}{'' if dev else ' DEV=no'}")
+
+
+def download(step: Step, version: str, folder: Path, *what: str | Path) -> None:
+    """Let pip put wheels for this version of Python into the folder; `what`: packages, and options of pip."""
+    target = ["--python-version", version, "--implementation", "cp", *platforms(platform.machine())]
+    for abi in (f"cp{version.replace('.', '')}", "abi3", "none"):
+        target += ["--abi", abi]
+    step.run(sys.executable, "-m", "pip", "download", "--only-binary=:all:", "--dest", folder, *target, *what)
 
 
 def platforms(machine: str) -> list[str]:
