@@ -113,6 +113,8 @@ def settings(work: Path) -> Path:
         "APT::Default-Release": "",
         "APT::Install-Recommends": "false",
         "APT::Sandbox::User": "root",  # the other one cannot enter a cache below the home of root
+        "APT::Update::Error-Mode": "any",  # a source that does not answer is no warning here
+        "Acquire::Languages": "none",
         "Acquire::Retries": "3",
     }
     # What a machine runs after an update is meant for its own packages.
