@@ -582,7 +582,8 @@ def test_a_single_launch_and_a_mixture_are_compared_as_before() -> None:
 
     for seen in (both(0), [*both(0, 1), *(replace(each, turns=RunTurns(), run="x", repeat=2) for each in both(2))]):
         apart = [replace(each, turns=RunTurns()) for each in seen]
-        assert one(attribute(seen)) == one(attribute(apart))
+        # By what they show: from Python 3.13 on a NaN in a dataclass makes it unequal to another one.
+        assert repr(one(attribute(seen))) == repr(one(attribute(apart)))
 
 
 def test_slices_are_found_in_the_steps_of_a_run() -> None:

@@ -135,7 +135,8 @@ def test_an_interval_excludes_what_lies_outside_and_not_its_ends() -> None:
         False,
         True,
     )
-    assert each.negated() == Interval(value=-2.0, low=-4.0, high=-1.0)
+    # By what they show: from Python 3.13 on a NaN in a dataclass makes it unequal to another one.
+    assert repr(each.negated()) == repr(Interval(value=-2.0, low=-4.0, high=-1.0))
     assert (each.exp().low, each.width) == (math.exp(1.0), 3.0)
 
 
@@ -218,7 +219,7 @@ def test_differences_of_estimates_add_their_errors_in_square() -> None:
     assert (found.value, found.low, found.high) == (4.0, 4.0 - 5.0, pytest.approx(4.0 + math.hypot(1.0, 0.5)))
     one = Interval(value=1.0, low=0.0, high=9.0)
     assert together([one]) is one
-    assert together([one, Interval(value=2.0), Interval(value=3.0)]) == student([1.0, 2.0, 3.0])
+    assert repr(together([one, Interval(value=2.0), Interval(value=3.0)])) == repr(student([1.0, 2.0, 3.0]))
 
 
 # ------------------------------------------------------------------------------------------------------ medians
