@@ -150,6 +150,7 @@ def section(analysis: Analysis) -> dict[str, Any] | None:
     laps = _laps(runs)
     return {
         "count": len(runs),
+        "unit": analysis.rate_unit,
         "rows": _plain_rows(runs),
         "data": script_json(
             {
