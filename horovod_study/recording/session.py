@@ -165,7 +165,7 @@ class Session:
             host=self.host, local_rank=self.local_rank, cores=self.cores, device=device, lr=lr, settings=settings
         )
         ranks = self.workers.gather({**mine, **more})
-        load = None  # the cells that start beside it and take turns with it are no other programs; its slices tell
+        load = None  # the cells that start beside it are no other programs; its slices tell of others
         if not turns.wanted():
             load = self._load.sample(at_least_s=LOAD_S if self.workers.workers > 1 else 0.0)
         busy = evidence.other_cores(self.workers.gather(load), ranks)
