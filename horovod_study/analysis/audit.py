@@ -17,7 +17,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -541,12 +540,10 @@ def _totals(run: RecordedRun, ranks: Sequence[_Rank]) -> Iterable[tuple[str, Any
     window_s = totals.get("window_s")
     if isinstance(window_s, int | float) and window_s > 0:
         yield "samples_per_s", totals.get("samples_per_s"), sum(rank.samples for rank in ranks) / window_s
-    for name, values in (
-        ("step_s_median", [rank.median["step_s"] for rank in ranks]),
-        ("step_s_p90", [rank.p90_s for rank in ranks]),
-    ):
-        if name in totals:
-            yield name, totals[name], max_over_ranks(values)
+    if "step_s_median" in totals:
+        yield "step_s_median", totals["step_s_median"], max_over_ranks([rank.median["step_s"] for rank in ranks])
+    if "step_s_p90" in totals:
+        yield "step_s_p90", totals["step_s_p90"], max_over_ranks([rank.p90_s for rank in ranks])
     for lap in (*LAPS, "residual", "step"):
         if f"{lap}_s" in totals:
             yield f"{lap}_s", totals[f"{lap}_s"], mean(f"{lap}_s", "mean")
@@ -746,14 +743,9 @@ def _asked(record: RunRecord) -> list[Fault]:
     pairs: list[tuple[str, Any, Any]] = []
     for name in _LIKE:
         wanted, got = asked.get(name), ran.get(name)
-        if wanted in (None, "auto") or got is None:
-            continue
-        if name == "device":
-            pairs.append((name, wanted, "cpu" if got == "cpu" else "cuda"))
-        elif name == "reduction" and workers == 1:
+        if wanted in (None, "auto") or got is None or (name == "reduction" and workers == 1):
             continue  # one worker reduces nothing
-        else:
-            pairs.append((name, wanted, got))
+        pairs.append((name, wanted, "cuda" if name == "device" and got != "cpu" else got))
     timer = ran.get("timer_mode")
     if isinstance(timer, Mapping) and not timer.get("note"):
         pairs.append(("timer_mode", asked.get("timer_mode"), timer.get("value")))
@@ -768,11 +760,8 @@ def _asked(record: RunRecord) -> list[Fault]:
     ranks = [each for each in ran.get("ranks") or () if isinstance(each, Mapping)]
     if ranks and isinstance(workers, int):
         pairs.append(("workers", workers, len(ranks)))
-    chosen = [
-        name
-        for name in COMMUNICATION
-        if name in asked and asked[name] != OPTIONS[name].default and not (name == "reduction" and workers == 1)
-    ]
+    chosen = [name for name in COMMUNICATION if name in asked and asked[name] != OPTIONS[name].default]
+    chosen = [name for name in chosen if name != "reduction" or workers != 1]
     for number, each in enumerate(ranks):
         told = each.get("communication") or {}
         own = [("lr", rate, each.get("lr")), ("threads", asked.get("threads"), each.get("threads"))]
@@ -780,11 +769,9 @@ def _asked(record: RunRecord) -> list[Fault]:
         pairs += [(f"{name} of rank {number}", wanted, got) for name, wanted, got in own]
     found = []
     for name, wanted, got in pairs:
-        if wanted is None or got is None or _agree(wanted, got, ROWS_TOLERANCE):
-            continue
-        text = f"{name}: asked for {_told(wanted)}, ran with {_told(got)}"
-        column = name.split(" of ")[0]
-        found.append(_fault("logged-unlike-applied", text, column=column, again=_told(got)))
+        if wanted is not None and got is not None and not _agree(wanted, got, ROWS_TOLERANCE):
+            text = f"{name}: asked for {_told(wanted)}, ran with {_told(got)}"
+            found.append(_fault("logged-unlike-applied", text, column=name.split(" of ")[0], again=_told(got)))
     found += _settings(ran, ranks)
     # What holds for all ranks is told once.
     return list({each.column: each for each in reversed(found)}.values())[::-1]
@@ -820,22 +807,14 @@ def _dated(run: RecordedRun) -> Iterable[Fault]:
         kept, again = getattr(record, name), attempt.get(name)
         if kept and again and kept != again:
             yield _differs(run.name, name, kept, f"{again} (attempts)")
-    begin, end = _date(record.started), _date(record.finished)
+    dates = pd.to_datetime(pd.Series([record.started, record.finished]), utc=True, errors="coerce", format="ISO8601")
     wall_s = record.totals.get("wall_s")
-    if begin is None or end is None or len(attempts) > 1 or not isinstance(wall_s, int | float):
+    if dates.isna().any() or len(attempts) > 1 or not isinstance(wall_s, int | float):
         return
-    took_s = (end - begin).total_seconds()
+    took_s = (dates[1] - dates[0]).total_seconds()
     if not wall_s - 2 <= took_s <= wall_s + MAX_START_S:  # dates are whole seconds
         text = f"it took {took_s:,.0f} s from started to finished, and trained for {wall_s:,.0f} s"
         yield _fault("total-differs", text, where=f"{run.name}/run.json", column="started")
-
-
-def _date(text: str | None) -> datetime | None:
-    try:
-        found = datetime.fromisoformat(text or "")
-    except ValueError:
-        return None
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def _unsampled(run: RecordedRun, beside: RunSideFiles) -> Iterable[Fault]:
@@ -960,8 +939,8 @@ def in_order(findings: Iterable[Fault], analysis: Analysis) -> list[Fault]:
 
 
 def _whole(value: Any) -> int | None:
-    number = float(value)
-    return int(number) if math.isfinite(number) and number == int(number) else None
+    number = float(pd.to_numeric(value, errors="coerce"))
+    return int(number) if number.is_integer() else None
 
 
 def _cell(row: Mapping[Any, Any]) -> dict[str, Any]:
@@ -1031,10 +1010,11 @@ def _holes(study: Study) -> Iterable[Fault]:
                     text = f"other series have a point of {worker_counts([count])}, and this one has none"
                     yield _fault("missing-cell", text, series=str(series), workers=_whole(count))
     there = {name.rpartition("/")[2] for name in study.runs["run"]}
-    for name in study.planned:
-        if name not in there:
-            text = "the cell was planned and has no run"
-            yield _fault("missing-cell", text, runs=(name,))
+    yield from (
+        _fault("missing-cell", "the cell was planned and has no run", runs=(name,))
+        for name in study.planned
+        if name not in there
+    )
 
 
 def _repeats(study: Study) -> Iterable[Fault]:
@@ -1109,10 +1089,8 @@ def _twins(study: Study) -> Iterable[Fault]:
     """Yield runs whose steps took the very same times, to the last bit: nothing ever takes the same time twice."""
     first: dict[tuple[str, int], str] = {}
     for each in study.recounts:
-        if not each.digest or each.rows < 2:
-            continue
         other = first.setdefault((each.digest, each.rows), each.run)
-        if other != each.run:
+        if each.digest and each.rows > 1 and other != each.run:
             text = f"the step times of {each.run} are those of {other}, to the last digit"
             yield _fault("duplicated-run", text, runs=(each.run, other))
 
@@ -1169,18 +1147,18 @@ def _unlike_repeats(study: Study) -> Iterable[Fault]:
             of = f"{seed} {shape} {ran.get('parameters')} {record.environment.get('torch')}"
             asked.setdefault(("initial_parameter_sha256", of), {})[name] = f"{begin}"
     for (column, _), values in asked.items():
-        usual = _most_frequent(values.values())
-        odd = tuple(name for name, value in values.items() if value != usual)
+        usual, odd = _odd_ones(values)
         if odd:
-            most = len(values) - len(odd)
-            text = f"{column} is {values[odd[0]]}, and {usual} in {most} of the runs that were asked for alike"
-            yield _fault("logged-unlike-applied", text, column=column, runs=odd)
+            one, most = next(iter(odd.values())), len(values) - len(odd)
+            text = f"{column} is {one}, and {usual} in {most} of the runs that were asked for alike"
+            yield _fault("logged-unlike-applied", text, column=column, runs=tuple(odd))
 
 
-def _most_frequent(values: Iterable[str]) -> str | None:
-    """Return the most frequent of texts, of several the first by the alphabet; None without any."""
-    counts = Counter(values)
-    return min(counts, key=lambda value: (-counts[value], value), default=None)
+def _odd_ones(values: Mapping[str, str]) -> tuple[str | None, dict[str, str]]:
+    """Return the most frequent text of runs, of several the first by the alphabet, and the runs that have another."""
+    counts = Counter(values.values())
+    usual = min(counts, key=lambda value: (-counts[value], value), default=None)
+    return usual, {run: value for run, value in values.items() if value != usual}
 
 
 def _machines(study: Study) -> Iterable[Fault]:
@@ -1191,12 +1169,10 @@ def _machines(study: Study) -> Iterable[Fault]:
             if name not in rows.columns:
                 continue
             known = rows[rows[name].notna() & (rows[name].astype(str) != "")]
-            values = known[name].astype(str)
-            usual = _most_frequent(values)
-            odd = known[values != usual]
-            if len(odd):
-                text = f"{name} is {usual} in most runs, and {_several(set(values) - {usual})} in {len(odd)}"
-                yield _fault("versions-differ", text, series=str(series), column=name, runs=tuple(odd["run"]))
+            usual, odd = _odd_ones(dict(zip(known["run"], known[name].astype(str), strict=True)))
+            if odd:
+                text = f"{name} is {usual} in most runs, and {_several(set(odd.values()))} in {len(odd)}"
+                yield _fault("versions-differ", text, series=str(series), column=name, runs=tuple(odd))
 
 
 def _data_sets(study: Study) -> Iterable[Fault]:
@@ -1204,9 +1180,7 @@ def _data_sets(study: Study) -> Iterable[Fault]:
     good = study.runs[measured(study.runs)]
     for series, rows in good.groupby("series", sort=False):
         digests = {run: _values(study, [run], "dataset_digest") for run in rows["run"]}
-        known = {run: _several(values) for run, values in digests.items() if values}
-        usual = _most_frequent(known.values())
-        odd = {run: value for run, value in known.items() if value != usual}
+        usual, odd = _odd_ones({run: _several(values) for run, values in digests.items() if values})
         if odd:
             text = f"the data set of most runs is {usual}, of {len(odd)} it is {_several(set(odd.values()))}"
             place = {"where": "runs.csv", "series": str(series), "column": "train_samples"}
@@ -1276,7 +1250,7 @@ _KEYS = (
     *("run", "series", "setting", "partition", "workers", "nodes", "batch", "rank", "lap", "law", "kind", "quantity"),
     *("epoch", "target_mse", "repeat", "transport", "bin", "part", "other_series"),
 )
-_MARKS = ("extrapolated", "kind")
+_MARKS, _MARKED = ("extrapolated", "kind"), ("true", "forecast", "curve")
 _INTERVALS = ("_low", "_high", "_low_s", "_high_s")
 
 
@@ -1353,40 +1327,25 @@ def _named(row: _Row) -> dict[str, Any]:
     told = ("run", "series", "workers", "nodes", "setting", "partition")
     return {
         "series": row.get("series", ""),
-        "workers": _count(row.get("workers", "")),
-        "nodes": _count(row.get("nodes", "")),
+        "workers": _whole(row.get("workers", "")),
+        "nodes": _whole(row.get("nodes", "")),
         "row": ", ".join(f"{name} {row[name]}" for name in _KEYS if row.get(name) and name not in told),
         "runs": (row["run"],) if row.get("run") else (),
     }
-
-
-def _count(text: str) -> int | None:
-    try:
-        return _whole(text)
-    except ValueError:
-        return None
 
 
 def _cell_finding(where: str, row: _Row, column: str, kept: str, again: str, tolerance: float) -> Fault:
     """Return what is wrong with one cell, under the name of the fault that it looks like."""
     stem = column.removesuffix("_median")
     best = [end for end in ("_max", "_min") if not column.endswith(("_max", "_min")) and f"{stem}{end}" in row]
-    name, text = "cell-differs", f"is {_quoted(kept)}; the runs give {_quoted(again)}"
+    name, text = "cell-differs", f"is {kept or 'empty'}; the runs give {again or 'empty'}"
     if kept and any(same_text(kept, row[f"{stem}{end}"], tolerance) for end in best):
         name, text = "best-of-n", f"is {kept}, the best repeat; the median is {again}"
-    elif column in _MARKS and _is_mark(again) and not _is_mark(kept):
-        name, text = "extrapolation-unmarked", f"is {_quoted(kept)}; this row is beyond what was measured"
+    elif column in _MARKS and again.lower() in _MARKED and kept.lower() not in _MARKED:
+        name, text = "extrapolation-unmarked", f"is {kept or 'empty'}; this row is beyond what was measured"
     elif not kept and again and column.endswith((*_INTERVALS, "low", "high")):
         name, text = "intervals-missing", f"is empty; the repeats give {again}"
     return _fault(name, text, where=where, column=column, kept=kept, again=again, **_named(row))
-
-
-def _is_mark(text: str) -> bool:
-    return text.lower() in ("true", "forecast", "curve")
-
-
-def _quoted(text: str) -> str:
-    return text if text else "empty"
 
 
 def same_text(one: str, other: str, tolerance: float = TEXT_TOLERANCE) -> bool:
@@ -1415,9 +1374,8 @@ def compare_documents(where: str, kept: Any, again: Any, tolerance: float = TEXT
     def look(path: str, ours: Any, theirs: Any, series: str) -> None:
         nonlocal compared
         if isinstance(ours, dict) and isinstance(theirs, dict):
-            series = (
-                f"{theirs.get('series') or series}" if not isinstance(theirs.get("series"), dict | list) else series
-            )
+            if not isinstance(theirs.get("series"), dict | list):
+                series = f"{theirs.get('series') or series}"
             for name in dict.fromkeys([*theirs, *ours]):
                 place = f"{path}.{name}" if path else f"{name}"
                 if name in ours and name in theirs:

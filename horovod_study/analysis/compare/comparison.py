@@ -26,7 +26,7 @@ A difference is resolved when p after Holm is below ALPHA and one of the two int
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -154,31 +154,20 @@ class Comparison:
 
     def lines(self) -> list[str]:
         """Return a table and the verdicts in words."""
-        heads = (
-            *("workers", "blocks", "A samples/s", "B samples/s", "B/A", "95 % interval", "p", "p (Holm)"),
-            "p90/med A, B",
-        )
-        rows = [
-            (
-                f"{each.workers}",
-                f"{each.speed.ratio.n}",
-                f"{each.samples_per_s[0]:,.0f}",
-                f"{each.samples_per_s[1]:,.0f}",
-                f"{each.speed.ratio.value:.3f}",
-                f"{each.speed.ratio.low:.3f} - {each.speed.ratio.high:.3f}" if each.speed.ratio.known else "-",
-                f"{each.speed.ratio.p:.4f}",
-                f"{each.p_holm:.4f}",
-                f"{each.stability[0]:.2f}, {each.stability[1]:.2f}",
-            )
-            for each in self.counts
-        ]
-        table = to_lines(table_of(heads, rows, texts=()))
-        verdicts = [f"{plural(each.workers, 'worker')}: {each.verdict}" for each in self.counts]
-        verdicts += [
-            f"{plural(each.workers, 'worker')}: {_components(each.turns)}" for each in self.counts if each.turns
-        ]
-        doubts = [f"doubt, {plural(each.workers, 'worker')}: {doubt}" for each in self.counts for doubt in each.doubts]
-        return [*table, "", *verdicts, self.learning.text, *doubts]
+        heads = ("workers", "blocks", "A samples/s", "B samples/s", "B/A", "95 % interval", "p", "p (Holm)")
+        rows, verdicts, components, doubts = [], [], [], []
+        for each in self.counts:
+            count, ratio = plural(each.workers, "worker"), each.speed.ratio
+            rates = [f"{rate:,.0f}" for rate in each.samples_per_s]
+            ends = f"{ratio.low:.3f} - {ratio.high:.3f}" if ratio.known else "-"
+            unrest = ", ".join(f"{value:.2f}" for value in each.stability)
+            tests = [f"{ratio.value:.3f}", ends, f"{ratio.p:.4f}", f"{each.p_holm:.4f}", unrest]
+            rows.append((f"{each.workers}", f"{ratio.n}", *rates, *tests))
+            verdicts.append(f"{count}: {each.verdict}")
+            components += [f"{count}: {_components(each.turns)}"] if each.turns else []
+            doubts += [f"doubt, {count}: {doubt}" for doubt in each.doubts]
+        table = to_lines(table_of((*heads, "p90/med A, B"), rows, texts=()))
+        return [*table, "", *verdicts, *components, self.learning.text, *doubts]
 
 
 def too_few(blocks: int, tests: int) -> str:
@@ -197,7 +186,7 @@ def too_few(blocks: int, tests: int) -> str:
 # ------------------------------------------------------------------------------------------------------ comparison
 
 
-def compare(blocks: Sequence[Mapping[str, Any]], *, seed: int = 1, aim: float | None = None) -> Comparison:
+def compare(blocks: Sequence[Mapping[str, Any]], *, aim: float | None = None) -> Comparison:
     """Return the comparison of B with A from blocks as `studies/compare.py` makes them.
 
     A block: `workers`, `block` (its number, from 1), and under `A` and `B` the figures of one run each:
@@ -211,33 +200,31 @@ def compare(blocks: Sequence[Mapping[str, Any]], *, seed: int = 1, aim: float | 
     by_count: dict[int, list[Mapping[str, Any]]] = {}
     for block in sorted(blocks, key=lambda block: (block["workers"], block["block"])):
         by_count.setdefault(int(block["workers"]), []).append(block)
-    in_turns = {count: _in_turns(count, rows) for count, rows in by_count.items() if "rounds" in rows[0]}
-    speeds = {
-        count: in_turns[count][2]
-        if count in in_turns
-        else stats.paired_ratio(*(_values(rows, arm, "samples_per_s") for arm in "AB"), seed=seed)
-        for count, rows in by_count.items()
-    }
-    adjusted = dict(zip(speeds, stats.holm([each.ratio.p for each in speeds.values()]), strict=True))
+    turns = {count: _in_turns(count, rows) if "rounds" in rows[0] else None for count, rows in by_count.items()}
+    speeds = {count: _speed(rows, turns[count]) for count, rows in by_count.items()}
+    adjusted = stats.holm([each.ratio.p for each in speeds.values()])
     counts = []
-    for workers, rows in by_count.items():
-        rounds, known, _ = in_turns.get(workers, (None, None, None))
-        found = _count(
-            workers,
-            rows,
-            speeds[workers],
-            adjusted[workers],
-            tests=len(by_count),
-            seed=seed,
-            rounds=rounds,
-            known=known,
-        )
-        counts.append(found if aim is None or known is None else _with_aim(found, known, aim))
+    for (workers, rows), p_holm in zip(by_count.items(), adjusted, strict=True):
+        found = _count(workers, rows, speeds[workers], p_holm, tests=len(by_count), in_turns=turns[workers])
+        counts.append(found if aim is None or found.turns is None else _with_aim(found, found.turns, aim))
     return Comparison(counts=tuple(counts), learning=_learning(blocks))
 
 
-def _in_turns(workers: int, rows: Sequence[Mapping[str, Any]]) -> tuple[list[Floats], RatioEstimate, PairedRatio]:
-    """Return the log ratios of the rounds, block by block, and B/A from them; AnalysisError where they say nothing."""
+_InTurns: TypeAlias = tuple[list[Floats], RatioEstimate]
+"""The log ratios of the rounds, block by block, and B/A from them."""
+
+
+def _speed(rows: Sequence[Mapping[str, Any]], in_turns: _InTurns | None) -> PairedRatio:
+    if in_turns is None:
+        return stats.paired_ratio(*(_values(rows, arm, "samples_per_s") for arm in "AB"))
+    rounds, known = in_turns
+    levels = [float(each.mean()) for each in rounds if len(each)]
+    deviation = float(np.std(levels, ddof=1)) if len(levels) > 1 else None
+    return PairedRatio(ratio=replace(known.ratio, n=known.launches), log_sd=deviation)
+
+
+def _in_turns(workers: int, rows: Sequence[Mapping[str, Any]]) -> _InTurns:
+    """Return what the rounds say; AnalysisError where they say nothing."""
     slices = [
         Slice(
             launch=f"{row['block']:03d}",
@@ -256,9 +243,7 @@ def _in_turns(workers: int, rows: Sequence[Mapping[str, Any]]) -> tuple[list[Flo
             f"compare: no block with {plural(workers, 'worker')} has two rounds that count; give more --seconds or "
             "--steps, or --no-turns"
         )
-    levels = [float(each.mean()) for each in found.differences if len(each)]
-    deviation = float(np.std(levels, ddof=1)) if len(levels) > 1 else None
-    return found.differences, known, PairedRatio(ratio=replace(known.ratio, n=known.launches), log_sd=deviation)
+    return found.differences, known
 
 
 def _with_aim(found: CountResult, known: RatioEstimate, aim: float) -> CountResult:
@@ -297,10 +282,9 @@ def _count(
     p_holm: float,
     *,
     tests: int,
-    seed: int,
-    rounds: Sequence[Floats] | None = None,
-    known: RatioEstimate | None = None,
+    in_turns: _InTurns | None = None,
 ) -> CountResult:  # one table of results, made in one place
+    rounds, known = in_turns or (None, None)
     a, b = _values(rows, "A", "samples_per_s"), _values(rows, "B", "samples_per_s")
     unrest_a, unrest_b = (_values(rows, arm, "step_s_p90") / _values(rows, arm, "step_s_median") for arm in "AB")
     logs = np.log(b / a) if rounds is None else np.array([each.mean() for each in rounds if len(each)])
@@ -328,7 +312,7 @@ def _count(
         ratios=tuple(float(each) for each in np.exp(logs)),
         block_numbers=tuple(int(row["block"]) for row in rows),
         stability=(float(np.median(unrest_a)), float(np.median(unrest_b))),
-        spread=stats.paired_ratio(unrest_a, unrest_b, seed=seed),
+        spread=stats.paired_ratio(unrest_a, unrest_b),
         step_ms=tuple(float(np.median(_values(rows, arm, "step_s_median"))) * 1e3 for arm in "AB"),  # type: ignore[arg-type]
         unpaired_p=stats.finite_or_none(stats.welch_p(np.log(a), np.log(b))),
         needed=needed,
@@ -426,9 +410,8 @@ def _doubts(
             arm = max(gaps, key=lambda arm: gaps[arm])
             yield (
                 f"block {row['block']} is an outlier (B/A = {math.exp(log):.3f}, usually {math.exp(middle):.3f}): "
-                f"{arm} "
-                f"made {row[arm]['samples_per_s']:,.0f} samples/s there against {np.median(own[arm]):,.0f} usually; it "
-                "counts like the others"
+                f"{arm} made {row[arm]['samples_per_s']:,.0f} samples/s there against {np.median(own[arm]):,.0f} "
+                "usually; it counts like the others"
             )
     for arm, unrest in (("A", unrest_a), ("B", unrest_b)):
         if (restless := float(np.median(unrest))) > 1.5:

@@ -37,35 +37,33 @@ from horovod_study.workloads import packaged
 DISTINGUISHING, OPTIONS = packaged().distinguishing, packaged().options
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Metric:
     """One quantity that is compared, of which every run has a value (a speedup: every run and its baseline)."""
 
     column: str  # of the table `runs`, or of `crossings` for times to target
     title: str
     unit: str  # of that column; "" without one
-    higher_is_better: bool
+    word: str  # of the gate
     better: str  # what AFTER is when it is resolved to be better, ...
     worse: str
-    word: str  # of the gate
+    higher_is_better: bool = False
 
     def worsening(self, ratio: float) -> float:
         """Return by which share of BEFORE a ratio is worse; negative where it is better."""
         return 1 - ratio if self.higher_is_better else ratio - 1
 
 
-def _metric(column: str, title: str, unit: str, word: str, better: str, worse: str, *, higher: bool = False) -> Metric:
-    return Metric(column=column, title=title, unit=unit, higher_is_better=higher, better=better, worse=worse, word=word)
-
-
 METRICS: Mapping[str, Metric] = {
-    "throughput": _metric("samples_per_s", "throughput", "samples/s", "slower", "faster", "slower", higher=True),
-    "step": _metric("step_s_median", "median step", "s", "step", "shorter", "longer"),
-    "sync": _metric("sync_s", "exposed synchronisation", "s per step", "sync", "shorter", "longer"),
-    "speedup": _metric("samples_per_s", "speedup", "", "speedup", "higher", "lower", higher=True),
-    "efficiency": _metric("samples_per_s", "efficiency", "", "efficiency", "higher", "lower", higher=True),
-    "target": _metric("train_s", "time to target", "s", "target", "sooner", "later"),
-    "energy": _metric("energy_per_sample_j", "energy per sample", "J", "energy", "less", "more"),
+    "throughput": Metric(
+        "samples_per_s", "throughput", "samples/s", "slower", "faster", "slower", higher_is_better=True
+    ),
+    "step": Metric("step_s_median", "median step", "s", "step", "shorter", "longer"),
+    "sync": Metric("sync_s", "exposed synchronisation", "s per step", "sync", "shorter", "longer"),
+    "speedup": Metric("samples_per_s", "speedup", "", "speedup", "higher", "lower", higher_is_better=True),
+    "efficiency": Metric("samples_per_s", "efficiency", "", "efficiency", "higher", "lower", higher_is_better=True),
+    "target": Metric("train_s", "time to target", "s", "target", "sooner", "later"),
+    "energy": Metric("energy_per_sample_j", "energy per sample", "J", "energy", "less", "more"),
 }
 """What is compared, in the order of the table. `speedup` and `efficiency` have equal ratios: workers are equal."""
 
@@ -289,16 +287,13 @@ def _named(point: Mapping[Any, Any]) -> dict[str, Any]:
 
 def _order(point: Mapping[Any, Any]) -> tuple[Any, ...]:
     """Sort points by what they are: as the tables do, unknown last."""
-
-    def number(value: Any) -> float:
-        return math.inf if value != value else float(value)
-
     backend, transport = point["backend"], point["transport"]
+    names = ("ref_batch", "workers", "nodes", "batch", "train_samples")
+    ref_batch, *rest = (math.inf if point[name] != point[name] else float(point[name]) for name in names)
     return (
         *(f"{point['partition']}", BACKENDS.index(backend) if backend in BACKENDS else 99, f"{backend}"),
-        *(TRANSPORTS.index(transport) if transport in TRANSPORTS else 99, f"{transport}", number(point["ref_batch"])),
-        *(f"{point['setting']}", f"{point['series']}", number(point["workers"]), number(point["nodes"])),
-        *(number(point["batch"]), number(point["train_samples"])),
+        *(TRANSPORTS.index(transport) if transport in TRANSPORTS else 99, f"{transport}", ref_batch),
+        *(f"{point['setting']}", f"{point['series']}", *rest),
     )
 
 
@@ -394,8 +389,7 @@ def _matched(
     pairs = [_Pair(after=cell, before=partner[cell.place]) for cell in after if cell.place in partner]
     lonely = [("after", cell) for cell in after if cell.place not in partner]
     lonely += [("before", cell) for cell in before if cell.place not in taken]
-    kinds = [AMBIGUOUS if (study, cell.place) in unclear else ABSENT for study, cell in lonely]
-    return pairs, [(study, cell, kind) for (study, cell), kind in zip(lonely, kinds, strict=True)]
+    return pairs, [(*each, AMBIGUOUS if (each[0], each[1].place) in unclear else ABSENT) for each in lonely]
 
 
 def _grouped(cells: Iterable[_StudyCell], names: Sequence[str]) -> dict[tuple[str, ...], list[_StudyCell]]:
@@ -415,16 +409,13 @@ def _unmatched(
     for pair in pairs:
         for study, cell, partner in (("after", pair.after, pair.before), ("before", pair.before, pair.after)):
             if len(cell.runs) and not len(partner.runs):
-                reasons = f"{partner.point['reasons']}" or "no reason recorded"
-                reason = f"no result in {other[study]}: {reasons}"
+                reason = f"no result in {other[study]}: {partner.point['reasons'] or 'no reason recorded'}"
                 rows.append({**cell.point, "study": study, "kind": NO_RESULT, "reason": reason})
     for study, cell, kind in lonely:
         if len(cell.runs):
-            why = {
-                ABSENT: f"not measured in {other[study]}",
-                AMBIGUOUS: f"several cells fit, here or in {other[study]}, once they may differ",
-            }
-            rows.append({**cell.point, "study": study, "kind": kind, "reason": why[kind]})
+            reason = f"several cells fit, here or in {other[study]}, once they may differ"
+            reason = f"not measured in {other[study]}" if kind == ABSENT else reason
+            rows.append({**cell.point, "study": study, "kind": kind, "reason": reason})
     rows.sort(key=lambda row: row["study"] != "before")
     return _table(rows, UNMATCHED_COLUMNS)
 
@@ -512,25 +503,17 @@ def _row(
     if note:
         return {**row, "note": note}
     repeats = {tuple(cell.runs["repeat"]) for both in cells for cell in both}
-    parts: list[tuple[int, Floats]] = []
-    for sign, (one, other) in zip((1, -1), values, strict=False):
-        parts += [(sign, one), (-sign, other)]
+    parts = list(zip((1, -1, -1, 1), (each for both in values for each in both), strict=False))
     return {**row, **_found(parts, paired=turns and len(repeats) == 1, scale=scale)}
 
 
 def _found(parts: Sequence[tuple[int, Floats]], *, paired: bool, scale: float = 1.0) -> dict[str, Any]:
     """Return the numbers of one row. Parts: AFTER, BEFORE, and their baselines with the opposite sign."""
-    sides = [parts[0::2], parts[1::2]]
-    after, before = (
-        scale
-        * math.exp(math.fsum((1, -1)[place] * float(np.log(values).mean()) for place, (_, values) in enumerate(s)))
-        for s in sides
-    )
+    means = [float(np.log(values).mean()) for _, values in parts]
+    after, before = (scale * math.exp(side[0] - sum(side[1:])) for side in (means[0::2], means[1::2]))
     if paired:
-        together = np.exp(np.sum([sign * np.log(values) for sign, values in parts], axis=0))
-        found = stats.log_contrast([(1, together)])
-    else:
-        found = stats.log_contrast(parts)
+        parts = [(1, np.exp(np.sum([sign * np.log(values) for sign, values in parts], axis=0)))]
+    found = stats.log_contrast(parts)
     ratio = found.named("ratio", "ratio_low", "ratio_high")
     return {"before": before, "after": after, "test": PAIRED if paired else UNPAIRED, **ratio, "p": found.p}
 
@@ -625,13 +608,11 @@ def _law_differences(pairs: Sequence[_Pair], after: Analysis, before: Analysis) 
         ones, others = (analysis.fits["series"].get(name) for analysis, name in ((after, series), (before, other)))
         if ones is None or others is None:
             continue
-        for law, own in ones["laws"].items():
-            theirs = others["laws"].get(law)
-            for parameter in own["params"] if theirs is not None else ():
-                if parameter not in theirs["params"]:
-                    continue
-                names = {"series": series, "before_series": other, "law": law, "parameter": parameter}
-                names |= {"after_selected": law == ones["selected"], "before_selected": law == others["selected"]}
+        for law in (law for law in ones["laws"] if law in others["laws"]):
+            own, theirs = ones["laws"][law], others["laws"][law]
+            names = {"series": series, "before_series": other, "law": law}
+            names |= {"after_selected": law == ones["selected"], "before_selected": law == others["selected"]}
+            for parameter in (name for name in own["params"] if name in theirs["params"]):
                 now, then = _estimate(own, parameter), _estimate(theirs, parameter)
                 less = stats.difference(now, then)
                 ends = {
@@ -641,7 +622,7 @@ def _law_differences(pairs: Sequence[_Pair], after: Analysis, before: Analysis) 
                 }
                 verdict = "higher" if less.low > 0 else "lower" if less.high < 0 else ALIKE
                 verdict = UNKNOWN if math.isnan(less.low + less.high) else verdict
-                rows.append({**names, **ends, "verdict": verdict})
+                rows.append({**names, "parameter": parameter, **ends, "verdict": verdict})
     return _table(rows, LAW_COLUMNS)
 
 
@@ -658,9 +639,7 @@ def _changes(
     pairs: Sequence[_Pair], after: Analysis, before: Analysis, may_differ: Sequence[str]
 ) -> tuple[Change, ...]:
     """Return what is not the same besides the numbers: settings left out of the matching, machines, versions, ..."""
-    found = []
-    for name in may_differ:
-        found.append(_change(name, *(_told(pairs, side, name) for side in _SIDES)))
+    found = [_change(name, *(_told(pairs, side, name) for side in _SIDES)) for name in may_differ]
     for column in ("host", *ENVIRONMENT):
         known = [{each.get(column) for each in study.provenance["environment"]} for study in (before, after)]
         # As texts: 3.10 of a version is not a number.

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from horovod_study.analysis.series.points import measured
+from horovod_study.analysis.series.points import measured, numbers
 from horovod_study.analysis.sync.boundary import fewest_nodes
 from horovod_study.errors import AnalysisError
 from horovod_study.files import csv_rows
@@ -76,7 +76,9 @@ def extra_p(points: pd.DataFrame) -> list[dict[str, Any]]:
     curves: dict[tuple[int, ...], dict[str, dict[str, list[dict[str, Any]]]]] = {}
     series = points["series"].astype(str) if "series" in points.columns else pd.Series("", points.index)
     for name, rows in points.groupby(series, sort=True):
-        for metric, values in _metrics(rows).items():
+        per_s = numbers(rows, "samples_per_s")
+        step_s = numbers(rows, "workers") * numbers(rows, "batch_size") / per_s
+        for metric, values in zip(METRICS, (step_s, 1 / per_s, numbers(rows, "sync_s")), strict=True):
             known = values[np.isfinite(values)]
             found = known.groupby(rows.loc[known.index, "workers"].astype(int), sort=True)
             curve = [{"point": [int(str(count))], "values": each.tolist()} for count, each in found]
@@ -87,15 +89,6 @@ def extra_p(points: pd.DataFrame) -> list[dict[str, Any]]:
         raise AnalysisError("no series has two worker counts; a model of one point says nothing")
     ordered = sorted(curves.items(), key=lambda item: (-sum(map(len, item[1].values())), item[0]))
     return [{"parameters": [PARAMETER], "measurements": measurements} for _, measurements in ordered]
-
-
-def _metrics(rows: pd.DataFrame) -> dict[str, "pd.Series[float]"]:
-    per_s = rows["samples_per_s"].astype(float)
-    nothing = pd.Series(math.nan, rows.index)
-    batch = rows["batch_size"].astype(float) if "batch_size" in rows.columns else nothing
-    sync = rows["sync_s"].astype(float) if "sync_s" in rows.columns else nothing
-    found = (rows["workers"].astype(float) * batch / per_s, 1 / per_s, sync)
-    return dict(zip(METRICS, found, strict=True))
 
 
 def counts_of(document: Mapping[str, Any]) -> list[int]:

@@ -334,12 +334,12 @@ def _telling(table: pd.DataFrame) -> tuple[str, ...]:
     nothing to it: these tell nothing there. Other models have other options anyway: differences within a model count.
     """
     parallel = table[table["backend"] != "serial"]
-    told = []
-    for column in CHOICES:
+
+    def differs(column: str) -> bool:
         rows = parallel if column in _OF_SEVERAL else table
-        if (rows.groupby("model")[column].nunique(dropna=False) > 1).any():
-            told.append(column)
-    return tuple(told)
+        return bool((rows.groupby("model")[column].nunique(dropna=False) > 1).any())
+
+    return tuple(filter(differs, CHOICES))
 
 
 def _names(families: Sequence[_Family], told: Sequence[str]) -> dict[str, _Family]:
@@ -390,15 +390,9 @@ def _setting(family: _Family, told: Sequence[str]) -> str:
 
 def _sorted(table: pd.DataFrame) -> pd.DataFrame:
     """Order rows by what they are, so that the order of the run table does not matter."""
-    ranks = {
-        "backend": {name: place for place, name in enumerate(BACKENDS)},
-        "transport": {name: place for place, name in enumerate(TRANSPORTS)},
-        **{
-            name: {each: place for place, each in enumerate(OPTIONS[name].choices or ())}
-            for name in CHOICES
-            if OPTIONS[name].choices
-        },
-    }
+    orders = {"backend": BACKENDS, "transport": TRANSPORTS}
+    orders |= {name: tuple(choices) for name in CHOICES if (choices := OPTIONS[name].choices)}
+    ranks = {name: {each: place for place, each in enumerate(order)} for name, order in orders.items()}
     table = table.infer_objects()
     keys = {
         column: table[column].map(ranks[column]).fillna(99)
@@ -544,11 +538,9 @@ def _point(cell: pd.DataFrame) -> dict[str, Any]:
     first = cell.iloc[0]
     good = cell[measured(cell)]
     bad = cell[~measured(cell)]
-    row: dict[str, Any] = {"series": first["series"]}
-    row |= {column: first[column] for column in CELL}
-    row |= {column: first[column] for column in ("setting", "global_batch", "mode", "work", "ref_batch")}
-    row["ref_train_samples"] = first["ref_train_samples"]
-    row |= {
+    of_series = ("setting", "global_batch", "mode", "work", "ref_batch", "ref_train_samples")
+    row: dict[str, Any] = {
+        **{column: first[column] for column in ("series", *CELL, *of_series)},
         "repeats": len(good),
         "failed": len(bad),
         "missing": good.empty,
@@ -556,17 +548,16 @@ def _point(cell: pd.DataFrame) -> dict[str, Any]:
         "_samples_per_s": np.sort(good["samples_per_s"].to_numpy(dtype=float)),
         "_steps": float(good["steps"].astype(float).min()) if len(good) else math.nan,
     }
-    x = row["_samples_per_s"]
     names = {"median": "median", "min": "min", "max": "max", "low": "ci95_low", "high": "ci95_high"}
-    row |= {f"samples_per_s_{names[end]}": value for end, value in stats.spread(x).items()}
-    row |= _epoch(row)
-    row["step_s_median"] = stats.of_all(good["step_s_median"])
-    row["step_mean_s_median"] = stats.of_all(good["step_s"])
-    row |= {f"{column}_median": stats.of_all(good[column]) for column in LAP_COLUMNS}
-    row["test_mse_median"] = stats.of_all(good["test_mse"])
-    row |= {f"{column}_median": stats.of_all(good[column]) for column in OF_RANKS}
-    ends = {"min": np.min, "max": np.max}
-    row |= {f"{column}_{end}": stats.of_all(good[column], of) for column in OF_RANKS for end, of in ends.items()}
+    row |= {f"samples_per_s_{names[end]}": value for end, value in stats.spread(row["_samples_per_s"]).items()}
+    # An epoch takes training samples / X: the fastest repeat is the shortest.
+    ends = {"median": "median", "min": "max", "max": "min", "low": "ci95_high", "high": "ci95_low"}
+    for end, of in ends.items():
+        row[f"epoch_s_{end}"] = row["train_samples"] / (row[f"samples_per_s_{of}"] or math.nan)
+    row |= {"step_s_median": stats.of_all(good["step_s_median"]), "step_mean_s_median": stats.of_all(good["step_s"])}
+    row |= {f"{column}_median": stats.of_all(good[column]) for column in (*LAP_COLUMNS, "test_mse", *OF_RANKS)}
+    for column in OF_RANKS:
+        row[f"{column}_min"], row[f"{column}_max"] = (stats.of_all(good[column], of) for of in (np.min, np.max))
     return row
 
 
@@ -579,13 +570,6 @@ def _why(run: Any, *, status: bool = True) -> str:
         return "still running"
     reason = reason or "no reason recorded"
     return f"{run['status']}: {reason}" if status else reason
-
-
-def _epoch(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the seconds of one epoch, training samples / X: the fastest repeat is the shortest."""
-    ends = {"median": "median", "min": "max", "max": "min", "low": "ci95_high", "high": "ci95_low"}
-    speeds = {end: row[f"samples_per_s_{of}"] or math.nan for end, of in ends.items()}
-    return {f"epoch_s_{end}": row["train_samples"] / speed for end, speed in speeds.items()}
 
 
 def baseline_place(cells: Sequence[Mapping[str, Any]], cell: Mapping[str, Any], kind: str) -> int | None:
@@ -643,11 +627,12 @@ def _against(row: dict[str, Any], x: Any, kind: str, base: Any, itself: bool) ->
     """
     n = row["workers"]
     base_median = math.nan if base is None else float(np.median(base))
-    speedup = {name: row[f"samples_per_s_{name}"] / base_median for name in ("median", "min", "max")}
     ratio = stats.median_ratio(x, () if base is None else base)
     low, high = (1.0, 1.0) if itself else (ratio.low, ratio.high)
     columns = {f"base_{kind}_samples_per_s": base_median, f"base_{kind}_repeats": 0 if base is None else len(base)}
-    values = {"": speedup["median"], "_min": speedup["min"], "_max": speedup["max"], "_low": low, "_high": high}
+    ends = {"": "median", "_min": "min", "_max": "max"}
+    values = {end: row[f"samples_per_s_{name}"] / base_median for end, name in ends.items()}
+    values |= {"_low": low, "_high": high}
     columns |= {f"speedup_{kind}{name}": value for name, value in values.items()}
     columns |= {f"efficiency_{kind}{name}": value / n for name, value in values.items()}
     columns[f"ideal_epoch_{kind}_s"] = row["train_samples"] / (n * base_median)
@@ -713,10 +698,13 @@ def _doubt_baselines(runs: pd.DataFrame, points: pd.DataFrame) -> Iterator[str]:
                 continue
             way = "serial" if kind == "plain" else f"{first['backend']}/{first['transport']}"
             needed = lacking.iloc[0]
+            size = f"{needed['ref_train_samples']:.0f} training samples"
+            if math.isnan(needed["ref_train_samples"]):
+                size = "and a training set whose size is not recorded either"
             yield (
                 f"{series}: no {kind} baseline for {worker_counts(lacking['workers'])}, so speedup_{kind} is left "
                 f"empty; it needs one {way} worker on {first['partition']} with batch {needed['ref_batch']:.0f}, "
-                f"{first['precision']}, {_size(needed['ref_train_samples'])}."
+                f"{first['precision']}, {size}."
             )
 
 
@@ -725,10 +713,8 @@ def _doubt_other_script(series: str, rows: pd.DataFrame, runs: pd.DataFrame) -> 
     first, several = rows.iloc[0], rows[rows["workers"] > 1]
     if first["backend"] == REPORTED:
         fewest = f"{rows['workers'].min():.0f}"
-        taken = (
-            f"{series}: the table has no row of one worker, so {fewest} workers are taken as {fewest} times as fast."
-        )
-        return [] if fewest == "1" else [taken]
+        taken = f"the table has no row of one worker, so {fewest} workers are taken as {fewest} times as fast."
+        return [] if fewest == "1" else [f"{series}: {taken}"]
     lacking = several[several["base_plain_repeats"].eq(0) & several["base_wrapped_repeats"].eq(0)]
     if not lacking.empty:
         needed = lacking.iloc[0]
@@ -759,15 +745,14 @@ def _doubt_data(points: pd.DataFrame) -> Iterator[str]:
         wanted = row["train_samples" if row["work"] in map(WORK.get, _ANY_DATA) else "ref_train_samples"]
         other = [size for size in sizes if not _same(size, wanted)]
         if other:
-            here, there = (_samples(size) for size in (wanted, other[0]))
+            here, there = (
+                "a size that was not recorded" if math.isnan(size) else f"{size:.0f} samples"
+                for size in (wanted, other[0])
+            )
             yield (
                 f"{row['series']} at {worker_counts([row['workers']])}: the data set has {here}, that of the baseline "
                 f"{there}; a speedup in samples/s holds only if a sample costs as much in either."
             )
-
-
-def _samples(count: float) -> str:
-    return "a size that was not recorded" if math.isnan(count) else f"{count:.0f} samples"
 
 
 def inside(backend: str, transport: str) -> str:
@@ -797,12 +782,6 @@ def _doubt_modes(points: pd.DataFrame) -> list[str]:
         "given; keep one of them fixed."
         for series in points.loc[points["mode"] == "mixed", "series"].drop_duplicates()
     ]
-
-
-def _size(train_samples: float) -> str:
-    if math.isnan(train_samples):
-        return "and a training set whose size is not recorded either"
-    return f"{train_samples:.0f} training samples"
 
 
 def _doubt_shared(points: pd.DataFrame) -> Iterator[str]:

@@ -10,7 +10,7 @@ import math
 import numpy as np
 import pandas as pd
 
-from horovod_study.analysis.series.points import REPORTED, REQUIRED
+from horovod_study.analysis.series.points import REPORTED, REQUIRED, numbers
 
 _TEXTS = {"reason": "", "transport": "none", "precision": "auto", "reduction": "auto", "horovod_defaults": False}
 _NUMBERS = ("nodes", "workers_per_node", "batch_size", "repeat", "sync_s")
@@ -21,8 +21,8 @@ def run_rows(points: pd.DataFrame, name: str) -> pd.DataFrame:
 
     Runs are named by their place, `row-0001`; a partition is a series of the table, `name` where it has none.
     """
-    count, nothing = len(points), pd.Series(math.nan, points.index)
-    known = {column: points[column].astype(float) if column in points else nothing for column in _NUMBERS}
+    count = len(points)
+    known = {column: numbers(points, column) for column in _NUMBERS}
     nodes = known["nodes"].fillna(np.ceil(points["workers"] / known["workers_per_node"]))
     series = points["series"].astype(str) if "series" in points else pd.Series(name, points.index)
     point = [series, points["workers"], nodes.fillna(0), known["batch_size"].fillna(0)]
