@@ -342,9 +342,8 @@ def order_interval(values: ArrayLike, level: float = LEVEL) -> Interval:
     n, middle = len(ordered), float(np.median(ordered))
     # As many may be outside on either side.
     cut = int((special.bdtr(np.arange(n), n, 0.5) <= (1 - level) / 2).sum()) - 1
-    if cut < 0:
-        return Interval(value=middle, level=level, n=n)
-    return Interval(value=middle, low=float(ordered[cut]), high=float(ordered[n - 1 - cut]), level=level, n=n)
+    low, high = (float(ordered[cut]), float(ordered[n - 1 - cut])) if cut >= 0 else (math.nan, math.nan)
+    return Interval(value=middle, low=low, high=high, level=level, n=n)
 
 
 def trimmed_mean(values: ArrayLike) -> tuple[float, float, float]:
@@ -407,10 +406,9 @@ def sign_flip_p(values: ArrayLike, *, seed: int = 1) -> Floats:
     else:
         signs = np.random.default_rng(seed).choice([-1.0, 1.0], size=(PATTERNS, n))
     sums = np.abs(flat @ signs.T)  # (..., patterns)
+    drawn = int(n > EXACT_UP_TO)
     reached = (sums >= limit[..., None]).sum(axis=-1)
-    if n <= EXACT_UP_TO:
-        return np.asarray(reached / len(signs), dtype=float)
-    return np.asarray((1 + reached) / (1 + len(signs)), dtype=float)
+    return np.asarray((drawn + reached) / (drawn + len(signs)), dtype=float)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

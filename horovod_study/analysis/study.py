@@ -238,17 +238,15 @@ def analyze(
 
 
 def _provenance(runs: pd.DataFrame, table: pd.DataFrame, baseline: str) -> dict[str, Any]:
-    """Return what was run, when, where, and how it was measured."""
+    """Return what was run, when (the first start and the last, ISO 8601), where, and how it was measured."""
+    started = _distinct(runs["started"]) if "started" in runs.columns else []
     return {
         "schema": SCHEMA,
         "studies": _distinct(runs["study"]),
         "partitions": _distinct(runs["partition"]),
         "baseline": baseline,
-        "runs": {
-            "total": len(runs),
-            **{f"{k}": int(v) for k, v in runs["status"].value_counts().sort_index().items()},
-        },
-        "started": _span(runs),
+        "runs": {"total": len(runs), **runs["status"].value_counts().sort_index().to_dict()},
+        "started": started[:1] + started[-1:],
         "failed": [
             {f"{key}": _plain_value(value) for key, value in row.items()}
             for row in scaling.failed_runs(table).to_dict("records")
@@ -388,11 +386,8 @@ def _result(row: Any, baseline: str) -> dict[str, Any]:
 
 
 def _against(row: Any, baseline: str) -> dict[str, Any]:
-    return {
-        "speedup": _number(row[f"speedup_{baseline}"]),
-        "low": _number(row[f"speedup_{baseline}_low"]),
-        "high": _number(row[f"speedup_{baseline}_high"]),
-    }
+    ends = {"speedup": "", "low": "_low", "high": "_high"}
+    return {name: _number(row[f"speedup_{baseline}{end}"]) for name, end in ends.items()}
 
 
 def _comparison(table: pd.DataFrame, best: Any, other: Any) -> dict[str, Any]:
@@ -443,12 +438,6 @@ def _distinct(column: pd.Series) -> list[str]:
     return sorted({f"{value}" for value in column.dropna()})
 
 
-def _span(runs: pd.DataFrame) -> list[str]:
-    """Return the start of the first and of the last run, ISO 8601; empty when no run recorded one."""
-    times = _distinct(runs["started"]) if "started" in runs.columns else []
-    return [times[0], times[-1]] if times else []
-
-
 def _environments(runs: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the distinct environments of the runs with how many runs each had, the most frequent first."""
     columns = [name for name in ("partition", "host", *scaling.ENVIRONMENT) if name in runs.columns]
@@ -463,6 +452,9 @@ def _environments(runs: pd.DataFrame) -> list[dict[str, Any]]:
         merged[home] = merged.get(home, 0) + seen[key]
     ordered = sorted(merged.items(), key=lambda item: (-item[1], [f"{value}" for value in item[0]]))
     return [{"runs": count, **dict(zip(columns, key, strict=True))} for key, count in ordered]
+
+
+_LENGTHS = ("window_s", "steps", "excluded_steps")
 
 
 def _measurement(table: pd.DataFrame) -> list[dict[str, Any]]:
@@ -481,11 +473,7 @@ def _measurement(table: pd.DataFrame) -> list[dict[str, Any]]:
                 "stock_settings": bool(first["horovod_defaults"]),
                 "train_samples": _range(group["train_samples"]),
                 "repeats": _range(cells),
-                **{
-                    name: _range(group[name])
-                    for name in ("window_s", "steps", "excluded_steps")
-                    if name in group.columns
-                },
+                **{name: _range(group[name]) for name in _LENGTHS if name in group.columns},
             }
         )
     return rows

@@ -218,26 +218,24 @@ def _curve_rows(cell: _CellRuns) -> list[dict[str, Any]]:
     for count in sorted({float(each) for run in cell.runs for each in run.samples}):
         there = [(run, int(np.flatnonzero(run.samples == count)[-1])) for run in cell.runs if count in run.samples]
 
-        def middle(name: str, there: Sequence[tuple[_Run, int]] = there) -> float:
-            return float(np.median([getattr(run, name)[place] for run, place in there]))
-
-        tests = np.sort([run.test_mse[place] for run, place in there])
-        median = _finite(float(np.median(tests)))
+        middle = {
+            name: float(np.median([getattr(run, name)[place] for run, place in there]))
+            for name in ("epoch", "steps", "train_s", "wall_s", "train_mse", "test_mse")
+        }
+        tests = [float(run.test_mse[place]) for run, place in there]
         rows.append(
             {
                 **_identity(cell),
                 "samples": int(count),
                 "evaluations": len(there),
-                "epoch": middle("epoch"),
-                "steps": middle("steps"),
-                "train_s_median": middle("train_s"),
-                "wall_s_median": middle("wall_s"),
-                "train_mse_median": _finite(middle("train_mse")),
-                "test_mse_median": median,
-                "test_mse_min": _finite(tests[0]),
-                "test_mse_max": _finite(tests[-1]),
+                "epoch": middle["epoch"],
+                "steps": middle["steps"],
+                **{f"{name}_median": middle[name] for name in ("train_s", "wall_s")},
+                **{f"{name}_median": _finite(middle[name]) for name in ("train_mse", "test_mse")},
+                "test_mse_min": _finite(min(tests)),
+                "test_mse_max": _finite(max(tests)),
                 "floor_mse": cell.floor_mse,
-                "efficiency": cell.floor_mse / median,
+                "efficiency": cell.floor_mse / _finite(middle["test_mse"]),
             }
         )
     return rows
@@ -370,84 +368,59 @@ def _rounded_up(value: float) -> float:
     return float(f"{digits}e{place}")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Met:
-    """The repeats of one cell against one target."""
+def _median_run(met: Sequence[Crossing]) -> Crossing | None:
+    """Return the run in the middle of the times to target; None where unreached repeats leave it open.
 
-    runs: tuple[Crossing, ...]
-
-    @property
-    def median_run(self) -> Crossing | None:
-        """Return the run in the middle of the times to target; None where unreached repeats leave it open.
-
-        An unreached repeat would have met the target at some time after its bound: the middle is known only if it
-        is the same run, and one that met the target, wherever those times lie.
-        """
-        soonest = sorted(self.runs, key=lambda run: (run.train_s, run.samples))
-        latest = sorted(self.runs, key=lambda run: (not run.reached, run.train_s, run.samples))
-        middle = len(self.runs) // 2
-        known = soonest[middle] is latest[middle] and soonest[middle].reached
-        return latest[middle] if known else None
-
-    def at_least(self, name: str) -> float:
-        """Return what the middle of a quantity over the repeats cannot be below."""
-        values = [getattr(run, name) for run in self.runs]
-        return math.nan if any(math.isnan(value) for value in values) else _middle(values)
-
-    def times(self) -> Floats | None:
-        """Return the seconds of every repeat, shape (R,); None where one did not meet the target."""
-        return np.array([run.train_s for run in self.runs]) if all(run.reached for run in self.runs) else None
+    An unreached repeat would have met the target at some time after its bound: the middle is known only if it is the
+    same run, and one that met the target, wherever those times lie.
+    """
+    soonest = sorted(met, key=lambda run: (run.train_s, run.samples))[len(met) // 2]
+    latest = sorted(met, key=lambda run: (not run.reached, run.train_s, run.samples))[len(met) // 2]
+    return latest if soonest is latest and latest.reached else None
 
 
-def _met(cell: _CellRuns, target: float) -> _Met:
-    return _Met(runs=tuple(_crossing(run, target) for run in cell.runs))
+def _at_least(met: Sequence[Crossing], name: str) -> float:
+    """Return what the middle of a quantity over the repeats cannot be below."""
+    values = [getattr(run, name) for run in met]
+    return math.nan if any(math.isnan(value) for value in values) else _middle(values)
 
 
 def _crossing(run: _Run, target: float) -> Crossing:
     found = crossing(run.samples, run.train_s, run.wall_s, run.test_mse, target)
-    return replace(
-        found,
-        worker_hours=run.workers * found.wall_s / 3600,
-        energy_j=found.samples * run.energy_per_sample_j,
-    )
+    energy_j = found.samples * run.energy_per_sample_j
+    return replace(found, worker_hours=run.workers * found.wall_s / 3600, energy_j=energy_j)
 
 
 def _target_row(cell: _CellRuns, base: _CellRuns | None, target: float, baseline: str) -> dict[str, Any]:
-    met = _met(cell, target)
-    own, reached = met.median_run, [run for run in met.runs if run.reached]
+    met = [_crossing(run, target) for run in cell.runs]
+    of_base = None if base is None else [_crossing(run, target) for run in base.runs]
+    own, reached = _median_run(met), [run for run in met if run.reached]
     row: dict[str, Any] = {
         **_identity(cell),
         "target_mse": target,
         "reached": len(reached),
         "censored": own is None,
         "train_s_min": min((run.train_s for run in reached), default=math.nan),
-        "train_s_max": max(run.train_s for run in reached) if len(reached) == len(met.runs) else math.nan,
+        "train_s_max": max(run.train_s for run in reached) if len(reached) == len(met) else math.nan,
         "base": "" if base is None else baseline,
         "base_series": "" if base is None else base.facts["series"],
         "note": AT_FIRST if own is not None and own.at_first else "",
     }
     for name in ("train_s", "wall_s", "samples", "worker_hours", "energy_j"):
         row[name] = math.nan if own is None else getattr(own, name)
-        row[f"{name}_at_least"] = met.at_least(name) if own is None else math.nan
+        row[f"{name}_at_least"] = _at_least(met, name) if own is None else math.nan
     row["samples_per_s"] = _over(row["samples"], row["train_s"])
     row["overhead"] = _over(row["wall_s"], row["train_s"])
     row["outside_s"] = row["wall_s"] - row["train_s"]
-    return row | _split(met, own, None if base is None else _met(base, target), itself=base is cell)
+    return row | _split(met, of_base, itself=base is cell)
 
 
-def _split(met: _Met, own: Crossing | None, base: _Met | None, *, itself: bool) -> dict[str, float]:
-    """Return the columns relative to the baseline: speedup = throughput ratio x statistical efficiency."""
-    first = None if base is None else base.median_run
-    row = dict.fromkeys(
-        (
-            *("base_train_s", "base_samples", "speedup", "speedup_low", "speedup_high", "speedup_at_least"),
-            *("speedup_at_most", "throughput_ratio", "statistical_efficiency", "speedup_wall", "overhead_ratio"),
-            *("same_samples_s", "more_samples_s"),
-        ),
-        math.nan,
-    )
+def _split(met: Sequence[Crossing], base: Sequence[Crossing] | None, *, itself: bool) -> dict[str, float]:
+    """Return what is known relative to the baseline: speedup = throughput ratio x statistical efficiency."""
+    row: dict[str, float] = {}
     if base is None:
         return row
+    own, first = _median_run(met), _median_run(base)
     if first is not None:
         row |= {"base_train_s": first.train_s, "base_samples": first.samples}
     if own is not None and first is not None:
@@ -458,16 +431,15 @@ def _split(met: _Met, own: Crossing | None, base: _Met | None, *, itself: bool) 
         row["more_samples_s"] = own.train_s - row["same_samples_s"]
         row["overhead_ratio"] = _over(_over(first.wall_s, first.train_s), _over(own.wall_s, own.train_s))
         row["speedup_wall"] = _over(first.wall_s, own.wall_s)
-        times, base_times = met.times(), base.times()
         if itself:
             row |= {"speedup_low": 1.0, "speedup_high": 1.0}
-        elif times is not None and base_times is not None and min(times.min(), base_times.min()) > 0:
-            speedup = stats.median_ratio(base_times, times)
-            row["speedup_low"], row["speedup_high"] = speedup.low, speedup.high
+        elif all(run.reached and run.train_s > 0 for run in (*met, *base)):
+            speedup = stats.median_ratio([run.train_s for run in base], [run.train_s for run in met])
+            row |= {"speedup_low": speedup.low, "speedup_high": speedup.high}
     elif first is not None:
-        row["speedup_at_most"] = _over(first.train_s, met.at_least("train_s"))
+        row["speedup_at_most"] = _over(first.train_s, _at_least(met, "train_s"))
     elif own is not None:
-        row["speedup_at_least"] = _over(base.at_least("train_s"), own.train_s)
+        row["speedup_at_least"] = _over(_at_least(base, "train_s"), own.train_s)
     return row
 
 

@@ -126,8 +126,10 @@ def find_rate(rates: Floats, losses: Floats) -> RangeTest:
             f"range test: the loss is not a number from the start, at rate {rates[0]:.2g}; lower --low, or check the "
             "data"
         )
-    lowest = int(np.argmin(smooth))
-    diverged = _divergence(smooth, lowest)
+    lowest, diverged = int(np.argmin(smooth)), None
+    if smooth[lowest:].max() > DIVERGED * smooth[lowest]:
+        after = int(np.flatnonzero(smooth <= UNSTEADY * smooth[lowest])[-1]) + 1
+        diverged = after if after < len(smooth) else None
     descended = bool(smooth[lowest] < DESCENDED * smooth[window // 2])
     steepest, slope = _steepest(rates[: lowest + 1], smooth[: lowest + 1]) if descended else (None, None)
     diverged_rate = None if diverged is None else float(rates[diverged])
@@ -146,13 +148,6 @@ def find_rate(rates: Floats, losses: Floats) -> RangeTest:
         reason=reason,
         doubts=_doubts(rates, smooth, steepest, suggested, diverged, descended),
     )
-
-
-def _divergence(smooth: Floats, lowest: int) -> int | None:
-    if not smooth[lowest:].max() > DIVERGED * smooth[lowest]:
-        return None
-    after = int(np.flatnonzero(smooth <= UNSTEADY * smooth[lowest])[-1]) + 1
-    return after if after < len(smooth) else None
 
 
 def _steepest(rates: Floats, smooth: Floats) -> tuple[float | None, float | None]:

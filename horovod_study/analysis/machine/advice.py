@@ -22,7 +22,7 @@ quickest of its algorithms there. What each way sends and keeps:
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -135,6 +135,7 @@ class Case:
 class Scheme:
     """One way to spread the model, with its sums; unknown is None."""
 
+    case: Case
     name: str
     short: str
     why_not: str = ""  # empty where it is possible
@@ -143,10 +144,28 @@ class Scheme:
     sent_bytes: float = 0.0  # by a worker per step
     messages: str = ""
     communication_s: float | None = None
-    computing_s: float | None = None  # of the slowest worker, its idle time included
-    fits: bool | None = None
-    efficiency: float | None = None  # time of an even split without communication / time of the step
+    flop: float | None = None  # of the slowest worker in a step, its idle time included
     notes: tuple[str, ...] = ()
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether there is enough memory."""
+        there = self.case.memory_bytes
+        return None if there is None or self.why_not else self.memory_bytes <= there
+
+    @property
+    def computing_s(self) -> float | None:
+        """Seconds that the slowest worker computes."""
+        rate = self.case.flop_per_s
+        return None if rate is None or self.flop is None else self.flop / rate
+
+    @property
+    def efficiency(self) -> float | None:
+        """Time of an even split without communication / time of the step."""
+        case = self.case
+        if not self.step_s or not case.flop_per_s:
+            return None
+        return case.model.train_flop * case.batch / case.flop_per_s / self.step_s
 
     @property
     def step_s(self) -> float | None:
@@ -497,40 +516,9 @@ def advise(case: Case) -> Advice:
     )
 
 
-def _scheme(
-    case: Case,
-    short: str,
-    name: str,
-    *,
-    memory: tuple[float, str],
-    sent: float,
-    messages: str,
-    seconds: float | None,
-    algorithm: str = "",
-    flop: float,
-    notes: tuple[str, ...] = (),
-) -> Scheme:
-    """Return a way with what follows from its sums: whether it fits, its times and its efficiency.
-
-    `memory`: bytes and how they come about; `flop` are those of the slowest worker in a step.
-    """
-    # Ten arguments: a line each of what the ways differ in.
-    told = "" if seconds is None else f", {_time(seconds)}{algorithm and f' ({algorithm})'}"
-    scheme = Scheme(
-        name=name,
-        short=short,
-        memory_bytes=memory[0],
-        memory=memory[1],
-        sent_bytes=sent,
-        messages=f"{messages}{told}",
-        communication_s=seconds,
-        computing_s=None if case.flop_per_s is None else flop / case.flop_per_s,
-        fits=None if case.memory_bytes is None else memory[0] <= case.memory_bytes,
-        notes=notes,
-    )
-    if not scheme.step_s or not case.flop_per_s:
-        return scheme
-    return replace(scheme, efficiency=case.model.train_flop * case.batch / case.flop_per_s / scheme.step_s)
+def _lasting(seconds: float | None, algorithm: str = "") -> str:
+    """Return how long messages take, in words behind what they are; empty where that is not known."""
+    return "" if seconds is None else f", {_time(seconds)}{algorithm and f' ({algorithm})'}"
 
 
 def _of_split_data(case: Case) -> list[Scheme]:
@@ -539,47 +527,45 @@ def _of_split_data(case: Case) -> list[Scheme]:
     p, size, a = model.parameters, WEIGHT_BYTES * model.parameters, model.activation_bytes(case.precision) * case.batch
     moved = moved_share(n) * size
     seconds, algorithm = (None, "") if network is None else network.all_reduce_s(size, n)
-    way = partial(_scheme, case, flop=model.train_flop * case.batch)
+    way = partial(Scheme, case=case, flop=model.train_flop * case.batch)
     upper = "the all-reduce of a layer can begin while the layers before it still compute: this is the upper limit"
+    told = f"one all-reduce of S = {_bytes(size)}: 2 (n-1)/n S = {_bytes(moved)} sent"
     data = way(
-        "data",
-        "data parallel",
-        memory=(
-            p * (2 * WEIGHT_BYTES + state) + a,
-            f"P (4 + 4 + {state}) + A b = {_bytes(p * (8 + state))} + {_bytes(a)}",
-        ),
-        sent=moved,
-        messages=f"one all-reduce of S = {_bytes(size)}: 2 (n-1)/n S = {_bytes(moved)} sent",
-        seconds=seconds,
-        algorithm=algorithm,
+        short="data",
+        name="data parallel",
+        memory_bytes=p * (2 * WEIGHT_BYTES + state) + a,
+        memory=f"P (4 + 4 + {state}) + A b = {_bytes(p * (8 + state))} + {_bytes(a)}",
+        sent_bytes=moved,
+        messages=f"{told}{_lasting(seconds, algorithm)}",
+        communication_s=seconds,
         notes=(upper,) if n > 1 else (),
     )
     if n == 1:
         return [data]
+    seconds = None if network is None else 2 * network.half_s(size, n)
+    told = f"reduce-scatter of the gradients, all-gather of the weights: 2 (n-1)/n S = {_bytes(moved)} sent"
     zero1 = way(
-        "ZeRO-1",
-        "data parallel, optimiser state sharded (ZeRO-1)",
-        memory=(
-            p * 2 * WEIGHT_BYTES + p * state / n + a,
-            f"P (4 + 4 + {state}/n) + A b = {_bytes(p * (8 + state / n))} + {_bytes(a)}",
-        ),
-        sent=moved,
-        messages=f"reduce-scatter of the gradients, all-gather of the weights: 2 (n-1)/n S = {_bytes(moved)} sent",
-        seconds=None if network is None else 2 * network.half_s(size, n),
+        short="ZeRO-1",
+        name="data parallel, optimiser state sharded (ZeRO-1)",
+        memory_bytes=p * 2 * WEIGHT_BYTES + p * state / n + a,
+        memory=f"P (4 + 4 + {state}/n) + A b = {_bytes(p * (8 + state / n))} + {_bytes(a)}",
+        sent_bytes=moved,
+        messages=f"{told}{_lasting(seconds)}",
+        communication_s=seconds,
     )
     held = [WEIGHT_BYTES * layer.parameters for layer in model.layers if layer.parameters]
     gathered, moved = 2 * max(held), 3 * (n - 1) / n * size
+    seconds = None if network is None else sum(3 * network.half_s(size, n) for size in held)
+    told = f"per layer ({len(held)}) two all-gathers and a reduce-scatter: 3 (n-1)/n S = {_bytes(moved)} sent"
     zero3 = way(
-        "ZeRO-3",
-        "data parallel, everything sharded (ZeRO-3, FSDP)",
-        memory=(
-            p * (2 * WEIGHT_BYTES + state) / n + gathered + a,
-            f"P (4 + 4 + {state})/n + A b + the largest layer's weights and gradients whole = "
-            f"{_bytes(p * (8 + state) / n)} + {_bytes(a)} + {_bytes(gathered)}",
-        ),
-        sent=moved,
-        messages=f"per layer ({len(held)}) two all-gathers and a reduce-scatter: 3 (n-1)/n S = {_bytes(moved)} sent",
-        seconds=None if network is None else sum(3 * network.half_s(size, n) for size in held),
+        short="ZeRO-3",
+        name="data parallel, everything sharded (ZeRO-3, FSDP)",
+        memory_bytes=p * (2 * WEIGHT_BYTES + state) / n + gathered + a,
+        memory=f"P (4 + 4 + {state})/n + A b + the largest layer's weights and gradients whole = "
+        f"{_bytes(p * (8 + state) / n)} + {_bytes(a)} + {_bytes(gathered)}",
+        sent_bytes=moved,
+        messages=f"{told}{_lasting(seconds)}",
+        communication_s=seconds,
     )
     return [data, zero1, zero3]
 
@@ -631,18 +617,17 @@ def _tensor(case: Case) -> Scheme:
     sizes = [numbers * each * g for numbers in _tensor_messages(model)]
     seconds = None if case.network is None else math.fsum(case.network.all_reduce_s(size, n)[0] for size in sizes)
     sent = moved_share(n) * math.fsum(sizes)
-    return _scheme(
-        case,
-        "tensor",
-        f"tensor parallel of {names}",
-        memory=(
-            (own / n + rest) * (2 * WEIGHT_BYTES + state) + kept * g,
-            f"(P_split/n + P_rest) (4 + 4 + {state}) + activations of all G samples = "
-            f"{_bytes((own / n + rest) * (8 + state))} + {_bytes(kept * g)}",
-        ),
-        sent=sent,
-        messages=f"{len(sizes)} all-reduces of activations, {_bytes(math.fsum(sizes))} in all: {_bytes(sent)} sent",
-        seconds=seconds,
+    told = f"{len(sizes)} all-reduces of activations, {_bytes(math.fsum(sizes))} in all: {_bytes(sent)} sent"
+    return Scheme(
+        case=case,
+        short="tensor",
+        name=f"tensor parallel of {names}",
+        memory_bytes=(own / n + rest) * (2 * WEIGHT_BYTES + state) + kept * g,
+        memory=f"(P_split/n + P_rest) (4 + 4 + {state}) + activations of all G samples = "
+        f"{_bytes((own / n + rest) * (8 + state))} + {_bytes(kept * g)}",
+        sent_bytes=sent,
+        messages=f"{told}{_lasting(seconds)}",
+        communication_s=seconds,
         flop=flop,
         notes=(
             f"{100 * flop_split / model.flop:.0f} % of the FLOP are in the split layers; the others are done by every "
@@ -677,7 +662,8 @@ def _pipeline(case: Case) -> Scheme:
     model, n, g = case.model, case.workers, case.global_batch
     name = f"pipeline of {n} stages"
     if n > len(model.layers):
-        return Scheme(name=name, short="pipeline", why_not=f"the model has {len(model.layers)} layers for {n} stages")
+        why_not = f"the model has {len(model.layers)} layers for {n} stages"
+        return Scheme(case=case, name=name, short="pipeline", why_not=why_not)
     each, state = ACTIVATION_BYTES[case.precision], STATE_BYTES[case.optimizer]
     stages = _stages(model, n)
     m = max(1, min(g, MICRO_BATCHES * n)) if n > 1 else 1
@@ -700,16 +686,16 @@ def _pipeline(case: Case) -> Scheme:
         "-".join(dict.fromkeys((model.layers[first].name, model.layers[end - 1].name))) for first, end in stages[:6]
     )
     sent = 2 * max(borders, default=0) * g
-    fullest = f"the fullest stage, P_stage (4 + 4 + {state}) + activations of all G samples = {_bytes(memory)}"
-    return _scheme(
-        case,
-        "pipeline",
-        name,
-        memory=(memory, fullest),
-        sent=sent,
+    return Scheme(
+        case=case,
+        short="pipeline",
+        name=name,
+        memory_bytes=memory,
+        memory=f"the fullest stage, P_stage (4 + 4 + {state}) + activations of all G samples = {_bytes(memory)}",
+        sent_bytes=sent,
         messages=f"{m} micro-batches of {micro:.3g} samples over {plural(len(borders), 'border')}, there and back: "
-        f"{_bytes(sent)} over the widest",
-        seconds=seconds,
+        f"{_bytes(sent)} over the widest{_lasting(seconds)}",
+        communication_s=seconds,
         flop=flop * micro * (m + n - 1),
         notes=(
             f"stages {text}{' ...' if n > 6 else ''}: the heaviest allows {_percent(balance)}; idle for (p-1)/(m+p-1) "
@@ -733,15 +719,14 @@ def _verdict(
             told = f"{fits}: {_bytes(data.memory_bytes)} of {_bytes(case.memory_bytes)}"
         return "data", f"one worker: nothing is to be spread, and the model {told}", []
     possible = [scheme for scheme in schemes if not scheme.why_not and scheme.fits is not False]
-    reasons = []
     there = "" if case.memory_bytes is None else f"{' of' if data.fits else ' against'} {_bytes(case.memory_bytes)}"
     does = "does not fit" if data.fits is False else "fits"
-    reasons.append(f"the whole model {does} on a worker: {_bytes(data.memory_bytes)}{there}")
     kept = case.model.activation_bytes(case.precision) * case.batch
-    reasons.append(
+    reasons = [
+        f"the whole model {does} on a worker: {_bytes(data.memory_bytes)}{there}",
         f"a worker's batch keeps {_bytes(kept)} of activations beside {_bytes(size)} of gradients"
-        + (": what is large is best left where it is" if kept > size else "")
-    )
+        + (": what is large is best left where it is" if kept > size else ""),
+    ]
     if moved and crossover is not None:
         sent = share * moved * case.global_batch
         less = "less" if data.sent_bytes < sent else "more"

@@ -121,16 +121,17 @@ def largest_of_each_kind(
         spans = len(set(_hosts_of(content))) > 1
         if spans not in kept or content.get("workers", 0) >= kept[spans][0].get("workers", 0):
             kept[spans] = (content, source)
-    chosen = list(kept.values())
-    doubts = []
+    chosen, doubts = [], []
     for content, source in benches:
         best, name = kept[len(set(_hosts_of(content))) > 1]
-        if content is not best:
+        if content is best:
+            chosen.append((content, source))
+        else:
             doubts.append(
                 f"{source}: {content['workers']} workers, set aside for the {best['workers']} of {name}"
                 + _compared(content, best)
             )
-    return [each for each in benches if any(each[0] is one for one, _ in chosen)], doubts
+    return chosen, doubts
 
 
 # ------------------------------------------------------------------------------------------------------ reading
@@ -232,7 +233,13 @@ def _hosts(table: _Table, source: str, placed: tuple[int, int] | None) -> tuple[
         table.how = f"from busbw/algbw; all on one node is assumed, else say {source}@NODESxN"
     if len(hosts) < 2:
         raise AnalysisError(f"{source}: is of one worker, who sends nothing; measure two or more")
-    _check_factor(table, len(hosts), source)
+    n, factor = len(hosts), float(moved_share(len(hosts)))
+    for number, rate, bus in table.rates:  # beyond rounding
+        if rate > 0 and abs(bus - factor * rate) > (1 + factor) * ROUNDED + 0.002 * bus:
+            raise AnalysisError(
+                f"{source} line {number}: busbw / algbw is {bus / rate:.4g}, and an all-reduce of {n} workers has "
+                f"{factor:.4g}: another collective, or another number of workers"
+            )
     return hosts
 
 
@@ -245,25 +252,13 @@ def _inferred(table: _Table, source: str) -> int:
             high = min(high, (bus + ROUNDED) / (rate - ROUNDED))
     fitting = range(math.ceil(2 / (2 - low)), math.floor(2 / (2 - high)) + 1) if low < 2 > high >= low else range(0)
     if len(fitting) != 1 or fitting[0] < 3:  # a ratio of 1 is also that of a broadcast
-        what = (
-            f"{fitting[0]} to {fitting[-1]} workers fit its bandwidths" if len(fitting) > 1 else "nothing in it tells"
-        )
+        several = len(fitting) > 1
+        what = f"{fitting[0]} to {fitting[-1]} workers fit its bandwidths" if several else "nothing in it tells"
         raise AnalysisError(
             f"{source}: how many workers there were is unknown ({what}); say it behind the name: {source}@8 for 8 on "
             f"one node, {source}@4x8 for 4 nodes with 8 each"
         )
     return fitting[0]
-
-
-def _check_factor(table: _Table, n: int, source: str) -> None:
-    """Raise AnalysisError where busbw is not 2 (n - 1) / n times algbw, beyond rounding."""
-    factor = float(moved_share(n))
-    for number, rate, bus in table.rates:
-        if rate > 0 and abs(bus - factor * rate) > (1 + factor) * ROUNDED + 0.002 * bus:
-            raise AnalysisError(
-                f"{source} line {number}: busbw / algbw is {bus / rate:.4g}, and an all-reduce of {n} workers has "
-                f"{factor:.4g}: another collective, or another number of workers"
-            )
 
 
 # ---------------------------------------------------------------------------------------------------- documents
@@ -305,9 +300,8 @@ def _document(
 def _read(tables: Sequence[_Table], hosts: Sequence[str], seconds: Mapping[int, Sequence[float]]) -> str:
     first, n, nodes = tables[0], len(hosts), len(set(hosts))
     repeats = f", {len(tables)} repeats" if len(tables) > 1 else ""
-    where = (
-        "in place" if first.in_place else "as osu_allreduce does" if first.program.startswith("osu") else "out of place"
-    )
+    where = "as osu_allreduce does" if first.program.startswith("osu") else "out of place"
+    where = "in place" if first.in_place else where
     dtypes = ", ".join(sorted({name for table in tables for name in table.dtypes})) or "type unknown"
     parts = [
         f"{first.program}, all-reduce of {n} workers on {nodes} node{'s' * (nodes > 1)} ({first.how})",

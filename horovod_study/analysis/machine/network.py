@@ -105,8 +105,7 @@ def fit_line(way: str, sizes: Sequence[float], seconds: Sequence[float]) -> Line
         alpha, per_byte = np.exp(logs[0]), x * np.exp(logs[1])
         return np.asarray(np.stack([np.full_like(x, alpha), per_byte], axis=1) / (alpha + per_byte)[:, None])
 
-    order = np.argsort(x, kind="stable")
-    small, large = order[0], order[-1]
+    small, *_, large = np.argsort(x, kind="stable")
     start = np.log([t[small], t[large] / x[large]])
     found = optimize.least_squares(errors, start, jac=slopes, method="lm", xtol=1e-14, ftol=1e-14, gtol=1e-14)
     left = errors(found.x)
@@ -303,22 +302,19 @@ def _points(document: Mapping[str, Any], workers: int, model: Mapping[str, Any])
     for job in document["jobs"]:
         raw = {each["name"]: each["raw"] for each in job["ways"]}
         for each in job["points"]:
-            size, spread = int(each["bytes"]), _spread("seconds", each["seconds"])
+            size, spread, alone = int(each["bytes"]), _spread("seconds", each["seconds"]), each["seconds_median_op"]
             factor = bus_factor(each["operation"], workers) * size / 1e9
             rows.append(
                 {
-                    "way": each["way"],
+                    **{name: each[name] for name in ("way", "operation", "place", "iterations")},
                     "raw": raw[each["way"]],
-                    "operation": each["operation"],
-                    "place": each["place"],
                     "bytes": size,
                     "count": size // 4,
                     "workers": workers,
                     "of_model": ", ".join(names.get(size, [])),
                     "rounds": len(each["seconds"]),
-                    "iterations": each["iterations"],
                     **spread,
-                    "seconds_median_op": _median(each["seconds_median_op"]),
+                    "seconds_median_op": None if alone is None else float(np.median(alone)),
                     "algbw_gb_per_s": size / spread["seconds_median"] / 1e9,
                     "busbw_gb_per_s": factor / spread["seconds_median"],
                     "busbw_min_gb_per_s": factor / spread["seconds_max"],
@@ -389,9 +385,7 @@ def _doubts(
     document: Mapping[str, Any], points: pd.DataFrame, reduced: pd.DataFrame, fits: Mapping[str, LineFit]
 ) -> Iterator[str]:
     for row in points[points["wrong"] > 0].to_dict("records"):
-        place = (
-            f" {row['place']} of place".replace("in of place", "in place") if row["operation"] == "allreduce" else ""
-        )
+        place = {"in": " in place", "out": " out of place"}[row["place"]] if row["operation"] == "allreduce" else ""
         yield (
             f"{row['way']}: {row['wrong']} wrong elements in {row['operation']}{place} of {row['bytes']:,} bytes; do "
             "not train over it"
@@ -407,7 +401,7 @@ def _doubts(
         intervals = {"alpha": fit.alpha_ci95_s, "beta": fit.beta_ci95_bytes_per_s}
         loose = [name for name, (low, high) in intervals.items() if not low > 0 or high / low > RESOLVED]
         if loose:
-            yield (f"{way}: {' and '.join(loose)} not resolved, the interval spans more than a factor of {RESOLVED:g}")
+            yield f"{way}: {' and '.join(loose)} not resolved, the interval spans more than a factor of {RESOLVED:g}"
     for way in dict.fromkeys(reduced["way"]):
         own = reduced[reduced["way"] == way]
         unsteady = own[own["seconds_max"] > UNSTEADY * own["seconds_min"]]
@@ -426,7 +420,3 @@ def _doubts(
 
 def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
     return {f"{name}_median": float(np.median(values)), f"{name}_min": min(values), f"{name}_max": max(values)}
-
-
-def _median(values: Sequence[float] | None) -> float | None:
-    return None if values is None else float(np.median(values))

@@ -120,18 +120,17 @@ def _spread(name: str, values: pd.Series) -> dict[str, float]:
 
 
 def _against(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return energy and speedup over the plain baseline; speedup_per_joule is speedup / energy ratio."""
-    names = ("base_energy_per_sample_j", "energy_ratio", "energy_ratio_low", "energy_ratio_high", "speedup_per_joule")
-    nothing = dict.fromkeys(names, math.nan)
+    """Return energy and speedup over the plain baseline, if any; speedup_per_joule is speedup / energy ratio."""
     place = points.baseline_place(rows, row, "plain")
     if place is None or rows[place]["energy_of"] != row["energy_of"] or not len(row["_energy"]):
-        return nothing
+        return {}
     base = rows[place]
     ratio = row["energy_per_sample_j_median"] / base["energy_per_sample_j_median"]
     ratio_of = stats.median_ratio(row["_energy"], base["_energy"])
     low, high = (1.0, 1.0) if base is row else (ratio_of.low, ratio_of.high)
     speedup = row["_samples_per_s"] / base["_samples_per_s"]
-    return dict(zip(names, (base["energy_per_sample_j_median"], ratio, low, high, speedup / ratio), strict=True))
+    found = {"base_energy_per_sample_j": base["energy_per_sample_j_median"], "speedup_per_joule": speedup / ratio}
+    return found | {"energy_ratio": ratio, "energy_ratio_low": low, "energy_ratio_high": high}
 
 
 # ---------------------------------------------------------------------------------------------------- laws
@@ -175,14 +174,10 @@ def _one(series: str, quantity: str, target: float, rows: pd.DataFrame, seed: in
     fit: QuantityFit | None = None
     doubts: list[str] = []
     if whole["workers"].nunique() > 1:
-        nodes = whole["nodes"].to_numpy(dtype=float)
+        workers, values, nodes = (whole[name].to_numpy(dtype=float) for name in ("workers", "value", "nodes"))
+        known = np.isfinite(nodes).all() and (nodes > 1).any()
         try:
-            fit = fit_quantity(
-                whole["workers"].to_numpy(dtype=float),
-                whole["value"].to_numpy(dtype=float),
-                nodes=nodes if np.isfinite(nodes).all() and (nodes > 1).any() else None,
-                seed=seed,
-            )
+            fit = fit_quantity(workers, values, nodes=nodes if known else None, seed=seed)
             doubts += fit.doubts
         except AnalysisError as error:
             doubts.append(f"not fitted: {error}")

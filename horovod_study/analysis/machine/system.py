@@ -121,18 +121,15 @@ def phases(
     places = sorted(cuts)
     found.append(("start-up", first_s, float(begins[0])))
     for first, after in pairwise(places):
-        last_of_run = after == len(rows)
-        until = float(ends[after - 1])
-        next_step = int(number[after - 1]) + 1
+        until, next_step = float(ends[after - 1]), int(number[after - 1]) + 1
+        what, next_s = "end", last_s
+        if after < len(rows):
+            what, next_s = "evaluation" if next_step in evaluated else "break", float(begins[after])
         if next_step in evaluated:
-            until = min(
-                max(evaluated[next_step], float(begins[first])), math.inf if last_of_run else float(begins[after])
-            )
+            until = max(evaluated[next_step], float(begins[first]))
+            until = until if what == "end" else min(until, next_s)
         found.append(("timed steps" if number[first] >= first_timed else "warm-up", float(begins[first]), until))
-        if last_of_run:
-            found.append(("end", until, last_s))
-        else:
-            found.append(("evaluation" if next_step in evaluated else "break", until, float(begins[after])))
+        found.append((what, until, next_s))
     return _table(found)
 
 
@@ -167,25 +164,15 @@ def summary(samples: Mapping[str, SystemSamples], table: pd.DataFrame) -> pd.Dat
     found = []
     for host, each in samples.items():
         for part, rows in quantities(each.rows, float(each.meta["interval_s"])).groupby("part", sort=False):
-            kept = _timed(rows, table)
+            kept, device = _timed(rows, table), each.meta["devices"].get(part, "")
             for name in QUANTITIES:
                 values = kept[name].dropna()
                 if values.empty:
                     continue
                 weights = kept.loc[values.index, "interval_s"].fillna(0.0)
                 mean = float((values * weights).sum() / weights.sum()) if weights.sum() > 0 else float(values.mean())
-                found.append(
-                    {
-                        "host": host,
-                        "part": part,
-                        "device": each.meta["devices"].get(part, ""),
-                        "quantity": name,
-                        "mean": mean,
-                        "median": float(values.median()),
-                        "max": float(values.max()),
-                        "samples": len(values),
-                    }
-                )
+                typical = (mean, float(values.median()), float(values.max()), len(values))
+                found.append((host, part, device, name, *typical))
     columns = ["host", "part", "device", "quantity", "mean", "median", "max", "samples"]
     return pd.DataFrame(found, columns=columns)
 
@@ -254,16 +241,17 @@ def doubts(samples: Mapping[str, SystemSamples], table: pd.DataFrame, totals: Ma
                 "do not compare its times with those of a quiet machine."
             )
         for part, frame in ranks.items():
-            if len(frame) >= _ENOUGH:
-                quarters = [float(np.median(part)) for part in np.array_split(frame["own_mb"].to_numpy(float), 4)]
-                before, after = quarters[0], quarters[-1]
-                # Growth that goes on, and not one step of it: the first evaluation takes memory and keeps it.
-                goes_on = min(np.diff(quarters)) > GOES_ON * (after - before)
-                if goes_on and after - before > max(GROWTH_MB, GROWTH * before):
-                    found.append(
-                        f"{host}: the own memory of {part} grew from {before:,.0f} to {after:,.0f} MB during the timed "
-                        "steps; a longer run may not fit."
-                    )
+            if len(frame) < _ENOUGH:
+                continue
+            quarters = [float(np.median(part)) for part in np.array_split(frame["own_mb"].to_numpy(float), 4)]
+            before, after = quarters[0], quarters[-1]
+            # Growth that goes on, and not one step of it: the first evaluation takes memory and keeps it.
+            goes_on = min(np.diff(quarters)) > GOES_ON * (after - before)
+            if goes_on and after - before > max(GROWTH_MB, GROWTH * before):
+                found.append(
+                    f"{host}: the own memory of {part} grew from {before:,.0f} to {after:,.0f} MB during the timed "
+                    "steps; a longer run may not fit."
+                )
         cost = float(whole["sampler_cpu_percent"].mean()) if len(whole) >= _ENOUGH else math.nan
         if cost > COST_PERCENT:
             found.append(f"{host}: the sampler itself used {cost:.1f} % of a core; use a longer --system-interval-s.")
@@ -281,10 +269,8 @@ def told_doubts(totals: Mapping[str, Any]) -> list[str]:
     found = []
     told = totals.get("system") or {}
     for host, each_told in (told.get("hosts") or {}).items():
-        for reason in (each_told.get("ended"), each_told.get("reason")):
-            if reason:
-                found.append(f"{host}: system samples are not complete: {reason}.")
-                break
+        if reason := each_told.get("ended") or each_told.get("reason"):
+            found.append(f"{host}: system samples are not complete: {reason}.")
     energy = totals.get("energy") or {}
     if energy.get("doubt"):
         found.append(f"energy: {energy['doubt']}.")
@@ -379,8 +365,7 @@ def _complete(frames: Mapping[str, pd.DataFrame], name: str) -> pd.DataFrame:
     if not frames:
         return pd.DataFrame({"at_s": [], name: []}, dtype="float64")
     known = pd.concat(frame[["at_s", name]].dropna() for frame in frames.values()).groupby("at_s")[name]
-    total = known.sum()[known.size() == len(frames)]
-    return total.reset_index()
+    return known.sum()[known.size() == len(frames)].reset_index()
 
 
 def _broken(at_s: "np.ndarray", values: "np.ndarray", wide_s: float) -> "tuple[np.ndarray, np.ndarray]":

@@ -48,7 +48,7 @@ from horovod_study.analysis.series.column_names import (
 from horovod_study.analysis.series.table_text import table_text
 from horovod_study.errors import DataError, nearest, require_known
 from horovod_study.files import unguarded
-from horovod_study.text.words import cut
+from horovod_study.text.words import cut, plural
 
 REQUIRED = ("workers", "samples_per_s")
 OPTIONAL = ("nodes", "sync_s", "batch_size", "series", "repeat", "workers_per_node")
@@ -192,7 +192,9 @@ def _columns(names: list[str], where: str, columns: Mapping[str, str]) -> tuple[
     used: dict[int, _Column] = {}
     for role, name in columns.items():
         require_known(f"{where}: --columns", role, ROLES, error=DataError)
-        at = _position(name, names, plain, where)
+        if name not in names and name.strip().lower() not in plain:
+            raise DataError(f"{where}: --columns names {name!r}, which is none of the columns {_shown(names)}")
+        at = names.index(name) if name in names else plain.index(name.strip().lower())
         guess = meaning(name)
         factor = guess.factor if guess and guess.role == role else seconds(name) if role in TIMES else 1.0
         used[at] = _Column(at=at, name=names[at], means=Meaning(role=role, factor=factor), given=True)
@@ -252,15 +254,6 @@ _BATCH = re.compile(r"(?:mini[ _-]?)?batch(?:[ _-]?size)?|bs")
 
 
 _PROCESS = re.compile("core|proc|rank|np")
-
-
-def _position(name: str, names: list[str], plain: list[str], where: str) -> int:
-    found = [at for at, one in enumerate(names) if one == name] or [
-        at for at, one in enumerate(plain) if one == name.strip().lower()
-    ]
-    if not found:
-        raise DataError(f"{where}: --columns names {name!r}, which is none of the columns {_shown(names)}")
-    return found[0]
 
 
 def _guessed(names: list[str], used: Mapping[int, _Column], where: str) -> dict[int, _Column]:
@@ -337,33 +330,29 @@ def _work_out(frame: pd.DataFrame, name: Mapping[str, str]) -> tuple[list[str], 
     elif "batch_size" in frame and "accumulation" in frame:
         frame["batch_size"] *= frame["accumulation"]
         read.append(f"batch_size = {name['batch_size']} x {name['accumulation']}")
-    unit = SAMPLES
     if "samples_per_s" in frame:
-        return read, unit
+        return read, SAMPLES
+    unit = SAMPLES
     if "samples_per_s_per_worker" in frame:
-        frame["samples_per_s"] = frame["samples_per_s_per_worker"] * frame["workers"]
-        read.append(f"samples_per_s = {name['samples_per_s_per_worker']} x workers")
+        rate = frame["samples_per_s_per_worker"] * frame["workers"]
+        how = f"{name['samples_per_s_per_worker']} x workers"
     elif "step_s" in frame and "batch_size" in frame and frame["batch_size"].notna().all():
-        frame["samples_per_s"] = frame["workers"] * frame["batch_size"] / frame["step_s"]
-        read.append(f"samples_per_s = workers x batch_size / {name['step_s']}")
+        rate = frame["workers"] * frame["batch_size"] / frame["step_s"]
+        how = f"workers x batch_size / {name['step_s']}"
     elif "step_s" in frame:
-        frame["samples_per_s"] = frame["workers"] / frame["step_s"]
-        read.append(f"samples_per_s = workers / {name['step_s']}: one batch per worker at every count is assumed")
-        unit = "batches/s"
+        rate, unit = frame["workers"] / frame["step_s"], "batches/s"
+        how = f"workers / {name['step_s']}: one batch per worker at every count is assumed"
     elif "epoch_s" in frame:
-        frame["samples_per_s"] = 1 / frame["epoch_s"]
-        read.append(f"samples_per_s = 1 / {name['epoch_s']}: epochs/s, of the same data at every count")
-        unit = "epochs/s"
-    elif "speedup" not in frame:
-        share = frame["efficiency"] / (100 if frame["efficiency"].max() > 2 else 1)
-        frame["samples_per_s"] = share * frame["workers"]
-        read.append(f"samples_per_s = {name['efficiency']} x workers: throughput relative to what has efficiency 1")
-        unit = "speedup"
+        rate, unit = 1 / frame["epoch_s"], "epochs/s"
+        how = f"1 / {name['epoch_s']}: epochs/s, of the same data at every count"
+    elif "speedup" in frame:
+        rate, unit = frame["speedup"], "speedup"
+        how = f"{name['speedup']}: throughput relative to what has 1"
     else:
-        frame["samples_per_s"] = frame["speedup"]
-        read.append(f"samples_per_s = {name['speedup']}: throughput relative to what has 1")
-        unit = "speedup"
-    return read, unit
+        rate, unit = frame["efficiency"] / (100 if frame["efficiency"].max() > 2 else 1) * frame["workers"], "speedup"
+        how = f"{name['efficiency']} x workers: throughput relative to what has efficiency 1"
+    frame["samples_per_s"] = rate
+    return [*read, f"samples_per_s = {how}"], unit
 
 
 def _per_worker(frame: pd.DataFrame, name: str) -> list[str]:
@@ -383,13 +372,11 @@ def _overfull(frame: pd.DataFrame, lines: list[int], source: str) -> list[str]:
     if "nodes" not in frame or "workers_per_node" not in frame:
         return []
     over = frame.index[frame["workers"] > frame["nodes"] * frame["workers_per_node"]]
-    if not len(over):
-        return []
-    first = frame.loc[over[0]]
     return [
-        f"line {lines[over[0]]} of {source}: {first['workers']:g} workers do not fit on {first['nodes']:g} "
-        f"node{'s' if first['nodes'] > 1 else ''} with {first['workers_per_node']:g} workers per node"
+        f"line {lines[place]} of {source}: {frame['workers'][place]:g} workers do not fit on "
+        f"{plural(frame['nodes'][place], 'node', 'g')} with {frame['workers_per_node'][place]:g} workers per node"
         + (f" (and {len(over) - 1} more lines)" if len(over) > 1 else "")
+        for place in over[:1]
     ]
 
 
@@ -412,8 +399,8 @@ def _duplicates(frame: pd.DataFrame, lines: list[int], source: str) -> list[str]
     if not len(copies):
         return []
     which = ", ".join(str(lines[i]) for i in copies[:5]) + (", ..." if len(copies) > 5 else "")
-    lines_repeat = "lines {} of {} repeat" if len(copies) > 1 else "line {} of {} repeats"
-    return [f"{lines_repeat.format(which, source)} earlier lines exactly: copied, or truly repeats?"]
+    repeat = f"lines {which} of {source} repeat" if len(copies) > 1 else f"line {which} of {source} repeats"
+    return [f"{repeat} earlier lines exactly: copied, or truly repeats?"]
 
 
 # --- cells ------------------------------------------------------------------------------------------------------------

@@ -39,7 +39,6 @@ from horovod_study.analysis.steps.attribution import (
     INSIDE_BACKWARD,
     Decomposition,
     Observation,
-    Part,
     decompose_observation,
     observe,
     over_runs,
@@ -360,13 +359,12 @@ def _why_not(run: RecordedRun, ranks: Sequence[RankAccount], ends: Mapping[int, 
         return "no rank recorded a step"
     if not ranks:
         return f"ends at step {max(ends.values()):,}, before its timed window, which begins at step {run.first_step:,}"
-    if not np.isnan(means[:-2]).all() and not math.isnan(means[-2]):
+    has_laps = not np.isnan(means[:-2]).all()
+    if has_laps and not math.isnan(means[-2]):
         return ""
     if run.record.requested.get("timer_mode") == "off":
         return OFF
-    if not np.isnan(means[:-2]).all():
-        return "its steps have laps but no residual"
-    return NOT_TIMED
+    return "its steps have laps but no residual" if has_laps else NOT_TIMED
 
 
 def _notes(
@@ -389,15 +387,10 @@ def _notes(
     holes = {rank.rank: rank.holes for rank in ranks if rank.holes}
     if holes and not lost:
         yield f"{_ranks(list(holes))}: up to {max(holes.values()):,} steps between the first and the last have no row"
-    partial_laps = {
-        lap: max(rank.partial_laps.get(lap, 0) for rank in ranks) for rank in ranks for lap in rank.partial_laps
-    }
-    for lap, count in partial_laps.items():
-        steps = max(rank.steps for rank in ranks)
+    for lap in dict.fromkeys(lap for rank in ranks for lap in rank.partial_laps):
+        count, steps = max(rank.partial_laps.get(lap, 0) for rank in ranks), max(rank.steps for rank in ranks)
         yield f"{count:,} of {steps:,} steps have no {lap}, which counts as none of it there"
-    steady = run.record.totals.get("steady")
-    doubt = steady.get("doubt") if isinstance(steady, Mapping) else None
-    if doubt:
+    if doubt := (run.record.totals.get("steady") or {}).get("doubt"):
         yield str(doubt)
 
 
@@ -433,20 +426,12 @@ def _seen(run: RecordedRun) -> tuple[Observation | None, str]:
         }
         for each in rows
     ]
-    record = run.record
+    record, turns = run.record, run_turns(run.record)
+    asked, ran = record.requested, record.effective
     try:
-        found = observe(
-            run.name,
-            record.requested,
-            record.effective,
-            record.repeat,
-            filled,
-            run.synchronisation,
-            turns=run_turns(record),
-        )
+        return observe(run.name, asked, ran, record.repeat, filled, run.synchronisation, turns=turns), ""
     except AnalysisError as error:
         return None, str(error).partition(": ")[2]
-    return found, ""
 
 
 # ---------------------------------------------------------------------------------------------------- all of them
@@ -583,7 +568,7 @@ def mean_skew(runs: pd.DataFrame, accounts: pd.DataFrame | None) -> pd.Series:
     return skew.astype(float).groupby([table[key] for key in keys]).apply(lambda each: each.mean(skipna=False))
 
 
-def row_doubts(found: Accounting, allowed: float = UNEXPLAINED) -> list[str]:
+def row_doubts(found: Accounting) -> list[str]:
     """Return the doubts that step rows add to those that `breakdown.doubts` has from the totals of runs."""
     doubts = []
     for run in found.runs:
@@ -593,8 +578,7 @@ def row_doubts(found: Accounting, allowed: float = UNEXPLAINED) -> list[str]:
             doubts.append(f"{run.run}: {open_words(run)}.")
         if run.why_not and run.state == "done":
             doubts.append(f"{run.run}: the parts of its steps are not known: {run.why_not}.")
-    judged = gate(found, allowed)
-    return [*doubts, *(f"{each.text}." for each in judged.over if each.kind == "growth")]
+    return [*doubts, *(f"{each.text}." for each in gate(found, UNEXPLAINED).over if each.kind == "growth")]
 
 
 def _doubts(runs: Sequence[RunAccount], named: pd.DataFrame, counted: "pd.Series[bool]") -> Iterable[str]:
@@ -629,17 +613,24 @@ def _views(runs: Sequence[RunAccount], *, series: str, nodes: float) -> Views:
     """Put the answers of one worker count side by side; several runs are repeats."""
     seen = [run.seen for run in runs if run.seen is not None]
     parts = [parts_of(each, seed=1 + place) for place, each in enumerate(seen)]
-    sync = _all(parts, "sync")
-    skew, floor, through = (_all(parts, name) for name in ("skew", "floor", "through"))
+    sync, skew, floor, through = (
+        [each[name] for each in parts] if parts and all(name in each for each in parts) else None
+        for name in ("sync", "skew", "floor", "through")
+    )
     alone = None
     if skew is not None and through is not None:
         alone = [a + b for a, b in zip(through, skew, strict=True)]
     left_out = [run.left_out for run in runs if run.left_out is not None]
+    # Why a view is missing: the first reason that a run gives.
+    no_sync = next((each.why_no_sync for each in seen if each.sync_s is None), INSIDE_BACKWARD)
+    not_seen = _first([run.why_not_seen for run in runs])
+    not_benched = _first([*(run.why_not_benched for run in runs), *(each.why_not_through for each in seen)])
+    not_benched = not_benched or (no_sync if seen and sync is None else not_seen)
     timer = View(
         name="timer",
         words="the sync lap: from a rank's own gradients to the averaged ones",
         seconds=None if sync is None else over_runs(sync),
-        why_not="" if sync is not None else _first([run.why_not_seen for run in runs]) or _why_no_sync(seen),
+        why_not="" if sync is not None else not_seen or no_sync,
     )
     blocks = View(
         name="ablation",
@@ -651,7 +642,7 @@ def _views(runs: Sequence[RunAccount], *, series: str, nodes: float) -> Views:
         name="micro-benchmark",
         words="a synchronisation of aligned ranks, and the skew of the laps",
         seconds=None if alone is None else over_runs(alone),
-        why_not="" if alone is not None else _why_not_benched(runs, seen, sync),
+        why_not="" if alone is not None else not_benched,
     )
     comparisons = []
     within = [each.difference_s for each in left_out if each.difference_s is not None]
@@ -682,44 +673,23 @@ def _views(runs: Sequence[RunAccount], *, series: str, nodes: float) -> Views:
 def _outside(answers: Sequence[ablation.CommunicationCost], difference_s: float) -> dict[str, float]:
     """Return by how much the laps but sync are longer with communication, the largest first: those that hold more than
     a tenth of the difference between ablation and timer, and go its way."""
-    kept = {}
+    means = {}
     for lap in ablation.PARTS:
-        found = [each.laps_s[lap] for each in answers]
-        values = [each.value for each in found if each is not None]
-        if lap != "sync" and len(values) == len(found) and difference_s:
-            value = float(np.mean(values))
-            if value / difference_s > 0.1:
-                kept[lap] = value
+        values = [each.value for answer in answers if (each := answer.laps_s[lap]) is not None]
+        if lap != "sync" and len(values) == len(answers):
+            means[lap] = float(np.mean(values))
+    kept = {lap: value for lap, value in means.items() if difference_s and value / difference_s > 0.1}
     return dict(sorted(kept.items(), key=lambda item: -abs(item[1])))
-
-
-def _all(parts: Sequence[Mapping[str, Part]], name: str) -> list[Part] | None:
-    return [each[name] for each in parts] if parts and all(name in each for each in parts) else None
 
 
 def _first(reasons: Sequence[str]) -> str:
     return next((reason for reason in reasons if reason), "")
 
 
-def _why_not_benched(runs: Sequence[RunAccount], seen: Sequence[Observation], sync: Any) -> str:
-    return (
-        _first([run.why_not_benched for run in runs])
-        or _first([each.why_not_through for each in seen])
-        or (_why_no_sync(seen) if seen and sync is None else "")
-        or _first([run.why_not_seen for run in runs])
-    )
-
-
-def _why_no_sync(seen: Sequence[Observation]) -> str:
-    return next((each.why_no_sync for each in seen if each.sync_s is None), INSIDE_BACKWARD)
-
-
 def _compared(first: str, second: str, size: Interval, difference: Interval) -> ViewComparison:
     """Judge a difference: resolved where its interval has no zero in it, or is narrower than the cost itself."""
-    if difference.excludes(0):
-        verdict = DIFFER
-    else:
-        verdict = UNRESOLVED if not difference.width <= abs(size.value) else AGREE
+    close = AGREE if difference.width <= abs(size.value) else UNRESOLVED
+    verdict = DIFFER if difference.excludes(0) else close
     return ViewComparison(first=first, second=second, difference_s=difference, verdict=verdict)
 
 
@@ -831,15 +801,13 @@ def _growths(cells: pd.DataFrame) -> Iterable[dict[str, Any]]:
             if math.isnan(step_s):
                 continue
             low, high = by_lap["step"][f"minus_{kind}_low_s"], by_lap["step"][f"minus_{kind}_high_s"]
-            share = by_lap["residual"][f"growth_{kind}"]
+            share, why_not = by_lap["residual"][f"growth_{kind}"], ""
             if math.isnan(residual_s):
                 why_not = "one side has no residual"
             elif math.isnan(share):
                 why_not = "T(N) - T(1) is below 2 % of the step"
             elif low <= 0 <= high:
                 why_not = f"T(N) - T(1) is not beyond chance ({low * 1e3:.3f} to {high * 1e3:.3f} ms)"
-            else:
-                why_not = ""
             names = {"series": series, "workers": workers, "kind": kind, "why_not": why_not}
             yield {**names, "step_s": step_s, "residual_s": residual_s, "share": share}
 

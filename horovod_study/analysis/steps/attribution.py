@@ -161,14 +161,11 @@ def arm_of(requested: Mapping[str, Any], effective: Mapping[str, Any]) -> str:
     words = ["library defaults" if requested.get("horovod_defaults") else SHIPPED]
     for name in COMMUNICATION:
         value = requested.get(name)
-        if name in ("horovod_defaults", "reduction") or value is None or value == OPTIONS[name].default:
-            continue
-        words.append(OPTIONS[name].say(f"{value:g}" if isinstance(value, float) else value))
-    settings = dict(effective.get("settings") or {})
-    given = {name: each for name, each in settings.items() if isinstance(each, Mapping)}
-    return ", ".join(
-        [*words, *(f"{name}={each['value']}" for name, each in given.items() if each.get("source") == "user")]
-    )
+        if name not in ("horovod_defaults", "reduction") and value not in (None, OPTIONS[name].default):
+            words.append(OPTIONS[name].say(f"{value:g}" if isinstance(value, float) else value))
+    given = {name: each for name, each in (effective.get("settings") or {}).items() if isinstance(each, Mapping)}
+    words += [f"{name}={each['value']}" for name, each in given.items() if each.get("source") == "user"]
+    return ", ".join(words)
 
 
 # ------------------------------------------------------------------------------------------------------- one run
@@ -342,13 +339,12 @@ def attribute(observations: Iterable[Observation]) -> Attribution:
     groups: dict[tuple[Any, ...], list[tuple[Observation, dict[str, Part]]]] = {}
     for place, seen in enumerate(observations):
         groups.setdefault(seen.name, []).append((seen, parts_of(seen, seed=1 + place)))
-    alone = {name: group for name, group in groups.items() if group[0][0].workers == 1}
-    several = {name: group for name, group in groups.items() if name not in alone}
+    several = {name: group for name, group in groups.items() if group[0][0].workers > 1}
     if not several:
         raise AnalysisError("none of the runs has several workers: there is no synchronisation to take apart")
     bases: dict[int, list[tuple[Observation, dict[str, Part]]]] = {}
-    for group in alone.values():
-        if group[0][0].backend == "serial":
+    for group in groups.values():
+        if group[0][0].workers == 1 and group[0][0].backend == "serial":
             bases.setdefault(group[0][0].batch, []).extend(group)
     shipped = {name[:-1]: group for name, group in several.items() if name[-1] == SHIPPED}
     arms = tuple(
@@ -490,19 +486,14 @@ def _pairs(cell: Group, base: Group, of: Sequence[Callable[[Any], Any]], *, rati
     """Return what `of` the rounds of two arms is compared; None where some run of them did not alternate."""
     if not all(seen.turns.launch for seen, _ in (*cell, *base)):
         return None
-    slices = [
-        paired.Slice(
-            launch=seen.turns.launch,
-            round=number,
-            cell=name,
-            rate=float(value),
-            other_load=seen.turns.other_load[number],
-        )
-        for name, group, value_of in (("cell", cell, of[0]), ("base", base, of[1]))
-        for seen, parts in group
-        for numbers, columns in [_by_round(seen, parts)]
-        for number, value in zip(numbers, value_of(columns), strict=True)
-    ]
+    slices = []
+    for name, group, value_of in (("cell", cell, of[0]), ("base", base, of[1])):
+        for seen, parts in group:
+            launch, loads = seen.turns.launch, seen.turns.other_load
+            numbers, columns = _by_round(seen, parts)
+            for number, value in zip(numbers, value_of(columns).tolist(), strict=True):
+                load = loads[number]
+                slices.append(paired.Slice(launch=launch, round=number, cell=name, rate=value, other_load=load))
     if ratio and not all(each.rate > 0 for each in slices):
         return None
     return paired.pairs(slices, "cell", "base", ratio=ratio)
@@ -613,13 +604,11 @@ def _experiments(groups: Sequence[Sequence[tuple[Observation, dict[str, Part]]]]
         for other in groups[place + 1 :]:
             short, long = sorted((one, other), key=lambda group: cycle_s(group[0][0].settings))
             a, b = short[0][0], long[0][0]
-            cycles = cycle_s(a.settings), cycle_s(b.settings)
-            if not cycles[0] or cycles[1] < 2 * cycles[0]:
-                continue
-            if a.name[:-1] != b.name[:-1] or {**a.settings, CYCLE: 0} != {**b.settings, CYCLE: 0}:
-                continue
-            if all("runtime" in parts for group in (short, long) for _, parts in group):
-                yield _experiment(short, long, cycles[0], cycles[1])
+            short_s, long_s = cycle_s(a.settings), cycle_s(b.settings)
+            alike = a.name[:-1] == b.name[:-1] and {**a.settings, CYCLE: 0} == {**b.settings, CYCLE: 0}
+            known = all("runtime" in parts for group in (short, long) for _, parts in group)
+            if short_s and long_s >= 2 * short_s and alike and known:
+                yield _experiment(short, long, short_s, long_s)
 
 
 def _experiment(short: Group, long: Group, short_s: float, long_s: float) -> Experiment:

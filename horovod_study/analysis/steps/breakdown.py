@@ -73,7 +73,7 @@ def split(table: pd.DataFrame) -> pd.DataFrame:
     if all(math.isnan(row["mean_s"]) for row in rows if row["lap"] == "compute"):
         rows = [row for row in rows if row["lap"] != "compute"]
     columns = [
-        *("series", "partition", "backend", "transport", "batch", "workers", "nodes", "mode", "repeats", "lap"),
+        *(*_OF_CELL, "lap"),
         *("mean_s", "share", "minus_plain_s", "growth_plain", "minus_wrapped_s", "growth_wrapped", "note"),
         *("median_s", "min_s", "max_s"),
         *(f"{name}_{kind}{end}" for kind in BASES for name, end in _INTERVAL),
@@ -82,6 +82,7 @@ def split(table: pd.DataFrame) -> pd.DataFrame:
     return points.whole_numbers(frame, ("batch", "workers", "nodes"))
 
 
+_OF_CELL = ("series", "partition", "backend", "transport", "batch", "workers", "nodes", "mode", "repeats")
 _INTERVAL = (("minus", "_low_s"), ("minus", "_high_s"), ("interval", ""), ("base", ""))
 
 
@@ -130,21 +131,16 @@ def _rows(cell: dict[str, Any], cells: list[dict[str, Any]]) -> list[dict[str, A
     grown = {kind: _growth(cell, cells, kind) for kind in BASES}
     rows = []
     for place, part in enumerate(PARTS):
-        row = {
-            name: cell[name] for name in ("series", "partition", "backend", "transport", "batch", "workers", "nodes")
-        }
-        row |= {"mode": cell["mode"], "repeats": cell["repeats"], "lap": part}
+        own = values[:, place]
+        row = {name: cell[name] for name in _OF_CELL} | {"lap": part, "note": _note(cell, means, part)}
         row |= {"mean_s": float(means[place]), "share": float(means[place]) / step_s}
-        row |= {"median_s": float(np.median(values[:, place]))}
-        row |= {"min_s": float(values[:, place].min()), "max_s": float(values[:, place].max())}
-        for kind, growth in grown.items():
-            minus, low, high, how, base = growth
+        row |= {"median_s": float(np.median(own)), "min_s": float(own.min()), "max_s": float(own.max())}
+        for kind, (minus, low, high, how, base) in grown.items():
             worth = abs(minus[-1]) >= GROWTH_WORTH_SPLITTING * step_s
-            row |= {f"minus_{kind}_s": float(minus[place])}
-            row |= {f"growth_{kind}": float(minus[place] / minus[-1]) if worth else math.nan}
+            row[f"minus_{kind}_s"] = float(minus[place])
+            row[f"growth_{kind}"] = float(minus[place] / minus[-1]) if worth else math.nan
             row |= {f"minus_{kind}_low_s": float(low[place]), f"minus_{kind}_high_s": float(high[place])}
             row |= {f"interval_{kind}": how, f"base_{kind}": base}
-        row["note"] = _note(cell, means, part)
         rows.append(row)
     compute, update = rows[_PLACES["compute"]], rows[_PLACES["update"]]
     if any(not math.isnan(compute[f"minus_{kind}_s"]) and math.isnan(update[f"minus_{kind}_s"]) for kind in BASES):
@@ -153,21 +149,21 @@ def _rows(cell: dict[str, Any], cells: list[dict[str, Any]]) -> list[dict[str, A
 
 
 def _note(cell: dict[str, Any], means: Floats, part: str) -> str:
+    known = {name: not math.isnan(means[place]) for name, place in _PLACES.items()}
+    alone = part == "sync" and cell["workers"] == 1
     if part in ("step", "residual"):
-        return NOTES["off"] if math.isnan(means[_PLACES["residual"]]) and part == "residual" else ""
-    if math.isnan(means[_PLACES[part]]):
-        if np.isnan(means[:-2]).all():
-            return NOTES["off"]
-        if part == "compute":
-            return ""
-        if part == "sync" and cell["workers"] == 1 and not math.isnan(means[_PLACES["compute"]]):
-            return NOTES["alone"]
-        if not math.isnan(means[_PLACES["compute"]]):
-            return NOTES["captured"]
-        if part == "data" and cell["cuda_graphs"] is True and not math.isnan(means[_PLACES["forward"]]):
-            return NOTES["gathered"]
-        return NOTES["hidden" if part == "sync" and not math.isnan(means[_PLACES["backward"]]) else "unmarked"]
-    return NOTES["alone"] if part == "sync" and cell["workers"] == 1 else ""
+        return "" if known["residual"] or part == "step" else NOTES["off"]
+    if known[part]:
+        return NOTES["alone"] if alone else ""
+    if np.isnan(means[:-2]).all():
+        return NOTES["off"]
+    if part == "compute":
+        return ""
+    if known["compute"]:
+        return NOTES["alone" if alone else "captured"]
+    if part == "data" and cell["cuda_graphs"] is True and known["forward"]:
+        return NOTES["gathered"]
+    return NOTES["hidden" if part == "sync" and known["backward"] else "unmarked"]
 
 
 def _growth(cell: dict[str, Any], cells: list[dict[str, Any]], kind: str) -> tuple[Floats, Floats, Floats, str, str]:
@@ -266,10 +262,8 @@ def _recording(good: pd.DataFrame) -> Iterator[str]:
     if "steady_doubt" in good.columns:
         texts = good["steady_doubt"].fillna("").astype(str)
         for series, rows in good[texts != ""].groupby("series", sort=False):
-            told = texts[rows.index].iloc[0].rstrip(".")
+            told, runs = texts[rows.index].iloc[0].rstrip("."), "1 run"
             if len(rows) > 1:
-                whole = int((good["series"] == series).sum())
+                runs = f"{len(rows)} of {(good['series'] == series).sum()} runs"
                 told = f"step time drifts; the first: {told.removeprefix('the run is not steady: ')}"
-                yield f"{series}: {len(rows)} of {whole} runs at {points.worker_counts(rows['workers'])}: {told}."
-            else:
-                yield f"{series}: 1 run at {points.worker_counts(rows['workers'])}: {told}."
+            yield f"{series}: {runs} at {points.worker_counts(rows['workers'])}: {told}."

@@ -10,6 +10,7 @@ A gain is a share of the throughput. A step of T seconds that loses d of them ma
 
 import math
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -197,14 +198,12 @@ def explain(table: pd.DataFrame, runs: Iterable[RecordedRun], turns: StudyTurns 
         raise AnalysisError(f"{accounts[0].run}: nothing to explain: {why}; name a run that made steps")
     cells = _cells(named, accounting, turns)
     growth, why_no_growth = _growth(accounting.cells, cells, named)
-    slow = tuple(_slow(cell, [looked[run] for run in cell.runs if run in looked]) for cell in _last(cells))
-    slow = tuple(each for each in slow if each.looked_at)
+    of_cells = [(cell, [looked[run] for run in cell.runs if run in looked]) for cell in _last(cells)]
+    slow = tuple(_slow(cell, seen) for cell, seen in of_cells if seen)
     steps = [rank.steps for run in accounting.runs for rank in run.ranks] or [0]
     found = Explanation(
         names=tuple(run.run for run in accounting.runs),
-        states={
-            state: sum(run.state == state for run in accounts) for state in sorted({run.state for run in accounts})
-        },
+        states=dict(sorted(Counter(run.state for run in accounts).items())),
         hosts=tuple(dict.fromkeys(rank.host for run in accounting.runs for rank in run.ranks if rank.host)),
         steps=min(steps),
         steps_most=max(steps),
@@ -264,24 +263,21 @@ def _cells(named: pd.DataFrame, accounting: Accounting, turns: StudyTurns | None
 
 def _with_communication(cell: Cell, runs: Sequence[RunAccount]) -> Cell:
     """Return a cell with what its communication costs, as far as its runs say so."""
-    left_out = [run.left_out.ablation_s for run in runs if run.left_out is not None]
-    blocks = stats.together(left_out) if left_out else None
     if cell.workers == 1:
         return replace(cell, why_not="one worker communicates with nobody")
+    left_out = [run.left_out.ablation_s for run in runs if run.left_out is not None]
+    blocks = stats.together(left_out) if left_out else None
     parts = [parts_of(run.seen, seed=1 + place) for place, run in enumerate(runs) if run.seen is not None]
-    known = {
-        name: over_runs([each[name] for each in parts])
+    exposed, waiting = (
+        over_runs([each[name] for each in parts]) if parts and all(name in each for each in parts) else None
         for name in ("exposed", "skew")
-        if parts and all(name in each for each in parts)
-    }
+    )
     why_not = ""
-    if not known:
+    if exposed is None and waiting is None:
         told = [run.why_not_seen for run in runs if run.why_not_seen]
         hidden = [run.seen.why_no_sync for run in runs if run.seen is not None and run.seen.sync_s is None]
         why_not = next(iter([*told, *hidden]), INSIDE_BACKWARD)
-    return replace(
-        cell, exposed_s=known.get("exposed"), waiting_s=known.get("skew"), left_out_s=blocks, why_not=why_not
-    )
+    return replace(cell, exposed_s=exposed, waiting_s=waiting, left_out_s=blocks, why_not=why_not)
 
 
 def _rows_of(table: pd.DataFrame, series: str, workers: int, nodes: float) -> pd.DataFrame:
@@ -295,14 +291,12 @@ def _last(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def _slow(cell: Cell, looked: Sequence[Inspection | str]) -> Slow:
-    """Return who is slow in the runs of one cell; in repeats the same rank is counted."""
-    seen = [each for each in looked if isinstance(each, Inspection)]
-    told = [each for each in seen if each.stragglers.verdict != "unknown"]
+    """Return who is slow in the runs of one cell, one or more; in repeats the same rank is counted."""
+    told = [each for each in looked if isinstance(each, Inspection) and each.stragglers.verdict != "unknown"]
     head: dict[str, Any] = {"series": cell.series, "workers": cell.workers, "looked_at": len(looked)}
     if not told:
-        reasons = [each if isinstance(each, str) else each.stragglers.why_not for each in looked]
-        head |= {"run": cell.runs[0] if cell.runs else "", "chance": 1 / cell.workers, "period_s": cell.step_s}
-        return Slow(**head, why_not=next(iter(reasons), "none of its runs was looked at"))
+        why_not = looked[0] if isinstance(looked[0], str) else looked[0].stragglers.why_not
+        return Slow(**head, run=cell.runs[0], chance=1 / cell.workers, period_s=cell.step_s, why_not=why_not)
 
     def told_first(each: Inspection) -> tuple[bool, float, bool]:
         """The latest rank, else one that is longer in a lap."""
@@ -412,10 +406,10 @@ def _doubts(accounting: Accounting, looked: Iterable[Inspection | str]) -> list[
     for each in looked:
         if isinstance(each, Inspection):
             doubts += [f"{each.name}: {note}" for note in each.stragglers.notes]
-    busy = [run for run in accounting.runs if run.seen is not None and run.seen.other_cores >= BUSY_CORES]
-    if busy:
-        most = max(run.seen.other_cores for run in busy if run.seen is not None)
-        doubts.append(f"other programs used up to {most:.1f} cores during {len(busy)} of {len(accounting.runs)} runs")
+    used = [run.seen.other_cores for run in accounting.runs if run.seen is not None]
+    if busy := [cores for cores in used if cores >= BUSY_CORES]:
+        runs = f"{len(busy)} of {len(accounting.runs)} runs"
+        doubts.append(f"other programs used up to {max(busy):.1f} cores during {runs}")
     return list(dict.fromkeys(doubts))
 
 
@@ -601,9 +595,8 @@ def _quicker_series(found: Explanation, rates: Mapping[str, float], turns: Study
         ratio = stats.median_ratio(*sides) if rounds is None else rounds.ratio
         gain = Interval(value=ratio.value - 1, low=ratio.low - 1, high=ratio.high - 1)
         if gain.value > WORTH and not gain.low <= 0:
-            yield Help(
-                what=f"{best.series} instead of {cell.series}, at {cell.workers} workers", gain=gain, kind="measured"
-            )
+            what = f"{best.series} instead of {cell.series}, at {cell.workers} workers"
+            yield Help(what=what, gain=gain, kind="measured")
 
 
 def _more_workers(named: pd.DataFrame, found: Explanation) -> Iterable[Help]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -113,8 +113,7 @@ def inspect(run: RecordedRun, beside: RunSideFiles | None = None) -> Inspection:
         raise AnalysisError(
             f"{run.directory}: its steps were not timed (--timer-mode off); record it again with --timer-mode light"
         )
-    told = hosts_of(record, range(run.workers))
-    hosts = [told[rank] for rank in range(run.workers)]
+    hosts = list(hosts_of(record, range(run.workers)).values())
     lay = partial(align, run.rows, workers=run.workers, hosts=hosts, missing=run.missing, name=str(run.directory))
     everything = lay()
     first, by = run.first_step, run.first_step_by
@@ -134,17 +133,14 @@ def inspect(run: RecordedRun, beside: RunSideFiles | None = None) -> Inspection:
     lost = record.totals.get("rows_lost")
     if any(_counts(lost)):
         doubts.append(f"{sum(_counts(lost)):,} rows were lost to a full disk")
-    steady = record.totals.get("steady")
-    if isinstance(steady, Mapping) and steady.get("doubt"):
-        doubts.append(str(steady["doubt"]))
-    system, system_doubts = _system(run, beside or RunSideFiles(why_no_system="not looked at"))
+    if doubt := (record.totals.get("steady") or {}).get("doubt"):
+        doubts.append(str(doubt))
+    beside = beside or RunSideFiles(why_no_system="not looked at")
+    system, system_doubts = _system(run, beside)
     doubts += system_doubts
     ablation, why_no_ablation = answer_of(run)
-    files: dict[str, tuple[str, ...]] = {}
-    if beside is not None and beside.timeline is not None:
-        files["timeline"] = (str(beside.timeline),)
-    if beside is not None and beside.profiles:
-        files["profile"] = tuple(map(str, beside.profiles))
+    files: dict[str, tuple[str, ...]] = {} if beside.timeline is None else {"timeline": (str(beside.timeline),)}
+    files |= {"profile": tuple(map(str, beside.profiles))} if beside.profiles else {}
     return Inspection(
         name=run.name,
         state=run.state,
@@ -177,20 +173,13 @@ def _system(run: RecordedRun, beside: RunSideFiles) -> tuple[SystemUse, list[str
 
     from horovod_study.analysis.machine import system
 
-    rows, told = [], []
-    steps = pd.DataFrame(dict(run.rows[min(run.rows)]))
+    rows: list[Any] = []
+    told: list[str] = []
+    phases = partial(system.phases, pd.DataFrame(dict(run.rows[min(run.rows)])), beside.evaluations)
     for host, samples in beside.system.items():
         at_s = samples.rows["at_s"]
-        table = system.phases(
-            steps,
-            beside.evaluations,
-            first_timed=run.first_step,
-            first_s=float(at_s.min()),
-            last_s=float(at_s.max()),
-        )
-        rows += [
-            {str(k): v for k, v in row.items()} for row in system.summary({host: samples}, table).to_dict("records")
-        ]
+        table = phases(first_timed=run.first_step, first_s=float(at_s.min()), last_s=float(at_s.max()))
+        rows += system.summary({host: samples}, table).to_dict("records")
         told += system.doubts({host: samples}, table, run.record.totals)
     told += system.told_doubts(run.record.totals)
     return SystemUse(rows=tuple(rows)), [text.rstrip(".") for text in told]
@@ -224,21 +213,21 @@ def _facts(run: RecordedRun, hosts: list[str]) -> dict[str, Any]:
 
 def _step_statistics(run: RecordedRun) -> StepStatistics:
     effective, requested = run.record.effective, run.record.requested
-    trained = "steps_per_epoch" in effective  # by this package's own trainer, whose intervals are known
-    return StepStatistics(
+    found = StepStatistics(
         steps_per_epoch=effective.get("steps_per_epoch"),
         checkpoint_every=requested.get("checkpoint_every"),
         evaluate_every=requested.get("evaluate_every"),
-        rows_steps=ROWS_STEPS if trained else None,
-        rows_s=ROWS_S if trained else None,
-        agree_s=AGREE_S if trained else None,
         sampler_s=requested.get("system_interval_s"),
     )
+    if "steps_per_epoch" not in effective:
+        return found
+    # This package's own trainer, whose intervals are known.
+    return replace(found, rows_steps=ROWS_STEPS, rows_s=ROWS_S, agree_s=AGREE_S)
 
 
 def _rank_laps(rows: RankSteps, late: Stragglers) -> list[RankLaps]:
-    own = {each.rank: each for each in late.ranks}
-    told = rows.sync_s is not None  # else `own` is a part only, and no column of a table
+    # Without the synchronisation `own` is a part only, and no column of a table.
+    own = {} if rows.sync_s is None else {each.rank: each for each in late.ranks}
     whole = np.sum(list(rows.laps.values()), axis=0) if rows.laps else None
     found = []
     for place, rank in enumerate(rows.ranks):
@@ -254,8 +243,8 @@ def _rank_laps(rows: RankSteps, late: Stragglers) -> list[RankLaps]:
                 laps_s={lap: float(rows.laps[lap][:, place].mean()) if lap in rows.laps else None for lap in PARTS},
                 step_s=float(step.mean()),
                 gap=gap,
-                own_s=own[rank].own_s if rank in own and told else None,
-                wait_s=own[rank].wait_s if rank in own and told else None,
+                own_s=own[rank].own_s if rank in own else None,
+                wait_s=own[rank].wait_s if rank in own else None,
             )
         )
     return found
@@ -267,7 +256,10 @@ def course(rows: RankSteps, bins: int = BINS) -> StepCourse:
     laps = {lap: values.mean(axis=1) for lap, values in rows.laps.items()}
     width = math.ceil(len(step_s) / bins)
     parts = np.split(np.arange(len(step_s)), np.arange(width, len(step_s), width))
-    middles = [_middle_half(part, step_s) for part in parts]
+    middles = []
+    for part in parts:  # without the shortest and the longest quarter
+        cut = math.floor(len(part) / 4)
+        middles.append(part[np.argsort(step_s[part], kind="stable")][cut : len(part) - cut])
     return StepCourse(
         first=rows.step[[part[0] for part in parts]],
         last=rows.step[[part[-1] for part in parts]],
@@ -276,10 +268,3 @@ def course(rows: RankSteps, bins: int = BINS) -> StepCourse:
         low_s=np.array([step_s[part].min() for part in parts]),
         high_s=np.array([step_s[part].max() for part in parts]),
     )
-
-
-def _middle_half(part: NDArray[np.int64], step_s: Floats) -> NDArray[np.int64]:
-    """Return the steps of a bin without the shortest and the longest quarter."""
-    ordered = part[np.argsort(step_s[part], kind="stable")]
-    cut = math.floor(len(part) / 4)
-    return ordered[cut : len(part) - cut]

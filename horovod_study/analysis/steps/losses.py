@@ -87,30 +87,15 @@ def _way(
     measured, lost = float(step["mean_s"]), float(step[f"minus_{baseline}_s"])
     worth = abs(lost) >= GROWTH_WORTH_SPLITTING * measured
     same = ("series", "partition", "backend", "transport", "workers", "nodes", "batch", "mode", "repeats")
-    common = {
-        **{column: step[column] for column in same},
-        **head,
-        "baseline": baseline,
-        "base": step.get(f"base_{baseline}", ""),
-    }
-    low, high = (float(step.get(f"minus_{baseline}_{end}_s", math.nan)) for end in ("low", "high"))
+    common = {column: step[column] for column in same} | dict(head)
+    common |= {"baseline": baseline, "base": step.get(f"base_{baseline}", "")}
+    low, high = _interval(step, baseline)
     rows = [{"part": IDEAL, "seconds": measured - lost, "from_s": 0.0, "to_s": measured - lost}]
     place = measured - lost
-    for part, seconds, ends, note in _grown(laps, known, skew_s, baseline):
-        share = seconds / lost if worth else math.nan
-        rows.append(
-            {
-                "part": part,
-                "seconds": seconds,
-                "low_s": ends[0],
-                "high_s": ends[1],
-                "from_s": place,
-                "to_s": place + seconds,
-                "of_loss": share,
-                "of_step": seconds / measured,
-                "note": note,
-            }
-        )
+    for part, seconds, (low_s, high_s), note in _grown(laps, known, skew_s, baseline):
+        way = {"from_s": place, "to_s": place + seconds, "low_s": low_s, "high_s": high_s}
+        shares = {"of_loss": seconds / lost if worth else math.nan, "of_step": seconds / measured}
+        rows.append({"part": part, "seconds": seconds, **way, **shares, "note": note})
         place += seconds
     # The interval of the last row is that of the whole loss, set upon the ideal step.
     whole = {"low_s": measured - lost + low, "high_s": measured - lost + high}

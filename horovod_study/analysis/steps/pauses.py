@@ -170,9 +170,6 @@ def _periods_of_laps(rows: RankSteps) -> dict[str, Floats]:
 def _events(excess: Floats, threshold: Floats) -> _Events:
     over = excess > threshold
     number, count = ndimage.label(over)
-    if not count:
-        none = np.zeros(0, dtype=np.int64)
-        return _Events(place=none, peak=none, steps=none, size_s=np.zeros(0))
     each = np.arange(1, count + 1)
     first = np.flatnonzero(over & ~np.concatenate([[False], over[:-1]]))
     peaks = np.array([place for (place,) in ndimage.maximum_position(excess, number, each)], dtype=np.int64)

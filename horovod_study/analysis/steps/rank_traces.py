@@ -81,11 +81,7 @@ class RankTraces:
 
     def to_dict(self) -> dict[str, Any]:
         late = None if self.late is None else self.late.rank
-        return {
-            "ranks": finite(self.ranks),
-            "late": late,
-            **facts(self, "on_gpu", "cause", "doubts"),
-        }
+        return {"ranks": finite(self.ranks), "late": late, **facts(self, "on_gpu", "cause", "doubts")}
 
 
 # ----------------------------------------------------------------------------------------------------------- reading
@@ -245,29 +241,22 @@ def compare(traces: Sequence[RankTrace]) -> RankTraces:
         if one.rank == other.rank:
             raise AnalysisError(f"{one.source} and {other.source}: are both of rank {one.rank}; give one job's traces")
     late, offsets, notes = _lateness(ordered)
+    latest = np.stack(list(late.values())).argmax(axis=0) if late else np.empty(0)  # by their places in `late`
     views = []
-    for each in ordered:
-        columns = _per_step(each)
-        own = late.get(each.rank)
-        if own is not None:
-            columns["late"] = own
-        last = None
-        if own is not None and len(own):
-            table = np.stack([late[rank] for rank in sorted(late)])
-            last = float(np.mean(table.argmax(axis=0) == sorted(late).index(each.rank)))
-        parts = {name: stats.student(values) for name, values in columns.items() if len(values)}
-        offset = offsets.get(each.rank)
-        views.append(
-            RankView(rank=each.rank, host=each.host, steps=len(each.steps), seconds=parts, last=last, offset_s=offset)
+    for place, each in enumerate(ordered):
+        columns = _per_step(each) | ({"late": late[each.rank]} if late else {})
+        view = RankView(
+            rank=each.rank,
+            host=each.host,
+            steps=len(each.steps),
+            seconds={name: stats.student(values) for name, values in columns.items() if len(values)},
+            last=float(np.mean(latest == place)) if late else None,
+            offset_s=offsets.get(each.rank),
         )
+        views.append(view)
     slow, cause = _slowest(views)
-    return RankTraces(
-        ranks=tuple(views),
-        on_gpu=ordered[0].on_gpu,
-        late=slow,
-        cause=cause,
-        doubts=(*notes, *_doubts(ordered)),
-    )
+    doubts = (*notes, *_doubts(ordered))
+    return RankTraces(ranks=tuple(views), on_gpu=ordered[0].on_gpu, late=slow, cause=cause, doubts=doubts)
 
 
 def _per_step(trace: RankTrace) -> dict[str, Floats]:
@@ -321,12 +310,9 @@ def _lateness(traces: Sequence[RankTrace]) -> tuple[dict[int, Floats], dict[int,
             begin, end = each.steps[place]
             rows.append([one for one in each.collectives if begin <= one[0] < end and one[3]])
         count = min(len(row) for row in rows)
-        kinds = [tuple(one[2] for one in row[:count]) for row in rows]
-        if len({len(row) for row in rows}) > 1 or len(set(kinds)) > 1:
-            uneven += 1
-        if len(set(kinds)) > 1:
-            continue
-        for k in range(count):
+        alike = len({tuple(one[2] for one in row[:count]) for row in rows}) == 1
+        uneven += not alike or len({len(row) for row in rows}) > 1
+        for k in range(count if alike else 0):
             matched.append((place, np.array([row[k][0] for row in rows]), np.array([row[k][1] for row in rows])))
     notes = [f"{uneven} of {steps} steps have other collectives on one rank than on another"] if uneven else []
     if not matched:
@@ -338,11 +324,7 @@ def _lateness(traces: Sequence[RankTrace]) -> tuple[dict[int, Floats], dict[int,
         found.setdefault(place, []).append(own - own.min())
     table = np.stack([np.mean(found[place], axis=0) for place in sorted(found)])  # (S, R)
     ranks = [each.rank for each in traces]
-    return (
-        {rank: table[:, place] for place, rank in enumerate(ranks)},
-        {rank: float(offsets[place]) for place, rank in enumerate(ranks)},
-        notes,
-    )
+    return dict(zip(ranks, table.T, strict=True)), dict(zip(ranks, offsets.tolist(), strict=True)), notes
 
 
 def _slowest(views: Sequence[RankView]) -> tuple[RankView | None, str]:

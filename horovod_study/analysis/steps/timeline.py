@@ -26,6 +26,7 @@ import pandas as pd
 
 from horovod_study.errors import AnalysisError
 from horovod_study.records import facts
+from horovod_study.text.words import plural
 
 PHASES = ("negotiation", "queue", "copy", "operation", "other", "rest")
 """In the order of a collective; `rest` is scattered in it."""
@@ -146,14 +147,13 @@ def decompose(events: Sequence[Mapping[str, Any]], *, source: str, doubts: Itera
     found = reader.collectives
     if not found:
         raise AnalysisError(
-            f"{source}: holds {_counted(len(events), 'event')}, but no complete collective; record more "
+            f"{source}: holds {plural(len(events), 'event', ',')}, but no complete collective; record more "
             "steps, with two workers or more over Horovod"
         )
     counts = Counter((each.tensor, each.kind) for each in found if each.kind not in _UNTIMED)
     steps = max(counts.values(), default=max(Counter(each.tensor for each in found).values()))
     pieces = [(each, *piece) for each in found for piece in _pieces(each)]
     moved = [piece for piece in pieces if piece[0].kind not in _UNTIMED]
-    said = [*doubts, *reader.doubts(len(found))]
     return Timeline(
         table=_table(pieces, steps),
         tensors=_tensors(moved),
@@ -166,7 +166,7 @@ def decompose(events: Sequence[Mapping[str, Any]], *, source: str, doubts: Itera
             "median_s": float(np.median(np.diff(reader.cycles))) if len(reader.cycles) > 1 else None,
         },
         last=dict(sorted(reader.last.items())) or None,
-        doubts=tuple(said),
+        doubts=(*doubts, *reader.doubts(len(found))),
     )
 
 
@@ -250,24 +250,17 @@ class _EventReader:
 
     def doubts(self, whole: int) -> list[str]:
         """Return what of the file is not in the collectives."""
-        found = []
         cut = sum(1 for stack in self._open.values() if stack)
-        for count, what, of in (
+        left_out = (
             (cut, "collective or negotiation", "that the end of the file cuts"),
             (self._stray, "event", "of what began before the file"),
             (self._unknown, "event", "of a kind that Horovod 0.28 does not write"),
-        ):
-            if count:
-                found.append(f"left out: {_counted(count, what)} {of}")
-        alone = sum(1 for each in self.collectives if each.negotiated is None)
-        if alone:
-            known = _counted(whole, "collective")
+        )
+        found = [f"left out: {plural(count, what, ',')} {of}" for count, what, of in left_out if count]
+        if alone := sum(1 for each in self.collectives if each.negotiated is None):
+            known = plural(whole, "collective", ",")
             found.append(f"without a negotiation in the file, which counts as 0: {alone} of {known}")
         return found
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def _phase_of(activity: str) -> str:
@@ -311,21 +304,9 @@ def _table(pieces: Sequence[tuple[_Collective, str, str, float, float]], steps: 
         for phase, activity in sorted(of_tensor, key=lambda key: PHASES.index(key[0])):
             values = np.array(list(of_tensor[phase, activity].values()))
             total = float(values.sum())
-            rows.append(
-                {
-                    "tensor": tensor,
-                    "collective": kind,
-                    "phase": phase,
-                    "activity": activity,
-                    "count": len(values),
-                    "mean_s": float(values.mean()),
-                    "median_s": float(np.median(values)),
-                    "p90_s": float(np.quantile(values, 0.9)),
-                    "total_s": total,
-                    "per_step_s": total / steps,
-                    "share": total / whole if whole > 0 else 0.0,
-                }
-            )
+            typical = float(values.mean()), float(np.median(values)), float(np.quantile(values, 0.9))
+            sums = total, total / steps, total / whole if whole > 0 else 0.0
+            rows.append((tensor, kind, phase, activity, len(values), *typical, *sums))
     return pd.DataFrame(rows, columns=list(_COLUMNS))
 
 

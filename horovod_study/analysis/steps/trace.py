@@ -31,18 +31,10 @@ def events(
         {"ph": "M", "name": "process_name", "pid": place, "tid": 0, "args": {"name": host}}
         for place, host in enumerate(places)
     ]
-    for rank in sorted(rows):
-        found.append(
-            {
-                "ph": "M",
-                "name": "thread_name",
-                "pid": places.index(hosts[rank]),
-                "tid": rank,
-                "args": {"name": f"rank {rank}"},
-            }
-        )
-    for rank in sorted(rows):
-        row = {"pid": places.index(hosts[rank]), "tid": rank}
+    threads = {rank: {"pid": places.index(hosts[rank]), "tid": rank} for rank in sorted(rows)}
+    for rank, row in threads.items():
+        found.append({"ph": "M", "name": "thread_name", **row, "args": {"name": f"rank {rank}"}})
+    for rank, row in threads.items():
         known = [lap for lap in LAPS if rows[rank][f"{lap}_s"].notna().any()]
         for step in rows[rank].to_dict("records"):
             laps = [(lap, float(step[f"{lap}_s"])) for lap in known]
@@ -60,11 +52,9 @@ def events(
         first, last = rows[0]["begin_s"].iloc[0], rows[0]["begin_s"].iloc[-1]
         for each in evaluations:
             if first <= each["wall_s"] <= last:
-                where = {"pid": places.index(hosts[0]), "tid": 0}
                 shown = {name: each[name] for name in ("epoch", "train_mse", "test_mse")}
-                found.append(
-                    {"ph": "i", "name": "evaluation", "s": "t", "ts": _us(each["wall_s"]), **where, "args": shown}
-                )
+                instant = {"ph": "i", "name": "evaluation", "s": "t", "ts": _us(each["wall_s"])}
+                found.append({**instant, **threads[0], "args": shown})
     return found
 
 

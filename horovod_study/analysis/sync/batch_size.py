@@ -32,7 +32,7 @@ from horovod_study.analysis import stats
 from horovod_study.analysis.series.points import CHOICES, KNOBS, measured, texts, with_series, worker_counts
 from horovod_study.analysis.stats import Floats
 from horovod_study.analysis.sync.boundary import hidden_note
-from horovod_study.analysis.sync.synchronisation import batches_per_epoch, over_repeats
+from horovod_study.analysis.sync.synchronisation import KEPT, batches_per_epoch, over_repeats
 from horovod_study.errors import AnalysisError
 from horovod_study.roles import Role
 from horovod_study.workloads import packaged
@@ -323,10 +323,10 @@ def batch_sizes(runs: pd.DataFrame, *, seed: int = 0) -> BatchSizes:
         group = pd.concat([cell for cell, _ in cells], ignore_index=True)
         first = group.iloc[0]
         name = {column: first[column] for column in ("series", "workers", "nodes")}
-        row = {**name, **{column: first[column] for column in _KEPT}, "batches": len(cells), "runs": len(group)}
-        row |= {"form": "", "identified": False}
+        row = {**name, **{column: first[column] for column in KEPT}, "batches": len(cells), "runs": len(group)}
         if len(cells) < MIN_BATCHES:
-            found.append(row | {"note": f"a knee needs {MIN_BATCHES} batch sizes"})
+            note = f"a knee needs {MIN_BATCHES} batch sizes"
+            found.append(row | {"form": "", "identified": False, "note": note})
             continue
         fitted = knee(group["batch"], _run_steps(group), seed=seed)
         found.append(row | _knee_row(fitted, float(first["workers"])))
@@ -343,25 +343,23 @@ def batch_sizes(runs: pd.DataFrame, *, seed: int = 0) -> BatchSizes:
     )
 
 
-_KEPT = ("setting", "partition", "backend", "transport", "reduction", "horovod_defaults")
-
-
 def _knee_row(found: Knee, workers: float) -> dict[str, Any]:
-    at_most, at_least = found.bounds
     other = PIECEWISE if found.form == SATURATION else SATURATION
     per_sample, low, high = found.per_sample_s
-    notes = [*_why_not(found), *found.doubts]
+    numbers = {
+        ("knee", "knee_low", "knee_high"): found.at if found.identified else [math.nan] * 3,
+        ("knee_at_most", "knee_at_least"): found.bounds,
+        ("fixed_s", "fixed_low_s", "fixed_high_s"): found.fixed_s,
+        ("per_sample_s", "per_sample_low_s", "per_sample_high_s"): found.per_sample_s,
+        ("most_samples_per_s", "most_low", "most_high"): [
+            workers / each if each > 0 else math.nan for each in (per_sample, high, low)
+        ],
+    }
+    notes = found.doubts if found.identified else (f"not identifiable: {_why_not(found)}", *found.doubts)
     return {
         "form": found.form,
-        **dict(zip(("knee", "knee_low", "knee_high"), found.at if found.identified else [math.nan] * 3, strict=True)),
-        "knee_at_most": at_most,
-        "knee_at_least": at_least,
         "identified": found.identified,
-        **dict(zip(("fixed_s", "fixed_low_s", "fixed_high_s"), found.fixed_s, strict=True)),
-        **dict(zip(("per_sample_s", "per_sample_low_s", "per_sample_high_s"), found.per_sample_s, strict=True)),
-        "most_samples_per_s": _over(workers, per_sample),
-        "most_low": _over(workers, high),
-        "most_high": _over(workers, low),
+        **{name: each for names, values in numbers.items() for name, each in zip(names, values, strict=True)},
         "batch_for_90_percent": found.batch_for(0.9) if found.identified else math.nan,
         "other_form": other,
         "other_knee": found.others[other] if math.isfinite(found.others[other]) else math.nan,
@@ -371,31 +369,25 @@ def _knee_row(found: Knee, workers: float) -> dict[str, Any]:
     }
 
 
-def _over(workers: float, per_sample_s: float) -> float:
-    return workers / per_sample_s if per_sample_s > 0 else math.nan
-
-
-def _why_not(found: Knee) -> list[str]:
-    """Return why there is no knee, in words; nothing where there is one."""
-    if found.identified:
-        return []
+def _why_not(found: Knee) -> str:
+    """Return why there is no knee, in words."""
     value, low, high = found.at
     smallest, largest = found.batches
     if value < smallest < high:
-        return [
-            f"not identifiable: its estimate is below the batches measured, its interval reaches up to {high:.3g}; "
-            f"add batches below {smallest:g}, or repeats"
-        ]
+        return (
+            f"its estimate is below the batches measured, its interval reaches up to {high:.3g}; add batches below "
+            f"{smallest:g}, or repeats"
+        )
     if low < largest < value:
-        return [
-            f"not identifiable: its estimate is above the batches measured, its interval reaches down to {low:.3g}; "
-            f"add batches above {largest:g}, or repeats"
-        ]
+        return (
+            f"its estimate is above the batches measured, its interval reaches down to {low:.3g}; add batches above "
+            f"{largest:g}, or repeats"
+        )
     if value < smallest:
-        return [f"not identifiable: every batch measured is above the knee; add batches below {smallest:g}"]
+        return f"every batch measured is above the knee; add batches below {smallest:g}"
     if value > largest:
-        return [f"not identifiable: every batch measured is below the knee; add batches above {largest:g}"]
-    return ["not identifiable: its interval is as wide as the batches measured; add repeats or batches further apart"]
+        return f"every batch measured is below the knee; add batches above {largest:g}"
+    return "its interval is as wide as the batches measured; add repeats or batches further apart"
 
 
 def _groups(runs: pd.DataFrame) -> list[list[tuple[pd.DataFrame, dict[str, Floats]]]]:
@@ -479,7 +471,7 @@ def _batch_row(cell: pd.DataFrame, bases: Mapping[str, Floats]) -> dict[str, Any
         lost = 1 - stats.of_all(rates) / stats.of_all(bases[base]) / float(first["workers"])
         lost_low, lost_high = (1 - end / float(first["workers"]) for end in (gained.high, gained.low))
     return {
-        **{name: first[name] for name in ("series", "workers", "nodes", "batch", "train_samples", *_KEPT)},
+        **{name: first[name] for name in ("series", "workers", "nodes", "batch", "train_samples", *KEPT)},
         "repeats": len(cell),
         **over_repeats("samples_per_s", rates),
         "step_s_median": stats.of_all(step),

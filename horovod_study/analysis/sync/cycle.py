@@ -47,9 +47,7 @@ def cycle_shares(runs: pd.DataFrame) -> pd.DataFrame:
 
     Series here are those of runs that may differ in the cycle time.
     """
-    if "cycle_time_ms" not in runs.columns:
-        return pd.DataFrame(columns=list(CYCLE_COLUMNS))
-    chosen = pd.to_numeric(runs["cycle_time_ms"], errors="coerce")
+    chosen = numbers(runs, "cycle_time_ms")
     if chosen.nunique() < 2:
         return pd.DataFrame(columns=list(CYCLE_COLUMNS))
     # What nobody chose is on as shipped and off in Horovod as it comes.
@@ -84,10 +82,14 @@ def _row(cell: pd.DataFrame, rest_of_step_s: float) -> dict[str, Any]:
     wait = np.where(distinct <= rest_of_step_s, distinct / 2, distinct - rest_of_step_s)
     woken = bool(first["idle"] > 0)
     expected = 0.0 if woken else _line(distinct, wait)[0]
+    most = expected if woken else expected + 1.0
     (slope, rest, share), how = _estimates(cell, cycle, sync)
-    row = {
-        **{name: first[name] for name in ("series", "setting", "partition", "backend", "transport", "workers")},
-        **{name: first[name] for name in ("nodes", "batch", "reduction", "horovod_defaults")},
+    notes = [*_notes(cycle, sync, rest_of_step_s, woken)]
+    if not distinct[0] <= DEFAULT_CYCLE_S <= distinct[-1]:
+        share = Interval(value=math.nan)
+        notes.append("Horovod's default cycle is outside the cycles run")
+    return {
+        **{name: first[name] for name in ("series", "workers", "nodes", "batch", *synchronisation.KEPT)},
         "cycles": len(distinct),
         "runs": len(cell),
         "shortest_cycle_s": float(distinct[0]),
@@ -95,18 +97,14 @@ def _row(cell: pd.DataFrame, rest_of_step_s: float) -> dict[str, Any]:
         "rest_of_step_s": rest_of_step_s,
         **slope.named("slope", "slope_low", "slope_high"),
         "expected_low": expected,
-        "expected_high": expected if woken else expected + 1.0,
+        "expected_high": most,
         **rest.named("rest_s", "rest_low_s", "rest_high_s"),
         "default_cycle_s": DEFAULT_CYCLE_S,
         **share.named("share_at_default", "share_low", "share_high"),
         "interval": how,
+        "verdict": _verdict(slope, expected, most),
+        "note": "; ".join(notes),
     }
-    row["verdict"] = _verdict(slope, row["expected_low"], row["expected_high"])
-    row["note"] = "; ".join(_notes(cycle, sync, rest_of_step_s, woken))
-    if not distinct[0] <= DEFAULT_CYCLE_S <= distinct[-1]:
-        row |= dict.fromkeys(("share_at_default", "share_low", "share_high"), math.nan)
-        row["note"] = "; ".join(filter(None, [row["note"], "Horovod's default cycle is outside the cycles run"]))
-    return row
 
 
 def _estimates(cell: pd.DataFrame, cycle: Floats, sync: Floats) -> tuple[list[Interval], str]:

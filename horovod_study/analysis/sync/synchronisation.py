@@ -49,7 +49,8 @@ MAX_COUNTS = 60
 """Worker counts of one curve; with more, some between are left out."""
 
 _KEYS = ("series", "batch", "train_samples", "workers", "nodes", "per_node")
-_KEPT = ("setting", "partition", "backend", "transport", "reduction", "horovod_defaults")
+KEPT = ("setting", "partition", "backend", "transport", "reduction", "horovod_defaults")
+"""What tables of cells say of the settings of their series."""
 NO_EPOCH = "how many samples an epoch has is not recorded"
 NO_BATCH = "the training set is smaller than one batch of all workers"
 
@@ -78,7 +79,7 @@ def synchronisation(runs: pd.DataFrame) -> pd.DataFrame:
         usable = batches if batches > 0 else math.nan
         rows.append(
             {
-                **{name: first[name] for name in (*_KEYS, *_KEPT)},
+                **{name: first[name] for name in (*_KEYS, *KEPT)},
                 "repeats": len(cell),
                 "step_s_median": stats.of_all(step),
                 **over_repeats("sync_s", sync),
@@ -110,14 +111,9 @@ def fits(runs: pd.DataFrame, *, seed: int = 0) -> dict[str, QuantityFit]:
     for series, own in table.groupby("series", sort=False):
         if own["workers"].nunique() < 2:
             continue
-        nodes = own["nodes"].to_numpy(dtype=np.float64)
-        found[str(series)] = fit_quantity(
-            own["workers"].to_numpy(dtype=np.float64),
-            own["sync_s"].to_numpy(dtype=np.float64),
-            nodes=nodes if np.isfinite(nodes).all() else None,
-            runs=np.arange(len(own)),
-            seed=seed,
-        )
+        workers, waits, nodes = (own[name].to_numpy(dtype=np.float64) for name in ("workers", "sync_s", "nodes"))
+        known = nodes if np.isfinite(nodes).all() else None
+        found[str(series)] = fit_quantity(workers, waits, nodes=known, runs=np.arange(len(own)), seed=seed)
     return found
 
 
@@ -194,15 +190,10 @@ def over_repeats(name: str, values: Floats) -> dict[str, float]:
 
 
 def _note(cell: pd.DataFrame, sync: Floats, step: Floats, batches: float) -> str:
-    notes = []
     hidden = boundary.hidden_note(cell) if np.isfinite(step).all() else breakdown.NOTES["off"]
-    if np.isnan(sync).any() and hidden:
-        notes.append(hidden)
-    elif int(cell["workers"].iloc[0]) == 1:
-        notes.append(breakdown.NOTES["alone"])
-    if not batches > 0:
-        notes.append(NO_EPOCH if math.isnan(batches) else NO_BATCH)
-    return "; ".join(notes)
+    alone = breakdown.NOTES["alone"] if int(cell["workers"].iloc[0]) == 1 else ""
+    no_epoch = "" if batches > 0 else NO_EPOCH if math.isnan(batches) else NO_BATCH
+    return "; ".join(filter(None, ((hidden if np.isnan(sync).any() else "") or alone, no_epoch)))
 
 
 # ---------------------------------------------------------------------------------------------------- curves

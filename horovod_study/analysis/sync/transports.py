@@ -66,7 +66,7 @@ def transports(runs: pd.DataFrame, turns: StudyTurns | None = None) -> pd.DataFr
     if len(table[["backend", "transport"]].drop_duplicates()) < 2:
         return pd.DataFrame(columns=list(TRANSPORT_COLUMNS))
     for a, b in _rivals(table):
-        shared = [(key, a[key], b[key]) for key in sorted(a, key=_order) if key in b]
+        shared = [(key, a[key], b[key]) for key in sorted(a, key=_unknown_last) if key in b]
         for quantity in QUANTITIES:
             own = [_row(quantity, *pair) for key, *pair in shared if quantity != "sync_s" or key[0] > 1]
             if turns and quantity == "samples_per_s":
@@ -77,8 +77,7 @@ def transports(runs: pd.DataFrame, turns: StudyTurns | None = None) -> pd.DataFr
     return pd.DataFrame(rows, columns=list(TRANSPORT_COLUMNS)).astype(whole)
 
 
-def _order(key: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Sort cells by number, unknown last."""
+def _unknown_last(key: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple((value != value, 0 if value != value else value) for value in key)
 
 
@@ -154,9 +153,8 @@ def _of_rounds(row: Mapping[str, Any], found: RatioEstimate | None) -> dict[str,
     if found is None or ratio is None or not (ratio.known and row["pairs"]):
         return {}
     # As if each launch were a pair: the scatter of pairs that would give this interval.
-    log_sd = (
-        found.half_width * math.sqrt(found.launches) / stats.t_quantile((1 + ratio.level) / 2, found.launches - 1.0)
-    )
+    quantile = stats.t_quantile((1 + ratio.level) / 2, found.launches - 1.0)
+    log_sd = found.half_width * math.sqrt(found.launches) / quantile
     ends = ratio.named("ratio", "ratio_low", "ratio_high")
     differences = {name.replace("ratio", "difference"): row["a_value"] * (end - 1) for name, end in ends.items()}
     return {**ends, **differences, "pairs": found.launches, "p": ratio.p, "_log_sd": log_sd, "test": ROUNDS}
@@ -180,11 +178,8 @@ def _judged(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     tested = [row for row in rows if row["pairs"] > 1 and math.isfinite(row["p"])]
     least = stats.fewest_blocks(len(tested)) if tested else 0
     for row in rows:
-        row |= {"p_holm": math.nan, "tests": len(tested), "verdict": UNKNOWN, "better": ""}
-        row["pairs_needed"] = math.nan
-    for row in tested:
-        if row["test"] == ROUNDS:
-            continue
+        row |= {"p_holm": math.nan, "tests": len(tested), "verdict": UNKNOWN, "better": "", "pairs_needed": math.nan}
+    for row in (row for row in tested if row["test"] != ROUNDS):
         row["test"] = SIGN_FLIP if row["pairs"] >= least else STUDENT
         row["p"] = row["p"] if row["test"] == SIGN_FLIP else row["_student_p"]
     for row, p in zip(tested, stats.holm([row["p"] for row in tested]), strict=True):
