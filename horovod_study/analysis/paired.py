@@ -201,12 +201,10 @@ class RatioEstimate:
         return math.log(self.ratio.high / self.ratio.low) / 2 if self.ratio.known else math.inf
 
     def to_dict(self) -> dict[str, float | int | bool | None]:
+        names = ("launches", "rounds", "half_width", "round_sd", "memory", "round_error", "launch_sd", "cancelled")
         return {
             **{f"ratio_{name}".removesuffix("_value"): value for name, value in self.ratio.to_dict().items()},
-            **{name: getattr(self, name) for name in ("launches", "rounds")},
-            **{name: stats.finite_or_none(getattr(self, name)) for name in ("half_width", "round_sd", "memory")},
-            **{name: stats.finite_or_none(getattr(self, name)) for name in ("round_error", "launch_sd", "cancelled")},
-            **{name: getattr(self, name) for name in ("set_aside", "stalls", "shared")},
+            **{name: stats.finite_or_none(getattr(self, name)) for name in (*names, "set_aside", "stalls", "shared")},
         }
 
 

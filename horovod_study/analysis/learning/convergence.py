@@ -452,9 +452,8 @@ def _over(above: float, below: float) -> float:
 
 def _doubts(cells: Sequence[_CellRuns], rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the limitations of the convergence, in a stable order."""
-    of_cells = [
-        text for doubt in (_doubt_floor, _doubt_divergence, _doubt_budgets) for cell in cells for text in doubt(cell)
-    ]
+    kinds = (_doubt_floor, _doubt_divergence, _doubt_budgets)
+    of_cells = [text for doubt in kinds for cell in cells for text in doubt(cell)]
     return [*of_cells, *_doubt_seeds(cells), *_doubt_warmup(cells, rows)]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis import stats
-from horovod_study.analysis.series.points import cells_of, measured, numbers, whole_numbers, with_series
+from horovod_study.analysis.series.points import cells_of, measured, numbers, texts, whole_numbers, with_series
 
 QUANTITIES = {
     "gpu_percent": "mean over the GPUs",
@@ -38,8 +38,7 @@ def usage(runs: pd.DataFrame) -> pd.DataFrame:
     table = table[measured(table)]
     rows = []
     for cell in cells_of(table):
-        devices = sorted({str(each) for each in cell["device"].dropna()} - {""}) if "device" in cell.columns else []
-        rows.append({**_head(cell), "device": " and ".join(devices)})
+        rows.append({**_head(cell), "device": " and ".join(sorted(set(texts(cell, "device")) - {""}))})
         for name in QUANTITIES:
             values = numbers(cell, name)
             known = np.sort(values[np.isfinite(values)].to_numpy(dtype=np.float64))

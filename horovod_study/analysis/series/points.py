@@ -138,17 +138,12 @@ def with_series(runs: pd.DataFrame) -> pd.DataFrame:
     """
     if "ref_batch" in runs.columns:
         return runs
-    missing = [column for column in REQUIRED if column not in runs.columns]
-    if missing:
+    if missing := [column for column in REQUIRED if column not in runs.columns]:
         raise AnalysisError(
             f"run table: column {', '.join(missing)} missing; make it with horovod-study report RUNS --out DIR"
         )
     if runs.empty:
         raise AnalysisError("run table: holds no runs; run a study first (horovod-study run experiments/laptop.yaml)")
-    return _named(runs)
-
-
-def _named(runs: pd.DataFrame) -> pd.DataFrame:
     table = _completed(runs)
     table = table.assign(
         series="",

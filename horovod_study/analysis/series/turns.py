@@ -7,6 +7,7 @@ a point or baseline that ran alone, leave the point as it is.
 
 import math
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ class StudyTurns:
 
     def _pairs(self, runs: Collection[str], bases: Collection[str]) -> paired.Pairs:
         named = [
-            paired.Slice(launch=each.launch, round=each.round, cell=name, rate=each.rate, other_load=each.other_load)
+            replace(each, cell=name)
             for name, group in (("run", runs), ("base", bases))
             for run in sorted(group)
             for each in self._of_run.get(run, ())
@@ -71,9 +72,7 @@ def against(found: paired.RatioEstimate, kind: str, workers: float) -> dict[str,
 
 def components(found: paired.RatioEstimate | None) -> dict[str, float]:
     """Return the columns `turns_...` of a point; NaN where it has no estimate."""
-    if found is None:
-        return {f"turns_{name}": math.nan for name in COLUMNS}
-    return {f"turns_{name}": float(getattr(found, name)) for name in COLUMNS}
+    return {f"turns_{name}": math.nan if found is None else float(getattr(found, name)) for name in COLUMNS}
 
 
 def alternated(points: pd.DataFrame) -> bool:

@@ -69,7 +69,7 @@ def answer_of(run: RecordedRun) -> tuple[CommunicationCost | None, str]:
         return None, str(error).partition(": ")[2]
 
 
-def answer(found: Mapping[str, Any], *, seed: int = 1) -> CommunicationCost:
+def answer(found: Mapping[str, Any]) -> CommunicationCost:
     """Return what the blocks of one run say; `found` is what `records.read_ablation` returns.
 
     Raises AnalysisError for fewer than 4 pairs of blocks.
@@ -97,7 +97,7 @@ def answer(found: Mapping[str, Any], *, seed: int = 1) -> CommunicationCost:
     if sync is not None:
         columns |= {"timer": sync[:, 0].mean(axis=1), "silent sync": sync[:, 1].mean(axis=1)}
         columns["difference"] = columns["ablation"] - columns["timer"]
-    found_of = stats.bootstrap_means(np.stack(list(columns.values()), axis=1), np.random.default_rng(seed), RESAMPLES)
+    found_of = stats.bootstrap_means(np.stack(list(columns.values()), axis=1), np.random.default_rng(1), RESAMPLES)
     estimates = dict(zip(columns, found_of, strict=True))
 
     difference = estimates.get("difference")
@@ -135,9 +135,8 @@ def _blocks(found: Mapping[str, Any], column: str) -> Floats | None:
     if blocks.get(column) is None:
         return None
     table = np.full((int(found["pairs"]), 2, int(found["workers"])), np.nan)
-    table[np.asarray(blocks["pair"]), np.asarray(blocks["silent"], dtype=int), np.asarray(blocks["rank"])] = blocks[
-        column
-    ]
+    places = np.asarray(blocks["pair"]), np.asarray(blocks["silent"], dtype=int), np.asarray(blocks["rank"])
+    table[places] = blocks[column]
     return table
 
 
@@ -160,11 +159,8 @@ def _sentence(
     why_no_timer: str,
 ) -> str:
     cost = estimates["ablation"]
-    ablation = (
-        f"without communication a step is {_ms(cost.negated())} longer"
-        if cost.value < 0
-        else (f"without communication a step is {_ms(cost)} shorter")
-    )
+    change = f"{_ms(cost.negated())} longer" if cost.value < 0 else f"{_ms(cost)} shorter"
+    ablation = f"without communication a step is {change}"
     if verdict == NO_TIMER:
         return f"{ablation}; the timer has no answer: {why_no_timer}"
     timer, difference = f"the timer says {_ms(estimates['timer'])}", estimates["difference"]

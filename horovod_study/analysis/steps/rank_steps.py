@@ -135,8 +135,8 @@ def ready_steps(rows: Sequence[Mapping[str, Any]], *, source: str, after_waits: 
 
 def settings_of(effective: Mapping[str, Any]) -> dict[str, Any]:
     """Return the communication settings that a record says were in effect: variable or option -> value."""
-    settings = dict(effective.get("settings") or {})
-    return {name: each.get("value") if isinstance(each, Mapping) else each for name, each in settings.items()}
+    settings = (effective.get("settings") or {}).items()
+    return {name: each.get("value") if isinstance(each, Mapping) else each for name, each in settings}
 
 
 def cycle_s(settings: Mapping[str, Any]) -> float:
@@ -257,18 +257,15 @@ def align(
     tables = [
         {each: np.asarray(values)[places] for each, values in rows[rank].items()} for rank, places in kept.items()
     ]
-    laps = {}
-    for lap in PARTS:
-        if all(f"{lap}_s" in table for table in tables):
-            values = _stack(tables, f"{lap}_s")
-            if not np.isnan(values).any():
-                laps[lap] = values
-    begins = _stack(tables, "begin_s") if all("begin_s" in table for table in tables) else None
-    if begins is not None and np.isnan(begins).any():
-        begins = None
-    step_s = _stack(tables, "step_s")
+    laps = {lap: values for lap in PARTS if (values := _known(tables, f"{lap}_s")) is not None}
+    begins = _known(tables, "begin_s")
+    step_s = np.stack([np.asarray(table["step_s"], dtype=np.float64) for table in tables], axis=1)
     two_clocks = any("sync_host_s" in table and np.isfinite(table["sync_host_s"]).any() for table in tables)
     named = tuple(hosts) if len(hosts) >= workers else ("",) * workers
+    follows = same_epoch(shared)
+    if begins is not None and "residual" in laps:
+        allowed = GAP_STEPS * float(np.median(step_s)) if two_clocks else GAP_S
+        follows[1:] &= (gaps_s(begins, laps["residual"], step_s) <= allowed).all(axis=1)
     return RankSteps(
         workers=workers,
         ranks=tuple(kept),
@@ -278,29 +275,17 @@ def align(
         begin_s=None if begins is None else begins[:, 0],
         step_s=step_s,
         laps=laps,
-        follows=_follows(shared, begins, step_s, laps.get("residual"), two_clocks=two_clocks),
+        follows=follows,
         notes=shared.notes,
     )
 
 
-def _stack(tables: Sequence[Mapping[str, Any]], name: str) -> Floats:
-    return np.stack([np.asarray(table[name], dtype=np.float64) for table in tables], axis=1)
-
-
-def _follows(
-    shared: CommonSteps,
-    begins: Floats | None,
-    step_s: Floats,
-    residual: Floats | None,
-    *,
-    two_clocks: bool,
-) -> NDArray[np.bool_]:
-    """Return for each step, (S,), whether the one before it came right before it, in the same stretch."""
-    follows = same_epoch(shared)
-    if begins is not None and residual is not None:
-        allowed = GAP_STEPS * float(np.median(step_s)) if two_clocks else GAP_S
-        follows[1:] &= (gaps_s(begins, residual, step_s) <= allowed).all(axis=1)
-    return follows
+def _known(tables: Sequence[Mapping[str, Any]], name: str) -> Floats | None:
+    """Return a column of all ranks, (S, R); None where a rank does not have it, or not for every step."""
+    if not all(name in table for table in tables):
+        return None
+    values = np.stack([np.asarray(table[name], dtype=np.float64) for table in tables], axis=1)
+    return None if np.isnan(values).any() else values
 
 
 def same_epoch(shared: CommonSteps) -> NDArray[np.bool_]:

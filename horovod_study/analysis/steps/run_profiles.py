@@ -222,11 +222,8 @@ def load_by_part(
             for parts in samples.values()
             for part, columns in parts.items()
             if part.split(" ")[0] == kind and column in columns and np.isfinite(columns[column]).any()
-        ]
-        if not each:
-            found[name] = np.full(len(begin_s), math.nan)
-        else:
-            found[name] = np.sum(each, axis=0) if summed else np.mean(each, axis=0)
+        ] or [np.full(len(begin_s), math.nan)]
+        found[name] = np.sum(each, axis=0) if summed else np.mean(each, axis=0)
     return found
 
 

@@ -136,23 +136,20 @@ def find_stragglers(rows: RankSteps) -> Stragglers:
     if together < 0.5 * steps:
         notes.append(f"the ranks exchange something in {together:,} of {steps:,} steps; in the others no rank waits")
     if rows.sync_s is None:
-        told = ", ".join(laps)
         notes.append(
             "the synchronisation is not visible here and the wait for the others is inside another lap, so that "
-            f"only {told} can be compared: a rank that is slow elsewhere is not seen"
+            f"only {', '.join(laps)} can be compared: a rank that is slow elsewhere is not seen"
         )
     table = np.stack(list(laps.values()))  # (laps, F, R)
     own: Floats = table.sum(axis=0)  # (F, R)
     waits = own.max(axis=1, keepdims=True) - own
     skew = waits.mean(axis=1)
-    period = float((own if rows.sync_s is None else own + rows.sync_s[rows.follows]).mean())
-    if rows.sync_s is None:  # without it `own` is a part of the step only
-        period = float(rows.step_s[rows.follows].mean())
+    # Without the synchronisation `own` is a part of the step only.
+    whole = rows.step_s[rows.follows] if rows.sync_s is None else own + rows.sync_s[rows.follows]
+    period = float(whole.mean())
     blocks = _blocks(steps)
-    found = [
-        _lateness(place, rows, list(laps), table, waits, blocks, worth_s=WORTH * period)
-        for place in range(len(rows.ranks))
-    ]
+    places = range(len(rows.ranks))
+    found = [_lateness(place, rows, list(laps), table, waits, blocks, worth_s=WORTH * period) for place in places]
     found = [replace(each, balanced=each.balanced or _waits_for_its_loader(each, found)) for each in found]
     slow = sorted((each for each in found if each.cause and not each.balanced), key=lambda each: -_late_s(each))
     even = own - np.array([_late_s(each) if each in slow else 0.0 for each in found])

@@ -22,7 +22,7 @@ it.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -316,11 +316,12 @@ def batch_sizes(runs: pd.DataFrame, *, seed: int = 0) -> BatchSizes:
     Empty where there is none. One plain worker is a series too. Runs may differ in the learning rate.
     """
     rows, found, frames = [], [], []
-    for cells in _groups(runs):
-        own = [_batch_row(cell, bases) for cell, bases in cells]
+    groups, alone = _groups(runs)
+    for cells in groups:
+        own = [_batch_row(cell, alone) for cell in cells]
         smallest = min(own, key=lambda row: float(row["batch"]))["samples_per_s_median"]
         rows += [{**row, "times_faster": row["samples_per_s_median"] / smallest} for row in own]
-        group = pd.concat([cell for cell, _ in cells], ignore_index=True)
+        group = pd.concat(cells, ignore_index=True)
         first = group.iloc[0]
         name = {column: first[column] for column in ("series", "workers", "nodes")}
         row = {**name, **{column: first[column] for column in KEPT}, "batches": len(cells), "runs": len(group)}
@@ -390,14 +391,18 @@ def _why_not(found: Knee) -> str:
     return "its interval is as wide as the batches measured; add repeats or batches further apart"
 
 
-def _groups(runs: pd.DataFrame) -> list[list[tuple[pd.DataFrame, dict[str, Floats]]]]:
+_Alone: TypeAlias = dict[tuple[Any, ...], Floats]
+"""Throughputs of one worker, by `_base_name`."""
+
+
+def _groups(runs: pd.DataFrame) -> tuple[list[list[pd.DataFrame]], _Alone]:
     """Return, for each series, worker count and nodes with several batches, the runs of each batch in their order.
 
-    Beside them the throughputs of one worker of the same batch: `plain` and `wrapped`, where there are any.
+    Beside them the throughputs of one worker.
     """
     good = runs[measured(runs) & pd.to_numeric(runs["batch"]).notna()]
     if good["batch"].nunique() < 2:
-        return []
+        return [], {}
     sizes = pd.to_numeric(good["batch"]).astype("float64")
     # Series are distinguished as if all had one batch, and named without it.
     table = with_series(
@@ -412,29 +417,18 @@ def _groups(runs: pd.DataFrame) -> list[list[tuple[pd.DataFrame, dict[str, Float
     ]
     table = table.assign(series=names, setting=bare, batch=table["_batch"]).drop(columns="_batch")
     table = table.assign(per_node=texts(table, "per_node"))
-    alone = _alone(table)
-    found = []
-    keys = ["series", "train_samples", "workers", "nodes", "per_node"]
-    for _, group in table.groupby(keys, sort=False, dropna=False):
-        cells = [cell for _, cell in group.groupby("batch", sort=True)]
-        if len(cells) > 1:
-            found.append([(cell, _bases(cell, alone)) for cell in cells])
-    return found
-
-
-_ALIKE = ("partition", "precision", "model", *CHOICES)
-
-
-def _alone(table: pd.DataFrame) -> dict[tuple[Any, ...], Floats]:
-    """Return the throughputs of every cell of one worker, by backend, transport, options, batch and training set."""
-    found: dict[tuple[Any, ...], Floats] = {}
+    alone: _Alone = {}
     keys = ["backend", "transport", *_ALIKE, "batch", "train_samples"]
     for _, cell in table[table["workers"] == 1].groupby(keys, sort=False, dropna=False):
         first = cell.iloc[0]
-        serial = first["backend"] == "serial"
-        name = _base_name(first, "plain" if serial else "wrapped")
-        found.setdefault(name, cell["samples_per_s"].to_numpy(dtype=np.float64))
-    return found
+        name = _base_name(first, "plain" if first["backend"] == "serial" else "wrapped")
+        alone.setdefault(name, cell["samples_per_s"].to_numpy(dtype=np.float64))
+    keys = ["series", "train_samples", "workers", "nodes", "per_node"]
+    groups = [group.groupby("batch", sort=True) for _, group in table.groupby(keys, sort=False, dropna=False)]
+    return [[cell for _, cell in group] for group in groups if len(group) > 1], alone
+
+
+_ALIKE = ("partition", "precision", "model", *CHOICES)
 
 
 def _base_name(row: Any, kind: str) -> tuple[Any, ...]:
@@ -444,18 +438,12 @@ def _base_name(row: Any, kind: str) -> tuple[Any, ...]:
     return (kind, *way, *alike, float(row["batch"]), str(row["train_samples"]))
 
 
-def _bases(cell: pd.DataFrame, alone: Mapping[tuple[Any, ...], Floats]) -> dict[str, Floats]:
-    first = cell.iloc[0]
-    kinds = ("plain",) if first["backend"] == "serial" else ("plain", "wrapped")
-    return {kind: alone[name] for kind in kinds if (name := _base_name(first, kind)) in alone}
-
-
 def _run_steps(cell: pd.DataFrame) -> Floats:
     """Return the step of the slowest rank in s of each run: N B / X, which needs no laps."""
     return np.asarray(cell["workers"] * cell["batch"] / cell["samples_per_s"].astype(float), dtype=np.float64)
 
 
-def _batch_row(cell: pd.DataFrame, bases: Mapping[str, Floats]) -> dict[str, Any]:
+def _batch_row(cell: pd.DataFrame, alone: _Alone) -> dict[str, Any]:
     first = cell.iloc[0]
     rates = cell["samples_per_s"].to_numpy(dtype=np.float64)
     sync, recorded = (cell[name].to_numpy(dtype=np.float64) for name in ("sync_s", "step_s"))
@@ -464,11 +452,13 @@ def _batch_row(cell: pd.DataFrame, bases: Mapping[str, Floats]) -> dict[str, Any
     serial = first["backend"] == "serial"
     with np.errstate(divide="ignore", invalid="ignore"):
         share = np.full(len(cell), math.nan) if serial else np.where(recorded > 0, sync / recorded, math.nan)
-    base = next(iter(bases), "")
+    kinds = ("plain",) if serial else ("plain", "wrapped")
+    base = next((kind for kind in kinds if _base_name(first, kind) in alone), "")
     lost, lost_low, lost_high = math.nan, math.nan, math.nan
     if base and not (serial and first["workers"] == 1):
-        gained = stats.median_ratio(rates, bases[base])
-        lost = 1 - stats.of_all(rates) / stats.of_all(bases[base]) / float(first["workers"])
+        one = alone[_base_name(first, base)]
+        gained = stats.median_ratio(rates, one)
+        lost = 1 - stats.of_all(rates) / stats.of_all(one) / float(first["workers"])
         lost_low, lost_high = (1 - end / float(first["workers"]) for end in (gained.high, gained.low))
     return {
         **{name: first[name] for name in ("series", "workers", "nodes", "batch", "train_samples", *KEPT)},

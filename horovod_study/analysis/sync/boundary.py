@@ -22,7 +22,7 @@ and along the workers (a ring), the mean of both; its interval spans both.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -89,21 +89,20 @@ def by_nodes(runs: pd.DataFrame) -> pd.DataFrame:
     `per_step` says what a run gives: the median over its steps, or their mean where some run of the series knows no
     median. NaN where a repeat does not know its synchronisation; `note` says why.
     """
-    rows = []
-    for _, cell in _cells(runs):
-        rows.append(
-            {
-                **_name(cell),
-                **_side(cell),
-                "per_step": cell["per_step"].iloc[0],
-                "sync_s_median": stats.of_all(cell["sync_value_s"]),
-                "sync_s_min": stats.of_all(cell["sync_value_s"], np.min),
-                "sync_s_max": stats.of_all(cell["sync_value_s"], np.max),
-                "step_s_median": stats.of_all(cell["step_value_s"]),
-                "note": _hidden(cell),
-                **{name: cell[name].iloc[0] for name in ("reduction", "horovod_defaults")},
-            }
-        )
+    rows = [
+        {
+            **_name(cell),
+            **_side(cell),
+            **{name: cell[name].iloc[0] for name in ("per_step", "reduction", "horovod_defaults")},
+            "sync_s_median": stats.of_all(cell["sync_value_s"]),
+            "sync_s_min": stats.of_all(cell["sync_value_s"], np.min),
+            "sync_s_max": stats.of_all(cell["sync_value_s"], np.max),
+            "step_s_median": stats.of_all(cell["step_value_s"]),
+            "note": _hidden(cell),
+        }
+        for own in _cells(over_placements(runs)).values()
+        for cell in own
+    ]
     return _frame(rows, NODE_COLUMNS, whole=("workers", "nodes", "repeats"))
 
 
@@ -114,7 +113,7 @@ def boundaries(runs: pd.DataFrame) -> pd.DataFrame:
     larger one; indirect ones at every boundary of a series, and named so. An indirect one from one worker is the whole
     cost of synchronising there, and its `note` says so. No row without a series on several nodes.
     """
-    return _jumps(_cells(runs))
+    return _jumps(_cells(over_placements(runs)))
 
 
 def boundaries_of_points(points: pd.DataFrame, *, workers_per_node: int | None = None) -> pd.DataFrame:
@@ -126,12 +125,12 @@ def boundaries_of_points(points: pd.DataFrame, *, workers_per_node: int | None =
     `repeat` numbers all of them. No row without a series on several nodes. Raises AnalysisError without a needed column
     or with a `workers_per_node` below 1.
     """
-    return _jumps(_point_cells(points, workers_per_node))
+    return _jumps(_cells(_over_points(points, workers_per_node)))
 
 
-def _jumps(found: Iterable[tuple[str, pd.DataFrame]]) -> pd.DataFrame:
+def _jumps(cells: Mapping[str, Sequence[pd.DataFrame]]) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
-    for own in _by_series(found).values():
+    for own in cells.values():
         counts = sorted({_int(cell, "nodes") for cell in own})
         for fewer, more in pairwise(counts):
             left, right = ([cell for cell in own if _int(cell, "nodes") == count] for count in (fewer, more))
@@ -158,7 +157,7 @@ def fewest_nodes(points: pd.DataFrame) -> pd.Series:
 def jump_doubts(runs: pd.DataFrame) -> list[str]:
     """Return the doubts about the jumps themselves."""
     found: list[str] = []
-    for series, own in _by_series(_cells(runs)).items():
+    for series, own in _cells(over_placements(runs)).items():
         counts = sorted({_int(cell, "nodes") for cell in own})
         if counts[-1] == 1:
             continue
@@ -168,9 +167,8 @@ def jump_doubts(runs: pd.DataFrame) -> list[str]:
                 f"{series}: all of its runs are on {counts[0]} nodes, so there is no node boundary to compare across; "
                 "add a worker count that fits on one node."
             )
-        hidden = next((note for cell in own if _int(cell, "workers") > 1 and (note := _hidden(cell))), "")
-        if hidden:
-            found.append(f"{series}: {hidden}, so only that is given at the node boundary.")
+        notes = [note for cell in own if _int(cell, "workers") > 1 and (note := _hidden(cell))]
+        found += [f"{series}: {note}, so only that is given at the node boundary." for note in notes[:1]]
     return found
 
 
@@ -201,26 +199,16 @@ def over_placements(runs: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def _cells(runs: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    """Return the finished runs of each cell with their series: in the order of series, nodes and workers."""
-    table = over_placements(runs)
-    keys = ["workers", "nodes", "per_node"]
-    return [
-        (str(series), cell)
+def _cells(table: pd.DataFrame) -> dict[str, list[pd.DataFrame]]:
+    """Return the rows of each cell of every series, in the order of workers and nodes."""
+    return {
+        str(series): [cell for _, cell in own.groupby(["workers", "nodes", "per_node"], sort=True, dropna=False)]
         for series, own in table.groupby("series", sort=False)
-        for _, cell in own.groupby(keys, sort=True, dropna=False)
-    ]
+    }
 
 
-def _by_series(found: Iterable[tuple[str, pd.DataFrame]]) -> dict[str, list[pd.DataFrame]]:
-    cells: dict[str, list[pd.DataFrame]] = {}
-    for series, cell in found:
-        cells.setdefault(series, []).append(cell)
-    return cells
-
-
-def _point_cells(points: pd.DataFrame, workers_per_node: int | None) -> list[tuple[str, pd.DataFrame]]:
-    """Return the rows of each cell of somebody's points with their series, in the form of `_cells`."""
+def _over_points(points: pd.DataFrame, workers_per_node: int | None) -> pd.DataFrame:
+    """Return somebody's points in the form of `over_placements`, sorted."""
     if "workers" not in points.columns or not ({"sync_s"} & {*points.columns} or _TIMED <= {*points.columns}):
         raise AnalysisError(
             "points without a time per step: needed are 'workers', and 'sync_s' or 'samples_per_s' with 'batch_size'"
@@ -246,13 +234,13 @@ def _point_cells(points: pd.DataFrame, workers_per_node: int | None) -> list[tup
             "repeat": numbers(points, "repeat"),
         }
     )
-    known = table["nodes"].notna() & table[["sync_value_s", "step_value_s"]].notna().any(axis=1)
+    known = table[["workers", "nodes"]].notna().all(axis=1)
+    known &= table[["sync_value_s", "step_value_s"]].notna().any(axis=1)
     order = ["series", "workers", "nodes", "per_node", "repeat", "sync_value_s", "step_value_s"]
     table = table[known].sort_values(order, kind="stable").reset_index(drop=True)
     if table["repeat"].isna().any():
         table["repeat"] = np.arange(len(table), dtype=np.float64)  # nobody's twin
-    keys = ["series", "workers", "nodes", "per_node"]
-    return [(str(key[0]), cell) for key, cell in table.groupby(keys, sort=True)]
+    return table
 
 
 _TIMED = {"samples_per_s", "batch_size"}
@@ -318,10 +306,8 @@ def _row(fewer: pd.DataFrame, more: pd.DataFrame, kind: str) -> dict[str, Any]:
         row[f"{start}low_s"], row[f"{start}high_s"] = float(low[place]), float(high[place])
         known = math.isfinite(low[place]) and math.isfinite(high[place])
         row[f"{start}resolved"] = bool(low[place] > 0 or high[place] < 0) if known else None
-    notes = []
     hidden = _hidden(fewer) or _hidden(more)
-    if hidden:
-        notes.append(hidden)
+    notes = [hidden] if hidden else []
     if kind == INDIRECT:
         notes.append(NOTES["alone" if row["fewer_workers"] == 1 else "workers"])
     if row["fewer_partly"] or row["more_partly"]:
@@ -390,8 +376,7 @@ def _doubt_paths(series: str, own: Sequence[pd.DataFrame]) -> Iterator[str]:
                 f"{series} at {where}: the recorded path ({within[0]}) does not leave a machine; the nodes may be two "
                 "names of one."
             )
-        unknown = _int(cell, "nodes") > 1 and paths == [""]
-        if unknown:
+        if _int(cell, "nodes") > 1 and paths == [""]:
             yield f"{series} at {where}: what carried its gradients is not recorded."
 
 
