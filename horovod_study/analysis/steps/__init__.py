@@ -1,30 +1,18 @@
 """Where the time of a step goes: accounts of recorded steps, of ranks and of single runs.
 
 breakdown.py     where the time of a step goes, and what more workers add to it
-accounting.py    the complete account of recorded steps: every part of every step, what none of them covers, and
-                 what N workers add
-attribution.py   what the synchronisation of a step is made of: transfer floor, skew, runtime, and what none of them
-                 explains
-ablation.py      what communication costs, measured by leaving it out: next to the answer of the timer, and where
-                 the two differ
-rank_steps.py    step rows of several ranks laid side by side, cut at the ends of synchronisations
-run_profiles.py  each run for itself: one row with all that is known of it, and its course over the timed window in
-                 equal parts
-stragglers.py    which rank is slow, by how much, and in which lap: from each rank's own clock, without comparing
-                 clocks
-pauses.py        steps that took far longer than their neighbours, on which rank and in which lap, and whether they
-                 come regularly
-inspection.py    one run in detail: what it was, whether its laps add up, who was late, what paused, and the course
-                 of its steps
-timeline.py      Horovod's timeline decomposed: where the time of a collective goes, per tensor and for all of them
-                 together
-rank_traces.py   traces of torch.profiler, one of each rank: laps and communication of a step, what is exposed, who
-                 is late
-trace.py         recorded steps as events of the Chrome trace format, which Perfetto and chrome://tracing draw: one
-                 row per rank
-timers.py        what measuring costs, from blocks of steps that alternated: overheads with intervals, and what they
-                 resolve
+accounting.py    the complete account of recorded steps: every part of every step, and what none of them covers
+attribution.py   what the synchronisation of a step is made of: floor, skew, runtime, and what is unexplained
+ablation.py      what communication costs, measured by leaving it out, next to the answer of the timer
+rank_steps.py    step rows of several ranks side by side, cut at the ends of synchronisations
+run_profiles.py  each run for itself: one row with all that is known of it, and its course over the timed window
+stragglers.py    which rank is slow, by how much, and in which lap: from each rank's own clock
+pauses.py        steps that took far longer than their neighbours, and whether they come regularly
+inspection.py    one run in detail: whether its laps add up, who was late, what paused, the course of its steps
+timeline.py      Horovod's timeline decomposed: where the time of a collective goes
+rank_traces.py   traces of torch.profiler, one of each rank: laps, communication, what is exposed, who is late
+trace.py         recorded steps as events of the Chrome trace format, which Perfetto and chrome://tracing draw
+timers.py        what measuring costs, from blocks of steps that alternated
 losses.py        from the ideal step to the measured one: what each part of the way costs, one after the other
-explanation.py   one page about a run or a study: where the time of a step goes, who is slow, what more workers add,
-                 what would help
+explanation.py   one page about a run or a study: where the time goes, who is slow, what would help
 """
