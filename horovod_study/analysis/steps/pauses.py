@@ -357,18 +357,14 @@ def _reason(
         return 0.97 * interval <= seconds <= (1 + late) * interval + float(np.median(rows.step_s))
 
     per_epoch = typical.steps_per_epoch
-    begins = ~rows.follows[events.place]
-    if begins.mean() > 0.5:
-        if every(per_epoch):
-            return "the first step of each epoch: the order of the data is drawn again"
-        if every(typical.checkpoint_every):
-            return "the first step after each checkpoint"
-        if per_epoch and typical.evaluate_every and every(typical.evaluate_every * per_epoch):
-            return "the first step after each evaluation"
-    if every(per_epoch):
-        return "as often as an epoch"
-    if every(typical.checkpoint_every):
-        return "as often as a checkpoint"
+    begins = (~rows.follows[events.place]).mean() > 0.5
+    for count, first, otherwise in (
+        (per_epoch, "the first step of each epoch: the order of the data is drawn again", "as often as an epoch"),
+        (typical.checkpoint_every, "the first step after each checkpoint", "as often as a checkpoint"),
+        ((typical.evaluate_every or 0) * (per_epoch or 0) or None, "the first step after each evaluation", ""),
+    ):
+        if every(count) and (begins or otherwise):
+            return first if begins else otherwise
     late = 0.0 if not typical.rows_s or not typical.agree_s else typical.agree_s / typical.rows_s
     agree_steps = (typical.agree_s or 0.0) / float(np.median(rows.step_s))
     after_rows = typical.rows_steps is not None and typical.rows_steps <= steps <= typical.rows_steps + agree_steps + 1
