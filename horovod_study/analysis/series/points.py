@@ -288,15 +288,9 @@ def _completed(runs: pd.DataFrame) -> pd.DataFrame:
     unknown["reduction"] |= (table["reduction"] == "none") & (table["backend"] != "serial") & (table["workers"] == 1)
     complete = table.loc[~unknown.any(axis=1), family].drop_duplicates()
     # Runs that know the same of themselves are told the same; a large study has many of them.
-    alike: dict[tuple[Any, ...], list[int]] = {}
-    partial = table.loc[unknown.any(axis=1), family]
-    for label, values, marks in zip(
-        partial.index, partial.itertuples(index=False), unknown.loc[partial.index].itertuples(index=False), strict=True
-    ):
-        told = tuple(None if mark else value for value, mark in zip(values, marks, strict=True))
-        alike.setdefault(told, []).append(label)
-    for labels in alike.values():
-        label = labels[0]
+    partial = table.loc[unknown.any(axis=1), family].astype(object).mask(unknown)
+    for _, alike in partial.groupby(family, dropna=False, sort=False):
+        labels, label = alike.index, alike.index[0]
         # Runs of the same work first; where there are none (the batch may change with the workers), of any work.
         for columns in (family, list(SETTINGS)):
             known = [column for column in columns if not unknown.at[label, column]]
