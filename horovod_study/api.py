@@ -23,6 +23,7 @@ from horovod_study.analysis.forecast.prediction import predict as predict_points
 from horovod_study.analysis.machine.bench_files import BENCH_FILE, benches_of, largest_of_each_kind, placed_name
 from horovod_study.analysis.machine.network import restored
 from horovod_study.analysis.series import exchange, mlperf_logs, reported
+from horovod_study.analysis.series.column_names import SAMPLES
 from horovod_study.analysis.series.points import cores_of_one_machine, with_series
 from horovod_study.analysis.series.points_file import parse_points
 from horovod_study.analysis.series.turns import study_turns
@@ -88,7 +89,7 @@ def analysed(
         points = read_points(root, columns=columns)
         table = reported.run_rows(points, root.resolve().stem)
         commands = commands or [f"horovod-study report {shlex.quote(root.resolve().name)}"]
-        found = analyze_tables(table, None, commands=commands, unit=points.attrs["unit"], **known)
+        found = analyze_tables(table, None, commands=commands, unit=points.attrs.get("unit", SAMPLES), **known)
         return table, records.evaluation_table(()), account(table, ()), found.with_doubts(reported.doubts(points))
     left_out: dict[str, str] = {}
     table, recorded = records.recorded_runs([root], only=only, left_out=left_out)

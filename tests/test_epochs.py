@@ -180,7 +180,7 @@ def test_the_ratio_of_two_transports_stands_at_every_worker_count_with_its_verdi
 def test_nccl_against_mpi_is_named_so(study):
     table_ = study.transports.replace({"a_transport": {"gloo": "nccl"}, "b_transport": {"gloo": "nccl"}})
 
-    assert pairs._title(table_) == "NCCL against MPI"
+    assert pairs.transport_ratio(replace(study, transports=table_)).title == "NCCL against MPI"
 
 
 def test_pairs_that_share_a_series_are_told_apart(study):

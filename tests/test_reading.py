@@ -85,6 +85,7 @@ OPENING = {
     "measure/": "facts of the system, and what this program wrote for its ranks",
     "programs/": "what the program that started them wrote",
     "records.py": "files that were listed as regular ones before",
+    "report/page/paper.py": "templates of this package",
     "recording/turns.py": "facts of the system",
     "report/page/check.py": "files that it has written itself",
     "report/page/html.py": "files of this package",

@@ -8,11 +8,11 @@ alone or as the only table below a name. Everything else is taken for CSV, and r
 import codecs
 import csv
 import io
-import json
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from horovod_study.documents import parse_json
 from horovod_study.errors import DataError
 
 _NO_TABLE = 'give a list of rows such as [{"workers": 1, "samples_per_s": 520}], or a CSV file'
@@ -50,15 +50,12 @@ def _decoded(data: bytes, source: str) -> tuple[str, list[str]]:
 
 
 def _content(text: str, source: str) -> Any:
-    """Return what JSON text holds, numbers as they are written; of several values, one a line, their list."""
-    as_written: dict[str, Any] = {"parse_int": str, "parse_float": str, "parse_constant": str}
-    try:
-        try:
-            return json.loads(text, **as_written)
-        except json.JSONDecodeError:
-            return [json.loads(line, **as_written) for line in text.splitlines() if line.strip()]
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{source}: is not JSON ({error}); {_NO_TABLE}") from None
+    """Return what JSON text holds; of several objects, one a line, their list."""
+    lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    if len(lines) > 1 and all(line[0] == "{" and line[-1] == "}" for _, line in lines):
+        places = {number: f"{source} line {number}" for number, _ in lines}
+        return [parse_json(line, source=places[at], error=DataError, again=_NO_TABLE) for at, line in lines]
+    return parse_json(text, source=source, error=DataError, again=_NO_TABLE)
 
 
 def _table(content: Any, source: str) -> list[Mapping[str, Any]]:
