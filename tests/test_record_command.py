@@ -312,7 +312,7 @@ def test_a_second_training_of_a_process_is_recorded_beside_the_first(tmp_path: P
     assert [each.status for each in found] == ["done", "done"]
     assert [each.effective["model"] for each in found] == ["Sequential", "Student"]
     assert [len(rows_of(each)["step"]) for each in (out, out.with_name("run-training2"))] == [118, 115]
-    assert done.stderr.count("training 2 of this process") == 1
+    assert done.stderr.count("training 2 of this command") == 1
     assert sorted(each.name for each in tmp_path.iterdir()) == ["run", "run-training2", "training.py"]
 
 

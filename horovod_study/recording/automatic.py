@@ -10,9 +10,10 @@ Installed in every process that imports torch (inject/sitecustomize.py), it wait
     evaluation  what goes through the model in eval mode without gradients, or over another loader, is in no step
 
 It begins with the second update and ends when the process does, or when another training begins: optimizers that step
-again and again while none of the recorded ones does. That one is recorded beside the first. An optimizer that joins
-late and alternates with the others belongs to theirs. It never raises into the script: what goes wrong ends the
-recording, and the record says why.
+again and again while none of the recorded ones does. That one is recorded beside the first, and so are the trainings
+of other processes of the command that no library connects with this one. An optimizer that joins late and alternates
+with the others belongs to theirs. It never raises into the script: what goes wrong ends the recording, and the record
+says why.
 """
 
 import atexit
@@ -54,6 +55,15 @@ UNCALLED_STEPS = 3
 STRANGE_UPDATES = 3
 """So many updates of unknown optimizers without one of those that are recorded: another training has begun."""
 
+LAUNCHES = (
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_RESTART_COUNT",
+    "HOROVOD_GLOO_RENDEZVOUS_PORT",
+    "PMIX_NAMESPACE",
+    "SLURM_STEP_ID",
+)
+"""What launchers set alike for all ranks that they start together, and differently for those of another start."""
+
 MAX_TAIL = 3
 """What a turn does behind its update takes at most so many times as long as what it did before."""
 
@@ -93,7 +103,7 @@ class Watcher:
         self._evaluates = False  # whether its model was called in eval mode without gradients
         self._hooks: dict[int, Hooks] = {}  # by the id of the optimizer
         self._strangers: list[torch.optim.Optimizer] = []  # that have stepped since one that is recorded
-        self._training = 1  # which of this process
+        self._training = 1  # which of the command
         self._thread = get_ident()  # that trains
         self._observed: Observed | None = None  # calls in which the script itself waits for other ranks
         self._averages_in_backward = False  # which has a place of its own where the wait is seen
@@ -262,16 +272,11 @@ class Watcher:
 
         if self._training == MAX_TRAININGS or self._asked.get("one_training"):
             if record.is_root and not self._told_last:
-                say(f"horovod-study record: a training after {self._training} of this process is not recorded")
+                _say_not_recorded(self._training)
             self._told_last = True
             return
         record.__exit__(None, None, None)
         self._training += 1
-        if record.is_root:
-            say(
-                f"horovod-study record: training {self._training} of this process has begun; it is recorded in "
-                f"{os.path.relpath(self._out)}"
-            )
         if self._observed is not None:
             self._observed.remove()
         if self._meeting is not None:
@@ -463,7 +468,7 @@ class Watcher:
 
     def _open(self) -> None:
         """Begin to record: the training is known. Collective over the ranks, through files."""
-        if self._training == 1 and _other_recorder():
+        if self._training == 1 and _other_recorder():  # in a later training of a process it is that of the first
             self._note("own recorder")
             self._over()
             return
@@ -475,7 +480,6 @@ class Watcher:
         from horovod_study.comm.observed import Observed
         from horovod_study.recording.recorder import Recording, batch_samples
         from horovod_study.recording.session import RecordOptions
-        from horovod_study.records import training_directory
 
         self._note("training")
         pairs = self._pairs(self._optimizers.values())
@@ -485,7 +489,17 @@ class Watcher:
         if peers.backend in ("distributed", "ddp", "horovod") and peers.workers > 1 and device.type == "cpu":
             self._observed = Observed(self._guarded(self._before_wait), self._guarded(self._after_wait))
             self._averages_in_backward = peers.reduction != "own"
-        folder = training_directory(Path(self._asked["meeting"]), self._training)
+        folder = self._find_place(peers.rank, peers.workers)
+        if folder is None:
+            if peers.rank == 0:
+                _say_not_recorded(self._training)
+            self._over()
+            return
+        if self._training > 1 and peers.rank == 0:
+            say(
+                f"horovod-study record: training {self._training} of this command has begun, in process {os.getpid()}; "
+                f"it is recorded in {os.path.relpath(self._out)}"
+            )
         self._meeting = Meeting(folder, peers.rank, peers.workers)
         self._record = Recording(
             model,
@@ -518,6 +532,30 @@ class Watcher:
             self._lose_data()
             self._resume()
             self._record.begin()
+
+    def _find_place(self, rank: int, workers: int) -> Path | None:
+        """Find out which training of the command this is; return the folder of its ranks, None where it is one too many.
+
+        Ranks that train together come to the same place without a word: each takes the first that nobody of its rank
+        has taken, among those of its own launch. A link is made at once with what it says, also on a file server.
+        """
+        from horovod_study.records import MAX_TRAININGS
+
+        meeting = Path(self._asked["meeting"])
+        if self._asked.get("one_training") or not meeting.is_dir():
+            return meeting
+        alone = [os.uname().nodename, os.getpid()] if workers == 1 else []
+        launch = json.dumps([workers, *alone, *map(os.environ.get, LAUNCHES)])
+        for number in range(self._training, MAX_TRAININGS + 1):
+            folder = meeting / f"training-{number}"
+            folder.mkdir(exist_ok=True)
+            if (_link(folder / "launch", launch) or os.readlink(folder / "launch") == launch) and _link(
+                folder / f"taken-{rank}", str(os.getpid())
+            ):
+                self._training = number
+                return folder
+        self._training = MAX_TRAININGS
+        return None
 
     def _lose_data(self) -> None:
         """Go on without a loader: samples are counted where the model is called."""
@@ -668,6 +706,19 @@ class LooseParameters(nn.Module):
             each if isinstance(each, nn.Parameter) else nn.Parameter(each.detach(), requires_grad=each.requires_grad)
             for each in parameters
         )
+
+
+def _link(place: Path, text: str) -> bool:
+    """Make a link that says `text`; return False where there is one already."""
+    try:
+        os.symlink(text, place)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _say_not_recorded(trainings: int) -> None:
+    say(f"horovod-study record: a training after {trainings} of this command is not recorded")
 
 
 def _other_recorder() -> bool:
