@@ -10,7 +10,6 @@ import sys
 import textwrap
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ import torch
 from conftest import BIN, LAUNCHERS
 from make.waiting import PATIENCE_S
 from torch import nn
+from torch.utils.data import DataLoader
 
 from horovod_study import cli, records
 from horovod_study.comm.meeting import Meeting
@@ -314,6 +314,85 @@ def test_a_second_training_of_a_process_is_recorded_beside_the_first(tmp_path: P
     assert [len(rows_of(each)["step"]) for each in (out, out.with_name("run-training2"))] == [118, 115]
     assert done.stderr.count("training 2 of this command") == 1
     assert sorted(each.name for each in tmp_path.iterdir()) == ["run", "run-training2", "training.py"]
+
+
+PROCESSES = """
+import multiprocessing
+def train(rate):
+    optimizer = torch.optim.SGD(model.parameters(), rate)
+    for x, y in DataLoader(data, batch_size=4): loss_of(x, y).backward(); optimizer.step(); optimizer.zero_grad()
+for together in ((0.1, 0.2), (0.3,)):  # two at once, as workers that share a model without locks; then one more
+    found = [multiprocessing.get_context("fork").Process(target=train, args=(rate,)) for rate in together]
+    for each in found: each.start()
+    for each in found: each.join()
+"""
+
+
+@pytest.mark.slow
+def test_trainings_of_other_processes_of_a_command_are_recorded_beside_the_first(tmp_path: Path) -> None:
+    done, out = record(tmp_path, [sys.executable, script(tmp_path, PROCESSES)])
+    runs = [out, *(out.with_name(f"run-training{number}") for number in (2, 3))]
+    found = [records.read_run(each) for each in runs]
+
+    assert done.returncode == 0, done.stderr
+    assert [(each.status, each.totals["steps"]) for each in found] == [("done", 48)] * 3
+    assert {each.effective["lr"] for each in found[:2]} == {0.1, 0.2}
+    assert found[2].effective["lr"] == 0.3
+    assert [done.stderr.count(f"training {number} of this command") for number in (1, 2, 3)] == [0, 1, 1]
+    assert sorted(each.name for each in tmp_path.iterdir()) == [*(each.name for each in runs), "training.py"]
+
+
+def test_ranks_come_to_the_same_place_among_the_trainings_of_a_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two launches at once, of one after them, and of one too many."""
+
+    def place(launch: str, rank: int) -> str | None:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", launch)
+        found = automatic.Watcher({"meeting": str(tmp_path)})._find_place(rank, 2)
+        return None if found is None else found.name
+
+    assert [place("a", 0), place("b", 1), place("a", 1), place("b", 0)] == [f"training-{n}" for n in (1, 2, 1, 2)]
+    assert [place("a", 0), place("a", 1)] == ["training-3"] * 2
+    assert [place("c", 0) for _ in range(6)][4:] == ["training-8", None]
+    assert automatic.Watcher({"meeting": str(tmp_path), "one_training": True})._find_place(0, 2) == tmp_path
+
+
+AHEAD = """
+def ahead(loader):  # as Accelerate goes through one
+    batches = iter(loader); batch = next(batches)
+    for following in batches: yield batch; batch = following
+    yield batch
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+loader = DataLoader(TensorDataset(*data[:60 * 4 - 1]), batch_size=4)
+next(iter(loader))  # a look at one batch is no turn of the loop
+every = int(os.environ.get("EVERY", 1))
+for epoch in range(2):
+    for turn, (x, y) in enumerate(ahead(loader)):
+        loss_of(x, y).backward()
+        if turn % every == every - 1: optimizer.step(); optimizer.zero_grad()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("told", [False, True])
+def test_a_loop_that_fetches_ahead_keeps_its_last_step_from_the_first_epoch_on(
+    every: int, told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVERY", str(every))
+    batch = 4 * every
+    done, out = record(
+        tmp_path, [sys.executable, script(tmp_path, AHEAD)], *(["--batch", str(batch)] if told else [])
+    )
+    run, samples = records.read_run(out), list(rows_of(out)["samples"])
+    steps = 60 // every
+
+    assert done.returncode == 0, done.stderr
+    assert samples[: steps - 3] == [batch] * (steps - 3)
+    assert samples[steps - 3 :] == [batch - (not told), *[batch] * (steps - 1), batch - (not told)]
+    assert (run.effective["turns_per_update"], run.effective["batch"]) == (every, batch)
+    assert "updates" not in run.totals["steady"]["doubt"]
 
 
 STOPWATCH = """
@@ -770,13 +849,13 @@ def test_a_batch_that_is_fetched_ahead_is_of_the_step_that_trains_on_it(tmp_path
 
 
 def test_who_fetches_in_another_thread_waits_beside_the_training() -> None:
-    watcher, iterator = automatic.Watcher({}), SimpleNamespace(_dataset=object())
+    watcher, iterator = automatic.Watcher({}), iter(DataLoader([1.0]))
     other = threading.Thread(target=watcher._after_fetch, args=(iterator, None))
     other.start()
     other.join(PATIENCE_S)
     assert watcher._fetched == []
     watcher._after_fetch(iterator, None)
-    assert watcher._fetched == [iterator._dataset]
+    assert watcher._fetched == [[1.0]]
 
 
 def test_the_model_of_an_optimizer_is_the_outermost_one() -> None:

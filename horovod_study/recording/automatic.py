@@ -86,6 +86,9 @@ class Watcher:
         self._forward_seen = False  # whether hooks have ever seen one
         self._optimizers: dict[int, torch.optim.Optimizer] = {}  # by id, in the order in which they were seen
         self._updates: list[tuple[torch.optim.Optimizer, list[Any]]] = []  # so far, each with what was fetched for it
+        self._turns: list[tuple[int, list[Any]]] = []  # at each of them: backwards so far, loops that fetched for it
+        self._loops: list[weakref.ref[Any]] = []  # that gave a batch since the last update, once for each batch
+        self._batch: Any = None  # the last one, until the record begins; then one that was fetched ahead of its loop
         self._backwards = 0
         self._depth = 0  # of optimizer steps inside each other, such as that of a wrapper
         self._fetched: list[Any] = []  # data sets that gave a batch since the last update
@@ -204,7 +207,7 @@ class Watcher:
     def _leave(self) -> None:
         """Leave the record to the parent of this fork; where it has none, the child may train, as a rank does."""
         if self._state == "watching":
-            self._updates, self._fetched, self._backwards = [], [], 0
+            self._updates, self._turns, self._fetched, self._loops, self._backwards = [], [], [], [], 0
         else:
             self._state, self._record, self._hooks = "over", None, {}
 
@@ -283,6 +286,7 @@ class Watcher:
             self._meeting.close()
         self._record, self._observed, self._meeting, self._state = None, None, None, "watching"
         self._optimizers, self._hooks, self._updates, self._fetched, self._data = {}, {}, [], [], None
+        self._turns, self._loops, self._batch = [], [], None
         self._forward_seen, self._paused, self._ending, self._backwards = False, True, False, 0
         self._loop = self._left_at = None
 
@@ -305,13 +309,31 @@ class Watcher:
         self._thread = get_ident()
         before = next((place for place, (each, _) in enumerate(self._updates) if each is optimizer), None)
         self._updates.append((optimizer, self._fetched))
-        self._fetched = []
+        self._turns.append((self._backwards, [each() for each in self._loops]))
+        self._fetched, self._loops = [], []
         if before is None:
             return
         self._optimizers = {id(each): each for each, _ in self._updates[before:]}
         self._data = next((data for _, fetched in self._updates[before + 1 :] for data in fetched), None)
-        self._updates = []
+        if not self._fetches_ahead(before):
+            self._batch = None
+        self._updates, self._turns = [], []
         self._open()
+
+    def _fetches_ahead(self, before: int) -> bool:
+        """Return whether the loop has a batch more than it has trained on: its first turn fetched two.
+
+        Such are loops that look whether a batch is the last one, as Accelerate's; `before`: the last update but one of
+        the optimizer that has just stepped.
+        """
+        loop = next((each for _, loops in reversed(self._turns) for each in loops), None)
+        backwards = [0, *(made for made, _ in self._turns)]
+        first, second = (
+            sum(each is loop for _, loops in turns for each in loops)
+            for turns in (self._turns[: before + 1], self._turns[before + 1 :])
+        )
+        alike = 2 * backwards[before + 1] == backwards[0] + backwards[-1]
+        return loop is not None and first == second + 1 and alike
 
     # ------------------------------------------------------------------------------------------------ backwards
 
@@ -399,6 +421,9 @@ class Watcher:
             self._loop_turns += 1
             if self._paused or self._ending:
                 self._resume()
+                if self._batch is not None:
+                    record.take_ahead(self._batch)
+                    self._batch = None
             elif record.in_step:
                 self._turn()
             self._trains = self._evaluates = False
@@ -412,8 +437,11 @@ class Watcher:
             return
         try:
             if record is None:
-                if self._state == "watching" and all(data is not iterator._dataset for data in self._fetched):
-                    self._fetched.append(iterator._dataset)
+                if self._state == "watching":
+                    self._loops.append(weakref.ref(iterator))
+                    self._batch = batch
+                    if all(data is not iterator._dataset for data in self._fetched):
+                        self._fetched.append(iterator._dataset)
             elif self._data is not None and iterator._dataset is self._data and not self._paused:
                 if record.failure is None:
                     record.begin_turn(batch, self._waits_since)
@@ -425,6 +453,7 @@ class Watcher:
     def _ended(self, iterator: Any) -> None:
         if self._record is None:
             self._fetched = [data for data in self._fetched if data is not iterator._dataset]
+            self._batch = None
         elif self._follows(iterator) and not self._paused and self._thread == get_ident():
             # A loop that fetches ahead of its training has its last batch still before it.
             if self._record.ahead and not self._record.in_step:

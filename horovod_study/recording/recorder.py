@@ -51,6 +51,8 @@ BY_BACKWARDS = (
     "no optimizer stepped: a step is from one backward to the next, and the update is in no lap, unless "
     "record.lap('update') marks it (docs/your_script.md)"
 )
+WRAPPERS = ("torch.nn.parallel", "torch._dynamo", "lightning", "lightning_fabric", "pytorch_lightning")
+"""Classes of these packages that hold one module with all their parameters only wrap the model of the script."""
 MAX_NAMES = 4
 """So many models are named, of those that are trained together."""
 MAX_TURNS = 100
@@ -196,7 +198,6 @@ class Recording:
         self._accumulate = 1
         self._turns = self._backwards = 0  # of the loop, in the step so far
         self._fetched: list[int] = []  # samples of each batch that was fetched for this step, or ahead
-        self._ahead = 0  # batches that were fetched before this step began
         self._turns_of_steps: Counter[int] = Counter()  # turns -> steps that took so many; 0 turns: without an update
         self._turns_left = 0  # in steps that ended without an update, and do not count
         self._by_turns = optimizer is None  # no update was ever seen: a step is a turn
@@ -346,7 +347,8 @@ class Recording:
         return list({id(each): each for each in found}.values())
 
     def _model_names(self) -> str:
-        names = [type(each).__name__ for each in self._models()]
+        given = (self._model, *(model for model, _ in self._beside))
+        names = list({id(bare(each)): _model_name(each) for each in given}.values())
         more = [f"{len(names) - MAX_NAMES} more"] if len(names) > MAX_NAMES else []
         return self._given_name or " + ".join([*names[:MAX_NAMES], *more])
 
@@ -557,6 +559,8 @@ class Recording:
             else:
                 samples = self._count(batch)
             self._fetched.append(samples)
+        else:
+            self._fetched.append(0)  # how many are told; that there is a batch counts
 
     took = _in_loop(begin_turn)
 
@@ -566,7 +570,7 @@ class Recording:
             return
         self._turns += 1
         if self.updated or (self._by_turns and self._turns >= accumulate):
-            if self._batch is not None and self._turns != accumulate:
+            if self._batch is not None and self._turns != accumulate and not self._told:  # it is that of a step
                 self._samples = round(self._batch * self._turns / accumulate)
             self.end_step()
         elif self._turns >= MAX_TURNS and not self._turns_of_steps:
@@ -622,6 +626,11 @@ class Recording:
         if self._batch is None:
             self.count(batch)
 
+    @_in_loop
+    def take_ahead(self, batch: Any) -> None:
+        """Take a batch that was fetched before this step, which is the one that trains on it."""
+        self._fetched.append(self._count(batch) if self._batch is None else 0)
+
     @property
     def counted(self) -> bool:
         """Whether samples of this step were counted."""
@@ -649,10 +658,10 @@ class Recording:
         if fetched := self._fetched:
             # A batch that no backward has seen yet was fetched ahead, and is that of the next step.
             used = self._backwards if 0 < self._backwards < len(fetched) else len(fetched)
-            self._samples = (self._samples or 0) + sum(fetched[:used])
+            if self._batch is None:
+                self._samples = (self._samples or 0) + sum(fetched[:used])
             del fetched[:used]
-            turns += self._ahead - len(fetched)
-            self._ahead = len(fetched)
+            turns = used  # a loop that has ended makes its last turn without a fetch
         if self._samples is None and self._batch is None:
             self._samples, self._uncounted = 1, True
         self._session.rows.add(self.made, self._epoch, self._loss, samples=self._samples)
@@ -717,7 +726,7 @@ class Recording:
             self._turns_left += self._turns
             self.in_step = False
             self._clock.forget()
-        self._fetched, self._ahead = [], 0
+        self._fetched = []
         self._session.close_stretch()
 
     @_in_loop
@@ -810,6 +819,25 @@ def batch_samples(batch: Any) -> int:
     raise ConfigError(
         f"recorder: how many samples a {type(batch).__name__} from the loader holds cannot be seen; give batch="
     )
+
+
+def _model_name(model: nn.Module) -> str:
+    """Return the name of the class that somebody has written, inside of what libraries put around it."""
+    compiled = False
+    while (inner := _wrapped(model)) is not None:
+        compiled |= type(model).__name__ == "OptimizedModule"
+        model = inner
+    return f"{type(model).__name__}{' (compiled)' * compiled}"
+
+
+def _wrapped(model: nn.Module) -> nn.Module | None:
+    """Return the innermost module with all the parameters of a wrapper, None where it is none."""
+    package = type(model).__module__
+    if not any(package == each or package.startswith(f"{each}.") for each in WRAPPERS):
+        return None
+    own = set(map(id, model.parameters()))
+    inside = [each for each in model.children() if set(map(id, each.parameters())) == own]
+    return min(inside, key=lambda each: sum(1 for _ in each.modules()), default=None)
 
 
 def _named(error: BaseException) -> str:
