@@ -382,9 +382,7 @@ def test_a_loop_that_fetches_ahead_keeps_its_last_step_from_the_first_epoch_on(
 ) -> None:
     monkeypatch.setenv("EVERY", str(every))
     batch = 4 * every
-    done, out = record(
-        tmp_path, [sys.executable, script(tmp_path, AHEAD)], *(["--batch", str(batch)] if told else [])
-    )
+    done, out = record(tmp_path, [sys.executable, script(tmp_path, AHEAD)], *(["--batch", str(batch)] if told else []))
     run, samples = records.read_run(out), list(rows_of(out)["samples"])
     steps = 60 // every
 
@@ -856,6 +854,40 @@ def test_who_fetches_in_another_thread_waits_beside_the_training() -> None:
     assert watcher._fetched == []
     watcher._after_fetch(iterator, None)
     assert watcher._fetched == [[1.0]]
+
+
+def test_a_vector_that_a_layer_takes_is_one_sample() -> None:
+    model, tokens = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.arange(4)
+
+    assert recorder.batch_samples(automatic._as_batch(model, [torch.ones(4)])) == 1
+    for batch in ([torch.ones(4, 4)], [torch.ones(5)], [tokens], [None, {"x": torch.ones(6, 4)}], []):
+        assert automatic._as_batch(model, batch) is batch
+
+
+def test_a_model_is_named_by_the_class_of_the_script() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(2, 2))
+
+    class Wrapper(nn.Module):  # as Fabric's, which holds the model twice where nothing is between
+        __module__ = "lightning_fabric.wrappers"
+
+        def __init__(self, inside: nn.Module, model: nn.Module) -> None:
+            super().__init__()
+            self.inside, self.model = inside, model
+
+    net = Net()
+    for wrapped, name in (
+        (net, "Net"),
+        (nn.DataParallel(net), "Net"),
+        (Wrapper(net, net), "Net"),
+        (Wrapper(nn.DataParallel(net), net), "Net"),
+        (torch.compile(net), "Net (compiled)"),
+        (nn.DataParallel(torch.compile(net)), "Net (compiled)"),
+    ):
+        assert recorder._model_name(wrapped) == name
+    assert recorder._model_name(net.layers) == "Sequential", "which somebody has chosen"
 
 
 def test_the_model_of_an_optimizer_is_the_outermost_one() -> None:

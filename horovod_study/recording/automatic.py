@@ -108,6 +108,7 @@ class Watcher:
         self._strangers: list[torch.optim.Optimizer] = []  # that have stepped since one that is recorded
         self._training = 1  # which of the command
         self._thread = get_ident()  # that trains
+        self._counts_calls = False  # whether samples are those with which the model is called
         self._observed: Observed | None = None  # calls in which the script itself waits for other ranks
         self._averages_in_backward = False  # which has a place of its own where the wait is seen
         self._meeting: Meeting | None = None
@@ -278,7 +279,7 @@ class Watcher:
                 _say_not_recorded(self._training)
             self._told_last = True
             return
-        record.__exit__(None, None, None)
+        self._end_record(record)
         self._training += 1
         if self._observed is not None:
             self._observed.remove()
@@ -609,7 +610,8 @@ class Watcher:
                 record.begin()
             again = self._depth and record.counted  # an optimizer that looks at one batch several times, as LBFGS does
             if record.in_step and self._asked["batch"] is None and not again:
-                record.count([*given, *named.values()])
+                record.count(_as_batch(module, [*given, *named.values()]))
+                self._counts_calls = True
 
     def _next_step(self) -> None:
         """End the step and begin the next one, where no loader is looped over."""
@@ -690,10 +692,19 @@ class Watcher:
             self._state = "over"
             return
         try:
-            self._record.__exit__(None, None, None)
+            self._end_record(self._record)
         except Exception as error:
             say(f"horovod-study record: {error}")
         self._over()
+
+    def _end_record(self, record: "Recording") -> None:
+        root, counts, self._counts_calls = record.is_root, self._counts_calls, False
+        record.__exit__(None, None, None)
+        if root and counts and record.failure is None:
+            say(
+                "note: samples are the first dimension of what the model was called with, because no loader was looped "
+                "over; where that is not the batch, --batch N says it"
+            )
 
     def _close(self, error: BaseException) -> None:
         """End the record of a training that failed with `error`."""
@@ -794,6 +805,15 @@ def _with_gradients() -> list[nn.Module]:
             if issubclass(type(each), torch.Tensor) and each.is_leaf and each.requires_grad and each.grad is not None
         )
     ]
+
+
+def _as_batch(model: nn.Module, given: list[Any]) -> list[Any]:
+    """Return what a model was called with; a vector with the features of a layer of it is one sample, and no batch."""
+    first = next((each for each in given if isinstance(each, torch.Tensor)), None)
+    if first is None or first.ndim != 1 or not first.is_floating_point():
+        return given
+    one = any(isinstance(each, nn.Linear) and each.in_features == len(first) for each in model.modules())
+    return [first[None]] if one else given
 
 
 def or_length(batch_samples: Callable[[Any], int], batch: Any) -> int:
