@@ -121,6 +121,15 @@ for turn, (x, y) in enumerate(DataLoader(data, batch_size=4)):
     if turn % 20 == 15:
         for x, y in DataLoader(TensorDataset(*data.tensors), batch_size=60): loss_of(x, y); time.sleep(0.05)
 """
+MADE_AGAIN = """
+optimizer = torch.optim.Adam(model.parameters())
+held = TensorDataset(*data[:100])
+for epoch in range(3):
+    for x, y in DataLoader(TensorDataset(*data.tensors), batch_size=4):  # as of the next file of a large set
+        loss = loss_of(x, y); optimizer.zero_grad(); loss.backward(); optimizer.step()
+    for batch in (50, 100):  # in train mode, with gradients
+        for x, y in DataLoader(held, batch_size=batch): loss_of(x, y); time.sleep(0.05)
+"""
 FETCHED_BEFORE = """
 optimizer = torch.optim.Adam(model.parameters())
 for epoch in range(2):
@@ -189,6 +198,7 @@ TRAININGS = {
         4,
         {"data", "forward", "backward", "sync", "update"},
     ),
+    "data made again for each epoch": (MADE_AGAIN, 180 - 2, 4, {"data", "forward", "backward", "sync", "update"}),
     "two models": (GAN, 120 - 2, 4, {"data", "forward", "backward", "sync", "update"}),
 }
 
@@ -213,6 +223,9 @@ def test_a_training_is_recorded_as_it_is(name: str, tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".run*")), "what the ranks exchanged is removed"
     if text is SAME_DATA:  # its evaluations sleep 116 ms and more: a step that held one would be the longest by far
         assert len(rows["step"]) == steps and (rows["step_s"] > 0.1).sum() <= 1
+    if text is MADE_AGAIN:  # nor here, of 50 ms
+        assert len(rows["step"]) == steps and (rows["step_s"] > 0.05).sum() <= 1
+        assert (run.totals["epochs"], rows["epoch"][-1]) == (3, 2)
     if text in (MIDWAY, NO_LOADER):  # theirs sleep 50 ms: a step that held one could not be shorter
         gaps = rows["begin_s"][1:] - (rows["begin_s"][:-1] + rows["step_s"][:-1])
         assert (gaps > 0.05).sum() >= 2, "the stretches have evaluations between them"
@@ -877,14 +890,21 @@ def test_a_model_is_named_by_the_class_of_the_script() -> None:
             super().__init__()
             self.inside, self.model = inside, model
 
+    class OptimizedModule(nn.Module):  # as torch.compile makes one
+        __module__ = "torch._dynamo.eval_frame"
+
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__()
+            self._orig_mod = model
+
     net = Net()
     for wrapped, name in (
         (net, "Net"),
         (nn.DataParallel(net), "Net"),
         (Wrapper(net, net), "Net"),
         (Wrapper(nn.DataParallel(net), net), "Net"),
-        (torch.compile(net), "Net (compiled)"),
-        (nn.DataParallel(torch.compile(net)), "Net (compiled)"),
+        (OptimizedModule(net), "Net (compiled)"),
+        (nn.DataParallel(OptimizedModule(net)), "Net (compiled)"),
     ):
         assert recorder._model_name(wrapped) == name
     assert recorder._model_name(net.layers) == "Sequential", "which somebody has chosen"

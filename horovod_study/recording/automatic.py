@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 WATCHED_BACKWARDS = 4
 """So many backwards without an update by an optimizer: the script updates its parameters by itself."""
+MAX_OTHERS = 16
+"""So many of the data that were tried and not trained on are remembered."""
 MAX_UPDATES = 20
 """So many updates without another batch from the loader: the loop is not one over the loader."""
 UNCALLED_STEPS = 3
@@ -100,6 +102,9 @@ class Watcher:
         self._started: Any = None  # when a loop over the data has begun that has fetched nothing yet
         self._loop: weakref.ref[Any] | None = None  # the iterator of the loop under way, which is gone when it is left
         self._loop_turns = 0  # batches that were asked of it
+        self._loop_over = False  # whether it has given its last batch
+        self._data_before: Any = None  # the data before those that are tried: none of their batches was trained on yet
+        self._others: list[Any] = []  # data that were tried, and were no training's
         self._left_at: Any = None  # when the loop was left with nothing done in its last turn
         self._in_backward = 0  # backwards inside each other, as those of checkpoints are
         self._trains = False  # whether this turn has had a backward
@@ -288,6 +293,7 @@ class Watcher:
         self._record, self._observed, self._meeting, self._state = None, None, None, "watching"
         self._optimizers, self._hooks, self._updates, self._fetched, self._data = {}, {}, [], [], None
         self._turns, self._loops, self._batch = [], [], None
+        self._loop_over, self._data_before, self._others = False, None, []
         self._forward_seen, self._paused, self._ending, self._backwards = False, True, False, 0
         self._loop = self._left_at = None
 
@@ -355,7 +361,7 @@ class Watcher:
                 for hooks in record.hooks:
                     if True in hooks.under_way:
                         return
-                self._trains = True
+                self._trains, self._data_before = True, None
                 record.end_backward()
                 if not self._optimizers and self._data is None and whole:
                     self._next_step()
@@ -393,7 +399,10 @@ class Watcher:
 
     def _before_start(self, loader: Any) -> None:
         record = self._record
-        if record is None or self._data is None or loader.dataset is not self._data or self._thread != get_ident():
+        if record is None or self._data is None or self._thread != get_ident():
+            return
+        self._settle_trial()
+        if loader.dataset is not self._data and not self._try(loader.dataset):
             return
         if self._left_at is not None:
             self._end_left()
@@ -410,7 +419,9 @@ class Watcher:
                 return
             if self._left_at is not None:
                 self._end_left()
-            if self._data is None or iterator._dataset is not self._data:
+            if self._data_before is not None:
+                self._settle_trial()
+            if self._data is None or (iterator._dataset is not self._data and not self._try(iterator._dataset)):
                 if record.updated and not self._paused:  # a loop over other data: an evaluation
                     self._pause()
                 elif record.in_step:
@@ -419,6 +430,7 @@ class Watcher:
             self._since_fetch = self._depth = 0
             if self._loop is None or self._loop() is not iterator:
                 self._loop, self._loop_turns = weakref.ref(iterator, self._guarded(self._left)), 0
+                self._loop_over = False
             self._loop_turns += 1
             if self._paused or self._ending:
                 self._resume()
@@ -456,6 +468,7 @@ class Watcher:
             self._fetched = [data for data in self._fetched if data is not iterator._dataset]
             self._batch = None
         elif self._follows(iterator) and not self._paused and self._thread == get_ident():
+            self._loop_over = True
             # A loop that fetches ahead of its training has its last batch still before it.
             if self._record.ahead and not self._record.in_step:
                 self._record.begin_step(self._waits_since)
@@ -463,6 +476,35 @@ class Watcher:
             if not self._ending:
                 self._record.end_loop(self._waits_since)
                 self._pause()
+
+    def _try(self, data: Any) -> bool:
+        """Take `data` for those of the training, which may be made again for each epoch or each file of a set.
+
+        So they are where the loop over the former ones is over and the model is ready to train. Where their first batch
+        is not trained on, it was an evaluation (`_settle_trial`).
+        """
+        record = self._record
+        assert record is not None
+        under_way = self._loop is not None and self._loop() is not None and not self._loop_over
+        if under_way or (record.in_step and not record.updated) or type(data) is not type(self._data):
+            return False
+        if not (torch.is_grad_enabled() and record.hooks[0].model.training) or any(
+            data is each for each in self._others
+        ):
+            return False
+        self._pause()
+        self._data_before, self._data, self._waits_since = self._data, data, None
+        return True
+
+    def _settle_trial(self) -> None:
+        """Go back to the data before those that were tried, where a batch of these was not trained on."""
+        if self._data_before is None or self._waits_since is None or self._trains:
+            return
+        assert self._record is not None
+        self._pause()
+        self._record.drop_epoch()
+        self._others = [*self._others[-MAX_OTHERS + 1 :], self._data]
+        self._data, self._data_before = self._data_before, None
 
     def _left(self, iterator: Any) -> None:
         """End the last turn of a loop whose iterator is gone: after `break`, or behind the turn of its last batch.
@@ -564,7 +606,7 @@ class Watcher:
             self._record.begin()
 
     def _find_place(self, rank: int, workers: int) -> Path | None:
-        """Find out which training of the command this is; return the folder of its ranks, None where it is one too many.
+        """Find out which training of the command this is; return the folder of its ranks, None for one too many.
 
         Ranks that train together come to the same place without a word: each takes the first that nobody of its rank
         has taken, among those of its own launch. A link is made at once with what it says, also on a file server.

@@ -606,6 +606,10 @@ class Recording:
         self._epoch += 1
         self.open_stretch()
 
+    def drop_epoch(self) -> None:
+        """Do not count the epoch that has begun: it was an evaluation."""
+        self._epoch -= 1
+
     def begin_step(self, at: Any = None) -> None:
         """Begin a step, which waits for its data from now on: for loops that cannot go over `steps`."""
         self._clock.begin(at)
