@@ -16,6 +16,7 @@ from torch.distributed import _functional_collectives, distributed_c10d
 
 CALLS = (
     *("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "broadcast", "scatter", "barrier", "recv"),
+    "monitored_barrier",
     *("all_gather", "all_gather_into_tensor", "all_gather_object", "gather", "all_to_all", "all_to_all_single"),
 )
 
