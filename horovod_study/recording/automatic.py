@@ -618,14 +618,17 @@ class Watcher:
             return meeting
         alone = [os.uname().nodename, os.getpid()] if workers == 1 else []
         launch = json.dumps([workers, *alone, *map(os.environ.get, LAUNCHES)])
-        for number in range(self._training, MAX_TRAININGS + 1):
-            folder = meeting / f"training-{number}"
-            folder.mkdir(exist_ok=True)
-            if (_link(folder / "launch", launch) or os.readlink(folder / "launch") == launch) and _link(
-                folder / f"taken-{rank}", str(os.getpid())
-            ):
-                self._training = number
-                return folder
+        try:
+            for number in range(self._training, MAX_TRAININGS + 1):
+                folder = meeting / f"training-{number}"
+                folder.mkdir(exist_ok=True)
+                if (_link(folder / "launch", launch) or os.readlink(folder / "launch") == launch) and _link(
+                    folder / f"taken-{rank}", str(os.getpid())
+                ):
+                    self._training = number
+                    return folder
+        except OSError:  # a file system without links: this training is taken for the only one
+            return meeting / f"training-{self._training}"
         self._training = MAX_TRAININGS
         return None
 
