@@ -16,7 +16,7 @@ from horovod_study.report.figures.inspection import balance_words
 from horovod_study.report.kit.files import write_result
 from horovod_study.text.numbers import THIN, known, milliseconds, percent, quoted, rounded, signed
 from horovod_study.text.tables import NOTHING, Group, Table, table_of, to_lines
-from horovod_study.text.words import cut, listed, plural
+from horovod_study.text.words import listed, plural
 
 WIDE = 100
 MAX_ROWS, MAX_SERIES, MAX_HELP, MAX_DOUBTS = 10, 4, 5, 4
@@ -281,7 +281,7 @@ def _rests(found: Explanation) -> Iterable[Said]:
         what = "from the steps of one run each, so that what differs from run to run is not in them"
     yield f"{steps} steps of each rank after the warm-up; 95 % intervals in brackets, {what}."
     for doubt in found.doubts[:MAX_DOUBTS]:
-        text = cut(doubt.rstrip("."), 2 * WIDE - 20)
+        text = textwrap.shorten(doubt.rstrip("."), 2 * WIDE - 20, placeholder=" ...")
         yield f"- {text}{'' if text.endswith('...') else '.'}"
     if len(found.doubts) > MAX_DOUBTS:
         yield f"- and {plural(len(found.doubts) - MAX_DOUBTS, 'doubt')} more: --part account"
