@@ -86,7 +86,7 @@ FAULTS = (  # file, what the line says, what it says instead
     (RECORDS, "kept = rows.slice(0, step)", "kept = rows.slice(0, step + 1)"),
     (RECORDS, "sum(lost) if isinstance(lost, Sequence)", "max(lost) if isinstance(lost, Sequence)"),
     (RECORDS, "return present - max(written, default=present)", "return present - min(written, default=present)"),
-    (RECORDS, 'if status == "done" else {})', "if True else {})"),
+    (RECORDS, "run_files(directory).items() if name != MANIFEST}", "run_files(directory).items()}"),
     (BUCKETS, "self._share = 1 / workers", "self._share = 1.0"),
     (BUCKETS, "self._missing[self._next] <= 0:", "self._missing[self._next] <= 1:"),
     (SERVERS, "for row in others[rank:]:", "for row in others[rank + 1:]:"),

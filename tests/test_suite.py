@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from make.waiting import PATIENCE_S
 
+import mutants
+
 TESTS = Path(__file__).parent
 FILES = sorted(TESTS.glob("test_*.py"))
 
@@ -45,3 +47,12 @@ def test_nothing_fails_because_the_machine_is_busy(path: Path) -> None:
     for node in ast.walk(tree):
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
             assert "time.monotonic()" not in ast.unparse(node), f"{path.name}:{node.lineno}: make.waiting has the loop"
+
+
+def test_every_fault_that_the_mutants_plant_has_its_line() -> None:
+    """A change may move or reword a line in which scripts/mutants.py plants a fault; it is to be named again then."""
+    package = TESTS.parent / "horovod_study"
+    held = {(file, old): (package / file).read_text(encoding="utf-8").count(old) for file, old, _ in mutants.FAULTS}
+
+    assert len(held) == len(mutants.FAULTS) == 40
+    assert [fault for fault, count in held.items() if count != 1] == []
