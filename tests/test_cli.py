@@ -198,7 +198,7 @@ def test_standard_input_that_is_no_text_is_refused() -> None:
     assert program("fit", "-", text=b"\xff\xfe\x00") == (
         2,
         "",
-        "error: -: is not a text file in UTF-8; name a CSV file with workers,samples_per_s\n",
+        "error: -: is not a text file; save the table as CSV in UTF-8\n",
     )
 
 
