@@ -14,6 +14,7 @@ from horovod_study.records import TurnSlice, read_turns
 from horovod_study.studies import turns
 from horovod_study.studies.aim import Aim, wanted
 from horovod_study.studies.study_file import load_study, share
+from horovod_study.workload.options import StrainConfig
 
 FILE = """
 study: aimed
@@ -73,13 +74,24 @@ def test_without_a_plain_baseline_it_is_the_wrapped_one() -> None:
 
 
 def test_a_launch_goes_on_until_it_is_long_enough_and_what_was_asked_for_is_made() -> None:
-    aimed = study()
+    aimed = study(run=StrainConfig(study="tiny", steps=60))
     first = [cell.key for cell in aimed.cells() if cell.config.repeat == 0]
     short, long = made(aimed, 1, rounds=8), made(aimed, 1, rounds=60)
 
     assert set(Aim.of_study(aimed)(short, dict.fromkeys(first, True))) == set(first)
     assert list(Aim.of_study(aimed)(long, dict.fromkeys(first, True))) == []
     assert list(Aim.of_study(aimed)(long, {**dict.fromkeys(first, True), first[0]: False})) == [first[0]]
+
+
+def test_a_precision_says_how_long_a_launch_is_in_place_of_seconds() -> None:
+    aimed = study(run=StrainConfig(study="tiny", seconds=60.0))
+    first = [cell.key for cell in aimed.cells() if cell.config.repeat == 0]
+    short, long = made(aimed, 1, rounds=8), made(aimed, 1, rounds=60)
+    before = dict.fromkeys(first, False)  # the seconds are not over
+
+    assert set(Aim.of_study(aimed)(short, before)) == set(first)
+    assert list(Aim.of_study(aimed)(long, before)) == []
+    assert list(Aim.of_study(aimed)(long, {first[0]: False})) == [first[0]], "in no ratio without its baseline"
 
 
 def test_after_three_launches_that_agree_no_further_one_is_needed() -> None:

@@ -26,14 +26,16 @@ class Aim:
         wanted: Sequence[tuple[str, str]],
         *,
         lasts_s: float = math.inf,
+        timed: Collection[str] = (),
         slices: Iterable[TurnSlice] = (),
     ) -> None:
         """`labels`: run -> cell; `wanted`: cell and base of each ratio; `slices`: of launches before.
 
-        After `lasts_s` from now on nothing more is needed.
+        After `lasts_s` from now on nothing more is needed. `timed`: cells that were asked for seconds, in place of
+        which the aim says how long a launch is.
         """
         self.precision = Precision(half_width=half_width)
-        self._labels, self.wanted = labels, wanted
+        self._labels, self.wanted, self._timed = labels, wanted, frozenset(timed)
         self._until = now() + lasts_s
         self.before: list[TurnSlice] = []
         self._round_s = math.nan
@@ -49,6 +51,7 @@ class Aim:
             {cell.key: study.label(cell) for cell in cells},
             wanted(study, cells),
             lasts_s=math.inf if study.budget.hours is None else 3600 * study.budget.hours,
+            timed=[study.label(cell) for cell in cells if cell.config.seconds is not None],
             slices=slices,
         )
 
@@ -66,17 +69,24 @@ class Aim:
         """Return the runs of the present launch that need more turns: the policy of a conductor.
 
         A run needs more until the launch is long enough for each ratio that it is in, and until it has made what it was
-        asked for; when the budget is used up nobody does.
+        asked for, if that were not seconds; when the budget is used up nobody does.
         """
         if self.over:
             return ()
         self._verdicts = self._judged([*self.before, *slices])
         present = {self._labels[run] for run in left if run in self._labels}
+        judged: set[str] = set()
         needed: set[str] = set()
         for (cell, base), verdict in self._verdicts.items():
-            if {cell, base} <= present and not verdict.launch_done:
-                needed |= {cell, base}
-        return [run for run, enough in left.items() if not enough or self._labels.get(run) in needed]
+            if {cell, base} <= present:
+                judged |= {cell, base}
+                needed |= set() if verdict.launch_done else {cell, base}
+        done = judged & self._timed - needed
+        return [
+            run
+            for run, enough in left.items()
+            if (label := self._labels.get(run)) in needed or not (enough or label in done)
+        ]
 
     def needed(self, cells: Sequence[Cell]) -> list[Cell]:
         """Return those of `cells`, of one launch, whose ratios are not resolved; none after the budget is used up."""
