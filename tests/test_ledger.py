@@ -157,6 +157,17 @@ def test_runs_of_an_edited_study_file_are_named_and_not_taken_for_cells(tmp_path
     assert expected == found.summary()
 
 
+def test_repeats_beyond_those_of_the_file_are_named_as_such(tmp_path):
+    study = make_study(repeats=1)
+    for cell in study.until(0.04).cells()[:20]:
+        records.create_run(tmp_path / "tiny" / cell.key, record(study, cell))
+
+    found = ledger.read_ledger(study, tmp_path)
+
+    assert (len(found.further), found.foreign) == (15, ())
+    assert found.summary().endswith("; 15 recorded runs are further repeats (run --until)")
+
+
 def test_damaged_record_is_named(tmp_path):
     study = make_study()
     folder = tmp_path / "tiny" / study.cells()[0].key

@@ -137,6 +137,7 @@ class Ledger:
     directory: Path
     entries: tuple[Entry, ...]
     other_code: tuple[OtherCode, ...] = ()
+    further: tuple[str, ...] = ()  # run directories of repeats beyond those of the file, as `run --until` makes them
     foreign: tuple[str, ...] = ()  # other run directories in the study's folder, which no cell of the file explains
     unreadable: Mapping[str, str] = field(default_factory=dict)  # entry of that folder -> why it cannot be read
 
@@ -196,6 +197,8 @@ class Ledger:
         text = f"study {self.study}: {found['done']} of {len(self.entries)} cells done"
         text += f" ({', '.join(counts)})" if counts else ""
         text += "".join(f"; {each}" for each in self.other_code)
+        if self.further:
+            text += f"; {_runs(len(self.further), 'is a further repeat', 'are further repeats')} (run --until)"
         if self.foreign:
             text += f"; {_runs(len(self.foreign), 'is', 'are')} no cell of this study file (it was edited since?)"
         text += "".join(f"; {name} {why}" for name, why in self.unreadable.items())
@@ -233,6 +236,7 @@ class Ledger:
             "other_code": [
                 {"identity": each.identity, "why": each.why, "runs": list(each.runs)} for each in self.other_code
             ],
+            "further": list(self.further),
             "foreign": list(self.foreign),
             "unreadable": dict(self.unreadable),
         }
@@ -480,12 +484,15 @@ def read_ledger(study: StudyConfig, runs_dir: Path, *, jobs: JobBook | None = No
     except OSError as error:
         raise StudyError(f"{directory}: cannot be read ({error.strerror}); choose another folder with --runs") from None
     other = _other_code(study, directory, list(keys.values()), unknown) if unknown else ()
-    explained = {name for each in other for name in each.runs}
+    precise = {cell.key for cell in study.until(0.5).cells()} if unknown else set()
+    further = tuple(name for name in unknown if name in precise)
+    explained = {*further, *(name for each in other for name in each.runs)}
     return Ledger(
         study=study.name,
         directory=directory,
         entries=tuple(entries),
         other_code=other,
+        further=further,
         foreign=tuple(name for name in unknown if name not in explained),
         unreadable={name: there.unreadable for name, there in others.items() if there.unreadable},
     )
