@@ -1881,6 +1881,7 @@ class SourceForm(TypedDict, total=False):
     precision: float | None
     columns: dict[str, str] | None  # of somebody's table, by what they are
     report: ReportSource | None
+    left: list[str]  # what a report of an earlier analysis wrote here, until the next report
     digest: str
 
 
@@ -1935,12 +1936,24 @@ def write_source(directory: Path, runs: Path | None = None, *, files: Iterable[P
         else:
             known = {"schema": SOURCE_SCHEMA, "runs": Path(os.path.relpath(runs, directory)).as_posix()}
             known["files"] = {each.name: _written(each.read_bytes(), each.name) for each in files}
+            known["left"] = earlier_report(directory)
         if not known:  # nobody knows what it was made of
             return path
         kept = {**known, **content}
         kept["digest"] = _own_digest(kept)
         write_file(path, json.dumps(kept, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
     return path
+
+
+def earlier_report(directory: Path) -> list[str]:
+    """Return the files of figures and tables that the last report of an analysis wrote, if its source.json is whole."""
+    try:
+        source = read_source(directory)
+    except RecordError:
+        return []
+    written = {*(source.get("left") or ()), *((source.get("report") or {}).get("files") or ())}
+    # What a file says is removed only where a report writes.
+    return sorted(name for name in written if re.fullmatch(r"(?:figures|tables)/[\w-]+\.[a-z]+", name))
 
 
 def _own_digest(source: Mapping[str, Any]) -> str:

@@ -408,6 +408,11 @@ class TestTablesAsPeopleHaveThem:
         doubts = parse_points("GPUs,throughput\n1,100\n8,97\n", "my.csv").attrs["doubts"]
         assert any("--columns samples_per_s_per_worker=throughput" in doubt for doubt in doubts)
 
+    def test_a_rate_of_which_is_told_whose_it_is_keeps_its_unit(self):
+        frame = parse_points("GPUs,ktok/s\n1,4\n4,3\n", "f", columns={"samples_per_s_per_worker": "ktok/s"})
+
+        assert (frame["samples_per_s"].tolist(), frame.attrs["unit"]) == ([4000, 12000], "tokens/s")
+
     def test_columns_that_are_told(self):
         assert read("a;b\n1;2,5\n", parse_columns(["workers=a,samples_per_s=b"]))[:2] == ([1], [2.5])
         assert parse_columns(["workers=a", "step_s=s,x"]) == {"workers": "a", "step_s": "s,x"}

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 
@@ -10,10 +11,12 @@ import pandas as pd
 import pytest
 from drawn_figures import figures_only
 from make.synthetic_runs import evaluation_table, run_table
+from make.synthetic_study import write_study
 
 from horovod_study import records
 from horovod_study.analysis.series.points import scaling_points
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis, analyze
+from horovod_study.cli import main
 from horovod_study.errors import AnalysisError, RecordError
 from horovod_study.report.figures import catalogue
 from horovod_study.report.kit import interactive, style
@@ -539,3 +542,33 @@ def test_numbers_have_the_digits_that_their_interval_is_worth(value, low, high, 
 )
 def test_small_words(text, expected):
     assert text == expected
+
+
+@pytest.mark.slow
+def test_what_an_earlier_report_drew_is_gone_with_it_and_nothing_else_is(tmp_path):
+    ways = (("serial", "none"), ("horovod", "mpi"))
+    last = ("alpha", "horovod", "mpi", 2, 75, 2)
+    runs = write_study(tmp_path / "runs", ways=ways, workers=(1, 2), steps=60, failed={last: "lost a worker"})
+    tables_ = runs / "analysis" / "tables"
+    assert main(["report", str(runs)]) == 0
+    assert (tables_ / "failed.csv").is_file()
+    (tables_ / "mine.csv").write_text("of the user")
+
+    for each in runs.glob("*"):
+        if each.name != "analysis":
+            shutil.rmtree(each)
+    write_study(runs, ways=ways, workers=(1, 2), steps=60)
+    assert main(["report", str(runs)]) == 0
+
+    assert not list(tables_.glob("failed.*")) and (tables_ / "points.csv").is_file()
+    assert (tables_ / "mine.csv").read_text() == "of the user"
+    (tables_ / "mine.csv").unlink()
+    assert main(["report", "--check", str(runs)]) == 0
+
+
+def test_an_edited_list_of_an_earlier_report_removes_nothing(tmp_path):
+    records.write_source(tmp_path, tmp_path, report={"files": ["tables/a.csv", "../b.csv", "figures/c.svg"]})
+    assert records.earlier_report(tmp_path) == ["figures/c.svg", "tables/a.csv"]
+    source = tmp_path / records.SOURCE
+    source.write_text(source.read_text().replace("tables/a.csv", "tables/b.csv"))
+    assert records.earlier_report(tmp_path) == []

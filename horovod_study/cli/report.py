@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -260,11 +261,19 @@ def _write_paper(directory: Path) -> list[Path]:
 def _keep_drawn(
     directory: Path, paths: Sequence[Path], look: Any = None, others: Sequence[Path] = (), **more: Any
 ) -> None:
-    """Keep what the report was drawn with, for `report --check`; without `look` it is that of a text."""
+    """Keep what the report was drawn with, for `report --check`; without `look` it is that of a text.
+
+    What an earlier report wrote and this one did not is removed, so that nobody quotes it.
+    """
     from horovod_study import records
     from horovod_study.report.page.check import drawn_by
 
-    records.write_source(directory, report={**drawn_by(directory, paths, look, others), **more})
+    written = [Path(os.path.relpath(path, directory)).as_posix() for path in paths]
+    for name in set(records.earlier_report(directory)).difference(written):
+        with suppress(OSError):  # it is gone, or it stays and --check names it
+            (directory / name).unlink()
+    report = {**drawn_by(directory, paths, look, others), "files": written, **more}
+    records.write_source(directory, report=report, left=[])
 
 
 def up_to_date(place: Path) -> Path:
@@ -374,9 +383,8 @@ def _report_against(options: argparse.Namespace, directory: Path, earlier: Path)
     others = write_against(found, directory, gate=judged, **how)
     paths += others
     beside = Path(os.path.relpath(earlier, directory)).as_posix()
-    written = [Path(os.path.relpath(path, directory)).as_posix() for path in paths]
     against = {"directory": beside, "match": options.match}
-    _keep_drawn(directory, paths, how["look"], others, against=against, files=written)
+    _keep_drawn(directory, paths, how["look"], others, against=against)
     gated = [] if judged is None else ["", *gate_lines(found, judged)]
     where = f"report: {paths[0]}  (against.json, tables and figures beside it)"
     return Result(

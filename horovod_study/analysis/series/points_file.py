@@ -28,7 +28,7 @@ import io
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -196,8 +196,10 @@ def _columns(names: list[str], where: str, columns: Mapping[str, str]) -> tuple[
             raise DataError(f"{where}: --columns names {name!r}, which is none of the columns {_shown(names)}")
         at = names.index(name) if name in names else plain.index(name.strip().lower())
         guess = meaning(name)
-        factor = guess.factor if guess and guess.role == role else seconds(name) if role in TIMES else 1.0
-        used[at] = _Column(at=at, name=names[at], means=Meaning(role=role, factor=factor), given=True)
+        means = Meaning(role=role, factor=seconds(name) if role in TIMES else 1.0)
+        if guess and (guess.role == role or {guess.role, role} == set(RATES[:2])):  # of whom is told, of what it says
+            means = replace(guess, role=role)
+        used[at] = _Column(at=at, name=names[at], means=means, given=True)
     for at, name in enumerate(plain):
         if at not in used and name in COLUMNS and name not in columns:
             used[at] = _Column(at=at, name=names[at], means=Meaning(role=name), given=True)
