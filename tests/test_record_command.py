@@ -408,25 +408,26 @@ def test_a_loop_that_fetches_ahead_keeps_its_last_step_from_the_first_epoch_on(
 
 STOPWATCH = """
 class Slow(DataLoader):  # as one whose processes start
-    def _get_iterator(self): time.sleep(0.02); return super()._get_iterator()
+    def _get_iterator(self): time.sleep(0.2); return super()._get_iterator()
 def ahead(loader):  # as Accelerate goes through one
     batches = iter(loader); batch = next(batches)
     for following in batches: yield batch; batch = following
     yield batch
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 marks, walls = [], []
-for epoch in range(15):
+for epoch in range(11):
     began, kind = time.perf_counter(), epoch % 5
     loader = Slow(data, batch_size=12)
     for turn, (x, y) in enumerate(ahead(loader) if kind in (1, 4) else loader):
         if kind == 3 and turn == 14: break
-        time.sleep(0.002)
+        last = turn == (19 if kind < 2 else 13)
+        time.sleep(0.2 if last else 0.002)
         loss = loss_of(x, y); optimizer.zero_grad(); loss.backward(); optimizer.step()
         marks.append(time.perf_counter())
-        time.sleep(0.004)  # a metric, a line
+        time.sleep(0.2 if last else 0.004)  # a metric, a line, a picture behind the last
         if kind in (2, 4) and turn == 13: break
     walls.append(time.perf_counter() - began)
-    time.sleep(0.01)  # a file is saved
+    time.sleep(0.2)  # a file is saved
 print(*marks[2:], *walls[1:])
 """
 
@@ -439,15 +440,15 @@ def test_step_times_are_those_of_a_stopwatch_in_the_script(tmp_path: Path) -> No
     """
     done, out = record(tmp_path, [sys.executable, script(tmp_path, STOPWATCH)])
     told, rows = np.array(done.stdout.split(), float), rows_of(out)
-    marks, walls = told[:-14], told[-14:]
+    marks, walls = told[:-10], told[-10:]
 
-    assert len(rows["step"]) == len(marks) == 3 * (2 * 20 + 3 * 14) - 2
+    assert len(rows["step"]) == len(marks) == 2 * (2 * 20 + 3 * 14) + 20 - 2
     # What a turn does behind its update is in the row of the next step; of the last one of an epoch it is in its own.
     inside = (np.diff(rows["epoch"], append=-1) == 0)[1:-1]
     assert np.median(np.abs(rows["step_s"][1:-1] / np.diff(marks)[:-1] - 1)[inside]) < 0.01
-    sums = np.array([rows["step_s"][rows["epoch"] == epoch].sum() for epoch in range(1, 15)])
-    for kind in range(5):  # a turn that is cut off behind its update has 4 ms less
-        assert np.abs(sums - walls)[(kind - 1) % 5 :: 5].min() < 0.003, kind
+    sums = np.array([rows["step_s"][rows["epoch"] == epoch].sum() for epoch in range(1, 11)])
+    for kind in range(5):  # a part that is lost is 200 ms
+        assert np.abs(sums - walls)[(kind - 1) % 5 :: 5].min() < 0.1, kind
     laps = sum(np.nan_to_num(rows[f"{lap}_s"]) for lap in ("data", "forward", "backward", "sync", "update", "residual"))
     assert laps == pytest.approx(rows["step_s"])
 
