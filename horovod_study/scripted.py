@@ -30,6 +30,14 @@ PLACED = ("workers", "nodes", "workers_per_node", "hosts", "host", "global_batch
 WARMUP_STEPS = 10
 """Fewer than of our own training: scripts of others may be short, and the rest of the warm-up is found."""
 _PLACE = re.compile(r"\{(\w+)\}")
+_HOROVOD = re.compile(r"^[ \t]*(import|from)[ \t]+horovod\b", re.MULTILINE)
+_OVER_TORCH = re.compile(
+    r"torch\.distributed|init_process_group|^[ \t]*(import|from)[ \t]+"
+    r"(accelerate|deepspeed|lightning|pytorch_lightning|transformers)\b",
+    re.MULTILINE,
+)
+"""What a script has whose workers meet in torch.distributed."""
+_TORCH_LAUNCHERS = {"torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed"}
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
 _OF_THE_STUDY = ("workers", "nodes", "workers_per_node", "placement", "runtime", "backend", "transport", "global_batch")
 _FACTOR = Role.SWEEPABLE | Role.CELL
@@ -90,6 +98,7 @@ def scripted(path: Path, content: Mapping[str, Any]) -> Workload | None:
         command=command,
         arguments=arguments,
         starts_ranks=kind == "command",
+        usual_runtime=_usual_runtime(words),
         file=path.resolve(),
         version=_version(kind, words),
     )
@@ -133,10 +142,26 @@ def _kind(values: Iterable[Any]) -> type:
     return next((kind for kind in (bool, int) if kinds == {kind}), float if kinds <= {int, float} else str)
 
 
+def _usual_runtime(words: Sequence[str]) -> str:
+    """Return the runtime that a line is taken to use, by its launcher and by what the script in it imports."""
+    launchers = {Path(word).name for word in words}
+    if "horovodrun" in launchers:
+        return "horovod/gloo" if "--gloo" in words else "horovod/mpi"
+    text = "\n".join(_content(word).decode(errors="replace") for word in words if word.endswith(".py"))
+    over_torch = launchers & _TORCH_LAUNCHERS or _OVER_TORCH.search(text)
+    return "ddp/gloo" if over_torch and not _HOROVOD.search(text) else "horovod/mpi"
+
+
 def _version(kind: str, words: Sequence[str]) -> str:
     """Return a digest of the line and of the script, if it is named."""
     digest = hashlib.sha256(repr((kind, [Path(words[0]).name, *words[1:]])).encode())
     for word in words:
-        if word.endswith(".py") and Path(word).is_file():
-            digest.update(read_bytes(Path(word), error=ConfigError, again="name the script that trains"))
+        if word.endswith(".py"):
+            digest.update(_content(word))
     return digest.hexdigest()[:12]
+
+
+def _content(script: str) -> bytes:
+    """Return what the script holds; nothing where there is none."""
+    path = Path(script)
+    return read_bytes(path, error=ConfigError, again="name the script that trains") if path.is_file() else b""

@@ -233,6 +233,8 @@ class Workload:
     """Returns further arguments, which depend on the values of a cell and on where it is placed (launch.placed)."""
     starts_ranks: bool = False
     """Whether `command` is started once and starts its ranks itself, instead of being started as every rank."""
+    usual_runtime: str = "horovod/mpi"
+    """What a study runs that names no runtime; ddp/gloo stands for ddp/nccl where there are GPUs."""
     waits: bool = True
     """Whether it can wait between two steps: it is recorded by a session of this package."""
     file: Path | None = None  # it was declared in; None: the package

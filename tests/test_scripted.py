@@ -114,6 +114,32 @@ def test_a_command_starts_its_ranks_by_itself(folder: Path) -> None:
         assert "--command" in words
 
 
+@pytest.mark.parametrize(
+    ("line", "imports", "usual"),
+    [
+        ("torchrun --nproc-per-node {workers} -m mine", "", "ddp/gloo"),
+        ("/opt/bin/accelerate launch train.py", "", "ddp/gloo"),
+        ("srun python train.py", "import torch\ntorch.distributed.init_process_group()", "ddp/gloo"),
+        ("srun python train.py", "    from lightning import Trainer", "ddp/gloo"),
+        ("srun python train.py", "import torch.distributed\nimport horovod.torch as hvd", "horovod/mpi"),
+        ("horovodrun -np {workers} --gloo python train.py", "import torch.distributed", "horovod/gloo"),
+        ("mpirun -np {workers} python train.py", "# lightning", "horovod/mpi"),
+    ],
+)
+def test_without_a_runtime_it_is_what_launcher_and_imports_tell(
+    line: str, imports: str, usual: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "train.py").write_text(imports)
+    changes = {"script": None, "command": line, "run": {}, "sweep": {"workers": [1, 2]}}
+    assert {cell.runtime for cell in load_study(written(folder, **changes)).cells()} == {usual}
+
+    gpus = {"name": "big", "gpus_per_node": 2, "cores_per_node": 8}
+    (folder / "big.yaml").write_text(yaml.safe_dump(gpus))
+    study = load_study(written(folder, **changes, partition="big.yaml"))
+    assert set(study.runtimes) == {usual.replace("ddp/gloo", "ddp/nccl")}
+
+
 def test_a_job_finds_the_cells_again(folder: Path) -> None:
     for cell in load_study(written(folder)).cells():
         values = json.loads(json.dumps(cell_values(cell)))

@@ -364,7 +364,10 @@ def load_study(path: Path, *, cores: int | None = None, identify: bool = True) -
         )
     if "global_batch" in fixed:
         sweep["global_batch"] = together_batch
-    runtimes, left_out = _runtimes(source, workload, sweep, together)
+    usual = workload.usual_runtime
+    if usual == "ddp/gloo" and any(each.gpus_per_node for each in partitions.values()):
+        usual = "ddp/nccl"
+    runtimes, left_out = _runtimes(source, workload, sweep, together, usual)
     values = {
         name: _values(source, workload, name, listed(source, sweep, name, []))
         for name in sweep
@@ -479,13 +482,13 @@ def _values(source: str, workload: Workload, name: str, values: Iterable[Any]) -
 
 
 def _runtimes(
-    source: str, workload: Workload, sweep: Mapping[str, Any], together: Sequence[str]
+    source: str, workload: Workload, sweep: Mapping[str, Any], together: Sequence[str], usual: str
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the runtimes of the sweep, and the pairs of backend and transport that do not exist."""
+    """Return the runtimes of the sweep or the `usual` one, and pairs of backend and transport that do not exist."""
     where = f"{source}: sweep"
     apart = [name for name in ("backend", "transport") if name in sweep]
     if not apart:
-        return _values(source, workload, "runtime", listed(source, sweep, "runtime", ["horovod/mpi"])), ()
+        return _values(source, workload, "runtime", listed(source, sweep, "runtime", [usual])), ()
     if "runtime" in sweep or "runtime" in together:
         raise ConfigError(f"{where}: runtime and {apart[0]} are both given; a runtime is a backend with its transport")
     if "backend" not in sweep:
