@@ -5,6 +5,7 @@ import io
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -327,6 +328,11 @@ def test_a_second_training_of_a_process_is_recorded_beside_the_first(tmp_path: P
     assert [len(rows_of(each)["step"]) for each in (out, out.with_name("run-training2"))] == [118, 115]
     assert done.stderr.count("training 2 of this command") == 1
     assert sorted(each.name for each in tmp_path.iterdir()) == ["run", "run-training2", "training.py"]
+
+    shutil.rmtree(out)  # what is left of an earlier command is seen before the training, not in the middle of it
+    again, _ = record(tmp_path, [sys.executable, "-c", "print('began')"])
+    assert (again.returncode, again.stdout) == (2, "")
+    assert "run-training2: already holds a run" in again.stderr
 
 
 PROCESSES = """

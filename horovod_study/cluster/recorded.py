@@ -58,7 +58,9 @@ def record(
     A command that cannot be started is a StudyError.
     """
     out = out.absolute()
-    records.require_no_run(out, again="")
+    one_training = "declared" in requested  # a cell of a study
+    for training in range(1, 2 if one_training else records.MAX_TRAININGS + 1):  # those of an earlier command, too
+        records.require_no_run(records.training_directory(out, training))
     out.parent.mkdir(parents=True, exist_ok=True)
     meeting = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".record", dir=out.parent))
     asked = {
@@ -71,7 +73,7 @@ def record(
         "own": dict(own),
         "requested": dict(requested),
         "steps": steps,
-        "one_training": "declared" in requested,  # a cell of a study
+        "one_training": one_training,
     }
     try:
         code = _run(command, environment(asked))
