@@ -345,9 +345,16 @@ def test_each_part_is_a_view_of_its_own(
 ) -> None:
     run = next(path for path in sorted(study.iterdir()) if "-08w-" in path.name)
     assert cli.main(["explain", str(run), "--part", part, "--out", str(tmp_path)]) == 0
-    text = capsys.readouterr().out
-    assert cli.main(["explain", str(run), "--part", part, "--json", "--out", str(tmp_path)]) == 0
+    text, wide = capsys.readouterr().out, widths(tmp_path)
+    assert cli.main(["explain", str(run), "--part", part, "--json", "--out", str(tmp_path), "--width", "column"]) == 0
     assert text and json.loads(capsys.readouterr().out)
+    assert (part == "sync" or wide) and all(width < wide[name] for name, width in widths(tmp_path).items())
+
+
+def widths(folder: Path) -> dict[str, float]:
+    """Return the width of each figure in pt."""
+    pages = {path.name: re.search(rb"/MediaBox \[ 0 0 (\S+)", path.read_bytes()) for path in folder.glob("*.pdf")}
+    return {name: float(found[1]) for name, found in pages.items() if found}
 
 
 # ------------------------------------------------------------------------------------------- report makes its tables

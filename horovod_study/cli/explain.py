@@ -210,7 +210,7 @@ def _sync(options: argparse.Namespace) -> Result:
         told = (record.requested, record.effective, record.repeat)
         seen.append(observe(str(directory), *told, rows, bench, turns=turns))
     found = attribute(seen)
-    paths = write_attribution(found, out)
+    paths = write_attribution(found, out, look=figure_look(options))
     return Result(document=records.finite(found), lines=result_lines(found, paths), files=paths, doubts=found.doubts)
 
 

@@ -16,6 +16,7 @@ from horovod_study.report.kit import style
 from horovod_study.report.kit.files import figure_lines, write_result
 from horovod_study.report.kit.interactive import mark
 from horovod_study.report.kit.panels import legend, lying_bar, lying_grid, note_at, rimmed, swatch
+from horovod_study.report.kit.style import TEXT, FigureFormat
 from horovod_study.text.numbers import THIN, milliseconds, percent
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import listed, plural
@@ -50,12 +51,12 @@ _THOUGHT = {
 }
 
 
-def write_attribution(found: Attribution, directory: Path) -> list[Path]:
+def write_attribution(found: Attribution, directory: Path, *, look: FigureFormat = TEXT) -> list[Path]:
     """Write attribution.json, attribution.txt (table and sentences) and the figure; return the paths."""
     doubts = [f"Doubt: {text}." for text in found.doubts]
     lines = [*table(found), "", *sentences(found), "", caption(found), *doubts]
     figures = {NAME: partial(draw, found)} if any(_drawn(arm) for arm in found.arms) else {}
-    return write_result(directory, {f"{NAME}.json": finite(found), f"{NAME}.txt": lines}, figures)
+    return write_result(directory, {f"{NAME}.json": finite(found), f"{NAME}.txt": lines}, figures, look=look)
 
 
 # --------------------------------------------------------------------------------------------------------- text
