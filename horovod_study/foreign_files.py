@@ -1,11 +1,12 @@
 """Files that other programs wrote, found and read: which belong together, and their text.
 
 What they mean is worked out in analysis/: result logs of MLPerf Training in `series.mlperf_logs`, traces of
-torch.profiler in `steps.rank_traces`.
+torch.profiler in `steps.rank_traces`, records of NCCL Inspector in `steps.nccl_inspector`.
 """
 
 import gzip
 import os
+import re
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,8 +17,11 @@ from horovod_study.errors import DataError
 
 MAX_LOGS = 10_000
 TRACES = (".json", ".json.gz")
+INSPECTED = (".log", ".jsonl", ".log.gz", ".jsonl.gz")
+MAX_LINE_BYTES = 4_000_000
+"""Of one record of NCCL Inspector; one with all its events has some kB."""
 HEAD_BYTES = 4096
-"""In which torch.profiler names the schema or the list of events."""
+"""In which torch.profiler names the schema or the list of events, and NCCL Inspector its format."""
 
 
 def mlperf_logs(folder: Path) -> Iterator[tuple[str, list[str], Mapping[str, Any]]]:
@@ -57,17 +61,51 @@ def trace_paths(place: Path) -> list[Path]:
     Empty for anything else: a study file, a run directory, a folder of them with a ledger beside them.
     """
     if place.is_dir():
-        return sorted(path for path in place.iterdir() if path.name.endswith(TRACES) and _begins_as_trace(path))
+        marks = (b'"traceEvents"', b'"schemaVersion"')
+        return sorted(path for path in place.iterdir() if path.name.endswith(TRACES) and _begins_with(path, *marks))
     return [place] if place.name.endswith(TRACES) else []
 
 
-def _begins_as_trace(path: Path) -> bool:
+def inspector_paths(place: Path) -> list[Path]:
+    """Return the files of NCCL Inspector that a place names: itself, or those in a folder; empty for anything else.
+
+    They are told by their first record; a process without one leaves an empty file HOST-pidNUMBER.log.
+    """
+    named = [place] if not place.is_dir() else sorted(place.iterdir())
+    marks = (b'"inspector_output_format_version"', b'"coll_perf"', b'"p2p_perf"')
+    return [
+        path
+        for path in named
+        if path.name.endswith(INSPECTED)
+        and path.is_file()
+        and (_begins_with(path, *marks) or (re.search(r"-pid\d+\.", path.name) and path.stat().st_size == 0))
+    ]
+
+
+def inspector_lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of such a file, also of a compressed one, one after the other; DataError where it is unreadable.
+
+    Where a compressed file breaks off, an open bracket stands for the line that is not whole.
+    """
+    try:
+        with open_file(path) as stream:
+            lines = gzip.GzipFile(fileobj=stream) if path.name.endswith(".gz") else stream
+            while line := lines.readline(MAX_LINE_BYTES):
+                yield line
+    except EOFError:
+        yield b"{"
+    except (OSError, zlib.error) as problem:
+        raise DataError(f"{path}: cannot be read ({problem}); name a file that NCCL Inspector wrote") from None
+
+
+def _begins_with(path: Path, *marks: bytes) -> bool:
+    """Return whether one of the marks is in the first bytes of a file, unpacked."""
     try:
         with open_file(path) as stream:
             head = (gzip.GzipFile(fileobj=stream) if path.name.endswith(".gz") else stream).read(HEAD_BYTES)
     except (OSError, EOFError, zlib.error):
         return False
-    return b'"traceEvents"' in head or b'"schemaVersion"' in head
+    return any(mark in head for mark in marks)
 
 
 def read_trace(path: Path) -> dict[str, Any]:

@@ -66,6 +66,7 @@ RULES: dict[str, Here | ByTest | NotHere] = {
     r"horovod-study( simulate)? --help": Here(),
     # recorded runs
     r"horovod-study explain traces/": ByTest(by="test_rank_traces.py", mentions=('"explain"',)),
+    r"horovod-study explain inspector/.*": ByTest(by="test_nccl_inspector.py", mentions=('"explain"',)),
     r"horovod-study explain (--part (account|steps) )?(?!--)\S+.*": Here(),
     r"horovod-study report .* --check.*": ByTest(by="test_audit.py", mentions=('"--check"', "--allow", '"--json"')),
     r"horovod-study report \S+/published\.csv --out \S+": ByTest(

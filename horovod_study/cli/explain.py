@@ -20,7 +20,7 @@ from horovod_study.cli.verbs import (
     until_share,
 )
 from horovod_study.errors import ConfigError
-from horovod_study.foreign_files import trace_paths
+from horovod_study.foreign_files import inspector_paths, trace_paths
 from horovod_study.options import Parser, add_run_options, run_values
 from horovod_study.workloads import packaged
 
@@ -32,7 +32,8 @@ def explain_arguments(parser: Parser) -> None:
         type=Path,
         nargs="*",
         metavar="RUN|STUDY",
-        help="run directories, folders of them, a study file; or traces of torch.profiler, one a rank",
+        help="run directories, folders of them, a study file; or traces of torch.profiler, one a rank; or what NCCL "
+        "Inspector wrote, and a run of which it is",
     )
     add("--part", choices=PARTS, help="one view in detail: " + ", ".join(PARTS))
     add("--out", **DIR, help="receives what is said, as text and JSON, and figures")
@@ -77,6 +78,8 @@ def explain(options: argparse.Namespace) -> Result:
     traces = [path for place in options.places for path in trace_paths(place)]
     if traces and options.part is None:
         return _traces(options, traces)
+    if options.part is None and any(inspector_paths(place) for place in options.places):
+        return _inspector(options)
     options.places = [runs_folder(place) for place in options.places]
     part = "sync" if options.measure else options.part
     return _page(options) if part is None else PARTS[part](options)
@@ -90,6 +93,28 @@ def _traces(options: argparse.Namespace, paths: Sequence[Path]) -> Result:
     if other := [str(place) for place in options.places if not trace_paths(place)]:
         raise ConfigError(f"explain: {other[0]} is no trace, and the others are; name one kind")
     found = compare([read_trace(foreign_files.read_trace(path), source=str(path)) for path in paths])
+    return Result(
+        document=found.to_dict(),
+        lines=lines(found),
+        files=write(found, options.out) if options.out else None,
+        doubts=found.doubts,
+    )
+
+
+def _inspector(options: argparse.Namespace) -> Result:
+    """Records of NCCL Inspector: collectives by size, who comes last, and the sync of a recorded run beside them."""
+    from horovod_study import records
+    from horovod_study.analysis.steps.nccl_inspector import Records, inspect
+    from horovod_study.report.nccl_inspector import lines, write
+
+    paths = list(dict.fromkeys(path.resolve() for place in options.places for path in inspector_paths(place)))
+    runs = [run for place in options.places if not inspector_paths(place) for run in readable_runs(runs_folder(place))]
+    if len(runs) > 1:
+        raise ConfigError(f"explain: NCCL Inspector looked at one run, and {len(runs)} are named; name that one")
+    read = Records()
+    for path in paths:
+        read.read(str(path), foreign_files.inspector_lines(path), len(paths))
+    found = inspect(read, records.recorded_run(runs[0]) if runs else None)
     return Result(
         document=found.to_dict(),
         lines=lines(found),

@@ -141,6 +141,8 @@ def _tables(text: str, source: str) -> Iterator[_Table]:
     """Yield the tables of all-reduces that have rows, in the order of the text."""
     rccl = "rccl" in text.lower() or re.search(r"device\s+\d+ \[[^\]]+\] AMD ", text) is not None
     fresh = ("rccl-tests" if rccl else "nccl-tests", "nccl")
+    if text.startswith("# NCCL Inspector"):  # as `explain --out` leaves it
+        fresh = ("NCCL Inspector", "nccl")
     table, osu, other = _Table(*fresh), False, False
     for number, raw in enumerate(text.splitlines(), start=1):
         line = _LAUNCHER.sub("", raw)
