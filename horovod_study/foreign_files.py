@@ -85,7 +85,7 @@ def inspector_paths(place: Path) -> list[Path]:
 def inspector_lines(path: Path) -> Iterator[bytes]:
     """Yield the lines of such a file, also of a compressed one, one after the other; DataError where it is unreadable.
 
-    Where a compressed file breaks off, an open bracket stands for the line that is not whole.
+    Where a compressed file breaks off, an open bracket stands for the incomplete line.
     """
     try:
         with open_file(path) as stream:

@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,7 @@ LAYERS = (
 """Parts of the package, the lowest first; parts of one layer may import each other."""
 
 
+@cache
 def imports() -> dict[str, set[str]]:
     """Return the modules of the package that each of them imports anywhere, in functions too, by dotted names.
 

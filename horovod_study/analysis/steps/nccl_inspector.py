@@ -337,7 +337,7 @@ def _beside(groups: Sequence[_Group], run: RecordedRun) -> tuple[SecondClock | N
 
     Every step makes as many collectives of a kind as the next, c: all that there were over the steps, rounded where it
     is nearly whole. Collective k is of step k / c. Timed steps count, and of these such as have records before and
-    after them, too: a step at the edge of what was overwritten is not whole.
+    after them, too: a step at the edge of what was overwritten is incomplete.
     """
     fitting = [each for each in groups if each.ranks == run.workers]
     if not fitting:
