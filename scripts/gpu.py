@@ -59,13 +59,24 @@ def torch_in(python: Path, env: Mapping[str, str]) -> Torch:
     return Torch(version, cuda, Path(packages), tuple(gpus))
 
 
-def torch_requirement(pin: str, choice: str, offered: Sequence[str], *, gpus: int) -> tuple[str, str]:
+def wants_cuda(choice: str, builds: str) -> bool:
+    """Return whether TORCH or BUILDS asks for a PyTorch for CUDA, whatever this machine has."""
+    return choice == "cuda" or (choice == AUTOMATIC and bool(set(builds.split()) & set(FOR_GPUS)))
+
+
+def torch_requirement(
+    pin: str, choice: str, offered: Sequence[str], *, gpus: int, builds: str = AUTOMATIC
+) -> tuple[str, str]:
     """Return (requirement, note) for the PyTorch to install: the build for CPUs, or the one for CUDA.
 
     `pin` is the version without a local part, `choice` "auto", "cpu" or "cuda", `offered` the versions that pip finds,
-    `gpus` how many NVIDIA GPUs this machine has. pip prefers a version with a local part, so where both builds are
-    found the other one is excluded. Failure where the build that was asked for is not offered.
+    `gpus` how many NVIDIA GPUs this machine has, `builds` what BUILDS says: builds of Horovod for GPUs need a PyTorch
+    for CUDA. pip prefers a version with a local part, so where both builds are found the other one is excluded.
+    Failure where the build that was asked for is not offered.
     """
+    asked = f"TORCH={choice}"
+    if wants_cuda(choice, builds) and choice == AUTOMATIC:
+        choice, asked = "cuda", f'BUILDS="{builds}"'
     cpu = f"{pin}+cpu"
     others = [version for version in offered if version.split("+")[0] == pin and version != cpu]
     if platform.machine() not in ("x86_64", "AMD64"):  # elsewhere the one without a local part is for CPUs
@@ -76,9 +87,10 @@ def torch_requirement(pin: str, choice: str, offered: Sequence[str], *, gpus: in
             " PIP_EXTRA_INDEX_URL, or take the build for CUDA: make setup TORCH=cuda"
         )
     if choice == "cuda" and offered and not others:
-        raise Failure(f"TORCH=cuda: pip finds torch {pin} for CPUs only: make setup TORCH=cpu takes that")
+        remedy = "make setup TORCH=cpu BUILDS=none takes that"
+        raise Failure(f"{asked}: pip finds torch {pin} for CPUs only: {remedy}")
     seen = f"{gpus} NVIDIA GPU{'s' * (gpus > 1)} here" if gpus else "no NVIDIA GPU here"
-    why = seen if choice == AUTOMATIC else f"TORCH={choice}"
+    why = seen if choice == AUTOMATIC else asked
     if cpu in offered and (choice == "cpu" or (choice == AUTOMATIC and not (gpus and others))):
         more = "; TORCH=cuda for nodes with GPUs" if choice == AUTOMATIC and others else ""
         return f"torch=={cpu}", f"PyTorch {cpu}, {CPU_SIZE} ({why}{more})"
@@ -133,7 +145,7 @@ def lacking(build: str, torch: Torch, env: Mapping[str, str] = os.environ) -> li
         return []
     missing = []
     if torch.cuda == "none":
-        missing.append("a PyTorch for CUDA (the installed one is for CPUs)")
+        missing.append("a PyTorch for CUDA (the installed one is for CPUs; TORCH=cuda takes the other)")
     home = cuda_home(env)
     if home is None:
         missing.append("the CUDA toolkit (no nvcc on PATH or below CUDA_HOME)")

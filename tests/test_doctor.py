@@ -435,6 +435,11 @@ def test_gpus_of_a_partition(place: Place) -> None:
     assert look_at_gpus(place, partition=far)["partition"] == ok(
         "GPUs are on the nodes of alpha; start the doctor in a job there to see them"
     )
+    assert "PyTorch and GPUs" not in look_at_gpus(place, partition=far, torch=CUDA)
+    assert look_at_gpus(place, partition=far, torch=TORCH)["PyTorch and GPUs"][:2] == (
+        "warning",
+        "the installed PyTorch is built for CPUs: runs on alpha would leave its GPUs idle",
+    )
     with_gpus(place)
     assert "partition" not in look_at_gpus(place, partition=local)
 
@@ -1482,6 +1487,13 @@ def test_a_slurm_that_is_what_the_file_says(place: Place) -> None:
             "the file of mine says 7200 s, the longest job there is 3600 s",
         ),
         ({"nodes": 5}, "nodes", "warning", "the file of mine says 5, main has 2"),
+        (
+            {"nodes": None},
+            "nodes",
+            "warning",
+            "the file of mine does not say how many, main has 2: a study that needs more would be submitted, and wait "
+            "forever",
+        ),
         ({"srun_mpi": "pmi2"}, "srun --mpi", "fail", "pmi2 is none of what this srun has: none, pmix, pmix_v4"),
         ({"modules": ("openmpi/4",)}, "modules", "fail", "module load openmpi/4: "),
     ],

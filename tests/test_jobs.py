@@ -77,6 +77,7 @@ def test_squeue_in_the_form_of_version_22_05():
         "9|9|N/A|COMPLETING|None|two|n1\n"
         "10|10|N/A|FAILED|NonZeroExitCode|three|n1\n"
         "11|11|N/A|PENDING|(launch failed requeued held)|four|\n"
+        "12|12|N/A|PENDING|PartitionConfig|five|\n"
     )
     assert parse_squeue(text) == [
         Row(job_id="7", task=None, name="one", state="running", reason="on n[1-2]"),
@@ -88,6 +89,13 @@ def test_squeue_in_the_form_of_version_22_05():
         Row(job_id="9", task=None, name="two", state="running", reason="on n1"),
         Row(job_id="10", task=None, name="three", state="failed", reason=""),
         Row(job_id="11", task=None, name="four", state="pending", reason="(launch failed requeued held)"),
+        Row(
+            job_id="12",
+            task=None,
+            name="five",
+            state="pending",
+            reason="PartitionConfig: it will never start, the partition has too few such nodes",
+        ),
     ]
 
 

@@ -409,6 +409,7 @@ ELSEWHERE = {"status": "running", "host": "node9", "pid": 77, "totals": {}}
         (ELSEWHERE, claim(job="12"), FakeJob("pre-empted"), "pre-empted", "job 12 ended: pre-empted"),
         (ELSEWHERE, claim(job="12"), FakeJob("out of memory"), "failed", "job 12 ended: out of memory"),
         (STOPPED, claim("", job="12"), FakeJob("timed out"), "timed out", "job 12 ended: timed out"),
+        (STOPPED, claim("stopped", job="12"), FakeJob("timed out"), "stopped", "stopped by SIGTERM"),
         (FAILED, claim("failed", job="12"), FakeJob("cancelled"), "failed", "lost a worker"),
         (FAILED, claim("failed", job="11"), FakeJob("cancelled"), "failed", "lost a worker"),
         (ELSEWHERE, claim(), FakeJob("cancelled", job_id="11"), "running", "process 77 on node9"),

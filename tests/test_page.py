@@ -292,7 +292,7 @@ def test_a_study_of_few_counts_or_of_one_full_machine_forecasts_nothing_and_says
     assert (made.forecast["kind"] == "forecast").sum() == 0 and "forecast" not in {
         each.name for each in catalogue.drawings(made)
     }
-    assert page.count(why) == (1 if len(counts) == 2 else len(made.holdout["series"]))
+    assert page.count(why) == 1, "in one line for all series"
     sections = re.findall(r'<section id="([a-z-]+)"', page)
     if len(counts) == 2:
         assert sections[:6] == ["scaling", "step", "points", "doubts", "method", "further"]
@@ -329,6 +329,16 @@ def test_doubts_are_grouped_and_what_is_missing_comes_first():
         ["odd."],
     ]
     assert all(group.subject.remedy for group in found)
+
+
+def test_what_to_do_about_the_numbers_of_a_table_is_nothing_that_runs_a_study():
+    told = ["no run was recorded: the numbers are those of a table.", "a: repeats spread by 20 % at 1 worker."]
+
+    of_runs, of_table = (doubt_groups(some, {"a": "A"})[-1].subject for some in (told[1:], told))
+
+    assert of_runs.title == of_table.title
+    assert of_runs.command and not of_table.command
+    assert "table" in of_table.remedy
 
 
 def test_marks_of_several_series_at_one_count_do_not_hide_each_other():

@@ -129,8 +129,8 @@ def test_cells_longer_than_any_job_are_named() -> None:
     assert plan.too_long == 3
     assert [len(job.tasks) for job in plan.allocations] == [2, 1, 1]
     assert (
-        "3 of them take longer than a job may run there; with checkpoint_every they go on from a checkpoint in the "
-        "next job, without it they never end"
+        "3 of them take longer than a job may run there: each job ends with a checkpoint, and the next run goes on "
+        "from it, if the training can resume"
     ) in plan.lines()
 
 

@@ -192,6 +192,21 @@ def test_a_run_that_died_before_it_knew_its_settings_is_placed_where_it_belongs(
     assert points.failed_runs(runs)["series"].tolist() == ["local horovod/mpi batch 75"]
 
 
+def test_one_worker_is_of_the_series_of_several_that_all_failed():
+    """As by a library that was built without this transport: none of them knows more than how it would average."""
+    runs = run_table((1, 2), ways=(("serial", "none"), ("horovod", "mpi"), ("horovod", "nccl")), failed=())
+    lost = runs["transport"] == "nccl"
+    reduction = runs["reduction"].mask(lost, "flat").mask(lost & (runs["workers"] == 1), "none")
+    runs = runs.assign(
+        status=runs["status"].mask(lost, "failed"),
+        samples_per_s=runs["samples_per_s"].mask(lost),
+        train_samples=runs["train_samples"].mask(lost),
+        reduction=reduction,
+    )
+
+    assert set(points.failed_runs(runs)["series"]) == {"local horovod/nccl batch 75"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "reason", "text"),

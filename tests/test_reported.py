@@ -1,6 +1,7 @@
 """A report of somebody's table: the same speedups and laws as `fit` gives, said to be those of a table, checked."""
 
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -76,6 +77,25 @@ def test_a_page_says_the_unit_of_the_table(tmp_path: Path) -> None:
     page = re.sub(r"<script.*?</script>", "", html.render(analysis), flags=re.DOTALL)
 
     assert analysis.rate_unit == "tokens/s" and page.count("tokens/s") > 10 and "samples/s" not in page
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_figures")
+def test_a_person_is_told_the_answer_and_a_pipe_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.csv").write_text(table())
+    assert main(["report", "mine.csv"]) == 0
+    files = capsys.readouterr().out.splitlines()
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(["report", "mine.csv"]) == 0
+    told = capsys.readouterr().out.splitlines()
+
+    assert all(Path(name).is_file() for name in files)
+    assert told[-1].startswith("report: mine-report/report.html ")
+    assert len(told) < 20 < len(files)
+    assert not any(line.startswith("cost:") for line in told)
 
 
 @pytest.mark.slow

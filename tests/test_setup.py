@@ -952,7 +952,8 @@ def test_a_machine_without_cuda_refuses_in_one_line(tmp_path: Path, monkeypatch:
         gpu.flags("nccl", CPU, env=env)
 
     assert str(caught.value) == (
-        "BUILDS=nccl needs a PyTorch for CUDA (the installed one is for CPUs) and the CUDA toolkit (no nvcc on PATH or "
+        "BUILDS=nccl needs a PyTorch for CUDA (the installed one is for CPUs; TORCH=cuda takes the "
+        "other) and the CUDA toolkit (no nvcc on PATH or "
         "below CUDA_HOME) and NCCL (no nccl.h with libnccl.so below HOROVOD_NCCL_HOME): install what is missing, or go "
         "on without: make setup BUILDS=none"
     )
@@ -1066,7 +1067,7 @@ def test_a_build_that_cannot_be_made_changes_nothing(places: Places, runs: Runs,
     before = Notes(places.venv / "setup.json").data
     runs()
 
-    with pytest.raises(Failure, match=r"^BUILDS=nccl needs a PyTorch for CUDA \(the installed one is for CPUs\)"):
+    with pytest.raises(Failure, match=r"^BUILDS=nccl needs a PyTorch for CUDA \(the installed one is for CPUs;"):
         start(places, builds="nccl", horovod=None)
     assert runs() == []
     assert Notes(places.venv / "setup.json").data["choices"] == before["choices"]
@@ -1106,6 +1107,15 @@ def test_the_pytorch_is_the_one_for_the_machine(
     found, note = gpu.torch_requirement("2.13.0", choice, offered, gpus=gpus)
     assert found == requirement
     assert all(part in note for part in said)
+
+
+@pytest.mark.parametrize(("builds", "requirement"), [("mpi nccl", f"{PLAIN},!=2.13.0+cpu"), ("cpu", FOR_CPUS)])
+def test_builds_for_gpus_bring_a_pytorch_for_cuda(builds: str, requirement: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(gpu.platform, "machine", lambda: "x86_64")
+    found, note = gpu.torch_requirement("2.13.0", "auto", BOTH, gpus=0, builds=builds)
+
+    assert found == requirement
+    assert (f'BUILDS="{builds}"' in note) is ("nccl" in builds)
 
 
 @pytest.mark.parametrize(("choice", "offered"), [("cpu", BOTH[2:]), ("cpu", ()), ("cuda", BOTH[1:2])])

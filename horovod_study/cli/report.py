@@ -24,6 +24,7 @@ from horovod_study.cli.verbs import (
 from horovod_study.config import available_cores
 from horovod_study.errors import ConfigError
 from horovod_study.options import Parser
+from horovod_study.text.words import plural
 
 MAX_THREADS = 4
 """More do not read step rows any faster: what is left to Python goes one at a time."""
@@ -166,9 +167,21 @@ def report(options: argparse.Namespace) -> int | Result:
         paths += write_page(directory, look=figure_look(options), pgf=options.pgf)
         if options.paper:
             paths += _write_paper(directory)
+        if sys.stdout.isatty():  # a person; what reads a pipe gets the path of every file
+            _say_answer(directory, beside=len(paths) - 1)
+            return 0
     for path in paths:
         print(path)
     return 0
+
+
+def _say_answer(directory: Path, *, beside: int) -> None:
+    """Print the answer of an analysed study, and where its page is."""
+    from horovod_study.api import read_analysis
+    from horovod_study.report.page.answer import answer_lines
+
+    print(*answer_lines(read_analysis(directory)), sep="\n")
+    print(f"report: {directory / 'report.html'} (and {plural(beside, 'file')} of tables and figures)")
 
 
 _NEEDS: Mapping[str, tuple[tuple[str, ...], str]] = {

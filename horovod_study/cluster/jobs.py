@@ -47,6 +47,13 @@ _ASK_TIMEOUT_S = 30.0
 _SQUEUE_FORMAT = "%i|%F|%K|%T|%r|%j|%N"
 _SACCT_FORMAT = "JobID,JobName,State,ExitCode"
 
+NEVER_STARTS = {
+    "PartitionConfig": "the partition has too few such nodes",
+    "PartitionNodeLimit": "the partition gives a job fewer nodes",
+    "PartitionTimeLimit": "the partition ends jobs sooner",
+}
+"""Reasons why a job waits that do not go away by themselves, in words."""
+
 # Names of Slurm's states and their short forms, from its manual pages (squeue, sacct).
 _MEANING = {
     **dict.fromkeys(("PENDING", "PD", "CONFIGURING", "CF", "REQUEUED", "RQ", "REQUEUE_FED", "RF"), "pending"),
@@ -237,6 +244,8 @@ def parse_squeue(text: str) -> list[Row]:
             continue
         _, job_id, index, state, reason, name, nodes = parts
         reason = "" if reason in _NO_REASON else reason
+        if meaning(state) == "pending" and reason in NEVER_STARTS:
+            reason += f": it will never start, {NEVER_STARTS[reason]}"
         if meaning(state) == "running" and nodes:
             reason = f"on {nodes}" + (f", {reason}" if reason else "")
         rows += [

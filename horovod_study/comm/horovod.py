@@ -80,9 +80,10 @@ class HorovodBackend(Averaging):
         built = [name for name in ("mpi", "gloo", "nccl") if getattr(hvd, f"{name}_built")()]
         needed = {name for name in (controller, wanted) if name not in ("auto", "none")}
         for name in sorted(needed - set(built)):
+            again = 'make setup BUILDS="nccl mpi"' if name == "nccl" else "make setup"
             raise BackendError(
                 f"Horovod was built without {name} (it has {', '.join(built)}); launch over one of these, "
-                "or build Horovod again with `make setup`"
+                f"or build Horovod again with `{again}`"
             )
         if wanted in ("mpi", "gloo") and wanted != controller:
             flag = "horovodrun --gloo" if wanted == "gloo" else "horovodrun --mpi or mpirun"

@@ -297,6 +297,8 @@ def judge(
         return state, reason
     if claim is not None and claim.state in _TOLD:
         return claim.state, claim.reason or reason
+    if claim is not None and claim.state == state == "stopped" and job is not None and job.state == "timed out":
+        return state, reason  # in good order before the time limit, as it is told while squeue still knows the job
     if job is not None and (job.state not in _ALIVE or job.left_out) and (its_job or claim is None):
         return _after(job, state, reason)
     if state == "missing" and claim is not None and stale and claim.released is None:

@@ -191,8 +191,8 @@ class Plan:
             )
         if self.too_long:
             lines.append(
-                f"{self.too_long} of them take longer than a job may run there; with checkpoint_every they go on from "
-                "a checkpoint in the next job, without it they never end"
+                f"{self.too_long} of them {'takes' if self.too_long == 1 else 'take'} longer than a job may run there: "
+                "each job ends with a checkpoint, and the next run goes on from it, if the training can resume"
             )
         budget = [
             f"{_hours(limit)} {_UNITS[name]}"

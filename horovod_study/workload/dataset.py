@@ -502,7 +502,9 @@ def _worker(argument: str) -> None:
     job = json.loads(argument)
     blocks = _blocks(job["size"], BLOCK_ROWS)
     for block in range(job["first"], len(blocks), job["stride"]):
-        print(json.dumps({"block": block, **_fill_block(job, *blocks[block])}), flush=True)
+        line = json.dumps({"block": block, **_fill_block(job, *blocks[block])})
+        sys.stdout.write(f"{line}\n")  # print writes the end of the line by itself where PYTHONUNBUFFERED is set
+        sys.stdout.flush()
 
 
 # ------------------------------------------------------------------------------------------------ opening, checking

@@ -83,6 +83,14 @@ class GpuChecks:
             )
         elif wanted.scheduler != "local" and not found:
             area.ok("partition", f"GPUs are on the nodes of {wanted.name}; start the doctor in a job there to see them")
+            about = self._software.about_torch
+            if about is not None and about["cuda"] is None:
+                area.warning(
+                    "PyTorch and GPUs",
+                    f"the installed PyTorch is built for CPUs: runs on {wanted.name} would leave its GPUs idle",
+                    'load the CUDA module of the site, then make setup TORCH=cuda BUILDS="nccl mpi"; or set '
+                    "gpus_per_node to 0 in the file",
+                )
 
     def _visible(self, area: Area, count: int) -> None:
         text = self._here.environ.get("CUDA_VISIBLE_DEVICES")

@@ -131,7 +131,14 @@ class Slurm:
                 f"the file of {wanted.name} says {wanted.time_limit_s:g} s, the longest job there is {limit_s:g} s",
                 f"set time_limit_s in the file to at most {limit_s:g}",
             )
-        if wanted.nodes is not None and wanted.nodes > len(rows):
+        if wanted.nodes is None:
+            area.warning(
+                "nodes",
+                f"the file of {wanted.name} does not say how many, {name} has {len(rows)}: a study that needs more "
+                "would be submitted, and wait forever",
+                f"set nodes to {len(rows)} in the file, or to what your account may use",
+            )
+        elif wanted.nodes > len(rows):
             area.warning(
                 "nodes",
                 f"the file of {wanted.name} says {wanted.nodes}, {name} has {len(rows)}",

@@ -1,4 +1,7 @@
-"""A table as HTML, for a page whose style knows the classes n (a number), strong, missing (a warning)."""
+"""A table as HTML, for a page whose style knows the classes n (a number), strong, missing (a warning).
+
+Columns and rows that only a page has room for are of class screen-only: the page's style leaves them out of a print.
+"""
 
 from collections.abc import Callable, Iterable
 
@@ -36,19 +39,28 @@ def to_html(table: Table, *, groups: str = "Series", kind: str = "broad") -> Mar
         Markup("<thead><tr>") + Markup("").join(map(_head, heads)) + Markup("</tr></thead>"),
     ]
     for group in table.groups:
-        lines.append(Markup("<tbody>"))
+        unprinted = [bool(getattr(row[0], "page_only", False)) for row in group.rows]
+        lines.append(Markup("<tbody{0}>").format(_kinds(screen_only=all(unprinted))))
         for number, row in enumerate(group.rows):
             begin = _title(group.title, len(group.rows)) if titled and number == 0 else ""
-            lines.append(Markup("<tr>") + begin + Markup("").join(_cells(row, table.columns)) + Markup("</tr>"))
+            start = Markup("<tr{0}>").format(_kinds(screen_only=unprinted[number] and not begin))
+            lines.append(start + begin + Markup("").join(_cells(row, table.columns)) + Markup("</tr>"))
         lines.append(Markup("</tbody>"))
     notes = [Markup('<p class="under">{0}</p>').format(note) for note in table.notes]
     return Markup("\n").join([*lines, Markup("</table>\n</div>"), *notes])
 
 
 def _head(column: Column) -> Markup:
-    number = Markup(' class="n"') if column.number else ""
     words = column.head.split("\n") + ([column.unit] if column.unit else [])
-    return Markup('<th scope="col"{0}>{1}</th>').format(number, _broken(words))
+    return Markup('<th scope="col"{0}>{1}</th>').format(
+        _kinds(n=column.number, screen_only=column.page_only), _broken(words)
+    )
+
+
+def _kinds(**kinds: bool) -> Markup:
+    """Return the attribute class with the names of what is true."""
+    names = [name.replace("_", "-") for name, is_it in kinds.items() if is_it]
+    return Markup(' class="{0}"').format(" ".join(names)) if names else Markup("")
 
 
 def _broken(lines: Iterable[str]) -> Markup:
@@ -72,8 +84,7 @@ def _cells(row: Iterable[str], columns: Iterable[Column]) -> Iterable[Markup]:
             cell = _below(cell)
         warning = isinstance(cell, Cell) and cell.warning
         strong = column.strong or (isinstance(cell, Cell) and cell.strong)
-        kinds = ["missing"] if warning else [*(["n"] if column.number else []), *(["strong"] if strong else [])]
-        kind = Markup(' class="{0}"').format(" ".join(kinds)) if kinds else ""
+        kind = _kinds(missing=True) if warning else _kinds(n=column.number, strong=strong, screen_only=column.page_only)
         names = column.names and not warning and str(cell) != ""  # a heading without words names nothing
         name = Markup('th scope="row"') if names else Markup("td")
         end = "th" if names else "td"

@@ -474,6 +474,10 @@ def _worker_span(last: float) -> tuple[float, float]:
     return 0.0 if last > 8 else 0.6, float(last) + 0.03 * float(last) + 0.1
 
 
+_MAX_NAME = 16
+"""Letters of a partition's name that fit along a panel's height; those of a table of points may be whole titles."""
+
+
 def node_boundaries(axes: Axes, rows: pd.DataFrame, wide_in: float, *, first: bool = False) -> None:
     """Mark where further workers need another node: a thin line between the last count before and the first after.
 
@@ -481,14 +485,16 @@ def node_boundaries(axes: Axes, rows: pd.DataFrame, wide_in: float, *, first: bo
     of the axes are set. A partition whose full nodes are seen has its line right after the last full one. `first`: no
     more than the second node of each partition.
     """
-    several = "partition" in rows.columns and rows["partition"].nunique() > 1
-    groups = rows.groupby("partition", sort=True) if several else [("", rows)]
+    groups = rows.groupby("partition", sort=True) if _several(rows) else [("", rows)]
+    told = _names_fit(rows)
     places: dict[float, list[str]] = {}
     for partition, own in groups:
         known = own[own["nodes"].notna() & own["workers"].notna()]
         found = _boundaries(known, logarithmic=axes.get_xscale() == "log")
         for x, nodes in found[:1] if first else found:
-            places.setdefault(round(x, 9), []).append(f"{partition}: {nodes}" if several else f"{nodes} nodes")
+            words = places.setdefault(round(x, 9), [])
+            word = f"{partition}: {nodes}" if told else f"{nodes} nodes"
+            words += [word] if word not in words else []
     letter = 1.25 * small() / 72 / (0.85 * wide_in)  # of the width of the panel
     written = -math.inf
     for x, words in sorted(places.items()):
@@ -508,8 +514,17 @@ def boundary_words(rows: pd.DataFrame) -> str:
     known = rows[rows["nodes"].notna()]
     if known["nodes"].nunique() < 2:
         return ""
-    several = known["partition"].nunique() > 1 if "partition" in known.columns else False
-    return f" Dashed vertical lines: further workers need another node{' (partition: nodes)' if several else ''}."
+    named = " (partition: nodes)" if _names_fit(known) else ""
+    return f" Dashed vertical lines: further workers need another node{named}."
+
+
+def _several(rows: pd.DataFrame) -> bool:
+    return "partition" in rows.columns and bool(rows["partition"].nunique() > 1)
+
+
+def _names_fit(rows: pd.DataFrame) -> bool:
+    """Return whether node boundaries name their partition: several, whose names fit along a panel's height."""
+    return _several(rows) and all(len(f"{name}") <= _MAX_NAME for name in rows["partition"].unique())
 
 
 def _boundaries(rows: pd.DataFrame, *, logarithmic: bool) -> list[tuple[float, int]]:

@@ -22,7 +22,11 @@ def answer_lines(analysis: Analysis) -> list[str]:
     groups = doubt_groups(analysis.provenance["doubts"], series_labels(analysis.points))
     if doubts := sum(len(group.doubts) for group in groups):
         lines.append(f"{plural(doubts, 'doubt')}: see the page")
-    return [line.replace(THIN, " ") for line in [*lines, _cost(analysis)]]
+    if (
+        "wall_s" in analysis.runs and analysis.runs["wall_s"].notna().any()
+    ):  # rows of a table do not say how long they took
+        lines.append(_cost(analysis))
+    return [line.replace(THIN, " ") for line in lines]
 
 
 def _shown(points: Table) -> Table:

@@ -1,7 +1,7 @@
 """Doubts for a reader of the page: by what they are about, what matters most first, each group with what to do."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 SHARED = 3
 """A doubt that so many series share is said once."""
@@ -14,14 +14,17 @@ class Subject:
     title: str
     remedy: str
     command: str = ""
+    of_table: str = ""  # the remedy where the numbers are those of a table, which no command can measure again
     marks: tuple[str, ...] = ()
 
+
+_OF_TABLE = "those of a table"
 
 SUBJECTS = (
     Subject(
         title="The table",
         remedy="look whether it was read as it is meant; --columns says what a column is (docs/fit.md)",
-        marks=("those of a table", "the table has no row", " not used"),
+        marks=(_OF_TABLE, "the table has no row", " not used"),
     ),
     Subject(
         title="What is missing",
@@ -45,6 +48,7 @@ SUBJECTS = (
         title="How precise it is",
         remedy="end other programs, or let the cells alternate until the intervals are narrow",
         command="horovod-study run STUDY.yaml --until 2%",
+        of_table="add further runs of these worker counts to the table, each as a row of its own",
         marks=(
             *("not resolved", "repeats spread", "fewer than 3 repeats", "other programs", "two launches", "not steady"),
             *("time drifts", "steps in the timed window", "the repeats do not agree", "efficiency above 100"),
@@ -83,6 +87,10 @@ def doubt_groups(doubts: Sequence[str], labels: Mapping[str, str]) -> list[Doubt
     A doubt that SHARED series have in common stands at the place of the first, with their names.
     """
     found = {subject.title: DoubtGroup(subject=subject) for subject in (*SUBJECTS, OTHER)}
+    if any(_OF_TABLE in doubt for doubt in doubts):
+        for title, group in found.items():
+            if remedy := group.subject.of_table:
+                found[title] = DoubtGroup(subject=replace(group.subject, remedy=remedy, command=""))
     for text, names in _gathered(doubts, labels):
         subject = next((each for each in SUBJECTS if any(mark in text for mark in each.marks)), OTHER)
         found[subject.title].doubts.append((text, names))

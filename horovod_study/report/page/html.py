@@ -160,12 +160,7 @@ def _page(analysis: Analysis, against: Any) -> dict[str, Any]:
         waiting_tables=[(title, made[name]) for name, title in _WAITING.items() if name in made],
         waiting_figures=[figures[name] for name in SYNCHRONISATION if name in figures],
         ahead=figures.get(forecast.NAME),
-        without_forecast=[
-            f"No forecast of {labels[series]}: "
-            f"{scored.get('no_forecast') or scored['why_not'] or 'its points do not determine one'}."
-            for series, scored in analysis.holdout["series"].items()
-            if series not in set(analysis.forecast.loc[analysis.forecast["kind"] == FORECAST, "series"])
-        ],
+        without_forecast=_without_forecast(analysis, labels),
         learning=[figures[name] for name in LEARNING if name in figures],
         more=[figure for name, figure in figures.items() if name not in (SHORT_CLAIMED if short else CLAIMED)],
         short=short,
@@ -214,6 +209,17 @@ def _page(analysis: Analysis, against: Any) -> dict[str, Any]:
         dark=[(css_name(color), twin) for color, twin in DARK.items()],
         table=to_html,
     )
+
+
+def _without_forecast(analysis: Analysis, labels: Mapping[str, str]) -> list[str]:
+    """Return in a sentence for each reason which series have no forecast."""
+    forecast_of = set(analysis.forecast.loc[analysis.forecast["kind"] == FORECAST, "series"])
+    lacking: dict[str, list[str]] = {}
+    for series, scored in analysis.holdout["series"].items():
+        if series not in forecast_of:
+            why = scored.get("no_forecast") or scored["why_not"] or "its points do not determine one"
+            lacking.setdefault(why, []).append(labels[series])
+    return [f"No forecast of {listed(list(dict.fromkeys(names)))}: {why}." for why, names in lacking.items()]
 
 
 def _is_short(analysis: Analysis) -> bool:
@@ -351,7 +357,8 @@ def _tiles(analysis: Analysis, labels: Mapping[str, str]) -> dict[str, Any] | No
         )
         tiles.append(("Waiting for gradients", percent(step["share"]["sync"]), wait))
     what = f"{labels[best['series']]}, {plural(found['workers'], 'worker')}, {found['setting']}"
-    return {"what": f"{what}, {found['partition']}" if several else what, "tiles": tiles}
+    told = several and found["partition"] != labels[best["series"]]  # of a table both are the name of the curve
+    return {"what": f"{what}, {found['partition']}" if told else what, "tiles": tiles}
 
 
 def _throughput(analysis: Analysis, best: Mapping[str, Any]) -> str:
