@@ -15,6 +15,7 @@ from make.waiting import PATIENCE_S
 from slurm_cluster import SlurmCluster
 from two_hosts import TwoHosts, missing
 
+pytest_plugins = ["make.wording"]
 # While tests are collected, everything is imported: searches for cycles would find nothing and take a quarter of that.
 gc.disable()
 # Threads of OpenMP that have nothing to do sleep, here and in all programs that the tests start, in place of turning.

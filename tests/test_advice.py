@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import yaml
+from make.wording import Golden
 
 from horovod_study.analysis.costs import Link
 from horovod_study.analysis.machine.advice import (
@@ -101,7 +102,7 @@ def test_message_times_by_hand() -> None:
     assert NETWORK.message_s(1e6) == pytest.approx(1.010e-3)
 
 
-def test_constants_from_a_benchmark() -> None:
+def test_constants_from_a_benchmark(golden: Golden) -> None:
     fits = {
         "slow": {"alpha_s": 1e-4, "beta_bytes_per_s": 1e8},
         "quick": {"alpha_s": 4e-5, "beta_bytes_per_s": 1e9},
@@ -113,16 +114,14 @@ def test_constants_from_a_benchmark() -> None:
     assert two.all_reduce_s(1e6, 2)[0] == pytest.approx(4e-5 + 1e-3), "what was measured comes out again"
     assert (four.alpha_s, four.bytes_per_s) == (2e-5, pytest.approx(1.5e9))
     assert "quick, 4 workers, bench.json" in four.source
-    with pytest.raises(
-        AnalysisError, match=r"'quik' was not measured \(did you mean 'quick'\?\); there are slow, quick"
-    ):
+    with golden.raises(AnalysisError, match="quik.*quick"):
         network_of({"workers": 2, "fits": fits}, source="b", way="quik", size=1)
     for content in ({}, {"workers": 1, "fits": fits}, {"workers": 2, "fits": {}}):
-        with pytest.raises(AnalysisError, match="holds no fitted all-reduce of two or more workers; make one with"):
+        with golden.raises(AnalysisError):
             network_of(content, source="b", way=None, size=1)
     with pytest.raises(AnalysisError, match="a fit is damaged"):
         network_of({"workers": 2, "fits": {"x": {}}}, source="b", way=None, size=1)
-    with pytest.raises(AnalysisError, match="is not valid JSON"):
+    with golden.raises(AnalysisError, match="JSON"):
         benches_of("{", source="b")
 
 
@@ -153,11 +152,11 @@ def test_sharded_by_hand() -> None:
     assert schemes(case(optimizer="sgd"))["ZeRO-1"].memory_bytes == 2000 * (8 + 4 / 4) + 4000
 
 
-def test_tensor_parallel_by_hand() -> None:
+def test_tensor_parallel_by_hand(golden: Golden) -> None:
     # one-two is a pair: forward all-reduce of 50 numbers of each of 40 samples; the input of the model needs none.
     scheme = schemes(case())["tensor"]
 
-    assert scheme.name == "tensor parallel of one-two"
+    golden(scheme.name)
     assert scheme.sent_bytes == 1.5 * 50 * 4 * 40
     assert scheme.memory_bytes == 2000 / 4 * 16 + (50 * 4 / 4 + 50 * 4) * 40
     assert scheme.computing_s == pytest.approx(40 * 10_000 / 4 / 1e9), "all of it is split"
@@ -166,7 +165,7 @@ def test_tensor_parallel_by_hand() -> None:
     assert schemes(case(blocks))["tensor"].sent_bytes == 1.5 * (2 * 50 + 4 * 50) * 4 * 40
 
 
-def test_pipeline_by_hand() -> None:
+def test_pipeline_by_hand(golden: Golden) -> None:
     scheme = schemes(case(workers=2))["pipeline"]
 
     # G = 20 in m = 8 micro-batches of 2.5 samples, p = 2: nine slots.
@@ -174,15 +173,15 @@ def test_pipeline_by_hand() -> None:
     assert scheme.communication_s == pytest.approx(9 * 2 * (1e-5 + 50 * 4 * 2.5 / 1e9))
     assert scheme.sent_bytes == 2 * 50 * 4 * 20
     assert scheme.memory_bytes == 1000 * 16 + 50 * 4 * 20
-    assert "idle for (p-1)/(m+p-1) = 11.1 % of the time" in scheme.notes[0]
-    assert schemes(case())["pipeline"].why_not == "the model has 2 layers for 4 stages"
+    golden(scheme.notes[0], "(p-1)/(m+p-1) = 11.1 %")
+    golden(schemes(case())["pipeline"].why_not, "2 layers", "4 stages")
 
 
-def test_stages_are_as_even_as_whole_layers_allow() -> None:
+def test_stages_are_as_even_as_whole_layers_allow(golden: Golden) -> None:
     layers = [Layer(name=f"{flop}", parameters=1, activations=1, output=1, flop=flop) for flop in (5, 1, 1, 1, 4, 4)]
     scheme = schemes(case(replace(PLAIN, layers=tuple(layers)), workers=3))["pipeline"]
 
-    assert "stages 5-1 | 1-4 | 4: the heaviest allows 88.9 %" in scheme.notes[0]  # 6, 6, 4 of 16
+    golden(scheme.notes[0], "5-1", "1-4", "88.9 %")  # 6, 6, 4 of 16
 
 
 def test_the_crossover_is_where_both_send_the_same() -> None:
@@ -199,23 +198,23 @@ def test_the_crossover_is_where_both_send_the_same() -> None:
 # ------------------------------------------------------------------------------------------------------ the verdict
 
 
-def test_a_small_model_is_for_data_parallel() -> None:
+def test_a_small_model_is_for_data_parallel(golden: Golden) -> None:
     model = cnn("15-38-197")
     rate = rate_of_step(model, batch=75, step_s=0.0026)
     advice = advise(Case(model=model, batch=75, workers=2, network=NETWORK, flop_per_s=rate, memory_bytes=1e9))
     seconds = 1e-5 + 613_764 / 1e9
 
     assert advice.best == "data"
-    assert advice.verdict.startswith(f"data parallel: expected efficiency {100 * 2.6e-3 / (2.6e-3 + seconds):.1f} %")
-    assert "a worker's batch keeps 3.61 MB of activations beside 614 kB of gradients" in advice.reasons[1]
+    golden(advice.verdict, f"{100 * 2.6e-3 / (2.6e-3 + seconds):.1f}")
+    golden(advice.reasons[1], "3.61 MB", "614 kB")
     least = math.ceil(9 * seconds / (2.6e-3 / 75))
-    assert f"= {least:,} samples per worker on" in advice.reasons[-1]
+    golden(advice.reasons[-1], f"{least:,}")
     text = "\n".join(advice.lines())
     assert "P = 153,441 parameters; gradients S = 4 P = 613,764 B = 614 kB" in text
     assert json.loads(json.dumps(advice.to_dict(), allow_nan=False))["model"]["gradient_bytes"] == 613_764
 
 
-def test_a_model_that_does_not_fit_is_sharded() -> None:
+def test_a_model_that_does_not_fit_is_sharded(golden: Golden) -> None:
     # 32,000 B of weights and states and 4,000 B of activations against 25 kB.
     advice = advise(case(memory_bytes=25_000.0))
 
@@ -227,10 +226,10 @@ def test_a_model_that_does_not_fit_is_sharded() -> None:
         "pipeline": None,
     }
     assert advice.best in ("ZeRO-1", "tensor")
-    assert advice.reasons[0] == "the whole model does not fit on a worker: 36 kB against 25 kB"
+    golden(advice.reasons[0], "36 kB", "25 kB")
     nothing = advise(case(memory_bytes=1000.0))
-    assert nothing.verdict == "none of these ways fits into the memory"
-    assert "use more workers, a smaller batch, or recompute activations" in nothing.reasons[-1]
+    golden(nothing.verdict)
+    golden(nothing.reasons[-1])
 
 
 def test_ties_go_to_the_simpler_way() -> None:
@@ -239,22 +238,22 @@ def test_ties_go_to_the_simpler_way() -> None:
     assert advise(case(network=quick)).best == "data"
 
 
-def test_what_is_not_known_says_what_to_run() -> None:
+def test_what_is_not_known_says_what_to_run(golden: Golden) -> None:
     advice = advise(Case(model=PLAIN, batch=10, workers=4))
 
     assert advice.best == "data"
-    assert advice.verdict == "data parallel, as far as memory and bytes can tell"
-    assert "measure it with `horovod-study bench --out DIR` and give --bench DIR/bench.json" in advice.missing[0]
+    golden(advice.verdict)
+    golden(advice.missing[0], "--out DIR", "--bench DIR/bench.json")
     assert "give --run RUN_DIR" in advice.missing[1]
     assert all(scheme.communication_s is None and scheme.efficiency is None for scheme in advice.schemes)
-    assert "one worker: nothing is to be spread" in advise(Case(model=PLAIN, batch=1, workers=1)).verdict
+    golden(advise(Case(model=PLAIN, batch=1, workers=1)).verdict)
 
 
-def test_a_network_measured_elsewhere_is_doubted() -> None:
+def test_a_network_measured_elsewhere_is_doubted(golden: Golden) -> None:
     within = replace(NETWORK, workers=2)
 
-    assert "take 2 nodes; measure across nodes" in advise(case(network=within, workers_per_node=2)).doubts[0]
-    assert "taken to be as good with 4" in advise(case(network=within)).doubts[0]
+    golden(advise(case(network=within, workers_per_node=2)).doubts[0], "2 nodes")
+    golden(advise(case(network=within)).doubts[0])
 
 
 # ------------------------------------------------------------------------------------------------------- the input
@@ -282,18 +281,18 @@ LAYER = {"name": "x", "parameters": 1, "activations": 1, "flop": 1}
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({}, "m: layers must be a list of layers with name, parameters, activations and flop"),
-        ({"layer": []}, r"m: unknown key 'layer' \(did you mean 'layers'\?\)"),
-        ({"layers": [3]}, "m: layer 1: must hold `key: value` lines, not 3"),
-        ({"layers": [{**LAYER, "flops": 1}]}, r"layer 1: unknown key 'flops' \(did you mean 'flop'\?\)"),
-        ({"layers": [LAYER, {"name": "y"}]}, "m: layer 2: parameters is missing"),
-        ({"layers": [{**LAYER, "flop": -1}]}, "m: layer 1: flop is -1; it must be at least 0"),
-        ({"layers": [{**LAYER, "times": "many"}]}, "m: layer 1: times is 'many'; it must be a whole number"),
-        ({"layers": [{**LAYER, "parameters": 0}]}, "m: the layers have no parameters; correct them"),
+        ({}, ""),
+        ({"layer": []}, "layer.*layers"),
+        ({"layers": [3]}, ""),
+        ({"layers": [{**LAYER, "flops": 1}]}, "flops"),
+        ({"layers": [LAYER, {"name": "y"}]}, ""),
+        ({"layers": [{**LAYER, "flop": -1}]}, ""),
+        ({"layers": [{**LAYER, "times": "many"}]}, "many"),
+        ({"layers": [{**LAYER, "parameters": 0}]}, ""),
     ],
 )
-def test_a_bad_model_file_is_one_line(content: dict, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_a_bad_model_file_is_one_line(content: dict, message: str, golden: Golden) -> None:
+    with golden.raises(ConfigError, match=message or None):
         layered_model(content, source="m")
 
 
@@ -312,14 +311,14 @@ RUN = {
 }
 
 
-def test_a_recorded_run_says_what_it_did() -> None:
+def test_a_recorded_run_says_what_it_did(golden: Golden) -> None:
     found = cased(run=(RUN, "runs/x"), alpha_us=20, gb_per_s=2.0)
 
     assert (found.batch, found.workers, found.optimizer, found.waited_s) == (50, 2, "sgd", 0.0005)
     assert found.flop_per_s == pytest.approx(cnn("15-38-197").train_flop * 50 / 0.0025)
     assert found.network is not None
     assert (found.network.alpha_s, found.network.bytes_per_s, found.network.source) == (2e-5, 2e9, "as given")
-    assert "measured: the run waits 500 us per step for gradients" in " ".join(advise(found).reasons)
+    golden(" ".join(advise(found).reasons), "500 us")
     more = cased(run=(RUN, "runs/x"), workers=8, batch=100)
     assert (more.batch, more.workers, more.waited_s) == (100, 8, None)
 
@@ -340,30 +339,30 @@ def test_a_benchmark_brings_its_rate() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"widths": "15-38-197", "model": PLAIN}, "--widths and --model both name a model"),
-        ({"step_ms": 1.0, "flops_per_s": 1.0}, "--step-ms, --flops-per-s and --run all say how fast"),
-        ({"alpha_us": 1.0}, "a network has --alpha-us and --gb-per-s; give both"),
-        ({"bench": ({}, "b"), "alpha_us": 1.0, "gb_per_s": 1.0}, "--bench and --alpha-us both describe the network"),
-        ({"way": "x"}, "--way chooses from the file of --bench"),
-        ({"batch": 0}, "--batch is 0; it must be at least 1"),
-        ({"workers_per_node": 0}, "--workers-per-node is 0; it must be at least 1"),
-        ({"optimizer": "adm"}, r"--optimizer 'adm' is not known \(did you mean 'adam'\?\); allowed: adam, adamw, sgd"),
-        ({"precision": "int8"}, "--precision 'int8' is not known; allowed: fp32, tf32, bf16, fp16"),
-        ({"memory_gb": 0.0}, "--memory-gb is 0.0; it must be greater than 0"),
-        ({"step_ms": 0.0}, "--step-ms is 0.0; it must be greater than 0"),
-        ({"alpha_us": -1.0, "gb_per_s": 1.0}, "--alpha-us is -1.0; it must be at least 0"),
-        ({"run": (RUN, "r"), "widths": "4-7-31"}, "but the run trained 153,441; leave --widths out"),
-        ({"run": (RUN, "r"), "model": PLAIN}, "--run is of the worked example and says nothing of --model"),
-        ({"run": ({**RUN, "status": "running"}, "r")}, "r: the run has not finished"),
-        ({"run": ({**RUN, "totals": {"step_s": 1.0, "sync_s": None}}, "r")}, "hides the wait for gradients"),
+        ({"widths": "15-38-197", "model": PLAIN}, "--widths.*--model"),
+        ({"step_ms": 1.0, "flops_per_s": 1.0}, "--step-ms.*--flops-per-s.*--run"),
+        ({"alpha_us": 1.0}, "--alpha-us.*--gb-per-s"),
+        ({"bench": ({}, "b"), "alpha_us": 1.0, "gb_per_s": 1.0}, "--bench.*--alpha-us"),
+        ({"way": "x"}, "--way.*--bench"),
+        ({"batch": 0}, "--batch"),
+        ({"workers_per_node": 0}, "--workers-per-node"),
+        ({"optimizer": "adm"}, "--optimizer.*adm.*adam"),
+        ({"precision": "int8"}, "--precision.*int8.*fp32.*tf32.*bf16.*fp16"),
+        ({"memory_gb": 0.0}, r"--memory-gb.*0\.0"),
+        ({"step_ms": 0.0}, r"--step-ms.*0\.0"),
+        ({"alpha_us": -1.0, "gb_per_s": 1.0}, r"--alpha-us.*-1\.0"),
+        ({"run": (RUN, "r"), "widths": "4-7-31"}, "153,441.*--widths"),
+        ({"run": (RUN, "r"), "model": PLAIN}, "--run.*--model"),
+        ({"run": ({**RUN, "status": "running"}, "r")}, ""),
+        ({"run": ({**RUN, "totals": {"step_s": 1.0, "sync_s": None}}, "r")}, ""),
     ],
 )
-def test_contradictions_are_one_line(values: dict, message: str) -> None:
-    with pytest.raises((ConfigError, AnalysisError), match=message):
+def test_contradictions_are_one_line(values: dict, message: str, golden: Golden) -> None:
+    with golden.raises(ConfigError, AnalysisError, match=message or None):
         cased(**values)
 
 
-def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
     assert (
         main(
             [
@@ -390,4 +389,4 @@ def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "model-parallel", "--model", str(path)]) == 0
     assert "the model: " + str(path) in capsys.readouterr().out
     assert main(["simulate", "model-parallel", "--bench", str(tmp_path / "none.json")]) == 2
-    assert "name a bench.json, or what nccl-tests" in capsys.readouterr().err
+    golden(capsys.readouterr().err, "bench.json")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from make.wording import Golden
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -83,13 +84,18 @@ def test_a_process_of_its_own_is_one_plain_worker() -> None:
         ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}, "mpirun"),
     ],
 )
-def test_processes_that_nobody_has_connected_are_refused(environ: dict[str, str], launcher: str) -> None:
+def test_processes_that_nobody_has_connected_are_refused(
+    environ: dict[str, str], launcher: str, golden: Golden
+) -> None:
     with pytest.raises(BackendError) as caught:
         attach(PLAIN, None, on_gpu=False, environ=environ)
 
-    assert str(caught.value) == (
-        f"{launcher} started {environ.get('WORLD_SIZE', '4')} processes, but this script has not connected them; call "
-        "hvd.init() or torch.distributed.init_process_group() before the first step"
+    golden(
+        str(caught.value),
+        launcher,
+        environ.get("WORLD_SIZE", "4"),
+        "hvd.init",
+        "torch.distributed.init_process_group",
     )
 
 
@@ -192,13 +198,13 @@ def test_a_ddp_model_inside_a_wrapper_averages(gloo: None) -> None:
     assert averaging(partly) is None and bare(partly) is partly, "some of its parameters are averaged by nobody"
 
 
-def test_somebody_who_waits_is_told_for_what(capsys: pytest.CaptureFixture[str]) -> None:
+def test_somebody_who_waits_is_told_for_what(capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
     with WaitNotice("every rank must enter", patience_s=0.01):
         time.sleep(0.1)
     with WaitNotice("nobody reads this", patience_s=30):
         pass
 
-    assert capsys.readouterr().err == "still waiting for the other ranks: every rank must enter\n"
+    golden(capsys.readouterr().err)
 
 
 @pytest.mark.slow

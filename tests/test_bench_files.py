@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from make.wording import Golden
 
 from horovod_study import api
 from horovod_study.analysis.machine.bench_files import benches_of, largest_of_each_kind
@@ -51,7 +52,9 @@ def printed(n: int, *, hosts: int = 1, alpha_us: float = 20.0, gb_per_s: float =
     return text
 
 
-def test_the_constants_behind_an_output_come_back_whatever_a_launcher_puts_before_its_lines(tmp_path: Path) -> None:
+def test_the_constants_behind_an_output_come_back_whatever_a_launcher_puts_before_its_lines(
+    tmp_path: Path, golden: Golden
+) -> None:
     text = printed(8)
     prefixed = "".join(f"[1,0]<stdout>:{line}\n" for line in text.splitlines())
     rows = "".join(line + "\n" for line in text.splitlines() if "Rank" not in line)
@@ -61,13 +64,14 @@ def test_the_constants_behind_an_output_come_back_whatever_a_launcher_puts_befor
         assert (found.way, found.workers, found.nodes, found.overhead_s) == ("nccl", 8, 1, None)
         assert found.link.alpha_s * 3 == pytest.approx(20e-6, rel=0.01)
         assert found.link.bytes_per_s == pytest.approx(100e9 * 2 * 7 / 8, rel=0.01)
-        assert how in content["read"] and "13 sizes from 8 to 134,217,728 bytes, float, in place" in content["read"]
+        assert how in content["read"]
+        golden(content["read"], "13 sizes", "134,217,728 bytes")
     (tmp_path / "a.txt").write_text(text)
     table = api.simulate([8], benches=[tmp_path / "a.txt"], compute_ms=100, batch=32, gradient_mb=100)
     assert table["allreduce_s"].iloc[0] == pytest.approx(1.02e-3, rel=0.01)
 
 
-def test_real_rows_say_how_many_workers_there_were_and_osu_is_told(tmp_path: Path, capsys) -> None:
+def test_real_rows_say_how_many_workers_there_were_and_osu_is_told(tmp_path: Path, capsys, golden: Golden) -> None:
     (content,) = benches_of(ROWS, source="rows", gradient_bytes=1e8)
     assert content["workers"] == 16 and content["points"][-1]["seconds_median"] == 3065.9e-6
     (content,) = benches_of(ROWS, source="rows@2x8", gradient_bytes=1e8)
@@ -76,9 +80,9 @@ def test_real_rows_say_how_many_workers_there_were_and_osu_is_told(tmp_path: Pat
     words = ["--compute-ms", "10", "--batch", "8", "--gradient-mb", "1", "--workers", "8", "--json"]
     assert main(["simulate", "--bench", f"{tmp_path}/osu.txt@2x4", *words]) == 0
     told = capsys.readouterr()
-    assert "osu_allreduce, all-reduce of 8 workers on 2 nodes (as said); 3 sizes from 4 to 1,048,576" in told.err
+    golden(told.err, "osu_allreduce", "8 workers", "2 nodes", "3 sizes", "1,048,576")
     assert json.loads(told.out)
-    with pytest.raises(AnalysisError, match=r"how many workers there were is unknown .*osu.txt@4x8"):
+    with golden.raises(AnalysisError, match=r"osu\.txt@4x8"):
         benches_of(OSU, source="osu.txt", gradient_bytes=1e8)
 
 
@@ -107,26 +111,28 @@ def test_of_several_counts_the_largest_is_used_and_the_others_are_compared_with_
 @pytest.mark.parametrize(
     ("text", "place"),
     [
-        (printed(8, sum="none"), "not valid JSON|holds no all-reduce"),
-        (printed(8).replace("Rank  1 ", "Rank  0 "), "rank 0 is there 2 times"),
+        (printed(8, sum="none"), ""),
+        (printed(8).replace("Rank  1 ", "Rank  0 "), "rank 0.*2 times"),
         (
             printed(8).replace("#  Rank  7", "#  Rank  7 of"),
-            r"line \d+: busbw / algbw is 1.7[0-9]+, .* 7 workers has 1.714",
+            r"/.*1\.7.*7 workers.*1\.714",
         ),
-        (printed(1), "of one worker"),
-        (printed(8).replace("time ", "cputime"), r"line \d+: has times of the host's calls"),
-        (ROWS.replace("3065.9", "3.0659"), r"rows line 4: 268,435,456 bytes in 3.0659 us are 8.756e\+04 GB/s"),
-        (ROWS.replace("262144", "131072"), r"rows line 3: 131,072 elements of float are not 1,048,576 bytes"),
-        ("\n".join(ROWS.splitlines()[2:]), "16 workers were measured with 2 sizes; a line needs 3"),
+        (printed(1), ""),
+        (printed(8).replace("time ", "cputime"), ""),
+        (ROWS.replace("3065.9", "3.0659"), r"line 4.*268,435,456 bytes.*3\.0659 us.*8\.756e\+04 GB/s"),
+        (ROWS.replace("262144", "131072"), "line 3.*131,072 elements.*1,048,576 bytes"),
+        ("\n".join(ROWS.splitlines()[2:]), "16 workers.*2 sizes"),
     ],
 )
-def test_what_is_no_all_reduce_of_several_workers_is_refused_with_its_line(text: str, place: str) -> None:
-    with pytest.raises(AnalysisError, match=place):
+def test_what_is_no_all_reduce_of_several_workers_is_refused_with_its_line(
+    text: str, place: str, golden: Golden
+) -> None:
+    with golden.raises(AnalysisError, match=place or None):
         benches_of(text, source="rows", gradient_bytes=1e8)
 
 
-def test_wrong_results_and_a_missing_model_are_told() -> None:
+def test_wrong_results_and_a_missing_model_are_told(golden: Golden) -> None:
     (content,) = benches_of(ROWS.replace(" 23.27      0", " 23.27      7"), source="rows", gradient_bytes=1e8)
     assert content["wrong"] == 7 and "with wrong results" in content["read"]
-    with pytest.raises(AnalysisError, match=r"knows no model; .* --gradient-mb"):
+    with golden.raises(AnalysisError, match="--gradient-mb"):
         benches_of(ROWS, source="rows")

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import LAUNCHERS, Launch
+from make.wording import Golden
 
 from horovod_study import records, train
 from horovod_study.config import LAPS
@@ -81,7 +82,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     ids=["streamed", "resident", "prefetch", "resident in phases", "streamed in phases"],
 )
 def test_captured_it_is_the_same_run_in_other_laps(
-    options: tuple[str, ...], laps: list[str], plain: dict[str, Any], tmp_path: Path, capsys: Any
+    options: tuple[str, ...], laps: list[str], plain: dict[str, Any], tmp_path: Path, capsys: Any, golden: Golden
 ) -> None:
     found = trained(tmp_path / "run", *MOVING, "--steps", "95", *options)
     rows, effective = found["rows"], found["record"].effective
@@ -94,7 +95,7 @@ def test_captured_it_is_the_same_run_in_other_laps(
     assert found["known"] == laps
     assert all(rows[f"{lap}_s"].isna().all() for lap in LAPS if lap not in laps), "not known, and not 0"
     assert rows[[*(f"{lap}_s" for lap in laps), "residual_s"]].sum(axis=1).to_numpy() == pytest.approx(rows["step_s"])
-    assert (effective["graphs"], effective["kernels"]) == ("replayed on the host", "torch")
+    golden((effective["graphs"], effective["kernels"]), "torch")
     assert ("one CUDA graph holds" in effective["timer_mode"]["note"]) == ("compute" in laps)
     said = capsys.readouterr()
     assert f"the step is captured in {graphs} graph{'s' * (graphs > 1)}, replayed on the host: torch ke" in said.err
@@ -164,7 +165,9 @@ def test_resumed_in_the_middle_of_an_epoch_it_is_bit_for_bit_the_run_that_was_no
     assert parts["known"] == whole["known"]
 
 
-def test_a_checkpoint_knows_nothing_of_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_a_checkpoint_knows_nothing_of_graphs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, golden: Golden
+) -> None:
     for name, graphs in (("plain", ()), ("captured", RESIDENT)):
         trained(tmp_path / name, *MOVING, *graphs, "--steps", "20")
     there, here = load_newest(tmp_path / "plain"), load_newest(tmp_path / "captured")
@@ -176,10 +179,10 @@ def test_a_checkpoint_knows_nothing_of_graphs(tmp_path: Path, monkeypatch: pytes
     }
     capsys.readouterr()
     assert train.main(["--resume", str(tmp_path / "captured"), "--steps", "30", "--no-cuda-graphs"]) == 2
-    assert "cuda_graphs is False, but the run was started with True; leave it out" in capsys.readouterr().err
+    golden(capsys.readouterr().err, "cuda_graphs")
     monkeypatch.delenv(REPLAY_ON_HOST)
     assert train.main(["--resume", str(tmp_path / "captured"), "--steps", "30"]) == 2
-    assert "cuda_graphs needs a GPU, this run computes on the CPU" in capsys.readouterr().err
+    golden(capsys.readouterr().err, "cuda_graphs", "GPU", "CPU")
 
 
 def test_with_a_budget_of_seconds_the_steps_of_the_window_are_those_that_were_made(tmp_path: Path) -> None:
@@ -222,32 +225,32 @@ def test_steps_beside_the_training_are_captured_ones_and_leave_no_trace(
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"kernels": "fused"}, "run: kernels fused needs cuda_graphs; add cuda_graphs, or leave kernels fused out"),
-        ({"capture_sync": True}, "run: capture_sync needs cuda_graphs; add cuda_graphs, or leave capture_sync out"),
-        ({"cuda_graphs": True, "reduction": "hooks"}, "a CUDA graph captures no hooks; leave reduction out"),
+        ({"kernels": "fused"}, "cuda_graphs"),
+        ({"capture_sync": True}, "capture_sync.*cuda_graphs"),
+        ({"cuda_graphs": True, "reduction": "hooks"}, "CUDA"),
         (
             {"cuda_graphs": True, "kernels": "fused", "precision": "fp16"},
-            "kernels fused computes in fp32, tf32 and bf16, but precision is 'fp16'; use precision bf16, or kernels",
+            "fp32.*tf32.*bf16.*fp16",
         ),
-        ({"cuda_graphs": True, "kernels": "fused", "compile": True}, "leaves torch.compile nothing to compile"),
-        ({"cuda_graphs": True, "kernels": "mine"}, "run: kernels is 'mine'; allowed: torch, fused"),
+        ({"cuda_graphs": True, "kernels": "fused", "compile": True}, r"torch\.compile"),
+        ({"cuda_graphs": True, "kernels": "mine"}, "mine"),
         (
             {"cuda_graphs": True, "capture_sync": True, "backend": "horovod"},
-            "run: capture_sync needs backend ddp over nccl, .* but backend is 'horovod' and transport 'auto'; use",
+            "capture_sync.*horovod.*auto",
         ),
-        ({"cuda_graphs": True, "capture_sync": True, "transport": "gloo"}, "and transport 'gloo'; use backend ddp and"),
+        ({"cuda_graphs": True, "capture_sync": True, "transport": "gloo"}, "gloo"),
         (
             {"cuda_graphs": True, "capture_sync": True, "timer_mode": "strict"},
-            "capture_sync leaves nothing between them; use timer_mode light, or leave capture_sync out",
+            "capture_sync.*timer_mode",
         ),
         (
             {"cuda_graphs": True, "capture_sync": True, "measure_ablation": True},
-            "measure_ablation makes steps that average nothing, .*; leave one of the two out",
+            "measure_ablation",
         ),
     ],
 )
-def test_what_does_not_go_together_is_refused(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_what_does_not_go_together_is_refused(values: dict[str, Any], message: str, golden: Golden) -> None:
+    with golden.raises(ConfigError, match=message):
         StrainConfig(**values)
 
 
@@ -259,11 +262,11 @@ def test_kernels_made_for_this_network_need_a_gpu(tmp_path: Path, capsys: Any, m
     assert "kernels fused" in capsys.readouterr().err
 
 
-def test_an_average_that_no_graph_can_hold_is_refused_at_the_start(tmp_path: Path, capsys: Any) -> None:
+def test_an_average_that_no_graph_can_hold_is_refused_at_the_start(tmp_path: Path, capsys: Any, golden: Golden) -> None:
     code = train.main([*SMALL, "--cuda-graphs", "--capture-sync", "--steps", "5", "--out", str(tmp_path / "run")])
 
     assert code == 2
-    assert "capture_sync needs backend ddp over NCCL" in capsys.readouterr().err
+    golden.line(capsys.readouterr().err, "error", "capture_sync", "NCCL")
 
 
 # ------------------------------------------------------------------------------------------------ several workers

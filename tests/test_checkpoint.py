@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from make.wording import Golden
 from torch.nn.functional import mse_loss
 
 from horovod_study.errors import RecordError
@@ -83,10 +84,10 @@ def test_the_file_is_what_pytorch_and_unzip_read(data: bytes) -> None:
         assert re.fullmatch(rb"horovod_study sha256 [0-9a-f]{64}", archive.comment)
 
 
-def test_what_is_not_plain_is_refused_when_it_is_written() -> None:
+def test_what_is_not_plain_is_refused_when_it_is_written(golden: Golden) -> None:
     _, written = trained(progress={"evaluation": {"lr": np.float64(1e-3)}})
 
-    with pytest.raises(TypeError, match=r"progress\['evaluation'\]\['lr'\] is a float64; only tensors and plain"):
+    with golden.raises(TypeError, match="float64"):
         encode(written)
 
 
@@ -130,15 +131,15 @@ class Payload:
         return os.mkdir, (str(self.path),)
 
 
-def test_nothing_in_a_file_is_executed(tmp_path: Path) -> None:
+def test_nothing_in_a_file_is_executed(tmp_path: Path, golden: Golden) -> None:
     harmful = archive_of({"schema": 1, "model": Payload(tmp_path / "executed")})
     torch.load(io.BytesIO(harmful), weights_only=False)
     assert (tmp_path / "executed").exists(), "the payload works where it is let"
     os.rmdir(tmp_path / "executed")
 
-    with pytest.raises(RecordError, match="has no digest at its end"):
+    with golden.raises(RecordError):
         decode(harmful, "f")
-    with pytest.raises(RecordError, match="f: holds objects that loading would execute"):
+    with golden.raises(RecordError):
         decode(signed(harmful), "f")
     assert not (tmp_path / "executed").exists()
 
@@ -192,7 +193,7 @@ def test_what_a_killed_process_was_writing_does_not_count_and_goes(tmp_path: Pat
         (lambda data: b"\0" * len(data), "is not a checkpoint (it does not begin as a PyTorch file)"),
     ],
 )
-def test_a_damaged_one_is_passed_over_with_a_warning(tmp_path: Path, damage: Any, reason: str) -> None:
+def test_a_damaged_one_is_passed_over_with_a_warning(tmp_path: Path, damage: Any, reason: str, golden: Golden) -> None:
     for steps in (1, 2):
         save(tmp_path, trained(steps)[1])
     newest = checkpoint_paths(tmp_path)[0]
@@ -200,20 +201,20 @@ def test_a_damaged_one_is_passed_over_with_a_warning(tmp_path: Path, damage: Any
     warnings: list[str] = []
 
     assert load_newest(tmp_path, warn=warnings.append).step == 1
-    assert warnings == [f"warning: {newest}: {reason}; it is passed over"]
+    golden(warnings, newest, reason)
     checkpoint.set_aside_newer(tmp_path, 1)
     assert [path.name for path in checkpoint_paths(tmp_path)] == ["step-000000001.pt"]
     assert newest.with_suffix(".pt.damaged").exists(), "kept for a look at it"
 
 
-def test_none_left_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match=r"/none: no such directory; name the directory of a run"):
+def test_none_left_says_what_to_do(tmp_path: Path, golden: Golden) -> None:
+    with golden.raises(RecordError, match="/none"):
         load_newest(tmp_path / "none")
-    with pytest.raises(RecordError, match="holds no checkpoint; train with --checkpoint-every STEPS"):
+    with golden.raises(RecordError, match="--checkpoint-every STEPS"):
         load_newest(tmp_path)
     save(tmp_path, trained(1)[1])
     checkpoint_paths(tmp_path)[0].write_bytes(b"")
-    with pytest.raises(RecordError, match=r"none of its 1 checkpoints can be used .* start the run again with another"):
+    with golden.raises(RecordError):
         load_newest(tmp_path, warn=lambda text: None)
 
 
@@ -252,18 +253,18 @@ def test_the_network_comes_back_from_a_run_or_a_file(tmp_path: Path) -> None:
             assert torch.equal(loaded(curves), model.eval()(curves)), "input scaling included"
 
 
-def test_another_network_than_named_is_an_error(tmp_path: Path) -> None:
+def test_another_network_than_named_is_an_error(tmp_path: Path, golden: Golden) -> None:
     save(tmp_path, trained(1, widths="2-3-6")[1])
 
-    with pytest.raises(RecordError, match=r"does not fit what is trained \(Error\(s\) in loading state_dict"):
+    with golden.raises(RecordError, match="state_dict"):
         load_model(tmp_path)
-    with pytest.raises(RecordError, match=r"/no\.pt: no such directory"):
+    with golden.raises(RecordError, match=r"/no\.pt"):
         load_model(tmp_path / "no.pt")
 
 
-def test_random_files_are_refused_not_crashed_on(tmp_path: Path) -> None:
+def test_random_files_are_refused_not_crashed_on(tmp_path: Path, golden: Golden) -> None:
     random.seed(1)
     for size in (1, 100, 10_000):
         (tmp_path / "f.pt").write_bytes(b"PK\x03\x04" + random.randbytes(size))
-        with pytest.raises(RecordError, match="has no digest at its end"):
+        with golden.raises(RecordError):
             load(tmp_path / "f.pt")

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from make.wording import Golden
 
 from horovod_study.config import LAPS, ORDINARY_LAPS
 from horovod_study.measure.clock import (
@@ -152,25 +153,25 @@ def test_a_lap_ends_where_a_mark_was_taken() -> None:
     assert (columns["backward_s"].tolist(), columns["sync_s"].tolist()) == ([4], [2])
 
 
-def test_an_unknown_lap_or_one_before_the_first_step_is_an_error() -> None:
+def test_an_unknown_lap_or_one_before_the_first_step_is_an_error(golden: Golden) -> None:
     clock = LapClock()
     clock.start()
     clock.begin()
     clock.lap("lunch")
-    with pytest.raises(RuntimeError, match=r"unknown lap 'lunch'; a lap is one of data, compute, .*, residual"):
+    with golden.raises(RuntimeError, match="lunch"):
         clock.drain()
     clock = LapClock()
     clock.start()
     clock.lap("data")
-    with pytest.raises(RuntimeError, match="lap 'data' comes before the begin of its step"):
+    with golden.raises(RuntimeError, match="data"):
         clock.drain()
 
 
-def test_a_new_stretch_needs_a_drain() -> None:
+def test_a_new_stretch_needs_a_drain(golden: Golden) -> None:
     clock = LapClock()
     clock.start()
     make_steps(clock, 1)
-    with pytest.raises(RuntimeError, match="6 laps were not drained"):
+    with golden.raises(RuntimeError, match="6 laps"):
         clock.start()
 
 

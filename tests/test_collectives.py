@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from make.wording import Golden
 
 from horovod_study.comm import Backend, Launch
 from horovod_study.comm import raw as raw_transports
@@ -168,18 +169,18 @@ def test_facts_of_the_shipped_model() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"sizes": (6,)}, "bench: size 6 bytes; sizes are multiples of 4 bytes (32-bit floats), at least 4"),
-        ({"sizes": (0,)}, "bench: size 0 bytes; sizes are multiples of 4 bytes (32-bit floats), at least 4"),
-        ({"sizes": ()}, "bench: there are no sizes to measure; give --sizes, or --min-bytes up to --max-bytes"),
-        ({"rounds": 0}, "bench: --rounds is 0; it must be at least 1"),
-        ({"seconds": 0.0}, "bench: --seconds is 0; it must be greater than 0"),
+        ({"sizes": (6,)}, "6 bytes"),
+        ({"sizes": (0,)}, "0 bytes"),
+        ({"sizes": ()}, "--min-bytes"),
+        ({"rounds": 0}, "--rounds"),
+        ({"seconds": 0.0}, "--seconds"),
     ],
 )
-def test_a_plan_that_cannot_be(change: dict[str, Any], message: str) -> None:
+def test_a_plan_that_cannot_be(change: dict[str, Any], message: str, golden: Golden) -> None:
     fields: dict[str, Any] = {"sizes": (4,), "transports": ("mpi",), "runtime": False, "seconds": 1.0, **change}
     with pytest.raises(ConfigError) as caught:
         CollectivePlan(**fields)
-    assert str(caught.value) == message
+    golden(str(caught.value), message)
 
 
 def test_a_plan_survives_its_file() -> None:
@@ -195,24 +196,20 @@ def test_sizes_in_words() -> None:
 # ---------------------------------------------------------------------------------------------- raw transports
 
 
-def test_one_worker_has_nothing_to_reduce(serial: SerialBackend) -> None:
+def test_one_worker_has_nothing_to_reduce(serial: SerialBackend, golden: Golden) -> None:
     plan = CollectivePlan(sizes=(4,), transports=("gloo",), runtime=False, seconds=1.0)
     with pytest.raises(BackendError) as caught:
         measure(plan, serial)
-    assert str(caught.value) == (
-        "bench: an all-reduce needs at least 2 workers, and this launch has 1; start it with more"
-    )
+    golden(str(caught.value), "2 workers")
 
 
-def test_raw_transports_that_are_not_there(serial: SerialBackend) -> None:
+def test_raw_transports_that_are_not_there(serial: SerialBackend, golden: Golden) -> None:
     with pytest.raises(BackendError) as unknown:
         open_raw("glo", serial)
-    assert str(unknown.value) == "transport 'glo' is not known (did you mean 'gloo'?); allowed: mpi, gloo, nccl"
+    golden(str(unknown.value), "gloo")
     with pytest.raises(BackendError) as none:
         open_runtime(serial)
-    assert str(none.value) == (
-        "backend serial has no all-reduce of its own; measure horovod, ddp or mpi, or a raw transport"
-    )
+    golden(str(none.value))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="NCCL is there")

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from make.wording import Golden
 from torch import nn
 
 from horovod_study.comm import builds, detect, settings
@@ -86,16 +87,10 @@ def test_ranks_meet_where_the_environment_says() -> None:
             meeting_point({"MASTER_ADDR": "n1", "MASTER_PORT": wrong})
 
 
-def test_a_meeting_that_fails_says_where_and_what_to_do() -> None:
+def test_a_meeting_that_fails_says_where_and_what_to_do(golden: Golden) -> None:
     taken = RuntimeError("The server socket has failed to listen. port: 7, code: -98, name: EADDRINUSE")
-    assert str(foreign_port("n1", 7, 0, taken)) == (
-        "port 7 of n1 is taken by another program, so the ranks cannot meet there; start again, or set MASTER_PORT to "
-        "a free port"
-    )
-    assert str(foreign_port("n1", 7, 1, RuntimeError("timed out\nException raised from"))) == (
-        "rank 1 cannot meet the others at n1:7 (timed out); check that the host of rank 0 is n1, and that the other "
-        "hosts reach it"
-    )
+    golden(str(foreign_port("n1", 7, 0, taken)), "port 7", "n1", "MASTER_PORT")
+    golden(str(foreign_port("n1", 7, 1, RuntimeError("timed out\nException raised from"))), "rank 1", "n1:7", "rank 0")
 
 
 def test_a_network_interface_that_is_not_there_is_named() -> None:
@@ -107,13 +102,13 @@ def test_a_network_interface_that_is_not_there_is_named() -> None:
         require_interfaces({"GLOO_SOCKET_IFNAME": "lo,ib9"}, "GLOO_SOCKET_IFNAME")
 
 
-def test_ranks_of_srun_without_a_connection_for_mpi_are_refused() -> None:
+def test_ranks_of_srun_without_a_connection_for_mpi_are_refused(golden: Golden) -> None:
     launch = Launch(launcher="srun", rank=1, workers=2, backend="horovod")
 
     require_connection(launch, {"PMIX_RANK": "1"})
     require_connection(launch, {"PMI_FD": "7"})
     require_connection(Launch(launcher="mpirun", rank=1, workers=2, backend="horovod"), {})
-    with pytest.raises(BackendError, match="srun started 2 workers without a connection for MPI; use srun --mpi=pmix"):
+    with golden.raises(BackendError, match="2 workers.*MPI.*--mpi=pmix"):
         require_connection(launch, {"SLURM_PROCID": "1"})
 
 
@@ -203,19 +198,21 @@ def test_an_option_wins_over_the_environment_and_shipped_settings() -> None:
 @pytest.mark.parametrize(
     ("runtime", "options", "message"),
     [
-        ("ddp/gloo", {"cycle_time_ms": 1}, "cycle_time_ms has no effect on ddp/gloo; leave it out"),
-        ("horovod/mpi", {"thread_priority": "slice"}, "thread_priority has no effect on horovod/mpi; leave it out"),
-        ("horovod/gloo", {"ps_servers": 2}, "ps_servers has no effect on horovod/gloo; leave it out"),
-        ("mpi/mpi", {"static_graph": True}, "static_graph has no effect on mpi/mpi; leave it out"),
+        ("ddp/gloo", {"cycle_time_ms": 1}, "cycle_time_ms.*ddp/gloo"),
+        ("horovod/mpi", {"thread_priority": "slice"}, "thread_priority.*horovod/mpi"),
+        ("horovod/gloo", {"ps_servers": 2}, "ps_servers.*horovod/gloo"),
+        ("mpi/mpi", {"static_graph": True}, "static_graph.*mpi/mpi"),
     ],
 )
-def test_an_option_without_effect_is_refused(runtime: str, options: dict[str, object], message: str) -> None:
-    with pytest.raises(BackendError, match=message):
+def test_an_option_without_effect_is_refused(
+    runtime: str, options: dict[str, object], message: str, golden: Golden
+) -> None:
+    with golden.raises(BackendError, match=message):
         settings.apply(runtime, config=StrainConfig(**options), environ={})
 
 
-def test_an_option_the_build_does_not_know_is_refused() -> None:
-    with pytest.raises(BackendError, match="idle_cycle_time_ms was asked for, but the installed Horovod does not know"):
+def test_an_option_the_build_does_not_know_is_refused(golden: Golden) -> None:
+    with golden.raises(BackendError, match="idle_cycle_time_ms"):
         settings.apply(
             "horovod/mpi", config=StrainConfig(idle_cycle_time_ms=5), unknown=["HOROVOD_IDLE_CYCLE_TIME"], environ={}
         )
@@ -264,13 +261,13 @@ def test_flat_gradients_are_shares_of_the_mean() -> None:
     assert flat.norm2.item() == pytest.approx((gradients / 4).double().square().sum().item(), rel=1e-5)
 
 
-def test_a_parameter_without_a_gradient_is_not_averaged_as_what_it_was() -> None:
+def test_a_parameter_without_a_gradient_is_not_averaged_as_what_it_was(golden: Golden) -> None:
     model = StressCNN()
     flat = FlatGradients(model.parameters(), workers=2)
     model(torch.randn(4, 3, 201)).square().sum().backward()
     next(model.parameters()).grad = None
 
-    with pytest.raises(BackendError, match="a parameter got no gradient in this step, and there is nothing to average"):
+    with golden.raises(BackendError):
         flat.pack()
 
 
@@ -320,12 +317,12 @@ def test_one_bucket_holds_a_small_model() -> None:
     assert buckets.buckets == [Bucket(0, 0, 153_441)]
 
 
-def test_a_parameter_without_a_gradient_is_not_waited_for() -> None:
+def test_a_parameter_without_a_gradient_is_not_waited_for(golden: Golden) -> None:
     model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
     buckets = GradientBuckets(model.parameters(), workers=2, bucket_bytes=1, send=lambda _: None)
     model[1](torch.ones(1, 2)).sum().backward()
 
-    with pytest.raises(BackendError, match="a parameter got no gradient in this step"):
+    with golden.raises(BackendError):
         buckets.require_all_sent()
 
 
@@ -374,19 +371,19 @@ def test_the_reduction_fits_the_model(
     assert chosen == (value, {"value": value, "source": source})
 
 
-def test_a_library_that_packs_by_itself_takes_hooks_for_any_model() -> None:
+def test_a_library_that_packs_by_itself_takes_hooks_for_any_model(golden: Golden) -> None:
     chosen = choose_reduction(StrainConfig(), 2, 613_764, hooks_because="its buckets cost less")
 
-    assert chosen == ("hooks", {"value": "hooks", "source": "chosen: its buckets cost less"})
+    golden(chosen, "hooks", "value", "source")
 
 
-def test_captured_steps_have_one_flat_buffer_whatever_the_library_would_rather_have() -> None:
+def test_captured_steps_have_one_flat_buffer_whatever_the_library_would_rather_have(golden: Golden) -> None:
     config = StrainConfig(cuda_graphs=True)
     chosen = choose_reduction(config, 2, 100_000_000, hooks_because="its buckets cost less")
 
-    assert chosen == ("flat", {"value": "flat", "source": "chosen: a CUDA graph captures no hooks"})
+    golden(chosen, "flat", "value", "source", "CUDA")
     assert choose_reduction(config, 1, 1, hooks_asked=True)[0] == "none"
-    with pytest.raises(BackendError, match=r"cuda_graphs does not go with an option that only hooks have: a CUDA .*"):
+    with golden.raises(BackendError, match="cuda_graphs.*CUDA"):
         choose_reduction(config, 2, 1, hooks_asked=True)
 
 
@@ -432,17 +429,17 @@ def test_the_loaded_mpi_is_read_off_the_maps(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("launcher", "message"),
     [
-        ("mpirun", r"mpirun started 2 workers, but Horovod sees 1: the launcher belongs to another MPI than Horovod, "),
-        ("srun", r"which loaded .*; use srun --mpi=pmix if that MPI supports it, or start with that MPI's mpirun"),
-        ("torchrun", r"Horovod sees 1: MPI does not know torchrun's workers; start with mpirun or horovodrun, or use"),
+        ("mpirun", "2 workers.*MPI"),
+        ("srun", "--mpi=pmix.*MPI.*MPI's"),
+        ("torchrun", "MPI"),
     ],
 )
-def test_workers_that_mpi_does_not_know_of_are_refused(launcher: str, message: str) -> None:
+def test_workers_that_mpi_does_not_know_of_are_refused(launcher: str, message: str, golden: Golden) -> None:
     launch = Launch(launcher=launcher, rank=1, workers=2, backend="horovod")
     require_launchers_mpi(launch, 2, "Horovod")
     require_launchers_mpi(Launch(launcher="none", rank=0, workers=1, backend="serial"), 1, "Horovod")
 
-    with pytest.raises(BackendError, match=message):
+    with golden.raises(BackendError, match=message):
         require_launchers_mpi(launch, 1, "Horovod")
 
 
@@ -468,35 +465,29 @@ def test_a_build_of_horovod_is_found_before_the_installed_one(tmp_path: Path, no
     assert importlib.util.find_spec("horovod").origin == str(tmp_path / "mpi" / "horovod" / "__init__.py")
 
 
-def test_a_transport_finds_the_build_of_its_name(tmp_path: Path, no_horovod_yet: None) -> None:
+def test_a_transport_finds_the_build_of_its_name(tmp_path: Path, no_horovod_yet: None, golden: Golden) -> None:
     make_build(tmp_path, "nccl")
 
     assert builds.select(None, transport="mpi", folder=tmp_path) == {"value": None, "source": "installed"}
-    assert builds.select(None, transport="nccl", folder=tmp_path) == {
-        "value": "nccl",
-        "source": "chosen: transport nccl was asked for",
-    }
+    golden(builds.select(None, transport="nccl", folder=tmp_path), "value", "nccl", "source")
 
 
-def test_an_unknown_build_is_refused_with_those_there_are(tmp_path: Path) -> None:
+def test_an_unknown_build_is_refused_with_those_there_are(tmp_path: Path, golden: Golden) -> None:
     make_build(tmp_path, "nccl")
     with pytest.raises(BackendError) as caught:
         builds.select("ncl", folder=tmp_path)
-    assert str(caught.value) == (
-        f"horovod_build is 'ncl', and no such build is in {tmp_path}; there is nccl (did you mean 'nccl'?); make "
-        'builds with `make setup BUILDS="nccl mpi"`, or leave horovod_build out'
-    )
-    with pytest.raises(
-        BackendError, match=r"no such build is in \S+/none, which has none; make builds with `make setup"
-    ):
+    golden(str(caught.value), "horovod_build", "ncl", tmp_path, 'BUILDS="nccl')
+    with golden.raises(BackendError, match="/none"):
         builds.select("mpi", folder=tmp_path / "none")
 
 
-def test_a_build_cannot_replace_a_loaded_horovod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_cannot_replace_a_loaded_horovod(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden
+) -> None:
     make_build(tmp_path, "mpi")
     monkeypatch.setitem(sys.modules, "horovod", SimpleNamespace(__file__="/site/horovod/__init__.py"))
 
-    with pytest.raises(BackendError, match=r"has already loaded Horovod from /site/horovod/__init__\.py; start"):
+    with golden.raises(BackendError, match=r"/site/horovod/__init__\.py"):
         builds.select("mpi", folder=tmp_path)
 
 
@@ -590,9 +581,9 @@ def serial() -> SerialBackend:
     return SerialBackend(StrainConfig(), detect({}))
 
 
-def test_serial_refuses_several_workers() -> None:
+def test_serial_refuses_several_workers(golden: Golden) -> None:
     launch = Launch(launcher="mpirun", rank=0, workers=2, backend="horovod")
-    with pytest.raises(BackendError, match="backend serial is one worker, but mpirun started 2; use --backend auto"):
+    with golden.raises(BackendError, match="--backend"):
         SerialBackend(StrainConfig(), launch)
 
 
@@ -609,9 +600,9 @@ class TwoRanks(SerialBackend):
         return [value, self._other]
 
 
-def test_a_failure_of_the_other_rank_is_everybodys() -> None:
+def test_a_failure_of_the_other_rank_is_everybodys(golden: Golden) -> None:
     with (
-        pytest.raises(StudyError, match="rank 1: /data: no such data set"),
+        golden.raises(StudyError, match="rank 1.*/data"),
         fail_together(TwoRanks("/data: no such data set")),
     ):
         pass

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from make.wording import Golden
 
 from horovod_study.config import Placement
 from horovod_study.documents import load_yaml
@@ -92,11 +93,11 @@ def test_what_an_option_matters_to(name: str, runtimes: set[str]) -> None:
     assert {runtime for runtime in every if STRAIN.options[name].matters(runtime)} == runtimes
 
 
-def test_a_missing_or_odd_yaml_file(tmp_path: Path) -> None:
+def test_a_missing_or_odd_yaml_file(tmp_path: Path, golden: Golden) -> None:
     with pytest.raises(ConfigError, match=r"none\.yaml"):
         load_yaml(tmp_path / "none.yaml")
     (path := tmp_path / "list.yaml").write_text("- a\n- b\n")
-    with pytest.raises(ConfigError, match="must hold `key: value` lines, not list"):
+    with golden.raises(ConfigError):
         load_yaml(path)
 
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from make import curve_files as files
+from make.wording import Golden
 
 from horovod_study.errors import DataError
 from horovod_study.workload.curves import ReadOptions, read_curves, units
@@ -119,25 +120,23 @@ def test_machine_export_with_thousands(tmp_path: Path) -> None:
     assert curves.counts["cells with thousands separators"] == (STRESS >= 1).sum()  # type: ignore[attr-defined]
 
 
-def test_extra_columns_are_listed(tmp_path: Path) -> None:
+def test_extra_columns_are_listed(tmp_path: Path, golden: Golden) -> None:
     curves = read(tmp_path, table("Cycle,Stress_MPa,Load,strain", row="1{d}{y}{d}7{d}{x}"), stress_unit=None)
 
-    assert curves.warnings == ("columns not used: Cycle, Load",)  # type: ignore[attr-defined]
+    golden(curves.warnings)  # type: ignore[attr-defined]
     assert curves.ids == ("c",)  # type: ignore[attr-defined]
 
 
-def test_dates_and_remarks_do_not_disturb(tmp_path: Path) -> None:
+def test_dates_and_remarks_do_not_disturb(tmp_path: Path, golden: Golden) -> None:
     content = table("date,strain,stress,remark", row="2024-01-02 10:00:00{d}{x}{d}{y}{d}S 1 2; ok")
-    assert read(tmp_path, content).warnings == ("columns not used: date, remark",)  # type: ignore[attr-defined]
+    golden(read(tmp_path, content).warnings)  # type: ignore[attr-defined]
 
 
-def test_columns_by_option(tmp_path: Path) -> None:
+def test_columns_by_option(tmp_path: Path, golden: Golden) -> None:
     content = table("strain,e,F_kN,sigma_nom,stress", row="7{d}{x}{d}3{d}{y}{d}9")
     read(tmp_path, content, strain_column="E", stress_column="sigma_nom")
     read(tmp_path, table(""), strain_column="1", stress_column="2")
-    with pytest.raises(
-        DataError, match=r"no line names the columns, of which there are 2; .*--strain-column 1 --stress"
-    ):
+    with golden.raises(DataError, match="--strain-column.*--stress"):
         read(tmp_path, table(""))
     read(tmp_path, table("first,second"), strain_column="first", stress_column="Second")
 
@@ -165,11 +164,9 @@ def test_wide_tables(tmp_path: Path) -> None:
     assert read(tmp_path, table("strain_1,stress_1")).ids == ("1",)  # type: ignore[attr-defined]
 
 
-def test_kinds_of_strain_are_no_specimens(tmp_path: Path) -> None:
+def test_kinds_of_strain_are_no_specimens(tmp_path: Path, golden: Golden) -> None:
     content = table("true strain,true stress,engineering strain,engineering stress", row="1{d}1{d}{x}{d}{y}")
-    with pytest.raises(
-        DataError, match=r"no column of strain; columns found: 'true strain', 'true stress', .*--strain-col"
-    ):
+    with golden.raises(DataError, match="--strain-col"):
         read(tmp_path, content)
     read(tmp_path, content, strain_column="Engineering Strain", stress_column="engineering stress")
 
@@ -184,7 +181,7 @@ def test_a_folder_in_the_order_of_its_files(tmp_path: Path) -> None:
     assert read_curves(tmp_path, ReadOptions(**UNITS)).ids[0] == "test11"
 
 
-def test_targets_in_a_second_table_may_be_german(tmp_path: Path) -> None:
+def test_targets_in_a_second_table_may_be_german(tmp_path: Path, golden: Golden) -> None:
     tests = files.generated()
     rows = [
         f"{name};{g0:.3f};{a:.3f}".replace(".", ",") for name, (g0, a) in zip(tests.names, tests.targets, strict=True)
@@ -195,7 +192,7 @@ def test_targets_in_a_second_table_may_be_german(tmp_path: Path) -> None:
 
     assert curves.targets == pytest.approx(tests.targets)
     (tmp_path / "targets.csv").write_text("Probe,G0,b\nP01,1000,2\n")
-    with pytest.raises(DataError, match=r"targets\.csv.* line 1: no column a; columns found: 'Probe', 'G0', 'b'"):
+    with golden.raises(DataError, match=r"targets\.csv.*line 1.*Probe.*G0"):
         read_curves(wide, ReadOptions(targets=tmp_path / "targets.csv"))
 
 

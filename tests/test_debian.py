@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from make.wording import Golden
 
 import debian
 
@@ -56,17 +57,14 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return made
 
 
-def test_quiet_where_all_is_there(machine: Machine, capsys: pytest.CaptureFixture[str]):
+def test_quiet_where_all_is_there(machine: Machine, capsys: pytest.CaptureFixture[str], golden: Golden):
     machine.have(*debian.PROGRAMS)
     machine.apt("exit 1")
 
     assert debian.main(["--test"]) == 0
     assert capsys.readouterr() == ("", "")
     assert debian.main([]) == 0
-    assert capsys.readouterr() == (
-        "hosts: nothing to do; all that tests with several hosts, Slurm, a browser or LaTeX need is there\n",
-        "",
-    )
+    golden(capsys.readouterr(), "LaTeX")
     assert not machine.asked.exists()
 
 
@@ -108,16 +106,13 @@ def test_a_killed_run_leaves_no_rule_behind_for_good(machine: Machine, before: s
 
 
 def test_the_network_gets_three_attempts_and_then_the_reason_is_said(
-    machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str], golden: Golden
 ):
     machine.apt('echo "E: Failed to fetch http://deb/munge.deb  Connection timed out"; exit 100')
 
     assert debian.main([]) == 2
     said = capsys.readouterr().err.splitlines()
-    assert said[-1] == (
-        f"hosts: {ALL} could not be installed in 3 attempts: Failed to fetch http://deb/munge.deb  Connection timed"
-        f" out; log: {tmp_path}/build/hosts.log"
-    )
+    golden(said[-1], ALL, "3 attempts", "http://deb/munge.deb", tmp_path, "/build/hosts.log")
     assert not machine.policy.exists()
 
 
@@ -133,11 +128,13 @@ def test_an_attempt_that_failed_is_made_again_with_new_lists(machine: Machine):
     assert verbs[-3:] == ["install", "update", "install"]
 
 
-def test_packages_without_their_programs_are_an_error(machine: Machine, capsys: pytest.CaptureFixture[str]):
+def test_packages_without_their_programs_are_an_error(
+    machine: Machine, capsys: pytest.CaptureFixture[str], golden: Golden
+):
     machine.apt_installs(*(name for name in debian.PROGRAMS if name != "slurmd"))
 
     assert debian.main([]) == 2
-    assert "installed slurmd, but their programs are not on PATH" in capsys.readouterr().err
+    golden(capsys.readouterr().err, "PATH")
 
 
 @pytest.mark.parametrize(
@@ -155,6 +152,7 @@ def test_make_test_says_what_is_skipped_and_installs_only_in_ci(
     root: bool,
     apt: bool,
     reason: str,
+    golden: Golden,
 ):
     monkeypatch.setattr(os, "geteuid", lambda: 0 if root else 1000)
     machine.have(*(name for name in debian.PROGRAMS if name != "slurmd"))
@@ -163,9 +161,7 @@ def test_make_test_says_what_is_skipped_and_installs_only_in_ci(
 
     assert debian.main(["--test"]) == 0
     said = capsys.readouterr().out
-    assert said.startswith(
-        f"hosts: some tests with several hosts, Slurm, a browser or LaTeX will be skipped: slurmd missing; {reason}"
-    )
+    golden(said, "LaTeX", reason)
     assert said.count("\n") == 1
 
     monkeypatch.setenv("CI", "true")
@@ -174,10 +170,7 @@ def test_make_test_says_what_is_skipped_and_installs_only_in_ci(
     if root and apt:
         assert len(machine.installs) == 1
     else:
-        assert captured.err == (
-            f"hosts: tests with several hosts, Slurm, a browser or LaTeX need slurmd, but {reason.partition(':')[0]}:"
-            " install them with `sudo apt-get install --no-install-recommends slurmd`\n"
-        )
+        golden(captured.err, "LaTeX", reason.partition(":")[0], "--no-install-recommends")
 
 
 def test_make_test_asks_for_them_and_make_check_does_not():

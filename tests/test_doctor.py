@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from make.wording import Golden
 from rich.console import Console
 from slurm_cluster import SlurmCluster
 from two_hosts import TwoHosts
@@ -111,14 +112,14 @@ def ok(what: str) -> tuple[str, str, str]:
 # ------------------------------------------------------------------------------------------------ findings and calls
 
 
-def test_a_finding_has_a_known_verdict_and_a_remedy_where_one_is_needed() -> None:
-    with pytest.raises(ValueError, match="verdict is 'bad'; allowed: ok, warning, fail"):
+def test_a_finding_has_a_known_verdict_and_a_remedy_where_one_is_needed(golden: Golden) -> None:
+    with golden.raises(ValueError, match="bad"):
         Finding(area="a", name="n", verdict="bad", what="w")
-    with pytest.raises(ValueError, match="a, n: a warning or fail has a remedy, an ok has none"):
+    with golden.raises(ValueError):
         Finding(area="a", name="n", verdict="fail", what="w")
-    with pytest.raises(ValueError, match="a, n: a warning or fail has a remedy, an ok has none"):
+    with golden.raises(ValueError):
         Finding(area="a", name="n", verdict="ok", what="w", remedy="r")
-    with pytest.raises(ValueError, match="has an area, a name and a text"):
+    with golden.raises(ValueError):
         Finding(area="a", name="n", verdict="ok", what="")
 
 
@@ -126,21 +127,28 @@ def test_what_is_found_is_one_line() -> None:
     assert found(lambda area: area.ok("n", "two\n  lines"))["n"] == ok("two lines")
 
 
-def test_a_check_that_breaks_is_a_finding_and_the_others_go_on() -> None:
+def test_a_check_that_breaks_is_a_finding_and_the_others_go_on(golden: Golden) -> None:
     def breaks(area: Area) -> None:
         area.ok("before", "seen")
         raise KeyError("gone")
 
     result = guarded([("a", "breaks", breaks), ("b", "works", lambda area: area.ok("works", "well"))], 10.0)()
 
-    assert [(each.area, each.name, each.verdict, each.what) for each in result] == [
-        ("a", "before", "ok", "seen"),
-        ("a", "breaks", "warning", "could not be checked: KeyError: 'gone'"),
-        ("b", "works", "ok", "well"),
-    ]
+    golden(
+        [(each.area, each.name, each.verdict, each.what) for each in result],
+        "before",
+        "ok",
+        "seen",
+        "breaks",
+        "warning",
+        "KeyError",
+        "gone",
+        "works",
+        "well",
+    )
 
 
-def test_a_check_that_hangs_is_a_finding() -> None:
+def test_a_check_that_hangs_is_a_finding(golden: Golden) -> None:
     end = threading.Event()
     checks = [
         ("a", "quick", lambda area: area.ok("quick", "well")),
@@ -150,11 +158,7 @@ def test_a_check_that_hangs_is_a_finding() -> None:
     result = guarded(checks, 0.3)()  # type: ignore[arg-type]
     end.set()
 
-    assert [(each.area, each.name, each.what) for each in result] == [
-        ("a", "quick", "well"),
-        ("b", "hangs", "could not be checked: no answer within 0.3 s"),
-        ("c", "later", "could not be checked: no answer within 0.3 s"),
-    ]
+    golden([(each.area, each.name, each.what) for each in result], "quick", "well", "b", "hangs", "0.3 s", "later")
 
 
 def test_a_program_that_hangs_is_killed_with_its_children(place: Place) -> None:
@@ -172,10 +176,10 @@ def test_a_program_that_hangs_is_killed_with_its_children(place: Place) -> None:
     assert not child.exists() or child.read_text().split()[2] == "Z"
 
 
-def test_a_program_that_is_not_there_is_a_reason(place: Place) -> None:
+def test_a_program_that_is_not_there_is_a_reason(place: Place, golden: Golden) -> None:
     answer = place.here.call([place.root / "nothing"], timeout_s=5.0)
 
-    assert answer.reason() == f"{place.root / 'nothing'} cannot be started (No such file or directory)"
+    golden(answer.reason(), place.root / "nothing")
 
 
 @pytest.mark.parametrize(
@@ -196,40 +200,38 @@ def test_why_a_program_did_not_work(code: int, output: str, errors: str, reason:
 
 
 def test_an_environment_beside_the_checkout_is_preferred(
-    place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, golden: Golden
 ) -> None:
     place.file("checkout/.venv/bin/python", "")
     monkeypatch.setattr(software.horovod_study, "__file__", str(tmp_path / "checkout/horovod_study/__init__.py"))
 
     own = tmp_path / "checkout" / ".venv"
-    assert found(Software(place.here, quick=True).environment)["environment"] == (
+    golden(
+        found(Software(place.here, quick=True).environment)["environment"],
         "warning",
-        f"{sys.prefix} is in use, but this checkout has an environment of its own, {own}",
-        f"start {own}/bin/horovod-study instead, or remove {own}",
+        sys.prefix,
+        own,
+        "/bin/horovod-study",
     )
     monkeypatch.setattr(sys, "prefix", str(own))
     assert found(Software(place.here, quick=True).environment) == {"environment": ok(str(own))}
 
 
-def test_packages_that_pythonpath_puts_in_front_are_named(place: Place) -> None:
+def test_packages_that_pythonpath_puts_in_front_are_named(place: Place, golden: Golden) -> None:
     (place.root / "other" / "torch").mkdir(parents=True)
     place.environ["PYTHONPATH"] = f":{place.root / 'other'}"
 
     verdict, what, remedy = found(Software(place.here, quick=True).environment)["PYTHONPATH"]
 
     assert verdict == "warning"
-    assert what == f"it puts torch from {place.root / 'other'} before what is installed in the environment"
+    golden(what, place.root / "other")
     assert remedy.startswith("unset PYTHONPATH")
 
 
-def test_missing_packages_are_named(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_named(place: Place, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
     monkeypatch.setattr(software, "installed", lambda name: None if name in ("torch", "psutil") else "1")
 
-    assert found(Software(place.here, quick=True).packages)["packages"] == (
-        "fail",
-        "not installed: torch, psutil",
-        "run `make setup`, or pip install '.[train]'",
-    )
+    golden(found(Software(place.here, quick=True).packages)["packages"], "fail")
 
 
 TORCH = {
@@ -256,20 +258,20 @@ def _versions(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("answer", "name", "verdict", "what"),
     [
-        (TORCH, "version", "ok", "PyTorch 2.13.0+cpu, built for CPUs"),
-        ({**TORCH, "cuda": "13.0"}, "version", "ok", "PyTorch 2.13.0+cpu, built for CUDA 13.0"),
-        (TORCH, "computes", "ok", "a matrix product is right; 2 threads unless a run says so"),
-        ({**TORCH, "computes": False}, "computes", "fail", "a product of two matrices of ones is wrong"),
-        ({**TORCH, "gloo": False}, "Gloo", "warning", "this PyTorch has no Gloo: DDP works over NCCL only"),
-        ("OSError: libc10.so", "loads", "fail", "PyTorch 2.13.0+cpu does not load: OSError: libc10.so"),
+        (TORCH, "version", "ok", "PyTorch 2.13.0+cpu"),
+        ({**TORCH, "cuda": "13.0"}, "version", "ok", "PyTorch 2.13.0+cpu"),
+        (TORCH, "computes", "ok", "2 threads"),
+        ({**TORCH, "computes": False}, "computes", "fail", ""),
+        ({**TORCH, "gloo": False}, "Gloo", "warning", "PyTorch"),
+        ("OSError: libc10.so", "loads", "fail", "PyTorch 2.13.0+cpu"),
     ],
 )
 def test_pytorch_is_loaded_in_a_process_of_its_own(
-    place: Place, answer: object, name: str, verdict: str, what: str
+    place: Place, answer: object, name: str, verdict: str, what: str, golden: Golden
 ) -> None:
     place.python(ones=answer)
 
-    assert found(Software(place.here, quick=False).torch)[name][:2] == (verdict, what)
+    golden(found(Software(place.here, quick=False).torch)[name][:2], verdict, what)
 
 
 @pytest.mark.slow
@@ -284,15 +286,14 @@ def test_the_examination_needs_no_pytorch(tmp_path: Path) -> None:
     assert json.loads(told.stdout)["findings"]
 
 
-def test_pytorch_is_not_loaded_in_a_quick_examination(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pytorch_is_not_loaded_in_a_quick_examination(
+    place: Place, monkeypatch: pytest.MonkeyPatch, golden: Golden
+) -> None:
     what = "PyTorch 2.13.0+cpu is installed (not loaded in a quick examination)"
     assert found(Software(place.here, quick=True).torch) == {"version": ok(what)}
 
     monkeypatch.setattr(software, "installed", lambda name: None)
-    assert found(Software(place.here, quick=True).torch)["version"][:2] == (
-        "fail",
-        "PyTorch is not installed",
-    )
+    golden(found(Software(place.here, quick=True).torch)["version"][:2], "fail", "PyTorch")
 
 
 # -------------------------------------------------------------------------------------------------------------- GPUs
@@ -319,28 +320,34 @@ def with_gpus(place: Place, *, use: int = 0) -> None:
     place.program("nvidia-smi", NVIDIA_SMI.format(rows=TWO_GPUS.format(use=use)))
 
 
-def test_a_machine_without_gpus_is_fine(place: Place) -> None:
-    assert look_at_gpus(place) == {"driver": ok("no NVIDIA driver on this machine: runs use its CPUs")}
+def test_a_machine_without_gpus_is_fine(place: Place, golden: Golden) -> None:
+    golden(look_at_gpus(place), "driver", "ok", "NVIDIA", "CPUs")
 
 
-def test_a_container_without_nvidia_smi_is_told(place: Place) -> None:
+def test_a_container_without_nvidia_smi_is_told(place: Place, golden: Golden) -> None:
     place.file("proc/driver/nvidia/version", "NVRM version: ...")
 
     verdict, what, remedy = look_at_gpus(place)["driver"]
 
-    assert (verdict, what) == ("warning", "the NVIDIA kernel module is loaded, but nvidia-smi is not on PATH")
+    golden((verdict, what), "warning", "NVIDIA", "PATH")
     assert "--gpus all" in remedy
 
 
-def test_gpus_that_work(place: Place) -> None:
+def test_gpus_that_work(place: Place, golden: Golden) -> None:
     with_gpus(place)
 
-    assert look_at_gpus(place, CUDA) == {
-        "driver": ok("driver 550.1, good for CUDA 12.4"),
-        "GPUs": ok("2 GPUs: NVIDIA H200"),
-        "PyTorch and GPUs": ok("PyTorch computes on 2 GPUs"),
-        "toolkit": ok("no nvcc on PATH: only needed to build Horovod for GPUs"),
-    }
+    golden(
+        look_at_gpus(place, CUDA),
+        "driver",
+        "ok",
+        "550.1",
+        "CUDA 12.4",
+        "2 GPUs",
+        "NVIDIA H200",
+        "PyTorch",
+        "toolkit",
+        "PATH",
+    )
 
 
 @pytest.mark.parametrize(
@@ -350,117 +357,98 @@ def test_gpus_that_work(place: Place) -> None:
             TORCH,
             "PyTorch and GPUs",
             "warning",
-            "there are GPUs, but the installed PyTorch is built for CPUs: runs use the CPUs",
+            "PyTorch",
         ),
         (
             {**CUDA, "cuda": "13.0"},
             "PyTorch and driver",
             "fail",
-            "PyTorch is built for CUDA 13.0, the driver is good for 12.4",
+            "CUDA 13.0",
         ),
         (
             {**CUDA, "device_problem": "out of memory"},
             "PyTorch and GPUs",
             "fail",
-            "PyTorch cannot compute on a GPU: out of memory",
+            "PyTorch",
         ),
-        ({**CUDA, "devices": 0}, "PyTorch and GPUs", "fail", "PyTorch sees no GPU, though the driver does"),
+        ({**CUDA, "devices": 0}, "PyTorch and GPUs", "fail", "PyTorch"),
     ],
 )
 def test_pytorch_and_gpus_are_held_against_each_other(
-    place: Place, torch: dict[str, Any], name: str, verdict: str, what: str
+    place: Place, torch: dict[str, Any], name: str, verdict: str, what: str, golden: Golden
 ) -> None:
     with_gpus(place)
 
-    assert look_at_gpus(place, torch)[name][:2] == (verdict, what)
+    golden(look_at_gpus(place, torch)[name][:2], verdict, what)
 
 
 @pytest.mark.parametrize(
     ("visible", "verdict", "what"),
     [
-        ("0", "ok", "0: 1 of 2 GPUs"),
-        ("0,1", "ok", "0,1: 2 of 2 GPUs"),
-        ("", "warning", "it is '': all 2 GPUs are hidden and runs use the CPUs"),
-        ("-1", "warning", "it is '-1': all 2 GPUs are hidden and runs use the CPUs"),
-        ("NoDevFiles", "warning", "it is 'NoDevFiles': all 2 GPUs are hidden and runs use the CPUs"),
-        ("GPU-5f,1", "ok", "GPU-5f,1: 2 of 2 GPUs"),
-        ("1,-1,0", "fail", "it is '1,-1,0', but GPUs count from 0 to 1: -1 and all after it are ignored"),
-        ("one", "fail", "it is 'one', but GPUs count from 0 to 1: one and all after it are ignored"),
-        ("0,5", "fail", "it is '0,5', but GPUs count from 0 to 1: 5 and all after it are ignored"),
-        ("1,1", "fail", "it is '1,1': a GPU is named twice, which hides all"),
+        ("0", "ok", "2 GPUs"),
+        ("0,1", "ok", "2 GPUs"),
+        ("", "warning", "2 GPUs"),
+        ("-1", "warning", "2 GPUs"),
+        ("NoDevFiles", "warning", "NoDevFiles"),
+        ("GPU-5f,1", "ok", "GPU-5f,1"),
+        ("1,-1,0", "fail", "1,-1,0"),
+        ("one", "fail", "GPUs"),
+        ("0,5", "fail", "GPUs"),
+        ("1,1", "fail", "1,1"),
     ],
 )
-def test_what_cuda_visible_devices_does(place: Place, visible: str, verdict: str, what: str) -> None:
+def test_what_cuda_visible_devices_does(place: Place, visible: str, verdict: str, what: str, golden: Golden) -> None:
     with_gpus(place)
     place.environ["CUDA_VISIBLE_DEVICES"] = visible
 
-    assert look_at_gpus(place)["CUDA_VISIBLE_DEVICES"][:2] == (verdict, what)
+    golden(look_at_gpus(place)["CUDA_VISIBLE_DEVICES"][:2], verdict, what)
 
 
-def test_cuda_visible_devices_without_gpus_is_odd(place: Place) -> None:
+def test_cuda_visible_devices_without_gpus_is_odd(place: Place, golden: Golden) -> None:
     place.environ["CUDA_VISIBLE_DEVICES"] = "0"
 
-    assert look_at_gpus(place)["CUDA_VISIBLE_DEVICES"][:2] == ("warning", "it is '0', but there is no GPU here")
+    golden(look_at_gpus(place)["CUDA_VISIBLE_DEVICES"][:2], "warning", "GPU")
 
 
-def test_gpus_that_are_in_use(place: Place) -> None:
+def test_gpus_that_are_in_use(place: Place, golden: Golden) -> None:
     with_gpus(place, use=93)
 
-    assert look_at_gpus(place)["others"][:2] == (
-        "warning",
-        "at work already: GPU 0; runs would share with whoever uses them",
-    )
+    golden(look_at_gpus(place)["others"][:2], "warning", "GPU")
 
 
-def test_a_driver_that_does_not_work(place: Place) -> None:
+def test_a_driver_that_does_not_work(place: Place, golden: Golden) -> None:
     place.program("nvidia-smi", "echo 'Failed to initialize NVML: Driver/library version mismatch' >&2; exit 18")
 
     verdict, what, _ = look_at_gpus(place)["driver"]
 
     assert verdict == "fail"
-    assert what == "nvidia-smi does not work: Failed to initialize NVML: Driver/library version mismatch"
+    golden(what, "NVML", "Driver/library")
     place.program("nvidia-smi", "true")
-    assert look_at_gpus(place)["driver"][:2] == ("fail", "nvidia-smi lists no GPU")
+    golden(look_at_gpus(place)["driver"][:2], "fail", "GPU")
 
 
-def test_gpus_of_a_partition(place: Place) -> None:
+def test_gpus_of_a_partition(place: Place, golden: Golden) -> None:
     local = Partition(name="desk", gpus_per_node=2, cores_per_node=4)
     far = Partition(name="alpha", scheduler="slurm", gpus_per_node=8, cores_per_node=48)
 
-    assert look_at_gpus(place, partition=local)["partition"] == (
-        "fail",
-        "the file of desk says 2 GPUs, this machine has 0",
-        "set gpus_per_node to 0 in the file, or run on a machine that has them",
-    )
-    assert look_at_gpus(place, partition=far)["partition"] == ok(
-        "GPUs are on the nodes of alpha; start the doctor in a job there to see them"
-    )
+    golden(look_at_gpus(place, partition=local)["partition"], "fail", "2 GPUs", "gpus_per_node")
+    golden(look_at_gpus(place, partition=far)["partition"], "ok", "GPUs")
     assert "PyTorch and GPUs" not in look_at_gpus(place, partition=far, torch=CUDA)
-    assert look_at_gpus(place, partition=far, torch=TORCH)["PyTorch and GPUs"][:2] == (
-        "warning",
-        "the installed PyTorch is built for CPUs: runs on alpha would leave its GPUs idle",
-    )
+    golden(look_at_gpus(place, partition=far, torch=TORCH)["PyTorch and GPUs"], "warning", "alpha", "BUILDS")
     with_gpus(place)
     assert "partition" not in look_at_gpus(place, partition=local)
 
 
-def test_nccl_and_what_the_environment_tells_it(place: Place) -> None:
+def test_nccl_and_what_the_environment_tells_it(place: Place, golden: Golden) -> None:
     place.environ |= {"NCCL_IB_DISABLE": "1", "NCCL_P2P_DISABLE": "0"}
 
     result = found(GpuChecks(place.here, about(CUDA), quick=False).nccl)
 
     assert result["PyTorch"] == ok("NCCL 2.28.9")
-    assert result["NCCL_IB_DISABLE"][:2] == (
-        "warning",
-        "it is 1: InfiniBand is switched off: nodes communicate over sockets",
-    )
+    golden(result["NCCL_IB_DISABLE"][:2], "warning", "InfiniBand")
     assert "NCCL_P2P_DISABLE" not in result
-    assert found(GpuChecks(place.here, about(None), quick=True).nccl)["PyTorch"] == ok(
-        "not looked at in a quick examination"
-    )
-    assert found(GpuChecks(place.here, about(TORCH), quick=False).nccl)["PyTorch"] == ok(
-        "none: this PyTorch is for CPUs"
-    )
+    golden(found(GpuChecks(place.here, about(None), quick=True).nccl)["PyTorch"], "ok")
+    golden(found(GpuChecks(place.here, about(TORCH), quick=False).nccl)["PyTorch"], "ok", "PyTorch", "CPUs")
 
 
 # --------------------------------------------------------------------------------------------------- MPI and Horovod
@@ -516,18 +504,21 @@ def test_an_mpi_that_belongs_together(place: Place) -> None:
     }
 
 
-def test_another_mpi_first_on_path_is_told(place: Place) -> None:
+def test_another_mpi_first_on_path_is_told(place: Place, golden: Golden) -> None:
     place.program("mpirun", OPEN_MPI_4, beside=True)
     other = place.program("mpirun", "echo 'HYDRA build details:'; echo '    Version: 4.2.1'")
 
-    assert look_at_mpi(place, quick=True)["mpirun on PATH"] == (
+    golden(
+        look_at_mpi(place, quick=True)["mpirun on PATH"],
         "warning",
-        f"typed manually, `mpirun` is {other} (MPICH 4.2.1), another one than the studies use",
-        f"export PATH={place.root / 'bin'}:$PATH, or unload the module it comes from",
+        other,
+        "MPICH 4.2.1",
+        "PATH=",
+        place.root / "bin",
     )
 
 
-def test_a_launcher_of_another_mpi_fails(place: Place) -> None:
+def test_a_launcher_of_another_mpi_fails(place: Place, golden: Golden) -> None:
     used = place.program(
         "mpirun", "echo 'HYDRA build details:'; echo '    Version: 4.2.1'; [ $1 = --version ] || exit 3"
     )
@@ -535,15 +526,8 @@ def test_a_launcher_of_another_mpi_fails(place: Place) -> None:
 
     result = look_at_mpi(place)
 
-    assert result["mpirun and mpi4py"] == (
-        "fail",
-        f"mpi4py loads Open MPI 4.1.8, but {used} is MPICH 4.2.1: every rank would take itself for the only one",
-        "put the mpirun of Open MPI 4.1.8 first on PATH, or install for this one: make setup MPI=site",
-    )
-    assert result["two ranks"][:2] == (
-        "fail",
-        "mpirun started two, but each takes itself for the only one: it belongs to another MPI than mpi4py",
-    )
+    golden(result["mpirun and mpi4py"], "fail", "mpi4py", used, "MPICH 4.2.1", "MPI 4.1.8 first", "PATH", "MPI=site")
+    golden(result["two ranks"][:2], "fail", "MPI", "mpi4py")
 
 
 def test_open_mpi_5_cannot_be_started_by_horovodrun(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -560,34 +544,28 @@ def test_open_mpi_5_cannot_be_started_by_horovodrun(place: Place, monkeypatch: p
     assert look_at_mpi(place, quick=True)["mpirun"][:2] == ("warning", what)
 
 
-def test_no_mpirun_and_no_mpi4py(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_mpirun_and_no_mpi4py(place: Place, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
     monkeypatch.setattr(mpi, "installed", lambda name: None)
 
     result = look_at_mpi(place)
 
-    assert result["mpirun"][:2] == (
-        "warning",
-        "neither beside Python nor on PATH: horovod/mpi and mpi runs cannot start",
-    )
-    assert result["mpicc"] == ok("none beside Python or on PATH: only needed to build Horovod and mpi4py")
-    assert result["mpi4py"][:2] == ("warning", "not installed: runs of backend mpi cannot start")
+    golden(result["mpirun"][:2], "warning", "PATH", "horovod/mpi")
+    golden(result["mpicc"], "ok", "PATH", "mpi4py")
+    golden(result["mpi4py"][:2], "warning")
 
 
-def test_an_mpi4py_without_its_library(place: Place) -> None:
+def test_an_mpi4py_without_its_library(place: Place, golden: Golden) -> None:
     place.program("mpirun", "echo unknown things", beside=True)
     place.python(Get_library_version="ImportError: libmpi.so.40: cannot open shared object file")
 
     result = look_at_mpi(place)
 
-    assert result["mpirun"][1].endswith("mpirun does not say what it is: unknown things")
-    assert result["mpi4py"][:2] == (
-        "fail",
-        "it does not load: ImportError: libmpi.so.40: cannot open shared object file",
-    )
+    golden(result["mpirun"][1])
+    golden(result["mpi4py"][:2], "fail", "ImportError", "libmpi.so.40")
     assert "two ranks" not in result
 
 
-def test_two_ranks_that_cannot_start(place: Place) -> None:
+def test_two_ranks_that_cannot_start(place: Place, golden: Golden) -> None:
     used = place.program(
         "mpirun", f'[ "$1" = --version ] && {OPEN_MPI_4} && exit 0; echo "no slots" >&2; exit 1', beside=True
     )
@@ -595,8 +573,8 @@ def test_two_ranks_that_cannot_start(place: Place) -> None:
 
     verdict, what, remedy = look_at_mpi(place)["two ranks"]
 
-    assert (verdict, what) == ("fail", "mpirun -np 2 did not work: no slots")
-    assert remedy.startswith(f"try it yourself: {used} -np 2 {place.root / 'bin' / 'python'} -c ")
+    golden((verdict, what), "fail", "-np 2 did")
+    golden(remedy, used, "-np", place.root / "bin" / "python", "-c")
 
 
 HVD = {
@@ -618,27 +596,17 @@ def look_at_horovod(
     return found(checks.horovod)
 
 
-def test_a_horovod_that_works(place: Place) -> None:
+def test_a_horovod_that_works(place: Place, golden: Golden) -> None:
     place.program("horovodrun", "", beside=True)
     place.python(Get_library_version=MPI4PY, mpi_built=HVD, shutdown={"size": 1})
 
-    assert look_at_horovod(place) == {
-        "installed": ok("Horovod 0.28.1 with MPI, Gloo"),
-        "installed and mpi4py": ok("both load the same MPI library"),
-        "installed starts": ok("hvd.init() of one worker works"),
-    }
+    golden(look_at_horovod(place), "ok", "0.28.1", "MPI", "mpi4py", "installed starts", "hvd.init")
 
 
-def test_no_horovod_is_a_warning(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_horovod_is_a_warning(place: Place, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
     monkeypatch.setattr(mpi, "installed", lambda name: None)
 
-    assert look_at_horovod(place) == {
-        "version": (
-            "warning",
-            "Horovod is not installed: only runs of serial, ddp, mpi and ps can start",
-            "make setup (it builds Horovod), or leave the horovod runtimes out of sweep.runtime",
-        )
-    }
+    golden(look_at_horovod(place), "version", "warning", "sweep.runtime")
 
 
 @pytest.mark.parametrize(
@@ -649,65 +617,63 @@ def test_no_horovod_is_a_warning(place: Place, monkeypatch: pytest.MonkeyPatch) 
             {"size": 1},
             "installed",
             "fail",
-            "it does not load: ImportError: mpi_lib_v2.so: undefined symbol: _ZN3c10 (it was compiled for another "
-            "PyTorch)",
+            "mpi_lib_v2.so",
         ),
         (
             "ImportError: libmpi.so.40: cannot open shared object file",
             {"size": 1},
             "installed",
             "fail",
-            "it does not load: ImportError: libmpi.so.40: cannot open shared object file (the MPI it was built with "
-            "is not to be found)",
+            "libmpi.so.40",
         ),
-        ({**HVD, "mpi": False}, {"size": 1}, "installed", "warning", "Horovod 0.28.1 with Gloo, without MPI"),
+        ({**HVD, "mpi": False}, {"size": 1}, "installed", "warning", "0.28.1"),
         (
             {**HVD, "mpi": False, "gloo": False},
             {"size": 1},
             "installed",
             "warning",
-            "Horovod 0.28.1 with no transport at all, without MPI and Gloo",
+            "0.28.1",
         ),
         (
             {**HVD, "nccl": 22007},
             {"size": 1},
             "installed NCCL",
             "warning",
-            "it was built with NCCL 2.20.7, PyTorch loads 2.28.9: comparisons of Horovod with DDP compare two NCCLs",
+            "NCCL 2.20.7",
         ),
         (
             {**HVD, "library": "/usr/lib/libmpi.so.12"},
             {"size": 1},
             "installed and mpi4py",
             "fail",
-            "Horovod loads /usr/lib/libmpi.so.12, mpi4py loads /env/lib/libmpi.so.40: one mpirun cannot serve both",
+            "/usr/lib/libmpi.so.12",
         ),
         (
             HVD,
             "MPI_Init failed",
             "installed starts",
             "fail",
-            "hvd.init() of one worker does not work: MPI_Init failed",
+            "hvd.init",
         ),
-        (HVD, {"size": 2}, "installed starts", "fail", "hvd.init() outside of a job sees 2 workers"),
+        (HVD, {"size": 2}, "installed starts", "fail", "2 workers"),
         (
             HVD,
             {"size": 1},
             "horovodrun",
             "fail",
-            "neither beside Python nor on PATH: runs of backend horovod cannot start",
+            "PATH",
         ),
     ],
 )
 def test_what_may_be_wrong_with_horovod(
-    place: Place, built: object, starts: object, name: str, verdict: str, what: str
+    place: Place, built: object, starts: object, name: str, verdict: str, what: str, golden: Golden
 ) -> None:
     place.python(Get_library_version=MPI4PY, mpi_built=built, shutdown=starts)
 
-    assert look_at_horovod(place, CUDA)[name][:2] == (verdict, what)
+    golden(look_at_horovod(place, CUDA)[name][:2], verdict, what)
 
 
-def test_a_horovod_that_hangs_ends_with_a_finding(place: Place) -> None:
+def test_a_horovod_that_hangs_ends_with_a_finding(place: Place, golden: Golden) -> None:
     place.program(
         "python",
         'case "$2" in *shutdown*) sleep 60;; *mpi_built*) echo ' + shlex.quote(json.dumps(HVD)) + ";; esac",
@@ -716,23 +682,19 @@ def test_a_horovod_that_hangs_ends_with_a_finding(place: Place) -> None:
 
     verdict, what, remedy = look_at_horovod(place, patience=0.02)["installed starts"]
 
-    assert (verdict, what) == ("fail", "hvd.init() of one worker does not work: python did not answer within 0.6 s")
-    assert remedy.startswith("MPI_Init fails or hangs")
+    golden((verdict, what), "fail", "hvd.init", "0.6 s")
+    golden(remedy, "MPI_Init")
 
 
-def test_builds_side_by_side(place: Place) -> None:
+def test_builds_side_by_side(place: Place, golden: Golden) -> None:
     for name in ("mpi", "nccl"):
         place.file(f"lib/horovod-builds/{name}/horovod/__init__.py", "")
     place.python(Get_library_version=MPI4PY, mpi_built=HVD, shutdown={"size": 1})
 
     result = look_at_horovod(place)
 
-    assert result["build mpi"] == ok("Horovod 0.28.1 with MPI, Gloo")
-    assert result["build nccl"] == (
-        "fail",
-        "Horovod 0.28.1 with MPI, Gloo: the build called nccl has no NCCL",
-        'make setup BUILDS="nccl mpi"',
-    )
+    golden(result["build mpi"], "ok", "0.28.1", "MPI")
+    golden(result["build nccl"], "fail", "0.28.1", "MPI", "NCCL", 'BUILDS="nccl')
     assert look_at_horovod(place, quick=True)["builds"] == ok("mpi, nccl")
 
 
@@ -763,16 +725,13 @@ def test_what_reduces_gpu_tensors_is_told(place: Place, by: str, name: str, want
 
 
 def test_a_horovod_for_another_pytorch_is_seen_without_loading_it(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: Place, monkeypatch: pytest.MonkeyPatch, golden: Golden
 ) -> None:
     place.file("packages/horovod/__init__.py", "")
     place.file("packages/horovod/metadata.json", '{"pytorch": "2.11.0+cpu"}')
     monkeypatch.setattr(sys, "path", [str(place.root / "packages")])
 
-    assert look_at_horovod(place, quick=True)["PyTorch"][:2] == (
-        "fail",
-        "Horovod was built for PyTorch 2.11.0+cpu, but 2.13.0+cpu is installed: it cannot load",
-    )
+    golden(look_at_horovod(place, quick=True)["PyTorch"][:2], "fail", "PyTorch 2.11.0+cpu", "2.13.0+cpu")
 
 
 # ----------------------------------------------------------------------------------------------------------- network
@@ -826,62 +785,49 @@ def test_one_network_is_fine(place: Place) -> None:
     }
 
 
-def test_only_the_loopback(place: Place) -> None:
-    assert look_at_network(place, [LO], several=False)["interfaces"] == ok(
-        "only the loopback is up: enough for runs on this machine"
-    )
-    assert look_at_network(place, [LO])["interfaces"] == (
-        "fail",
-        "only the loopback is up: no other host can be reached",
-        "bring the network up (ip link)",
-    )
+def test_only_the_loopback(place: Place, golden: Golden) -> None:
+    golden(look_at_network(place, [LO], several=False)["interfaces"], "ok")
+    golden(look_at_network(place, [LO])["interfaces"], "fail")
 
 
-def test_several_networks_ask_for_a_choice(place: Place) -> None:
+def test_several_networks_ask_for_a_choice(place: Place, golden: Golden) -> None:
     verdict, what, remedy = look_at_network(place, [LO, ETH, IB])["several networks"]
 
-    assert (verdict, what) == ("warning", "eth0, ib0: each library chooses by itself, and not always the fast one")
-    assert remedy.startswith("say which with `interface: ib0` in the partition's file")
+    golden((verdict, what), "warning", "eth0", "ib0")
+    golden(remedy, "ib0")
     assert "several networks" not in look_at_network(place, [LO, ETH, IB], interface="ib0")
     assert "several networks" not in look_at_network(place, [LO, ETH, IB], several=False)
 
 
-def test_networks_of_containers_are_traps(place: Place) -> None:
+def test_networks_of_containers_are_traps(place: Place, golden: Golden) -> None:
     result = look_at_network(place, [LO, ETH, DOCKER])
 
-    assert result["inner networks"][:2] == (
-        "warning",
-        "docker0 lead to containers of this machine only; Open MPI and Gloo may try them and hang",
-    )
+    golden(result["inner networks"][:2], "warning", "docker0", "MPI")
     assert "several networks" not in result
 
 
-def test_an_interface_that_is_not_there(place: Place) -> None:
-    assert look_at_network(place, [LO, ETH], interface="ib0")["interface"] == (
-        "fail",
-        "ib0 is to be used, but it is not here, or is down, or has no IPv4 address",
-        "set `interface` in the partition's file to one of: eth0",
-    )
+def test_an_interface_that_is_not_there(place: Place, golden: Golden) -> None:
+    golden(look_at_network(place, [LO, ETH], interface="ib0")["interface"], "fail", "ib0", "IPv4", "eth0")
 
 
 @pytest.mark.parametrize(
     ("addresses", "several", "interface", "verdict", "what"),
     [
-        (["10.0.0.1"], True, None, "ok", "node1 is 10.0.0.1"),
+        (["10.0.0.1"], True, None, "ok", "10.0.0.1"),
         (
             ["127.0.1.1"],
             False,
             None,
             "ok",
-            "node1 is 127.0.1.1, the loopback: right for one machine, wrong between several",
+            "127.0.1.1",
         ),
-        (["127.0.1.1"], True, "eth0", "ok", "node1 is 127.0.1.1, the loopback; eth0 is used instead"),
+        (["127.0.1.1"], True, "eth0", "ok", "127.0.1.1"),
         (
             ["127.0.1.1"],
             True,
             None,
             "warning",
-            "node1 is 127.0.1.1, the loopback: Gloo would listen there, where no other host reaches it",
+            "127.0.1.1",
         ),
     ],
 )
@@ -893,18 +839,19 @@ def test_what_the_own_name_stands_for(
     interface: str | None,
     verdict: str,
     what: str,
+    golden: Golden,
 ) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(0, 0, 0, "", (each, 0)) for each in addresses])
     monkeypatch.setattr(platform, "node", lambda: "node1")
 
     checks = NetworkChecks(place.here, several_hosts=several, interface=interface)
 
-    assert found(checks.own_name)["own name"][:2] == (verdict, what)
+    golden(found(checks.own_name)["own name"][:2], verdict, what)
 
 
 @pytest.mark.parametrize(("several", "verdict"), [(True, "fail"), (False, "warning")])
 def test_an_own_name_that_nobody_knows(
-    place: Place, monkeypatch: pytest.MonkeyPatch, several: bool, verdict: str
+    place: Place, monkeypatch: pytest.MonkeyPatch, several: bool, verdict: str, golden: Golden
 ) -> None:
     def unknown(*_: object, **__: object) -> None:
         raise socket.gaierror(-2, "Name or service not known")
@@ -915,7 +862,7 @@ def test_an_own_name_that_nobody_knows(
     result = found(NetworkChecks(place.here, several_hosts=several, interface=None).own_name)["own name"]
 
     assert result[0] == verdict
-    assert result[1].startswith("node1 does not resolve (Name or service not known)")
+    golden(result[1], "node1")
 
 
 @pytest.mark.parametrize(
@@ -931,7 +878,7 @@ def test_an_own_name_that_nobody_knows(
     ],
 )
 def test_variables_that_name_an_interface(
-    place: Place, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, verdict: str | None
+    place: Place, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, verdict: str | None, golden: Golden
 ) -> None:
     place.environ[variable] = value
     monkeypatch.setattr(network, "own_interfaces", lambda: [LO, ETH])
@@ -940,18 +887,15 @@ def test_variables_that_name_an_interface(
 
     assert result.get(variable, (None,))[0] == verdict
     if verdict == "fail":
-        assert result[variable][1].endswith("which is not here or is down; here are eth0, lo")
+        golden(result[variable][1], "eth0")
 
 
-def test_infiniband_that_is_left_aside(place: Place) -> None:
+def test_infiniband_that_is_left_aside(place: Place, golden: Golden) -> None:
     fast = NetworkChecks(place.here, several_hosts=True, interface=None).fast
-    assert found(fast) == {"InfiniBand": ok("none here: hosts communicate over TCP")}
+    golden(found(fast), "InfiniBand", "ok", "TCP")
 
     place.file("sys/class/infiniband/mlx5_0/ports/1/state", "1: DOWN")
-    assert found(fast)["InfiniBand"][:2] == (
-        "warning",
-        "there are devices, but no port is active: libraries take TCP without a word",
-    )
+    golden(found(fast)["InfiniBand"][:2], "warning", "TCP")
     place.file("sys/class/infiniband/mlx5_0/ports/1/state", "4: ACTIVE")
     assert found(fast)["InfiniBand"][1].startswith("1 active port: mlx5_0:1; ")
 
@@ -1051,7 +995,7 @@ class Pair:
         return result
 
 
-def test_two_hosts_that_work(pair: Pair) -> None:
+def test_two_hosts_that_work(pair: Pair, golden: Golden) -> None:
     result = pair.look()
 
     assert {name: each[0] for name, each in result.items() if each[0] != "ok"} == {}
@@ -1065,10 +1009,10 @@ def test_two_hosts_that_work(pair: Pair) -> None:
         "node1 to node2",
         "node2 to node1",
     ]
-    assert result["node1"] == ok("reached over ssh without a password; its shell prints nothing")
-    assert result["node1 horovod_study"] == ok("0.1.0, the same source as here")
+    golden(result["node1"], "ok")
+    golden(result["node1 horovod_study"], "ok", "0.1.0")
     assert result["node1 to node2"] == ok("through eth0 to 10.0.0.2")
-    assert result["host names"] == ok("2 hosts, each with a name of its own")
+    golden(result["host names"], "ok", "2 hosts")
 
 
 @pytest.mark.parametrize(
@@ -1077,146 +1021,134 @@ def test_two_hosts_that_work(pair: Pair) -> None:
         (
             "node2: Permission denied (publickey,password).",
             255,
-            "it asks for a password, or refuses the key (Permission denied (publickey,password).)",
-            "ssh-keygen -t ed25519, then ssh-copy-id node2; where a cluster does not allow ssh between its nodes, use "
-            "scheduler: slurm",
+            "",
+            "-t ed25519",
         ),
         (
             "Host key verification failed.",
             255,
-            "its host key is not known, and nobody is there to be asked (Host key verification failed.)",
-            "ssh node2 once yourself and say yes, on every host that starts others",
+            "",
+            "node2",
         ),
         (
             "WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!\\nHost key verification failed.",
             255,
-            "its host key is another one than the known one (Host key verification failed.)",
-            "if the machine was set up again: ssh-keygen -R node2, then ssh node2 once yourself",
+            "",
+            "-R node2",
         ),
         (
             "ssh: Could not resolve hostname node2: Name or service not known",
             255,
-            "its name is unknown (Could not resolve hostname node2: Name or service not known)",
-            "correct the name, or add node2 to /etc/hosts or to ~/.ssh/config",
+            "node2",
+            "~/.ssh/config",
         ),
         (
             "ssh: connect to host node2 port 22: Connection refused",
             255,
-            "no ssh server listens there (connect to host node2 port 22: Connection refused)",
-            "start sshd on node2, or give its port in ~/.ssh/config",
+            "node2 port 22",
+            "~/.ssh/config",
         ),
         (
             "ssh: connect to host node2 port 22: No route to host",
             255,
-            "there is no way to it (connect to host node2 port 22: No route to host)",
-            "is it switched on, and in a network that this machine reaches",
+            "node2 port 22",
+            "",
         ),
         (
             "ssh: connect to host node2 port 22: Connection timed out",
             255,
-            "it does not answer (connect to host node2 port 22: Connection timed out)",
-            "is it switched on; a firewall may drop the connection",
+            "node2 port 22",
+            "",
         ),
         (
             "Access denied by pam_slurm_adopt: you have no active jobs on this node",
             255,
-            "Slurm lets nobody in who has no job there (Access denied by pam_slurm_adopt: you have no active jobs on "
-            "this node)",
-            "start studies inside a job (scheduler: slurm in the partition's file); ssh to nodes is not needed then",
+            "pam_slurm_adopt",
+            "",
         ),
         (
             "Permissions 0666 are too open: UNPROTECTED PRIVATE KEY FILE!\\nnode2: Permission denied (publickey).",
             255,
-            "others may read the key's file, so ssh does not use it (Permission denied (publickey).)",
-            "chmod 600 ~/.ssh/id_ed25519 (or whichever file it names)",
+            "",
+            "600 ~/.ssh/id_ed25519",
         ),
         (
             "ssh: connect to host node2 port 22: Network is unreachable",
             255,
-            "there is no way to its network (connect to host node2 port 22: Network is unreachable)",
-            "give the name that this machine reaches it by, or bring the network up (ip route)",
+            "node2 port 22",
+            "",
         ),
         (
             "kex_exchange_identification: Connection closed by remote host",
             255,
-            "its ssh server ends the connection at once (Connection closed by remote host)",
-            "it may allow fewer at a time (MaxStartups), or not you: ssh -v node2 true tells",
+            "",
+            "MaxStartups",
         ),
-        ("strange", 7, "ssh does not work (strange)", "try it yourself: ssh -o BatchMode=yes node2 true"),
+        ("strange", 7, "", "-o BatchMode=yes node2"),
     ],
 )
-def test_why_ssh_does_not_work(pair: Pair, said: str, code: int, what: str, remedy: str) -> None:
+def test_why_ssh_does_not_work(pair: Pair, said: str, code: int, what: str, remedy: str, golden: Golden) -> None:
     pair.cases["node2"] = f"printf '{said}\\n' >&2; exit {code}"
 
     result = pair.look("node2")
 
-    assert result == {"node2": ("fail", what, remedy)}
+    golden(result, "node2", "fail", what, remedy)
 
 
-def test_one_host_that_is_out_of_reach_does_not_hide_the_other(pair: Pair) -> None:
+def test_one_host_that_is_out_of_reach_does_not_hide_the_other(pair: Pair, golden: Golden) -> None:
     pair.cases["node2"] = "echo 'ssh: connect to host node2 port 22: Connection refused' >&2; exit 255"
 
     result = pair.look()
 
     assert result["node2"][0] == "fail"
-    assert result["node1 packages"] == ok("Python 3.11.2, and the versions of this machine")
+    golden(result["node1 packages"], "ok", "3.11.2")
     assert "node1 to node2" not in result
 
 
-def test_an_ssh_that_hangs_ends_with_a_finding(pair: Pair) -> None:
+def test_an_ssh_that_hangs_ends_with_a_finding(pair: Pair, golden: Golden) -> None:
     pair.cases["node2"] = "sleep 60"
 
-    assert pair.look("node2", patience=0.05) == {
-        "node2": (
-            "fail",
-            "it does not answer (ssh did not answer within 0.6 s)",
-            "try it yourself: ssh node2 true",
-        )
-    }
+    golden(pair.look("node2", patience=0.05), "node2", "fail", "0.6 s")
 
 
-def test_a_shell_that_chatters_is_a_fail(pair: Pair) -> None:
+def test_a_shell_that_chatters_is_a_fail(pair: Pair, golden: Golden) -> None:
     pair.cases["node2"] = "echo 'Welcome to node2'"
 
     verdict, what, remedy = pair.look()["node2 shell"]
 
     assert verdict == "fail"
-    assert what == "it prints 'Welcome to node2' without being asked: launchers read that as an answer"
+    golden(what, "node2")
     assert remedy.startswith("in ~/.bashrc")
 
 
-def test_no_ssh_here(pair: Pair) -> None:
+def test_no_ssh_here(pair: Pair, golden: Golden) -> None:
     (pair.place.root / "site" / "ssh").unlink(missing_ok=True)
     area = Area("ssh")
     Hosts(pair.place.here, [Host(name="node2", slots=1)], pair.place.root, interface=None, quick=False).check(area)
 
-    assert area.findings[0].what == "there is no ssh program here (ssh cannot be started (No such file or directory))"
+    golden(area.findings[0].what)
 
 
-def test_this_machine_needs_no_ssh(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_this_machine_needs_no_ssh(pair: Pair, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
     monkeypatch.setattr(hosts, "this_host", lambda name: name == "node1")
     pair.place.environ["FAKE_HOST"] = "node1"
     pair.cases["node1"] = "exit 1"
 
     result = pair.look()
 
-    assert result["node1"] == ok("this machine: launchers need no ssh to it")
+    golden(result["node1"], "ok")
     assert result["node1 to node2"] == ok("through eth0 to 10.0.0.2")
 
 
-def test_no_python_there(pair: Pair) -> None:
+def test_no_python_there(pair: Pair, golden: Golden) -> None:
     python = pair.place.root / "bin" / "python"
     pair.cases["node2"] = f'case "$*" in *python*) echo "sh: {python}: No such file or directory" >&2; exit 127;; esac'
 
     result = pair.look()
 
-    assert result["node2 Python"] == (
-        "fail",
-        f"there is no {python} there",
-        "put the project into a folder that all hosts mount, or install it at the same path on each",
-    )
+    golden(result["node2 Python"], "fail", python)
     pair.cases["node2"] = 'case "$*" in *python*) sleep 60;; esac'
-    assert pair.look("node2", patience=0.05)["node2 Python"][1].endswith("python did not answer there within 1.5 s")
+    golden(pair.look("node2", patience=0.05)["node2 Python"][1], "1.5 s")
 
 
 @pytest.mark.slow
@@ -1301,17 +1233,13 @@ def test_what_may_be_wrong_with_a_host(pair: Pair, change: dict[str, Any], name:
     assert what in result[name][1]
 
 
-def test_a_folder_that_is_not_shared(pair: Pair) -> None:
+def test_a_folder_that_is_not_shared(pair: Pair, golden: Golden) -> None:
     pair.stories["node2"]["scratch"] = False
 
-    assert pair.look()["node2 runs"] == (
-        "fail",
-        f"it does not see what is written to {pair.place.root} here: records of its ranks would stay there",
-        "give a folder that all hosts mount with --runs",
-    )
+    golden(pair.look()["node2 runs"], "fail", pair.place.root, "--runs")
 
 
-def test_several_ways_between_the_hosts(pair: Pair) -> None:
+def test_several_ways_between_the_hosts(pair: Pair, golden: Golden) -> None:
     for n, other in ((1, 2), (2, 1)):
         story = pair.stories[f"node{n}"]
         story["interfaces"].append(card("ib0", f"10.1.0.{n}"))
@@ -1321,31 +1249,20 @@ def test_several_ways_between_the_hosts(pair: Pair) -> None:
 
     result = pair.look()
 
-    assert result["node1 to node2"] == ok("through eth0 to 10.0.0.2; through ib0 to 10.1.0.2")
-    assert result["several networks"][:2] == (
-        "warning",
-        "the hosts reach each other through eth0, ib0: each library chooses by itself",
-    )
+    golden(result["node1 to node2"], "ok", "eth0", "10.0.0.2", "ib0", "10.1.0.2")
+    golden(result["several networks"][:2], "warning", "eth0", "ib0")
     assert "several networks" not in pair.look(interface="ib0")
-    assert pair.look(interface="ib1")["node1 to node2"] == (
-        "fail",
-        "not through ib1, which is to be used, but through eth0, ib0",
-        "set `interface` in the partition's file to eth0, or bring ib1 up",
-    )
+    golden(pair.look(interface="ib1")["node1 to node2"], "fail", "ib1", "eth0", "ib0")
 
 
 def test_a_quick_examination_only_logs_in(pair: Pair) -> None:
     assert list(pair.look(quick=True)) == ["node1", "node2"]
 
 
-def test_a_host_that_is_named_twice(pair: Pair) -> None:
+def test_a_host_that_is_named_twice(pair: Pair, golden: Golden) -> None:
     result = pair.look("node1", "node1", quick=True)
 
-    assert result["hosts"] == (
-        "fail",
-        "node1 is named twice",
-        "name it once, with its slots added: node1:2",
-    )
+    golden(result["hosts"], "fail", "node1:2")
 
 
 def test_the_probe_reaches_and_does_not_talk_to_itself(tmp_path: Path) -> None:
@@ -1431,33 +1348,32 @@ def look_at_slurm(
     return found(Slurm(place.here, partition, quick=quick).check)
 
 
-def test_no_slurm_is_fine_unless_it_is_wanted(place: Place) -> None:
-    assert look_at_slurm(place) == {
-        "programs": ok("not installed here, and not needed for partitions with scheduler local and ssh")
-    }
-    assert look_at_slurm(place, MAIN)["programs"][:2] == (
-        "fail",
-        "not on PATH: sinfo, squeue, sbatch, srun, scancel, but partition mine is one of Slurm",
-    )
+def test_no_slurm_is_fine_unless_it_is_wanted(place: Place, golden: Golden) -> None:
+    golden(look_at_slurm(place), "programs", "ok")
+    golden(look_at_slurm(place, MAIN)["programs"][:2], "fail", "PATH")
     place.program("sinfo", "")
-    assert look_at_slurm(place)["programs"][:2] == ("warning", "not on PATH: squeue, sbatch, srun, scancel")
+    golden(look_at_slurm(place)["programs"][:2], "warning", "PATH")
 
 
-def test_a_slurm_that_is_what_the_file_says(place: Place) -> None:
+def test_a_slurm_that_is_what_the_file_says(place: Place, golden: Golden) -> None:
     with_slurm(place)
 
-    assert look_at_slurm(place, replace(MAIN, memory_per_core_mb=1000, srun_mpi="pmix_v4")) == {
-        "allocation": ok("this shell is in no job"),
-        "answers": ok("sinfo lists 2 nodes in main"),
-        "partition": ok("main is up, 2 of 2 nodes usable"),
-        "cores per node": ok("4, as in the file of mine"),
-        "memory per node": ok("4000 MB, of which the file of mine asks for up to 4000 MB"),
-        "GPUs per node": ok("2, as in the file of mine"),
-        "srun --mpi": ok("pmix_v4 is there"),
-        "sbatch --test-only": ok("Job 7 to start at noon"),
-        "squeue": ok("answers; 2 jobs of yours there"),
-        "sacct": ok("answers: the states of ended jobs come from it"),
-    }
+    golden(
+        look_at_slurm(place, replace(MAIN, memory_per_core_mb=1000, srun_mpi="pmix_v4")),
+        "allocation",
+        "ok",
+        "answers",
+        "2 nodes",
+        "partition",
+        "4000 MB",
+        "GPUs",
+        "srun --mpi",
+        "pmix_v4",
+        "--test-only",
+        "squeue",
+        "2 jobs",
+        "sacct",
+    )
 
 
 @pytest.mark.parametrize(
@@ -1510,86 +1426,76 @@ def test_a_partition_is_held_against_its_file(
     assert result[name][2]
 
 
-def test_a_partition_without_a_name_is_the_default_one(place: Place) -> None:
+def test_a_partition_without_a_name_is_the_default_one(place: Place, golden: Golden) -> None:
     with_slurm(place)
 
-    assert look_at_slurm(place, replace(MAIN, slurm_partition=None))["partition"] == ok(
-        "the default partition is up, 2 of 2 nodes usable"
-    )
+    golden(look_at_slurm(place, replace(MAIN, slurm_partition=None))["partition"], "ok", "2 nodes")
 
 
-def test_modules_that_can_be_loaded(place: Place) -> None:
+def test_modules_that_can_be_loaded(place: Place, golden: Golden) -> None:
     with_slurm(place)
     place.program("bash", "exit 0")
 
-    assert look_at_slurm(place, replace(MAIN, modules=("gcc", "openmpi/4")))["modules"] == ok(
-        "gcc, openmpi/4 can be loaded"
-    )
+    golden(look_at_slurm(place, replace(MAIN, modules=("gcc", "openmpi/4")))["modules"], "ok", "openmpi/4")
     place.program("bash", "echo 'Lmod has detected the following error: unknown: openmpi/9' >&2")
-    assert look_at_slurm(place, replace(MAIN, modules=("openmpi/9",)))["modules"][:2] == (
-        "fail",
-        "module load openmpi/9: Lmod has detected the following error: unknown: openmpi/9",
-    )
+    golden(look_at_slurm(place, replace(MAIN, modules=("openmpi/9",)))["modules"][:2], "fail", "openmpi/9")
 
 
 @pytest.mark.parametrize(
     ("state", "up", "verdict", "what"),
     [
-        ("idle", "down", "fail", "main is down: it starts no jobs"),
-        ("drained", "up", "fail", "main is up, 0 of 2 nodes usable (drained)"),
-        ("mixed-", "up", "ok", "main is up, 2 of 2 nodes usable"),
-        ("idle~", "up", "ok", "main is up, 2 of 2 nodes usable"),
-        ("down*", "up", "fail", "main is up, 0 of 2 nodes usable (down*)"),
+        ("idle", "down", "fail", ""),
+        ("drained", "up", "fail", "2 nodes"),
+        ("mixed-", "up", "ok", "2 nodes"),
+        ("idle~", "up", "ok", "2 nodes"),
+        ("down*", "up", "fail", "2 nodes"),
     ],
 )
-def test_states_of_a_partition(place: Place, state: str, up: str, verdict: str, what: str) -> None:
+def test_states_of_a_partition(place: Place, state: str, up: str, verdict: str, what: str, golden: Golden) -> None:
     with_slurm(place, state=state, up=up)
 
-    assert look_at_slurm(place, MAIN)["partition"][:2] == (verdict, what)
+    golden(look_at_slurm(place, MAIN)["partition"][:2], verdict, what)
 
 
-def test_one_node_that_is_down(place: Place) -> None:
+def test_one_node_that_is_down(place: Place, golden: Golden) -> None:
     with_slurm(place)
     rows = NODES.format(state="idle", up="up").replace("n2|4|4000|gpu:2|idle", "n2|4|4000|gpu:2|down*")
     place.program("sinfo", f"cat <<'END'\n{rows}\nEND")
 
-    assert look_at_slurm(place, MAIN)["partition"][:2] == (
-        "warning",
-        "main is up, 1 of 2 nodes usable; n2 is down*",
-    )
+    golden(look_at_slurm(place, MAIN)["partition"][:2], "warning", "2 nodes", "n2")
 
 
 @pytest.mark.parametrize(("partition", "verdict"), [(None, "warning"), (MAIN, "fail")])
-def test_a_slurm_that_does_not_answer(place: Place, partition: Partition | None, verdict: str) -> None:
+def test_a_slurm_that_does_not_answer(place: Place, partition: Partition | None, verdict: str, golden: Golden) -> None:
     with_slurm(place)
     place.program("sinfo", "echo 'slurm_load_partitions: Unable to contact slurm controller' >&2; exit 1")
 
     result = look_at_slurm(place, partition)
 
-    assert result["answers"][:2] == (verdict, "sinfo does not answer: Unable to contact slurm controller")
-    assert result["answers"][2].startswith("is slurmctld up (scontrol ping), is munge running")
+    golden(result["answers"][:2], verdict)
+    golden(result["answers"][2])
     assert "squeue" not in result
 
 
 @pytest.mark.parametrize(
-    ("said", "remedy"),
+    "said",
     [
-        ("Invalid account or account/partition combination specified", "set account in the file to one of"),
-        ("Invalid qos specification", "set qos in the file to one of"),
-        ("Requested node configuration is not available", "lower what the file asks for per node"),
-        ("Something else", "sbatch --test-only --job-name=horovod-study-doctor --partition=main "),
+        "Invalid account or account/partition combination specified",
+        "Invalid qos specification",
+        "Requested node configuration is not available",
+        "Something else",
     ],
 )
-def test_a_job_that_would_be_refused(place: Place, said: str, remedy: str) -> None:
+def test_a_job_that_would_be_refused(place: Place, said: str, golden: Golden) -> None:
     with_slurm(place, sbatch=f"echo 'sbatch: error: {said}' >&2; exit 1")
 
     result = look_at_slurm(place, MAIN)["sbatch --test-only"]
 
-    assert result[:2] == ("fail", f"a job of one full node would be refused: {said}")
-    assert result[2].startswith(remedy)
+    golden(result[:2], "fail", said)
+    golden(result[2])
 
 
-def test_the_job_that_is_tried_is_that_of_a_study(place: Place) -> None:
+def test_the_job_that_is_tried_is_that_of_a_study(place: Place, golden: Golden) -> None:
     note = place.root / "asked"
     place.environ |= {"SBATCH_ACCOUNT": "wrong", "SLURM_CONF": "/etc/x.conf", "SLURM_JOB_ID": "9"}
     with_slurm(place, sbatch=f'echo "$* $SBATCH_ACCOUNT $SLURM_CONF $SLURM_JOB_ID" > {note}')
@@ -1600,18 +1506,18 @@ def test_the_job_that_is_tried_is_that_of_a_study(place: Place) -> None:
     assert asked.startswith("--test-only --job-name=horovod-study-doctor --partition=main --account=a1 --qos=high ")
     assert "--nodes=1 --ntasks-per-node=2 --cpus-per-task=1 --gres=gpu:2 --mem-per-cpu=1000M --exclusive" in asked
     assert "wrong" not in asked and asked.rstrip().endswith(" /etc/x.conf"), "the caller's own settings are left out"
-    assert result["allocation"][1].startswith("this shell is in job 9 on unknown nodes")
+    golden(result["allocation"][1], "job 9")
 
 
-def test_no_accounting_means_less_is_known(place: Place) -> None:
+def test_no_accounting_means_less_is_known(place: Place, golden: Golden) -> None:
     with_slurm(place, sacct="echo 'Slurm accounting storage is disabled' >&2; exit 1")
 
     verdict, what, remedy = look_at_slurm(place)["sacct"]
 
-    assert (verdict, what) == ("warning", "does not work: Slurm accounting storage is disabled")
-    assert remedy.startswith("nothing to do: how jobs ended is then read from squeue and the run directories")
+    golden((verdict, what), "warning")
+    golden(remedy)
     (place.root / "site" / "sacct").unlink()
-    assert look_at_slurm(place)["sacct"][1] == "does not work: sacct is not on PATH"
+    golden(look_at_slurm(place)["sacct"][1], "PATH")
 
 
 @pytest.mark.parametrize(
@@ -1640,35 +1546,35 @@ def test_a_time_limit_in_seconds(limit: str, seconds: float | None) -> None:
 # ------------------------------------------------------------------------------------------------------- runs folder
 
 
-def test_a_folder_that_works(tmp_path: Path) -> None:
-    assert found(lambda area: files.works(area, tmp_path / "not" / "yet")) == {
-        "writable": ok(f"{tmp_path} can be written"),
-        "rename": ok("a file replaces another in one go"),
-        "hard links": ok("they work, so two terminals never start the same cell"),
-        "its clock": ok("that of this machine, within 2 s"),
-    }
+def test_a_folder_that_works(tmp_path: Path, golden: Golden) -> None:
+    golden(
+        found(lambda area: files.works(area, tmp_path / "not" / "yet")),
+        "writable",
+        "ok",
+        tmp_path,
+        "rename",
+        "hard links",
+        "its clock",
+        "2 s",
+    )
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_written() -> None:
+def test_a_folder_that_cannot_be_written(golden: Golden) -> None:
     verdict, what, remedy = found(lambda area: files.works(area, Path("/proc/runs")))["writable"]
 
     assert verdict == "fail"
-    assert what.startswith("/proc cannot be written (")
-    assert remedy == "give a folder of your own with --runs, or have its permissions changed"
+    golden(what, "/proc")
+    golden(remedy, "--runs")
 
 
-def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(Path, "write_bytes", full)
 
-    assert found(lambda area: files.works(area, tmp_path))["writable"] == (
-        "fail",
-        f"{tmp_path}: No space left on device",
-        "make room, or give another folder with --runs",
-    )
+    golden(found(lambda area: files.works(area, tmp_path))["writable"], "fail", tmp_path, "--runs")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -1686,20 +1592,17 @@ def test_room_for_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: in
     assert found(lambda area: files.space(area, tmp_path / "runs"))["space"][:2] == (verdict, what.format(tmp_path))
 
 
-def test_no_room_for_more_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_room_for_more_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
     monkeypatch.setattr(
         files.os,
         "statvfs",
         lambda _: SimpleNamespace(f_files=100, f_favail=7, f_bavail=9, f_blocks=9, f_bfree=9, f_frsize=2**30),
     )
 
-    assert found(lambda area: files.space(area, tmp_path))["files"][:2] == (
-        "warning",
-        f"only 7 more files can be made at {tmp_path}",
-    )
+    golden(found(lambda area: files.space(area, tmp_path))["files"][:2], "warning", "7 more", tmp_path)
 
 
-def test_no_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
     def refused(*_: object) -> None:
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
@@ -1708,36 +1611,25 @@ def test_no_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     verdict, what, remedy = found(lambda area: files.works(area, tmp_path))["hard links"]
 
     assert verdict == "fail"
-    assert what == (
-        "none can be made (Operation not permitted); claims on cells are hard links, so that two terminals never start "
-        "the same cell"
-    )
+    golden(what)
     assert "Lustre" in remedy
 
 
-def test_hard_links_that_replace_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hard_links_that_replace_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
     monkeypatch.setattr(files.os, "link", lambda there, name: Path(name).write_text("copy"))
 
-    assert found(lambda area: files.works(area, tmp_path))["hard links"][1].startswith(
-        "they are not counted, or replace each other"
-    )
+    golden(found(lambda area: files.works(area, tmp_path))["hard links"][1])
 
 
-def test_a_rename_that_does_not_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rename_that_does_not_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
     monkeypatch.setattr(files.os, "replace", lambda *_: None)
-    assert found(lambda area: files.works(area, tmp_path))["rename"][:2] == (
-        "fail",
-        "after a file replaced another, its old content is seen: records could be torn",
-    )
+    golden(found(lambda area: files.works(area, tmp_path))["rename"][:2], "fail")
 
     def refused(*_: object) -> None:
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
 
     monkeypatch.setattr(files.os, "replace", refused)
-    assert found(lambda area: files.works(area, tmp_path))["rename"][:2] == (
-        "fail",
-        "a file cannot replace another (Invalid cross-device link)",
-    )
+    golden(found(lambda area: files.works(area, tmp_path))["rename"][:2], "fail")
 
 
 @pytest.mark.parametrize(("apart_s", "what"), [(90.0, "90.0 s in the future"), (-90.0, "90.0 s in the past")])
@@ -1775,38 +1667,37 @@ def test_the_file_system_of_a_folder(place_: str, kind: tuple[str, str]) -> None
     assert files.file_system(Path(place_), "") is None
 
 
-def test_slurm_nodes_may_not_see_a_local_file_system(place: Place) -> None:
+def test_slurm_nodes_may_not_see_a_local_file_system(place: Place, golden: Golden) -> None:
     place.file("proc/self/mounts", "x / ext4 rw 0 0")
 
     def look(folder: Path) -> tuple[str, str, str]:
         return found(lambda area: files.kind(area, place.here, folder, several_hosts=True, slurm=True))["kind"]
 
     verdict, what, remedy = look(place.root / "runs")
-    assert (verdict, what) == (
-        "warning",
-        f"{place.root}/runs is on ext4 (/): the nodes see it only if this machine exports it",
-    )
-    assert remedy.startswith("give a folder that the nodes mount")
+    golden((verdict, what), "warning", place.root, "/runs", "ext4")
+    golden(remedy)
 
 
 @pytest.mark.parametrize(
-    ("system", "several", "verdict", "what"),
+    ("system", "several", "verdict"),
     [
-        ("ext4", False, "ok", "is on ext4 (/)"),
-        ("ext4", True, "ok", "all hosts must see it"),
-        ("nfs4", True, "ok", "changes by other hosts show up seconds late"),
-        ("lustre", False, "ok", "many small files are slow there"),
-        ("tmpfs", False, "warning", "what is written there is gone with the machine or the container"),
-        ("overlay", False, "warning", "what is written there is gone with the machine or the container"),
+        ("ext4", False, "ok"),
+        ("ext4", True, "ok"),
+        ("nfs4", True, "ok"),
+        ("lustre", False, "ok"),
+        ("tmpfs", False, "warning"),
+        ("overlay", False, "warning"),
     ],
 )
-def test_what_a_kind_of_file_system_means(place: Place, system: str, several: bool, verdict: str, what: str) -> None:
+def test_what_a_kind_of_file_system_means(
+    place: Place, system: str, several: bool, verdict: str, golden: Golden
+) -> None:
     place.file("proc/self/mounts", f"x / {system} rw 0 0")
 
     result = found(lambda area: files.kind(area, place.here, place.root / "runs", several_hosts=several))["kind"]
 
     assert result[0] == verdict
-    assert what in result[1]
+    golden(result[1])
 
 
 # ----------------------------------------------------------------------------------------------------------- machine
@@ -1816,33 +1707,29 @@ def stat_line(pid: int, name: str, parent: int) -> str:
     return f"{pid} ({name}) S {parent} " + "0 " * 31
 
 
-def test_who_uses_the_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_uses_the_processors(monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
     monkeypatch.setattr(machine, "other_load", lambda cores, seconds: "other programs use 2.0 of 4 cores (a 2.0)")
     load = Load()
 
     verdict, what, _ = found(load.check)["load"]
     assert verdict == "warning"
-    assert what.startswith("other programs use 2.0 of 4 cores (a 2.0); load average ")
+    golden(what.rpartition(" ")[0], "2.0", "4 cores")
     assert found(lambda area: load.check(area, elsewhere=True))["load"][0] == "ok"
     load.told = None
     assert found(load.check)["load"][0] == "ok"
     load.problem = "no /proc"
-    assert found(load.check)["load"][1] == "could not be checked: no /proc"
+    golden(found(load.check)["load"][1], "/proc")
 
 
-def test_cores_and_quota(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cores_and_quota(place: Place, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
     monkeypatch.setattr(machine, "available_cores", lambda: 4)
     monkeypatch.setattr(machine.os, "cpu_count", lambda: 8)
 
     def look(workers: int = 0) -> dict[str, tuple[str, str, str]]:
         return found(lambda area: machine.cores(area, place.here, workers))
 
-    assert look() == {"cores": ok("4 cores of 8 of this machine")}
-    assert look(5)["cores"][:2] == (
-        "warning",
-        "5 workers are asked for on 4 cores of 8 of this machine: they would share, which is slower and measures the "
-        "sharing",
-    )
+    golden(look(), "ok", "4 cores")
+    golden(look(5)["cores"][:2], "warning", "5 workers", "4 cores")
     place.file("proc/self/cgroup", "0::/job/step")
     place.file("sys/fs/cgroup/job/cpu.max", "150000 100000")
     place.file("sys/fs/cgroup/job/step/cpu.max", "max 100000")
@@ -1850,8 +1737,8 @@ def test_cores_and_quota(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.file("sys/fs/cgroup/job/step/cpu.max", "250000 100000")  # the one around it is tighter
     verdict, what, remedy = look()["processor quota"]
     assert verdict == "warning"
-    assert what.startswith("the control group allows the time of 1.5 cores, though 4 cores may be used")
-    assert remedy.startswith("run no more than 1 workers")
+    golden(what, "1.5 cores", "4 cores")
+    golden(remedy, "1 workers")
     place.file("proc/self/cgroup", "5:cpu,cpuacct:/docker/x\n4:memory:/docker/x")
     place.file("sys/fs/cgroup/cpu/docker/x/cpu.cfs_quota_us", "-1")
     place.file("sys/fs/cgroup/cpu/docker/x/cpu.cfs_period_us", "100000")
@@ -1860,24 +1747,21 @@ def test_cores_and_quota(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.file("sys/fs/cgroup/cpu/docker/cpu.cfs_period_us", "100000")
     assert machine.quota_cores(place.here) == 0.5
     monkeypatch.setattr(machine, "available_cores", lambda: 1)
-    assert look()["cores"][:2] == (
-        "warning",
-        "only 1 core of 8 of this machine may be used: all workers would run on it",
-    )
+    golden(look()["cores"][:2], "warning", "1 core")
 
 
 @pytest.mark.parametrize(
     ("free", "verdict", "what"),
     [
-        (None, "ok", "this system does not report how much is free"),
-        (8 * 10**9, "ok", "8 GB free for this process"),
-        (10**8, "warning", "100 MB are free for this process, a worker takes about 500 MB"),
+        (None, "ok", ""),
+        (8 * 10**9, "ok", "8 GB"),
+        (10**8, "warning", "100 MB"),
     ],
 )
-def test_memory(monkeypatch: pytest.MonkeyPatch, free: int | None, verdict: str, what: str) -> None:
+def test_memory(monkeypatch: pytest.MonkeyPatch, free: int | None, verdict: str, what: str, golden: Golden) -> None:
     monkeypatch.setattr(machine.room, "available_bytes", lambda: free)
 
-    assert found(machine.memory)["memory"][:2] == (verdict, what)
+    golden(found(machine.memory)["memory"][:2], verdict, what)
 
 
 def test_shared_memory(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1896,78 +1780,68 @@ def test_shared_memory(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     assert look(2**15)[:2] == ("warning", f"there is no {shm}")
 
 
-def test_limits(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits(place: Place, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
     values = {resource.RLIMIT_NOFILE: 256, resource.RLIMIT_MEMLOCK: 8 * 2**20}
     monkeypatch.setattr(machine.resource, "getrlimit", lambda which: (values[which], values[which]))
 
     def look() -> dict[str, tuple[str, str, str]]:
         return found(lambda area: machine.limits(area, place.here))
 
-    assert look() == {
-        "open files": ("warning", "at most 256 per process", "ulimit -n 4096"),
-        "locked memory": ok("no InfiniBand here that needs it"),
-    }
+    golden(look(), "open files", "warning", "256 per", "ulimit -n 4096", "locked memory", "ok", "InfiniBand")
     place.file("sys/class/infiniband/mlx5_0/ports/1/state", "4: ACTIVE")
     values[resource.RLIMIT_NOFILE] = resource.RLIM_INFINITY
     assert look()["open files"] == ok("unlimited")
-    assert look()["locked memory"][:2] == (
-        "warning",
-        "at most 8.39 MB per process, and there is InfiniBand (mlx5_0:1): MPI and NCCL cannot register buffers and "
-        "fall back to TCP, or fail",
-    )
+    golden(look()["locked memory"][:2], "warning", "8.39 MB", "InfiniBand", "mlx5_0:1", "MPI", "NCCL", "TCP")
     values[resource.RLIMIT_MEMLOCK] = resource.RLIM_INFINITY
-    assert look()["locked memory"] == ok("unlimited, as InfiniBand needs it")
+    golden(look()["locked memory"], "ok", "InfiniBand")
 
 
 @pytest.mark.parametrize(
-    ("state", "several", "verdict", "what"),
+    ("state", "several", "verdict"),
     [
-        (True, True, "ok", "kept right by a time server"),
-        (None, True, "ok", "whether a time server keeps it right is not told here"),
-        (False, False, "ok", "no time server keeps it right, which does not matter on one machine"),
-        (False, True, "warning", "no time server keeps it right: times of several hosts drift apart"),
+        (True, True, "ok"),
+        (None, True, "ok"),
+        (False, False, "ok"),
+        (False, True, "warning"),
     ],
 )
 def test_the_clock(
-    place: Place, monkeypatch: pytest.MonkeyPatch, state: bool | None, several: bool, verdict: str, what: str
+    place: Place, monkeypatch: pytest.MonkeyPatch, state: bool | None, several: bool, verdict: str, golden: Golden
 ) -> None:
     monkeypatch.setattr(machine, "synchronised", lambda: state)
 
     result = found(lambda area: machine.clock(area, place.here, several_hosts=several))
 
-    assert result["time server"][:2] == (verdict, what)
-    assert result["clock source"] == ok("not reported by this system; monotonic")
+    golden(result["time server"][:2], verdict)
+    golden(result["clock source"], "ok")
 
 
-def test_a_clock_that_is_slow_to_read(place: Place) -> None:
+def test_a_clock_that_is_slow_to_read(place: Place, golden: Golden) -> None:
     place.file("sys/devices/system/clocksource/clocksource0/current_clocksource", "hpet")
 
     result = found(lambda area: machine.clock(area, place.here, several_hosts=False))
 
-    assert result["clock source"][:2] == (
-        "warning",
-        "the kernel reads time from hpet, which takes microseconds: laps become less certain",
-    )
+    golden(result["clock source"][:2], "warning")
 
 
 @pytest.mark.parametrize(
     ("code", "release", "what"),
     [
-        (0, "5.1.0", "permitted: thread_priority auto uses it for Gloo's threads"),
-        (1, "6.12.3-x", "not permitted: thread_priority auto uses short time slices instead"),
-        (1, "5.15.0", "not permitted, and no short time slices before Linux 6.12: Gloo goes without"),
+        (0, "5.1.0", "thread_priority"),
+        (1, "6.12.3-x", "thread_priority"),
+        (1, "5.15.0", "6.12"),
     ],
 )
 def test_what_thread_priority_may_use(
-    place: Place, monkeypatch: pytest.MonkeyPatch, code: int, release: str, what: str
+    place: Place, monkeypatch: pytest.MonkeyPatch, code: int, release: str, what: str, golden: Golden
 ) -> None:
     place.program("python", f"exit {code}", beside=True)
     monkeypatch.setattr(platform, "release", lambda: release)
 
-    assert found(lambda area: machine.priority(area, place.here)) == {"real-time priority": ok(what)}
+    golden(found(lambda area: machine.priority(area, place.here)), "ok", what)
 
 
-def test_the_data_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_data_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
     monkeypatch.setenv("HOROVOD_STUDY_DATA", str(tmp_path / "data"))
 
     def look(free: int) -> tuple[str, str, str]:
@@ -1975,15 +1849,12 @@ def test_the_data_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         return found(machine.data_cache)["data cache"]
 
     assert look(10**11) == ok(f"{tmp_path / 'data'}: 100 GB free")
-    assert look(10**9)[:2] == ("warning", f"{tmp_path / 'data'}: 1 GB free; a million curves take 2.42 GB")
+    golden(look(10**9)[:2], "warning", tmp_path / "data", "1 GB", "2.42 GB")
     monkeypatch.setattr(machine.os, "access", lambda *_: False)
-    assert look(10**11)[:2] == (
-        "fail",
-        f"{tmp_path / 'data'} cannot be written: generated data sets find no place",
-    )
+    golden(look(10**11)[:2], "fail", tmp_path / "data")
 
 
-def test_processes_that_earlier_runs_left(place: Place) -> None:
+def test_processes_that_earlier_runs_left(place: Place, golden: Golden) -> None:
     def process(pid: int, name: str, parent: int, run: str = "") -> None:
         place.file(f"proc/{pid}/stat", stat_line(pid, name, parent))
         place.file(f"proc/{pid}/environ", f"A=1\0HOROVOD_STUDY_CELL={run}\0B=2" if run else "A=1")
@@ -1993,19 +1864,23 @@ def test_processes_that_earlier_runs_left(place: Place) -> None:
     process(12, "python", 11, "/runs/s/alive")
     process(20, "orted", 1, "/runs/s/remote")
     process(21, "python", 20, "/runs/s/remote")
-    assert found(lambda area: machine.leftovers(area, place.here)) == {"earlier runs": ok("left no processes behind")}
+    golden(found(lambda area: machine.leftovers(area, place.here)), "earlier runs", "ok")
 
     process(30, "python", 1, "/runs/s/dead")
-    assert found(lambda area: machine.leftovers(area, place.here))["earlier runs"] == (
+    golden(
+        found(lambda area: machine.leftovers(area, place.here))["earlier runs"],
         "warning",
-        "1 process of /runs/s/dead still runs, though its launcher is gone",
-        "kill 30 (`horovod-study run` of the same study ends it itself)",
+        "1 process",
+        "/runs/s/dead",
+        "30",
     )
     process(31, "python", 30, "/runs/s/dead")
-    assert found(lambda area: machine.leftovers(area, place.here))["earlier runs"] == (
+    golden(
+        found(lambda area: machine.leftovers(area, place.here))["earlier runs"],
         "warning",
-        "2 processes of /runs/s/dead still run, though their launcher is gone",
-        "kill 30 31 (`horovod-study run` of the same study ends them itself)",
+        "2 processes",
+        "/runs/s/dead",
+        "30 31",
     )
 
 
@@ -2138,12 +2013,12 @@ def test_hosts_come_from_the_partition_where_none_are_given(place: Place, monkey
     assert asked == [("a", "b"), ("c",)]
 
 
-def test_the_environment_of_the_partition_is_what_is_looked_at(place: Place) -> None:
+def test_the_environment_of_the_partition_is_what_is_looked_at(place: Place, golden: Golden) -> None:
     partition = Partition(name="desk", environment={"CUDA_VISIBLE_DEVICES": "3"})
 
     result = examine(partition=partition, runs=place.root, here=place.here, quick=True)
 
-    assert "it is '3', but there is no GPU here" in [each.what for each in result]
+    golden.line([each.what for each in result], "GPU")
 
 
 def test_worries_are_what_is_not_well_with_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -2161,17 +2036,21 @@ SAMPLE = [
 ]
 
 
-def test_plain_values_and_the_exit_code() -> None:
+def test_plain_values_and_the_exit_code(golden: Golden) -> None:
     plain = doctor.to_dict(SAMPLE)
 
     assert plain["counts"] == {"ok": 2, "warning": 1, "fail": 1}
-    assert json.loads(json.dumps(plain))["findings"][1] == {
-        "area": "ssh",
-        "name": "node2",
-        "verdict": "fail",
-        "what": "it refuses the key",
-        "remedy": "ssh-copy-id node2",
-    }
+    golden(
+        json.loads(json.dumps(plain))["findings"][1],
+        "area",
+        "ssh",
+        "name",
+        "node2",
+        "verdict",
+        "fail",
+        "what",
+        "remedy",
+    )
     assert (exit_code(SAMPLE), exit_code(SAMPLE[:1]), exit_code([])) == (1, 0, 0)
 
 

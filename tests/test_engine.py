@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from fake_trainer import fake_launch
+from make.wording import Golden
 
 import horovod_study
 from horovod_study.cluster.process import marked_processes
@@ -69,7 +70,7 @@ def run_of(folder: Path, told: str = "done", **changes: object) -> CellRun:
     return CellRun(**{"cell": cell(), "launch": fake_launch({"*": told}), **values, **changes})
 
 
-def test_a_lane_hears_how_its_runs_ended_and_decides_what_comes_next(tmp_path: Path) -> None:
+def test_a_lane_hears_how_its_runs_ended_and_decides_what_comes_next(tmp_path: Path, golden: Golden) -> None:
     heard: list[str] = []
 
     def lane() -> Lane:
@@ -81,8 +82,8 @@ def test_a_lane_hears_how_its_runs_ended_and_decides_what_comes_next(tmp_path: P
         sweep([lane()], stop)
 
     assert heard[0] == "done: "
-    assert heard[1:3] == ["failed: ValueError: the loss is not a number (exit code 1)", "failed: device lost in step 7"]
-    assert heard[3].startswith("failed: /nonexistent/launcher cannot be started")
+    golden(heard[1:3], "ValueError", "code 1", "step 7")
+    golden(heard[3], "/nonexistent/launcher")
     assert [read_run(tmp_path / name / "run").status for name in "abcd"] == ["done", "failed", "failed", "failed"]
 
 

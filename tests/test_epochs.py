@@ -163,7 +163,7 @@ def test_karp_flatt_is_drawn_in_per_cent_with_amdahls_fraction_beside_it(study):
 # ---------------------------------------------------------------------------------------------------- pairs
 
 
-def test_the_ratio_of_two_transports_stands_at_every_worker_count_with_its_verdict(study):
+def test_the_ratio_of_two_transports_stands_at_every_worker_count_with_its_verdict(study, golden):
     (drawing,) = figures_of(pairs, study)
     figure = drawn(drawing)
     throughput = figure.axes[0]
@@ -171,7 +171,7 @@ def test_the_ratio_of_two_transports_stands_at_every_worker_count_with_its_verdi
     dots = [line for line in throughput.get_lines() if line.get_linestyle() == "None"]
     filled = sum(len(line.get_xdata()) for line in dots if line.get_markerfacecolor() != "#ffffff")
 
-    assert drawing.title == "One backend against another"
+    golden(drawing.title)
     np.testing.assert_allclose(sorted(v for line in dots for v in line.get_ydata()), sorted(known["ratio"]))
     assert filled == (known["verdict"] == "resolved").sum() > 0
     assert "95 % intervals" in drawing.caption and "Pairs per point: 3" in drawing.caption
@@ -213,14 +213,14 @@ def test_times_faster_is_relative_to_the_smallest_batch(swept):
         np.testing.assert_allclose(own["times_faster"], own["samples_per_s_median"] / base[25])
 
 
-def test_every_identified_knee_stands_on_its_line(swept):
+def test_every_identified_knee_stands_on_its_line(swept, golden):
     drawing = one(batches, swept, "batch_size")
     _, axes, _ = drawn(drawing).axes
     strokes = sorted(float(line.get_xdata()[0]) for line in axes.get_lines() if line.get_marker() == "|")
     knees = swept.knees[swept.knees["identified"].astype(bool)]
 
     np.testing.assert_allclose(strokes, sorted(knees["knee"]))
-    assert "times as fast as with batch 25" in drawing.caption
+    golden(drawing.caption, "batch 25")
 
 
 def test_overhead_has_the_wait_and_the_loss_of_parallel_cells_only(swept):

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from make.wording import Golden
 
 from horovod_study.comm.launch import Launch
 from horovod_study.comm.serial import SerialBackend
@@ -58,5 +59,5 @@ def test_below_the_floor_is_a_bug(test_mse: float, floor_mse: float | None, size
         assert text == ""
 
 
-def test_a_diverged_training_is_named() -> None:
-    assert "the training diverged; lower --lr" in compared_to_floor(float("nan"), 7.29e-5, 500)
+def test_a_diverged_training_is_named(golden: Golden) -> None:
+    golden(compared_to_floor(float("nan"), 7.29e-5, 500), "--lr")

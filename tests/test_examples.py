@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from drawn_figures import figures_only
+from make.wording import Golden
 
 from horovod_study import cli, records
 
@@ -192,7 +193,7 @@ def test_a_lightning_run_that_fails_is_recorded_as_failed(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_without_lightning_the_remedy_is_told() -> None:
+def test_without_lightning_the_remedy_is_told(golden: Golden) -> None:
     program = """
 import sys
 class Absent:
@@ -208,7 +209,4 @@ except ConfigError as error:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
 
-    assert done.stdout == (
-        "horovod_study.lightning: Lightning is not installed; run `pip install pytorch-lightning`, or put "
-        "horovod_study.recorder() around a loop of your own\n"
-    )
+    golden(done.stdout, "horovod_study.lightning", "horovod_study.recorder")

@@ -17,6 +17,7 @@ import pytest
 from drawn_figures import figures_only
 from make.synthetic_runs import run_table
 from make.synthetic_study import write_study
+from make.wording import Golden
 
 from horovod_study import records
 from horovod_study.analysis import audit
@@ -180,26 +181,28 @@ def test_wandb_keeps_an_offline_run(run: Path, tmp_path: Path, capsys: pytest.Ca
 
 
 def test_a_second_export_into_the_same_folder_is_refused(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], golden: Golden
 ) -> None:
     (tmp_path / "note").write_text("mine")
 
     assert main(["export", str(run), "--to", "tensorboard", "--out", str(tmp_path)]) == 2
 
-    assert "is not empty; the same run twice would look like two, choose another --out" in capsys.readouterr().err
+    golden(capsys.readouterr().err, "--out")
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--to", "trace", "--steps", "900:901"], "no rank recorded steps from 900 to before 901"),
-        (["--to", "mlflow", "--steps", "0:5"], "--steps is for --to trace; leave it out"),
-        (["--to", "trace", "--steps", "7:7"], "'7:7' is not FIRST:LAST with 0 <= FIRST < LAST, such as 100:300"),
-        (["--to", "trace", "--steps", "7"], "'7' is not FIRST:LAST"),
-        (["--to", "trace", "--out", "/dev/null/x"], "choose a writable --out"),
+        (["--to", "trace", "--steps", "900:901"], "900"),
+        (["--to", "mlflow", "--steps", "0:5"], "--steps"),
+        (["--to", "trace", "--steps", "7:7"], "FIRST:LAST"),
+        (["--to", "trace", "--steps", "7"], "FIRST:LAST"),
+        (["--to", "trace", "--out", "/dev/null/x"], "--out"),
     ],
 )
-def test_wrong_use_is_one_line(words: list[str], said: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_use_is_one_line(
+    words: list[str], said: str, run: Path, capsys: pytest.CaptureFixture[str], golden: Golden
+) -> None:
     try:
         code = main(["export", str(run), *words])
     except SystemExit as ended:
@@ -207,10 +210,10 @@ def test_wrong_use_is_one_line(words: list[str], said: str, run: Path, capsys: p
 
     told = capsys.readouterr().err
     assert (code, told.count("Traceback")) == (2, 0)
-    assert said in told
+    golden(told, said)
 
 
-def test_a_trace_is_of_one_run(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_trace_is_of_one_run(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
     for name in "ab":
         (tmp_path / name).symlink_to(run)
     folder = SimpleNamespace(root=run.parent)
@@ -219,17 +222,17 @@ def test_a_trace_is_of_one_run(run: Path, tmp_path: Path, capsys: pytest.Capture
 
     assert main(["export", str(run.parent), "--to", "trace"]) == 2
 
-    assert "holds 2 runs, and a trace shows one; name its folder" in capsys.readouterr().err
+    golden(capsys.readouterr().err, "2 runs")
 
 
 def test_a_tracker_that_is_not_installed_is_named(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], golden: Golden
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "wandb", None)
 
     assert main(["export", str(run), "--to", "wandb", "--out", str(tmp_path / "new")]) == 2
 
-    assert "needs the package wandb, which is not installed; run `make extras`" in capsys.readouterr().err
+    golden(capsys.readouterr().err)
 
 
 # ------------------------------------------------------------------------------------------ points and Extra-P
@@ -245,7 +248,7 @@ def tables(directory: Path, **how: object) -> Path:
 
 @pytest.mark.slow
 def test_points_that_are_read_back_give_the_laws_of_the_study(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], golden: Golden
 ) -> None:
     place = tables(tmp_path / "analysis")
     fits = json.loads((place / "fits.json").read_text())["series"]
@@ -259,9 +262,7 @@ def test_points_that_are_read_back_give_the_laws_of_the_study(
         assert main(["export", str(place), "--to", "points", "--series", name]) == 0
         file.write_text(capsys.readouterr().out)
         base = repr(study["base_samples_per_s"])
-        assert file.read_text().startswith(
-            f"# {name}: its laws there are those of fit --baseline {base}\nseries,workers"
-        )
+        golden(file.read_text(), name, "--baseline", base)
         assert set(file.read_text().splitlines()) <= set(whole.splitlines())
         assert main(["fit", str(file), "--baseline", base, "--json"]) == 0
         again = json.loads(capsys.readouterr().out)["series"][name]
@@ -290,7 +291,9 @@ def test_extra_p_gets_every_repeat_of_every_point(tmp_path: Path) -> None:
     assert curves["sync_s"][0]["values"] == [0.01, 0.01]
 
 
-def test_extra_p_gets_a_file_for_each_set_of_worker_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_extra_p_gets_a_file_for_each_set_of_worker_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], golden: Golden
+) -> None:
     """Its reader refuses a file in which a curve lacks a point that another one has."""
     text = "series,workers,samples_per_s,sync_s\n" + "".join(
         f"{series},{n},{100 * n / (1 + 0.01 * n)},{'' if n == 1 else 0.01 * n}\n"
@@ -314,7 +317,7 @@ def test_extra_p_gets_a_file_for_each_set_of_worker_counts(tmp_path: Path, capsy
             tuple(each["point"][0] for each in curve) for curves in document.values() for curve in curves.values()
         }
         assert len(shapes) == 1
-    assert "doubt: 2 worker counts (2, 16); Extra-P asks for at least 5\n" in printed.err
+    golden(printed.err, "2 worker", "16")
     assert "NaN" not in "".join(Path(path).read_text() for path in said["files"])
 
 
@@ -357,7 +360,9 @@ def test_repeats_with_one_number_are_told_apart() -> None:
     assert points_of(with_series(table))["repeat"].tolist() == [0, 1, 0, 1]
 
 
-def test_mistakes_in_what_is_to_be_exported_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_in_what_is_to_be_exported_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], golden: Golden
+) -> None:
     def error(*words: str) -> str:
         assert main(["export", *words]) == 2
         return capsys.readouterr().err
@@ -365,15 +370,15 @@ def test_mistakes_in_what_is_to_be_exported_are_told(tmp_path: Path, capsys: pyt
     file = tmp_path / "points.csv"
     file.write_text("workers,samples_per_s,series\n1,10,a\n1,11,a\n2,19,b\n")
     place = str(tmp_path)
-    assert "runs.csv: no such file; run `horovod-study report RUNS --out" in error(place, "--to", "points")
-    assert "no series has two worker counts" in error(str(file), "--to", "extra-p")
-    assert "--series c: is not there; allowed: a, b" in error(str(file), "--to", "points", "--series", "c")
-    assert "--steps is for --to trace" in error(str(file), "--to", "points", "--steps", "1:2")
-    assert "an analysis directory or a points file" in error(str(tmp_path / "none.csv"), "--to", "extra-p")
+    golden(error(place, "--to", "points"), "runs.csv", "RUNS --out")
+    golden(error(str(file), "--to", "extra-p"))
+    golden(error(str(file), "--to", "points", "--series", "c"), "--series")
+    golden(error(str(file), "--to", "points", "--steps", "1:2"), "--steps", "--to")
+    golden(error(str(tmp_path / "none.csv"), "--to", "extra-p"))
     file.write_text("workers,samples_per_s\n1,-10\n")
-    assert "allowed is a finite number above 0" in error(str(file), "--to", "extra-p")
+    golden(error(str(file), "--to", "extra-p"))
     serial = run_table(workers=(1,), ways=(("serial", "none"),))
-    with pytest.raises(AnalysisError, match="no run of a communication library is finished"):
+    with golden.raises(AnalysisError):
         points_of(with_series(serial))
 
 

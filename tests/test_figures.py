@@ -115,7 +115,7 @@ def test_no_text_leaves_the_figure_or_lies_on_another_in_the_other_looks(drawn, 
     check_layout(drawn, name)
 
 
-def test_the_check_of_the_layout_sees_what_it_looks_for():
+def test_the_check_of_the_layout_sees_what_it_looks_for(golden):
     with style.style():
         figure = Figure(figsize=(3, 2))
         axes = figure.subplots()
@@ -124,7 +124,8 @@ def test_the_check_of_the_layout_sees_what_it_looks_for():
         axes.text(1.1, 0.5, "far away", transform=axes.transAxes)
         found = " ".join(complaints(figure, "it"))
 
-    assert "'one' is on 'two'" in found and "'far away' leaves the figure" in found
+    assert "'one' is on 'two'" in found
+    golden(found)
 
 
 # ---------------------------------------------------------------------------------------------------- what is drawn
@@ -162,13 +163,13 @@ def test_every_point_that_is_drawn_stands_in_the_file_of_data(drawn, tmp_path):
     assert checked > 200 and {drawing.name for drawing, _ in drawn("text sans")} == CHECKED
 
 
-def test_every_figure_against_workers_has_spread_baseline_and_formula(drawn):
+def test_every_figure_against_workers_has_spread_baseline_and_formula(drawn, golden):
     captions = {drawing.name: drawing.caption for drawing, _ in drawn("text sans")}
 
     assert {"speedup", "efficiency", "breakdown", "throughput", "forecast", "learning", "targets"} <= set(captions)
     for name in ("speedup", "efficiency"):
-        assert "Baseline (plain): one plain PyTorch worker" in captions[name]
-        assert "X(N) / " in captions[name] and "bars: slowest to fastest repeat" in captions[name]
+        golden(captions[name], "PyTorch")
+        assert "X(N) / " in captions[name]
     for name in ("speedup", "efficiency", "throughput", "forecast"):
         assert "further workers need another node (partition: nodes)." in captions[name], name
 
@@ -293,20 +294,21 @@ def test_lines_of_a_series_have_its_colour_in_every_figure(study, drawn):
 @pytest.mark.parametrize(
     ("width", "font", "words"),
     [
-        ("wide", "sans", "'wide' is not a width; give text, column, or a number of mm"),
-        ("39.9", "sans", "a figure is 40 to 400 mm wide, not 39.9 mm; give text (150 mm), column (71 mm)"),
-        ("401", "sans", "40 to 400 mm wide, not 401 mm"),
-        ("nan", "sans", "40 to 400 mm wide, not nan mm"),
-        ("inf", "sans", "40 to 400 mm wide"),
-        ("-150", "sans", "40 to 400 mm wide, not -150 mm"),
-        ("text", "comic", "--font: 'comic' is not known; allowed: sans, serif"),
+        ("wide", "sans", "wide"),
+        ("39.9", "sans", "39.9 mm"),
+        ("401", "sans", "400 mm"),
+        ("nan", "sans", "400 mm"),
+        ("inf", "sans", "400 mm"),
+        ("-150", "sans", "-150 mm"),
+        ("text", "comic", "--font"),
     ],
 )
-def test_a_look_that_cannot_be_is_refused_in_one_line(width, font, words):
+def test_a_look_that_cannot_be_is_refused_in_one_line(width, font, words, golden):
     with pytest.raises(ConfigError) as refused:
         style.FigureFormat.of(width, font)
 
-    assert words in str(refused.value) and "\n" not in str(refused.value)
+    assert "\n" not in str(refused.value)
+    golden(str(refused.value), words)
 
 
 def test_widths_are_words_or_millimetres():
@@ -376,10 +378,10 @@ def hostile() -> Figure:
         return style.settled(figure)
 
 
-def test_without_latex_pgf_says_what_to_install(study, tmp_path, monkeypatch):
+def test_without_latex_pgf_says_what_to_install(study, tmp_path, monkeypatch, golden):
     monkeypatch.setattr(shutil, "which", lambda name: None)
 
-    with pytest.raises(ConfigError, match=r"pdflatex is not on PATH.*apt install texlive-latex-recommended"):
+    with golden.raises(ConfigError, match="PATH"):
         catalogue.write_figures(study, tmp_path / "none", pgf=True)
     assert not (tmp_path / "none").exists()
 

@@ -353,11 +353,11 @@ class TestSelection:
         assert 0 < series.fits["amdahl"].aicc - series.fits["usl"].aicc < 2
         assert "amdahl" == series.selected
 
-    def test_too_few_points_for_aicc(self):
+    def test_too_few_points_for_aicc(self, golden):
         series = fit_series(points([1, 2, 4], [100, 180, 330]))[""]
         assert all(fitted.aicc is None for fitted in series.fits.values())
         assert series.selected == "power"
-        assert "too few points to compare laws" in series.doubts[-1]
+        golden(series.doubts[-1])
 
     @pytest.mark.parametrize("batch", [{}, {"batch_size": 64.0}, {"batch_size": "fixed"}])
     @pytest.mark.parametrize(
@@ -370,15 +370,15 @@ class TestSelection:
         best = min(fitted.loo_rms for fitted in series.fits.values() if fitted.loo_rms is not None)
         assert series.fits[series.selected].loo_rms <= 2 * best < 0.14
 
-    def test_a_law_of_the_other_kind_of_scaling_is_better_than_nonsense_and_says_so(self):
+    def test_a_law_of_the_other_kind_of_scaling_is_better_than_nonsense_and_says_so(self, golden):
         n = np.array([1, 2, 4, 8, 16])
         series = fit_series(points(n, 100 * LAWS["amdahl"].curve(n, s=0.1), batch_size=64.0), laws=("amdahl", "linear"))
         assert series[""].selected == "amdahl" and not series[""].fits["amdahl"].applies
-        assert any("amdahl is selected as a description" in doubt for doubt in series[""].doubts)
+        golden(series[""].doubts)
 
-    def test_a_best_law_that_is_bad_is_a_doubt(self):
+    def test_a_best_law_that_is_bad_is_a_doubt(self, golden):
         series = fit_series(points([1, 2, 3, 4, 5, 6], [100, 300, 90, 310, 95, 330]))[""]
-        assert any(f"{series.selected} is the best of these laws, and off by" in doubt for doubt in series.doubts)
+        golden(series.doubts, series.selected)
 
     def test_repeats_are_no_witnesses_of_their_own(self):
         n, x = np.array([1, 2, 4, 8, 16, 32]), np.array([100, 190, 360, 650, 1100, 1700.0])
@@ -396,45 +396,44 @@ class TestDoubts:
             doubt for doubt in series.doubts if not doubt.startswith(("usl: not", "ring: not", "overlap: not"))
         ]
 
-    def test_few_repeats_and_few_counts(self):
+    def test_few_repeats_and_few_counts(self, golden):
         doubts = fit_series(points([1, 2, 4] * 2, [100, 180, 330, 101, 182, 328]))[""].doubts
-        assert any("fewer than 3 repeats at every worker count" in doubt for doubt in doubts)
-        assert any("only 3 distinct worker counts (1, 2 and 4)" in doubt for doubt in doubts)
+        golden(doubts, "3 repeats", "3 distinct")
 
     def test_three_counts_do_not_identify_usl(self):
         doubts = fit_series(points([1, 2, 3] * 3, [100, 180, 250, 101, 182, 252, 99, 179, 251]))[""].doubts
         assert any(doubt.startswith("usl: not identifiable: 3 distinct worker counts") for doubt in doubts)
 
-    def test_super_linear(self):
+    def test_super_linear(self, golden):
         doubts = fit_series(points([1, 2, 4, 8], [100, 210, 430, 700]))[""].doubts
-        assert any("super-linear: more than N times the baseline at 2 and 4 workers" in doubt for doubt in doubts)
+        golden(doubts, "4 workers")
 
     @pytest.mark.slow
     @pytest.mark.parametrize(("factor", "at"), [(1000, 4), (0.001, 4), (1000, 1), (0.001, 1), (1000, 16)])
-    def test_a_point_a_thousand_times_off(self, factor, at):
+    def test_a_point_a_thousand_times_off(self, factor, at, golden):
         n = np.array([1, 2, 4, 8, 16])
         x = 100.0 * n
         x[n == at] *= factor
         doubts = fit_series(points(n, x))[""].doubts
-        assert any(f"throughput at {at} workers is more than 30 times off" in doubt for doubt in doubts)
+        golden(doubts, at, "30 times")
 
-    def test_a_repeat_a_thousand_times_off(self):
+    def test_a_repeat_a_thousand_times_off(self, golden):
         doubts = fit_series(points([1, 1, 1, 2, 2, 2], [100, 101, 99, 198, 0.199, 197]))[""].doubts
-        assert any("throughput at 2 workers is more than 30 times off" in doubt for doubt in doubts)
+        golden(doubts, "2 workers", "30 times")
 
     def test_steep_but_honest_saturation_is_not_mistaken_for_mixed_units(self):
         n = 2 ** np.arange(12)
         doubts = fit_series(points(n, 100 * LAWS["amdahl"].curve(n, s=0.05)))[""].doubts
         assert not any("mixed units" in doubt for doubt in doubts)
 
-    def test_wide_spread(self):
+    def test_wide_spread(self, golden):
         x = [100, 101, 99, 150, 200, 250, 390, 401, 405]
         doubts = fit_series(points([1, 1, 1, 2, 2, 2, 4, 4, 4], x))[""].doubts
-        assert any("runs at 2 workers differ by up to 25 %" in doubt for doubt in doubts)
+        golden(doubts, "2 workers", "25 %")
 
-    def test_a_baseline_of_several_workers(self):
+    def test_a_baseline_of_several_workers(self, golden):
         series = fit_series(points([8, 16, 32, 64], [5541, 10646, 21389, 41681]))[""]
-        assert "median of 8 workers of this series, divided by 8" == series.baseline
+        golden(series.baseline, "8 workers")
         assert 5541 / 8 == series.base_samples_per_s
         assert any("no 1-worker point" in doubt for doubt in series.doubts)
 
@@ -453,10 +452,10 @@ class TestDoubts:
         assert {"linear", "usl", "power", "log2", "constant"} == {law for law, f in mixed.fits.items() if f.applies}
         assert mixed.selected in {"linear", "power"}
 
-    def test_doubts_about_the_file_are_passed_on(self):
+    def test_doubts_about_the_file_are_passed_on(self, golden):
         table = points([1, 2, 4], [100, 190, 370])
         table.attrs["doubts"] = ("column 'colour' not used",)
-        assert "column 'colour' not used" == fit_series(table)[""].doubts[0]
+        golden(fit_series(table)[""].doubts[0], "colour")
 
 
 class TestJson:
@@ -505,70 +504,68 @@ class TestJson:
     def test_odd_points_give_numbers_or_null(self, n, x):
         json.dumps(fit_series(points(n, x))[""].to_dict(), allow_nan=False)
 
-    def test_how_the_interval_was_made_is_said(self):
+    def test_how_the_interval_was_made_is_said(self, golden):
         repeated = fit_series(sweep("usl", 0, repeats=3))[""].fits["usl"]
         single = fit_series(sweep("usl", 0, repeats=1))[""].fits["usl"]
-        assert "bootstrap over runs within each worker count" in repeated.interval_method
-        assert "Student t from the residuals" in single.interval_method
+        golden(repeated.interval_method)
+        golden(single.interval_method)
 
 
 class TestBadInput:
-    def test_one_distinct_worker_count(self):
-        with pytest.raises(AnalysisError, match="all points have 4 workers: measure at least 2 distinct worker counts"):
+    def test_one_distinct_worker_count(self, golden):
+        with golden.raises(AnalysisError, match="4 workers.*2 distinct"):
             fit_series(points([4, 4, 4], [1, 2, 3]))
-        with pytest.raises(AnalysisError, match="measure at least 2 distinct worker counts"):
+        with golden.raises(AnalysisError, match="2 distinct"):
             fit(LAWS["amdahl"], [4, 4], [3.0, 3.1])
 
-    def test_one_such_series_among_others_is_kept_without_fits(self):
+    def test_one_such_series_among_others_is_kept_without_fits(self, golden):
         table = points([4, 4, 1, 2, 4], [1, 2, 100, 190, 370], series=["a", "a", "b", "b", "b"])
         found = fit_series(table)
         assert {} == found["a"].fits
         assert found["a"].selected is None
-        assert any("all points have 4 workers" in doubt for doubt in found["a"].doubts)
+        golden(found["a"].doubts, "4 workers")
         assert found["b"].selected is not None
 
-    def test_two_counts_do_not_determine_usl(self):
+    def test_two_counts_do_not_determine_usl(self, golden):
         series = fit_series(points([1, 2], [100, 180]))[""]
         assert {"linear", "amdahl", "gustafson", "power", "log2", "tree", "constant"} == set(series.fits)
-        assert series.selected is None and any("2 worker counts are on a curve of every" in d for d in series.doubts)
-        assert "usl is not fitted: 1 and 2 workers do not determine alpha and beta: measure more worker counts" in (
-            series.doubts
-        )
+        assert series.selected is None
+        golden(series.doubts, "2 workers")
 
     @pytest.mark.parametrize(
         ("n", "x", "message"),
         [
-            ([1, 2], [100, 0], "0 at 2 workers is no throughput"),
-            ([1, 2], [100, -5], "-5 at 2 workers is no throughput"),
-            ([1, 2], [100, math.nan], "nan at 2 workers is no throughput"),
-            ([1, 2], [math.inf, 5], "inf at 1 workers is no throughput"),
-            ([0, 2], [100, 5], "0 workers: every point needs a worker count of at least 1"),
-            ([], [], "there are no points to fit"),
+            ([1, 2], [100, 0], "2 workers"),
+            ([1, 2], [100, -5], "2 workers"),
+            ([1, 2], [100, math.nan], "2 workers"),
+            ([1, 2], [math.inf, 5], "1 workers"),
+            ([0, 2], [100, 5], "0 workers"),
+            ([], [], ""),
         ],
     )
-    def test_impossible_rows(self, n, x, message):
-        with pytest.raises(AnalysisError, match=message):
+    def test_impossible_rows(self, n, x, message, golden):
+        with golden.raises(AnalysisError, match=message or None):
             fit_series(points(n, x))
 
-    def test_missing_column(self):
-        with pytest.raises(AnalysisError, match="points without column 'samples_per_s'"):
+    def test_missing_column(self, golden):
+        with golden.raises(AnalysisError, match="samples_per_s"):
             fit_series(pd.DataFrame({"workers": [1, 2]}))
 
     @pytest.mark.parametrize("baseline", [0, -1, math.nan, math.inf])
-    def test_impossible_baseline(self, baseline):
-        with pytest.raises(AnalysisError, match=r"is not a throughput: give samples/s of one worker, above 0"):
+    def test_impossible_baseline(self, baseline, golden):
+        with golden.raises(AnalysisError, match="samples/s"):
             fit_series(points([1, 2], [100, 180]), baseline_samples_per_s=baseline)
 
-    def test_a_series_without_its_baseline(self):
-        with pytest.raises(AnalysisError, match="series 'b' has no baseline"):
+    def test_a_series_without_its_baseline(self, golden):
+        with golden.raises(AnalysisError, match="b"):
             fit_series(points([1, 2], [100, 180], series="b"), baseline_samples_per_s={"a": 1.0})
 
-    def test_lengths_must_agree(self):
+    def test_lengths_must_agree(self, golden):
         with pytest.raises(AnalysisError, match="3 worker counts and 2 speedups"):
             fit(LAWS["linear"], [1, 2, 3], [1.0, 2.0])
         with pytest.raises(AnalysisError, match="2 rows but 1 run labels"):
             fit(LAWS["linear"], [1, 2], [1.0, 2.0], runs=["a"])
-        with pytest.raises(AnalysisError, match="cannot be scaled by 3 workers"):
+        with golden.raises(AnalysisError, match="3 workers"):
             fit(LAWS["linear"], [1, 2], [1.0, 2.0], scaled_by=3)
 
 
@@ -596,7 +593,7 @@ class TestLawsOfSteps:
         assert truth == pytest.approx(series.fits[name].params, rel=2e-4)
         assert series.fits[name].loo_rms < 1e-3
 
-    def test_the_form_follows_the_batch_and_an_assumption_is_said(self):
+    def test_the_form_follows_the_batch_and_an_assumption_is_said(self, golden):
         n = np.array([1, 2, 4, 8, 16])
         weak, strong, unknown = (
             fit_series(points(n, 100 * n**0.9, **batch))[""]
@@ -606,15 +603,15 @@ class TestLawsOfSteps:
         assert "S = gamma / (1/N + " in strong.fits["ring"].law.formula
         assert weak.assumed is None
         assert strong.assumed is None
-        assert "fixed work per worker (weak scaling): batch sizes are not recorded" == unknown.assumed
+        golden(unknown.assumed)
         assert unknown.fits["ring"].params == weak.fits["ring"].params
         assert not weak.fits["amdahl"].applies
-        assert "a share of an epoch over a fixed data set only" in weak.to_dict()["laws"]["amdahl"]["why_not"]
+        golden(weak.to_dict()["laws"]["amdahl"]["why_not"])
         # A fixed data set makes epochs scale strongly with the same points.
         both = fit_series(points(n, 100 * n**0.9, batch_size=64, train_samples=10_000))[""]
         assert both.fits["amdahl"].applies
 
-    def test_constants_across_nodes(self):
+    def test_constants_across_nodes(self, golden):
         n = np.array([1, 2, 3, 4, 8, 12, 16, 32])
         nodes = -(-n // 4)
         form = LAWS["tree"].multi_node
@@ -627,7 +624,7 @@ class TestLawsOfSteps:
         assert with_nodes.rmse < 1e-6 < without.rmse
         # Too few places for five numbers: one pair of constants, and said.
         few = fit_series(points([1, 2, 4, 8], [100, 180, 340, 500], nodes=[1, 1, 1, 2]))[""].fits["ring"]
-        assert any("one pair of constants for links inside and across nodes" in doubt for doubt in few.doubts)
+        golden(few.doubts)
 
     def test_leaving_a_worker_count_out_by_hand(self):
         n, s = np.array([1.0, 2.0, 4.0, 8.0]), np.array([1.0, 1.9, 3.5, 6.0])
@@ -649,14 +646,11 @@ class TestLawsOfSteps:
         assert np.all((high - low)[64:128] < 0.35 * fitted(counts)[64:128])
         assert 40 < fitted.knee_ci95[0] < fitted.knee < fitted.knee_ci95[1] < 120
 
-    def test_overlap_needs_more_points_than_a_ring(self):
+    def test_overlap_needs_more_points_than_a_ring(self, golden):
         n = np.array([1, 2, 4, 8])
         fits = fit_series(points(n, 100 * LAWS["ring"].curve(n.astype(float), alpha=0.02, beta=0.1)))[""].fits
         assert not fits["overlap"].identifiable
-        assert (
-            "not identifiable: 4 distinct worker counts for 3 parameters (alpha, beta and g)"
-            in (fits["overlap"].doubts[0])
-        )
+        golden(fits["overlap"].doubts[0], "4 distinct")
 
     @pytest.mark.slow
     def test_many_series_are_fitted_as_each_alone(self):
@@ -701,9 +695,9 @@ class TestQuantities:
         assert {"scale": 3, "exponent": -0.7} == pytest.approx(fit_quantity(n, 3 * n**-0.7).fits["power"].params)
         assert "constant" == fit_quantity(n, [5.01, 4.99, 5.02, 4.98, 5.0]).selected
 
-    def test_one_worker_count_and_impossible_values(self):
+    def test_one_worker_count_and_impossible_values(self, golden):
         alone = fit_quantity([4, 4], [1.0, 2.0])
         assert {} == alone.fits
-        assert "all points have 4 workers" in alone.doubts[0]
-        with pytest.raises(AnalysisError, match="-1 at 2 workers is no value to fit a law to"):
+        golden(alone.doubts[0], "4 workers")
+        with golden.raises(AnalysisError, match="2 workers"):
             fit_quantity([1, 2], [1.0, -1.0])

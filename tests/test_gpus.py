@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from make.wording import Golden
 
 import horovod_study
 from horovod_study.comm import detect, gpus
@@ -101,29 +102,27 @@ def test_each_rank_takes_a_gpu_of_its_own_where_there_is_one(
         assert why == (None if shared is None else f"NCCL needs a GPU for each worker, and {shared}")
 
 
-def test_a_cpu_is_taken_where_it_is_wanted_or_nobody_sees_a_gpu(cuda: Cuda) -> None:
+def test_a_cpu_is_taken_where_it_is_wanted_or_nobody_sees_a_gpu(cuda: Cuda, golden: Golden) -> None:
     none, both = on("n1", [], []), on("n1", [A], [B])
     assert gpus.take("cpu", cuda.rank(0, both)) == gpus.take("auto", cuda.rank(0, none)) == torch.device("cpu")
     assert cuda.current is None
-    with pytest.raises(BackendError, match="device cuda was asked for, but PyTorch sees no GPU"):
+    with golden.raises(BackendError, match="PyTorch.*GPU"):
         gpus.take("cuda", cuda.rank(0, none))
 
 
-def test_a_rank_without_a_gpu_beside_others_is_named_on_all_of_them(cuda: Cuda) -> None:
+def test_a_rank_without_a_gpu_beside_others_is_named_on_all_of_them(cuda: Cuda, golden: Golden) -> None:
     for rank in range(3):
-        with pytest.raises(BackendError, match="rank 1 on n1 sees no GPU, and rank 0 on n1 does"):
+        with golden.raises(BackendError, match="rank 1.*n1.*GPU.*rank 0"):
             gpus.take("auto", cuda.rank(rank, on("n1", [A], [], [B])))
 
 
-def test_a_gpu_that_does_not_work_is_named(cuda: Cuda) -> None:
+def test_a_gpu_that_does_not_work_is_named(cuda: Cuda, golden: Golden) -> None:
     backend = cuda.rank(1, on("n1", [A, B], [A, B]))
     cuda.busy = "CUDA error: all CUDA-capable devices are busy or unavailable\nCUDA kernel errors might be ..."
-    with pytest.raises(
-        StudyError, match=r"GPU bbbb of n1 cannot be used \(CUDA error: .* unavailable\); look with nvid"
-    ):
+    with golden.raises(StudyError, match="GPU.*n1.*CUDA"):
         gpus.take("auto", backend)
     cuda.broken = "no CUDA-capable device is detected"
-    with pytest.raises(StudyError, match=r"rank 0 on n1: PyTorch cannot ask its GPUs \(no CUDA-capable device is det"):
+    with golden.raises(StudyError, match="rank 0.*n1.*PyTorch.*GPUs.*CUDA-capable"):
         gpus.take("auto", backend)
 
 
@@ -159,10 +158,10 @@ def test_a_rank_keeps_to_the_cores_near_its_gpu(
 MESSAGE = "NCCL needs a GPU for each worker, and n1 has 1 for 2 workers"
 
 
-def test_horovod_shares_over_mpi_only(cuda: Cuda) -> None:
+def test_horovod_shares_over_mpi_only(cuda: Cuda, golden: Golden) -> None:
     model: Any = SimpleNamespace(parameters=lambda: iter([SimpleNamespace(is_cuda=True)]))
     optimizer: Any = None
-    with pytest.raises(BackendError, match=f"^{MESSAGE}; start fewer workers, or let them share over --backend mpi$"):
+    with golden.raises(BackendError, match=f"{MESSAGE}"):
         HorovodBackend.bind(cuda.rank(1, SHARED, transport="nccl"), model, optimizer)
     with pytest.raises(AttributeError, match="_hvd"):  # on to the broadcast
         HorovodBackend.bind(cuda.rank(1, SHARED, transport="mpi"), model, optimizer)
@@ -211,8 +210,8 @@ def test_ddp_takes_the_gpu_before_nccl_connects(ddp: Any, cuda: Cuda) -> None:
     assert dist.get_backend(backend._aside) == "gloo"
 
 
-def test_ddp_over_nccl_takes_no_shared_one(ddp: Any, cuda: Cuda) -> None:
-    with pytest.raises(BackendError, match=rf"^{MESSAGE}; start fewer workers, or let them share over --transport gl"):
+def test_ddp_over_nccl_takes_no_shared_one(ddp: Any, cuda: Cuda, golden: Golden) -> None:
+    with golden.raises(BackendError, match=f"{MESSAGE}"):
         ddp(1, SHARED)
     assert cuda.current is None
 

@@ -53,13 +53,13 @@ class TestKnownAnswers:
 
 
 class TestFailing:
-    def test_amdahl_fails_where_throughput_falls(self):
+    def test_amdahl_fails_where_throughput_falls(self, golden):
         n = (1, 2, 4, 8, 16, 32, 64)
         one = score(points(n, usl(n, 0.03, 0.004)), laws=("amdahl", "usl"))[""]
         assert one.laws["usl"].fails == ""
         fails = one.laws["amdahl"].fails
         assert "off by" in fails and "inside its 95 % interval" in fails
-        assert "rises where the measured throughput falls, from 16 to 64 workers" in fails
+        golden(fails, "16", "64 workers")
 
     def test_a_law_without_enough_counts_is_named_with_the_reason(self):
         one = score(points([1, 2, 4], [100, 190, 300]))[""]
@@ -117,15 +117,15 @@ class TestWhatIsHidden:
         b = score(points(n, [100, 190, 360, 601, 7000, 15]))[""]
         assert [each.forecast for each in a.forecasts] == [each.forecast for each in b.forecasts]
 
-    def test_nodes_of_hidden_counts_are_known_and_a_boundary_inside_them_is_a_doubt(self):
+    def test_nodes_of_hidden_counts_are_known_and_a_boundary_inside_them_is_a_doubt(self, golden):
         table = points([1, 2, 4, 8, 16], [100, 200, 400, 600, 1200], nodes=[1, 1, 1, 2, 4])
         one = score(table, laws=())[""]
         assert [each.nodes for each in one.forecasts] == [2, 4]
-        assert any("the network between nodes was hidden, too" in doubt for doubt in one.doubts)
+        golden(one.doubts)
 
 
 class TestBadInput:
-    def test_a_short_series_says_why_and_the_others_are_scored(self):
+    def test_a_short_series_says_why_and_the_others_are_scored(self, golden):
         table = pd.concat(
             [
                 points(COUNTS, usl(COUNTS, 0.1, 0)).assign(series="long"),
@@ -135,23 +135,21 @@ class TestBadInput:
         )
         scores = score(table, laws=("amdahl",))
         assert scores["long"].why_not == ""
-        assert scores["short"].why_not == (
-            "2 distinct worker counts: one is hidden and 2 stay known, so at least 3 are needed"
-        )
+        golden(scores["short"].why_not, "2 distinct", "2 stay")
         assert scores["single"].why_not.startswith("1 distinct worker count: ")
         assert summarise(scores)["amdahl"]["series"] == 1
 
-    def test_too_many_hidden(self):
+    def test_too_many_hidden(self, golden):
         one = score(points(COUNTS, usl(COUNTS, 0.1, 0)), hide=5)[""]
-        assert one.why_not == "6 distinct worker counts: hiding 5 leaves fewer than 2; hide at most 4"
+        golden(one.why_not, "6 distinct", "5 leaves")
         assert one.laws == {} and one.forecasts == ()
 
-    def test_hiding_nothing_is_refused(self):
-        with pytest.raises(AnalysisError, match=r"cannot hide 0 worker counts: .* at least 1"):
+    def test_hiding_nothing_is_refused(self, golden):
+        with golden.raises(AnalysisError, match="0 worker"):
             score(points(COUNTS, usl(COUNTS, 0.1, 0)), hide=0)
 
-    def test_an_unknown_law_is_refused(self):
-        with pytest.raises(AnalysisError, match="there is no law 'amdal'; the laws are linear"):
+    def test_an_unknown_law_is_refused(self, golden):
+        with golden.raises(AnalysisError, match="amdal"):
             score(points(COUNTS, usl(COUNTS, 0.1, 0)), laws=("amdal",))
 
     def test_mixed_units_are_a_doubt(self):
@@ -228,23 +226,24 @@ class TestCommandLine:
     @pytest.mark.parametrize(
         ("words", "message"),
         [
-            (("--holdout", "5"), "no forecast can be scored: 6 distinct worker counts: hiding 5 leaves fewer than 2"),
-            (("--holdout", "0"), "cannot hide 0 worker counts"),
-            (("--holdout", "-1"), "cannot hide -1 worker counts"),
-            ((), "nothing is asked for: give --workers to forecast, --holdout or --recommend"),
+            (("--holdout", "5"), "6 distinct"),
+            (("--holdout", "0"), "0 worker"),
+            (("--holdout", "-1"), "-1 worker"),
+            ((), "--recommend"),
         ],
     )
-    def test_wrong_use_is_one_line(self, capsys, file, words, message):
+    def test_wrong_use_is_one_line(self, capsys, file, words, message, golden):
         code, out, err = self.run(capsys, file, *words)
         assert code == 2 and out == ""
-        assert message in err and len(err.strip().splitlines()) == 1
+        assert len(err.strip().splitlines()) == 1
+        golden(err, message)
 
-    def test_no_series_is_long_enough(self, capsys, tmp_path):
+    def test_no_series_is_long_enough(self, capsys, tmp_path, golden):
         path = tmp_path / "short.csv"
         path.write_text("workers,samples_per_s,series\n1,100,a\n2,190,a\n1,90,b\n4,200,b\n")
         code, _, err = self.run(capsys, path, "--holdout")
         assert code == 2
-        assert "series 'a': no forecast can be scored: 2 distinct worker counts" in err
+        golden(err, "a", "2 distinct")
 
 
 @pytest.mark.slow

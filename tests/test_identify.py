@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from make.wording import Golden
 from numpy.typing import NDArray
 
 from horovod_study import cli
@@ -173,23 +174,20 @@ def test_a_good_curve_has_no_doubts() -> None:
     assert kinds(identify.identify(one_curve(2000.0, 35.0), answering((2001.0, 35.0)), BOUNDS)[0]) == []
 
 
-def test_a_curve_like_printed_nylon_is_an_extrapolation() -> None:
+def test_a_curve_like_printed_nylon_is_an_extrapolation(golden: Golden) -> None:
     curves = one_curve(1200.0, 17.0, last=0.12, points=201)
 
     one = identify.identify(curves, answering((1210.0, 24.9)), BOUNDS)[0]
 
     assert kinds(one) == ["extrapolates", "disagree"]
-    assert one.doubts[0].text == (f"a is {one.fit.a:.2f} by the fit, trained on 25..45: the prediction extrapolates")
+    golden(one.doubts[0].text, f"{one.fit.a:.2f}", "25..45")
     assert "standard errors)" in one.doubts[1].text
 
 
-def test_both_ways_and_both_parameters_outside_are_named() -> None:
+def test_both_ways_and_both_parameters_outside_are_named(golden: Golden) -> None:
     one = identify.identify(one_curve(3500.0, 50.0, noise_mpa=0.0), answering((3400.0, 47.0)), BOUNDS)[0]
 
-    assert one.doubts[0].text == (
-        "G0 is 3400 MPa by the network and 3500 MPa by the fit, trained on 1000..3000 MPa; "
-        "a is 47.00 by the network and 50.00 by the fit, trained on 25..45: the prediction extrapolates"
-    )
+    golden(one.doubts[0].text, "G0", "3400 MPa", "3500 MPa", "1000..3000 MPa", "47.00", "50.00", "25..45")
 
 
 def test_an_estimate_may_leave_the_box_by_its_own_uncertainty() -> None:
@@ -201,7 +199,7 @@ def test_an_estimate_may_leave_the_box_by_its_own_uncertainty() -> None:
     assert "extrapolates" not in kinds(one)
 
 
-def test_a_network_a_little_off_does_not_make_an_extrapolation() -> None:
+def test_a_network_a_little_off_does_not_make_an_extrapolation(golden: Golden) -> None:
     curves = one_curve(2950.0, 35.0)
 
     near = identify.identify(curves, answering((3060.0, 35.0)), BOUNDS)[0]
@@ -209,7 +207,7 @@ def test_a_network_a_little_off_does_not_make_an_extrapolation() -> None:
 
     assert kinds(near) == ["disagree"]
     assert kinds(far) == ["extrapolates", "disagree"]
-    assert far.doubts[0].text.startswith("G0 is 3140 MPa by the network, trained on 1000..3000 MPa")
+    golden(far.doubts[0].text, "G0", "3140 MPa", "1000..3000 MPa")
 
 
 def test_bounds_of_another_training_set_are_the_ones_compared_with() -> None:
@@ -227,15 +225,15 @@ def test_bounds_of_another_training_set_are_the_ones_compared_with() -> None:
 @pytest.mark.parametrize(
     ("last", "points", "text"),
     [
-        (0.05, 201, "ends at strain 0.05, trained on curves that end at 0.1..0.25: the network may be off"),
-        (0.40, 201, "ends at strain 0.4, trained on curves that end at 0.1..0.25: the network may be off"),
-        (0.20, 60, "has 60 points, trained on 161..201: the network may be off"),
+        (0.05, 201, "0.1..0.25"),
+        (0.40, 201, "0.1..0.25"),
+        (0.20, 60, "60 points"),
     ],
 )
-def test_a_curve_unlike_the_training_curves_is_named(last: float, points: int, text: str) -> None:
+def test_a_curve_unlike_the_training_curves_is_named(last: float, points: int, text: str, golden: Golden) -> None:
     one = identify.identify(one_curve(2000.0, 35.0, last=last, points=points), answering((2000.0, 35.0)), BOUNDS)[0]
 
-    assert [(doubt.kind, doubt.text) for doubt in one.doubts if doubt.kind == "range"] == [("range", text)]
+    golden([(doubt.kind, doubt.text) for doubt in one.doubts if doubt.kind == "range"], "range", text)
 
 
 def test_a_long_curve_is_reduced_for_the_network_and_fitted_whole() -> None:
@@ -249,7 +247,7 @@ def test_a_long_curve_is_reduced_for_the_network_and_fitted_whole() -> None:
     assert few.g0_se_mpa / many.g0_se_mpa == pytest.approx(4.0, rel=0.15)
 
 
-def test_a_curve_that_is_not_of_the_law_is_named() -> None:
+def test_a_curve_that_is_not_of_the_law_is_named(golden: Golden) -> None:
     strain = np.linspace(0.0, 0.2, 201)
     curves = CurveSet(
         ids=("T1",), strain=(strain,), stress=(40 * np.sin(12 * strain),), targets=None, source="curves.csv"
@@ -259,11 +257,11 @@ def test_a_curve_that_is_not_of_the_law_is_named() -> None:
 
     assert {"misfit", "pattern"} <= set(kinds(one))
     text = {doubt.kind: doubt.text for doubt in one.doubts}
-    assert text["misfit"].endswith("of the peak (40 MPa): the saturating law does not describe this curve")
+    golden(text["misfit"], "40 MPa")
     assert "neighbours correlate by 0.9" in text["pattern"]
 
 
-def test_network_and_fit_that_disagree_are_named_from_the_limit_on() -> None:
+def test_network_and_fit_that_disagree_are_named_from_the_limit_on(golden: Golden) -> None:
     curves = one_curve(2000.0, 35.0)
     plain = identify.identify(curves, answering((2000.0, 35.0)), BOUNDS)[0]
     assert plain.a_se is not None
@@ -273,9 +271,7 @@ def test_network_and_fit_that_disagree_are_named_from_the_limit_on() -> None:
     far = identify.identify(curves, answering(off), BOUNDS, disagree_se=4.0)[0]
 
     assert kinds(near) == []
-    assert [doubt.text for doubt in far.doubts] == [
-        f"network and fit disagree (a by {5 * plain.a_se:.2f}, 5.0 standard errors)"
-    ]
+    golden([doubt.text for doubt in far.doubts], f"{5 * plain.a_se:.2f}", "5.0 standard")
 
 
 @pytest.mark.parametrize("shape", ["straight", "plateau", "convex"])
@@ -309,14 +305,11 @@ def test_a_slope_of_exactly_zero_bend_is_a_straight_line(monkeypatch: pytest.Mon
     assert (one.g0_se_mpa, one.a_se) == (None, None)
 
 
-def test_a_network_that_answers_nonsense_is_an_error() -> None:
+def test_a_network_that_answers_nonsense_is_an_error(golden: Golden) -> None:
     with pytest.raises(DataError) as raised:
         identify.identify(curve_set(2), lambda curves: torch.full((len(curves), 2), torch.nan), BOUNDS)
 
-    assert str(raised.value) == (
-        "curves.csv: the network answers with a number that is not finite for 'S0' (2 of 2 curves); "
-        "train it again with a smaller --lr, or name an older checkpoint"
-    )
+    golden(str(raised.value), "curves.csv", "S0", "2 curves", "--lr")
 
 
 # -------------------------------------------------------------------------------------------------- table, CSV, figure
@@ -346,14 +339,14 @@ def test_the_table_is_aligned_marks_doubts_and_fits_a_terminal() -> None:
     assert f"{one.network.g0_mpa:.1f}" in lines[2] and f"{one.fit.a:.2f} ± {one.a_se:.2f}" in lines[2]
 
 
-def test_a_long_table_says_where_the_rest_is_and_a_long_name_is_shortened() -> None:
+def test_a_long_table_says_where_the_rest_is_and_a_long_name_is_shortened(golden: Golden) -> None:
     row = found_rows()[0].row()
     rows: list[dict[str, Any]] = [{**row, "specimen": f"a very long name of a specimen {k}\n"} for k in range(9)]
 
     lines = identified.table(rows, most=4).splitlines()
 
     assert lines[2].startswith("  a very long..specimen 0?  ")
-    assert lines[-1] == "  and 5 more specimens; --csv FILE and --json list all 9"
+    golden(lines[-1], "5 more", "--csv FILE", "--json")
     assert len(lines) == 2 + 4 + 1
 
 
@@ -363,14 +356,12 @@ def test_an_unknown_standard_error_is_said_to_be_unknown() -> None:
     assert identified.table([row]).count("± unknown") == 2
 
 
-def test_doubts_shared_by_many_take_one_line() -> None:
+def test_doubts_shared_by_many_take_one_line(golden: Golden) -> None:
     few = [("A", "misfit", "does not fit"), ("B", "range", "ends early")]
     many = [(f"S{k}", "misfit", f"text {k}") for k in range(7)]
 
     assert identified.doubt_lines(few, identify.HEADLINES, 9) == ["B: ends early", "A: does not fit"]
-    assert identified.doubt_lines(many, identify.HEADLINES, 9) == [
-        "7 of 9 specimens (S0, S1, S2, S3, ...): the saturating law does not describe the curve"
-    ]
+    golden(identified.doubt_lines(many, identify.HEADLINES, 9), "9 specimens", "S0", "S1", "S2", "S3")
 
 
 def test_the_csv_holds_every_number_and_leaves_the_unknown_empty(tmp_path: Path) -> None:
@@ -423,7 +414,7 @@ def test_the_figure_shows_points_laws_and_residuals_of_each_specimen() -> None:
     ]
 
 
-def test_a_figure_of_many_specimens_says_how_many_were_left_out() -> None:
+def test_a_figure_of_many_specimens_says_how_many_were_left_out(golden: Golden) -> None:
     from horovod_study.report.kit.style import style
 
     found = found_rows() * 6
@@ -431,31 +422,29 @@ def test_a_figure_of_many_specimens_says_how_many_were_left_out() -> None:
         figure = identified.draw(found, 5.9)
 
     assert len(figure.axes) == 2 * identified.MAX_PANELS
-    assert figure.get_supxlabel() == "the first 12 of 18 specimens; 6 are left out"
+    golden(figure.get_supxlabel(), "12", "18 specimens")
     assert identified.left_out(12) == ""
 
 
-def test_outputs_that_cannot_be_meant_are_refused_before_any_work(tmp_path: Path) -> None:
+def test_outputs_that_cannot_be_meant_are_refused_before_any_work(tmp_path: Path, golden: Golden) -> None:
     curves = tmp_path / "curves.csv"
     curves.write_text("x\n")
 
     with pytest.raises(ConfigError) as raised:
         identified.check_outputs(curves, csv_path=tmp_path / "." / "curves.csv", plot=None)
-    assert str(raised.value).endswith("is the file of the curves, which would be lost; choose another name")
+    golden(str(raised.value))
     with pytest.raises(ConfigError) as raised:
         identified.check_outputs(curves, csv_path=None, plot=Path("out.jpg"))
-    assert str(raised.value) == (
-        "--plot out.jpg: the format is taken from the ending, which must be one of .png, .pdf, .svg; name it out.png"
-    )
+    golden(str(raised.value), "--plot out.jpg", "out.png")
     assert curves.read_text() == "x\n"
 
 
-def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path, golden: Golden) -> None:
     found = found_rows()[:1]
 
-    with pytest.raises(RecordError, match=r"No such file or directory.*; choose a writable --csv"):
+    with golden.raises(RecordError, match="--csv"):
         identified.write_csv([found[0].row()], tmp_path / "no" / "out.csv")
-    with pytest.raises(RecordError, match=r"No such file or directory.*; choose a writable --plot"):
+    with golden.raises(RecordError, match="--plot"):
         identified.write_plot(found, tmp_path / "no" / "out.png")
 
 
@@ -495,7 +484,7 @@ def run_directory(tmp_path: Path) -> Path:
 
 
 def test_the_verb_prints_a_table_and_writes_csv_and_figure(
-    tmp_path: Path, run_directory: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, run_directory: Path, capsys: pytest.CaptureFixture[str], golden: Golden
 ) -> None:
     curves = write_long(tmp_path / "curves.csv", curve_set(3))
     out, plot = tmp_path / "out.csv", tmp_path / "out.svg"
@@ -507,7 +496,7 @@ def test_the_verb_prints_a_table_and_writes_csv_and_figure(
     printed = capsys.readouterr()
     assert code == 0
     assert [line.split()[0] for line in printed.out.splitlines()[1:5]] == ["specimen", "!", "!", "!"]
-    assert "doubt: S0: network and fit disagree" in printed.err
+    golden(printed.err, "S0")
     assert len(out.read_text().splitlines()) == 4
     assert plot.stat().st_size > 0
 
@@ -545,19 +534,18 @@ def test_the_verb_gives_the_networks_own_answer_from_directory_and_file(
 @pytest.mark.parametrize(
     ("model", "text"),
     [
-        ("nowhere", "no such directory"),
-        ("empty", "holds no checkpoint"),
+        ("nowhere", ""),
+        ("empty", ""),
         (
             "text.pt",
-            "is not a checkpoint (it does not begin as a PyTorch file); "
-            "--model takes the directory of a run, or another of its checkpoints",
+            "PyTorch",
         ),
-        ("newer.pt", "has schema 99, newer than this program's"),
-        ("pickled.pt", "has no digest at its end"),
+        ("newer.pt", "schema 99"),
+        ("pickled.pt", ""),
     ],
 )
 def test_a_model_that_is_none_is_one_line(
-    tmp_path: Path, run_directory: Path, capsys: pytest.CaptureFixture[str], model: str, text: str
+    tmp_path: Path, run_directory: Path, capsys: pytest.CaptureFixture[str], model: str, text: str, golden: Golden
 ) -> None:
     curves = write_long(tmp_path / "curves.csv", curve_set(1))
     (tmp_path / "empty").mkdir()
@@ -571,7 +559,7 @@ def test_a_model_that_is_none_is_one_line(
     error = capsys.readouterr().err
     assert code == 2
     assert error.startswith("error: ") and error.count("\n") == 1
-    assert text in error
+    golden(error, text)
 
 
 def test_curves_without_units_and_no_curves_are_one_line(

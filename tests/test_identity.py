@@ -217,18 +217,16 @@ def test_damaged_memory_is_passed_over(tmp_path):
     assert {} == identity.remembered(tmp_path / "nowhere")
 
 
-def test_folder_that_cannot_be_written_is_named(tmp_path):
+def test_folder_that_cannot_be_written_is_named(tmp_path, golden):
     (tmp_path / "runs").write_text("a file where the folder should be")
 
-    with pytest.raises(
-        StudyError, match=r"runs/tiny/.code: cannot be written \(.*\); choose a writable folder with --runs"
-    ):
+    with golden.raises(StudyError, match="runs/tiny/.*--runs"):
         identity.remember(tmp_path / "runs" / "tiny")
-    with pytest.raises(StudyError, match=r"tiny/\.code: the source cannot be copied there \(.*\); free space, or"):
+    with golden.raises(StudyError, match=r"tiny/\.code"):
         identity.snapshot(tmp_path / "runs" / "tiny")
 
 
-def test_changes_are_named():
+def test_changes_are_named(golden):
     before = identity.Known(
         files={"a.py": "1", "gone.py": "1", "train.py": "1"}, environment={"torch": "2.12.0", "numpy": "2.4"}
     )
@@ -240,17 +238,13 @@ def test_changes_are_named():
     both = identity.Known(files={f"{n}.py": "" for n in range(9)}, environment={"torch": "2.12.0", "numpy": "2.5"})
 
     assert "" == identity.changes(before, before)
-    assert "other code (gone.py, new.py, train.py changed since)" == identity.changes(before, files)
-    assert "another environment (NCCL_P2P_DISABLE unset -> 1, torch 2.12.0 -> 2.13.0)" == identity.changes(
-        before, versions
-    )
-    assert (
-        "other code (0.py, 1.py, 2.py, 3.py, 4.py and 7 more changed since) and another environment (numpy 2.4 -> 2.5)"
-    ) == identity.changes(before, both)
-    assert "code of which nothing is remembered" == identity.changes(replace(before, files={}), before)
+    golden(identity.changes(before, files), "gone.py", "new.py", "train.py")
+    golden(identity.changes(before, versions), "NCCL_P2P_DISABLE", "2.12.0", "2.13.0")
+    golden(identity.changes(before, both), "0.py", "1.py", "2.py", "3.py", "4.py", "7 more", "2.4", "2.5")
+    golden(identity.changes(replace(before, files={}), before))
 
 
-def test_a_study_stops_when_its_source_is_changed_under_it(tmp_path, monkeypatch):
+def test_a_study_stops_when_its_source_is_changed_under_it(tmp_path, monkeypatch, golden):
     """Cells begun after the change would bear the name of the old code."""
     config = StrainConfig(study="tiny", seconds=1)
     study = StudyConfig(name="tiny", run=config, workers=(1,), repeats=2, identity={"local": identity.identify()})
@@ -258,7 +252,7 @@ def test_a_study_stops_when_its_source_is_changed_under_it(tmp_path, monkeypatch
     monkeypatch.setattr(grid, "identify", lambda: next(identities))
     console = Console(file=io.StringIO())
 
-    with pytest.raises(StudyError, match=r"the source of horovod_study, .*, was changed while the study ran; run"):
+    with golden.raises(StudyError, match="horovod_study"):
         grid.Grid(
             study=study,
             directory=tmp_path,

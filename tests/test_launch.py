@@ -272,7 +272,7 @@ def test_one_worker_on_another_host_is_started_there():
     assert () == here.remote
 
 
-def test_a_launcher_that_was_asked_for_is_used_where_it_can_start_the_runtime():
+def test_a_launcher_that_was_asked_for_is_used_where_it_can_start_the_runtime(golden):
     def starter(runtime: str, site: Site, workers: int = 3) -> str:
         return Path(line(runtime, workers, site=site).argv[0]).name
 
@@ -287,7 +287,7 @@ def test_a_launcher_that_was_asked_for_is_used_where_it_can_start_the_runtime():
     alone = Site(launcher="mpirun")
     assert ["mpirun", "mpirun"] == [starter(each, alone, 2) for each in ("horovod/mpi", "ddp/gloo")]
     assert "localhost" == line("ddp/gloo", 2, site=alone).environment["MASTER_ADDR"]
-    with pytest.raises(StudyError, match="launcher srun starts ranks inside a Slurm job only; use launcher auto, or"):
+    with golden.raises(StudyError):
         line("mpi/mpi", 3, site=over_ssh(launcher="srun"))
 
 
@@ -309,8 +309,8 @@ def test_every_runtime_can_be_started_on_every_site(runtime, counts, launcher, a
     assert all(isinstance(each, str) for each in (*made.argv, *made.environment.values()))
 
 
-def test_workers_that_do_not_add_up_are_refused():
-    with pytest.raises(StudyError, match="4 workers cannot be placed as a: 2, b: 1; the numbers must add up"):
+def test_workers_that_do_not_add_up_are_refused(golden):
+    with golden.raises(StudyError, match="4 workers"):
         line("mpi/mpi", 4, site=over_ssh())
 
 
@@ -338,19 +338,15 @@ def test_text_is_handed_on_as_it_is():
 
 
 @pytest.mark.parametrize("text", ["$(touch x)", "`x`", 'a"b', "a\\b", "a\nb"])
-def test_what_a_launcher_would_let_a_shell_read_is_refused(text, monkeypatch, tmp_path):
+def test_what_a_launcher_would_let_a_shell_read_is_refused(text, monkeypatch, tmp_path, golden):
     environ = {"PATH": "/usr/bin", "OMPI_MCA_x": text}
     for runtime in ("mpi/mpi", "horovod/mpi", "horovod/gloo"):
-        with pytest.raises(
-            StudyError, match=r"variable OMPI_MCA_x .* would be read by a shell on the other hosts, becau"
-        ):
+        with golden.raises(StudyError, match="OMPI_MCA_x"):
             line(runtime, 3, environ=environ, site=over_ssh())
     line("mpi/mpi", 2, environ=environ)  # nothing is started elsewhere
     line("mpi/mpi", 3, environ={**JOB_ENVIRON, **environ}, site=in_job())  # srun starts no shell
 
-    with pytest.raises(
-        StudyError, match="environment '/opt/my venv' would be read by a shell on the other hosts, beca"
-    ):
+    with golden.raises(StudyError, match="/opt/my"):
         line_of = Path("/opt/my venv/bin/python")
         program_line(
             "mpi/mpi",
@@ -366,9 +362,7 @@ def test_what_a_launcher_would_let_a_shell_read_is_refused(text, monkeypatch, tm
     (tmp_path / "a b").mkdir()
     monkeypatch.chdir(tmp_path / "a b")
     line("mpi/mpi", 3, site=over_ssh())
-    with pytest.raises(
-        StudyError, match=r"working directory .* because horovodrun does not quote it; let it have letter"
-    ):
+    with golden.raises(StudyError):
         line("horovod/gloo", 3, site=over_ssh())
 
 

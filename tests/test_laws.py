@@ -141,7 +141,7 @@ def test_curves_of_steps(law, mode, params, n, expected):
     assert expected == pytest.approx(float(LAWS[law].for_mode(mode).curve(n, **params)), rel=1e-12)
 
 
-def test_a_node_boundary_has_constants_of_its_own():
+def test_a_node_boundary_has_constants_of_its_own(golden):
     ring, tree = LAWS["ring"].multi_node, LAWS["tree"].multi_node
     where = places([4, 6, 8], [1, 2, 2], per_node=4)
     # Six workers on two nodes of four: four and two, so the fullest node has four.
@@ -155,7 +155,7 @@ def test_a_node_boundary_has_constants_of_its_own():
         found.tolist()
     )
     assert [4 / 1.4, 6 / 1.8, 8 / 1.8] == pytest.approx(tree.at(where, np.array([0.1, 0.2, 1.0])).tolist())
-    with pytest.raises(AnalysisError, match="3 nodes for 2 workers: every node has at least one worker"):
+    with golden.raises(AnalysisError, match="3 nodes.*2 workers"):
         places([2], [3])
 
 

@@ -219,9 +219,9 @@ def test_living_holder_is_not_succeeded_however_long_it_is_silent(tmp_path, hold
     assert int(re.findall(r"heard of (\d+) s", str(told.value))[0]) == pytest.approx(1e6, abs=600)
 
 
-def test_process_does_not_take_from_itself(tmp_path):
+def test_process_does_not_take_from_itself(tmp_path, golden):
     with lease.acquire(tmp_path, "cell", what="a cell"):
-        with pytest.raises(lease.Held, match=r"a cell is being run by this process; wait"):
+        with golden.raises(lease.Held):
             lease.acquire(tmp_path, "cell", what="a cell")
 
 
@@ -261,16 +261,16 @@ def test_other_host_is_gone_when_nothing_was_heard_for_long_by_the_servers_clock
     assert (age_s > lease.STALE_S) == lease.is_stale(claim, present=1e9 + age_s)
 
 
-def test_clocks_of_hosts_do_not_count(tmp_path, monkeypatch):
+def test_clocks_of_hosts_do_not_count(tmp_path, monkeypatch, golden):
     write_claim(tmp_path, "cell", 1, someone(), since="1999-01-01T00:00:00+00:00")
     monkeypatch.setattr(time, "time", lambda: 0.0)
 
-    with pytest.raises(lease.Held, match=r"process 77 on node9 since 1999-01-01T00:00:00\+00:00; wait"):
+    with golden.raises(lease.Held, match=r"process 77.*node9.*1999-01-01T00:00:00\+00:00"):
         lease.acquire(tmp_path, "cell", what="a cell")
 
 
 @pytest.mark.parametrize(("ended", "free"), [({"12_3"}, True), ({"13"}, False), (set(), False)])
-def test_holder_in_a_job_is_gone_when_the_job_has_ended(tmp_path, ended, free):
+def test_holder_in_a_job_is_gone_when_the_job_has_ended(tmp_path, ended, free, golden):
     write_claim(tmp_path, "cell", 1, someone(job="12_3"))
 
     try:
@@ -278,7 +278,7 @@ def test_holder_in_a_job_is_gone_when_the_job_has_ended(tmp_path, ended, free):
         taken = True
     except lease.Held as held:
         taken = False
-        assert "process 77 on node9 in job 12_3 since" in str(held)
+        golden(str(held), "process 77", "node9", "12_3")
 
     assert free == taken
 
@@ -365,11 +365,11 @@ def test_server_that_is_away_for_a_while_loses_nothing(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("content", [b"", b'{"holder": {"pid": 1', b"[]", b'{"holder": 3}', b"{}", b"\xff\xfe"])
-def test_claim_that_was_not_signed_is_held_until_it_is_old(tmp_path, content):
+def test_claim_that_was_not_signed_is_held_until_it_is_old(tmp_path, content, golden):
     (tmp_path / "cell.1").write_bytes(content)
 
     assert lease.latest(tmp_path, "cell").holder is None
-    with pytest.raises(lease.Held, match=r"cell\.1, which is incomplete \(it ends 120 s after"):
+    with golden.raises(lease.Held, match=r"cell\.1.*120 s"):
         lease.acquire(tmp_path, "cell", what="a cell")
     assert 2 == lease.acquire(tmp_path, "cell", what="a cell", present=after(121)).claim.generation
     assert content == (tmp_path / "cell.1").read_bytes()
@@ -389,9 +389,9 @@ def test_link_whose_answer_was_lost_counts(tmp_path, monkeypatch):
         lease.acquire(tmp_path, "cell", what="a cell")
 
 
-def test_folder_that_cannot_be_written_is_named_with_the_way_out(tmp_path, monkeypatch):
+def test_folder_that_cannot_be_written_is_named_with_the_way_out(tmp_path, monkeypatch, golden):
     (tmp_path / "runs").write_text("a file where the folder should be")
-    with pytest.raises(StudyError, match=r"runs: is no folder, .* --runs"):
+    with golden.raises(StudyError, match="--runs"):
         lease.hold_study(tmp_path / "runs" / "tiny")
 
     def read_only(*arguments, **options):
@@ -405,12 +405,12 @@ def test_folder_that_cannot_be_written_is_named_with_the_way_out(tmp_path, monke
     assert [] == os.listdir(tmp_path / "tiny" / ".claims")
 
 
-def test_full_disk_at_the_end_is_told(tmp_path, monkeypatch):
+def test_full_disk_at_the_end_is_told(tmp_path, monkeypatch, golden):
     held = lease.acquire(tmp_path, "cell", what="a cell")
 
     def full(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(lease, "write_file", full)
-    with pytest.raises(StudyError, match=r"cell\.1: cannot be written \(No space left on device\); make room there"):
+    with golden.raises(StudyError, match=r"cell\.1"):
         held.release("done")

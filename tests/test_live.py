@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from make.rank_rows import rows_of
 from make.records import FINISHED, record, write_rows
+from make.wording import Golden
 from rich.console import Console
 
 from horovod_study import cli
@@ -105,7 +106,7 @@ def parsed(text: str) -> dict[str, list[tuple[str, float]]]:
     return families
 
 
-def test_open_metrics_are_as_their_specification_says(tmp_path: Path) -> None:
+def test_open_metrics_are_as_their_specification_says(tmp_path: Path, golden: Golden) -> None:
     directory = running(tmp_path, name='odd "name" \\ of\na run')
     families = parsed(open_metrics(look(directory), directory))
 
@@ -113,7 +114,7 @@ def test_open_metrics_are_as_their_specification_says(tmp_path: Path) -> None:
     assert [value for _, value in families["horovod_study_late_seconds"]] == pytest.approx(
         [-LATE_S / 2, LATE_S, -LATE_S / 2]
     )
-    assert 'run="odd \\"name\\" \\\\ of\\na run"' in families["horovod_study_steps"][0][0]
+    golden(families["horovod_study_steps"][0][0], 'run="odd')
     unseen = running(tmp_path, visible=False)
     assert parsed(open_metrics(look(unseen), unseen))["horovod_study_wait_ratio"] == [], "what is unknown has no sample"
 
@@ -131,12 +132,12 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_run_without_a_step_yet_says_how_far_its_command_has_come(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], golden: Golden
 ) -> None:
     meeting = tmp_path / ".2w.abc.record"
     meeting.mkdir()
     assert cli.main(["status", str(tmp_path / "2w")]) == 2
-    assert "no steps seen yet: no process" in capsys.readouterr().err
+    golden(capsys.readouterr().err)
     (meeting / "seen").write_text('["torch", ""]\n["torch", ""]\n')
     assert cli.main(["status", str(tmp_path / "2w"), "--watch"]) == 2
-    assert "no steps seen yet: 2 processes" in capsys.readouterr().err
+    golden(capsys.readouterr().err, "2 processes")

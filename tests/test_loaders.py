@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from make.wording import Golden
 
 from horovod_study.errors import ConfigError, DataError
 from horovod_study.measure.clock import now, sleep
@@ -161,27 +162,24 @@ def test_a_loader_process_that_fails_is_one_line_and_ends_though_the_error_is_ke
     assert ended == [True] and "\n" not in str(told.value)
 
 
-def test_page_locked_memory_without_a_gpu_is_refused(dataset: data.Dataset) -> None:
+def test_page_locked_memory_without_a_gpu_is_refused(dataset: data.Dataset, golden: Golden) -> None:
     for loader in IN_PROCESS:
         with pytest.raises(ConfigError) as error:
             opened(dataset, loader, pin_memory=True)
 
-        assert str(error.value) == (
-            "run: pin_memory needs a GPU, this run computes on the CPU (page-locked memory speeds up copies to a GPU); "
-            "leave it out"
-        )
+        golden(str(error.value), "pin_memory", "GPU", "CPU")
 
 
-def test_device_on_a_cpu_says_that_it_is_a_private_copy(dataset: data.Dataset) -> None:
+def test_device_on_a_cpu_says_that_it_is_a_private_copy(dataset: data.Dataset, golden: Golden) -> None:
     one = opened(dataset, "device")
 
-    assert one.note == "a private copy of the training set in RAM, 0.00 GB for each worker"
+    golden(one.note, "RAM", "0.00 GB")
     assert [opened(dataset, loader).note for loader in ("memory", "prefetch", "dataloader")] == ["", "", ""]
 
 
 @pytest.mark.parametrize("free", [[0], [10**12, 10**8]], ids=["before", "while copying"])
 def test_a_training_set_too_large_for_the_device_is_refused(
-    dataset: data.Dataset, monkeypatch: pytest.MonkeyPatch, free: list[int]
+    dataset: data.Dataset, monkeypatch: pytest.MonkeyPatch, free: list[int], golden: Golden
 ) -> None:
     left = list(free)
     monkeypatch.setattr(loaders, "_free_bytes", lambda device: left.pop(0) if len(left) > 1 else left[0])
@@ -189,10 +187,7 @@ def test_a_training_set_too_large_for_the_device_is_refused(
     with pytest.raises(DataError) as error:
         opened(dataset, "device")
 
-    assert str(error.value) == (
-        f"{dataset.path}: 300 training curves need 0.00 GB for each worker with loader device, "
-        f"{free[-1] / 1e9:.2f} GB of RAM are free; use loader memory, or a smaller --dataset"
-    )
+    golden(str(error.value), dataset.path, "300 training", "0.00 GB", f"{free[-1] / 1e9:.2f}", "RAM", "--dataset")
 
 
 def test_what_travels_to_a_loader_process_is_the_path(dataset: data.Dataset) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from make.wording import Golden
 
 from horovod_study import records
 from horovod_study.analysis.learning.lr_range import find_rate, smoothed
@@ -35,7 +36,7 @@ def curve(steps: int = 1000, *, low: float = 1e-6, high: float = 1.0, falls: flo
 # ----------------------------------------------------------------------------------------------------- known answers
 
 
-def test_a_known_curve_is_read() -> None:
+def test_a_known_curve_is_read(golden: Golden) -> None:
     test = find_rate(*curve())
 
     assert test.steepest_rate == pytest.approx(1e-3, rel=0.02)
@@ -44,7 +45,7 @@ def test_a_known_curve_is_read() -> None:
     assert test.careful_rate == test.diverged_rate / 10 == test.suggested
     assert test.lowest_loss == pytest.approx(0.01, rel=0.1)
     assert test.doubts == ()
-    assert test.reason == f"lr {test.suggested:.2g}, a tenth of the rate at which the loss diverges"
+    golden(test.reason, f"{test.suggested:.2g}")
 
 
 @given(
@@ -117,67 +118,65 @@ def doubts(rates, losses) -> str:
     return "\n".join(find_rate(rates, losses).doubts)
 
 
-def test_without_divergence_the_steepest_descent_is_suggested_with_a_doubt() -> None:
+def test_without_divergence_the_steepest_descent_is_suggested_with_a_doubt(golden: Golden) -> None:
     test = find_rate(*curve(diverges=2.0))
 
     assert test.diverged_rate is None and test.careful_rate is None
     assert test.suggested == test.steepest_rate == pytest.approx(1e-3, rel=0.02)
-    assert "the steepest descent, as the loss never diverged" in test.reason
-    assert test.doubts == ("the loss never diverged up to rate 0.99: rates beyond may be better; raise --high to see",)
+    golden(test.reason)
+    golden(test.doubts, "0.99", "--high")
 
 
-def test_a_loss_that_never_falls_suggests_nothing() -> None:
+def test_a_loss_that_never_falls_suggests_nothing(golden: Golden) -> None:
     rates, _ = curve()
     test = find_rate(rates, np.full(len(rates), 0.3))
 
     assert (test.suggested, test.steepest_rate) == (None, None)
-    assert test.reason == "none; the loss never fell, so there is nothing to read"
-    assert "never fell below 90 % of its start: the steps are too few or the rates too small" in "\n".join(test.doubts)
+    golden(test.reason)
+    golden("\n".join(test.doubts), "90 %")
 
 
-def test_other_doubts() -> None:
+def test_other_doubts(golden: Golden) -> None:
     rates, _ = curve()
     rising = 0.3 * np.maximum(1.0, (rates / 1e-5) ** 2)
 
-    assert "never fell below 90 % of its start: the first rate is too large already; lower --low" in doubts(
-        rates, rising
-    )
-    assert "in the first quarter of the test" in doubts(*curve(falls=3e-6, diverges=2e-5))
-    assert "in the first fifth of the test" in doubts(*curve(falls=4e-6, diverges=1e-2))
-    assert "the two rules differ 25-fold; try rates between them" in doubts(*curve(falls=5e-5, diverges=1.1e-2))
-    assert re.search("100 steps for 5.9 decades are few: .*; give at least 600 --steps", doubts(*curve(100)))
+    golden(doubts(rates, rising), "90 %", "--low")
+    golden(doubts(*curve(falls=3e-6, diverges=2e-5)))
+    golden(doubts(*curve(falls=4e-6, diverges=1e-2)))
+    golden(doubts(*curve(falls=5e-5, diverges=1.1e-2)), "25-fold")
+    golden(doubts(*curve(100)), "100 steps", "5.9 decades", "600 --steps")
 
 
-def test_a_suggestion_is_never_beyond_the_smallest_loss() -> None:
+def test_a_suggestion_is_never_beyond_the_smallest_loss(golden: Golden) -> None:
     """The loss is smallest at 3e-3, twice that from 1e-2 to 0.5 at times, and diverges there."""
     rates, losses = curve(diverges=0.5)
     losses[(rates > 4e-3) & (rates < 0.5)] *= 1.5
     test = find_rate(rates, losses)
 
     assert test.careful_rate > test.lowest_rate == test.suggested
-    assert test.reason.endswith("the rate of the smallest loss, as a tenth of the divergence is beyond it")
+    golden(test.reason)
 
 
-def test_an_early_rise_below_the_suggestion_is_a_doubt() -> None:
+def test_an_early_rise_below_the_suggestion_is_a_doubt(golden: Golden) -> None:
     rates, losses = curve(falls=1e-5, diverges=0.1)
     losses[600:640] *= 3  # at 4e-3
     losses[650:700] *= 0.9
 
-    assert "rose to more than 2 times its smallest value already at rate 0.004" in doubts(rates, losses)
+    golden(doubts(rates, losses), "2 times", "0.004")
 
 
 @pytest.mark.parametrize(
     ("rates", "losses", "message"),
     [
-        (np.ones(3), np.ones(3), "3 losses at 3 rates; at least 50 steps are needed, give more --steps"),
-        (np.arange(1.0, 61), np.ones(61), "61 losses at 60 rates"),
-        (np.ones(60), np.ones(60), "the rates do not rise from step to step; record it with schedule range"),
-        (np.arange(60.0), np.ones(60), "the rates do not rise"),
-        (np.arange(1.0, 61), np.full(60, np.nan), "the loss is not a number from the start, at rate 1; lower --low"),
+        (np.ones(3), np.ones(3), "3 losses.*3 rates.*50 steps.*--steps"),
+        (np.arange(1.0, 61), np.ones(61), "61 losses.*60 rates"),
+        (np.ones(60), np.ones(60), ""),
+        (np.arange(60.0), np.ones(60), ""),
+        (np.arange(1.0, 61), np.full(60, np.nan), "--low"),
     ],
 )
-def test_what_is_no_range_test_is_refused(rates, losses, message: str) -> None:
-    with pytest.raises(AnalysisError, match=message):
+def test_what_is_no_range_test_is_refused(rates, losses, message: str, golden: Golden) -> None:
+    with golden.raises(AnalysisError, match=message or None):
         find_rate(rates, losses)
 
 
@@ -217,14 +216,14 @@ def test_options_that_have_no_place_are_refused(given: dict, low: float, high: f
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"runtime": "horvod/mpi"}, r"--runtime 'horvod/mpi' is not known \(did you mean 'horovod/mpi'\?\)"),
-        ({"workers": 2, "runtime": "serial"}, "--workers is 2 and --runtime serial; serial has one worker"),
-        ({"workers": 0}, "--workers is 0"),
-        ({"workers": 3, "cores": 2}, "--workers is 3, but this machine offers 2 cores; "),
+        ({"runtime": "horvod/mpi"}, "--runtime.*horvod/mpi.*horovod/mpi"),
+        ({"workers": 2, "runtime": "serial"}, "--workers.*--runtime"),
+        ({"workers": 0}, "--workers"),
+        ({"workers": 3, "cores": 2}, "--workers.*2 cores"),
     ],
 )
-def test_launches_that_cannot_work_are_refused(tmp_path: Path, options: dict, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_launches_that_cannot_work_are_refused(tmp_path: Path, options: dict, message: str, golden: Golden) -> None:
+    with golden.raises(ConfigError, match=message):
         run_range(range_config(None, {}, low=1e-6, high=1), tmp_path, **options)
 
 
@@ -263,15 +262,15 @@ def fake(told: str):
     return launch
 
 
-def test_rates_and_losses_of_a_run(tmp_path: Path, capsys) -> None:
+def test_rates_and_losses_of_a_run(tmp_path: Path, capsys, golden: Golden) -> None:
     config = range_config(None, {"steps": 60}, low=1e-4, high=1e-1)
     rates, losses, record = run_range(config, tmp_path, workers=2, runtime="mpi/mpi", launch=fake("done"), cores=2)
 
     assert rates == pytest.approx(1e-4 * 1000 ** (np.arange(60) / 60))
     assert losses == pytest.approx(np.linspace(1.5, 0.15, 60), rel=1e-6), "the mean of both workers"
     assert record.effective["global_batch"] == 150
-    assert "range test: 60 steps while the rate rises from 0.0001 to 0.1" in capsys.readouterr().err
-    with pytest.raises(RecordError, match="run: already holds a run; nothing was overwritten, choose another --out"):
+    golden(capsys.readouterr().err, "60 steps", "0.0001", "0.1")
+    with golden.raises(RecordError, match="--out"):
         run_range(config, tmp_path, launch=fake("done"))
 
 
@@ -283,11 +282,9 @@ def test_a_run_that_ended_because_it_diverged_is_a_result(tmp_path: Path) -> Non
     assert np.isfinite(losses[:40]).all() and np.isnan(losses[40:]).all()
 
 
-@pytest.mark.parametrize(
-    ("told", "message"), [("no start", "no such data set; see"), ("stopped", r"something \(exit code 1\); see .*log")]
-)
-def test_a_run_that_failed_is_an_error(tmp_path: Path, told: str, message: str) -> None:
-    with pytest.raises(StudyError, match=f"the range test failed: .*{message}"):
+@pytest.mark.parametrize(("told", "message"), [("no start", ""), ("stopped", "code 1")])
+def test_a_run_that_failed_is_an_error(tmp_path: Path, told: str, message: str, golden: Golden) -> None:
+    with golden.raises(StudyError, match=message or None):
         run_range(range_config(None, {"steps": 60}, low=1e-4, high=1), tmp_path, launch=fake(told), cores=2)
 
 
@@ -321,7 +318,7 @@ def test_a_real_range_test(tmp_path: Path, capsys) -> None:
 
 
 @pytest.mark.slow
-def test_the_figure_and_what_is_written_beside_it(tmp_path: Path) -> None:
+def test_the_figure_and_what_is_written_beside_it(tmp_path: Path, golden: Golden) -> None:
     test = find_rate(*curve(300))
     paths = write_lr_range(test, tmp_path / "a", batch=75)
     again = write_lr_range(test, tmp_path / "b", batch=75)
@@ -330,8 +327,7 @@ def test_the_figure_and_what_is_written_beside_it(tmp_path: Path) -> None:
     assert [path.read_bytes() for path in paths] == [path.read_bytes() for path in again], "equal bytes"
     text = (tmp_path / "a" / "lr_range.txt").read_text()
     assert text == caption(test, batch=75) + "\n"
-    assert "each of 300 steps with 75 curves while the rate rises exponentially from 1e-06 to 0.95" in text
-    assert f"It diverges at {test.diverged_rate:.2g}: from there on it stays above 2 times its smallest value." in text
+    golden(text, "300 steps", "75 curves", "1e-06", "0.95", f"{test.diverged_rate:.2g}", "2 times")
     assert json.loads((tmp_path / "a" / "lr_range.json").read_text())["suggested"] == test.suggested
 
 
@@ -347,7 +343,7 @@ def test_a_figure_of_whatever_came_out(tmp_path: Path, kind: str) -> None:
     assert write_lr_range(find_rate(rates, losses), tmp_path, batch=75)
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, golden: Golden) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RecordError, match=r"file/x.*: cannot be written .*; choose a writable --out"):
+    with golden.raises(RecordError, match="file/x.*--out"):
         write_lr_range(find_rate(*curve(100)), tmp_path / "file" / "x", batch=75)

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from make.wording import Golden
 
 from horovod_study.comm.launch import Launch
 from horovod_study.comm.serial import SerialBackend
@@ -96,22 +97,22 @@ def test_updates_are_those_of_torch_without_its_compiler() -> None:
     [
         (
             {"precision": "fp16"},
-            r"run: precision fp16 needs a GPU, this run computes on the CPU .*use precision fp32 or",
+            "fp16.*GPU.*CPU.*fp32",
         ),
-        ({"precision": "tf32"}, r"run: precision tf32 needs a GPU, .*TF32 is a mode of NVIDIA GPUs"),
-        ({"cuda_graphs": True}, r"run: cuda_graphs needs a GPU, .*leave it out"),
+        ({"precision": "tf32"}, "tf32.*GPU.*TF32.*NVIDIA GPUs"),
+        ({"cuda_graphs": True}, "cuda_graphs.*GPU"),
     ],
 )
-def test_what_cannot_work_on_a_cpu_says_so(values: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_what_cannot_work_on_a_cpu_says_so(values: dict[str, object], message: str, golden: Golden) -> None:
+    with golden.raises(ConfigError, match=message):
         Arithmetic(StrainConfig(**values), CPU)  # type: ignore[arg-type]
 
 
-def test_compile_without_a_compiler_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compile_without_a_compiler_says_so(monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     config = StrainConfig(compile=True)
 
-    with pytest.raises(ConfigError, match="compile needs a C\\+\\+ compiler, and no-such-compiler is not on PATH"):
+    with golden.raises(ConfigError, match="PATH"):
         accelerate(StressCNN(), config, CPU)
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from make.wording import Golden
 
 from horovod_study.cluster import partitions
 from horovod_study.cluster.partitions import KEYS, Host, Partition, find_partition, load_partition, this_machine
@@ -99,48 +100,48 @@ def test_what_a_local_file_leaves_out_is_found(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("gpus_per_node", "gpu_per_node", r"mine\.yaml: unknown key 'gpu_per_node' \(did you mean 'gpus_per_node'\?\)"),
+        ("gpus_per_node", "gpu_per_node", r"mine\.yaml.*gpu_per_node.*gpus_per_node"),
         (
             "scheduler: slurm",
             "scheduler: slum",
-            r"mine\.yaml: scheduler 'slum' is not known \(did you mean 'slurm'\?\)",
+            r"mine\.yaml.*slum.*slurm",
         ),
         (
             "description: four GPUs",
             "launcher: mpiexec",
-            r"launcher 'mpiexec' is not known; allowed: auto, horovodrun",
+            "mpiexec",
         ),
-        ("cores_per_node: 24\n", "", "key 'cores_per_node' is missing; say how many cores a node has"),
-        ("cores_per_node: 24", "cores_per_node: many", "cores_per_node is 'many'; it must be a whole number"),
-        ("cores_per_node: 24", "cores_per_node: 0", "cores_per_node is 0; it must be at least 1"),
+        ("cores_per_node: 24\n", "", "cores_per_node"),
+        ("cores_per_node: 24", "cores_per_node: many", "cores_per_node.*many"),
+        ("cores_per_node: 24", "cores_per_node: 0", "cores_per_node"),
         (
             "cores_per_node: 24",
             "cores_per_node: 24\ncores_per_worker: 7",
-            "4 workers per node at 7 cores each need 28 ",
+            "4 workers.*7 cores.*28",
         ),
-        ("cores_per_node: 24", "cores_per_node: 24\ncores_per_worker: 25", "cores_per_worker is 25, but a node has 24"),
-        ("cores_per_node: 24", "cores_per_node: 24\ntime_limit_s: 5", "time_limit_s is 5.0; it must be at least 60"),
-        ("cores_per_node: 24", "cores_per_node: 24\nexclusive: 1", "exclusive is 1; it must be true or false"),
-        ("gpus_per_node: 4", "gpus_per_node: 0", "gres is 'gpu:{gpus}', but gpus_per_node is 0"),
-        ("gpu:{gpus}", "gpu:{count}", r"gres is 'gpu:\{count\}'; write \{gpus\} where the number of GPUs belongs"),
-        ("[gcc/13, openmpi/4.1]", "gcc/13", "modules is 'gcc/13'; it must be a list such as"),
-        ("[gcc/13, openmpi/4.1]", '["gcc\\nrm"]', "modules is .*; it must be one line of text"),
-        ("description: four GPUs", 'account: "a\\n#SBATCH -x"', r"account is 'a\\n#SBATCH -x'; it must be one line"),
-        ("description: four GPUs", 'qos: "a\\0"', "qos is .*; it must be one line of text"),
-        ("description: four GPUs", "name: a/b", "name is 'a/b'; it names a folder"),
-        ("description: four GPUs", "hosts: [node1]", "scheduler is slurm and 1 hosts are named; scheduler ssh needs"),
-        ("NCCL_DEBUG: WARN", "NCCL DEBUG: WARN", "environment: 'NCCL DEBUG' is no name of a variable"),
-        ("NCCL_DEBUG: WARN", 'NCCL_DEBUG: "a\\nb"', r"environment: NCCL_DEBUG is 'a\\nb'; it must be one line of text"),
-        ("NCCL_DEBUG: WARN", "NCCL_DEBUG: true", "NCCL_DEBUG is true; put it in quotes, or write 0 or 1"),
-        ("NCCL_DEBUG: WARN", "NCCL_DEBUG: [1]", r"NCCL_DEBUG is \[1\]; it must be a text"),
-        ("{value: 1,", "{values: 1,", r"NCCL_P2P_DISABLE: unknown key 'values' \(did you mean 'value'\?\)"),
-        ("{value: 1, because: direct copies hang}", "{because: so}", "NCCL_P2P_DISABLE: key 'value' is missing"),
-        ("scheduler: slurm", "scheduler: local\nnodes: 2", "nodes is 2, but scheduler local is this machine alone"),
+        ("cores_per_node: 24", "cores_per_node: 24\ncores_per_worker: 25", "cores_per_worker.*25.*24"),
+        ("cores_per_node: 24", "cores_per_node: 24\ntime_limit_s: 5", r"time_limit_s.*5\.0.*60"),
+        ("cores_per_node: 24", "cores_per_node: 24\nexclusive: 1", ""),
+        ("gpus_per_node: 4", "gpus_per_node: 0", "gpus_per_node"),
+        ("gpu:{gpus}", "gpu:{count}", "GPUs"),
+        ("[gcc/13, openmpi/4.1]", "gcc/13", "gcc/13"),
+        ("[gcc/13, openmpi/4.1]", '["gcc\\nrm"]', ""),
+        ("description: four GPUs", 'account: "a\\n#SBATCH -x"', ""),
+        ("description: four GPUs", 'qos: "a\\0"', ""),
+        ("description: four GPUs", "name: a/b", "a/b"),
+        ("description: four GPUs", "hosts: [node1]", "1 hosts"),
+        ("NCCL_DEBUG: WARN", "NCCL DEBUG: WARN", "NCCL DEBUG"),
+        ("NCCL_DEBUG: WARN", 'NCCL_DEBUG: "a\\nb"', r"NCCL_DEBUG.*a\\nb"),
+        ("NCCL_DEBUG: WARN", "NCCL_DEBUG: true", "NCCL_DEBUG"),
+        ("NCCL_DEBUG: WARN", "NCCL_DEBUG: [1]", "NCCL_DEBUG"),
+        ("{value: 1,", "{values: 1,", "NCCL_P2P_DISABLE.*values"),
+        ("{value: 1, because: direct copies hang}", "{because: so}", "NCCL_P2P_DISABLE.*value"),
+        ("scheduler: slurm", "scheduler: local\nnodes: 2", ""),
     ],
 )
-def test_a_wrong_partition_file(tmp_path: Path, old: str, new: str, message: str) -> None:
+def test_a_wrong_partition_file(tmp_path: Path, old: str, new: str, message: str, golden: Golden) -> None:
     assert old in GOOD
-    with pytest.raises(ConfigError, match=message) as caught:
+    with golden.raises(ConfigError, match=message or None) as caught:
         load_partition(write(tmp_path, GOOD.replace(old, new)))
 
     assert str(caught.value).startswith(str(tmp_path / "mine.yaml"))
@@ -150,24 +151,24 @@ def test_a_wrong_partition_file(tmp_path: Path, old: str, new: str, message: str
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("scheduler: ssh\ncores_per_node: 4\n", "scheduler is ssh and no hosts are named; scheduler ssh needs hosts"),
-        (SSH.replace("node2:2", "node1:2"), "hosts names node1 twice; give it once with all its slots: node1:N"),
-        (SSH.replace("node2:2", "node2:0"), "hosts: slots of node2 is 0; it must be at least 1"),
-        (SSH.replace("node2:2", '"-oProxyCommand=x"'), "hosts: '-oProxyCommand=x' is no name of a host"),
-        (SSH.replace("node2:2", '"a b"'), "hosts: 'a b' is no name of a host; use letters, digits, '.'"),
-        (SSH + "nodes: 2\n", "nodes is 2, but 3 hosts are named; leave nodes out"),
-        (SSH.replace("[node1, node2:2, {name: node3}]", "node1"), "hosts is 'node1'; it must be a list such as"),
+        ("scheduler: ssh\ncores_per_node: 4\n", ""),
+        (SSH.replace("node2:2", "node1:2"), "node1.*node1:N"),
+        (SSH.replace("node2:2", "node2:0"), "node2"),
+        (SSH.replace("node2:2", '"-oProxyCommand=x"'), "-oProxyCommand=x"),
+        (SSH.replace("node2:2", '"a b"'), ""),
+        (SSH + "nodes: 2\n", "3 hosts"),
+        (SSH.replace("[node1, node2:2, {name: node3}]", "node1"), "node1"),
     ],
 )
-def test_wrong_hosts(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_wrong_hosts(tmp_path: Path, text: str, message: str, golden: Golden) -> None:
+    with golden.raises(ConfigError, match=message or None):
         load_partition(write(tmp_path, text))
 
 
-def test_a_partition_made_in_a_program_is_checked_too() -> None:
-    with pytest.raises(ConfigError, match="partition x: account is 'a\\\\nb'; it must be one line of text"):
+def test_a_partition_made_in_a_program_is_checked_too(golden: Golden) -> None:
+    with golden.raises(ConfigError, match=r"a\\nb"):
         Partition(name="x", account="a\nb")
-    with pytest.raises(ConfigError, match="partition x: cores_per_worker is 2, but a node has 1 cores"):
+    with golden.raises(ConfigError, match="cores_per_worker.*1 cores"):
         Partition(name="x", cores_per_worker=2)
 
 
@@ -192,7 +193,9 @@ def test_where_a_name_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert find_partition("alpha").description == "elsewhere/jobs/partitions", "no study file, none beside it"
 
 
-def test_a_path_is_taken_from_the_study_file_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_is_taken_from_the_study_file_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden
+) -> None:
     study = write(tmp_path, "", "studies/study.yaml")
     monkeypatch.chdir(tmp_path)
     write(tmp_path, "scheduler: slurm\ncores_per_node: 4\n", "p/box.yaml")
@@ -200,15 +203,13 @@ def test_a_path_is_taken_from_the_study_file_first(tmp_path: Path, monkeypatch: 
     write(tmp_path, "scheduler: slurm\ncores_per_node: 8\n", "studies/p/box.yaml")
     assert find_partition("p/box.yaml", beside=study).cores_per_node == 8
     assert find_partition(str(tmp_path / "p" / "box.yaml")).name == "box"
-    with pytest.raises(ConfigError, match=r"partition nowhere\.yaml: there is no such file \(.*studies.*\); name an"):
+    with golden.raises(ConfigError, match=r"nowhere\.yaml"):
         find_partition("nowhere.yaml", beside=study)
 
 
 @pytest.mark.parametrize("name", ["alfa", "../alpha", "", "a\0b"])
-def test_an_unknown_name_is_answered_with_the_nearest(name: str) -> None:
-    with pytest.raises(
-        ConfigError, match=r"is not known.*; there are alpha, archer2, cirrus, .*jobs/partitions"
-    ) as error:
+def test_an_unknown_name_is_answered_with_the_nearest(name: str, golden: Golden) -> None:
+    with golden.raises(ConfigError, match="archer2.*jobs/partitions") as error:
         find_partition(name)
 
     assert ("(did you mean 'alpha'?)" in str(error.value)) == (name in ("alfa", "../alpha"))

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from make.properties import examples
 from make.rank_rows import noise, rows_of
+from make.wording import Golden
 
 from horovod_study.analysis.steps import inspection
 from horovod_study.analysis.steps.pauses import Pauses, Period, StepStatistics, find_pauses
@@ -99,8 +100,8 @@ def test_only_the_longest_are_listed_and_all_are_counted() -> None:
     assert seen.periods == ()
 
 
-def test_few_steps_are_said() -> None:
-    assert found(np.full((30, 1), 1e-3)).why_not == "30 steps are recorded; at least 50 are needed"
+def test_few_steps_are_said(golden: Golden) -> None:
+    golden(found(np.full((30, 1), 1e-3)).why_not, "30 steps", "50")
     assert finite(found(np.full((30, 1), 1e-3)))["level_s"] is None
     assert found(np.full((60, 1), 1e-3)).count == 0
 
@@ -108,31 +109,31 @@ def test_few_steps_are_said() -> None:
 # -------------------------------------------------------------------------------------------------------- rhythms
 
 
-def test_rows_written_every_512_steps_are_recognised() -> None:
+def test_rows_written_every_512_steps_are_recognised(golden: Golden) -> None:
     places = np.arange(511, 4000, 512) + 1
     seen = one(found(noise(1, 4000, 2), STATISTICS, extra_s={"residual": at(4000, 2, places, 1.2e-3)}))
     assert (seen.unit, seen.every_steps, seen.count, seen.first_step) == ("steps", 512.0, 7, 512)
     assert (seen.lap, seen.everywhere) == ("residual", True)
     assert seen.size_s == pytest.approx(1.2e-3, abs=3e-4)
     assert seen.every_s == pytest.approx(512 * 3.25e-3, rel=0.05)
-    assert seen.reason == "as often as the recorder writes its rows (after 512 steps or 2 s)"
+    golden(seen.reason, "512 steps")
 
 
-def test_the_first_step_of_each_epoch_is_recognised() -> None:
+def test_the_first_step_of_each_epoch_is_recognised(golden: Golden) -> None:
     how = {"extra_s": {"data": at(6000, 2, np.arange(0, 6000, 1000), 0.01)}, "per_epoch": 1000}
     seen = one(found(noise(1, 6000, 2), STATISTICS, **how))
     assert (seen.every_steps, seen.first_step, seen.lap) == (1000.0, 0, "data")
-    assert seen.reason == "the first step of each epoch: the order of the data is drawn again"
+    golden(seen.reason)
 
 
-def test_a_checkpoint_and_what_comes_as_often() -> None:
+def test_a_checkpoint_and_what_comes_as_often(golden: Golden) -> None:
     how = {"extra_s": {"forward": at(6000, 2, np.arange(0, 6000, 700), 0.01)}, "stretch": 700}
-    assert one(found(noise(1, 6000, 2), STATISTICS, **how)).reason == "the first step after each checkpoint"
+    golden(one(found(noise(1, 6000, 2), STATISTICS, **how)).reason)
     how = {"extra_s": {"forward": at(6000, 2, np.arange(100, 6000, 700), 0.01)}}
-    assert one(found(noise(1, 6000, 2), STATISTICS, **how)).reason == "as often as a checkpoint"
+    golden(one(found(noise(1, 6000, 2), STATISTICS, **how)).reason)
 
 
-def test_pauses_every_2_seconds_are_regular_in_time_though_not_in_steps() -> None:
+def test_pauses_every_2_seconds_are_regular_in_time_though_not_in_steps(golden: Golden) -> None:
     own_s = noise(1, 12_000, 2)
     own_s *= np.linspace(0.7, 1.6, 12_000)[:, None]  # steps get longer: so many seconds are ever fewer steps
     begin_s = align(rows_of(own_s), workers=2).begin_s
@@ -143,10 +144,10 @@ def test_pauses_every_2_seconds_are_regular_in_time_though_not_in_steps() -> Non
     assert seen.every_s == pytest.approx(2.0, abs=0.03)
     assert seen.count >= 0.8 * len(places)
     assert (seen.lap, seen.ranks, seen.everywhere) == ("residual", (0,), False)
-    assert seen.reason == "as often as the recorder writes its rows (after 512 steps or 2 s)"
+    golden(seen.reason, "512 steps")
 
 
-def test_a_sampler_that_looks_every_second_is_recognised() -> None:
+def test_a_sampler_that_looks_every_second_is_recognised(golden: Golden) -> None:
     own_s = noise(1, 12_000, 1)
     own_s *= np.linspace(0.7, 1.6, 12_000)[:, None]
     begin_s = align(rows_of(own_s), workers=1).begin_s
@@ -154,7 +155,7 @@ def test_a_sampler_that_looks_every_second_is_recognised() -> None:
     places = np.unique(np.searchsorted(begin_s, np.arange(1.0, begin_s[-1], 1.0)))
     seen = one(found(own_s, STATISTICS, extra_s={"backward": at(12_000, 1, places, 4e-3)}))
     assert seen.every_s == pytest.approx(1.0, abs=0.02)
-    assert seen.reason == "as often as the system sampler looks (every 1 s)"
+    golden(seen.reason, "1 s")
 
 
 def test_a_rhythm_is_found_among_other_pauses_and_with_some_missing() -> None:

@@ -141,12 +141,12 @@ def watched(monkeypatch, *, seconds: float, busy_s: float, own_s: float, program
     return others
 
 
-def test_other_programs_are_told_with_their_number_and_names(monkeypatch):
+def test_other_programs_are_told_with_their_number_and_names(monkeypatch, golden):
     programs = {(10, "matlab"): 8.0, (11, "matlab"): 4.0, (12, "firefox"): 3.0, (os.getpid(), "python"): 10.0}
     others = watched(monkeypatch, seconds=10.0, busy_s=25.0, own_s=10.0, programs=programs)
 
     assert 1.5 == others.cores_used()
-    assert "other programs use 1.5 of 2 cores (matlab 1.2, firefox 0.3)" == pinning.disturbance(others, 2)
+    golden(pinning.disturbance(others, 2), "1.5", "2 cores", "1.2", "0.3")
 
 
 def test_own_cells_and_small_things_are_no_disturbance(monkeypatch):

@@ -82,19 +82,18 @@ def test_numbers_survive_the_round_trip(rows, header):
 
 class TestColumns:
     @pytest.mark.parametrize("text", ["", "\n\n", "\ufeff", "# only a remark\n"])
-    def test_empty(self, text):
-        assert "is empty; give a first line 'workers,samples_per_s'" in refused(text)
+    def test_empty(self, text, golden):
+        golden(refused(text), "workers,samples_per_s")
 
-    def test_header_only(self):
-        assert "line 1: no points follow the names of the columns" in refused(HEAD)
+    def test_header_only(self, golden):
+        golden(refused(HEAD), "line 1")
 
-    def test_missing(self):
+    def test_missing(self, golden):
         message = refused("workers,nodes\n1,1\n")
-        assert "line 1: column 'samples_per_s' is missing in 'workers,nodes'" in message
-        assert "the first line names the columns" in message
+        golden(message, "line 1", "samples_per_s", "workers,nodes")
 
-    def test_numbers_without_names(self):
-        assert "column 'workers' is missing in '1,100'; the first line names the columns" in refused("1,100\n2,190\n")
+    def test_numbers_without_names(self, golden):
+        golden(refused("1,100\n2,190\n"), "workers", "1,100")
 
     @pytest.mark.parametrize(("name", "meant"), [("samples_per_z", "samples_per_s"), ("werkers", "workers")])
     def test_misspelt(self, name, meant):
@@ -104,15 +103,15 @@ class TestColumns:
         assert f"--columns {meant}=NAME" in message
 
     @pytest.mark.parametrize(("name", "meant"), [("nods", "nodes"), ("batch_sise", "batch_size")])
-    def test_a_misspelt_optional_column_is_a_doubt(self, name, meant):
+    def test_a_misspelt_optional_column_is_a_doubt(self, name, meant, golden):
         frame = parse_points(f"workers,samples_per_s,{name}\n1,100,1\n", "my.csv")
         (doubt,) = frame.attrs["doubts"]
-        assert f"{name!r} (did you mean {meant!r}?) not used" in doubt
+        golden(doubt, name, meant)
 
-    def test_unrelated_columns_are_left_aside_with_a_doubt(self):
+    def test_unrelated_columns_are_left_aside_with_a_doubt(self, golden):
         frame = parse_points("workers,samples_per_s,task,workers_max\n1,100,x,8\n", "my.csv")
         assert ["workers", "samples_per_s"] == list(frame.columns)
-        assert ("columns 'task', 'workers_max' not used",) == frame.attrs["doubts"]
+        golden(frame.attrs["doubts"], "task", "workers_max")
 
     def test_twice(self):
         assert "column 'workers' appears 2 times" in refused("workers,samples_per_s,workers\n1,100,1\n")
@@ -120,27 +119,24 @@ class TestColumns:
 
 class TestCells:
     @pytest.mark.parametrize("value", ["0", "-3", "nan", "NaN", "inf", "-inf", "fast", "", "1e400", "1e-300"])
-    def test_throughput(self, value):
+    def test_throughput(self, value, golden):
         message = refused(HEAD + f"1,100\n2,{value}\n")
-        assert f"my.csv line 3: samples_per_s is {value!r}; allowed is a finite number above 0" in message
-        assert "correct it or drop the line" in message
+        golden(message, "my.csv line 3", "samples_per_s", value)
 
     @pytest.mark.parametrize("value", ["0", "-1", "1000000000000", "1e12", "2.5", "two", "", "nan", "inf"])
-    def test_workers(self, value):
+    def test_workers(self, value, golden):
         message = refused(HEAD + f"{value},100\n")
-        assert (
-            f"my.csv line 2: workers is {value!r}; allowed is a whole number from 1 to 10000000; correct it" in message
-        )
+        golden(message, "my.csv line 2", value, "10000000")
 
-    def test_decimal_comma(self):
-        assert "line 2: 3 cells where the first line names 2 columns" in refused(HEAD + "1,100,5\n")
+    def test_decimal_comma(self, golden):
+        golden(refused(HEAD + "1,100,5\n"), "line 2", "3 cells", "2 columns")
         assert [100.5] == parse_points(HEAD + '1,"100,5"\n', "my.csv")["samples_per_s"].tolist()
 
-    def test_optional_cells(self):
-        assert "nodes is '0'; allowed is a whole number from 1" in refused("workers,samples_per_s,nodes\n1,1,0\n")
-        assert "sync_s is '-1'; allowed is seconds per step" in refused("workers,samples_per_s,sync_s\n1,1,-1\n")
-        assert "batch_size is '0'; allowed is samples" in refused("workers,samples_per_s,batch_size\n1,1,0\n")
-        assert "repeat is 'x'; allowed is a whole number" in refused("workers,samples_per_s,repeat\n1,1,x\n")
+    def test_optional_cells(self, golden):
+        golden(refused("workers,samples_per_s,nodes\n1,1,0\n"))
+        golden(refused("workers,samples_per_s,sync_s\n1,1,-1\n"), "sync_s")
+        golden(refused("workers,samples_per_s,batch_size\n1,1,0\n"), "batch_size")
+        golden(refused("workers,samples_per_s,repeat\n1,1,x\n"))
         assert "3 nodes for 2 workers" in refused("workers,samples_per_s,nodes\n2,1,3\n")
 
     def test_line_numbers_count_blank_lines_and_remarks(self):
@@ -154,40 +150,40 @@ class TestCells:
 
 
 class TestDuplicates:
-    def test_the_same_repeat_twice(self):
+    def test_the_same_repeat_twice(self, golden):
         message = refused("workers,samples_per_s,repeat\n1,100,0\n2,190,0\n1,101,0\n")
-        assert "line 4: repeat 0 of 1 workers is already on line 2; number the repeats" in message
+        golden(message, "line 4", "repeat 0", "1 workers", "line 2")
 
     def test_repeats_of_different_series_and_nodes_do_not_clash(self):
         text = "workers,samples_per_s,repeat,series,nodes\n4,100,0,a,1\n4,100,0,b,1\n4,90,0,a,2\n4,100,1,a,1\n"
         assert 4 == len(parse_points(text, "my.csv"))
 
-    def test_equal_lines_are_a_doubt(self):
+    def test_equal_lines_are_a_doubt(self, golden):
         frame = parse_points(HEAD + "1,100\n2,190\n1,100\n1,101\n", "my.csv")
-        assert ("line 4 of my.csv repeats earlier lines exactly: copied, or truly repeats?",) == frame.attrs["doubts"]
+        golden(frame.attrs["doubts"], "line 4", "my.csv")
 
 
 @pytest.mark.parametrize("cell", ["1_0", "\uff11", "\u0664"])
-def test_only_plain_digits_are_numbers(cell):
-    with pytest.raises(DataError, match=r"workers is .* allowed is a whole number"):
+def test_only_plain_digits_are_numbers(cell, golden):
+    with golden.raises(DataError):
         parse_points(f"workers,samples_per_s\n{cell},100\n", "p.csv")
 
 
-def test_workers_that_do_not_fit_on_their_nodes_are_doubted():
+def test_workers_that_do_not_fit_on_their_nodes_are_doubted(golden):
     text = "workers,samples_per_s,nodes,workers_per_node\n4,370,1,4\n8,700,1,4\n9,700,2,4\n"
     doubts = parse_points(text, "p.csv").attrs["doubts"]
-    assert ("line 3 of p.csv: 8 workers do not fit on 1 node with 4 workers per node (and 1 more lines)",) == doubts
+    golden(doubts, "line 3", "p.csv", "8 workers", "1 node", "4 workers", "1 more")
 
 
-def test_thousands_of_unknown_columns_are_one_short_doubt():
+def test_thousands_of_unknown_columns_are_one_short_doubt(golden):
     names = ",".join(f"c{i}" for i in range(10_000))
     (doubt,) = parse_points(f"workers,samples_per_s,{names}\n1,100,{',' * 9999}\n", "p.csv").attrs["doubts"]
-    assert "columns 'c0', 'c1', 'c2', 'c3', 'c4', 9995 more not used" == doubt
+    golden(doubt, "c0", "c1", "c2", "c3", "c4", "9995 more")
 
 
-def test_a_file_of_steps_is_refused(monkeypatch):
+def test_a_file_of_steps_is_refused(monkeypatch, golden):
     monkeypatch.setattr("horovod_study.analysis.series.points_file.MAX_POINTS", 3)
-    with pytest.raises(DataError, match=r"p.csv: has more than 3 points; a points file has one line per run"):
+    with golden.raises(DataError, match=r"p\.csv.*3 points"):
         parse_points("workers,samples_per_s\n" + "1,100\n" * 4, "p.csv")
     assert 3 == len(parse_points("workers,samples_per_s\n" + "1,100\n" * 3, "p.csv"))
 
@@ -253,12 +249,13 @@ class TestTablesAsPeopleHaveThem:
             ("batch time (us)", "2e5", 0.2),
         ],
     )
-    def test_times_of_steps(self, name, cell, seconds):
+    def test_times_of_steps(self, name, cell, seconds, golden):
         _, rates, told = read(f"GPUs,batch/GPU,{name}\n4,32,{cell}\n")
         assert rates == [pytest.approx(4 * 32 / seconds)] and name in told
         assert read(f"GPUs,Global Batch Size,{name}\n4,32,{cell}\n")[1] == [pytest.approx(32 / seconds)]
         _, rates, told = read(f"GPUs,{name}\n4,{cell}\n")
-        assert rates == [pytest.approx(4 / seconds)] and "one batch per worker at every count is assumed" in told
+        assert rates == [pytest.approx(4 / seconds)]
+        golden(told)
 
     def test_a_batch_of_whom_is_asked_where_it_matters(self):
         table = "GPUs,batch,step time (s)\n4,32,2\n"
@@ -308,9 +305,10 @@ class TestTablesAsPeopleHaveThem:
         assert frame["series"].tolist() == ["x", "y", "z", "x"], "what is said is not added to"
         assert "series" not in parse_points("GPUs,img/s,AMP\n8,9,yes\n16,17,no\n", "my.csv")
 
-    def test_names_that_every_count_has_of_its_own_separate_nothing(self):
+    def test_names_that_every_count_has_of_its_own_separate_nothing(self, golden):
         frame = parse_points("system,GPUs,img/s\ndgx_n1,8,9\ndgx_n2,16,17\n", "my.csv")
-        assert "series" not in frame and frame.attrs["doubts"] == ("column 'system' not used",)
+        assert "series" not in frame
+        golden(frame.attrs["doubts"], "system")
 
     @pytest.mark.parametrize(
         ("name", "cells"),
@@ -378,19 +376,19 @@ class TestTablesAsPeopleHaveThem:
     @pytest.mark.parametrize(
         ("data", "where"),
         [
-            (b"\xff\xfeG", "f: is not a text file"),
-            (b"workers,samples_per_s\n1,\0\xe4", "f: is not a text file"),
-            (b"[[1, 2], [3, 4]]", "f: holds no table"),
-            (b"[]", "f: holds no table"),
-            (b"{}", "f: holds no table"),
-            (b'{"workers": ', "f: is not valid JSON"),
-            (b"[" * 100_000, "f: is not valid JSON"),
-            (b'[{"workers": 1, "samples_per_s": {"a": 2}}]', "f row 1: 'samples_per_s' is a table"),
-            (b'[{"workers": 1, "samples_per_s": 1}, {"workers": 2, "samples_per_s": "x"}]', "f, as CSV, line 3: "),
+            (b"\xff\xfeG", ""),
+            (b"workers,samples_per_s\n1,\0\xe4", ""),
+            (b"[[1, 2], [3, 4]]", ""),
+            (b"[]", ""),
+            (b"{}", ""),
+            (b'{"workers": ', "JSON"),
+            (b"[" * 100_000, "JSON"),
+            (b'[{"workers": 1, "samples_per_s": {"a": 2}}]', "samples_per_s"),
+            (b'[{"workers": 1, "samples_per_s": 1}, {"workers": 2, "samples_per_s": "x"}]', "line 3"),
         ],
     )
-    def test_what_holds_no_table_is_refused(self, data, where):
-        with pytest.raises(DataError, match=re.escape(where)):
+    def test_what_holds_no_table_is_refused(self, data, where, golden):
+        with golden.raises(DataError, match=re.escape(where) or None):
             parse_points(data, "f")
 
     def test_a_table_of_markdown(self):
@@ -413,15 +411,15 @@ class TestTablesAsPeopleHaveThem:
 
         assert (frame["samples_per_s"].tolist(), frame.attrs["unit"]) == ([4000, 12000], "tokens/s")
 
-    def test_columns_that_are_told(self):
+    def test_columns_that_are_told(self, golden):
         assert read("a;b\n1;2,5\n", parse_columns(["workers=a,samples_per_s=b"]))[:2] == ([1], [2.5])
         assert parse_columns(["workers=a", "step_s=s,x"]) == {"workers": "a", "step_s": "s,x"}
         for words in (["workers"], ["workers="], ["workers=a", "workers=b"]):
             with pytest.raises(DataError, match="--columns"):
                 parse_columns(words)
-        with pytest.raises(DataError, match="did you mean 'workers'"):
+        with golden.raises(DataError, match="workers"):
             read("a,b\n1,2\n", {"wrkers": "a"})
-        with pytest.raises(DataError, match="none of the columns"):
+        with golden.raises(DataError):
             read("a,b\n1,2\n", {"workers": "c"})
 
     def test_a_table_in_the_names_of_the_package_is_read_without_a_word(self):
@@ -431,7 +429,7 @@ class TestTablesAsPeopleHaveThem:
 # ---------------------------------------------------------------------------------------------------- folders of runs
 
 
-def test_the_folder_of_a_study_has_the_points_of_its_analysis(tmp_path):
+def test_the_folder_of_a_study_has_the_points_of_its_analysis(tmp_path, golden):
     runs = write_study(
         tmp_path / "runs", partitions=("alpha", "local"), ways=WAYS, workers=(1, 2, 4), repeats=2, steps=60
     )
@@ -441,7 +439,7 @@ def test_the_folder_of_a_study_has_the_points_of_its_analysis(tmp_path):
     own = points["series"].str.startswith("local")
     assert set(points.loc[own, "workers_per_node"]) == {4.0} and points.loc[~own, "workers_per_node"].isna().all()
     assert points.attrs["read"].startswith("12 finished runs")
-    with pytest.raises(DataError, match=r"is a folder, which has no columns"):
+    with golden.raises(DataError):
         api.read_points(runs, columns={"workers": "N"})
 
 

@@ -238,14 +238,14 @@ class TestNodes:
             assert forecast.low < YOLO[forecast.workers] < forecast.high
             assert YOLO[forecast.workers] == pytest.approx(forecast.samples_per_s, rel=0.4)
 
-    def test_a_boundary_that_nobody_measured_is_a_wide_interval_and_a_doubt(self):
+    def test_a_boundary_that_nobody_measured_is_a_wide_interval_and_a_doubt(self, golden):
         known = [1, 2, 3, 4]
         table = points(known, [YOLO[n] for n in known], nodes=1)
         inside, across = predict(table, workers=[4, 16], workers_per_node=4)[""]
         assert (1, 4) == (inside.nodes, across.nodes)
         assert across.high / across.low > 4
         assert across.low < YOLO[16] < across.high
-        assert any("no measured point spans several nodes" in doubt for doubt in across.doubts)
+        golden(across.doubts)
 
     def test_good_scaling_inside_a_node_does_not_promise_the_same_across(self):
         # The same source: BERT, batch 11. 4 workers on one node reach 95 %, 64 on sixteen nodes 36 %.
@@ -374,7 +374,7 @@ def bench(alpha_s, beta_bytes_per_s, *, hosts=2, workers=2, flat_bytes=1e8):
 
 
 class TestMicroBenchmark:
-    def test_an_all_reduce_measured_between_hosts_replaces_the_guess(self):
+    def test_an_all_reduce_measured_between_hosts_replaces_the_guess(self, golden):
         """100 MB at 1 GB/s, ring: 2 (n-1)/n 0.1 s beside 0.1 s of computing."""
         table = points([1, 2, 4], [1000, 1990, 3960], nodes=1, batch_size=100.0)
         truth = 16 * 100 / (0.1 * 4000 / 3960 + 2 * 15 / 16 * 0.1)
@@ -383,26 +383,25 @@ class TestMicroBenchmark:
         assert truth == pytest.approx(told.samples_per_s, rel=0.05)
         assert abs(told.samples_per_s - truth) < 0.2 * abs(guessed.samples_per_s - truth)
         assert told.low < truth < told.high < guessed.samples_per_s
-        assert any("what the network costs is the micro-benchmark's" in doubt for doubt in told.doubts)
+        golden(told.doubts)
 
-    def test_one_host_says_nothing_of_the_network_but_counts_inside_the_node(self):
+    def test_one_host_says_nothing_of_the_network_but_counts_inside_the_node(self, golden):
         table = points([1, 2], [1000, 1818.2], nodes=1, batch_size=100.0)
         inside, across = predict(table, workers=[8, 16], workers_per_node=8, bench=bench(1e-6, 1e10, hosts=1))[""]
         assert inside.weights["bench"] > 0
-        assert any("ran on one host" in doubt for doubt in across.doubts)
-        assert any("what the network costs is a guess" in doubt for doubt in across.doubts)
+        golden(across.doubts)
 
-    def test_without_batch_sizes_it_is_not_used_and_that_is_said(self):
+    def test_without_batch_sizes_it_is_not_used_and_that_is_said(self, golden):
         table = points([1, 2, 4], [1000, 1990, 3960], nodes=1)
         told = one(table, 16, workers_per_node=4, bench=bench(1e-6, 1e9))
-        assert any("the micro-benchmark is not used" in doubt for doubt in told.doubts)
+        golden(told.doubts)
         assert one(table, 16, workers_per_node=4).samples_per_s == told.samples_per_s
 
     @pytest.mark.parametrize("broken", [{}, {"model": {}}, {"model": {"flat_bytes": "many"}}])
-    def test_a_file_that_is_none(self, broken):
-        with pytest.raises(AnalysisError, match=r"the micro-benchmark is damaged .* give the bench\.json"):
+    def test_a_file_that_is_none(self, broken, golden):
+        with golden.raises(AnalysisError, match=r"bench\.json"):
             predict(points([1, 2], [1, 2]), workers=[4], bench=broken)
-        with pytest.raises(AnalysisError, match="holds no fitted all-reduce"):
+        with golden.raises(AnalysisError):
             predict(points([1, 2], [1, 2]), workers=[4], bench={**bench(1e-6, 1e9), "fits": {}})
 
 
@@ -439,10 +438,10 @@ class TestForm:
         assert first == one(pd.concat([table, table[::-1]]), 32)
         assert 1000 * first.low == pytest.approx(scaled.low)
 
-    def test_far_requests_and_mixed_units_are_doubted(self):
-        assert any("1000 workers is more than 4 times away" in d for d in one(points([1, 2], [1, 2]), 1000).doubts)
+    def test_far_requests_and_mixed_units_are_doubted(self, golden):
+        golden(one(points([1, 2], [1, 2]), 1000).doubts, "1000 workers", "4 times")
         odd = one(points([1, 2, 4, 8], [100, 200, 400_000, 700]), 16)
-        assert any("throughput at 4 workers contradicts the other points" in doubt for doubt in odd.doubts)
+        golden(odd.doubts, "4 workers")
 
     def test_a_point_in_another_unit_does_not_wreck_the_forecast(self):
         rates = [100, 195, 380, 740, 1440]
@@ -482,16 +481,16 @@ class TestBadInput:
             predict(points([1, 2, 4, 4], [1, 2, 3, 4], series=["a", "a", "b", "b"]), workers=[8])
 
     @pytest.mark.parametrize("count", [0, -4, 2.5])
-    def test_impossible_request(self, count):
-        with pytest.raises(AnalysisError, match=f"cannot forecast {count} workers: worker counts are whole numbers"):
+    def test_impossible_request(self, count, golden):
+        with golden.raises(AnalysisError, match=f"{count}"):
             predict(points([1, 2], [1, 2]), workers=[count])
 
-    def test_impossible_node(self):
-        with pytest.raises(AnalysisError, match="0 workers per node: a node has at least 1 worker"):
+    def test_impossible_node(self, golden):
+        with golden.raises(AnalysisError, match="0 workers.*1 worker"):
             predict(points([1, 2], [1, 2]), workers=[4], workers_per_node=0)
 
-    def test_impossible_points(self):
-        with pytest.raises(AnalysisError, match="0 at 2 workers is no throughput"):
+    def test_impossible_points(self, golden):
+        with golden.raises(AnalysisError, match="2 workers"):
             predict(points([1, 2], [1, 0]), workers=[4])
 
 
@@ -555,13 +554,13 @@ class TestBatch:
         assert found.samples_per_s == one(known, 32, batch=128).samples_per_s
         assert any("128 samples per worker" in doubt and "--batch" in doubt for doubt in found.doubts)
 
-    def test_one_sample_shared_by_workers_is_a_loss(self):
+    def test_one_sample_shared_by_workers_is_a_loss(self, golden):
         known = self.table({8: 8, 32: 2, 64: 2})
 
         whole, shared = one(known, 64, batch=1), one(known, 128, batch=0.5)
 
         assert shared.samples_per_s < 0.9 * whole.samples_per_s
-        assert any("fewer samples than workers" in doubt for doubt in shared.doubts)
+        golden(shared.doubts)
 
     def test_several_batches_at_one_count_are_points_of_their_own(self):
         n, b = np.array([1, 1, 1, 2, 2]), np.array([16.0, 64.0, 256.0, 64.0, 64.0])
@@ -578,16 +577,16 @@ class TestBatch:
         assert growing.samples_per_s == pytest.approx(truth, rel=0.1)
 
     @pytest.mark.parametrize(
-        ("options", "named"),
+        "options",
         [
-            ({"batch": 0}, "batch of 0"),
-            ({"batch": math.inf}, "batch of inf"),
-            ({"batch": [1, 2]}, "2 batches for 1"),
-            ({"batch": 1, "global_batch": 1}, "one of the two"),
+            {"batch": 0},
+            {"batch": math.inf},
+            {"batch": [1, 2]},
+            {"batch": 1, "global_batch": 1},
         ],
     )
-    def test_impossible_batches(self, options, named):
-        with pytest.raises(AnalysisError, match=named):
+    def test_impossible_batches(self, options, golden):
+        with golden.raises(AnalysisError):
             one(self.table({1: 64, 2: 64}), 4, **options)
 
     def test_points_without_a_batch_have_none_to_change(self):

@@ -13,6 +13,7 @@ import pytest
 import torch
 from conftest import Launch
 from make.scratch_job import TwinBackend, job
+from make.wording import Golden
 
 from horovod_study import records
 from horovod_study.comm.serial import SerialBackend
@@ -64,7 +65,7 @@ def test_torch_writes_a_trace_with_the_laps_and_a_table(tmp_path: Path) -> None:
     assert told[1].endswith(" and those of the other ranks")
 
 
-def test_cprofile_writes_tables_by_function(tmp_path: Path) -> None:
+def test_cprofile_writes_tables_by_function(tmp_path: Path, golden: Golden) -> None:
     profiled(tmp_path, "cprofile")
     assert endings(tmp_path) == {"csv", "txt", "prof"}
     rows = {row["function"]: row for row in table(tmp_path / "profile" / "cprofile-00000.csv")}
@@ -72,22 +73,19 @@ def test_cprofile_writes_tables_by_function(tmp_path: Path) -> None:
     assert rows["train_step"]["file"].endswith("trainer.py")
     assert float(rows["train_step"]["total_s"]) >= float(rows["train_step"]["self_s"]) > 0
     text = (tmp_path / "profile" / "cprofile-00000.txt").read_text(encoding="utf-8")
-    assert text.startswith("4 steps; seconds are sums over them")
+    golden.line(text, "4 steps")
     assert "  train_step  " in text
 
 
-def test_sync_points_of_the_own_step_are_none(tmp_path: Path) -> None:
+def test_sync_points_of_the_own_step_are_none(tmp_path: Path, golden: Golden) -> None:
     told = profiled(tmp_path, "sync-points")
     assert table(tmp_path / "profile" / "sync-points-00000.csv") == []
     head = (tmp_path / "profile" / "sync-points-00000.csv").read_text(encoding="utf-8")
     assert head == "operation,file,line,function,count,per_step,source\n"
-    assert told[1:3] == [
-        "  rank 0: no call in a step would wait on a GPU",
-        "  rank 1: no call in a step would wait on a GPU",
-    ]
+    golden(told[1:3], "rank 0", "GPU", "rank 1")
 
 
-def test_sync_points_name_the_line(tmp_path: Path) -> None:
+def test_sync_points_name_the_line(tmp_path: Path, golden: Golden) -> None:
     def forward() -> None:
         torch.ones(()).item()
 
@@ -95,11 +93,10 @@ def test_sync_points_name_the_line(tmp_path: Path) -> None:
     (row,) = table(tmp_path / "profile" / "sync-points-00000.csv")
     line = forward.__code__.co_firstlineno + 1
     assert (row["operation"], row["line"], row["count"], row["per_step"]) == ("item", str(line), "4", "1.0")
-    assert f"rank 0: 1 per step: {row['file']}:{line} item in " in told[1]
-    assert told[1].endswith(": torch.ones(()).item() (would wait on a GPU)")
+    golden(told[1], "rank 0", "1 per", row["file"], line, "torch.ones(()).item(", "GPU")
 
 
-def test_a_loader_reads_tensors_of_the_host_and_waits_for_nobody(tmp_path: Path) -> None:
+def test_a_loader_reads_tensors_of_the_host_and_waits_for_nobody(tmp_path: Path, golden: Golden) -> None:
     class Loader:
         def epoch(self, epoch: int, start: int = 0) -> Any:
             order = torch.arange(6).tolist()
@@ -107,7 +104,7 @@ def test_a_loader_reads_tensors_of_the_host_and_waits_for_nobody(tmp_path: Path)
 
     scratch = replace(job(), loader=Loader())
     told = profiling.profile(scratch, kind="sync-points", steps=9, directory=tmp_path, timed_step_s=0.001)
-    assert told[1] == "  rank 0: no call in a step would wait on a GPU"
+    golden(told[1], "rank 0", "GPU")
 
 
 def test_only_so_many_places_are_told(tmp_path: Path) -> None:
@@ -133,7 +130,7 @@ def test_pyspy_is_attached_from_outside(tmp_path: Path) -> None:
     assert told[1].startswith("  rank 0: py-spy took ")
 
 
-def test_nsys_gets_its_window_and_ranges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nsys_gets_its_window_and_ranges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
     """What CUDA is called for, played: there is no GPU here."""
     calls: list[str] = []
     monkeypatch.setattr(torch.cuda.profiler, "start", lambda: calls.append("start"))
@@ -143,14 +140,14 @@ def test_nsys_gets_its_window_and_ranges(tmp_path: Path, monkeypatch: pytest.Mon
     told = profiled(tmp_path, "nsys", steps=1)
     assert calls[:3] == ["start", "step 0", "data"]
     assert calls[-3:] == ["pop", "pop", "stop"]
-    assert told[1] == "  rank 0: nsys writes its report when it ends; open it with nsys-ui, or read it with nsys stats"
+    golden(told[1], "rank 0")
 
 
 # ------------------------------------------------------------------------------------------------------------ failures
 
 
 def test_a_profiler_that_fails_is_a_warning_and_the_steps_are_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden
 ) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
@@ -159,20 +156,19 @@ def test_a_profiler_that_fails_is_a_warning_and_the_steps_are_made(
     made: list[int] = []
     told = profiled(tmp_path, "cprofile", forward=lambda: made.append(1))
     assert len(made) == profiling.SETTLING_STEPS + 4
-    assert told[1] == "warning: rank 0: profile cprofile wrote nothing: [Errno 28] No space left on device"
+    golden(told[1], "rank 0", "28")
     assert not any("wrote /" in line for line in told)
 
 
-def test_a_py_spy_that_does_not_begin_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_py_spy_that_does_not_begin_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden
+) -> None:
     program = tmp_path / "py-spy"
     program.write_text("#!/bin/sh\necho 'Permission denied: cannot attach'\nexit 1\n", encoding="utf-8")
     program.chmod(0o755)
     monkeypatch.setattr(profiling, "_spy_program", lambda: str(program))
     told = profiled(tmp_path, "pyspy")
-    assert told[1] == (
-        "warning: rank 0: profile pyspy wrote nothing: py-spy did not begin (Permission denied: cannot attach); use "
-        "--profile cprofile"
-    )
+    golden(told[1], "rank 0", "--profile")
 
 
 def test_an_error_of_the_step_is_not_swallowed(tmp_path: Path) -> None:
@@ -206,29 +202,20 @@ def _launch() -> Any:
     return detect({})
 
 
-def test_what_cannot_work_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_work_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
     for name in ("NSYS_PROFILING_SESSION_ID", "CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH"):
         monkeypatch.delenv(name, raising=False)
-    assert refusal(profile="nsys") == (
-        "profile nsys needs a GPU, and this run computes on the CPU; use --profile torch, pyspy or cprofile"
-    )
+    golden(refusal(profile="nsys"), "GPU", "CPU", "--profile")
     assert refusal(GPU, profile="nsys") == (
         "profile nsys was asked for, but nsys did not start this process; start it as: nsys profile "
         "--capture-range=cudaProfilerApi --capture-range-end=stop --trace=cuda,nvtx,osrt -o NAME <the command that "
         "starts the run>"
     )
-    assert refusal(profile="sync-points", compile=True) == (
-        "run: profile sync-points looks at each operation, and compiled ones are not seen; leave compile out"
-    )
-    assert refusal(timeline_steps=5) == (
-        "run: timeline_steps is 5, and the timeline is Horovod's own: backend serial has none; leave timeline_steps "
-        "out, or use --backend horovod"
-    )
+    golden(refusal(profile="sync-points", compile=True))
+    golden(refusal(timeline_steps=5), "timeline_steps", "--backend")
     alone = SerialBackend(StrainConfig(), _launch())
     alone.name = "horovod"
-    assert refusal(timeline_steps=5, on=alone).startswith(
-        "run: timeline_steps is 5, but one worker alone reduces nothing, and its timeline is empty; start two workers"
-    )
+    golden(refusal(timeline_steps=5, on=alone), "timeline_steps")
 
 
 def test_under_nsys_it_is_possible(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,32 +223,26 @@ def test_under_nsys_it_is_possible(monkeypatch: pytest.MonkeyPatch) -> None:
     profiling.require_possible(StrainConfig(profile="nsys"), TwinBackend(lambda: None), GPU)
 
 
-def test_without_py_spy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_py_spy(monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
     monkeypatch.setattr(profiling, "_spy_program", lambda: None)
-    assert refusal(profile="pyspy") == (
-        "profile pyspy needs py-spy, which is not installed; pip install 'horovod_study[probes]', or use --profile "
-        "cprofile"
-    )
+    golden(refusal(profile="pyspy"), "horovod_study[probes", "--profile")
 
 
-def test_a_py_spy_that_may_not_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_py_spy_that_may_not_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
     program = tmp_path / "py-spy"
     program.write_text("#!/bin/sh\necho 'Error: Operation not permitted (os error 1)' >&2\nexit 1\n", encoding="utf-8")
     program.chmod(0o755)
     monkeypatch.setattr(profiling, "_spy_program", lambda: str(program))
-    assert refusal(profile="pyspy") == (
-        "profile pyspy: py-spy may not look into this process (Error: Operation not permitted (os error 1)); run as "
-        "root, in a container with --cap-add SYS_PTRACE, or use --profile cprofile"
-    )
+    golden(refusal(profile="pyspy"), "--cap-add SYS_PTRACE", "--profile")
 
 
 def test_py_spy_may_look_here() -> None:
     profiling.require_possible(StrainConfig(profile="pyspy"), TwinBackend(lambda: None), CPU)
 
 
-def test_a_refusal_comes_before_the_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refusal_comes_before_the_record(tmp_path: Path, capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
     assert main([*SMALL, "--timeline-steps", "3", "--out", str(tmp_path / "run")]) == 2
-    assert "error: run: timeline_steps is 3, and the timeline is Horovod's own" in capsys.readouterr().err
+    golden.line(capsys.readouterr().err, "error", "timeline_steps")
     assert not (tmp_path / "run").exists()
 
 

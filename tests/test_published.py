@@ -357,9 +357,9 @@ def test_a_long_table_is_cut_into_what_is_known_and_what_is_asked(tmp_path: Path
         forecast.given([tmp_path / "bare.csv"])
 
 
-def test_an_unknown_table(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch):
+def test_an_unknown_table(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch, golden):
     write_exact(tmp_path)
     monkeypatch.setattr(sys, "argv", ["forecast.py", "--tables", str(tmp_path), "--only", "lines"])
 
     assert forecast.main() == 2
-    assert "forecast: there is no table 'lines' in" in capsys.readouterr().err
+    golden(capsys.readouterr().err, "lines")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from make.wording import Golden
 
 from horovod_study.analysis.steps.rank_traces import compare, covered, merged, read_trace, uncovered
 from horovod_study.cli import main
@@ -76,22 +77,20 @@ def test_real_traces_of_two_ranks_name_the_one_that_slept(tmp_path: Path, capsys
 
 
 def test_traces_without_marked_steps_and_those_that_are_none(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], golden: Golden
 ) -> None:
     document = on_gpu(0)
     plain = [each for each in document["traceEvents"] if "Profiler" not in each["name"]]
     found = compare([read_trace({"traceEvents": plain}, source="a/rank12.json")])
     assert (found.ranks[0].rank, found.ranks[0].steps, found.late) == (12, 12, None)
     plain = [each for each in plain if "Optimizer" not in each["name"]]
-    assert "the whole trace counts as one step" in " ".join(
-        compare([read_trace({"traceEvents": plain}, source="1")]).doubts
-    )
-    with pytest.raises(AnalysisError, match="neither it nor its name says which rank"):
+    golden(" ".join(compare([read_trace({"traceEvents": plain}, source="1")]).doubts))
+    with golden.raises(AnalysisError):
         read_trace({"traceEvents": plain}, source="12/trace.json")
     with pytest.raises(AnalysisError, match="both of rank 0"):
         compare([read_trace(document, source="0"), read_trace(document, source="0")])
     for events in ({}, {"traceEvents": []}, {"traceEvents": [3, {"ph": "X"}]}):
-        with pytest.raises(AnalysisError, match=r"has no list traceEvents|no operators or kernels"):
+        with golden.raises(AnalysisError):
             read_trace(events, source="rank0")
     for name, content in (("a.json.gz", b"no gzip"), ("b.json.gz", gzip.compress(b"{}")[:-9]), ("c.json", b"[]")):
         (tmp_path / name).write_bytes(content)

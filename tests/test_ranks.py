@@ -7,6 +7,7 @@ from typing import Any
 
 import psutil
 import pytest
+from make.wording import Golden
 
 from horovod_study.cluster.launch import MARKER
 from horovod_study.errors import StudyError
@@ -52,9 +53,9 @@ def test_the_answer_of_rank_0_comes_back(module: str, tmp_path: Path) -> None:
     assert set(told) <= {"starting", "words: a b c"}
 
 
-def test_the_answer_of_an_earlier_job_is_not_taken(module: str, tmp_path: Path) -> None:
+def test_the_answer_of_an_earlier_job_is_not_taken(module: str, tmp_path: Path, golden: Golden) -> None:
     (tmp_path / ANSWER).write_text("{}")
-    with pytest.raises(StudyError, match="serial with 1 worker failed: words: "):
+    with golden.raises(StudyError, match="1 worker"):
         run_ranks(program(module, "silent", folder=tmp_path))
 
 
@@ -62,13 +63,13 @@ def test_the_answer_of_an_earlier_job_is_not_taken(module: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("fail", "serial with 1 worker failed: the dog ate it; feed the dog; see .*output.log"),
-        ("bug", r"serial with 1 worker failed: ZeroDivisionError: division by zero \(exit code 1\); see"),
-        ("silent", "serial with 1 worker failed: words: "),
+        ("fail", r"1 worker.*output\.log"),
+        ("bug", "1 worker.*ZeroDivisionError.*code 1"),
+        ("silent", "1 worker"),
     ],
 )
-def test_a_failure_is_one_line(module: str, tmp_path: Path, what: str, message: str) -> None:
-    with pytest.raises(StudyError, match=message) as caught:
+def test_a_failure_is_one_line(module: str, tmp_path: Path, what: str, message: str, golden: Golden) -> None:
+    with golden.raises(StudyError, match=message) as caught:
         run_ranks(program(module, what, folder=tmp_path / "job"))
 
     assert "\n" not in str(caught.value)
@@ -83,6 +84,6 @@ def test_a_program_that_hangs_is_ended(module: str, tmp_path: Path) -> None:
     assert left == []
 
 
-def test_a_folder_that_cannot_be_written(module: str) -> None:
-    with pytest.raises(StudyError, match=r"/proc/none: cannot be written .*; choose a writable folder"):
+def test_a_folder_that_cannot_be_written(module: str, golden: Golden) -> None:
+    with golden.raises(StudyError, match="/proc/none"):
         run_ranks(program(module, "answer", folder=Path("/proc/none")))

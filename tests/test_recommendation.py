@@ -62,12 +62,12 @@ class TestClosedForms:
         best = n[np.argmax(usl(n, 0.02, 0.0005) ** 2 / n)]
         assert answers(points(COUNTS, usl(COUNTS, 0.02, 0.0005)))["knee"].workers == pytest.approx(best, abs=1)
 
-    def test_ideal_scaling_has_no_knee_up_to_the_last_count_looked_at(self, monkeypatch):
+    def test_ideal_scaling_has_no_knee_up_to_the_last_count_looked_at(self, monkeypatch, golden):
         exactly(monkeypatch, lambda n: 100 * n)
         one = answers(points(COUNTS, 100 * np.array(COUNTS)))["knee"]
         assert (one.workers, one.low, one.high, one.searched_to) == (None, 512, None, 512)
         assert recommendation.in_words(one) == "at least 512"
-        assert any("no upper bound found" in doubt for doubt in one.doubts)
+        golden(one.doubts)
 
     def test_the_peak_of_usl(self):
         one = answers(noisy(COUNTS, usl(COUNTS, 0.03, 0.001), repeats=5))["usl_peak"]
@@ -75,10 +75,10 @@ class TestClosedForms:
         assert one.low <= truth <= one.high
         assert one.workers == pytest.approx(truth, rel=0.15)
 
-    def test_no_peak_where_beta_cannot_be_told_from_zero(self):
+    def test_no_peak_where_beta_cannot_be_told_from_zero(self, golden):
         one = answers(noisy(COUNTS, usl(COUNTS, 0.03, 0.0), repeats=5))["usl_peak"]
         assert one.workers is None and one.high is None
-        assert "do not tell beta from 0" in one.why_not
+        golden(one.why_not)
 
     def test_deadline_budget_and_cheapest_of_a_known_curve(self, monkeypatch):
         exactly(monkeypatch, lambda n: usl(n, 0.05, 0.0))
@@ -101,14 +101,14 @@ class TestClosedForms:
         samples = found["target_knee"].values["duration_s"][0] * found["target_knee"].values["samples_per_s"][0]
         assert samples == pytest.approx(2e6, rel=0.02)
 
-    def test_samples_to_the_target_move_the_fastest_count_down(self, monkeypatch):
+    def test_samples_to_the_target_move_the_fastest_count_down(self, monkeypatch, golden):
         exactly(monkeypatch, lambda n: usl(n, 0.02, 0.0005))
         table = points(COUNTS, usl(COUNTS, 0.02, 0.0005))
         same = answers(table, samples_to_target={1: 1e6})["fastest_to_target"]
         grown = answers(table, samples_to_target={n: 1e6 * (1 + n / 40) for n in (1, 4, 16)})["fastest_to_target"]
         assert same.workers == pytest.approx(math.sqrt(0.98 / 0.0005), abs=1)
         assert grown.workers < same.workers
-        assert any("taken as the same at every count" in doubt for doubt in same.doubts)
+        golden(same.doubts)
 
     def test_cost_is_price_times_gpu_hours(self):
         one = answers(noisy(COUNTS, usl(COUNTS, 0.05, 0.0), repeats=5), samples=1e6, price_per_gpu_hour=2.5)["cheapest"]
@@ -170,10 +170,10 @@ class TestIntervals:
 
 
 class TestImpossible:
-    def test_a_deadline_that_nobody_meets_says_what_is_possible(self):
+    def test_a_deadline_that_nobody_meets_says_what_is_possible(self, golden):
         one = answers(noisy(COUNTS, usl(COUNTS, 0.3, 0.02), repeats=5), samples=1e9, deadline_s=60.0)["deadline"]
         assert (one.workers, one.low, one.high) == (None, None, None)
-        assert one.why_not.startswith("no count up to 512 meets it: the fastest, ")
+        golden(one.why_not, "512 meets")
         assert one.values == {}
         assert recommendation.in_words(one) == "none"
 
@@ -184,11 +184,11 @@ class TestImpossible:
             one.why_not.startswith("no count up to 512 is within it: the cheapest, 1, takes 2.")
         )
 
-    def test_one_worker_count_has_no_answers_and_the_others_have(self):
+    def test_one_worker_count_has_no_answers_and_the_others_have(self, golden):
         table = pd.concat([points([4], [100]).assign(series="a"), points([1, 2], [100, 190]).assign(series="b")])
         found = recommend(table)
         assert found["a"].answers == {}
-        assert found["a"].why_not.startswith("all points have 4 workers; a forecast needs at least 2")
+        golden(found["a"].why_not, "4 workers")
         assert "knee" in found["b"].answers
 
 
@@ -228,8 +228,8 @@ class TestBadInput:
         assert seconds_of(text) == seconds
 
     @pytest.mark.parametrize("text", ["", "90", "1x", "h", "-1h", "0h", "1h30", "nan h"])
-    def test_what_is_no_time(self, text):
-        with pytest.raises(AnalysisError, match="is not a time: give a number and a unit"):
+    def test_what_is_no_time(self, text, golden):
+        with golden.raises(AnalysisError):
             seconds_of(text)
 
     def test_samples_to_a_target(self):
@@ -237,8 +237,8 @@ class TestBadInput:
         assert samples_of(["1:2e6", "8:2.6e6"]) == {1: 2e6, 8: 2.6e6}
 
     @pytest.mark.parametrize("words", [["x"], ["1:2", "3"], ["0:5"], ["1:-2"], ["a:2"], ["1:nan"], ["1:2", "1:3"]])
-    def test_what_are_no_samples(self, words):
-        with pytest.raises(AnalysisError, match=r"are no samples to a target|are given twice"):
+    def test_what_are_no_samples(self, words, golden):
+        with golden.raises(AnalysisError):
             samples_of(words)
 
     @pytest.mark.parametrize(
@@ -283,10 +283,10 @@ class TestCommandLine:
         told = capsys.readouterr()
         return code, told.out, told.err
 
-    def test_the_knee_is_always_printed_below_the_forecasts(self, capsys, file):
+    def test_the_knee_is_always_printed_below_the_forecasts(self, capsys, file, golden):
         code, out, _ = self.run(capsys, file, "--workers", 128)
         assert code == 0
-        assert out.splitlines()[0] == "all points: samples/s with 95 % interval"
+        golden(out.splitlines()[0], "samples/s", "95 %")
         assert "\n  knee  " in out and "cheapest" not in out
 
     def test_all_answers_fit_into_100_columns(self, capsys, file):
@@ -315,20 +315,21 @@ class TestCommandLine:
     @pytest.mark.parametrize(
         ("words", "message"),
         [
-            (("--recommend", "--price-per-gpu-hour", "0"), "a price per GPU hour of 0"),
-            (("--deadline", "1h"), "a deadline without samples"),
-            (("--samples", "1", "--deadline", "soon"), "'soon' is not a time"),
-            (("--target-samples", "1:x"), "'1:x' are no samples to a target"),
+            (("--recommend", "--price-per-gpu-hour", "0"), "GPU"),
+            (("--deadline", "1h"), ""),
+            (("--samples", "1", "--deadline", "soon"), "soon"),
+            (("--target-samples", "1:x"), "1:x"),
         ],
     )
-    def test_wrong_use_is_one_line(self, capsys, file, words, message):
+    def test_wrong_use_is_one_line(self, capsys, file, words, message, golden):
         code, out, err = self.run(capsys, file, *words)
         assert code == 2 and out == ""
-        assert message in err and len(err.strip().splitlines()) == 1
+        assert len(err.strip().splitlines()) == 1
+        golden(err, message)
 
-    def test_one_worker_count(self, capsys, tmp_path):
+    def test_one_worker_count(self, capsys, tmp_path, golden):
         path = tmp_path / "one.csv"
         path.write_text("workers,samples_per_s\n4,100\n4,101\n")
         code, _, err = self.run(capsys, path, "--recommend")
         assert code == 2
-        assert "no worker count can be recommended: all points have 4 workers" in err
+        golden(err, "4 workers")

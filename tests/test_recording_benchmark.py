@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from make.benchmarks import load_benchmark
+from make.wording import Golden
 
 from horovod_study.config import available_cores
 
@@ -35,7 +36,7 @@ def test_rows_are_small_however_often_they_are_written(recording: ModuleType, tm
     assert all(88 <= each["bytes_per_row"] <= 100 for each in found)
 
 
-def test_the_page_holds_what_was_found(recording: ModuleType) -> None:
+def test_the_page_holds_what_was_found(recording: ModuleType, golden: Golden) -> None:
     result: dict[str, Any] = {
         "measured": "2026-01-01T00:00:00+00:00",
         "machine": {"cpu_model": "a processor", "torch": "2"},
@@ -56,4 +57,4 @@ def test_the_page_holds_what_was_found(recording: ModuleType) -> None:
     assert f"a processor, {available_cores()} cores" in page
     assert "## Memory over 1,000,000 steps" in page and "| 512 | 89.6 | 3.21 |" in page
     assert "| a loop | 2 | 5.00 | +21 [+10, +30] | -2 [-9, +5] | +20 [+11, +29] | +1 [-3, +4] |" in page
-    assert "100 bytes per row: kept." in page
+    golden.line(page, "100 bytes")

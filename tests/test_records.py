@@ -11,6 +11,7 @@ from typing import Any
 import make.records
 import numpy as np
 import pytest
+from make.wording import Golden
 
 from horovod_study import alive, records
 from horovod_study.config import LAPS
@@ -54,11 +55,11 @@ def test_finishing_replaces_the_record(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("status", ["done", "failed", "running"])
-def test_an_existing_run_is_never_overwritten(tmp_path: Path, status: str) -> None:
+def test_an_existing_run_is_never_overwritten(tmp_path: Path, status: str, golden: Golden) -> None:
     records.create_run(tmp_path / "run", record(status=status))
     before = (tmp_path / "run" / "run.json").read_bytes()
 
-    with pytest.raises(RecordError, match=rf"already holds a run \({status}\); nothing was overwritten"):
+    with golden.raises(RecordError, match=f"{status}"):
         records.create_run(tmp_path / "run", record())
     assert (tmp_path / "run" / "run.json").read_bytes() == before
 
@@ -111,11 +112,11 @@ def fill_disk(writer: records.StepWriter) -> None:
     os.close(full)
 
 
-def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+def test_a_full_disk_is_one_line(tmp_path: Path, golden: Golden) -> None:
     writer = records.StepWriter(tmp_path, 0)
     fill_disk(writer)
 
-    with pytest.raises(RecordError, match=r"steps-00000\.arrows: step rows cannot be written \(No space left.*; free"):
+    with golden.raises(RecordError, match=r"steps-00000\.arrows"):
         writer.append(columns(10))
     writer.close()  # what was appended before is there, with or without an end of the stream
     assert writer._file.closed
@@ -175,7 +176,9 @@ def test_every_attempt_is_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("torn", [0, 3])
 @pytest.mark.parametrize("step", [0, 1, 10, 14, 25])
-def test_step_rows_after_a_checkpoint_are_cut_off_and_the_stream_goes_on(tmp_path: Path, step: int, torn: int) -> None:
+def test_step_rows_after_a_checkpoint_are_cut_off_and_the_stream_goes_on(
+    tmp_path: Path, step: int, torn: int, golden: Golden
+) -> None:
     writer = records.StepWriter(tmp_path, 2)
     for first in (0, 10, 20):
         writer.append({name: values for name, values in columns(10, first).items() if name != "sync_s"})
@@ -183,7 +186,7 @@ def test_step_rows_after_a_checkpoint_are_cut_off_and_the_stream_goes_on(tmp_pat
     os.truncate(path, path.stat().st_size - torn)  # killed: no end of the stream, and perhaps a torn batch
     writer._file.close()
     if torn and step == 25:
-        with pytest.raises(RecordError, match="holds rows up to step 20, but the checkpoint is at step 25; rows were"):
+        with golden.raises(RecordError, match="step 20.*step 25"):
             records.StepWriter(tmp_path, 2, resume_at=step)
         return
     resumed = records.StepWriter(tmp_path, 2, resume_at=step)
@@ -199,7 +202,7 @@ def test_step_rows_after_a_checkpoint_are_cut_off_and_the_stream_goes_on(tmp_pat
     assert [each.name for each in tmp_path.iterdir()] == ["steps-00002.arrows"], "no temporary file stays"
 
 
-def test_evaluations_after_a_checkpoint_are_cut_off(tmp_path: Path) -> None:
+def test_evaluations_after_a_checkpoint_are_cut_off(tmp_path: Path, golden: Golden) -> None:
     records.truncate_epochs(tmp_path, 5)
     assert not (tmp_path / "epochs.csv").exists()
     rows = [dict.fromkeys(records.EPOCH_COLUMNS, 0) | {"steps": steps} for steps in (10, 20, 30)]
@@ -214,9 +217,7 @@ def test_evaluations_after_a_checkpoint_are_cut_off(tmp_path: Path) -> None:
     records.truncate_epochs(tmp_path, 20)
     assert (tmp_path / "epochs.csv").read_text().splitlines() == whole.splitlines()[:3]
     (tmp_path / "epochs.csv").write_text("epoch,steps\n1,many\n")
-    with pytest.raises(
-        RecordError, match=r"epochs\.csv: cannot be cut to step 20 \(invalid literal.*; start the run again"
-    ):
+    with golden.raises(RecordError, match=r"epochs\.csv.*step 20"):
         records.truncate_epochs(tmp_path, 20)
 
 
@@ -238,22 +239,22 @@ def test_how_long_nothing_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "is not valid JSON"),
-        ("{", "is not valid JSON"),
-        ("[]", "has no schema number; it was not written by horovod_study"),
-        ('{"schema": 99}', "has schema 99, newer than this program's 6; update horovod_study"),
-        ('{"schema": 1}', "study is missing"),
+        ("", "JSON"),
+        ("{", "JSON"),
+        ("[]", "horovod_study"),
+        ('{"schema": 99}', "schema 99.*horovod_study"),
+        ('{"schema": 1}', ""),
     ],
 )
-def test_a_damaged_record_is_named(tmp_path: Path, content: str, message: str) -> None:
+def test_a_damaged_record_is_named(tmp_path: Path, content: str, message: str, golden: Golden) -> None:
     (tmp_path / "run.json").write_text(content)
 
-    with pytest.raises(RecordError, match=message):
+    with golden.raises(RecordError, match=message or None):
         records.read_run(tmp_path)
 
 
-def test_a_read_only_folder_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match=r"/proc/none/run: cannot be written \(.*\); choose a writable --out"):
+def test_a_read_only_folder_is_one_line(tmp_path: Path, golden: Golden) -> None:
+    with golden.raises(RecordError, match="/proc/none/run.*--out"):
         records.create_run(Path("/proc/none/run"), record())
 
 
@@ -270,14 +271,14 @@ def test_the_run_table_has_every_run_and_no_invented_number(tmp_path: Path) -> N
     assert table["sync_s"].isna().all()
 
 
-def test_no_runs_is_an_error_with_a_way_on(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match="holds no runs; run a study first"):
+def test_no_runs_is_an_error_with_a_way_on(tmp_path: Path, golden: Golden) -> None:
+    with golden.raises(RecordError):
         records.run_table(tmp_path)
     with pytest.raises(RecordError, match="no such directory"):
         records.run_table(tmp_path / "none")
 
 
-def test_tables_are_byte_identical_and_come_back(tmp_path: Path) -> None:
+def test_tables_are_byte_identical_and_come_back(tmp_path: Path, golden: Golden) -> None:
     import pandas as pd
 
     table = pd.DataFrame({"name": ["NA", "b"], "value": [0.1 + 0.2, float("nan")]})
@@ -288,7 +289,7 @@ def test_tables_are_byte_identical_and_come_back(tmp_path: Path) -> None:
     frames, documents = records.load_tables(tmp_path / "one", ["t"], ["d"])
     pd.testing.assert_frame_equal(frames["t"], table)
     assert documents == {"d": {"x": [1, None]}}
-    with pytest.raises(RecordError, match=r"x\.csv: no such file; run `horovod-study report RUNS --out"):
+    with golden.raises(RecordError, match=r"x\.csv.*RUNS --out"):
         records.load_tables(tmp_path / "one", ["x"], [])
 
 
@@ -361,9 +362,9 @@ def test_no_frozen_run_tells_of_the_machine_that_made_it() -> None:
             assert not {b"/work", b"/tmp"} & {word for word in (b"/work", b"/tmp") if word in path.read_bytes()}
 
 
-def test_what_was_not_timed_cannot_be_taken_apart(tmp_path: Path) -> None:
+def test_what_was_not_timed_cannot_be_taken_apart(tmp_path: Path, golden: Golden) -> None:
     records.create_run(tmp_path / "r", record(status="done", requested={"timer_mode": "off"}))
-    with pytest.raises(RecordError, match=r"r: its steps were not timed \(--timer-mode off\); record it again"):
+    with golden.raises(RecordError, match="--timer-mode"):
         records.synchronised_run(tmp_path / "r")
 
 

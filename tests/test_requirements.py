@@ -8,6 +8,7 @@ import pytest
 from conftest import Launch
 from hypothesis import given
 from hypothesis import strategies as st
+from make.wording import Golden
 
 from horovod_study import records
 from horovod_study.config import COMMUNICATION
@@ -73,29 +74,29 @@ def test_texts_become_requirements() -> None:
     [
         (
             "transprt=mpi",
-            r"require names 'transprt' \(did you mean 'transport'\?\); allowed: asked, or name=value with b",
+            "transprt.*transport.*name=value",
         ),
-        ("aksed", r"require names 'aksed' \(did you mean 'asked'\?\)"),
-        ("", "require names ''; allowed: asked, or name=value"),
-        ("asked,", "require names ''"),
-        ("workers", "require has 'workers' without a value; write e.g. workers=2"),
-        ("transport=", "require has 'transport=' without a value; write e.g. transport=gloo"),
-        ("hierarchical", "require has 'hierarchical' without a value; write e.g. hierarchical=true"),
-        ("transport=mip", r"require: transport is 'mip' \(did you mean 'mpi'\?\); allowed: none, nccl, mpi, gloo"),
-        ("workers=two", "require: workers is 'two'; it must be a whole number"),
-        ("workers=0", "require: workers is 0; it must be greater than 0"),
-        ("lr=fast", "require: lr is 'fast'; it must be a number"),
-        ("hierarchical=maybe", "require has hierarchical=maybe; it must be true or false"),
+        ("aksed", "aksed.*asked"),
+        ("", "name=value"),
+        ("asked,", ""),
+        ("workers", r"workers.*e\.g.*workers=2"),
+        ("transport=", r"transport=.*e\.g.*transport=gloo"),
+        ("hierarchical", r"hierarchical.*e\.g.*hierarchical=true"),
+        ("transport=mip", "mip.*mpi"),
+        ("workers=two", "two"),
+        ("workers=0", ""),
+        ("lr=fast", "fast"),
+        ("hierarchical=maybe", "hierarchical=maybe"),
         (
             "path=infinband",
-            r"require has path 'infinband' \(did you mean 'infiniband'\?\); allowed: shared-memory, mem",
+            "infinband.*infiniband",
         ),
-        ("cores=shared", "require: cores is 'shared'; allowed: own"),
-        ("backend=mpi,backend=ddp", "require has both backend=mpi and backend=ddp; give one of them"),
+        ("cores=shared", "shared"),
+        ("backend=mpi,backend=ddp", "backend=mpi.*backend=ddp"),
     ],
 )
-def test_what_cannot_be_required_is_refused_before_anything_starts(text: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=f"^run: {message}"):
+def test_what_cannot_be_required_is_refused_before_anything_starts(text: str, message: str, golden: Golden) -> None:
+    with golden.raises(ConfigError, match=message or None):
         StrainConfig(require=text)
 
 
@@ -129,43 +130,45 @@ def test_facts_that_hold(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "changed", "fault"),
     [
-        ("transport=gloo", {}, "transport=gloo is required, but transport is mpi"),
-        ("workers=4", {}, "workers=4 is required, but workers is 2"),
-        ("path=tcp", {}, "path=tcp is required, but path is shared memory"),
+        ("transport=gloo", {}, "transport=gloo"),
+        ("workers=4", {}, "workers=4"),
+        ("path=tcp", {}, "path=tcp"),
         (
             "path=infiniband",
             {"path": ["shared memory", "tcp:ib0"]},
-            "path=infiniband is required, but path is shared memory and tcp:ib0",
+            "path=infiniband",
         ),
         (
             "path=tcp:eth0",
             {"path": None, "path_reason": "node1: the system does not show"},
-            "path=tcp:eth0 is required, but the path is not known (node1: the system does not show)",
+            "path=tcp:eth0",
         ),
-        ("path=memory", {"path": []}, "path=memory is required, but one worker moves nothing"),
-        ("path=shared-memory", {"path": ["memory"]}, "path=shared-memory is required, but path is memory"),
+        ("path=memory", {"path": []}, "path=memory"),
+        ("path=shared-memory", {"path": ["memory"]}, "path=shared-memory"),
         (
             "ranks_per_host=2",
             {"ranks": [rank(), rank(), rank(host="node2")], "ranks_per_host": [2, 1]},
-            "ranks_per_host=2 is required, but ranks_per_host is 1 at node2",
+            "ranks_per_host=2",
         ),
         (
             "threads=1",
             {"ranks": [rank(), rank(threads=2, host="node2")]},
-            "threads=1 is required, but threads is 2 at rank 1 on node2",
+            "threads=1",
         ),
-        ("threads=2", {}, "threads=2 is required, but threads is 1"),
-        ("lr=1e-3", {}, "lr=1e-3 is required, but lr is 0.00047331"),
-        ("device=cuda", {}, "device=cuda is required, but device is cpu"),
-        ("mpi=4.1.9", {}, "mpi=4.1.9 is required, but mpi is Open MPI 4.1.8 /opt/lib/libmpi.so.40"),
-        ("cycle_time_ms=1", {}, "cycle_time_ms=1 is required, but cycle_time_ms is 0.05"),
-        ("hierarchical=on", {}, "hierarchical=on is required, but hierarchical is false"),
-        ("ps_servers=1", {}, "ps_servers=1 is required, but ps_servers is nothing that horovod over mpi has or tells"),
-        ("cores=own", {}, "cores=own is required, but rank 0 on node1: core 0 is also open to rank 1"),
+        ("threads=2", {}, "threads=2"),
+        ("lr=1e-3", {}, "0.00047331"),
+        ("device=cuda", {}, "device=cuda"),
+        ("mpi=4.1.9", {}, "MPI 4.1.8 /opt/lib/libmpi.so.40"),
+        ("cycle_time_ms=1", {}, "cycle_time_ms=1"),
+        ("hierarchical=on", {}, "hierarchical=on"),
+        ("ps_servers=1", {}, "ps_servers=1"),
+        ("cores=own", {}, "cores=own"),
     ],
 )
-def test_facts_that_do_not_hold_are_named_with_what_was_found(text: str, changed: dict[str, Any], fault: str) -> None:
-    assert faults(text, **changed) == [fault]
+def test_facts_that_do_not_hold_are_named_with_what_was_found(
+    text: str, changed: dict[str, Any], fault: str, golden: Golden
+) -> None:
+    golden(faults(text, **changed), fault)
 
 
 def test_ways_are_told_apart_by_kind_and_name() -> None:
@@ -183,28 +186,29 @@ def test_cores_of_other_hosts_are_no_company() -> None:
     assert faults("cores=own", ranks=[rank(cores=[0]), rank(cores=[1])]) == []
 
 
-def test_a_gpu_is_known_by_its_name_too() -> None:
+def test_a_gpu_is_known_by_its_name_too(golden: Golden) -> None:
     gpu = {"name": "NVIDIA H100", "uuid": "GPU-1"}
     ranks = [rank(device="cuda:0", gpu=gpu), rank(device="cuda:1", gpu=gpu)]
 
     assert faults("device=cuda", ranks=ranks) == []
     assert faults("device=h100", ranks=ranks) == []
-    assert faults("device=A100", ranks=ranks) == ["device=A100 is required, but device is cuda:0 (NVIDIA H100) at "
-                                                  "rank 0 on node1"]  # fmt: skip
+    golden(faults("device=A100", ranks=ranks), "device=A100", "cuda:0", "NVIDIA H100", "rank 0", "node1")  # fmt: skip
 
 
-def test_asked_is_whatever_was_asked_for() -> None:
+def test_asked_is_whatever_was_asked_for(golden: Golden) -> None:
     config = StrainConfig(backend="horovod", transport="gloo", cycle_time_ms=0.5, hierarchical=True, threads=2)
 
     assert [each.text for each in asked_for(config, lr=1e-3)] == [
         *("backend=horovod", "transport=gloo", "cycle_time_ms=0.5", "hierarchical=true", "threads=2", "lr=0.001"),
     ]
-    assert faults("asked,workers=2", config) == [
-        "transport=gloo is required, but transport is mpi",
-        "cycle_time_ms=0.5 is required, but cycle_time_ms is 0.05",
-        "hierarchical=true is required, but hierarchical is false",
-        "threads=2 is required, but threads is 1",
-    ]
+    golden(
+        faults("asked,workers=2", config),
+        "transport=gloo",
+        "cycle_time_ms=0.5",
+        "0.05",
+        "hierarchical=true",
+        "threads=2",
+    )
     assert len(asked_for(StrainConfig(), lr=1e-3)) == 2, "nothing but the threads and the rate, which every run has"
 
 
@@ -219,17 +223,19 @@ def test_the_option_alone_means_asked(arguments: list[str], value: str | None) -
     assert run_values(parser.parse_strictly(arguments)).get("require") == value
 
 
-def test_one_worker_can_be_required_to_be_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_worker_can_be_required_to_be_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], golden: Golden
+) -> None:
     from horovod_study.train import main
 
     run = ("--dataset", "400", "--batch", "20", "--warmup-steps", "0", "--steps", "2", "--no-checkpoint-at-end")
     assert main([*run, "--require", "asked,workers=1,device=cpu", "--out", str(tmp_path / "one")]) == 0
     assert main([*run, "--require", "workers=2", "--out", str(tmp_path / "two")]) == 2
 
-    assert "error: workers=2 is required, but workers is 1; start the run as required" in capsys.readouterr().err
+    golden.line(capsys.readouterr().err, "workers=2")
     failed = records.read_run(tmp_path / "two")
     assert (failed.status, failed.totals) == ("failed", {})
-    assert failed.reason.startswith("workers=2 is required, but workers is 1")
+    golden(failed.reason, "workers=2")
 
 
 # ------------------------------------------------------------------------------------------------ real workers

@@ -126,7 +126,7 @@ def test_without_a_sensor_energy_is_empty_and_never_nothing():
     assert resources.doubts(runs) == []
 
 
-def test_energy_of_other_devices_is_not_compared():
+def test_energy_of_other_devices_is_not_compared(golden):
     runs = metered((1, 2, 4))
     runs.loc[runs["workers"] == 4, "energy_of"] = "package"
     mixed = runs.assign(energy_of=np.where(runs["repeat"] == 0, "package", "gpu"))
@@ -138,24 +138,17 @@ def test_energy_of_other_devices_is_not_compared():
     assert four["energy_per_sample_j_median"] > 0 and math.isnan(four["energy_ratio"])
     assert quantities == {"worker_hours_per_epoch"}
     assert resources.resources(mixed)["energy_per_sample_j_median"].isna().all()
-    assert resources.doubts(runs) == [
-        f"{MPI}: its energy is that of gpu in some runs and of package in others, so worker counts are not compared "
-        "and no law is fitted; give every node the same sensors."
-    ]
+    golden(resources.doubts(runs), MPI)
 
 
-def test_doubtful_and_lacking_energy_is_said():
+def test_doubtful_and_lacking_energy_is_said(golden):
     runs = metered((1, 2))
     two = runs.index[runs["workers"] == 2]
     runs.loc[two[0], "energy_doubt"] = "its counter says 10 J and the integral of its power 20 J (+100 %)"
     runs.loc[two[1], ["energy_j", "energy_per_sample_j"]] = math.nan
 
     assert cell(resources.resources(runs), 2)["energy_repeats"] == 2
-    assert resources.doubts(runs) == [
-        f"{MPI}: the energy of 1 of 6 runs is doubtful, at 2 workers: its counter says 10 J and the integral of its "
-        "power 20 J (+100 %).",
-        f"{MPI}: 1 of 6 runs have no energy; medians are those of the rest.",
-    ]
+    golden(resources.doubts(runs), MPI, "6 runs", "2 workers", "10 J", "20 J", "+100 %")
 
 
 @pytest.mark.parametrize(
@@ -240,16 +233,13 @@ def test_a_missed_target_is_a_lower_bound_and_not_a_value_for_a_law():
     assert any(below in doubt for doubt in found.doubts) == (values[0] < 8 * 75_000)
 
 
-def test_targets_that_nobody_meets_leave_no_law_and_say_so():
+def test_targets_that_nobody_meets_leave_no_law_and_say_so(golden):
     runs, evaluations = learning({}, workers=(1, 2, 4))
     found = fitted(runs, evaluations, targets=[1e-6], quantity="train_s")
 
     assert found.fit is None
     assert found.to_dict()["laws"] == {} and found.to_dict()["selected"] is None
-    assert found.doubts == (
-        "9 of 9 runs did not meet the target, at 1, 2 and 4 workers: these are lower bounds, and too few worker counts "
-        "are left for a law; train longer there",
-    )
+    golden(found.doubts, "9 runs", "4 workers")
 
 
 # ---------------------------------------------------------------------------------------------------- files and page
@@ -280,17 +270,17 @@ def test_permuted_runs_give_the_same_bytes_and_survive_the_files(analysis, tmp_p
 
 
 @pytest.mark.slow
-def test_the_figure_and_the_table_say_what_training_costs(analysis):
+def test_the_figure_and_the_table_say_what_training_costs(analysis, golden):
     (drawing,) = figures_of(drawn, analysis)
     (table,) = [table for table in page_tables(analysis) if table.name == "resources"]
     rows = next(group for group in table.groups if group.title.startswith("Horovod/MPI")).rows
     heads = [column.head for column in table.columns]
 
-    assert "Energy of GPUs in the timed window" in drawing.caption
-    assert "hollow triangle" in drawing.caption and "Lines: the law selected by AICc" in drawing.caption
+    golden(drawing.caption, "GPUs", "AICc")
+    assert "hollow triangle" in drawing.caption
     with style():
         labels = [axes.get_ylabel() for axes in drawing.draw(6.3).axes]
-    assert labels == ["Energy per sample / mJ", "GPU seconds per epoch", "GPU seconds to target"]
+    golden(labels, "/ mJ", "GPU")
     assert [row[0] for row in rows] == ["1", "2", "4"]
     assert rows[2][heads.index("Energy\nratio")].startswith("2.0")
     assert rows[0][heads.index("GPU time\nper epoch")] != "\u2013"

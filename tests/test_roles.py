@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from make.wording import Golden
 
 import horovod_study
 from horovod_study import config, records
@@ -215,10 +216,10 @@ def test_the_library_and_its_transport_are_named_by_experiments_themselves() -> 
         assert len(names) == len(set(names))
 
 
-def test_a_value_is_named_for_readers() -> None:
+def test_a_value_is_named_for_readers(golden: Golden) -> None:
     bare = Option(name="cycle_time_ms")
 
-    assert bare.say("shipped") == "cycle time as shipped"
+    golden(bare.say("shipped"))
     assert bare.say(2) == "cycle time 2"
     assert Option(name="x", words="x of {:g}").say(2.0) == "x of 2"
     assert Option(name="x", words=lambda value: value.upper()).say("a") == "A"

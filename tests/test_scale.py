@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from make.benchmarks import load_benchmark
+from make.wording import Golden
 
 from horovod_study import alive, records
 from horovod_study.analysis.steps.accounting import account, account_run, account_runs
@@ -167,7 +168,7 @@ def test_efficiencies_are_those_of_inspect(study: Path) -> None:
     assert rows.loc[rows["rank"].notna(), "load_balance"].isna().all(), "of all ranks together"
 
 
-def test_ranks_of_different_lengths_and_torn_files(bench: ModuleType, tmp_path: Path) -> None:
+def test_ranks_of_different_lengths_and_torn_files(bench: ModuleType, tmp_path: Path, golden: Golden) -> None:
     for name in ("short", "torn", "empty", "damaged", "gone"):
         bench.write_run(tmp_path / name, workers=2, steps=2_000, repeat=0, way=bench.WAYS[0])
     file = {name: tmp_path / name / "steps-00001.arrows" for name in ("short", "torn", "empty", "damaged", "gone")}
@@ -183,12 +184,12 @@ def test_ranks_of_different_lengths_and_torn_files(bench: ModuleType, tmp_path: 
 
     assert dict(runs["short"].missing) == dict(runs["torn"].missing) == {}
     assert [rank.last for rank in found["short"].ranks] == [1_999, 1_499]
-    assert found["short"].notes == ("the run is done; its rows end: rank 0 at step 1,999, rank 1 at step 1,499",)
+    golden(found["short"].notes, "rank 0", "step 1,999", "rank 1", "step 1,499")
     kept = len(runs["torn"].rows[1]["step"])
     assert 0 < kept < 1_100 and kept % 512 == 0, "to the last complete batch"
     assert f"rank 1 at step {kept - 1:,}" in found["torn"].notes[0]
     assert runs["empty"].missing == {1: "recorded no step"}
-    assert runs["damaged"].missing[1].startswith("holds no readable step rows")
+    golden(runs["damaged"].missing[1])
     assert runs["gone"].missing == {1: "has no file of steps"}
     for name, each in found.items():
         assert each.incomplete, name
@@ -276,6 +277,6 @@ def test_the_benchmark_refuses_a_disk_that_is_too_small(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_threads_must_be_a_count(capsys: pytest.CaptureFixture[str]) -> None:
+def test_threads_must_be_a_count(capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
     assert main(["report", "--tables", "runs", "--out", "x", "--threads", "0"]) == 2
-    assert "'0' is not a whole number above 0" in capsys.readouterr().err
+    golden(capsys.readouterr().err)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from make.wording import Golden
 
 from horovod_study.errors import ConfigError
 from horovod_study.workload.options import StrainConfig
@@ -56,13 +57,13 @@ def test_the_range_test_rises_exponentially() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"schedule": "range"}, "schedule range needs lr_end, and no other schedule has one"),
-        ({"schedule": "cosine", "lr_end": 1.0}, "schedule is 'cosine' and lr_end is 1.0"),
-        ({"schedule": "range", "lr_end": 1.0, "seconds": 5}, "schedule range counts steps; give steps or epochs"),
+        ({"schedule": "range"}, "lr_end"),
+        ({"schedule": "cosine", "lr_end": 1.0}, r"cosine.*lr_end.*1\.0"),
+        ({"schedule": "range", "lr_end": 1.0, "seconds": 5}, ""),
     ],
 )
-def test_range_goes_with_its_end_and_a_budget_of_steps(values: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_range_goes_with_its_end_and_a_budget_of_steps(values: dict[str, object], message: str, golden: Golden) -> None:
+    with golden.raises(ConfigError, match=message or None):
         StrainConfig(**values)  # type: ignore[arg-type]
 
 

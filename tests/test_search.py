@@ -15,6 +15,7 @@ import optuna
 import pytest
 import yaml
 from make.waiting import until
+from make.wording import Golden
 from optuna.trial import TrialState
 
 from horovod_study.cli import main
@@ -196,8 +197,8 @@ def test_a_mistake_in_the_file_is_named(tmp_path: Path, change: tuple[str, str],
     assert str(error.value).startswith(str(path)) and "\n" not in str(error.value)
 
 
-def test_an_empty_space_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="space is empty; name at least one option to vary, for instance lr"):
+def test_an_empty_space_is_named(tmp_path: Path, golden: Golden) -> None:
+    with golden.raises(ConfigError):
         load_search(write(tmp_path, "search: s\nrun:\nspace:\n"))
 
 
@@ -224,21 +225,20 @@ def test_share_of_the_budget(budget: dict, row: dict, share: float) -> None:
 
 
 @pytest.mark.slow
-def test_a_real_search_and_its_continuation(tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_real_search_and_its_continuation(
+    tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch, golden: Golden
+) -> None:
     monkeypatch.chdir(tmp_path)
     write(tmp_path, GOOD.replace("epochs: 4", "steps: 5").replace("[10, 20]", "[10, 20]\n  widths: [2-3-4, 3-4-5]"))
 
     assert main(["strain", "search", "search.yaml", "--trials", "1"]) == 0
     first = capsys.readouterr()
-    assert "search tiny: 0 of 1 trials have ended; records in runs/tiny" in first.err
+    golden.line(first.err, "1 trials", "runs/tiny")
     assert re.search(
         r"\[1/1\] done    trial 0  test MSE \d\.\d{3}e-\d\d .* lr=\S+ batch=\d+ widths=\d-\d-\d", first.err
     )
-    assert (
-        "best so far; repeat it with: horovod-study strain train --config runs/tiny/configs/trial-0000.yaml"
-        in first.err
-    )
-    assert "what mattered: 1 finished trials; at least 10 are needed" in first.out
+    golden.line(first.err, "--config runs/tiny/configs/trial-0000.yaml")
+    golden.line(first.out, "1 finished", "10")
     assert "figure: runs/tiny/search.png" in first.out and Path("runs/tiny/search.png").exists()
 
     assert main(["strain", "search", "search.yaml", "--trials", "2", "--json"]) == 0
@@ -342,11 +342,11 @@ def test_pruners_spare_the_good_and_end_the_bad(tmp_path: Path, pruner: Pruner, 
     assert 0 not in dict(pruned), "the best of all"
 
 
-def test_a_trial_that_diverges_is_ended_and_the_sampler_knows(tmp_path: Path) -> None:
+def test_a_trial_that_diverges_is_ended_and_the_sampler_knows(tmp_path: Path, golden: Golden) -> None:
     result = search(tmp_path, {"0": "0.5 nan hangs"}, trials=2)
 
     assert states(result) == ["pruned", "done"]
-    assert result.rows[0].reason == "diverged: test MSE nan after 50 % of the budget"
+    golden(result.rows[0].reason, "MSE", "50 %")
     assert result.rows[0].results["test_mse"] is None
     assert json.dumps(result.to_dict(), allow_nan=False)
 
@@ -360,16 +360,16 @@ def test_evaluations_of_a_trial_that_ended_between_two_looks_are_reported(tmp_pa
 
 
 @pytest.mark.slow
-def test_a_failed_trial_has_a_reason_and_the_search_goes_on(tmp_path: Path, capsys) -> None:
+def test_a_failed_trial_has_a_reason_and_the_search_goes_on(tmp_path: Path, capsys, golden: Golden) -> None:
     result = search(tmp_path, {"0": "fails the shard is too small", "1": "0.5 hangs"}, trials=3, timeout_s=4.0)
 
     assert states(result) == ["failed", "failed", "done"]
     log = tmp_path / "runs/tiny/logs/trial-0000.log"
-    assert result.rows[0].reason == f"the shard is too small; see {log}"
-    assert result.rows[1].reason.startswith("timed out after 4 s; see ")
+    golden(result.rows[0].reason, log)
+    golden(result.rows[1].reason, "4 s")
     assert [read_run(tmp_path / f"runs/tiny/trial-000{n}").state() for n in range(3)] == ["failed", "failed", "done"]
     assert "[1/3] failed  trial 0  the shard is too small; see" in capsys.readouterr().err
-    assert f"failed: trial 0: the shard is too small; see {log}" in "\n".join(result_lines(result))
+    golden.line("\n".join(result_lines(result)), "failed: trial 0", log)
 
 
 @pytest.mark.slow
@@ -417,14 +417,14 @@ def test_two_commands_share_a_search(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_the_trial_and_the_next_command_repeats_it(tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_trial_and_the_next_command_repeats_it(tmp_path: Path, golden: Golden) -> None:
     one = command(tmp_path, {"0": "0.5 hangs"}, 1)
     until(lambda: (tmp_path / "runs/tiny/trial-0000/epochs.csv").exists(), "the trial started")
     one.send_signal(signal.SIGINT)
     _, said = one.communicate(timeout=120)
 
     assert one.returncode == 130
-    assert "interrupted; 0 of 1 trials have ended, continue with: the same" in said
+    golden(said, "1 trials")
     assert trainers(tmp_path) == []
     record = read_run(tmp_path / "runs/tiny/trial-0000")
     assert (record.state(), record.reason) == ("incomplete", "interrupted")
@@ -432,12 +432,12 @@ def test_ctrl_c_ends_the_trial_and_the_next_command_repeats_it(tmp_path: Path) -
     result = search(tmp_path, trials=1)
     assert states(result) == ["interrupted", "done"]
     assert result.rows[1].values == result.rows[0].values
-    assert result.rows[1].reason == "the values of trial 0 again"
+    golden(result.rows[1].reason, "0 again")
     assert (result.ended, result.exit_code) == (1, 0)
 
 
 @pytest.mark.slow
-def test_the_trial_of_a_killed_command_is_taken_up_again(tmp_path: Path) -> None:
+def test_the_trial_of_a_killed_command_is_taken_up_again(tmp_path: Path, golden: Golden) -> None:
     one = command(tmp_path, {"0": "0.5 hangs"}, 1)
     until(lambda: (tmp_path / "runs/tiny/trial-0000/epochs.csv").exists(), "the trial started")
     one.kill()
@@ -446,7 +446,7 @@ def test_the_trial_of_a_killed_command_is_taken_up_again(tmp_path: Path) -> None
 
     result = search(tmp_path, trials=1)
     assert states(result) == ["interrupted", "done"]
-    assert result.rows[0].reason == "its command was killed; its values are tried again"
+    golden(result.rows[0].reason)
     assert result.rows[1].values == result.rows[0].values
     assert trainers(tmp_path) == []
 
@@ -500,24 +500,22 @@ def test_a_trial_that_kills_its_command_is_given_up(tmp_path: Path, monkeypatch:
 # --------------------------------------------------------------------------------------------------------- refusals
 
 
-def test_a_changed_file_is_another_search(tmp_path: Path) -> None:
+def test_a_changed_file_is_another_search(tmp_path: Path, golden: Golden) -> None:
     search(tmp_path, trials=1)
     wanted = load_search(write(tmp_path, GOOD.replace("[10, 20]", "[10, 30]")))
 
-    with pytest.raises(StudyError, match=r"begun as another one \(.* was \[10, 20\], now \[10, 30\]\), so its"):
+    with golden.raises(StudyError, match="10.*20.*30"):
         run_search(wanted, tmp_path / "runs", command="c", launch=fake({}))
     wanted = load_search(write(tmp_path, GOOD.replace("epochs: 4", "epochs: 5")))
-    with pytest.raises(StudyError, match=r"\(epochs was 4, now 5\).*give the search another"):
+    with golden.raises(StudyError):
         run_search(wanted, tmp_path / "runs", command="c", launch=fake({}))
 
 
-def test_runs_without_their_database_are_not_mixed_with_new_ones(tmp_path: Path) -> None:
+def test_runs_without_their_database_are_not_mixed_with_new_ones(tmp_path: Path, golden: Golden) -> None:
     search(tmp_path, trials=1)
     (tmp_path / "runs/tiny/search.db").unlink()
 
-    with pytest.raises(
-        StudyError, match=r"holds trials of a search that sqlite:.* does not know; move the folder away"
-    ):
+    with golden.raises(StudyError):
         search(tmp_path, trials=1)
 
 
@@ -533,30 +531,30 @@ def test_a_storage_of_ones_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"storage": "nonsense"}, "--storage nonsense: cannot be opened .*; give an SQLAlchemy URL such as sqlite:"),
-        ({"storage": "sqlite:////none/x.db"}, "--storage sqlite:////none/x.db: cannot be opened .*unable to open"),
+        ({"storage": "nonsense"}, "--storage.*SQLAlchemy URL"),
+        ({"storage": "sqlite:////none/x.db"}, r"--storage sqlite:////none/x\.db"),
         (
             {"storage": "mysql://me:word@host/x"},
-            r"--storage mysql://me:\*\*\*@host/x: cannot be opened \(Failed to import DB access",
+            r"--storage mysql://me:\*\*\*@host/x.*DB",
         ),
-        ({"jobs": 3, "cores": 2}, "3 jobs with 1 worker each would compute with 3 threads, .* offers 2 cores; lower"),
-        ({"jobs": 0}, "--jobs 0: must be 1 or greater"),
+        ({"jobs": 3, "cores": 2}, "3 jobs.*1 worker.*3 threads.*2 cores"),
+        ({"jobs": 0}, "--jobs"),
     ],
 )
-def test_what_cannot_work_is_refused(tmp_path: Path, options: dict, message: str) -> None:
-    with pytest.raises(StudyError, match=message):
+def test_what_cannot_work_is_refused(tmp_path: Path, options: dict, message: str, golden: Golden) -> None:
+    with golden.raises(StudyError, match=message):
         run_search(load_search(write(tmp_path)), tmp_path / "runs", command="c", launch=fake({}), **options)
 
 
-def test_a_wrong_number_of_trials_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--trials 0: must be 1 or greater"):
+def test_a_wrong_number_of_trials_is_refused(tmp_path: Path, golden: Golden) -> None:
+    with golden.raises(ConfigError, match="--trials"):
         with_trials(load_search(write(tmp_path)), 0)
 
 
 # ------------------------------------------------------------------------------------------------------------ results
 
 
-def test_the_option_that_matters_is_found() -> None:
+def test_the_option_that_matters_is_found(golden: Golden) -> None:
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=1))
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     for _ in range(60):
@@ -567,11 +565,11 @@ def test_the_option_that_matters_is_found() -> None:
 
     assert list(shares) == ["lr", "batch"] and shares["lr"] > 0.8
     assert sum(shares.values()) == pytest.approx(1)
-    assert note == "from the best 6 of 60 finished trials"
+    golden(note, "60 finished")
 
 
 @pytest.mark.slow
-def test_the_figure(tmp_path: Path, capsys) -> None:
+def test_the_figure(tmp_path: Path, capsys, golden: Golden) -> None:
     result = search(tmp_path, {"1": "0.3 0.05", "2": "0.9 nan"}, trials=4)
     rows = read_table(result.directory / "trials.csv")
     paths = write_search(rows, result.search.kinds(), result.directory)
@@ -580,9 +578,9 @@ def test_the_figure(tmp_path: Path, capsys) -> None:
     assert result.search.kinds() == {"lr": "log", "batch": "categories"}
     assert [path.name for path in paths] == ["search.pdf", "search.svg", "search.png", "search.txt"]
     assert before == [path.read_bytes() for path in write_search(rows, result.search.kinds(), result.directory)]
-    assert "of 3 finished trials, in order and by their values. Line: the best so far" in before[-1].decode()
+    golden(before[-1].decode(), "3 finished")
     assert write_search(rows[rows["state"] == "failed"], {"lr": "log"}, tmp_path) == []
-    with pytest.raises(RecordError, match=r"search.txt.*: cannot be written .*; choose a writable folder"):
+    with golden.raises(RecordError, match=r"search\.txt"):
         write_search(rows, {"lr": "log"}, paths[-1] / "none")
 
 
@@ -602,9 +600,9 @@ def test_an_evaluation_that_is_not_whole_yet_is_left_out(tmp_path: Path) -> None
     assert (row["epoch"], row["test_mse"]) == (1.0, 0.5) and row["a_rmse"] != row["a_rmse"]
 
 
-def test_of_an_error_of_the_data_base_the_innermost_reason_is_told() -> None:
+def test_of_an_error_of_the_data_base_the_innermost_reason_is_told(golden: Golden) -> None:
     """Optuna guesses what may have been wrong; the library below says it."""
     guess = optuna.exceptions.StorageInternalError("An exception is raised during the commit.")
     guess.__cause__ = OSError("database or disk is full")
 
-    assert str(searching._innermost(guess)) == "database or disk is full"
+    golden(str(searching._innermost(guess)))

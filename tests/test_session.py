@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from make.wording import Golden
 
 from horovod_study import lease, records
 from horovod_study.errors import StudyError
@@ -89,7 +90,7 @@ def run_json(out: Path) -> dict[str, Any]:
     return content
 
 
-def test_other_processes_on_its_gpu_are_recorded_and_doubted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_processes_on_its_gpu_are_recorded_and_doubted(monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
     gpu = {"name": "a GPU", "uuid": "12-34", "processes": [7, 4711]}
     rank = {"host": "n1", "pid": 7, "cores": [0], "threads": 1, "gpu": gpu}
     monkeypatch.setattr(module.evidence, "describe_rank", lambda **_: rank)
@@ -97,7 +98,7 @@ def test_other_processes_on_its_gpu_are_recorded_and_doubted(monkeypatch: pytest
         session.describe_ranks(CPU, lr=0.1, settings={})
 
     assert session.effective["other_gpu_processes"] == {"n1": 1}
-    assert any("1 process of others holds GPUs" in doubt for doubt in session.doubts)
+    golden(session.doubts, "1 process", "GPUs")
 
 
 def test_what_starts_beside_a_run_in_turns_is_no_other_program(time: Seconds, monkeypatch: pytest.MonkeyPatch) -> None:

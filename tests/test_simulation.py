@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from make.benchmarks import load_benchmark
 from make.properties import examples
+from make.wording import Golden
 
 from horovod_study.analysis.costs import Link
 from horovod_study.analysis.simulate.allreduce import GROWTH, Curves, Sweep, carried
@@ -446,13 +447,13 @@ def test_a_slow_node_is_waited_for() -> None:
     assert row["compute_s"] + row["slowest_s"] == pytest.approx(15e-3)
 
 
-def test_workers_on_a_node_slow_each_other_down_as_measured() -> None:
+def test_workers_on_a_node_slow_each_other_down_as_measured(golden: Golden) -> None:
     one = scenario(compute=Compute(mean_s=12e-3), beside=4, crowding={1: 1.0, 4: 1.2}, network=flat(workers_per_node=8))
     table = only(one, 1, 2, 4, 8).set_index("workers")
 
     assert table["compute_s"].to_list() == pytest.approx([10e-3, 10e-3 * (1 + 0.2 / 3), 12e-3, 12e-3])
     assert table.loc[1, "efficiency"] == pytest.approx(1.0)
-    assert "8 workers on a node are taken to slow each other down as 4 do" in " ".join(doubts(one, [8]))
+    golden(" ".join(doubts(one, [8])), "8 workers", "4 do")
 
 
 def test_a_hundred_thousand_workers_are_finite_and_ordered() -> None:
@@ -549,30 +550,30 @@ def test_what_if_of_everything_else() -> None:
     [
         (
             "bandwith=2x",
-            r"--what-if bandwith=2x: 'bandwith' is not known \(did you mean 'bandwidth'\?\); allowed: .*cycle",
+            "--what-if bandwith=2x.*bandwidth",
         ),
-        ("bandwidth", "'bandwidth' must be KEY=VALUE"),
-        ("", "must be KEY=VALUE"),
-        ("bandwidth=2", "bandwidth=2: must be a factor greater than 0 with an x"),
-        ("bandwidth=0x", "must be a factor greater than 0"),
-        ("bandwidth=1e999x", "must be a factor greater than 0"),
-        ("bandwidth=1e10x", "allowed: 1e-09x to 1e\\+09x"),
-        ("cycle=-1", "must be milliseconds"),
-        ("batch=0", "must be a whole number, at least 1"),
-        ("batch=0.001x", "leaves less than one sample"),
-        ("slow-node=0.5x", "at least 1x as long"),
-        ("gradients=fp61", r"'fp61' is not known \(did you mean 'fp16'\?\); allowed: fp32"),
-        ("algorithm=rings", r"did you mean 'ring'\?\); allowed: ring, doubling"),
-        ("buckets=many", "must be a whole number"),
-        ("cache=maybe", "must be on"),
-        ("stragglers=some", "must be none"),
-        ("fusion=x", "must be MiB"),
-        ("batch=8x,cycle=soon", "cycle=soon: must be milliseconds"),
-        ("buckets=999999999", "buckets is 999,999,999; allowed: 1 to"),
+        ("bandwidth", "bandwidth.*KEY=VALUE"),
+        ("", "KEY=VALUE"),
+        ("bandwidth=2", "bandwidth=2"),
+        ("bandwidth=0x", ""),
+        ("bandwidth=1e999x", ""),
+        ("bandwidth=1e10x", r"1e-09x.*1e\+09x"),
+        ("cycle=-1", ""),
+        ("batch=0", ""),
+        ("batch=0.001x", ""),
+        ("slow-node=0.5x", ""),
+        ("gradients=fp61", "fp61.*fp16.*fp32"),
+        ("algorithm=rings", "ring"),
+        ("buckets=many", ""),
+        ("cache=maybe", ""),
+        ("stragglers=some", ""),
+        ("fusion=x", "MiB"),
+        ("batch=8x,cycle=soon", "cycle=soon"),
+        ("buckets=999999999", "999,999,999"),
     ],
 )
-def test_a_wrong_what_if_is_one_line(text: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message) as raised:
+def test_a_wrong_what_if_is_one_line(text: str, message: str, golden: Golden) -> None:
+    with golden.raises(ConfigError, match=message or None) as raised:
         what_if(scenario(), [text])
 
     assert "\n" not in str(raised.value)
@@ -615,9 +616,9 @@ def test_values_that_cannot_be_are_refused(make: Any, message: str) -> None:
     assert "\n" not in str(raised.value)
 
 
-def test_times_that_cannot_be_are_refused() -> None:
+def test_times_that_cannot_be_are_refused(golden: Golden) -> None:
     for times in ([], [1.0, math.nan], [0.0, 1.0]):
-        with pytest.raises(AnalysisError, match="must be positive numbers of seconds"):
+        with golden.raises(AnalysisError):
             measured(np.array(times))
 
 
@@ -637,46 +638,45 @@ def test_a_described_network_is_read() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"intr": {}}, r"n.yaml: unknown key 'intr' \(did you mean 'int"),
-        ({"inter": None}, "n.yaml: inter: must be {alpha_us"),
-        ({"inter": {"alpha_us": 1}}, "n.yaml: inter: must be {alpha_us"),
-        ({"inter": {"alpha_us": "1 us", "gb_per_s": 1}}, "n.yaml: inter: alpha_us is '1 us'; allowed: a number"),
-        ({"inter": {"alpha_us": 1, "gb_per_s": math.inf}}, "gb_per_s is inf; allowed: 1e-15 to"),
-        ({"inter": {"alpha_us": 1, "gb_per_s": 0}}, "gb_per_s is 0; allowed: 1e-15 to"),
-        ({"workers_per_node": 2.5}, "workers_per_node is 2.5; allowed: a whole number"),
-        ({"workers_per_node": True}, "workers_per_node is True"),
-        ({"levels": {"nodes": 3}}, "levels must be a list"),
-        ({"levels": [3]}, "n.yaml: level 1: must be {nodes"),
-        ({"levels": [{"nodes": 1, "over": 2}]}, "n.yaml: level 1: unknown key 'over'"),
+        ({"intr": {}}, r"n\.yaml.*intr"),
+        ({"inter": None}, r"n\.yaml"),
+        ({"inter": {"alpha_us": 1}}, r"n\.yaml"),
+        ({"inter": {"alpha_us": "1 us", "gb_per_s": 1}}, r"n\.yaml.*alpha_us.*1 us"),
+        ({"inter": {"alpha_us": 1, "gb_per_s": math.inf}}, "gb_per_s.*1e-15"),
+        ({"inter": {"alpha_us": 1, "gb_per_s": 0}}, "gb_per_s.*1e-15"),
+        ({"workers_per_node": 2.5}, r"workers_per_node.*2\.5"),
+        ({"workers_per_node": True}, "workers_per_node"),
+        ({"levels": {"nodes": 3}}, ""),
+        ({"levels": [3]}, r"n\.yaml.*level 1"),
+        ({"levels": [{"nodes": 1, "over": 2}]}, r"n\.yaml.*level 1.*over"),
     ],
 )
-def test_a_network_that_is_wrong_is_one_line(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message) as raised:
+def test_a_network_that_is_wrong_is_one_line(change: dict[str, Any], message: str, golden: Golden) -> None:
+    with golden.raises(ConfigError, match=message or None) as raised:
         network_from({**GOOD, **change}, source="n.yaml")
 
     assert "\n" not in str(raised.value)
 
 
-def test_what_a_network_needs_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"n\.yaml: has no workers_per_node; a network needs inter"):
+def test_what_a_network_needs_is_named(golden: Golden) -> None:
+    with golden.raises(ConfigError, match=r"n\.yaml.*workers_per_node"):
         network_from({"inter": GOOD["inter"]}, source="n.yaml")
 
 
 # ------------------------------------------------------------------------------------------------------ doubts
 
 
-def test_doubts_travel_with_the_numbers() -> None:
+def test_doubts_travel_with_the_numbers(golden: Golden) -> None:
     words = " | ".join(doubts(scenario(), [1, 64]))
-    assert "computing has no scatter: nobody waits for a slow worker" in words
+    golden(words)
 
     words = " | ".join(doubts(scenario(compute=scattered(steps=500)), [1, 501]))
-    assert "the slowest of 501 workers comes from 500 measured steps" in words
+    golden(words, "501 workers", "500 measured")
     assert "slowest of" not in " ".join(doubts(scenario(compute=scattered(steps=500)), [1, 500]))
 
     strong = scenario(scaling="strong")
     words = " | ".join(doubts(strong, [1, 100], global_batch=75))
-    assert "computing is taken as proportional to the batch (known for 75, used for 1 to 75)" in words
-    assert "beyond 75 workers there are fewer samples per step than workers" in words
+    golden(words, "75 workers")
     assert "proportional" not in " ".join(doubts(replace(strong, batch_measured=True), [1, 64]))
 
     looking = scenario(runtime=Runtime(cycle_s=5e-3))
@@ -689,10 +689,10 @@ def test_doubts_travel_with_the_numbers() -> None:
     assert json.dumps(several)
 
 
-def test_a_value_that_anchors_made_huge_is_told_in_short() -> None:
+def test_a_value_that_anchors_made_huge_is_told_in_short(golden: Golden) -> None:
     huge: Any = 1
     for _ in range(40):
         huge = [huge] * 10
 
-    with pytest.raises(ConfigError, match="workers_per_node is a list; allowed: a whole number from 1 on"):
+    with golden.raises(ConfigError, match="workers_per_node"):
         network_from({**GOOD, "workers_per_node": huge}, source="n.yaml")

@@ -14,6 +14,7 @@ import pytest
 from make.bench_document import MODEL, document
 from make.benchmarks import load_benchmark
 from make.rank_rows import noise, rows_of
+from make.wording import Golden
 
 from horovod_study import records
 from horovod_study.analysis.costs import Link
@@ -145,7 +146,7 @@ def test_the_constants_of_a_benchmark() -> None:
     assert found.overhead_s == pytest.approx(28e-6 + BYTES / 5e9 - BYTES / 6e9, rel=1e-3)
 
 
-def test_constants_of_more_workers_are_those_of_a_message() -> None:
+def test_constants_of_more_workers_are_those_of_a_message(golden: Golden) -> None:
     """Eight workers: alpha is of three rounds, and 2 * 7/8 S crosses a link."""
     made = bench(workers=8)
     for rank, each in enumerate(made["measured"][0]["conditions"]["ranks"]):
@@ -155,7 +156,7 @@ def test_constants_of_more_workers_are_those_of_a_message() -> None:
     assert found.link.alpha_s == pytest.approx(2e-6 / 3, rel=1e-3)
     assert found.link.bytes_per_s == pytest.approx(1.75 * 6e9, rel=1e-3)
     assert (found.nodes, found.per_node) == (2, 4)
-    assert any("use both kinds of links at once" in each for each in found.doubts)
+    golden(found.doubts)
 
 
 @pytest.mark.parametrize("workers", [2, 4, 8])
@@ -184,29 +185,29 @@ def test_a_size_that_the_line_misses_is_taken_as_it_was_measured() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "change",
     [
-        ({"fits": {}}, "holds no fitted all-reduce"),
-        ({"workers": 1}, "holds no fitted all-reduce"),
-        ({"points": None}, "is damaged or no result of `horovod-study bench`"),
-        ({"points": []}, "is damaged"),
-        ({"model": {}}, "is damaged or no result of `horovod-study bench` .KeyError"),
-        ({"measured": []}, "is damaged"),
+        {"fits": {}},
+        {"workers": 1},
+        {"points": None},
+        {"points": []},
+        {"model": {}},
+        {"measured": []},
     ],
 )
-def test_a_damaged_benchmark_is_one_line(change: Mapping[str, Any], message: str) -> None:
-    with pytest.raises(AnalysisError, match=message) as raised:
+def test_a_damaged_benchmark_is_one_line(change: Mapping[str, Any], golden: Golden) -> None:
+    with golden.raises(AnalysisError) as raised:
         measured_network({**bench(), **change}, source="b.json", way=None, size=None)
 
     assert str(raised.value).startswith("b.json: ") and "\n" not in str(raised.value)
-    with pytest.raises(AnalysisError, match=r"way 'mip' was not measured \(did you mean 'mpi'\?\)"):
+    with golden.raises(AnalysisError, match="mip.*mpi"):
         measured_network(bench(), source="b.json", way="mip", size=None)
 
 
 # ---------------------------------------------------------------------------------------------------- all together
 
 
-def test_two_workers_from_one_and_a_benchmark_to_rounding() -> None:
+def test_two_workers_from_one_and_a_benchmark_to_rounding(golden: Golden) -> None:
     """Constant times: 3 ms alone, 3.6 ms beside another; the step is that plus the runtime's measured all-reduce."""
     beside = [times(constant(3.6e-3)), times(constant(3.6e-3))]
     found = calibrated(runs=[times(constant(3e-3))], beside=beside, benches=[(bench(), "b")], way="horovod/mpi")
@@ -216,11 +217,11 @@ def test_two_workers_from_one_and_a_benchmark_to_rounding() -> None:
     assert table.loc[2, "step_s"] == pytest.approx(3.6e-3 + 30e-6 + BYTES / 5e9, rel=1e-3)
     assert table.loc[2, "compute_s"] == pytest.approx(3.6e-3)
     assert table.loc[2, "efficiency"] == pytest.approx(3.0 / (3.6 + 0.030 + BYTES / 5e6), rel=1e-3)
-    assert found.sources["crowding"] == "1 on a node: x 1.000, 2 on a node: x 1.200"
+    golden(found.sources["crowding"], "1.000", "1.200")
     assert "used for" not in " ".join(doubts(found.scenario, [1, 2]))
 
 
-def test_a_run_of_several_workers_is_reproduced() -> None:
+def test_a_run_of_several_workers_is_reproduced(golden: Golden) -> None:
     own = noise(3, 2000, 4)
     run = times(own, transfer_s=7e-4)
     found = calibrated(runs=[run], benches=[(bench(workers=4), "b")])
@@ -229,20 +230,18 @@ def test_a_run_of_several_workers_is_reproduced() -> None:
     assert run.sync_s is not None
     assert table.loc[4, "step_s"] == pytest.approx((run.own_s + run.sync_s).mean(), rel=0.01)
     assert table.loc[4, "slowest_s"] == pytest.approx((own.max(axis=1) - own.mean(axis=1)).mean(), rel=0.1)
-    assert found.sources["overhead"] == "what is left of the synchronisation of run4x75"
-    assert any("no worker was measured alone on a node" in each for each in doubts(found.scenario, [4]))
+    golden(found.sources["overhead"], "run4x75")
+    golden(doubts(found.scenario, [4]))
 
 
-def test_workers_that_are_slow_together_are_doubted() -> None:
+def test_workers_that_are_slow_together_are_doubted(golden: Golden) -> None:
     together = np.repeat(noise(3, 500, 1), 4, axis=1)
     found = calibrated(runs=[times(together)], benches=[(bench(workers=4), "b")])
 
-    assert any(
-        "they are slow together, and the simulated waiting is too long" in each for each in found.scenario.doubts
-    )
+    golden(found.scenario.doubts)
 
 
-def test_two_batches_give_a_line() -> None:
+def test_two_batches_give_a_line(golden: Golden) -> None:
     """1 ms + 20 us per sample."""
     runs = [times(constant(1e-3 + batch * 20e-6), batch=batch) for batch in (100, 200, 400)]
     found = calibrated(runs=runs, alpha_us=1, gb_per_s=1, workers_per_node=1)
@@ -250,7 +249,7 @@ def test_two_batches_give_a_line() -> None:
 
     assert scenario.fixed_share == pytest.approx(1 / 3)
     assert scenario.batch == 100 and scenario.batch_measured
-    assert found.sources["batch"] == "1 ms + 20 us per sample, batches 100, 200, 400"
+    golden(found.sources["batch"], "1 ms", "20 us", "100", "200", "400")
     eight = simulate(what_if(scenario, ["batch=8x"]), [1]).iloc[-1]
     assert eight["compute_s"] == pytest.approx(17e-3)
     given = calibrated(runs=runs, alpha_us=1, gb_per_s=1, batch=50).scenario
@@ -266,11 +265,11 @@ def test_a_given_fixed_part_is_a_line_too() -> None:
     assert "proportional" not in " ".join(all_doubts(what_if(scenario, ["batch=400"]), [1]))
 
 
-def test_links_that_were_not_measured_are_said() -> None:
+def test_links_that_were_not_measured_are_said(golden: Golden) -> None:
     one = [times(constant(3e-3))]
     inside = calibrated(runs=one, benches=[(bench(), "b")])
     assert any(each.startswith("links between nodes were not measured") for each in inside.scenario.doubts)
-    assert any("were measured with 2 workers; how they hold for more" in each for each in inside.scenario.doubts)
+    golden(inside.scenario.doubts, "2 workers")
     assert inside.scenario.network.workers_per_node == 2
 
     far = bench()
@@ -317,31 +316,33 @@ def test_settings_of_horovod_become_cycle_fusion_and_negotiation() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "nothing says what the network does; give --bench"),
-        ({"alpha_us": 1}, "give both"),
-        ({"alpha_us": 1, "gb_per_s": 1}, "nothing says how long a worker computes; give --run RUN_DIR or --compute-ms"),
-        ({"alpha_us": 1, "gb_per_s": 1, "compute_ms": 1}, "nothing says how many bytes"),
-        ({"alpha_us": 1, "gb_per_s": 1, "compute_cv": 0.1, "runs": "one"}, "--compute-cv belongs to --compute-ms"),
-        ({"alpha_us": 1, "gb_per_s": 1, "compute_ms": 1, "runs": "one"}, "give one of them"),
-        ({"alpha_us": 1, "gb_per_s": 1, "compute_ms": 1, "compute_fixed_ms": 2}, "--compute-fixed-ms is 2"),
-        ({"alpha_us": 1, "gb_per_s": 1, "benches": "b", "runs": "one"}, "give one of them"),
-        ({"alpha_us": 1, "gb_per_s": 1, "runs": "one", "workers_per_node": 0}, "--workers-per-node is 0"),
+        ({}, "--bench"),
+        ({"alpha_us": 1}, ""),
+        ({"alpha_us": 1, "gb_per_s": 1}, "--run RUN_DIR"),
+        ({"alpha_us": 1, "gb_per_s": 1, "compute_ms": 1}, ""),
+        ({"alpha_us": 1, "gb_per_s": 1, "compute_cv": 0.1, "runs": "one"}, "--compute-cv"),
+        ({"alpha_us": 1, "gb_per_s": 1, "compute_ms": 1, "runs": "one"}, ""),
+        ({"alpha_us": 1, "gb_per_s": 1, "compute_ms": 1, "compute_fixed_ms": 2}, "--compute-fixed-ms"),
+        ({"alpha_us": 1, "gb_per_s": 1, "benches": "b", "runs": "one"}, ""),
+        ({"alpha_us": 1, "gb_per_s": 1, "runs": "one", "workers_per_node": 0}, "--workers-per-node"),
         (
             {"alpha_us": 1, "gb_per_s": 1, "runs": "one", "beside": "one"},
-            "takes all runs that were made at the same time",
+            "",
         ),
-        ({"alpha_us": 1, "gb_per_s": 1, "runs": "one", "beside": "two"}, "--beside takes runs of one worker each"),
-        ({"alpha_us": 1, "gb_per_s": 1, "runs": "models"}, "the runs trained different models"),
+        ({"alpha_us": 1, "gb_per_s": 1, "runs": "one", "beside": "two"}, "--beside"),
+        ({"alpha_us": 1, "gb_per_s": 1, "runs": "models"}, ""),
     ],
 )
-def test_what_contradicts_itself_or_is_missing_is_one_line(options: dict[str, Any], message: str) -> None:
+def test_what_contradicts_itself_or_is_missing_is_one_line(
+    options: dict[str, Any], message: str, golden: Golden
+) -> None:
     known: dict[str, Any] = {
         "one": [times(constant(1e-3))],
         "two": [times(constant(1e-3, 2))] * 2,
         "models": [times(constant(1e-3)), times(constant(1e-3), parameters=7)],
         "b": [(bench(), "b")],
     }
-    with pytest.raises(StudyError, match=re.escape(message)) as raised:
+    with golden.raises(StudyError, match=re.escape(message) or None) as raised:
         calibrated(**{name: known[value] if isinstance(value, str) else value for name, value in options.items()})
 
     assert "\n" not in str(raised.value)
@@ -382,7 +383,7 @@ def call(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, 
 GIVEN = ("--compute-ms", 10, "--gradient-mb", 100, "--alpha-us", 5, "--gb-per-s", 12.5, "--batch", 32)
 
 
-def test_the_verb_with_given_constants(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_verb_with_given_constants(capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
     code, out, err = call(capsys, *GIVEN, "--algorithm", "ring", "--workers", 1, 2, 100_000, "--json")
     found = json.loads(out)
     rows = found["scenarios"]["baseline"]
@@ -396,11 +397,11 @@ def test_the_verb_with_given_constants(capsys: pytest.CaptureFixture[str]) -> No
     assert found["constants"]["algorithm"] == "ring"
     assert found["sources"]["network"] == "--alpha-us and --gb-per-s"
     assert any("no scatter" in each for each in found["doubts"])
-    assert "doubt: computing has no scatter" in err
+    golden(err)
 
 
 @pytest.mark.slow
-def test_the_verb_from_records(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_verb_from_records(capsys: pytest.CaptureFixture[str], tmp_path: Path, golden: Golden) -> None:
     run = write_run(tmp_path / "one", noise(2, 300, 1))
     (tmp_path / "bench.json").write_text(json.dumps(bench()))
     words = ("--run", run, "--bench", tmp_path / "bench.json", "--workers", 1, 2, 8, 1000, "--seed", 3)
@@ -411,7 +412,7 @@ def test_the_verb_from_records(capsys: pytest.CaptureFixture[str], tmp_path: Pat
         assert re.search(rf"^{re.escape(name)}\n *workers +nodes +batch +step ms +95 %", out, re.MULTILINE)
     assert re.search(r"^ +1,000 +500 +75 +\d", out, re.MULTILINE)
     assert re.search(rf"computing +(2\.99|3|3\.01) ms \(294 times\); {re.escape(str(run))}\n", out)
-    assert "doubt: computing is known with 1 at a time on a node and is used for 2" in err
+    golden(err)
     written = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert written == sorted(
         [f"simulation.{end}" for end in ("csv", "json", "pdf", "png", "svg", "txt")] + ["simulation_table.txt"]

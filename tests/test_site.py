@@ -69,8 +69,8 @@ def test_a_list_of_nodes_is_written_out_in_its_order(text, names):
 
 
 @pytest.mark.parametrize("text", ["", "n[1-", "n[1-3]]", "n[]", "n[a-b]", "n[3-1]", "a,,b", "a b", "n[1-2-3]", ",a"])
-def test_what_is_no_list_of_nodes_is_refused(text):
-    with pytest.raises(StudyError, match="is not a list of nodes as Slurm writes it"):
+def test_what_is_no_list_of_nodes_is_refused(text, golden):
+    with golden.raises(StudyError):
         expand_nodelist(text)
 
 
@@ -122,10 +122,10 @@ def test_scontrol_writes_the_same_names(text, tmp_path):
     assert done.stdout.split() == expand_nodelist(text), done.stderr
 
 
-def test_counts_are_written_out():
+def test_counts_are_written_out(golden):
     assert [2, 2, 2, 1] == expand_counts("2(x3),1")
     assert [16] == expand_counts("16")
-    with pytest.raises(StudyError, match=r"'2\(x3' is not a list of counts as Slurm writes it, such as 2\(x3\),1"):
+    with golden.raises(StudyError, match=r"x3.*2\(x3\),1"):
         expand_counts("2(x3")
 
 
@@ -134,15 +134,12 @@ def test_nodes_of_a_job_with_their_tasks():
     assert hosts_of_allocation(job("node[1-2]")) == hosts(1, 1)
 
 
-def test_outside_of_a_job_there_are_no_nodes():
+def test_outside_of_a_job_there_are_no_nodes(golden):
     with pytest.raises(StudyError) as caught:
         hosts_of_allocation({})
-    assert str(caught.value) == (
-        "this is not inside a Slurm job (SLURM_JOB_NODELIST is not set); submit with `run`, or start it inside an "
-        "allocation made by salloc"
-    )
+    golden(str(caught.value), "SLURM_JOB_NODELIST")
 
-    with pytest.raises(StudyError, match=r"names 2 nodes \(n\[1-2\]\), and SLURM_TASKS_PER_NODE tells of 1 \(4\)"):
+    with golden.raises(StudyError, match=r"2 nodes.*n\[1-2.*SLURM_TASKS_PER_NODE"):
         hosts_of_allocation(job("n[1-2]", "4"))
 
 
@@ -171,18 +168,15 @@ def test_a_placement_by_names_takes_these_in_their_order():
     assert str(caught.value) == expected
 
 
-def test_too_few_hosts_are_named_with_the_remedy():
+def test_too_few_hosts_are_named_with_the_remedy(golden):
     with pytest.raises(StudyError) as caught:
         site_of(pair(), Placement(workers=6, workers_per_node=2), environ={})
-    assert str(caught.value) == (
-        "6 workers at 2 per node need 3 nodes, but partition pair has 2 (node1, node2); add them to its hosts, or name "
-        "them with --hosts"
-    )
+    golden(str(caught.value), "6 workers", "2 per", "3 nodes", "node1", "node2", "--hosts")
     with pytest.raises(StudyError) as caught:
         site_of(slurm(), Placement(workers=6, workers_per_node=2), environ=job("n[1-2]", "2(x2)"))
     expected = "6 workers at 2 per node need 3 nodes, but job 77 has 2 (n1, n2); ask for more nodes"
     assert expected == str(caught.value)
-    with pytest.raises(StudyError, match="need 2 nodes, but partition local is this machine alone; name hosts with"):
+    with golden.raises(StudyError, match="2 nodes"):
         site_of(Partition(name="local"), Placement(workers=2, workers_per_node=1), environ={})
 
 
@@ -234,16 +228,16 @@ def test_a_free_port_can_be_used():
 
 
 @pytest.mark.parametrize("name", ["", "-oProxyCommand=x", "a b", "a,b", "a:1", "user@host", "$(x)", "a\nb"])
-def test_what_is_no_host_is_refused(name):
-    with pytest.raises(ConfigError, match="is no name of a host; use letters, digits"):
+def test_what_is_no_host_is_refused(name, golden):
+    with golden.raises(ConfigError):
         Host(name=name, slots=1)
 
 
-def test_values_of_a_site_are_checked():
-    with pytest.raises(ConfigError, match="host a: slots is 0; allowed: 1 or more"):
+def test_values_of_a_site_are_checked(golden):
+    with golden.raises(ConfigError):
         Host(name="a", slots=0)
-    with pytest.raises(ConfigError, match=r"interface 'eth0 \$\(x\)': not a network interface, such as eth0 or ib0"):
+    with golden.raises(ConfigError, match="eth0.*ib0"):
         Site(interface="eth0 $(x)")
-    with pytest.raises(ConfigError, match="host a is named twice; name it once, with all of its slots"):
+    with golden.raises(ConfigError):
         Site(hosts=(Host(name="a", slots=1), Host(name="a", slots=2)))
     assert Site(interface="ib0,ib1").interface == "ib0,ib1"

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from make.properties import examples
+from make.wording import Golden
 from rich.console import Console
 
 from horovod_study.cluster.allocations import Allocation, allocate
@@ -188,22 +189,22 @@ def test_whatever_the_names_are_nothing_of_them_is_executed(
         ("account", ""),
     ],
 )
-def test_a_value_that_cannot_stand_in_a_directive_is_refused_by_its_key(key: str, value: str):
+def test_a_value_that_cannot_stand_in_a_directive_is_refused_by_its_key(key: str, value: str, golden: Golden):
     partition = replace(CLUSTER, **{key: value})
-    with pytest.raises(ConfigError, match=rf"partition alpha: {key} is .* cannot be in a job script; allowed: "):
+    with golden.raises(ConfigError, match=f"{key}"):
         text_of(study_on(partition))
 
 
 @pytest.mark.parametrize("name", ["folder", "python", "code"])
 @pytest.mark.parametrize("character", ["\n", "\0"])
-def test_a_path_with_a_line_break_is_refused(name: str, character: str):
-    with pytest.raises(ConfigError, match="a job script takes no line break there"):
+def test_a_path_with_a_line_break_is_refused(name: str, character: str, golden: Golden):
+    with golden.raises(ConfigError):
         text_of(study_on(CLUSTER), **{name: Path(f"/a{character}#SBATCH --uid=0")})
 
 
 @pytest.mark.parametrize("name", ["100%", "a\\b", "a\nb"])
-def test_a_folder_whose_name_slurm_takes_for_a_pattern_is_refused(name: str, tmp_path: Path):
-    with pytest.raises(StudyError, match=r"Slurm takes .* in a path for a pattern; choose another folder"):
+def test_a_folder_whose_name_slurm_takes_for_a_pattern_is_refused(name: str, tmp_path: Path, golden: Golden):
+    with golden.raises(StudyError):
         check_folder(tmp_path / name)
 
 
@@ -324,7 +325,7 @@ def test_an_answer_of_sbatch_that_was_lost_is_looked_up_by_the_name_of_the_job(t
     assert job.job_id == "77"
 
 
-def test_what_sbatch_refuses_is_told_in_its_words_and_remembered(tmp_path, monkeypatch):
+def test_what_sbatch_refuses_is_told_in_its_words_and_remembered(tmp_path, monkeypatch, golden):
     told = "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified"
     refuses = f'echo "{told}" >&2; exit 1'
     fake_programs(tmp_path / "bin", monkeypatch, sbatch=refuses, squeue="exit 0", sacct="exit 1")
@@ -334,34 +335,32 @@ def test_what_sbatch_refuses_is_told_in_its_words_and_remembered(tmp_path, monke
         submitted(study_on(CLUSTER), directory)
 
     (job,) = read_jobs(directory)
-    assert job.refused.startswith("sbatch: Batch job submission failed: Invalid account")
+    golden(job.refused)
 
 
-def test_without_slurm_nothing_is_submitted_and_the_reason_said(tmp_path, monkeypatch):
+def test_without_slurm_nothing_is_submitted_and_the_reason_said(tmp_path, monkeypatch, golden):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(StudyError, match="squeue does not answer here"):
+    with golden.raises(StudyError):
         submitted(study_on(CLUSTER), tmp_path / "runs" / "s")
     assert read_jobs(tmp_path / "runs" / "s") == []
 
 
-def test_a_controller_that_is_down_is_no_fault_of_the_study(tmp_path, monkeypatch):
+def test_a_controller_that_is_down_is_no_fault_of_the_study(tmp_path, monkeypatch, golden):
     monkeypatch.setattr("horovod_study.studies.submit._BETWEEN_TRIES_S", 0.0)
     down = 'case "$*" in *--version*) exit 0;; *) exit 1;; esac'
     fake_programs(tmp_path / "bin", monkeypatch, sbatch="echo 5", squeue=down, sacct="exit 1")
-    with pytest.raises(StudyError, match="squeue does not answer here, so it is not known what is submitted already"):
+    with golden.raises(StudyError):
         submitted(study_on(CLUSTER), tmp_path / "runs" / "s")
     assert read_jobs(tmp_path / "runs" / "s") == []
 
     told = "Batch job submission failed: Unable to contact slurm controller (connect failure)"
     gone = f'echo "sbatch: error: {told}" >&2; exit 1'
     fake_programs(tmp_path / "bin2", monkeypatch, sbatch=gone, squeue="exit 0", sacct="exit 1")
-    with pytest.raises(
-        StudyError, match=r"Slurm does not take jobs now \(.*\(connect failure\), 3 times\); nothing is"
-    ):
+    with golden.raises(StudyError, match="3 times"):
         submitted(study_on(CLUSTER), tmp_path / "runs" / "s")
 
 
-def test_where_squeue_does_not_answer_nothing_is_said_to_be_taken_back(tmp_path, monkeypatch):
+def test_where_squeue_does_not_answer_nothing_is_said_to_be_taken_back(tmp_path, monkeypatch, golden):
     fake_programs(tmp_path / "bin", monkeypatch, sbatch="echo 5", squeue="exit 0", sacct="exit 1")
     directory = tmp_path / "runs" / "s"
     to = Console(file=StringIO())
@@ -373,23 +372,23 @@ def test_where_squeue_does_not_answer_nothing_is_said_to_be_taken_back(tmp_path,
     for state in ("", "running", "pre-empted"):  # a pre-empted job is queued again
         if state:
             write_note(directory, job.name, 0, Note(job_id="5", host="n1", state=state))
-        with pytest.raises(StudyError, match="no job was taken back, and 5 may wait or run still; cancel again where"):
+        with golden.raises(StudyError):
             cancel()
     assert cancel(keys=["another"]) == []
     write_note(directory, job.name, 0, Note(job_id="5", host="n1", state="cancelled"))
     assert cancel() == []
 
 
-def test_a_dry_run_prints_scripts_and_launch_lines_and_writes_nothing(tmp_path):
+def test_a_dry_run_prints_scripts_and_launch_lines_and_writes_nothing(tmp_path, golden):
     study = study_on(CLUSTER, workers=(10,), runtimes=("horovod/mpi", "ddp/nccl"))
     jobs, text = submitted(study, tmp_path / "runs" / "s", dry_run=True, environ={"PATH": "/usr/bin"})
     assert jobs == [] and not (tmp_path / "runs").exists()
     assert "#SBATCH --nodes=2\n" in text
-    assert re.search(r"mpirun .*--host node1\b.*node2\b.* -m horovod_study.train", text)
+    golden.line(text, "--host node1", "node2", "-m horovod_study.train")
     assert "srun --nodes=2 --ntasks=10 " in text
 
 
-def test_only_tasks_whose_cells_are_all_meant_are_cancelled_and_only_ones_own(tmp_path, monkeypatch):
+def test_only_tasks_whose_cells_are_all_meant_are_cancelled_and_only_ones_own(tmp_path, monkeypatch, golden):
     asked: list[tuple[str, ...]] = []
     fake_programs(tmp_path / "bin", monkeypatch, sbatch="echo 5", squeue="exit 0", sacct="exit 1")
     monkeypatch.setenv("USER", "me")
@@ -412,7 +411,7 @@ def test_only_tasks_whose_cells_are_all_meant_are_cancelled_and_only_ones_own(tm
     assert cancel(job.tasks[1][0]) == []  # its neighbour goes on; that it is not wanted, its claim says
     assert cancel(*job.tasks[1]) == ["scancel 5_1"]
     assert cancel() == ["scancel 5_0", "scancel 5_1"]
-    with pytest.raises(StudyError, match="job 5_0 was submitted by me; only me can cancel it"):
+    with golden.raises(StudyError, match="5_0"):
         cancel(environ={"USER": "you"})
 
 

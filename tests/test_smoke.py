@@ -60,11 +60,11 @@ def test_nothing_is_tried_where_workers_are_alone_or_when_told_not_to(tmp_path, 
 
 
 @pytest.mark.slow
-def test_other_code_is_tried_again(tmp_path):
+def test_other_code_is_tried_again(tmp_path, golden):
     study = make_study(repeats=1)
     run(study, tmp_path)
     passed = tmp_path / "tiny" / ".smoke" / "passed.json"
-    assert {"": ["horovod/mpi, 2 workers on this machine"]} == json.loads(passed.read_text())
+    golden(json.loads(passed.read_text()), "horovod/mpi", "2 workers")
 
     _, output = run(make_study(repeats=1, identity={"local": "abcdef012345"}), tmp_path)
 
@@ -72,7 +72,7 @@ def test_other_code_is_tried_again(tmp_path):
     assert ["", "abcdef012345"] == list(json.loads(passed.read_text()))
 
 
-def test_failure_is_explained_with_its_remedies_and_nothing_is_started(tmp_path, monkeypatch):
+def test_failure_is_explained_with_its_remedies_and_nothing_is_started(tmp_path, monkeypatch, golden):
     findings = [
         Finding(area="software", name="Python", verdict="ok", what="3.11", remedy=""),
         Finding(area="network", name="loopback", verdict="fail", what="is down", remedy="ip link set lo up"),
@@ -95,22 +95,22 @@ def test_failure_is_explained_with_its_remedies_and_nothing_is_started(tmp_path,
         f"use a smaller --batch; see {log}, fix it, or start without this test (--no-smoke)"
     )
     output = console.file.getvalue()
-    assert "looking for the cause (horovod-study doctor):\n  fail: loopback: is down; ip link set lo up\n" in output
+    golden(output)
     assert "3.11" not in output
     assert tmp_path == asked[0]["runs"]
     assert [] == starts(tmp_path)
     assert not (tmp_path / "tiny" / ".smoke" / "passed.json").exists()
 
 
-def test_test_that_hangs_ends_and_leaves_no_process(tmp_path, monkeypatch):
+def test_test_that_hangs_ends_and_leaves_no_process(tmp_path, monkeypatch, golden):
     monkeypatch.setattr(smoke, "LIMIT_S", 1.5)
     monkeypatch.setattr(doctor, "examine", lambda **options: [])
     console = Console(file=io.StringIO(), force_terminal=False)
 
-    with pytest.raises(StudyError, match=r"failed: timed out after 1.5 s \(it was stopped, having printed no"):
+    with golden.raises(StudyError, match=r"1\.5 s"):
         run(make_study(), tmp_path, {"horovod/mpi/2/0": "hang before the record"}, console=console)
 
-    assert "  it found no fault\n" in console.file.getvalue()
+    golden(console.file.getvalue())
     assert [] == marked_processes(str(tmp_path / "tiny"))
     assert [] == starts(tmp_path)
 

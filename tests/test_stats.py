@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from make.wording import Golden
 from scipy import stats as scipy_stats
 
 import horovod_study
@@ -385,12 +386,12 @@ def test_fewest_blocks() -> None:
     assert [fewest_blocks(tests) for tests in (1, 2, 3, 4)] == [6, 7, 7, 8]
 
 
-def test_a_paired_ratio_is_a_geometric_mean() -> None:
+def test_a_paired_ratio_is_a_geometric_mean(golden: Golden) -> None:
     found = paired_ratio([100.0, 200.0], [200.0, 100.0])
 
     assert found.ratio.value == pytest.approx(1.0)
     assert found.ratio.p == 1.0
-    with pytest.raises(AnalysisError, match="not a positive number; run that block again"):
+    with golden.raises(AnalysisError):
         paired_ratio([100.0], [0.0])
 
 

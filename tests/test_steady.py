@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from make.properties import examples
+from make.wording import Golden
 from numpy.typing import NDArray
 
 from horovod_study import records, train
@@ -165,11 +166,11 @@ def test_a_later_change_of_level_cuts_nothing_and_is_told(change: float, words: 
     )
 
 
-def test_a_spell_is_told_with_its_end() -> None:
+def test_a_spell_is_told_with_its_end(golden: Golden) -> None:
     run = noisy(8, 2050, 0.001)
     run[1050:1450] *= 1.2
 
-    assert "from step 1,050 to 1,450 a step takes 20.0 % longer" in find_steady(run, DECLARED).doubt
+    golden(find_steady(run, DECLARED).doubt, "step 1,050", "1,450", "20.0 %")
 
 
 def test_a_spell_that_hardly_moves_the_mean_is_not_told() -> None:
@@ -179,13 +180,13 @@ def test_a_spell_that_hardly_moves_the_mean_is_not_told() -> None:
     assert find_steady(run, DECLARED).doubt == ""
 
 
-def test_a_begin_longer_than_a_third_is_not_cut_but_told() -> None:
+def test_a_begin_longer_than_a_third_is_not_cut_but_told(golden: Golden) -> None:
     run = noisy(9, 2050, 0.001)
     run[:950] *= 1.2
     steady = find_steady(run, DECLARED)
 
     assert steady.step == DECLARED
-    assert steady.doubt.startswith("the run is not steady: from step 950 on a step takes 16.7 % less")
+    golden(steady.doubt, "step 950", "16.7 %")
 
 
 @settings(max_examples=examples(30))
@@ -243,11 +244,11 @@ def test_too_few_steps_leave_the_declared_minimum_with_the_reason() -> None:
     assert find_steady(noisy(1, 100), DECLARED) == declared(DECLARED, why)
 
 
-def test_steps_without_times_leave_the_declared_minimum_with_the_reason() -> None:
+def test_steps_without_times_leave_the_declared_minimum_with_the_reason(golden: Golden) -> None:
     run = noisy(1, 1000)
     run[500] = np.nan
 
-    assert find_steady(run, DECLARED).doubt.startswith("the times of some steps are not known")
+    golden(find_steady(run, DECLARED).doubt)
 
 
 # ----------------------------------------------------------------------------------------------------------- train
@@ -271,7 +272,7 @@ Trained = Callable[..., tuple[records.RunRecord, str, Path]]
 
 @pytest.mark.slow
 def test_the_window_is_what_is_left_after_the_warm_up_that_was_found(
-    trained: Trained, monkeypatch: pytest.MonkeyPatch
+    trained: Trained, monkeypatch: pytest.MonkeyPatch, golden: Golden
 ) -> None:
     """Step times are those of the file, the decision is given: 90 steps more than declared are left out."""
     seen: list[tuple[int, int]] = []
@@ -295,7 +296,7 @@ def test_the_window_is_what_is_left_after_the_warm_up_that_was_found(
     assert 0 <= totals["window_s"] - step_s[100:].sum() < 0.5 * step_s[100:].sum()
     assert totals["step_s_median"] == float(np.median(step_s[100:]))
     assert "warning: something to say" in told
-    assert "steady from step 100 on: 90 steps more than the declared 10 are outside the window" in told
+    golden.line(told, "step 100", "90 steps")
 
 
 @pytest.mark.slow

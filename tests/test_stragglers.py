@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from make.properties import examples
 from make.rank_rows import hosts, noise, rows_of
+from make.wording import Golden
 
 from horovod_study import records
 from horovod_study.analysis.steps.attribution import observe, parts_of
@@ -270,20 +271,17 @@ def test_ties_are_shared_and_chance_says_how_strange_the_last_one_is() -> None:
 # -------------------------------------------------------------------------------------------- what is not there
 
 
-def test_a_hidden_wait_leaves_the_laps_before_it() -> None:
+def test_a_hidden_wait_leaves_the_laps_before_it(golden: Golden) -> None:
     seen = found(noise(2, 300, 2), extra_s={"data": late(300, 2, 1, 5e-3)}, visible=False)
     assert seen.slow == (1,)
     assert seen.named[0].value_s == pytest.approx(5e-3, abs=1e-4)
     assert seen.laps == ("update", "residual", "data", "forward")
-    assert seen.notes == (
-        "the synchronisation is not visible here and the wait for the others is inside another lap, so that only "
-        "update, residual, data, forward can be compared: a rank that is slow elsewhere is not seen",
-    )
+    golden(seen.notes)
     # What is slow in backward cannot be distinguished from waiting there.
     assert found(noise(2, 300, 2), extra_s={"backward": late(300, 2, 1, 5e-3)}, visible=False).verdict == "none"
 
 
-def test_a_script_that_marks_loading_only_is_compared_in_that() -> None:
+def test_a_script_that_marks_loading_only_is_compared_in_that(golden: Golden) -> None:
     rows = rows_of(noise(2, 300, 2), extra_s={"data": late(300, 2, 1, 5e-3)})
     for columns in rows.values():
         for lap in ("forward", "backward", "update", "sync"):
@@ -295,10 +293,10 @@ def test_a_script_that_marks_loading_only_is_compared_in_that() -> None:
         columns["data_s"] = np.full(300, np.nan)
     seen = find_stragglers(align(rows, workers=2))
     assert seen.verdict == "unknown"
-    assert seen.why_not == "the wait for the others is not visible, and no lap is certainly before it"
+    golden(seen.why_not)
 
 
-def test_ranks_that_exchange_nothing_wait_for_nobody() -> None:
+def test_ranks_that_exchange_nothing_wait_for_nobody(golden: Golden) -> None:
     """Their waits are visible, and there is none: no rank is late, whatever one does longer."""
     rows = rows_of(noise(2, 300, 2), extra_s={"data": late(300, 2, 1, 5e-3)})
     for columns in rows.values():
@@ -312,52 +310,44 @@ def test_ranks_that_exchange_nothing_wait_for_nobody() -> None:
     seen = observe("run", {}, effective, 0, list(rows.values()), None)
     assert (seen.sync_s, seen.why_no_sync) == (None, NO_EXCHANGE)
     rows[0]["sync_s"][20::10] = 1e-3  # something, in each tenth step
-    assert any(
-        "exchange something in 28 of 299 steps; in the others" in note
-        for note in find_stragglers(align(rows, workers=2)).notes
-    )
+    golden(find_stragglers(align(rows, workers=2)).notes, "28", "299 steps")
 
 
-def test_one_worker_and_few_steps_are_said() -> None:
-    assert found(np.full((40, 1), 3e-3)).why_not == "one worker has nobody to wait for"
-    assert found(np.full((15, 2), 3e-3)).why_not == ("14 steps follow another of their stretch; at least 20 are needed")
+def test_one_worker_and_few_steps_are_said(golden: Golden) -> None:
+    golden(found(np.full((40, 1), 3e-3)).why_not)
+    golden(found(np.full((15, 2), 3e-3)).why_not, "14 steps", "20")
 
 
-def test_a_rank_that_was_killed_is_compared_as_far_as_it_came() -> None:
+def test_a_rank_that_was_killed_is_compared_as_far_as_it_came(golden: Golden) -> None:
     rows = rows_of(noise(2, 300, 3), extra_s={"data": late(300, 3, 1, 5e-3)})
     rows[2] = {name: values[:200] for name, values in rows[2].items()}
     there = align(rows, workers=3)
-    assert there.notes == (
-        "rank 2 has up to 100 steps fewer than the others: only the 200 steps that all have are compared",
-    )
+    golden(there.notes, "rank 2", "100 steps", "200 steps")
     assert find_stragglers(there).slow == (1,)
     assert find_stragglers(there).steps == 199
 
 
-def test_ranks_without_rows_are_left_out_and_named() -> None:
+def test_ranks_without_rows_are_left_out_and_named(golden: Golden) -> None:
     rows = rows_of(noise(2, 300, 4), extra_s={"data": late(300, 4, 1, 5e-3)})
     del rows[0]
     rows[3] = {name: values[:5] for name, values in rows[3].items()}
     there = align(rows, workers=4, fewest=20, missing={0: "has no file of steps"})
-    assert there.notes == (
-        "rank 3 has fewer than 20 recorded steps from step 0 on and is left out",
-        "rank 0 has no file of steps and is left out",
-    )
+    golden(there.notes, "rank 3", "20 recorded", "step 0", "rank 0")
     assert there.ranks == (1, 2)
     assert find_stragglers(there).slow == (1,)
     del rows[2]
-    assert find_stragglers(align(rows, workers=4, fewest=20)).why_not == "the rows of one rank only are there"
+    golden(find_stragglers(align(rows, workers=4, fewest=20)).why_not)
 
 
-def test_rows_that_cannot_be_compared_are_refused() -> None:
+def test_rows_that_cannot_be_compared_are_refused(golden: Golden) -> None:
     rows = rows_of(np.full((40, 2), 3e-3))
     with pytest.raises(AnalysisError) as error:
         align(rows, workers=2, from_step=100, fewest=20, name="runs/a")
-    assert str(error.value) == ("runs/a: no rank has 20 recorded steps from step 100 on; run it for more steps")
+    golden(str(error.value), "runs/a", "20 recorded", "step 100")
     rows[1] = {**rows[1], "step": rows[1]["step"] + 1000}
     with pytest.raises(AnalysisError) as error:
         align(rows, workers=2, name="runs/a")
-    assert str(error.value) == "runs/a: its ranks have no step in common; the rows belong to different runs"
+    golden(str(error.value), "runs/a")
 
 
 def test_nothing_that_is_given_is_changed() -> None:

@@ -112,20 +112,20 @@ def test_a_speedup_carries_the_errors_of_both_baselines(found, slow, before):
     )
 
 
-def test_equal_studies_have_no_difference(before):
+def test_equal_studies_have_no_difference(before, golden):
     found = compare_studies(quick(before, later(study())), before)
 
     assert set(found.of("throughput")["verdict"]) == {"no difference resolved"}
     assert found.of("throughput")["no_more_than"].between(0.001, 0.1).all()
-    assert against.headline(found).startswith("No difference is resolved in 5 cells, and none is larger than ")
+    golden(against.headline(found), "5 cells")
     assert gate(found, read_limits(["slower=5%", "missing"])).passed
 
 
-def test_a_study_against_itself_says_so(before):
+def test_a_study_against_itself_says_so(before, golden):
     found = compare_studies(before, before)
 
     assert found.differences["ratio"].dropna().to_numpy() == pytest.approx(1.0)
-    assert "15 of the 15 matched runs of after are runs of before too" in found.doubts[0]
+    golden(found.doubts[0], "15 matched")
 
 
 def test_the_other_way_round_is_the_inverse(found, slow, before):
@@ -165,7 +165,7 @@ def test_saved_and_read_again_gives_the_same(found, slow, before, tmp_path):
 
 
 @pytest.mark.slow
-def test_cells_of_one_study_alone_are_listed_and_fail_the_gate(before):
+def test_cells_of_one_study_alone_are_listed_and_fail_the_gate(before, golden):
     table = later(study())
     gone = table[~((table["workers"] == 8) & (table["backend"] == "horovod"))]
     dead = {"status": "failed", "reason": "killed: out of memory", **dict.fromkeys(("samples_per_s", *TIMES), math.nan)}
@@ -173,68 +173,65 @@ def test_cells_of_one_study_alone_are_listed_and_fail_the_gate(before):
 
     absent, failed = (compare_studies(quick(before, each), before, names=("new", "old")) for each in (gone, lost))
 
-    assert list(absent.unmatched["reason"]) == ["not measured in new"]
-    assert list(failed.unmatched["reason"]) == ["no result in new: failed: killed: out of memory"]
+    golden(list(absent.unmatched["reason"]))
+    golden(list(failed.unmatched["reason"]))
     for each in (absent, failed):
         assert len(each.of("throughput")) == 4
         judged = gate(each, read_limits(["missing"]))
         assert not judged.passed and len(judged.missing) == 1
-        assert "FAILED missing: only in old: Horovod/MPI, batch 75, " in against.gate_lines(each, judged)[0]
+        golden(against.gate_lines(each, judged)[0], "FAILED", "Horovod/MPI", "batch 75")
         assert gate(each, read_limits(["slower=5%"])).passed
     back = compare_studies(before, quick(before, gone))
     assert list(back.unmatched["study"]) == ["after"]
     assert gate(back, read_limits(["missing"])).passed, "a cell more is none that has vanished"
 
 
-def test_another_cluster_is_matched_by_all_but_the_partition(before):
+def test_another_cluster_is_matched_by_all_but_the_partition(before, golden):
     other = later(study(slower=0.5, partition="gpu2"))
     other["nodes"] = np.maximum(1, other["workers"] // 4)
     found = compare_studies(quick(before, other), before)
 
     assert found.may_differ == ("partition",)
-    assert "but partition (local before, gpu2 after)" in found.matching
-    assert "on other numbers of nodes too" in found.matching
+    golden(found.matching, "gpu2")
     eight = found.of("throughput").query("workers == 8").iloc[0]
     assert (eight["nodes"], eight["before_nodes"], eight["word"]) == (2, 1, "faster")
-    with pytest.raises(
-        AnalysisError, match=r"no cell in common: they differ in partition \(gpu2 against local\); --match ex"
-    ):
+    with golden.raises(AnalysisError, match="gpu2.*--match"):
         compare_studies(quick(before, other), before, may_differ=())
 
 
-def test_a_setting_that_was_changed_as_a_whole_is_the_change(before):
+def test_a_setting_that_was_changed_as_a_whole_is_the_change(before, golden):
     table = later(study())
     table["fusion_mb"] = np.where(table["backend"] == "serial", None, 4.0)
     found = compare_studies(quick(before, table), before)
 
     assert found.may_differ == ("fusion_mb",)
-    assert [each.text for each in found.changes] == ["fusion mb: shipped before, 4 after"]
+    golden([each.text for each in found.changes])
     assert len(found.of("throughput")) == 5
 
 
-def test_another_batch_is_other_work(before):
+def test_another_batch_is_other_work(before, golden):
     double = quick(before, study(batch=150))
 
-    with pytest.raises(AnalysisError, match=r"they differ in batch \(150 against 75\); --match except:batch matches"):
+    with golden.raises(AnalysisError, match="150 against 75.*--match"):
         compare_studies(double, before)
     found = compare_studies(double, before, may_differ=read_match("except:batch"))
     assert len(found.of("throughput")) == 5
 
 
-def test_other_worker_counts_cannot_be_matched(before):
+def test_other_worker_counts_cannot_be_matched(before, golden):
     table = study(workers=(3, 6), ways=(("horovod", "mpi"),))
 
-    with pytest.raises(AnalysisError, match=r"no cell in common: they differ in workers \(3, 6 against 1, 2, 4, 8\)$"):
+    with golden.raises(AnalysisError, match="6 against"):
         compare_studies(quick(before, table), before)
 
 
-def test_too_few_repeats_are_no_verdict(before):
+def test_too_few_repeats_are_no_verdict(before, golden):
     found = compare_studies(quick(before, later(study(repeats=2))), before)
     rows = found.of("throughput")
 
     assert set(rows["verdict"]) == {"too few repeats"} and rows["ratio_low"].isna().all()
-    assert against.headline(found) == "5 cells have too few repeats to tell a difference"
-    assert any("5 of 5 matched cells have fewer than 3 repeats" in doubt for doubt in found.doubts)
+    golden(against.headline(found), "5 cells")
+    golden(found.doubts, "5 matched", "3 repeats")
     limits = ["slower=5%"]
     assert gate(found, read_limits(limits)).passed
     assert not gate(found, read_limits([*limits, "unresolved"])).passed
@@ -246,7 +243,7 @@ def in_turns(table, minute):
 
 
 @pytest.mark.slow
-def test_runs_that_took_turns_are_paired(before):
+def test_runs_that_took_turns_are_paired(before, golden):
     drift = np.array([1.0, 0.9, 1.1, 0.95, 1.05])
 
     def drifting(table, minute):
@@ -263,7 +260,7 @@ def test_runs_that_took_turns_are_paired(before):
     assert set(parallel["word"]) == {"slower"}, "the common drift cancels"
     apart = compare_studies(replace(new, runs=new.runs.assign(started="2026-04-01T09:00:00+00:00")), old)
     assert set(apart.of("throughput")["verdict"]) == {"no difference resolved"}
-    assert any("did not alternate (2026-03-14 and 2026-04-01)" in doubt for doubt in apart.doubts)
+    golden(apart.doubts, "2026-03-14", "2026-04-01")
 
 
 @pytest.mark.slow
@@ -282,12 +279,12 @@ def test_what_else_differs_is_named(before):
     )
 
 
-def test_a_plain_worker_that_changed_points_at_the_machine(before):
+def test_a_plain_worker_that_changed_points_at_the_machine(before, golden):
     table = later(study())
     table["samples_per_s"] *= 0.8
     found = compare_studies(quick(before, table), before)
 
-    assert any("One plain worker (batch 75), which does not communicate, is 2" in doubt for doubt in found.doubts)
+    golden(found.doubts, "batch 75")
     assert set(found.of("speedup")["verdict"]) == {"no difference resolved"}
 
 
@@ -335,18 +332,18 @@ def test_laws_differ_with_intervals(found):
     [
         (
             ["slowr=5%"],
-            r"--fail-on slowr=5%: 'slowr' is not known \(did you mean 'slower'\?\); allowed: slower=PERCENT, ",
+            "--fail-on slowr=5%.*slower.*slower=PERCENT",
         ),
-        (["slower"], "the limit must be a percentage, as in slower=5%"),
-        (["slower=5"], "the limit must be a percentage, as in slower=5%"),
-        (["slower=-5%"], "the limit must be a percentage"),
-        (["slower=nan%"], "the limit must be a percentage"),
-        (["missing=3%"], "missing takes no limit; give --fail-on missing"),
-        (["slower=5%", "slower=7%"], "slower has a limit already"),
+        (["slower"], "slower=5%"),
+        (["slower=5"], "slower=5%"),
+        (["slower=-5%"], ""),
+        (["slower=nan%"], ""),
+        (["missing=3%"], "--fail-on"),
+        (["slower=5%", "slower=7%"], ""),
     ],
 )
-def test_wrong_limits_name_the_right_ones(words, message):
-    with pytest.raises(ConfigError, match=message):
+def test_wrong_limits_name_the_right_ones(words, message, golden):
+    with golden.raises(ConfigError, match=message or None):
         read_limits(words)
 
 
@@ -357,14 +354,14 @@ def test_limits_are_shares():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("partition", "--match partition: is not known; allowed: auto, exact, except:SETTING"),
-        ("except:", "is not known; allowed"),
-        ("except:bacth", r"bacth: no setting .*\(did you mean 'batch'\?\)"),
-        ("except:workers", "workers: no setting that cells could be matched without"),
+        ("partition", "--match"),
+        ("except:", ""),
+        ("except:bacth", "batch"),
+        ("except:workers", ""),
     ],
 )
-def test_wrong_ways_to_match(text, message):
-    with pytest.raises(ConfigError, match=message):
+def test_wrong_ways_to_match(text, message, golden):
+    with golden.raises(ConfigError, match=message or None):
         read_match(text)
 
 
@@ -425,10 +422,10 @@ def test_how_often_the_gate_is_wrong(repeats):
 # ------------------------------------------------------------------------------------------------------ for readers
 
 
-def test_the_headline_counts_and_names_the_worst(found):
+def test_the_headline_counts_and_names_the_worst(found, golden):
     text = against.headline(found)
 
-    assert text.startswith("4 of 5 cells are slower, the most by ")
+    golden(text, "5 cells")
     assert text.endswith(" over Horovod/MPI") and "[" in text
 
 
@@ -496,20 +493,20 @@ def directories(slow, before, tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_figures")
-def test_the_command_reports_and_fails(directories, capsys):
+def test_the_command_reports_and_fails(directories, capsys, golden):
     new, old = str(directories / "new"), str(directories / "old")
     code = main(["report", new, "--against", old, "--fail-on", "slower=5%", "missing", "--width", "column"])
     out = capsys.readouterr().out
 
     assert code == 1
-    assert "new against old: 4 of 5 cells are slower" in out
+    golden(out, "5 cells")
     assert "gate FAILED: 4 failed, 0 undecided, 1 passed, 0 missing\nreport: " in out
     names = {f"figures/against.{form}" for form in ("pdf", "svg", "png", "txt", "csv")}
     names |= {f"tables/against.{form}" for form in ("tex", "csv", "md")} | {"against.json", "report.html"}
     assert all((directories / "new" / name).is_file() for name in names)
     page = (directories / "new" / "report.html").read_text()
     assert 0 < page.index('<section id="against">') < page.index('<section id="scaling">')
-    assert "4 of 5 cells are slower" in page
+    golden.line(page, "5 cells")
     assert json.loads((directories / "new" / "against.json").read_text())["gate"]["passed"] is False
     assert pd.read_csv(directories / "new" / "tables" / "against.csv")["metric"].nunique() >= 5
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from make.wording import Golden
 
 from horovod_study.cluster.partitions import find_partition
 from horovod_study.config import Cell, Placement, misplaced
@@ -249,59 +250,59 @@ def test_placements_that_cannot_be(tmp_path: Path, sweep: str, message: str) -> 
     [
         (
             ALPHA.replace("alpha", "alfa"),
-            r"study\.yaml: partition 'alfa' is not known \(did you mean 'alpha'\?\); there",
+            r"study\.yaml.*alfa.*alpha",
         ),
-        (ALPHA.replace("alpha", "[alpha, alpha]"), "partition alpha is named twice; give each once"),
-        (ALPHA.replace("alpha", "none.yaml"), r"study\.yaml: partition none\.yaml: there is no such file"),
-        (ALPHA.replace("alpha", "[]"), "partition is an empty list"),
-        (ALPHA + 'account: "a\\nb"', r"account is 'a\\nb'; it must be one line of text"),
+        (ALPHA.replace("alpha", "[alpha, alpha]"), ""),
+        (ALPHA.replace("alpha", "none.yaml"), r"study\.yaml.*none\.yaml"),
+        (ALPHA.replace("alpha", "[]"), ""),
+        (ALPHA + 'account: "a\\nb"', r"a\\nb"),
         (
             GOOD.replace("sweep: {", "sweep: {nodes: 2, ").replace("workers: [1, 2], ", ""),
-            "4 workers on 2 nodes cannot",
+            "4 workers.*2 nodes",
         ),
         (
             GOOD.replace("sweep: {", "sweep: {workers_per_node: 1, "),
-            "2 workers on 2 nodes cannot be had on partition local, which is one machine; name a partition with more",
+            "2 workers.*2 nodes",
         ),
-        (GOOD.replace("sweep: {", "sweep: {placement: list, ") + "hosts: [a]", "placement list cannot be had on part"),
+        (GOOD.replace("sweep: {", "sweep: {placement: list, ") + "hosts: [a]", ""),
         (
             ALPHA.replace("sweep: {", "sweep: {placement: spread, "),
-            "spread needs to know over how many nodes; give nodes",
+            "",
         ),
         (
             ALPHA.replace("sweep: {", "sweep: {placement: list, ") + "hosts: [a]",
-            "10 workers need 2 nodes at 8 each, but hosts names 1: a; name more, or lower workers",
+            "10 workers.*2 nodes",
         ),
         (
             ALPHA.replace("sweep: {", "sweep: {placement: list, ") + "hosts: [-oProxyCommand=x]",
-            "hosts: '-oProxyCommand=x' is no name of a host; use letters",
+            "-oProxyCommand=x",
         ),
         (
             ALPHA.replace("alpha", "[alpha, gpu2]").replace("sweep: {", "sweep: {placement: list, ") + "hosts: [a, b]",
-            "hosts are those of one partition, but 2 are named",
+            "",
         ),
         (
             GOOD.replace("seconds: 1", "placement: spread"),
-            "run: placement cannot be fixed here; it comes from sweep.plac",
+            r"sweep\.plac",
         ),
     ],
 )
-def test_wrong_partitions(tmp_path: Path, text: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_partitions(
+    tmp_path: Path, text: str, message: str, monkeypatch: pytest.MonkeyPatch, golden: Golden
+) -> None:
     monkeypatch.setattr("horovod_study.cluster.partitions.available_cores", lambda: 2)
-    with pytest.raises(ConfigError, match=message):
+    with golden.raises(ConfigError, match=message or None):
         load_study(write(tmp_path, text))
 
 
-def test_hosts_of_a_partition_over_ssh_are_known(tmp_path: Path) -> None:
+def test_hosts_of_a_partition_over_ssh_are_known(tmp_path: Path, golden: Golden) -> None:
     (tmp_path / "pair.yaml").write_text("scheduler: ssh\ncores_per_node: 2\nhosts: [node1, node2]\n")
     text = ALPHA.replace("alpha", "pair.yaml").replace("[1, 2, 8, 10]", "[1, 4]").replace("nccl", "gloo")
     listed = text.replace("sweep: {", "sweep: {placement: list, ")
     study = load_study(write(tmp_path, listed + "hosts: [node2, node1]"))
 
     assert [cell.placement.hosts for cell in study.cells()] == [("node2",), ("node2",), ("node2", "node1")]
-    with pytest.raises(
-        ConfigError, match=r"hosts 'node3' is not known \(did you mean 'node\d'\?\); allowed: node1, node2"
-    ):
+    with golden.raises(ConfigError, match="node3.*node1.*node2"):
         load_study(write(tmp_path, listed + "hosts: [node3]"))
 
 
@@ -359,24 +360,21 @@ def test_zipped_lists_go_together(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("new", "message"),
+    "new",
     [
-        (
-            "{workers: [1, 2, 4], batch: [1, 2]}",
-            "sweep: zip: workers has 3, batch has 2; lists that go together must be",
-        ),
-        ("{workers: 2}", "sweep: zip: workers is 2; it must be a list, as long as the others"),
-        ("{workers: []}", r"sweep: zip: workers is \[\]; it must be a list"),
-        ("{worker: [1]}", r"sweep: zip: unknown key 'worker' \(did you mean 'workers'\?\)"),
-        ("{workers: [0]}", "sweep: workers is 0; it must be at least 1"),
-        ("[1, 2]", "sweep: zip must hold lists that go together, such as"),
-        ("{runtime: [serial]}", "sweep: runtime is varied twice, once under zip; give it once"),
-        ("[{lr: [1, 2]}, {lr: [1, 2]}]", "sweep: lr is varied twice, once under zip"),
-        ("{batch: [1, 2]}", "batch is both fixed under run and varied under sweep"),
+        "{workers: [1, 2, 4], batch: [1, 2]}",
+        "{workers: 2}",
+        "{workers: []}",
+        "{worker: [1]}",
+        "{workers: [0]}",
+        "[1, 2]",
+        "{runtime: [serial]}",
+        "[{lr: [1, 2]}, {lr: [1, 2]}]",
+        "{batch: [1, 2]}",
     ],
 )
-def test_a_wrong_zip(tmp_path: Path, new: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_a_wrong_zip(tmp_path: Path, new: str, golden: Golden) -> None:
+    with golden.raises(ConfigError):
         load_study(write(tmp_path, GOOD.replace("workers: [1, 2],", f"zip: {new},")))
 
 
@@ -411,13 +409,13 @@ def test_pairs_that_do_not_exist(tmp_path: Path, new: str, message: str) -> None
         load_study(write(tmp_path, GOOD.replace("runtime: [horovod/mpi, horovod/gloo]", new)))
 
 
-def test_a_budget(tmp_path: Path) -> None:
+def test_a_budget(tmp_path: Path, golden: Golden) -> None:
     found = load_study(write(tmp_path, GOOD + "budget: {gpu_hours: 20, hours: 1.5}")).budget
 
     assert found == StudyBudget(gpu_hours=20.0, hours=1.5)
-    with pytest.raises(ConfigError, match=r"budget: unknown key 'gpu_hour' \(did you mean 'gpu_hours'\?\)"):
+    with golden.raises(ConfigError, match="gpu_hour.*gpu_hours"):
         load_study(write(tmp_path, GOOD + "budget: {gpu_hour: 20}"))
-    with pytest.raises(ConfigError, match=r"budget: hours is 0\.0; it must be greater than 0"):
+    with golden.raises(ConfigError, match=r"0\.0"):
         load_study(write(tmp_path, GOOD + "budget: {hours: 0}"))
 
 
@@ -477,31 +475,29 @@ def test_a_run_placed_as_asked_is_not_misplaced(workers: int, most: int, layout:
         (
             {"workers_per_node": 1},
             ["node1", "node1", "node2"],
-            "2 workers are on node1 and 1 on node2, but --workers-per-node 1 means 1+1+1 on 3 nodes; place them so "
-            "when launching, or leave the option out",
+            "--workers-per-node 1 means 1+1+1",
         ),
         (
             {"placement": "spread"},
             ["a", "b", "b", "b"],
-            "1 worker is on a and 3 on b, but --placement spread means equally many on each node, but for one; place "
-            "them so when launching, or leave the option out",
+            "--placement",
         ),
         (
             {"placement": "spread", "workers_per_node": 3},
             ["a", "a", "a", "b"],
-            "3 workers are on a and 1 on b, but --workers-per-node 3 and --placement spread means 2+2 on 2 nodes; "
-            "place them so when launching, or leave the option out",
+            "--workers-per-node",
         ),
         (
             {"workers_per_node": 2},
             list("abcdef"),
-            "1 worker is on a, 1 on b, 1 on c and so on over 6 nodes, but --workers-per-node 2 means 2+2+2 on 3 nodes; "
-            "place them so when launching, or leave the option out",
+            "--workers-per-node 2 means 2+2+2",
         ),
     ],
 )
-def test_a_run_placed_otherwise_says_what_it_found(options: dict, hosts: list[str], message: str) -> None:
-    assert misplaced(StrainConfig(**options), hosts) == message
+def test_a_run_placed_otherwise_says_what_it_found(
+    options: dict, hosts: list[str], message: str, golden: Golden
+) -> None:
+    golden(misplaced(StrainConfig(**options), hosts), message)
 
 
 @pytest.mark.horovod
@@ -564,15 +560,15 @@ def test_cells_are_unique_valid_and_have_their_baselines(
             assert (cell.runtime, cell.config.batch) in alone
 
 
-def test_a_change_of_a_configuration_is_checked() -> None:
+def test_a_change_of_a_configuration_is_checked(golden: Golden) -> None:
     config = StrainConfig(seconds=1, batch=10)
 
     assert config.changed(batch=20) == replace(config, batch=20)
-    with pytest.raises(ConfigError, match="run: batch is 0; it must be at least 1"):
+    with golden.raises(ConfigError):
         config.changed(batch=0)
-    with pytest.raises(ConfigError, match="run: backend mpi works over mpi only, but transport is 'gloo'"):
+    with golden.raises(ConfigError, match="gloo"):
         config.changed(backend="mpi", transport="gloo")
-    with pytest.raises(TypeError, match="no such option: bach"):
+    with golden.raises(TypeError):
         config.changed(bach=1)
 
 
@@ -607,7 +603,7 @@ def test_the_key_is_computed_once_and_does_not_depend_on_when() -> None:
         ("runtimes", 2, None),
     ],
 )
-def test_shipped_studies(name: str, cores: int, cells: int | None) -> None:
+def test_shipped_studies(name: str, cores: int, cells: int | None, golden: Golden) -> None:
     path = EXPERIMENTS / f"{name}.yaml"
     study = load_study(path, cores=cores)
     head = study.text.partition("\nstudy:")[0]
@@ -615,7 +611,7 @@ def test_shipped_studies(name: str, cores: int, cells: int | None) -> None:
     assert study.name == name
     assert cells in (None, len(study.cells()))
     assert len({cell.key for cell in study.cells()}) == len(study.cells())
-    assert f"horovod-study run experiments/{name}.yaml" in head
+    golden(head, "experiments/", name)
     assert "?" in head.partition("\n")[0] or "what" in head.partition("\n")[0].lower(), "the question comes first"
 
 
@@ -637,21 +633,23 @@ def test_all_options_of_a_run_may_be_changed() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("repeats: 2", "repeats: 99999999999999999999999", "repeats is an integer beyond 64 bits"),
-        ("repeats: 2", "repeats: 999999999999999999", r"cells; a study may have 200000: lower repeats, or vary"),
-        ("workers: [1, 2]", "workers: 99999999999", "sweep: 99999999999 workers are asked for; at most 100000 can be"),
-        ("workers: [1, 2]", "workers: 1, widths: 1e3", r"study.yaml: sweep: widths is '1e3'; it must be three whole"),
-        ("study: laptop", f"study: {'ü' * 101}", "study is a name of 202 bytes; it names a folder: at most 200"),
+        ("repeats: 2", "repeats: 99999999999999999999999", "64 bits"),
+        ("repeats: 2", "repeats: 999999999999999999", "200000"),
+        ("workers: [1, 2]", "workers: 99999999999", "99999999999 workers.*100000"),
+        ("workers: [1, 2]", "workers: 1, widths: 1e3", r"study\.yaml.*1e3"),
+        ("study: laptop", f"study: {'ü' * 101}", "202 bytes.*200"),
     ],
 )
-def test_a_slip_of_the_pen_is_refused_and_not_computed(tmp_path: Path, old: str, new: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message) as found:
+def test_a_slip_of_the_pen_is_refused_and_not_computed(
+    tmp_path: Path, old: str, new: str, message: str, golden: Golden
+) -> None:
+    with golden.raises(ConfigError, match=message) as found:
         load_study(write(tmp_path, GOOD.replace(old, new)))
     assert str(found.value).startswith(str(tmp_path))
 
 
-def test_a_cross_product_nobody_can_run_is_refused_before_it_is_expanded(tmp_path: Path) -> None:
+def test_a_cross_product_nobody_can_run_is_refused_before_it_is_expanded(tmp_path: Path, golden: Golden) -> None:
     many = ", ".join(map(str, range(1, 101)))
     text = GOOD.replace("workers:", f"batch: [{many}], threads: [{many}], fusion_mb: [{many}], workers:")
-    with pytest.raises(ConfigError, match="these are 1000000 combinations of values; a study may have 200000"):
+    with golden.raises(ConfigError, match="1000000.*200000"):
         load_study(write(tmp_path, text.replace("batch: 10, ", "")))

@@ -42,7 +42,7 @@ def stepped(runs, sync_s, rest_s):
 # ---------------------------------------------------------------------------------------------------- against workers
 
 
-def test_three_milliseconds_and_ten_thousand_batches_are_thirty_seconds():
+def test_three_milliseconds_and_ten_thousand_batches_are_thirty_seconds(golden):
     runs = timed(lambda n: 0.003, workers=(1, 2), batch=75, train_samples=1_500_000)
     cells = synchronisation.synchronisation(runs).set_index("workers")
 
@@ -50,7 +50,7 @@ def test_three_milliseconds_and_ten_thousand_batches_are_thirty_seconds():
     assert cells.at[2, "sync_per_epoch_s_median"] == pytest.approx(30.0, rel=1e-12)
     assert cells.at[2, "share_median"] == pytest.approx(0.6, rel=1e-12)
     assert cells.at[2, "epoch_s_median"] == pytest.approx(50.0, rel=1e-12)
-    assert cells.at[1, "note"] == "one worker has nobody to wait for"
+    golden(cells.at[1, "note"])
 
 
 @pytest.mark.parametrize(
@@ -109,14 +109,14 @@ def test_one_worker_is_in_no_fit():
     assert synchronisation.fits(huge)[MPI].to_dict() == synchronisation.fits(runs)[MPI].to_dict()
 
 
-def test_a_smooth_law_is_not_drawn_through_a_node_boundary():
+def test_a_smooth_law_is_not_drawn_through_a_node_boundary(golden):
     runs = timed(lambda n: 1e-3 * n ** (0.3 if n < 5 else 2), workers=(2, 4, 8), noise=0.01)
     runs = runs.assign(nodes=np.where(runs["workers"] > 4, 2, 1))
     cells, fitted = synchronisation.synchronisation(runs), synchronisation.fits(runs)
 
     assert synchronisation.curves(fitted, cells).empty
     (doubt,) = synchronisation.doubts(cells, fitted)
-    assert doubt.startswith(f"{MPI}: its waiting for gradients crosses a node boundary")
+    golden(doubt, MPI)
 
 
 @pytest.mark.slow
@@ -200,36 +200,33 @@ def test_waiting_less_is_better():
     assert row["difference_low"] < row["difference"] < row["difference_high"]
 
 
-def test_runs_without_a_partner_are_left_out_and_counted():
+def test_runs_without_a_partner_are_left_out_and_counted(golden):
     runs = drifting(0.03, repeats=5, workers=(2,))
     gone = (runs["transport"] == "gloo") & (runs["repeat"] == 4)
     (row,) = rates(runs[~gone]).to_dict("records")
 
     assert (row["pairs"], row["unpaired"]) == (4, 1)
-    assert row["note"] == "1 run without a partner left out"
+    golden(row["note"], "1 run")
 
     other = runs.assign(study=np.where(runs["transport"] == "gloo", "another", "laptop"))
     (row,) = rates(other).to_dict("records")
     assert (row["pairs"], row["verdict"], row["p_holm"]) == (0, "not known", pytest.approx(math.nan, nan_ok=True))
-    assert row["note"].startswith("no repeat of one study was run with both")
+    golden(row["note"])
 
 
-def test_one_pair_says_nothing_of_its_own_trust():
+def test_one_pair_says_nothing_of_its_own_trust(golden):
     (row,) = rates(drifting(0.5, repeats=1, workers=(2,))).to_dict("records")
 
     assert row["verdict"] == "not resolved" and math.isnan(row["p"]) and math.isnan(row["ratio_low"])
-    assert row["note"] == "one pair, and nothing says how far it can be trusted"
+    golden(row["note"])
 
 
-def test_hidden_waiting_is_not_compared():
+def test_hidden_waiting_is_not_compared(golden):
     runs = run_table((2,), ways=(("horovod", "gloo"), ("ddp", "gloo")), failed=())
     row = transports.transports(runs).query("quantity == 'sync_s'").iloc[0]
 
     assert row["verdict"] == "not known" and math.isnan(row["ratio"])
-    assert row["note"] == (
-        "the synchronisation of local ddp/gloo batch 75 cannot be separated from its backward pass; they also differ "
-        "in when gradients are reduced (flat, hooks)"
-    )
+    golden(row["note"], "ddp/gloo batch 75")
 
 
 def test_nothing_else_may_differ_between_two_ways():
@@ -300,22 +297,22 @@ def test_batches_on_one_side_bound_the_knee_and_no_more(low, high, side, words):
     assert math.isfinite(bound) and (bound > 300) == (side == "most")
 
 
-def test_a_knee_whose_interval_reaches_into_the_batches_is_not_called_below_them_all():
+def test_a_knee_whose_interval_reaches_into_the_batches_is_not_called_below_them_all(golden):
     runs = batched(lambda b: 3e-3 + 6e-5 * b, (60, 100, 200), noise=0.15, repeats=1)
     (row,) = batch_size.batch_sizes(runs).knees.to_dict("records")
 
     assert row["knee_at_most"] > 60 and not row["identified"]
-    assert row["note"].startswith("not identifiable: its estimate is below the batches measured")
+    golden(row["note"])
     assert "or repeats" in row["note"]
 
 
-def test_a_step_that_follows_neither_form_is_doubted():
+def test_a_step_that_follows_neither_form_is_doubted(golden):
     sizes = np.repeat(np.array(BATCHES, dtype=float), 4)
     odd = (3e-3 + 1e-5 * sizes) * np.where(sizes > 500, 1.5, 1.0)  # out of the cache
     found = knee(sizes, odd * np.exp(0.005 * np.random.default_rng(1).standard_normal(len(sizes))))
 
     assert any(doubt.startswith("neither form follows the steps") for doubt in found.doubts)
-    assert "residuals of the means of 7 batches" in found.interval
+    golden(found.interval, "7 batches")
     assert found.at[2] / found.at[1] > 1.5
 
 
@@ -368,25 +365,26 @@ def test_another_learning_rate_for_another_batch_is_the_same_series():
     assert batch_size.batch_sizes(runs.assign(optimizer=["adam", "sgd"] * 10 + ["adam"])).knees["series"].nunique() == 2
 
 
-def test_one_batch_makes_no_table_and_two_no_knee():
+def test_one_batch_makes_no_table_and_two_no_knee(golden):
     nothing = batch_size.batch_sizes(timed(lambda n: 1e-3))
     two = batch_size.batch_sizes(batched(lambda b: 2e-3 + 1e-5 * b, (75, 150)))
 
     assert nothing.cells.empty and nothing.knees.empty and nothing.curves.empty
-    assert list(two.knees["note"]) == ["a knee needs 3 batch sizes"] and len(two.cells) == 2 and two.curves.empty
+    assert len(two.cells) == 2 and two.curves.empty
+    golden(list(two.knees["note"]), "3 batch")
 
 
 @pytest.mark.parametrize(
     ("batch", "step", "words"),
     [
-        ([1, 2], [1e-3, 2e-3], "2 distinct batch sizes: a knee needs at least 3"),
-        ([1, 2, 4], [1e-3, 0.0, 2e-3], "must be finite and above 0"),
-        ([1, 2, 4], [1e-3, math.nan, 2e-3], "must be finite and above 0"),
-        ([1, 2, 4], [1e-3, 1e-3], "3 batches and 2 steps: give one step per batch"),
+        ([1, 2], [1e-3, 2e-3], "2 distinct"),
+        ([1, 2, 4], [1e-3, 0.0, 2e-3], ""),
+        ([1, 2, 4], [1e-3, math.nan, 2e-3], ""),
+        ([1, 2, 4], [1e-3, 1e-3], "3 batches.*2 steps"),
     ],
 )
-def test_what_is_no_measurement_is_refused(batch, step, words):
-    with pytest.raises(AnalysisError, match=words):
+def test_what_is_no_measurement_is_refused(batch, step, words, golden):
+    with golden.raises(AnalysisError, match=words or None):
         knee(batch, step)
 
 
@@ -416,15 +414,16 @@ def cycled(
     return pd.concat(frames, ignore_index=True)
 
 
-def test_a_slope_of_half_a_cycle_is_recovered_with_its_share_at_the_default():
+def test_a_slope_of_half_a_cycle_is_recovered_with_its_share_at_the_default(golden):
     (row,) = cycle.cycle_shares(cycled(repeats=5)).to_dict("records")
 
     assert row["slope_low"] < 0.5 < row["slope_high"] and row["slope"] == pytest.approx(0.5, rel=0.1)
     assert row["rest_low_s"] < 4e-4 < row["rest_high_s"]
     assert row["share_low"] < 0.5 / 0.9 < row["share_high"]
     assert (row["expected_low"], row["expected_high"]) == (pytest.approx(0.5), pytest.approx(1.5))
-    assert row["verdict"] == "as the cycle explains" and row["note"] == ""
-    assert row["interval"] == "95 %, Student's t of the lines of 5 repeats"
+    assert row["note"] == ""
+    golden(row["verdict"])
+    golden(row["interval"], "95 %", "5 repeats")
 
 
 def test_what_moves_a_whole_repeat_does_not_move_the_slope():
@@ -434,7 +433,7 @@ def test_what_moves_a_whole_repeat_does_not_move_the_slope():
     assert moved["rest_high_s"] - moved["rest_low_s"] > 2 * (still["rest_high_s"] - still["rest_low_s"])
 
 
-def test_cycles_longer_than_the_step_have_a_line_of_their_own():
+def test_cycles_longer_than_the_step_have_a_line_of_their_own(golden):
     def wait(each):
         return each / 2 if each <= 2 else each - 2
 
@@ -443,28 +442,29 @@ def test_cycles_longer_than_the_step_have_a_line_of_their_own():
 
     assert list(table["slope"].round(1)) == [0.5, 1.0]
     assert list(table["expected_low"].round(6)) == [0.5, 1.0] and set(table["verdict"]) == {"as the cycle explains"}
-    assert math.isnan(table["share_at_default"][1]) and "default cycle is outside" in table["note"][1]
+    assert math.isnan(table["share_at_default"][1])
+    golden(table["note"][1])
 
 
 @pytest.mark.parametrize(
-    ("slope", "idle", "verdict", "note"),
+    ("slope", "idle", "verdict"),
     [
-        (0.0, 10.0, "no effect", "new gradients wake the thread, whose cycle then hardly counts"),
-        (0.5, 10.0, "otherwise", "new gradients wake the thread, whose cycle then hardly counts"),
-        (0.05, 0.0, "otherwise", ""),
+        (0.0, 10.0, "no effect"),
+        (0.5, 10.0, "otherwise"),
+        (0.05, 0.0, "otherwise"),
     ],
 )
-def test_a_slope_that_the_cycle_does_not_explain_is_told(slope, idle, verdict, note):
+def test_a_slope_that_the_cycle_does_not_explain_is_told(slope, idle, verdict, golden):
     (row,) = cycle.cycle_shares(cycled(slope=slope, idle=idle, noise=0.005, repeats=6)).to_dict("records")
 
-    assert (row["verdict"], row["note"]) == (verdict, note)
+    golden((row["verdict"], row["note"]), verdict)
 
 
-def test_repeats_that_lack_a_cycle_make_one_line_through_all():
+def test_repeats_that_lack_a_cycle_make_one_line_through_all(golden):
     runs = cycled(repeats=4).iloc[:-1]
     (row,) = cycle.cycle_shares(runs).to_dict("records")
 
-    assert row["interval"] == "95 %, Student's t of one line through 11 runs"
+    golden(row["interval"], "95 %", "11 runs")
     assert row["slope_low"] < 0.5 < row["slope_high"] and row["share_low"] < 0.5 / 0.9 < row["share_high"]
 
 
@@ -519,12 +519,12 @@ def test_a_column_of_nodes_says_as_much_and_the_step_is_that_of_the_batch():
     assert first["more_per_node"] == "" and first["more_partly"] is None
 
 
-def test_nodes_that_are_not_equally_full_are_called_so():
+def test_nodes_that_are_not_equally_full_are_called_so(golden):
     table = boundary.boundaries_of_points(node_points(counts=(2, 4, 5)), workers_per_node=4)
     (row,) = table.to_dict("records")
 
     assert (row["more_per_node"], row["more_partly"], row["fewer_partly"]) == ("1x4 1x1", True, False)
-    assert row["note"] == "further workers and another node at once; the nodes are not equally full"
+    golden(row["note"])
     uneven = boundary.boundaries_of_points(node_points(counts=(2, 4, 5)).assign(nodes=[1] * 8 + [2] * 4))
     assert list(uneven["more_partly"]) == [True]
 
@@ -540,8 +540,8 @@ def test_order_does_not_matter_and_points_without_nodes_have_no_boundary():
     assert boundary.boundaries_of_points(points, workers_per_node=64).empty
 
 
-def test_points_that_say_no_time_are_refused():
-    with pytest.raises(AnalysisError, match="needed are 'workers', and 'sync_s' or 'samples_per_s' with 'batch_size'"):
+def test_points_that_say_no_time_are_refused(golden):
+    with golden.raises(AnalysisError, match="workers.*sync_s.*samples_per_s.*batch_size"):
         boundary.boundaries_of_points(pd.DataFrame({"workers": [1], "samples_per_s": [1.0]}))
-    with pytest.raises(AnalysisError, match="0 workers per node: a node has at least 1"):
+    with golden.raises(AnalysisError, match="0 workers"):
         boundary.boundaries_of_points(node_points(), workers_per_node=0)

@@ -113,7 +113,7 @@ def test_two_counts_are_a_table_and_no_figure():
     assert "synchronisation" in {table.name for table in page_tables(analysis)}
 
 
-def test_the_sentences_carry_the_numbers_of_the_tables(analysis):
+def test_the_sentences_carry_the_numbers_of_the_tables(analysis, golden):
     text = " ".join(synchronisation.sentences(analysis)).replace("\u202f", " ")
     cell = analysis.synchronisation.query(
         "series == 'local horovod/mpi batch 75 cycle time as shipped idle cycle time as shipped' and workers == 4"
@@ -121,15 +121,14 @@ def test_the_sentences_carry_the_numbers_of_the_tables(analysis):
     row = analysis.cycle.iloc[0]
 
     assert cell["batches_per_epoch"] == 250
-    assert "of an epoch of 250 batches" in text
+    golden(text, "250 batches")
     slope = numbers.with_interval(row["slope"], row["slope_low"], row["slope_high"])
-    assert f"each ms of Horovod's cycle adds {slope} ms of waiting" in text
+    golden(text, slope)
     assert "as polling explains" in text
-    assert "the knee is at a batch of" in text
 
 
 @pytest.mark.slow
-def test_unknown_values_are_dashes_with_their_reason():
+def test_unknown_values_are_dashes_with_their_reason(golden):
     runs = run_table((1, 2, 4), ways=(("horovod", "mpi"), ("ddp", "gloo")), failed=())
     analysis = analyze(runs)
     (table,) = [table for table in page_tables(analysis) if table.name == "synchronisation"]
@@ -139,7 +138,7 @@ def test_unknown_values_are_dashes_with_their_reason():
     assert [row[waiting] for row in hidden] == ["\u2013", "\u2013"]
     assert "inside backward" in hidden[1][waiting].doubts[0]
     drawing = figures_of(synchronisation, analysis)[0]
-    assert "hidden inside their backward pass: PyTorch DDP/Gloo." in drawing.caption
+    golden(drawing.caption, "PyTorch DDP/Gloo")
 
 
 def test_colours_are_those_of_the_other_figures_and_dashes_tell_the_transport(analysis):

@@ -13,6 +13,7 @@ import pytest
 from fake_trainer import fake_launch
 from hypothesis import given
 from hypothesis import strategies as st
+from make.wording import Golden
 
 from horovod_study.analysis.paired import Slice
 from horovod_study.analysis.stats import Interval
@@ -130,16 +131,16 @@ def test_a_machine_that_is_slow_as_a_whole_makes_nobody_slow() -> None:
 @pytest.mark.parametrize(
     ("ratio", "words"),
     [
-        (Interval(value=1.05, low=1.03, high=1.08, n=5), "faster by 3.0-8.0 %"),
-        (Interval(value=1.5, low=1.3, high=1.7, n=5), "faster by 30-70 %"),
-        (Interval(value=0.95, low=0.92, high=0.97, n=5), "slower by 3.0-8.0 %"),
-        (Interval(value=1.0, low=0.995, high=1.004, n=9), "equal within 1 %"),
-        (Interval(value=1.01, low=0.98, high=1.04, n=3), "no difference resolved"),
-        (Interval(value=math.nan), "too few launches to tell"),
+        (Interval(value=1.05, low=1.03, high=1.08, n=5), "3.0-8.0 %"),
+        (Interval(value=1.5, low=1.3, high=1.7, n=5), "30-70 %"),
+        (Interval(value=0.95, low=0.92, high=0.97, n=5), "3.0-8.0 %"),
+        (Interval(value=1.0, low=0.995, high=1.004, n=9), "1 %"),
+        (Interval(value=1.01, low=0.98, high=1.04, n=3), ""),
+        (Interval(value=math.nan), ""),
     ],
 )
-def test_verdicts_in_words(ratio: Interval, words: str) -> None:
-    assert ratio_words(ratio) == words
+def test_verdicts_in_words(ratio: Interval, words: str, golden: Golden) -> None:
+    golden(ratio_words(ratio), words)
 
 
 # --------------------------------------------------------------------------------------------------- simulated races
@@ -222,11 +223,11 @@ def test_where_nothing_helps_the_shipped_settings_are_kept() -> None:
     assert all(outcome.text.startswith(("not resolved: ", "practically equal: ")) for outcome in kept)
 
 
-def test_equal_settings_on_a_quiet_machine_are_found_to_be_equal() -> None:
+def test_equal_settings_on_a_quiet_machine_are_found_to_be_equal(golden: Golden) -> None:
     outcome, launches = simulate(NONE, 1, noise=0.001)
 
     assert (outcome.stop, outcome.chosen.kind, outcome.resolved) == ("equal", "shipped", True)
-    assert "differ by less than 1 %; kept because it changes least" in outcome.text
+    golden(outcome.text, "1 %")
     assert len(launches) < 60, "it does not go on to the end of the budget"
 
 
@@ -273,14 +274,14 @@ def test_a_setting_that_fails_is_out_with_its_reason() -> None:
     assert outcome.chosen.name != "b=1"
 
 
-def test_a_fast_setting_that_falls_into_a_slow_mode_is_not_chosen() -> None:
+def test_a_fast_setting_that_falls_into_a_slow_mode_is_not_chosen(golden: Golden) -> None:
     def slow(launch: NextLaunch, speed: float) -> float:
         return speed / 6 if launch.candidate.values.get("b") == "1" and launch.block % 4 == 2 else speed
 
     outcome, _ = simulate(BEST, 1, change=slow)
 
     assert "b" not in outcome.chosen.values
-    assert outcome.states[f"{RUNTIME} b=1"] == "unstable: 1 of 2 launches ran at less than half its speed"
+    golden(outcome.states[f"{RUNTIME} b=1"], "2 launches")
 
 
 def test_a_leader_that_turns_out_unstable_late_is_not_even_confirmed() -> None:
@@ -294,26 +295,26 @@ def test_a_leader_that_turns_out_unstable_late_is_not_even_confirmed() -> None:
     assert not any("b=1" in launch.candidate.name for launch in launches if launch.stage == "confirm")
 
 
-def test_shipped_settings_that_keep_failing_end_the_race() -> None:
-    with pytest.raises(StudyError, match=r"horovod/mpi with its shipped settings failed 3 times.*: crash"):
+def test_shipped_settings_that_keep_failing_end_the_race(golden: Golden) -> None:
+    with golden.raises(StudyError, match="horovod/mpi.*3 times"):
         simulate(BEST, 1, change=lambda launch, speed: None if launch.candidate.kind == "shipped" else speed)
 
 
-def test_a_winner_that_loses_when_launched_again_is_not_kept() -> None:
+def test_a_winner_that_loses_when_launched_again_is_not_kept(golden: Golden) -> None:
     def lucky(launch: NextLaunch, speed: float) -> float:
         return speed * (1.15 if launch.candidate.name == "c=1" and launch.stage == "race" else 1.0)
 
     outcome, _ = simulate({"c": {"1": 0.98}}, 4, rounds=2, change=lucky)
 
     assert outcome.chosen.kind == "shipped" and not outcome.resolved and not outcome.confirmed
-    assert "c=1 led, but launched again its gain (" in outcome.text
+    golden(outcome.text, "c=1")
 
 
-def test_without_time_for_one_block_nothing_is_claimed() -> None:
+def test_without_time_for_one_block_nothing_is_claimed(golden: Golden) -> None:
     outcome, _ = simulate(BEST, 1, launches=3)
 
     assert outcome.chosen.kind == "shipped" and not outcome.resolved
-    assert outcome.text.startswith("not resolved: the time was used up; the shipped settings are kept")
+    golden(outcome.text)
 
 
 # ------------------------------------------------------------------------------------------------- simulated heats
@@ -380,12 +381,13 @@ def test_in_turns_shipped_settings_are_kept_where_nothing_helps() -> None:
     assert sum(outcome.chosen.kind == "shipped" for outcome in outcomes) == 6
 
 
-def test_who_is_resolved_to_be_slower_leaves_a_heat_and_the_baselines_stay() -> None:
+def test_who_is_resolved_to_be_slower_leaves_a_heat_and_the_baselines_stay(golden: Golden) -> None:
     outcome, heats, _ = simulate_heats(BEST, 3, fails="c=1")
     (first, slices), later = heats[0], heats[1:]
     made = {each.name: sum(one.cell == each.key for one in slices) for each in first.candidates}
 
-    assert made["d=1"] in (4, 5, 7) and "slower than the best, after" in outcome.states[f"{RUNTIME} d=1"]
+    assert made["d=1"] in (4, 5, 7)
+    golden(outcome.states[f"{RUNTIME} d=1"])
     assert made["shipped settings"] == made["library defaults"] == made["b=1"] == first.rounds == 8
     assert outcome.states[f"{RUNTIME} c=1"] == "failed: crash"
     for heat, _ in later:
@@ -466,7 +468,7 @@ def names(candidates: Sequence[Candidate]) -> list[str]:
     return [each.name for each in candidates]
 
 
-def test_values_that_are_shipped_anyway_are_no_candidates() -> None:
+def test_values_that_are_shipped_anyway_are_no_candidates(golden: Golden) -> None:
     found = shipped_values(EFFECTIVE, STRAIN)
     candidates, left_out = space(request(), RUNTIME, EFFECTIVE, cores=2)
 
@@ -476,17 +478,17 @@ def test_values_that_are_shipped_anyway_are_no_candidates() -> None:
         names(candidates)
     )
     assert not {"reduction=flat", "cycle_time_ms=0.05", "idle_cycle_time_ms=10"} & set(names(candidates))
-    assert left_out["hierarchical"] == "means something on several hosts only, and this is one"
-    assert left_out["threads"] == "has no other value that fits the cores"
+    golden(left_out["hierarchical"])
+    golden(left_out["threads"])
     assert "bucket_mb" not in left_out and "bucket_mb=0.1" not in names(candidates)
 
 
-def test_captured_steps_are_tried_without_hooks_only() -> None:
+def test_captured_steps_are_tried_without_hooks_only(golden: Golden) -> None:
     candidates, left_out = space(request(given={"cuda_graphs": True}), RUNTIME, EFFECTIVE, cores=2)
 
     assert all(each.values.get("reduction") != "hooks" for each in candidates)
     assert names(candidates)[:2] == ["shipped settings", "library defaults"]
-    assert "a CUDA graph captures no hooks" in left_out["groups"]
+    golden(left_out["groups"], "CUDA")
     assert left_out["reduction"].startswith("would be refused: ") and "; " not in left_out["reduction"]
     assert library_values("ddp/gloo", StrainConfig(cuda_graphs=True)) == {"thread_priority": "off"}
 
@@ -500,13 +502,13 @@ def test_knobs_of_hooks_bring_the_hooks_with_them() -> None:
     assert with_hooks[2].values == {"groups": 1}
 
 
-def test_a_build_without_the_idle_cycle_is_not_asked_for_it() -> None:
+def test_a_build_without_the_idle_cycle_is_not_asked_for_it(golden: Golden) -> None:
     entry = {"value": None, "source": "not in this build"}
     effective = {**EFFECTIVE, "settings": {**EFFECTIVE["settings"], "HOROVOD_IDLE_CYCLE_TIME": entry}}
     candidates, left_out = space(request(), RUNTIME, effective, cores=2)
 
     assert not any("idle_cycle" in name for name in names(candidates))
-    assert left_out["idle_cycle_time_ms"] == "is not known to the Horovod that is installed"
+    golden(left_out["idle_cycle_time_ms"])
 
 
 def test_threads_are_varied_where_there_are_cores() -> None:
@@ -585,12 +587,12 @@ def test_bad_input(changes: dict[str, Any], complaint: str) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_bad_input_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_on_the_command_line(capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
     assert main(["tune", "--minutes", "-1"]) == 2
-    assert capsys.readouterr().err == "error: tune: --minutes is -1; it must be greater than 0\n"
+    golden(capsys.readouterr().err, "--minutes")
     assert main(["tune", "--workers", "10000"]) == 2
     assert main(["tune", "--secnods", "1"]) == 2
-    assert "'--secnods' (did you mean '--seconds'?)" in capsys.readouterr().err
+    golden.line(capsys.readouterr().err, "--secnods", "--seconds")
 
 
 # ---------------------------------------------------------------------------------------------------------- the tune
@@ -639,7 +641,9 @@ def tune(out: Path, trainer: FakeTrainer, **changes: Any) -> Any:
     return run_tune(request(knobs=KNOBS, **changes), out, command="horovod-study tune", attempt=trainer, cores=2)
 
 
-def test_a_tune_ends_with_a_settings_file_that_train_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_tune_ends_with_a_settings_file_that_train_reads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], golden: Golden
+) -> None:
     result = tune(tmp_path, FakeTrainer(SPEEDS, fails="groups=4"))
     told = capsys.readouterr().err.splitlines()
     document, written = result.document, read_settings(tmp_path / "settings.yaml", STRAIN)
@@ -667,24 +671,25 @@ def test_a_tune_ends_with_a_settings_file_that_train_reads(tmp_path: Path, capsy
     }
     text = (tmp_path / "settings.yaml").read_text()
     assert "# Command: horovod-study tune\n" in text
-    assert "# Samples/s over the shipped settings: 1.1" in text and "(95 %), from launches of their own.\n" in text
+    golden.line(text, "Samples/s", "1.1", "95 %")
     assert document["gain_over_shipped"]["ratio"] == pytest.approx(1.1 * 1.05, rel=0.02)
     assert 1.1 < document["gain_over_shipped"]["low"] and document["gain_over_shipped"]["blocks"] == 5
     assert document["gain_over_library"]["ratio"] == pytest.approx(1.1 * 1.05 / 0.4, rel=0.03)
     failed = next(row for row in document["candidates"] if row["name"] == "groups=4 with hooks")
-    assert failed["verdict"] == "failed: rank 1 ended by signal 11; see launch.log" and failed["launches"] == 0
+    assert failed["launches"] == 0
+    golden(failed["verdict"], "rank 1", "signal 11", "launch.log")
     assert json.loads((tmp_path / "result.json").read_text()) == document
-    assert told[0] == "tuning horovod/mpi with 2 workers, batch 75, 2 s per launch, at most 10 min"
-    assert told[1].startswith("[  1] first look: shipped settings  ") and told[1].endswith("; at most 9 min 53 s left")
+    golden(told[0], "horovod/mpi", "2 workers", "batch 75", "2 s", "10 min")
+    golden(told[1], "9 min 53 s")
     assert any("; best: cycle_time_ms=0.2 cache_capacity=0, 1.1" in line for line in told)
 
 
-def test_the_time_is_kept_to(tmp_path: Path) -> None:
+def test_the_time_is_kept_to(tmp_path: Path, golden: Golden) -> None:
     trainer = FakeTrainer({})
     result = tune(tmp_path, trainer, minutes=3.0)
 
     assert result.document["used_s"] <= 180 and len(trainer.launched) == 25
-    assert result.document["verdict"].startswith("not resolved: the time was used up; the shipped settings are kept")
+    golden(result.document["verdict"])
     assert result.document["settings"] == {"backend": "horovod", "transport": "mpi", "threads": 1}
     assert result.document["gain_over_shipped"] is None
 
@@ -712,10 +717,12 @@ def test_a_tune_that_was_interrupted_goes_on_to_the_same_end(
     }
 
 
-def test_an_interrupted_tune_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupted_tune_says_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], golden: Golden
+) -> None:
     tune(tmp_path, FakeTrainer(SPEEDS, stop_after=4))
 
-    assert "interrupted; 4 launches are kept, continue with: horovod-study tune" in capsys.readouterr().err
+    golden(capsys.readouterr().err, "4 launches")
     assert len((tmp_path / "trials.csv").read_text().splitlines()[1:]) == 4
     with (tmp_path / "trials.csv").open("a") as stream:
         stream.write("5,race,1,horovod/mpi,cyc")  # the command was killed while it wrote
@@ -733,15 +740,15 @@ def test_more_minutes_go_on_where_the_time_was_used_up(tmp_path: Path) -> None:
     assert second["launches"] == first["launches"] + len(trainer.launched)
 
 
-def test_another_tune_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+def test_another_tune_in_the_same_folder_is_refused(tmp_path: Path, golden: Golden) -> None:
     tune(tmp_path, FakeTrainer(SPEEDS), minutes=0.5)
 
     with pytest.raises(StudyError) as error:
         tune(tmp_path, FakeTrainer(SPEEDS), given={"batch": 32})
-    assert "holds the tuning of something else (batch was 75, now 32), whose launches cannot be" in str(error.value)
+    golden(str(error.value), "75", "32")
 
 
-def test_damaged_records_are_named(tmp_path: Path) -> None:
+def test_damaged_records_are_named(tmp_path: Path, golden: Golden) -> None:
     tune(tmp_path, FakeTrainer(SPEEDS), minutes=0.5)
     trials = tmp_path / "trials.csv"
     whole = trials.read_text()
@@ -751,38 +758,38 @@ def test_damaged_records_are_named(tmp_path: Path) -> None:
 
     trials.write_text(whole)
     (tmp_path / "tune.json").write_text("{")
-    with pytest.raises(StudyError, match=r"tune\.json: is not valid JSON"):
+    with golden.raises(StudyError, match=r"tune\.json.*JSON"):
         tune(tmp_path, FakeTrainer(SPEEDS))
 
 
-def test_shipped_settings_that_do_not_run_are_an_error_at_once(tmp_path: Path) -> None:
+def test_shipped_settings_that_do_not_run_are_an_error_at_once(tmp_path: Path, golden: Golden) -> None:
     with pytest.raises(StudyError) as error:
         tune(tmp_path, FakeTrainer({}, fails="cycle_time_ms=None"))
 
-    assert str(error.value) == (
-        "tune: horovod/mpi does not run with its shipped settings: rank 1 ended by signal 11; see launch.log"
-    )
+    golden(str(error.value), "horovod/mpi", "rank 1", "signal 11", "launch.log")
 
 
-def test_nothing_to_vary_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(StudyError, match="there is nothing to vary: threads has no other value that fits the cores"):
+def test_nothing_to_vary_is_an_error(tmp_path: Path, golden: Golden) -> None:
+    with golden.raises(StudyError):
         run_tune(request(knobs=["threads"]), tmp_path, command="tune", attempt=FakeTrainer({}), cores=2)
 
 
 def test_a_setting_in_the_environment_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], golden: Golden
 ) -> None:
     monkeypatch.setenv("HOROVOD_CYCLE_TIME", "3")
     tune(tmp_path, FakeTrainer({}), minutes=0.3)
 
-    assert "warning: HOROVOD_CYCLE_TIME is set in the environment" in capsys.readouterr().err
+    golden(capsys.readouterr().err, "HOROVOD_CYCLE_TIME")
 
 
 # ------------------------------------------------------------------------------------------------------ in turns
 
 
 @pytest.mark.slow
-def test_a_tune_in_turns_is_recorded_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tune_in_turns_is_recorded_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden
+) -> None:
     monkeypatch.setattr(turns, "WARM_S", 0.02)
     monkeypatch.setattr(turns, "SLICE_S", (0.02, 0.02))
     monkeypatch.setattr(tune_module, "TURNS_MINUTES", 2.0)
@@ -816,7 +823,7 @@ def test_a_tune_in_turns_is_recorded_and_goes_on(tmp_path: Path, monkeypatch: py
         k: v for k, v in first.items() if k not in changing
     }
     assert launched() == before, "nothing is launched again"
-    with pytest.raises(StudyError, match="turns was True, now False"):
+    with golden.raises(StudyError):
         tune(tmp_path, FakeTrainer({}), given={"device": "cpu"})
 
 
@@ -834,16 +841,16 @@ def first_look(directory: Path, told: str, **changes: Any) -> Any:
 @pytest.mark.parametrize(
     ("told", "reason"),
     [
-        ("user error", "batch 75 is larger than the shard of 10 curves; use a smaller --batch; see "),
-        ("killed", "ended by SIGKILL, having printed nothing; see "),
-        ("own reason", "device lost"),
-        ("no launcher", "/nonexistent/launcher cannot be started"),
+        ("user error", "10 curves"),
+        ("killed", "SIGKILL"),
+        ("own reason", ""),
+        ("no launcher", "/nonexistent/launcher"),
     ],
 )
-def test_a_failed_launch_has_a_reason(tmp_path: Path, told: str, reason: str) -> None:
+def test_a_failed_launch_has_a_reason(tmp_path: Path, told: str, reason: str, golden: Golden) -> None:
     said = first_look(tmp_path, told)
 
-    assert "does not run with its shipped settings: " in said and reason in said
+    golden(said, reason)
     assert said.endswith(f"see {tmp_path}/logs/launch-0001.log")
     assert read_run(tmp_path / "runs" / "launch-0001").status == "failed"
 
@@ -868,7 +875,7 @@ def test_a_launch_that_was_interrupted_before_is_no_obstacle(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_figure_and_table_tell_the_same(tmp_path: Path) -> None:
+def test_figure_and_table_tell_the_same(tmp_path: Path, golden: Golden) -> None:
     document = tune(tmp_path, FakeTrainer(SPEEDS, fails="groups=4")).document
     paths = write_tune(document, tmp_path / "figure")
     lines = table(document)
@@ -879,11 +886,12 @@ def test_figure_and_table_tell_the_same(tmp_path: Path) -> None:
     assert next(line for line in lines if "cycle_time_ms=5 " in line).rstrip().split("  ")[-1].startswith("slower by ")
     assert sum(line.startswith("  * ") for line in lines) == 1
     assert "  * cycle_time_ms=0.2 cache_capacity=0" in "\n".join(lines)
-    assert "Resolved: cycle_time_ms=0.2 cache_capacity=0 is faster than everything else tried." in lines
-    assert lines[-1].startswith("  over the library defaults: 2.") and lines[-1].endswith(", measured again")
+    golden(lines, "cycle_time_ms=0.2 cache_capacity=0")
+    assert lines[-1].endswith(", measured again")
+    golden(lines[-1])
     text = caption(document)
-    assert "95 % intervals" in text and "Grey: where one launch of 2 s would be" in text
-    assert "What is slower than 0.7 is at the left edge" in text and "Settings without a mark failed." in text
+    assert "95 % intervals" in text
+    golden(text, "2 s", "0.7")
 
 
 @pytest.mark.slow
@@ -896,11 +904,11 @@ def test_equal_results_give_equal_figures(tmp_path: Path) -> None:
         assert (tmp_path / f"one/tune.{form}").read_bytes() == (tmp_path / f"other/tune.{form}").read_bytes()
 
 
-def test_a_tune_without_a_single_whole_block_is_drawn_too(tmp_path: Path) -> None:
+def test_a_tune_without_a_single_whole_block_is_drawn_too(tmp_path: Path, golden: Golden) -> None:
     document = tune(tmp_path, FakeTrainer(SPEEDS), minutes=0.3).document
 
     assert write_tune(document, tmp_path / "figure")
-    assert "too few launches to tell" in "\n".join(table(document))
+    golden("\n".join(table(document)))
 
 
 # --------------------------------------------------------------------------------------------------------- for real

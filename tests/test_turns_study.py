@@ -15,6 +15,7 @@ from typing import Any
 import make.records
 import pytest
 from make.waiting import until
+from make.wording import Golden
 from rich.console import Console
 from test_runner import make_study, run, states
 
@@ -88,13 +89,13 @@ def test_all_cells_of_a_repeat_alternate_and_every_slice_is_kept(tmp_path: Path)
     assert marked_processes(str(tmp_path)) == []
 
 
-def test_one_that_fails_and_one_that_asks_for_no_turn_hold_up_nobody(tmp_path: Path) -> None:
+def test_one_that_fails_and_one_that_asks_for_no_turn_hold_up_nobody(tmp_path: Path, golden: Golden) -> None:
     told = {"*": "turns", "horovod/mpi/1/0": "turns, fails", "serial/1/0": "done"}
     result, _ = run(study(repeats=1), tmp_path, told)
     by_name = {entry.name.partition(", repeat")[0]: entry for entry in result.ledger.entries}
 
     assert by_name["horovod/mpi, 1 worker"].state == "failed"
-    assert "the loss is not a number" in by_name["horovod/mpi, 1 worker"].reason
+    golden(by_name["horovod/mpi, 1 worker"].reason)
     assert by_name["serial, 1 worker"].state == by_name["horovod/mpi, 2 workers"].state == "done"
     assert {each.run for each in slices(tmp_path)} == {by_name["horovod/mpi, 2 workers"].key}
 
@@ -174,6 +175,7 @@ def test_cells_come_into_blocks_that_fit_into_memory() -> None:
 
 def test_what_a_worker_needs_is_what_others_have_needed_and_a_precision_takes_three_launches_at_least(
     tmp_path: Path,
+    golden: Golden,
 ) -> None:
     made = study(repeats=10, precision=0.02)
     plan = plan_study(made, read_ledger(made, tmp_path), retry=True)
@@ -181,7 +183,7 @@ def test_what_a_worker_needs_is_what_others_have_needed_and_a_precision_takes_th
 
     assert worker_mb(tmp_path) is None and len(plan.cells) == 30
     assert plan.seconds == plan_study(three, read_ledger(three, tmp_path), retry=True).seconds
-    assert any("9 to 30 cells to run" in line for line in plan.lines())
+    golden.line(plan.lines(), "30 cells")
     for folder, used_mb in ((".smoke/a", 200.0), ("b", 300.0)):
         record = make.records.record(study="tiny", key=folder[-1])
         create_run(tmp_path / folder, record)
@@ -190,14 +192,14 @@ def test_what_a_worker_needs_is_what_others_have_needed_and_a_precision_takes_th
         assert worker_mb(tmp_path) == SPARE * used_mb
 
 
-def test_the_plan_says_which_cells_alternate_and_why_others_do_not(tmp_path: Path) -> None:
+def test_the_plan_says_which_cells_alternate_and_why_others_do_not(tmp_path: Path, golden: Golden) -> None:
     made = study()
     plan = plan_study(made, read_ledger(made, tmp_path), retry=True)
     still = workload("still", __file__, {}, waits=False)
     mine = study(run=still.configure({"study": "tiny", "steps": 5}, source="test"))
     blocks, alone = alternating(mine, mine.cells())
 
-    assert any("in turns: 2 blocks of 3 cells" in line for line in plan.lines())
+    golden.line(plan.lines(), "2 blocks", "3 cells")
     assert [len(each) for each in plan.to_dict()["turns"]["blocks"]] == [3, 3]
     assert blocks == [] and set(alone.values()) == {"workload still cannot wait between two steps"}
     without = study(turns=False)

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from make.wording import Golden
 
 from horovod_study.cli import main
 from horovod_study.errors import ConfigError, RecordError, StudyError
@@ -87,7 +88,7 @@ def test_distances_are_relative_to_the_sequential_values() -> None:
     assert math.isnan(distance(np.array([math.nan]), np.ones(1))[0])
 
 
-def test_the_order_is_known_by_its_hash_and_a_difference_is_described() -> None:
+def test_the_order_is_known_by_its_hash_and_a_difference_is_described(golden: Golden) -> None:
     rows = np.arange(12).reshape(2, 6)
     swapped = rows[:, [1, 0, 2, 3, 4, 5]]
     doubled = rows.copy()
@@ -95,9 +96,9 @@ def test_the_order_is_known_by_its_hash_and_a_difference_is_described() -> None:
 
     assert order_sha256(rows) == order_sha256(rows.astype(np.int32)) != order_sha256(swapped)
     assert _order_difference(rows, rows) == ""
-    assert _order_difference(swapped, rows) == "in step 1 the same curves in another order"
-    assert _order_difference(doubled, rows) == "in step 2 1 of 6 curves missing, 1 taken twice"
-    assert _order_difference(rows[:, :5], rows) == "2 steps of 5 curves instead of 2 of 6"
+    golden(_order_difference(swapped, rows), "step 1")
+    golden(_order_difference(doubled, rows), "step 2", "6 curves", "1 taken")
+    golden(_order_difference(rows[:, :5], rows), "2 steps", "5 curves")
 
 
 def test_the_breaks_of_the_program_are_those_of_the_question() -> None:
@@ -206,40 +207,38 @@ def test_the_bound_belongs_to_the_precision_and_adam_in_float32_has_none() -> No
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"runtimes": ("horovod/glo",)}, r"--runtime 'horovod/glo' is not known \(did you mean 'horovod/gloo'\?\)"),
-        ({"runtimes": ("serial",)}, "--runtime 'serial' is not known; allowed: horovod/mpi,"),
-        ({"dtypes": ("float46",)}, r"--dtype 'float46' is not known \(did you mean 'float64'\?\); allowed: float32,"),
-        ({"reductions": ("hook",)}, r"did you mean 'hooks'\?"),
-        ({"optimizers": ()}, "--optimizer is empty; allowed: adam, sgd"),
-        ({"broken": "sums"}, r"--break 'sums' is not known \(did you mean 'sum'\?\); allowed: sum, shard, lr, start"),
+        ({"runtimes": ("horovod/glo",)}, "--runtime.*horovod/glo.*horovod/gloo"),
+        ({"runtimes": ("serial",)}, "--runtime.*serial.*horovod/mpi"),
+        ({"dtypes": ("float46",)}, "--dtype.*float46.*float64.*float32"),
+        ({"reductions": ("hook",)}, "hooks"),
+        ({"optimizers": ()}, "--optimizer"),
+        ({"broken": "sums"}, "--break.*sums"),
         (
             {"kernels": "native"},
-            "--kernels native computes in float32 and averages one flat buffer; add --dtype float32",
+            "--kernels.*float32.*--dtype float32",
         ),
-        ({"workers": (2, 0)}, "--workers is 0; it must be at least 1"),
-        ({"workers": (17,)}, "--workers 17 are more ranks than this machine has slots: 2 cores, at most 8 ranks on"),
-        ({"steps": 0}, "--steps is 0; it must be at least 1"),
-        ({"batch": 7, "workers": (4,)}, "--batch 7 is too small for 4 workers: uneven shards need at least 8 curves"),
-        ({"broken": "sum", "workers": (1, 2)}, "--break sum needs two ranks, but --workers is 1; use --workers 2"),
+        ({"workers": (2, 0)}, "--workers"),
+        ({"workers": (17,)}, "--workers 17.*2 cores.*8 ranks"),
+        ({"steps": 0}, "--steps"),
+        ({"batch": 7, "workers": (4,)}, "--batch.*4 workers.*8 curves"),
+        ({"broken": "sum", "workers": (1, 2)}, "--break.*--workers"),
     ],
 )
-def test_a_wrong_question_is_refused(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_a_wrong_question_is_refused(values: dict[str, Any], message: str, golden: Golden) -> None:
+    with golden.raises(ConfigError, match=message):
         Question(**{"cores": 2, **values})
 
 
-def test_runtimes_are_those_that_are_there() -> None:
+def test_runtimes_are_those_that_are_there(golden: Golden) -> None:
     missing: dict[str, str | None] = dict.fromkeys(PARALLEL, "not built")
     missing |= {"mpi/mpi": None, "ddp/nccl": None}
 
     chosen, reasons = usable(None, [1, 2], missing, gpus=1)
     assert chosen == [("ddp/nccl", 1), ("mpi/mpi", 1), ("mpi/mpi", 2)]
     assert reasons["ps/mpi"] == "not built"
-    assert reasons["ddp/nccl with 2 workers"] == "NCCL needs a GPU for each worker, and there is 1"
+    golden(reasons["ddp/nccl with 2 workers"], "NCCL", "GPU")
     assert usable(["mpi/mpi", "mpi/mpi"], [2], missing, gpus=0) == ([("mpi/mpi", 2)], {})
-    with pytest.raises(
-        ConfigError, match="--runtime ps/mpi is not available here: not built; available: ddp/nccl, mpi"
-    ):
+    with golden.raises(ConfigError, match="--runtime ps/mpi.*ddp/nccl"):
         usable(["ps/mpi"], [2], missing, gpus=1)
 
 
@@ -268,22 +267,22 @@ def no_start(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_start")
-def test_a_runtime_that_is_there_and_does_not_run_is_a_failure(tmp_path: Path) -> None:
+def test_a_runtime_that_is_there_and_does_not_run_is_a_failure(tmp_path: Path, golden: Golden) -> None:
     """Left out silently, a broken backend would pass the proof."""
     told: list[str] = []
     result = verifying.verify(Question(dataset="400", batch=24), tmp_path, on_progress=told.append)
 
     assert not result["passed"]
-    assert [one["why"] for one in result["cases"]] == [
-        "did not run: mpi/mpi with 2 workers failed: rank 1 was killed by SIGKILL"
-    ]
-    assert told[-1] == "[1/1] mpi/mpi, 2 workers: mpi/mpi with 2 workers failed: rank 1 was killed by SIGKILL"
-    assert "FAILED mpi/mpi, 2 workers: did not run: " in text(result)
-    with pytest.raises(StudyError, match="rank 1 was killed by SIGKILL"):
+    golden([one["why"] for one in result["cases"]], "mpi/mpi", "2 workers", "rank 1", "SIGKILL")
+    golden(told[-1], "1/1", "mpi/mpi", "2 workers", "rank 1", "SIGKILL")
+    golden(text(result), "FAILED mpi/mpi", "2 workers")
+    with golden.raises(StudyError, match="rank 1.*SIGKILL"):
         verifying.verify(Question(dataset="400", batch=24, runtimes=("mpi/mpi",)), tmp_path, on_progress=told.append)
 
 
-def test_what_computes_on_a_gpu_is_compared_with_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_computes_on_a_gpu_is_compared_with_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, golden: Golden
+) -> None:
     jobs: list[tuple[str, str, set[str]]] = []
 
     def launched(runtime: str, workers: int, job: dict[str, Any], *_: Any) -> dict[str, Any]:
@@ -299,7 +298,7 @@ def test_what_computes_on_a_gpu_is_compared_with_a_gpu(monkeypatch: pytest.Monke
 
     assert jobs == [("serial", "cpu", {"cpu"}), ("serial", "cuda", {"cuda"}), ("ddp/nccl", "cuda", {"cuda"})]
     assert result["passed"]
-    assert result["unavailable"]["ddp/nccl with 2 workers"] == "NCCL needs a GPU for each worker, and there is 1"
+    golden(result["unavailable"]["ddp/nccl with 2 workers"], "NCCL", "GPU")
 
 
 # ----------------------------------------------------------------------------------------------------------- report
@@ -319,7 +318,7 @@ def result_of(*cases: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return {**values, **changes}
 
 
-def test_the_text_holds_every_tensor_the_conditions_and_the_verdict() -> None:
+def test_the_text_holds_every_tensor_the_conditions_and_the_verdict(golden: Golden) -> None:
     good = judge(case(), REFERENCE)
     exact = judge(case(dtype="float64", error=1e-16, optimizer="adam"), {**REFERENCE, "rounding": None})
     adam = judge(case(optimizer="adam", error=4e-6), REFERENCE)
@@ -338,35 +337,31 @@ def test_the_text_holds_every_tensor_the_conditions_and_the_verdict() -> None:
     assert lines[lines.index(row) - 2].split() == [layer for layer in ("conv1", "conv2", "fc1", "fc2") for _ in "ab"]
     reported = next(line for line in lines if line.startswith("float32 adam"))
     assert reported.split() == [*"float32 adam 4.0e-06 1.0e-07 1.0e-07 1.0e-07 2.0e-06 1.0e-02 reported".split()]
-    assert "same order of the curves in all of 3 cases, same rate in all of 3 cases (0.1), same start in all of 3" in (
-        text(result_of(good, exact, adam))
-    )
-    assert "not available: ddp/mpi: not built" in lines
-    assert lines[-1] == (
-        "equal: 3 of 3 cases passed; worst in float32 1.0e-08 (fc1.bias, mpi/mpi, 2 workers; bound 1e-06); "
-        "worst in float64 1.0e-16 (fc1.bias, mpi/mpi, 2 workers; bound 1e-14)"
+    golden(text(result_of(good, exact, adam)), "3 cases", "0.1")
+    golden(lines, "ddp/mpi")
+    golden(
+        lines[-1], "3 cases", "float32 1.0e-08", "fc1.bias", "mpi/mpi", "2 workers", "1e-06", "float64 1.0e-16", "1e-14"
     )
 
 
-def test_failures_with_one_reason_are_one_line() -> None:
+def test_failures_with_one_reason_are_one_line(golden: Golden) -> None:
     bad = [judge(case(factor=2.0, shards=kind, error=1e-3), REFERENCE) for kind in ("even", "uneven")]
     said = text(result_of(*bad, broken="sum"))
 
-    assert "Wrong on purpose: --break sum." in said
+    golden(said, "--break", "FAILED mpi/mpi", "2 workers", "float32", "1 more")
     assert said.count("operation differs") == 1
-    assert "FAILED mpi/mpi, 2 workers, flat, float32, sgd, even (and 1 more): operation differs" in said
     assert "worst is fc1.bias, 1.0e-03" in said
-    assert summary(result_of(*bad)).startswith("NOT EQUAL: 0 of 2 cases passed; worst in float32 1.0e-03 (fc1.bias")
+    golden(summary(result_of(*bad)), "NOT EQUAL", "2 cases", "float32 1.0e-03", "fc1.bias")
 
 
-def test_a_diverged_case_is_the_worst_of_all() -> None:
+def test_a_diverged_case_is_the_worst_of_all(golden: Golden) -> None:
     diverged, good = judge(case(error=None), REFERENCE), judge(case(), REFERENCE)
 
-    assert "worst in float32 no number (fc1.bias" in summary(result_of(good, diverged))
+    golden(summary(result_of(good, diverged)), "float32", "fc1.bias")
     assert "no number" in text(result_of(good, diverged))
 
 
-def test_files_hold_every_case_and_tensor(tmp_path: Path) -> None:
+def test_files_hold_every_case_and_tensor(tmp_path: Path, golden: Golden) -> None:
     result = result_of(judge(case(), REFERENCE), judge(case(shards="uneven", error=None), REFERENCE))
     paths = write(result, tmp_path / "new")
 
@@ -379,7 +374,7 @@ def test_files_hold_every_case_and_tensor(tmp_path: Path) -> None:
         ("uneven", "fc1.bias", ""),
     ]
     (tmp_path / "file").write_text("", encoding="utf-8")
-    with pytest.raises(RecordError, match=r"file: cannot be written .*choose a writable --out"):
+    with golden.raises(RecordError, match="--out"):
         write(result, tmp_path / "file")
 
 
@@ -389,18 +384,20 @@ def test_files_hold_every_case_and_tensor(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--workers", "0"], "error: verify: --workers is 0; it must be at least 1\n"),
-        (["--runtime", "dpp/gloo"], "did you mean 'ddp/gloo'?"),
-        (["--dtype", "float16"], "error: verify: --dtype 'float16' is not known"),
-        (["--dataset", "400", "--batch", "301"], "but the training set has 300; use a smaller --batch"),
-        (["--dataset", "nowhere"], "error: nowhere"),
+        (["--workers", "0"], "--workers"),
+        (["--runtime", "dpp/gloo"], "ddp/gloo"),
+        (["--dtype", "float16"], "--dtype"),
+        (["--dataset", "400", "--batch", "301"], "--batch"),
+        (["--dataset", "nowhere"], ""),
     ],
 )
-def test_bad_input_is_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_is_one_line(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str], golden: Golden
+) -> None:
     assert main(["verify", *words]) == 2
     printed = capsys.readouterr()
 
-    assert message in printed.err
+    golden(printed.err, message)
     assert (printed.out, printed.err.count("\n")) == ("", 1)
 
 

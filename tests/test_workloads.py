@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from make.wording import Golden
 
 from horovod_study.comm.settings_file import write_settings
 from horovod_study.config import Cell, Placement, local_cell
@@ -144,14 +145,14 @@ def test_two_settings_of_another_workload_are_compared(folder: Path) -> None:
     assert len(found["blocks"]) == 1 and found["blocks"][0]["A"]["samples_per_s"] > 0
 
 
-def test_settings_tuned_for_another_workload_are_those_of_its_model(folder: Path) -> None:
+def test_settings_tuned_for_another_workload_are_those_of_its_model(folder: Path, golden: Golden) -> None:
     toy, path = find_workload("toy.py", beside=folder), folder / "settings.yaml"
     made_for = {"parameters": 49, "units": 8, "runtime": "ddp/gloo"}
     write_settings(path, made_for=made_for, values={"backend": "ddp", "transport": "gloo", "parts": 2}, comments=[])
 
     arm = read_arm("A", str(path), {"steps": "20"}, toy)
     assert (arm.runtime, arm.config.to_dict()["parts"]) == ("ddp/gloo", 2)
-    with pytest.raises(ConfigError, match="units 8, but the runs have 4"):
+    with golden.raises(ConfigError):
         read_arm("A", str(path), {"units": "4"}, toy)
 
 
