@@ -66,8 +66,10 @@ LINT = $(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet . && \
        $(TYPES) horovod_study benchmarks && $(TYPES) scripts && \
        $(BIN)/python scripts/size.py
 
-# As many processes as there are cores, each with whole files.
-SHARE = $(BIN)/python -m pytest -q -n logical --maxprocesses 4 --dist loadfile
+# As many processes as there are cores, each with whole files; for quick checks one more, because some tests wait.
+PROCESSES = logical
+check: PROCESSES = $$(($$(nproc) + 1))
+SHARE = $(BIN)/python -m pytest -q -n $(PROCESSES) --maxprocesses 5 --dist loadfile
 check: extras  ## quick checks before each commit: format, lint, types, fast tests
 	@$(call TIMED,{ mkdir -p build; { $(LINT); } > build/lint.txt 2>&1 & lint=$$!; \
 	  $(SHARE) -m "not slow and not horovod and not cluster"; tests=$$?; wait $$lint; lint=$$?; cat build/lint.txt; \

@@ -65,6 +65,7 @@ def contains(estimate: Any, value: float) -> bool:
     return bool(estimate.low <= value <= estimate.high)
 
 
+@pytest.mark.slow
 def test_an_all_reduce_of_3_ms_costs_3_ms_by_both_ways(golden: Golden) -> None:
     time = Time(noise=0.1)
     scratch = job(lambda: time.passes(0.003), forward=lambda: time.passes(0.004), backward=lambda _: time.passes(0.006))

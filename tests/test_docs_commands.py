@@ -371,6 +371,7 @@ CLOSE = 0.1
 """Numbers of a page may differ so much from those printed: last digits depend on the machine."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "words"),
     [

@@ -149,6 +149,7 @@ def drawn_heights(figure: Figure) -> list[np.ndarray]:
     return [values[np.isfinite(values) & (values != 0)] for values in found]
 
 
+@pytest.mark.slow
 def test_every_point_that_is_drawn_stands_in_the_file_of_data(drawn, tmp_path):
     checked = 0
     for drawing, figure in drawn("text sans"):

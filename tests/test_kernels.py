@@ -21,6 +21,8 @@ from horovod_study.workload import kernels, material
 from horovod_study.workload.kernels import BlockSizes, FusedNetwork, ProductBlocks, Sizes
 from horovod_study.workload.model import WIDTHS, StressCNN
 
+pytestmark = pytest.mark.slow
+
 needs_triton = pytest.mark.skipif(
     "cannot be imported" in kernels.why_not(), reason="Triton is not installed; make extras installs it"
 )
@@ -144,7 +146,6 @@ def test_bf16_is_as_exact_as_pytorchs(interpret):
 
 
 @needs_triton
-@pytest.mark.slow
 def test_blocks_change_nothing_but_rounding(interpret):
     case = case_of(2, (5, 17, 11), scaling="fixed")
     variants = block_variants(Sizes.of(model_of(case), 2))
@@ -318,7 +319,6 @@ specifications)."""
 
 
 @needs_triton
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("capability", "batch", "precision"),
     [
@@ -341,7 +341,6 @@ def test_kernels_compile_without_spilling(compiled, capability: int, batch: int,
 
 
 @needs_triton
-@pytest.mark.slow
 def test_the_largest_variants_of_the_blocks_fit(compiled):
     sizes = Sizes.of(StressCNN(), 1024)
 
@@ -355,7 +354,6 @@ def test_the_largest_variants_of_the_blocks_fit(compiled):
 # Sizes of launches
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 3, 75, 256, 1024, 16_384])
 def test_blocks_keep_a_gpu_busy_without_more_partial_sums_than_needed(batch: int):
     sizes = Sizes.of(StressCNN(), batch)

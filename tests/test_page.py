@@ -23,6 +23,8 @@ from horovod_study.report.page import html, sentences
 from horovod_study.report.page.doubts import doubt_groups
 from horovod_study.text import numbers
 
+pytestmark = pytest.mark.slow
+
 MPI = (("serial", "none"), ("horovod", "mpi"))
 HOSTILE = (
     "</script><img src=x onerror=alert(1)>",
@@ -82,7 +84,6 @@ def page(analysis):
 # ---------------------------------------------------------------------------------------------------- one file
 
 
-@pytest.mark.slow
 def test_the_page_forbids_requests_and_every_script_but_its_own(page):
     (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]+)"', page)
     (script,) = [text for kind, text in Elements(page).scripts if kind == "text/javascript"]
@@ -230,7 +231,6 @@ def test_a_text_too_many_is_refused(golden):
         interactive.mark(axes.plot([1, 2, 3], [1, 2, 3]), series="mine", tips=["a", "b"])
 
 
-@pytest.mark.slow
 def test_files_of_a_figure_do_not_know_of_the_page(analysis, monkeypatch):
     (speedup,) = [each for each in catalogue.drawings(analysis) if each.name == "speedup"]
 
@@ -244,7 +244,6 @@ def test_files_of_a_figure_do_not_know_of_the_page(analysis, monkeypatch):
     assert as_file("svg") == marked and b"3 repeats" not in marked
 
 
-@pytest.mark.slow
 def test_the_data_of_a_figure_travel_with_it_while_they_are_few(page, analysis, monkeypatch):
     (speedup,) = [each for each in catalogue.drawings(analysis) if each.name == "speedup"]
     rows = speedup.data.to_csv(index=False, lineterminator="\n")
@@ -279,7 +278,6 @@ def knee(analysis, **values):
     return {"series": {name: {"recommendation": {"answers": {"knee": answer}}}}, "summary": {}}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("counts", "cores", "why"),
     [((1, 2), 64, "every law passes through 2 points"), ((1, 2, 4), 4, "its machine has 4 cores")],
@@ -395,7 +393,6 @@ def test_without_a_forecast_there_is_no_knee(analysis):
     assert sentences.subheadline(analyze(run_table((1,), ways=MPI[:1], failed=()))) == ""
 
 
-@pytest.mark.slow
 def test_the_wait_is_called_the_cycle_only_where_runs_with_other_cycles_say_so(golden):
     runs = run_table((1, 2), ways=MPI, failed=(), noise=0.001)
     runs["horovod_defaults"] = runs["backend"] == "horovod"
@@ -428,7 +425,6 @@ def test_the_wait_is_called_the_cycle_only_where_runs_with_other_cycles_say_so(g
         assert with_cycle(**change).startswith("52 % of the loss is waiting for gradients"), change
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("partition", "start"), [("local", "<h1>2 workers run"), ("alpha", "<h1>On alpha, 2 workers run")]
 )
@@ -452,7 +448,6 @@ def hostile():
     return html.render(analyze(runs, commands=[text]))
 
 
-@pytest.mark.slow
 def test_hostile_names_add_no_element_and_no_attribute(hostile, page):
     evil, good = Elements(hostile), Elements(page)
     kinds = {(tag, name) for tag, values in good.tags for name in values}
@@ -484,7 +479,6 @@ def test_json_in_a_script_element_comes_back_as_it_was(text):
     assert json.loads(safe) == {text: [text]}
 
 
-@pytest.mark.slow
 def test_equal_analyses_give_equal_pages_wherever_they_are_drawn(analysis, page):
     with matplotlib.rc_context({"figure.dpi": 150}):
         assert html.render(analysis) == page

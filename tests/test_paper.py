@@ -18,6 +18,8 @@ from horovod_study.report.kit.typeset import latex
 from horovod_study.report.page import paper
 from horovod_study.report.page.sentences import sentences
 
+pytestmark = pytest.mark.slow
+
 SOURCE = {
     "versions": {"horovod_study": "0.1.0", "numpy": "2.0"},
     "run_files": {"one_run & more": {"run.json": "ab" * 16, "steps-00000.arrows": "cd" * 16}},
@@ -45,7 +47,6 @@ def text_of(folder: Path) -> str:
     return "\n".join(path.read_text() for path in sorted(folder.rglob("*.tex")))
 
 
-@pytest.mark.slow
 def test_everything_that_is_named_is_there(folder: Path) -> None:
     text = text_of(folder)
     cited = set(re.findall(r"\\cite\{(\w+)\}", text))

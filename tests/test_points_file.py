@@ -429,6 +429,7 @@ class TestTablesAsPeopleHaveThem:
 # ---------------------------------------------------------------------------------------------------- folders of runs
 
 
+@pytest.mark.slow
 def test_the_folder_of_a_study_has_the_points_of_its_analysis(tmp_path, golden):
     runs = write_study(
         tmp_path / "runs", partitions=("alpha", "local"), ways=WAYS, workers=(1, 2, 4), repeats=2, steps=60

@@ -116,6 +116,7 @@ def test_only_so_many_places_are_told(tmp_path: Path) -> None:
     assert len(table(tmp_path / "profile" / "sync-points-00000.csv")) == profiling.LINES + 3
 
 
+@pytest.mark.slow
 def test_pyspy_is_attached_from_outside(tmp_path: Path) -> None:
     def forward() -> None:
         sum(range(300_000))

@@ -24,6 +24,8 @@ from horovod_study.report.page import html, sentences
 from horovod_study.report.page.tables import tables
 from horovod_study.text import numbers, words
 
+pytestmark = pytest.mark.slow
+
 LAPTOP = (("serial", "none"), ("horovod", "mpi"), ("horovod", "gloo"))
 EVIL = "<script>alert('x')</script> & $\\frac{$"
 
@@ -57,7 +59,6 @@ def written(laptop, tmp_path_factory):
     return html.write_report(laptop, tmp_path_factory.mktemp("report"))
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize("noise", [0.01, 0.2])
 def test_a_number_that_stands_in_several_places_is_the_same_everywhere(noise, golden):
@@ -127,7 +128,6 @@ def test_a_number_that_stands_in_several_places_is_the_same_everywhere(noise, go
 # ---------------------------------------------------------------------------------------------------- the analysis
 
 
-@pytest.mark.slow
 def test_equal_runs_in_any_order_give_equal_analyses(runs, analysis):
     again = analyze(runs.sample(frac=1, random_state=1))
 
@@ -137,7 +137,6 @@ def test_equal_runs_in_any_order_give_equal_analyses(runs, analysis):
         assert json.dumps(getattr(analysis, name), allow_nan=False) == json.dumps(getattr(again, name), allow_nan=False)
 
 
-@pytest.mark.slow
 def test_the_input_of_the_analysis_is_not_changed(runs):
     before = runs.copy(deep=True)
     analyze(runs)
@@ -153,7 +152,6 @@ def test_fits_are_over_the_plain_baseline_and_say_so(analysis, golden):
     golden(fits["local horovod/mpi batch 75"]["baseline"], "batch 75", "27985 samples/s")
 
 
-@pytest.mark.slow
 def test_without_a_plain_worker_everything_is_over_the_wrapped_one(golden):
     analysis = analyze(run_table(ways=(("horovod", "mpi"),), failed=()))
 
@@ -182,7 +180,6 @@ def test_curves_mark_what_lies_beyond_the_measurement(analysis):
     assert (curves.groupby("series")["selected"].any()).all()
 
 
-@pytest.mark.slow
 def test_what_was_saved_and_loaded_gives_the_same_page(analysis, page, tmp_path):
     records.save_tables(tmp_path, analysis.tables(), analysis.documents())
     tables, documents = records.load_tables(tmp_path, TABLES, DOCUMENTS)
@@ -208,7 +205,6 @@ def test_a_damaged_analysis_directory_is_refused_in_one_line(analysis, golden):
     ],
     ids=["only plain", "all failed", "one parallel run without baseline"],
 )
-@pytest.mark.slow
 def test_a_study_with_little_in_it_has_a_page_all_the_same(table, tmp_path):
     paths = html.write_report(analyze(table), tmp_path)
 
@@ -258,7 +254,6 @@ def test_every_id_is_unique_and_every_reference_leads_somewhere(page):
     assert set(inside) <= set(outline.ids)
 
 
-@pytest.mark.slow
 def test_a_page_with_learning_is_as_sound():
     runs = run_table((1, 2), ways=LAPTOP[:2], failed=(), change={"floor_mse": 6.8e-5, "seed": 1})
     analysis = analyze(runs, evaluation_table(runs), targets=[1e-3, 1e-5])
@@ -276,7 +271,6 @@ def test_a_page_with_learning_is_as_sound():
     assert "Cramer-Rao" in page and "Repeats of one seed" not in page
 
 
-@pytest.mark.slow
 def test_links_to_figures_lead_to_files_that_were_written(written):
     links = [values["href"] for values in Outline(written[0].read_text(encoding="utf-8")).named("a")]
     files = {link for link in links if not link.startswith("#")}
@@ -308,7 +302,6 @@ def test_the_headline_says_it_in_words_with_its_interval(page, golden):
     assert "86 % of the difference is waiting for gradients" in text
 
 
-@pytest.mark.slow
 def test_differences_within_the_noise_are_called_unresolved():
     runs = run_table((1, 2), ways=LAPTOP, failed=(), noise=0.0)
     two = runs["workers"] == 2
@@ -320,7 +313,6 @@ def test_differences_within_the_noise_are_called_unresolved():
     assert "times as fast as Horovod" not in text
 
 
-@pytest.mark.slow
 def test_a_part_that_grew_by_more_than_the_step_is_given_in_milliseconds(golden):
     runs = run_table((1, 2), ways=LAPTOP[:2], failed=(), noise=0.0)
     serial = runs["backend"] == "serial"
@@ -331,7 +323,6 @@ def test_a_part_that_grew_by_more_than_the_step_is_given_in_milliseconds(golden)
     golden(text, "0.32 ms", wait)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rates", "words"),
     [
@@ -355,7 +346,6 @@ def test_failed_runs_doubts_and_the_way_to_repeat_are_on_the_page(page, golden):
     assert "Imaginary EPYC 7702 64-Core Processor" in page and "Open MPI 4.1.8" in page
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("no_figures")
 def test_a_doubt_that_several_series_share_is_said_once():
     runs = pd.concat([run_table((1, 2), batch=batch, repeats=2, failed=()) for batch in (75, 150)], ignore_index=True)
@@ -376,7 +366,6 @@ def test_a_sync_that_nobody_saw_is_shown_as_unknown(page, analysis, golden):
     golden(drawing.caption, "PyTorch DDP/Gloo")
 
 
-@pytest.mark.slow
 def test_text_from_run_files_is_escaped_everywhere():
     # Two partitions, so that their names are in the legends of the figures too.
     tables = [run_table((1, 2), partition=EVIL + name, failed=[("horovod", "mpi", 2, 0)]) for name in ("a", "b")]
@@ -391,7 +380,6 @@ def test_text_from_run_files_is_escaped_everywhere():
     assert own.count(None) == 1 and set(own) == {None, "application/json"}
 
 
-@pytest.mark.slow
 def test_a_cell_without_a_result_is_an_open_gap():
     runs = run_table(failed=[("horovod", "mpi", 4, repeat) for repeat in range(3)])
     analysis = analyze(runs)
@@ -420,7 +408,6 @@ def test_laws_that_are_not_drawn_do_not_stretch_the_axes(analysis):
         assert all(axes.get_ylim()[1] < 150 for axes in drawing.draw(6.3).axes)
 
 
-@pytest.mark.slow
 def test_the_same_study_gives_the_same_bytes(laptop, written, tmp_path):
     again = html.write_report(laptop, tmp_path)
 
@@ -429,7 +416,6 @@ def test_the_same_study_gives_the_same_bytes(laptop, written, tmp_path):
         assert one.read_bytes() == two.read_bytes(), one.name
 
 
-@pytest.mark.slow
 def test_the_same_figure_gives_the_same_bytes_wherever_it_lies_in_memory(analysis):
     (drawing,) = [each for each in catalogue.drawings(analysis) if each.name == "breakdown"]
 
@@ -471,7 +457,6 @@ def test_the_users_matplotlib_settings_have_no_say(laptop):
     assert before == after
 
 
-@pytest.mark.slow
 def test_colours_belong_to_partition_and_backend_markers_to_the_transport_too():
     two = pd.concat([run_table(failed=()), run_table(batch=1024, failed=())], ignore_index=True)
     small = style.series_styles(scaling_points(run_table((1, 2), ways=LAPTOP, failed=())))
@@ -495,7 +480,6 @@ def test_series_of_the_same_colour_differ_in_grey():
     assert other.label == "Horovod/MPI (stock settings)"
 
 
-@pytest.mark.slow
 def test_a_folder_that_cannot_be_written_is_one_line(analysis, tmp_path, golden):
     (tmp_path / "file").write_text("")
 
@@ -549,7 +533,6 @@ def test_small_words(text, expected):
     assert text == expected
 
 
-@pytest.mark.slow
 def test_what_an_earlier_report_drew_is_gone_with_it_and_nothing_else_is(tmp_path):
     ways = (("serial", "none"), ("horovod", "mpi"))
     last = ("alpha", "horovod", "mpi", 2, 75, 2)

@@ -28,6 +28,7 @@ def analysed(text: str) -> Analysis:
     return analyze(reported.run_rows(parse_points(text, "my.csv"), "my"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 2], ids=["from one worker", "from four"])
 def test_speedups_and_laws_are_those_of_fit(first: int) -> None:
     found = analysed(table(first))
@@ -70,6 +71,7 @@ def test_how_it_was_read_is_a_doubt() -> None:
     assert "workers = GPUs" in told[0] and "'remark' not used" in told[1]
 
 
+@pytest.mark.slow
 def test_a_page_says_the_unit_of_the_table(tmp_path: Path) -> None:
     place = tmp_path / "llm.csv"
     place.write_text("GPUs,tokens/s/GPU,batch/GPU\n8,3100,4\n8,3150,8\n16,3020,4\n16,3100,8\n32,2950,4\n64,2800,4\n")

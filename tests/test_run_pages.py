@@ -23,6 +23,8 @@ from horovod_study.analysis.steps.accounting import account, account_run, accoun
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis, analyze
 from horovod_study.report.page import run_pages
 
+pytestmark = pytest.mark.slow
+
 WARMUP, STEPS = 40, 340
 FAILED = ("alpha", "horovod", "mpi", 12, 75, 1)
 REASON = "rank 9 on node2 ended with signal 9 (killed: out of memory)"
@@ -58,7 +60,6 @@ def run_of(found: Analysis, **which: object) -> pd.Series:
 # ----------------------------------------------------------------------------------------------- the made-up study
 
 
-@pytest.mark.slow
 def test_the_analysis_finds_the_truth_of_the_made_up_study(study: tuple[Path, Analysis]):
     _, found = study
     one = truth("alpha", WAYS[0], 1, 75)
@@ -121,7 +122,6 @@ def test_a_run_knows_the_load_of_its_machine(study: tuple[Path, Analysis]):
     assert run["energy_of"] == "gpu"
 
 
-@pytest.mark.slow
 def test_permuted_run_tables_give_the_same_tables(study: tuple[Path, Analysis]):
     runs, found = study
     table, recorded = records.recorded_runs([runs])
@@ -133,7 +133,6 @@ def test_permuted_run_tables_give_the_same_tables(study: tuple[Path, Analysis]):
         assert getattr(again, name).to_csv(index=False) == getattr(found, name).to_csv(index=False)
 
 
-@pytest.mark.slow
 def test_a_run_table_without_step_rows_or_samples_has_empty_cells():
     found = analyze(run_table(workers=(1, 2)))
 
@@ -374,7 +373,6 @@ def test_the_script_writes_no_markup():
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b", script)
 
 
-@pytest.mark.slow
 def test_a_thousand_runs_of_forty_parts_stay_small(study: tuple[Path, Analysis]):
     """Copies of the runs, each with numbers of its own, as many as a large study has."""
     _, found = study

@@ -246,6 +246,7 @@ def test_a_known_lateness_is_recovered(seed: int, ranks: int, by_ms: float, step
     assert sum(each.last_share for each in seen.ranks) == pytest.approx(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 8])
 def test_equal_ranks_have_no_slow_one(ranks: int) -> None:
     seeds = range(100)

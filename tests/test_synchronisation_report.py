@@ -18,6 +18,8 @@ from horovod_study.report.page import html
 from horovod_study.report.page.tables import tables as page_tables
 from horovod_study.text import numbers
 
+pytestmark = pytest.mark.slow
+
 WAYS = (("serial", "none"), ("horovod", "mpi"), ("horovod", "gloo"))
 OWN = ("synchronisation", "sync_curves", "transports", "batches", "knees", "batch_curves", "cycle")
 
@@ -51,7 +53,6 @@ def analysis() -> Analysis:
     return analyze(study())
 
 
-@pytest.mark.slow
 def test_all_tables_and_documents_come_back_from_their_files(analysis, tmp_path):
     records.save_tables(tmp_path, analysis.tables(), analysis.documents())
     tables, documents = records.load_tables(tmp_path, TABLES, DOCUMENTS)
@@ -64,7 +65,6 @@ def test_all_tables_and_documents_come_back_from_their_files(analysis, tmp_path)
     }
 
 
-@pytest.mark.slow
 def test_runs_in_any_order_give_the_same_tables(analysis):
     again = analyze(study().sample(frac=1, random_state=2))
 
@@ -73,7 +73,6 @@ def test_runs_in_any_order_give_the_same_tables(analysis):
     assert json.dumps(analysis.sync_fits, allow_nan=False) == json.dumps(again.sync_fits, allow_nan=False)
 
 
-@pytest.mark.slow
 def test_the_section_holds_figures_and_tables_once(analysis):
     with figures_only(*html.SYNCHRONISATION):
         page = html.render(analysis)
@@ -87,7 +86,6 @@ def test_the_section_holds_figures_and_tables_once(analysis):
     assert ">nan<" not in page and ">inf<" not in page
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "runs",
     [
@@ -105,7 +103,6 @@ def test_where_there_is_nothing_to_show_there_is_no_section(runs):
     assert 'id="synchronisation"' not in html.render(analysis)
 
 
-@pytest.mark.slow
 def test_two_counts_are_a_table_and_no_figure():
     analysis = analyze(run_table((1, 2), ways=WAYS, failed=()))
 
@@ -127,7 +124,6 @@ def test_the_sentences_carry_the_numbers_of_the_tables(analysis, golden):
     assert "as polling explains" in text
 
 
-@pytest.mark.slow
 def test_unknown_values_are_dashes_with_their_reason(golden):
     runs = run_table((1, 2, 4), ways=(("horovod", "mpi"), ("ddp", "gloo")), failed=())
     analysis = analyze(runs)
@@ -150,7 +146,6 @@ def test_colours_are_those_of_the_other_figures_and_dashes_tell_the_transport(an
     assert {name: looks[name].dash for name in known.index} == {name: style.DASHES[known[name]] for name in known.index}
 
 
-@pytest.mark.slow
 def test_figures_are_the_same_bytes_each_time(analysis):
     for drawing in figures_of(synchronisation, analysis):
         assert interactive.inline(drawing).svg == interactive.inline(drawing).svg, drawing.name
@@ -161,7 +156,6 @@ def test_no_axis_label_is_markup(analysis):
         assert "mathdefault" not in interactive.inline(drawing).svg, drawing.name
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("no_figures")
 def test_a_jump_beyond_growth_stands_with_the_indirect_jump():
     runs = run_table((2, 4, 8), ways=WAYS[1:2], failed=())

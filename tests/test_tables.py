@@ -28,6 +28,8 @@ from horovod_study.report.page.tables import tables, write_tables
 from horovod_study.text import numbers
 from horovod_study.text.tables import Column, Group, Table, table_of, to_lines
 
+pytestmark = pytest.mark.slow
+
 PACKAGE = Path(horovod_study.__file__).parent
 EVIL = "\\input{/etc/passwd} $x_1$ 50% & #1 {~^} [t] *b* | `c` <b>'\"\n=cmd()"
 
@@ -75,7 +77,6 @@ def padding(source: str) -> int:
     return len(calls) + sum(bool(re.match(r"f.[^{]?[<>^]", spec)) for spec in specs)
 
 
-@pytest.mark.slow
 def test_tables_are_aligned_in_one_place():
     found = {path.relative_to(PACKAGE).as_posix(): padding(path.read_text()) for path in PACKAGE.rglob("*.py")}
 
@@ -112,7 +113,6 @@ def written(analysis, tmp_path_factory):
     return directory, write_tables(analysis, directory)
 
 
-@pytest.mark.slow
 def test_the_answer_in_a_terminal_has_the_numbers_of_the_page(analysis, made):
     points = made["points"]
     analysis = replace(analysis, runs=analysis.runs.assign(wall_s=36.0, device="cpu"))
@@ -131,7 +131,6 @@ def test_the_answer_in_a_terminal_has_the_numbers_of_the_page(analysis, made):
     assert f"{len(analysis.runs)} runs" in lines[-1] and f"{hours:,.3g} worker hours" in lines[-1]
 
 
-@pytest.mark.slow
 def test_the_answer_counts_the_doubts_and_shows_none(analysis):
     analysis = replace(analysis, runs=analysis.runs.assign(wall_s=36.0, device="cpu"))
     doubted = replace(analysis, provenance={**analysis.provenance, "doubts": ["first thing", "second thing"]})
@@ -192,7 +191,6 @@ def test_rounding_moves_nothing_by_more_than_its_uncertainty_allows(value, below
 # ---------------------------------------------------------------------------------------------------- which tables
 
 
-@pytest.mark.slow
 def test_a_rich_study_has_every_table_and_a_poor_one_those_it_has_data_for(made):
     poor = {table.name for table in tables(analyze(run_table((1, 2), ways=WAYS, repeats=2, failed=())))}
 
@@ -235,7 +233,6 @@ def test_the_parts_of_a_step_add_up_as_printed(made):
             assert sum(known) == pytest.approx(float(whole), abs=0.5 * (len(laps) + 1) * last)
 
 
-@pytest.mark.slow
 def test_unknown_is_a_dash_and_nothing_is_nan(made, written):
     nccl = next(group for group in made["points"].groups if "gpu_2" in group.title and "NCCL, batch 75" in group.title)
     assert nccl.rows[-1][:2] == ("16", "4")
@@ -266,7 +263,6 @@ def test_laws_name_the_selected_one_and_keep_the_rest_for_the_csv(analysis, made
     assert own.set_index(["law", "parameter"])["value"]["usl", "alpha"] == fit["laws"]["usl"]["params"]["alpha"]
 
 
-@pytest.mark.slow
 def test_the_same_study_in_any_order_gives_the_same_bytes(tmp_path):
     runs = run_table((1, 2), ways=WAYS)
     first = write_tables(analyze(runs), tmp_path / "one")
@@ -383,7 +379,6 @@ def pdflatex(directory, name, *, preamble=None):
     return done.stdout
 
 
-@pytest.mark.slow
 def test_all_tables_compile_and_fit_the_width_of_a_thesis(written, tmp_path):
     for path in written[1]:
         shutil.copy(path, tmp_path)
@@ -392,7 +387,6 @@ def test_all_tables_compile_and_fit_the_width_of_a_thesis(written, tmp_path):
     assert re.findall(r"(?:Overfull \\hbox|LaTeX Warning).*", log) == []
 
 
-@pytest.mark.slow
 def test_hostile_text_compiles_to_itself(tmp_path):
     names = (EVIL, "\u03b1\u2264\u00e9 \u6f22 \U0001f600", "[0pt] first of a row", "* starred", "a--b ``c'' ?` !`")
     table = small(*((name, "\u22120.5 [\u22121.0, \u2013]") for name in names), title=EVIL, caption=EVIL, notes=(EVIL,))
