@@ -6,6 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from make.properties import examples
 
 from horovod_study import api
 from horovod_study.analysis.fit.fitting import fit_series
@@ -69,6 +72,36 @@ def test_how_it_was_read_is_a_doubt() -> None:
     told = reported.doubts(parse_points("GPUs,epoch time (s),remark\n1,8,x\n2,4,y\n", "my.csv"))
 
     assert "workers = GPUs" in told[0] and "'remark' not used" in told[1]
+
+
+EXACT = {"ideal": lambda n: n, "flat": lambda n: 1.0, "usl": lambda n: n / (1 + 0.02 * (n - 1) + 0.001 * n * (n - 1))}
+
+
+@pytest.mark.slow
+@settings(max_examples=examples(10))
+@given(
+    counts=st.lists(st.sampled_from([1, 2, 3, 4, 6, 8, 16, 32, 128]), min_size=2, max_size=5, unique=True),
+    law=st.sampled_from(sorted(EXACT)),
+    scale=st.sampled_from([1e-6, 1.0, 1e9]),
+    digits=st.sampled_from([3, 17]),
+    batches=st.sampled_from([(), (32, 64, 128)]),
+)
+@example(counts=[1, 2, 8], law="ideal", scale=1.0, digits=3, batches=(32, 64, 128))
+@example(counts=[3, 4, 6], law="ideal", scale=1e-6, digits=17, batches=(32, 64, 128))
+@example(counts=[1, 2, 4], law="usl", scale=1.0, digits=17, batches=())
+def test_numbers_without_noise_have_a_report_like_any(
+    counts: list[int], law: str, scale: float, digits: int, batches: tuple[int, ...]
+) -> None:
+    """Laws meet such points exactly, so that nothing scatters; what overflows or divides by it is an error here."""
+    head = "workers,samples_per_s" + ",batch_size" * bool(batches)
+    rows = [(count, f"{EXACT[law](count) * scale:.{digits}g}", *more) for count in counts for more in _each(batches)]
+    found = analysed("\n".join([head, *(",".join(map(str, row)) for row in rows)]))
+
+    assert sorted(set(found.points["workers"])) == sorted(counts)
+
+
+def _each(batches: tuple[int, ...]) -> list[tuple[int, ...]]:
+    return [(batch,) for batch in batches] or [()]
 
 
 @pytest.mark.slow

@@ -147,7 +147,7 @@ def knee(batch: ArrayLike, step_s: ArrayLike, *, seed: int = 0) -> Knee:
     other = PIECEWISE if form == SATURATION else SATURATION
     ends, how, doubts = _intervals(form, fitted[form], runs, distinct, weight, within, misses[form], seed)
     knees = {each: float(a / b) if b > 0 else math.inf for each, (a, b) in fitted.items()}
-    apart = knees[other] / knees[form]
+    apart = knees[other] / knees[form] if knees[form] else math.inf if knees[other] else 1.0
     apart = min(max(apart, 1e-9), 1e9) if apart == apart else 1.0
     if aicc and aicc[other] - aicc[form] < EQUAL_SUPPORT and abs(math.log(apart)) > 0.1:
         doubts.append(
@@ -265,7 +265,8 @@ def _intervals(
     else:
         freedom_, what = rows - 2, f"{rows} runs"
         variances = (within + miss) / freedom_ / counts
-    half = stats.half_width(np.sqrt(slopes**2 @ variances), float(freedom_))
+    with np.errstate(invalid="ignore"):  # of a parameter that is 0 or infinite
+        half = stats.half_width(np.sqrt(slopes**2 @ variances), float(freedom_))
     ends = []
     for middle, width in zip(centre, half, strict=True):
         if not (math.isfinite(middle) and math.isfinite(width)):
