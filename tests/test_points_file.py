@@ -284,6 +284,18 @@ class TestTablesAsPeopleHaveThem:
     def test_separators_and_decimals(self, text):
         assert read(text)[:2] == ([1, 2], [1234.5, 2400])
 
+    @pytest.mark.parametrize(
+        ("cells", "rates", "told"),
+        [
+            (("0,333", "1,250"), [0.333, 1.25], "a comma marks decimals"),  # no thousands begin with 0
+            (("1,250", "2,400"), [1250, 2400], "a comma separates thousands"),  # might be either, and is told
+        ],
+    )
+    def test_three_digits_behind_a_comma(self, cells, rates, told):
+        text = "GPUs\timg/s\n" + "".join(f"{place}\t{cell}\n" for place, cell in enumerate(cells, 1))
+        assert read(text)[:2] == ([1, 2], rates)
+        assert told in read(text)[2]
+
     def test_two_columns_that_may_be_meant_are_named(self):
         message = refused("GPUs,img/s,tokens/s\n1,1,1\n")
         assert "'img/s' and 'tokens/s'" in message and "--columns samples_per_s=" in message

@@ -98,7 +98,8 @@ def parse_points(data: str | bytes, source: str, columns: Mapping[str, str] | No
                 f"({_shown(cells)})"
             )
     texts = {each.at: [_bare(cells[each.at], each.role) for _, cells in body] for each in found}
-    comma = _decimal_comma([cell for each in found if each.role != "series" for cell in texts[each.at]], separator)
+    numbers = [cell for each in found if each.role != "series" for cell in texts[each.at]]
+    comma = _decimal_comma(numbers, separator)
     frame = pd.DataFrame(index=range(len(body)))
     for each in (each for each in found if each.role != "series"):
         try:
@@ -113,7 +114,8 @@ def parse_points(data: str | bytes, source: str, columns: Mapping[str, str] | No
             continue
         frame[each.role] = values
     read = [*told, *([f"{separator!r} separates columns"] if separator != "," else [])]
-    read += ["a comma marks decimals"] if comma else []
+    if any("," in cell for cell in numbers):
+        read.append("a comma marks decimals" if comma else "a comma separates thousands")
     read += ["what follows ± is left out"] if any(SPREAD.search(cells[at]) for _, cells in body for at in texts) else []
     roles = {each.role for each in found}
     plain = set(COLUMNS) & set(frame.columns) - ({"batch_size"} if "accumulation" in roles else set())
@@ -409,7 +411,7 @@ def _duplicates(frame: pd.DataFrame, lines: list[int], source: str) -> list[str]
 
 
 _GROUPS = re.compile(r"([-+]?\d{1,3})((?:[ '\u00a0\u202f\u2009\u2019]\d{3})+)([.,]\d+)?")
-_COMMAS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d*)?")
+_COMMAS = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?")
 
 
 def _decimal_comma(cells: list[str], separator: str) -> bool:
