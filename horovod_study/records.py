@@ -925,7 +925,8 @@ def run_directories(
     that is or may be a run: a folder that may not be read, a link that leads nowhere, rows without run.json.
     """
     if not root.is_dir():
-        raise RecordError(f"{shown(root)}: no such directory; name the directory that holds the runs")
+        what = "is no directory of runs, nor another file that is read here" if root.exists() else "no such directory"
+        raise RecordError(f"{shown(root)}: {what}; name the directory that holds the runs")
     found: list[Path] = []
     passed: dict[Path, str] = {}
     seen: dict[str, Path] = {}

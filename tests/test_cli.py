@@ -70,6 +70,7 @@ def test_every_verb_has_help(capsys: pytest.CaptureFixture[str], verb: str) -> N
             "/none: no such directory; name the directory that holds the runs",
         ),
         (["report", "/none"], r"/none: no such directory; name the directory that holds the runs"),
+        (["explain", "/dev/null"], "/dev/null: is no directory of runs, nor another file"),
         (["strain", "data", "check", "/none"], "/none: no such data set"),
         (["strain", "data", "generate", "--size", "many"], "--size many: must be a whole number of curves"),
         (["strain", "data", "generate", "--noise-max", "-1"], "--noise-max -1.0: must be 0"),

@@ -22,9 +22,8 @@ def answer_lines(analysis: Analysis) -> list[str]:
     groups = doubt_groups(analysis.provenance["doubts"], series_labels(analysis.points))
     if doubts := sum(len(group.doubts) for group in groups):
         lines.append(f"{plural(doubts, 'doubt')}: see the page")
-    if (
-        "wall_s" in analysis.runs and analysis.runs["wall_s"].notna().any()
-    ):  # rows of a table do not say how long they took
+    # Rows of a table do not say how long they took.
+    if "wall_s" in analysis.runs and analysis.runs["wall_s"].notna().any():
         lines.append(_cost(analysis))
     return [line.replace(THIN, " ") for line in lines]
 
