@@ -28,7 +28,7 @@ A map of the package:
     text        numbers as readers see them
     errors      what a user can do wrong; limits: what the system refuses, in one line; progress: what is said meanwhile
     options     the command line made from configuration values; requirements: what a run must be (`--require`)
-    energy      energy of the timed window, from samples; record_forms: the declared form of run.json
+    energy      energy of the timed window, from samples
     workloads   a training as studies know it: its options and their roles (roles); runtimes: what each library declares
     scripted    anybody's script or command as a workload
 

@@ -36,7 +36,8 @@ QUIETLY = (
 )
 LEFT_OUT = "not slow and not horovod and not cluster"
 STATS, COSTS, POINTS = "analysis/stats.py", "analysis/costs.py", "analysis/series/points.py"
-SPLIT, USL, LEDGER, RECORDS = "analysis/steps/breakdown.py", "analysis/laws/usl.py", "studies/ledger.py", "records.py"
+SPLIT, USL, LEDGER = "analysis/steps/breakdown.py", "analysis/laws/usl.py", "studies/ledger.py"
+RECORD, WRITER = "records/format.py", "records/writer.py"
 BUCKETS, SERVERS, LIVENESS = "comm/buckets.py", "comm/ps.py", "comm/liveness.py"
 
 TESTS = {
@@ -46,7 +47,7 @@ TESTS = {
     SPLIT: ("test_breakdown.py",),
     USL: ("test_laws.py", "test_fitting.py"),
     LEDGER: ("test_ledger.py",),
-    RECORDS: ("test_records.py", "test_recorder.py"),
+    **dict.fromkeys((RECORD, WRITER), ("test_records.py", "test_recorder.py")),
     BUCKETS: ("test_comm.py",),
     SERVERS: ("test_comm.py",),
     LIVENESS: ("test_liveness.py",),
@@ -81,12 +82,12 @@ FAULTS = (  # file, what the line says, what it says instead
     (LEDGER, 'if job.state == "out of memory" and state == "incomplete":', "if False:"),
     (LEDGER, "if claim is None or claim.mine:", "if claim is None:"),
     (LEDGER, "holder.restarts < job.restarts", "holder.restarts > job.restarts"),
-    (RECORDS, "return known if len(known) == len(values) else []", "return known"),
-    (RECORDS, 'last = {**last, "status": "incomplete", "reason"', 'last = {**last, "status": "running", "reason"'),
-    (RECORDS, "kept = rows.slice(0, step)", "kept = rows.slice(0, step + 1)"),
-    (RECORDS, "sum(lost) if isinstance(lost, Sequence)", "max(lost) if isinstance(lost, Sequence)"),
-    (RECORDS, "return present - max(written, default=present)", "return present - min(written, default=present)"),
-    (RECORDS, "run_files(directory).items() if name != MANIFEST}", "run_files(directory).items()}"),
+    (RECORD, "return known if len(known) == len(values) else []", "return known"),
+    (WRITER, 'last = {**last, "status": "incomplete", "reason"', 'last = {**last, "status": "running", "reason"'),
+    (WRITER, "kept = rows.slice(0, step)", "kept = rows.slice(0, step + 1)"),
+    (RECORD, "sum(lost) if isinstance(lost, Sequence)", "max(lost) if isinstance(lost, Sequence)"),
+    (WRITER, "return present - max(written, default=present)", "return present - min(written, default=present)"),
+    (WRITER, "run_files(directory).items() if name != MANIFEST}", "run_files(directory).items()}"),
     (BUCKETS, "self._share = 1 / workers", "self._share = 1.0"),
     (BUCKETS, "self._missing[self._next] <= 0:", "self._missing[self._next] <= 1:"),
     (SERVERS, "for row in others[rank:]:", "for row in others[rank + 1:]:"),

@@ -25,6 +25,7 @@ from horovod_study.analysis.steps.accounting import RunAccount, account, account
 from horovod_study.analysis.study import CURVE_COLUMNS, SCHEMA, Analysis
 from horovod_study.cli import main
 from horovod_study.errors import ConfigError, RecordError
+from horovod_study.records.format import own_digest
 from horovod_study.report.page import check
 
 NCCL = "alpha-horovod-nccl-{:02d}w-b75-r{}"
@@ -96,7 +97,7 @@ def edit(directory: Path, change: Callable[[dict[str, Any]], None]) -> None:
     content = json.loads(path.read_text())
     change(content)
     content["files"] = {name: each for name, each in records.run_files(directory).items() if name != path.name}
-    content["digest"] = records._own_digest(content)
+    content["digest"] = own_digest(content)
     path.write_text(json.dumps(content))
 
 

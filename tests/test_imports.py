@@ -17,7 +17,7 @@ LAYERS = (
     ("documents", "roles", "runtimes"),
     ("workloads",),
     ("scripted",),
-    ("config", "requirements", "options", "record_forms"),
+    ("config", "requirements", "options"),
     ("measure.clock",),
     ("records", "lease", "progress", "foreign_files"),
     ("measure", "analysis"),

@@ -36,6 +36,7 @@ from horovod_study.analysis.series.points import with_series
 from horovod_study.analysis.study import DOCUMENTS, TABLES
 from horovod_study.cli import main
 from horovod_study.errors import RecordError
+from horovod_study.records.format import own_digest
 from horovod_study.report.page import check
 from horovod_study.workload.material import TARGET_SPAN
 
@@ -314,7 +315,7 @@ def _source(change: Callable[[dict[str, Any]], None], *, consistent: bool = Fals
         content = json.loads(path.read_text())
         change(content)
         if consistent:
-            content["digest"] = records._own_digest(content)
+            content["digest"] = own_digest(content)
         put(path, json.dumps(content))
         return path.name, ""
 

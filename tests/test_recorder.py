@@ -21,6 +21,8 @@ from test_records import columns, fill_disk, record
 
 from horovod_study import records
 from horovod_study.config import LAPS, ORDINARY_LAPS
+from horovod_study.errors import RecordError
+from horovod_study.files import write_file
 from horovod_study.measure.clock import LapClock, Milestones, Unstamped
 from horovod_study.measure.recorder import DRAIN_STEPS, MAX_PENDING, Recorder
 from horovod_study.train import main
@@ -196,7 +198,7 @@ def test_a_column_is_read_up_to_a_torn_batch(tmp_path: Path, open_writer: Any, g
 
     assert records.read_step_column(writer.path, "step").tolist() == list(range(10))
     assert np.isnan(records.read_step_column(writer.path, "sync_s")).all()
-    with golden.raises(records.RecordError):
+    with golden.raises(RecordError):
         records.read_step_column(tmp_path / "none", "step")
 
 
@@ -410,14 +412,14 @@ def test_the_end_of_a_run_is_told_on_a_full_disk(tmp_path: Path, monkeypatch: py
     records.create_run(run, record())
     reserve = run / records.RESERVE
     assert reserve.stat().st_size == records.RESERVE_BYTES
-    write, wanted = records.write_file, [records.RESERVE_BYTES // 2, 0]
+    write, wanted = write_file, [records.RESERVE_BYTES // 2, 0]
 
     def on_a_full_disk(path: Path, text: str) -> None:
         if reserve.exists() and reserve.stat().st_size > wanted[0]:
             raise OSError(errno.ENOSPC, "No space left on device")
         write(path, text)
 
-    monkeypatch.setattr(records, "write_file", on_a_full_disk)
+    monkeypatch.setattr("horovod_study.records.writer.write_file", on_a_full_disk)
     records.write_bench(run, "ablation", {})
     assert reserve.stat().st_size == records.RESERVE_BYTES // 2
     wanted.pop(0)

@@ -26,7 +26,7 @@ from horovod_study.errors import RecordError
 from horovod_study.measure import system
 from horovod_study.measure.clock import now, sleep
 from horovod_study.measure.sensors import Gpus
-from horovod_study.records import SystemSamples
+from horovod_study.records import SystemSamples, writer
 from horovod_study.report.figures import system as report
 from horovod_study.report.kit.style import style
 
@@ -321,7 +321,7 @@ def test_a_full_disk_ends_the_sampling_and_nothing_else(
         path.touch()
         return Full()
 
-    monkeypatch.setattr(records, "open", full, raising=False)
+    monkeypatch.setattr(writer, "open", full, raising=False)
     probe = sampling(tmp_path)
     probe.open(now())
     for _ in range(8):

@@ -24,6 +24,7 @@ ONLY_BELOW = {
     "time": ("measure/clock.py",),
 }
 NEVER = ("pickle", "marshal", "shelve", "dill")
+RECORDS = {path.stem for path in (ROOT / "records").glob("*.py")}
 KITS = ("horovod_study.analysis.costs", "horovod_study.analysis.paired", "horovod_study.analysis.stats")
 """What both wings use. A kit imports nothing of the package but other kits and the errors."""
 
@@ -65,6 +66,9 @@ def breaches(module: str, imported: set[str]) -> list[str]:
             faults.append(f"{module} imports {name}: the wings meet only at the run directory")
         if wing == "recording" and target == "workload":
             faults.append(f"{module} imports {name}: a recorded run knows nothing of what is trained")
+        below_records = name.startswith("horovod_study.records.") and name.split(".")[2] in RECORDS
+        if wing != "records" and below_records and not name.startswith("horovod_study.records.forms"):
+            faults.append(f"{module} imports {name}: what others may know of a run directory is in records itself")
         if wing == "analysis" and target == "report":
             faults.append(f"{module} imports {name}: analysis does not draw")
     return faults
@@ -94,8 +98,9 @@ def test_every_module_has_a_layer() -> None:
         ("analysis/study.py", "matplotlib.pyplot", "belongs below report/"),
         ("analysis/study.py", "horovod_study.report.page.html", "analysis does not draw"),
         ("recording/session.py", "horovod_study.workload.model", "knows nothing of what is trained"),
-        ("records.py", "pickle", "can execute data"),
+        ("records/reader.py", "pickle", "can execute data"),
         ("studies/tune.py", "horovod_study.analysis.compare.comparison", "the wings meet only"),
+        ("studies/tune.py", "horovod_study.records.writer", "what others may know of a run directory"),
         ("analysis/stats.py", "horovod_study.records", "a kit imports nothing"),
         ("analysis/paired.py", "horovod_study.analysis.series.points", "a kit imports nothing"),
     ],

@@ -45,7 +45,7 @@ WRITING = {
     "files.py": "the door",
     "limits.py": "/dev/null in place of streams that were closed",
     "lease.py": "a claim, which is made with its content at once, by link or exclusively",
-    "records.py": "rows are appended to a stream: created exclusively, or in a hidden file that is renamed",
+    "records/writer.py": "rows are appended to a stream: created exclusively, or in a hidden file that is renamed",
     "report/archive.py": "packed into a stream of files.new_file",
     "report/page/check.py": "a copy in a temporary folder",
     "report/kit/pgf.py": "into a stream in memory",

@@ -36,11 +36,10 @@ CODE = ".code"
 ENVIRONMENTS = ".environments"
 PACKAGE = Path(horovod_study.__file__).parent
 
-_FOLDERS = ("comm", "measure", "recording", "runtimes", "workload")
+_FOLDERS = ("comm", "measure", "recording", "records", "runtimes", "workload")
 _MODULES = (
     *("__init__.py", "alive.py", "config.py", "documents.py", "energy.py", "errors.py", "files.py"),
-    *("lease.py", "limits.py", "options.py", "progress.py", "record_forms.py", "records.py"),
-    *("requirements.py", "roles.py"),
+    *("lease.py", "limits.py", "options.py", "progress.py", "requirements.py", "roles.py"),
     *("train.py", "variables.py", "workloads.py", "analysis/costs.py", "text/numbers.py", "text/tables.py"),
 )
 _PACKAGES = ("torch", "horovod", "mpi4py", "numpy", "nvidia-nccl-cu12", "nvidia-nccl-cu13")

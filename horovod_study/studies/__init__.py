@@ -28,7 +28,7 @@
 
 A study called NAME lives in RUNS/NAME:
 
-    <key>/             the run directory of the latest attempt at a cell (records.py knows its format)
+    <key>/             the run directory of the latest attempt at a cell (records/ knows its format)
     .attempts/         earlier attempts that failed or were interrupted: <key>-1, <key>-2, ...
     logs/<key>.log     what the latest attempt printed
     cells/<key>.yaml   what it was asked to do: `python -m horovod_study.train --config ... --out ...` repeats it

@@ -6,7 +6,7 @@ comparison lives in a folder OUT:
 
     plan.json               A, B and the number of steps per worker count: what the folder is a comparison of
     pilot/2w/A/             short runs from which the number of steps follows, where they did not
-    blocks/2w-03/A/         the run directory of A in block 3 with 2 workers (records.py knows its format)
+    blocks/2w-03/A/         the run directory of A in block 3 with 2 workers (records/ knows its format)
     blocks/2w-03/turns.csv  the slices of both, where they trained in turns
     blocks/2w-03/A.yaml     what it was asked to do
     blocks/2w-03/A.log      what it printed

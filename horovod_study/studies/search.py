@@ -3,7 +3,7 @@
 A search called NAME lives in RUNS/NAME:
 
     search.db               every trial: what was asked, what came of it; several commands on it share the work
-    trial-0007/             the run directory of trial 7 (records.py knows its format)
+    trial-0007/             the run directory of trial 7 (records/ knows its format)
     configs/trial-0007.yaml what it was asked to do
     logs/trial-0007.log     what it printed
     trials.csv, best.yaml   all trials as a table, and the configuration of the best one; written again after each trial

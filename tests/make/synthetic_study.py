@@ -3,7 +3,7 @@
     write_study(folder, partitions=("alpha", "gpu2"), ways=..., workers=(1, 2, 4, 8, 16), ...)
 
 Everything `horovod-study` reads of a run is there: run.json, step rows whose laps tile, evaluations, samples of every
-host (GPU use, memory and power; processors), and what --measure-sync writes. All of it goes through records.py.
+host (GPU use, memory and power; processors), and what --measure-sync writes. All of it goes through records/.
 The study is called "synthetic", its hosts node1, node2, ..., its processor "Imaginary".
 
 The truth. A step of N workers with batch B takes, on every rank and in the mean,

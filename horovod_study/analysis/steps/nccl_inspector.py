@@ -27,8 +27,8 @@ from horovod_study.analysis.costs import moved_share
 from horovod_study.analysis.stats import Floats, Interval
 from horovod_study.documents import conform, parse_json
 from horovod_study.errors import AnalysisError
-from horovod_study.record_forms import Count, Number, Text, Workers
 from horovod_study.records import RecordedRun, finite
+from horovod_study.records.forms import Count, Number, Text, Workers
 
 KERNEL = "kernel_gpu"
 KEPT = 500_000

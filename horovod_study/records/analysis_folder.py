@@ -1,0 +1,252 @@
+"""The folder of an analysis: its tables and documents, and in source.json what they were made of.
+
+Files are known again by their digests, so that a table that was edited is not drawn.
+"""
+
+import io
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Required
+
+from typing_extensions import TypedDict  # pydantic does without that of Python only from 3.12 on
+
+from horovod_study import __version__
+from horovod_study.documents import conform, parse_json, read_bytes, read_json
+from horovod_study.errors import RecordError
+from horovod_study.files import csv_of, unguarded, write_file, writing
+from horovod_study.records.format import RUN_FILES, digest_of, own_digest, run_name
+from horovod_study.records.reader import require_schema, run_directories
+
+if TYPE_CHECKING:  # the run wing records without pandas
+    import pandas as pd
+
+SOURCE = "source.json"
+SOURCE_SCHEMA = 2
+"""Of source.json in the directory of an analysis: where its runs are and how it was made, to make it again.
+
+2: `files` and `run_files`, digests of what an analysis wrote and read, and `digest`, of the rest of source.json itself.
+"""
+
+
+class AgainstSource(TypedDict, total=False):
+    """With which study the page compares its own."""
+
+    directory: Required[str]
+    match: str | None
+
+
+class ReportSource(TypedDict, total=False):
+    """What `report` kept of what it drew: a version, a look, digests of pictures, and the study compared with."""
+
+    matplotlib: str
+    pictures: dict[str, str]
+    look: list[str]
+    files: list[str]
+    against: AgainstSource
+
+
+class SourceForm(TypedDict, total=False):
+    """The form of source.json; keys that it does not name are of other versions."""
+
+    schema: Required[int]
+    runs: Required[str]
+    only: list[str] | None
+    planned: list[str] | None
+    targets: list[float] | None
+    commands: list[str] | None
+    benches: list[dict[str, str]] | None
+    versions: dict[str, str] | None
+    files: dict[str, dict[str, int | str]]
+    run_files: dict[str, dict[str, str]]
+    turns_files: dict[str, str]
+    precision: float | None
+    columns: dict[str, str] | None  # of somebody's table, by what they are
+    report: ReportSource | None
+    left: list[str]  # what a report of an earlier analysis wrote here, until the next report
+    digest: str
+
+
+def _written(content: bytes, name: str) -> dict[str, int | str]:
+    """Return by what a file of an analysis is known again: its digest, and for people the lines of a table."""
+    rows: dict[str, int | str] = {"rows": content.count(b"\n") - 1} if name.endswith(".csv") else {}
+    return {**rows, "digest": digest_of(content)}
+
+
+def write_source(directory: Path, runs: Path | None = None, *, files: Iterable[Path] = (), **content: Any) -> Path:
+    """Keep what an analysis was made of, or with `runs` None what was made of it, beside what is known already.
+
+    `runs` is written relative to `directory`, so that both can move together; `files` are what the analysis consists
+    of. Keys of `content`: those of `SourceForm`.
+    """
+    path = directory / SOURCE
+    known: dict[str, Any] = {}
+    with writing(path, "choose a writable folder"):
+        if runs is None:
+            with suppress(RecordError):
+                known = read_source(directory)
+        else:
+            known = {"schema": SOURCE_SCHEMA, "runs": Path(os.path.relpath(runs, directory)).as_posix()}
+            known["files"] = {each.name: _written(each.read_bytes(), each.name) for each in files}
+            known["left"] = earlier_report(directory)
+        if not known:  # nobody knows what it was made of
+            return path
+        kept = {**known, **content}
+        kept["digest"] = own_digest(kept)
+        write_file(path, json.dumps(kept, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
+    return path
+
+
+def earlier_report(directory: Path) -> list[str]:
+    """Return the files of figures and tables that the last report of an analysis wrote, if its source.json is whole."""
+    try:
+        source = read_source(directory)
+    except RecordError:
+        return []
+    written = {*(source.get("left") or ()), *((source.get("report") or {}).get("files") or ())}
+    # What a file says is removed only where a report writes.
+    return sorted(name for name in written if re.fullmatch(r"(?:figures|tables)/[\w-]+\.[a-z]+", name))
+
+
+def is_whole(source: Mapping[str, Any]) -> bool:
+    """Return whether a source.json says what was written to it; of schema 1, which has no digests, nobody knows."""
+    return source.get("digest") == own_digest(source)
+
+
+def read_source(directory: Path, *, edited: bool = False) -> dict[str, Any]:
+    """Return what `write_source` kept, as `SourceForm` says.
+
+    RecordError where it is missing, damaged, of a newer program, or, unless `edited` is allowed, not `is_whole`.
+    """
+    path = directory / SOURCE
+    again = "make the analysis again with horovod-study report, or name its runs with --runs RUNS"
+    missing = f"no such file, so that nobody knows where the runs are; {again}"
+    content = read_json(path, again=again, missing=missing)
+    require_schema(content, SOURCE_SCHEMA, path, again)
+    conform(content, SourceForm, str(path), again=again)
+    if not (edited or is_whole(content)):
+        raise RecordError(f"{path}: is not what report wrote; report again")
+    return dict(content)
+
+
+_TABLE = "runs.csv"
+"""A table that every analysis has, and that nothing but an analysis writes."""
+
+
+def holds_tables(directory: Path) -> bool:
+    """Return whether a directory is that of an analysis."""
+    return any((directory / name).is_file() for name in (_TABLE, SOURCE))
+
+
+def _newer(directory: Path, root: Path) -> list[Path]:
+    """Return the runs at or below `root` that were written after the analysis in `directory`; or `root`, a table."""
+    made = (directory / _TABLE).stat().st_mtime_ns
+    if root.is_file():
+        return [root] if root.stat().st_mtime_ns > made else []
+    patterns = [(run, run.glob(pattern)) for run in run_directories(root) for pattern in RUN_FILES]
+    return list(dict.fromkeys(run for run, files in patterns if any(each.stat().st_mtime_ns > made for each in files)))
+
+
+def is_older(directory: Path, root: Path) -> bool:
+    """Return whether an analysis of the runs at or below `root` is missing, or older than the runs or this package."""
+    if not (directory / _TABLE).is_file():
+        return True
+    there = set() if root.is_file() else {run_name(each, root) for each in run_directories(root)}
+    if not there and root.is_dir():  # other files than runs, of which nobody here knows
+        return True
+    try:
+        source = read_source(directory)
+    except RecordError:  # of an older program, damaged or edited: nobody draws it
+        return True
+    made_with = (source.get("versions") or {}).get("horovod_study", __version__)
+    if made_with != __version__ or not there.issuperset(source.get("run_files") or ()):
+        return True
+    return bool(_newer(directory, root))
+
+
+def analysis_options(directory: Path, root: Path) -> dict[str, Any]:
+    """Return how the runs at or below `root` were analysed before: targets, benches, precision, which of them (only).
+
+    Empty where nothing says so. What was left out then stays out, what was written since comes in.
+    """
+    try:
+        source = read_source(directory)
+    except RecordError:
+        return {}
+    only = source.get("only")
+    if only is not None:
+        only = sorted({*only, *(each.name for each in _newer(directory, root))})
+    benches = [Path(each["named"]) for each in source.get("benches") or ()]
+    return {
+        **{name: source.get(name) or () for name in ("targets", "planned")},
+        "benches": benches if benches and all(path.is_file() for path in benches) else None,
+        "commands": source.get("commands"),
+        **{name: source.get(name) for name in ("precision", "columns")},
+        "only": only,
+    }
+
+
+def save_tables(directory: Path, tables: Mapping[str, "pd.DataFrame"], documents: Mapping[str, Any]) -> list[Path]:
+    """Write NAME.csv and NAME.json files, byte-identical for equal content; return the paths."""
+    paths = []
+    with writing(directory, "choose a writable folder"):
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, table in tables.items():
+            paths.append(write_file(directory / f"{name}.csv", csv_of(table)))
+        for name, document in documents.items():
+            text = json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False)
+            paths.append(write_file(directory / f"{name}.json", text + "\n"))
+    return paths
+
+
+def load_tables(
+    directory: Path, tables: Sequence[str], documents: Sequence[str]
+) -> tuple[dict[str, "pd.DataFrame"], dict[str, Any]]:
+    """Read back what `save_tables` wrote.
+
+    RecordError where a file is missing, damaged, or, as far as source.json says, not the one that an analysis wrote;
+    that holds for every file of the analysis, wanted or not.
+    """
+    import pandas as pd
+
+    known: dict[str, Any] = {}
+    if (directory / SOURCE).exists():
+        known = read_source(directory).get("files") or {}
+    again = f"run `horovod-study report RUNS --out {directory}` again"
+    # Before pandas 3 numbers are read nearly as they were written, unless asked for.
+    exact: dict[str, Any] = {"float_precision": "round_trip"} if int(pd.__version__.partition(".")[0]) < 3 else {}
+    frames: dict[str, pd.DataFrame] = {}
+    loaded: dict[str, Any] = {}
+    wanted = [*(f"{name}.csv" for name in tables), *(f"{name}.json" for name in documents)]
+    for file in dict.fromkeys([*wanted, *known]):
+        path = directory / file
+        missing = f"no such file; run `horovod-study report RUNS --out {directory}` first"
+        content = read_bytes(path, again=again, missing=missing)
+        _require_same(path, content, known.get(file), again)
+        if file not in wanted:
+            continue
+        try:
+            if path.suffix == ".csv":
+                # Only empty cells are missing: a run named "NA" or "None" is a name.
+                frame = pd.read_csv(io.BytesIO(content), keep_default_na=False, na_values=[""], **exact)
+                texts = [column for column in frame.columns if frame[column].dtype.kind not in "biufM"]
+                frame = frame.assign(**{column: frame[column].map(unguarded) for column in texts})
+                frames[path.stem] = frame.rename(columns=unguarded)
+            else:
+                loaded[path.stem] = parse_json(content, source=str(path), again=again)
+        except ValueError as error:
+            raise RecordError(f"{path}: is damaged ({error}); {again}") from None
+    return frames, loaded
+
+
+def _require_same(path: Path, content: bytes, known: Mapping[str, Any] | None, again: str) -> None:
+    """Refuse a file of an analysis that is not the one that was written."""
+    found = _written(content, path.name)
+    if known is None or known.get("digest") == found["digest"]:
+        return
+    counts = [each.get("rows") for each in (found, known)]
+    what = f" ({counts[0]:,} rows instead of {counts[1]:,})" if counts[0] != counts[1] else ""
+    raise RecordError(f"{path}: is not what report wrote{what}; {again}, or ask report {path.parent} --check why")

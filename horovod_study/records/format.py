@@ -1,0 +1,374 @@
+"""What a run directory holds: names of files, the record in run.json, the columns of rows, digests.
+
+    runs/<study>/<key>/
+      run.json               what was asked for, what ran, where, and how it ended; written before the first step
+      steps-00000.arrows     one row per step and rank: an Arrow stream, readable to its last batch after a crash
+      epochs.csv             one row per evaluation: losses and errors against epochs, samples and seconds
+      bench.json             what the job measured after its timed window, in sections: with --measure-sync what the
+                             synchronisation is made of (workload/probes/synchronisation.py), with
+                             --measure-ablation what communication costs (workload/probes/ablation.py)
+      system-<host>.arrows   what the sensors of a host read, one row per sample and part, see measure/system.py
+      profile/               what a profiler wrote, per rank, with --profile (workload/probes/profiling.py)
+      timeline.json          Horovod's own timeline of some steps, with --timeline-steps (workload/probes/timeline.py)
+      checkpoints/           the newest two states of the run, see workload/checkpoint.py
+      .reserve               while it runs: room for its end on a disk that is full by then
+
+History of the schema number in run.json:
+    1   first form
+    2   `attempts` lists every start of the run, because a run can be stopped and resumed; new status `stopped`.
+        A program that knows only 1 would count a stopped run as damaged, hence the new number; 1 is still read.
+    3   step rows have `begin_s` and `sync_host_s`; every lap may be null, because runs may be recorded without laps or
+        from scripts that do not mark all of them.
+    4   step rows have `compute_s`: of steps captured in a CUDA graph, in place of `forward_s` and `backward_s`, which
+        are null there. A program that knows only 3 would read such a run as one whose computing nobody timed.
+    5   `process`, of the run and of each attempt: who rank 0 is beyond its number, see alive.py; null where that is
+        not known. A program that knows only 4 would call the field unknown.
+    6   `files` and `digest`, of a run that is done: digests of its other files and of the record itself, by which a
+        later change is found. A program that knows only 5 would call the fields unknown.
+"""
+
+import hashlib
+import json
+import math
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from horovod_study import alive
+from horovod_study.config import LAPS
+from horovod_study.documents import shown
+from horovod_study.errors import RecordError
+
+if TYPE_CHECKING:  # the run wing records without pandas
+    import pyarrow as pa
+
+SCHEMA = 6
+MANIFEST = "run.json"
+MAX_RUN_BYTES = 64_000_000
+BENCH = "bench.json"
+BENCH_SCHEMA = 1
+CHECKPOINTS = "checkpoints"
+PROFILE = "profile"
+TIMELINE = "timeline.json"
+TIMELINE_READ_BYTES = 256_000_000
+"""A longer timeline is refused: all of it is in memory at once, and some steps say as much as many."""
+RESERVE = ".reserve"
+STEP_FILE = re.compile(r"steps-(\d{5,6})\.arrows", re.ASCII)
+STATUSES = ("running", "done", "failed", "stopped")
+EPOCH_COLUMNS = (
+    "epoch",
+    "steps",
+    "samples",
+    "train_s",
+    "wall_s",
+    "train_mse",
+    "test_mse",
+    "g0_rmse_mpa",
+    "a_rmse",
+    "lr",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRecord:
+    """The content of run.json: one training run, described so that it can be repeated and doubted."""
+
+    study: str
+    key: str
+    repeat: int
+    partition: str
+    status: str  # running | done | failed | stopped (by a signal, with a checkpoint, to be resumed)
+    started: str  # ISO 8601, UTC; of the first attempt
+    host: str  # of rank 0, as is pid; of the latest attempt
+    pid: int
+    requested: Mapping[str, Any]
+    effective: Mapping[str, Any]  # read back from the live objects, see recording/
+    environment: Mapping[str, Any]
+    reason: str = ""
+    finished: str | None = None
+    totals: Mapping[str, Any] = field(default_factory=dict)  # of the timed window; empty until done
+    attempts: Sequence[Mapping[str, Any]] = ()  # every start of the run, in order; see _attempt
+    process: Mapping[str, Any] | None = None  # alive.identity() of rank 0, of the latest attempt
+    files: Mapping[str, str] = field(default_factory=dict)  # digests of what else a run wrote that is done
+    digest: str = ""  # of the rest of run.json of a run that is done; empty of one of an older program, too
+    schema: int = SCHEMA
+
+    def __post_init__(self) -> None:
+        if self.status not in STATUSES:
+            raise RecordError(f"run record: status is {self.status!r}; allowed: {', '.join(STATUSES)}")
+        object.__setattr__(self, "attempts", tuple(self.attempts) or (self._attempt(self.started, from_step=0),))
+
+    def _attempt(self, began: str, *, from_step: int) -> dict[str, Any]:
+        return {
+            "started": began,
+            "finished": self.finished,
+            "status": self.status,
+            "reason": self.reason,
+            "from_step": from_step,
+            "host": self.host,
+            "pid": self.pid,
+            "process": self.process,
+        }
+
+    def state(self) -> str:
+        """Return the status as it is now: a run that says running but whose process is gone is incomplete.
+
+        A run that says running on another host is believed: processes there cannot be seen from here. Who is about to
+        take it up asks `silent_s` too.
+        """
+        if self.status != "running":
+            return self.status
+        if self.finished is not None:  # interrupted: ended by the study runner, neither done nor failed
+            return "incomplete"
+        began = str(self.attempts[-1].get("started", ""))
+        running = alive.is_running(self.process, pid=self.pid, host=self.host, started=began)
+        return "running" if running else "incomplete"
+
+
+class NoRoom(RecordError):
+    """The disk is full, or the user's share of it."""
+
+
+MAX_TRAININGS = 8
+"""Trainings of one process that are recorded, one after the other."""
+
+
+def training_directory(out: Path, training: int) -> Path:
+    """Return the run directory of the training of this number, from 1, of processes that are recorded in `out`."""
+    return out if training == 1 else out.with_name(f"{out.name}-training{training}")
+
+
+def record_text(record: RunRecord) -> str:
+    # A run that diverged has totals that are no numbers; JSON has none of those, and unknown is null.
+    return json.dumps(finite(asdict(record)), indent=1, allow_nan=False) + "\n"
+
+
+def digest_of_record(record: RunRecord) -> str:
+    return own_digest(json.loads(record_text(record)))
+
+
+def unlike_written(record: RunRecord, there: Mapping[str, str]) -> dict[str, str]:
+    """Return {file: what is wrong} of what is not as the run itself wrote it down when it was done.
+
+    `there`: `run_files` of its directory as it is now. Nothing can be determined of a run without `digest`, nor of a
+    file that another host wrote and rank 0 did not see yet.
+    """
+    if not record.digest:
+        return {}
+    found = {MANIFEST: "its digest is that of another text"} if record.digest != digest_of_record(record) else {}
+    for name, digest in record.files.items():
+        if there.get(name) != digest:
+            found[name] = "is not the file that the run wrote" if name in there else "the run wrote it, and it is gone"
+    return found
+
+
+def mean_over_ranks(values: Sequence[float | None]) -> float | None:
+    """Return the mean of one number of each rank; None unless all ranks know theirs, as for every total of a run.
+
+    A mean over some of the ranks would look like one over all of them.
+    """
+    known = _of_all(values)
+    return sum(known) / len(known) if known else None
+
+
+def max_over_ranks(values: Sequence[float | None]) -> float | None:
+    """Return the largest of one number of each rank; None unless all ranks know theirs."""
+    return max(_of_all(values), default=None)
+
+
+def _of_all(values: Sequence[float | None]) -> list[float]:
+    known = [value for value in values if value is not None and not math.isnan(value)]
+    return known if len(known) == len(values) else []
+
+
+def step_totals(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the totals that step rows give, in seconds, of the ranks' `Recorder.summary`; unknown is None."""
+
+    def means(kind: str, names: Iterable[str]) -> dict[str, float | None]:
+        return {name: mean_over_ranks([each[kind][f"{name}_s"] for each in summaries]) for name in names}
+
+    return {
+        "step_s_median": max_over_ranks([each["median"]["step_s"] for each in summaries]),
+        "step_s_p90": max_over_ranks([each["step_s_p90"] for each in summaries]),
+        **{f"{name}_s": value for name, value in means("mean", (*LAPS, "residual", "step")).items()},
+        "lap_medians_s": means("median", (*LAPS, "residual")),
+    }
+
+
+def finite(value: Any) -> Any:
+    """Return a value as JSON takes it: dataclasses by `to_dict` or their fields, tables by rows, numbers of numpy as
+    Python's, None for what is no finite number."""
+    if hasattr(value, "columns"):
+        value = value.to_dict("records")
+    elif hasattr(value, "to_dict"):
+        value = value.to_dict()
+    elif is_dataclass(value):
+        value = {each.name: getattr(value, each.name) for each in fields(value)}
+    if isinstance(value, Mapping):
+        return {name: finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(each) for each in value]
+    if hasattr(value, "tolist"):
+        return finite(value.tolist())
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def facts(value: Any, *names: str) -> dict[str, Any]:
+    """Return attributes of a value by their names, each as `finite` gives it."""
+    return {name: finite(getattr(value, name)) for name in names}
+
+
+def step_schema() -> "pa.Schema":
+    """Return the columns of a step row, 96 bytes; docs/metrics.md defines them.
+
+    `begin_s` counts from the first step of the run, at a barrier, on the clock of the rank's host; it is the axis of
+    `wall_s` in epochs.csv and of the system samples too. `sync_host_s` is null where there is one clock only (a CPU).
+    """
+    import pyarrow as pa
+
+    return pa.schema(
+        [("step", pa.int32()), ("epoch", pa.int32()), ("begin_s", pa.float64())]
+        + [(f"{lap}_s", pa.float64()) for lap in (*LAPS, "residual", "step")]
+        + [("sync_host_s", pa.float64()), ("samples", pa.int32()), ("loss", pa.float32())]
+    )
+
+
+def benches_beside(root: Path) -> list[Path]:
+    """Return the bench.json that `horovod-study bench --out ROOT/bench` wrote beside the runs, if it is there."""
+    path = root / "bench" / BENCH
+    return [path] if path.is_file() else []
+
+
+def profile_paths(directory: Path, profiler: str, rank: int) -> list[Path]:
+    """Return the files that a profiler wrote of one rank."""
+    return sorted((directory / PROFILE).glob(f"{profiler}-{rank:05d}.*"))
+
+
+SYSTEM_SCHEMA = 1
+SYSTEM_META = b"horovod_study"
+
+
+def system_schema() -> "pa.Schema":
+    """Return the columns of a system sample; docs/system.md defines them.
+
+    One row per sample and `part`: "rank 0" (its process tree), "host", "gpu 0", "package 0" (of the processors). What
+    a part has not is null. Bytes and context switches are counts since the reading before: over `interval_s` seconds,
+    switches over `switches_over_s`. `energy_j` counts up from the first sample of the `attempt` (0 is the start of the
+    run, 1 the first time it was resumed). `at_s` is on the axis of `begin_s` in the step rows, and negative before the
+    run's zero.
+    """
+    import pyarrow as pa
+
+    numbers = (
+        *("cpu_percent", "rss_mb", "own_mb", "pss_mb", "available_mb", "load1"),
+        *("sampler_cpu_percent", "switches_over_s"),
+    )
+    counts = (
+        *("processes", "threads", "voluntary_switches", "involuntary_switches", "read_bytes", "written_bytes"),
+        *("received_bytes", "sent_bytes", "loopback_bytes", "rdma_received_bytes", "rdma_sent_bytes"),
+    )
+    sensors = ("gpu_percent", "gpu_memory_mb", "sm_mhz", "memory_mhz", "temperature_c", "power_w", "energy_j")
+    return pa.schema(
+        [("at_s", pa.float64()), ("attempt", pa.int16()), ("part", pa.string()), ("interval_s", pa.float64())]
+        + [(name, pa.float64()) for name in numbers]
+        + [(name, pa.int64()) for name in counts]
+        + [(name, pa.float64()) for name in sensors]
+    )
+
+
+def system_path(directory: Path, host: str) -> Path:
+    """Return the file of the system samples of one host."""
+    return directory / f"system-{host.replace('/', '_')}.arrows"
+
+
+def timed_from(record: RunRecord) -> tuple[int, str]:
+    """Return the first step of the timed window of a run, and in words what says so."""
+    steady = record.totals.get("steady")
+    if isinstance(steady, Mapping) and isinstance(steady.get("step"), int):
+        by = {
+            "change-point": "before the change-point at which the steady state begins",
+            "no change-point": "declared as warm-up; no change-point after it",
+            "declared": "declared as warm-up",
+        }
+        return steady["step"], by.get(steady.get("found_by", ""), "before the steady state")
+    warmup = declared_warmup(record)
+    return (0, "no warm-up is recorded") if warmup is None else (warmup, "declared as warm-up")
+
+
+def rows_lost(record: RunRecord) -> int:
+    """Return how many steps of all ranks have no row because the disk was full; those of an older program had none."""
+    lost = record.totals.get("rows_lost")
+    return sum(lost) if isinstance(lost, Sequence) else int(lost or 0)
+
+
+def declared_warmup(record: RunRecord) -> int | None:
+    """Return how many steps were declared as warm-up; `train_s` of epochs.csv counts from there."""
+    declared = record.effective.get("warmup_steps", record.requested.get("warmup_steps"))
+    return declared if isinstance(declared, int) else None
+
+
+ALL_STEPS = (0, sys.maxsize)
+
+
+def hosts_of(record: RunRecord, ranks: Iterable[int]) -> dict[int, str]:
+    """Return the host of each of `ranks`; that of rank 0 where the record does not say."""
+    told = record.effective.get("ranks") or []
+    return {rank: str(told[rank]["host"]) if rank < len(told) else record.host for rank in ranks}
+
+
+def step_ranks(directory: Path) -> list[int]:
+    """Return the ranks that recorded steps."""
+    found = [int(known[1]) for path in directory.glob("steps-*.arrows") if (known := STEP_FILE.fullmatch(path.name))]
+    return sorted(rank for rank in found if (directory / f"steps-{rank:05d}.arrows").exists())
+
+
+def checkpoint_paths(directory: Path) -> list[Path]:
+    """Return the checkpoint files of a run, newest first; whether they are intact is not looked at."""
+    found = [path for path in (directory / CHECKPOINTS).glob("step-*.pt") if path.stem[5:].isdecimal()]
+    return sorted(found, key=checkpoint_step, reverse=True)
+
+
+def checkpoint_step(path: Path) -> int:
+    """Return the number of steps that a checkpoint file says, by its name, to have been made."""
+    return int(path.stem[5:])
+
+
+def per_node(ranks: Sequence[Mapping[str, Any]]) -> str:
+    """Return how many of some recorded ranks sat on how many nodes, the fullest first: `2x8 1x3`; empty if unknown."""
+    if not ranks or any("host" not in rank for rank in ranks):
+        return ""
+    nodes = Counter(Counter(rank["host"] for rank in ranks).values())
+    return " ".join(f"{nodes[workers]}x{workers}" for workers in sorted(nodes, reverse=True))
+
+
+def run_name(directory: Path, root: Path) -> str:
+    """Return the name of a run in the tables: its path below `root`, or its own name when it is `root`."""
+    name = directory.relative_to(root).as_posix()
+    return shown(directory.resolve().name if name == "." else name)
+
+
+RUN_FILES = (MANIFEST, BENCH, "epochs.csv", "steps-*.arrows", "system-*.arrows")
+
+
+def digest_of(content: bytes) -> str:
+    """Return the digest by which a file of an analysis is known again."""
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def run_files(directory: Path) -> dict[str, str]:
+    """Return {file: digest} of what a run directory holds of its measurement; what cannot be read is left out."""
+    found = {}
+    for path in sorted(each for pattern in RUN_FILES for each in directory.glob(pattern) if each.is_file()):
+        with suppress(OSError), path.open("rb") as stream:
+            found[path.name] = hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+    return found
+
+
+def own_digest(source: Mapping[str, Any]) -> str:
+    rest = {name: each for name, each in source.items() if name != "digest"}
+    return digest_of(json.dumps(rest, sort_keys=True, allow_nan=False).encode())

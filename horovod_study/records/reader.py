@@ -1,0 +1,663 @@
+"""Reading a run directory: its record, its rows, its samples and what probes found, finished or not."""
+
+import math
+import os
+import stat
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from horovod_study.config import LAPS
+from horovod_study.documents import conform, parse_csv, parse_json, read_bytes, read_json, read_text, shown
+from horovod_study.errors import RecordError
+from horovod_study.records.arrow import (
+    arrow_array,
+    numpy_column,
+    open_rows,
+    require_types,
+    stream_errors,
+    whole_batches,
+)
+from horovod_study.records.format import (
+    ALL_STEPS,
+    BENCH,
+    BENCH_SCHEMA,
+    EPOCH_COLUMNS,
+    MANIFEST,
+    MAX_RUN_BYTES,
+    PROFILE,
+    SCHEMA,
+    STEP_FILE,
+    SYSTEM_META,
+    SYSTEM_SCHEMA,
+    TIMELINE,
+    TIMELINE_READ_BYTES,
+    RunRecord,
+    run_name,
+    step_ranks,
+    step_schema,
+    system_path,
+    system_schema,
+    timed_from,
+)
+
+if TYPE_CHECKING:  # the run wing records without pandas
+    import numpy as np
+    import pandas as pd
+    import pyarrow as pa
+
+KEPT_OPEN_BYTES = 500_000_000
+"""Step rows of a run that are fewer stay mapped between two looks at them."""
+ROW_BYTES = 96
+
+
+def read_timeline(place: Path) -> tuple[Path, str]:
+    """Return the file and the text of a Horovod timeline: the file `place`, or that of the run directory `place`.
+
+    Raises RecordError where there is none, or one that is too long.
+    """
+    path = place / TIMELINE if place.is_dir() else place
+    what = "this run has no timeline" if place.is_dir() else "no such file"
+    content = read_bytes(
+        path,
+        again="record fewer steps (train --timeline-steps, or hvd.start_timeline and hvd.stop_timeline)",
+        max_bytes=TIMELINE_READ_BYTES,
+        missing=f"{what}; record one with train --timeline-steps 50, over Horovod",
+    )
+    return path, content.decode("utf-8", errors="replace")
+
+
+def epoch_rows(directory: Path) -> list[dict[str, float]]:
+    """Return the evaluations of a run so far, also while it is running: a row that is not complete yet is left out."""
+    path = directory / "epochs.csv"
+    if not os.path.lexists(path):
+        return []
+    again = "move the directory away"
+    rows = parse_csv(read_text(path, again=again), source=shown(path), again=again)
+    try:
+        return [{name: float(value or "nan") for name, value in row.items()} for row in rows]
+    except ValueError as error:
+        raise RecordError(f"{shown(path)}: holds a damaged row ({error}); {again}") from None
+
+
+def read_run(directory: Path) -> RunRecord:
+    """Read run.json; a damaged or foreign one is a RecordError naming the file and the field."""
+    from horovod_study.records.forms import Run
+
+    path = directory / MANIFEST
+    again = "move the directory away, or name a run directory"
+    content = read_json(path, again=again, missing=_no_run(directory), max_bytes=MAX_RUN_BYTES)
+    require_schema(content, SCHEMA, path, again)
+    # The content as it is and not as pydantic gives it: names that the form does not declare are kept.
+    conform(content, Run, shown(path), again=again)
+    # In memory every record has the newest form: one of schema 1 had one attempt, which its other fields describe.
+    return RunRecord(**{**content, "schema": SCHEMA})
+
+
+def _no_run(directory: Path) -> str:
+    below = None
+    if directory.is_dir() and not (directory / MANIFEST).exists():
+        below = next(run_directories(directory), None)
+    return f"no such file; name a run directory{f', such as {shown(below)}; of a study its file' if below else ''}"
+
+
+def require_schema(content: Any, newest: int, path: Path, again: str) -> None:
+    """Refuse a document without a schema number, or with one that is newer than this program's."""
+    if not isinstance(content, dict) or type(content.get("schema")) is not int:
+        raise RecordError(f"{shown(path)}: has no schema number; it was not written by horovod_study, {again}")
+    if content["schema"] > newest:
+        raise RecordError(
+            f"{shown(path)}: has schema {content['schema']}, newer than this program's {newest}; update horovod_study"
+        )
+
+
+def run_directories(
+    root: Path, only: Collection[str] | None = None, *, left_out: dict[str, str] | None = None
+) -> Iterator[Path]:
+    """Yield the run directories at or below `root`, in the order of their paths; with `only` those of these names.
+
+    Symbolic links to runs are followed, each run once. Into `left_out` comes {name: why not} of every other entry
+    that is or may be a run: a folder that may not be read, a link that leads nowhere, rows without run.json.
+    """
+    if not root.is_dir():
+        what = "is no directory of runs, nor another file that is read here" if root.exists() else "no such directory"
+        raise RecordError(f"{shown(root)}: {what}; name the directory that holds the runs")
+    found: list[Path] = []
+    passed: dict[Path, str] = {}
+    seen: dict[str, Path] = {}
+    folders = [root]
+    links: list[Path] = []
+    while folders or links:
+        # Links come last, so that a run that is below `root` has its own name and not that of a link to it.
+        directory = folders.pop() if folders else links.pop(0)
+        place = os.path.realpath(directory)
+        if place in seen:
+            passed[directory] = f"is a link to {shown(place)}, which is read as {run_name(seen[place], root)}"
+            continue
+        try:
+            names = sorted(os.listdir(directory))
+        except OSError as error:
+            passed[directory] = f"cannot be read ({error.strerror or error})"
+            continue
+        seen[place] = directory
+        holds_run = MANIFEST in names
+        if holds_run:
+            found.append(directory)
+        elif any(STEP_FILE.fullmatch(name) or name == "epochs.csv" for name in names):
+            passed[directory] = f"holds rows of a run, and no {MANIFEST}"
+        elif directory.is_symlink() and not any((directory / name / MANIFEST).exists() for name in names):
+            passed[directory] = "is a link to a folder that holds no runs"
+            continue
+        _sort_entries(directory, names, holds_run, folders, links, passed)
+    if left_out is not None:
+        wanted = {each: why for each, why in sorted(passed.items()) if only is None or each.name in only}
+        left_out.update({run_name(each, root): why for each, why in wanted.items()})
+    yield from (each for each in sorted(found) if only is None or each.name in only)
+
+
+def _sort_entries(
+    directory: Path,
+    names: Iterable[str],
+    of_run: bool,
+    folders: list[Path],
+    links: list[Path],
+    passed: dict[Path, str],
+) -> None:
+    """Put the folders in a directory to `folders` or `links`, and what leads nowhere to `passed`.
+
+    Below a folder such as .attempts is what was tried before: kept, but not counted.
+    """
+    for path in (directory / name for name in names if not name.startswith(".")):
+        try:
+            if stat.S_ISDIR(os.stat(path).st_mode):
+                (links if path.is_symlink() else folders).append(path)
+        except OSError as error:
+            if not of_run:
+                passed[path] = f"cannot be read ({error.strerror or error})"
+
+
+def readable_runs(
+    root: Path, only: Collection[str] | None = None, *, left_out: dict[str, str] | None = None
+) -> Iterator[tuple[Path, RunRecord]]:
+    """Yield each run directory at or below `root` with its record; arguments as for `run_directories`.
+
+    A run whose run.json or epochs.csv cannot be used comes into `left_out` too. RecordError where `root` is that run
+    itself, and where no run is left but some were left out.
+    """
+    missed: dict[str, str] = {}
+    some = False
+    for directory in run_directories(root, only, left_out=missed):
+        try:
+            record = read_run(directory)
+            evaluations(directory)
+        except RecordError as error:
+            if directory == root:
+                raise
+            missed[run_name(directory, root)] = str(error).removeprefix(f"{shown(directory)}/")
+            continue
+        some = True
+        yield directory, record
+    if missed and not some:
+        name, why = next(iter(missed.items()))
+        raise RecordError(f"{shown(root)}: holds no run that can be read; {name}: {why}")
+    if left_out is not None:
+        left_out.update(missed)
+
+
+def read_steps(directory: Path, rank: int, *, mapped: bool = False) -> "pa.Table":
+    """Return the step rows of one rank, up to the last complete batch if the run was killed.
+
+    `mapped`: leave them in the file and let the system bring in what is looked at. Not while the run goes on: its
+    writer shortens the file now and then, and to look at what is no longer there ends this program.
+    """
+    import pyarrow as pa
+
+    path = directory / f"steps-{rank:05d}.arrows"
+    if path.exists() and path.stat().st_size == 0:
+        return step_schema().empty_table()  # the process died before the first batch
+    try:
+        table = whole_batches(path, mapped=mapped)
+    except FileNotFoundError:
+        raise RecordError(f"{path}: no such file; rank {rank} recorded no steps") from None
+    except stream_errors() as error:
+        raise RecordError(f"{path}: holds no readable step rows ({error}); move the directory away") from None
+    schema = step_schema()
+    require_types(table, schema, path)
+    missing = set(schema.names).difference(table.column_names)  # rows of an older program
+    for name in missing:
+        table = table.append_column(schema.field(name), pa.nulls(len(table), schema.field(name).type))
+    return table.select(schema.names) if missing else table
+
+
+def last_step(directory: Path, rank: int = 0) -> tuple[int, int, float] | None:
+    """Return (steps, epoch, seconds since the first step) of the last row that a rank has written; None without rows.
+
+    For looking at a run while it goes on: of each batch only what says how long it is, and of the last its last row is
+    taken from the file, which is mapped into memory and not read.
+    """
+
+    path = directory / f"steps-{rank:05d}.arrows"
+    last = None
+    try:
+        with open_rows(path, mapped=True) as reader:
+            names = [reader.schema.get_field_index(name) for name in ("step", "epoch", "begin_s", "step_s")]
+            with suppress(*stream_errors()):
+                for batch in reader:
+                    if batch.num_rows:
+                        last = batch
+            if last is None or -1 in names:
+                return None
+            # Manually, because Arrow's own way from an array to a number imports pandas first.
+            step, epoch, begin_s, step_s = (
+                float(numpy_column(last.column(name).slice(len(last) - 1))[0]) for name in names
+            )
+    except stream_errors():
+        return None
+    return int(step) + 1, int(epoch), begin_s + (0.0 if math.isnan(step_s) else step_s)
+
+
+def read_step_column(path: Path, name: str) -> "np.ndarray":
+    """Return one column of a file of step rows, shape (rows,), without ever having the others in memory.
+
+    Null is NaN in a column of floats. Rows are those before a torn batch, as in `read_steps`.
+    """
+    import numpy as np
+
+    parts = []
+    try:
+        with open_rows(path) as reader, suppress(*stream_errors()):
+            place = reader.schema.get_field_index(name)
+            kind = reader.schema.field(place).type.to_pandas_dtype()
+            for batch in reader:
+                # A copy: what is in the file's batch keeps all of it in memory.
+                parts.append(numpy_column(batch.column(place)).astype(kind, copy=False))
+    except stream_errors() as error:
+        raise RecordError(f"{path}: holds no readable step rows ({error}); move the directory away") from None
+    return np.concatenate(parts) if parts else np.empty(0, dtype=kind)
+
+
+def read_synchronisation(directory: Path) -> dict[str, Any]:
+    """Return the section "synchronisation" of bench.json; RecordError where it is missing, damaged or newer."""
+    from horovod_study.records.forms import Synchronisation
+
+    path = directory / BENCH
+    again = "record the run again with --measure-sync"
+    found = _read_section(directory, "synchronisation", Synchronisation, "what its synchronisation is made of", again)
+    for name in ("pack_s", "through_s"):
+        if found.get(name) is None and not found["why_not_through"]:
+            raise RecordError(f"{shown(path)}: synchronisation: {name} is missing; {again}")
+    return found
+
+
+def read_ablation(directory: Path) -> dict[str, Any]:
+    """Return the section "ablation" of bench.json; RecordError where it is missing, damaged or of a newer program.
+
+    `blocks` has one row per pair, kind (`silent`) and rank, as columns of equal length; a lap that is not known is
+    None in place of its column.
+    """
+    from horovod_study.records.forms import Ablation
+
+    path = directory / BENCH
+    again = "record the run again with --measure-ablation"
+    found = _read_section(directory, "ablation", Ablation, "what communication costs by leaving it out", again)
+    rows, blocks = 2 * found["pairs"] * found["workers"], found["blocks"]
+    laps = [f"{lap}_s" for lap in (*LAPS, "residual", "step")]
+    for name in ("pair", "silent", "rank", *laps):
+        values = blocks.get(name)
+        if values is None and name in laps[:-1] and (name in blocks or name == "compute_s"):  # older ones lack compute
+            continue
+        if values is None or len(values) != rows:
+            raise RecordError(f"{shown(path)}: ablation: blocks: {name} must be a list of {rows} numbers; {again}")
+    wanted = {(p, s, r) for p in range(found["pairs"]) for s in (False, True) for r in range(found["workers"])}
+    if set(zip(blocks["pair"], blocks["silent"], blocks["rank"], strict=True)) != wanted:
+        raise RecordError(f"{path}: ablation: blocks: must have one row per pair, kind and rank; {again}")
+    return found
+
+
+def _read_section(directory: Path, section: str, form: Any, what: str, again: str) -> dict[str, Any]:
+    """Return one section of bench.json, of the given `form`; RecordError where `what` was not measured."""
+    path = directory / BENCH
+    if not os.path.lexists(path):
+        raise RecordError(f"{shown(directory)}: has no {BENCH}, so {what} was not measured; {again}")
+    content = read_json(path, again=again)
+    require_schema(content, BENCH_SCHEMA, path, again)
+    found = content.get(section)
+    if not isinstance(found, dict):
+        raise RecordError(f"{shown(path)}: holds no {section}; {again}")
+    conform(found, form, f"{shown(path)}: {section}", again=again)
+    return found
+
+
+class StepRows(Mapping[int, Mapping[str, "np.ndarray"]]):
+    """The step rows of ranks as rank -> columns, (steps of this rank,), null is NaN; taken from the files when asked.
+
+    A column is read each time it is asked for, and in a long run the file of a rank is let go with its columns: its
+    rows do not fit into memory together. For runs that have ended, see `read_steps`.
+    """
+
+    def __init__(self, directory: Path, ranks: Iterable[int]) -> None:
+        self._directory = directory
+        self._ranks = tuple(ranks)
+        self.file_bytes = sum((directory / f"steps-{rank:05d}.arrows").stat().st_size for rank in self._ranks)
+        self._open: dict[int, Mapping[str, np.ndarray]] = {}
+
+    def __getitem__(self, rank: int) -> Mapping[str, "np.ndarray"]:
+        if rank not in self._ranks:
+            raise KeyError(rank)
+        if rank in self._open:
+            return self._open[rank]
+        columns = _StepColumns(read_steps(self._directory, rank, mapped=True))
+        if self.file_bytes < KEPT_OPEN_BYTES:
+            self._open[rank] = columns
+        return columns
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._ranks)
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+
+class _StepColumns(Mapping[str, "np.ndarray"]):
+    """Columns of an Arrow table as NumPy arrays, each made when it is asked for."""
+
+    def __init__(self, table: "pa.Table") -> None:
+        self._table = table
+
+    def __getitem__(self, name: str) -> "np.ndarray":
+        values: np.ndarray = self._table.column(name).to_numpy()
+        return values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._table.column_names)
+
+    def __len__(self) -> int:
+        return int(self._table.num_columns)
+
+
+def _has_rows(directory: Path, rank: int) -> bool:
+    """Return whether a rank has recorded a step, as far as a batch that can be read; raises what `read_steps` does."""
+
+    path = directory / f"steps-{rank:05d}.arrows"
+    with suppress(*stream_errors()), open_rows(path) as reader:
+        for batch in reader:
+            if batch.num_rows:
+                return True
+    return len(read_steps(directory, rank)) > 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RecordedRun:
+    """A run as far as it was recorded, finished or not: its record and the step rows of each rank that has some."""
+
+    name: str  # as in `run_table`
+    directory: Path
+    record: RunRecord
+    state: str  # see RunRecord.state
+    workers: int
+    rows: "Mapping[int, Mapping[str, np.ndarray]]"  # rank -> columns, (steps of this rank,); null is NaN
+    first_step: int  # where the timed window begins
+    first_step_by: str  # what says so, in words
+    missing: Mapping[int, str]  # ranks without a row -> why, in words
+    synchronisation: Mapping[str, Any] | None  # what `read_synchronisation` returns
+    why_no_synchronisation: str
+    ablation: Mapping[str, Any] | None  # what `read_ablation` returns
+    why_no_ablation: str
+
+    def row_count(self) -> int:
+        """Return how many step rows there are; of those that stay in their files about how many."""
+        if isinstance(self.rows, StepRows):
+            return self.rows.file_bytes // ROW_BYTES
+        return sum(len(columns["step"]) for columns in self.rows.values())
+
+    def system_samples(self, names: Sequence[str]) -> "dict[str, dict[str, dict[str, np.ndarray]]]":
+        """Return {host: {part: columns}} of the system samples, (samples of the part,), null is NaN, read now.
+
+        `names`: the columns that are wanted. A file that cannot be read is left out, as in a run without a sampler.
+        """
+        found = {}
+        for path in sorted(self.directory.glob("system-*.arrows")):
+            host = path.name.removeprefix("system-").removesuffix(".arrows")
+            with suppress(RecordError):
+                found[host] = _parts_of(read_system_rows(self.directory, host)[0], names)
+        return found
+
+
+def recorded_run(directory: Path, *, name: str | None = None, record: RunRecord | None = None) -> RecordedRun:
+    """Return a run as far as it was recorded, also one that failed, was killed or still runs.
+
+    Rows of a run that has ended stay in their files (StepRows); those of a run that goes on are read now, all of them.
+    `record`: what `read_run` has returned already.
+
+    The timed window begins at `totals["steady"]["step"]`, else after the declared warm-up. A rank whose file is
+    missing, unreadable or empty is no error: `missing` says so. RecordError only for what is no run.
+    """
+    record = read_run(directory) if record is None else record
+    state = record.state()
+    rows: dict[int, Mapping[str, Any]] = {}
+    recorded: list[int] = []
+    missing: dict[int, str] = {}
+    found = set(step_ranks(directory))
+    said = record.effective.get("workers", record.requested.get("workers"))
+    for rank in sorted(found | set(range(said if isinstance(said, int) else 0))):
+        if rank not in found:
+            missing[rank] = "has no file of steps"
+            continue
+        try:
+            if state == "running":
+                rows[rank] = dict(_StepColumns(read_steps(directory, rank)))
+                some = len(rows[rank]["step"]) > 0
+            else:
+                some = _has_rows(directory, rank)
+        except RecordError as error:
+            missing[rank] = str(error).partition(": ")[2].partition(";")[0]
+            continue
+        if some:
+            recorded.append(rank)
+        else:
+            missing[rank] = "recorded no step"
+    first, by = timed_from(record)
+    synchronisation, why_no_synchronisation = _if_there(read_synchronisation, directory)
+    ablation, why_no_ablation = _if_there(read_ablation, directory)
+    return RecordedRun(
+        name=directory.resolve().name if name is None else name,
+        directory=directory,
+        record=record,
+        state=state,
+        workers=said if isinstance(said, int) else len(found),
+        rows={rank: rows[rank] for rank in recorded} if state == "running" else StepRows(directory, recorded),
+        first_step=first,
+        first_step_by=by,
+        missing=missing,
+        synchronisation=synchronisation,
+        why_no_synchronisation=why_no_synchronisation,
+        ablation=ablation,
+        why_no_ablation=why_no_ablation,
+    )
+
+
+def _if_there(read: Callable[[Path], dict[str, Any]], directory: Path) -> tuple[dict[str, Any] | None, str]:
+    """Return what `read` returns, or None with the reason."""
+    try:
+        return read(directory), ""
+    except RecordError as error:
+        return None, str(error).removeprefix(f"{directory}/").removeprefix(f"{directory}: ")
+
+
+def synchronised_run(directory: Path) -> "tuple[RunRecord, list[dict[str, Any]], dict[str, Any] | None]":
+    """Return a finished run for analysis/steps/attribution.py: its record, the columns of the timed steps of each
+    rank, and bench.json (None for a worker alone, who synchronises with nobody).
+
+    Raises RecordError for a run that is not done, that has fewer step rows than ranks, or without bench.json.
+    """
+    record = read_run(directory)
+    if record.state() != "done":
+        raise RecordError(
+            f"{directory}: the run is {record.state()}, and only finished runs can be decomposed; run it again"
+        )
+    if record.requested.get("timer_mode") == "off":
+        raise RecordError(f"{directory}: its steps were not timed (--timer-mode off); record it again with light")
+    workers = int(record.effective["workers"])
+    bench = read_synchronisation(directory) if workers > 1 else None
+    tables = [read_steps(directory, rank) for rank in range(workers)]
+    columns = [{name: table.column(name).to_numpy() for name in table.column_names} for table in tables]
+    timed = [rows["step"] >= timed_from(record)[0] for rows in columns]
+    if len({int(each.sum()) for each in timed}) > 1:
+        raise RecordError(f"{directory}: its ranks recorded different numbers of steps; run it again")
+    return record, [{n: v[kept] for n, v in rows.items()} for rows, kept in zip(columns, timed, strict=True)], bench
+
+
+def rows_between(directory: Path, steps: tuple[int, int] = ALL_STEPS) -> "dict[int, pd.DataFrame]":
+    """Return the rows of the steps from steps[0] to before steps[1] as {rank: frame}, also of an unfinished run.
+
+    Raises RecordError where no rank recorded a step of these.
+    """
+    found = {}
+    for rank in step_ranks(directory):
+        frame = read_steps(directory, rank).to_pandas()
+        found[rank] = frame[(frame["step"] >= steps[0]) & (frame["step"] < steps[1])].reset_index(drop=True)
+    if not any(len(frame) for frame in found.values()):
+        last = "" if steps == ALL_STEPS else f" from {steps[0]} to before {steps[1]}"
+        raise RecordError(f"{directory}: no rank recorded steps{last}; name a run with step rows, or other steps")
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class SystemSamples:
+    """The system samples of one host: rows as `system_schema` says, and what the sampler said of its sensors.
+
+    `meta`: interval_s, ranks {rank: pid}, devices {part: name}, missing {quantity: reason}, cores.
+    """
+
+    host: str
+    rows: "pd.DataFrame"
+    meta: Mapping[str, Any]
+
+
+def read_system_rows(directory: Path, host: str) -> "tuple[pa.Table, dict[str, Any]]":
+    """Return the system samples of one host up to the last complete batch, and what the file says of its sensors."""
+
+    path = system_path(directory, host)
+    again = "move it away, or record the run again"
+    try:
+        table = whole_batches(path)
+    except FileNotFoundError:
+        raise RecordError(
+            f"{path}: no such file; the run recorded no system samples of {host} (--system-interval-s 0?)"
+        ) from None
+    except stream_errors() as error:
+        raise RecordError(f"{path}: holds no readable system samples ({error}); {again}") from None
+    told = (table.schema.metadata or {}).get(SYSTEM_META)
+    if told is None:
+        raise RecordError(f"{shown(path)}: does not say what its sensors are; {again}")
+    meta = parse_json(told, source=shown(path), again=again)
+    require_schema(meta, SYSTEM_SCHEMA, path, again)
+    require_types(table, system_schema(), path)
+    missing = [each.name for each in system_schema() if each.name not in table.column_names]
+    if missing:
+        raise RecordError(f"{path}: column {missing[0]} is missing; {again}")
+    return table.replace_schema_metadata(None), meta
+
+
+def system_columns(directory: Path, host: str) -> "tuple[dict[str, np.ndarray], dict[str, Any]]":
+    """Return `read_system_rows` as NumPy columns, null as NaN, for a program that is to do without pandas."""
+    table, meta = read_system_rows(directory, host)
+    whole = table.combine_chunks()
+    columns = {}
+    for name in table.column_names:
+        chunks = whole.column(name).chunks
+        columns[name] = numpy_column(chunks[0] if chunks else arrow_array([], table.schema.field(name).type))
+    return columns, meta
+
+
+def _parts_of(samples: "pa.Table", names: Sequence[str]) -> "dict[str, dict[str, np.ndarray]]":
+    """Return {part: columns} of system samples."""
+    import numpy as np
+
+    if not len(samples):
+        return {}
+    coded = samples.column("part").combine_chunks().dictionary_encode()
+    place = coded.indices.to_numpy()
+    columns = {name: samples.column(name).to_numpy() for name in names}
+    return {
+        part: {name: values[rows] for name, values in columns.items()}
+        for number, part in enumerate(coded.dictionary.to_pylist())
+        for rows in [np.flatnonzero(place == number)]
+    }
+
+
+def read_system(directory: Path) -> dict[str, SystemSamples]:
+    """Return {host: samples} of a run, in the order of the hosts' names; empty for a run without a sampler."""
+    found = {}
+    for path in sorted(directory.glob("system-*.arrows")):
+        host = path.name.removeprefix("system-").removesuffix(".arrows")
+        table, meta = read_system_rows(directory, host)
+        found[host] = SystemSamples(host=host, rows=table.to_pandas(), meta=meta)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RunSideFiles:
+    """What is in a run directory besides its record and its step rows."""
+
+    evaluations: Sequence[Mapping[str, float]] = ()
+    system: Mapping[str, SystemSamples] = field(default_factory=dict)  # host -> samples
+    why_no_system: str = ""  # in words
+    damaged_system: bool = False  # it has samples that cannot be read
+    timeline: Path | None = None
+    profiles: Sequence[Path] = ()
+
+
+def run_side_files(directory: Path) -> RunSideFiles:
+    """Return what a run directory holds besides step rows; system samples that cannot be read are left out."""
+    why = "" if any(directory.glob("system-*.arrows")) else "the run recorded no system samples"
+    try:
+        samples = read_system(directory)
+    except RecordError as error:
+        samples, why = {}, str(error)
+    timeline = directory / TIMELINE
+    return RunSideFiles(
+        evaluations=epoch_rows(directory),
+        system={host: each for host, each in samples.items() if len(each.rows)},
+        why_no_system=why,
+        damaged_system=bool(why) and any(directory.glob("system-*.arrows")),
+        timeline=timeline if timeline.exists() else None,
+        profiles=tuple(path for path in sorted((directory / PROFILE).glob("*")) if path.is_file()),
+    )
+
+
+def evaluations(directory: Path) -> list[list[float]]:
+    """Return the rows of a run's epochs.csv in the order of EPOCH_COLUMNS; what is not a number is NaN."""
+    path = directory / "epochs.csv"
+    if not os.path.lexists(path):
+        return []
+    again = "move the run directory away"
+    text = read_text(path, again=again)
+    if not text:  # the process died before the head
+        return []
+    rows = parse_csv(text, source=shown(path), columns=EPOCH_COLUMNS, again=again)
+    return [[_number(row[name]) for name in EPOCH_COLUMNS] for row in rows]
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def named_records(root: Path, only: Collection[str] | None = None) -> Iterator[tuple[str, RunRecord]]:
+    """Yield the name (as in `run_table`) and the record of each run at or below `root`; `only` as for `run_table`."""
+    for directory, record in readable_runs(root, only):
+        yield run_name(directory, root), record
+
+
+def set_aside(root: Path) -> Iterator[tuple[str, RunRecord]]:
+    """Yield the finished runs that are below `root` in folders of earlier attempts: kept, but not counted."""
+    for manifest in sorted(root.rglob(f".attempts/*/{MANIFEST}")):
+        with suppress(RecordError):
+            record = read_run(manifest.parent)
+            if record.state() == "done":
+                yield manifest.parent.relative_to(root).as_posix(), record

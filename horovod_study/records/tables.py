@@ -1,0 +1,298 @@
+"""The runs of a study as tables: one row per run, one per evaluation."""
+
+import math
+import shlex
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from horovod_study.config import LAPS
+from horovod_study.errors import RecordError
+from horovod_study.records.format import (
+    EPOCH_COLUMNS,
+    RunRecord,
+    declared_warmup,
+    per_node,
+    rows_lost,
+    run_name,
+    timed_from,
+)
+from horovod_study.records.reader import RecordedRun, evaluations, readable_runs, recorded_run
+from horovod_study.workloads import packaged
+
+if TYPE_CHECKING:  # the run wing records without pandas
+    import pandas as pd
+
+OWN = packaged()
+"""Whose options are columns of the run table, and whose model a record needs not name."""
+
+
+def recorded_runs(
+    roots: Sequence[Path], only: Collection[str] | None = None, *, left_out: dict[str, str] | None = None
+) -> "tuple[pd.DataFrame, Iterator[RecordedRun]]":
+    """Return the run table of run directories, or folders of them, and each of these runs, read when its turn comes.
+
+    A run that is below two roots is there once. Rows of a run are large, hence one at a time. `only`: the names of
+    the run directories that count; `left_out` as for `readable_runs`.
+    """
+    import pandas as pd
+
+    tables: list[pd.DataFrame] = []
+    places: dict[Path, tuple[Path, str, RunRecord]] = {}  # resolved -> as found, name, content of run.json
+    for root in dict.fromkeys(roots):
+        found = list(readable_runs(root, only, left_out=left_out))
+        table = _run_table(root, found)
+        table = table.assign(run=[f"{root}/{name}" for name in table["run"]] if len(roots) > 1 else table["run"])
+        new = []
+        for (directory, record), name in zip(found, table["run"], strict=True):
+            new.append(directory.resolve() not in places)
+            places.setdefault(directory.resolve(), (directory, name, record))
+        tables.append(table[new])
+    whole: pd.DataFrame = pd.concat([each for each in tables if len(each)], ignore_index=True)
+    return whole, (recorded_run(directory, name=name, record=record) for directory, name, record in places.values())
+
+
+def _steady_doubt(record: RunRecord) -> str:
+    steady = record.totals.get("steady")
+    return str(steady.get("doubt") or "") if isinstance(steady, Mapping) else ""
+
+
+def _sensors(record: RunRecord) -> dict[str, float]:
+    """Return what the totals of a run say of its hosts: means over ranks or GPUs, power in all and per GPU."""
+    hosts = list(((record.totals.get("system") or {}).get("hosts") or {}).values())
+
+    def all_of(name: str, prefix: str = "") -> list[float]:
+        return [
+            value
+            for host in hosts
+            for part, value in (host.get(name) or {}).items()
+            if part.startswith(prefix) and value is not None
+        ]
+
+    def mean(values: list[float]) -> float:
+        return math.fsum(values) / len(values) if values else math.nan
+
+    def total(values: list[float]) -> float:
+        return math.fsum(values) if values else math.nan
+
+    return {
+        "cpu_percent_per_rank": mean(all_of("ranks_cpu_percent")),
+        "rss_mb_per_rank": mean(all_of("rss_mb_max")),
+        "gpu_percent": mean(all_of("gpu_percent")),
+        "gpu_memory_mb": mean(all_of("gpu_memory_mb_max")),
+        "gpu_power_w": total(all_of("power_w", "gpu ")),
+        "gpu_power_w_per_gpu": mean(all_of("power_w", "gpu ")),
+        "package_power_w": total(all_of("power_w", "package ")),
+    }
+
+
+_TOTALS = (
+    "samples_per_s",
+    "window_s",
+    "steps",
+    "excluded_steps",
+    "step_s_median",
+    "step_s_p90",
+    *(f"{lap}_s" for lap in (*LAPS, "residual", "step")),
+    "train_mse",
+    "test_mse",
+    "g0_rmse_mpa",
+    "a_rmse",
+    "epochs",
+    "wall_s",
+    "rss_mb_max",
+    "pss_mb_max",
+)
+OF_EVERY_RUN = (
+    "backend",
+    "transport",
+    "workers",
+    "nodes",
+    "batch",
+    "global_batch",
+    "train_samples",
+    "precision",
+    "reduction",
+)
+"""What the record says of every run, whatever it trained; of what was asked for where the run ended too early."""
+_OPTIONS = tuple(name for name in OWN.distinguishing if name not in (*OF_EVERY_RUN, "horovod_defaults"))
+_BEFORE_OPTIONS = {name: OWN.options[name].default for name in _OPTIONS}
+"""How runs recorded before an option existed were done: as its default does."""
+_ENVIRONMENT = ("cpu_model", "cores", "os", "python", "torch", "horovod", "mpi", "package")
+
+
+def run_table(root: Path, only: Collection[str] | None = None) -> "pd.DataFrame":
+    """Return one row per run at or below `root`; docs/metrics.md explains the columns. Unknown numbers are NaN.
+
+    `only`: the names of the run directories that count, such as those of the present cells of a study.
+    """
+    return _run_table(root, readable_runs(root, only))
+
+
+def _run_table(root: Path, found: Iterable[tuple[Path, RunRecord]]) -> "pd.DataFrame":
+    import pandas as pd
+
+    rows: list[dict[str, Any]] = []
+    for directory, record in found:
+        rows.append(
+            {
+                "run": run_name(directory, root),
+                "study": record.study,
+                "partition": record.partition,
+                "status": record.state(),
+                "reason": record.reason,
+                **{name: record.effective.get(name, record.requested.get(name)) for name in OF_EVERY_RUN},
+                "horovod_defaults": bool(record.requested.get("horovod_defaults", False)),
+                "model": _model(record),
+                **_options(record),
+                "budget": _budget(record.requested),
+                "seed": record.requested.get("seed"),
+                "floor_mse": record.effective.get("floor_mse"),
+                "repeat": record.repeat,
+                **{name: _one_number(record.totals.get(name)) for name in _TOTALS},
+                "wall_s": _without_waits(record.totals),
+                **_energy(record),
+                **_sensors(record),
+                "device": record.effective.get("device"),
+                "sync_s_median": (record.totals.get("lap_medians_s") or {}).get("sync"),
+                "per_node": per_node(record.effective.get("ranks") or ()),
+                "path": " and ".join(record.effective.get("path") or ()),
+                "rows_lost": rows_lost(record),
+                "excluded_by": timed_from(record)[1],
+                "warmup_steps": declared_warmup(record),
+                "steady_doubt": _steady_doubt(record),
+                "host": record.host,
+                **{name: record.environment.get(name) for name in _ENVIRONMENT},
+                "started": record.started,
+                "finished": record.finished,
+                "hosts": ", ".join(_hosts(record)),
+                "launcher": record.effective.get("launcher"),
+                "command": _command(record.environment.get("command")),
+                "typed": _command(record.requested.get("typed")),
+                "typed_in": str(record.requested.get("typed_in") or ""),
+                "declared": str(record.requested.get("declared") or ""),
+            }
+        )
+    if not rows:
+        raise RecordError(f"{root}: holds no runs; run a study first (horovod-study run experiments/laptop.yaml)")
+    table = pd.DataFrame(rows)
+    for column in (*_TOTALS, "energy_j", "energy_per_sample_j", "sync_s_median", "floor_mse", "warmup_steps"):
+        table[column] = pd.to_numeric(table[column]).astype("float64")
+    return table
+
+
+def _without_waits(totals: Mapping[str, Any]) -> Any:
+    """Return the seconds of a run without those in which it waited for its turns: others had the machine then."""
+    wall_s, waited_s = totals.get("wall_s"), (totals.get("turns") or {}).get("waited_s")
+    return _one_number(wall_s) if wall_s is None or waited_s is None else wall_s - waited_s
+
+
+def _hosts(record: RunRecord) -> list[str]:
+    """Return the hosts of a run, in the order of its ranks; that of rank 0 where the record does not say."""
+    ranks = record.effective.get("ranks") or ()
+    return list(dict.fromkeys(str(rank.get("host", record.host)) for rank in ranks)) or [record.host]
+
+
+def _command(words: Any) -> str:
+    """Return the command line of a rank as it can be typed; a text stays as it is."""
+    return shlex.join(str(word) for word in words) if isinstance(words, list | tuple) else str(words or "")
+
+
+def _options(record: RunRecord) -> dict[str, Any]:
+    """Return the options of training of a run. Another script has options of its own, known as far as it told them."""
+    if record.effective.get("model") is None:
+        return {name: record.requested.get(name, before) for name, before in _BEFORE_OPTIONS.items()}
+    told = {**record.requested, "optimizer": record.effective.get("optimizer")}
+    return {name: told.get(name) for name in _BEFORE_OPTIONS}
+
+
+def _energy(record: RunRecord) -> dict[str, Any]:
+    """Return the joules of the timed window, in all and per sample, of which kinds of devices, and what to doubt.
+
+    A kind of device (gpu, package) counts where each of them on each node has a value: half of them would look like
+    half of the energy.
+    """
+    energy = record.totals.get("energy") or {}
+    total_j, per_sample_j = energy.get("total_j"), energy.get("per_sample_j")
+    devices = [each for each in energy.get("per_device") or () if "part" in each and "host" in each]
+    kinds: dict[str, list[tuple[str, float | None]]] = {}
+    for each in devices:
+        best = each["integral_j"] if each["counter_j"] is None else each["counter_j"]
+        kinds.setdefault(each["part"].split()[0], []).append((each["host"], best))
+    nodes = record.effective.get("nodes") or 1
+    whole, doubts = [], [energy["doubt"]] if energy.get("doubt") else []
+    for kind, found in sorted(kinds.items()):
+        known = {host for host, value in found if value is not None}
+        if len(known) >= nodes and all(value is not None for _, value in found):
+            whole.append(kind)
+        elif known:
+            doubts.append(f"{kind}: not all of them were read ({energy.get('reason') or 'no reason recorded'})")
+    if devices and total_j:
+        counted_j = math.fsum(value for kind in whole for _, value in kinds[kind] if value is not None)
+        per_sample_j = None if not whole or per_sample_j is None else per_sample_j * counted_j / total_j
+        total_j = counted_j if whole else None
+    return {
+        "energy_j": total_j,
+        "energy_per_sample_j": per_sample_j,
+        "energy_of": " and ".join(whole) if total_j is not None else "",
+        "energy_doubt": "; ".join(doubts),
+    }
+
+
+def _model(record: RunRecord) -> str:
+    """Return what was trained: of another script's model the name and size, because widths differ under one name, and
+    the options of its own in which its runs may differ."""
+    name = record.effective.get("model")
+    if name is None:
+        return OWN.model
+    own = record.requested.get("options") or {}
+    return " ".join([f"{name}-{record.effective['parameters']}", *(f"{each} {value}" for each, value in own.items())])
+
+
+def _one_number(value: Any) -> Any:
+    """Return a number of the totals for the table; what is counted for each rank is summed."""
+    return sum(value) if isinstance(value, list) else value
+
+
+def _budget(requested: Mapping[str, Any]) -> str:
+    """Return how long a run was to train, in words such as `10 epochs`; empty when unknown."""
+    given = [OWN.options[name].say(requested[name]) for name in OWN.budgets if requested.get(name) is not None]
+    return " or ".join(given)
+
+
+def epoch_table(root: Path, only: Collection[str] | None = None) -> "pd.DataFrame":
+    """Return one row per evaluation of the runs at or below `root`: `run` (as in `run_table`) and EPOCH_COLUMNS.
+
+    A run that was killed while it wrote keeps its complete rows; a run without evaluations has none. A loss that was
+    not a number is NaN. `only`: as for `run_table`.
+    """
+    return evaluation_table(
+        (run_name(directory, root), evaluations(directory)) for directory, _ in readable_runs(root, only)
+    )
+
+
+def evaluation_table(found: Iterable[tuple[str, list[list[float]]]]) -> "pd.DataFrame":
+    """Return the form of `epoch_table` with these evaluations of runs, which may be none."""
+    import pandas as pd
+
+    names: list[str] = []
+    rows: list[list[float]] = []
+    for name, own in found:
+        names += [name] * len(own)
+        rows += own
+    # One table, and not one of each run: a thousand small tables take minutes.
+    numbers = pd.DataFrame(rows, columns=list(EPOCH_COLUMNS), dtype="float64")
+    return pd.concat([pd.Series(names, name="run", dtype=object), numbers], axis=1)
+
+
+def joined_tables(roots: Sequence[Path]) -> "tuple[pd.DataFrame, pd.DataFrame]":
+    """Return `run_table` and `epoch_table` of several run directories, or folders of them, as one pair of tables."""
+    import pandas as pd
+
+    runs: list[pd.DataFrame] = []
+    evaluations: list[pd.DataFrame] = []
+    for root in dict.fromkeys(roots):
+        for table, kept in ((run_table(root), runs), (epoch_table(root), evaluations)):
+            # Two roots may hold runs of one name.
+            kept.append(table.assign(run=[f"{root}/{name}" for name in table["run"]]) if len(roots) > 1 else table)
+    return pd.concat(runs, ignore_index=True), pd.concat(evaluations, ignore_index=True)

@@ -1,0 +1,424 @@
+"""Writing a run directory: its record when it begins, goes on and ends, and the rows of its steps in between.
+
+Room for the end of a run is reserved while it goes on, and set free on a disk that is full by then.
+"""
+
+import errno
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from horovod_study.documents import read_json, read_text
+from horovod_study.errors import RecordError
+from horovod_study.files import append_text, csv_rows, new_file, result_folder, write_file, writing
+from horovod_study.records.arrow import arrow_array, numpy_column
+from horovod_study.records.format import (
+    BENCH,
+    BENCH_SCHEMA,
+    EPOCH_COLUMNS,
+    MANIFEST,
+    PROFILE,
+    RESERVE,
+    SYSTEM_META,
+    SYSTEM_SCHEMA,
+    NoRoom,
+    RunRecord,
+    checkpoint_paths,
+    digest_of_record,
+    record_text,
+    run_files,
+    step_schema,
+    system_path,
+    system_schema,
+)
+from horovod_study.records.reader import read_run, read_steps, read_system_rows
+
+if TYPE_CHECKING:  # the run wing records without pandas
+    import pyarrow as pa
+
+ROWS_JOINED = 512
+"""So many step rows share one head in their file, about 1.4 kB."""
+RESERVE_BYTES = 262_144
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+
+
+def _reserve(directory: Path) -> None:
+    """Keep some room, so that the end of a run can be determined on a disk that is full by then."""
+    with suppress(OSError), new_file(directory / RESERVE) as stream:
+        os.posix_fallocate(stream.fileno(), 0, RESERVE_BYTES)
+
+
+def _spend_reserve(directory: Path, error: OSError) -> bool:
+    """Set half of the reserve free, or what is left of it; False when the disk is not full or there is no reserve.
+
+    By halves, because the other ranks' rows may fill what was set free before the next one needs it.
+    """
+    if error.errno not in _NO_ROOM:
+        return False
+    with suppress(OSError):
+        size = (directory / RESERVE).stat().st_size
+        if size > RESERVE_BYTES // 4:
+            os.truncate(directory / RESERVE, size // 2)
+        else:
+            (directory / RESERVE).unlink()
+        return True
+    return False
+
+
+def _with_reserve(directory: Path, write: Callable[..., Any], *values: Any, **options: Any) -> None:
+    """Call `write`, again after each part of the reserve that is set free on a full disk; OSError when none is left."""
+    while True:
+        try:
+            write(*values, **options)
+            return
+        except OSError as error:
+            if not _spend_reserve(directory, error):
+                raise
+
+
+def is_over(directory: Path) -> bool:
+    """Return whether there is a run in `directory`, and it has ended."""
+    return (directory / MANIFEST).exists() and read_run(directory).state() != "running"
+
+
+def create_run(directory: Path, record: RunRecord, *, again: str = "") -> None:
+    """Make the run directory and write its first run.json; an existing run is never overwritten.
+
+    `again` as in `require_no_run`.
+    """
+    require_no_run(directory, again=again)
+    with writing(directory, "choose a writable --out"):
+        directory.mkdir(parents=True, exist_ok=True)
+        _with_reserve(directory, write_file, directory / MANIFEST, record_text(record))
+        _reserve(directory)
+
+
+def require_no_run(directory: Path, *, again: str = "") -> None:
+    """Raise RecordError where a directory holds a run.
+
+    `again`: the option that moves one which has ended aside, for the message where there is nothing to go on with.
+    """
+    if (directory / MANIFEST).exists():
+        state = read_run(directory).state()
+        aside = again and state in ("failed", "incomplete") and not checkpoint_paths(directory)
+        way = f"give {again} to keep it aside and start over, or choose another --out" if aside else ""
+        raise RecordError(
+            f"{directory}: already holds a run ({state}); nothing was overwritten, "
+            f"{way or 'choose another --out or move it away'}"
+        )
+
+
+def resume_run(directory: Path, record: RunRecord, *, from_step: int, began: str) -> RunRecord:
+    """Replace run.json by that of a run that goes on from `from_step` and return it.
+
+    `record` describes the new attempt (its host, processes and environment) and holds the `started` and `attempts` of
+    the run; of the attempt before, what its own record could not say is filled in: it was killed.
+    """
+    *before, last = record.attempts
+    if last["status"] == "running":
+        last = {**last, "status": "incomplete", "reason": last["reason"] or "its process was gone"}
+    begun = replace(record, status="running", finished=None, totals={}, reason="", files={}, digest="")
+    going_on = replace(begun, attempts=(*before, last, begun._attempt(began, from_step=from_step)))
+    with writing(directory, "make it writable"):
+        _with_reserve(directory, write_file, directory / MANIFEST, record_text(going_on))
+        _reserve(directory)
+    return going_on
+
+
+def silent_s(directory: Path) -> float:
+    """Return for how long nothing was written into a run directory, by the clock of its file system.
+
+    A run writes at least every few seconds, except during a long evaluation or while its first batch is made.
+    """
+    with writing(directory, "make it writable"):
+        with tempfile.NamedTemporaryFile(dir=directory, prefix=".now.") as probe:
+            present = os.fstat(probe.fileno()).st_mtime
+            written = [path.stat().st_mtime for path in directory.iterdir() if not path.name.startswith(".")]
+    return present - max(written, default=present)
+
+
+def finish_run(
+    directory: Path, record: RunRecord, *, status: str, finished: str, totals: Mapping[str, Any], reason: str = ""
+) -> RunRecord:
+    """Replace run.json by its final form and return it; all files of a run that is done must be closed on all ranks."""
+    *before, last = record.attempts
+    last = {**last, "finished": finished, "status": status, "reason": reason}
+    final = replace(
+        record, status=status, finished=finished, totals=totals, reason=reason, attempts=(*before, last), digest=""
+    )
+    others = {}
+    if status == "done":
+        others = {name: digest for name, digest in run_files(directory).items() if name != MANIFEST}
+    final = replace(final, files=others)
+    if status == "done":
+        final = replace(final, digest=digest_of_record(final))
+    try:
+        _with_reserve(directory, write_file, directory / MANIFEST, record_text(final))
+        (directory / RESERVE).unlink(missing_ok=True)
+    except OSError as error:
+        raise RecordError(
+            f"{directory}: the end of the run cannot be written ({error.strerror or error}); free space and run again"
+        ) from None
+    return final
+
+
+class StepWriter:
+    """Appends step rows of one rank to its Arrow stream; what was appended survives a crash of the process.
+
+    Each append is one write to the system, because a killed process keeps nothing. Where rows come slowly that makes
+    many small batches, whose heads cost more than their rows: they are replaced by one batch, in their place, when
+    ROWS_JOINED rows have come together. A process that dies in between leaves a torn batch behind the joined one.
+    """
+
+    def __init__(self, directory: Path, rank: int, *, resume_at: int | None = None) -> None:
+        """Begin the stream of `rank`; with `resume_at`, keep the rows of the steps before that one and go on after.
+
+        The kept rows are written to a new file that takes the place of the old one whole, so that a crash in between
+        leaves the old one. RecordError when a row before `resume_at` is missing.
+        """
+        self._schema = step_schema()
+        self.path = directory / f"steps-{rank:05d}.arrows"
+        self.kept: pa.Table | None = None  # rows of earlier attempts
+        self._small: list[pa.RecordBatch] = []  # the batches at the end of the file that will be joined
+        self._small_at = self._end = 0
+        self._pid = os.getpid()
+        if resume_at is not None:
+            self._resume(directory, rank, resume_at)
+            return
+        try:
+            self._file = open(self.path, "xb", buffering=0)
+            self._write(self._schema.serialize(), at=0)
+        except OSError as error:
+            raise RecordError(f"{self.path}: cannot be created ({error.strerror}); choose a writable --out") from None
+
+    def _resume(self, directory: Path, rank: int, step: int) -> None:
+        rows = read_steps(directory, rank)
+        kept = rows.slice(0, step)
+        steps = kept.column("step").to_numpy()
+        if len(steps) < step or steps[-1:].tolist() not in ([], [step - 1]):
+            raise RecordError(
+                f"{self.path}: holds rows up to step {rows.num_rows}, but the checkpoint is at step {step}; "
+                "rows were lost, start the run again with another --out"
+            )
+        temporary = ""
+        try:
+            descriptor, temporary = tempfile.mkstemp(dir=directory, prefix=f".{self.path.name}.")
+            self._file = os.fdopen(descriptor, "wb", buffering=0)
+            self._write(self._schema.serialize(), at=0)
+            for batch in kept.combine_chunks().to_batches(max_chunksize=8 * ROWS_JOINED):
+                self._write(batch.serialize(), at=self._end)
+            self.sync()
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, self.path)
+            self.kept = kept
+        except (OSError, RecordError) as error:
+            if temporary:
+                Path(temporary).unlink(missing_ok=True)
+            text = getattr(error, "strerror", None) or error
+            raise RecordError(f"{self.path}: cannot be cut to step {step} ({text}); free space, resume again") from None
+
+    def _write(self, content: "pa.Buffer", at: int) -> None:
+        """Write the whole of `content` at an offset and end the file there, or leave the file as it was."""
+        view = memoryview(content)
+        done = 0
+        try:
+            while done < len(view):
+                done += os.pwrite(self._file.fileno(), view[done:], at + done)
+        except OSError:
+            if at >= self._end:
+                with suppress(OSError):
+                    os.ftruncate(self._file.fileno(), self._end)
+            raise
+        if at + done < self._end:
+            os.ftruncate(self._file.fileno(), at + done)
+        self._end = at + done
+
+    def sync(self) -> None:
+        """Return when what was appended is on the disk, not only on its way there."""
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise self._failed("step rows cannot be written", error) from None
+
+    def append(self, columns: Mapping[str, Any]) -> None:
+        """Append rows given as columns of equal length; a column that is not there is stored as null.
+
+        Raises NoRoom where the disk is full, RecordError where it fails otherwise; earlier rows stay readable.
+        """
+        import pyarrow as pa
+
+        if os.getpid() != self._pid:  # a fork of the script went on with the loop: these rows are none of the run's
+            return
+        rows = len(columns["step"])
+        arrays = [
+            arrow_array(columns[each.name], each.type) if each.name in columns else pa.nulls(rows, each.type)
+            for each in self._schema
+        ]
+        batch = pa.record_batch(arrays, schema=self._schema)
+        try:
+            if sum(map(len, self._small)) + rows > ROWS_JOINED:
+                self._join()
+            if not self._small:
+                self._small_at = self._end
+            self._write(batch.serialize(), at=self._end)
+            self._small.append(batch)
+        except OSError as error:
+            raise self._failed("step rows cannot be written", error) from None
+
+    def _join(self) -> None:
+        import pyarrow as pa
+
+        if len(self._small) > 1:
+            (joined,) = pa.Table.from_batches(self._small).combine_chunks().to_batches()
+            self._write(joined.serialize(), at=self._small_at)
+        self._small = []
+
+    def close(self) -> None:
+        """End the stream and close the file. A full disk takes nothing from rows that were appended before."""
+        if self._file.closed or os.getpid() != self._pid:
+            return
+        try:
+            self._join()
+            self._write(_END_OF_STREAM, at=self._end)
+        except OSError as error:
+            failed = self._failed("the end of the step rows cannot be written", error)
+            if not isinstance(failed, NoRoom):
+                raise failed from None
+        finally:
+            with suppress(OSError):
+                self._file.close()
+
+    def _failed(self, what: str, error: OSError) -> RecordError:
+        kind = NoRoom if error.errno in _NO_ROOM else RecordError
+        return kind(f"{self.path}: {what} ({error.strerror}); free space and run again")
+
+
+def append_epoch(directory: Path, row: Mapping[str, Any]) -> None:
+    """Append one row to epochs.csv, with the header when it is the first."""
+    path = directory / "epochs.csv"
+    text, head = csv_rows(EPOCH_COLUMNS, [row], head=False), csv_rows(EPOCH_COLUMNS, [])
+    with writing(path, "free space and run again"):
+        _with_reserve(directory, append_text, path, text, head=head)
+
+
+def write_bench(directory: Path, section: str, found: Mapping[str, Any]) -> None:
+    """Write what a probe found in this job into bench.json, and keep the other sections there.
+
+    `section`: "synchronisation" or "ablation", as in workload/probes/; a file that cannot be read has none.
+    """
+    path = directory / BENCH
+    content: Any = None
+    with suppress(RecordError):
+        content = read_json(path, again="")
+    others = content if isinstance(content, dict) and content.get("schema") == BENCH_SCHEMA else {}
+    with writing(path, "free space and run again"):
+        text = json.dumps({**others, "schema": BENCH_SCHEMA, section: found}, allow_nan=False)
+        _with_reserve(directory, write_file, path, text + "\n")
+
+
+def profile_path(directory: Path, profiler: str, rank: int, ending: str) -> Path:
+    """Return the file of one rank's profile, and make its folder; RecordError where that cannot be made."""
+    folder = directory / PROFILE
+    with writing(folder, "make the run directory writable"):
+        result_folder(folder)
+    return folder / f"{profiler}-{rank:05d}.{ending}"
+
+
+def write_profile_table(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> None:
+    """Write a table of a profile as CSV, with a head also where it has no rows; columns are those of the first row."""
+    write_profile(path, csv_rows(columns or (list(rows[0]) if rows else []), rows))
+
+
+def write_profile(path: Path, text: str) -> None:
+    """Write a file of a profile."""
+    with writing(path, "free space and run again"):
+        write_file(path, text)
+
+
+def truncate_epochs(directory: Path, steps: int) -> None:
+    """Remove the rows of epochs.csv after step `steps`, as if the run had been there when it was stopped."""
+    path = directory / "epochs.csv"
+    if not path.exists():
+        return
+    try:
+        lines = read_text(path, again="start the run again").splitlines(keepends=True)
+        head, rows = lines[:1], [line for line in lines[1:] if line.endswith("\n")]  # a torn last row is dropped
+        column = EPOCH_COLUMNS.index("steps")
+        write_file(path, "".join(head + [row for row in rows if int(row.split(",")[column]) <= steps]))
+    except (OSError, ValueError, IndexError) as error:
+        text = getattr(error, "strerror", None) or error
+        raise RecordError(f"{path}: cannot be cut to step {steps} ({text}); start the run again") from None
+
+
+SYSTEM_ROOM_BYTES = 2**20
+"""So much of the disk is left to step rows and run.json, which are worth more than samples."""
+
+
+class SystemWriter:
+    """Appends the system samples of one host to its Arrow stream; what was appended survives a crash."""
+
+    def __init__(self, directory: Path, host: str, meta: Mapping[str, Any], *, keep_before_s: float | None) -> None:
+        """Begin the stream. `meta` says what the sensors are and which are missing, and why.
+
+        With `keep_before_s` the samples of earlier attempts before that time are kept, in a new file that takes the
+        place of the old one whole; `attempt` is the number of this one. RecordError if it cannot be written.
+        """
+        import pyarrow as pa
+
+        self._path = system_path(directory, host)
+        self.attempt = 0
+        kept = None
+        if keep_before_s is not None and self._path.exists():
+            kept, _ = read_system_rows(directory, host)
+            # Rows are in the order of time.
+            before = sum(int((numpy_column(chunk) < keep_before_s).sum()) for chunk in kept.column("at_s").chunks)
+            kept = kept.slice(0, before)
+            if before:
+                self.attempt = int(numpy_column(kept.column("attempt").chunks[-1])[-1]) + 1
+        content = {**meta, "schema": SYSTEM_SCHEMA, "host": host, "attempt": self.attempt}
+        self._schema = system_schema().with_metadata({SYSTEM_META: json.dumps(content, allow_nan=False).encode()})
+        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        try:
+            temporary.unlink(missing_ok=True)
+            self._file = open(temporary, "xb")
+            self._writer = pa.ipc.new_stream(self._file, self._schema)
+            if kept is not None and len(kept):
+                self._writer.write_table(kept.replace_schema_metadata(self._schema.metadata))
+            self._file.flush()
+            os.replace(temporary, self._path)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise RecordError(f"{self._path}: cannot be created ({error.strerror or error}); free space") from None
+
+    def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Append samples; RecordError when there is no room for them beside what the end of the run needs."""
+        import pyarrow as pa
+
+        with suppress(OSError):
+            free = os.statvfs(self._path.parent)
+            if free.f_bavail * free.f_frsize < SYSTEM_ROOM_BYTES:
+                raise RecordError(
+                    f"{self._path}: the disk is nearly full, and what is left is for the end of the run; free space"
+                )
+        numbered = [{**row, "attempt": self.attempt} for row in rows]
+        columns = [arrow_array([row.get(each.name) for row in numbered], each.type) for each in self._schema]
+        try:
+            self._writer.write_batch(pa.record_batch(columns, schema=self._schema))
+            self._file.flush()
+        except OSError as error:
+            raise RecordError(
+                f"{self._path}: system samples cannot be written ({error.strerror or error}); free space"
+            ) from None
+
+    def close(self) -> None:
+        """End the stream; a reader does without its end."""
+        with suppress(OSError):
+            self._writer.close()
+        with suppress(OSError):
+            self._file.close()
