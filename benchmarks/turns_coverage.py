@@ -155,6 +155,7 @@ def counted(launches: Sequence[Noise], other_load: float) -> paired.Pairs:
         base=[each.base[mask] for each, mask in zip(launches, masks, strict=True)],
         set_aside=int((~quiet).sum()),
         shared=shared,
+        made=[np.flatnonzero(mask) + 1 for mask in masks],
     )
 
 

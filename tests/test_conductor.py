@@ -245,6 +245,46 @@ def test_a_slice_begins_when_steps_on_cold_caches_are_over(trainers: Trainers, m
         assert all(1 <= waits[at] - waits[at - 1] <= 3 for at in places)
 
 
+@pytest.mark.parametrize("quiet_again", [True, False])
+def test_a_disturbed_slice_is_made_again_when_the_machine_is_quiet(
+    trainers: Trainers, monkeypatch: pytest.MonkeyPatch, quiet_again: bool
+) -> None:
+    """Other programs use two cores in the third and fourth second of 0.05 s slices, or from then on for good."""
+    looks: list[float] = []
+
+    def busy(cores: Sequence[int]) -> float:
+        looks.append(looks[-1] if looks else 0.0)
+        if 12 <= len(looks) < (24 if quiet_again else 10**9):
+            looks[-1] += 1.0
+        return looks[-1]
+
+    monkeypatch.setattr(turns, "busy_s", busy)
+    monkeypatch.setattr(turns, "used_s", lambda numbers: 0.0)
+    monkeypatch.setattr(turns, "SLICE_S", (0.05, 0.05))
+    monkeypatch.setattr(turns, "_LOAD_S", 0.01)
+    monkeypatch.setattr(turns, "QUIET_WAIT_S", 0.5)
+    with Conductor("ab", BlockLaunch(), cores=[0]) as conductor:
+        for run in "ab":
+            trainers.start(conductor, run, enough=400)
+        until(lambda: not conductor.left())
+
+    last = {(each.run, each.round): each.other_load or 0.0 for each in conductor.slices}
+    loud = [each for each in conductor.slices if (each.other_load or 0.0) > turns.OTHER_LOAD]
+    assert loud and conductor.failure is None
+    if quiet_again:
+        assert max(last.values()) == 0.0, "each of them was made again"
+        assert len(conductor.slices) == len(last) + len(loud)
+    else:
+        assert max(last.values()) > turns.OTHER_LOAD, "it does not wait for ever"
+    for run in "ab":
+        waits = [0]
+        for each in conductor.slices_of(run):
+            waits.append(waits[-1] + each.steps)
+        record = SimpleNamespace(totals={"turns": {"before": waits}}, attempts=({},))
+        found = run_turns(record, run, conductor.slices)  # type: ignore[arg-type]
+        assert sorted(found.rounds) == sorted({each.round for each in conductor.slices_of(run)})
+
+
 @pytest.mark.parametrize(
     ("lengths", "slices", "places"),
     [

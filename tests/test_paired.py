@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -87,6 +88,29 @@ class TestPairs:
         one[3] = Slice(launch="a/0", round=1, cell="2", rate=1.0, other_load=0.3)
 
         assert paired.pairs(one, "2", "1").set_aside == 2
+
+    def test_of_a_slice_that_was_made_again_the_last_one_counts(self):
+        first, again = slices([np.full(8, 0.4)]), slices([np.zeros(8)], load=0.7)
+        made = [
+            each
+            for one, other in zip(again, first, strict=True)
+            for each in ((one, other) if one.round < 3 else (other,))
+        ]
+
+        found = paired.pairs(made, "2", "1")
+
+        assert found.differences[0] == pytest.approx(np.full(8, 0.4))
+        assert (found.set_aside, found.shared) == (6, False), "three slices of each cell were made again"
+        assert found.made[0].tolist() == [3, 6, 9, 10, 11, 12, 13, 14]
+
+    def test_a_launch_on_a_busy_machine_ends_with_few_quiet_rounds(self):
+        values = np.full(16, 0.4) + 0.001 * np.arange(16) % 3
+        for quiet, done in ((3, False), (4, True), (16, True)):
+            loud = [replace(s, other_load=0.5 if s.round % 16 < 16 - quiet else 0.0) for s in slices([values])]
+            calm = slices([values, values])  # launches before, so that the machine is no shared one
+            made = [*calm, *(replace(each, launch="a/2") for each in loud)]
+
+            assert Precision(half_width=0.08).verdict("2", "1", paired.pairs(made, "2", "1")).launch_done is done
 
     def test_a_launch_without_a_quiet_round_is_the_present_one_all_the_same(self):
         quiet = slices([np.full(40, 0.4)])

@@ -57,6 +57,7 @@ READING = {
     "recording/turns.py": "messages between a rank and the runner",
     "recording/inject/sitecustomize.py": "what the command that started it asks",
     "records/analysis_folder.py": "tables whose digest was compared before",
+    "records/format.py": "its own values as JSON has them",
     "report/figures/search.py": "a table of a search, read through the door before",
     "workload/checkpoint.py": "an archive whose digest was compared before, without objects",
     "workload/curves/text_table.py": "anybody's table, with its own checks by line",

@@ -81,7 +81,8 @@ def test_all_cells_of_a_repeat_alternate_and_every_slice_is_kept(tmp_path: Path)
     for entry in result.ledger.entries:
         own = [each for each in found if each.run == entry.key]
         assert {each.launch for each in own} == {entry.cell.config.repeat}
-        assert [each.round for each in own] == list(range(len(own))) and len(own) > 2
+        rounds = list(dict.fromkeys(each.round for each in own))  # a slice may have been made again
+        assert rounds == list(range(len(rounds))) and len(rounds) > 2
         assert STEPS / 2 < sum(each.steps for each in own) < STEPS  # all but the warm-up
     assert any("waits for its turn" in each for each in seen)
     for one, other in pairwise(found):

@@ -13,6 +13,7 @@ nothing else is said. NaN is what is not known.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -28,7 +29,11 @@ OTHER_LOAD = 0.1
 QUIET_SHARE = 0.25
 """Share of the rounds that must be quiet; below it all count, and the answer is one about a shared machine."""
 MIN_ROUNDS = 16
-"""Rounds of a launch before anything is decided on it: fewer say nothing of the memory between neighbours."""
+"""Rounds of a launch before anything is decided on it: fewer say nothing of the memory between neighbours. Those that
+are set aside count, and slices that were made again: a launch on a busy machine would have no end, and it is several of
+them that narrow an interval."""
+MIN_QUIET = 4
+"""Rounds of these that must be quiet."""
 LOOKS = 1.25
 """A launch is judged when its rounds have grown by this factor, so that few looks are made."""
 LAUNCHES = 3
@@ -64,14 +69,23 @@ class Pairs:
 
     cell: Sequence[Floats]  # L arrays (n,) of log rates, or of values whose difference is looked at
     base: Sequence[Floats]
-    set_aside: int = 0  # rounds left out because of other programs
+    set_aside: int = 0  # rounds left out because of other programs, and slices that were made again
     unknown_load: int = 0  # rounds of which no load is known; they count as quiet
     shared: bool = False  # too few quiet rounds: all of them are here
+    made: Sequence[NDArray[np.int_]] = ()  # L arrays (n,): how many the launch had made with each, what is left out too
 
     @property
     def differences(self) -> list[Floats]:
         """Log ratios, or differences of values, launch by launch."""
         return [one - other for one, other in zip(self.cell, self.base, strict=True)]
+
+    def rounds_made(self) -> int:
+        """Return how many rounds the last launch has made up to the last that is kept, what is left out included."""
+        return int(self.made[-1][-1]) if self.made and len(self.made[-1]) else len(self.cell[-1])
+
+    def rounds_kept(self, made: int) -> int:
+        """Return how many of the first `made` rounds of the last launch are kept."""
+        return int(np.searchsorted(self.made[-1], made, side="right")) if self.made else min(made, len(self.cell[-1]))
 
 
 def quiet_rounds(loads: ArrayLike, other_load: float = OTHER_LOAD) -> tuple[NDArray[np.bool_], bool]:
@@ -90,31 +104,40 @@ def pairs(
 ) -> Pairs:
     """Return the rounds of `cell` and `base`; those in which either had more `other_load` are set aside.
 
+    Of a slice that was made again the last one counts.
     `ratio`: of rates, so that their logarithms are taken; else differences are looked at, of whatever `rate` is.
     The rule looks at loads alone, never at a rate. Where fewer than QUIET_SHARE of the rounds are quiet it is not
     applied, and `shared` says so.
     """
     table: dict[tuple[str, int], dict[str, Slice]] = {}
+    tries: Counter[tuple[str, int]] = Counter()
     for each in slices:
         if each.cell in (cell, base):
-            table.setdefault((each.launch, each.round), {})[each.cell] = each
+            key = (each.launch, each.round)
+            tries[key] += each.cell in table.setdefault(key, {})
+            table[key][each.cell] = each
     both = {key: (each[cell], each[base]) for key, each in sorted(table.items()) if len(each) == 2}
     loads = {key: max(one.other_load, other.other_load) for key, (one, other) in both.items()}
     quiet, shared = quiet_rounds([*loads.values()], other_load)
     loud = set() if shared else {key for key, each in zip(loads, quiet, strict=True) if not each}
     kept: dict[str, list[tuple[float, float]]] = {}
+    made: dict[str, list[int]] = {}
+    so_far: Counter[str] = Counter()
     for key, (one, other) in both.items():
-        launch = kept.setdefault(key[0], [])  # there also where none of its rounds is quiet
+        launch, numbers = kept.setdefault(key[0], []), made.setdefault(key[0], [])  # there also without a quiet round
+        so_far[key[0]] += 1 + tries[key]
         if key not in loud:
             both_rates = (one.rate, other.rate)
             launch.append((math.log(one.rate), math.log(other.rate)) if ratio else both_rates)
+            numbers.append(so_far[key[0]])
     columns = [np.array(each, dtype=float).reshape(-1, 2).T for each in kept.values()]
     return Pairs(
         cell=[each[0] for each in columns],
         base=[each[1] for each in columns],
-        set_aside=len(loud),
+        set_aside=len(loud) + sum(tries[key] for key in both),
         unknown_load=sum(math.isnan(load) for load in loads.values()),
         shared=shared,
+        made=[np.array(each, dtype=int) for each in made.values()],
     )
 
 
@@ -386,14 +409,17 @@ class Precision:
         often changes nothing.
         """
         differences = found.differences
-        if not differences or (length := _judged(len(differences[-1]))) < MIN_ROUNDS:
+        if not differences or (length := _judged(found.rounds_made())) < MIN_ROUNDS:
+            return False
+        present = differences[-1][: found.rounds_kept(length)]
+        if len(present) < MIN_QUIET:
             return False
         if len(differences) > PLANNED:
-            return length >= sum(map(len, differences[:-1])) / (len(differences) - 1)
-        launches, _ = without_stalls([*differences[:-1], differences[-1][:length]])
+            return len(present) >= sum(map(len, differences[:-1])) / (len(differences) - 1)
+        launches, _ = without_stalls([*differences[:-1], present])
         within = memory([each for each in launches if len(each) > 1])
         wanted = self.half_width / stats.t_quantile(0.5 + self.look_level / 2, within.freedom)
-        return within.variance / (PLANNED * wanted**2) <= length
+        return bool(within.variance / (PLANNED * wanted**2) <= len(present))
 
     def _further(self, found: Pairs, known: RatioEstimate | None, done: bool) -> tuple[int | None, int | None]:
         """Return the rounds and launches that are expected beyond those made; (None, None) where none would do."""

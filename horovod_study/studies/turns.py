@@ -6,7 +6,8 @@ random order, so that the slices of a round have the same machine (recording/tur
 the wait changes nothing of what a run records).
 
     start       in their order, STARTS at a time: each makes its warm-up, `warmup_steps` and at least WARM_S, and waits
-    rounds      every cell that is left trains one slice; then the policy says which of them need more
+    rounds      every cell that is left trains one slice, again where other programs were at work meanwhile; then the
+                policy says which of them need more
     end         a cell that needs no more is told to end, and the others wait until its processes are gone
 
 A slice is as many steps as take about SLICE_S: the shortest of these lengths at which what a change between two cells
@@ -36,7 +37,7 @@ from typing import Any, Self
 
 import psutil
 
-from horovod_study.analysis.paired import Slice
+from horovod_study.analysis.paired import OTHER_LOAD, Slice
 from horovod_study.cluster.holding import Holding, used_s
 from horovod_study.cluster.partitions import gpus_here
 from horovod_study.config import Cell
@@ -62,6 +63,10 @@ BREATH_EVERY_S = 10.0
 """After so long a wait the processes of a cell go on for BREATH_S: what they have agreed with others to show now and
 then, such as that they live, has time limits of some tens of seconds."""
 BREATH_S = 0.02
+QUIET_WAIT_S, PATIENCE, IN_VAIN = 2.0, 4.0, 0.25
+"""A slice that other programs have disturbed is made again when they leave the machine alone. All cells wait for that,
+in a launch for so many seconds, and so many more for each second of quiet slices and of disturbed ones: a machine that
+is quiet for a fifth of the time has quiet rounds, and one that never is costs a quarter more."""
 _RECENT = 5  # slices from which the next one's length is found
 _LOAD_S = 0.1  # the system counts processor time in hundredths of a second
 
@@ -316,6 +321,7 @@ class Conductor:
         self._selector.register(self._woken, selectors.EVENT_READ, lambda: self._woken.recv(4096))
         self._holding = Holding()
         self._zero = now()
+        self._waited_s = 0.0  # for other programs
         self._thread = threading.Thread(target=self._run, name="turns", daemon=True)
 
     def __enter__(self) -> Self:
@@ -438,6 +444,8 @@ class Conductor:
             self._random.shuffle(left)
             for position, cell in enumerate(left):
                 self._give(cell, number, position)
+                while self._is_disturbed(cell, number) and self._await_quiet(cell):
+                    self._give(cell, number, position)
             number += 1
             there = {cell.run: cell.all("enough") for cell in left if cell.state == "turns"}
             wanted = self._how.policy(self.slices, there) if there else ()
@@ -445,6 +453,30 @@ class Conductor:
             if self._how.equal_steps:
                 self._level(ending)
             self._end(ending)
+
+    def _is_disturbed(self, cell: _Cell, number: int) -> bool:
+        """Return whether the newest slice is that of a cell in this round, and other programs were at work in it."""
+        last = self.slices[-1] if self.slices else None
+        return last is not None and (last.run, last.round) == (cell.run, number) and _is_loud(last)
+
+    def _await_quiet(self, cell: _Cell) -> bool:
+        """Wait, all cells stopped, until no other program is at work; return False where that takes too long."""
+        seconds = {True: 0.0, False: 0.0}
+        for each in self.slices:
+            seconds[_is_loud(each)] += each.end_s - each.begin_s
+        allowed_s = QUIET_WAIT_S + PATIENCE * seconds[False] + IN_VAIN * seconds[True]
+        while self._waited_s < allowed_s and cell.state == "turns":
+            if self._others_now() <= OTHER_LOAD:
+                return cell.state == "turns"
+        return False
+
+    def _others_now(self) -> float:
+        """Return how many cores other programs use while all cells wait; 0 where that is not known."""
+        began, before = now(), busy_s(self._cores)
+        self._wait(lambda: now() - began >= 2 * _LOAD_S, every_s=_LOAD_S)
+        over_s, after = now() - began, busy_s(self._cores)
+        self._waited_s += over_s
+        return 0.0 if before is None or after is None else (after - before) / over_s
 
     def _level(self, cells: Sequence[_Cell]) -> None:
         """Let cells make as many steps as that of them which has made most."""
@@ -604,12 +636,12 @@ class Conductor:
 
     # ---------------------------------------------------------------------------------------------- what is heard
 
-    def _wait(self, until: Callable[[], bool]) -> None:
-        """Listen until something is so; _Closed: nobody wants to know any more."""
+    def _wait(self, until: Callable[[], bool], *, every_s: float = BREATH_EVERY_S) -> None:
+        """Listen until something is so, which is asked at least `every_s`; _Closed: nobody wants to know any more."""
         while not until():
             if self._closing:
                 raise _Closed
-            for key, _ in self._selector.select(BREATH_EVERY_S):
+            for key, _ in self._selector.select(every_s):
                 key.data()
             self._breathe()
 
@@ -670,6 +702,11 @@ def _others_s(*told: tuple[float | None, float | None]) -> float | None:
     """Return the processor seconds of others; told, before and after: those of all, and of a cell; None: unknown."""
     more = [after - before for before, after in zip(*told, strict=True) if before is not None and after is not None]
     return max(0.0, more[0] - more[1]) if len(more) == 2 else None
+
+
+def _is_loud(made: TurnSlice) -> bool:
+    """Return whether other programs were at work in a slice; where that is not known it counts as quiet."""
+    return made.other_load is not None and made.other_load > OTHER_LOAD
 
 
 def rates(slices: Iterable[TurnSlice], cells: Mapping[str, str]) -> list[Slice]:
