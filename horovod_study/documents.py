@@ -143,26 +143,45 @@ def _require_bounded(content: Any, source: str, error: Refusal, again: str, most
 
     `most` is for YAML, where a few lines of repetitions (*name) of repetitions say gigabytes.
     """
-    level: list[tuple[str, Any]] = [("", content)]
-    values = 0
+    level, values = [content], 0
     for _ in range(MAX_DEPTH):
         values += len(level)
         if values > most:
             raise error(f"{source}: says more than {most:,} values; {again}")
+        below: list[Any] = []
+        for value in level:
+            if isinstance(value, dict):
+                below += value.values()
+            elif isinstance(value, list):
+                below += value
+            elif type(value) in (int, float) and (fault := _number_fault(value)):
+                where = next(place for place, each in _values(content) if _number_fault(each))
+                raise error(f"{source}: {where or 'the value'} is {fault}; {again}")
+        if not below:
+            return
+        level = below
+    raise error(f"{source}: is nested deeper than {MAX_DEPTH} levels; {again}")
+
+
+def _number_fault(value: Any) -> str:
+    """Return in words what is wrong with a number, "" for a good one and for anything else."""
+    if type(value) is float:
+        return "" if math.isfinite(value) else f"{value}, not a finite number"
+    return "an integer beyond 64 bits" if type(value) is int and not INT_RANGE[0] <= value <= INT_RANGE[1] else ""
+
+
+def _values(content: Any) -> Iterable[tuple[str, Any]]:
+    """Yield the values of a document with their places, such as totals.steady.step, the outer ones first."""
+    level = [("", content)]
+    while level:
+        yield from level
         below: list[tuple[str, Any]] = []
         for where, value in level:
             if isinstance(value, dict):
                 below += [(f"{where}.{name}" if where else str(name), each) for name, each in value.items()]
             elif isinstance(value, list):
                 below += [(where, each) for each in value]
-            elif isinstance(value, float) and not math.isfinite(value):
-                raise error(f"{source}: {where or 'the value'} is {value}, not a finite number; {again}")
-            elif type(value) is int and not INT_RANGE[0] <= value <= INT_RANGE[1]:
-                raise error(f"{source}: {where or 'the value'} is an integer beyond 64 bits; {again}")
-        if not below:
-            return
         level = below
-    raise error(f"{source}: is nested deeper than {MAX_DEPTH} levels; {again}")
 
 
 # ---------------------------------------------------------------------------------------------------- form
@@ -172,8 +191,7 @@ def conform(content: Any, form: Any, source: str, error: Refusal = RecordError, 
     """Return `content` if it has the form that the pydantic type `form` declares; raises `error` naming the field."""
     if form is Any:
         return content
-    from pydantic import ValidationError
-    from pydantic_core import to_json
+    from pydantic_core import ValidationError, to_json
 
     try:
         if isinstance(form, type) and is_dataclass(form):  # of which JSON has the fields, but no tuples

@@ -15,6 +15,7 @@ from scipy import stats as scipy_stats
 import horovod_study
 from horovod_study.analysis.stats import (
     EXACT_UP_TO,
+    LEVEL,
     Z95,
     Interval,
     around,
@@ -92,6 +93,7 @@ def test_quantiles_of_students_t_are_scipys_to_the_last_bit(p: float) -> None:
     assert (t_quantile(p, freedom) == scipy_stats.t.ppf(p, freedom)).all()
     assert t_quantile(p, 7.0) == scipy_stats.t.ppf(p, 7)
     assert t_quantile(p, math.inf) == scipy_stats.norm.ppf(p)
+    assert scipy_stats.norm.ppf(0.5 + LEVEL / 2) == Z95
     assert math.isnan(t_quantile(p, 0.0)) and math.isnan(t_quantile(p, math.nan))
 
 

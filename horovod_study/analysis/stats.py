@@ -2,7 +2,8 @@
 
 A kit: it imports nothing of this package but the errors, and both wings use it (docs/architecture.md, "The walls").
 Letters: n independent values, R repeats, k samples, B draws. What is not known is NaN here and null in documents.
-Quantiles and tails come from scipy.special, which loads in a fraction of the time that scipy.stats takes.
+Quantiles and tails come from scipy.special, which loads in a fraction of the time that scipy.stats takes, and only when
+one is asked for: that time is half of that of a short command.
 """
 
 import math
@@ -13,7 +14,6 @@ from typing import Any, TypeAlias, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import special
 
 from horovod_study.errors import AnalysisError
 
@@ -98,6 +98,8 @@ def t_quantile(p: float, freedom: float | Floats) -> float | Floats:
 
     Infinite degrees of freedom are the normal distribution; none, or NaN, give NaN.
     """
+    from scipy import special
+
     found = np.where(np.isposinf(freedom), normal_quantile(p), special.stdtrit(freedom, p))
     return found if found.ndim else float(found)
 
@@ -108,6 +110,8 @@ def t_p(difference: float, error: float, freedom: float) -> float:
     For values of order one, such as logarithms of ratios: without any scatter but rounding p is 1 where the difference
     is rounding too, else 0.
     """
+    from scipy import special
+
     if error < _NO_SCATTER:
         return float(abs(difference) < _NO_DIFFERENCE)
     return float(2 * special.stdtr(freedom, -abs(difference) / error))
@@ -115,16 +119,22 @@ def t_p(difference: float, error: float, freedom: float) -> float:
 
 def normal_quantile(p: float) -> float:
     """Return where a standard normal variable is below with probability `p`."""
+    from scipy import special
+
     return float(special.ndtri(p))
 
 
 def chi2_median(freedom: float) -> float:
     """Return the median of chi-square with `freedom` degrees of freedom."""
+    from scipy import special
+
     return float(2 * special.gammaincinv(freedom / 2, 0.5))
 
 
 def binomial_tail(hits: int, n: int, p: float) -> float:
     """Return the probability of `hits` or more among `n` independent trials of probability `p`."""
+    from scipy import special
+
     return 1.0 if hits <= 0 else 0.0 if hits > n else float(special.betainc(hits, n - hits + 1, p))
 
 
@@ -135,6 +145,8 @@ def lack_of_fit_p(misfit: float, within: float, freedom: tuple[int, int]) -> flo
     `freedom` degrees of freedom each; independent normal scatter of one variance (N. Draper and H. Smith, Applied
     Regression Analysis, 1998, section 2.1). Without any scatter every misfit counts: 0.
     """
+    from scipy import special
+
     if within <= 0:
         return 0.0
     return float(special.fdtrc(*freedom, misfit / freedom[0] / (within / freedom[1])))
@@ -143,8 +155,8 @@ def lack_of_fit_p(misfit: float, within: float, freedom: tuple[int, int]) -> flo
 # --------------------------------------------------------------------------------------------------- Student and Welch
 
 
-Z95 = normal_quantile(0.5 + LEVEL / 2)
-"""Half of a 95 % interval in standard errors that are known exactly."""
+Z95 = 1.959963984540054
+"""Half of a 95 % interval in standard errors that are known exactly; a number, so that nothing is loaded for it."""
 
 
 def stretch(freedom: float) -> float:
@@ -338,6 +350,8 @@ def order_interval(values: ArrayLike, level: float = LEVEL) -> Interval:
     Exact for any distribution, by the binomial (W. Conover, Practical Nonparametric Statistics, 1999, section 3.2). No
     ends where n is too small for the level: below six values for 95 %.
     """
+    from scipy import special
+
     ordered = np.sort(np.asarray(values, dtype=float))
     n, middle = len(ordered), float(np.median(ordered))
     # As many may be outside on either side.
@@ -375,6 +389,8 @@ def bootstrap_means(table: Floats, generator: np.random.Generator, resamples: in
     Expanded percentiles (T. Hesterberg, The American Statistician 69, 2015, 371-386, section 5.2): the percentiles are
     moved out until the intervals of normal values are Student's.
     """
+    from scipy import special
+
     n = len(table)
     weights = generator.multinomial(n, np.full(n, 1 / n), size=resamples) / n  # (resamples, n)
     tail = float(special.ndtr(math.sqrt(n / (n - 1)) * t_quantile(0.025, n - 1.0)))
