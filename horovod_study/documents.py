@@ -78,7 +78,9 @@ def read_bytes(
     """
     try:
         with open_file(path) as stream:
-            content = stream.read(max_bytes + 1)
+            # Not read(max_bytes + 1): that has so much memory set aside, for each of many small files.
+            size = os.fstat(stream.fileno()).st_size
+            content = stream.read(max_bytes + 1) if size > max_bytes else stream.read()
     except (FileNotFoundError, NotADirectoryError):
         raise error(f"{shown(path)}: {missing or f'no such file; {again}'}") from None
     except _NotRegularError as problem:
@@ -144,19 +146,29 @@ def _require_bounded(content: Any, source: str, error: Refusal, again: str, most
     `most` is for YAML, where a few lines of repetitions (*name) of repetitions say gigabytes.
     """
     level, values = [content], 0
+    (low, high), is_finite = INT_RANGE, math.isfinite
     for _ in range(MAX_DEPTH):
         values += len(level)
         if values > most:
             raise error(f"{source}: says more than {most:,} values; {again}")
         below: list[Any] = []
-        for value in level:
-            if isinstance(value, dict):
+        for value in level:  # of which a study has millions
+            kind = type(value)
+            if kind is float:
+                wrong = not is_finite(value)
+            elif kind is int:
+                wrong = not low <= value <= high
+            elif kind is dict:
                 below += value.values()
-            elif isinstance(value, list):
+                continue
+            elif kind is list:
                 below += value
-            elif type(value) in (int, float) and (fault := _number_fault(value)):
-                where = next(place for place, each in _values(content) if _number_fault(each))
-                raise error(f"{source}: {where or 'the value'} is {fault}; {again}")
+                continue
+            else:
+                continue
+            if wrong:
+                where, value = next(each for each in _values(content) if _number_fault(each[1]))
+                raise error(f"{source}: {where or 'the value'} is {_number_fault(value)}; {again}")
         if not below:
             return
         level = below

@@ -254,11 +254,8 @@ def foreign(record: RunRecord, study: StudyConfig, cell: Cell) -> str:
     asked |= {"study": study.name, "repeat": cell.config.repeat, "partition": cell.placement.partition}
     told = dict(record.requested) | {"study": record.study, "repeat": record.repeat, "partition": record.partition}
     told.setdefault("workers", record.effective.get("workers", cell.placement.workers))
-    for name in sorted(asked.keys() & told.keys()):
-        if told[name] != asked[name]:
-            return (
-                f"holds the run of another cell than {key}: {name} is {told[name]!r} in run.json, not {asked[name]!r}"
-            )
+    if name := min((name for name, value in told.items() if name in asked and value != asked[name]), default=""):
+        return f"holds the run of another cell than {key}: {name} is {told[name]!r} in run.json, not {asked[name]!r}"
     return ""
 
 
@@ -405,8 +402,11 @@ class _CellReader:
             return replace(entry, samples_per_s=known[0], reason=known[1])
         path = self._directory / key
         record = read_run(path) if recorded else None
-        job = None if self._jobs is None or (record is not None and record.status == "done") else self._jobs.of(key)
-        claim, stale = self._claim(key, generation, job)
+        wrong = there.unreadable or ("" if record is None else foreign(record, self._study, cell))
+        done = record is not None and record.status == "done"
+        job = None if self._jobs is None or done else self._jobs.of(key)
+        # Whoever ran a cell that is done says nothing more, and there may be thousands.
+        claim, stale = (None, False) if done and not wrong else self._claim(key, generation, job)
 
         def silence_s() -> float | None:
             with suppress(RecordError):
@@ -420,7 +420,7 @@ class _CellReader:
             stale=stale,
             job=job,
             silence_s=silence_s,
-            wrong=there.unreadable or ("" if record is None else foreign(record, self._study, cell)),
+            wrong=wrong,
         )
         holder = claim.holder if claim is not None else None
         return replace(
