@@ -49,13 +49,16 @@ class Trainers:
         enough: int = 100,
         ends: int = 10**9,
         step_s: float = STEP_S,
+        least: int | None = None,
     ) -> None:
         """Start the ranks of a run, which has what it was asked for after `enough` steps, and ends after `ends`."""
         while not conductor.may_start(run):
             sleep(0.001)
         environ = conductor.environment(run)
         threads = [
-            threading.Thread(target=self._train, args=(environ, run, rank, ranks, enough, ends, step_s), daemon=True)
+            threading.Thread(
+                target=self._train, args=(environ, run, rank, ranks, enough, ends, step_s, least), daemon=True
+            )
             for rank in range(ranks)
         ]
         for each in threads:
@@ -68,7 +71,15 @@ class Trainers:
         conductor.ended(run)
 
     def _train(
-        self, environ: dict[str, str], run: str, rank: int, ranks: int, enough: int, ends: int, step_s: float
+        self,
+        environ: dict[str, str],
+        run: str,
+        rank: int,
+        ranks: int,
+        enough: int,
+        ends: int,
+        step_s: float,
+        least: int | None,
     ) -> None:
         mine = connect(environ, rank=rank, workers=ranks)
         assert mine is not None
@@ -76,7 +87,12 @@ class Trainers:
         while made < ends:
             if made >= mine.until:
                 said = mine.wait(
-                    steps=made, samples=made * 10, trained_s=trained_s, warm=made >= 3, enough=made >= enough
+                    steps=made,
+                    samples=made * 10,
+                    trained_s=trained_s,
+                    warm=made >= 3,
+                    enough=made >= enough,
+                    least=least,
                 )
                 self.said.setdefault(run, []).append(said)
                 if said != "go":
@@ -283,6 +299,31 @@ def test_a_disturbed_slice_is_made_again_when_the_machine_is_quiet(
         record = SimpleNamespace(totals={"turns": {"before": waits}}, attempts=({},))
         found = run_turns(record, run, conductor.slices)  # type: ignore[arg-type]
         assert sorted(found.rounds) == sorted({each.round for each in conductor.slices_of(run)})
+
+
+def test_steps_that_were_asked_for_are_made_to_the_step_beside_other_programs(
+    trainers: Trainers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = [0.0]
+
+    def busy(cores: Sequence[int]) -> float:
+        """Two of three looks see other programs at work, so that slices are disturbed and moments are quiet."""
+        looks.append(looks[-1] + (len(looks) % 3 > 0))
+        return looks[-1]
+
+    monkeypatch.setattr(turns, "busy_s", busy)
+    monkeypatch.setattr(turns, "used_s", lambda numbers: 0.0)
+    monkeypatch.setattr(turns, "SLICE_S", (0.05, 0.05))
+    monkeypatch.setattr(turns, "_LOAD_S", 0.01)
+    monkeypatch.setattr(turns, "QUIET_WAIT_S", 60.0)
+    with Conductor("ab", BlockLaunch(), cores=[0]) as conductor:
+        for run in "ab":
+            trainers.start(conductor, run, enough=150, least=150)
+        until(lambda: not conductor.left())
+
+    last = {(each.run, each.round) for each in conductor.slices}
+    assert len(conductor.slices) > len(last), "some were made again"
+    assert trainers.made == {"a": [150], "b": [150]}
 
 
 @pytest.mark.parametrize(

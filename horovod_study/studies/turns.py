@@ -455,9 +455,16 @@ class Conductor:
             self._end(ending)
 
     def _is_disturbed(self, cell: _Cell, number: int) -> bool:
-        """Return whether the newest slice is that of a cell in this round, and other programs were at work in it."""
+        """Return whether the newest slice is that of a cell in this round, and other programs were at work in it.
+
+        Not of a cell that has made the steps it was asked for: it makes none beyond them.
+        """
         last = self.slices[-1] if self.slices else None
-        return last is not None and (last.run, last.round) == (cell.run, number) and _is_loud(last)
+        if last is None or (last.run, last.round) != (cell.run, number) or cell.state != "turns":
+            return False
+        return _is_loud(last) and not any(
+            each["steps"] >= (each["least"] or math.inf) for each in cell.reports.values()
+        )
 
     def _await_quiet(self, cell: _Cell) -> bool:
         """Wait, all cells stopped, until no other program is at work; return False where that takes too long."""
