@@ -4,18 +4,17 @@ Triton decides when it is imported whether it compiles or interprets. Arrays go 
 know the other's libraries.
 """
 
-import re
-import subprocess
-import tempfile
-from dataclasses import dataclass, field, fields
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from make.benchmarks import load_benchmark
 
-from horovod_study.workload.kernels import AdamRule, BlockSizes, FusedNetwork, Sizes, plan
+from horovod_study.workload.kernels import BlockSizes, FusedNetwork
 from horovod_study.workload.model import StressCNN
+
+kernel_counts = load_benchmark("kernel_counts")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,69 +128,7 @@ def make_steps(case: Case) -> Outcome:
     )
 
 
-TYPES = {"order": "*i64", "state": "*i64", "winner": "*i8", "winner1": "*i8", "winner2": "*i8"} | {
-    "scale": "fp32", "slots": "i32", "advance": "i32", "times": "*i64",
-}  # fmt: skip
-ACTIVATIONS = {
-    ("convolution1", "out"), ("convolution2", "x"), ("convolution2", "out"), ("fc1", "left"), ("head", "dz"),
-    ("fc1_input", "left"), ("fc1_input", "out"), ("fc1_weight", "left"), ("fc1_weight", "right"),
-    ("weight_gradient", "gradient"), ("weight_gradient", "x"), ("first_gradient", "gradient"),
-}  # fmt: skip
-"""The arguments that are bfloat16 where the precision is; all others are float32."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Compiled:
-    """One kernel as it came out of the compiler; bytes."""
-
-    name: str
-    registers: int
-    local: int
-    stack: int
-    shared: int
-
-
-def compile_all(sizes: Sizes, blocks: BlockSizes | None, precision: str, capability: int) -> list[Compiled]:
-    """Compile all kernels of a step for a GPU that need not be there, and read what they use of it."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    chosen = blocks or BlockSizes.fitting(sizes, precision)
-    launches = plan(sizes, chosen, precision=precision, scaled=True, rule=AdamRule(decay=0.01), merged=True, timed=True)
-    found = []
-    for each in fields(launches):
-        launch = getattr(launches, each.name)
-        names = launch.kernel.arg_names
-        floats = {
-            name: "*bf16" if (each.name, name) in ACTIVATIONS and precision == "bf16" else "*fp32" for name in names
-        }
-        signature = floats | TYPES | dict.fromkeys(launch.constants, "constexpr")
-        signature = {name: signature[name] for name in names}
-        aligned = {
-            (place,): [["tt.divisibility", 16]] for place, name in enumerate(names) if signature[name].startswith("*")
-        }
-        options: dict[str, Any] = {"num_warps": launch.warps, "num_stages": launch.stages}
-        compiled = triton.compile(
-            ASTSource(launch.kernel, signature, launch.constants, aligned),
-            target=GPUTarget("cuda", capability, 32),
-            options=options,
-        )
-        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-            file.write(compiled.asm["cubin"])
-            file.flush()
-            usage = subprocess.run(
-                [tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
-            ).stdout
-        numbers = {name: int(number) for name, number in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
-        found.append(
-            Compiled(
-                name=each.name,
-                registers=numbers["REG"],
-                local=numbers["LOCAL"],
-                stack=numbers["STACK"],
-                shared=compiled.metadata.shared,
-            )
-        )
+def compile_all(*given: Any) -> list[Any]:
+    """Compile all kernels of a step, as benchmarks/kernel_counts.py does."""
+    found: list[Any] = kernel_counts.compile_all(*given)
     return found

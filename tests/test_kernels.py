@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fused_steps import Case, Compiled, Outcome, compile_all, make_steps, model_of, optimizer_of
+from fused_steps import Case, Outcome, compile_all, make_steps, model_of, optimizer_of
 from make.benchmarks import load_benchmark
 from make.wording import Golden
 from torch import nn
@@ -48,7 +48,7 @@ def interpret() -> Iterator[Callable[[Case], Outcome]]:
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., list[Compiled]]]:
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., list[Any]]]:
     cache = str(tmp_path_factory.mktemp("triton"))
     for call in in_a_process({"TRITON_INTERPRET": None, "TRITON_CACHE_DIR": cache}):
         yield partial(call, compile_all)
@@ -338,6 +338,8 @@ def test_kernels_compile_without_spilling(compiled, capability: int, batch: int,
     for kernel in compiled(sizes, None, precision, capability):
         assert kernel.local == 0 and kernel.stack <= 8, kernel
         assert kernel.shared <= SHARED[capability] * 1024 / 2, f"fewer than two programs share a processor: {kernel}"
+        products = precision != "fp32" and kernel.name not in ("head", "finish", "update")
+        assert (kernel.matrix > 0) == products, f"the matrix units make all products but those of fp32: {kernel}"
 
 
 @needs_triton
