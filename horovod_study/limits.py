@@ -40,6 +40,13 @@ MIN_FILE_BYTES = 8 << 20
 MIN_OPEN_FILES, OPEN_FILES_PER_RANK = 32, 6
 """mpirun of Open MPI 4.1.8 hung with 28, 32 and 40 open files for 1, 2 and 4 ranks, and worked with 32, 36 and 48."""
 
+FEW_COLLECTIONS = (10_000, 10, 10)
+"""Thresholds of Python's garbage collector for a program of ours while it begins, in place of (700, 10, 10).
+
+Libraries make some 200,000 objects that stay. Not to look through them again and again while they come, and not at all
+when the interpreter ends (`gc.freeze`), takes a fifth off a report, and a quarter off a run of a few steps.
+"""
+
 _OF_THE_SYSTEM = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ESTALE),
     *(errno.ELOOP, errno.ENAMETOOLONG, errno.EMFILE, errno.ENFILE),

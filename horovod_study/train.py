@@ -13,9 +13,12 @@ Exit codes: 0 done, 2 wrong use or bad input, 75 stopped by SIGTERM or SIGUSR1 w
 The training itself is workload/trainer.py; here is its command line.
 """
 
+import gc
+
 from horovod_study import limits  # isort: split
 
 if __name__ == "__main__":
+    gc.set_threshold(*limits.FEW_COLLECTIONS)
     limits.install()  # before PyTorch, which may not find room
 
 import argparse
@@ -111,6 +114,9 @@ def _train(options: argparse.Namespace, launch: Launch, stop: StopRequest) -> di
         how = {"out": options.out, "settings_file": applied, "again": options.again}
     from horovod_study.workload.trainer import run
 
+    if gc.get_threshold() == limits.FEW_COLLECTIONS:
+        gc.freeze()
+        gc.set_threshold(700, 10, 10)  # what a step leaves in cycles may hold memory of a GPU
     return run(config, launch=launch, stop=stop, **how)
 
 

@@ -18,6 +18,8 @@ matplotlib is imported by the verb that uses it, so that help is quick and every
 installed.
 """
 
+import atexit
+import gc
 import os
 import signal
 import sys
@@ -64,6 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     limits.install()
     if arguments is None:
+        gc.set_threshold(*limits.FEW_COLLECTIONS)
+        atexit.register(gc.freeze)
         signal.signal(signal.SIGTERM, _end_in_order)
         os.environ["MPLBACKEND"] = "agg"  # figures are written and never shown, whatever is set for other programs
     if hasattr(sys.stdout, "reconfigure"):
