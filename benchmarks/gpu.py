@@ -61,6 +61,9 @@ RESTARTS = 6
 MOST_AT_A_TIME = 6
 """Processes of tests, or of compilers, at a time: each has a context of CUDA, some hundred MB, and starts others."""
 
+SCALING_RUN_S = 60
+"""At most, for a run on several GPUs: one that hangs costs the others no more."""
+
 ENDING = threading.Event()
 """Set when this program was told to end."""
 
@@ -185,6 +188,7 @@ class Work:
     environ: Mapping[str, str]
     ends_at: float
     fused: bool  # whether the fused kernels can run at all
+    gpus: int  # how many PyTorch sees
     found: Mapping[str, Any]  # the sections so far of this machine and these sources, as in the document
 
     @property
@@ -216,6 +220,7 @@ class Section:
     measure: Callable[[Work], dict[str, Any]]
     least_s: float
     most_s: float
+    several: bool = False  # has a place only where there are several GPUs
 
 
 # ------------------------------------------------------------------------------------------------ running programs
@@ -570,16 +575,20 @@ def measure_exchange(work: Work) -> dict[str, Any]:
     One worker has nothing to average, and training with it calls no library: what a library takes for a step is
     measured by calling it. By NCCL and torch, and by Horovod where there is a build of it.
     """
-    names, workers, seconds = (("ddp/nccl", "horovod/nccl"), "1", "5")
     if work.dry:
-        names, workers, seconds = (("ddp/gloo", "horovod/mpi"), "2", "1")
+        return {"runs": exchanges(work, ("ddp/gloo", "horovod/mpi"), workers=2)}
+    return {"runs": exchanges(work, ("ddp/nccl", "horovod/nccl"), workers=1)}
+
+
+def exchanges(work: Work, runtimes: Sequence[str], *, workers: int) -> list[dict[str, Any]]:
+    """Return what an all-reduce of all gradients of the model takes through each runtime, or why that is not known."""
     found: list[dict[str, Any]] = []
-    for name in names:
-        row: dict[str, Any] = {"way": name, "bytes": None, "seconds": None, "why": None}
+    for name in runtimes:
+        row: dict[str, Any] = {"way": name, "workers": workers, "bytes": None, "seconds": None, "why": None}
         try:
             document = verb(
-                *(work, "bench", "--workers", workers, "--transport", "--runtime", name, "--sizes", "4"),
-                *("--seconds", seconds, "--rounds", "3", "--out", work.folder / "bench"),
+                *(work, "bench", "--workers", str(workers), "--transport", "--runtime", name, "--sizes", "4"),
+                *("--seconds", "1" if work.dry else "5", "--rounds", "3", "--out", work.folder / "bench"),
             )
             in_place = [
                 each for each in document["points"] if each["operation"] == "allreduce" and each["place"] == "in"
@@ -590,7 +599,18 @@ def measure_exchange(work: Work) -> dict[str, Any]:
             row["why"] = str(error)
         say(f"  {name}: {row['why'] or format(row['seconds'] * 1e6, ',.1f') + ' us'}")
         found.append(row)
-    return {"runs": found}
+    return found
+
+
+def torchrun(workers: int) -> list[str | Path]:
+    """Return what starts so many ranks of torch.distributed; it is told to start no Python of its own."""
+    line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers)]
+    return [*line, "--no-python"]
+
+
+def horovodrun(workers: int) -> list[str | Path]:
+    """Return what starts so many ranks of Horovod without MPI."""
+    return [BIN / "horovodrun", "--gloo", "-np", str(workers)]
 
 
 def measure_workers(work: Work) -> dict[str, Any]:
@@ -600,16 +620,10 @@ def measure_workers(work: Work) -> dict[str, Any]:
     ways: list[tuple[str, int, list[str | Path], list[str]]] = []
     for count in sizes.workers:
         number = str(count)
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", number]
         mpirun: list[str | Path] = [BIN / "mpirun", *root, "--bind-to", "none", "-np", number]
         ways.append(("mpi4py, staged", count, mpirun, ["--backend", "mpi"]))
-        # torchrun starts Python itself; it is told to start no second one.
-        ways.append(
-            ("torch DDP over Gloo", count, [*torchrun, "--no-python"], ["--backend", "ddp", "--transport", "gloo"])
-        )
-        ways.append(
-            ("Horovod over Gloo", count, [str(BIN / "horovodrun"), "--gloo", "-np", number], ["--backend", "horovod"])
-        )
+        ways.append(("torch DDP over Gloo", count, torchrun(count), ["--backend", "ddp", "--transport", "gloo"]))
+        ways.append(("Horovod over Gloo", count, horovodrun(count), ["--backend", "horovod"]))
     found: list[dict[str, Any]] = []
     steps = str(max(2, sizes.run_steps // 10))
     common = ["--dataset", sizes.beside_curves, "--batch", batch, "--system-interval-s", "0"]
@@ -632,6 +646,53 @@ def measure_workers(work: Work) -> dict[str, Any]:
     if all(row["samples_per_s"] is None for row in found):
         raise Failed("; ".join(dict.fromkeys(str(row["why"]) for row in found)))
     return {"batch": int(batch), "runs": found}
+
+
+def measure_scaling(work: Work) -> dict[str, Any]:
+    """Workers with a GPU each, 1, 2, 4 ... of them: every way and count in each round, for as many as there is time.
+
+    Then the all-reduce of the gradients between all of them, through each runtime.
+    """
+    sizes, batch = work.sizes, str(work.sizes.batches[0])
+    counts = sorted({*(2**power for power in range(1, work.gpus.bit_length()) if 2**power <= work.gpus), work.gpus})
+    nccl = ["--backend", "ddp", "--transport", "nccl"]
+    launchers: dict[str, tuple[Callable[[int], list[str | Path]], list[str]]] = {
+        "torch DDP, in the graph": (torchrun, [*nccl, "--capture-sync"]),
+        "torch DDP": (torchrun, nccl),
+        "Horovod": (horovodrun, ["--backend", "horovod", "--transport", "nccl"]),
+    }
+    if work.dry:
+        launchers = {"torch DDP": (torchrun, ["--backend", "ddp", "--transport", "gloo"])}
+    common = ["--dataset", sizes.beside_curves, "--batch", batch, "--system-interval-s", "0"]
+    common += ["--steps", str(sizes.run_steps), "--warmup-steps", str(sizes.warmup_steps), *work.best]
+    plan: list[tuple[str, int, list[str | Path], list[str]]] = [("one worker", 1, [], [])]
+    plan += [(name, each, start(each), more) for each in counts for name, (start, more) in launchers.items()]
+    runs: list[dict[str, Any]] = []
+    failed: dict[tuple[str, int], str] = {}
+    began = now()
+    for number in range(sizes.epoch_rounds):
+        if number and (now() - began) * (number + 1) / number > 0.7 * (work.ends_at - began):
+            break
+        for name, workers, launcher, more in plan:
+            if (name, workers) in failed:
+                continue
+            try:
+                own = replace(work, ends_at=min(work.ends_at, now() + SCALING_RUN_S))
+                result, record, _ = trained(own, *common, *more, launcher=launcher)
+            except Failed as error:
+                failed[name, workers] = str(error)
+                say(f"  {name}, {workers}: {error}")
+                continue
+            kept = {each: result[each] for each in ("samples_per_s", "step_ms_median", "laps_ms", "test_mse")}
+            path = " and ".join(record["effective"].get("path") or ())
+            runs.append({"way": name, "workers": workers, "round": number, "path": path, **kept})
+            say(f"  round {number + 1}, {name}, {workers}: {result['samples_per_s']:,.0f} samples/s")
+    if not any(row["workers"] > 1 for row in runs):
+        raise Failed("; ".join(dict.fromkeys(failed.values())) or "no time was left")
+    missing = [{"way": name, "workers": workers, "why": why} for (name, workers), why in failed.items()]
+    through = ("ddp/gloo",) if work.dry else ("ddp/nccl", "horovod/nccl")
+    exchanged = exchanges(work, through, workers=work.gpus) if work.left_s > 20 or work.dry else []
+    return {"batch": int(batch), "runs": runs, "missing": missing, "exchange": exchanged}
 
 
 def measure_limits(work: Work) -> dict[str, Any]:
@@ -741,6 +802,7 @@ SECTIONS = (
     Section(name="timers", part="targets", measure=measure_timers, least_s=25, most_s=60),
     Section(name="exchange", part="horovod", measure=measure_exchange, least_s=20, most_s=90),
     Section(name="workers", part="horovod", measure=measure_workers, least_s=20, most_s=120),
+    Section(name="scaling", part="horovod", measure=measure_scaling, least_s=60, most_s=240, several=True),
     Section(name="limits", part="limits", measure=measure_limits, least_s=20, most_s=60),
     Section(name="energy", part="limits", measure=measure_energy, least_s=20, most_s=40),
     Section(name="waits", part="limits", measure=measure_waits, least_s=15, most_s=50),
@@ -751,6 +813,12 @@ SECTIONS = (
 than the 500 s that a part has."""
 
 PARTS = tuple(dict.fromkeys(each.part for each in SECTIONS))
+
+
+def sections_of(part: str | None, only: str, *, gpus: int) -> list[Section]:
+    """Return the sections of a part, or all, whose names match `only` and that have a place with so many GPUs."""
+    asked = [each for each in SECTIONS if part in (None, each.part) and re.search(only, each.name)]
+    return [each for each in asked if gpus > 1 or not each.several]
 
 
 # ------------------------------------------------------------------------------------------------ the whole
@@ -795,6 +863,11 @@ def add(results: Sequence[Path], out: Path) -> None:
         write(document, out)
 
 
+def gpus_of(pytorch: Mapping[str, Any], *, dry: bool) -> int:
+    """Return how many GPUs there are; a dry run plays two."""
+    return 2 if dry else int(pytorch.get("gpus", 1))
+
+
 def limit_of(sections: Sequence[Section], left_s: float) -> float:
     """Return the seconds that the first of `sections` gets of those left for all: what it needs at most, or a share."""
     share = left_s * sections[0].most_s / sum(each.most_s for each in sections)
@@ -836,6 +909,7 @@ def measure(
                     environ=environ,
                     ends_at=now() + max(1.0, left_s if dry else limit_of(sections[place:], left_s)),
                     fused=not machine["pytorch"]["not_fused"],
+                    gpus=gpus_of(machine["pytorch"], dry=dry),
                     found={name: each for name, each in document["sections"].items() if each["machine"] == number},
                 )
                 entry |= outcome(section, work)
@@ -952,7 +1026,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.curves:
         sizes = replace(sizes, curves=options.curves)
     document = measure(
-        [each for each in SECTIONS if options.part in (None, each.part) and re.search(options.only, each.name)],
+        sections_of(options.part, options.only, gpus=gpus_of(pytorch, dry=options.dry_run)),
         sizes=sizes,
         dry=options.dry_run,
         deadline_s=options.deadline_s,

@@ -327,6 +327,7 @@ def markdown(document: Mapping[str, Any]) -> str:
         _timer_table(document),
         _exchange_table(document),
         _worker_table(document),
+        _scaling_table(document),
         _limit_lines(document),
         _energy_table(document),
         _wait_lines(document),
@@ -574,6 +575,66 @@ def _worker_table(document: Mapping[str, Any]) -> str:
             "" if row["step_ms_median"] is None else f"{row['step_ms_median']:.3f}",
         ]
         lines.append(_row([row["through"], str(row["workers"]), *cells, "" if sync is None else f"{sync:.3f}"]))
+    return "\n".join(lines)
+
+
+def scaling(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return a row for each way and count: speedups over the one worker of the same round, medians over rounds."""
+    alone = {row["round"]: row["samples_per_s"] for row in runs if row["workers"] == 1}
+    rows = []
+    for way, workers in dict.fromkeys((row["way"], row["workers"]) for row in runs):
+        own = [row for row in runs if (row["way"], row["workers"]) == (way, workers)]
+        ratios = [row["samples_per_s"] / alone[row["round"]] for row in own if row["round"] in alone]
+        rows.append(
+            {
+                "way": way,
+                "workers": workers,
+                "rounds": len(own),
+                "samples_per_s": statistics.median(row["samples_per_s"] for row in own),
+                "speedup": statistics.median(ratios) if ratios else None,
+                "spread": (min(ratios), max(ratios)) if ratios else None,
+                "step_ms": _median_of([row["step_ms_median"] for row in own]),
+                "sync_ms": _median_of([row["laps_ms"].get("sync") for row in own]),
+                "path": ", ".join(dict.fromkeys(row["path"] for row in own if row["path"])),
+            }
+        )
+    return rows
+
+
+def _median_of(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def _scaling_table(document: Mapping[str, Any]) -> str:
+    found = _result(document, "scaling")
+    if not found:
+        return ""
+    lines = [
+        f"## Several GPUs\n\nBatch {found['batch']} each, a GPU for each worker. Speedups are over the worker of the "
+        "same round that is alone, with the smallest and the largest.\n",
+        "| way | GPUs | samples/s | speedup | spread | efficiency | step ms | sync ms | path | rounds |",
+        "|---|--:|--:|--:|---|--:|--:|--:|---|--:|",
+    ]
+    for row in scaling(found["runs"]):
+        ratios = ["", "", ""]
+        if row["speedup"] is not None:
+            low, high = row["spread"]
+            ratios = [f"{row['speedup']:.2f}", f"{low:.2f} - {high:.2f}", f"{row['speedup'] / row['workers']:.0%}"]
+        times = ["" if row[name] is None else f"{row[name]:.3f}" for name in ("step_ms", "sync_ms")]
+        cells = [row["way"], str(row["workers"]), f"{row['samples_per_s']:,.0f}", *ratios, *times]
+        lines.append(_row([*cells, row["path"], str(row["rounds"])]))
+    for row in found["missing"]:
+        lines.append(_row([row["way"], str(row["workers"]), f"failed: {row['why']}", *[""] * 7]))
+    if found["exchange"]:
+        lines += ["", "| all-reduce | GPUs | kB | us | bus GB/s |", "|---|--:|--:|--:|--:|"]
+    for row in found["exchange"]:
+        cells = [row["way"], str(row["workers"])]
+        if row["seconds"] is None:
+            lines.append(_row([*cells, f"failed: {row['why']}", "", ""]))
+            continue
+        bus = 2 * (row["workers"] - 1) / row["workers"] * row["bytes"] / row["seconds"] / 1e9
+        lines.append(_row([*cells, f"{row['bytes'] / 1e3:,.0f}", f"{row['seconds'] * 1e6:,.1f}", f"{bus:.2f}"]))
     return "\n".join(lines)
 
 

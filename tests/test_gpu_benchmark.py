@@ -223,6 +223,23 @@ def test_limits_add_up_to_the_time_there_is(gpu: ModuleType) -> None:
             assert left_s >= 0 and (deadline_s == 240.0 or limit_s == sections[-1].most_s)
 
 
+def test_several_gpus_have_a_section_of_their_own(gpu: ModuleType) -> None:
+    one, four = ([each.name for each in gpu.sections_of("horovod", "", gpus=count)] for count in (1, 4))
+
+    assert four == [*one, "scaling"] and "scaling" not in one
+
+
+@pytest.mark.slow
+def test_a_dry_run_plays_two_gpus(tmp_path: Path) -> None:
+    line = [sys.executable, BENCHMARKS / "gpu.py", "--dry-run", "--out", tmp_path, "--only", "scaling"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=300, cwd=tmp_path)
+    found = json.loads((tmp_path / "gpu.json").read_text(encoding="utf-8"))["sections"]["scaling"]
+
+    assert done.returncode == 0 and found["status"] == "done", found["why"]
+    assert {(row["way"], row["workers"]) for row in found["result"]["runs"]} == {("one worker", 1), ("torch DDP", 2)}
+    assert found["result"]["missing"] == [] and found["result"]["exchange"][0]["seconds"] > 0
+
+
 def test_what_has_no_time_left_is_not_begun(gpu: ModuleType, tmp_path: Path, golden: Golden) -> None:
     begun = []
 
@@ -432,6 +449,13 @@ def test_a_loss_that_is_no_number_is_no_small_difference(table: ModuleType) -> N
     assert verdict["verdict"] == "missed" and "not finite" in verdict["found"]
 
 
+def scaled(way: str, workers: int, number: int, rate: float) -> dict[str, Any]:
+    """A run of section scaling."""
+    times = {"step_ms_median": 0.1, "laps_ms": {"sync": None if workers == 1 else 0.02}, "test_mse": 0.1}
+    path = "" if workers == 1 else "nvlink/p2p"
+    return {"way": way, "workers": workers, "round": number, "samples_per_s": rate, "path": path, **times}
+
+
 def good_document(table: ModuleType) -> dict[str, Any]:
     """Results in which everything is met."""
     epochs: list[dict[str, Any]] = []
@@ -474,6 +498,15 @@ def good_document(table: ModuleType) -> dict[str, Any]:
                     "laps_ms": {},
                 },
             ],
+        },
+        "scaling": {
+            "batch": 75,
+            "runs": [
+                *(scaled("one worker", 1, number, rate) for number, rate in enumerate((1000.0, 500.0, 2000.0))),
+                *(scaled("torch DDP", 4, number, rate) for number, rate in enumerate((3000.0, 1600.0, 5000.0))),
+            ],
+            "missing": [{"way": "Horovod", "workers": 4, "why": "no build"}],
+            "exchange": [{"way": "ddp/nccl", "workers": 4, "bytes": 600_000, "seconds": 3e-5, "why": None}],
         },
         "energy": {
             "runs": [
@@ -587,6 +620,9 @@ def test_the_table_holds_what_was_found(table: ModuleType) -> None:
         "| fused | 0.600 | 0.600 - 0.600 | 15.00 | 15.00 - 15.00 | 9 | 0.0600 / 0.0700 |",
         "| fused | 50.0 | 50.0 - 50.0 | 0.500 | 20.00 | 20.00 - 20.00 | 0.0e+00 | 2 |  | 1.0 |",
         "| mpi4py, staged | 2 | failed: no mpirun |  |  |",
+        "| torch DDP | 4 | 3,000 | 3.00 | 2.50 - 3.20 | 75% | 0.100 | 0.020 | nvlink/p2p | 3 |",
+        "| Horovod | 4 | failed: no build |  |  |  |  |  |  |  |",
+        "| ddp/nccl | 4 | 600 | 30.0 | 30.00 |",
         "| 75 | 210 | not known | 2.5 | no power reading |",
         "- captured steps: no places",
         "| horovod/nccl | 613,764 | 55.0 |",
