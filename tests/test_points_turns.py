@@ -1,6 +1,7 @@
 """Points of a study whose cells alternated: the ratios of rounds, both components, and what is doubtful."""
 
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -21,8 +22,8 @@ SPEEDUPS = {("serial", 1): 1.0, ("horovod", 1): 0.9, ("horovod", 2): 1.7, ("ddp"
 WAYS = (("serial", "none"), ("horovod", "mpi"))
 
 
-def study(launches=3, rounds=60, load=0.0, noise=0.02, launch_sd=0.0, seed=1, ways=WAYS):
-    """Runs whose own throughputs are far off, and slices that know better."""
+def study(launches=3, rounds=60, load=0.0, loud=1, noise=0.02, launch_sd=0.0, seed=1, ways=WAYS):
+    """Runs whose own throughputs are far off, and slices that know better; `load` beside every `loud`-th round."""
     runs = run_table((1, 2), ways=ways, failed=(), noise=0.3)
     generator = np.random.default_rng(seed)
     slices = []
@@ -35,7 +36,7 @@ def study(launches=3, rounds=60, load=0.0, noise=0.02, launch_sd=0.0, seed=1, wa
                     round=number,
                     cell=row.run,
                     rate=math.exp(level + noise * generator.standard_normal() + 0.3 * math.sin(number)),
-                    other_load=load,
+                    other_load=load * (number % loud == 0),
                 )
                 for number in range(rounds)
             ]
@@ -98,6 +99,15 @@ def test_what_is_doubtful_is_said():
     runs, turns = study()
     quiet = points.doubts(runs, points.scaling_points(runs, turns=turns))
     assert not [doubt for doubt in quiet if "shared machine" in doubt or "two launches" in doubt]
+
+
+@pytest.mark.parametrize(("loud", "share"), [(4, ["25%"]), (20, [])])
+def test_what_includes_rounds_that_a_speedup_leaves_out_is_doubtful(loud, share):
+    runs, turns = study(load=0.7, loud=loud)
+    told = [each for each in points.doubts(runs, points.scaling_points(runs, turns=turns)) if "all steps" in each]
+
+    assert [re.findall(r"\d+%", each) for each in told] == [share] * bool(share), told
+    assert all("at 1, 2 workers" in each and "horovod/mpi" in each for each in told)
 
 
 @pytest.mark.slow

@@ -20,6 +20,8 @@ from horovod_study.records import TurnSlice
 COLUMNS = ("launches", "rounds", "set_aside", "shared", "round_sd", "memory", "round_error", "launch_sd", "cancelled")
 """What `paired.RatioEstimate` says beside the ratio, as columns `turns_...` of points (plain baseline, if any)."""
 FEWEST_LAUNCHES = 2
+MANY_SET_ASIDE = 0.1
+"""A share of rounds beside other programs from which on what is of all steps is another machine's than the speedup."""
 
 
 class StudyTurns:
@@ -103,12 +105,23 @@ def doubts(points: Iterable[Mapping[Any, Any]], precision: float | None = None) 
                 f"{series}: other programs used more than {paired.OTHER_LOAD:g} cores in most rounds at {loud} "
                 "workers; these speedups are those of a shared machine, not of a quiet one."
             )
+        if part := _counts(row for row in own if _set_aside(row) >= MANY_SET_ASIDE):
+            found.append(
+                f"{series}: up to {max(map(_set_aside, own)):.0%} of the rounds at {part} workers ran beside other "
+                "programs; speedups leave these out, throughputs and the parts of a step are of all steps."
+            )
         if few := _counts(row for row in own if row.get("turns_launches", math.nan) < paired.LAUNCHES):
             found.append(
                 f"{series}: two launches at {few} workers; how much launches differ rests on one difference, so that "
                 "the intervals are wide; three launches or more narrow them."
             )
     return found
+
+
+def _set_aside(row: Mapping[Any, Any]) -> float:
+    """Return which share of the rounds of a point was left out beside other programs, 0 where none or unknown."""
+    aside = float(row.get("turns_set_aside", math.nan))
+    return aside / (aside + float(row["turns_rounds"])) if aside > 0 else 0.0
 
 
 def _unresolved(points: Iterable[Mapping[Any, Any]], precision: float) -> list[str]:
