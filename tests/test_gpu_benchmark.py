@@ -292,6 +292,7 @@ def work_of(gpu: ModuleType, folder: Path, seconds: float = 30.0) -> Any:
         environ=dict(os.environ),
         ends_at=gpu.now() + seconds,
         fused=False,
+        gpus=1,
         found={},
     )
 

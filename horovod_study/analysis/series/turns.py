@@ -16,6 +16,7 @@ import pandas as pd
 from horovod_study import records
 from horovod_study.analysis import paired
 from horovod_study.records import TurnSlice
+from horovod_study.text.numbers import percent
 
 COLUMNS = ("launches", "rounds", "set_aside", "shared", "round_sd", "memory", "round_error", "launch_sd", "cancelled")
 """What `paired.RatioEstimate` says beside the ratio, as columns `turns_...` of points (plain baseline, if any)."""
@@ -105,10 +106,11 @@ def doubts(points: Iterable[Mapping[Any, Any]], precision: float | None = None) 
                 f"{series}: other programs used more than {paired.OTHER_LOAD:g} cores in most rounds at {loud} "
                 "workers; these speedups are those of a shared machine, not of a quiet one."
             )
-        if part := _counts(row for row in own if _set_aside(row) >= MANY_SET_ASIDE):
+        if part := [row for row in own if _set_aside(row) >= MANY_SET_ASIDE]:
             found.append(
-                f"{series}: up to {max(map(_set_aside, own)):.0%} of the rounds at {part} workers ran beside other "
-                "programs; speedups leave these out, throughputs and the parts of a step are of all steps."
+                f"{series}: up to {percent(max(map(_set_aside, part)))} of the rounds at {_counts(part)} "
+                "workers ran beside other programs; speedups leave these out, throughputs and the parts of a step are "
+                "of all steps."
             )
         if few := _counts(row for row in own if row.get("turns_launches", math.nan) < paired.LAUNCHES):
             found.append(
@@ -119,8 +121,11 @@ def doubts(points: Iterable[Mapping[Any, Any]], precision: float | None = None) 
 
 
 def _set_aside(row: Mapping[Any, Any]) -> float:
-    """Return which share of the rounds of a point was left out beside other programs, 0 where none or unknown."""
-    aside = float(row.get("turns_set_aside", math.nan))
+    """Return which share of the rounds of a point was left out beside other programs.
+
+    It is 0 where none was or that is unknown, and on a machine that is shared in most rounds, which are all counted.
+    """
+    aside = 0.0 if row.get("turns_shared") == 1 else float(row.get("turns_set_aside", math.nan))
     return aside / (aside + float(row["turns_rounds"])) if aside > 0 else 0.0
 
 
