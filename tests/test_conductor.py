@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -261,6 +261,15 @@ def test_a_slice_begins_when_steps_on_cold_caches_are_over(trainers: Trainers, m
         assert all(1 <= waits[at] - waits[at - 1] <= 3 for at in places)
 
 
+def play_others(monkeypatch: pytest.MonkeyPatch, busy: Callable[[Sequence[int]], float], *, wait_s: float) -> None:
+    """Let `busy` say how long cores were in use, beside slices of 0.05 s that are waited for `wait_s` at most."""
+    monkeypatch.setattr(turns, "busy_s", busy)
+    monkeypatch.setattr(turns, "used_s", lambda numbers: 0.0)
+    monkeypatch.setattr(turns, "SLICE_S", (0.05, 0.05))
+    monkeypatch.setattr(turns, "_LOAD_S", 0.01)
+    monkeypatch.setattr(turns, "QUIET_WAIT_S", wait_s)
+
+
 @pytest.mark.parametrize("quiet_again", [True, False])
 def test_a_disturbed_slice_is_made_again_when_the_machine_is_quiet(
     trainers: Trainers, monkeypatch: pytest.MonkeyPatch, quiet_again: bool
@@ -274,11 +283,7 @@ def test_a_disturbed_slice_is_made_again_when_the_machine_is_quiet(
             looks[-1] += 1.0
         return looks[-1]
 
-    monkeypatch.setattr(turns, "busy_s", busy)
-    monkeypatch.setattr(turns, "used_s", lambda numbers: 0.0)
-    monkeypatch.setattr(turns, "SLICE_S", (0.05, 0.05))
-    monkeypatch.setattr(turns, "_LOAD_S", 0.01)
-    monkeypatch.setattr(turns, "QUIET_WAIT_S", 0.5)
+    play_others(monkeypatch, busy, wait_s=0.5)
     with Conductor("ab", BlockLaunch(), cores=[0]) as conductor:
         for run in "ab":
             trainers.start(conductor, run, enough=400)
@@ -311,11 +316,7 @@ def test_steps_that_were_asked_for_are_made_to_the_step_beside_other_programs(
         looks.append(looks[-1] + (len(looks) % 3 > 0))
         return looks[-1]
 
-    monkeypatch.setattr(turns, "busy_s", busy)
-    monkeypatch.setattr(turns, "used_s", lambda numbers: 0.0)
-    monkeypatch.setattr(turns, "SLICE_S", (0.05, 0.05))
-    monkeypatch.setattr(turns, "_LOAD_S", 0.01)
-    monkeypatch.setattr(turns, "QUIET_WAIT_S", 60.0)
+    play_others(monkeypatch, busy, wait_s=60.0)
     with Conductor("ab", BlockLaunch(), cores=[0]) as conductor:
         for run in "ab":
             trainers.start(conductor, run, enough=150, least=150)
