@@ -12,7 +12,7 @@ import horovod_study
 
 ROOT = Path(horovod_study.__file__).parent
 LAYERS = (
-    ("errors", "text", "energy"),
+    ("errors", "text", "energy", "analysis.stats", "analysis.costs", "analysis.paired"),
     ("variables", "limits", "alive", "files"),
     ("documents", "roles", "runtimes"),
     ("workloads",),

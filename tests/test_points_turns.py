@@ -102,12 +102,30 @@ def test_what_is_doubtful_is_said():
 
 
 @pytest.mark.parametrize(("loud", "share"), [(4, ["25"]), (20, []), (1, [])])
-def test_what_includes_rounds_that_a_speedup_leaves_out_is_doubtful(loud, share):
-    runs, turns = study(load=0.7, loud=loud)
-    told = [each for each in points.doubts(runs, points.scaling_points(runs, turns=turns)) if "all steps" in each]
+def test_the_share_of_rounds_that_are_set_aside_is_told_once(loud, share):
+    runs, turns = study(load=0.7, loud=loud, ways=(*WAYS, ("ddp", "gloo")))
+    told = [each for each in points.doubts(runs, points.scaling_points(runs, turns=turns)) if "set aside" in each]
 
     assert [re.findall(r"(\d+)\s%", each) for each in told] == [share] * bool(share), told
-    assert all("at 1, 2 workers" in each and "horovod/mpi" in each for each in told)
+
+
+@pytest.mark.parametrize("launch_sd", [0.0, 0.1])
+@pytest.mark.parametrize(("loud", "noise"), [(1, 0.02), (3, 0.02), (1, 0.4), (3, 0.4)])
+def test_a_speedup_is_the_ratio_of_the_throughputs_that_stand_beside_it(loud, noise, launch_sd):
+    runs, turns = study(load=0.7, loud=loud, noise=noise, launch_sd=launch_sd, ways=(*WAYS, ("ddp", "gloo")))
+    found = analyze(runs, turns=turns)
+
+    for row in found.points[found.points["workers"] > 1].to_dict("records"):
+        for kind in ("plain", "wrapped"):
+            ratio = row["samples_per_s_median"] / row[f"base_{kind}_samples_per_s"]
+            assert row[f"speedup_{kind}"] == pytest.approx(ratio, rel=1e-9 if kind == "plain" else 0.02)
+            assert row["epoch_s_median"] * row["samples_per_s_median"] == pytest.approx(row["train_samples"])
+    for each in found.provenance["findings"]:
+        for series in each["series"]:
+            assert series["speedup"] == pytest.approx(series["samples_per_s"] / each["base_samples_per_s"])
+        for pair in each["comparisons"]:
+            rates = {series["series"]: series["samples_per_s"] for series in each["series"]}
+            assert pair["ratio"] == pytest.approx(rates[pair["faster"]] / rates[pair["slower"]])
 
 
 @pytest.mark.slow

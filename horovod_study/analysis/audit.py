@@ -296,6 +296,7 @@ def recount(run: RecordedRun, beside: RunSideFiles) -> Recount:
     Columns are read one at a time; of a run of 100 million rows on 8 ranks that is 0.1 GB. A run that has not ended
     well has no totals.
     """
+    run = run.whole()
     totals = run.record.totals
     if run.state != "done" or not totals:
         return Recount(run=run.name, not_recounted=(f"the run is {run.state}",))

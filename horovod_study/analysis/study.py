@@ -173,7 +173,7 @@ def analyze(
     """
     # Long because a study has thirty tables and documents: a line each, and what one needs of another is seen.
     accounts = None if accounting is None else accounting.run_rows()
-    table = scaling.with_series(runs)
+    table = scaling.levelled(runs, turns)
     points = scaling.scaling_points(table, accounts, turns)
     parts = laps.breakdown(table)
     baseline = _baseline(points)
@@ -188,7 +188,7 @@ def analyze(
     quantities = resources.fit_quantities(table, learning.crossings, seed=seed)
     communicating = synchronisation.parallel(table)
     waits, wait_laws = synchronisation.synchronisation(communicating), synchronisation.fits(communicating, seed=seed)
-    batched = batch_size.batch_sizes(runs, seed=seed)
+    batched = batch_size.batch_sizes(table, seed=seed)
     recorded = () if accounting is None else accounting.runs
     attributed = attribution.arm_rows(table, {run.run: run.taken for run in recorded if run.taken is not None})
     profiles = run_profiles.profile_rows((run.run, run.profile) for run in recorded)

@@ -8,6 +8,7 @@ arrow.py             rows in Arrow streams
 reader.py            read a run, finished or not
 writer.py            write a run, on a disk that may be full
 turns.py             slices of cells that alternate
+counted.py           which steps of a run count: all but slices beside other programs
 tables.py            the runs of a study as tables
 analysis_folder.py   tables and documents of an analysis, and what they were made of
 """

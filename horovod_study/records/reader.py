@@ -5,7 +5,8 @@ import os
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from horovod_study.records.arrow import (
     stream_errors,
     whole_batches,
 )
+from horovod_study.records.counted import Aside, recounted, slices_aside, without
 from horovod_study.records.format import (
     ALL_STEPS,
     BENCH,
@@ -330,6 +332,15 @@ def _read_section(directory: Path, section: str, form: Any, what: str, again: st
     return found
 
 
+def counted_record(directory: Path, record: RunRecord) -> RunRecord:
+    """Return the record of a run with the totals of the steps that count, see counted.py."""
+    if record.status != "done" or not (aside := slices_aside(directory, record)):
+        return record
+    return recounted(
+        record, aside, StepRows(directory, step_ranks(directory), aside), partial(system_columns, directory)
+    )
+
+
 class StepRows(Mapping[int, Mapping[str, "np.ndarray"]]):
     """The step rows of ranks as rank -> columns, (steps of this rank,), null is NaN; taken from the files when asked.
 
@@ -337,8 +348,10 @@ class StepRows(Mapping[int, Mapping[str, "np.ndarray"]]):
     rows do not fit into memory together. For runs that have ended, see `read_steps`.
     """
 
-    def __init__(self, directory: Path, ranks: Iterable[int]) -> None:
+    def __init__(self, directory: Path, ranks: Iterable[int], aside: Aside = ()) -> None:
+        """`aside`: what does not count, and is not there."""
         self._directory = directory
+        self._aside = aside
         self._ranks = tuple(ranks)
         self.file_bytes = sum((directory / f"steps-{rank:05d}.arrows").stat().st_size for rank in self._ranks)
         self._open: dict[int, Mapping[str, np.ndarray]] = {}
@@ -348,7 +361,7 @@ class StepRows(Mapping[int, Mapping[str, "np.ndarray"]]):
             raise KeyError(rank)
         if rank in self._open:
             return self._open[rank]
-        columns = _StepColumns(read_steps(self._directory, rank, mapped=True))
+        columns = _StepColumns(without(read_steps(self._directory, rank, mapped=True), self._aside))
         if self.file_bytes < KEPT_OPEN_BYTES:
             self._open[rank] = columns
         return columns
@@ -400,11 +413,19 @@ class RecordedRun:
     rows: "Mapping[int, Mapping[str, np.ndarray]]"  # rank -> columns, (steps of this rank,); null is NaN
     first_step: int  # where the timed window begins
     first_step_by: str  # what says so, in words
+    aside: Aside  # steps that do not count, and are in neither `rows` nor the totals of `record`, see counted.py
     missing: Mapping[int, str]  # ranks without a row -> why, in words
     synchronisation: Mapping[str, Any] | None  # what `read_synchronisation` returns
     why_no_synchronisation: str
     ablation: Mapping[str, Any] | None  # what `read_ablation` returns
     why_no_ablation: str
+
+    def whole(self) -> "RecordedRun":
+        """Return the run with the steps that do not count, as it wrote itself down."""
+        if not self.aside:
+            return self
+        record = read_run(self.directory)
+        return replace(self, record=record, rows=StepRows(self.directory, self.rows), aside=())
 
     def row_count(self) -> int:
         """Return how many step rows there are; of those that stay in their files about how many."""
@@ -435,7 +456,8 @@ def recorded_run(directory: Path, *, name: str | None = None, record: RunRecord 
     missing, unreadable or empty is no error: `missing` says so. RecordError only for what is no run.
     """
     record = read_run(directory) if record is None else record
-    state = record.state()
+    aside = slices_aside(directory, record)
+    record, state = counted_record(directory, record), record.state()
     rows: dict[int, Mapping[str, Any]] = {}
     recorded: list[int] = []
     missing: dict[int, str] = {}
@@ -467,9 +489,10 @@ def recorded_run(directory: Path, *, name: str | None = None, record: RunRecord 
         record=record,
         state=state,
         workers=said if isinstance(said, int) else len(found),
-        rows={rank: rows[rank] for rank in recorded} if state == "running" else StepRows(directory, recorded),
+        rows={rank: rows[rank] for rank in recorded} if state == "running" else StepRows(directory, recorded, aside),
         first_step=first,
         first_step_by=by,
+        aside=aside,
         missing=missing,
         synchronisation=synchronisation,
         why_no_synchronisation=why_no_synchronisation,
@@ -492,7 +515,7 @@ def synchronised_run(directory: Path) -> "tuple[RunRecord, list[dict[str, Any]],
 
     Raises RecordError for a run that is not done, that has fewer step rows than ranks, or without bench.json.
     """
-    record = read_run(directory)
+    record = counted_record(directory, read_run(directory))
     if record.state() != "done":
         raise RecordError(
             f"{directory}: the run is {record.state()}, and only finished runs can be decomposed; run it again"
@@ -501,7 +524,8 @@ def synchronised_run(directory: Path) -> "tuple[RunRecord, list[dict[str, Any]],
         raise RecordError(f"{directory}: its steps were not timed (--timer-mode off); record it again with light")
     workers = int(record.effective["workers"])
     bench = read_synchronisation(directory) if workers > 1 else None
-    tables = [read_steps(directory, rank) for rank in range(workers)]
+    aside = slices_aside(directory, record)
+    tables = [without(read_steps(directory, rank), aside) for rank in range(workers)]
     columns = [{name: table.column(name).to_numpy() for name in table.column_names} for table in tables]
     timed = [rows["step"] >= timed_from(record)[0] for rows in columns]
     if len({int(each.sum()) for each in timed}) > 1:

@@ -17,7 +17,7 @@ from horovod_study.records.format import (
     run_name,
     timed_from,
 )
-from horovod_study.records.reader import RecordedRun, evaluations, readable_runs, recorded_run
+from horovod_study.records.reader import RecordedRun, counted_record, evaluations, readable_runs, recorded_run
 from horovod_study.workloads import packaged
 
 if TYPE_CHECKING:  # the run wing records without pandas
@@ -133,7 +133,8 @@ def _run_table(root: Path, found: Iterable[tuple[Path, RunRecord]]) -> "pd.DataF
     import pandas as pd
 
     rows: list[dict[str, Any]] = []
-    for directory, record in found:
+    for directory, kept in found:
+        record = counted_record(directory, kept)
         rows.append(
             {
                 "run": run_name(directory, root),

@@ -86,22 +86,36 @@ def run_turns(record: RunRecord, name: str = "", slices: Iterable[TurnSlice] = (
     theirs, one after the other or with steps that lead in between them. Slices of an attempt that ended are not looked
     for: some of its steps may have been made again.
     """
-    before = sorted({int(each) for each in (record.totals.get("turns") or {}).get("before", ())})
+    before = _waits(record)
+    own = turn_places(record, name, slices)
+    if not own:
+        return RunTurns(before=before)
+    one = own[0][0]
+    return RunTurns(
+        before=before,
+        launch=f"{one.block}/{one.launch:03d}",
+        rounds={each.round: steps for each, steps in own},
+        other_load={each.round: math.nan if each.other_load is None else each.other_load for each, _ in own},
+    )
+
+
+def _waits(record: RunRecord) -> tuple[int, ...]:
+    return tuple(sorted({int(each) for each in (record.totals.get("turns") or {}).get("before", ())}))
+
+
+def turn_places(record: RunRecord, name: str, slices: Iterable[TurnSlice]) -> list[tuple[TurnSlice, tuple[int, int]]]:
+    """Return the slices of the last launch of a run, and of each its first step and the one after its last.
+
+    Arguments as for `run_turns`, which says how they are found. A slice that was made again is there each time.
+    """
     own = [each for each in slices if each.run == name]
     own = [each for each in own if (each.block, each.launch) == (own[-1].block, own[-1].launch)]
     resumed = int(record.attempts[-1].get("from_step") or 0)
-    waits = [each for each in before if each >= resumed]
+    waits = [each for each in _waits(record) if each >= resumed]
     lengths = [end - first for first, end in pairwise(waits)]
     ends = (_places([each.steps for each in own], lengths[:end]) for end in range(len(lengths), 0, -1))
     places = next((found for found in ends if found), [])
-    if not places:
-        return RunTurns(before=tuple(before))
-    return RunTurns(
-        before=tuple(before),
-        launch=f"{own[0].block}/{own[0].launch:03d}",
-        rounds={each.round: (waits[at], waits[at + 1]) for each, at in zip(own, places, strict=True)},
-        other_load={each.round: math.nan if each.other_load is None else each.other_load for each in own},
-    )
+    return [(each, (waits[at], waits[at + 1])) for each, at in zip(own, places, strict=True)] if places else []
 
 
 def _places(slices: Sequence[int], lengths: Sequence[int]) -> list[int]:

@@ -444,7 +444,7 @@ def scaling_points(
     the slices of runs that alternated: the ratios of their points are those within rounds, and further columns
     `turns_...` have both components of variance (`series.turns`).
     """
-    table = with_series(runs).copy()
+    table = levelled(runs, turns).copy()
     for name in OF_RANKS:
         table[name] = math.nan
         if accounting is not None and name in accounting.columns:
@@ -476,6 +476,37 @@ def scaling_points(
         points["horovod_defaults"] = points["horovod_defaults"].astype(object).mask(foreign, UNKNOWN)
     counts = ("batch", "train_samples", "global_batch", "workers", "nodes", "repeats", "failed")
     return whole_numbers(points, (*counts, "ref_batch", "ref_train_samples"))
+
+
+def levelled(runs: pd.DataFrame, turns: StudyTurns | None) -> pd.DataFrame:
+    """Return the run table with series, in which cells that alternated are as fast as their ratio within rounds says.
+
+    Their throughputs are scaled to that ratio times the median of their baseline, the plain one where it is known: the
+    speedup of a point is the ratio of its throughput to that of its baseline, and drift between launches is in neither.
+    """
+    table = with_series(runs)
+    if not turns:
+        return table
+    table = table.copy()
+    cells = cells_of(table.assign(**dict.fromkeys(OF_RANKS, math.nan)))
+    rows = [_point(cell) for cell in cells]
+    names = [cell.loc[measured(cell), "run"].tolist() for cell in cells]
+    factors: dict[int, float] = {}
+
+    def level(place: int) -> float:
+        """Return the samples/s of a cell; its baseline, a single worker, comes first."""
+        own = float(rows[place]["samples_per_s_median"])
+        for kind in ("plain", "wrapped") if place not in factors else ():
+            base = baseline_place(rows, rows[place], kind)
+            if base not in (None, place) and (found := turns.estimate(names[place], names[base])) is not None:
+                factors[place] = found.ratio.value * level(base) / own
+                break
+        return own * factors.setdefault(place, 1.0)
+
+    for place, cell in enumerate(cells):
+        level(place)
+        table.loc[cell.index, "samples_per_s"] = cell["samples_per_s"].astype(float) * factors[place]
+    return table
 
 
 def numbers(table: pd.DataFrame, name: str) -> "pd.Series[float]":

@@ -22,7 +22,7 @@ COLUMNS = ("launches", "rounds", "set_aside", "shared", "round_sd", "memory", "r
 """What `paired.RatioEstimate` says beside the ratio, as columns `turns_...` of points (plain baseline, if any)."""
 FEWEST_LAUNCHES = 2
 MANY_SET_ASIDE = 0.1
-"""A share of rounds beside other programs from which on what is of all steps is another machine's than the speedup."""
+"""A share of rounds that are set aside from which on it is told."""
 
 
 class StudyTurns:
@@ -33,14 +33,18 @@ class StudyTurns:
         self._of_run: dict[str, list[paired.Slice]] = {}
         for each in slices:
             self._of_run.setdefault(each.cell, []).append(each)
+        self._found: dict[tuple[frozenset[str], frozenset[str]], paired.RatioEstimate | None] = {}
 
     def __bool__(self) -> bool:
         return bool(self._of_run)
 
     def estimate(self, runs: Collection[str], bases: Collection[str]) -> paired.RatioEstimate | None:
         """Return the ratio of the rates of `runs` to those of `bases`; None where too few launches have both."""
-        found = paired.estimate(self._pairs(runs, bases))
-        return found if found is not None and found.launches >= FEWEST_LAUNCHES else None
+        asked = frozenset(runs), frozenset(bases)
+        if asked not in self._found:  # several tables ask
+            found = paired.estimate(self._pairs(runs, bases))
+            self._found[asked] = found if found is not None and found.launches >= FEWEST_LAUNCHES else None
+        return self._found[asked]
 
     def shared(self, runs: Collection[str], bases: Collection[str]) -> float:
         """Return 1 where other programs used the machine in most rounds of both, 0 where not, NaN without any round."""
@@ -99,18 +103,18 @@ def doubts(points: Iterable[Mapping[Any, Any]], precision: float | None = None) 
     """
     points = list(points)
     found = [] if precision is None else _unresolved(points, precision)
+    if (most := max(map(_set_aside, points), default=0.0)) >= MANY_SET_ASIDE:
+        where = next(row for row in points if _set_aside(row) == most)
+        found.append(
+            f"up to {percent(most)} of the rounds ran beside other programs ({where['series']}, {_counts([where])} "
+            "workers) and are set aside, in throughputs, steps and their parts as in speedups."
+        )
     for series in dict.fromkeys(row["series"] for row in points):
         own = [row for row in points if row["series"] == series]
         if loud := _counts(row for row in own if row.get("turns_shared") == 1):
             found.append(
                 f"{series}: other programs used more than {paired.OTHER_LOAD:g} cores in most rounds at {loud} "
                 "workers; these speedups are those of a shared machine, not of a quiet one."
-            )
-        if part := [row for row in own if _set_aside(row) >= MANY_SET_ASIDE]:
-            found.append(
-                f"{series}: up to {percent(max(map(_set_aside, part)))} of the rounds at {_counts(part)} "
-                "workers ran beside other programs; speedups leave these out, throughputs and the parts of a step are "
-                "of all steps."
             )
         if few := _counts(row for row in own if row.get("turns_launches", math.nan) < paired.LAUNCHES):
             found.append(

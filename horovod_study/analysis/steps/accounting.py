@@ -385,7 +385,7 @@ def _notes(
     if lost:
         yield f"{lost:,} rows are lost: they could not be written (disk full), and the run went on"
     holes = {rank.rank: rank.holes for rank in ranks if rank.holes}
-    if holes and not lost:
+    if holes and not lost and not run.aside:
         yield f"{_ranks(list(holes))}: up to {max(holes.values()):,} steps between the first and the last have no row"
     for lap in dict.fromkeys(lap for rank in ranks for lap in rank.partial_laps):
         count, steps = max(rank.partial_laps.get(lap, 0) for rank in ranks), max(rank.steps for rank in ranks)

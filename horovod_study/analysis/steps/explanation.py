@@ -23,7 +23,7 @@ from horovod_study.analysis import stats
 from horovod_study.analysis.forecast.prediction import predict
 from horovod_study.analysis.series.baseline_commands import baseline_command
 from horovod_study.analysis.series.exchange import points_of
-from horovod_study.analysis.series.points import measured, scaling_points, with_series
+from horovod_study.analysis.series.points import levelled, measured, scaling_points
 from horovod_study.analysis.series.turns import StudyTurns
 from horovod_study.analysis.stats import Floats, Interval
 from horovod_study.analysis.steps.accounting import Accounting, RunAccount, account, account_run
@@ -176,7 +176,7 @@ def explain(table: pd.DataFrame, runs: Iterable[RecordedRun], turns: StudyTurns 
 
     Raises AnalysisError where no run has a step.
     """
-    named = with_series(table)
+    named = levelled(table, turns)
     most = named.groupby("series")["workers"].transform("max")
     largest = set(named.loc[(named["workers"] == most) & (named["workers"] > 1), "run"])
     accounts: list[RunAccount] = []
