@@ -165,25 +165,6 @@ def test_tensor_parallel_by_hand(golden: Golden) -> None:
     assert schemes(case(blocks))["tensor"].sent_bytes == 1.5 * (2 * 50 + 4 * 50) * 4 * 40
 
 
-def test_pipeline_by_hand(golden: Golden) -> None:
-    scheme = schemes(case(workers=2))["pipeline"]
-
-    # G = 20 in m = 8 micro-batches of 2.5 samples, p = 2: nine slots.
-    assert scheme.computing_s == pytest.approx(9 * 2.5 * 5000 / 1e9)
-    assert scheme.communication_s == pytest.approx(9 * 2 * (1e-5 + 50 * 4 * 2.5 / 1e9))
-    assert scheme.sent_bytes == 2 * 50 * 4 * 20
-    assert scheme.memory_bytes == 1000 * 16 + 50 * 4 * 20
-    golden(scheme.notes[0], "(p-1)/(m+p-1) = 11.1 %")
-    golden(schemes(case())["pipeline"].why_not, "2 layers", "4 stages")
-
-
-def test_stages_are_as_even_as_whole_layers_allow(golden: Golden) -> None:
-    layers = [Layer(name=f"{flop}", parameters=1, activations=1, output=1, flop=flop) for flop in (5, 1, 1, 1, 4, 4)]
-    scheme = schemes(case(replace(PLAIN, layers=tuple(layers)), workers=3))["pipeline"]
-
-    golden(scheme.notes[0], "5-1", "1-4", "88.9 %")  # 6, 6, 4 of 16
-
-
 def test_the_crossover_is_where_both_send_the_same() -> None:
     advice = advise(case())
     assert advice.crossover_batch is not None
@@ -223,7 +204,6 @@ def test_a_model_that_does_not_fit_is_sharded(golden: Golden) -> None:
         "ZeRO-1": True,
         "ZeRO-3": True,
         "tensor": True,
-        "pipeline": None,
     }
     assert advice.best in ("ZeRO-1", "tensor")
     golden(advice.reasons[0], "36 kB", "25 kB")

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +14,6 @@ from make.wording import Golden
 
 from horovod_study import cli
 from horovod_study.cli import main
-from horovod_study.cli.old import OLD, renewed
 from horovod_study.cli.verbs import Result, Verb
 from horovod_study.workload.options import STRAIN
 from horovod_study.workloads import HEADINGS
@@ -291,52 +289,6 @@ def test_a_result_is_lines_or_one_line_of_json(capsys: pytest.CaptureFixture[str
     assert out == ('{"a": null, "b": [1, null], "files": ["x.csv"]}\n' if as_json else "one\ntwo\n")
 
 
-@pytest.mark.parametrize("old", OLD)
-def test_what_stands_for_an_old_verb_is_a_line_of_today(old: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The verb is there no more, and with its help the new one is shown."""
-    assert old not in {verb.name for verb in cli.VERBS}
-    with pytest.raises(SystemExit) as ended:
-        main([old, "--help"])
-    out, err = capsys.readouterr()
-
-    today = [word for word in OLD[old].words.split() if not word.startswith("-")]
-    assert ended.value.code == 0
-    assert f"usage: horovod-study {' '.join(today[: 2 if today[0] in ('strain', 'simulate') else 1])}" in out
-    assert err.count("\n") == 1 and f"horovod-study {OLD[old].words} --help" in err
-
-
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (["analyze", "runs", "--out", "my dir"], "report --tables runs --out 'my dir'"),
-        (["attribute", "a", "b", "--json"], "explain --part sync a b --json"),
-        (["attribute", "--rounds", "2"], "explain --measure --rounds 2"),
-        (["advise", "--network=b.json", "--way", "x"], "simulate model-parallel --bench=b.json --way x"),
-        (["retry", "s.yaml", "horovod/mpi, 2 workers"], "run --retry s.yaml 'horovod/mpi, 2 workers'"),
-        (["data", "import", "x.csv"], "strain data import x.csv"),
-    ],
-)
-def test_an_old_line_is_told_as_it_is_typed_today(
-    words: list[str], line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made = renewed(words, cli.command_line())
-    out, err = capsys.readouterr()
-
-    assert made == shlex.split(line)
-    assert (out, err.splitlines()) == ("", [err.strip()])
-    assert err.endswith(f"; type: horovod-study {line}\n")
-    assert renewed(made, cli.command_line()) == made and capsys.readouterr().err == ""
-
-
-def test_an_old_line_does_what_the_new_one_does(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--workers", 4, "--alpha-us", 20, "--gb-per-s", 5, "--step-ms", 2.6, "--memory-gb", 4, "--json")
-    old, new = call(capsys, "advise", *words), call(capsys, "simulate", "model-parallel", *words)
-
-    assert old[:2] == new[:2]
-    assert json.loads(old[1])["best"]
-    assert old[2].count("\n") == 1 and new[2] == ""
-
-
 def test_cells_are_named_for_a_retry_only(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, out, err = call(capsys, "run", tmp_path / "s.yaml", "horovod/mpi, 2 workers")
 
@@ -378,16 +330,18 @@ PLACES = (
 )
 
 
-def test_nobody_is_told_to_type_an_old_verb() -> None:
-    """Messages, comments and pages name today's verbs; the change log and cli/old.py tell of the others."""
+def test_nobody_is_told_to_type_a_verb_that_is_not_there() -> None:
+    """Messages, comments and pages name the verbs that there are; only the change log tells of others."""
     root = Path(__file__).parents[1]
-    old = re.compile(rf"horovod-study ({'|'.join(OLD)})\b(?!\.)")
     kinds = {".py", ".md", ".yaml", ".ipynb", ".j2"}
     found = []
     for path in (
         each for place in PLACES for each in ((root / place).rglob("*") if (root / place).is_dir() else [root / place])
     ):
-        if path.suffix in kinds and path.name != "old.py":
-            found += [f"{path.relative_to(root)}: {told[0]}" for told in old.finditer(path.read_text(encoding="utf-8"))]
+        if path.suffix in kinds:
+            typed = re.findall(r"horovod-study ([a-z][a-z-]*)", path.read_text(encoding="utf-8"))
+            found += [
+                f"{path.relative_to(root)}: {verb}" for verb in typed if verb not in {each.name for each in cli.VERBS}
+            ]
 
     assert found == []

@@ -1,7 +1,6 @@
-"""A run that goes on, as `status RUN` shows it: known rows in, numbers, a page and OpenMetrics out."""
+"""A run that goes on, as `status RUN` shows it: known rows in, numbers and a page out."""
 
 import json
-import re
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from rich.console import Console
 from horovod_study import cli
 from horovod_study.records import create_run, finish_run, read_run
 from horovod_study.studies import progress
-from horovod_study.studies.live import RECENT_STEPS, look, open_metrics, watch_run
+from horovod_study.studies.live import RECENT_STEPS, look, watch_run
 
 LATE_S = 5e-3
 STEPS = 3 * RECENT_STEPS
@@ -81,54 +80,13 @@ def test_it_is_watched_until_it_has_ended(tmp_path: Path, monkeypatch: pytest.Mo
     assert "1 on node1" in shown[0] and "5.00 ms" in shown[0]
 
 
-_SAMPLE = re.compile(r'(\w+)\{((?:\w+="(?:[^"\\\n]|\\["\\n])*",?)+)\} (\S+)')
-
-
-def parsed(text: str) -> dict[str, list[tuple[str, float]]]:
-    """Return family -> samples of an OpenMetrics text, by the rules of its specification."""
-    assert text.endswith("# EOF\n") and text.count("# EOF") == 1
-    families: dict[str, list[tuple[str, float]]] = {}
-    family = kind = ""
-    for line in text.splitlines()[:-1]:
-        if line.startswith("# TYPE "):
-            _, _, family, kind = line.split(" ")
-            assert family not in families and kind in ("counter", "gauge"), "one block for each family"
-            families[family] = []
-        elif line.startswith("# UNIT "):
-            assert line.split(" ")[2] == family and family.endswith("_" + line.split(" ")[3]), "a name ends in its unit"
-        elif line.startswith("# HELP "):
-            assert line.split(" ")[2] == family
-        else:
-            found = _SAMPLE.fullmatch(line)
-            assert found, line
-            assert found[1] == family + ("_total" if kind == "counter" else "")
-            families[family].append((found[2], float(found[3])))
-    return families
-
-
-def test_open_metrics_are_as_their_specification_says(tmp_path: Path, golden: Golden) -> None:
-    directory = running(tmp_path, name='odd "name" \\ of\na run')
-    families = parsed(open_metrics(look(directory), directory))
-
-    assert families["horovod_study_steps"][0][1] == STEPS
-    assert [value for _, value in families["horovod_study_late_seconds"]] == pytest.approx(
-        [-LATE_S / 2, LATE_S, -LATE_S / 2]
-    )
-    golden(families["horovod_study_steps"][0][0], 'run="odd')
-    unseen = running(tmp_path, visible=False)
-    assert parsed(open_metrics(look(unseen), unseen))["horovod_study_wait_ratio"] == [], "what is unknown has no sample"
-
-
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    directory, metrics = running(tmp_path), tmp_path / "job.prom"
+    directory = running(tmp_path)
 
-    assert cli.main(["status", str(directory), "--openmetrics", str(metrics)]) == 0
+    assert cli.main(["status", str(directory)]) == 0
     assert "node1" in capsys.readouterr().out
-    assert parsed(metrics.read_text())["horovod_study_steps"]
-    assert not list(tmp_path.glob("*.prom?*")), "nothing is left beside the file"
     assert cli.main(["status", str(directory), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["slowest_rank"] == 1
-    assert cli.main(["status", str(tmp_path / "no.yaml"), "--openmetrics", str(metrics)]) == 2
 
 
 def test_a_run_without_a_step_yet_says_how_far_its_command_has_come(

@@ -11,7 +11,6 @@
     record        record: the training of any script as it is
     export        export
     strain        strain: data, train, identify, search, lr-range, learning-curve
-    old           what to type instead of a verb of the release before
 
 A verb is a function with its options beside it and a line in `VERBS` of its file. What needs PyTorch, pandas or
 matplotlib is imported by the verb that uses it, so that help is quick and every verb works where only its own extra is
@@ -39,7 +38,6 @@ from horovod_study.cli import (
     strain,
     studies,
 )
-from horovod_study.cli.old import renewed
 from horovod_study.cli.verbs import Result
 from horovod_study.errors import StudyError
 from horovod_study.options import Parser
@@ -75,7 +73,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         whole_number("SOURCE_DATE_EPOCH", os.environ)  # libraries read it while they are imported
         parser = command_line()
-        words = renewed(words, parser)
         if words[:2] == ["strain", "train"] and not {"-h", "--help"} & set(words):
             from horovod_study import train
 

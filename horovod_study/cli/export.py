@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from horovod_study.cli.report import checked_report, up_to_date
+from horovod_study.cli.report import up_to_date
 from horovod_study.cli.verbs import FLAG, Result, Verb, read_data, readable_runs, runs_folder
 from horovod_study.errors import ConfigError, RecordError
 from horovod_study.options import Parser
@@ -29,7 +29,7 @@ def export_arguments(parser: Parser) -> None:
     what.add_argument(
         "--archive",
         **FLAG,
-        help="one ZIP file to publish: runs, tables, page, how it was made, digests; it is checked before",
+        help="one ZIP file to publish: runs, tables, page, how it was made, digests",
     )
     add("--series", metavar="NAME", help="of extra-p and points: one series (default all)")
     add(
@@ -95,7 +95,6 @@ def export(options: argparse.Namespace) -> int | Result:
 
 def _export_archive(options: argparse.Namespace) -> Result:
     from horovod_study import api, records
-    from horovod_study.analysis.audit import RULES
     from horovod_study.report.archive import gather, summary, write_archive
 
     for name, value, default in (("series", options.series, None), ("steps", options.steps, records.ALL_STEPS)):
@@ -107,19 +106,15 @@ def _export_archive(options: argparse.Namespace) -> Result:
     source = records.read_source(directory)
     if api.is_table(directory / source["runs"]):
         raise ConfigError(f"export --archive: archives the runs of a study; {directory} is of a table of points")
-    checked = checked_report(directory)
     of_file = options.runs if options.runs.suffix in (".yaml", ".yml") else None
     archived = gather(directory / source["runs"], directory, source, study_file=of_file)
     runs = (directory / source["runs"]).resolve()
-    path = write_archive(
-        archived, options.out or runs.with_name(f"{runs.name}.zip"), api.read_analysis(directory), source, checked
-    )
-    doubts = {each.name: RULES[each.name].title for each in checked.findings}
+    analysis = api.read_analysis(directory)
+    path = write_archive(archived, options.out or runs.with_name(f"{runs.name}.zip"), analysis, source)
     return Result(
-        document={"archive": str(path), "runs": checked.runs, "files_b": archived.size_b()},
-        lines=[f"{path}", *summary(archived, checked)],
+        document={"archive": str(path), "runs": analysis.provenance["runs"]["total"], "files_b": archived.size_b()},
+        lines=[f"{path}", *summary(archived, analysis)],
         files=[path],
-        doubts=[f"{name}: {title}" for name, title in doubts.items()],
     )
 
 

@@ -306,11 +306,11 @@ def _check(options: argparse.Namespace) -> Result:
     from horovod_study.report.page.check import allowed, lines
 
     allow = allowed(options.allow or ())
-    found = checked_report(_tables_place(options, options.directory), options.runs, allow=allow)
+    found = _checked(_tables_place(options, options.directory), options.runs, allow)
     return Result(document=found.to_dict(), lines=lines(found), exit_code=found.exit_code)
 
 
-def checked_report(directory: Path, runs: Path | None = None, *, allow: Collection[str] = ()) -> Any:
+def _checked(directory: Path, runs: Path | None, allow: Collection[str]) -> Any:
     """Return what `report --check` finds (report.page.check.PageCheck); `runs`: where these are now."""
     from horovod_study import records
     from horovod_study.analysis.audit import Study, recount

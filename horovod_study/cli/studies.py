@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from horovod_study.cli.report import write_analysis, write_page
-from horovod_study.cli.verbs import COUNT, DIR, FILE, FLAG, YES, Result, Verb, given, until_share
+from horovod_study.cli.verbs import COUNT, DIR, FLAG, YES, Result, Verb, given, until_share
 from horovod_study.errors import ConfigError
 from horovod_study.options import Parser
 
@@ -153,11 +153,6 @@ def status_arguments(parser: Parser) -> None:
     add = parser.add_argument
     _study_arguments(parser, study="the study file, or the folder of a run: its steps/s, waits and slowest rank")
     add("--watch", **FLAG, help="keep running and show the progress of the cells, or of the run")
-    add(
-        "--openmetrics",
-        **FILE,
-        help="of a run: also replace FILE by what is shown, in OpenMetrics' text format (node_exporter reads *.prom)",
-    )
     add("--json", **FLAG, help="print one line of JSON")
 
 
@@ -169,9 +164,7 @@ def status(options: argparse.Namespace) -> int | Result:
     if options.study.is_dir() or before_the_first_step(options.study):
         if options.json:
             return Result(document=look(options.study).to_dict(), lines=())
-        return watch_run(options.study, metrics=options.openmetrics, once=not options.watch)
-    if options.openmetrics:
-        raise ConfigError(f"--openmetrics is of one run, and {options.study} is no folder; name a run directory")
+        return watch_run(options.study, once=not options.watch)
     study = _study(options)
     if options.watch:
         from horovod_study.studies.watch import watch

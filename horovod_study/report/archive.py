@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import zipfile
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,7 +21,6 @@ from horovod_study.errors import RecordError
 from horovod_study.files import PART, new_file, writing
 from horovod_study.records import CHECKPOINTS
 from horovod_study.report.kit.typeset import to_markdown
-from horovod_study.report.page.check import PageCheck
 from horovod_study.report.page.paper import APPENDIX, MAX_COMMANDS, reproduction
 from horovod_study.report.page.sentences import answer
 from horovod_study.report.page.tables import tables
@@ -93,26 +91,17 @@ def _files_below(place: Path) -> Iterator[Path]:
                 yield path
 
 
-def write_archive(
-    archived: Archived, path: Path, analysis: Analysis, source: Mapping[str, Any], checked: PageCheck
-) -> Path:
+def write_archive(archived: Archived, path: Path, analysis: Analysis, source: Mapping[str, Any]) -> Path:
     """Write the archive with its README, metadata and SHA-256 of every file; return its path.
 
-    `checked` is what `report --check` found. Raises RecordError for a study with errors or a run that goes on, and
-    where the archive cannot be written.
+    Raises RecordError while a run of the study goes on, and where the archive cannot be written.
     """
     running = analysis.provenance["runs"].get("running", 0)
     if running:
         raise RecordError(
             f"{archived.name}: {plural(running, 'run')} of this study still running; export it at its end"
         )
-    errors = [each for each in checked.findings if each.severity == "error"]
-    if errors:
-        raise RecordError(
-            f"{checked.directory}: {plural(len(errors), 'error')}, such as {errors[0].name} in {errors[0].where}; see "
-            f"horovod-study report {checked.directory} --check"
-        )
-    texts = {README: "\n".join(_readme(archived, analysis, source, checked)) + "\n", METADATA: _metadata(analysis)}
+    texts = {README: "\n".join(_readme(archived, analysis, source)) + "\n", METADATA: _metadata(analysis)}
     when = _when(analysis)
     with writing(path, "choose a writable --out"):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -171,36 +160,32 @@ def size(count_b: int) -> str:
     return f"{count_b / unit:,.1f} {name}"
 
 
-def summary(archived: Archived, checked: PageCheck) -> list[str]:
-    """Return in lines what is in an archive, how large it is, and what was found in it."""
-    steps = archived.size_b(STEPS)
+def summary(archived: Archived, analysis: Analysis) -> list[str]:
+    """Return in lines what is in an archive, and how large it is."""
+    runs, steps_b = analysis.provenance["runs"]["total"], archived.size_b(STEPS)
     lines = [
-        f"{plural(checked.runs, 'run')}, {plural(len(archived.files), 'file')}, {size(archived.size_b())} before"
-        f" compression, {size(steps)} of it the rows of single steps"
+        f"{plural(runs, 'run')}, {plural(len(archived.files), 'file')}, {size(archived.size_b())} before compression,"
+        f" {size(steps_b)} of it the rows of single steps"
     ]
     if archived.left_out:
         left_b = sum(path.stat().st_size for path in archived.left_out)
         lines.append(f"left out: {plural(len(archived.left_out), 'checkpoint')}, {size(left_b)}, which no number needs")
-    names = Counter(each.name for each in checked.findings)
-    told = [f"{name} ({count})" for name, count in sorted(names.items())]
-    doubts = f"{plural(len(checked.findings), 'doubt')}{': ' if told else ''}{listed(told) if told else ''}"
-    return [*lines, f"checked: no errors, {doubts}"]
+    return lines
 
 
-def _readme(archived: Archived, analysis: Analysis, source: Mapping[str, Any], checked: PageCheck) -> Iterable[str]:
+def _readme(archived: Archived, analysis: Analysis, source: Mapping[str, Any]) -> Iterable[str]:
     yield f"# {_title(analysis)}"
     yield f"\n{_answer(analysis)}\n"
-    yield from (f"{line[:1].upper()}{line[1:]}.\n" for line in summary(archived, checked))
-    names = sorted({each.name for each in checked.findings})
-    allow = f" --allow {' '.join(names)}" if names else ""
+    yield from (f"{line[:1].upper()}{line[1:]}.\n" for line in summary(archived, analysis))
     yield f"""## Check it
 
 With horovod_study {__version__} (its part for analysis needs no PyTorch and no MPI):
 
     sha256sum --check --quiet {SUMS}
-    horovod-study report {archived.table} --check{allow}
+    horovod-study report {archived.table} --check
 
-The second command makes every number of the tables, figures and page again from the rows of single steps.
+The second command makes every number of the tables, figures and page again from the rows of single steps. It names
+doubts, too, and ends with 1 where there are any; `--allow NAME ...` accepts them.
 
 ## What is in it
 

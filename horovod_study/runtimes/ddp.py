@@ -2,25 +2,14 @@
 
 from horovod_study.runtimes.library import Library, Transport
 
-_START = "torchrun --nproc-per-node"
-
 LIBRARY = Library(
     name="ddp",
     label="PyTorch DDP",
     place=2,
     implementation="horovod_study.comm.distributed:DistributedBackend",
     transports=(
-        *(
-            Transport(
-                name=name,
-                here=("torchrun", "mpirun"),
-                in_job=("srun", "mpirun"),
-                seen_as=("torchrun",),
-                start=_START,
-            )
-            for name in ("gloo", "nccl")
-        ),
-        Transport(name="mpi", seen_as=("torchrun", "mpirun", "srun"), start=_START),
+        *(Transport(name=name, here=("torchrun", "mpirun"), in_job=("srun", "mpirun")) for name in ("gloo", "nccl")),
+        Transport(name="mpi"),
     ),
     start_up_s=6.0,
     hooks=True,

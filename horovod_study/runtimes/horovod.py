@@ -16,7 +16,6 @@ LIBRARY = Library(
             here=_STARTERS,
             over_ssh=_STARTERS,
             in_job=("srun+mpi", "mpirun", "horovodrun"),
-            start="horovodrun --mpi -np",
             shipped={
                 **_IDLE,
                 "HOROVOD_CYCLE_TIME": "0.05",  # ms
@@ -29,8 +28,6 @@ LIBRARY = Library(
             here=_STARTERS,
             over_ssh=_STARTERS,
             in_job=("srun", "mpirun", "horovodrun"),
-            seen_as=("horovodrun --gloo",),
-            start="horovodrun --gloo -np",
             shipped=_IDLE,
         ),
         Transport(
@@ -38,8 +35,6 @@ LIBRARY = Library(
             here=_STARTERS,
             over_ssh=_STARTERS,
             in_job=("srun+mpi", "mpirun", "srun", "horovodrun"),
-            seen_as=("mpirun", "srun", "horovodrun --gloo"),
-            start="horovodrun --mpi -np",
             shipped={**_IDLE, "HOROVOD_CYCLE_TIME": "0.1"},
         ),
     ),

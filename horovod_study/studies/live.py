@@ -17,7 +17,6 @@ from rich.text import Text
 
 from horovod_study.cluster.recorded import before_the_first_step
 from horovod_study.errors import StudyError
-from horovod_study.files import write_file, writing
 from horovod_study.records import MANIFEST, RunRecord, hosts_of, last_step, read_run, read_steps, silent_s, step_ranks
 from horovod_study.studies.progress import live_on, look_again, say
 from horovod_study.studies.watch import Getting, getting_on
@@ -26,7 +25,6 @@ RECENT_STEPS = 200
 """So many steps, the last that all ranks have, are what is shown as now."""
 SILENT_S = 60.0
 """A run of which nothing was heard for so long is shown with that."""
-_ESCAPED = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 _MOST_RANKS = 16  # rows on a screen: the slowest
 
 
@@ -182,49 +180,11 @@ def line(view: RunNow) -> str:
     return f"{view.record.status}: {told}"
 
 
-# ---------------------------------------------------------------------------------------------------- OpenMetrics
-
-
-def open_metrics(view: RunNow, directory: Path) -> str:
-    """Return what is known now in the OpenMetrics text format; what is not known has no sample."""
-    run = {"run": directory.name, "study": str(view.record.requested.get("study") or "")}
-    families: list[tuple[str, str, str, str, list[tuple[Mapping[str, object], float | None]]]] = [
-        ("steps", "counter", "", "Steps of rank 0 since the first one.", [({}, view.steps)]),
-        ("steps_per_second", "gauge", "", "Steps per second, over the recent steps.", [({}, view.steps_per_s)]),
-        ("samples_per_second", "gauge", "", "Samples per second of all workers.", [({}, view.samples_per_s)]),
-        ("wait_ratio", "gauge", "ratio", "Share of the ranks' time that waits for others.", [({}, view.wait_share)]),
-        ("silent_seconds", "gauge", "seconds", "Since anything was written.", [({}, view.silent_s)]),
-    ]
-    for name, text in (
-        ("step_s", "Mean duration of a step."),
-        ("wait_s", "Mean wait for other ranks in a step."),
-        ("late_s", "Median own work of a step over that of the other ranks."),
-    ):
-        values: list[tuple[Mapping[str, object], float | None]] = [
-            ({"rank": each.rank, "host": each.host}, getattr(each, name)) for each in view.ranks
-        ]
-        families.append((f"{name.removesuffix('_s')}_seconds", "gauge", "seconds", text, values))
-    lines = []
-    for name, kind, unit, text, samples in families:
-        full = f"horovod_study_{name}"
-        lines.append(f"# TYPE {full} {kind}")
-        lines += [f"# UNIT {full} {unit}"] if unit else []
-        lines.append(f"# HELP {full} {text}")
-        for labels, value in samples:
-            if value is not None:
-                told = ",".join(f'{key}="{str(each).translate(_ESCAPED)}"' for key, each in {**run, **labels}.items())
-                lines.append(f"{full}{'_total' if kind == 'counter' else ''}{{{told}}} {value:.17g}")
-    return "\n".join([*lines, "# EOF", ""])
-
-
 # ---------------------------------------------------------------------------------------------------- watching
 
 
-def watch_run(
-    directory: Path, console: Console | None = None, *, metrics: Path | None = None, once: bool = False
-) -> int:
-    """Show a run until it has ended, or until Ctrl-C; return the exit code, 0. `metrics`: a file that is replaced by
-    what `open_metrics` returns each time. `once`: look once."""
+def watch_run(directory: Path, console: Console | None = None, *, once: bool = False) -> int:
+    """Show a run until it has ended, or until Ctrl-C; return the exit code, 0. `once`: look once."""
     console = console or Console()
     live = None if once else live_on(console)
     told = ""
@@ -232,9 +192,6 @@ def watch_run(
     def show(began: float) -> bool:
         nonlocal told
         view = look(directory)
-        if metrics is not None:
-            with writing(metrics, "choose another file with --openmetrics", error=StudyError):
-                write_file(metrics, open_metrics(view, directory))
         if live:
             live.update(page(view, directory, width=console.width), refresh=True)
         elif once:

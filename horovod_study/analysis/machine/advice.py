@@ -2,8 +2,7 @@
 
 Everything is per step of one global batch G = n b, so that the ways can be compared: n workers, b samples per worker
 when the data are split. Memory is counted, not measured; times follow from the two constants of the network and the
-rate of computing. Letters: P parameters, S gradient bytes, A activation bytes per sample, F FLOP, p stages, m
-micro-batches.
+rate of computing. Letters: P parameters, S gradient bytes, A activation bytes per sample, F FLOP.
 
 Message times follow from alpha and beta of the link between two workers (analysis/costs.py); an all-reduce takes the
 quickest of its algorithms there. What each way sends and keeps:
@@ -16,8 +15,6 @@ quickest of its algorithms there. What each way sends and keeps:
                       forward, all-gather backward, reduce-scatter, for every layer
     tensor parallel   M. Shoeybi et al., "Megatron-LM", 2019: the large layers split, in pairs by columns then rows; one
                       all-reduce of a pair's outputs forward and one of its input's gradient backward
-    pipeline          Y. Huang et al., "GPipe", NeurIPS 2019: stages of whole layers, m micro-batches, idle for
-                      (p-1)/(m+p-1) of the time
 """
 
 import math
@@ -45,8 +42,6 @@ ACTIVATION_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
 """Under autocast the activations are halved; weights, gradients and optimiser state stay in float32."""
 LARGE = 0.1
 """A layer with at least this share of the largest layer's parameters is split in tensor parallel."""
-MICRO_BATCHES = 4
-"""Micro-batches per stage: Huang et al. find the idle time negligible from m = 4 p on."""
 CLOSE = 0.02
 """Efficiencies nearer than this are a tie, and the simpler way is advised."""
 
@@ -138,26 +133,25 @@ class Scheme:
     case: Case
     name: str
     short: str
-    why_not: str = ""  # empty where it is possible
-    memory_bytes: float = 0.0
-    memory: str = ""  # how it comes about
-    sent_bytes: float = 0.0  # by a worker per step
-    messages: str = ""
-    communication_s: float | None = None
-    flop: float | None = None  # of the slowest worker in a step, its idle time included
+    memory_bytes: float
+    memory: str  # how it comes about
+    sent_bytes: float  # by a worker per step
+    messages: str
+    communication_s: float | None
+    flop: float  # of the slowest worker in a step
     notes: tuple[str, ...] = ()
 
     @property
     def fits(self) -> bool | None:
         """Whether there is enough memory."""
         there = self.case.memory_bytes
-        return None if there is None or self.why_not else self.memory_bytes <= there
+        return None if there is None else self.memory_bytes <= there
 
     @property
     def computing_s(self) -> float | None:
         """Seconds that the slowest worker computes."""
         rate = self.case.flop_per_s
-        return None if rate is None or self.flop is None else self.flop / rate
+        return None if rate is None else self.flop / rate
 
     @property
     def efficiency(self) -> float | None:
@@ -175,9 +169,8 @@ class Scheme:
         return self.computing_s + self.communication_s
 
     def to_dict(self) -> dict[str, Any]:
-        names = ("why_not", "memory_bytes", "memory", "fits", "sent_bytes", "messages", "communication_s")
-        rest = facts(self, *names, "computing_s", "step_s", "efficiency", "notes")
-        return {"name": self.name, "possible": not self.why_not, **rest}
+        names = ("name", "memory_bytes", "memory", "fits", "sent_bytes", "messages", "communication_s")
+        return facts(self, *names, "computing_s", "step_s", "efficiency", "notes")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -254,9 +247,6 @@ class Advice:
         ]
         for scheme in self.schemes:
             lines += ["", f"  {scheme.name}"]
-            if scheme.why_not:
-                lines.append(f"    not possible: {scheme.why_not}")
-                continue
             lines += [f"    memory    {scheme.memory}", f"    messages  {scheme.messages}"]
             lines += [f"    {note}" for note in scheme.notes]
         if self.missing:
@@ -285,7 +275,7 @@ def cnn(widths: str) -> LayeredModel:
     def dense(name: str, into: int, out: int, kept: int) -> Layer:
         return Layer(name=name, parameters=(into + 1) * out, activations=kept, output=out, flop=2 * into * out)
 
-    first, second, hidden = map(int, OPTIONS["widths"].check("advise", widths).split("-"))
+    first, second, hidden = map(int, OPTIONS["widths"].check("model-parallel", widths).split("-"))
     long1 = _POINTS - _KERNEL + 1
     short1 = long1 // _POOL
     long2 = short1 - _KERNEL + 1
@@ -496,7 +486,7 @@ def advise(case: Case) -> Advice:
     size = WEIGHT_BYTES * model.parameters
     schemes = _of_split_data(case)
     if n > 1:
-        schemes += [_tensor(case), _pipeline(case)]
+        schemes.append(_tensor(case))
     share = moved_share(n)
     per_sample = sum(_tensor_messages(model)) * ACTIVATION_BYTES[case.precision]
     # Data parallel sends share S, tensor parallel share G per_sample = share n b per_sample.
@@ -636,74 +626,6 @@ def _tensor(case: Case) -> Scheme:
     )
 
 
-def _stages(model: LayeredModel, count: int) -> list[tuple[int, int]]:
-    """Return `count` stretches [first, end) of layers with the smallest possible largest FLOP."""
-    layers = len(model.layers)
-    sums = [0]
-    for layer in model.layers:
-        sums.append(sums[-1] + layer.flop)
-    # best[k][end]: the smallest largest sum of k stretches over the first `end` layers, and where the last one begins.
-    best: list[list[tuple[float, int]]] = [[(math.inf, 0)] * (layers + 1) for _ in range(count + 1)]
-    best[0][0] = (0.0, 0)
-    for k in range(1, count + 1):
-        for end in range(k, layers + 1):
-            best[k][end] = min(
-                (max(best[k - 1][begin][0], float(sums[end] - sums[begin])), begin) for begin in range(k - 1, end)
-            )
-    stages, end = [], layers
-    for k in range(count, 0, -1):
-        begin = best[k][end][1]
-        stages.append((begin, end))
-        end = begin
-    return stages[::-1]
-
-
-def _pipeline(case: Case) -> Scheme:
-    model, n, g = case.model, case.workers, case.global_batch
-    name = f"pipeline of {n} stages"
-    if n > len(model.layers):
-        why_not = f"the model has {len(model.layers)} layers for {n} stages"
-        return Scheme(case=case, name=name, short="pipeline", why_not=why_not)
-    each, state = ACTIVATION_BYTES[case.precision], STATE_BYTES[case.optimizer]
-    stages = _stages(model, n)
-    m = max(1, min(g, MICRO_BATCHES * n)) if n > 1 else 1
-    micro = g / m
-    bubble = (n - 1) / (m + n - 1)
-    memory = 0.0
-    for first, end in stages:
-        own = model.layers[first:end]
-        kept = sum(layer.activations * each + layer.indices * INDEX_BYTES for layer in own)
-        memory = max(memory, sum(layer.parameters for layer in own) * (2 * WEIGHT_BYTES + state) + kept * g)
-    borders = [model.layers[end - 1].output * each for _, end in stages[:-1]]  # bytes per sample
-    heaviest = max(sum(layer.flop for layer in model.layers[first:end]) for first, end in stages)
-    flop = model.train_flop * heaviest / model.flop
-    seconds = None
-    if case.network is not None:
-        # Every micro-batch crosses the widest border forward and its gradient backward; m + p - 1 of them in a row.
-        seconds = (m + n - 1) * 2 * float(case.network.message_s(max(borders, default=0) * micro)) if n > 1 else 0.0
-    balance = model.flop / (n * heaviest)
-    text = " | ".join(
-        "-".join(dict.fromkeys((model.layers[first].name, model.layers[end - 1].name))) for first, end in stages[:6]
-    )
-    sent = 2 * max(borders, default=0) * g
-    return Scheme(
-        case=case,
-        short="pipeline",
-        name=name,
-        memory_bytes=memory,
-        memory=f"the fullest stage, P_stage (4 + 4 + {state}) + activations of all G samples = {_bytes(memory)}",
-        sent_bytes=sent,
-        messages=f"{m} micro-batches of {micro:.3g} samples over {plural(len(borders), 'border')}, there and back: "
-        f"{_bytes(sent)} over the widest{_lasting(seconds)}",
-        communication_s=seconds,
-        flop=flop * micro * (m + n - 1),
-        notes=(
-            f"stages {text}{' ...' if n > 6 else ''}: the heaviest allows {_percent(balance)}; idle for (p-1)/(m+p-1) "
-            f"= {_percent(bubble)} of the time",
-        ),
-    )
-
-
 # ------------------------------------------------------------------------------------------------------ the verdict
 
 
@@ -718,7 +640,7 @@ def _verdict(
             fits = "fits" if data.fits else "does not fit"
             told = f"{fits}: {_bytes(data.memory_bytes)} of {_bytes(case.memory_bytes)}"
         return "data", f"one worker: nothing is to be spread, and the model {told}", []
-    possible = [scheme for scheme in schemes if not scheme.why_not and scheme.fits is not False]
+    possible = [scheme for scheme in schemes if scheme.fits is not False]
     there = "" if case.memory_bytes is None else f"{' of' if data.fits else ' against'} {_bytes(case.memory_bytes)}"
     does = "does not fit" if data.fits is False else "fits"
     kept = case.model.activation_bytes(case.precision) * case.batch
@@ -736,7 +658,7 @@ def _verdict(
             f"b = S/(n x {_si(moved)}B per sample) = {crossover:.3g} samples per worker, and the batch is {case.batch}"
         )
     if not possible:
-        smallest = min((scheme for scheme in schemes if not scheme.why_not), key=lambda scheme: scheme.memory_bytes)
+        smallest = min(schemes, key=lambda scheme: scheme.memory_bytes)
         times = smallest.memory_bytes / (case.memory_bytes or math.inf)
         reasons.append(
             f"the least memory takes {smallest.name}: {_bytes(smallest.memory_bytes)} per worker, {times:.2g} times "
@@ -838,9 +760,6 @@ def _layer_rows(model: LayeredModel) -> list[tuple[str, ...]]:
 def _scheme_rows(schemes: Sequence[Scheme]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for scheme in schemes:
-        if scheme.why_not:
-            rows.append((scheme.short, "-", "-", "-", "-", "-", "not possible"))
-            continue
         fits = {True: "yes", False: "no", None: "?"}[scheme.fits]
         times = ("?" if each is None else _time(each) for each in (scheme.communication_s, scheme.computing_s))
         efficiency = "?" if scheme.efficiency is None else _percent(scheme.efficiency)

@@ -1,7 +1,6 @@
 """The page a study ends in.
 
 html        report.html, one file that needs nothing else (templates/, static/)
-run_pages   the run explorer of the page
 sentences   the analysis in words: sentences with numbers, rounded to what they are worth
 doubts      doubts by what they are about, each group with what to do
 answer      what a study came to, in a few lines for a terminal

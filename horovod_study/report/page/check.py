@@ -637,7 +637,7 @@ class _PageReader(HTMLParser):
         if tag in _BREAKS:
             self.flush()
         if tag == "script" and "json" in (values.get("type") or ""):
-            self._script = values.get("id") or "data"
+            self._script = "data"
         elif tag in ("style", "svg", "script"):
             self._skip = tag
         elif tag == "table":
@@ -707,18 +707,17 @@ class _PageReader(HTMLParser):
         except RecordError:
             self.parts.append((f"{self._script} / script", text))
             return
-        drawn = isinstance(content, dict) and "panels" in content  # places in a drawing depend on who draws
-        self._leaves(content, self._script, drawn)
+        self._leaves(content, self._script)
 
-    def _leaves(self, value: Any, path: str, drawn: bool) -> None:
+    def _leaves(self, value: Any, path: str) -> None:
         if isinstance(value, dict):
             for name, each in value.items():
-                if not drawn or name in _TIPS:
-                    self._leaves(each, f"{path}.{name}", drawn)
+                if name in _TIPS:  # places in a drawing depend on who draws
+                    self._leaves(each, f"{path}.{name}")
         elif isinstance(value, list):
             for number, each in enumerate(value):
-                self._leaves(each, f"{path}[{number}]", drawn)
-        elif not drawn or isinstance(value, str):
+                self._leaves(each, f"{path}[{number}]")
+        elif isinstance(value, str):
             self.parts.append((f"{self._section} / {path}", f"{value}"))
 
 

@@ -34,7 +34,6 @@ from horovod_study.report.kit.drawing import Drawing
 from horovod_study.report.kit.interactive import css_name, inline, script_json
 from horovod_study.report.kit.markup import by_series, to_html
 from horovod_study.report.kit.style import DARK, SCREEN_WIDTH_IN, TEXT, FigureFormat, series_labels
-from horovod_study.report.page import run_pages
 from horovod_study.report.page.doubts import doubt_groups
 from horovod_study.report.page.sentences import ENVIRONMENT, base_of, headline, learned, sentences, subheadline
 from horovod_study.report.page.tables import tables, write_tables
@@ -203,7 +202,6 @@ def _page(analysis: Analysis, against: Any) -> dict[str, Any]:
         ],
         commands=list(provenance["commands"]),
         compared=_compared(against),
-        run_pages=run_pages.section(analysis),
         version=__version__,
         light=[(css_name(color), color) for color in DARK],
         dark=[(css_name(color), twin) for color, twin in DARK.items()],
@@ -262,7 +260,6 @@ _CONTENTS = (
     ("points", "points", "All points"),
     ("laws", "laws", "Fitted laws"),
     ("more", "more-figures", "More figures"),
-    ("run_pages", "runs", "Runs"),
     ("doubts", "doubts", "Doubts"),
     ("method", "method", "How it was measured"),
     ("definitions", "definitions", "Definitions"),
@@ -274,7 +271,7 @@ _CONTENTS = (
 def _contents(page: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return ids and titles of the sections that this page has, in their order."""
     needs = {
-        **{name: bool(page[name]) for name in ("compared", "learning", "more", "run_pages")},
+        **{name: bool(page[name]) for name in ("compared", "learning", "more")},
         "boundary": "boundary" in page["made"],
         "resources": page["resources"]["figure"] is not None,
         "waiting": bool(page["waiting_tables"]),
@@ -282,7 +279,7 @@ def _contents(page: Mapping[str, Any]) -> list[tuple[str, str]]:
         "further": page["short"],
     }
     if page["short"]:
-        needs |= dict.fromkeys(("waiting", "ahead", "laws", "more", "run_pages", "definitions"), False)
+        needs |= dict.fromkeys(("waiting", "ahead", "laws", "more", "definitions"), False)
     return [(place, title) for need, place, title in _CONTENTS if needs.get(need, True)]
 
 

@@ -1,10 +1,6 @@
-"""The tables of single runs, and the section of the page that shows them; and that the study they are tested on holds
-the truth it was made from."""
+"""The tables of single runs, and that the study they are tested on holds the truth it was made from."""
 
-import dataclasses
-import json
 import math
-import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,7 +9,6 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jinja2 import Environment, PackageLoader
 from make.synthetic_runs import run_table
 from make.synthetic_study import gpu_percent, power_w, truth, write_study
 
@@ -21,7 +16,6 @@ from horovod_study import records
 from horovod_study.analysis.steps import run_profiles
 from horovod_study.analysis.steps.accounting import account, account_run, account_runs
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis, analyze
-from horovod_study.report.page import run_pages
 
 pytestmark = pytest.mark.slow
 
@@ -148,7 +142,8 @@ def test_the_tables_come_back_from_their_files(study: tuple[Path, Analysis], tmp
     tables, documents = records.load_tables(tmp_path, TABLES, DOCUMENTS)
     back = Analysis(**tables, **documents)
 
-    assert run_pages.section(back) == run_pages.section(found)
+    for name in ("runs", "run_profiles"):
+        assert getattr(back, name).to_csv(index=False) == getattr(found, name).to_csv(index=False)
 
 
 # ----------------------------------------------------------------------------------------------- the course
@@ -279,120 +274,3 @@ def test_readings_stand_for_the_time_since_the_one_before():
 
     assert found[:3] == pytest.approx([10.0, (0.5 * 10 + 1.0 * 20) / 1.5, 20.0])
     assert np.isnan(found[3:]).all(), "a reading that is not known, and a time after the last one"
-
-
-# ----------------------------------------------------------------------------------------------- the section
-
-
-def rendered(found: Analysis) -> str:
-    """Return the section as the page has it."""
-    pages = Environment(loader=PackageLoader("horovod_study", "report/page/templates"), autoescape=True)
-    return pages.get_template("run_pages.html.j2").render(run_pages=run_pages.section(found))
-
-
-def data_of(found: Analysis) -> dict:
-    shown = run_pages.section(found)
-    assert shown is not None
-    return json.loads(shown["data"])
-
-
-def test_the_section_carries_every_run_with_four_digits(study: tuple[Path, Analysis]):
-    _, found = study
-    data = data_of(found)
-
-    assert data["names"] == found.runs["run"].tolist()
-    assert set(data["profiles"]["runs"]) == {str(place) for place in range(len(found.runs))}
-    speeds = [value for value in data["values"]["samples_per_s"] if value is not None]
-    assert speeds == pytest.approx(found.runs["samples_per_s"].dropna().tolist(), rel=5e-4)
-    assert "package_power_w" not in data["values"], "a number that no run knows is not offered"
-    dead = data["names"].index(run_of(found, status="failed")["run"])
-    assert data["values"]["samples_per_s"][dead] is None
-    texts = data["texts"]["reason"]
-    assert texts["of"][texts["at"][dead]] == REASON
-    own = data["profiles"]["runs"]["0"]
-    assert len(own["step_s_median"]) == 37 and own["gpu_memory_mb"] == 1590, "what does not change is said once"
-
-
-def test_numbers_are_short_and_unknown_ones_are_null():
-    assert run_pages.numbers([1.23456, 123456.0, 12.0, math.nan, None, 0.0, -2e-5]) == [
-        *(1.235, 123456, 12, None, None, 0),
-        -2e-5,
-    ]
-    assert run_pages.numbers([0.0031416], 1e3) == [3.142]
-
-
-def test_doubts_are_told_where_they_name_a_run(study: tuple[Path, Analysis]):
-    _, found = study
-    first, second = found.runs["run"].iloc[:2]
-    doubts = [f"{first}: something.", f"alpha: seen in {second}, too.", f"{first}0: another run.", "nobody"]
-    changed = dataclasses.replace(
-        found,
-        provenance={**found.provenance, "doubts": doubts},
-        runs=found.runs.assign(steady_doubt=["the run is not steady", *[""] * (len(found.runs) - 1)]),
-    )
-
-    told = data_of(changed)["doubts"]
-
-    assert dict(zip(told["of"], told["at"], strict=True)) == {
-        doubts[0]: [0],
-        doubts[1]: [1],
-        "steady state: the run is not steady": [0],
-    }
-
-
-def test_hostile_texts_stay_texts(study: tuple[Path, Analysis]):
-    _, found = study
-    evil = "</script><img src=x onerror=alert(1)>&\u2028'\""
-    runs = found.runs.assign(run=[evil, *found.runs["run"][1:]], reason=evil, hosts=evil, command=evil)
-    page = rendered(dataclasses.replace(found, runs=runs))
-
-    assert "<img src=x" not in page
-    block = re.search(r'<script type="application/json" id="runs-data">(.*?)</script>', page, flags=re.DOTALL)
-    assert block is not None and json.loads(block[1])["names"][0] == evil
-    assert "&lt;/script&gt;&lt;img src=x onerror=alert(1)&gt;" in page, "in the plain table"
-
-
-def test_the_page_without_a_script_has_all_runs(study: tuple[Path, Analysis]):
-    _, found = study
-    page = rendered(found)
-
-    table = page[: page.index('id="runs-data"')]
-    assert table.count("<code>") == len(found.runs)
-    assert REASON in table
-
-
-def test_an_analysis_without_runs_has_no_section(study: tuple[Path, Analysis]):
-    _, found = study
-
-    assert run_pages.section(dataclasses.replace(found, runs=found.runs.iloc[:0])) is None
-
-
-def test_the_script_writes_no_markup():
-    script = (Path(run_pages.__file__).parent / "static" / "runs.js").read_text(encoding="utf-8")
-
-    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b", script)
-
-
-def test_a_thousand_runs_of_forty_parts_stay_small(study: tuple[Path, Analysis]):
-    """Copies of the runs, each with numbers of its own, as many as a large study has."""
-    _, found = study
-    rng = np.random.default_rng(1)
-    copies = math.ceil(1000 / len(found.runs))
-    runs = pd.concat([found.runs.assign(run=[f"{n}/{run}" for run in found.runs["run"]]) for n in range(copies)])
-    one = found.run_profiles[found.run_profiles["run"] == found.runs["run"].iloc[-1]].iloc[:1]
-    parts = pd.concat([one] * 40 * len(runs), ignore_index=True)
-    parts["run"] = np.repeat(runs["run"].to_numpy(), 40)
-    for name in parts.columns[4:]:
-        parts[name] = rng.uniform(1e-3, 400.0, len(parts))
-    accounts = pd.concat(
-        [found.accounting.assign(run=[f"{n}/{run}" for run in found.accounting["run"]]) for n in range(copies)]
-    )
-    large = dataclasses.replace(
-        found, runs=runs.reset_index(drop=True), run_profiles=parts, accounting=accounts.reset_index(drop=True)
-    )
-
-    shown = run_pages.section(large)
-
-    assert shown is not None
-    assert len(shown["data"].encode()) < 2_500_000
-    assert json.loads(shown["data"])["profiles"]["every"] == math.ceil(40 * len(runs) / run_pages.MAX_PARTS)
