@@ -25,7 +25,6 @@ OLD = {
     "analyze": Now("report --tables"),
     "attribute": Now("explain --part sync", alone="explain --measure"),
     "data": Now("strain data"),
-    "identify": Now("strain identify"),
     "inspect": Now("explain --part steps"),
     "learning-curve": Now("strain learning-curve"),
     "lr-range": Now("strain lr-range"),

@@ -179,8 +179,7 @@ def _require_labels(path: Path, curves: CurveSet | blocks.CurveBlocks, label: st
     if curves.targets is None and label is None:
         raise DataError(
             f"{path}: has no targets G0 and a, which training needs; add columns G0 and a, name a table with "
-            "specimen, G0, a by --targets, or take them from least squares with --label lsq (horovod-study strain "
-            "identify finds G0 and a with a trained network)"
+            "specimen, G0, a by --targets, or take them from least squares with --label lsq"
         )
     if curves.targets is not None and label is not None:
         raise DataError(f"{path}: has targets, and --label {label} asks for others; leave the option out")
