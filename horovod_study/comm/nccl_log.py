@@ -21,17 +21,10 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
-_VERSION = re.compile(r"NCCL version (\d[\w.+-]*)")
 _USING = re.compile(r"NET/(IB|Socket) : Using (.*)")
 _MERGED = re.compile(r"\[(\d+)\]=\{([^}]*)\}")  # several ports used as one: [0]={[0] mlx5_0:1/IB, [1] mlx5_1:1/IB}
 _PORT = re.compile(r"(?:\[(\d+)\] ?)([^\s:{}]+):\d+/(IB|RoCE)")
-_INTERFACE = re.compile(r"\[(\d+)\]([^\s:{}]+):")
-_VIRTUAL = re.compile(r"Made virtual device \[(\d+)\] name=(\S+)")
-_PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is ([\w;-]+)")
 _VIA = re.compile(r"\bvia (P2P|SHM|NET|COLLNET)/(AWS Libfabric|[A-Za-z]\w*(?: pointer)?)(?:/(\d+))?")
-_DIRECT_SHM = re.compile(r"\bvia direct shared memory")  # NCCL before 2.12
-
-OWN_SETTINGS = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}
 
 
 def parse(text: str) -> dict[str, Any]:
@@ -42,7 +35,7 @@ def parse(text: str) -> dict[str, Any]:
     2}. path: the same in this project's words, sorted: p2p, shared memory, infiniband:mlx5_0, roce:mlx5_1, tcp:eth0,
     ofi:efa; empty where no line tells of a channel.
     """
-    version = _VERSION.search(text)
+    version = re.search(r"NCCL version (\d[\w.+-]*)", text)
     ports: dict[int, list[tuple[str, str]]] = {}  # number of an InfiniBand device -> its ports: link and name
     interfaces: dict[int, str] = {}
     provider = ""
@@ -50,16 +43,17 @@ def parse(text: str) -> dict[str, Any]:
         if using := _USING.search(line):
             listed = using[2].split("; OOB")[0]
             if using[1] == "Socket":
-                interfaces.update({int(number): name for number, name in _INTERFACE.findall(listed)})
+                named = re.findall(r"\[(\d+)\]([^\s:{}]+):", listed)
+                interfaces.update({int(number): name for number, name in named})
                 continue
             for number, inside in _MERGED.findall(listed):
                 ports[int(number)] = [(link, name) for _, name, link in _PORT.findall(inside)]
             for number, name, link in _PORT.findall(_MERGED.sub("", listed)):
                 ports[int(number)] = [(link, name)]
-        elif virtual := _VIRTUAL.search(line):
+        elif virtual := re.search(r"Made virtual device \[(\d+)\] name=(\S+)", line):
             links = {name: link for known in ports.values() for link, name in known}
             ports[int(virtual[1])] = [(links.get(name, "IB"), name) for name in virtual[2].split("+")]
-        elif found := _PROVIDER.search(line):
+        elif found := re.search(r"NET/OFI Selected [Pp]rovider is ([\w;-]+)", line):
             provider = found[1]
     paths: Counter[str] = Counter()
     ways: set[str] = set()
@@ -68,7 +62,7 @@ def parse(text: str) -> dict[str, Any]:
             kind, way, number = via[1], via[2], int(via[3]) if via[3] else None
             paths[f"{kind}/{way}".removesuffix(" pointer")] += 1
             ways |= _ways(kind, way, number, ports, interfaces, provider)
-        elif _DIRECT_SHM.search(line):
+        elif re.search(r"\bvia direct shared memory", line):  # NCCL before 2.12
             paths["SHM/direct"] += 1
             ways.add("shared memory")
     nets = {f"{link} {name}": None for known in ports.values() for link, name in known}
@@ -130,7 +124,11 @@ class Capture:
             return
         self._folder = Path(tempfile.mkdtemp(prefix="horovod_study-nccl-"))
         self._file = self._folder / "nccl.log"
-        for name, value in {**OWN_SETTINGS, "NCCL_DEBUG_FILE": str(self._file)}.items():
+        for name, value in {
+            "NCCL_DEBUG": "INFO",
+            "NCCL_DEBUG_SUBSYS": "INIT,NET",
+            "NCCL_DEBUG_FILE": str(self._file),
+        }.items():
             if name not in environ:
                 environ[name] = value
                 self._set.append(name)

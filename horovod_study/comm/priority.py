@@ -24,10 +24,6 @@ from horovod_study import alive
 from horovod_study.errors import BackendError
 from horovod_study.measure.clock import sleep
 
-SLICE_NS = 100_000
-_SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
-"""Number of the system call, which Python and glibc have no function for."""
-
 
 class NewThreads:
     """Remembers the threads of this process, so that those that a library starts later can be recognised."""
@@ -67,7 +63,7 @@ def _set(way: str, threads: list[int]) -> str:
     """Give all `threads` the priority, or none of them; return what stood in the way, empty if nothing did."""
     done: list[int] = []
     for thread in threads:
-        problem = _realtime(thread) if way == "realtime" else _slice(thread, SLICE_NS)
+        problem = _realtime(thread) if way == "realtime" else _slice(thread, 100_000)
         if problem == "gone":  # it has ended meanwhile
             continue
         if problem:
@@ -89,7 +85,8 @@ def _realtime(thread: int) -> str:
 
 
 def _slice(thread: int, nanoseconds: int) -> str:
-    number = _SCHED_SETATTR.get(platform.machine())
+    # number of the system call, which Python and glibc have no function for
+    number = {"x86_64": 314, "aarch64": 274}.get(platform.machine())
     if number is None or platform.system() != "Linux":
         return f"unknown on {platform.system()} {platform.machine()}"
     # Before 6.12 the call succeeds and the slice is ignored.

@@ -32,9 +32,6 @@ LIBRARY_DEFAULTS = {
 }
 """What the libraries do by themselves when a variable is not set."""
 
-VARIABLES = {name: each.variable for name, each in OPTIONS.items() if each.variable}
-"""Option of a run -> the variable that the library reads."""
-
 
 def apply(
     runtime: str, *, config: RunConfig, unknown: Collection[str] = (), environ: MutableMapping[str, str] = os.environ
@@ -53,8 +50,9 @@ def apply(
             raise BackendError(f"{name} has no effect on {runtime}; leave it out, or use a runtime that has it")
     shipped = {} if config.horovod_defaults else SHIPPED.get(runtime, {})
     effective: dict[str, Any] = {}
-    for option, name in VARIABLES.items():
-        if not OPTIONS[option].matters(runtime):
+    for option, about in OPTIONS.items():
+        name = about.variable  # that the library reads
+        if not name or not about.matters(runtime):
             continue
         asked = getattr(config, option)
         if not is_set(name, environ):

@@ -50,11 +50,8 @@ ELEMENT_BYTES = 4
 PERIOD = 1021
 """The test values repeat after so many elements: a prime, so that a part in the wrong place does not pass."""
 
-OPERATIONS = (("allreduce", "out"), ("allreduce", "in"), ("broadcast", "in"))
-MAX_ITERATIONS = 20_000
 SLOW_S = 0.1
 """An operation that takes longer than this is measured in fewer rounds, and its warm-up is its check."""
-SLOW_ROUNDS = 3
 BARRIERS = 100
 COPY_BYTES = 64 * 1024 * 1024
 """Size of the copies: beyond the caches of a core."""
@@ -223,7 +220,7 @@ def measure_collectives(
         _Key(size=size, way=way, operation=operation, place=place)
         for size in plan.sizes
         for way in range(len(raws))
-        for operation, place in OPERATIONS
+        for operation, place in (("allreduce", "out"), ("allreduce", "in"), ("broadcast", "in"))
     ]
     buffers = _Buffers(max(plan.sizes))
 
@@ -246,10 +243,8 @@ def measure_collectives(
         cost[key] = median_s or mean_s
     slowest = dict(zip(keys, np.max(np.array(backend.gather(list(cost.values()))), axis=0), strict=True))
     slot_s = plan.seconds / (len(keys) * plan.rounds)
-    counts = {key: int(np.clip(slot_s / t, 1, MAX_ITERATIONS)) for key, t in slowest.items()}
-    rounds = {
-        key: plan.rounds if t <= max(SLOW_S, slot_s) else min(SLOW_ROUNDS, plan.rounds) for key, t in slowest.items()
-    }
+    counts = {key: int(np.clip(slot_s / t, 1, 20_000)) for key, t in slowest.items()}
+    rounds = {key: plan.rounds if t <= max(SLOW_S, slot_s) else min(3, plan.rounds) for key, t in slowest.items()}
     mine: dict[_Key, list[tuple[float, float | None]]] = {key: [] for key in keys}
     barriers: list[list[float]] = [[] for _ in raws]
     for number in range(plan.rounds):

@@ -45,8 +45,6 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 BREAKS = ("sum", "shard", "lr", "start")
 """What can be done wrong on purpose: gradients summed and not averaged, one rank's curves shifted by one, the rate
 scaled otherwise, one rank beginning with other parameters."""
-GRADIENT_STEPS = 10
-"""Gradients of so many first steps are compared; later ones are left out, or a long proof would fill the disk."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,7 +112,8 @@ class _Watched:
         if self._factor != 1:
             for gradient in gradients:
                 gradient.mul_(self._factor)
-        if len(self.gradients) < GRADIENT_STEPS:
+        # later ones are left out, or a long proof would fill the disk
+        if len(self.gradients) < 10:
             self.gradients.append(flat(gradients))
 
     def step(self, optimizer: Optimizer) -> None:

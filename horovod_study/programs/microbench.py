@@ -29,9 +29,6 @@ _POOLED_1 = _AFTER_1 // 3
 _AFTER_2 = _POOLED_1 - 4
 _POOLED_2 = _AFTER_2 // 3
 
-_TURNS = 200_000
-"""Of a call of `native.multiply_add`: about a millisecond."""
-
 MAX_CALLS = 100_000
 """So many calls are in a row at most: the queue of a GPU has an end, and so has patience."""
 
@@ -77,7 +74,7 @@ def matrix_rates(
                 each_s = _seconds_per_call(partial(torch.mm, a, b, out=torch.empty_like(a)), seconds, a.device)
                 found[key].append(2 * key[1] ** 3 / each_s / 1e9)
             for name in instructions[:1]:
-                call = partial(native.multiply_add, name, _TURNS)
+                call = partial(native.multiply_add, name, 200_000)  # about a millisecond
                 each_s = _seconds_per_call(call, seconds, torch.device(device))
                 found["float32", IN_REGISTERS].append(call() / each_s / 1e9)
     finally:

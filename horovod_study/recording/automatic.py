@@ -48,14 +48,8 @@ if TYPE_CHECKING:
 
 WATCHED_BACKWARDS = 4
 """So many backwards without an update by an optimizer: the script updates its parameters by itself."""
-MAX_OTHERS = 16
-"""So many of the data that were tried and not trained on are remembered."""
 MAX_UPDATES = 20
 """So many updates without another batch from the loader: the loop is not one over the loader."""
-UNCALLED_STEPS = 3
-"""A model that was not called in so many steps is a container; the models in it are."""
-STRANGE_UPDATES = 3
-"""So many updates of unknown optimizers without one of those that are recorded: another training has begun."""
 
 LAUNCHES = (
     "TORCHELASTIC_RUN_ID",
@@ -65,9 +59,6 @@ LAUNCHES = (
     "SLURM_STEP_ID",
 )
 """What launchers set alike for all ranks that they start together, and differently for those of another start."""
-
-MAX_TAIL = 3
-"""What a turn does behind its update takes at most so many times as long as what it did before."""
 
 
 def install(asked: str) -> "Watcher":
@@ -247,7 +238,7 @@ class Watcher:
         hooks = self._hooks.get(id(optimizer))
         if hooks is None:
             self._strangers.append(optimizer)
-            if len(self._strangers) >= STRANGE_UPDATES:
+            if len(self._strangers) >= 3:  # another training has begun
                 self._begin_again()
             return
         hooks.after_update()
@@ -503,7 +494,7 @@ class Watcher:
         assert self._record is not None
         self._pause()
         self._record.drop_epoch()
-        self._others = [*self._others[-MAX_OTHERS + 1 :], self._data]
+        self._others = [*self._others[-15:], self._data]
         self._data, self._data_before = self._data_before, None
 
     def _left(self, iterator: Any) -> None:
@@ -519,7 +510,7 @@ class Watcher:
             return
         if record.updated:
             left, done = clock.mark(), clock.host_s()
-            if clock.host_s(left) - done <= MAX_TAIL * (done - clock.host_s(self._waits_since)):
+            if clock.host_s(left) - done <= 3 * (done - clock.host_s(self._waits_since)):
                 clock.lap("residual", at=left)
                 record.end_turn()
                 self._pause()
@@ -677,7 +668,8 @@ class Watcher:
             self._resume(epoch=False)
             return
         record.end_turn()
-        if record.made == UNCALLED_STEPS:
+        # a model that was not called in so many steps is a container; the models in it are
+        if record.made == 3:
             self._look_into_containers()
         if record.ended or (record.least is not None and record.made >= record.least and record.alone):
             raise SystemExit

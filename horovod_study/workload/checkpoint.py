@@ -39,7 +39,6 @@ from horovod_study.workload.model import StressCNN
 from horovod_study.workload.options import StrainConfig, parse_widths
 
 SCHEMA = 1
-KEEP = 2
 _BEGIN = b"PK\x03\x04"
 _MARK = b"horovod_study sha256 "
 _DIGITS = 64
@@ -203,7 +202,7 @@ def save(run_directory: Path, checkpoint: Checkpoint) -> int:
     path = run_directory / name_of(checkpoint.step)
     try:
         write_file(result_folder(path.parent) / path.name, data, sync_folder=True)
-        for old in checkpoint_paths(run_directory)[KEEP:]:
+        for old in checkpoint_paths(run_directory)[2:]:
             old.unlink(missing_ok=True)
         for incomplete in path.parent.glob(".step-*"):  # of a process that was killed while it wrote
             incomplete.unlink(missing_ok=True)

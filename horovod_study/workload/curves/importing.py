@@ -30,11 +30,6 @@ LABELS = ("lsq",)
 SELF_CHECKED = 20_000
 """Curves that are fitted at most; of more curves an even sample."""
 
-MAX_IDS = 10_000
-"""Ids are kept in the side-car up to this number of curves."""
-
-_NORMALISED_BELOW_MPA = 2.0  # no material has such a G0: the targets are normalised already
-_NORMALISED_SLACK = 0.01  # test targets normalised with the training set's bounds stick out by so much at most
 _NAMES = ("G0", "a")
 
 
@@ -128,7 +123,7 @@ def import_curves(
         "counts": {"curves": curves.size, **curves.counts, **tally.counts},
         "warnings": warnings,
         "self_check": _summary(curves.size, fits),
-        "ids": list(curves.ids) if curves.ids and curves.size <= MAX_IDS else None,
+        "ids": list(curves.ids) if curves.ids and curves.size <= 10_000 else None,
     }
     dataset.write_imported(
         out,
@@ -285,7 +280,8 @@ def _labels(source: Source, targets: NDArray[np.float64], origin: str, bounds: N
     if bounds is None and source.curves.target_bounds is not None:
         bounds, bounds_from = _proper_bounds(source.curves.target_bounds), "the file"
     slack = 0.0
-    if origin == "given" and np.abs(targets[:, 0]).max() < _NORMALISED_BELOW_MPA:
+    # no material has such a G0: the targets are normalised already
+    if origin == "given" and np.abs(targets[:, 0]).max() < 2.0:
         if bounds is None:
             raise DataError(
                 f"{source.path}: targets are normalised already (G0 from {targets[:, 0].min():g} to "
@@ -293,7 +289,8 @@ def _labels(source: Source, targets: NDArray[np.float64], origin: str, bounds: N
                 "--target-bounds 1000 3000 25 45"
             )
         targets = bounds[:, 0] + (bounds[:, 1] - bounds[:, 0]) * targets
-        origin, slack = "given, normalised", _NORMALISED_SLACK
+        # test targets normalised with the training set's bounds stick out by so much at most
+        origin, slack = "given, normalised", 0.01
     if bounds is not None:
         _inside(source, targets, bounds, bounds_from, slack)
         return Labels(targets=targets, bounds=bounds, origin=origin, bounds_from=bounds_from)
