@@ -27,9 +27,8 @@ FIRST_S = 60.0
 class Meeting:
     """The ranks of one run at one folder, which `folder` names for all of them."""
 
-    def __init__(self, folder: Path, rank: int, workers: int, *, first_s: float = FIRST_S):
+    def __init__(self, folder: Path, rank: int, workers: int):
         self._folder, self._rank, self._workers = folder, rank, workers
-        self._first_s = first_s
         self._round = 0
         self._over = threading.Event()
         if workers > 1:
@@ -86,7 +85,7 @@ class Meeting:
 
     def _patience_s(self, rank: int) -> float:
         if self._round == 1:
-            return self._first_s
+            return FIRST_S
         try:  # by the clock of the file server, both times
             age_s = os.stat(self._pulse(self._rank)).st_mtime - os.stat(self._pulse(rank)).st_mtime
         except FileNotFoundError:

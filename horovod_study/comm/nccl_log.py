@@ -17,7 +17,7 @@ import re
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -112,14 +112,14 @@ class Capture:
     A user who has set NCCL_DEBUG keeps it: then only a file named by NCCL_DEBUG_FILE can be read, and stays.
     """
 
-    def __init__(self, *, wanted: bool, environ: MutableMapping[str, str] = os.environ) -> None:
-        self._environ, self._folder = environ, None
+    def __init__(self, *, wanted: bool) -> None:
+        self._folder: Path | None = None
         self._file: Path | None = None
         self._set: list[str] = []
         if not wanted:
             return
-        if "NCCL_DEBUG" in environ:
-            if name := environ.get("NCCL_DEBUG_FILE"):
+        if "NCCL_DEBUG" in os.environ:
+            if name := os.environ.get("NCCL_DEBUG_FILE"):
                 self._file = _named(name)
             return
         self._folder = Path(tempfile.mkdtemp(prefix="horovod_study-nccl-"))
@@ -129,10 +129,10 @@ class Capture:
             "NCCL_DEBUG_SUBSYS": "INIT,NET",
             "NCCL_DEBUG_FILE": str(self._file),
         }.items():
-            if name not in environ:
-                environ[name] = value
+            if name not in os.environ:
+                os.environ[name] = value
                 self._set.append(name)
-        self._file = _named(environ["NCCL_DEBUG_FILE"])
+        self._file = _named(os.environ["NCCL_DEBUG_FILE"])
 
     def read(self) -> dict[str, Any]:
         """Return `parse` of the log so far, with "reason" saying why "path" is empty where it is."""
@@ -152,7 +152,7 @@ class Capture:
     def close(self) -> None:
         """Remove the file, unless it is the user's, and what was set in the environment."""
         for name in self._set:
-            self._environ.pop(name, None)
+            os.environ.pop(name, None)
         self._set = []
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)

@@ -17,6 +17,7 @@ import platform
 import struct
 import threading
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,8 @@ def _set(way: str, threads: list[int]) -> str:
             continue
         if problem:
             for other in done:
-                _ordinary(other)
+                with suppress(OSError):  # it has ended meanwhile, which is as good
+                    os.sched_setscheduler(other, os.SCHED_OTHER, os.sched_param(0))
             return problem
         done.append(thread)
     return "" if done or not threads else "no such thread any more"
@@ -102,23 +104,16 @@ def _slice(thread: int, nanoseconds: int) -> str:
     return "gone" if error == 3 else os.strerror(error)  # 3: ESRCH
 
 
-def _ordinary(thread: int) -> None:
-    try:
-        os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
-    except OSError:  # it has ended meanwhile, which is as good
-        return
-
-
 def threads() -> set[int]:
     """Return the threads of this process by number; none where the system does not show them."""
     folder = Path("/proc/self/task")
     return {int(entry.name) for entry in folder.iterdir()} if folder.is_dir() else set()
 
 
-def busiest_thread(seconds: float = 0.2) -> int | None:
-    """Return the other thread of this process that computes most in the next `seconds`; None if none computes."""
+def busiest_thread() -> int | None:
+    """Return the other thread of this process that computes most in the next 0.2 s; None if none computes."""
     before = _processor_ticks()
-    sleep(seconds)
+    sleep(0.2)
     after = _processor_ticks()
     own = threading.get_native_id()
     used = {thread: ticks - before.get(thread, 0) for thread, ticks in after.items() if thread != own}

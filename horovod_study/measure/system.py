@@ -286,15 +286,15 @@ class Sampler:
         """The number of the sampler's process, None if there is none."""
         return None if self._process is None else self._process.pid
 
-    def wait_ready(self, timeout_s: float = READY_S) -> None:
+    def wait_ready(self) -> None:
         """Return when the sampler has imported what it needs, or will not."""
-        heard, until = "", now() + timeout_s
+        heard, until = "", now() + READY_S
         while self._process is not None:
             line = self._line(until - now())
             if line == "ready":
                 return
             if line is None:
-                problem = heard or f"nothing heard within {timeout_s:g} s"
+                problem = heard or f"nothing heard within {READY_S:g} s"
                 self._give_up(f"the sampler did not start ({problem})")
                 return
             heard = line or heard  # of an error, the last line says what it was

@@ -252,7 +252,12 @@ def measure_collectives(
             on_progress(f"round {number + 1} of {plan.rounds}: {key.text} over {raws[key.way].name}")
             mine[key].append(_timed_warm(key.call(raws, buffers), raws[key.way], counts[key]))
         for seconds, raw in zip(barriers, raws, strict=True):
-            seconds.append(_barrier_s(raw))
+            raw.barrier()
+            began = now()
+            for _ in range(BARRIERS):
+                raw.barrier()
+            raw.settle()
+            seconds.append((now() - began) / BARRIERS)
     # Once more at the end: what has been called ten thousand times must still be right.
     for key in (each for each in keys if slowest[each] <= SLOW_S):
         wrong[key] = max(wrong[key], wrong_now(key))
@@ -313,15 +318,6 @@ def _timed_warm(call: Callable[[], None], raw: Raw, count: int) -> tuple[float, 
     raw.barrier()
     raw.settle()
     return _timed(call, raw, count)
-
-
-def _barrier_s(raw: Raw) -> float:
-    raw.barrier()
-    began = now()
-    for _ in range(BARRIERS):
-        raw.barrier()
-    raw.settle()
-    return (now() - began) / BARRIERS
 
 
 def in_words(size: int) -> str:
@@ -445,7 +441,7 @@ def measure_launches(
     if not torch.cuda.is_available():
         return {}
     backend.barrier()
-    everybody = backend.gather(asdict(launch_latency(seconds=seconds)))
+    everybody = backend.gather(launch_latency(seconds=seconds))
     launch = max(everybody, key=lambda each: float(each["eager_s"]))
     copied = next(each for each in machine["copies"] if each["name"] == "GPU memory")
     stands = step_roofline(
@@ -457,7 +453,7 @@ def measure_launches(
         bytes_per_s=2 * copied["bytes"] / float(np.median(copied["seconds"])),  # a copy reads and writes each byte
         flop_per_s=1e9 * max(each["gflops_median"] for each in machine["matrices"] if each["dtype"] == "float32"),
     )
-    return {"launch": launch, "step_roofline": asdict(stands)}
+    return {"launch": launch, "step_roofline": stands}
 
 
 # -------------------------------------------------------------------------------------------------- the program

@@ -370,7 +370,12 @@ def _train(
     clock.start()
     rows, rates = [], []
     backend.barrier()
-    for step, (mine, curves, targets) in zip(range(job["steps"]), _endless(loader, batches), strict=False):
+    endless = (
+        (mine, *batch)
+        for epoch in itertools.count()
+        for mine, batch in zip(batches.epoch(epoch), loader.epoch(epoch), strict=True)
+    )
+    for step, (mine, curves, targets) in zip(range(job["steps"]), endless, strict=False):
         rows.append(mine)
         rates.append(float(optimizer.param_groups[0]["lr"]))
         curves, targets = curves.to(DTYPES[trial.dtype]), targets.to(DTYPES[trial.dtype])
@@ -397,13 +402,6 @@ def _batches(job: Mapping[str, Any], trial: EqualityRun, backend: Backend, train
     if trial.shards == "even" and not shifted:
         return data.Batches(train_size, batch=trial.batch // workers, rank=rank, workers=workers, seed=seed)
     return BatchShares(train_size, batch=trial.batch, rank=rank, workers=workers, seed=seed, shifted=shifted)
-
-
-def _endless(loader: Any, batches: data.Batches) -> Iterator[tuple[NDArray[np.int64], torch.Tensor, torch.Tensor]]:
-    """Yield this rank's curve numbers (b_r,) with its curves (b_r, C, L) and targets, epoch after epoch."""
-    for epoch in itertools.count():
-        for mine, (curves, targets) in zip(batches.epoch(epoch), loader.epoch(epoch), strict=True):
-            yield mine, curves, targets
 
 
 def _parts(run: _Trained, *vectors: NDArray[np.float64]) -> Iterator[Sequence[NDArray[np.float64]]]:

@@ -347,7 +347,14 @@ class Watcher:
         try:
             if record is None:
                 if whole and self._state == "watching":
-                    self._watch_backward()
+                    self._backwards += 1
+                    if self._updates:
+                        return
+                    if self._backwards < WATCHED_BACKWARDS:
+                        self._fetched = []
+                    elif not _any(torch.optim.Optimizer):
+                        self._data = self._fetched[0] if self._fetched else None
+                        self._open()
             elif record.in_step:
                 for hooks in record.hooks:
                     if True in hooks.under_way:
@@ -358,14 +365,6 @@ class Watcher:
                     self._next_step()
         except Exception as error:
             self._give_up(error)
-
-    def _watch_backward(self) -> None:
-        self._backwards += 1
-        if not self._updates and self._backwards >= WATCHED_BACKWARDS and not _any(torch.optim.Optimizer):
-            self._data = self._fetched[0] if self._fetched else None
-            self._open()
-        elif not self._updates and self._backwards < WATCHED_BACKWARDS:
-            self._fetched = []
 
     # ------------------------------------------------------------------------------------------------ waits
 
@@ -531,7 +530,9 @@ class Watcher:
 
     def _open(self) -> None:
         """Begin to record: the training is known. Collective over the ranks, through files."""
-        if self._training == 1 and _other_recorder():  # in a later training of a process it is that of the first
+        # Lines of the script's own, or the package's trainer; in a later training of a process it is that of the first.
+        others = ("horovod_study.recording.session", "horovod_study.train")
+        if self._training == 1 and any(name in sys.modules for name in others):
             self._note("own recorder")
             self._over()
             return
@@ -796,11 +797,6 @@ def _link(place: Path, text: str) -> bool:
 
 def _say_not_recorded(trainings: int) -> None:
     say(f"horovod-study record: a training after {trainings} of this command is not recorded")
-
-
-def _other_recorder() -> bool:
-    """Return whether the script is recorded by lines of its own, or is the package's own trainer."""
-    return any(name in sys.modules for name in ("horovod_study.recording.session", "horovod_study.train"))
 
 
 def _any(kind: type) -> bool:

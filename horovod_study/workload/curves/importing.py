@@ -185,7 +185,9 @@ def _check(
 ) -> Fits:
     """Check what is not checked yet, and fit the law to a sample of the curves, or to all where it labels them."""
     size = source.curves.size
-    wanted = _sample(size) if label is None else np.arange(size)
+    # every k-th with k odd, so that test curves are among them
+    every = -(-size // SELF_CHECKED) if label is None else 1
+    wanted = np.arange(0, size, every + (every % 2 == 0))
     if source.whole is not None:
         if on_progress:
             on_progress("fitting the law", 0, len(wanted))
@@ -201,12 +203,9 @@ def _check(
 
 
 def _open(path: Path, options: ReadOptions, on_progress: OnProgress | None) -> Source:
-    layout = reading.find_layout(path, options)
-    if layout == "npy":
-        return Source(path=path, curves=blocks.open_pair(path, options), whole=None)
-    if layout == "npz" and blocks.is_split(path):
-        return Source(path=path, curves=blocks.open_split(path, options), whole=None)
-    curves = reading.read_curves(path, options, on_progress=on_progress)
+    curves = reading.open_curves(path, options, on_progress)
+    if isinstance(curves, blocks.CurveBlocks):
+        return Source(path=path, curves=curves, whole=None)
     room.need_memory(
         path, curves.size * dataset.BYTES_PER_CURVE, "keeping it as 201 points per curve", "import a part of it"
     )
@@ -220,12 +219,6 @@ def _hashed(path: Path, ended: Event) -> dict[str, Any]:
         while not ended.is_set() and (piece := stream.read(1 << 22)):
             digest.update(piece)
     return {"name": path.name, "bytes": path.stat().st_size, "sha256": digest.hexdigest()}
-
-
-def _sample(size: int) -> NDArray[np.int64]:
-    """Return the numbers of the curves to fit: all, or every k-th with k odd, so that test curves are among them."""
-    step = -(-size // SELF_CHECKED)
-    return np.arange(0, size, step + (step % 2 == 0))
 
 
 def _fit(rows: NDArray[np.int64], channels: NDArray[np.float32]) -> Fits:
@@ -252,7 +245,7 @@ def _for_writing(
         return source.whole
     assert isinstance(source.curves, blocks.CurveBlocks)
     if tally.counts:
-        return (block for _, block in source.curves.checked(options, checks.Tally()))
+        return (block for _, block in source.curves.checked(options, checks.Tally(), None, ""))
     return source.curves.converted()
 
 

@@ -189,15 +189,16 @@ def _stack(frame: FrameType | None) -> Iterator[FrameType]:
 
 def _users_frame(frame: FrameType | None) -> FrameType | None:
     """Return the innermost frame of no installed package, else the innermost of another package than PyTorch."""
-    candidates = [each for each in _stack(frame) if not _is_foreign(each.f_code.co_filename)]
-    own = (each for each in candidates if not any(part in each.f_code.co_filename for part in _PACKAGES))
-    return next(own, candidates[0] if candidates else None)
-
-
-def _is_foreign(file: str) -> bool:
-    """Return whether a file is this one, PyTorch's, or of the standard library."""
-    installed = any(part in file for part in _PACKAGES)
-    return file == __file__ or file.startswith(_TORCH) or (file.startswith(_STANDARD) and not installed)
+    candidate = None
+    for each in _stack(frame):
+        file = each.f_code.co_filename
+        installed = any(part in file for part in _PACKAGES)
+        if file == __file__ or file.startswith(_TORCH) or (file.startswith(_STANDARD) and not installed):
+            continue
+        if not installed:
+            return each
+        candidate = candidate or each
+    return candidate
 
 
 def _short(file: str) -> str:
