@@ -34,7 +34,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -747,7 +747,7 @@ def steps_and_limits(work: Work, found: Mapping[str, Any]) -> list[dict[str, Any
                 flop_per_s=roofline["peaks_flop_per_s"][precision],
                 kernels="fused" if row["way"].startswith("fused") else "torch",
             )
-            rows.append({"way": row["way"], "batch": int(batch), **asdict(stands)})
+            rows.append({"way": row["way"], "batch": int(batch), **stands})
     return rows
 
 

@@ -1,5 +1,6 @@
 """To whom a script's process belongs, read from what the script has started, with nothing started here."""
 
+import os
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from make.wording import Golden
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from horovod_study.comm import attached
 from horovod_study.comm.attached import (
     WaitNotice,
     attach,
@@ -50,6 +52,7 @@ PLAIN = nn.Linear(1, 1)
 
 @pytest.fixture(autouse=True)
 def nothing_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {})
     monkeypatch.delitem(sys.modules, "horovod.torch", raising=False)
     monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
 
@@ -65,12 +68,14 @@ def gloo(tmp_path: Path) -> Any:
 def found(
     model: nn.Module = PLAIN, optimizer: object = None, *, on_gpu: bool = False, **environ: str
 ) -> tuple[Any, ...]:
-    it = attach(model, optimizer, on_gpu=on_gpu, environ=environ)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "environ", environ)
+        it = attach(model, optimizer, on_gpu=on_gpu)
     return it.backend, it.transport, it.reduction, it.rank, it.workers
 
 
 def test_a_process_of_its_own_is_one_plain_worker() -> None:
-    it = attach(PLAIN, None, on_gpu=False, environ={})
+    it = attach(PLAIN, None, on_gpu=False)
     it.barrier()
 
     assert found() == ("serial", "none", "none", 0, 1)
@@ -88,7 +93,7 @@ def test_processes_that_nobody_has_connected_are_refused(
     environ: dict[str, str], launcher: str, golden: Golden
 ) -> None:
     with pytest.raises(BackendError) as caught:
-        attach(PLAIN, None, on_gpu=False, environ=environ)
+        found(**environ)
 
     golden(
         str(caught.value),
@@ -152,7 +157,7 @@ def test_mpi_of_one_process_does_not_hide_that_torchrun_started_two(monkeypatch:
 
 
 def test_torch_distributed_is_attached_to(gloo: None) -> None:
-    it = attach(PLAIN, None, on_gpu=False, environ={})
+    it = attach(PLAIN, None, on_gpu=False)
 
     assert found() == ("distributed", "gloo", "none", 0, 1)
     assert it.gather({"a": 1}) == [{"a": 1}]
@@ -198,11 +203,14 @@ def test_a_ddp_model_inside_a_wrapper_averages(gloo: None) -> None:
     assert averaging(partly) is None and bare(partly) is partly, "some of its parameters are averaged by nobody"
 
 
-def test_somebody_who_waits_is_told_for_what(capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
-    with WaitNotice("every rank must enter", patience_s=0.01):
-        time.sleep(0.1)
-    with WaitNotice("nobody reads this", patience_s=30):
+def test_somebody_who_waits_is_told_for_what(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], golden: Golden
+) -> None:
+    with WaitNotice("nobody reads this"):
         pass
+    monkeypatch.setattr(attached, "PATIENCE_S", 0.01)
+    with WaitNotice("every rank must enter"):
+        time.sleep(0.1)
 
     golden(capsys.readouterr().err)
 
@@ -213,7 +221,7 @@ def test_no_library_is_loaded_by_attaching() -> None:
 import sys
 from torch import nn
 from horovod_study.comm.attached import attach
-attach(nn.Linear(1, 1), None, on_gpu=False, environ={})
+attach(nn.Linear(1, 1), None, on_gpu=False)
 sys.exit(str({"horovod", "mpi4py"} & set(sys.modules) or ""))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)

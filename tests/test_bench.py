@@ -1,7 +1,6 @@
 """`horovod-study bench`: its jobs, its tables and files, its complaints, and two ranks that really measure."""
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +97,7 @@ def test_what_a_gpu_tells_is_shown(tmp_path: Path, golden: Golden) -> None:
         step_s=400e-6, widths=(15, 38, 197), batch=75, launches=80, launch_each_s=4e-6, bytes_per_s=2.5e12,
         flop_per_s=5e13,
     )  # fmt: skip
-    machine |= {"launch": latency, "step_roofline": asdict(step)}
+    machine |= {"launch": latency, "step_roofline": step}
     network = analyze(told)
     said = text(network, told)
 

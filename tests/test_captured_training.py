@@ -23,7 +23,7 @@ from horovod_study.config import LAPS
 from horovod_study.errors import ConfigError
 from horovod_study.records import read_run, read_steps
 from horovod_study.workload import trainer
-from horovod_study.workload.checkpoint import load_newest
+from horovod_study.workload.checkpoint import decode, read_newest
 from horovod_study.workload.optimizer import REPLAY_ON_HOST
 from horovod_study.workload.options import StrainConfig
 
@@ -170,7 +170,7 @@ def test_a_checkpoint_knows_nothing_of_graphs(
 ) -> None:
     for name, graphs in (("plain", ()), ("captured", RESIDENT)):
         trained(tmp_path / name, *MOVING, *graphs, "--steps", "20")
-    there, here = load_newest(tmp_path / "plain"), load_newest(tmp_path / "captured")
+    there, here = (decode(read_newest(tmp_path / name), name) for name in ("plain", "captured"))
 
     assert type(here.optimizer["param_groups"][0]["lr"]) is float
     assert here.optimizer["param_groups"] == there.optimizer["param_groups"]

@@ -1,6 +1,7 @@
 """Launch detection, settings, and the parts of the backends that need no second process."""
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -141,48 +142,51 @@ def test_what_auto_becomes() -> None:
     assert detect({"HOROVOD_RANK": "0", "HOROVOD_SIZE": "1"}).backend == "horovod"
 
 
-def test_shipped_settings_are_set_and_recorded() -> None:
+def test_shipped_settings_are_set_and_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     environment: dict[str, str] = {}
-    effective = settings.apply("horovod/mpi", config=StrainConfig(), environ=environment)
+    monkeypatch.setattr(os, "environ", environment)
+    effective = settings.apply("horovod/mpi", config=StrainConfig())
 
     assert environment == settings.SHIPPED["horovod/mpi"]
     assert effective["HOROVOD_CYCLE_TIME"] == {"value": environment["HOROVOD_CYCLE_TIME"], "source": "shipped"}
     assert effective["HOROVOD_FUSION_THRESHOLD"]["source"] == "library default"
 
 
-def test_the_user_wins_over_shipped_settings() -> None:
+def test_the_user_wins_over_shipped_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     environment = {"HOROVOD_CYCLE_TIME": "7"}
-    effective = settings.apply("horovod/mpi", config=StrainConfig(), environ=environment)
+    monkeypatch.setattr(os, "environ", environment)
+    effective = settings.apply("horovod/mpi", config=StrainConfig())
 
     assert environment["HOROVOD_CYCLE_TIME"] == "7"
     assert effective["HOROVOD_CYCLE_TIME"] == {"value": "7", "source": "user"}
 
 
-def test_a_setting_the_build_does_not_know_is_not_claimed() -> None:
+def test_a_setting_the_build_does_not_know_is_not_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
     environment: dict[str, str] = {}
-    effective = settings.apply(
-        "horovod/mpi", config=StrainConfig(), unknown=["HOROVOD_IDLE_CYCLE_TIME"], environ=environment
-    )
+    monkeypatch.setattr(os, "environ", environment)
+    effective = settings.apply("horovod/mpi", config=StrainConfig(), unknown=["HOROVOD_IDLE_CYCLE_TIME"])
 
     assert "HOROVOD_IDLE_CYCLE_TIME" not in environment
     assert effective["HOROVOD_IDLE_CYCLE_TIME"] == {"value": None, "source": "not in this build"}
 
 
-def test_horovod_defaults_set_nothing() -> None:
+def test_horovod_defaults_set_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     environment: dict[str, str] = {}
-    effective = settings.apply("horovod/mpi", config=StrainConfig(horovod_defaults=True), environ=environment)
+    monkeypatch.setattr(os, "environ", environment)
+    effective = settings.apply("horovod/mpi", config=StrainConfig(horovod_defaults=True))
 
     assert environment == {}
     assert {each["source"] for each in effective.values()} == {"library default"}
     assert effective["HOROVOD_CYCLE_TIME"]["value"] == "1"
 
 
-def test_an_option_wins_over_the_environment_and_shipped_settings() -> None:
+def test_an_option_wins_over_the_environment_and_shipped_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     environment = {"HOROVOD_CYCLE_TIME": "7"}
+    monkeypatch.setattr(os, "environ", environment)
     config = StrainConfig(
         cycle_time_ms=0.5, fusion_mb=0.25, single_copy=True, hierarchical=False, yield_when_idle=False
     )
-    effective = settings.apply("horovod/mpi", config=config, environ=environment)
+    effective = settings.apply("horovod/mpi", config=config)
 
     asked = {name: each["value"] for name, each in effective.items() if each["source"] == "asked"}
     assert asked == {
@@ -208,24 +212,22 @@ def test_an_option_without_effect_is_refused(
     runtime: str, options: dict[str, object], message: str, golden: Golden
 ) -> None:
     with golden.raises(BackendError, match=message):
-        settings.apply(runtime, config=StrainConfig(**options), environ={})
+        settings.apply(runtime, config=StrainConfig(**options))
 
 
-def test_an_option_the_build_does_not_know_is_refused(golden: Golden) -> None:
+def test_an_option_the_build_does_not_know_is_refused(monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
+    monkeypatch.setattr(os, "environ", {})
     with golden.raises(BackendError, match="idle_cycle_time_ms"):
-        settings.apply(
-            "horovod/mpi", config=StrainConfig(idle_cycle_time_ms=5), unknown=["HOROVOD_IDLE_CYCLE_TIME"], environ={}
-        )
+        settings.apply("horovod/mpi", config=StrainConfig(idle_cycle_time_ms=5), unknown=["HOROVOD_IDLE_CYCLE_TIME"])
 
 
-def test_only_settings_that_matter_are_recorded() -> None:
-    assert set(settings.apply("mpi/mpi", config=StrainConfig(), environ={})) == {
+def test_only_settings_that_matter_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {})
+    assert set(settings.apply("mpi/mpi", config=StrainConfig())) == {
         "OMPI_MCA_mpi_yield_when_idle",
         "OMPI_MCA_btl_vader_single_copy_mechanism",
     }
-    assert not any(
-        name.startswith("OMPI") for name in settings.apply("horovod/gloo", config=StrainConfig(), environ={})
-    )
+    assert not any(name.startswith("OMPI") for name in settings.apply("horovod/gloo", config=StrainConfig()))
 
 
 def test_flat_gradients_are_the_gradients() -> None:

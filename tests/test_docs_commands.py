@@ -89,7 +89,6 @@ RULES: dict[str, Here | ByTest | NotHere] = {
     r"horovod-study strain data generate --size \d+": Here(instead={"1000000": "1000"}),
     r"horovod-study strain data check 1000000": Here(instead={"1000000": "1000"}),
     r"horovod-study strain data (import|check) .*": Here(),
-    r"horovod-study strain identify .*": ByTest(by="test_identify.py", mentions=('"identify"', "--model", "--plot")),
     # studies, as far as nothing is run
     r"horovod-study (plan|status) experiments/(?!tour)\S+": Here(),
     r"horovod-study run \S+ --until 2%": ByTest(by="test_aim.py", mentions=("until(", "test_a_study_ends")),

@@ -77,9 +77,9 @@ def test_what_bounds_a_step_is_the_longest_of_three(
         flop_per_s=100e12,
     )  # fmt: skip
 
-    assert (found.bound, found.share) == (bound, pytest.approx(seconds / 400e-6))
-    assert found.operations == batch * 2_121_084 and found.computing_s == pytest.approx(batch * 2.121084e-8)
-    assert found.launching_s == (None if launches is None else pytest.approx(launches * 2e-6))
+    assert (found["bound"], found["share"]) == (bound, pytest.approx(seconds / 400e-6))
+    assert found["operations"] == batch * 2_121_084 and found["computing_s"] == pytest.approx(batch * 2.121084e-8)
+    assert found["launching_s"] == (None if launches is None else pytest.approx(launches * 2e-6))
 
 
 def test_copies_in_the_memory_of_the_host() -> None:

@@ -153,9 +153,10 @@ def test_the_version_is_found_in_old_and_new_lines(line: str, version: str | Non
     assert parse(line)["version"] == version
 
 
-def test_the_log_is_captured_read_and_removed() -> None:
+def test_the_log_is_captured_read_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     environ: dict[str, str] = {"OTHER": "1"}
-    capture = Capture(wanted=True, environ=environ)
+    monkeypatch.setattr(os, "environ", environ)
+    capture = Capture(wanted=True)
     file = Path(environ["NCCL_DEBUG_FILE"])
 
     assert (environ["NCCL_DEBUG"], environ["NCCL_DEBUG_SUBSYS"]) == ("INFO", "INIT,NET")
@@ -168,8 +169,9 @@ def test_the_log_is_captured_read_and_removed() -> None:
     assert environ == {"OTHER": "1"}
 
 
-def test_a_log_that_nccl_has_not_written_is_a_reason() -> None:
-    capture = Capture(wanted=True, environ={})
+def test_a_log_that_nccl_has_not_written_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NCCL_DEBUG", raising=False)
+    capture = Capture(wanted=True)
     found = capture.read()
     capture.close()
 
@@ -177,18 +179,19 @@ def test_a_log_that_nccl_has_not_written_is_a_reason() -> None:
     assert "cannot be read (No such file or directory)" in found["reason"]
 
 
-def test_a_log_without_channels_is_a_reason(tmp_path: Path, golden: Golden) -> None:
+def test_a_log_without_channels_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
+    monkeypatch.setenv("NCCL_DEBUG", "VERSION")
+    monkeypatch.setenv("NCCL_DEBUG_FILE", str(tmp_path / "nccl.log"))
     (tmp_path / "nccl.log").write_text("NCCL version 2.21.5+cuda12.4\n")
-    found = Capture(
-        wanted=True, environ={"NCCL_DEBUG": "VERSION", "NCCL_DEBUG_FILE": str(tmp_path / "nccl.log")}
-    ).read()
+    found = Capture(wanted=True).read()
 
     golden((found["version"], found["reason"]), "2.21.5+cuda12.4", "NCCL's", "NCCL_DEBUG=INFO")
 
 
-def test_the_users_own_setting_stays(tmp_path: Path, golden: Golden) -> None:
+def test_the_users_own_setting_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
     environ = {"NCCL_DEBUG": "WARN"}
-    capture = Capture(wanted=True, environ=environ)
+    monkeypatch.setattr(os, "environ", environ)
+    capture = Capture(wanted=True)
 
     golden(capture.read()["reason"], "NCCL_DEBUG_FILE")
     capture.close()
@@ -196,15 +199,16 @@ def test_the_users_own_setting_stays(tmp_path: Path, golden: Golden) -> None:
 
     name = f"nccl.{os.uname().nodename}.{os.getpid()}"
     (tmp_path / name).write_text(log("Channel 00 : 0[0] -> 1[1] via SHM/direct/direct"))
-    environ = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": f"{tmp_path}/nccl.%h.%p"}
-    capture = Capture(wanted=True, environ=environ)
+    monkeypatch.setattr(os, "environ", {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": f"{tmp_path}/nccl.%h.%p"})
+    capture = Capture(wanted=True)
     assert capture.read()["path"] == ["shared memory"]
     capture.close()
     assert (tmp_path / name).exists(), "it is the user's file"
 
 
-def test_nothing_is_captured_where_nccl_is_not_used() -> None:
+def test_nothing_is_captured_where_nccl_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     environ: dict[str, str] = {}
-    Capture(wanted=False, environ=environ).close()
+    monkeypatch.setattr(os, "environ", environ)
+    Capture(wanted=False).close()
 
     assert environ == {}

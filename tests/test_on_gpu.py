@@ -587,9 +587,9 @@ def test_nvml_knows_the_gpu_of_this_process() -> None:
 
 
 def test_what_the_gpu_can_do_is_possible() -> None:
-    latency = launch_latency(kernels=200, rounds=3, seconds=0.005)
-    assert 0 < latency.graph_s < latency.eager_s, f"a kernel in a graph takes longer than alone: {latency}"
-    assert 1e-7 < latency.graph_s < 5e-5 and 5e-7 < latency.eager_s < 2e-4, f"not in seconds? {latency}"
+    latency = launch_latency(seconds=0.005)
+    assert 0 < latency["graph_s"] < latency["eager_s"], f"a kernel in a graph takes longer than alone: {latency}"
+    assert 1e-7 < latency["graph_s"] < 5e-5 and 5e-7 < latency["eager_s"] < 2e-4, f"not in seconds? {latency}"
     kinds = copy_kinds(torch.device("cuda"), 2**26)
     rates = {name: 2**26 / copy_seconds(*pair, 0.01) / 1e9 for name, pair in kinds.items()}
     assert rates["GPU memory"] > rates["host to device, pinned"] > 0, f"copies in GB/s: {rates}"

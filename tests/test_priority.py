@@ -55,7 +55,7 @@ def test_auto_takes_the_slice_where_real_time_is_not_permitted(monkeypatch: pyte
     with sleeping_thread() as thread:
         setting = new.prioritise("auto")
 
-    assert given == [(thread, priority.SLICE_NS)]
+    assert given == [(thread, 100_000)]
     assert setting == {"value": "slice", "source": "shipped", "threads": 1}
 
 

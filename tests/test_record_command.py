@@ -22,6 +22,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from horovod_study import cli, records
+from horovod_study.comm import meeting
 from horovod_study.comm.meeting import Meeting
 from horovod_study.errors import BackendError
 from horovod_study.recording import automatic, recorder, session
@@ -792,8 +793,9 @@ def test_ranks_exchange_values_through_files(tmp_path: Path) -> None:
     assert found == dict.fromkeys(range(3), expected)
 
 
-def test_nobody_waits_for_a_rank_that_is_gone(tmp_path: Path) -> None:
-    lonely = Meeting(tmp_path / "m", 0, 2, first_s=0.05)
+def test_nobody_waits_for_a_rank_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "FIRST_S", 0.05)
+    lonely = Meeting(tmp_path / "m", 0, 2)
     with pytest.raises(BackendError, match="rank 1"):
         lonely.all_values(1)
     lonely.close()

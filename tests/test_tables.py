@@ -54,7 +54,6 @@ ALIGNED_BY_HAND = {
     "progress.py": "lines that are printed one at a time",
     "report/doctor.py": "texts that are folded below each other, in colours",
     "report/figures/bench.py": "the layout of nccl-tests, which other programs read",
-    "report/figures/identified.py": "a part of a cell",
     "report/figures/inspection.py": "pauses, each a line of words",
     "report/figures/simulation.py": "constants, each a line of words",
     "studies/compare.py": "lines that are printed one at a time",

@@ -10,7 +10,7 @@
     benchmarks    bench, bench loading, bench timers
     record        record: the training of any script as it is
     export        export
-    strain        strain: data, train, identify, search, lr-range, learning-curve
+    strain        strain: data, train, search, lr-range, learning-curve
 
 A verb is a function with its options beside it and a line in `VERBS` of its file. What needs PyTorch, pandas or
 matplotlib is imported by the verb that uses it, so that help is quick and every verb works where only its own extra is

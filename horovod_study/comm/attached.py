@@ -8,7 +8,7 @@ MPI through mpi4py. A library that the script has not loaded is not loaded here.
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,8 +52,8 @@ class Attached:
 class WaitNotice:
     """Says after a while that this rank waits for others, who may never come, and ends nothing."""
 
-    def __init__(self, what: str, *, patience_s: float = PATIENCE_S) -> None:
-        self._timer = threading.Timer(patience_s, say, [f"still waiting for the other ranks: {what}"])
+    def __init__(self, what: str) -> None:
+        self._timer = threading.Timer(PATIENCE_S, say, [f"still waiting for the other ranks: {what}"])
         self._timer.daemon = True
 
     def __enter__(self) -> None:
@@ -94,12 +94,12 @@ def bare(model: nn.Module) -> nn.Module:
         model = inner.module
 
 
-def attach(model: nn.Module, optimizer: object, *, on_gpu: bool, environ: Mapping[str, str] = os.environ) -> "Attached":
+def attach(model: nn.Module, optimizer: object, *, on_gpu: bool) -> "Attached":
     """Return the workers that `model` and `optimizer` train with.
 
     Raises BackendError where a launcher started several processes and the script has not connected them yet.
     """
-    launcher = detect(environ)
+    launcher = detect(os.environ)
     # Each only where the script has started it.
     horovod, mpi4py, distributed = sys.modules.get("horovod.torch"), sys.modules.get("mpi4py.MPI"), torch.distributed
     horovod = horovod if horovod is not None and horovod.is_initialized() else None

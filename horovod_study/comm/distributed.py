@@ -30,8 +30,6 @@ from horovod_study.config import COMMUNICATION, OPTIONS, RunConfig
 from horovod_study.errors import BackendError
 from horovod_study.variables import whole_number
 
-TORCH_BUCKET_MB = 25 * 2**20 / 1e6
-"""torch's own bucket size, 25 MiB, in MB."""
 _HOOKS_ONLY = tuple(name for name in COMMUNICATION if OPTIONS[name].hooks and OPTIONS[name].matters("ddp/gloo"))
 """Options of DistributedDataParallel."""
 
@@ -155,7 +153,7 @@ class DistributedBackend(Averaging):
             self.settings[name] = {"value": value, "source": source}
         # torch counts in MiB. Left to itself, it makes the first bucket 1 MiB, so that communication begins early.
         size = None
-        self.settings["bucket_mb"] = {"value": TORCH_BUCKET_MB, "source": "library default"}
+        self.settings["bucket_mb"] = {"value": 25 * 2**20 / 1e6, "source": "library default"}
         if config.bucket_mb is not None:
             size = config.bucket_mb * 1e6 / 2**20
             self.settings["bucket_mb"] = {"value": config.bucket_mb, "source": "asked"}

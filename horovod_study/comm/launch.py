@@ -28,7 +28,6 @@ class Launch:
 
 
 MAX_WORKERS = 10**6
-RENDEZVOUS_S = 10.0
 
 _LAUNCHERS = (
     # launcher, rank, number of workers, and what else it sets; the innermost one first: mpirun runs under srun,
@@ -124,7 +123,7 @@ def require_rendezvous(environ: Mapping[str, str]) -> None:
     port, why = whole_number(port_name, environ, low=1, high=65535), f"{address} and {port_name} are not set"
     if is_set(address, environ) and port is not None:
         try:
-            socket.create_connection((environ[address], port), timeout=RENDEZVOUS_S).close()
+            socket.create_connection((environ[address], port), timeout=10.0).close()
             return
         except (OSError, UnicodeError) as error:
             why = f"{port_name} {port} of {environ[address]!a} does not answer: {error}"

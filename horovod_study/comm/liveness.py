@@ -35,8 +35,6 @@ from horovod_study.measure.clock import now, sleep
 from horovod_study.progress import say
 
 WAKE_S = 1.0
-ASK_AFTER_S = 2.0
-"""A wait so long is unusual, and the others are asked from then on."""
 SILENT_S = 3.0
 """Three questions without an answer: less is a busy machine."""
 GONE_S = 5.0
@@ -48,7 +46,6 @@ PATIENCE = 10.0
 EXIT_CODE = 2
 
 _GRACE_S = 3.0  # before a rank speaks that is not the first to do so
-_PROC = Path("/proc")
 _CALLS = {
     "exchange": "the synchronisation",
     "backward": "the synchronisation",
@@ -341,7 +338,7 @@ class Liveness:
             self._moved, self._moved_s, self._asking_since_s = moved, time_s, None
             return
         still_s = time_s - self._moved_s
-        if still_s < min(ASK_AFTER_S, self._timeout_s / 4):
+        if still_s < min(2.0, self._timeout_s / 4):  # a wait of 2 s is unusual
             return
         if self._asking_since_s is None:
             self._asking_since_s = time_s
@@ -385,7 +382,10 @@ class Liveness:
         writer.join(GONE_S)  # a file system that does not answer may be what all wait for
         self._kill(ended)
         if finding.how == "silent" and any(rank not in self._here for rank in finding.ranks):
-            _end_daemon(os.getppid())
+            # Open MPI's daemon on this host, if it is the parent: behind a cut link no mpirun ends it.
+            with suppress(OSError):
+                if Path(f"/proc/{os.getppid()}/comm").read_text().strip() == "orted":
+                    os.kill(os.getppid(), signal.SIGTERM)
         sys.stdout.flush()
         os._exit(EXIT_CODE)
 
@@ -454,13 +454,6 @@ def _names(texts: Sequence[str]) -> str:
 
 def _state_letter(peer: Peer) -> str:
     return (alive.stat_fields(peer.pid) or ["?"])[0]
-
-
-def _end_daemon(pid: int) -> None:
-    """End Open MPI's daemon on this host, if `pid` is one: behind a cut link no mpirun tells it to."""
-    with suppress(OSError):
-        if (_PROC / str(pid) / "comm").read_text().strip() == "orted":
-            os.kill(pid, signal.SIGTERM)
 
 
 def _runs(peer: Peer) -> bool:

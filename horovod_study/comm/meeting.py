@@ -18,12 +18,8 @@ from horovod_study.errors import BackendError
 from horovod_study.files import write_file
 from horovod_study.measure.clock import now, sleep
 
-BEAT_S = 2.0
-"""How often a rank shows that it lives."""
 GONE_S = 60.0
 """A rank that has not shown itself for so long is gone; a file server may show its files some seconds late."""
-CLOSING_S = 10.0
-"""So long rank 0 waits at most for the others to have read its last value, before it removes the folder."""
 FIRST_S = 60.0
 """So long the ranks wait for each other at first: whoever trains comes to its first steps at about the same time."""
 
@@ -31,9 +27,8 @@ FIRST_S = 60.0
 class Meeting:
     """The ranks of one run at one folder, which `folder` names for all of them."""
 
-    def __init__(self, folder: Path, rank: int, workers: int, *, first_s: float = FIRST_S):
+    def __init__(self, folder: Path, rank: int, workers: int):
         self._folder, self._rank, self._workers = folder, rank, workers
-        self._first_s = first_s
         self._round = 0
         self._over = threading.Event()
         if workers > 1:
@@ -61,7 +56,8 @@ class Meeting:
             self._closed(self._rank).touch()
         if not remove or self._rank:
             return
-        deadline = now() + CLOSING_S
+        # for the others to have read its last value
+        deadline = now() + 10.0
         while now() < deadline and not all(self._closed(rank).exists() for rank in range(self._workers)):
             sleep(0.02)
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -89,7 +85,7 @@ class Meeting:
 
     def _patience_s(self, rank: int) -> float:
         if self._round == 1:
-            return self._first_s
+            return FIRST_S
         try:  # by the clock of the file server, both times
             age_s = os.stat(self._pulse(self._rank)).st_mtime - os.stat(self._pulse(rank)).st_mtime
         except FileNotFoundError:
@@ -103,5 +99,5 @@ class Meeting:
         while True:
             with suppress(OSError):
                 self._pulse(self._rank).touch()
-            if self._over.wait(BEAT_S):
+            if self._over.wait(2.0):
                 return

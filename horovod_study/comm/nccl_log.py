@@ -17,21 +17,14 @@ import re
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-_VERSION = re.compile(r"NCCL version (\d[\w.+-]*)")
 _USING = re.compile(r"NET/(IB|Socket) : Using (.*)")
 _MERGED = re.compile(r"\[(\d+)\]=\{([^}]*)\}")  # several ports used as one: [0]={[0] mlx5_0:1/IB, [1] mlx5_1:1/IB}
 _PORT = re.compile(r"(?:\[(\d+)\] ?)([^\s:{}]+):\d+/(IB|RoCE)")
-_INTERFACE = re.compile(r"\[(\d+)\]([^\s:{}]+):")
-_VIRTUAL = re.compile(r"Made virtual device \[(\d+)\] name=(\S+)")
-_PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is ([\w;-]+)")
 _VIA = re.compile(r"\bvia (P2P|SHM|NET|COLLNET)/(AWS Libfabric|[A-Za-z]\w*(?: pointer)?)(?:/(\d+))?")
-_DIRECT_SHM = re.compile(r"\bvia direct shared memory")  # NCCL before 2.12
-
-OWN_SETTINGS = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}
 
 
 def parse(text: str) -> dict[str, Any]:
@@ -42,7 +35,7 @@ def parse(text: str) -> dict[str, Any]:
     2}. path: the same in this project's words, sorted: p2p, shared memory, infiniband:mlx5_0, roce:mlx5_1, tcp:eth0,
     ofi:efa; empty where no line tells of a channel.
     """
-    version = _VERSION.search(text)
+    version = re.search(r"NCCL version (\d[\w.+-]*)", text)
     ports: dict[int, list[tuple[str, str]]] = {}  # number of an InfiniBand device -> its ports: link and name
     interfaces: dict[int, str] = {}
     provider = ""
@@ -50,16 +43,17 @@ def parse(text: str) -> dict[str, Any]:
         if using := _USING.search(line):
             listed = using[2].split("; OOB")[0]
             if using[1] == "Socket":
-                interfaces.update({int(number): name for number, name in _INTERFACE.findall(listed)})
+                named = re.findall(r"\[(\d+)\]([^\s:{}]+):", listed)
+                interfaces.update({int(number): name for number, name in named})
                 continue
             for number, inside in _MERGED.findall(listed):
                 ports[int(number)] = [(link, name) for _, name, link in _PORT.findall(inside)]
             for number, name, link in _PORT.findall(_MERGED.sub("", listed)):
                 ports[int(number)] = [(link, name)]
-        elif virtual := _VIRTUAL.search(line):
+        elif virtual := re.search(r"Made virtual device \[(\d+)\] name=(\S+)", line):
             links = {name: link for known in ports.values() for link, name in known}
             ports[int(virtual[1])] = [(links.get(name, "IB"), name) for name in virtual[2].split("+")]
-        elif found := _PROVIDER.search(line):
+        elif found := re.search(r"NET/OFI Selected [Pp]rovider is ([\w;-]+)", line):
             provider = found[1]
     paths: Counter[str] = Counter()
     ways: set[str] = set()
@@ -68,7 +62,7 @@ def parse(text: str) -> dict[str, Any]:
             kind, way, number = via[1], via[2], int(via[3]) if via[3] else None
             paths[f"{kind}/{way}".removesuffix(" pointer")] += 1
             ways |= _ways(kind, way, number, ports, interfaces, provider)
-        elif _DIRECT_SHM.search(line):
+        elif re.search(r"\bvia direct shared memory", line):  # NCCL before 2.12
             paths["SHM/direct"] += 1
             ways.add("shared memory")
     nets = {f"{link} {name}": None for known in ports.values() for link, name in known}
@@ -118,23 +112,27 @@ class Capture:
     A user who has set NCCL_DEBUG keeps it: then only a file named by NCCL_DEBUG_FILE can be read, and stays.
     """
 
-    def __init__(self, *, wanted: bool, environ: MutableMapping[str, str] = os.environ) -> None:
-        self._environ, self._folder = environ, None
+    def __init__(self, *, wanted: bool) -> None:
+        self._folder: Path | None = None
         self._file: Path | None = None
         self._set: list[str] = []
         if not wanted:
             return
-        if "NCCL_DEBUG" in environ:
-            if name := environ.get("NCCL_DEBUG_FILE"):
+        if "NCCL_DEBUG" in os.environ:
+            if name := os.environ.get("NCCL_DEBUG_FILE"):
                 self._file = _named(name)
             return
         self._folder = Path(tempfile.mkdtemp(prefix="horovod_study-nccl-"))
         self._file = self._folder / "nccl.log"
-        for name, value in {**OWN_SETTINGS, "NCCL_DEBUG_FILE": str(self._file)}.items():
-            if name not in environ:
-                environ[name] = value
+        for name, value in {
+            "NCCL_DEBUG": "INFO",
+            "NCCL_DEBUG_SUBSYS": "INIT,NET",
+            "NCCL_DEBUG_FILE": str(self._file),
+        }.items():
+            if name not in os.environ:
+                os.environ[name] = value
                 self._set.append(name)
-        self._file = _named(environ["NCCL_DEBUG_FILE"])
+        self._file = _named(os.environ["NCCL_DEBUG_FILE"])
 
     def read(self) -> dict[str, Any]:
         """Return `parse` of the log so far, with "reason" saying why "path" is empty where it is."""
@@ -154,7 +152,7 @@ class Capture:
     def close(self) -> None:
         """Remove the file, unless it is the user's, and what was set in the environment."""
         for name in self._set:
-            self._environ.pop(name, None)
+            os.environ.pop(name, None)
         self._set = []
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)

@@ -17,16 +17,13 @@ import platform
 import struct
 import threading
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from horovod_study import alive
 from horovod_study.errors import BackendError
 from horovod_study.measure.clock import sleep
-
-SLICE_NS = 100_000
-_SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
-"""Number of the system call, which Python and glibc have no function for."""
 
 
 class NewThreads:
@@ -67,12 +64,13 @@ def _set(way: str, threads: list[int]) -> str:
     """Give all `threads` the priority, or none of them; return what stood in the way, empty if nothing did."""
     done: list[int] = []
     for thread in threads:
-        problem = _realtime(thread) if way == "realtime" else _slice(thread, SLICE_NS)
+        problem = _realtime(thread) if way == "realtime" else _slice(thread, 100_000)
         if problem == "gone":  # it has ended meanwhile
             continue
         if problem:
             for other in done:
-                _ordinary(other)
+                with suppress(OSError):  # it has ended meanwhile, which is as good
+                    os.sched_setscheduler(other, os.SCHED_OTHER, os.sched_param(0))
             return problem
         done.append(thread)
     return "" if done or not threads else "no such thread any more"
@@ -89,7 +87,8 @@ def _realtime(thread: int) -> str:
 
 
 def _slice(thread: int, nanoseconds: int) -> str:
-    number = _SCHED_SETATTR.get(platform.machine())
+    # number of the system call, which Python and glibc have no function for
+    number = {"x86_64": 314, "aarch64": 274}.get(platform.machine())
     if number is None or platform.system() != "Linux":
         return f"unknown on {platform.system()} {platform.machine()}"
     # Before 6.12 the call succeeds and the slice is ignored.
@@ -105,23 +104,16 @@ def _slice(thread: int, nanoseconds: int) -> str:
     return "gone" if error == 3 else os.strerror(error)  # 3: ESRCH
 
 
-def _ordinary(thread: int) -> None:
-    try:
-        os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
-    except OSError:  # it has ended meanwhile, which is as good
-        return
-
-
 def threads() -> set[int]:
     """Return the threads of this process by number; none where the system does not show them."""
     folder = Path("/proc/self/task")
     return {int(entry.name) for entry in folder.iterdir()} if folder.is_dir() else set()
 
 
-def busiest_thread(seconds: float = 0.2) -> int | None:
-    """Return the other thread of this process that computes most in the next `seconds`; None if none computes."""
+def busiest_thread() -> int | None:
+    """Return the other thread of this process that computes most in the next 0.2 s; None if none computes."""
     before = _processor_ticks()
-    sleep(seconds)
+    sleep(0.2)
     after = _processor_ticks()
     own = threading.get_native_id()
     used = {thread: ticks - before.get(thread, 0) for thread, ticks in after.items() if thread != own}

@@ -28,8 +28,6 @@ from horovod_study.comm.launch import detect
 from horovod_study.errors import BackendError, first_line, require_known
 
 TRANSPORTS = ("mpi", "gloo", "nccl")
-TIMEOUT_S = 300.0
-"""After so long without the other ranks, a Gloo or NCCL collective fails."""
 
 _opened = 0  # how many process groups this process made: each needs names of its own in the store
 
@@ -201,7 +199,7 @@ class GroupRaw(Raw):
         global _opened
         _opened += 1
         self.name = transport
-        timeout = timedelta(seconds=TIMEOUT_S)
+        timeout = timedelta(seconds=300.0)
         hosts = backend.gather(os.uname().nodename)
         one_host = len(set(hosts)) == 1
         address = "127.0.0.1" if one_host else hosts[0]  # names of single machines often resolve to nothing

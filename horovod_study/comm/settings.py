@@ -10,7 +10,7 @@ call of the system for each piece).
 """
 
 import os
-from collections.abc import Collection, MutableMapping
+from collections.abc import Collection
 from typing import Any
 
 from horovod_study.config import COMMUNICATION, OPTIONS, RunConfig
@@ -32,13 +32,8 @@ LIBRARY_DEFAULTS = {
 }
 """What the libraries do by themselves when a variable is not set."""
 
-VARIABLES = {name: each.variable for name, each in OPTIONS.items() if each.variable}
-"""Option of a run -> the variable that the library reads."""
 
-
-def apply(
-    runtime: str, *, config: RunConfig, unknown: Collection[str] = (), environ: MutableMapping[str, str] = os.environ
-) -> dict[str, Any]:
+def apply(runtime: str, *, config: RunConfig, unknown: Collection[str] = ()) -> dict[str, Any]:
     """Set what `config` asks for, and the shipped settings where nobody asked, before the library of `runtime` starts.
 
     Returns variable -> {"value", "source"} with source asked (an option of the run), user (the environment), shipped
@@ -53,31 +48,32 @@ def apply(
             raise BackendError(f"{name} has no effect on {runtime}; leave it out, or use a runtime that has it")
     shipped = {} if config.horovod_defaults else SHIPPED.get(runtime, {})
     effective: dict[str, Any] = {}
-    for option, name in VARIABLES.items():
-        if not OPTIONS[option].matters(runtime):
+    for option, about in OPTIONS.items():
+        name = about.variable  # that the library reads
+        if not name or not about.matters(runtime):
             continue
         asked = getattr(config, option)
-        if not is_set(name, environ):
-            environ.pop(name, None)  # an empty one ends Horovod in a C++ exception
+        if not is_set(name, os.environ):
+            os.environ.pop(name, None)  # an empty one ends Horovod in a C++ exception
         if name in unknown and asked is not None:
             raise BackendError(
                 f"{option} was asked for, but the installed Horovod does not know {name}; run `make setup`, which "
                 "builds one that does, or leave it out"
             )
-        value, source = environ.get(name), "user"
+        value, source = os.environ.get(name), "user"
         if name in unknown:
             value, source = None, "not in this build"
         elif asked is not None:
             value, source = _text(option, asked), "asked"
         elif value is not None:
             if name.startswith("HOROVOD_"):
-                (decimal if name.endswith("_TIME") else whole_number)(name, environ)
+                (decimal if name.endswith("_TIME") else whole_number)(name, os.environ)
         elif name in shipped:
             value, source = shipped[name], "shipped"
         else:
             value, source = LIBRARY_DEFAULTS[name], "library default"
         if source in ("asked", "shipped"):
-            environ[name] = str(value)
+            os.environ[name] = str(value)
         effective[name] = {"value": value, "source": source}
     return effective
 

@@ -17,8 +17,6 @@ from horovod_study.measure.clock import now
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 STOPPED_EXIT_CODE = 75
 """EX_TEMPFAIL of sysexits.h: not done yet, try again; what a stopped run that can be resumed exits with."""
-REPEAT_S = 1.0
-"""A second signal so soon is the first one on another way: launchers pass on what the batch system sends to all."""
 
 
 class Terminated(StudyError):
@@ -69,7 +67,8 @@ class StopRequest:
         return self.number != 0
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if not self._deferring or (self.requested and now() - self._since_s > REPEAT_S):
+        # A second signal so soon is the first one on another way: launchers pass on what the batch system sends to all.
+        if not self._deferring or (self.requested and now() - self._since_s > 1.0):
             raise Terminated(f"ended by signal {number} ({signal_name(number)}); start it again")
         if not self.requested:
             self.number, self._since_s = number, now()

@@ -32,19 +32,11 @@ from horovod_study.measure.clock import now, sleep
 if TYPE_CHECKING:
     from horovod_study.comm import Backend
 
-MOVED_BYTES = 4_000_000
-"""All-reduces are repeated until so much has been summed."""
-ROUNDS = 32
-"""But not more often."""
-MIN_BYTES = 64_000
-"""Less than this cannot be distinguished from a library's own messages."""
-QUIET_S = 0.02
 SHARE, SHARE_AMONG_HOSTS = 1 / 2, 1 / 8
 """Of what must move, so much makes a way the one that was used: in general, and within one of several hosts."""
 
 _SEGMENTS = re.compile(r"/\S*(?:vader_segment|sm_segment|osc_rdma|ucx_shm|psm[23]_shm|mpich_shm|nccl-)\S*")
 _BYTES_RECEIVED = 128  # offset of tcpi_bytes_received, 8 bytes, in struct tcp_info of Linux 4.1 and later
-_WRAP = 2**32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,7 +158,7 @@ def moved(before: Mapping[str, int] | None, after: Mapping[str, int] | None) -> 
     for name, value in after.items():
         grown = value - before.get(name, 0)
         if grown < 0:
-            turned = grown + _WRAP * (4 if name.startswith(("infiniband:", "roce:")) else 1)  # ports count 4 bytes
+            turned = grown + 2**32 * (4 if name.startswith(("infiniband:", "roce:")) else 1)  # ports count 4 bytes
             grown = turned if turned >= 0 else value
         found[name] = grown
     return found
@@ -266,14 +258,15 @@ def watch(
     """
     if backend.workers == 1:
         return {"path": [], "reason": "", "ranks": [[]], "evidence": {}}
-    rounds = min(ROUNDS, max(1, math.ceil(MOVED_BYTES / payload_bytes)))
+    # all-reduces are repeated until 4 MB has been summed, but not more often than 32 times
+    rounds = min(32, max(1, math.ceil(4_000_000 / payload_bytes)))
     total_bytes = rounds * payload_bytes
     counters = counters or Counters()
     first = hosts.index(hosts[backend.rank]) == backend.rank
     synchronise()  # connections are opened, and messages agreed on, by the first one
     backend.barrier()
     quiet_at, start = now(), counters.read(whole_host=first)
-    sleep(QUIET_S)
+    sleep(0.02)
     quiet = counters.read(whole_host=first)
     quiet_s = now() - quiet_at
     backend.barrier()
@@ -312,7 +305,7 @@ def watch(
             segments=sorted({name for number in ranks for name in everybody[number]["segments"]}),
         )
         path, why = judge(found, need)
-        if total_bytes < MIN_BYTES:
+        if total_bytes < 64_000:
             path = None
             why = f"gradients of {payload_bytes} bytes are too few to be distinguished from a library's own messages"
         paths[host] = path

@@ -18,9 +18,6 @@ from horovod_study.measure.clock import now, sleep
 from horovod_study.measure.environment import BUSY_CORES, busy_s, own_cpu_s
 from horovod_study.measure.sensors import Gpus
 
-SHORTEST_S = 0.1
-"""The system counts in hundredths of a second."""
-
 
 def describe_rank(
     *,
@@ -206,7 +203,8 @@ class OtherLoad:
         """
         sleep(max(0.0, at_least_s - (now() - self._began)))
         busy, seconds = busy_s(self.cores, proc=self._proc), now() - self._began
-        if busy is None or self._busy_s is None or seconds < SHORTEST_S:
+        # the system counts in hundredths of a second
+        if busy is None or self._busy_s is None or seconds < 0.1:
             return None
         return {"seconds": seconds, "busy_s": busy - self._busy_s, "own_s": self._own() - self._own_s}
 

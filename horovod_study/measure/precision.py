@@ -15,10 +15,6 @@ from torch.nn.modules.conv import _ConvNd
 
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
 MULTIPLYING = (nn.Linear, nn.Bilinear, nn.MultiheadAttention, _ConvNd, nn.RNNBase, nn.RNNCellBase)
-LOOKED_UP = (nn.Embedding, nn.EmbeddingBag)
-"""Rows of their weights are copied, and nothing is computed."""
-CLEAR_SHARE = 0.9
-"""So much of the weights of a model must have computed in one type, for it to be that of the model."""
 
 
 class PrecisionObserver:
@@ -35,7 +31,8 @@ class PrecisionObserver:
         self._handles: list[Any] = []
         inside: set[nn.Module] = set()
         for module in model.modules():
-            if module in inside or isinstance(module, LOOKED_UP):
+            # rows are copied, nothing is computed
+            if module in inside or isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
                 continue
             whole = isinstance(module, nn.MultiheadAttention)  # it does not call the layer inside it
             if whole:
@@ -69,7 +66,7 @@ class PrecisionObserver:
             if len(types) == 1:
                 seen[next(iter(types))] += self._weights[module]
         name, count = max(seen.items(), key=lambda each: each[1], default=(None, 0))
-        return name if count >= CLEAR_SHARE * sum(self._weights.values()) else None
+        return name if count >= 0.9 * sum(self._weights.values()) else None
 
 
 def _computed_in(module: nn.Module, result: torch.Tensor) -> str | None:

@@ -21,13 +21,10 @@ PROC = Path("/proc")
 NET = Path("/sys/class/net")
 RDMA = Path("/sys/class/infiniband")
 POWERCAP = Path("/sys/class/powercap")
-SHARES_EVERY_S = 10.0
-"""Proportional memory takes the kernel milliseconds, during which the process cannot map memory: it is read rarely."""
 
 THREADS_PER_SAMPLE = 64
 """With more threads than this, they are looked at in every second, third, ... sample: it costs 25 us each."""
 
-_COUNTS = ("voluntary_switches", "involuntary_switches", "read_bytes", "written_bytes")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -85,7 +82,8 @@ class Trees:
         CPU and switches of a process that ended since the reading before are lost with it.
         """
         if shares is None:
-            shares = self._shares_s is None or at_s - self._shares_s >= SHARES_EVERY_S
+            # It takes the kernel milliseconds, during which the process cannot map memory: it is read rarely.
+            shares = self._shares_s is None or at_s - self._shares_s >= 10.0
         if shares:
             self._shares_s = at_s
         interval_s = None if self._before_s is None else at_s - self._before_s
@@ -110,7 +108,7 @@ class Trees:
     def _tree(self, root: int, known: dict[int, _Process], *, shares: bool, threads: bool) -> dict[str, Any]:
         """Return the sums over a process and all below it; counts are those since the reading before."""
         row: dict[str, Any] = {"processes": 0, "threads": 0, "rss_mb": 0.0, "own_mb": 0.0}
-        row |= dict.fromkeys(_COUNTS, 0) | {"cpu_s": 0.0}
+        row |= {"voluntary_switches": 0, "involuntary_switches": 0, "read_bytes": 0, "written_bytes": 0, "cpu_s": 0.0}
         pss_mb: float | None = 0.0 if shares else None
         waiting = [root]
         while waiting:

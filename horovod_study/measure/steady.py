@@ -43,24 +43,6 @@ FEW_BLOCKS = 12
 LEVEL = 0.02
 """Levels that differ by less than this part are one."""
 
-ALIKE = 0.8
-"""A later spell is like the begin from this part of its difference on."""
-
-ONWARD = 0.5
-"""A change that goes on by this part of itself is a drift."""
-
-PENALTY = 6.0
-REACH = 3
-"""The warm-up may last for the REACH-th part of the timed steps."""
-
-LASTING = 0.05
-MATTERS = 0.02
-"""A later level is told of if it lasts for this part of the window, and moves the window's mean by that part."""
-
-FIRST_STEPS = 10
-FIRST = 1.5
-"""Of the first so many steps of a run, those from the begin on that take so many times the steady one are warm-up."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Steady:
@@ -103,7 +85,7 @@ def find_steady(step_s: NDArray[np.float64], declared_step: int) -> Steady:
 
     def usual(place: int) -> bool:
         later = range(steady + 1, len(off))
-        return any(off[k] / off[place] >= ALIKE and lengths[k] >= lengths[place] / 2 for k in later)
+        return any(off[k] / off[place] >= 0.8 and lengths[k] >= lengths[place] / 2 for k in later)
 
     cut = 0
     while cut < steady and abs(off[cut]) >= LEVEL and not usual(cut):
@@ -112,7 +94,8 @@ def find_steady(step_s: NDArray[np.float64], declared_step: int) -> Steady:
         cut = 0
     first = begins[cut] * length
     # A first step of half a second is one of its block, which does not show it: the very first are looked at singly.
-    slow = timed[first : max(first, FIRST_STEPS - declared_step)] > FIRST * levels[steady]
+    # of the first 10 steps those from the begin on that take 1.5 times the steady one are warm-up
+    slow = timed[first : max(first, 10 - declared_step)] > 1.5 * levels[steady]
     first += len(slow) if slow.all() else int(slow.argmin())
     return Steady(
         step=declared_step + first,
@@ -128,7 +111,7 @@ def segments(values: NDArray[np.float64]) -> list[int]:
     sigma2 = _noise(values) ** 2
     sums = np.concatenate([[0.0], np.cumsum(values - values[0])])
     squares = np.concatenate([[0.0], np.cumsum((values - values[0]) ** 2)])
-    penalty = PENALTY * np.log(count) * sigma2
+    penalty = 6.0 * np.log(count) * sigma2
     best = np.empty(count + 1)  # the smallest cost of the first k values
     best[0] = -penalty
     before = np.zeros(count + 1, dtype=np.intp)  # where their last segment begins
@@ -153,7 +136,8 @@ def _noise(values: NDArray[np.float64]) -> float:
 
 def _usual_of_the_first(begins: list[int], ends: list[int], levels: list[float], count: int) -> int:
     """Return which of the segments that begin in the first third has the level that most blocks of the run are near."""
-    first = [place for place, begin in enumerate(begins) if begin * REACH <= count]
+    # the warm-up may last for a third of the timed steps
+    first = [place for place, begin in enumerate(begins) if begin * 3 <= count]
     blocks = dict.fromkeys(first, 0)
     for begin, end, level in zip(begins, ends, levels, strict=True):
         blocks[min(first, key=lambda place: abs(math.log(level / levels[place])))] += end - begin
@@ -164,7 +148,8 @@ def _goes_on(rest: NDArray[np.float64], *, since: float) -> bool:
     """Return whether the logarithms `rest`, (n,), go on as the begin left off, by half of the change `since` then."""
     places = np.arange(len(rest)) - (len(rest) - 1) / 2
     change = float(places @ rest) / float(places @ places) * len(rest)
-    return change / since >= ONWARD
+    # a change that goes on by half of itself is a drift
+    return change / since >= 0.5
 
 
 def _doubt(begins: list[int], ends: list[int], levels: list[float], length: int, offset: int) -> str:
@@ -172,10 +157,11 @@ def _doubt(begins: list[int], ends: list[int], levels: list[float], length: int,
     whole = ends[-1] - begins[0]
     shares = [(end - begin) / whole for begin, end in zip(begins, ends, strict=True)]
     changes = [level / levels[0] - 1 for level in levels]
+    # told of if it lasts for 5 % of the window and moves the window's mean by 2 %
     told = [
         place
         for place in range(1, len(begins))
-        if shares[place] >= LASTING and abs(changes[place]) >= LEVEL and shares[place] * abs(changes[place]) >= MATTERS
+        if shares[place] >= 0.05 and abs(changes[place]) >= LEVEL and shares[place] * abs(changes[place]) >= 0.02
     ]
     if not told:
         return ""

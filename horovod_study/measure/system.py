@@ -33,9 +33,6 @@ from horovod_study.variables import without_working_directory
 
 READY_S = 15.0
 ANSWER_S = 10.0
-FLUSH_S = 10.0
-_LOOK_S = 1.0
-"""How often the sampler looks whether the job is still there, when its samples are further apart."""
 
 
 def _cpu_s() -> float:
@@ -91,7 +88,7 @@ class Sampling:
         self._rows += [{"at_s": at, "part": part, **columns} for part, columns in found.items()]
         self._before, self._before_cpu_s = at, cpu_s
         self.samples += 1
-        if self._writer is not None and at - self._flushed >= FLUSH_S:
+        if self._writer is not None and at - self._flushed >= 10.0:
             self.flush()
 
     def open(self, zero: float) -> None:
@@ -159,7 +156,8 @@ def serve(commands: int, parent: int) -> "tuple[Sampling | None, bool]":
         if sampling is not None and now() >= due:
             sampling.sample()
             due += sampling.interval_s * max(1, math.ceil((now() - due) / sampling.interval_s))
-        if select.select([commands], [], [], max(0.0, min(due - now(), _LOOK_S)))[0]:
+        # at least once a second it looks whether the job is still there
+        if select.select([commands], [], [], max(0.0, min(due - now(), 1.0)))[0]:
             chunk = os.read(commands, 65536)
             if not chunk:
                 return sampling, False
@@ -288,15 +286,15 @@ class Sampler:
         """The number of the sampler's process, None if there is none."""
         return None if self._process is None else self._process.pid
 
-    def wait_ready(self, timeout_s: float = READY_S) -> None:
+    def wait_ready(self) -> None:
         """Return when the sampler has imported what it needs, or will not."""
-        heard, until = "", now() + timeout_s
+        heard, until = "", now() + READY_S
         while self._process is not None:
             line = self._line(until - now())
             if line == "ready":
                 return
             if line is None:
-                problem = heard or f"nothing heard within {timeout_s:g} s"
+                problem = heard or f"nothing heard within {READY_S:g} s"
                 self._give_up(f"the sampler did not start ({problem})")
                 return
             heard = line or heard  # of an error, the last line says what it was

@@ -50,11 +50,8 @@ ELEMENT_BYTES = 4
 PERIOD = 1021
 """The test values repeat after so many elements: a prime, so that a part in the wrong place does not pass."""
 
-OPERATIONS = (("allreduce", "out"), ("allreduce", "in"), ("broadcast", "in"))
-MAX_ITERATIONS = 20_000
 SLOW_S = 0.1
 """An operation that takes longer than this is measured in fewer rounds, and its warm-up is its check."""
-SLOW_ROUNDS = 3
 BARRIERS = 100
 COPY_BYTES = 64 * 1024 * 1024
 """Size of the copies: beyond the caches of a core."""
@@ -223,7 +220,7 @@ def measure_collectives(
         _Key(size=size, way=way, operation=operation, place=place)
         for size in plan.sizes
         for way in range(len(raws))
-        for operation, place in OPERATIONS
+        for operation, place in (("allreduce", "out"), ("allreduce", "in"), ("broadcast", "in"))
     ]
     buffers = _Buffers(max(plan.sizes))
 
@@ -246,10 +243,8 @@ def measure_collectives(
         cost[key] = median_s or mean_s
     slowest = dict(zip(keys, np.max(np.array(backend.gather(list(cost.values()))), axis=0), strict=True))
     slot_s = plan.seconds / (len(keys) * plan.rounds)
-    counts = {key: int(np.clip(slot_s / t, 1, MAX_ITERATIONS)) for key, t in slowest.items()}
-    rounds = {
-        key: plan.rounds if t <= max(SLOW_S, slot_s) else min(SLOW_ROUNDS, plan.rounds) for key, t in slowest.items()
-    }
+    counts = {key: int(np.clip(slot_s / t, 1, 20_000)) for key, t in slowest.items()}
+    rounds = {key: plan.rounds if t <= max(SLOW_S, slot_s) else min(3, plan.rounds) for key, t in slowest.items()}
     mine: dict[_Key, list[tuple[float, float | None]]] = {key: [] for key in keys}
     barriers: list[list[float]] = [[] for _ in raws]
     for number in range(plan.rounds):
@@ -257,7 +252,12 @@ def measure_collectives(
             on_progress(f"round {number + 1} of {plan.rounds}: {key.text} over {raws[key.way].name}")
             mine[key].append(_timed_warm(key.call(raws, buffers), raws[key.way], counts[key]))
         for seconds, raw in zip(barriers, raws, strict=True):
-            seconds.append(_barrier_s(raw))
+            raw.barrier()
+            began = now()
+            for _ in range(BARRIERS):
+                raw.barrier()
+            raw.settle()
+            seconds.append((now() - began) / BARRIERS)
     # Once more at the end: what has been called ten thousand times must still be right.
     for key in (each for each in keys if slowest[each] <= SLOW_S):
         wrong[key] = max(wrong[key], wrong_now(key))
@@ -318,15 +318,6 @@ def _timed_warm(call: Callable[[], None], raw: Raw, count: int) -> tuple[float, 
     raw.barrier()
     raw.settle()
     return _timed(call, raw, count)
-
-
-def _barrier_s(raw: Raw) -> float:
-    raw.barrier()
-    began = now()
-    for _ in range(BARRIERS):
-        raw.barrier()
-    raw.settle()
-    return (now() - began) / BARRIERS
 
 
 def in_words(size: int) -> str:
@@ -450,7 +441,7 @@ def measure_launches(
     if not torch.cuda.is_available():
         return {}
     backend.barrier()
-    everybody = backend.gather(asdict(launch_latency(seconds=seconds)))
+    everybody = backend.gather(launch_latency(seconds=seconds))
     launch = max(everybody, key=lambda each: float(each["eager_s"]))
     copied = next(each for each in machine["copies"] if each["name"] == "GPU memory")
     stands = step_roofline(
@@ -462,7 +453,7 @@ def measure_launches(
         bytes_per_s=2 * copied["bytes"] / float(np.median(copied["seconds"])),  # a copy reads and writes each byte
         flop_per_s=1e9 * max(each["gflops_median"] for each in machine["matrices"] if each["dtype"] == "float32"),
     )
-    return {"launch": launch, "step_roofline": asdict(stands)}
+    return {"launch": launch, "step_roofline": stands}
 
 
 # -------------------------------------------------------------------------------------------------- the program

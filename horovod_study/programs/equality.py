@@ -45,8 +45,6 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 BREAKS = ("sum", "shard", "lr", "start")
 """What can be done wrong on purpose: gradients summed and not averaged, one rank's curves shifted by one, the rate
 scaled otherwise, one rank beginning with other parameters."""
-GRADIENT_STEPS = 10
-"""Gradients of so many first steps are compared; later ones are left out, or a long proof would fill the disk."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,7 +112,8 @@ class _Watched:
         if self._factor != 1:
             for gradient in gradients:
                 gradient.mul_(self._factor)
-        if len(self.gradients) < GRADIENT_STEPS:
+        # later ones are left out, or a long proof would fill the disk
+        if len(self.gradients) < 10:
             self.gradients.append(flat(gradients))
 
     def step(self, optimizer: Optimizer) -> None:
@@ -371,7 +370,12 @@ def _train(
     clock.start()
     rows, rates = [], []
     backend.barrier()
-    for step, (mine, curves, targets) in zip(range(job["steps"]), _endless(loader, batches), strict=False):
+    endless = (
+        (mine, *batch)
+        for epoch in itertools.count()
+        for mine, batch in zip(batches.epoch(epoch), loader.epoch(epoch), strict=True)
+    )
+    for step, (mine, curves, targets) in zip(range(job["steps"]), endless, strict=False):
         rows.append(mine)
         rates.append(float(optimizer.param_groups[0]["lr"]))
         curves, targets = curves.to(DTYPES[trial.dtype]), targets.to(DTYPES[trial.dtype])
@@ -398,13 +402,6 @@ def _batches(job: Mapping[str, Any], trial: EqualityRun, backend: Backend, train
     if trial.shards == "even" and not shifted:
         return data.Batches(train_size, batch=trial.batch // workers, rank=rank, workers=workers, seed=seed)
     return BatchShares(train_size, batch=trial.batch, rank=rank, workers=workers, seed=seed, shifted=shifted)
-
-
-def _endless(loader: Any, batches: data.Batches) -> Iterator[tuple[NDArray[np.int64], torch.Tensor, torch.Tensor]]:
-    """Yield this rank's curve numbers (b_r,) with its curves (b_r, C, L) and targets, epoch after epoch."""
-    for epoch in itertools.count():
-        for mine, (curves, targets) in zip(batches.epoch(epoch), loader.epoch(epoch), strict=True):
-            yield mine, curves, targets
 
 
 def _parts(run: _Trained, *vectors: NDArray[np.float64]) -> Iterator[Sequence[NDArray[np.float64]]]:

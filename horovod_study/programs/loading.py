@@ -36,16 +36,6 @@ from horovod_study.workload.options import LOADERS, StrainConfig, parse_widths
 from horovod_study.workload.trainer import train_step
 
 WARMUP_STEPS = 10
-WORTH = 0.05
-"""Waiting for data is worth mentioning from this part of a step on."""
-
-KEPT_WAITING = 0.25
-"""From this part of a step on, a loader that is fast enough alone does not keep up beside the step."""
-
-DISTURBED = 0.85
-"""Below this part of the speed of loading and computing one after the other, they hinder each other."""
-
-OnProgress = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +73,8 @@ class Loading:
         `competition`: the loader alone is faster than the step, but not beside it, when both want the same cores.
         """
         if self.loading.min > self.cached.max:
-            return "competition" if self.waiting.median >= KEPT_WAITING else "computing"
+            # a loader that is fast enough alone, and does not keep up beside the step
+            return "competition" if self.waiting.median >= 0.25 else "computing"
         return "loading" if self.loading.max < self.cached.min else "either"
 
     @property
@@ -94,7 +85,7 @@ class Loading:
         what, advice = {
             "computing": (
                 f"computing bounds the run: this loader alone brings {ratio:.3g} times the curves the step takes",
-                "; another loader may help" if self.waiting.median >= WORTH else "",
+                "; another loader may help" if self.waiting.median >= 0.05 else "",
             ),
             "competition": (
                 f"loading and computing compete for the cores: this loader alone brings {ratio:.3g} times the curves "
@@ -111,7 +102,8 @@ class Loading:
                 "; use another loader, or measure longer",
             ),
         }[self.bound]
-        if self.bound == "computing" and self.together.median < DISTURBED * one_after_the_other:
+        # slower than one after the other: they hinder each other
+        if self.bound == "computing" and self.together.median < 0.85 * one_after_the_other:
             advice = "; that is slower than one after the other: loader processes or other programs take the cores"
         return (
             f"{what}; waiting for data is {100 * self.waiting.median:.1f} % of a step, and both together reach "
@@ -203,7 +195,7 @@ def compare_loaders(
     rounds: int,
     seconds: float,
     others: Mapping[str, Callable[[], Loader]] | None = None,
-    on_progress: OnProgress | None = None,
+    on_progress: Callable[[str], None] | None = None,
 ) -> LoaderComparison:
     """Compare the loaders `names` (see `loader_options`) on `dataset` with the batch and the step of `config`.
 

@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -21,16 +22,10 @@ DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
 GPU_DTYPES = {"float32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """tf32 takes float32 numbers and multiplies the leading 11 bits of their significands."""
 
-GRAPH_KERNELS = 1000
-"""Kernels in the graph whose replay tells what one of them takes there."""
-
 _AFTER_1 = POINTS - 4  # points of a curve behind the first convolution, and so on
 _POOLED_1 = _AFTER_1 // 3
 _AFTER_2 = _POOLED_1 - 4
 _POOLED_2 = _AFTER_2 // 3
-
-_TURNS = 200_000
-"""Of a call of `native.multiply_add`: about a millisecond."""
 
 MAX_CALLS = 100_000
 """So many calls are in a row at most: the queue of a GPU has an end, and so has patience."""
@@ -77,7 +72,7 @@ def matrix_rates(
                 each_s = _seconds_per_call(partial(torch.mm, a, b, out=torch.empty_like(a)), seconds, a.device)
                 found[key].append(2 * key[1] ** 3 / each_s / 1e9)
             for name in instructions[:1]:
-                call = partial(native.multiply_add, name, _TURNS)
+                call = partial(native.multiply_add, name, 200_000)  # about a millisecond
                 each_s = _seconds_per_call(call, seconds, torch.device(device))
                 found["float32", IN_REGISTERS].append(call() / each_s / 1e9)
     finally:
@@ -149,31 +144,17 @@ def step_flops(widths: tuple[int, int, int]) -> int:
 # ----------------------------------------------------------------------------------------------------- a GPU's limits
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LaunchLatency:
-    """What it takes to start the smallest kernel, medians over the rounds with the smallest and the largest.
-
-    The kernel adds 1 to a number, so each waits for the one before: what it takes is launching, not work.
-    """
-
-    host_s: float  # the host's time for one call of PyTorch, while it does not wait: no loop can be faster eagerly
-    eager_s: float  # from one kernel to the next, called one by one
-    eager_min_s: float
-    eager_max_s: float
-    graph_s: float  # from one kernel to the next inside a CUDA graph
-    graph_min_s: float
-    graph_max_s: float
-    replay_s: float  # from one replay to the next of a graph with a single kernel
-    kernels: int  # in the graph of `graph_s`
-    rounds: int
-
-
-def launch_latency(*, kernels: int = GRAPH_KERNELS, rounds: int = 5, seconds: float = 0.02) -> LaunchLatency:
+def launch_latency(*, seconds: float) -> dict[str, float]:
     """Measure what launching a kernel takes on a GPU, one by one and inside a CUDA graph.
 
-    A graph of k kernels takes r + (k - 1) g to replay, so g = (t(k) - t(1)) / (k - 1) from a graph of k = `kernels` and
-    one of a single kernel; r = t(1). Each turn lasts about `seconds`.
+    The kernel adds 1 to a number, so each waits for the one before: what it takes is launching, not work. A graph of k
+    kernels takes r + (k - 1) g to replay, so g = (t(k) - t(1)) / (k - 1) from a graph of k = 1000 and one of a single
+    kernel; r = t(1). Each turn lasts about `seconds`. Returns medians over the rounds, with smallest and largest:
+    `host_s`, the host's time for one call of PyTorch while it does not wait (no loop can be faster eagerly); `eager_s`
+    and `graph_s`, from one kernel to the next, called one by one and inside a graph; `replay_s`, from one replay to the
+    next of a graph with a single kernel.
     """
+    kernels, rounds = 1000, 5
     where = torch.device("cuda")
     number = torch.zeros(1, device=where)
 
@@ -192,18 +173,18 @@ def launch_latency(*, kernels: int = GRAPH_KERNELS, rounds: int = 5, seconds: fl
         eager.append(_seconds_per_call(lambda: work(100), seconds, where) / 100)
         replay.append(_seconds_per_call(single.replay, seconds, where))
         graph.append((_seconds_per_call(many.replay, seconds, where) - replay[-1]) / (kernels - 1))
-    return LaunchLatency(
-        host_s=statistics.median(hosts),
-        eager_s=statistics.median(eager),
-        eager_min_s=min(eager),
-        eager_max_s=max(eager),
-        graph_s=statistics.median(graph),
-        graph_min_s=min(graph),
-        graph_max_s=max(graph),
-        replay_s=statistics.median(replay),
-        kernels=kernels,
-        rounds=rounds,
-    )
+    return {
+        "host_s": statistics.median(hosts),
+        "eager_s": statistics.median(eager),
+        "eager_min_s": min(eager),
+        "eager_max_s": max(eager),
+        "graph_s": statistics.median(graph),
+        "graph_min_s": min(graph),
+        "graph_max_s": max(graph),
+        "replay_s": statistics.median(replay),
+        "kernels": kernels,
+        "rounds": rounds,
+    }
 
 
 def _captured(work: Callable[[], None]) -> "torch.cuda.CUDAGraph":
@@ -291,28 +272,6 @@ def step_bytes(widths: tuple[int, int, int], batch: int, *, kernels: str = "torc
     return 4 * (10 * parameters + 3 * sum(layers) * batch + 2 * (curve + TARGETS) * batch)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepRoofline:
-    """A measured step of one GPU beside the times that launching, moving and computing would take alone.
-
-    None is not known. The three overlap on a GPU: the largest is what the step cannot be faster than, unless caches
-    spare bytes, and their sum is what it takes if none overlaps.
-    """
-
-    step_s: float
-    launches: int | None  # kernels, copies and fills per step
-    launch_each_s: float  # of one of them, in a graph or called one by one
-    launching_s: float | None
-    bytes: int
-    bytes_per_s: float
-    moving_s: float
-    operations: int
-    flop_per_s: float
-    computing_s: float
-    bound: str  # "launching", "moving" or "computing": the longest of them
-    share: float  # of the step that the longest explains
-
-
 def step_roofline(
     *,
     step_s: float,
@@ -323,9 +282,12 @@ def step_roofline(
     bytes_per_s: float,
     flop_per_s: float,
     kernels: str = "torch",
-) -> StepRoofline:
-    """Return where a step of `step_s` seconds stands: launches x latency, bytes / bandwidth, operations / peak.
+) -> dict[str, Any]:
+    """Return a step of `step_s` seconds of one GPU beside what launching, moving and computing would take alone.
 
+    They are launches x latency, bytes / bandwidth and operations / peak; None is not known. The three overlap on a GPU:
+    the largest, `bound`, which explains a `share` of the step, is what it cannot be faster than, unless caches spare
+    bytes, and their sum is what it takes if none overlaps.
     `launches`: kernels per step, see `launches_of`; `launch_each_s`: `graph_s` or `eager_s` of `launch_latency`;
     `bytes_per_s`: the traffic of a copy in the GPU's memory, twice its rate; `flop_per_s`: the matrix peak in the
     precision of the step; `kernels`: "torch" or "fused", see `step_bytes`.
@@ -335,20 +297,20 @@ def step_roofline(
     if launches is not None:
         parts["launching"] = launches * launch_each_s
     bound = max(parts, key=lambda name: parts[name])
-    return StepRoofline(
-        step_s=step_s,
-        launches=launches,
-        launch_each_s=launch_each_s,
-        launching_s=parts.get("launching"),
-        bytes=moved,
-        bytes_per_s=bytes_per_s,
-        moving_s=parts["moving"],
-        operations=operations,
-        flop_per_s=flop_per_s,
-        computing_s=parts["computing"],
-        bound=bound,
-        share=parts[bound] / step_s,
-    )
+    return {
+        "step_s": step_s,
+        "launches": launches,
+        "launch_each_s": launch_each_s,
+        "launching_s": parts.get("launching"),
+        "bytes": moved,
+        "bytes_per_s": bytes_per_s,
+        "moving_s": parts["moving"],
+        "operations": operations,
+        "flop_per_s": flop_per_s,
+        "computing_s": parts["computing"],
+        "bound": bound,
+        "share": parts[bound] / step_s,
+    }
 
 
 def launches_of(work: Callable[[], object]) -> int | None:

@@ -18,10 +18,6 @@ from typing import Any
 
 import yaml
 
-PASSED = ("warmup_steps", "study", "partition", "repeat")
-MEETING_S = 600.0
-"""How long ranks that srun has started wait for each other: the file server of a site may be slow."""
-
 
 def main(arguments: Sequence[str] | None = None) -> int | str | None:
     """Run the script, or the command, and return what `sys.exit` takes."""
@@ -35,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int | str | None:
     parser.add_argument("words", nargs="+")
     options = parser.parse_args(arguments)
     values = yaml.safe_load(options.config.read_text(encoding="utf-8"))
-    asked = {name: values[name] for name in PASSED} | {"disk_full": "go-on"}
+    asked = {name: values[name] for name in ("warmup_steps", "study", "partition", "repeat")} | {"disk_full": "go-on"}
     own = {name: str(values[name]) if isinstance(values[name], bool) else values[name] for name in options.own}
     os.environ.update(text.split("=", 1) for text in options.variables)
     os.environ.setdefault("OMP_NUM_THREADS", str(values["threads"]))
@@ -97,7 +93,7 @@ def _joined(backend: str) -> Iterator[None]:
     if launch.launcher not in ("mpirun", "srun"):
         yield
     elif backend == "horovod" and met and os.environ.get("HOROVOD_CONTROLLER") == "gloo":
-        with meeting(*met, launch, MEETING_S):
+        with meeting(*met, launch, 600.0):  # the file server of a site may be slow
             yield
     else:
         find_open_mpi()

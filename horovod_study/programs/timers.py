@@ -52,23 +52,11 @@ from horovod_study.workload.optimizer import Arithmetic, accelerate, make_optimi
 from horovod_study.workload.options import StrainConfig, parse_widths, strain_config
 from horovod_study.workload.trainer import train_step
 
-CONTROL = "control"
 BESIDE = ("nothing", "torch.profiler", "cProfile", "module hooks")
 """What a user would do otherwise; `nothing` keeps not even the losses, to see what mode off costs."""
 
-BLOCK_S = 0.012
-"""How long a block is where --steps-per-block is not given, about, and 2 steps at least.
-
-Short, so that the blocks of a round are neighbours. Steps of 2.8 ms recorded for 25 s on a busy machine and cut into
-blocks of 1, 5, 15 and 50 steps give intervals of +-0.13, 0.15, 0.28 and 0.51 % where there is nothing to be found.
-"""
-
 LEAD_STEPS = 1
 """Steps at the begin of each block that are not timed: they follow steps of another way, and a barrier."""
-
-BESIDE_STEPS = 20
-BESIDE_EVERY = 5
-"""Profilers come in every so many rounds, for longer blocks: they cost so much that a few are enough."""
 
 WARMUP_STEPS = 20
 CALLS = 2000
@@ -104,11 +92,12 @@ class TimerPlan:
     @property
     def variants(self) -> tuple[str, ...]:
         """All ways that alternate."""
-        return (*TIMER_MODES, CONTROL, *(BESIDE if self.beside else ()))
+        return (*TIMER_MODES, "control", *(BESIDE if self.beside else ()))
 
     def every(self, variant: str) -> int:
         """Return 1 for a way that is in every round, k for one in every k-th from the first on."""
-        return BESIDE_EVERY if variant in BESIDE else 1
+        # profilers cost so much that a few blocks are enough
+        return 5 if variant in BESIDE else 1
 
 
 @dataclass(kw_only=True)
@@ -414,9 +403,12 @@ def _calibrate(plan: TimerPlan, backend: Backend, steps: _ModelSteps, variants: 
     for _ in range(2):  # the first one is slow
         steps.block(off)
     step_s = backend.maximum(min(off.block_s) / WARMUP_STEPS)
-    count = plan.steps_per_block or max(2, round(BLOCK_S / step_s))
+    # Short, so that the blocks of a round are neighbours. Steps of 2.8 ms recorded for 25 s on a busy machine and cut
+    # into blocks of 1, 5, 15 and 50 steps give intervals of +-0.13, 0.15, 0.28 and 0.51 % where there is nothing to be
+    # found.
+    count = plan.steps_per_block or max(2, round(0.012 / step_s))
     for name, variant in variants.items():
-        variant.steps = max(count, BESIDE_STEPS) if name in BESIDE else count
+        variant.steps = max(count, 20) if name in BESIDE else count
         steps.block(variant)
         if variant.recorder is not None:
             _drain(variant)

@@ -48,14 +48,8 @@ if TYPE_CHECKING:
 
 WATCHED_BACKWARDS = 4
 """So many backwards without an update by an optimizer: the script updates its parameters by itself."""
-MAX_OTHERS = 16
-"""So many of the data that were tried and not trained on are remembered."""
 MAX_UPDATES = 20
 """So many updates without another batch from the loader: the loop is not one over the loader."""
-UNCALLED_STEPS = 3
-"""A model that was not called in so many steps is a container; the models in it are."""
-STRANGE_UPDATES = 3
-"""So many updates of unknown optimizers without one of those that are recorded: another training has begun."""
 
 LAUNCHES = (
     "TORCHELASTIC_RUN_ID",
@@ -65,9 +59,6 @@ LAUNCHES = (
     "SLURM_STEP_ID",
 )
 """What launchers set alike for all ranks that they start together, and differently for those of another start."""
-
-MAX_TAIL = 3
-"""What a turn does behind its update takes at most so many times as long as what it did before."""
 
 
 def install(asked: str) -> "Watcher":
@@ -247,7 +238,7 @@ class Watcher:
         hooks = self._hooks.get(id(optimizer))
         if hooks is None:
             self._strangers.append(optimizer)
-            if len(self._strangers) >= STRANGE_UPDATES:
+            if len(self._strangers) >= 3:  # another training has begun
                 self._begin_again()
             return
         hooks.after_update()
@@ -356,7 +347,14 @@ class Watcher:
         try:
             if record is None:
                 if whole and self._state == "watching":
-                    self._watch_backward()
+                    self._backwards += 1
+                    if self._updates:
+                        return
+                    if self._backwards < WATCHED_BACKWARDS:
+                        self._fetched = []
+                    elif not _any(torch.optim.Optimizer):
+                        self._data = self._fetched[0] if self._fetched else None
+                        self._open()
             elif record.in_step:
                 for hooks in record.hooks:
                     if True in hooks.under_way:
@@ -367,14 +365,6 @@ class Watcher:
                     self._next_step()
         except Exception as error:
             self._give_up(error)
-
-    def _watch_backward(self) -> None:
-        self._backwards += 1
-        if not self._updates and self._backwards >= WATCHED_BACKWARDS and not _any(torch.optim.Optimizer):
-            self._data = self._fetched[0] if self._fetched else None
-            self._open()
-        elif not self._updates and self._backwards < WATCHED_BACKWARDS:
-            self._fetched = []
 
     # ------------------------------------------------------------------------------------------------ waits
 
@@ -503,7 +493,7 @@ class Watcher:
         assert self._record is not None
         self._pause()
         self._record.drop_epoch()
-        self._others = [*self._others[-MAX_OTHERS + 1 :], self._data]
+        self._others = [*self._others[-15:], self._data]
         self._data, self._data_before = self._data_before, None
 
     def _left(self, iterator: Any) -> None:
@@ -519,7 +509,7 @@ class Watcher:
             return
         if record.updated:
             left, done = clock.mark(), clock.host_s()
-            if clock.host_s(left) - done <= MAX_TAIL * (done - clock.host_s(self._waits_since)):
+            if clock.host_s(left) - done <= 3 * (done - clock.host_s(self._waits_since)):
                 clock.lap("residual", at=left)
                 record.end_turn()
                 self._pause()
@@ -540,7 +530,9 @@ class Watcher:
 
     def _open(self) -> None:
         """Begin to record: the training is known. Collective over the ranks, through files."""
-        if self._training == 1 and _other_recorder():  # in a later training of a process it is that of the first
+        # Lines of the script's own, or the package's trainer; in a later training of a process it is that of the first.
+        others = ("horovod_study.recording.session", "horovod_study.train")
+        if self._training == 1 and any(name in sys.modules for name in others):
             self._note("own recorder")
             self._over()
             return
@@ -677,7 +669,8 @@ class Watcher:
             self._resume(epoch=False)
             return
         record.end_turn()
-        if record.made == UNCALLED_STEPS:
+        # a model that was not called in so many steps is a container; the models in it are
+        if record.made == 3:
             self._look_into_containers()
         if record.ended or (record.least is not None and record.made >= record.least and record.alone):
             raise SystemExit
@@ -804,11 +797,6 @@ def _link(place: Path, text: str) -> bool:
 
 def _say_not_recorded(trainings: int) -> None:
     say(f"horovod-study record: a training after {trainings} of this command is not recorded")
-
-
-def _other_recorder() -> bool:
-    """Return whether the script is recorded by lines of its own, or is the package's own trainer."""
-    return any(name in sys.modules for name in ("horovod_study.recording.session", "horovod_study.train"))
 
 
 def _any(kind: type) -> bool:

@@ -26,11 +26,6 @@ from torch import is_grad_enabled, nn
 from horovod_study.comm.attached import averages_in_backward, averages_in_synchronize, averaging, bare
 from horovod_study.measure.clock import LapClock
 
-LEARNT_STEPS = 3
-"""So many steps show which gradients a backward makes last; the hooks on all other parameters are taken away then.
-
-A hook costs some microseconds, and a model may have hundreds of parameters.
-"""
 KEPT = 2
 """So many of the last gradients of each backward stay watched: the order of the last may change."""
 
@@ -204,7 +199,8 @@ class Hooks:
         if self._learning and self._last_ones:
             del self._order[:]
             self._steps_learnt += 1
-            if self._steps_learnt == LEARNT_STEPS:
+            # three steps show which gradients come last
+            if self._steps_learnt == 3:
                 for number, undo in self._learning.items():
                     if number not in self._last_ones:
                         undo()

@@ -51,8 +51,6 @@ BY_BACKWARDS = (
     "no optimizer stepped: a step is from one backward to the next, and the update is in no lap, unless "
     "record.lap('update') marks it (docs/your_script.md)"
 )
-WRAPPERS = ("torch.nn.parallel", "torch._dynamo", "lightning", "lightning_fabric", "pytorch_lightning")
-"""Classes of these packages that hold one module with all their parameters only wrap the model of the script."""
 MAX_NAMES = 4
 """So many models are named, of those that are trained together."""
 MAX_TURNS = 100
@@ -837,7 +835,10 @@ def _model_name(model: nn.Module) -> str:
 def _wrapped(model: nn.Module) -> nn.Module | None:
     """Return the innermost module with all the parameters of a wrapper, None where it is none."""
     package = type(model).__module__
-    if not any(package == each or package.startswith(f"{each}.") for each in WRAPPERS):
+    if not any(
+        package == each or package.startswith(f"{each}.")
+        for each in ("torch.nn.parallel", "torch._dynamo", "lightning", "lightning_fabric", "pytorch_lightning")
+    ):
         return None
     own = set(map(id, model.parameters()))
     inside = [each for each in model.children() if set(map(id, each.parameters())) == own]

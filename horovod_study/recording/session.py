@@ -42,11 +42,6 @@ from horovod_study.recording import turns
 from horovod_study.roles import Role, named
 from horovod_study.workloads import workload
 
-LOAD_S = 0.2
-"""Other programs are looked at for at least so long where several workers start."""
-
-SAME_AS_LIGHT = "the same as light: a CPU has done its work when a call returns"
-
 
 class Workers(Peers, Protocol):
     """The workers of a run: a backend, or those of somebody's script."""
@@ -167,7 +162,7 @@ class Session:
         ranks = self.workers.gather({**mine, **more})
         load = None  # the cells that start beside it are no other programs; its slices tell of others
         if not turns.wanted():
-            load = self._load.sample(at_least_s=LOAD_S if self.workers.workers > 1 else 0.0)
+            load = self._load.sample(at_least_s=0.2 if self.workers.workers > 1 else 0.0)
         busy = evidence.other_cores(self.workers.gather(load), ranks)
         oversubscribed = evidence.oversubscribed(ranks)
         same = self.options.timer_mode == "strict" and device.type == "cpu"
@@ -180,7 +175,10 @@ class Session:
             "lr": lr,
             "device": str(device) if device.type == "cpu" else torch.cuda.get_device_name(device),
             "warmup_steps": self.options.warmup_steps,
-            "timer_mode": {"value": self.options.timer_mode, "note": SAME_AS_LIGHT if same else ""},
+            "timer_mode": {
+                "value": self.options.timer_mode,
+                "note": "the same as light: a CPU has done its work when a call returns" if same else "",
+            },
             "ranks_per_host": list(Counter(self.hosts).values()),
             "shared_cores": oversubscribed is not None,
             "other_programs_cores": busy,

@@ -31,12 +31,7 @@ from horovod_study.errors import BackendError
 
 TURNS = "HOROVOD_STUDY_TURNS"
 """The variable that holds HOST:PORT:TOKEN of the runner; the token is the cell's own."""
-CONNECT_S = 10.0
 MAX_LINE = 16384
-MAX_THREADS = 256
-"""So many threads of a rank are told; the others have hardly anything to do in a step."""
-
-_LAST_CORE = 36  # its place behind the name of the thread in /proc/PID/task/TID/stat
 
 Said = Literal["go", "end", "lost"]
 """What a wait ends with: steps were granted, no more are to be made, or nobody is there who could grant any."""
@@ -81,9 +76,11 @@ class Channel:
 def cores_of_threads() -> dict[int, int]:
     """Return the core on which each thread of this process has run last, {} where the system does not tell."""
     found: dict[int, int] = {}
-    for thread in sorted(Path("/proc/self/task").glob("*"))[:MAX_THREADS]:
+    # the others have hardly anything to do in a step
+    for thread in sorted(Path("/proc/self/task").glob("*"))[:256]:
         with suppress(OSError, ValueError, IndexError):
-            found[int(thread.name)] = int((thread / "stat").read_text().rpartition(")")[2].split()[_LAST_CORE])
+            # field 39 of /proc/PID/task/TID/stat: the core it ran on last
+            found[int(thread.name)] = int((thread / "stat").read_text().rpartition(")")[2].split()[36])
     return found
 
 
@@ -105,7 +102,7 @@ def connect(environ: Mapping[str, str] = os.environ, *, rank: int, workers: int)
     if not (host and token and port.isdecimal() and 0 < int(port) < 65536):
         raise BackendError(f"environment variable {TURNS} is {text[:60]!a}; allowed: HOST:PORT:TOKEN; unset it")
     try:
-        stream = socket.create_connection((host, int(port)), timeout=CONNECT_S)
+        stream = socket.create_connection((host, int(port)), timeout=10.0)
         stream.settimeout(None)
         turns = Turns(Channel(stream))
         turns.send({"token": token, "rank": rank, "workers": workers, "pid": os.getpid(), "host": os.uname().nodename})

@@ -21,6 +21,5 @@ summary         what is told of a finished run
 evaluation      the error on the test set, beside the floor
 checkpoint      resumable state on disk
 resume          what a resumed run may change: nothing but its budget
-identify        G0 and a of measured curves by a trained network, beside the law's fit
 allocator       keeps the C library from giving memory back after every step
 """

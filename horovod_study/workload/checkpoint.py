@@ -16,7 +16,7 @@ import math
 import os
 import re
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +39,6 @@ from horovod_study.workload.model import StressCNN
 from horovod_study.workload.options import StrainConfig, parse_widths
 
 SCHEMA = 1
-KEEP = 2
 _BEGIN = b"PK\x03\x04"
 _MARK = b"horovod_study sha256 "
 _DIGITS = 64
@@ -203,7 +202,7 @@ def save(run_directory: Path, checkpoint: Checkpoint) -> int:
     path = run_directory / name_of(checkpoint.step)
     try:
         write_file(result_folder(path.parent) / path.name, data, sync_folder=True)
-        for old in checkpoint_paths(run_directory)[KEEP:]:
+        for old in checkpoint_paths(run_directory)[2:]:
             old.unlink(missing_ok=True)
         for incomplete in path.parent.glob(".step-*"):  # of a process that was killed while it wrote
             incomplete.unlink(missing_ok=True)
@@ -269,28 +268,18 @@ class Keeper:
 # ------------------------------------------------------------------------------------------------ reading
 
 
-def load(path: Path) -> Checkpoint:
-    """Read one checkpoint file; RecordError when it is missing, damaged, foreign or newer."""
-    return decode(_bytes_of(path), str(path))
+def read_newest(run_directory: Path) -> bytes:
+    """Return the bytes of the newest intact checkpoint, as one rank reads them and hands them to the others.
 
-
-def load_newest(run_directory: Path, *, warn: Callable[[str], None] = say) -> Checkpoint:
-    """Return the newest intact checkpoint of a run; damaged ones are passed over with a warning.
-
-    RecordError when there is none.
+    Damaged ones are passed over with a warning. RecordError when there is none.
     """
-    return decode(read_newest(run_directory, warn=warn), str(run_directory))
-
-
-def read_newest(run_directory: Path, *, warn: Callable[[str], None] = say) -> bytes:
-    """Return the bytes of the newest intact checkpoint, as one rank reads them and hands them to the others."""
     paths = checkpoint_paths(run_directory)
     for path in paths:
         try:
             data = _bytes_of(path)
             decode(data, str(path))
         except RecordError as error:
-            warn(f"warning: {error}; it is passed over")
+            say(f"warning: {error}; it is passed over")
             continue
         return data
     if paths:
@@ -349,7 +338,7 @@ def load_model(source: Path) -> tuple[StressCNN, NDArray[np.float64]]:
 
     With it come the bounds (P, 2) that turn its outputs, 0..1, into G0 in MPa and a: low + output * (high - low).
     """
-    checkpoint = load(source) if source.is_file() else load_newest(source)
+    checkpoint = decode(_bytes_of(source) if source.is_file() else read_newest(source), str(source))
     with fitting(source):
         model = StressCNN(widths=parse_widths(checkpoint.widths), input_scaling=checkpoint.input_scaling)
         model.load_state_dict(dict(checkpoint.model))

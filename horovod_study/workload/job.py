@@ -31,9 +31,6 @@ from horovod_study.workload.options import StrainConfig, parse_widths
 from horovod_study.workload.probes import profiling
 from horovod_study.workload.schedule import last_step
 
-EXPLODED = 1000.0
-"""A loss that has grown so many times was diverging, whichever rank had the first one that is not a number."""
-
 
 class TrainingJob:
     """What is trained, on this rank: the data set, the network and what updates it, the same on every rank."""
@@ -166,7 +163,8 @@ def name_broken(job: TrainingJob, rows: Recorder) -> None:
         raise DataError(
             f"{where}, because curve {curve[0]:,} of {dataset.path} is not finite; make or import that data set again"
         )
-    exploded = any(loss > EXPLODED * (1.0 if math.isnan(lowest) else lowest) for _, loss, _, lowest, _, _ in others)
+    # A loss that has grown so many times was diverging, whichever rank had the first one that is not a number.
+    exploded = any(loss > 1000.0 * (1.0 if math.isnan(lowest) else lowest) for _, loss, _, lowest, _, _ in others)
     if others and not exploded:
         sound = "the other rank was" if len(others) == 1 else "the others were"
         raise StudyError(

@@ -39,14 +39,10 @@ from horovod_study.workload.model import StressCNN
 
 PRECISIONS = ("fp32", "tf32", "bf16")
 _HELD = "_parameters_and_state_in_one_piece"
-_STATE = ("exp_avg", "exp_avg_sq", "step")
-"""What torch's Adam keeps of a parameter, by the names under which it does."""
 KERNEL, POOL = 5, 3
 PROGRAMS = 132
 """Programs that a launch should have at least: one for each multiprocessor of an H100 or H200. A constant, so that sums
 are formed in the same order everywhere."""
-LARGE_BATCH = 256
-"""From this batch on blocks are chosen by arithmetic, below by the number of programs."""
 WARPS, STAGES = 4, 3
 NOTES = 64
 """Moments outside of steps that can be written down before the first is read."""
@@ -151,7 +147,8 @@ class BlockSizes:
     @classmethod
     def fitting(cls, sizes: Sizes, precision: str = "fp32") -> "BlockSizes":
         """Return the blocks for these sizes."""
-        exact, large = precision == "fp32", sizes.batch >= LARGE_BATCH
+        # from 256 on blocks are chosen by arithmetic, below by the number of programs
+        exact, large = precision == "fp32", sizes.batch >= 256
         cells = [sizes.batch * pooled for pooled in sizes.pooled]
         every = [max(16, power_of_two(count)) for count in sizes.filters]  # all filters in one block
         filters = (16, 16 if exact else min(64, every[1]), 16, 16)
@@ -590,7 +587,8 @@ class FusedNetwork:
         places = (self._views(each) for each in (self._parameters, self._moments1, self._moments2))
         for parameter, place, *own in zip(self._model.parameters(), *places, self._updates.unbind(), strict=True):
             state = self._optimizer.state[parameter]
-            for name, tensor in zip(_STATE, own, strict=True):
+            # what torch's Adam keeps of a parameter
+            for name, tensor in zip(("exp_avg", "exp_avg_sq", "step"), own, strict=True):
                 tensor.copy_(state.get(name, torch.zeros(())))
                 state[name] = tensor
             place.copy_(parameter)

@@ -18,9 +18,6 @@ MISFIT_OF_PEAK = 0.05
 _CHUNK = 256  # curves at a time: the intermediate arrays stay in the processor's cache
 _START = (-1.0, 0.3, 2.0, 5.0, 12.0, 40.0)  # a times the largest strain, from a curve bent upwards to a plateau
 _LARGEST = 500.0  # of |a| times the largest strain; beyond it only the plateau is left to see
-_ITERATIONS = 60
-_SMALLEST_STEP = 1e-11  # of a, relative
-_HALVINGS = 6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,12 +58,12 @@ def _fit_chunk(
     z = np.array(_START)[tried.argmin(axis=0)]
     g0, squares = _project(z, x, y)
     going = np.flatnonzero(able)
-    for _ in range(_ITERATIONS):
+    for _ in range(60):
         if not len(going):
             break
         step = _step(z[going], x[going], y[going])
         moved = np.zeros(len(going), bool)
-        for halving in range(_HALVINGS):
+        for halving in range(6):
             rest = going[~moved]
             if not len(rest):
                 break
@@ -76,7 +73,7 @@ def _fit_chunk(
             z[rest[better]], g0[rest[better]] = new[better], new_g0[better]
             squares[rest[better]] = new_squares[better]
             moved[np.flatnonzero(~moved)[better]] = True
-        small = np.abs(step) <= _SMALLEST_STEP * (1.0 + np.abs(z[going]))
+        small = np.abs(step) <= 1e-11 * (1.0 + np.abs(z[going]))
         going = going[moved & ~small]
     bad = ~able
     g0, a, rms = g0 / scale, z / scale, np.sqrt(squares / np.maximum(points, 1))

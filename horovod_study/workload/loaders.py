@@ -40,9 +40,6 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 RING = 3
 """Buffers of prefetch: one in use by the step, one ready, one being filled."""
 
-MEMORY_RESERVE = 0.1
-"""Part of the free memory that loader device leaves to the step."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Resident:
@@ -237,7 +234,8 @@ class _Device:
             if device.type == "cpu"
             else f"{needed / 1e9:.2f} GB of the training set in {where}"
         )
-        if needed > (1 - MEMORY_RESERVE) * _free_bytes(device):
+        # a tenth of the free memory is left to the step
+        if needed > 0.9 * _free_bytes(device):
             raise _too_large(dataset, device, needed, where)
         self._curves = torch.empty(dataset.train_size, CHANNELS, POINTS, device=device)
         self._targets = torch.empty(dataset.train_size, TARGETS, device=device)

@@ -39,7 +39,6 @@ _BLOCKS = 28  # Philox blocks of four words each
 _WORDS = 4 * _BLOCKS
 _INCREMENTS = slice(8, 59)
 _NOISE = slice(59, 110)
-_LEAST_INCREMENT = 4096  # keeps the strain strictly increasing
 _CHUNK = 64  # curves at a time: intermediate arrays stay in the processor's cache and below malloc's mmap threshold
 _EXP_TERMS = (-1.0 / 5040, 1.0 / 720, -1.0 / 120, 1.0 / 24, -1.0 / 6, 0.5, -1.0, 1.0)
 
@@ -119,7 +118,7 @@ def _fill_chunk(
     position = np.arange(POINTS)
     up_to_origin = position <= missing[:, None]
 
-    increments = _sixteen_bits(words[:, _INCREMENTS]).astype(np.int64) + _LEAST_INCREMENT
+    increments = _sixteen_bits(words[:, _INCREMENTS]).astype(np.int64) + 4096  # strictly increasing
     increments[up_to_origin] = 0
     strain = np.cumsum(increments, axis=1).astype(np.float64)  # exact: sums of integers
     strain *= (end / strain[:, -1])[:, None]

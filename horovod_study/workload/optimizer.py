@@ -18,7 +18,6 @@ from horovod_study.workload.native import NativeStep, open_native
 from horovod_study.workload.options import ADAM_EPSILON, StrainConfig
 from horovod_study.workload.schedule import scaled_lr
 
-SGD_MOMENTUM = 0.9
 REPLAY_ON_HOST = "HOROVOD_STUDY_REPLAY_ON_HOST"
 
 
@@ -40,7 +39,7 @@ def make_optimizer(
     kinds: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
         "adam": (torch.optim.Adam, {"eps": config.epsilon}),
         "adamw": (torch.optim.AdamW, {"eps": config.epsilon}),
-        "sgd": (torch.optim.SGD, {"momentum": SGD_MOMENTUM, "nesterov": True}),
+        "sgd": (torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
     }
     kind, extra = kinds[config.optimizer]
     rate: _DeviceRate | None = None

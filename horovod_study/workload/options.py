@@ -13,8 +13,6 @@ from horovod_study.roles import AS_SHIPPED, Role, declared, option
 from horovod_study.text.numbers import short_rate
 from horovod_study.workloads import COMPUTING, LEARNED, LENGTH, Configuration, Workload, shared
 
-KERNELS = ("torch", "fused", "native")
-PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 LOADERS = ("memory", "prefetch", "device", "dataloader")
 DEFAULT_EPOCHS = 10
 ADAM_EPSILON = 1e-8  # as PyTorch has it
@@ -158,7 +156,7 @@ class _Training(Configuration):
     precision: str = option(
         "fp32",
         "arithmetic of forward and backward; tf32 and fp16 (with loss scaling) need a GPU",
-        choices=PRECISIONS,
+        choices=("fp32", "tf32", "bf16", "fp16"),
         heading=COMPUTING,
         roles=Role.SWEEPABLE | Role.CELL | Role.APPLIED,
         title="Precision",
@@ -189,7 +187,7 @@ class _Training(Configuration):
         "torch",
         "who computes a step: PyTorch, or code made for this network: on a GPU forward and backward (fused; needs "
         "cuda_graphs), on a CPU in fp32 the update too (native)",
-        choices=KERNELS,
+        choices=("torch", "fused", "native"),
         words="{} kernels",
     )
     capture_sync: bool = option(

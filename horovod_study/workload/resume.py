@@ -15,8 +15,6 @@ from horovod_study.workload.options import STRAIN, StrainConfig, strain_config
 
 SILENT_S = 600.0
 """A run on another host that has written nothing for so long is taken for dead: that host cannot be asked."""
-_EQUAL = ("backend", "transport", "reduction", "workers", "dataset_digest")
-_NOTED = ("torch", "horovod", "mpi", "cpu_model", "package", "revision")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +93,8 @@ def _merged(directory: Path, recorded: StrainConfig, given: Mapping[str, Any]) -
 def require_same_run(directory: Path, record: records.RunRecord, effective: Mapping[str, Any]) -> None:
     """Raise BackendError when what is in effect now differs from what the run was recorded with."""
     now, then = (
-        {name: each.get(name) for name in _EQUAL} | {"device": "cpu" if each.get("device") == "cpu" else "a GPU"}
+        {name: each.get(name) for name in ("backend", "transport", "reduction", "workers", "dataset_digest")}
+        | {"device": "cpu" if each.get("device") == "cpu" else "a GPU"}
         for each in (effective, record.effective)
     )
     for name, value in now.items():
@@ -112,7 +111,7 @@ def notes(resumption: Resumption, environment: Mapping[str, Any], effective: Map
     found = []
     now, then = {**environment, "device": effective["device"]}, {**record.environment}
     then["device"] = record.effective.get("device")
-    for name in (*_NOTED, "device"):
+    for name in ("torch", "horovod", "mpi", "cpu_model", "package", "revision", "device"):
         if now.get(name) != then.get(name):
             found.append(
                 f"note: {name} is {now.get(name)}, was {then.get(name)}: the run continues, but perhaps not bit for bit"

@@ -6,7 +6,6 @@ from pathlib import Path
 from horovod_study.errors import DataError
 
 MEMINFO = Path("/proc/meminfo")
-_GPU_DRIVER = Path("/dev/nvidiactl")
 
 
 def available_bytes() -> int | None:
@@ -65,7 +64,7 @@ def worker_memory(workers_here: int) -> tuple[float, str] | None:
     With a GPU driver it is the memory of the first GPU, shared where there are more workers than GPUs; else what is
     free on the machine, divided by the workers. PyTorch is imported only where there is a GPU driver.
     """
-    if _GPU_DRIVER.exists():
+    if Path("/dev/nvidiactl").exists():
         import torch
 
         from horovod_study.comm import gpus

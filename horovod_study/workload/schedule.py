@@ -6,13 +6,7 @@ from collections.abc import Sequence
 from horovod_study.errors import ConfigError
 from horovod_study.workload.options import LR_SCALINGS, StrainConfig
 
-STEP_DECAY = 0.1
-STEP_EVERY = 1 / 3
-"""Schedule `step`: a tenth of the rate after each third of the run."""
 ONE_CYCLE_RISE = 0.3
-ONE_CYCLE_START = 1 / 25
-ONE_CYCLE_END = 1e-4 / 25
-"""Schedule `one-cycle`: share of the run in which the rate rises, first and last rate as parts of the largest."""
 
 
 def scaled_lr(config: StrainConfig, workers: int) -> float:
@@ -40,12 +34,12 @@ def _shape(config: StrainConfig, progress: float) -> float:
     if config.schedule == "cosine":
         return _half_cosine(1.0, 0.0, progress)
     if config.schedule == "step":
-        # The small term keeps progress = 1/3 in the second third although 3 * (1/3) may round below 1.
-        return STEP_DECAY ** math.floor(progress / STEP_EVERY + 1e-9)
+        # A tenth of the rate after each third of the run. The small term keeps progress = 1/3 in the second third.
+        return 0.1 ** math.floor(progress / (1 / 3) + 1e-9)
     if config.schedule == "one-cycle":
         if progress < ONE_CYCLE_RISE:
-            return _half_cosine(ONE_CYCLE_START, 1.0, progress / ONE_CYCLE_RISE)
-        return _half_cosine(1.0, ONE_CYCLE_END, (progress - ONE_CYCLE_RISE) / (1 - ONE_CYCLE_RISE))
+            return _half_cosine(1 / 25, 1.0, progress / ONE_CYCLE_RISE)
+        return _half_cosine(1.0, 1e-4 / 25, (progress - ONE_CYCLE_RISE) / (1 - ONE_CYCLE_RISE))
     if config.schedule == "range" and config.lr_end is not None:
         return float((config.lr_end / config.lr) ** progress)
     return 1.0

@@ -1,7 +1,7 @@
 """What is told of a finished run: the line of `--json` and the closing table."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,9 @@ def _ms(seconds: float | None) -> float | None:
 
 def summary(result: dict[str, Any]) -> str:
     """Return the closing table of a run as text."""
+    lost = ", ".join(f"{rows:,} of rank {rank}" for rank, rows in enumerate(result["rows_lost"] or []) if rows)
+    count, seconds, size = (result[name] for name in ("checkpoints", "checkpoint_s", "checkpoint_bytes"))
+    kept = f"{count} checkpoint{'s' * (count > 1)}"
     return "\n".join(
         [
             "",
@@ -61,8 +64,8 @@ def summary(result: dict[str, Any]) -> str:
             *_steady_lines(result["steady"]),
             "",
             *_lap_lines(result["laps_share"], workers=result["workers"]),
-            *_lost_lines(result["rows_lost"] or []),
-            *_checkpoint_lines(result),
+            *([f"  step rows lost to a full disk: {lost}; times are those of the rows there are"] if lost else []),
+            *([f"  {kept}, {size / 1e6:.1f} MB, took {seconds:.3f} s beside the timed window"] if count else []),
             f"  recorded in {os.path.relpath(result['run_dir'])}",
         ]
     )
@@ -87,17 +90,3 @@ def _lap_lines(shares: Mapping[str, float | None], *, workers: int) -> list[str]
     cells = [(names[name], "not known" if value is None else f"{100 * value:.1f} %") for name, value in shares.items()]
     heads, texts = zip(("share of the step", ""), *cells, strict=True)
     return [*to_lines(table_of(heads, [texts]), indent=2), ""]
-
-
-def _lost_lines(rows_lost: Sequence[int]) -> list[str]:
-    lost = ", ".join(f"{rows:,} of rank {rank}" for rank, rows in enumerate(rows_lost) if rows)
-    return [f"  step rows lost to a full disk: {lost}; times are those of the rows there are"] if lost else []
-
-
-def _checkpoint_lines(result: dict[str, Any]) -> list[str]:
-    count, seconds, size = (result[name] for name in ("checkpoints", "checkpoint_s", "checkpoint_bytes"))
-    if not count:
-        return []
-    return [
-        f"  {count} checkpoint{'s' * (count > 1)}, {size / 1e6:.1f} MB, took {seconds:.3f} s beside the timed window"
-    ]

@@ -439,7 +439,10 @@ class Training:
         return {
             **session.totals(first, made=self.step, samples=(self.step - first.step) * job.config.batch),
             "epochs": self.step / job.per_epoch,
-            **{name: self.evaluation[name] for name in _LAST_EVALUATION},
+            **{
+                name: self.evaluation[name]
+                for name in ("train_mse", "test_mse", "g0_rmse_mpa", "a_rmse", "train_s", "wall_s")
+            },
             "target_reached": self.target_reached if job.config.target_mse else None,
             **self.keeper.cost,
             "parameter_sha256": hashes[0],
@@ -484,9 +487,6 @@ class Training:
             )
         if is_root and told:
             say("\n".join(told))
-
-
-_LAST_EVALUATION = ("train_mse", "test_mse", "g0_rmse_mpa", "a_rmse", "train_s", "wall_s")
 
 
 # ------------------------------------------------------------------------------------------ parts of the above

@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from horovod_study.errors import DataError
-from horovod_study.workload import material, room
+from horovod_study.workload import material
 from horovod_study.workload.curves import checks, units
 from horovod_study.workload.curves.arrays import check_flags
 from horovod_study.workload.curves.channels import fill_row
 from horovod_study.workload.curves.numpy_files import Archive, as_targets, is_npy, open_npy, read_targets
-from horovod_study.workload.curves.values import Curve, CurveSet, OnProgress, ReadOptions
+from horovod_study.workload.curves.values import Curve, OnProgress, ReadOptions
 
 PAIRS = (
     ("prepared_data.train", "parameter.train"),
@@ -78,8 +78,8 @@ class CurveBlocks:
         self,
         options: ReadOptions,
         tally: checks.Tally,
-        on_progress: OnProgress | None = None,
-        said: str = "checking curves",
+        on_progress: OnProgress | None,
+        said: str,
     ) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """Yield (number of the first curve, float32 (B, 3, 201) as ratio and MPa), checked and repaired as asked."""
         for low in range(0, self.size, BLOCK_CURVES):
@@ -289,30 +289,3 @@ def _slopes_plausible(
     slope = (x * y).sum(axis=1) / (x * x).sum(axis=1)
     low, high = checks.MODULUS_MPA
     return np.asarray((n < _SLOPE_POINTS) & (slope > 1.01 * low) & (slope < 0.99 * high))
-
-
-def read_whole(blocks: CurveBlocks, options: ReadOptions, on_progress: OnProgress | None) -> CurveSet:
-    """Return all curves of a pair or split file as ragged float64 curves."""
-    needed = blocks.size * material.POINTS * 2 * 8
-    room.need_memory(blocks.path, needed, f"reading {blocks.size:,} curves at once", "take a part of them")
-    tally = checks.Tally()
-    strain: list[NDArray[np.float64]] = []
-    stress: list[NDArray[np.float64]] = []
-    for _, block in blocks.checked(options, tally, on_progress):
-        for row in block:
-            begin = int(row[2].argmax())
-            strain.append(row[0, begin:].astype(np.float64))
-            stress.append(row[1, begin:].astype(np.float64))
-    return CurveSet(
-        ids=tuple(str(k) for k in range(blocks.size)),
-        strain=tuple(strain),
-        stress=tuple(stress),
-        targets=blocks.targets,
-        source=str(blocks.path),
-        warnings=(*blocks.notes, *tally.warnings()),
-        notes=blocks.notes,
-        layout=blocks.layout,
-        units=blocks.units,
-        counts={"curves": blocks.size, "points": sum(map(len, strain)), **tally.counts},
-        files=blocks.files,
-    )

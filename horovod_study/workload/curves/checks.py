@@ -19,9 +19,6 @@ MIN_POINTS = 20
 CYCLE_OF_RANGE = 0.05
 """Travel back beyond this part of the strain range is unloading, not jitter."""
 
-NOISE_OF_RANGE = 0.05
-"""A channel is negative throughout if its largest value is at most this part of its smallest one."""
-
 STRAIN_RANGE = (1e-5, 1.0)
 MODULUS_MPA = (200.0, 15000.0)
 """Slopes of the first tenth of the strain that a plausible curve has."""
@@ -31,8 +28,6 @@ START_OF_PEAK = 0.05
 MAX_REDUCED = 10
 """Down-sampling by more than this is worth a warning."""
 
-_FIRST_TENTH = 0.1
-_FEWEST_IN_SLOPE = 5
 _LISTED = 3
 
 
@@ -133,7 +128,7 @@ def _signed(curve: Curve, options: ReadOptions, tally: Tally) -> Curve:
     """Case 12: negative throughout, but for the noise around zero."""
     for channel in ("strain", "stress"):
         values: NDArray[np.float64] = getattr(curve, channel)
-        if values.max() <= -NOISE_OF_RANGE * values.min() and (values < 0).sum() > len(values) // 2:
+        if values.max() <= -0.05 * values.min() and (values < 0).sum() > len(values) // 2:
             if not options.flip_sign:
                 raise DataError(
                     f"{curve.where}: {channel} is negative throughout ({values.min():g} at most); compression counted "
@@ -242,8 +237,8 @@ def _falls(after: NDArray[np.float64]) -> bool:
 
 def first_slope_mpa(strain: NDArray[np.float64], stress: NDArray[np.float64]) -> float:
     """Return the slope in MPa of the straight line through the first tenth of the strain."""
-    count = int((strain <= strain[0] + _FIRST_TENTH * (strain[-1] - strain[0])).sum())
-    count = min(max(count, _FEWEST_IN_SLOPE), len(strain))
+    count = int((strain <= strain[0] + 0.1 * (strain[-1] - strain[0])).sum())
+    count = min(max(count, 5), len(strain))
     x = strain[:count] - strain[:count].mean()
     return float(x @ stress[:count] / (x @ x))
 

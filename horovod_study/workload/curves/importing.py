@@ -30,11 +30,6 @@ LABELS = ("lsq",)
 SELF_CHECKED = 20_000
 """Curves that are fitted at most; of more curves an even sample."""
 
-MAX_IDS = 10_000
-"""Ids are kept in the side-car up to this number of curves."""
-
-_NORMALISED_BELOW_MPA = 2.0  # no material has such a G0: the targets are normalised already
-_NORMALISED_SLACK = 0.01  # test targets normalised with the training set's bounds stick out by so much at most
 _NAMES = ("G0", "a")
 
 
@@ -128,7 +123,7 @@ def import_curves(
         "counts": {"curves": curves.size, **curves.counts, **tally.counts},
         "warnings": warnings,
         "self_check": _summary(curves.size, fits),
-        "ids": list(curves.ids) if curves.ids and curves.size <= MAX_IDS else None,
+        "ids": list(curves.ids) if curves.ids and curves.size <= 10_000 else None,
     }
     dataset.write_imported(
         out,
@@ -179,8 +174,7 @@ def _require_labels(path: Path, curves: CurveSet | blocks.CurveBlocks, label: st
     if curves.targets is None and label is None:
         raise DataError(
             f"{path}: has no targets G0 and a, which training needs; add columns G0 and a, name a table with "
-            "specimen, G0, a by --targets, or take them from least squares with --label lsq (horovod-study strain "
-            "identify finds G0 and a with a trained network)"
+            "specimen, G0, a by --targets, or take them from least squares with --label lsq"
         )
     if curves.targets is not None and label is not None:
         raise DataError(f"{path}: has targets, and --label {label} asks for others; leave the option out")
@@ -191,7 +185,9 @@ def _check(
 ) -> Fits:
     """Check what is not checked yet, and fit the law to a sample of the curves, or to all where it labels them."""
     size = source.curves.size
-    wanted = _sample(size) if label is None else np.arange(size)
+    # every k-th with k odd, so that test curves are among them
+    every = -(-size // SELF_CHECKED) if label is None else 1
+    wanted = np.arange(0, size, every + (every % 2 == 0))
     if source.whole is not None:
         if on_progress:
             on_progress("fitting the law", 0, len(wanted))
@@ -207,12 +203,9 @@ def _check(
 
 
 def _open(path: Path, options: ReadOptions, on_progress: OnProgress | None) -> Source:
-    layout = reading.find_layout(path, options)
-    if layout == "npy":
-        return Source(path=path, curves=blocks.open_pair(path, options), whole=None)
-    if layout == "npz" and blocks.is_split(path):
-        return Source(path=path, curves=blocks.open_split(path, options), whole=None)
-    curves = reading.read_curves(path, options, on_progress=on_progress)
+    curves = reading.open_curves(path, options, on_progress)
+    if isinstance(curves, blocks.CurveBlocks):
+        return Source(path=path, curves=curves, whole=None)
     room.need_memory(
         path, curves.size * dataset.BYTES_PER_CURVE, "keeping it as 201 points per curve", "import a part of it"
     )
@@ -226,12 +219,6 @@ def _hashed(path: Path, ended: Event) -> dict[str, Any]:
         while not ended.is_set() and (piece := stream.read(1 << 22)):
             digest.update(piece)
     return {"name": path.name, "bytes": path.stat().st_size, "sha256": digest.hexdigest()}
-
-
-def _sample(size: int) -> NDArray[np.int64]:
-    """Return the numbers of the curves to fit: all, or every k-th with k odd, so that test curves are among them."""
-    step = -(-size // SELF_CHECKED)
-    return np.arange(0, size, step + (step % 2 == 0))
 
 
 def _fit(rows: NDArray[np.int64], channels: NDArray[np.float32]) -> Fits:
@@ -258,7 +245,7 @@ def _for_writing(
         return source.whole
     assert isinstance(source.curves, blocks.CurveBlocks)
     if tally.counts:
-        return (block for _, block in source.curves.checked(options, checks.Tally()))
+        return (block for _, block in source.curves.checked(options, checks.Tally(), None, ""))
     return source.curves.converted()
 
 
@@ -286,7 +273,8 @@ def _labels(source: Source, targets: NDArray[np.float64], origin: str, bounds: N
     if bounds is None and source.curves.target_bounds is not None:
         bounds, bounds_from = _proper_bounds(source.curves.target_bounds), "the file"
     slack = 0.0
-    if origin == "given" and np.abs(targets[:, 0]).max() < _NORMALISED_BELOW_MPA:
+    # no material has such a G0: the targets are normalised already
+    if origin == "given" and np.abs(targets[:, 0]).max() < 2.0:
         if bounds is None:
             raise DataError(
                 f"{source.path}: targets are normalised already (G0 from {targets[:, 0].min():g} to "
@@ -294,7 +282,8 @@ def _labels(source: Source, targets: NDArray[np.float64], origin: str, bounds: N
                 "--target-bounds 1000 3000 25 45"
             )
         targets = bounds[:, 0] + (bounds[:, 1] - bounds[:, 0]) * targets
-        origin, slack = "given, normalised", _NORMALISED_SLACK
+        # test targets normalised with the training set's bounds stick out by so much at most
+        origin, slack = "given, normalised", 0.01
     if bounds is not None:
         _inside(source, targets, bounds, bounds_from, slack)
         return Labels(targets=targets, bounds=bounds, origin=origin, bounds_from=bounds_from)

@@ -19,7 +19,6 @@ from horovod_study.workload import material, room
 
 _MAGIC = b"\x93NUMPY"
 MAX_BYTES = 2**50
-MIN_SUSPECT_BYTES = 10_000_000
 MAX_RATIO = 200
 """So many times smaller no compression makes measured numbers; zeros become a thousand times smaller."""
 
@@ -137,7 +136,7 @@ class Archive:
         header = self.header(name, numbers=numbers)
         entry = self._entry(name)
         _whole(self.where(name), header.length + header.nbytes, entry.file_size)
-        if header.nbytes > MIN_SUSPECT_BYTES and header.nbytes > MAX_RATIO * entry.compress_size:
+        if header.nbytes > 10_000_000 and header.nbytes > MAX_RATIO * entry.compress_size:
             raise DataError(
                 f"{self.where(name)}: {header.nbytes:,} bytes of numbers are packed into {entry.compress_size:,}, as "
                 f"only repetitions can be (more than {MAX_RATIO} times smaller); export the curves again"

@@ -10,20 +10,25 @@ from horovod_study.errors import DataError
 from horovod_study.workload.curves import arrays, blocks, checks, numpy_files, parquet, tables
 from horovod_study.workload.curves.values import CurveSet, OnProgress, ReadOptions
 
-_PLAIN = ReadOptions()
 
-
-def read_curves(path: Path, options: ReadOptions = _PLAIN, *, on_progress: OnProgress | None = None) -> CurveSet:
-    """Read all curves of `path` in any layout, check them, and return them as ratio and MPa.
-
-    Raises DataError for the first thing that is wrong and was not asked to be repaired.
-    """
+def open_curves(path: Path, options: ReadOptions, on_progress: OnProgress | None) -> CurveSet | blocks.CurveBlocks:
+    """Return the curves of `path` in any layout: pairs of .npy files and split .npz files in blocks, others checked."""
     layout = find_layout(path, options)
     if layout == "npy":
-        return blocks.read_whole(blocks.open_pair(path, options), options, on_progress)
+        return blocks.open_pair(path, options)
+    if layout == "npz" and blocks.is_split(path):
+        return blocks.open_split(path, options)
+    return read_curves(path, options, on_progress=on_progress)
+
+
+def read_curves(path: Path, options: ReadOptions, *, on_progress: OnProgress | None = None) -> CurveSet:
+    """Read all curves of `path`, check them, and return them as ratio and MPa.
+
+    In any layout but those that are read in blocks (blocks.py). Raises DataError for the first thing that is wrong and
+    was not asked to be repaired.
+    """
+    layout = find_layout(path, options)
     if layout == "npz":
-        if blocks.is_split(path):
-            return blocks.read_whole(blocks.open_split(path, options), options, on_progress)
         raw = arrays.read_npz(path, options)
     elif layout == "parquet":
         raw = parquet.read_parquet(path, options)

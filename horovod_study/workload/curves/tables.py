@@ -20,8 +20,6 @@ SUFFIXES = (".csv", ".tsv", ".txt", ".dat", ".asc")
 INFO = "info.csv"
 """The table of a folder: test_id and, for training, G0 and a."""
 
-_LARGEST_LISTED = 8
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RawCurves:
@@ -116,7 +114,7 @@ def _optional(
 
 
 def _listed(names: Sequence[str]) -> str:
-    shown = [repr(name) for name in names[:_LARGEST_LISTED]]
+    shown = [repr(name) for name in names[:8]]
     return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "")
 
 

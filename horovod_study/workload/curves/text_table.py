@@ -26,12 +26,6 @@ from horovod_study.workload import room
 from horovod_study.workload.curves import units
 from horovod_study.workload.curves.values import DELIMITERS, OnProgress, ReadOptions
 
-SAMPLE_LINES = 2000
-"""Lines from which delimiter and decimal mark are found; preamble and names must be among them."""
-
-_CHUNK_ROWS = 50_000
-_BYTES_PER_BYTE = 2  # of memory per byte of text: a number is 8 bytes and seldom has fewer than 6 characters
-_BLANKS = (" ", "\t", "\n", "\r", "\u00a0")
 _NOT_A_NUMBER = frozenset(("nan", "na", "n/a", "#n/a", "null", "none", "inf", "+inf", "-inf", "infinity", "-infinity"))
 _NUMBER = {
     mark: re.compile(
@@ -95,7 +89,8 @@ def open_table(path: Path, options: ReadOptions, *, required: Sequence[str] = ("
     """
     encoding = _encoding(path)
     with _opened(path, encoding) as stream:
-        sample = list(itertools.islice(stream, SAMPLE_LINES))
+        # Lines from which delimiter and decimal mark are found; preamble and names must be among them.
+        sample = list(itertools.islice(stream, 2000))
     if not any(line.strip() for line in sample):
         raise DataError(f"{path}: is empty; a line with the names of the columns and rows of numbers were expected")
     found: list[tuple[str, str, list[tuple[int, list[str]]]]] = []
@@ -163,14 +158,14 @@ def _chunks(
         done = 0
         while done < first_line - 1 and next(reader, None) is not None:
             done = reader.line_num
-        while rows := list(itertools.islice(reader, _CHUNK_ROWS)):
+        while rows := list(itertools.islice(reader, 50_000)):
             numbers = np.arange(done + 1, done + 1 + len(rows))
             if reader.line_num != numbers[-1]:  # a quoted cell goes over several lines
                 numbers += np.cumsum([sum(cell.count("\n") for cell in row) for row in rows])
             done = reader.line_num
             # Most files have no blanks around cells and no blank lines: one look at all of them together.
             together = "".join(itertools.chain.from_iterable(rows))
-            if any(blank in together for blank in _BLANKS):
+            if any(blank in together for blank in (" ", "\t", "\n", "\r", "\u00a0")):
                 rows = [[cell.strip() for cell in row] for row in rows]
             filled = [any(row) for row in rows]
             if not all(filled):
@@ -357,7 +352,8 @@ def read_cells(
     the cells beyond it are blank.
     """
     total = table.path.stat().st_size
-    room.need_memory(table.path, _BYTES_PER_BYTE * total, "reading it", "cut it into files of fewer specimens")
+    # a number is 8 bytes and seldom has fewer than 6 characters
+    room.need_memory(table.path, 2 * total, "reading it", "cut it into files of fewer specimens")
     columns: dict[int, list[NDArray[np.float64]]] = {k: [] for k in numbers}
     blanks: dict[int, list[NDArray[np.bool_]]] = {k: [] for k in numbers}
     words: dict[int, list[str]] = {k: [] for k in texts}

@@ -13,8 +13,6 @@ from horovod_study.errors import DataError, require_known
 from horovod_study.workload.curves import units
 
 LAYOUTS = ("auto", "long", "folder", "wide", "machine", "npz", "npy", "parquet")
-ON_NONMONOTONIC = ("error", "drop", "sort")
-REDUCE = ("pick", "mean")
 DELIMITERS = MappingProxyType({"comma": ",", "semicolon": ";", "tab": "\t", "space": " ", "pipe": "|", "\\t": "\t"})
 """Words for the delimiters that are hard to type in a shell."""
 
@@ -44,8 +42,8 @@ class ReadOptions:
 
     def __post_init__(self) -> None:
         require_known("--layout", self.layout, LAYOUTS, error=DataError)
-        require_known("--on-nonmonotonic", self.on_nonmonotonic, ON_NONMONOTONIC, error=DataError)
-        require_known("--reduce", self.reduce, REDUCE, error=DataError)
+        require_known("--on-nonmonotonic", self.on_nonmonotonic, ("error", "drop", "sort"), error=DataError)
+        require_known("--reduce", self.reduce, ("pick", "mean"), error=DataError)
         if self.decimal is not None:
             require_known("--decimal", self.decimal, (".", ","), error=DataError)
         if self.delimiter is not None:

@@ -28,7 +28,6 @@ STEPS = 20
 """Counted steps of a block."""
 LIMIT_S = 60.0
 """When so much time has passed, no further pair is begun, once there are MIN_PAIRS."""
-_WARM_STEPS = 3
 
 _COLUMNS = tuple(f"{lap}_s" for lap in (*LAPS, "residual", "step"))
 
@@ -81,7 +80,7 @@ def measure(
     host = places[backend.rank][0]
     load = evidence.OtherLoad(sorted({core for each, cores in places if each == host for core in cores}))
     with scratch.kept() as before:
-        _block(scratch, clock, _WARM_STEPS, silent=False)
+        _block(scratch, clock, 3, silent=False)
         began = now()
         for pair, silent_comes_first in enumerate(order):
             if pair >= MIN_PAIRS and backend.maximum(now() - began) > limit_s:

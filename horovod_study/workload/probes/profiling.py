@@ -44,9 +44,6 @@ from horovod_study.workload.probes.sync_points import Finder
 SETTLING_STEPS = 5
 """Scratch steps before a profiler begins: what was measured before them has left the caches and the buffers."""
 
-SPY_RATE = 500
-"""Samples per second that py-spy is asked for."""
-
 LINES = 10
 """So many findings are told on the terminal; the files hold all."""
 
@@ -54,12 +51,9 @@ _NSYS = (
     "nsys profile --capture-range=cudaProfilerApi --capture-range-end=stop --trace=cuda,nvtx,osrt -o NAME "
     "<the command that starts the run>"
 )
-_NSYS_MARKS = ("NSYS_PROFILING_SESSION_ID", "CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH")
-"""Variables that nsys gives to what it starts."""
 
 _PR_SET_PTRACER = 0x59616D61  # linux/prctl.h
 _SPY_START_S = 20.0
-_FAILURES = (OSError, StudyError, RuntimeError, ValueError, subprocess.SubprocessError)
 
 Place = Callable[[str], Path]
 """The ending of a file's name -> its path."""
@@ -85,7 +79,11 @@ def require_possible(config: RunConfig, backend: Backend, device: torch.device) 
             raise BackendError(
                 "profile nsys needs a GPU, and this run computes on the CPU; use --profile torch, pyspy or cprofile"
             )
-        if not any(name in os.environ for name in _NSYS_MARKS):
+        # variables that nsys gives to what it starts
+        if not any(
+            name in os.environ
+            for name in ("NSYS_PROFILING_SESSION_ID", "CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH")
+        ):
             raise BackendError(f"profile nsys was asked for, but nsys did not start this process; start it as: {_NSYS}")
     if config.profile == "pyspy":
         _require_spy()
@@ -133,7 +131,7 @@ def _tried(call: Callable[..., object], *arguments: Any) -> str:
     """Call; return what stood in the way, empty if nothing did."""
     try:
         call(*arguments)
-    except _FAILURES as error:
+    except (OSError, StudyError, RuntimeError, ValueError, subprocess.SubprocessError) as error:
         return _words(error)
     return ""
 
@@ -345,7 +343,7 @@ def _spy(form: str, path: Path, notes: list[str], table: Path | None = None) -> 
     if program is None:
         raise BackendError("py-spy is not there any more; install it again")
     with _looking_permitted():
-        line = [program, "record", "--pid", str(os.getpid()), "--rate", str(SPY_RATE)]
+        line = [program, "record", "--pid", str(os.getpid()), "--rate", "500"]
         line += ["--format", form, "--output", str(path)]
         spy = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
         assert spy.stdout is not None

@@ -36,15 +36,10 @@ _WAITING = {
 }
 """Operation of ATen -> what it is called in Python. The host needs their result, or the size of it, to go on."""
 
-_TO_HOST = ("cpu", "tolist")
-"""Methods that bring a tensor to the host. Tensor.numpy is none of them: on a GPU it fails instead of waiting."""
-
 _CUDA_WARNING = "called a synchronizing CUDA operation"
-_PROTOTYPE = "Synchronization debug mode is a prototype feature"  # PyTorch says so when it is switched on
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _STANDARD = (sysconfig.get_paths()["stdlib"] + os.sep, "<frozen ")
 _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-_HERE = __file__
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,7 +121,8 @@ class Finder:
         with warnings.catch_warnings():
             shown = warnings.showwarning
             warnings.filterwarnings("always", message=f".*{_CUDA_WARNING}")
-            warnings.filterwarnings("ignore", message=f".*{_PROTOTYPE}")
+            # PyTorch says so when it is switched on
+            warnings.filterwarnings("ignore", message=".*Synchronization debug mode is a prototype feature")
             warnings.showwarning = show  # the place that a warning names is a line of PyTorch where that made the call
             torch.cuda.set_sync_debug_mode("warn")
             try:
@@ -168,7 +164,8 @@ class _ToHost(TorchFunctionMode):
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         name = getattr(func, "__name__", "")
-        if name in _TO_HOST and args and isinstance(args[0], torch.Tensor):
+        # Tensor.numpy is none of them: on a GPU it fails instead of waiting.
+        if name in ("cpu", "tolist") and args and isinstance(args[0], torch.Tensor):
             self._note(name, sys._getframe(1))
         return func(*args, **(kwargs or {}))
 
@@ -192,15 +189,16 @@ def _stack(frame: FrameType | None) -> Iterator[FrameType]:
 
 def _users_frame(frame: FrameType | None) -> FrameType | None:
     """Return the innermost frame of no installed package, else the innermost of another package than PyTorch."""
-    candidates = [each for each in _stack(frame) if not _is_foreign(each.f_code.co_filename)]
-    own = (each for each in candidates if not any(part in each.f_code.co_filename for part in _PACKAGES))
-    return next(own, candidates[0] if candidates else None)
-
-
-def _is_foreign(file: str) -> bool:
-    """Return whether a file is this one, PyTorch's, or of the standard library."""
-    installed = any(part in file for part in _PACKAGES)
-    return file == _HERE or file.startswith(_TORCH) or (file.startswith(_STANDARD) and not installed)
+    candidate = None
+    for each in _stack(frame):
+        file = each.f_code.co_filename
+        installed = any(part in file for part in _PACKAGES)
+        if file == __file__ or file.startswith(_TORCH) or (file.startswith(_STANDARD) and not installed):
+            continue
+        if not installed:
+            return each
+        candidate = candidate or each
+    return candidate
 
 
 def _short(file: str) -> str:

@@ -18,9 +18,6 @@ from horovod_study.measure.clock import open_clock
 from horovod_study.text.numbers import amount
 from horovod_study.workload.probes.scratch import Scratch
 
-SETTLING_STEPS = 10
-"""Scratch steps before the recording begins, in which Horovod remembers what it negotiated."""
-
 LIMIT_BYTES = 64_000_000
 """Recording ends early when the file has so many bytes."""
 
@@ -48,7 +45,7 @@ def record(scratch: Scratch, *, steps: int, directory: Path, timed_step_s: float
     with scratch.kept():
         backend.restart_with_timeline()
         clock = open_clock("light", scratch.device)
-        scratch.timed(SETTLING_STEPS, clock)
+        scratch.timed(10, clock)  # Horovod remembers what it negotiated
         backend.barrier()
         if writes:
             backend.start_timeline(path)
