@@ -22,12 +22,6 @@ WIDE = 100
 MAX_ROWS, MAX_SERIES, MAX_HELP, MAX_DOUBTS = 10, 4, 5, 4
 """So many lines each part of the page has room for."""
 
-HELD_UP = 0.2
-"""A rank whose quickest steps are late by less than this share of its lateness is as quick as the others itself."""
-SAME = 0.1
-"""A rank whose lateness is that of one lap to this share of it is told by one number."""
-
-_BAR = 24
 _NAMES = {"data": "loading data", "sync": "synchronising", "residual": "unexplained"}
 _HEADS = {**{part: part for part in PARTS}, "residual": "unexpl."}
 
@@ -97,7 +91,7 @@ def _one_cell(cell: Cell) -> Iterable[Said]:
     rows = []
     for part, value in sorted(parts, key=lambda each: -each[1]):
         share = value / cell.step_s
-        rows.append((_NAMES.get(part, part), milliseconds(value), percent(share), "#" * round(_BAR * share)))
+        rows.append((_NAMES.get(part, part), milliseconds(value), percent(share), "#" * round(24 * share)))
     rows.append(("step", milliseconds(cell.step_s), percent(1.0), ""))
     yield to_lines(table_of(("", "ms", "share", ""), rows, texts=(0, 3)))
 
@@ -204,11 +198,11 @@ def _late(late: Lateness, slow: Slow) -> str:
     host = f" on {late.host}" if late.host else ""
     there = _ms(Interval(value=late.cause_s, low=late.cause_low_s, high=late.cause_high_s))
     in_all = ""
-    if abs(late.value_s - late.cause_s) > SAME * late.cause_s:
+    if abs(late.value_s - late.cause_s) > 0.1 * late.cause_s:  # else one number tells both
         whole = Interval(value=late.value_s, low=late.low_s, high=late.high_s)
         in_all = f" (over all laps {_ms(whole)} ms{'' if whole.excludes(0) else ', which scatter more than that'})"
     held_up = ""
-    if late.quickest_s < HELD_UP * late.cause_s:
+    if late.quickest_s < 0.2 * late.cause_s:  # of its lateness, it is as quick as the others itself
         held_up = (
             " Its quickest steps are not late: at times something holds it up, such as another program on its core."
         )

@@ -40,10 +40,6 @@ from horovod_study.text.words import plural
 
 ALIKE = 1e-4
 """Losses of the first steps that agree to this part: rounding differs between ways to add, and little else does."""
-ODD_ONE = 5.0
-"""A block is odd when its log ratio is so many times the usual deviation (1.4826 MAD) from the median, ..."""
-ODD_LEAST = 0.05
-"""... and at least so far from it."""
 MOST_BLOCKS = 1000
 """More of them are not said to be needed."""
 
@@ -291,7 +287,8 @@ def _count(
     typical = stats.order_interval(logs).exp()
     away, apart = np.abs(logs - np.median(logs)), []
     if 4 <= len(logs) == len(rows):  # outliers, of four blocks or more
-        far = away > max(ODD_ONE * stats.normal_deviation(away), ODD_LEAST)
+        # five usual deviations (1.4826 MAD) from the median, and 5 % at least
+        far = away > max(5.0 * stats.normal_deviation(away), 0.05)
         apart = [int(row["block"]) for row, odd_one in zip(rows, far, strict=True) if odd_one]
     odd = tuple(apart if known is None or typical.known else ())
     resolved = p_holm < stats.ALPHA and (speed.ratio.excludes(1) or typical.excludes(1))

@@ -44,10 +44,6 @@ COMBINED = "combined"
 MIN_KNOWN = 2
 """Fewer worker counts say nothing about a trend; the default hides no more than leaves three, where there are four."""
 
-WRONG = 0.10
-USELESS = 0.50
-"""Median errors from which on a law fails: the first where its interval does not say so, the second in any case."""
-
 _ROUNDING = 1e-9  # an interval of exact points has no width, and its forecast is right to rounding
 
 
@@ -335,7 +331,8 @@ def _law_score(law: str, targets: Sequence[Target], refused: str) -> LawScore:
 
 
 def _fails(targets: Sequence[Target], median: float, coverage: float | None, covered: int, known: int) -> str:
-    if median <= WRONG or (median <= USELESS and (coverage is None or coverage > 0.5)):
+    # the first where its interval does not say so
+    if median <= 0.10 or (median <= 0.50 and (coverage is None or coverage > 0.5)):
         return ""
     text = f"off by {100 * median:.0f} % in the median"
     if coverage is not None:

@@ -25,13 +25,7 @@ from horovod_study.analysis.forecast.prediction import Prediction, predict
 from horovod_study.errors import AnalysisError
 from horovod_study.records import facts
 
-RUNS = (1, 3)
-"""Numbers of runs that are looked at: one, and as many as have an interval of their own."""
-NOISE = 0.02
-"""Relative standard deviation of single runs where no worker count was run twice."""
 _NODES = ((0.0, 2 / 3), (math.sqrt(3), 1 / 6), (-math.sqrt(3), 1 / 6))  # of a normal variable, with their weights
-LEAST = 0.01
-"""Share of the width below which nothing is gained: the forecast is no more exact than that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,14 +101,14 @@ def _next_step(
     groups = logs.groupby(rows["workers"])
     freedom = len(logs) - groups.ngroups
     away = logs - groups.transform("mean")
-    noise = math.sqrt(float((away**2).sum()) / freedom) if freedom else NOISE  # of runs of one worker count, pooled
+    noise = math.sqrt(float((away**2).sum()) / freedom) if freedom else 0.02  # of runs of one worker count, pooled
     choices = []
     for count, known in zip(candidates, at, strict=True):
-        for many in RUNS:
+        for many in (1, 3):  # three have an interval of their own
             down, up = _expected(rows, target, known, many, noise, per_node)
             narrower = 1 - (down + up) / width if width > 0 else 0.0
             hours = many * seconds * count / 3600
-            if narrower >= LEAST:
+            if narrower >= 0.01:  # the forecast is no more exact than that
                 choices.append(
                     NextRuns(
                         workers=count,

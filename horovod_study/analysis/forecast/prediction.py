@@ -51,7 +51,6 @@ OFF = 30.0  # a run this many times off the median of its worker count is in ano
 NETWORK = 0.06  # of the step: what the network between two nodes adds to computing; to communication, twice that
 UNKNOWN_NETWORK = 1.6  # log error of NETWORK
 MEASURED_NETWORK = 0.5  # log error of the all-reduce of a micro-benchmark as a part of the step: overlap, contention
-FIXED_WORK = ("amdahl",)
 LEVEL = 0.1  # exponent of the throughput between the last two counts up to which it is level: 7 % more by a doubling
 WIDER = math.log(4 / 3)  # ratio of the last two counts from which on they say so
 _CERTAIN = 0.9  # weight from which on a law is named alone
@@ -503,7 +502,7 @@ def _outlook(
         inside,
         drift=BOUNDARY_DRIFT if falls else DRIFT,
         # Without batch sizes the work may be fixed, and that shows late.
-        possible=FIXED_WORK if known.strong or not math.isfinite(known.batch) else (),
+        possible=("amdahl",) if known.strong or not math.isfinite(known.batch) else (),
     )
     centre = np.minimum(mixture.centre, known.log_rate.max())
     if not mixture.regular and not downwards:

@@ -59,7 +59,6 @@ MOST = 1e24
 
 DRAWS = 1000
 MAX_CANDIDATES = 1024
-KNOTS_PER_DOUBLING = 6
 _ROUNDING = 1e-9
 
 
@@ -115,15 +114,11 @@ class RecommendedCount:
 
     def to_dict(self) -> dict[str, Any]:
         values: dict[str, float | None] = {}
-        for name in VALUES:
+        for name in ("samples_per_s", "duration_s", "gpu_hours", "gpu_hours_per_million_samples", "cost"):
             value, low, high = self.values.get(name, (None, None, None))
             values |= {name: value, f"{name}_low": low, f"{name}_high": high}
         count = facts(self, "question", "workers", "low", "high", "searched_to")
         return {**count, **values, "doubts": list(self.doubts), "why_not": self.why_not or None}
-
-
-VALUES = ("samples_per_s", "duration_s", "gpu_hours", "gpu_hours_per_million_samples", "cost")
-"""What is said of a recommended count, each with `_low` and `_high`; null where it needs something not given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +208,7 @@ def _draw(forecasts: Sequence[Prediction], draws: int, seed: int) -> _Curves:
 def knots(smallest: int, largest: int, measured: Sequence[int], per_node: int | None) -> list[int]:
     """Worker counts at which the forecast is asked: even in log2 N, measured ones, and both sides of a node's end."""
     doublings = math.log2(largest / smallest) if largest > smallest else 0.0
-    steps = max(2, math.ceil(KNOTS_PER_DOUBLING * doublings) + 1)
+    steps = max(2, math.ceil(6 * doublings) + 1)
     found = {round(each) for each in np.geomspace(smallest, largest, steps)} | set(measured) | {smallest, largest}
     if per_node is not None:
         edges = [per_node * 2**i for i in range(40) if per_node * 2**i < largest]

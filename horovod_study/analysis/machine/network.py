@@ -21,11 +21,8 @@ from horovod_study.errors import AnalysisError, nearest
 from horovod_study.records import facts
 
 WHOLE_GRADIENT = "all gradients"
-OFF_THE_LINE = 0.25
-"""From this relative distance on, a size is said to be off the fitted line."""
 RESOLVED = 2.0
 """An interval whose ends differ by more than this factor does not resolve its parameter."""
-BUSY = 1.0
 UNSTEADY = 2.0
 
 POINT_COLUMNS = (
@@ -391,7 +388,7 @@ def _doubts(
             "not train over it"
         )
     for way, fit in fits.items():
-        if abs(fit.worst_relative) > OFF_THE_LINE:
+        if abs(fit.worst_relative) > 0.25:
             side = "more" if fit.worst_relative > 0 else "less"
             yield (
                 f"{way}: no straight line; {fit.worst_bytes:,} bytes take {100 * abs(fit.worst_relative):.0f} % {side} "
@@ -414,7 +411,7 @@ def _doubts(
     if rounds < 3:
         yield f"{rounds} round{'s' * (rounds > 1)}: the spread says little; use --rounds 5"
     load = document["jobs"][0]["conditions"]["load_before"] if document["jobs"] else 0.0
-    if load > BUSY:
+    if load > 1.0:
         yield f"the machine was busy before (load {load:g}): every number here may be too slow"
 
 

@@ -12,7 +12,6 @@ POINTS = 1000
 """At most so many points of a curve are made from steps: each is the median, or the rate, of equally many of them."""
 
 COLUMNS = ("tag", "step", "at_s", "value")
-_EVALUATED = ("train_mse", "test_mse", "g0_rmse_mpa", "a_rmse", "lr")
 
 
 def history(
@@ -60,7 +59,7 @@ def history(
             ]
             curve("steps/samples_per_s", [float(rate) for rate in rates])
     for each in evaluations:
-        for name in _EVALUATED:
+        for name in ("train_mse", "test_mse", "g0_rmse_mpa", "a_rmse", "lr"):
             if np.isfinite(each[name]):
                 found.append((f"evaluation/{name}", int(each["steps"]), float(each["wall_s"]), float(each[name])))
     return pd.DataFrame(found, columns=list(COLUMNS)).sort_values(["tag", "step"], kind="stable", ignore_index=True)

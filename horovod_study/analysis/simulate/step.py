@@ -40,12 +40,6 @@ NEGOTIATIONS: Mapping[str, int] = MappingProxyType({"none": 0, "cached": 1, "ful
 """How many collectives of a few bytes a message takes beforehand."""
 
 
-LONGEST_CYCLE_S = 3600.0
-
-_GRID = 20_000
-"""Points of the integral over a distribution that was not measured."""
-
-
 # ----------------------------------------------------------------------------------------------------- computing
 
 
@@ -95,7 +89,8 @@ class Compute:
         if n == 1 or (self.times_s is None and self.cv == 0):
             return self.mean_s
         if self.times_s is None:
-            return float(self.slowest_s(n, (np.arange(_GRID) + 0.5) / _GRID).mean())
+            # of the integral over a distribution that was not measured
+            return float(self.slowest_s(n, (np.arange(20_000) + 0.5) / 20_000).mean())
         m = len(self.times_s)
         below = np.exp(n * np.log(np.arange(1, m + 1) / m))
         return float(self.times_s @ np.diff(below, prepend=0.0))
@@ -123,7 +118,7 @@ class Runtime:
 
     def __post_init__(self) -> None:
         require_within("simulate: overhead of the runtime, s,", self.overhead_s, 0)
-        require_within("simulate: cycle, s,", self.cycle_s, 0, LONGEST_CYCLE_S)
+        require_within("simulate: cycle, s,", self.cycle_s, 0, 3600.0)
         require_within("simulate: bytes of a fused message", self.fusion_bytes, 0)
         require_known("simulate: negotiation", self.negotiation, NEGOTIATIONS)
 

@@ -35,9 +35,6 @@ KEPT = 500_000
 """Records of all files together that are in memory at once; beyond, the newest of each file count."""
 MAX_US = 1e10  # what ends before it begins wraps around
 
-_TOGETHER = ("AllReduce", "AllGather", "ReduceScatter")
-"""Collectives that end on all ranks together."""
-
 
 class _Header(TypedDict):
     id: Text
@@ -240,7 +237,7 @@ def inspect(records: Records, run: RecordedRun | None = None) -> Inspected:
         for kind, size in sorted(set(zip(kinds, each.bytes, strict=True))):
             own = seconds[(kinds == kind) & (each.bytes == size)]
             sizes.setdefault((kind, int(size), each.ranks, each.nodes), []).append(own)
-        together = seconds[kinds.isin(_TOGETHER)]
+        together = seconds[kinds.isin(("AllReduce", "AllGather", "ReduceScatter"))]  # these end on all ranks together
         if timing == KERNEL and len(together) > 1 and together.shape[1] > 1:
             late += _late(each, together.max(axis=1, keepdims=True) - together)
     if not sizes:

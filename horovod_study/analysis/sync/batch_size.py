@@ -66,7 +66,6 @@ CURVE_COLUMNS = ("series", "workers", "nodes", "form", "batch", "samples_per_s",
 SATURATION, PIECEWISE = "saturation", "piecewise"
 DRAWS = 1000
 MIN_BATCHES = 3
-MISFIT_P = 0.01
 EQUAL_SUPPORT = 2.0  # in AICc
 _EXACT = 1e-12  # relative residuals below this are rounding
 _NOT_TIMED = tuple(name for name in CHOICES if OPTIONS[name].roles & Role.RATE)
@@ -233,7 +232,7 @@ def _intervals(
     rows, k = int(counts.sum()), len(batch)
     repeated = bool(counts.min() >= stats.MIN_REPEATS)
     spare = rows - k
-    missed = bool(spare > 0 and miss > k * _EXACT**2 and stats.lack_of_fit_p(miss, within, (k - 2, spare)) < MISFIT_P)
+    missed = bool(spare > 0 and miss > k * _EXACT**2 and stats.lack_of_fit_p(miss, within, (k - 2, spare)) < 0.01)
     doubts = (
         [f"neither form follows the steps within the scatter of the runs; the {form} form is the closer one"]
         if missed

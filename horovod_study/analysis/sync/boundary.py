@@ -78,8 +78,6 @@ GROWTHS: tuple[Callable[[Floats], Floats], ...] = (np.log2, lambda workers: work
 """How waiting may go on to grow with the workers on equal nodes: as in a tree, as in a ring."""
 
 _PLACING = ("placement", "workers_per_node")
-_WITHIN = ("shared memory", "memory", "tcp:lo")
-"""Ways that end at the edge of a machine."""
 
 
 def by_nodes(runs: pd.DataFrame) -> pd.DataFrame:
@@ -209,7 +207,9 @@ def _cells(table: pd.DataFrame) -> dict[str, list[pd.DataFrame]]:
 
 def _over_points(points: pd.DataFrame, workers_per_node: int | None) -> pd.DataFrame:
     """Return somebody's points in the form of `over_placements`, sorted."""
-    if "workers" not in points.columns or not ({"sync_s"} & {*points.columns} or _TIMED <= {*points.columns}):
+    if "workers" not in points.columns or not (
+        {"sync_s"} & {*points.columns} or {"samples_per_s", "batch_size"} <= {*points.columns}
+    ):
         raise AnalysisError(
             "points without a time per step: needed are 'workers', and 'sync_s' or 'samples_per_s' with 'batch_size'"
         )
@@ -241,9 +241,6 @@ def _over_points(points: pd.DataFrame, workers_per_node: int | None) -> pd.DataF
     if table["repeat"].isna().any():
         table["repeat"] = np.arange(len(table), dtype=np.float64)  # nobody's twin
     return table
-
-
-_TIMED = {"samples_per_s", "batch_size"}
 
 
 def _filling(workers: float, nodes: float, full: float) -> str:
@@ -370,7 +367,12 @@ def _doubt_paths(series: str, own: Sequence[pd.DataFrame]) -> Iterator[str]:
                 f"{series} at {where}: its repeats were carried by different paths ({told}); they are not repeats of "
                 "one another."
             )
-        within = [path for path in paths if path and all(way in _WITHIN for way in path.split(" and "))]
+        # these end at the edge of a machine
+        within = [
+            path
+            for path in paths
+            if path and all(way in ("shared memory", "memory", "tcp:lo") for way in path.split(" and "))
+        ]
         if _int(cell, "nodes") > 1 and within:
             yield (
                 f"{series} at {where}: the recorded path ({within[0]}) does not leave a machine; the nodes may be two "

@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis import stats
-from horovod_study.analysis.fit.fitting import REACH, QuantityFit, ScalingFit, fit_quantity
+from horovod_study.analysis.fit.fitting import REACH, QuantityFit, fit_quantity
 from horovod_study.analysis.series.points import measured, texts, with_series, worker_counts
 from horovod_study.analysis.stats import Floats
 from horovod_study.analysis.steps import breakdown
@@ -130,7 +130,7 @@ def curves(fitted: Mapping[str, QuantityFit], cells: pd.DataFrame) -> pd.DataFra
             continue
         law = fit.fits[fit.selected]
         own = cells[(cells["series"] == series) & (cells["workers"] > 1)]
-        if own["workers"].nunique() < MIN_COUNTS or _crosses(law, own):
+        if own["workers"].nunique() < MIN_COUNTS or (own["nodes"].nunique() > 1 and not law.law.by_nodes):
             continue
         first, last = int(own["workers"].min()), int(own["workers"].max())
         workers = _counts(first, max(last + 1, math.ceil(REACH * last)))
@@ -153,7 +153,7 @@ def doubts(cells: pd.DataFrame, fitted: Mapping[str, QuantityFit]) -> list[str]:
     found = []
     for series, fit in fitted.items():
         own = cells[(cells["series"] == series) & (cells["workers"] > 1)]
-        if fit.selected is not None and _crosses(fit.fits[fit.selected], own):
+        if fit.selected is not None and own["nodes"].nunique() > 1 and not fit.fits[fit.selected].law.by_nodes:
             found.append(
                 f"{series}: its waiting for gradients crosses a node boundary, and its worker counts are too few for a "
                 f"law that knows of nodes; {fit.selected}, the closest of the others, is not drawn."
@@ -197,11 +197,6 @@ def _note(cell: pd.DataFrame, sync: Floats, step: Floats, batches: float) -> str
 
 
 # ---------------------------------------------------------------------------------------------------- curves
-
-
-def _crosses(law: ScalingFit, own: pd.DataFrame) -> bool:
-    """Return whether a law that knows nothing of nodes was fitted to cells on several numbers of them."""
-    return bool(own["nodes"].nunique() > 1 and not law.law.by_nodes)
 
 
 def _counts(first: int, last: int) -> Floats:

@@ -81,7 +81,7 @@ def _step_lines(found: Accounting) -> list[str]:
         rows.append((f"  {plural(step['workers'], 'worker')}{over}", *("" for _ in parts)))
         runs = [run for run in found.runs if found.series[run.run] == series and run.workers == step["workers"]]
         for run in runs:
-            rows += _two_lines(f"    {_short(run.run)}", run, parts)
+            rows += _two_lines(f"    {cut(run.run, 29, first=0, dots='…')}", run, parts)
             for rank in run.ranks if alone and len(run.ranks) > 1 else ():
                 rows += _two_lines(f"      rank {rank.rank} on {rank.host}", rank, parts)
         if step["repeats"] > 1:
@@ -123,7 +123,7 @@ def _residual_lines(found: Accounting) -> list[str]:
         cells = [_share(each) for each in (shares.mean, shares.median, shares.p99, shares.worst)]
         cells += [f"{shares.worst_step:,}", f"{shares.worst_rank}"]
         cells += [f"{sum(rank.steps for rank in run.ranks):,}", f"{sum(rank.open_steps for rank in run.ranks):,}"]
-        rows.append((f"  {_short(run.run)}", *cells))
+        rows.append((f"  {cut(run.run, 29, first=0, dots='…')}", *cells))
     if not rows:
         return []
     lines = to_lines(table_of(("unexplained, share of the step", *heads), rows))
@@ -242,11 +242,6 @@ def gate_lines(gate: ResidualGate | None) -> list[str]:
     lines += [f"not judged: {each}" for each in gate.not_judged]
     verdict = "over it: " + plural(len(gate.over), "thing") if gate.over else "nothing is over it"
     return [*lines, f"at most {allowed} unexplained is allowed; {checked}; {verdict}"]
-
-
-def _short(name: str) -> str:
-    """Return a run's name, cut in front where it is too long: what differs is at its end."""
-    return cut(name, 29, first=0, dots="\u2026")
 
 
 def _ms(seconds: float, *, sign: bool = False) -> str:

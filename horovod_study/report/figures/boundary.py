@@ -20,8 +20,6 @@ from horovod_study.text.numbers import THIN, milliseconds, with_unit
 from horovod_study.text.words import listed, plural
 
 NAME = "boundary"
-MAX_TEXTS = 4
-"""Jumps that are written into one panel; with more, the table says them better."""
 
 _WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
 _APART = 0.035  # of a panel: cells of equal workers on other numbers of nodes stand so far apart
@@ -288,7 +286,7 @@ def _arrows(
 
 
 def _most_texts(wide_in: float) -> int:
-    return MAX_TEXTS if wide_in >= style.NARROW_IN else MAX_TEXTS // 4
+    return 4 if wide_in >= style.NARROW_IN else 1  # with more, the table says them better
 
 
 def _written(row: Mapping[Any, Any]) -> str:

@@ -28,8 +28,6 @@ from horovod_study.text.words import plural, span
 
 NAMES = ("losses", "stragglers", "attribution", "roofline", "network")
 
-MAX_DRAWN = 4
-"""Cells whose way from ideal to measured is drawn, of each series the one with most workers."""
 MAX_BARS = 10
 """Of the figure of what synchronisation is made of: each series has its share of them, its largest counts."""
 
@@ -61,7 +59,7 @@ def losses(analysis: Analysis) -> Drawing | None:
     top = top[top["nodes"] == top.groupby("series")["nodes"].transform("max")]
     cells = top[top["part"] == MEASURED]
     main = cells[cells["setting"].isin(kit.settings_of(table, most=1))]
-    chosen = main.sort_values("workers", ascending=False, kind="stable").head(MAX_DRAWN).sort_index()
+    chosen = main.sort_values("workers", ascending=False, kind="stable").head(4).sort_index()
     order = [part for part in LOOKS if part in set(top.loc[top["series"].isin(chosen["series"]), "part"])]
     hidden = top[top["series"].isin(chosen["series"]) & (top["part"] == "hidden")]
     inside = sorted({"compute" if note == NOTES["captured"] else "backward" for note in hidden["note"]})

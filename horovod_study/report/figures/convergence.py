@@ -33,8 +33,6 @@ MAX_LINES = 8
 """Lines of one panel that can be distinguished; with more, every setting gets a row of its own."""
 
 MAX_ROWS = 4
-MAX_TARGETS = 3
-MAX_LINES_OF_BARS = 6
 _BAR_IN = 0.17  # of a bar with its number upright over it
 
 CHOICE_TITLES = {name: each.title for name, each in OPTIONS.items() if each.title}
@@ -310,7 +308,7 @@ def targets(analysis: Analysis) -> Drawing | None:
         return None
     settings = list(shown["setting"].drop_duplicates())[:MAX_ROWS]
     levels = sorted(shown["target_mse"].unique(), reverse=True)
-    picked = [levels[int(place)] for place in np.linspace(0, len(levels) - 1, min(MAX_TARGETS, len(levels))).round()]
+    picked = [levels[int(place)] for place in np.linspace(0, len(levels) - 1, min(3, len(levels))).round()]
     bases = set(shown.loc[shown["setting"].isin(settings), "base_series"])
     shown = table[(table["setting"].isin(settings) | table["series"].isin(bases)) & table["target_mse"].isin(picked)]
     names, words = style.series_labels(analysis.points), _told(settings)
@@ -320,7 +318,7 @@ def targets(analysis: Analysis) -> Drawing | None:
         blocks = [(setting, part) for setting in settings for part in _parted(_with_base(shown, setting), most)]
         bars = max(shown[shown["series"].isin(part)].groupby("target_mse").size().max() for _, part in blocks)
         columns = max(1, min(len(picked), int(width_in / max(1.3, 0.36 * bars))))
-        drawn = picked[-max(1, MAX_LINES_OF_BARS // len(blocks) * columns) :]  # a page has no room for more
+        drawn = picked[-max(1, 6 // len(blocks) * columns) :]  # a page has no room for more
         lines = math.ceil(len(drawn) / columns)
         line_in = min(2.15, kit.MAX_HEIGHT_IN / (len(blocks) * lines))
         figure = Figure(figsize=(width_in, 0.5 + len(blocks) * lines * line_in), layout="constrained")

@@ -24,7 +24,6 @@ from horovod_study.text.numbers import number, scientific, with_interval
 from horovod_study.text.words import plural
 
 NAME = "resources"
-MAX_ROWS = 3
 
 _SIZES = {
     "J": ((1.0, "J"), (1e-3, "mJ"), (1e-6, "\u00b5J")),
@@ -51,7 +50,7 @@ def resources(analysis: Analysis) -> Drawing | None:
     styles = style.series_styles(analysis.points)
     rows = analysis.resources
     parallel = set(rows.loc[rows["workers"] > 1, "setting"])
-    settings = [setting for setting in rows["setting"].drop_duplicates() if setting in parallel][:MAX_ROWS]
+    settings = [setting for setting in rows["setting"].drop_duplicates() if setting in parallel][:3]
     shown = rows[rows["setting"].isin(settings)]
     curves = analysis.quantity_curves[analysis.quantity_curves["series"].isin(shown["series"])]
     met = analysis.crossings[analysis.crossings["series"].isin(shown["series"])]

@@ -74,9 +74,6 @@ MUCH_CSV = 2_000_000
 MAX_ACCOUNTED = 100
 """Runs whose unexplained time the page lists; of more, those that do not add up and those with the largest gaps."""
 
-MANY_POINTS = 30
-"""From so many points on, drawing takes longer than starting a second Python."""
-
 
 def write_report(
     analysis: Analysis,
@@ -98,7 +95,7 @@ def write_report(
     page, figures = directory / "report.html", directory / "figures"
     with ExitStack() as stack:
         drawn = None
-        if second_process and len(analysis.points) >= MANY_POINTS:
+        if second_process and len(analysis.points) >= 30:  # drawing then takes longer than starting a second Python
             # Not forked: other libraries' threads may hold locks at this moment.
             pool = stack.enter_context(ProcessPoolExecutor(1, mp_context=get_context("spawn")))
             drawn = pool.submit(write_figures, analysis, figures, look=look, pgf=pgf)
