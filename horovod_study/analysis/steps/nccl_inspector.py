@@ -64,33 +64,6 @@ class _NoRecordError(AnalysisError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SizeOfCollective:
-    """Collectives of one kind and size, of all communicators of as many ranks and nodes; times in s."""
-
-    kind: str
-    bytes: int
-    ranks: int
-    nodes: int
-    communicators: int
-    calls: int
-    time: Interval  # of the mean rank, median over the calls
-    shortest: Interval  # of the rank that came last, the same
-    busbw_gb_per_s: float | None  # of `shortest`; None for a kind without a rule
-    total_s: float  # of the mean rank
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LateRank:
-    """The rank of a communicator for which the others wait, beyond doubt."""
-
-    communicator: str
-    rank: int
-    host: str
-    late: Interval  # s after the first one, mean over the collectives
-    last: float  # share of the collectives to which it came last
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SecondClock:
     """Sync of a recorded run by its laps, and the time in collectives by NCCL, s of a step, mean over the ranks."""
 
@@ -111,8 +84,8 @@ class Inspected:
 
     files: int
     timing: str  # how the times were taken
-    sizes: tuple[SizeOfCollective, ...]  # those that take most time first
-    late: LateRank | None
+    sizes: tuple[dict[str, Any], ...]  # those that take most time first
+    late: dict[str, Any] | None
     beside: SecondClock | None
     doubts: tuple[str, ...]
 
@@ -250,35 +223,35 @@ def inspect(records: Records, run: RecordedRun | None = None) -> Inspected:
     return Inspected(
         files=len(records.tables) + len(records.empty),
         timing=timing,
-        sizes=tuple(sorted(rows, key=lambda row: (-row.total_s, row.kind, row.bytes))),
+        sizes=tuple(sorted(rows, key=lambda row: (-row["total_s"], row["kind"], row["bytes"]))),
         late=max(late, key=lambda found: found[0])[1] if late else None,
         beside=beside,
         doubts=(*_doubts(records, table, timing, groups), *doubts),
     )
 
 
-def _size(kind: str, size: int, ranks: int, nodes: int, groups: Sequence[Floats]) -> SizeOfCollective:
+def _size(kind: str, size: int, ranks: int, nodes: int, groups: Sequence[Floats]) -> dict[str, Any]:
     """Return the row of collectives of a size, groups of (C, R) s."""
     mean = np.concatenate([seconds.mean(axis=1) for seconds in groups])
     shortest = stats.order_interval(np.concatenate([seconds.min(axis=1) for seconds in groups]))
     share = float(moved_share(ranks))  # 2 (n - 1) / n
     moved = {"AllReduce": share, "Broadcast": 1.0, "Reduce": 1.0}
     moved |= dict.fromkeys(("AllGather", "ReduceScatter"), share / 2 * ranks)
-    return SizeOfCollective(
-        kind=kind,
-        bytes=size,
-        ranks=ranks,
-        nodes=nodes,
-        communicators=len(groups),
-        calls=len(mean),
-        time=stats.order_interval(mean),
-        shortest=shortest,
-        busbw_gb_per_s=moved[kind] * size / shortest.value / 1e9 if kind in moved else None,
-        total_s=float(mean.sum()),
-    )
+    return {
+        "kind": kind,
+        "bytes": size,
+        "ranks": ranks,
+        "nodes": nodes,
+        "communicators": len(groups),
+        "calls": len(mean),
+        "time": stats.order_interval(mean),
+        "shortest": shortest,
+        "busbw_gb_per_s": moved[kind] * size / shortest.value / 1e9 if kind in moved else None,
+        "total_s": float(mean.sum()),
+    }
 
 
-def _late(own: _Group, late: Floats) -> list[tuple[float, LateRank]]:
+def _late(own: _Group, late: Floats) -> list[tuple[float, dict[str, Any]]]:
     """Return the rank that is later than each of the others beyond doubt, and how long all waited; `late` is (C, R)."""
     means = [stats.student(column) for column in late.T]
     second, first = np.argsort([each.value for each in means])[-2:]
@@ -286,7 +259,7 @@ def _late(own: _Group, late: Floats) -> list[tuple[float, LateRank]]:
         return []
     rank, host = list(own.hosts.items())[first]
     last = float(np.mean(late.argmax(axis=1) == first))
-    found = LateRank(communicator=own.name, rank=int(rank), host=host, late=means[first], last=last)
+    found = {"communicator": own.name, "rank": int(rank), "host": host, "late": means[first], "last": last}
     return [(float(late[:, first].sum()), found)]
 
 
