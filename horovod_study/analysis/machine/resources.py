@@ -144,10 +144,8 @@ def fit_quantities(runs: pd.DataFrame, crossings: pd.DataFrame, *, seed: int = 0
     the target is left out of the laws of that target: the runs that did are the quick ones, and the others only have
     lower bounds. A doubt names it and says which way this bends the law.
     """
-    return list(_fitted(_completed(runs), crossings, seed))
-
-
-def _fitted(table: pd.DataFrame, crossings: pd.DataFrame, seed: int) -> Iterator[FittedQuantity]:
+    table = _completed(runs)
+    found: list[FittedQuantity] = []
     table = table[(table["backend"] != "serial") & (table["mode"] != "mixed")]
     table = table[fewest_nodes(table)]
     met = crossings[crossings["run"].isin(table["run"])]
@@ -156,12 +154,13 @@ def _fitted(table: pd.DataFrame, crossings: pd.DataFrame, seed: int) -> Iterator
             known = rows[rows[quantity].notna()].assign(reached=True, value=rows[quantity])
             if quantity == "energy_per_sample_j" and known["energy_of"].nunique() > 1:
                 continue  # said by `doubts`
-            yield from _one(f"{series}", quantity, math.nan, known, seed)
+            found += _one(f"{series}", quantity, math.nan, known, seed)
         own = met[met["series"] == series]
         for target, to_target in own.groupby("target_mse", sort=True):
             for quantity in TO_TARGET:
                 known = to_target[to_target[quantity].notna()].assign(value=to_target[quantity])
-                yield from _one(f"{series}", quantity, float(f"{target}"), known, seed)
+                found += _one(f"{series}", quantity, float(f"{target}"), known, seed)
+    return found
 
 
 def _one(series: str, quantity: str, target: float, rows: pd.DataFrame, seed: int) -> Iterator[FittedQuantity]:

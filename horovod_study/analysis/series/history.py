@@ -14,9 +14,7 @@ POINTS = 1000
 COLUMNS = ("tag", "step", "at_s", "value")
 
 
-def history(
-    rows: Mapping[int, pd.DataFrame], evaluations: Sequence[Mapping[str, float]], *, points: int = POINTS
-) -> pd.DataFrame:
+def history(rows: Mapping[int, pd.DataFrame], evaluations: Sequence[Mapping[str, float]]) -> pd.DataFrame:
     """Return the curves of a run in long form: columns COLUMNS, sorted by tag and step; `at_s` counts from its begin.
 
     `rows`: {rank: step rows}. Laps in ms are medians over the steps of a point, then means over ranks; the loss is the
@@ -27,7 +25,7 @@ def history(
     length = min((len(frame) for frame in frames), default=0)
     found: list[tuple[str, int, float, float]] = []
     if length:
-        size = -(-length // points)
+        size = -(-length // POINTS)
         edges = [*range(0, length, size), length]
         parts = list(pairwise(edges))
         step = frames[0]["step"].to_numpy()

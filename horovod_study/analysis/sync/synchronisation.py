@@ -133,8 +133,13 @@ def curves(fitted: Mapping[str, QuantityFit], cells: pd.DataFrame) -> pd.DataFra
         if own["workers"].nunique() < MIN_COUNTS or (own["nodes"].nunique() > 1 and not law.law.by_nodes):
             continue
         first, last = int(own["workers"].min()), int(own["workers"].max())
-        workers = _counts(first, max(last + 1, math.ceil(REACH * last)))
-        nodes = _nodes(own, workers)
+        most = max(last + 1, math.ceil(REACH * last))
+        workers = np.arange(first, most + 1, dtype=np.float64)
+        if most - first >= MAX_COUNTS:  # evenly apart on a logarithmic scale
+            workers = np.unique(np.geomspace(first, most, MAX_COUNTS).round())
+        nodes = np.ones_like(workers)  # on one node nobody knows where it ends
+        if own["nodes"].max() != 1:  # each node as full as the fullest measured one
+            nodes = np.ceil(workers / np.ceil(own["workers"] / own["nodes"]).max())
         known = {"nodes": nodes} if np.isfinite(nodes).all() else {}
         sync = law(workers, **known)
         low, high = law.interval(workers, **known)
@@ -197,21 +202,6 @@ def _note(cell: pd.DataFrame, sync: Floats, step: Floats, batches: float) -> str
 
 
 # ---------------------------------------------------------------------------------------------------- curves
-
-
-def _counts(first: int, last: int) -> Floats:
-    """Return whole worker counts from `first` to `last`, both among them, evenly apart on a logarithmic scale."""
-    if last - first < MAX_COUNTS:
-        return np.arange(first, last + 1, dtype=np.float64)
-    return np.unique(np.geomspace(first, last, MAX_COUNTS).round())
-
-
-def _nodes(own: pd.DataFrame, workers: Floats) -> Floats:
-    """Return the nodes of each worker count when each is as full as the fullest measured one; (N,)."""
-    per_node = np.ceil(own["workers"] / own["nodes"]).max()
-    if own["nodes"].max() == 1:
-        return np.ones_like(workers)  # nobody knows where the node ends
-    return np.asarray(np.ceil(workers / per_node), dtype=np.float64)
 
 
 def _batches(own: pd.DataFrame, workers: Floats) -> Floats:
