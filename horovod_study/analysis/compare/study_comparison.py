@@ -849,10 +849,5 @@ def outcome(row: Mapping[str, Any], limit: float) -> str:
 
 def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
     frame = pd.DataFrame([{name: row[name] for name in columns} for row in rows], columns=list(columns))
-    return frame.astype(
-        {
-            name: "int64"
-            for name in ("workers", "before_repeats", "after_repeats", "tests", "repeats")
-            if name in columns
-        }
-    )
+    whole = {"workers", "before_repeats", "after_repeats", "tests", "repeats"}.intersection(columns)
+    return frame.astype(dict.fromkeys(whole, "int64"))

@@ -31,7 +31,7 @@ _SHADES = {
 _LEGEND_ROWS = 5
 
 
-def figure(samples: SystemSamples, table: pd.DataFrame, width_in: float = style.PRINT_WIDTH_IN) -> Figure:
+def figure(samples: SystemSamples, table: pd.DataFrame, width_in: float) -> Figure:
     """Return the figure of one host over time, phases of the run (`analysis.system.phases`) shaded; inside style()."""
     drawn = panels(samples)
     narrow = width_in < style.NARROW_IN

@@ -127,7 +127,12 @@ def _page(analysis: Analysis, against: Any) -> dict[str, Any]:
     scaled = analysis.points[analysis.points["mode"] != "single"]
     settings = scaled["setting"].nunique()
     works = scaled.drop_duplicates("setting").groupby("work", sort=False)["setting"]
-    short = _is_short(analysis)
+    # With little to say, some point of several workers and no series with a law or forecast, a page has the answer,
+    # where the time goes, the points, doubts and how it was measured; the rest is folded.
+    parallel = analysis.points[(analysis.points["backend"] != "serial") & ~analysis.points["missing"].astype(bool)]
+    several = parallel.groupby("series")["workers"].nunique()
+    single = parallel["setting"].nunique() == 1 and analysis.boundary.empty
+    short = bool(len(several) and single and 1 < parallel["workers"].max() and several.max() < FEWEST_COUNTS)
     figures = _figures(drawings(analysis), dict.fromkeys(PAIRED, WIDE_IN) if settings > 1 else {})
     script = static(".js")
     labels = series_labels(analysis.points)
@@ -217,17 +222,6 @@ def _without_forecast(analysis: Analysis, labels: Mapping[str, str]) -> list[str
             why = scored.get("no_forecast") or scored["why_not"] or "its points do not determine one"
             lacking.setdefault(why, []).append(labels[series])
     return [f"No forecast of {listed(list(dict.fromkeys(names)))}: {why}." for why, names in lacking.items()]
-
-
-def _is_short(analysis: Analysis) -> bool:
-    """Return whether there is little to say: some point of several workers, and no series with a law or forecast.
-
-    Such a page has the answer, where the time goes, the points, doubts and how it was measured; the rest is folded.
-    """
-    parallel = analysis.points[(analysis.points["backend"] != "serial") & ~analysis.points["missing"].astype(bool)]
-    counts = parallel.groupby("series")["workers"].nunique()
-    single = parallel["setting"].nunique() == 1 and analysis.boundary.empty
-    return bool(len(counts) and single and 1 < parallel["workers"].max() and counts.max() < FEWEST_COUNTS)
 
 
 def _figures(made: Iterable[Drawing], widths_in: Mapping[str, float]) -> dict[str, dict[str, Any]]:
