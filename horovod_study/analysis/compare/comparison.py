@@ -136,9 +136,6 @@ def too_few(blocks: int, tests: int) -> str:
     )
 
 
-# ------------------------------------------------------------------------------------------------------ comparison
-
-
 def compare(blocks: Sequence[Mapping[str, Any]], *, aim: float | None = None) -> Comparison:
     """Return the comparison of B with A from blocks as `studies/compare.py` makes them.
 

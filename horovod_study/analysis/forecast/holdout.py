@@ -161,9 +161,6 @@ def hidden_counts(counts: Sequence[int], hide: int | None) -> int:
     return hide if distinct - hide >= MIN_KNOWN else 0
 
 
-# ---------------------------------------------------------------------------------------------------- one series
-
-
 def _score_series(
     name: str,
     rows: pd.DataFrame,
@@ -287,9 +284,6 @@ def _doubts(rows: pd.DataFrame, known_to: int, hidden: int) -> Iterator[str]:
             yield f"up to {known_to} workers all are on one node: the network between nodes was hidden, too"
 
 
-# ---------------------------------------------------------------------------------------------------- scores
-
-
 def _law_score(targets: Sequence[Target], refused: str) -> dict[str, Any]:
     """Return how well one law forecast its targets, JSON-ready: None is what is not known, or that it does not fail."""
     if not targets:
@@ -323,9 +317,6 @@ def _fails(targets: Sequence[Target], median: float, coverage: float | None, cov
     if last.workers > first.workers and last.measured < first.measured and last.forecast > first.forecast:
         text += f"; it rises where the measured throughput falls, from {first.workers} to {last.workers} workers"
     return text
-
-
-# ---------------------------------------------------------------------------------------------------- words
 
 
 def lines(one: HoldoutScore) -> list[str]:

@@ -198,9 +198,6 @@ def _identity(cell: _CellRuns) -> dict[str, Any]:
     return {name: cell.facts[name] for name in _IDENTITY} | {"repeats": len(cell.runs)}
 
 
-# ---------------------------------------------------------------------------------------------------- learning curves
-
-
 def _curve_rows(cell: _CellRuns) -> list[dict[str, Any]]:
     """Return medians over the repeats that were evaluated after equally many samples."""
     rows = []
@@ -296,9 +293,6 @@ def convergence_rate(samples: Floats, test_mse: Floats) -> tuple[float, float]:
 
 def _finite(value: float) -> float:
     return float(value) if math.isfinite(value) else math.nan
-
-
-# ---------------------------------------------------------------------------------------------------- time to target
 
 
 def crossing(samples: Floats, train_s: Floats, wall_s: Floats, test_mse: Floats, target: float) -> Crossing:
@@ -440,9 +434,6 @@ def _split(met: Sequence[Crossing], base: Sequence[Crossing] | None, *, itself: 
 
 def _over(above: float, below: float) -> float:
     return above / below if below > 0 else math.nan
-
-
-# ---------------------------------------------------------------------------------------------------- doubts
 
 
 def _doubts(cells: Sequence[_CellRuns], rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -47,9 +47,6 @@ def bus_factor(operation: str, workers: int) -> float:
     return moved_share(workers) if operation == "allreduce" else 1.0
 
 
-# ---------------------------------------------------------------------------------------------- alpha and beta
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LineFit:
     """t(S) = alpha + S / beta, fitted to one way's all-reduces in place."""
@@ -147,9 +144,6 @@ def fits_of(content: Mapping[str, Any], *, source: str, way: str | None) -> tupl
     if way is not None and way not in fits:
         raise AnalysisError(f"{source}: way {way!r} was not measured{nearest(way, fits)}; there are {', '.join(fits)}")
     return fits, workers
-
-
-# ------------------------------------------------------------------------------------------------------ roofline
 
 
 def attainable(intensity: float, *, peak: float, bandwidth: float) -> float:

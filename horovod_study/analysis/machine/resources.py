@@ -60,9 +60,6 @@ class FittedQuantity:
         }
 
 
-# ---------------------------------------------------------------------------------------------------- points
-
-
 def resources(runs: pd.DataFrame) -> pd.DataFrame:
     """Return RESOURCE_COLUMNS of the finished runs of a run table (records.run_table), one row per cell.
 
@@ -131,9 +128,6 @@ def _against(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[
     speedup = row["_samples_per_s"] / base["_samples_per_s"]
     found = {"base_energy_per_sample_j": base["energy_per_sample_j_median"], "speedup_per_joule": speedup / ratio}
     return found | {"energy_ratio": ratio, "energy_ratio_low": low, "energy_ratio_high": high}
-
-
-# ---------------------------------------------------------------------------------------------------- laws
 
 
 def fit_quantities(runs: pd.DataFrame, crossings: pd.DataFrame, *, seed: int = 0) -> list[FittedQuantity]:
@@ -229,9 +223,6 @@ def quantity_curves(found: Sequence[FittedQuantity]) -> pd.DataFrame:
         beyond = [fitted.extrapolates(n) for n in grid]
         frames.append(pd.DataFrame({**names, "law": each.fit.selected, **values, "extrapolated": beyond}))
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=list(QUANTITY_CURVE_COLUMNS))
-
-
-# ---------------------------------------------------------------------------------------------------- doubts
 
 
 def doubts(runs: pd.DataFrame) -> list[str]:

@@ -248,9 +248,6 @@ def _between(name: str, value: float, relative: Floats) -> dict[str, float]:
     return {name.format("low"): float(min(low, value)), name.format("high"): float(max(high, value))}
 
 
-# --------------------------------------------------------------------------------------------------------- doubts
-
-
 def doubts(scenario: Scenario, workers: Sequence[int], *, global_batch: int | None = None) -> tuple[str, ...]:
     """Return what to doubt about a scenario at these worker counts, in words."""
     most = max(workers)

@@ -40,9 +40,6 @@ NEGOTIATIONS: Mapping[str, int] = MappingProxyType({"none": 0, "cached": 1, "ful
 """How many collectives of a few bytes a message takes beforehand."""
 
 
-# ----------------------------------------------------------------------------------------------------- computing
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Compute:
     """The distribution over steps of one worker's computing: measured times, or a mean with a scatter."""
@@ -102,9 +99,6 @@ def measured(times_s: Floats) -> Compute:
     if not len(times) or not (np.isfinite(times).all() and times[0] > 0):
         raise AnalysisError("simulate: times of computing must be positive numbers of seconds; record the run again")
     return Compute(mean_s=float(times.mean()), times_s=times)
-
-
-# ------------------------------------------------------------------------------------------------------- runtime
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -206,9 +200,6 @@ def _one_step(
         sent = np.where(active, until, sent)
         messages += active
     return sums, free, last_op, messages
-
-
-# ------------------------------------------------------------------------------------------------- random numbers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -93,9 +93,6 @@ class Inspected:
         return {name: finite(getattr(self, name)) for name in self.__dataclass_fields__}
 
 
-# ----------------------------------------------------------------------------------------------------------- reading
-
-
 @dataclass(slots=True)
 class Records:
     """The records of a job, taken file by file and line by line."""
@@ -140,9 +137,6 @@ class Records:
             self.tables.append(pd.DataFrame(rows, columns=names).assign(source=source))
         else:
             self.empty.append(source)
-
-
-# ----------------------------------------------------------------------------------------------------------- the job
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,9 +291,6 @@ def _doubts(records: Records, table: pd.DataFrame, timing: str, groups: Sequence
         parts = [*(part for part in parts if not part & own), own.union(*touched)]
     if len(parts) > 1:
         yield f"{len(parts)} sets of processes share no communicator: if these are several jobs, give the files of one"
-
-
-# ----------------------------------------------------------------------------------------------------------- the run
 
 
 def _beside(groups: Sequence[_Group], run: RecordedRun) -> tuple[SecondClock | None, list[str]]:

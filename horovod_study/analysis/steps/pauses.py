@@ -216,9 +216,6 @@ def _pause(rows: RankSteps, laps: Mapping[str, Floats], events: _Events, index: 
     )
 
 
-# ------------------------------------------------------------------------------------------------ regular pauses
-
-
 def _regular(rows: RankSteps, laps: Mapping[str, Floats], events: _Events, typical: StepStatistics) -> Sequence[Period]:
     if len(events) > _MOST_EVENTS:
         events = events.some(np.sort(np.argsort(-events.size_s, kind="stable")[:_MOST_EVENTS]))

@@ -345,9 +345,6 @@ def _late_s(named: Lateness) -> float:
     return named.value_s if named.certain_s > 0 else named.cause_s
 
 
-# -------------------------------------------------------------------------------------------------- efficiencies
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pop:
     """The efficiencies of the POP project, dimensionless; parallel = load_balance x communication."""

@@ -72,9 +72,6 @@ _NOT_TIMED = tuple(name for name in CHOICES if OPTIONS[name].roles & Role.RATE)
 """What a step takes does not depend on these, and a larger batch often comes with another learning rate."""
 
 
-# ---------------------------------------------------------------------------------------------------- the knee
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Knee:
     """One form of step(B), fitted: parameters as (value, low, high), NaN where there is no interval."""
@@ -296,9 +293,6 @@ def _slopes(form: str, means: Floats, batch: Floats, weight: Floats) -> Floats:
     found = _logs(_solve(form, moved, batch, weight))  # (2K, 3)
     with np.errstate(invalid="ignore"):
         return np.asarray((found[: len(means)] - found[len(means) :]).T / (2 * h))
-
-
-# ---------------------------------------------------------------------------------------------------- run table
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -154,9 +154,6 @@ def jump_doubts(runs: pd.DataFrame) -> list[str]:
     return found
 
 
-# ---------------------------------------------------------------------------------------------------- cells
-
-
 def over_placements(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the finished parallel runs with series along which the placement may differ, and what each run waited.
 
@@ -217,9 +214,6 @@ def _side(cell: pd.DataFrame) -> dict[str, Any]:
         "path": " or ".join(sorted(set(cell["path"]) - {""})),
         "repeats": len(cell),
     }
-
-
-# ---------------------------------------------------------------------------------------------------- jumps
 
 
 def _row(fewer: pd.DataFrame, more: pd.DataFrame, kind: str) -> dict[str, Any]:
@@ -287,9 +281,6 @@ def _beyond(left: Sequence[pd.DataFrame], more: pd.DataFrame) -> dict[str, Any]:
 def _frame(rows: Sequence[dict[str, Any]], columns: Sequence[str], *, whole: Sequence[str]) -> pd.DataFrame:
     frame = pd.DataFrame(list(rows), columns=list(columns))
     return frame.astype(dict.fromkeys(whole, "int64"))
-
-
-# ---------------------------------------------------------------------------------------------------- doubts
 
 
 def _doubt_paths(series: str, own: Sequence[pd.DataFrame]) -> Iterator[str]:

@@ -174,9 +174,6 @@ def doubts(cells: pd.DataFrame, fitted: Mapping[str, QuantityFit]) -> list[str]:
     return found
 
 
-# ---------------------------------------------------------------------------------------------------- cells
-
-
 def parallel(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the finished runs that have somebody to communicate with or could have, with their series; per_node as
     text.
@@ -199,9 +196,6 @@ def _note(cell: pd.DataFrame, sync: Floats, step: Floats, batches: float) -> str
     alone = breakdown.NOTES["alone"] if int(cell["workers"].iloc[0]) == 1 else ""
     no_epoch = "" if batches > 0 else NO_EPOCH if math.isnan(batches) else NO_BATCH
     return "; ".join(filter(None, ((hidden if np.isnan(sync).any() else "") or alone, no_epoch)))
-
-
-# ---------------------------------------------------------------------------------------------------- curves
 
 
 def _batches(own: pd.DataFrame, workers: Floats) -> Floats:

@@ -54,9 +54,6 @@ def write_accounting(
     return write_result(directory, texts, {NAME: partial(draw, found.cells)} if drawn(found.cells) else {}, look=look)
 
 
-# --------------------------------------------------------------------------------------------------------- text
-
-
 def text(found: Accounting, gate: ResidualGate | None) -> list[str]:
     """Return the whole account as lines."""
     lines = [*_step_lines(found), "", *_residual_lines(found), *_excluded_lines(found)]
@@ -260,9 +257,6 @@ def _share(value: float) -> str:
 def _estimate(each: Interval, *, sign: bool = False) -> str:
     low, high = _ms(each.low, sign=sign), _ms(each.high, sign=sign)
     return f"{_ms(each.value, sign=sign)} [{low} to {high}]"
-
-
-# ------------------------------------------------------------------------------------------------------- figure
 
 
 def caption(found: Accounting) -> str:

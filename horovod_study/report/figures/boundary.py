@@ -93,9 +93,6 @@ def place(workers: float, nodes: float, per_node: str) -> str:
     return f"{text} ({shares})"
 
 
-# ---------------------------------------------------------------------------------------------------- words
-
-
 def _sentence(row: Mapping[Any, Any], name: str) -> str:
     hidden = not math.isfinite(row["jump_s"])
     start = "step_" if hidden else ""
@@ -160,9 +157,6 @@ def _paths(rows: pd.DataFrame) -> list[tuple[str, str]]:
         (plural(float(f"{nodes}"), "node"), " or ".join(sorted(set(own["path"]))))
         for nodes, own in known.groupby("nodes", sort=True)
     ]
-
-
-# ---------------------------------------------------------------------------------------------------- drawing
 
 
 def _shown(analysis: Analysis) -> pd.DataFrame:

@@ -85,9 +85,6 @@ def write_learning_curves(points: pd.DataFrame, curves: pd.DataFrame, path: Path
     drawing.save(path)
 
 
-# ---------------------------------------------------------------------------------------------------- learning curves
-
-
 def learning_curves(points: pd.DataFrame, curves: pd.DataFrame) -> Drawing | None:
     """Return the test MSE against samples (epochs) and against seconds, one line per cell; None without evaluations."""
     shown = _usual(curves)
@@ -296,9 +293,6 @@ def _mse_axis(axes: Axes, rows: pd.DataFrame) -> None:
     kit.label_ticks(axes.yaxis, LogLocator(subs=marks, numticks=12), scientific)
 
 
-# ---------------------------------------------------------------------------------------------------- time to target
-
-
 def targets(analysis: Analysis) -> Drawing | None:
     """Return stacked bars of the seconds to each target by worker count; None where only single workers trained."""
     table = analysis.targets
@@ -442,9 +436,6 @@ def _bar(axes: Axes, place: float, row: Mapping[Any, Any]) -> float:
             axes.bar(place, values[name], bottom=foot, width=0.68, zorder=2, **kit.face(look))
             foot += float(values[name])
     return foot
-
-
-# ---------------------------------------------------------------------------------------------------- sensitivity
 
 
 def sensitivity(analysis: Analysis) -> Drawing | None:

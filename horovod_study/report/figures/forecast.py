@@ -62,9 +62,6 @@ def forecast(analysis: Analysis) -> Drawing | None:
     )
 
 
-# ---------------------------------------------------------------------------------------------------- drawing
-
-
 def _panel(
     axes: Axes, rows: pd.DataFrame, styles: Mapping[str, SeriesStyle], size_in: tuple[float, float], unit: str
 ) -> None:

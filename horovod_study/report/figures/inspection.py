@@ -59,9 +59,6 @@ def write_system_of(
     return write_system(directory, beside.system, steps, beside.evaluations, first_timed=run.first_step, look=look)
 
 
-# --------------------------------------------------------------------------------------------------------- text
-
-
 def result_lines(found: Inspection) -> list[str]:
     """Return what the command prints."""
     lines = wrapped(headline(found), _WIDE)
@@ -363,9 +360,6 @@ def _ms(seconds: float | None) -> str:
         return "-"
     value = 1e3 * seconds
     return f"{value:.3f}" if abs(value) < 10 else f"{value:,.1f}"
-
-
-# ------------------------------------------------------------------------------------------------------ figures
 
 
 def draw_steps(found: Inspection, width_in: float) -> Figure:

@@ -95,9 +95,6 @@ def scales(analysis: Analysis) -> dict[str, tuple[float, str]]:
     return found | {panel["quantity"]: (panel["unit"], panel["unit_name"]) for panel in _panels(analysis)}
 
 
-# ---------------------------------------------------------------------------------------------------- what is shown
-
-
 def devices(kinds: str) -> str:
     """Return `GPUs and processors` for the kinds of devices `gpu and package`."""
     return kinds.replace("gpu", "GPUs").replace("package", "processors") or "the devices that were read"
@@ -162,9 +159,6 @@ def _caption(
         )
     texts.append(kit.boundary_words(analysis.resources).strip())
     return " ".join(text for text in texts if text)
-
-
-# ---------------------------------------------------------------------------------------------------- drawing
 
 
 def _of(curves: pd.DataFrame, panel: dict[str, Any]) -> pd.DataFrame:

@@ -36,9 +36,6 @@ LOOKS = {
 }
 
 
-# -------------------------------------------------------------------------------------------------------- content
-
-
 def content(table: pd.DataFrame, calibration: Calibration, doubts: Sequence[str]) -> dict[str, Any]:
     """Return everything as plain values, None for what is not known: constants, scenarios -> rows, doubts."""
     scenarios: dict[str, list[dict[str, Any]]] = {}
@@ -78,9 +75,6 @@ def constants(calibration: Calibration) -> dict[str, Any]:
         **facts(it.runtime, "cycle_s", "negotiation", "fusion_bytes"),
         "relative_standard_errors": facts(it.spread, "compute", "alpha", "bandwidth"),
     }
-
-
-# ----------------------------------------------------------------------------------------------------------- text
 
 
 def text(table: pd.DataFrame, calibration: Calibration) -> str:
@@ -175,9 +169,6 @@ def _share(value: float) -> str:
 
 def _times(value: float) -> str:
     return f"{value:.3f}" if value >= 0.1 else f"{value:.2g}"
-
-
-# ---------------------------------------------------------------------------------------------------------- files
 
 
 def write_simulation(

@@ -150,9 +150,6 @@ def _batches(axes: Axes, cells: pd.DataFrame, *, extrapolated: bool) -> None:
     twin.spines["right"].set_visible(True)
 
 
-# ---------------------------------------------------------------------------------------------------- sentences
-
-
 def sentences(analysis: Analysis) -> list[str]:
     return [
         *_sync_sentences(analysis),

@@ -73,9 +73,6 @@ def usage(analysis: Analysis) -> Drawing | None:
     )
 
 
-# ---------------------------------------------------------------------------------------------------- over time
-
-
 OVER_TIME = (
     kit.Quantity("step_s", "Mean step / ms", "ms", "mean step of each stretch", 1000.0),
     kit.Quantity("gpu_percent", "GPU use / %", "% GPU use", "GPU use: mean over the GPUs"),

@@ -173,9 +173,6 @@ def script_json(value: Any) -> Markup:
     return Markup(text)
 
 
-# ---------------------------------------------------------------------------------------------------- what is drawn
-
-
 class _Sheet:
     """The figure's geometry in units of its SVG: points, from the upper left corner."""
 

@@ -334,9 +334,6 @@ def to_bytes(figure: Figure, form: str) -> bytes:
     return stream.getvalue()
 
 
-# ---------------------------------------------------------------------------------------------------- series
-
-
 def series_styles(points: pd.DataFrame) -> dict[str, SeriesStyle]:
     """Return the style of every series of a points table; give it the points of the whole study.
 

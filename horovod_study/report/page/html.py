@@ -361,9 +361,6 @@ def _throughput(analysis: Analysis, best: Mapping[str, Any]) -> str:
     return number(best["samples_per_s"], low, high) if whole else rounded(best["samples_per_s"], 3)
 
 
-# ---------------------------------------------------------------------------------------------------- tables
-
-
 def _accounts(analysis: Analysis, labels: Mapping[str, str]) -> Table:
     """Return what no part of a step covers, from the rows of every step: one group of rows per series."""
     whole = analysis.accounting[analysis.accounting["rank"].isna()]
