@@ -33,7 +33,6 @@ from horovod_study.records.forms import Count, Number, Text, Workers
 KERNEL = "kernel_gpu"
 KEPT = 500_000
 """Records of all files together that are in memory at once; beyond, the newest of each file count."""
-MAX_US = 1e10  # what ends before it begins wraps around
 
 
 class _Header(TypedDict):
@@ -119,7 +118,7 @@ class Records:
                 self.left_out["cut off, or without what is needed"] += 1
                 continue
             header, told, about = record["header"], record["coll_perf"], record.get("metadata", {})
-            if not 0 < told["coll_exec_time_us"] < MAX_US:
+            if not 0 < told["coll_exec_time_us"] < 1e10:  # what ends before it begins wraps around
                 self.left_out["without a time"] += 1
             elif header["n_ranks"] > 1:
                 self.taken += 1

@@ -34,7 +34,6 @@ MOST = 20
 
 _FEWEST_TIMES = 4
 _SHORTEST = 10  # steps between regular pauses; what comes more often is no pause
-_COVERED = 0.6  # of the distances that the run has room for
 _STEPS_OFF = 1.0
 _SECONDS_OFF = (0.02, 0.05, 0.1)  # of the distance; a program that waits for a whole step comes a little late
 _MOST_EVENTS = 4000
@@ -280,7 +279,7 @@ def _best_distance(
         has = upto > after
         hits = int(has.sum())
         room = span / distance - 1
-        if hits < _FEWEST_TIMES - 1 or hits < _COVERED * room:
+        if hits < _FEWEST_TIMES - 1 or hits < 0.6 * room:
             continue
         q = 1 - math.exp(-(2 * allowed + (1 if unit == "steps" else 0)) * count / span)
         chance = min(1.0, stats.binomial_tail(hits, count, q) * len(gaps))

@@ -22,7 +22,6 @@ from horovod_study.text.words import listed, plural
 NAME = "boundary"
 
 _WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
-_APART = 0.035  # of a panel: cells of equal workers on other numbers of nodes stand so far apart
 
 
 def boundary(analysis: Analysis) -> Drawing | None:
@@ -176,7 +175,7 @@ def _panel(
     tall_in: float,
 ) -> None:
     last, first = float(cells["workers"].max()), float(cells["workers"].min())
-    places = _places(cells, apart=_APART * (last - min(first, 1.0) + 1.0))
+    places = _places(cells, apart=0.035 * (last - min(first, 1.0) + 1.0))
     for series, own in cells.groupby("series", sort=False):
         look = styles[str(series)]
         for _, part in own.groupby("nodes", sort=True):

@@ -33,7 +33,6 @@ MAX_LINES = 8
 """Lines of one panel that can be distinguished; with more, every setting gets a row of its own."""
 
 MAX_ROWS = 4
-_BAR_IN = 0.17  # of a bar with its number upright over it
 
 CHOICE_TITLES = {name: each.title for name, each in OPTIONS.items() if each.title}
 """Options that a sensitivity is drawn against, with the names of their axes."""
@@ -308,7 +307,7 @@ def targets(analysis: Analysis) -> Drawing | None:
     names, words = style.series_labels(analysis.points), _told(settings)
 
     def draw(width_in: float) -> Figure:
-        most = max(6, int(0.78 * width_in / _BAR_IN))
+        most = max(6, int(0.78 * width_in / 0.17))
         blocks = [(setting, part) for setting in settings for part in _parted(_with_base(shown, setting), most)]
         bars = max(shown[shown["series"].isin(part)].groupby("target_mse").size().max() for _, part in blocks)
         columns = max(1, min(len(picked), int(width_in / max(1.3, 0.36 * bars))))

@@ -156,14 +156,14 @@ _SIZES = (("\\normalsize", 10.95, 6), ("\\small", 10.0, 5), ("\\footnotesize", 9
 """Sizes of type in a document of 11 pt, and half the gap between columns that goes with each, in pt."""
 
 _NARROW = 0.18  # of the width of the text: a column of broken lines is no narrower
-_TEXT_EMS = 15.0  # a column of broken lines asks for no more before the letters get smaller
 
 
 def _size(table: Table) -> tuple[str, float, float]:
     """Return the entry of the largest size, from \\small on, at which the columns fit side by side."""
     for size, letter_pt, gap_pt in _SIZES[1:]:
         ems = sum(
-            max(min(_ems(table, place), _TEXT_EMS), _NARROW * TEXT_WIDTH_IN * 72.27 / letter_pt)
+            # a column of broken lines asks for no more
+            max(min(_ems(table, place), 15.0), _NARROW * TEXT_WIDTH_IN * 72.27 / letter_pt)
             if column.wrap
             else _ems(table, place)
             for place, column in enumerate(table.columns)
