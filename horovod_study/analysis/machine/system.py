@@ -61,8 +61,7 @@ BREAK_S = 0.05
 GAP_INTERVALS = 2.0
 OTHERS_PERCENT = 25.0
 GROWTH, GROWTH_MB = 0.05, 20.0
-_ENOUGH = 8
-"""With fewer samples in the timed steps, means are too uncertain for a doubt."""
+_ENOUGH = 8  # with fewer samples in the timed steps, means are too uncertain for a doubt
 
 
 def quantities(rows: pd.DataFrame, interval_s: float) -> pd.DataFrame:

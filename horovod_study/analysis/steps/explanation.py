@@ -54,8 +54,7 @@ TRY = {
 SLOWER_UPDATE, SAME_COMPUTING = 2.0, 1.25
 """An update that has become so many times as long, while forward and backward have become no longer than this."""
 _EARLY_STEPS = slice(10, 60)
-_UNDISTURBED = 0.1
-"""The quantile of a lap that only its undisturbed steps determine."""
+_UNDISTURBED = 0.1  # the quantile of a lap that only its undisturbed steps determine
 _FEWER = "several batches per update, of which only the last averages"
 LESS_COMMUNICATION = {
     "ddp": f"a larger batch per worker, {_FEWER} (no_sync), gradients in 16 bits (bf16_compress_hook), other buckets "

@@ -35,8 +35,7 @@ _FURTHEST = ("operation", "copy", "other", "rest", "queue", "negotiation")
 """Which phase a moment counts for when tensors are in several."""
 
 _NEGOTIATE = "NEGOTIATE_"
-_UNTIMED = ("BARRIER", "JOIN")
-"""Collectives that move nothing: listed, but no part of `together`."""
+_UNTIMED = ("BARRIER", "JOIN")  # collectives that move nothing: listed, but no part of `together`
 
 _COLUMNS = (
     *("tensor", "collective", "phase", "activity", "count", "mean_s", "median_s", "p90_s"),

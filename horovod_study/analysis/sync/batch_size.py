@@ -385,8 +385,7 @@ def _why_not(found: Knee) -> str:
     return "its interval is as wide as the batches measured; add repeats or batches further apart"
 
 
-_Alone: TypeAlias = dict[tuple[Any, ...], Floats]
-"""Throughputs of one worker, by `_base_name`."""
+_Alone: TypeAlias = dict[tuple[Any, ...], Floats]  # throughputs of one worker, by `_base_name`
 
 
 def _groups(runs: pd.DataFrame) -> tuple[list[list[pd.DataFrame]], _Alone]:

@@ -36,8 +36,7 @@ from horovod_study.text.words import cut, plural, wrapped
 NAME = "accounting"
 HEADS = {**{part: part for part in PARTS}, "residual": "unexplained"}
 
-_FEWEST_BARS = 3
-"""A panel has room for so many: a single bar is no wall."""
+_FEWEST_BARS = 3  # a panel has room for so many: a single bar is no wall
 
 
 def write_accounting(

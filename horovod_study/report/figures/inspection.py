@@ -32,8 +32,7 @@ NAME = "inspect"
 
 _HEADS = {**{lap: lap for lap in PARTS}, "residual": "unexplained"}
 _WIDE = 110
-_MOST_RANKS = 16
-"""So many ranks are printed and drawn; beyond that those that differ most from the others."""
+_MOST_RANKS = 16  # so many ranks are printed and drawn; beyond that those that differ most from the others
 
 _SLOW = "#b3305f"
 
