@@ -164,7 +164,8 @@ def _caption(
 def _of(curves: pd.DataFrame, panel: dict[str, Any]) -> pd.DataFrame:
     target = curves["target_mse"].astype(float)
     same = target.isna() if math.isnan(panel["target_mse"]) else target == panel["target_mse"]
-    return curves[(curves["quantity"] == panel["quantity"]) & same]
+    found: pd.DataFrame = curves[(curves["quantity"] == panel["quantity"]) & same]
+    return found
 
 
 def _draw(

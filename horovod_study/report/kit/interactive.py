@@ -194,9 +194,9 @@ def _data(figure: Figure) -> dict[str, Any]:
     parts: list[list[Any]] = []
     tips: list[list[Any]] = []
     # Series that have an entry in a legend, numbered in its order.
-    known = {each.series for axes in figure.axes for artist in axes.get_children() if (each := _MARKS.get(artist))}
+    drawn = {each.series for axes in figure.axes for artist in axes.get_children() if (each := _MARKS.get(artist))}
     labels = dict.fromkeys(_entry(text) for legend in _all_legends(figure) for text in legend.get_texts())
-    series = {label: place for place, label in enumerate(label for label in labels if label in known)}
+    series = {label: place for place, label in enumerate(label for label in labels if label in drawn)}
     marked: list[list[Any]] = []
     places: dict[tuple[float, ...], int] = {}
     for axes in figure.axes:
