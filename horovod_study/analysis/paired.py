@@ -44,9 +44,6 @@ STALL = 6.0
 _NO_SCATTER = 1e-14
 
 
-# ------------------------------------------------------------------------------------------------------- slices
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slice:
     """One slice: a row of turns.csv (records.TurnSlice) under the name of its cell."""
@@ -136,9 +133,6 @@ def pairs(
     )
 
 
-# ------------------------------------------------------------------------------------------------- within a launch
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
     """How rounds scatter about the level of their launch."""
@@ -192,9 +186,6 @@ def without_stalls(launches: Sequence[Floats]) -> tuple[list[Floats], int]:
         moved += int((bounded != values).sum())
         found.append(bounded)
     return found, moved
-
-
-# ----------------------------------------------------------------------------------------------------- estimates
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -333,9 +324,6 @@ def _scatter(launches: Sequence[Floats]) -> float:
     """Variance about the means of the launches."""
     freedom = sum(len(each) - 1 for each in launches)
     return sum(float(((each - each.mean()) ** 2).sum()) for each in launches) / freedom
-
-
-# ------------------------------------------------------------------------------------------------------ precision
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

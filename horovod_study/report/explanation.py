@@ -73,9 +73,6 @@ def _head(found: Explanation) -> Iterable[Said]:
     yield f"{len(found.names)} runs ({states}), {len(found.last)} series{on}"
 
 
-# ------------------------------------------------------------------------------------------- where the time goes
-
-
 def _time(found: Explanation) -> Iterable[Said]:
     yield from _one_cell(found.cells[0]) if len(found.cells) == 1 else _several_cells(found)
     several = [cell for cell in found.last if cell.workers > 1]
@@ -160,9 +157,6 @@ def _ms(seconds: Interval) -> str:
     return quoted(1e3 * seconds.value, 1e3 * seconds.low, 1e3 * seconds.high)
 
 
-# ------------------------------------------------------------------------------------------------------ who is slow
-
-
 def _slow(found: Explanation) -> Iterable[Said]:
     if not found.slow:
         yield "One worker has nobody to wait for."
@@ -212,9 +206,6 @@ def _late(late: Lateness, slow: Slow) -> str:
     )
 
 
-# ----------------------------------------------------------------------------------------------------- more workers
-
-
 def _growth(found: Explanation) -> Iterable[Said]:
     if found.why_no_growth:
         yield f"Unknown: {found.why_no_growth}."
@@ -245,9 +236,6 @@ def _grown(growth: Growth) -> str:
     )
 
 
-# ------------------------------------------------------------------------------------------------- what would help
-
-
 def _help(found: Explanation) -> Iterable[Said]:
     if not found.help:
         yield "Nothing stands out: no part but computing takes more than a few per cent of a step."
@@ -263,9 +251,6 @@ def _gain(each: Help) -> str:
     low, high = each.gain.low, each.gain.high
     ends = f" [{percent(low)}, {percent(high)}]" if known(low) and known(high) else ""
     return f": {each.kind} {signed(percent(each.gain.value))}{ends} samples/s"
-
-
-# ------------------------------------------------------------------------------------------------ what it rests on
 
 
 def _rests(found: Explanation) -> Iterable[Said]:

@@ -163,9 +163,6 @@ def recommend(
     }
 
 
-# ---------------------------------------------------------------------------------------------------- drawn curves
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Curves:
     """The forecast and B curves that are consistent with it, as logarithms of samples/s per worker at any count."""
@@ -214,9 +211,6 @@ def knots(smallest: int, largest: int, measured: Sequence[int], per_node: int | 
         edges = [per_node * 2**i for i in range(40) if per_node * 2**i < largest]
         found |= {edge + after for edge in edges for after in (0, 1)}
     return sorted(each for each in found if smallest <= each <= largest)
-
-
-# ---------------------------------------------------------------------------------------------------- one series
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,9 +338,6 @@ def _budget(case: _Case) -> RecommendedCount:
     return _answer(case, question, found, samples=samples, why_not=why_not)
 
 
-# ---------------------------------------------------------------------------------------------------- time to target
-
-
 def _to_target(case: _Case, seed: int) -> dict[str, RecommendedCount]:
     given = case.questions.samples_to_target
     assert given is not None
@@ -394,9 +385,6 @@ def _samples_needed(given: Mapping[int, float], counts: Floats, draws: int, seed
     if counts[-1] > n[-1]:
         doubts.append(f"samples to the target beyond {n[-1]:g} workers follow E_min (1 + N / N_crit)")
     return every[:, :1] + every[:, 1:] * counts, doubts
-
-
-# ---------------------------------------------------------------------------------------------------- answers
 
 
 def _first(yes: np.ndarray[Any, np.dtype[np.bool_]], counts: Floats) -> Floats:
@@ -472,9 +460,6 @@ def _values(case: _Case, workers: int, samples: float | None) -> dict[str, tuple
         value, low, high = values["gpu_hours"]
         values["cost"] = (price * value, price * low, price * high)
     return values
-
-
-# ---------------------------------------------------------------------------------------------------- words
 
 
 _NAMES = {

@@ -105,9 +105,6 @@ def _visible(name: str) -> str:
     return name.encode("utf-8", errors="backslashreplace").decode("utf-8")
 
 
-# ------------------------------------------------------------------------------------------------------ words
-
-
 def headline(found: StudyComparison) -> str:
     """Return the one sentence that the comparison comes to: how many cells are slower or faster, and the most."""
     rows = _rows(found, "throughput")
@@ -201,9 +198,6 @@ def _change(row: Row) -> tuple[str, str]:
 
 def _rows(found: StudyComparison, metric: str) -> list[dict[Any, Any]]:
     return found.of(metric).to_dict("records")
-
-
-# ------------------------------------------------------------------------------------------------------ page
 
 
 def section(found: StudyComparison) -> dict[str, Any]:
@@ -360,9 +354,6 @@ def _changes(found: StudyComparison) -> Table:
     return _flat("against-else", caption, columns, [facts(each, "what", "before", "after") for each in found.changes])
 
 
-# ------------------------------------------------------------------------------------------------------ files
-
-
 def table(found: StudyComparison) -> Table:
     """Return the table of the comparison as it is printed: that of the page, with what is under its cells in them."""
     page = _cells(found)
@@ -397,9 +388,6 @@ def table(found: StudyComparison) -> Table:
 def _how(found: StudyComparison) -> str:
     tests = [f"{test}" for test in found.differences["test"].drop_duplicates() if test]
     return listed(sorted(tests)) if tests else "none: too few repeats"
-
-
-# ------------------------------------------------------------------------------------------------------ terminal
 
 
 def lines(found: StudyComparison) -> list[str]:
@@ -478,9 +466,6 @@ def _check_line(found: StudyComparison, check: GateCheck) -> str:
         f"{head}: {place}: {metric.title} {before} before, {after}{' ' if unit else ''}{unit} after, "
         f"{value}{THIN}% {interval or '(no interval)'}{why}; {limit}"
     )
-
-
-# ------------------------------------------------------------------------------------------------------ figure
 
 
 def drawing(found: StudyComparison) -> Drawing:

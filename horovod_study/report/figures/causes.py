@@ -48,9 +48,6 @@ LOOKS = {
 """What a way from ideal to measured is made of, from top to bottom."""
 
 
-# ---------------------------------------------------------------------------------------------------- from ideal
-
-
 def losses(analysis: Analysis) -> Drawing | None:
     table = analysis.losses
     if table.empty:
@@ -146,9 +143,6 @@ def _way(axes: Axes, parts: Mapping[str, Mapping[Any, Any]], order: list[str], l
     kit.label_ticks(axes.xaxis, MaxNLocator(nbins=4, steps=[1, 2, 5, 10]))
 
 
-# ---------------------------------------------------------------------------------------------------- stragglers
-
-
 _WAITING = (
     kit.Quantity("skew_s", "Skew / ms per step", "ms per step", scale=1000.0),
     kit.Quantity("load_balance", "Load balance / %", "% load balance", scale=100.0, share=True),
@@ -184,9 +178,6 @@ def stragglers(analysis: Analysis) -> Drawing | None:
         data=known[["series", "setting", "partition", "workers", "nodes", "repeats", *names]],
         draw=draw,
     )
-
-
-# ---------------------------------------------------------------------------------------------------- attribution
 
 
 _CELL = ["series", "workers", "nodes", "batch", "arm"]
@@ -238,9 +229,6 @@ def parts(analysis: Analysis) -> Drawing | None:
         data=table,
         draw=draw,
     )
-
-
-# ---------------------------------------------------------------------------------------------------- the machine
 
 
 def machines(analysis: Analysis) -> list[Drawing]:

@@ -22,17 +22,11 @@ PAGE_LINES = 44
 TEXT_WIDTH_IN = 5.9
 
 
-# ---------------------------------------------------------------------------------------------------- CSV
-
-
 def to_csv(table: Table) -> str:
     """Return the unrounded numbers."""
     if table.data is None:
         raise ValueError(f"table {table.name!r} has no unrounded numbers")
     return csv_of(table.data)
-
-
-# ---------------------------------------------------------------------------------------------------- Markdown
 
 
 def to_markdown(table: Table) -> str:
@@ -80,9 +74,6 @@ _MARKDOWN = str.maketrans({**{mark: f"\\{mark}" for mark in "\\`*_|#~!$"}, "&": 
 def _markdown(text: str) -> str:
     """Return the text for a cell: no markup, no HTML, no line break, no link."""
     return one_line(text).translate(_MARKDOWN).replace("](", "]\\(").replace("://", ":\\//")
-
-
-# ---------------------------------------------------------------------------------------------------- LaTeX
 
 
 def caption_command(name: str) -> str:
@@ -262,8 +253,6 @@ def _breaking(text: str) -> str:
     """Return the text as LaTeX that may also break after the parts of a path or a name."""
     return latex(text).replace("/", "/\\allowbreak{}").replace("\\_", "\\_\\allowbreak{}")
 
-
-# ---------------------------------------------------------------------------------------------------- letters
 
 _ASCII = {
     "\\": "\\textbackslash{}", "{": "\\{", "}": "\\}", "$": "\\$", "&": "\\&", "%": "\\%", "#": "\\#", "_": "\\_",
