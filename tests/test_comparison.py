@@ -130,17 +130,17 @@ def test_a_block_that_stands_apart_counts_and_is_told(golden: Golden) -> None:
 
 def test_learning_is_compared(golden: Golden) -> None:
     same = compare(blocks([1.0, 1.0]))
-    golden(same.learning.text)
+    golden(same.learning["text"])
     rounding = {"parameter_sha256": "other", "first_losses": [0.1, 0.090000009], "test_mse": 1.02e-3}
     near = compare(blocks([1.0, 1.0], b=rounding)).learning
-    assert near.alike
-    golden(near.text, "2 steps", "1.0e-07", "MSE", "1.96 %")
+    assert near["alike"]
+    golden(near["text"], "2 steps", "1.0e-07", "MSE", "1.96 %")
     other = compare(blocks([1.0, 1.0], b={"parameter_sha256": "other", "first_losses": [0.1, 0.08]})).learning
-    assert other.alike is False
-    golden(other.text)
+    assert other["alike"] is False
+    golden(other["text"])
     lost = compare(blocks([1.0], b={"parameter_sha256": "other", "first_losses": [], "test_mse": None})).learning
-    assert lost.alike is None
-    golden(lost.text)
+    assert lost["alike"] is None
+    golden(lost["text"])
 
 
 def test_unsteady_steps_are_doubted(golden: Golden) -> None:

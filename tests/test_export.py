@@ -91,9 +91,12 @@ def test_what_a_trace_cannot_know_is_left_out_of_it() -> None:
     assert [each for each in found if each["ph"] == "i"] == []
 
 
-def test_curves_of_a_run_end_with_its_shortest_rank_and_are_medians_of_equal_parts() -> None:
+def test_curves_of_a_run_end_with_its_shortest_rank_and_are_medians_of_equal_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("horovod_study.analysis.series.history.POINTS", 5)
     slow = step_rows(10, forward_s=3e-3)
-    found = history({0: step_rows(12), 1: slow}, [EVALUATION], points=5)
+    found = history({0: step_rows(12), 1: slow}, [EVALUATION])
 
     forward = found[found["tag"] == "steps/forward_ms"]
     assert forward["step"].tolist() == [1, 3, 5, 7, 9]

@@ -24,7 +24,7 @@ from horovod_study.analysis.series.points import scaling_points
 from horovod_study.analysis.study import analyze
 from horovod_study.errors import ConfigError
 from horovod_study.report.figures import catalogue
-from horovod_study.report.kit import panels, pgf, style
+from horovod_study.report.kit import files, panels, style
 
 LOOKS = {
     "text sans": style.FigureFormat(),
@@ -390,7 +390,7 @@ def test_without_latex_pgf_says_what_to_install(study, tmp_path, monkeypatch, go
 def test_every_text_of_a_pgf_file_is_latex_that_prints_it():
     figure = hostile()
     with style.style():
-        pgf.as_latex(figure)
+        files.as_latex(figure)
         figure.draw_without_rendering()
         texts = [text.get_text() for text in shown_texts(figure)]
 
@@ -411,7 +411,7 @@ def lacks_pgf() -> bool:
 @pytest.mark.slow
 def test_latex_reads_the_pgf_file(tmp_path):
     with style.style():
-        (tmp_path / "figure.pgf").write_bytes(pgf.to_pgf(hostile()))
+        (tmp_path / "figure.pgf").write_bytes(files.to_pgf(hostile()))
     (tmp_path / "page.tex").write_text(
         "\\documentclass{article}\\usepackage[T1]{fontenc}\\usepackage{textcomp}\\usepackage{pgf}\n"
         "\\begin{document}\\input{figure.pgf}\\end{document}\n"

@@ -21,15 +21,15 @@ class TestKnownAnswers:
         one = score(points(COUNTS, [20 + 80 * n for n in COUNTS]))[""]
         law = one.laws["linear"]
         assert (one.known, one.hidden) == ((1, 2, 4), (8, 16, 32))
-        assert law.targets == 3
-        assert law.worst_ape < 1e-9 and abs(law.bias) < 1e-9
-        assert law.coverage == 1.0 and law.fails == ""
+        assert law["targets"] == 3
+        assert law["worst_ape"] < 1e-9 and abs(law["bias"]) < 1e-9
+        assert law["coverage"] == 1.0 and law["fails"] is None
 
     def test_usl_foretells_its_own_peak(self):
         n = (1, 2, 4, 8, 12, 24, 48)
         law = score(points(n, usl(n, 0.02, 0.002)), laws=("usl",))[""].laws["usl"]
-        assert law.worst_ape < 1e-6
-        assert law.coverage == 1.0
+        assert law["worst_ape"] < 1e-6
+        assert law["coverage"] == 1.0
 
     def test_the_numbers_of_a_law_are_those_of_its_forecasts(self):
         one = score(noisy(COUNTS, usl(COUNTS, 0.1, 0.001), repeats=3))[""]
@@ -37,10 +37,10 @@ class TestKnownAnswers:
             errors = np.array([each.error for each in one.forecasts if each.law == name])
             if not len(errors):
                 continue
-            assert law.targets == len(errors)
-            assert law.median_ape == pytest.approx(np.median(abs(errors)))
-            assert law.worst_ape == pytest.approx(np.max(abs(errors)))
-            assert law.bias == pytest.approx(np.mean(errors))
+            assert law["targets"] == len(errors)
+            assert law["median_ape"] == pytest.approx(np.median(abs(errors)))
+            assert law["worst_ape"] == pytest.approx(np.max(abs(errors)))
+            assert law["bias"] == pytest.approx(np.mean(errors))
 
     def test_a_target_is_the_median_of_its_runs(self):
         table = points([1, 2, 4, 8, 8, 8], [100, 200, 400, 700, 800, 3000])
@@ -49,23 +49,23 @@ class TestKnownAnswers:
     def test_a_forecast_that_is_ten_per_cent_too_high_says_so(self):
         # Level per-worker throughput, then a fall that nothing forecasts.
         one = score(points([1, 2, 4, 8], [100, 200, 400, 800 / 1.1]), laws=("linear",))[""]
-        assert one.laws["linear"].bias == pytest.approx(0.1)
+        assert one.laws["linear"]["bias"] == pytest.approx(0.1)
 
 
 class TestFailing:
     def test_amdahl_fails_where_throughput_falls(self, golden):
         n = (1, 2, 4, 8, 16, 32, 64)
         one = score(points(n, usl(n, 0.03, 0.004)), laws=("amdahl", "usl"))[""]
-        assert one.laws["usl"].fails == ""
-        fails = one.laws["amdahl"].fails
+        assert one.laws["usl"]["fails"] is None
+        fails = one.laws["amdahl"]["fails"]
         assert "off by" in fails and "inside its 95 % interval" in fails
         golden(fails, "16", "64 workers")
 
     def test_a_law_without_enough_counts_is_named_with_the_reason(self):
         one = score(points([1, 2, 4], [100, 190, 300]))[""]
-        refused = {name: law.fails for name, law in one.laws.items() if not law.targets}
+        refused = {name: law["fails"] for name, law in one.laws.items() if not law["targets"]}
         assert all(text.startswith("cannot be fitted: ") for text in refused.values())
-        assert all(law.median_ape is None for name, law in one.laws.items() if name in refused)
+        assert all(law["median_ape"] is None for name, law in one.laws.items() if name in refused)
 
     def test_what_is_wrong_and_says_how_wrong_does_not_fail_until_it_is_useless(self):
         def one(error, covered):
@@ -80,19 +80,19 @@ class TestFailing:
                 low=low,
                 high=high,
             )
-            return holdout._law_score("x", [target], "").fails
+            return holdout._law_score([target], "")["fails"]
 
-        assert one(0.09, covered=False) == ""
-        assert one(0.30, covered=True) == ""
+        assert one(0.09, covered=False) is None
+        assert one(0.30, covered=True) is None
         assert one(0.60, covered=True).startswith("off by 60 %")
 
     def test_no_interval_counts_for_errors_and_not_for_coverage(self):
         target = holdout.Target(
             law="x", known_to=4, workers=8, nodes=None, measured=100, forecast=130, low=np.nan, high=np.nan
         )
-        law = holdout._law_score("x", [target], "")
-        assert target.covered is None and law.coverage is None and law.median_width is None
-        assert law.median_ape == pytest.approx(0.3)
+        law = holdout._law_score([target], "")
+        assert target.covered is None and law["coverage"] is None and law["median_width"] is None
+        assert law["median_ape"] == pytest.approx(0.3)
         assert json.loads(json.dumps(target.to_dict(), allow_nan=False))["covered"] is None
 
 
@@ -109,7 +109,7 @@ class TestWhatIsHidden:
         one = score(points(COUNTS, usl(COUNTS, 0.1, 0)), rolling=True, laws=("linear",))[""]
         asked = [(each.known_to, each.workers) for each in one.forecasts if each.law == COMBINED]
         assert asked == [(4, 8), (4, 16), (4, 32), (8, 16), (8, 32), (16, 32)]
-        assert one.laws["linear"].targets == 6
+        assert one.laws["linear"]["targets"] == 6
 
     def test_what_is_hidden_has_no_say(self):
         n = [1, 2, 4, 8, 16, 32]

@@ -86,16 +86,16 @@ def recorded(tmp_path: Path) -> Callable[..., records.RecordedRun]:
 
 def test_the_rank_with_the_shortest_kernels_came_last_and_its_time_is_the_transfer() -> None:
     found = read(job())
-    rows = {(each.kind, each.bytes): each for each in found.sizes}
+    rows = {(each["kind"], each["bytes"]): each for each in found.sizes}
     small, large = rows["AllReduce", SIZES[0]], rows["AllReduce", SIZES[1]]
 
-    assert [each.bytes for each in found.sizes] == [SIZES[1], SIZES[0], 10**6] and found.timing == "kernel_gpu"
+    assert [each["bytes"] for each in found.sizes] == [SIZES[1], SIZES[0], 10**6] and found.timing == "kernel_gpu"
     assert (small.calls, small.ranks, small.nodes, small.communicators) == (STEPS, 4, 2, 1)
     assert small.shortest.value == pytest.approx(102e-6, abs=1e-6) and small.time.value > 300e-6
     assert small.time.low <= small.time.value <= small.time.high
     assert large.busbw_gb_per_s == pytest.approx(1.5 * SIZES[1] / large.shortest.value / 1e9)
-    assert found.late is not None and (found.late.rank, found.late.host) == (2, "node1")
-    assert 0.5 <= found.late.last <= 0.8 and found.late.late.value == pytest.approx(151.5e-6, rel=0.1)
+    assert found.late is not None and (found.late["rank"], found.late["host"]) == (2, "node1")
+    assert 0.5 <= found.late["last"] <= 0.8 and found.late["late"].value == pytest.approx(151.5e-6, rel=0.1)
     assert found.doubts == () and "Rank 2 on node1" in "\n".join(lines(found))
     assert read(job(late=9)).late is None
 
@@ -103,7 +103,7 @@ def test_the_rank_with_the_shortest_kernels_came_last_and_its_time_is_the_transf
 def test_bandwidths_of_other_collectives_are_those_of_nccl() -> None:
     kinds = {"AllGather": 3, "ReduceScatter": 3, "Broadcast": 1, "Reduce": 1, "AllToAll": None}
     text = {f"{rank}.log": "".join(line(rank, 0, 100, kind=kind) for kind in kinds) for rank in range(4)}
-    found = {each.kind: each.busbw_gb_per_s for each in read(text).sizes}
+    found = {each["kind"]: each["busbw_gb_per_s"] for each in read(text).sizes}
 
     rate = SIZES[0] / 100e-6 / 1e9
     assert found == {kind: None if share is None else pytest.approx(share * rate) for kind, share in kinds.items()}
@@ -119,7 +119,7 @@ def test_what_is_no_whole_record_is_counted_and_left_out() -> None:
     found = read(files)
     doubts = "\n".join(found.doubts)
 
-    assert {each.bytes: each.calls for each in found.sizes}[SIZES[1]] == STEPS - 1
+    assert {each["bytes"]: each["calls"] for each in found.sizes}[SIZES[1]] == STEPS - 1
     for part in ("2 records cut off", "2 records without a time", "1 record of messages"):
         assert part in doubts
     assert "node9-pid9.log" in doubts and found.files == 5
@@ -133,7 +133,7 @@ def test_what_is_missing_is_said() -> None:
     two = files | {f"b{name}": text for name, text in job(group="0xb").items()}
     found = read(two)
     assert "2 sets of processes" in "\n".join(found.doubts)
-    assert {each.communicators for each in found.sizes} == {2}
+    assert {each["communicators"] for each in found.sizes} == {2}
     with pytest.raises(AnalysisError, match="both hold rank 0"):
         read({"a.log": line(0, 0, 5), "b.log": line(0, 1, 5)})
     with pytest.raises(AnalysisError, match="no collective was recorded by all ranks"):
@@ -150,8 +150,8 @@ def test_groups_of_a_job_are_apart_by_ranks_and_the_latest_rank_of_any_is_named(
         files[f"{rank}.log"] = "".join(own) + line(rank, 0, 70)
     found = read(files)
 
-    assert {(each.ranks, each.communicators, each.calls) for each in found.sizes} == {(2, 2, 18), (4, 1, 1)}
-    assert found.late is not None and (found.late.communicator, found.late.rank) == ("0xa1", 0)
+    assert {(each["ranks"], each["communicators"], each["calls"]) for each in found.sizes} == {(2, 2, 18), (4, 1, 1)}
+    assert found.late is not None and (found.late["communicator"], found.late["rank"]) == ("0xa1", 0)
     assert not any("sets of processes" in each for each in found.doubts)
 
 
@@ -169,7 +169,7 @@ def test_of_more_records_than_fit_the_newest_count(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(nccl_inspector, "KEPT", 4000)
     found = read(job(steps=900))
 
-    assert [each.calls for each in found.sizes] == [500, 500]
+    assert [each["calls"] for each in found.sizes] == [500, 500]
     assert found.doubts == ("of 7,204 records the newest 4,000 count",)
 
 

@@ -34,41 +34,41 @@ def step_of(table, target=64, candidates=(1, 2, 4, 8, 16, 32), seconds=60.0):
 
 
 def test_runs_close_to_the_target_narrow_most():
-    by_count = {each.workers: each.narrower for each in step_of(points()).choices if each.runs == 1}
+    by_count = {each["workers"]: each["narrower"] for each in step_of(points()).choices if each["runs"] == 1}
 
     assert by_count[32] > by_count[16] > max([by_count.get(n, 0.0) for n in (1, 2, 4, 8)])
 
 
 def test_the_first_choice_gains_most_per_gpu_hour():
     step = step_of(points())
-    gains = [each.per_gpu_hour for each in step.choices]
+    gains = [each["per_gpu_hour"] for each in step.choices]
 
     assert gains == sorted(gains, reverse=True)
     for each in step.choices:
-        assert each.gpu_hours == pytest.approx(each.workers * each.runs * 60 / 3600)
-        assert each.per_gpu_hour == pytest.approx(each.narrower / each.gpu_hours)
+        assert each["gpu_hours"] == pytest.approx(each["workers"] * each["runs"] * 60 / 3600)
+        assert each["per_gpu_hour"] == pytest.approx(each["narrower"] / each["gpu_hours"])
 
 
 def test_what_is_expected_is_what_a_run_on_the_forecast_then_gives():
     """The truth is made to be the forecast: the interval after the run is near the one that was promised."""
     table = points()
     step = step_of(table, candidates=(32,))
-    expected = next(each for each in step.choices if each.runs == 1)
+    expected = next(each for each in step.choices if each["runs"] == 1)
     (at,) = predict(table, workers=[32])[""]
     then = pd.concat([table, pd.DataFrame({"workers": [32], "samples_per_s": [at.samples_per_s]})], ignore_index=True)
     (after,) = predict(then, workers=[64])[""]
 
-    assert math.log(expected.high / expected.low) == pytest.approx(math.log(after.high / after.low), rel=0.35)
+    assert math.log(expected["high"] / expected["low"]) == pytest.approx(math.log(after.high / after.low), rel=0.35)
 
 
 def test_a_run_at_the_target_itself_leaves_little_open():
     choices = step_of(points(), candidates=(64,)).choices
 
-    assert choices[0].narrower > 0.7
+    assert choices[0]["narrower"] > 0.7
 
 
 def test_what_gains_nothing_is_left_out():
-    assert all(each.narrower >= 0.01 for each in step_of(points()).choices)
+    assert all(each["narrower"] >= 0.01 for each in step_of(points()).choices)
     assert step_of(points(counts=(1, 2, 4, 8, 64), runs=5), target=64, candidates=(1,)).choices == ()
 
 

@@ -473,23 +473,27 @@ def test_without_two_cycles_there_is_no_table():
     assert cycle.cycle_shares(timed(lambda n: 1e-3)).empty
 
 
-# ---------------------------------------------------------------------------------------------------- points with nodes
+# ------------------------------------------------------------------------------------------- jumps of a known size
 
 
-def node_points(*, per_node=4, jump_s=6e-3, repeats=4, noise=0.02, counts=(2, 4, 8, 16), seed=2):
+def node_cells(*, jump_s=6e-3, repeats=4, noise=0.02, counts=(2, 4, 8, 16), seed=2):
+    """Runs in the form of `over_placements`, of nodes for 4 workers that are filled one after the other."""
     rng = np.random.default_rng(seed)
     rows = []
     for n in counts:
+        per_node = f"{n // 4}x4" + (f" 1x{n % 4}" if n % 4 else "") if n > 4 else f"1x{n}"
         for repeat in range(repeats):
-            sync = (1e-3 + 4e-4 * math.log2(n) + (jump_s if n > per_node else 0)) * math.exp(
-                noise * rng.standard_normal()
+            sync = 1e-3 + 4e-4 * math.log2(n) + (jump_s if n > 4 else 0)
+            sync *= math.exp(noise * rng.standard_normal())
+            rows.append(
+                {"workers": n, "nodes": -(-n // 4), "per_node": per_node, "sync_value_s": sync, "repeat": repeat}
             )
-            rows.append({"workers": n, "samples_per_s": 75 * n / (sync + 2e-3), "sync_s": sync, "repeat": repeat})
-    return pd.DataFrame(rows)
+    names = dict.fromkeys(("series", "setting", "partition", "backend", "transport", "path", "study"), "")
+    return pd.DataFrame(rows).assign(**names, step_value_s=math.nan, per_step=boundary.MEAN)
 
 
-def test_the_jump_of_points_is_found_and_its_growth_taken_off():
-    table = boundary.boundaries_of_points(node_points(), workers_per_node=4)
+def test_the_jump_is_found_and_its_growth_taken_off():
+    table = boundary.boundaries(node_cells())
     first = table.iloc[0]
 
     assert list(zip(table["fewer_nodes"], table["more_nodes"], strict=True)) == [(1, 2), (2, 4)]
@@ -497,51 +501,19 @@ def test_the_jump_of_points_is_found_and_its_growth_taken_off():
     assert first["low_s"] < 6.4e-3 < first["high_s"]  # with the growth from 4 to 8 workers
     assert first["beyond_low_s"] < 6e-3 < first["beyond_high_s"] and first["beyond_resolved"]
     assert math.isnan(table["beyond_s"][1])  # one count on two nodes shows no growth
-    assert math.isnan(first["step_jump_s"])  # no batch size
+    assert math.isnan(first["step_jump_s"])  # the steps are not known
 
 
 @pytest.mark.slow
 def test_without_a_jump_none_is_resolved_beyond_the_growth():
-    wrong = [
-        boundary.boundaries_of_points(node_points(jump_s=0.0, seed=seed), workers_per_node=4)["beyond_resolved"][0]
-        for seed in range(40)
-    ]
+    wrong = [boundary.boundaries(node_cells(jump_s=0.0, seed=seed))["beyond_resolved"][0] for seed in range(40)]
 
     assert sum(wrong) <= 4
 
 
-def test_a_column_of_nodes_says_as_much_and_the_step_is_that_of_the_batch():
-    points = node_points(noise=0.0)
-    points = points.assign(nodes=np.ceil(points["workers"] / 4), batch_size=75).drop(columns="sync_s")
-    first = boundary.boundaries_of_points(points).iloc[0]
-
-    assert first["step_jump_s"] == pytest.approx(6.4e-3, rel=1e-9) and math.isnan(first["jump_s"])
-    assert first["more_per_node"] == "" and first["more_partly"] is None
-
-
 def test_nodes_that_are_not_equally_full_are_called_so(golden):
-    table = boundary.boundaries_of_points(node_points(counts=(2, 4, 5)), workers_per_node=4)
-    (row,) = table.to_dict("records")
+    (row,) = boundary.boundaries(node_cells(counts=(2, 4, 5))).to_dict("records")
 
     assert (row["more_per_node"], row["more_partly"], row["fewer_partly"]) == ("1x4 1x1", True, False)
     golden(row["note"])
-    uneven = boundary.boundaries_of_points(node_points(counts=(2, 4, 5)).assign(nodes=[1] * 8 + [2] * 4))
-    assert list(uneven["more_partly"]) == [True]
-
-
-def test_order_does_not_matter_and_points_without_nodes_have_no_boundary():
-    points = node_points()
-
-    pd.testing.assert_frame_equal(
-        boundary.boundaries_of_points(points, workers_per_node=4),
-        boundary.boundaries_of_points(points.sample(frac=1, random_state=1), workers_per_node=4),
-    )
-    assert boundary.boundaries_of_points(points).empty
-    assert boundary.boundaries_of_points(points, workers_per_node=64).empty
-
-
-def test_points_that_say_no_time_are_refused(golden):
-    with golden.raises(AnalysisError, match="workers.*sync_s.*samples_per_s.*batch_size"):
-        boundary.boundaries_of_points(pd.DataFrame({"workers": [1], "samples_per_s": [1.0]}))
-    with golden.raises(AnalysisError, match="0 workers"):
-        boundary.boundaries_of_points(node_points(), workers_per_node=0)
+    assert list(boundary.boundaries(node_cells(counts=(2, 4, 5)).assign(per_node=""))["more_partly"]) == [True]

@@ -630,7 +630,7 @@ def test_without_step_times_there_are_no_phases_and_still_a_figure() -> None:
     steps = step_rows([math.nan, math.nan], math.nan)
     table = analysis.phases(steps, [{"steps": 2, "wall_s": 2.0}], first_timed=0, first_s=-1.0, last_s=3.0)
     with style():
-        drawn = report.figure(samples_of(every_second(4)), table)
+        drawn = report.figure(samples_of(every_second(4)), table, 5.9)
 
     assert table.empty
     assert len(drawn.axes) == 4
@@ -736,7 +736,7 @@ def test_the_figure_shades_the_phases_and_the_caption_names_what_is_missing(tmp_
     steps = step_rows([float(at) for at in range(10)], 1.0)
     table = analysis.phases(steps, [{"steps": 10, "wall_s": 10.0}], first_timed=2, first_s=-1.0, last_s=11.0)
     with style():
-        drawn = report.figure(samples, table)
+        drawn = report.figure(samples, table, 5.9)
     words = [text.get_text() for legend in drawn.legends for text in legend.get_texts()]
     paths = report.write_system(tmp_path, {"n1": samples}, steps, [{"steps": 10, "wall_s": 10.0}], first_timed=2)
 

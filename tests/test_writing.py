@@ -48,7 +48,7 @@ WRITING = {
     "records/writer.py": "rows are appended to a stream: created exclusively, or in a hidden file that is renamed",
     "report/archive.py": "packed into a stream of files.new_file",
     "report/page/check.py": "a copy in a temporary folder",
-    "report/kit/pgf.py": "into a stream in memory",
+    "report/kit/files.py": "figures for LaTeX, into a stream in memory",
     "report/kit/style.py": "into a stream in memory",
     "workload/checkpoint.py": "into a stream in memory",
     "workload/dataset.py": "arrays in a hidden folder, which is renamed when it is whole",

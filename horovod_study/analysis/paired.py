@@ -32,8 +32,6 @@ MIN_ROUNDS = 16
 """Rounds of a launch before anything is decided on it: fewer say nothing of the memory between neighbours. Those that
 are set aside count, and slices that were made again: a launch on a busy machine would have no end, and it is several of
 them that narrow an interval."""
-MIN_QUIET = 4
-"""Rounds of these that must be quiet."""
 LOOKS = 1.25
 """A launch is judged when its rounds have grown by this factor, so that few looks are made."""
 LAUNCHES = 3
@@ -43,13 +41,7 @@ PLANNED = 5
 """Launches for which the length of one is chosen: the scatter of fewer makes intervals much wider than rounds do."""
 STALL = 6.0
 """Robust standard deviations from the median of a launch to which a wilder round is moved: a stall, not noise."""
-SMALL_LAUNCH = 0.25
-"""A launch with a smaller share of the rounds of the longest one has not come far enough to be one of the launches."""
 _NO_SCATTER = 1e-14
-_MOST_LOOKED_AT = 10_000
-
-
-# ------------------------------------------------------------------------------------------------------- slices
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,9 +133,6 @@ def pairs(
     )
 
 
-# ------------------------------------------------------------------------------------------------- within a launch
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
     """How rounds scatter about the level of their launch."""
@@ -197,9 +186,6 @@ def without_stalls(launches: Sequence[Floats]) -> tuple[list[Floats], int]:
         moved += int((bounded != values).sum())
         found.append(bounded)
     return found, moved
-
-
-# ----------------------------------------------------------------------------------------------------- estimates
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -330,7 +316,7 @@ def estimate(found: Pairs, *, level: float = stats.LEVEL) -> RatioEstimate | Non
 def _comparable(found: Pairs) -> list[int]:
     """Places of the launches that have come far enough to count as launches."""
     lengths = [len(each) for each in found.cell]
-    least = max(2.0, SMALL_LAUNCH * max(lengths, default=0))
+    least = max(2.0, 0.25 * max(lengths, default=0))
     return [place for place, length in enumerate(lengths) if length >= least]
 
 
@@ -338,9 +324,6 @@ def _scatter(launches: Sequence[Floats]) -> float:
     """Variance about the means of the launches."""
     freedom = sum(len(each) - 1 for each in launches)
     return sum(float(((each - each.mean()) ** 2).sum()) for each in launches) / freedom
-
-
-# ------------------------------------------------------------------------------------------------------ precision
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -412,7 +395,7 @@ class Precision:
         if not differences or (length := _judged(found.rounds_made())) < MIN_ROUNDS:
             return False
         present = differences[-1][: found.rounds_kept(length)]
-        if len(present) < MIN_QUIET:
+        if len(present) < 4:
             return False
         if len(differences) > PLANNED:
             return len(present) >= sum(map(len, differences[:-1])) / (len(differences) - 1)
@@ -430,7 +413,7 @@ class Precision:
         z = stats.t_quantile(0.5 + self.look_level / 2, math.inf)
         length = max(MIN_ROUNDS, within / (PLANNED * (self.half_width / z) ** 2), max(lengths) if done else 0)
         level = 0.0 if math.isnan(known.launch_sd) else known.launch_sd**2
-        for count in range(max(self.launches, len(lengths) + (1 if done else 0), 2), _MOST_LOOKED_AT):
+        for count in range(max(self.launches, len(lengths) + (1 if done else 0), 2), 10_000):
             error = math.sqrt((level + within / length) / count)
             if stats.t_quantile(0.5 + self.look_level / 2, count - 1.0) * error <= self.half_width:
                 made = len(lengths) - (0 if done else 1)

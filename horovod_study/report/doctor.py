@@ -7,7 +7,6 @@ from rich.console import Console
 from rich.text import Text
 
 _STYLES = {"ok": "green", "warning": "yellow", "fail": "bold red"}
-_NAME_WIDTH = 22
 _VERDICT_WIDTH = 7
 _INDENT = 2
 
@@ -51,7 +50,7 @@ def show(findings: Sequence[Diagnosis], console: Console) -> None:
 
 def _rows(findings: Sequence[Diagnosis]) -> list[tuple[Text, int]]:
     """Return the lines, and the column at which what follows a break of each begins."""
-    width = min(_NAME_WIDTH, max((len(finding.name) for finding in findings), default=0))
+    width = min(22, max((len(finding.name) for finding in findings), default=0))
     rows: list[tuple[Text, int]] = []
     for area in dict.fromkeys(finding.area for finding in findings):
         rows.append((Text(area, style="bold"), 0))

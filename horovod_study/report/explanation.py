@@ -22,12 +22,6 @@ WIDE = 100
 MAX_ROWS, MAX_SERIES, MAX_HELP, MAX_DOUBTS = 10, 4, 5, 4
 """So many lines each part of the page has room for."""
 
-HELD_UP = 0.2
-"""A rank whose quickest steps are late by less than this share of its lateness is as quick as the others itself."""
-SAME = 0.1
-"""A rank whose lateness is that of one lap to this share of it is told by one number."""
-
-_BAR = 24
 _NAMES = {"data": "loading data", "sync": "synchronising", "residual": "unexplained"}
 _HEADS = {**{part: part for part in PARTS}, "residual": "unexpl."}
 
@@ -79,9 +73,6 @@ def _head(found: Explanation) -> Iterable[Said]:
     yield f"{len(found.names)} runs ({states}), {len(found.last)} series{on}"
 
 
-# ------------------------------------------------------------------------------------------- where the time goes
-
-
 def _time(found: Explanation) -> Iterable[Said]:
     yield from _one_cell(found.cells[0]) if len(found.cells) == 1 else _several_cells(found)
     several = [cell for cell in found.last if cell.workers > 1]
@@ -97,7 +88,7 @@ def _one_cell(cell: Cell) -> Iterable[Said]:
     rows = []
     for part, value in sorted(parts, key=lambda each: -each[1]):
         share = value / cell.step_s
-        rows.append((_NAMES.get(part, part), milliseconds(value), percent(share), "#" * round(_BAR * share)))
+        rows.append((_NAMES.get(part, part), milliseconds(value), percent(share), "#" * round(24 * share)))
     rows.append(("step", milliseconds(cell.step_s), percent(1.0), ""))
     yield to_lines(table_of(("", "ms", "share", ""), rows, texts=(0, 3)))
 
@@ -166,9 +157,6 @@ def _ms(seconds: Interval) -> str:
     return quoted(1e3 * seconds.value, 1e3 * seconds.low, 1e3 * seconds.high)
 
 
-# ------------------------------------------------------------------------------------------------------ who is slow
-
-
 def _slow(found: Explanation) -> Iterable[Said]:
     if not found.slow:
         yield "One worker has nobody to wait for."
@@ -204,11 +192,11 @@ def _late(late: Lateness, slow: Slow) -> str:
     host = f" on {late.host}" if late.host else ""
     there = _ms(Interval(value=late.cause_s, low=late.cause_low_s, high=late.cause_high_s))
     in_all = ""
-    if abs(late.value_s - late.cause_s) > SAME * late.cause_s:
+    if abs(late.value_s - late.cause_s) > 0.1 * late.cause_s:  # else one number tells both
         whole = Interval(value=late.value_s, low=late.low_s, high=late.high_s)
         in_all = f" (over all laps {_ms(whole)} ms{'' if whole.excludes(0) else ', which scatter more than that'})"
     held_up = ""
-    if late.quickest_s < HELD_UP * late.cause_s:
+    if late.quickest_s < 0.2 * late.cause_s:  # of its lateness, it is as quick as the others itself
         held_up = (
             " Its quickest steps are not late: at times something holds it up, such as another program on its core."
         )
@@ -216,9 +204,6 @@ def _late(late: Lateness, slow: Slow) -> str:
         f"Rank {late.rank}{host} is {there} ms late per step {CAUSES[late.cause]}{in_all}, and is the last one in "
         f"{percent(late.last_share)} of the steps (by chance: {percent(slow.chance)}).{held_up}"
     )
-
-
-# ----------------------------------------------------------------------------------------------------- more workers
 
 
 def _growth(found: Explanation) -> Iterable[Said]:
@@ -251,9 +236,6 @@ def _grown(growth: Growth) -> str:
     )
 
 
-# ------------------------------------------------------------------------------------------------- what would help
-
-
 def _help(found: Explanation) -> Iterable[Said]:
     if not found.help:
         yield "Nothing stands out: no part but computing takes more than a few per cent of a step."
@@ -269,9 +251,6 @@ def _gain(each: Help) -> str:
     low, high = each.gain.low, each.gain.high
     ends = f" [{percent(low)}, {percent(high)}]" if known(low) and known(high) else ""
     return f": {each.kind} {signed(percent(each.gain.value))}{ends} samples/s"
-
-
-# ------------------------------------------------------------------------------------------------ what it rests on
 
 
 def _rests(found: Explanation) -> Iterable[Said]:

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-TRACKERS = ("tensorboard", "wandb", "mlflow")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:

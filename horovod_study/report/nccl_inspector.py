@@ -15,16 +15,16 @@ _HEADS = ("collective", "bytes", "ranks", "nodes", "groups", "calls", "time", "s
 
 def lines(found: Inspected) -> list[str]:
     """Return the table of collectives, those that take most time first, then what it says."""
-    whole = sum(each.total_s for each in found.sizes)
+    whole = sum(each["total_s"] for each in found.sizes)
     rows = [
         (
-            each.kind,
-            f"{each.bytes:,}",
-            *(str(number) for number in (each.ranks, each.nodes, each.communicators)),
-            f"{each.calls:,}",
-            *(_micros(time) for time in (each.time, each.shortest)),
-            NOTHING if each.busbw_gb_per_s is None else alone(each.busbw_gb_per_s),
-            percent(each.total_s / whole),
+            each["kind"],
+            f"{each['bytes']:,}",
+            *(str(number) for number in (each["ranks"], each["nodes"], each["communicators"])),
+            f"{each['calls']:,}",
+            *(_micros(time) for time in (each["time"], each["shortest"])),
+            NOTHING if each["busbw_gb_per_s"] is None else alone(each["busbw_gb_per_s"]),
+            percent(each["total_s"] / whole),
         )
         for each in found.sizes
     ]
@@ -37,10 +37,10 @@ def lines(found: Inspected) -> list[str]:
     ]
     if found.late is not None:
         late = found.late
-        on = f" on {late.host}" if late.host else ""
+        on = f" on {late['host']}" if late["host"] else ""
         said.append(
-            f"Rank {late.rank}{on} of communicator {late.communicator} comes {_micros(late.late)} us after the first "
-            f"one, and is the last one to {percent(late.last)} of its collectives."
+            f"Rank {late['rank']}{on} of communicator {late['communicator']} comes {_micros(late['late'])} us after "
+            f"the first one, and is the last one to {percent(late['last'])} of its collectives."
         )
     elif found.timing == KERNEL:
         said.append("No rank comes later than the others beyond doubt.")
@@ -90,19 +90,21 @@ def all_reduces(found: Inspected) -> str:
 
     A table for each number of ranks and nodes. It is given in place: training reduces in place.
     """
-    placed = sorted({(each.nodes, each.ranks) for each in found.sizes if each.kind == "AllReduce"})
+    placed = sorted({(each["nodes"], each["ranks"]) for each in found.sizes if each["kind"] == "AllReduce"})
     text = []
     for nodes, ranks in placed:
         text.append("# NCCL Inspector. Collective test starting: all_reduce")
         per_node = -(-ranks // max(nodes, 1))
         text += [f"#  Rank {rank} Group 0 Pid {rank} on node{rank // per_node} device 0" for rank in range(ranks)]
         text.append("# size count type redop root | out of place: time algbw busbw #wrong | in place: the same")
-        own = (each for each in found.sizes if (each.kind, each.nodes, each.ranks) == ("AllReduce", nodes, ranks))
-        for each in sorted(own, key=lambda row: row.bytes):
-            micros = 1e6 * each.shortest.value
+        own = (
+            each for each in found.sizes if (each["kind"], each["nodes"], each["ranks"]) == ("AllReduce", nodes, ranks)
+        )
+        for each in sorted(own, key=lambda row: row["bytes"]):
+            micros = 1e6 * each["shortest"].value
             text.append(
-                f"{each.bytes} {each.bytes} bytes sum -1 N/A N/A N/A N/A "
-                f"{micros:.2f} {each.bytes / micros / 1e3:.3f} {each.busbw_gb_per_s:.3f} N/A"
+                f"{each['bytes']} {each['bytes']} bytes sum -1 N/A N/A N/A N/A "
+                f"{micros:.2f} {each['bytes'] / micros / 1e3:.3f} {each['busbw_gb_per_s']:.3f} N/A"
             )
     return "\n".join([*text, ""]) if text else ""
 

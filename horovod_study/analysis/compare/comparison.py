@@ -40,10 +40,6 @@ from horovod_study.text.words import plural
 
 ALIKE = 1e-4
 """Losses of the first steps that agree to this part: rounding differs between ways to add, and little else does."""
-ODD_ONE = 5.0
-"""A block is odd when its log ratio is so many times the usual deviation (1.4826 MAD) from the median, ..."""
-ODD_LEAST = 0.05
-"""... and at least so far from it."""
 MOST_BLOCKS = 1000
 """More of them are not said to be needed."""
 
@@ -100,57 +96,14 @@ class CountResult:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Learning:
-    """Whether A and B learned the same."""
-
-    same_parameters: bool  # bit for bit, in every block
-    first_steps: int  # whose losses were compared; 0: none were recorded
-    loss_difference: float | None  # largest relative one over these steps
-    test_mse: tuple[float, float]  # A, B: means over the runs
-    test_difference: float | None  # largest relative one within a block
-
-    @property
-    def alike(self) -> bool | None:
-        """Whether the first losses agree to ALIKE; None where none were recorded."""
-        if self.same_parameters:
-            return True
-        return None if self.loss_difference is None else self.loss_difference <= ALIKE
-
-    @property
-    def text(self) -> str:
-        """The finding in words."""
-        if self.same_parameters:
-            return "both learn the same: the parameters at the end agree bit for bit"
-        end = ""
-        if self.test_difference is not None:
-            end = f"; the test MSE at the end differs by up to {100 * self.test_difference:.2f} %"
-        if self.loss_difference is None:
-            return f"losses of the first steps were not recorded{end}"
-        found = (
-            f"the losses of the first {self.first_steps} steps differ by up to {self.loss_difference:.1e} of their size"
-        )
-        if self.alike:
-            return f"both learn the same: {found}{end} (rounding grows with the steps)"
-        return f"they do not learn the same: {found}, more than rounding explains{end}"
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            **facts(self, "same_parameters", "alike", "first_steps", "loss_difference"),
-            **dict(zip(("a_test_mse", "b_test_mse"), finite(self.test_mse), strict=True)),
-            "test_mse_difference": self.test_difference,
-            "text": self.text,
-        }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
     """The whole comparison: one result per worker count, and whether both learned the same."""
 
     counts: tuple[CountResult, ...]
-    learning: Learning
+    learning: Mapping[str, Any]  # whether A and B learned the same, JSON-ready; `text`: in words
 
     def to_dict(self) -> dict[str, Any]:
-        return {"workers": finite(self.counts), "learning": self.learning.to_dict()}
+        return {"workers": finite(self.counts), "learning": finite(self.learning)}
 
     def lines(self) -> list[str]:
         """Return a table and the verdicts in words."""
@@ -167,7 +120,7 @@ class Comparison:
             components += [f"{count}: {_components(each.turns)}"] if each.turns else []
             doubts += [f"doubt, {count}: {doubt}" for doubt in each.doubts]
         table = to_lines(table_of((*heads, "p90/med A, B"), rows, texts=()))
-        return [*table, "", *verdicts, *components, self.learning.text, *doubts]
+        return [*table, "", *verdicts, *components, self.learning["text"], *doubts]
 
 
 def too_few(blocks: int, tests: int) -> str:
@@ -181,9 +134,6 @@ def too_few(blocks: int, tests: int) -> str:
         + (f", {stats.smallest_p(blocks, tests):.3g} after Holm over {tests} worker counts" if tests > 1 else "")
         + f"; {stats.ALPHA:g} needs at least {least} blocks (--blocks {least})"
     )
-
-
-# ------------------------------------------------------------------------------------------------------ comparison
 
 
 def compare(blocks: Sequence[Mapping[str, Any]], *, aim: float | None = None) -> Comparison:
@@ -291,7 +241,8 @@ def _count(
     typical = stats.order_interval(logs).exp()
     away, apart = np.abs(logs - np.median(logs)), []
     if 4 <= len(logs) == len(rows):  # outliers, of four blocks or more
-        far = away > max(ODD_ONE * stats.normal_deviation(away), ODD_LEAST)
+        # five usual deviations (1.4826 MAD) from the median, and 5 % at least
+        far = away > max(5.0 * stats.normal_deviation(away), 0.05)
         apart = [int(row["block"]) for row, odd_one in zip(rows, far, strict=True) if odd_one]
     odd = tuple(apart if known is None or typical.known else ())
     resolved = p_holm < stats.ALPHA and (speed.ratio.excludes(1) or typical.excludes(1))
@@ -421,7 +372,8 @@ def _doubts(
         yield f"{firsts.pop()} came first in every block; give more blocks"
 
 
-def _learning(blocks: Sequence[Mapping[str, Any]]) -> Learning:
+def _learning(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return whether A and B learned the same; `alike` and the differences are None where nothing was recorded."""
     tests = np.array([[block[arm]["test_mse"] or math.nan for arm in "AB"] for block in blocks], dtype=float)  # (n, 2)
     differences = []
     steps = 0
@@ -434,12 +386,26 @@ def _learning(blocks: Sequence[Mapping[str, Any]]) -> Learning:
             gap = np.abs(a[:shared] - b[:shared]) / np.where(size > 0, size, 1.0)
             differences.append(float(np.max(np.where(np.isfinite(gap), gap, 1.0))))
     known = tests[np.isfinite(tests).all(axis=1)]
-    return Learning(
-        same_parameters=all(
-            block["A"]["parameter_sha256"] == block["B"]["parameter_sha256"] is not None for block in blocks
-        ),
-        first_steps=steps,
-        loss_difference=max(differences) if differences else None,
-        test_mse=(float(known[:, 0].mean()), float(known[:, 1].mean())) if len(known) else (math.nan, math.nan),
-        test_difference=float(np.max(np.abs(np.diff(known, axis=1)[:, 0]) / known.max(axis=1))) if len(known) else None,
-    )
+    same = all(block["A"]["parameter_sha256"] == block["B"]["parameter_sha256"] is not None for block in blocks)
+    worst = max(differences) if differences else None  # relative, over the first steps
+    alike = True if same else None if worst is None else worst <= ALIKE
+    apart = float(np.max(np.abs(np.diff(known, axis=1)[:, 0]) / known.max(axis=1))) if len(known) else None
+    end = "" if apart is None else f"; the test MSE at the end differs by up to {100 * apart:.2f} %"
+    found = f"the losses of the first {steps} steps differ by up to {worst or 0.0:.1e} of their size"
+    if same:
+        text = "both learn the same: the parameters at the end agree bit for bit"
+    elif worst is None:
+        text = f"losses of the first steps were not recorded{end}"
+    elif alike:
+        text = f"both learn the same: {found}{end} (rounding grows with the steps)"
+    else:
+        text = f"they do not learn the same: {found}, more than rounding explains{end}"
+    return {
+        "same_parameters": same,  # bit for bit, in every block
+        "alike": alike,
+        "first_steps": steps,  # whose losses were compared
+        "loss_difference": worst,
+        **{f"{arm}_test_mse": float(of.mean()) if len(of) else None for arm, of in zip("ab", known.T, strict=True)},
+        "test_mse_difference": apart,
+        "text": text,
+    }

@@ -107,9 +107,6 @@ HOW = (
 _SEEN = ("budget", "warmup_steps", "per_node", "path", "device", "energy_of")
 """Columns of the runs that should not differ unless they are the change."""
 
-_SAME_MACHINE = 0.02
-"""A plain worker that changed by less is not worth a doubt."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
@@ -683,7 +680,12 @@ def _doubts(
     interleaved: bool,
 ) -> Iterator[str]:
     after, before = names
-    same = _shared_runs(pairs)
+
+    def told(cell: _StudyCell) -> set[tuple[str, ...]]:
+        rows = cell.runs[["run", "started", "samples_per_s"]].dropna(subset="started")
+        return {tuple(_text(value) for value in values) for values in rows.itertuples(index=False)}
+
+    same = sum(len(told(pair.after) & told(pair.before)) for pair in pairs)
     if same:
         yield (
             f"{same} of the {sum(len(pair.after.runs) for pair in pairs)} matched runs of {after} are runs of {before} "
@@ -719,14 +721,6 @@ def _doubts(
         yield "No baseline that both studies have: speedups and efficiencies are not compared."
 
 
-def _shared_runs(pairs: Sequence[_Pair]) -> int:
-    def told(cell: _StudyCell) -> set[tuple[str, ...]]:
-        rows = cell.runs[["run", "started", "samples_per_s"]].dropna(subset="started")
-        return {tuple(_text(value) for value in values) for values in rows.itertuples(index=False)}
-
-    return sum(len(told(pair.after) & told(pair.before)) for pair in pairs)
-
-
 def _when(pairs: Sequence[_Pair]) -> str:
     spans = []
     for side in _SIDES:
@@ -742,7 +736,7 @@ def _plain_worker(differences: pd.DataFrame) -> Iterator[str]:
     """Yield a doubt where one plain worker changed, which does not communicate: the machine, or its software, did."""
     rows = differences[(differences["metric"] == "throughput") & (differences["backend"] == "serial")]
     for row in rows.to_dict("records"):
-        if row["verdict"] in (BETTER, WORSE) and abs(row["ratio"] - 1) > _SAME_MACHINE:
+        if row["verdict"] in (BETTER, WORSE) and abs(row["ratio"] - 1) > 0.02:  # a smaller change is not worth a doubt
             yield (
                 f"One plain worker ({row['setting']}), which does not communicate, is "
                 f"{100 * abs(row['ratio'] - 1):.1f} % "
@@ -853,9 +847,7 @@ def outcome(row: Mapping[str, Any], limit: float) -> str:
 # ------------------------------------------------------------------------------------------------------ values
 
 
-_WHOLE = ("workers", "before_repeats", "after_repeats", "tests", "repeats")
-
-
 def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
     frame = pd.DataFrame([{name: row[name] for name in columns} for row in rows], columns=list(columns))
-    return frame.astype({name: "int64" for name in _WHOLE if name in columns})
+    whole = {"workers", "before_repeats", "after_repeats", "tests", "repeats"}.intersection(columns)
+    return frame.astype(dict.fromkeys(whole, "int64"))

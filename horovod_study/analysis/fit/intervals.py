@@ -276,7 +276,8 @@ def as_likely(solved: Solved, sample: Sample, base_noise: float, ends: tuple[Flo
             with np.errstate(divide="ignore", invalid="ignore"):
                 room = np.where(sign * way > 0, (upper - chains) / way, (lower - chains) / way)
             room = np.min(sign * np.where(way == 0, np.inf * sign, room), axis=1)
-            near, far = np.zeros(_CHAINS), np.minimum(np.nan_to_num(room), _FARTHEST)
+            # points that a law meets exactly leave no room in which directions have a length
+            near, far = np.zeros(_CHAINS), np.minimum(np.nan_to_num(room), 1e12)
             for halving in range(_HALVINGS):
                 tried = far if halving == 0 else (near + far) / 2  # the bound itself may be inside
                 at = np.clip(chains + sign * tried[:, np.newaxis] * way, lower, upper)
@@ -292,8 +293,6 @@ def as_likely(solved: Solved, sample: Sample, base_noise: float, ends: tuple[Flo
 JOINTLY = 6.0
 """Twice 4 F(4, 6) / F(1, 6) at 95 % (Scheffe 1953): noise grows with the throughput, which these sums do not know."""
 _CHAINS, _TURNS, _HALVINGS = 48, 60, 14
-_FARTHEST = 1e12
-"""Directions that are gone at most: points that a law meets exactly leave no room in which directions have a length."""
 
 
 def _profile_columns(solved: Solved, sample: Sample, base_noise: float) -> tuple[Floats, ...]:

@@ -18,7 +18,6 @@ from horovod_study.analysis.stats import Floats
 from horovod_study.text.words import listed
 
 TOGETHER = 20  # series whose replicates are fitted in one go
-_CLOSE = 1e-4  # last step of a replicate as a share of the largest speedup; what is left after it is far smaller
 EXACT = 1e-10  # residuals below this share of the largest speedup are rounding, not misfit
 _SCALES = frozenset({"gamma", "scale", "level", "base"})  # parameters that say how much, not how it scales
 
@@ -133,7 +132,8 @@ def _replicates(law: Law, samples: Sequence[Sample], values: Floats) -> list[Flo
         if law.linear and len(law.bounds) == 1:
             fitted = _closed(law, where, weight, targets)
         else:
-            fitted = refit(law, where, weight, targets, start, tolerance=_CLOSE, steps=40)
+            # what is left after such a step is far smaller
+            fitted = refit(law, where, weight, targets, start, tolerance=(1e-4), steps=40)
         for (i, _), draws in zip(some, np.split(fitted, len(some)), strict=True):
             found[i] = draws.copy()
     return found

@@ -44,10 +44,6 @@ COMBINED = "combined"
 MIN_KNOWN = 2
 """Fewer worker counts say nothing about a trend; the default hides no more than leaves three, where there are four."""
 
-WRONG = 0.10
-USELESS = 0.50
-"""Median errors from which on a law fails: the first where its interval does not say so, the second in any case."""
-
 _ROUNDING = 1e-9  # an interval of exact points has no width, and its forecast is right to rounding
 
 
@@ -84,31 +80,13 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LawScore:
-    """How well one law forecast T targets; None where nothing is known, as for a law that could not be fitted."""
-
-    law: str
-    targets: int
-    median_ape: float | None
-    worst_ape: float | None
-    bias: float | None
-    coverage: float | None
-    median_width: float | None
-    fails: str  # why it fails, in words; empty when it does not
-
-    def to_dict(self) -> dict[str, Any]:
-        names = ("targets", "median_ape", "worst_ape", "bias", "coverage", "median_width")
-        return {**facts(self, *names), "fails": self.fails or None}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HoldoutScore:
     """The scores of one series; `why_not` says why there are none."""
 
     series: str
     known: tuple[int, ...]  # worker counts that stayed known when all of `hidden` were hidden
     hidden: tuple[int, ...]
-    laws: Mapping[str, LawScore] = field(default_factory=dict)  # the combination first
+    laws: Mapping[str, dict[str, Any]] = field(default_factory=dict)  # the combination first
     forecasts: tuple[Target, ...] = ()
     doubts: tuple[str, ...] = ()
     why_not: str = ""
@@ -158,16 +136,16 @@ def summarise(scores: Mapping[str, HoldoutScore]) -> dict[str, dict[str, Any]]:
     found = {}
     for law, score in _over_all(scores).items():
         series = sum(any(each.law == law for each in one.forecasts) for one in scores.values())
-        failed = [name for name, one in scores.items() if law in one.laws and one.laws[law].fails]
-        found[law] = {"series": series, **score.to_dict(), "failed": failed}
+        failed = [name for name, one in scores.items() if law in one.laws and one.laws[law]["fails"]]
+        found[law] = {"series": series, **score, "failed": failed}
         del found[law]["fails"]
     return found
 
 
-def _over_all(scores: Mapping[str, HoldoutScore]) -> dict[str, LawScore]:
+def _over_all(scores: Mapping[str, HoldoutScore]) -> dict[str, dict[str, Any]]:
     laws = dict.fromkeys(law for one in scores.values() for law in one.laws)
     targets = [each for one in scores.values() for each in one.forecasts]
-    return {law: _law_score(law, [each for each in targets if each.law == law], "") for law in laws}
+    return {law: _law_score([each for each in targets if each.law == law], "") for law in laws}
 
 
 def to_dict(scores: Mapping[str, HoldoutScore]) -> dict[str, Any]:
@@ -181,9 +159,6 @@ def hidden_counts(counts: Sequence[int], hide: int | None) -> int:
     if hide is None:
         hide = distinct - max(math.ceil(distinct / 2), min(3, distinct - 1))
     return hide if distinct - hide >= MIN_KNOWN else 0
-
-
-# ---------------------------------------------------------------------------------------------------- one series
 
 
 def _score_series(
@@ -218,7 +193,7 @@ def _score_series(
         known=tuple(counts[:-hidden]),
         hidden=tuple(counts[-hidden:]),
         laws={
-            law: _law_score(law, [target for target in targets if target.law == law], refused.get(law, ""))
+            law: _law_score([target for target in targets if target.law == law], refused.get(law, ""))
             for law in (COMBINED, *(law.name for law in laws))
         },
         forecasts=tuple(sorted(targets, key=lambda target: (target.known_to, target.workers))),
@@ -309,33 +284,31 @@ def _doubts(rows: pd.DataFrame, known_to: int, hidden: int) -> Iterator[str]:
             yield f"up to {known_to} workers all are on one node: the network between nodes was hidden, too"
 
 
-# ---------------------------------------------------------------------------------------------------- scores
-
-
-def _law_score(law: str, targets: Sequence[Target], refused: str) -> LawScore:
+def _law_score(targets: Sequence[Target], refused: str) -> dict[str, Any]:
+    """Return how well one law forecast its targets, JSON-ready: None is what is not known, or that it does not fail."""
     if not targets:
         nothing = dict.fromkeys(("median_ape", "worst_ape", "bias", "coverage", "median_width"))
-        return LawScore(law=law, targets=0, fails=refused, **nothing)
+        return {"targets": 0, **nothing, "fails": refused or None}
     errors = np.array([target.error for target in targets])
     known = [target for target in targets if target.covered is not None]
     covered = sum(bool(target.covered) for target in known)
     widths = [(target.high - target.low) / target.forecast for target in known if target.forecast > 0]
     median = float(np.median(np.abs(errors)))
     coverage = covered / len(known) if known else None
-    return LawScore(
-        law=law,
-        targets=len(targets),
-        median_ape=median,
-        worst_ape=float(np.max(np.abs(errors))),
-        bias=float(np.mean(errors)),
-        coverage=coverage,
-        median_width=float(np.median(widths)) if widths else None,
-        fails=refused or _fails(targets, median, coverage, covered, len(known)),
-    )
+    return {
+        "targets": len(targets),
+        "median_ape": median,
+        "worst_ape": float(np.max(np.abs(errors))),
+        "bias": float(np.mean(errors)),
+        "coverage": coverage,
+        "median_width": float(np.median(widths)) if widths else None,
+        "fails": refused or _fails(targets, median, coverage, covered, len(known)) or None,
+    }
 
 
 def _fails(targets: Sequence[Target], median: float, coverage: float | None, covered: int, known: int) -> str:
-    if median <= WRONG or (median <= USELESS and (coverage is None or coverage > 0.5)):
+    # the first where its interval does not say so
+    if median <= 0.10 or (median <= 0.50 and (coverage is None or coverage > 0.5)):
         return ""
     text = f"off by {100 * median:.0f} % in the median"
     if coverage is not None:
@@ -344,9 +317,6 @@ def _fails(targets: Sequence[Target], median: float, coverage: float | None, cov
     if last.workers > first.workers and last.measured < first.measured and last.forecast > first.forecast:
         text += f"; it rises where the measured throughput falls, from {first.workers} to {last.workers} workers"
     return text
-
-
-# ---------------------------------------------------------------------------------------------------- words
 
 
 def lines(one: HoldoutScore) -> list[str]:
@@ -395,18 +365,18 @@ def summary_lines(scores: Mapping[str, HoldoutScore]) -> list[str]:
 _HEADS = ("law", "targets", "median", "worst", "bias", "in 95 %", "width")
 
 
-def _table(scores: Mapping[str, LawScore]) -> list[str]:
+def _table(scores: Mapping[str, dict[str, Any]]) -> list[str]:
     rows = []
     for law, one in scores.items():
-        unknown = "-" if one.targets else ""
-        bias = "" if one.bias is None else _signed(one.bias)
-        told = [_share(each) or unknown for each in (one.coverage, one.median_width)]
-        rows.append((law, f"{one.targets}", _share(one.median_ape), _share(one.worst_ape), bias, *told))
+        unknown = "-" if one["targets"] else ""
+        bias = "" if one["bias"] is None else _signed(one["bias"])
+        told = [_share(each) or unknown for each in (one["coverage"], one["median_width"])]
+        rows.append((law, f"{one['targets']}", _share(one["median_ape"]), _share(one["worst_ape"]), bias, *told))
     head, *told = to_lines(table_of(_HEADS, rows), indent=2)
     text = [head]
     for one, line in zip(scores.values(), told, strict=True):
-        fails = textwrap.wrap(f"fails: {one.fails}", 100, initial_indent=_BELOW, subsequent_indent=_BELOW)
-        text += [line, *(fails if one.fails else [])]
+        fails = textwrap.wrap(f"fails: {one['fails']}", 100, initial_indent=_BELOW, subsequent_indent=_BELOW)
+        text += [line, *(fails if one["fails"] else [])]
     return text
 
 

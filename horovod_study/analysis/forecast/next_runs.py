@@ -24,28 +24,9 @@ from horovod_study.analysis.forecast.holdout import planned_per_node
 from horovod_study.analysis.forecast.prediction import Prediction, predict
 from horovod_study.errors import AnalysisError
 from horovod_study.records import facts
+from horovod_study.text.words import plural
 
-RUNS = (1, 3)
-"""Numbers of runs that are looked at: one, and as many as have an interval of their own."""
-NOISE = 0.02
-"""Relative standard deviation of single runs where no worker count was run twice."""
 _NODES = ((0.0, 2 / 3), (math.sqrt(3), 1 / 6), (-math.sqrt(3), 1 / 6))  # of a normal variable, with their weights
-LEAST = 0.01
-"""Share of the width below which nothing is gained: the forecast is no more exact than that."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NextRuns:
-    """Some further runs at one worker count, and the interval of the forecast to expect after them."""
-
-    workers: int
-    runs: int
-    seconds: float  # of all of them
-    gpu_hours: float  # workers x seconds, whatever a worker runs on
-    low: float  # samples/s at the target: expected 95 % interval
-    high: float
-    narrower: float  # share of the width, as logarithms, that is expected to go
-    per_gpu_hour: float  # the same per GPU hour
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +36,7 @@ class NextStep:
     series: str
     target: int
     now: Prediction
-    choices: tuple[NextRuns, ...]
+    choices: tuple[dict[str, Any], ...]
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -107,27 +88,27 @@ def _next_step(
     groups = logs.groupby(rows["workers"])
     freedom = len(logs) - groups.ngroups
     away = logs - groups.transform("mean")
-    noise = math.sqrt(float((away**2).sum()) / freedom) if freedom else NOISE  # of runs of one worker count, pooled
+    noise = math.sqrt(float((away**2).sum()) / freedom) if freedom else 0.02  # of runs of one worker count, pooled
     choices = []
     for count, known in zip(candidates, at, strict=True):
-        for many in RUNS:
+        for many in (1, 3):  # three have an interval of their own
             down, up = _expected(rows, target, known, many, noise, per_node)
             narrower = 1 - (down + up) / width if width > 0 else 0.0
             hours = many * seconds * count / 3600
-            if narrower >= LEAST:
+            if narrower >= 0.01:  # the forecast is no more exact than that
                 choices.append(
-                    NextRuns(
-                        workers=count,
-                        runs=many,
-                        seconds=many * seconds,
-                        gpu_hours=hours,
-                        low=now.samples_per_s * math.exp(-down),
-                        high=now.samples_per_s * math.exp(up),
-                        narrower=narrower,
-                        per_gpu_hour=narrower / hours,
-                    )
+                    {
+                        "workers": count,
+                        "runs": many,
+                        "seconds": many * seconds,
+                        "gpu_hours": hours,  # workers x seconds, whatever a worker runs on
+                        "low": now.samples_per_s * math.exp(-down),
+                        "high": now.samples_per_s * math.exp(up),
+                        "narrower": narrower,  # share of the width, as logarithms, that is expected to go
+                        "per_gpu_hour": narrower / hours,
+                    }
                 )
-    ordered = sorted(choices, key=lambda each: (-each.per_gpu_hour, each.workers, each.runs))
+    ordered = sorted(choices, key=lambda each: (-each["per_gpu_hour"], each["workers"], each["runs"]))
     return NextStep(series=name, target=target, now=now, choices=tuple(ordered))
 
 
@@ -168,9 +149,9 @@ def lines(step: NextStep, *, most: int = 6) -> list[str]:
     return [
         head,
         *(
-            f"  {each.workers:,} workers, {each.runs} run{'' if each.runs == 1 else 's'}, {each.seconds:.0f} s, "
-            f"{each.gpu_hours:.3g} GPU hours: [{each.low:,.4g}, {each.high:,.4g}] expected, "
-            f"{100 * each.narrower:.0f} % narrower"
+            f"  {each['workers']:,} workers, {plural(each['runs'], 'run')}, {each['seconds']:.0f} s, "
+            f"{each['gpu_hours']:.3g} GPU hours: [{each['low']:,.4g}, {each['high']:,.4g}] expected, "
+            f"{100 * each['narrower']:.0f} % narrower"
             for each in step.choices[:most]
         ),
     ]

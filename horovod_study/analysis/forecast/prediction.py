@@ -34,7 +34,7 @@ import pandas as pd
 from horovod_study.analysis.costs import moved_share
 from horovod_study.analysis.fit.rows import by_series, check_points, medians_at, off_counts
 from horovod_study.analysis.forecast.batch_size import StepModel, step_model
-from horovod_study.analysis.forecast.trends import Mixture, bench_trend, fit_trend, mix, sync_trends, trends
+from horovod_study.analysis.forecast.trends import bench_trend, fit_trend, mix, sync_trends, trends
 from horovod_study.analysis.laws.law import MAX_WORKERS, Trend
 from horovod_study.analysis.laws.power import TREND as POWER
 from horovod_study.analysis.machine.advice import network_of
@@ -51,7 +51,6 @@ OFF = 30.0  # a run this many times off the median of its worker count is in ano
 NETWORK = 0.06  # of the step: what the network between two nodes adds to computing; to communication, twice that
 UNKNOWN_NETWORK = 1.6  # log error of NETWORK
 MEASURED_NETWORK = 0.5  # log error of the all-reduce of a micro-benchmark as a part of the step: overlap, contention
-FIXED_WORK = ("amdahl",)
 LEVEL = 0.1  # exponent of the throughput between the last two counts up to which it is level: 7 % more by a doubling
 WIDER = math.log(4 / 3)  # ratio of the last two counts from which on they say so
 _CERTAIN = 0.9  # weight from which on a law is named alone
@@ -268,16 +267,6 @@ def _falls_at_boundary(known: _Known) -> bool:
 # --- one series -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Outlook:
-    """Forecasts outside the known counts, logarithms of samples/s per worker, before the ceiling."""
-
-    centre: Floats  # (M,)
-    down: Floats  # (M,) from the centre to the lower end of the interval, at least 0
-    up: Floats  # (M,)
-    mixture: Mixture
-
-
 def _predict_series(
     name: str,
     rows: pd.DataFrame,
@@ -313,11 +302,11 @@ def _predict_series(
         weights: Mapping[str, float] = {}
         if first <= count <= last:
             centre, law = _between(known, count, nodes, falls), "interpolated"
-            down = up = WIDTH * math.sqrt(known.noise**2 + outlook.mixture.drift**2 * gap)
+            down = up = WIDTH * math.sqrt(known.noise**2 + outlook["mixture"].drift ** 2 * gap)
         else:
             one = below if count < first else outlook
-            centre, down, up = float(one.centre[i]), float(one.down[i]), float(one.up[i])
-            weights = one.mixture.weights
+            centre, down, up = float(one["centre"][i]), float(one["down"][i]), float(one["up"][i])
+            weights = one["mixture"].weights
             top = max(weights, key=lambda name: weights[name])
             law = top if weights[top] > _CERTAIN and not _crosses(known, count) else "combined"
         forecasts.append(
@@ -487,7 +476,7 @@ def _between(known: _Known, count: int, nodes: int | None, falls: bool) -> float
 
 def _outlook(
     known: _Known, asked: Floats, falls: bool, network: _Network | None, *, downwards: bool = False
-) -> _Outlook:
+) -> dict[str, Any]:
     beyond = known.beyond
     chosen = np.ones(len(beyond), dtype=bool)
     if falls:
@@ -503,7 +492,7 @@ def _outlook(
         inside,
         drift=BOUNDARY_DRIFT if falls else DRIFT,
         # Without batch sizes the work may be fixed, and that shows late.
-        possible=FIXED_WORK if known.strong or not math.isfinite(known.batch) else (),
+        possible=("amdahl",) if known.strong or not math.isfinite(known.batch) else (),
     )
     centre = np.minimum(mixture.centre, known.log_rate.max())
     if not mixture.regular and not downwards:
@@ -521,12 +510,12 @@ def _outlook(
     slower = np.zeros((3, len(asked)))
     for i in np.flatnonzero(full):
         slower[:, i] = _network_cost(known, int(asked[i]), float(centre[i]), network)
-    return _Outlook(
-        centre=centre - slower[0],
-        down=np.hypot(down, slower[2] - slower[0]),
-        up=np.hypot(reach, slower[0] - slower[1]) + high - centre,
-        mixture=mixture,
-    )
+    return {
+        "centre": centre - slower[0],
+        "down": np.hypot(down, slower[2] - slower[0]),
+        "up": np.hypot(reach, slower[0] - slower[1]) + high - centre,
+        "mixture": mixture,
+    }
 
 
 def _fall(known: _Known, asked: Floats) -> Floats:

@@ -59,7 +59,6 @@ MOST = 1e24
 
 DRAWS = 1000
 MAX_CANDIDATES = 1024
-KNOTS_PER_DOUBLING = 6
 _ROUNDING = 1e-9
 
 
@@ -115,15 +114,11 @@ class RecommendedCount:
 
     def to_dict(self) -> dict[str, Any]:
         values: dict[str, float | None] = {}
-        for name in VALUES:
+        for name in ("samples_per_s", "duration_s", "gpu_hours", "gpu_hours_per_million_samples", "cost"):
             value, low, high = self.values.get(name, (None, None, None))
             values |= {name: value, f"{name}_low": low, f"{name}_high": high}
         count = facts(self, "question", "workers", "low", "high", "searched_to")
         return {**count, **values, "doubts": list(self.doubts), "why_not": self.why_not or None}
-
-
-VALUES = ("samples_per_s", "duration_s", "gpu_hours", "gpu_hours_per_million_samples", "cost")
-"""What is said of a recommended count, each with `_low` and `_high`; null where it needs something not given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,9 +163,6 @@ def recommend(
     }
 
 
-# ---------------------------------------------------------------------------------------------------- drawn curves
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Curves:
     """The forecast and B curves that are consistent with it, as logarithms of samples/s per worker at any count."""
@@ -213,15 +205,12 @@ def _draw(forecasts: Sequence[Prediction], draws: int, seed: int) -> _Curves:
 def knots(smallest: int, largest: int, measured: Sequence[int], per_node: int | None) -> list[int]:
     """Worker counts at which the forecast is asked: even in log2 N, measured ones, and both sides of a node's end."""
     doublings = math.log2(largest / smallest) if largest > smallest else 0.0
-    steps = max(2, math.ceil(KNOTS_PER_DOUBLING * doublings) + 1)
+    steps = max(2, math.ceil(6 * doublings) + 1)
     found = {round(each) for each in np.geomspace(smallest, largest, steps)} | set(measured) | {smallest, largest}
     if per_node is not None:
         edges = [per_node * 2**i for i in range(40) if per_node * 2**i < largest]
         found |= {edge + after for edge in edges for after in (0, 1)}
     return sorted(each for each in found if smallest <= each <= largest)
-
-
-# ---------------------------------------------------------------------------------------------------- one series
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -349,9 +338,6 @@ def _budget(case: _Case) -> RecommendedCount:
     return _answer(case, question, found, samples=samples, why_not=why_not)
 
 
-# ---------------------------------------------------------------------------------------------------- time to target
-
-
 def _to_target(case: _Case, seed: int) -> dict[str, RecommendedCount]:
     given = case.questions.samples_to_target
     assert given is not None
@@ -399,9 +385,6 @@ def _samples_needed(given: Mapping[int, float], counts: Floats, draws: int, seed
     if counts[-1] > n[-1]:
         doubts.append(f"samples to the target beyond {n[-1]:g} workers follow E_min (1 + N / N_crit)")
     return every[:, :1] + every[:, 1:] * counts, doubts
-
-
-# ---------------------------------------------------------------------------------------------------- answers
 
 
 def _first(yes: np.ndarray[Any, np.dtype[np.bool_]], counts: Floats) -> Floats:
@@ -477,9 +460,6 @@ def _values(case: _Case, workers: int, samples: float | None) -> dict[str, tuple
         value, low, high = values["gpu_hours"]
         values["cost"] = (price * value, price * low, price * high)
     return values
-
-
-# ---------------------------------------------------------------------------------------------------- words
 
 
 _NAMES = {

@@ -79,7 +79,7 @@ def outlook(
         scores[name] = holdout.score(own, laws=(law,) if law in LAWS else ())[name]
         document = {**scores[name].to_dict(), "rolling": None, "recommendation": None, "no_forecast": ""}
         if not scores[name].why_not:
-            document["rolling"] = holdout.score(own, rolling=True, laws=())[name].laws[holdout.COMBINED].to_dict()
+            document["rolling"] = holdout.score(own, rolling=True, laws=())[name].laws[holdout.COMBINED]
         counts, most = own["workers"].nunique(), (room or {}).get(name)
         if counts < FEWEST_COUNTS:
             document["no_forecast"] = f"{counts} worker count{'s' * (counts > 1)}, and a law is tested by three or more"

@@ -21,15 +21,6 @@ from horovod_study.errors import AnalysisError
 BELOW_FLOOR = 0.9
 """A test MSE below this share of the statistical floor is a bug, not a success."""
 
-LEVELS = 3
-"""How many targets are chosen where none are given."""
-
-NARROW = 1 / 3
-"""A range of targets spans a factor of at least three where it can."""
-
-MUCH_WARMUP = 0.05
-
-_AXES = ("epoch", "samples", "train_s", "wall_s")
 _IDENTITY = ("series", "setting", "partition", "backend", "transport", "workers", "nodes", "batch", "global_batch")
 
 CURVE_COLUMNS = (
@@ -58,8 +49,6 @@ CROSSING_COLUMNS = (
     *("run", *_IDENTITY, "target_mse", "reached"),
     *("samples", "train_s", "wall_s", "worker_hours", "energy_j", "at_first"),
 )
-
-AT_FIRST = "met at the first evaluation: reached at this time or earlier"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,9 +198,6 @@ def _identity(cell: _CellRuns) -> dict[str, Any]:
     return {name: cell.facts[name] for name in _IDENTITY} | {"repeats": len(cell.runs)}
 
 
-# ---------------------------------------------------------------------------------------------------- learning curves
-
-
 def _curve_rows(cell: _CellRuns) -> list[dict[str, Any]]:
     """Return medians over the repeats that were evaluated after equally many samples."""
     rows = []
@@ -257,7 +243,10 @@ def _learning_row(cell: _CellRuns) -> dict[str, Any]:
         "best_mse_median": best,
         "best_mse_min": _finite(bests[0]),
         "best_mse_max": _finite(bests[-1]),
-        **{f"best_{name}": float(getattr(run, name)[place]) if known else math.nan for name in _AXES},
+        **{
+            f"best_{name}": float(getattr(run, name)[place]) if known else math.nan
+            for name in ("epoch", "samples", "train_s", "wall_s")
+        },
         "final_mse_median": _finite(finals[len(finals) // 2]),
         "floor_mse": cell.floor_mse,
         "efficiency": cell.floor_mse / best,
@@ -306,9 +295,6 @@ def _finite(value: float) -> float:
     return float(value) if math.isfinite(value) else math.nan
 
 
-# ---------------------------------------------------------------------------------------------------- time to target
-
-
 def crossing(samples: Floats, train_s: Floats, wall_s: Floats, test_mse: Floats, target: float) -> Crossing:
     """Return where the test MSE first is at most `target`; all arrays have shape (E,), in the order of evaluation.
 
@@ -347,10 +333,11 @@ def default_targets(cells: Sequence[_CellRuns]) -> tuple[float, ...]:
     if not bests:
         return ()
     middle = bests[len(bests) // 2]
-    for low, narrowest in ((bests[-1], NARROW), (middle, NARROW), (bests[-1], 0.9), (middle, 0.9)):
+    # by a factor of three where it can be
+    for low, narrowest in ((bests[-1], 1 / 3), (middle, 1 / 3), (bests[-1], 0.9), (middle, 0.9)):
         if low < narrowest * firsts[0]:
             top = min(firsts[0], 1e3 * low) if math.isfinite(firsts[0]) else 10 * low
-            levels = {_rounded_up(low * (top / low) ** (step / LEVELS)) for step in range(LEVELS)}
+            levels = {_rounded_up(low * (top / low) ** (step / 3)) for step in range(3)}
             return tuple(sorted((level for level in levels if level < firsts[0]), reverse=True))
     return ()
 
@@ -404,8 +391,10 @@ def _target_row(cell: _CellRuns, base: _CellRuns | None, target: float, baseline
         "train_s_max": max(run.train_s for run in reached) if len(reached) == len(met) else math.nan,
         "base": "" if base is None else baseline,
         "base_series": "" if base is None else base.facts["series"],
-        "note": AT_FIRST if own is not None and own.at_first else "",
+        "note": "",
     }
+    if own is not None and own.at_first:
+        row["note"] = "met at the first evaluation: reached at this time or earlier"
     for name in ("train_s", "wall_s", "samples", "worker_hours", "energy_j"):
         row[name] = math.nan if own is None else getattr(own, name)
         row[f"{name}_at_least"] = _at_least(met, name) if own is None else math.nan
@@ -445,9 +434,6 @@ def _split(met: Sequence[Crossing], base: Sequence[Crossing] | None, *, itself: 
 
 def _over(above: float, below: float) -> float:
     return above / below if below > 0 else math.nan
-
-
-# ---------------------------------------------------------------------------------------------------- doubts
 
 
 def _doubts(cells: Sequence[_CellRuns], rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -522,7 +508,7 @@ def _doubt_warmup(cells: Sequence[_CellRuns], rows: Sequence[Mapping[str, Any]])
     for cell in cells:
         samples = needed.get(tuple(cell.facts[name] for name in key), math.inf)
         share = max(run.warmup_samples for run in cell.runs) / samples
-        if share > MUCH_WARMUP:
+        if share > 0.05:
             found.append(cell)
             largest = max(largest, share)
     if not found:

@@ -15,15 +15,11 @@ from horovod_study.errors import AnalysisError
 from horovod_study.records import facts
 
 MIN_STEPS = 50
-DIVERGED = 4.0
-"""Diverged: the smoothed loss is more than this many times its smallest value (the limit of fastai's range test)."""
 UNSTEADY = 2.0
 """Unsteady: more than this many times; and a loss that comes back below that has not diverged yet."""
 DESCENDED = 0.9
 """Descended: the smoothed loss has come below this part of the first."""
 MARGIN = 10.0
-SLOPE_DECADES = 0.5
-"""Width, in decades of the rate, of the stretch over which a slope is taken."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -127,7 +123,7 @@ def find_rate(rates: Floats, losses: Floats) -> RangeTest:
             "data"
         )
     lowest, diverged = int(np.argmin(smooth)), None
-    if smooth[lowest:].max() > DIVERGED * smooth[lowest]:
+    if smooth[lowest:].max() > 4.0 * smooth[lowest]:  # the limit of fastai's range test
         after = int(np.flatnonzero(smooth <= UNSTEADY * smooth[lowest])[-1]) + 1
         diverged = after if after < len(smooth) else None
     descended = bool(smooth[lowest] < DESCENDED * smooth[window // 2])
@@ -154,7 +150,7 @@ def _steepest(rates: Floats, smooth: Floats) -> tuple[float | None, float | None
     """Return the rate of steepest descent and the slope d ln(loss) / d ln(rate) there; None where there is none."""
     x, y = np.log(rates), np.log(smooth)
     per_step = (x[-1] - x[0]) / max(1, len(x) - 1)
-    half = min(int(SLOPE_DECADES / 2 * np.log(10) / per_step) if per_step else 0, (len(x) - 1) // 2)
+    half = min(int(0.5 / 2 * np.log(10) / per_step) if per_step else 0, (len(x) - 1) // 2)
     if half < 1:
         return None, None
     centres = np.arange(half, len(x) - half)

@@ -134,9 +134,6 @@ def largest_of_each_kind(
     return chosen, doubts
 
 
-# ------------------------------------------------------------------------------------------------------ reading
-
-
 def _tables(text: str, source: str) -> Iterator[_Table]:
     """Yield the tables of all-reduces that have rows, in the order of the text."""
     rccl = "rccl" in text.lower() or re.search(r"device\s+\d+ \[[^\]]+\] AMD ", text) is not None
@@ -209,9 +206,6 @@ def _osu_line(table: _Table, line: str) -> None:
         table.wrong += row[3].split()[-1:] == ["Fail"]
 
 
-# ------------------------------------------------------------------------------------------------------ workers
-
-
 def _hosts(table: _Table, source: str, placed: tuple[int, int] | None) -> tuple[str, ...]:
     """Return the host of each rank, and note how that is known."""
     if len(set(table.ranks)) < len(table.ranks) or len({each[:2] for each in table.ranks}) < len(table.ranks):
@@ -261,9 +255,6 @@ def _inferred(table: _Table, source: str) -> int:
             f"one node, {source}@4x8 for 4 nodes with 8 each"
         )
     return fitting[0]
-
-
-# ---------------------------------------------------------------------------------------------------- documents
 
 
 def _document(

@@ -21,11 +21,8 @@ from horovod_study.errors import AnalysisError, nearest
 from horovod_study.records import facts
 
 WHOLE_GRADIENT = "all gradients"
-OFF_THE_LINE = 0.25
-"""From this relative distance on, a size is said to be off the fitted line."""
 RESOLVED = 2.0
 """An interval whose ends differ by more than this factor does not resolve its parameter."""
-BUSY = 1.0
 UNSTEADY = 2.0
 
 POINT_COLUMNS = (
@@ -48,9 +45,6 @@ def bus_factor(operation: str, workers: int) -> float:
     S; so busbw can be compared with the link, whatever n is.
     """
     return moved_share(workers) if operation == "allreduce" else 1.0
-
-
-# ---------------------------------------------------------------------------------------------- alpha and beta
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,9 +144,6 @@ def fits_of(content: Mapping[str, Any], *, source: str, way: str | None) -> tupl
     if way is not None and way not in fits:
         raise AnalysisError(f"{source}: way {way!r} was not measured{nearest(way, fits)}; there are {', '.join(fits)}")
     return fits, workers
-
-
-# ------------------------------------------------------------------------------------------------------ roofline
 
 
 def attainable(intensity: float, *, peak: float, bandwidth: float) -> float:
@@ -391,7 +382,7 @@ def _doubts(
             "not train over it"
         )
     for way, fit in fits.items():
-        if abs(fit.worst_relative) > OFF_THE_LINE:
+        if abs(fit.worst_relative) > 0.25:
             side = "more" if fit.worst_relative > 0 else "less"
             yield (
                 f"{way}: no straight line; {fit.worst_bytes:,} bytes take {100 * abs(fit.worst_relative):.0f} % {side} "
@@ -414,7 +405,7 @@ def _doubts(
     if rounds < 3:
         yield f"{rounds} round{'s' * (rounds > 1)}: the spread says little; use --rounds 5"
     load = document["jobs"][0]["conditions"]["load_before"] if document["jobs"] else 0.0
-    if load > BUSY:
+    if load > 1.0:
         yield f"the machine was busy before (load {load:g}): every number here may be too slow"
 
 

@@ -60,9 +60,6 @@ class FittedQuantity:
         }
 
 
-# ---------------------------------------------------------------------------------------------------- points
-
-
 def resources(runs: pd.DataFrame) -> pd.DataFrame:
     """Return RESOURCE_COLUMNS of the finished runs of a run table (records.run_table), one row per cell.
 
@@ -133,9 +130,6 @@ def _against(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[
     return found | {"energy_ratio": ratio, "energy_ratio_low": low, "energy_ratio_high": high}
 
 
-# ---------------------------------------------------------------------------------------------------- laws
-
-
 def fit_quantities(runs: pd.DataFrame, crossings: pd.DataFrame, *, seed: int = 0) -> list[FittedQuantity]:
     """Return the laws of every quantity that the parallel series of a run table know at two worker counts or more.
 
@@ -144,10 +138,8 @@ def fit_quantities(runs: pd.DataFrame, crossings: pd.DataFrame, *, seed: int = 0
     the target is left out of the laws of that target: the runs that did are the quick ones, and the others only have
     lower bounds. A doubt names it and says which way this bends the law.
     """
-    return list(_fitted(_completed(runs), crossings, seed))
-
-
-def _fitted(table: pd.DataFrame, crossings: pd.DataFrame, seed: int) -> Iterator[FittedQuantity]:
+    table = _completed(runs)
+    found: list[FittedQuantity] = []
     table = table[(table["backend"] != "serial") & (table["mode"] != "mixed")]
     table = table[fewest_nodes(table)]
     met = crossings[crossings["run"].isin(table["run"])]
@@ -156,12 +148,13 @@ def _fitted(table: pd.DataFrame, crossings: pd.DataFrame, seed: int) -> Iterator
             known = rows[rows[quantity].notna()].assign(reached=True, value=rows[quantity])
             if quantity == "energy_per_sample_j" and known["energy_of"].nunique() > 1:
                 continue  # said by `doubts`
-            yield from _one(f"{series}", quantity, math.nan, known, seed)
+            found += _one(f"{series}", quantity, math.nan, known, seed)
         own = met[met["series"] == series]
         for target, to_target in own.groupby("target_mse", sort=True):
             for quantity in TO_TARGET:
                 known = to_target[to_target[quantity].notna()].assign(value=to_target[quantity])
-                yield from _one(f"{series}", quantity, float(f"{target}"), known, seed)
+                found += _one(f"{series}", quantity, float(f"{target}"), known, seed)
+    return found
 
 
 def _one(series: str, quantity: str, target: float, rows: pd.DataFrame, seed: int) -> Iterator[FittedQuantity]:
@@ -230,9 +223,6 @@ def quantity_curves(found: Sequence[FittedQuantity]) -> pd.DataFrame:
         beyond = [fitted.extrapolates(n) for n in grid]
         frames.append(pd.DataFrame({**names, "law": each.fit.selected, **values, "extrapolated": beyond}))
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=list(QUANTITY_CURVE_COLUMNS))
-
-
-# ---------------------------------------------------------------------------------------------------- doubts
 
 
 def doubts(runs: pd.DataFrame) -> list[str]:

@@ -61,11 +61,7 @@ BREAK_S = 0.05
 GAP_INTERVALS = 2.0
 OTHERS_PERCENT = 25.0
 GROWTH, GROWTH_MB = 0.05, 20.0
-GOES_ON = 0.1
-"""Memory grows on if it does so by this part of the whole from each quarter of the run to the next."""
-COST_PERCENT = 1.0
-_ENOUGH = 8
-"""With fewer samples in the timed steps, means are too uncertain for a doubt."""
+_ENOUGH = 8  # with fewer samples in the timed steps, means are too uncertain for a doubt
 
 
 def quantities(rows: pd.DataFrame, interval_s: float) -> pd.DataFrame:
@@ -146,14 +142,6 @@ def _table(found: list[tuple[str, float, float]]) -> pd.DataFrame:
     return table.astype({"begin_s": "float64", "end_s": "float64"})
 
 
-def in_phase(times: "pd.Series[float]", table: pd.DataFrame, phase: str) -> "pd.Series[bool]":
-    """Return for each time whether it is in a stretch of `phase`."""
-    inside = pd.Series(False, index=times.index)
-    for each in table[table["phase"] == phase].to_dict("records"):
-        inside |= (times >= each["begin_s"]) & (times <= each["end_s"])
-    return inside
-
-
 def summary(samples: Mapping[str, SystemSamples], table: pd.DataFrame) -> pd.DataFrame:
     """Return one row per host, part and quantity: `mean`, `median`, `max` over the timed steps, `samples` behind them.
 
@@ -179,9 +167,11 @@ def summary(samples: Mapping[str, SystemSamples], table: pd.DataFrame) -> pd.Dat
 
 def _timed(rows: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
     middle = rows["at_s"] - rows["interval_s"].fillna(rows["at_s"].diff()).fillna(0.0) / 2
-    if not (table["phase"] == "timed steps").any():
-        return rows
-    return rows[in_phase(middle, table, "timed steps")]
+    stretches = table[table["phase"] == "timed steps"]
+    inside = pd.Series(stretches.empty, index=middle.index)
+    for each in stretches.to_dict("records"):
+        inside |= (middle >= each["begin_s"]) & (middle <= each["end_s"])
+    return rows[inside]
 
 
 def missed(samples: SystemSamples) -> tuple[int, float]:
@@ -246,14 +236,14 @@ def doubts(samples: Mapping[str, SystemSamples], table: pd.DataFrame, totals: Ma
             quarters = [float(np.median(part)) for part in np.array_split(frame["own_mb"].to_numpy(float), 4)]
             before, after = quarters[0], quarters[-1]
             # Growth that goes on, and not one step of it: the first evaluation takes memory and keeps it.
-            goes_on = min(np.diff(quarters)) > GOES_ON * (after - before)
+            goes_on = min(np.diff(quarters)) > 0.1 * (after - before)  # in each quarter of the run
             if goes_on and after - before > max(GROWTH_MB, GROWTH * before):
                 found.append(
                     f"{host}: the own memory of {part} grew from {before:,.0f} to {after:,.0f} MB during the timed "
                     "steps; a longer run may not fit."
                 )
         cost = float(whole["sampler_cpu_percent"].mean()) if len(whole) >= _ENOUGH else math.nan
-        if cost > COST_PERCENT:
+        if cost > 1.0:
             found.append(f"{host}: the sampler itself used {cost:.1f} % of a core; use a longer --system-interval-s.")
         gaps, seconds = missed(each)
         if gaps:

@@ -53,8 +53,6 @@ def _head(cell: pd.DataFrame) -> dict[str, Any]:
     return {name: first[name] for name in (*_IDENTITY, "workers", "nodes", "batch", "mode")} | {"repeats": len(cell)}
 
 
-# ---------------------------------------------------------------------------------------------------- over time
-
 SLICES = 20
 """Of a timed window: its course over the repeats is said of so many equal parts of its steps."""
 

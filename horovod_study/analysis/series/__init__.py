@@ -9,7 +9,6 @@ column_names.py
                 what the columns of somebody's table are: a quantity, a unit, and whether it is of one worker or of all
 mlperf_logs.py  result logs of MLPerf Training as points: lines with :::MLLOG in, the rows of a points file out
 reported.py     somebody's table of points as a run table, so that a report can be made of it
-table_text.py   the text of a table of points, whatever program wrote it
 turns.py        speedups of a study whose cells alternated: ratios within rounds in place of ratios of medians
 exchange.py     measured points in the forms that other programs read: a points file (CSV), and JSON for Extra-P
 history.py      what a run did over time, as curves for an experiment tracker: tag, step, seconds, value

@@ -24,7 +24,6 @@ from horovod_study.files import csv_rows
 
 POINT_COLUMNS = ("series", "workers", "nodes", "batch_size", "repeat", "samples_per_s", "sync_s")
 METRICS = ("step_s", "s_per_sample", "sync_s")
-PARAMETER = "workers"
 MIN_COUNTS = 5
 """Extra-P asks for so many values of each parameter; with fewer it models, and its authors warn of the result."""
 
@@ -88,7 +87,7 @@ def extra_p(points: pd.DataFrame) -> list[dict[str, Any]]:
     if not curves:
         raise AnalysisError("no series has two worker counts; a model of one point says nothing")
     ordered = sorted(curves.items(), key=lambda item: (-sum(map(len, item[1].values())), item[0]))
-    return [{"parameters": [PARAMETER], "measurements": measurements} for _, measurements in ordered]
+    return [{"parameters": ["workers"], "measurements": measurements} for _, measurements in ordered]
 
 
 def counts_of(document: Mapping[str, Any]) -> list[int]:

@@ -12,12 +12,9 @@ POINTS = 1000
 """At most so many points of a curve are made from steps: each is the median, or the rate, of equally many of them."""
 
 COLUMNS = ("tag", "step", "at_s", "value")
-_EVALUATED = ("train_mse", "test_mse", "g0_rmse_mpa", "a_rmse", "lr")
 
 
-def history(
-    rows: Mapping[int, pd.DataFrame], evaluations: Sequence[Mapping[str, float]], *, points: int = POINTS
-) -> pd.DataFrame:
+def history(rows: Mapping[int, pd.DataFrame], evaluations: Sequence[Mapping[str, float]]) -> pd.DataFrame:
     """Return the curves of a run in long form: columns COLUMNS, sorted by tag and step; `at_s` counts from its begin.
 
     `rows`: {rank: step rows}. Laps in ms are medians over the steps of a point, then means over ranks; the loss is the
@@ -28,7 +25,7 @@ def history(
     length = min((len(frame) for frame in frames), default=0)
     found: list[tuple[str, int, float, float]] = []
     if length:
-        size = -(-length // points)
+        size = -(-length // POINTS)
         edges = [*range(0, length, size), length]
         parts = list(pairwise(edges))
         step = frames[0]["step"].to_numpy()
@@ -60,7 +57,7 @@ def history(
             ]
             curve("steps/samples_per_s", [float(rate) for rate in rates])
     for each in evaluations:
-        for name in _EVALUATED:
+        for name in ("train_mse", "test_mse", "g0_rmse_mpa", "a_rmse", "lr"):
             if np.isfinite(each[name]):
                 found.append((f"evaluation/{name}", int(each["steps"]), float(each["wall_s"]), float(each[name])))
     return pd.DataFrame(found, columns=list(COLUMNS)).sort_values(["tag", "step"], kind="stable", ignore_index=True)

@@ -22,7 +22,6 @@ import pandas as pd
 
 from horovod_study.errors import DataError
 
-MARK = ":::MLL"
 EPOCHS: Mapping[str, tuple[int, ...]] = {
     "resnet": (1_281_167,),  # ImageNet
     "maskrcnn": (117_266, 118_287),  # COCO, with boxes and all
@@ -32,8 +31,6 @@ EPOCHS: Mapping[str, tuple[int, ...]] = {
 """Samples of an epoch, of benchmarks whose logs were seen to say something else."""
 SHOWN = 5
 """Of the logs that are left out."""
-ALIKE = 0.02
-"""Epochs padded to whole batches differ by less."""
 FRAMEWORKS = ("tensorflow", "pytorch", "mxnet", "jax", "mindspore", "paddle", "hugectr", "popart")
 
 
@@ -121,7 +118,9 @@ def points_of(logs: Sequence[Log], systems: Mapping[str, Mapping[str, Any]], wro
             continue
         nodes, per_node = counts
         kind = str(told.get("accelerator_model_name") or "").strip()
-        names = [log.series, kind, str(told.get("division") or ""), _framework(told)]
+        framework = str(told.get("framework") or "").lower()
+        frameworks = [name for name in FRAMEWORKS if name in framework]
+        names = [log.series, kind, str(told.get("division") or ""), frameworks[0] if len(frameworks) == 1 else ""]
         series = " ".join(name for name in names if name)
         workers = nodes * per_node
         batch = math.nan if log.global_batch is None else log.global_batch / workers
@@ -188,7 +187,7 @@ _FIRST = {"block": "first_epoch_num", "epoch": "epoch_num"}
 
 def _parsed(lines: Iterable[str]) -> Iterator[Mapping[str, Any]]:
     for line in lines:
-        at = line.find(MARK)
+        at = line.find(":::MLL")
         if at < 0 or (begin := line.find("{", at)) < 0:
             continue
         try:
@@ -205,7 +204,8 @@ def _epoch_samples(benchmark: str, logged: Any, batch: float | None, source: str
     if samples is None:
         raise DataError(f"{source}: has no train_samples; nothing says how much it trained")
     known = EPOCHS.get(benchmark, ())
-    if not known or any(abs(samples / each - 1) < ALIKE for each in known):
+    # epochs padded to whole batches differ by less
+    if not known or any(abs(samples / each - 1) < 0.02 for each in known):
         return samples, []
     if batch and any(samples == math.ceil(each / batch) for each in known):
         return samples * batch, [f"train_samples {samples:,.0f} counts batches, of {batch:,.0f} samples"]
@@ -218,13 +218,6 @@ def _counts(system: Mapping[str, Any]) -> tuple[int, int] | None:
     """Return nodes and accelerators of a node; None where a log or description has none (processors only)."""
     nodes, each = (_number(system.get(name)) for name in ("number_of_nodes", "accelerators_per_node"))
     return (int(nodes), int(each)) if nodes and each else None
-
-
-def _framework(system: Mapping[str, Any]) -> str:
-    """Return the framework, where a description names one only."""
-    text = str(system.get("framework") or "").lower()
-    named = [name for name in FRAMEWORKS if name in text]
-    return named[0] if len(named) == 1 else ""
 
 
 def _number(value: Any) -> float | None:

@@ -13,7 +13,6 @@ import pandas as pd
 from horovod_study.analysis.series.points import REPORTED, REQUIRED, numbers
 
 _TEXTS = {"reason": "", "transport": "none", "precision": "auto", "reduction": "auto", "horovod_defaults": False}
-_NUMBERS = ("nodes", "workers_per_node", "batch_size", "repeat", "sync_s")
 
 
 def run_rows(points: pd.DataFrame, name: str) -> pd.DataFrame:
@@ -22,7 +21,9 @@ def run_rows(points: pd.DataFrame, name: str) -> pd.DataFrame:
     Runs are named by their place, `row-0001`; a partition is a series of the table, `name` where it has none.
     """
     count = len(points)
-    known = {column: numbers(points, column) for column in _NUMBERS}
+    known = {
+        column: numbers(points, column) for column in ("nodes", "workers_per_node", "batch_size", "repeat", "sync_s")
+    }
     nodes = known["nodes"].fillna(np.ceil(points["workers"] / known["workers_per_node"]))
     series = points["series"].astype(str) if "series" in points else pd.Series(name, points.index)
     point = [series, points["workers"], nodes.fillna(0), known["batch_size"].fillna(0)]

@@ -27,9 +27,6 @@ import numpy as np
 from horovod_study.analysis.costs import Floats, Link, Value, moved_share
 from horovod_study.errors import AnalysisError
 
-SMALL_BYTES = 1024
-"""Up to here a message is all latency."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GrowthConstants:
@@ -42,7 +39,6 @@ class GrowthConstants:
 
 
 GROWTH = GrowthConstants()
-MOST_CONGESTION = 0.2
 ERROR, ERROR_OF_DOUBLING = 0.2, 0.15
 """Standard deviations of the logarithm of measured / simulated: of leaving what was measured, and of each doubling."""
 
@@ -77,7 +73,7 @@ class Sweep:
     @property
     def latency_s(self) -> float:
         """What a small message takes."""
-        small = self.sizes <= max(SMALL_BYTES, self.sizes[0])
+        small = self.sizes <= max(1024, self.sizes[0])  # up to here a message is all latency
         return float(np.median(self.seconds[small]))
 
     def rest_s(self, size: Value) -> Floats:
@@ -188,4 +184,4 @@ class Extended:
             if far > 0:
                 found = (last.s_per_byte / first.s_per_byte) ** (1 / far) - 1
                 seen = self.growth.trust * found + (1 - self.growth.trust) * seen
-        return min(max(seen, 0.0), MOST_CONGESTION)
+        return min(max(seen, 0.0), 0.2)

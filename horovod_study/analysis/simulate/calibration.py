@@ -33,12 +33,6 @@ from horovod_study.analysis.steps.rank_steps import BEFORE_SYNC, cycle_s, ready_
 from horovod_study.errors import AnalysisError, ConfigError, require_within
 from horovod_study.records import RecordedRun
 
-ELEMENT_BYTES = 4
-SMALLEST = 1e-12
-"""The least that an option may be, in its unit, other than nothing; the most is its inverse."""
-BLOCKS = 20
-"""Of consecutive steps, whose means say how well the mean over all steps is known."""
-
 FUSION, CACHE = "HOROVOD_FUSION_THRESHOLD", "HOROVOD_CACHE_CAPACITY"
 
 
@@ -98,7 +92,7 @@ def run_times(run: RecordedRun) -> RunTimes:
         workers=run.workers,
         per_node=max((hosts.count(host) for host in hosts), default=run.workers),
         batch=int(effective["batch"]),
-        gradient_bytes=float(ELEMENT_BYTES * parameters) if parameters else None,
+        gradient_bytes=float(4 * parameters) if parameters else None,
         backend=str(effective.get("backend", "")),
         transport=str(effective.get("transport", "")),
         reduction=str(effective.get("reduction", "")),
@@ -312,7 +306,7 @@ class Given:
         for name in _IN_RANGE:
             if getattr(self, name):  # beyond it a product of several is not a number any more
                 option = f"simulate: --{name.replace('_', '-')}"
-                require_within(f"{option}, where not 0,", getattr(self, name), SMALLEST, 1 / SMALLEST)
+                require_within(f"{option}, where not 0,", getattr(self, name), 1e-12, 1e12)
 
     @property
     def link(self) -> Link | None:
@@ -557,7 +551,7 @@ def _spread_of_mean(runs: Sequence[RunTimes]) -> float:
     errors = []
     for each in runs:
         steps = each.own_s.mean(axis=1)
-        blocks = np.array([part.mean() for part in np.array_split(steps, min(BLOCKS, len(steps)))])
+        blocks = np.array([part.mean() for part in np.array_split(steps, min(20, len(steps)))])
         errors.append(float(stats.standard_error(blocks) / blocks.mean()))
     return float(max(errors))
 

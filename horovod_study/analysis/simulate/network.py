@@ -261,9 +261,6 @@ def small_allreduce_s(network: Network, n: int) -> Value:
     return 0.0 if n == 1 else doubling(network, n).latency_s
 
 
-# ----------------------------------------------------------------------------------------------------- as a file
-
-
 _KEYS = ("description", "source", "workers_per_node", "intra", "inter", "levels", "servers")
 _LEVEL = {"nodes": 1, "latency_us": 0.0, "oversubscription": 1.0}  # with the least that each may be
 _LINK = {"alpha_us": 0.0, "gb_per_s": 1 / LARGEST}

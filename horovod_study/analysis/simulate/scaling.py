@@ -29,7 +29,6 @@ STEPS = 2000
 """Simulated steps per worker count."""
 DRAWS = 200
 """Draws of the constants for an interval."""
-STEPS_PER_DRAW = 100
 MAX_WORKERS = 10_000_000
 MAX_SAMPLES = 10**12
 """Of a step."""
@@ -123,7 +122,7 @@ def simulate(
             "simulate: --global-batch is for a fixed batch per step; add --scaling strong, or leave it out"
         )
     require_within("simulate: --seed", seed, 0)
-    fine, coarse = chance(STEPS, seed=seed), chance(STEPS_PER_DRAW, seed=seed + 1)
+    fine, coarse = chance(STEPS, seed=seed), chance(100, seed=seed + 1)
     normal = np.random.default_rng(seed + 2).standard_normal((4, DRAWS, 1))
     rows: list[dict[str, Any]] = []
     baseline: dict[int, tuple[float, tuple[Floats, Floats, Floats] | None]] = {}
@@ -247,9 +246,6 @@ def _relative(
 def _between(name: str, value: float, relative: Floats) -> dict[str, float]:
     low, high = np.quantile(value * relative, [0.025, 0.975])
     return {name.format("low"): float(min(low, value)), name.format("high"): float(max(high, value))}
-
-
-# --------------------------------------------------------------------------------------------------------- doubts
 
 
 def doubts(scenario: Scenario, workers: Sequence[int], *, global_batch: int | None = None) -> tuple[str, ...]:

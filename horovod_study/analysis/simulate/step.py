@@ -40,15 +40,6 @@ NEGOTIATIONS: Mapping[str, int] = MappingProxyType({"none": 0, "cached": 1, "ful
 """How many collectives of a few bytes a message takes beforehand."""
 
 
-LONGEST_CYCLE_S = 3600.0
-
-_GRID = 20_000
-"""Points of the integral over a distribution that was not measured."""
-
-
-# ----------------------------------------------------------------------------------------------------- computing
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Compute:
     """The distribution over steps of one worker's computing: measured times, or a mean with a scatter."""
@@ -95,7 +86,8 @@ class Compute:
         if n == 1 or (self.times_s is None and self.cv == 0):
             return self.mean_s
         if self.times_s is None:
-            return float(self.slowest_s(n, (np.arange(_GRID) + 0.5) / _GRID).mean())
+            # of the integral over a distribution that was not measured
+            return float(self.slowest_s(n, (np.arange(20_000) + 0.5) / 20_000).mean())
         m = len(self.times_s)
         below = np.exp(n * np.log(np.arange(1, m + 1) / m))
         return float(self.times_s @ np.diff(below, prepend=0.0))
@@ -109,9 +101,6 @@ def measured(times_s: Floats) -> Compute:
     return Compute(mean_s=float(times.mean()), times_s=times)
 
 
-# ------------------------------------------------------------------------------------------------------- runtime
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Runtime:
     """What is between backward and the all-reduce: Horovod's cycle, negotiation and fusion, or nothing."""
@@ -123,7 +112,7 @@ class Runtime:
 
     def __post_init__(self) -> None:
         require_within("simulate: overhead of the runtime, s,", self.overhead_s, 0)
-        require_within("simulate: cycle, s,", self.cycle_s, 0, LONGEST_CYCLE_S)
+        require_within("simulate: cycle, s,", self.cycle_s, 0, 3600.0)
         require_within("simulate: bytes of a fused message", self.fusion_bytes, 0)
         require_known("simulate: negotiation", self.negotiation, NEGOTIATIONS)
 
@@ -211,9 +200,6 @@ def _one_step(
         sent = np.where(active, until, sent)
         messages += active
     return sums, free, last_op, messages
-
-
-# ------------------------------------------------------------------------------------------------- random numbers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

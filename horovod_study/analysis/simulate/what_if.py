@@ -13,8 +13,6 @@ from horovod_study.errors import ConfigError, require_known
 ELEMENT_BYTES: Mapping[str, float] = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0}
 """Bytes of a gradient on the network; scenarios are of float32."""
 
-BASELINE = "baseline"
-
 LARGEST_FACTOR = 1e9
 
 Change: TypeAlias = Callable[[Scenario, str, str], Scenario]
@@ -26,7 +24,7 @@ def what_if(baseline: Scenario, texts: Sequence[str]) -> dict[str, Scenario]:
 
     Raises ConfigError, naming the text, what is allowed and the nearest known word.
     """
-    found = {BASELINE: baseline}
+    found = {"baseline": baseline}
     for text in texts:
         scenario = baseline
         words = [word.strip() for word in text.split(",")]

@@ -49,9 +49,6 @@ PARTS = ("floor", "skew", "runtime", "unexplained")
 """They add up to the synchronisation."""
 
 RESAMPLES = 2000
-_CHUNKS = 50
-NOTHING_ELSE = 0.1
-"""A part that moves by less than this share of the runtime's move has not moved."""
 
 SHIPPED = "shipped settings"
 FEWEST_LAUNCHES = 2
@@ -270,7 +267,7 @@ def _block_means(table: Floats, block: int, rng: np.random.Generator) -> Floats:
     means = (sums[block:] - sums[:-block]) / block  # (S, C): of the block that begins at each row
     starts = rng.integers(0, rows, size=(RESAMPLES, math.ceil(rows / block)))
     # A part of the series at a time: those of a long run of many ranks would not fit into memory together.
-    return np.concatenate([means[some].mean(axis=1) for some in np.array_split(starts, _CHUNKS)])
+    return np.concatenate([means[some].mean(axis=1) for some in np.array_split(starts, 50)])
 
 
 # ---------------------------------------------------------------------------------------------------- all of them
@@ -651,7 +648,7 @@ def verdict(runtime: Interval, floor: Interval, expected: tuple[float, float]) -
     range, or the floor has certainly moved by more than a tenth of it. Else: not resolved.
     """
     low, high = expected[0] - 0.1 * abs(expected[0]), expected[1] + 0.1 * abs(expected[1])
-    allowed = NOTHING_ELSE * abs(runtime.value)
+    allowed = 0.1 * abs(runtime.value)  # a part that moves by less has not moved
     if runtime.high < low or runtime.low > high or floor.low > allowed or floor.high < -allowed:
         return "refuted"
     still = -allowed <= floor.low and floor.high <= allowed

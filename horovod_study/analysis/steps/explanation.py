@@ -41,12 +41,6 @@ from horovod_study.workloads import packaged
 WORTH = 0.02
 """A share of the step below this is not worth an advice."""
 
-RESAMPLES = 2000
-"""Of the bootstrap of a share."""
-
-MIN_COUNTS = 3
-"""Worker counts from which on more workers are forecast."""
-
 _SHARED = (
     "does the script do more on it than on others, is its core or GPU shared with other programs, or clocked lower?"
 )
@@ -60,9 +54,7 @@ TRY = {
 SLOWER_UPDATE, SAME_COMPUTING = 2.0, 1.25
 """An update that has become so many times as long, while forward and backward have become no longer than this."""
 _EARLY_STEPS = slice(10, 60)
-_LATE_PARTS = (0.7, 0.8, 0.9, 1.0)
-_UNDISTURBED = 0.1
-"""The quantile of a lap that only its undisturbed steps determine."""
+_UNDISTURBED = 0.1  # the quantile of a lap that only its undisturbed steps determine
 _FEWER = "several batches per update, of which only the last averages"
 LESS_COMMUNICATION = {
     "ddp": f"a larger batch per worker, {_FEWER} (no_sync), gradients in 16 bits (bf16_compress_hook), other buckets "
@@ -388,7 +380,7 @@ def _share(steps: Sequence[Floats], waits: Sequence[Floats]) -> Interval | None:
     if min(map(len, steps)) < stats.MIN_REPEATS:
         return Interval(value=value)
     generator = np.random.default_rng(1)
-    drawn = [generator.integers(len(each), size=(RESAMPLES, len(each))) for each in steps]
+    drawn = [generator.integers(len(each), size=(2000, len(each))) for each in steps]
     step = steps[0][drawn[0]].mean(axis=1) - steps[1][drawn[1]].mean(axis=1)
     wait = waits[0][drawn[0]].mean(axis=1) - waits[1][drawn[1]].mean(axis=1)
     if (step <= 0).any():  # the growth itself may be chance
@@ -542,7 +534,7 @@ def _slower_updates(run: RecordedRun) -> SlowerUpdates | None:
         computing = np.nan_to_num(forward) + backward  # a forward that is not seen is in backward
         if len(update) < 10 * MIN_STEPS or np.isnan(update + computing).any():
             continue
-        ends = [round(share * len(update)) for share in _LATE_PARTS]
+        ends = [round(share * len(update)) for share in (0.7, 0.8, 0.9, 1.0)]
         (early_s, late_s), (before_s, after_s) = (
             (
                 float(np.quantile(lap[_EARLY_STEPS], _UNDISTURBED)),
@@ -607,7 +599,7 @@ def _more_workers(named: pd.DataFrame, found: Explanation) -> Iterable[Help]:
         return
     for cell in found.last:
         rows = points[points["series"] == cell.series]
-        if rows["workers"].nunique() < MIN_COUNTS or not cell.samples_per_s:
+        if rows["workers"].nunique() < 3 or not cell.samples_per_s:
             continue
         try:
             forecast = next(iter(predict(rows, workers=[2 * cell.workers]).values()))[0]

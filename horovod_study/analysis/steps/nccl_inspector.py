@@ -33,10 +33,6 @@ from horovod_study.records.forms import Count, Number, Text, Workers
 KERNEL = "kernel_gpu"
 KEPT = 500_000
 """Records of all files together that are in memory at once; beyond, the newest of each file count."""
-MAX_US = 1e10  # what ends before it begins wraps around
-
-_TOGETHER = ("AllReduce", "AllGather", "ReduceScatter")
-"""Collectives that end on all ranks together."""
 
 
 class _Header(TypedDict):
@@ -67,33 +63,6 @@ class _NoRecordError(AnalysisError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SizeOfCollective:
-    """Collectives of one kind and size, of all communicators of as many ranks and nodes; times in s."""
-
-    kind: str
-    bytes: int
-    ranks: int
-    nodes: int
-    communicators: int
-    calls: int
-    time: Interval  # of the mean rank, median over the calls
-    shortest: Interval  # of the rank that came last, the same
-    busbw_gb_per_s: float | None  # of `shortest`; None for a kind without a rule
-    total_s: float  # of the mean rank
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LateRank:
-    """The rank of a communicator for which the others wait, beyond doubt."""
-
-    communicator: str
-    rank: int
-    host: str
-    late: Interval  # s after the first one, mean over the collectives
-    last: float  # share of the collectives to which it came last
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SecondClock:
     """Sync of a recorded run by its laps, and the time in collectives by NCCL, s of a step, mean over the ranks."""
 
@@ -114,16 +83,13 @@ class Inspected:
 
     files: int
     timing: str  # how the times were taken
-    sizes: tuple[SizeOfCollective, ...]  # those that take most time first
-    late: LateRank | None
+    sizes: tuple[dict[str, Any], ...]  # those that take most time first
+    late: dict[str, Any] | None
     beside: SecondClock | None
     doubts: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
         return {name: finite(getattr(self, name)) for name in self.__dataclass_fields__}
-
-
-# ----------------------------------------------------------------------------------------------------------- reading
 
 
 @dataclass(slots=True)
@@ -152,7 +118,7 @@ class Records:
                 self.left_out["cut off, or without what is needed"] += 1
                 continue
             header, told, about = record["header"], record["coll_perf"], record.get("metadata", {})
-            if not 0 < told["coll_exec_time_us"] < MAX_US:
+            if not 0 < told["coll_exec_time_us"] < 1e10:  # what ends before it begins wraps around
                 self.left_out["without a time"] += 1
             elif header["n_ranks"] > 1:
                 self.taken += 1
@@ -170,9 +136,6 @@ class Records:
             self.tables.append(pd.DataFrame(rows, columns=names).assign(source=source))
         else:
             self.empty.append(source)
-
-
-# ----------------------------------------------------------------------------------------------------------- the job
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +203,7 @@ def inspect(records: Records, run: RecordedRun | None = None) -> Inspected:
         for kind, size in sorted(set(zip(kinds, each.bytes, strict=True))):
             own = seconds[(kinds == kind) & (each.bytes == size)]
             sizes.setdefault((kind, int(size), each.ranks, each.nodes), []).append(own)
-        together = seconds[kinds.isin(_TOGETHER)]
+        together = seconds[kinds.isin(("AllReduce", "AllGather", "ReduceScatter"))]  # these end on all ranks together
         if timing == KERNEL and len(together) > 1 and together.shape[1] > 1:
             late += _late(each, together.max(axis=1, keepdims=True) - together)
     if not sizes:
@@ -253,35 +216,35 @@ def inspect(records: Records, run: RecordedRun | None = None) -> Inspected:
     return Inspected(
         files=len(records.tables) + len(records.empty),
         timing=timing,
-        sizes=tuple(sorted(rows, key=lambda row: (-row.total_s, row.kind, row.bytes))),
+        sizes=tuple(sorted(rows, key=lambda row: (-row["total_s"], row["kind"], row["bytes"]))),
         late=max(late, key=lambda found: found[0])[1] if late else None,
         beside=beside,
         doubts=(*_doubts(records, table, timing, groups), *doubts),
     )
 
 
-def _size(kind: str, size: int, ranks: int, nodes: int, groups: Sequence[Floats]) -> SizeOfCollective:
+def _size(kind: str, size: int, ranks: int, nodes: int, groups: Sequence[Floats]) -> dict[str, Any]:
     """Return the row of collectives of a size, groups of (C, R) s."""
     mean = np.concatenate([seconds.mean(axis=1) for seconds in groups])
     shortest = stats.order_interval(np.concatenate([seconds.min(axis=1) for seconds in groups]))
     share = float(moved_share(ranks))  # 2 (n - 1) / n
     moved = {"AllReduce": share, "Broadcast": 1.0, "Reduce": 1.0}
     moved |= dict.fromkeys(("AllGather", "ReduceScatter"), share / 2 * ranks)
-    return SizeOfCollective(
-        kind=kind,
-        bytes=size,
-        ranks=ranks,
-        nodes=nodes,
-        communicators=len(groups),
-        calls=len(mean),
-        time=stats.order_interval(mean),
-        shortest=shortest,
-        busbw_gb_per_s=moved[kind] * size / shortest.value / 1e9 if kind in moved else None,
-        total_s=float(mean.sum()),
-    )
+    return {
+        "kind": kind,
+        "bytes": size,
+        "ranks": ranks,
+        "nodes": nodes,
+        "communicators": len(groups),
+        "calls": len(mean),
+        "time": stats.order_interval(mean),
+        "shortest": shortest,
+        "busbw_gb_per_s": moved[kind] * size / shortest.value / 1e9 if kind in moved else None,
+        "total_s": float(mean.sum()),
+    }
 
 
-def _late(own: _Group, late: Floats) -> list[tuple[float, LateRank]]:
+def _late(own: _Group, late: Floats) -> list[tuple[float, dict[str, Any]]]:
     """Return the rank that is later than each of the others beyond doubt, and how long all waited; `late` is (C, R)."""
     means = [stats.student(column) for column in late.T]
     second, first = np.argsort([each.value for each in means])[-2:]
@@ -289,7 +252,7 @@ def _late(own: _Group, late: Floats) -> list[tuple[float, LateRank]]:
         return []
     rank, host = list(own.hosts.items())[first]
     last = float(np.mean(late.argmax(axis=1) == first))
-    found = LateRank(communicator=own.name, rank=int(rank), host=host, late=means[first], last=last)
+    found = {"communicator": own.name, "rank": int(rank), "host": host, "late": means[first], "last": last}
     return [(float(late[:, first].sum()), found)]
 
 
@@ -327,9 +290,6 @@ def _doubts(records: Records, table: pd.DataFrame, timing: str, groups: Sequence
         parts = [*(part for part in parts if not part & own), own.union(*touched)]
     if len(parts) > 1:
         yield f"{len(parts)} sets of processes share no communicator: if these are several jobs, give the files of one"
-
-
-# ----------------------------------------------------------------------------------------------------------- the run
 
 
 def _beside(groups: Sequence[_Group], run: RecordedRun) -> tuple[SecondClock | None, list[str]]:

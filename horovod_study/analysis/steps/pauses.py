@@ -29,21 +29,14 @@ WINDOW = 101
 THRESHOLD, CANDIDATE = 10.0, 5.0
 """Scatters above the level: of a pause, and of what may be one of several regular ones."""
 
-WORTH = 0.1
-"""Of the level: a smaller excess is no pause."""
-
 MOST = 20
 """So many pauses are listed, the longest ones; all are counted."""
 
 _FEWEST_TIMES = 4
 _SHORTEST = 10  # steps between regular pauses; what comes more often is no pause
-_COVERED = 0.6  # of the distances that the run has room for
-_CHANCE = 1e-3
 _STEPS_OFF = 1.0
 _SECONDS_OFF = (0.02, 0.05, 0.1)  # of the distance; a program that waits for a whole step comes a little late
-_MORE = 1.1
 _MOST_EVENTS = 4000
-_MOST_PERIODS = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,7 +127,7 @@ def find_pauses(rows: RankSteps, typical: StepStatistics | None = None) -> Pause
     excess = length - level
     above = excess[excess > 0]
     scatter = stats.normal_deviation(above) if len(above) else 0.0
-    floor = WORTH * level
+    floor = 0.1 * level  # a smaller excess is no pause
     events = _events(excess, np.maximum(CANDIDATE * scatter, floor))
     pauses = events.some(excess[events.peak] > np.maximum(THRESHOLD * scatter, floor)[events.peak])
     listed = [_pause(rows, laps, pauses, index) for index in np.argsort(-pauses.size_s, kind="stable")[:MOST]]
@@ -222,14 +215,11 @@ def _pause(rows: RankSteps, laps: Mapping[str, Floats], events: _Events, index: 
     )
 
 
-# ------------------------------------------------------------------------------------------------ regular pauses
-
-
 def _regular(rows: RankSteps, laps: Mapping[str, Floats], events: _Events, typical: StepStatistics) -> Sequence[Period]:
     if len(events) > _MOST_EVENTS:
         events = events.some(np.sort(np.argsort(-events.size_s, kind="stable")[:_MOST_EVENTS]))
     found: list[Period] = []
-    while len(events) >= _FEWEST_TIMES and len(found) < _MOST_PERIODS:
+    while len(events) >= _FEWEST_TIMES and len(found) < 3:
         axes = {"steps": rows.step[events.place].astype(np.float64)}
         spans = {"steps": float(rows.step[-1] - rows.step[0] + 1)}
         if rows.begin_s is not None:
@@ -240,14 +230,14 @@ def _regular(rows: RankSteps, laps: Mapping[str, Floats], events: _Events, typic
         for unit, at in axes.items():
             for off in (0.0,) if unit == "steps" else _SECONDS_OFF:
                 one = _best_distance(at, spans[unit], off, least=_STEPS_OFF if unit == "steps" else step_s, unit=unit)
-                if one is not None and one[0] <= _CHANCE:
+                if one is not None and one[0] <= 1e-3:
                     tried.append((unit, one))
         if not tried:
             break
         unit, best = min(tried, key=lambda each: each[1][0])
         # Where steps are equally long, both fit: steps are exact, seconds must explain more to be believed.
         in_steps = next((one for each, one in tried if each == "steps"), None)
-        if in_steps is not None and best[2].sum() <= _MORE * in_steps[2].sum():
+        if in_steps is not None and best[2].sum() <= 1.1 * in_steps[2].sum():
             unit, best = "steps", in_steps
         chance, distance, members = best
         if members.sum() >= _FEWEST_TIMES:
@@ -289,7 +279,7 @@ def _best_distance(
         has = upto > after
         hits = int(has.sum())
         room = span / distance - 1
-        if hits < _FEWEST_TIMES - 1 or hits < _COVERED * room:
+        if hits < _FEWEST_TIMES - 1 or hits < 0.6 * room:
             continue
         q = 1 - math.exp(-(2 * allowed + (1 if unit == "steps" else 0)) * count / span)
         chance = min(1.0, stats.binomial_tail(hits, count, q) * len(gaps))

@@ -41,10 +41,6 @@ WORTH = 0.01
 _BLOCKS = (8, 20)
 _STEPS_PER_BLOCK = 25
 _MOST_OF_IT = 0.5
-MAX_COMPARED_WITH_ANY = 3
-"""Of so many ranks or fewer one that is slow is among the middle ones of the others."""
-_FLOOR = 0.1
-"""The quantile of a lap that only its undisturbed steps determine."""
 _COMPUTING = ("compute", "forward", "backward", "update")
 CAUSES = {
     "data": "loading its batch",
@@ -248,7 +244,7 @@ def _waits_for_its_loader(late: Lateness, ranks: Sequence[Lateness]) -> bool:
     """
     return (
         late.cause == "data"
-        and len(ranks) <= MAX_COMPARED_WITH_ANY
+        and len(ranks) <= 3  # of these a slow one is among the middle ones of the others
         and any(each.cause not in ("", "data") and each.cause_s >= _MOST_OF_IT * late.cause_s for each in ranks)
     )
 
@@ -283,10 +279,6 @@ class _Later:
     def _freedom(self) -> float:
         return len(self._blocks) - 1.0
 
-    def _margin(self, looked_at: int) -> float:
-        """Return how many standard errors are beyond doubt, where so many differences are looked at."""
-        return stats.t_quantile(1 - 0.025 / looked_at, self._freedom)
-
     def mean(self, laps: Sequence[str]) -> stats.Interval:
         """Return by how much the rank is later in these laps together, as a mean over steps."""
         return stats.around(*self._over(_mean, laps), self._freedom)
@@ -294,7 +286,7 @@ class _Later:
     def certain_mean_s(self) -> float:
         """Return what the mean of all laps is at least, allowing for all ranks."""
         value, error = self._over(_mean, self._laps)
-        return value - self._margin(self._ranks) * error
+        return value - stats.t_quantile(1 - 0.025 / self._ranks, self._freedom) * error
 
     def quickest_s(self) -> float:
         """Return the floor of all laps together: 0 for a rank that is as quick as the others when nothing disturbs."""
@@ -306,7 +298,8 @@ class _Later:
         `named`: that it is late is known from the mean of all laps.
         """
         usual = {lap: self._usual([lap]) for lap in self._laps}
-        margin = self._margin(2 * self._ranks * len(self._laps))  # each by its median and its floor
+        # Each lap is looked at by its median and by its floor.
+        margin = stats.t_quantile(1 - 0.025 / (2 * self._ranks * len(self._laps)), self._freedom)
         sure = {lap: value for lap, (value, error) in usual.items() if value > margin * error}
         there_s, rest = sum(sure.values()), [lap for lap in self._laps if lap not in sure]
         made_up_for = bool(rest) and self.mean(rest).high < -_MOST_OF_IT * there_s
@@ -334,7 +327,7 @@ def _median(own: Floats, middle: Floats) -> float:
 
 
 def _floor(own: Floats, middle: Floats) -> float:
-    place = round(_FLOOR * (len(own) - 1))
+    place = round(0.1 * (len(own) - 1))  # the quantile that only undisturbed steps determine
     return float(np.partition(own, place)[place] - np.partition(middle, place, axis=0)[place].mean())
 
 
@@ -350,9 +343,6 @@ def _where(laps_s: Mapping[str, float], value_s: float) -> str:
 def _late_s(named: Lateness) -> float:
     """Return by how much a named rank is late: in all, where that is beyond doubt, else in the laps of its cause."""
     return named.value_s if named.certain_s > 0 else named.cause_s
-
-
-# -------------------------------------------------------------------------------------------------- efficiencies
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -34,12 +34,8 @@ PHASES = ("negotiation", "queue", "copy", "operation", "other", "rest")
 _FURTHEST = ("operation", "copy", "other", "rest", "queue", "negotiation")
 """Which phase a moment counts for when tensors are in several."""
 
-MAX_US = 1e16
-"""Of the clock of a timeline: three hundred years."""
-
 _NEGOTIATE = "NEGOTIATE_"
-_UNTIMED = ("BARRIER", "JOIN")
-"""Collectives that move nothing: listed, but no part of `together`."""
+_UNTIMED = ("BARRIER", "JOIN")  # collectives that move nothing: listed, but no part of `together`
 
 _COLUMNS = (
     *("tensor", "collective", "phase", "activity", "count", "mean_s", "median_s", "p90_s"),
@@ -195,7 +191,7 @@ class _EventReader:
                 self._names[pid] = str(event["args"].get("name", pid))
             return
         at = event.get("ts")
-        if not isinstance(at, int | float) or isinstance(at, bool) or not abs(at) < MAX_US:
+        if not isinstance(at, int | float) or isinstance(at, bool) or not abs(at) < 1e16:  # us: three hundred years
             self._unknown += 1
             return
         at_s = at / 1e6

@@ -28,10 +28,6 @@ from horovod_study.records import finite
 LIMIT_PERCENT = 0.5
 """What measuring may cost."""
 
-FEW_ROUNDS = 20
-OTHER_CORES = 0.1
-"""Cores used by other programs from which on they are told of."""
-
 OFF, CONTROL = "off", "control"
 
 
@@ -171,7 +167,7 @@ def timer_cost(case: Mapping[str, Any], *, limit_percent: float = LIMIT_PERCENT)
 def _doubts(case: Mapping[str, Any], control: Overhead, limit_percent: float) -> tuple[str, ...]:
     found = []
     rounds = len(case["block_s"][OFF])
-    if rounds < FEW_ROUNDS:
+    if rounds < 20:
         found.append(f"only {rounds} rounds: the intervals are poorly supported; give it more --seconds")
     if control.percent.excludes(0):
         found.append(
@@ -181,7 +177,7 @@ def _doubts(case: Mapping[str, Any], control: Overhead, limit_percent: float) ->
     if (half := control.percent.width / 2) > limit_percent:
         found.append(f"differences below {half:.2g} % are not seen here; give it more --seconds, or a quieter machine")
     others = case["other_cores"]  # None: the system does not report
-    if others is not None and others > OTHER_CORES:
+    if others is not None and others > 0.1:
         found.append(f"other programs used {others:.2g} cores meanwhile: measure again when the machine is quiet")
     fewest = min((len(drains) for name, drains in case["drains"].items() if name in ("off", "light")), default=0)
     if fewest < 3:

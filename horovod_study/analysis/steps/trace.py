@@ -53,7 +53,7 @@ def events(
         for each in evaluations:
             if first <= each["wall_s"] <= last:
                 shown = {name: each[name] for name in ("epoch", "train_mse", "test_mse")}
-                instant = {"ph": "i", "name": "evaluation", "s": "t", "ts": _us(each["wall_s"])}
+                instant = {"ph": "i", "name": "evaluation", "s": "t", "ts": round(each["wall_s"] * 1e6, 3)}
                 found.append({**instant, **threads[0], "args": shown})
     return found
 
@@ -61,8 +61,12 @@ def events(
 def _span(
     name: str, kind: str, begin_s: float, seconds: float, row: Mapping[str, int], shown: Mapping[str, Any]
 ) -> dict[str, Any]:
-    return {"ph": "X", "name": name, "cat": kind, "ts": _us(begin_s), "dur": _us(seconds), **row, "args": dict(shown)}
-
-
-def _us(seconds: float) -> float:
-    return round(seconds * 1e6, 3)
+    return {
+        "ph": "X",
+        "name": name,
+        "cat": kind,
+        "ts": round(begin_s * 1e6, 3),
+        "dur": round(seconds * 1e6, 3),
+        **row,
+        "args": dict(shown),
+    }

@@ -66,14 +66,10 @@ CURVE_COLUMNS = ("series", "workers", "nodes", "form", "batch", "samples_per_s",
 SATURATION, PIECEWISE = "saturation", "piecewise"
 DRAWS = 1000
 MIN_BATCHES = 3
-MISFIT_P = 0.01
 EQUAL_SUPPORT = 2.0  # in AICc
 _EXACT = 1e-12  # relative residuals below this are rounding
 _NOT_TIMED = tuple(name for name in CHOICES if OPTIONS[name].roles & Role.RATE)
 """What a step takes does not depend on these, and a larger batch often comes with another learning rate."""
-
-
-# ---------------------------------------------------------------------------------------------------- the knee
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -233,7 +229,7 @@ def _intervals(
     rows, k = int(counts.sum()), len(batch)
     repeated = bool(counts.min() >= stats.MIN_REPEATS)
     spare = rows - k
-    missed = bool(spare > 0 and miss > k * _EXACT**2 and stats.lack_of_fit_p(miss, within, (k - 2, spare)) < MISFIT_P)
+    missed = bool(spare > 0 and miss > k * _EXACT**2 and stats.lack_of_fit_p(miss, within, (k - 2, spare)) < 0.01)
     doubts = (
         [f"neither form follows the steps within the scatter of the runs; the {form} form is the closer one"]
         if missed
@@ -297,9 +293,6 @@ def _slopes(form: str, means: Floats, batch: Floats, weight: Floats) -> Floats:
     found = _logs(_solve(form, moved, batch, weight))  # (2K, 3)
     with np.errstate(invalid="ignore"):
         return np.asarray((found[: len(means)] - found[len(means) :]).T / (2 * h))
-
-
-# ---------------------------------------------------------------------------------------------------- run table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -392,8 +385,7 @@ def _why_not(found: Knee) -> str:
     return "its interval is as wide as the batches measured; add repeats or batches further apart"
 
 
-_Alone: TypeAlias = dict[tuple[Any, ...], Floats]
-"""Throughputs of one worker, by `_base_name`."""
+_Alone: TypeAlias = dict[tuple[Any, ...], Floats]  # throughputs of one worker, by `_base_name`
 
 
 def _groups(runs: pd.DataFrame) -> tuple[list[list[pd.DataFrame]], _Alone]:

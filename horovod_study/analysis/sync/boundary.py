@@ -17,8 +17,6 @@ repeats on. A jump is resolved when its interval leaves out 0. docs/metrics.md d
 An indirect jump holds the growth with the further workers too. Where two worker counts or more (above one) are known on
 the fewer nodes, `beyond_s` is what is left when that growth goes on as it was there: along log2 of the workers (a tree)
 and along the workers (a ring), the mean of both; its interval spans both.
-
-`boundaries` takes a run table, `boundaries_of_points` anybody's points with their nodes.
 """
 
 import math
@@ -34,14 +32,12 @@ from horovod_study.analysis.series.points import (
     CAPTURED,
     REPORTED,
     measured,
-    numbers,
     texts,
     with_series,
     worker_counts,
 )
 from horovod_study.analysis.stats import Floats
 from horovod_study.analysis.steps.breakdown import difference_interval
-from horovod_study.errors import AnalysisError
 
 NODE_COLUMNS = (
     *("series", "setting", "partition", "backend", "transport", "workers", "nodes", "per_node", "path", "repeats"),
@@ -78,8 +74,6 @@ GROWTHS: tuple[Callable[[Floats], Floats], ...] = (np.log2, lambda workers: work
 """How waiting may go on to grow with the workers on equal nodes: as in a tree, as in a ring."""
 
 _PLACING = ("placement", "workers_per_node")
-_WITHIN = ("shared memory", "memory", "tcp:lo")
-"""Ways that end at the edge of a machine."""
 
 
 def by_nodes(runs: pd.DataFrame) -> pd.DataFrame:
@@ -114,18 +108,6 @@ def boundaries(runs: pd.DataFrame) -> pd.DataFrame:
     cost of synchronising there, and its `note` says so. No row without a series on several nodes.
     """
     return _jumps(_cells(over_placements(runs)))
-
-
-def boundaries_of_points(points: pd.DataFrame, *, workers_per_node: int | None = None) -> pd.DataFrame:
-    """Return BOUNDARY_COLUMNS of points as `points_file` reads them: the jump at every node boundary of each series.
-
-    Needed is `workers`, and `sync_s` or `samples_per_s` with `batch_size` (per worker). The nodes of a row are those of
-    its column `nodes`, else as many as its `workers_per_node`, or the argument, needs when a node is filled before the
-    next one is used; rows that know neither are left out. Rows of equal workers and nodes are repeats, paired where
-    `repeat` numbers all of them. No row without a series on several nodes. Raises AnalysisError without a needed column
-    or with a `workers_per_node` below 1.
-    """
-    return _jumps(_cells(_over_points(points, workers_per_node)))
 
 
 def _jumps(cells: Mapping[str, Sequence[pd.DataFrame]]) -> pd.DataFrame:
@@ -172,9 +154,6 @@ def jump_doubts(runs: pd.DataFrame) -> list[str]:
     return found
 
 
-# ---------------------------------------------------------------------------------------------------- cells
-
-
 def over_placements(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the finished parallel runs with series along which the placement may differ, and what each run waited.
 
@@ -207,55 +186,6 @@ def _cells(table: pd.DataFrame) -> dict[str, list[pd.DataFrame]]:
     }
 
 
-def _over_points(points: pd.DataFrame, workers_per_node: int | None) -> pd.DataFrame:
-    """Return somebody's points in the form of `over_placements`, sorted."""
-    if "workers" not in points.columns or not ({"sync_s"} & {*points.columns} or _TIMED <= {*points.columns}):
-        raise AnalysisError(
-            "points without a time per step: needed are 'workers', and 'sync_s' or 'samples_per_s' with 'batch_size'"
-        )
-    if workers_per_node is not None and workers_per_node < 1:
-        raise AnalysisError(f"{workers_per_node} workers per node: a node has at least 1; give its number of GPUs")
-
-    workers, full = numbers(points, "workers"), numbers(points, "workers_per_node")
-    full = full.fillna(math.nan if workers_per_node is None else float(workers_per_node))
-    filled = pd.Series(np.ceil(workers / full), points.index)
-    nodes = numbers(points, "nodes").fillna(filled)
-    fillings = zip(workers, nodes, full.where(filled == nodes), strict=True)
-    table = pd.DataFrame(
-        {
-            "series": texts(points, "series"),
-            **dict.fromkeys(("setting", "partition", "backend", "transport", "path", "study"), ""),
-            "workers": workers,
-            "nodes": nodes,
-            "per_node": [_filling(n, count, size) for n, count, size in fillings],
-            "per_step": MEAN,
-            "sync_value_s": numbers(points, "sync_s"),
-            "step_value_s": workers * numbers(points, "batch_size") / numbers(points, "samples_per_s"),
-            "repeat": numbers(points, "repeat"),
-        }
-    )
-    known = table[["workers", "nodes"]].notna().all(axis=1)
-    known &= table[["sync_value_s", "step_value_s"]].notna().any(axis=1)
-    order = ["series", "workers", "nodes", "per_node", "repeat", "sync_value_s", "step_value_s"]
-    table = table[known].sort_values(order, kind="stable").reset_index(drop=True)
-    if table["repeat"].isna().any():
-        table["repeat"] = np.arange(len(table), dtype=np.float64)  # nobody's twin
-    return table
-
-
-_TIMED = {"samples_per_s", "batch_size"}
-
-
-def _filling(workers: float, nodes: float, full: float) -> str:
-    """Return how many workers sit on how many nodes, as records.per_node does; empty where that is not known."""
-    if nodes == 1:
-        return f"1x{workers:.0f}"
-    if not math.isfinite(full):
-        return ""
-    rest = workers % full
-    return f"{workers // full:.0f}x{full:.0f}" + (f" 1x{rest:.0f}" if rest else "")
-
-
 def _int(cell: pd.DataFrame, name: str) -> int:
     return int(cell[name].iloc[0])
 
@@ -284,9 +214,6 @@ def _side(cell: pd.DataFrame) -> dict[str, Any]:
         "path": " or ".join(sorted(set(cell["path"]) - {""})),
         "repeats": len(cell),
     }
-
-
-# ---------------------------------------------------------------------------------------------------- jumps
 
 
 def _row(fewer: pd.DataFrame, more: pd.DataFrame, kind: str) -> dict[str, Any]:
@@ -356,9 +283,6 @@ def _frame(rows: Sequence[dict[str, Any]], columns: Sequence[str], *, whole: Seq
     return frame.astype(dict.fromkeys(whole, "int64"))
 
 
-# ---------------------------------------------------------------------------------------------------- doubts
-
-
 def _doubt_paths(series: str, own: Sequence[pd.DataFrame]) -> Iterator[str]:
     """Return what is odd about which network carried the gradients."""
     for cell in own:
@@ -370,7 +294,12 @@ def _doubt_paths(series: str, own: Sequence[pd.DataFrame]) -> Iterator[str]:
                 f"{series} at {where}: its repeats were carried by different paths ({told}); they are not repeats of "
                 "one another."
             )
-        within = [path for path in paths if path and all(way in _WITHIN for way in path.split(" and "))]
+        # these end at the edge of a machine
+        within = [
+            path
+            for path in paths
+            if path and all(way in ("shared memory", "memory", "tcp:lo") for way in path.split(" and "))
+        ]
         if _int(cell, "nodes") > 1 and within:
             yield (
                 f"{series} at {where}: the recorded path ({within[0]}) does not leave a machine; the nodes may be two "

@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis import stats
-from horovod_study.analysis.fit.fitting import REACH, QuantityFit, ScalingFit, fit_quantity
+from horovod_study.analysis.fit.fitting import REACH, QuantityFit, fit_quantity
 from horovod_study.analysis.series.points import measured, texts, with_series, worker_counts
 from horovod_study.analysis.stats import Floats
 from horovod_study.analysis.steps import breakdown
@@ -130,11 +130,16 @@ def curves(fitted: Mapping[str, QuantityFit], cells: pd.DataFrame) -> pd.DataFra
             continue
         law = fit.fits[fit.selected]
         own = cells[(cells["series"] == series) & (cells["workers"] > 1)]
-        if own["workers"].nunique() < MIN_COUNTS or _crosses(law, own):
+        if own["workers"].nunique() < MIN_COUNTS or (own["nodes"].nunique() > 1 and not law.law.by_nodes):
             continue
         first, last = int(own["workers"].min()), int(own["workers"].max())
-        workers = _counts(first, max(last + 1, math.ceil(REACH * last)))
-        nodes = _nodes(own, workers)
+        most = max(last + 1, math.ceil(REACH * last))
+        workers = np.arange(first, most + 1, dtype=np.float64)
+        if most - first >= MAX_COUNTS:  # evenly apart on a logarithmic scale
+            workers = np.unique(np.geomspace(first, most, MAX_COUNTS).round())
+        nodes = np.ones_like(workers)  # on one node nobody knows where it ends
+        if own["nodes"].max() != 1:  # each node as full as the fullest measured one
+            nodes = np.ceil(workers / np.ceil(own["workers"] / own["nodes"]).max())
         known = {"nodes": nodes} if np.isfinite(nodes).all() else {}
         sync = law(workers, **known)
         low, high = law.interval(workers, **known)
@@ -153,7 +158,7 @@ def doubts(cells: pd.DataFrame, fitted: Mapping[str, QuantityFit]) -> list[str]:
     found = []
     for series, fit in fitted.items():
         own = cells[(cells["series"] == series) & (cells["workers"] > 1)]
-        if fit.selected is not None and _crosses(fit.fits[fit.selected], own):
+        if fit.selected is not None and own["nodes"].nunique() > 1 and not fit.fits[fit.selected].law.by_nodes:
             found.append(
                 f"{series}: its waiting for gradients crosses a node boundary, and its worker counts are too few for a "
                 f"law that knows of nodes; {fit.selected}, the closest of the others, is not drawn."
@@ -167,9 +172,6 @@ def doubts(cells: pd.DataFrame, fitted: Mapping[str, QuantityFit]) -> list[str]:
                 "the value); its law is poorly supported."
             )
     return found
-
-
-# ---------------------------------------------------------------------------------------------------- cells
 
 
 def parallel(runs: pd.DataFrame) -> pd.DataFrame:
@@ -194,29 +196,6 @@ def _note(cell: pd.DataFrame, sync: Floats, step: Floats, batches: float) -> str
     alone = breakdown.NOTES["alone"] if int(cell["workers"].iloc[0]) == 1 else ""
     no_epoch = "" if batches > 0 else NO_EPOCH if math.isnan(batches) else NO_BATCH
     return "; ".join(filter(None, ((hidden if np.isnan(sync).any() else "") or alone, no_epoch)))
-
-
-# ---------------------------------------------------------------------------------------------------- curves
-
-
-def _crosses(law: ScalingFit, own: pd.DataFrame) -> bool:
-    """Return whether a law that knows nothing of nodes was fitted to cells on several numbers of them."""
-    return bool(own["nodes"].nunique() > 1 and not law.law.by_nodes)
-
-
-def _counts(first: int, last: int) -> Floats:
-    """Return whole worker counts from `first` to `last`, both among them, evenly apart on a logarithmic scale."""
-    if last - first < MAX_COUNTS:
-        return np.arange(first, last + 1, dtype=np.float64)
-    return np.unique(np.geomspace(first, last, MAX_COUNTS).round())
-
-
-def _nodes(own: pd.DataFrame, workers: Floats) -> Floats:
-    """Return the nodes of each worker count when each is as full as the fullest measured one; (N,)."""
-    per_node = np.ceil(own["workers"] / own["nodes"]).max()
-    if own["nodes"].max() == 1:
-        return np.ones_like(workers)  # nobody knows where the node ends
-    return np.asarray(np.ceil(workers / per_node), dtype=np.float64)
 
 
 def _batches(own: pd.DataFrame, workers: Floats) -> Floats:

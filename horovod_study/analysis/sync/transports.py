@@ -43,9 +43,6 @@ TRANSPORT_COLUMNS = (
 `verdict`: RESOLVED, NOT_RESOLVED or UNKNOWN, and `better` is `a` or `b` where it is resolved.
 """
 
-QUANTITIES = ("samples_per_s", "sync_s")
-"""Higher is better, lower is better."""
-
 RESOLVED, NOT_RESOLVED, UNKNOWN = "resolved", "not resolved", "not known"
 SIGN_FLIP, STUDENT, ROUNDS = "sign-flip permutation", "paired t", "t of rounds in turns"
 
@@ -67,7 +64,7 @@ def transports(runs: pd.DataFrame, turns: StudyTurns | None = None) -> pd.DataFr
         return pd.DataFrame(columns=list(TRANSPORT_COLUMNS))
     for a, b in _rivals(table):
         shared = [(key, a[key], b[key]) for key in sorted(a, key=_unknown_last) if key in b]
-        for quantity in QUANTITIES:
+        for quantity in ("samples_per_s", "sync_s"):
             own = [_row(quantity, *pair) for key, *pair in shared if quantity != "sync_s" or key[0] > 1]
             if turns and quantity == "samples_per_s":
                 for row, (_, one, other) in zip(own, shared, strict=True):

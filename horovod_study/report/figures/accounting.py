@@ -36,8 +36,7 @@ from horovod_study.text.words import cut, plural, wrapped
 NAME = "accounting"
 HEADS = {**{part: part for part in PARTS}, "residual": "unexplained"}
 
-_FEWEST_BARS = 3
-"""A panel has room for so many: a single bar is no wall."""
+_FEWEST_BARS = 3  # a panel has room for so many: a single bar is no wall
 
 
 def write_accounting(
@@ -52,9 +51,6 @@ def write_accounting(
         f"{NAME}-runs.csv": found.run_rows(),
     }
     return write_result(directory, texts, {NAME: partial(draw, found.cells)} if drawn(found.cells) else {}, look=look)
-
-
-# --------------------------------------------------------------------------------------------------------- text
 
 
 def text(found: Accounting, gate: ResidualGate | None) -> list[str]:
@@ -81,7 +77,7 @@ def _step_lines(found: Accounting) -> list[str]:
         rows.append((f"  {plural(step['workers'], 'worker')}{over}", *("" for _ in parts)))
         runs = [run for run in found.runs if found.series[run.run] == series and run.workers == step["workers"]]
         for run in runs:
-            rows += _two_lines(f"    {_short(run.run)}", run, parts)
+            rows += _two_lines(f"    {cut(run.run, 29, first=0, dots='…')}", run, parts)
             for rank in run.ranks if alone and len(run.ranks) > 1 else ():
                 rows += _two_lines(f"      rank {rank.rank} on {rank.host}", rank, parts)
         if step["repeats"] > 1:
@@ -123,7 +119,7 @@ def _residual_lines(found: Accounting) -> list[str]:
         cells = [_share(each) for each in (shares.mean, shares.median, shares.p99, shares.worst)]
         cells += [f"{shares.worst_step:,}", f"{shares.worst_rank}"]
         cells += [f"{sum(rank.steps for rank in run.ranks):,}", f"{sum(rank.open_steps for rank in run.ranks):,}"]
-        rows.append((f"  {_short(run.run)}", *cells))
+        rows.append((f"  {cut(run.run, 29, first=0, dots='…')}", *cells))
     if not rows:
         return []
     lines = to_lines(table_of(("unexplained, share of the step", *heads), rows))
@@ -244,11 +240,6 @@ def gate_lines(gate: ResidualGate | None) -> list[str]:
     return [*lines, f"at most {allowed} unexplained is allowed; {checked}; {verdict}"]
 
 
-def _short(name: str) -> str:
-    """Return a run's name, cut in front where it is too long: what differs is at its end."""
-    return cut(name, 29, first=0, dots="\u2026")
-
-
 def _ms(seconds: float, *, sign: bool = False) -> str:
     if not math.isfinite(seconds):
         return NOTHING
@@ -265,9 +256,6 @@ def _share(value: float) -> str:
 def _estimate(each: Interval, *, sign: bool = False) -> str:
     low, high = _ms(each.low, sign=sign), _ms(each.high, sign=sign)
     return f"{_ms(each.value, sign=sign)} [{low} to {high}]"
-
-
-# ------------------------------------------------------------------------------------------------------- figure
 
 
 def caption(found: Accounting) -> str:

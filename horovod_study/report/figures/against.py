@@ -56,14 +56,8 @@ NAME = "against"
 MAX_PANELS = 6
 """Settings that are drawn; the table has all of them."""
 
-SHOWN_LAWS = ("linear", "amdahl")
-"""Laws whose parameters are always compared on the page; besides, those that a study selected."""
-
 _BESIDE = ("step", "sync", "speedup", "energy")
 """Metrics beside the throughput in the table; the efficiency has the ratio of the speedup."""
-
-_UNITS = {"step": (1e3, "ms"), "sync": (1e3, "ms per step"), "energy": (1e3, "mJ")}
-"""What values are shown in, where that is not the unit of the table."""
 
 _HEADS = {
     "step": "Median\nstep",
@@ -109,9 +103,6 @@ def names_of(after: Path, before: Path) -> tuple[str, str]:
 def _visible(name: str) -> str:
     """Return a name of a folder as it can be written: bytes that are no text become their numbers."""
     return name.encode("utf-8", errors="backslashreplace").decode("utf-8")
-
-
-# ------------------------------------------------------------------------------------------------------ words
 
 
 def headline(found: StudyComparison) -> str:
@@ -207,9 +198,6 @@ def _change(row: Row) -> tuple[str, str]:
 
 def _rows(found: StudyComparison, metric: str) -> list[dict[Any, Any]]:
     return found.of(metric).to_dict("records")
-
-
-# ------------------------------------------------------------------------------------------------------ page
 
 
 def section(found: StudyComparison) -> dict[str, Any]:
@@ -333,7 +321,9 @@ def _laws(found: StudyComparison) -> Table:
         text_column("Verdict", "verdict"),
     )
     laws = found.laws.to_dict("records")
-    shown = [row for row in laws if row["law"] in SHOWN_LAWS or row["before_selected"] or row["after_selected"]]
+    shown = [
+        row for row in laws if row["law"] in ("linear", "amdahl") or row["before_selected"] or row["after_selected"]
+    ]
     caption = (
         "Parameters with 95 % intervals, and AFTER less BEFORE with the interval of the difference; not corrected for "
         "their number"
@@ -362,9 +352,6 @@ def _changes(found: StudyComparison) -> Table:
     )
     caption = "Other differences between the studies; each may be a cause"
     return _flat("against-else", caption, columns, [facts(each, "what", "before", "after") for each in found.changes])
-
-
-# ------------------------------------------------------------------------------------------------------ files
 
 
 def table(found: StudyComparison) -> Table:
@@ -401,9 +388,6 @@ def table(found: StudyComparison) -> Table:
 def _how(found: StudyComparison) -> str:
     tests = [f"{test}" for test in found.differences["test"].drop_duplicates() if test]
     return listed(sorted(tests)) if tests else "none: too few repeats"
-
-
-# ------------------------------------------------------------------------------------------------------ terminal
 
 
 def lines(found: StudyComparison) -> list[str]:
@@ -473,16 +457,15 @@ def _check_line(found: StudyComparison, check: GateCheck) -> str:
     if not known(row["ratio"]):
         return f"{head}: {place}: {metric.title} not known ({row['note']}); {limit}"
     value, interval = _change(row)
-    scale, unit = _UNITS.get(row["metric"], (1.0, metric.unit))
+    scale, unit = {"step": (1e3, "ms"), "sync": (1e3, "ms per step"), "energy": (1e3, "mJ")}.get(
+        row["metric"], (1.0, metric.unit)
+    )
     before, after = (rounded(row[name] * scale) for name in ("before", "after"))
     why = "" if check.outcome == FAILED else f", {verdict_words(row)}" if not interval else ""
     return (
         f"{head}: {place}: {metric.title} {before} before, {after}{' ' if unit else ''}{unit} after, "
         f"{value}{THIN}% {interval or '(no interval)'}{why}; {limit}"
     )
-
-
-# ------------------------------------------------------------------------------------------------------ figure
 
 
 def drawing(found: StudyComparison) -> Drawing:
@@ -572,13 +555,11 @@ def _panel(axes: Axes, rows: pd.DataFrame, styles: Mapping[str, style.SeriesStyl
     step = max(1, math.ceil(len(counts) * 0.2 / (0.8 * panel_in)))
     axes.set_xticks(range(0, len(counts), step), labels[::step])
     axes.set_xlabel("Workers (nodes)" if several else "Workers")
-    kit.label_ticks(axes.yaxis, MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]), _tick)
-
-
-def _tick(value: float) -> str:
-    if abs(value) < 1e-9:
-        return "equal"
-    return f"{100 * value:+.4g} %".replace("-", "\u2212")
+    kit.label_ticks(
+        axes.yaxis,
+        MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]),
+        lambda value: "equal" if abs(value) < 1e-9 else f"{100 * value:+.4g} %".replace("-", "\u2212"),
+    )
 
 
 def _tip(row: Row, label: str) -> str:

@@ -59,9 +59,6 @@ def write_attribution(found: Attribution, directory: Path, *, look: FigureFormat
     return write_result(directory, {f"{NAME}.json": finite(found), f"{NAME}.txt": lines}, figures, look=look)
 
 
-# --------------------------------------------------------------------------------------------------------- text
-
-
 def title(arm: Arm) -> str:
     """Return how an arm is called: `Horovod/MPI, shipped settings`."""
     hooks = ", hooks" if arm.reduction == "hooks" else ""
@@ -232,9 +229,6 @@ def _share(arm: Arm, name: str, whole: str) -> str:
     if whole not in arm.seconds or arm.seconds[whole].value <= 0:
         return ""
     return f"{_fixed(100 * arm.seconds[name].value / arm.seconds[whole].value, 1)} %"
-
-
-# ------------------------------------------------------------------------------------------------------- figure
 
 
 Bar: TypeAlias = tuple[str, Mapping[str, float], Interval]

@@ -26,9 +26,6 @@ MAX_LINES = 8
 _Key = tuple[str, int, float]
 
 
-# ---------------------------------------------------------------------------------------------------- which lines
-
-
 def _lines(rows: pd.DataFrame) -> tuple[pd.DataFrame, int]:
     """Return the rows of the lines that are drawn, and how many lines are left out.
 
@@ -162,9 +159,6 @@ def _knee(axes: Axes, knee: Mapping[Any, Any], look: SeriesStyle, place: int, *,
     }
     text = f"knee at a batch of {with_interval(knee['knee'], knee['knee_low'], knee['knee_high'])}"
     kit.line_of(axes, [knee["knee"]], [near["at"]], look, tips=[text], **stroke)
-
-
-# ---------------------------------------------------------------------------------------------------- the figures
 
 
 _POINTS = " Points: medians over repeats; bars: 95 % intervals, where there are three repeats"

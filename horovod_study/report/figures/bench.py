@@ -23,9 +23,6 @@ PRECISION_NAMES = {"float32": "fp32", "tf32": "tf32", "bf16": "bf16", "fp16": "f
 _MODEL = style.LAPS["sync"].color
 
 
-# ------------------------------------------------------------------------------------------------------ files
-
-
 def write_bench(network: BenchedNetwork, document: Mapping[str, Any], directory: Path) -> list[Path]:
     """Write bench.json, bench.csv, bench.txt and the figures (.pdf, .svg, .png, caption .txt); return their paths.
 
@@ -47,9 +44,6 @@ def write_bench(network: BenchedNetwork, document: Mapping[str, Any], directory:
 def content(network: BenchedNetwork, document: Mapping[str, Any]) -> dict[str, Any]:
     """Return what follows from the measurements, what was not measured and why, and the measurements themselves."""
     return {**network.to_dict(), "unavailable": document["unavailable"], "measured": document["jobs"]}
-
-
-# ------------------------------------------------------------------------------------------------------- text
 
 
 def text(network: BenchedNetwork, document: Mapping[str, Any]) -> str:
@@ -219,9 +213,6 @@ def _gb(value: float) -> str:
 def _label(name: str) -> str:
     backend, _, transport = name.partition("/")
     return style.runtime_label(backend, transport) if transport else f"{style.TRANSPORTS.get(name, name)} alone"
-
-
-# ---------------------------------------------------------------------------------------------------- figures
 
 
 def _styles(names: list[str]) -> dict[str, style.SeriesStyle]:

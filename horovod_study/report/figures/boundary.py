@@ -20,11 +20,8 @@ from horovod_study.text.numbers import THIN, milliseconds, with_unit
 from horovod_study.text.words import listed, plural
 
 NAME = "boundary"
-MAX_TEXTS = 4
-"""Jumps that are written into one panel; with more, the table says them better."""
 
 _WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
-_APART = 0.035  # of a panel: cells of equal workers on other numbers of nodes stand so far apart
 
 
 def boundary(analysis: Analysis) -> Drawing | None:
@@ -95,9 +92,6 @@ def place(workers: float, nodes: float, per_node: str) -> str:
     return f"{text} ({shares})"
 
 
-# ---------------------------------------------------------------------------------------------------- words
-
-
 def _sentence(row: Mapping[Any, Any], name: str) -> str:
     hidden = not math.isfinite(row["jump_s"])
     start = "step_" if hidden else ""
@@ -164,9 +158,6 @@ def _paths(rows: pd.DataFrame) -> list[tuple[str, str]]:
     ]
 
 
-# ---------------------------------------------------------------------------------------------------- drawing
-
-
 def _shown(analysis: Analysis) -> pd.DataFrame:
     """Return the cells with a known time of the settings in which some series ran on several nodes."""
     cells = analysis.nodes[analysis.nodes["sync_s_median"].notna()]
@@ -184,7 +175,7 @@ def _panel(
     tall_in: float,
 ) -> None:
     last, first = float(cells["workers"].max()), float(cells["workers"].min())
-    places = _places(cells, apart=_APART * (last - min(first, 1.0) + 1.0))
+    places = _places(cells, apart=0.035 * (last - min(first, 1.0) + 1.0))
     for series, own in cells.groupby("series", sort=False):
         look = styles[str(series)]
         for _, part in own.groupby("nodes", sort=True):
@@ -288,7 +279,7 @@ def _arrows(
 
 
 def _most_texts(wide_in: float) -> int:
-    return MAX_TEXTS if wide_in >= style.NARROW_IN else MAX_TEXTS // 4
+    return 4 if wide_in >= style.NARROW_IN else 1  # with more, the table says them better
 
 
 def _written(row: Mapping[Any, Any]) -> str:

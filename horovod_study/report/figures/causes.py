@@ -28,8 +28,6 @@ from horovod_study.text.words import plural, span
 
 NAMES = ("losses", "stragglers", "attribution", "roofline", "network")
 
-MAX_DRAWN = 4
-"""Cells whose way from ideal to measured is drawn, of each series the one with most workers."""
 MAX_BARS = 10
 """Of the figure of what synchronisation is made of: each series has its share of them, its largest counts."""
 
@@ -50,9 +48,6 @@ LOOKS = {
 """What a way from ideal to measured is made of, from top to bottom."""
 
 
-# ---------------------------------------------------------------------------------------------------- from ideal
-
-
 def losses(analysis: Analysis) -> Drawing | None:
     table = analysis.losses
     if table.empty:
@@ -61,7 +56,7 @@ def losses(analysis: Analysis) -> Drawing | None:
     top = top[top["nodes"] == top.groupby("series")["nodes"].transform("max")]
     cells = top[top["part"] == MEASURED]
     main = cells[cells["setting"].isin(kit.settings_of(table, most=1))]
-    chosen = main.sort_values("workers", ascending=False, kind="stable").head(MAX_DRAWN).sort_index()
+    chosen = main.sort_values("workers", ascending=False, kind="stable").head(4).sort_index()
     order = [part for part in LOOKS if part in set(top.loc[top["series"].isin(chosen["series"]), "part"])]
     hidden = top[top["series"].isin(chosen["series"]) & (top["part"] == "hidden")]
     inside = sorted({"compute" if note == NOTES["captured"] else "backward" for note in hidden["note"]})
@@ -148,9 +143,6 @@ def _way(axes: Axes, parts: Mapping[str, Mapping[Any, Any]], order: list[str], l
     kit.label_ticks(axes.xaxis, MaxNLocator(nbins=4, steps=[1, 2, 5, 10]))
 
 
-# ---------------------------------------------------------------------------------------------------- stragglers
-
-
 _WAITING = (
     kit.Quantity("skew_s", "Skew / ms per step", "ms per step", scale=1000.0),
     kit.Quantity("load_balance", "Load balance / %", "% load balance", scale=100.0, share=True),
@@ -186,9 +178,6 @@ def stragglers(analysis: Analysis) -> Drawing | None:
         data=known[["series", "setting", "partition", "workers", "nodes", "repeats", *names]],
         draw=draw,
     )
-
-
-# ---------------------------------------------------------------------------------------------------- attribution
 
 
 _CELL = ["series", "workers", "nodes", "batch", "arm"]
@@ -240,9 +229,6 @@ def parts(analysis: Analysis) -> Drawing | None:
         data=table,
         draw=draw,
     )
-
-
-# ---------------------------------------------------------------------------------------------------- the machine
 
 
 def machines(analysis: Analysis) -> list[Drawing]:

@@ -19,7 +19,6 @@ from horovod_study.text.words import plural
 NAME = "comparison"
 _FASTER, _SLOWER = "#009e73", "#d55e00"
 _HALF = 0.32  # of the width of a worker count that the blocks take
-_NEAR = 0.01  # the least of the scale that is shown on either side of 1
 
 
 def write_comparison(comparison: Comparison, runs: Mapping[str, Any], directory: Path) -> list[Path]:
@@ -98,7 +97,7 @@ def _places(place: int, n: int) -> Any:
 
 def _range(counts: tuple[CountResult, ...]) -> tuple[float, float, list[tuple[int, float, float]]]:
     """Return the ends of the scale, and the blocks (place, ratio, x) that are so far out that they are only named."""
-    kept = [1 - _NEAR, 1 + _NEAR]
+    kept = [1 - 0.01, 1 + 0.01]
     for each in counts:
         middle = float(np.median(each.ratios))
         reach = 6 * float(np.median(np.abs(np.array(each.ratios) - middle))) + 0.05

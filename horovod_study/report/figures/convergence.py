@@ -33,9 +33,6 @@ MAX_LINES = 8
 """Lines of one panel that can be distinguished; with more, every setting gets a row of its own."""
 
 MAX_ROWS = 4
-MAX_TARGETS = 3
-MAX_LINES_OF_BARS = 6
-_BAR_IN = 0.17  # of a bar with its number upright over it
 
 CHOICE_TITLES = {name: each.title for name, each in OPTIONS.items() if each.title}
 """Options that a sensitivity is drawn against, with the names of their axes."""
@@ -85,9 +82,6 @@ def write_learning_curves(points: pd.DataFrame, curves: pd.DataFrame, path: Path
     if drawing is None:
         raise RecordError("these runs have no evaluation yet; a run is evaluated after its first epoch")
     drawing.save(path)
-
-
-# ---------------------------------------------------------------------------------------------------- learning curves
 
 
 def learning_curves(points: pd.DataFrame, curves: pd.DataFrame) -> Drawing | None:
@@ -298,9 +292,6 @@ def _mse_axis(axes: Axes, rows: pd.DataFrame) -> None:
     kit.label_ticks(axes.yaxis, LogLocator(subs=marks, numticks=12), scientific)
 
 
-# ---------------------------------------------------------------------------------------------------- time to target
-
-
 def targets(analysis: Analysis) -> Drawing | None:
     """Return stacked bars of the seconds to each target by worker count; None where only single workers trained."""
     table = analysis.targets
@@ -310,17 +301,17 @@ def targets(analysis: Analysis) -> Drawing | None:
         return None
     settings = list(shown["setting"].drop_duplicates())[:MAX_ROWS]
     levels = sorted(shown["target_mse"].unique(), reverse=True)
-    picked = [levels[int(place)] for place in np.linspace(0, len(levels) - 1, min(MAX_TARGETS, len(levels))).round()]
+    picked = [levels[int(place)] for place in np.linspace(0, len(levels) - 1, min(3, len(levels))).round()]
     bases = set(shown.loc[shown["setting"].isin(settings), "base_series"])
     shown = table[(table["setting"].isin(settings) | table["series"].isin(bases)) & table["target_mse"].isin(picked)]
     names, words = style.series_labels(analysis.points), _told(settings)
 
     def draw(width_in: float) -> Figure:
-        most = max(6, int(0.78 * width_in / _BAR_IN))
+        most = max(6, int(0.78 * width_in / 0.17))
         blocks = [(setting, part) for setting in settings for part in _parted(_with_base(shown, setting), most)]
         bars = max(shown[shown["series"].isin(part)].groupby("target_mse").size().max() for _, part in blocks)
         columns = max(1, min(len(picked), int(width_in / max(1.3, 0.36 * bars))))
-        drawn = picked[-max(1, MAX_LINES_OF_BARS // len(blocks) * columns) :]  # a page has no room for more
+        drawn = picked[-max(1, 6 // len(blocks) * columns) :]  # a page has no room for more
         lines = math.ceil(len(drawn) / columns)
         line_in = min(2.15, kit.MAX_HEIGHT_IN / (len(blocks) * lines))
         figure = Figure(figsize=(width_in, 0.5 + len(blocks) * lines * line_in), layout="constrained")
@@ -444,9 +435,6 @@ def _bar(axes: Axes, place: float, row: Mapping[Any, Any]) -> float:
             axes.bar(place, values[name], bottom=foot, width=0.68, zorder=2, **kit.face(look))
             foot += float(values[name])
     return foot
-
-
-# ---------------------------------------------------------------------------------------------------- sensitivity
 
 
 def sensitivity(analysis: Analysis) -> Drawing | None:

@@ -20,9 +20,6 @@ _IDEAL = "ideal: base / N"
 _PLAIN = "one plain PyTorch worker without a communication library"
 
 
-# ---------------------------------------------------------------------------------------------------- epoch time
-
-
 def epoch_time(analysis: Analysis) -> Drawing | None:
     kind = analysis.provenance["baseline"]
     base_words = baseline_words(analysis.points, kind, plain=_PLAIN)
@@ -76,9 +73,6 @@ def epoch_time(analysis: Analysis) -> Drawing | None:
         data=rows[[*kept, "epoch_s_low", "epoch_s_high", ideal]],
         draw=draw,
     )
-
-
-# ---------------------------------------------------------------------------------------------------- weak scaling
 
 
 def weak_scaling(analysis: Analysis) -> Drawing | None:

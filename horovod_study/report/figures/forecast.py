@@ -23,7 +23,6 @@ from horovod_study.report.kit.interactive import mark, tips
 from horovod_study.report.kit.style import EXTRAPOLATED_DASH, PAPER, QUIET, SeriesStyle, folded, series_styles, text_in
 
 NAME = "forecast"
-_TICK_GAP_IN = 0.08  # between the labels of two worker counts
 
 
 def forecast(analysis: Analysis) -> Drawing | None:
@@ -60,9 +59,6 @@ def forecast(analysis: Analysis) -> Drawing | None:
         data=shown,
         draw=draw,
     )
-
-
-# ---------------------------------------------------------------------------------------------------- drawing
 
 
 def _panel(
@@ -108,7 +104,7 @@ def _series(axes: Axes, own: pd.DataFrame, look: SeriesStyle, unit: str) -> None
 
 def _ticks(told: pd.DataFrame, wide_in: float, first: float, last: float) -> list[float]:
     """Return the counts to label, as many as fit: the measured ends, then what is forecast, then the rest."""
-    gap = (text_in(f"{last:.0f}") + _TICK_GAP_IN) / (0.82 * wide_in) * math.log2(1.25 * last / first)
+    gap = (text_in(f"{last:.0f}") + 0.08) / (0.82 * wide_in) * math.log2(1.25 * last / first)
     measured = sorted({float(each) for each in told.loc[told["kind"] == MEASURED, "workers"]})
     asked = sorted({float(each) for each in told.loc[told["kind"] == FORECAST, "workers"]}, reverse=True)
     counts = [measured[-1], measured[0], *asked, *measured[::-1]]

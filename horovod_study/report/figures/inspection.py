@@ -32,13 +32,9 @@ NAME = "inspect"
 
 _HEADS = {**{lap: lap for lap in PARTS}, "residual": "unexplained"}
 _WIDE = 110
-_MOST_RANKS = 16
-"""So many ranks are printed and drawn; beyond that those that differ most from the others."""
+_MOST_RANKS = 16  # so many ranks are printed and drawn; beyond that those that differ most from the others
 
-_LABELS = 6
 _SLOW = "#b3305f"
-_EVEN = "#4d5159"
-_CLOSES = 1e-6
 
 
 def write_inspection(
@@ -60,9 +56,6 @@ def write_system_of(
         return []
     steps = pd.DataFrame(dict(run.rows[min(run.rows)]))
     return write_system(directory, beside.system, steps, beside.evaluations, first_timed=run.first_step, look=look)
-
-
-# --------------------------------------------------------------------------------------------------------- text
 
 
 def result_lines(found: Inspection) -> list[str]:
@@ -125,7 +118,7 @@ def _closure(found: Inspection) -> str:
     unexplained = max(known, key=_unexplained)
     adds = (
         "the laps add up to the step on every rank"
-        if worst.gap <= _CLOSES
+        if worst.gap <= 1e-6
         else f"the laps miss the step by up to {100 * worst.gap:.2g} % (rank {worst.rank}): do not quote their shares"
     )
     return f"Closure: {adds}; up to {100 * _unexplained(unexplained):.1f} % of it are outside all laps (unexplained)."
@@ -368,9 +361,6 @@ def _ms(seconds: float | None) -> str:
     return f"{value:.3f}" if abs(value) < 10 else f"{value:,.1f}"
 
 
-# ------------------------------------------------------------------------------------------------------ figures
-
-
 def draw_steps(found: Inspection, width_in: float) -> Figure:
     """Return step times over the run with their laps stacked; call it inside style()."""
     course = found.course
@@ -386,7 +376,10 @@ def draw_steps(found: Inspection, width_in: float) -> Figure:
         )
         bottom = top
     several = bool((course.last > course.first).any())
-    roof = _roof(found)
+    # The top of the axis in ms: room for the usual step and its scatter; what is longer is cut, and marked.
+    inside = course.last >= found.first_step
+    usual, high = ((each[inside] if inside.any() else each) for each in (course.middle_s, course.high_s))
+    roof = 1.25e3 * float(max(1.3 * np.median(usual), min(np.quantile(high, 0.9), 3 * np.median(usual))))
     if several:
         centres = (course.first + course.last) / 2
         ends = 1e3 * course.low_s, np.minimum(1e3 * course.high_s, roof)
@@ -409,15 +402,6 @@ def draw_steps(found: Inspection, width_in: float) -> Figure:
     return figure
 
 
-def _roof(found: Inspection) -> float:
-    """Return the top of the axis in ms: room for the usual step and its scatter; what is longer is cut, and marked."""
-    course = found.course
-    inside = course.last >= found.first_step
-    usual = course.middle_s[inside] if inside.any() else course.middle_s
-    high = course.high_s[inside] if inside.any() else course.high_s
-    return 1.25e3 * float(max(1.3 * np.median(usual), min(np.quantile(high, 0.9), 3 * np.median(usual))))
-
-
 def _mark_pauses(axes: Axes, found: Inspection, roof: float, wide_in: float) -> None:
     """Put a triangle at each listed pause, and its number at those that have room beside longer ones."""
     pauses = found.pauses.longest
@@ -429,7 +413,7 @@ def _mark_pauses(axes: Axes, found: Inspection, roof: float, wide_in: float) -> 
     left, right = axes.get_xlim()
     placed: list[float] = []
     for each in pauses:
-        if len(placed) == _LABELS:
+        if len(placed) == 6:
             break
         at = (each.step - left) / (right - left)
         words = f"{each.step:,}\n+{1e3 * each.size_s:.{2 if each.size_s < 0.01 else 0}f} ms"
@@ -453,7 +437,7 @@ def draw_ranks(found: Inspection, width_in: float) -> Figure:
     else:
         left, right = figure.subplots(1, 2, sharey=True, width_ratios=(1.5, 1))
     for place, each in enumerate(late):
-        color = _SLOW if each.rank in found.stragglers.slow else _EVEN
+        color = _SLOW if each.rank in found.stragglers.slow else "#4d5159"
         left.plot([1e3 * each.low_s, 1e3 * each.high_s], [place, place], color=color, linewidth=1.2, zorder=3)
         left.plot([1e3 * each.value_s], [place], marker="o", markersize=4.5, color=color, zorder=4)
         right.barh(place, 100 * each.last_share, height=0.6, facecolor=color, zorder=2)

@@ -16,7 +16,6 @@ from horovod_study.report.kit.style import GRID, INK, LAPS, QUIET
 
 NAME = "lr_range"
 _LINE, _GOOD, _BAD = "#0072b2", "#009e73", LAPS["sync"].color
-_ROOM = 6.0  # above the largest loss before the divergence; what is higher is not drawn
 
 
 def write_lr_range(test: RangeTest, directory: Path, *, batch: int) -> list[Path]:
@@ -58,7 +57,7 @@ def draw(test: RangeTest, width_in: float) -> Figure:
     last = float(test.rates[-1]) if test.diverged_rate is None else min(float(test.rates[-1]), 20 * test.diverged_rate)
     before = test.smooth if test.diverged_rate is None else test.smooth[test.rates < test.diverged_rate]
     seen = np.isfinite(test.losses) & (test.losses > 0)
-    top = float(np.max(before)) * _ROOM
+    top = float(np.max(before)) * 6.0  # what is higher is not drawn
     bottom = float(min(np.min(before), np.min(test.losses[seen]))) / 1.3
     dots: dict[str, Any] = {"linestyle": "none", "marker": ".", "markersize": 2, "color": QUIET, "alpha": 0.35}
     axes.plot(test.rates[seen], test.losses[seen], **dots, zorder=1)

@@ -21,9 +21,6 @@ from horovod_study.text.words import plural
 
 NAME = "transport_ratio"
 
-MIN_COUNTS = 2
-"""With one worker count the table says it better."""
-MAX_PAIRS = 8
 _TITLES = {"samples_per_s": "Throughput", "sync_s": "Waiting per step"}
 
 
@@ -32,10 +29,10 @@ def transport_ratio(analysis: Analysis) -> Drawing | None:
     table = analysis.transports
     known = table[table["ratio"].notna() & (table["workers"] > 1)]
     pairs = known.groupby(["a", "b"], sort=False)["workers"].nunique()
-    pairs = pairs[pairs >= MIN_COUNTS]
+    pairs = pairs[pairs >= 2]  # with one worker count the table says it better
     if pairs.empty:
         return None
-    chosen = list(pairs.sort_values(ascending=False, kind="stable").index[:MAX_PAIRS])
+    chosen = list(pairs.sort_values(ascending=False, kind="stable").index[:8])
     chosen = [pair for pair in pairs.index if pair in set(chosen)]
     shown = known[[pair in set(chosen) for pair in zip(known["a"], known["b"], strict=True)]]
     looks = _looks(analysis, shown, chosen)

@@ -21,9 +21,6 @@ NAMES = ("regression", "karp_flatt")
 LAW = "linear"
 
 
-# ---------------------------------------------------------------------------------------------------- regression line
-
-
 def regression(analysis: Analysis) -> Drawing | None:
     kind = analysis.provenance["baseline"]
     lines = analysis.curves[(analysis.curves["law"] == LAW) & ~analysis.curves["extrapolated"].astype(bool)]
@@ -93,9 +90,6 @@ def regression(analysis: Analysis) -> Drawing | None:
         ),
         draw=draw,
     )
-
-
-# ---------------------------------------------------------------------------------------------------- Karp-Flatt
 
 
 def karp_flatt(analysis: Analysis) -> Drawing | None:

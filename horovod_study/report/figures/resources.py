@@ -6,7 +6,6 @@ counter: their worker hours say what the efficiency says.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -24,23 +23,11 @@ from horovod_study.text.numbers import number, scientific, with_interval
 from horovod_study.text.words import plural
 
 NAME = "resources"
-MAX_ROWS = 3
 
 _SIZES = {
     "J": ((1.0, "J"), (1e-3, "mJ"), (1e-6, "\u00b5J")),
     "hours": ((1.0, "hours"), (1 / 60, "minutes"), (1 / 3600, "seconds")),
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Panel:
-    """One quantity against workers, with the unit that makes its numbers readable."""
-
-    quantity: str
-    target_mse: float  # NaN where it has none
-    label: str
-    unit: float  # what is shown, in the unit of the table of the analysis
-    unit_name: str
 
 
 def resources(analysis: Analysis) -> Drawing | None:
@@ -51,7 +38,7 @@ def resources(analysis: Analysis) -> Drawing | None:
     styles = style.series_styles(analysis.points)
     rows = analysis.resources
     parallel = set(rows.loc[rows["workers"] > 1, "setting"])
-    settings = [setting for setting in rows["setting"].drop_duplicates() if setting in parallel][:MAX_ROWS]
+    settings = [setting for setting in rows["setting"].drop_duplicates() if setting in parallel][:3]
     shown = rows[rows["setting"].isin(settings)]
     curves = analysis.quantity_curves[analysis.quantity_curves["series"].isin(shown["series"])]
     met = analysis.crossings[analysis.crossings["series"].isin(shown["series"])]
@@ -105,10 +92,7 @@ def hours_word(analysis: Analysis) -> str:
 def scales(analysis: Analysis) -> dict[str, tuple[float, str]]:
     """Return size and name of the units in which energy per sample and worker hours per epoch have readable numbers."""
     found = {"energy_per_sample_j": (1.0, "J"), "worker_hours_per_epoch": (1.0, "hours")}
-    return found | {panel.quantity: (panel.unit, panel.unit_name) for panel in _panels(analysis)}
-
-
-# ---------------------------------------------------------------------------------------------------- what is shown
+    return found | {panel["quantity"]: (panel["unit"], panel["unit_name"]) for panel in _panels(analysis)}
 
 
 def devices(kinds: str) -> str:
@@ -116,7 +100,7 @@ def devices(kinds: str) -> str:
     return kinds.replace("gpu", "GPUs").replace("package", "processors") or "the devices that were read"
 
 
-def _panels(analysis: Analysis) -> list[_Panel]:
+def _panels(analysis: Analysis) -> list[dict[str, Any]]:
     rows, crossings = analysis.resources, analysis.crossings
     energy = rows["energy_per_sample_j_median"].notna()
     if not energy.any() and hours_word(analysis) != "GPU":
@@ -138,15 +122,15 @@ def _panels(analysis: Analysis) -> list[_Panel]:
     return found
 
 
-def _panel(quantity: str, target: float, words: str, kind: str, values: pd.Series) -> _Panel:
+def _panel(quantity: str, target: float, words: str, kind: str, values: pd.Series) -> dict[str, Any]:
     largest = float(values.max())
     size, name = next((each for each in _SIZES[kind] if largest >= 2 * each[0]), _SIZES[kind][-1])
     label = words.format(name) if kind == "hours" else f"{words} / {name}"
-    return _Panel(quantity=quantity, target_mse=target, label=label, unit=size, unit_name=name)
+    return {"quantity": quantity, "target_mse": target, "label": label, "unit": size, "unit_name": name}
 
 
 def _caption(
-    analysis: Analysis, panels: Sequence[_Panel], curves: pd.DataFrame, styles: Mapping[str, style.SeriesStyle]
+    analysis: Analysis, panels: Sequence[dict[str, Any]], curves: pd.DataFrame, styles: Mapping[str, style.SeriesStyle]
 ) -> str:
     kinds = [devices(kind) for kind in analysis.resources["energy_of"].drop_duplicates() if kind]
     laws = []
@@ -154,9 +138,9 @@ def _caption(
         own = _of(curves, panel).drop_duplicates("series")
         named = [f"{styles[row['series']].label} {law_label(row['law'])}" for row in own.to_dict("records")]
         if named:
-            laws.append(f"{panel.label}: {', '.join(named)}")
+            laws.append(f"{panel['label']}: {', '.join(named)}")
     texts = ["What training costs, against the number of workers."]
-    if any(panel.quantity == "energy_per_sample_j" for panel in panels):
+    if any(panel["quantity"] == "energy_per_sample_j" for panel in panels):
         read = f" of {' or '.join(kinds)}" if kinds else ""
         texts.append(
             f"Energy{read} in the timed window over its samples; devices count whole, without memory modules, fans, "
@@ -164,7 +148,7 @@ def _caption(
         )
     texts.append("Hours per epoch: workers x training samples / throughput, the timed window only.")
     texts.append("Points: medians over repeats; bars: lowest to highest repeat.")
-    if any(panel.quantity == "worker_hours" for panel in panels):
+    if any(panel["quantity"] == "worker_hours" for panel in panels):
         texts.append(
             "Hours to a target: workers x wall time, with evaluation; a dot is a run, a hollow triangle one that did "
             "not meet it (a lower bound)."
@@ -177,37 +161,35 @@ def _caption(
     return " ".join(text for text in texts if text)
 
 
-# ---------------------------------------------------------------------------------------------------- drawing
-
-
-def _of(curves: pd.DataFrame, panel: _Panel) -> pd.DataFrame:
+def _of(curves: pd.DataFrame, panel: dict[str, Any]) -> pd.DataFrame:
     target = curves["target_mse"].astype(float)
-    same = target.isna() if math.isnan(panel.target_mse) else target == panel.target_mse
-    return curves[(curves["quantity"] == panel.quantity) & same]
+    same = target.isna() if math.isnan(panel["target_mse"]) else target == panel["target_mse"]
+    found: pd.DataFrame = curves[(curves["quantity"] == panel["quantity"]) & same]
+    return found
 
 
 def _draw(
     axes: Axes,
-    panel: _Panel,
+    panel: dict[str, Any],
     rows: pd.DataFrame,
     crossings: pd.DataFrame,
     curves: pd.DataFrame,
     styles: Mapping[str, style.SeriesStyle],
     size_in: tuple[float, float],
 ) -> None:
-    (panel_in, tall_in), unit = size_in, panel.unit
+    (panel_in, tall_in), unit = size_in, panel["unit"]
     lines = _of(curves[curves["series"].isin(rows["series"])], panel)
     top = 0.0
     for series, own in rows.groupby("series", sort=False):
         look = styles[str(series)]
         law = lines[lines["series"] == series]
         kit.law_line(axes, law, ("value", "low", "high"), look, scale=1 / unit, width=1.5)
-        if math.isnan(panel.target_mse):
-            columns = (f"{panel.quantity}_median", f"{panel.quantity}_min", f"{panel.quantity}_max")
-            how: dict[str, Any] = {"scale": 1 / unit, "unit": panel.unit_name, "line": False}
+        if math.isnan(panel["target_mse"]):
+            columns = (f"{panel['quantity']}_median", f"{panel['quantity']}_min", f"{panel['quantity']}_max")
+            how: dict[str, Any] = {"scale": 1 / unit, "unit": panel["unit_name"], "line": False}
             top = max(top, kit.spread(axes, own, columns, look, **how))
         else:
-            met = crossings[(crossings["series"] == series) & (crossings["target_mse"] == panel.target_mse)]
+            met = crossings[(crossings["series"] == series) & (crossings["target_mse"] == panel["target_mse"])]
             top = max(top, _runs(axes, met, panel, look))
     measured = float(rows["workers"].max())
     last = max(measured, float(lines["workers"].max()) if len(lines) else measured)
@@ -217,10 +199,10 @@ def _draw(
     beyond = float(lines["value"].max()) / unit if len(lines) else 0.0
     axes.set_ylim(0, 1.12 * max(top, min(beyond, 2 * top)) or 1.0)
     kit.round_values(axes, nbins=6 if tall_in > 1.7 else 3)
-    axes.set_ylabel(style.folded(panel.label, 0.8 * tall_in))
+    axes.set_ylabel(style.folded(panel["label"], 0.8 * tall_in))
     kit.node_boundaries(axes, rows, panel_in)
-    if not math.isnan(panel.target_mse):
-        words = f"test MSE {scientific(panel.target_mse)}"
+    if not math.isnan(panel["target_mse"]):
+        words = f"test MSE {scientific(panel['target_mse'])}"
         axes.text(
             0.03, 0.97, words, transform=axes.transAxes, ha="left", va="top", color=style.QUIET, size=style.small()
         )
@@ -230,12 +212,12 @@ _TRIANGLE: dict[str, Any] = {"linestyle": "none", "marker": "^", "markersize": 5
 """A lower bound."""
 
 
-def _runs(axes: Axes, met: pd.DataFrame, panel: _Panel, look: style.SeriesStyle) -> float:
+def _runs(axes: Axes, met: pd.DataFrame, panel: dict[str, Any], look: style.SeriesStyle) -> float:
     """Draw what each run of one series took to the target, lower bounds as hollow triangles."""
     if met.empty:
         return 0.0
-    values, reached = met[panel.quantity] / panel.unit, met["reached"].astype(bool)
-    texts = tips(met, panel.quantity, unit=panel.unit_name, scale=1 / panel.unit)
+    values, reached = met[panel["quantity"]] / panel["unit"], met["reached"].astype(bool)
+    texts = tips(met, panel["quantity"], unit=panel["unit_name"], scale=1 / panel["unit"])
     dots = axes.plot(met.loc[reached, "workers"], values[reached], linestyle="none", **kit.marker(look), zorder=4)
     mark(dots, series=look.label, tips=[text for text, here in zip(texts, reached, strict=True) if here])
     how = {**_TRIANGLE, "markeredgecolor": look.color, "zorder": 4}
@@ -246,11 +228,11 @@ def _runs(axes: Axes, met: pd.DataFrame, panel: _Panel, look: style.SeriesStyle)
 
 
 def _handles(
-    shown: pd.DataFrame, analysis: Analysis, panels: Sequence[_Panel], styles: Mapping[str, style.SeriesStyle]
+    shown: pd.DataFrame, analysis: Analysis, panels: Sequence[dict[str, Any]], styles: Mapping[str, style.SeriesStyle]
 ) -> list[Any]:
     found = kit.handles(styles, shown["series"].unique(), linewidth=1.5)
     for panel in panels:
-        own = analysis.crossings[analysis.crossings["target_mse"] == panel.target_mse]
+        own = analysis.crossings[analysis.crossings["target_mse"] == panel["target_mse"]]
         if len(own) and not own["reached"].astype(bool).all():
             how = {**_TRIANGLE, "markeredgecolor": style.QUIET}
             found.append(Line2D([], [], **how, label="target not met: at least"))

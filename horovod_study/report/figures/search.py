@@ -22,9 +22,7 @@ from horovod_study.report.kit.panels import label_decades
 from horovod_study.report.kit.style import PAPER, QUIET
 
 NAME = "search"
-MAX_COLUMNS = 3
 _DONE, _BEST = "#0072b2", "#d55e00"
-_FAR = 50.0
 _KINDS = ("categories", "linear", "log")
 
 
@@ -72,12 +70,12 @@ def caption(shown: pd.DataFrame) -> str:
 def _near_floor(shown: pd.DataFrame) -> float | None:
     """Return the floor of the test MSE; None when unknown, or so far below all trials that they would be squeezed."""
     known = shown["floor_mse"].dropna()
-    return float(known.iloc[0]) if len(known) and known.iloc[0] > shown["test_mse"].min() / _FAR else None
+    return float(known.iloc[0]) if len(known) and known.iloc[0] > shown["test_mse"].min() / 50.0 else None
 
 
 def draw(shown: pd.DataFrame, options: Mapping[str, str], width_in: float) -> Figure:
     """Return the figure; call it inside style()."""
-    columns = min(len(options), MAX_COLUMNS)
+    columns = min(len(options), 3)
     rows = math.ceil(len(options) / columns)
     figure = Figure(figsize=(width_in, 1.9 + 1.75 * rows + 0.3), layout="constrained")
     grid = figure.add_gridspec(1 + rows, columns, height_ratios=[1.1, *[1.0] * rows])

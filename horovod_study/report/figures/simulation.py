@@ -34,10 +34,6 @@ LOOKS = {
     "latency": style.LapStyle(label="latency of the all-reduce", color="#cc79a7", ink=style.INK),
     "transfer": style.LapStyle(label="transfer of the gradients", color="#b3305f", ink=style.INK),
 }
-_MOST_BARS = 16
-
-
-# -------------------------------------------------------------------------------------------------------- content
 
 
 def content(table: pd.DataFrame, calibration: Calibration, doubts: Sequence[str]) -> dict[str, Any]:
@@ -79,9 +75,6 @@ def constants(calibration: Calibration) -> dict[str, Any]:
         **facts(it.runtime, "cycle_s", "negotiation", "fusion_bytes"),
         "relative_standard_errors": facts(it.spread, "compute", "alpha", "bandwidth"),
     }
-
-
-# ----------------------------------------------------------------------------------------------------------- text
 
 
 def text(table: pd.DataFrame, calibration: Calibration) -> str:
@@ -178,9 +171,6 @@ def _times(value: float) -> str:
     return f"{value:.3f}" if value >= 0.1 else f"{value:.2g}"
 
 
-# ---------------------------------------------------------------------------------------------------------- files
-
-
 def write_simulation(
     table: pd.DataFrame, calibration: Calibration, doubts: Sequence[str], directory: Path, *, look: style.FigureFormat
 ) -> list[Path]:
@@ -264,7 +254,7 @@ def draw(table: pd.DataFrame, width_in: float) -> Figure:
 def _bars(figure: Any, own: pd.DataFrame, width_in: float) -> None:
     axes: Axes = figure.subplots()
     widest_in = max(style.text_in(milliseconds(each)) for each in own["step_s"]) + 0.06
-    most = max(2, min(_MOST_BARS, int(0.85 * width_in / widest_in)))
+    most = max(2, min(16, int(0.85 * width_in / widest_in)))
     if len(own) > most:  # the first, the last and those between at equal distances
         own = own.iloc[np.unique(np.linspace(0, len(own) - 1, most).round().astype(int))]
     places, bottom = np.arange(len(own)), np.zeros(len(own))

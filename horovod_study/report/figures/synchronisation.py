@@ -150,9 +150,6 @@ def _batches(axes: Axes, cells: pd.DataFrame, *, extrapolated: bool) -> None:
     twin.spines["right"].set_visible(True)
 
 
-# ---------------------------------------------------------------------------------------------------- sentences
-
-
 def sentences(analysis: Analysis) -> list[str]:
     return [
         *_sync_sentences(analysis),
@@ -165,15 +162,11 @@ def sentences(analysis: Analysis) -> list[str]:
 _ENDS = ("median", "low", "high")
 
 
-def _several(frame: pd.DataFrame) -> bool:
-    return bool(frame["setting"].nunique() > 1)
-
-
 def _sync_sentences(analysis: Analysis) -> list[str]:
     """Return one sentence for the largest worker count of each series, the largest share of the step first."""
     cells = analysis.synchronisation
     known = cells[cells["sync_s_median"].notna() & (cells["workers"] > 1)]
-    labels, several = style.series_labels(analysis.synchronisation), _several(cells)
+    labels, several = style.series_labels(analysis.synchronisation), bool(cells["setting"].nunique() > 1)
     largest = known.sort_values("workers", kind="stable").drop_duplicates("series", keep="last").sort_index()
     found = []
     for row in largest.sort_values("share_median", ascending=False, kind="stable").to_dict("records"):
@@ -195,7 +188,7 @@ def _transport_sentences(analysis: Analysis) -> list[str]:
     """Return one sentence for each two runtimes: where they differ in throughput, and where not."""
     table = analysis.transports
     table = table[(table["quantity"] == "samples_per_s") & (table["workers"] > 1)]
-    labels, several = style.series_labels(analysis.synchronisation), _several(table)
+    labels, several = style.series_labels(analysis.synchronisation), bool(table["setting"].nunique() > 1)
     found = []
     for (a, b), own in table.groupby(["a", "b"], sort=False):
         told = own[own["verdict"] == RESOLVED].to_dict("records")
@@ -220,7 +213,7 @@ def _change(row: Mapping[Any, Any]) -> str:
 
 def _knee_sentences(analysis: Analysis) -> list[str]:
     table = analysis.knees
-    several = _several(table)
+    several = bool(table["setting"].nunique() > 1)
     labels = style.series_labels(table)
     found = []
     for row in table[table["identified"].astype(bool)].to_dict("records"):

@@ -28,17 +28,16 @@ _SHADES = {
     "break": ("#e9cdd8", ""),
     "end": (style.SHADE, "////"),
 }
-_ROW_IN = 0.78
 _LEGEND_ROWS = 5
 
 
-def figure(samples: SystemSamples, table: pd.DataFrame, width_in: float = style.PRINT_WIDTH_IN) -> Figure:
+def figure(samples: SystemSamples, table: pd.DataFrame, width_in: float) -> Figure:
     """Return the figure of one host over time, phases of the run (`analysis.system.phases`) shaded; inside style()."""
     drawn = panels(samples)
     narrow = width_in < style.NARROW_IN
     # On a narrow figure name and legend of a panel are above it.
     lines = [1 + math.ceil(len(panel.traces) / _columns(panel, width_in)) for panel in drawn if narrow]
-    height_in = max(1, len(drawn)) * _ROW_IN + sum(1.4 * style.small() / 72 * each for each in lines) + 0.5
+    height_in = max(1, len(drawn)) * 0.78 + sum(1.4 * style.small() / 72 * each for each in lines) + 0.5
     canvas = Figure(figsize=(width_in, height_in), layout="constrained")
     rows = canvas.subplots(max(1, len(drawn)), 1, sharex=True, squeeze=False)[:, 0]
     for axes, panel in zip(rows, drawn, strict=False):

@@ -128,9 +128,6 @@ def caption(found: Timeline) -> str:
     )
 
 
-# ------------------------------------------------------------------------------------------------------- figure
-
-
 def draw(found: Timeline, width_in: float) -> Figure:
     """Return the figure; call it inside style()."""
     room_in = 0.42 * width_in

@@ -23,7 +23,6 @@ from horovod_study.text.tables import table_of, to_lines
 NAME = "tune"
 _DONE, _BEST, _BAD = "#0072b2", "#d55e00", "#b3305f"
 _LOWEST, _HIGHEST = 0.7, 2.5  # of the shipped speed; what is outside is at the edge with its number
-_ROW_IN = 0.19
 
 
 def write_tune(document: Mapping[str, Any], directory: Path) -> list[Path]:
@@ -110,7 +109,7 @@ def draw(document: Mapping[str, Any], width_in: float) -> Figure:
     """Return the figure, one row per setting; call it inside style()."""
     panels = _by_runtime(document)
     counts = [len(rows) for _, rows in panels]
-    height = 0.85 + sum(_ROW_IN * count + 0.35 for count in counts)
+    height = 0.85 + sum(0.19 * count + 0.35 for count in counts)
     figure = Figure(figsize=(width_in, height), layout="constrained")
     low, high = _reach(document["candidates"])
     together = figure.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=[c + 1.2 for c in counts])

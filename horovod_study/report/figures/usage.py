@@ -73,9 +73,6 @@ def usage(analysis: Analysis) -> Drawing | None:
     )
 
 
-# ---------------------------------------------------------------------------------------------------- over time
-
-
 OVER_TIME = (
     kit.Quantity("step_s", "Mean step / ms", "ms", "mean step of each stretch", 1000.0),
     kit.Quantity("gpu_percent", "GPU use / %", "% GPU use", "GPU use: mean over the GPUs"),
@@ -83,13 +80,11 @@ OVER_TIME = (
     kit.Quantity("cpu_percent_per_rank", "CPU of a rank / %", "% of a core", "CPU: mean over the ranks"),
     kit.Quantity("rss_mb_per_rank", "Memory of a rank / MB", "MB", "memory: resident, mean over the ranks"),
 )
-MAX_PANELS = 4
-MAX_LINES = 8
 
 
 def load(analysis: Analysis) -> Drawing | None:
     table = analysis.load
-    panels = [each for each in OVER_TIME if table[f"{each.name}_median"].notna().any()][:MAX_PANELS]
+    panels = [each for each in OVER_TIME if table[f"{each.name}_median"].notna().any()][:4]
     sampled = [each for each in panels if each.name != "step_s"]
     known = table[(table["mode"] != "mixed") & (table["workers"] > 1)]
     if known.empty or not sampled:
@@ -98,7 +93,7 @@ def load(analysis: Analysis) -> Drawing | None:
     own = known[known["setting"] == setting]
     top = own[own["workers"] == own.groupby("series")["workers"].transform("max")]
     top = top[top["nodes"].fillna(0) == top["nodes"].fillna(0).groupby(top["series"]).transform("max")]
-    names = list(top.sort_values("workers", ascending=False, kind="stable")["series"].drop_duplicates()[:MAX_LINES])
+    names = list(top.sort_values("workers", ascending=False, kind="stable")["series"].drop_duplicates()[:8])
     shown = top[top["series"].isin(names)]
     styles = series_styles(analysis.points)
     counts = shown.drop_duplicates("series").set_index("series")["workers"]

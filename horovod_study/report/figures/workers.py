@@ -21,9 +21,6 @@ from horovod_study.report.kit.interactive import mark, tips
 from horovod_study.report.kit.style import QUIET, THIN_LAWS, SeriesStyle, folded, series_styles
 from horovod_study.text.words import plural
 
-MAX_THIN = 4
-"""Series of a panel that have the lines of Amdahl and Gustafson beside their own."""
-
 
 def _drawn(analysis: Analysis) -> pd.DataFrame:
     """Return the points that a speedup can be drawn of, and the cells without a result beside them."""
@@ -195,7 +192,8 @@ def _curves(
     ratio: _Ratio,
 ) -> None:
     """Draw the selected law of each series, and thin ones beside it where there are few series."""
-    oversubscribed = rows.loc[rows["backend"] != "serial", "series"].nunique() > MAX_THIN
+    # only so many have these lines beside their own
+    oversubscribed = rows.loc[rows["backend"] != "serial", "series"].nunique() > 4
     for (series, law), curve in lines.groupby(["series", "law"], sort=False):
         look = styles[str(series)]
         if law == laws.get(str(series)):

@@ -4,8 +4,7 @@ style         fonts, sizes, the colour, marker and dash of every series and of e
 panels        grids of panels, axes of worker counts, legends, points with their spread, node boundaries
 drawing       a figure as a value that can be drawn at any width, and the files it becomes
 interactive   figures inside a page: inline SVG, and what the page's script has to know of it
-pgf           figures that LaTeX sets in the letters of the document
-files         figures and texts of one result, written into one folder
+files         figures and texts of one result, written into one folder; figures as PGF, in the letters of LaTeX
 markup        tables as HTML
 typeset       tables as LaTeX, Markdown and CSV
 """

@@ -36,12 +36,6 @@ from horovod_study.text.words import plural
 if TYPE_CHECKING:
     from horovod_study.report.kit.drawing import Drawing
 
-POINTS_PER_IN = 72
-"""Of the SVG's own unit."""
-
-OFTEN = 3
-"""Looks of elements that come more often than this are written once."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mark:
@@ -153,7 +147,7 @@ def _compact(opening: str, svg: str, name: str) -> str:
     svg = re.sub(r' transform="rotate\(-0 [^")]*\)"', "", svg)
     svg = re.sub(r'\b(d|x|y|transform)="([^"<]*)"', _fewer_digits, svg)
     looks = Counter(re.findall(r' style="([^"]+)"', svg))
-    classes = {look: f"{name}-s{place}" for place, look in enumerate(look for look in looks if looks[look] > OFTEN)}
+    classes = {look: f"{name}-s{place}" for place, look in enumerate(look for look in looks if looks[look] > 3)}
     svg = re.sub(
         r' style="([^"]+)"', lambda each: f' class="{classes[each[1]]}"' if each[1] in classes else each[0], svg
     )
@@ -179,14 +173,11 @@ def script_json(value: Any) -> Markup:
     return Markup(text)
 
 
-# ---------------------------------------------------------------------------------------------------- what is drawn
-
-
 class _Sheet:
     """The figure's geometry in units of its SVG: points, from the upper left corner."""
 
     def __init__(self, figure: Figure) -> None:
-        self.scale = POINTS_PER_IN / figure.dpi
+        self.scale = 72 / figure.dpi  # the SVG's own unit
         self.height = float(figure.bbox.height) * self.scale
 
     def point(self, xy: Any) -> list[float]:
@@ -202,7 +193,10 @@ def _data(figure: Figure) -> dict[str, Any]:
     panels: list[dict[str, Any]] = []
     parts: list[list[Any]] = []
     tips: list[list[Any]] = []
-    series = _in_legend(figure)
+    # Series that have an entry in a legend, numbered in its order.
+    drawn = {each.series for axes in figure.axes for artist in axes.get_children() if (each := _MARKS.get(artist))}
+    labels = dict.fromkeys(_entry(text) for legend in _all_legends(figure) for text in legend.get_texts())
+    series = {label: place for place, label in enumerate(label for label in labels if label in drawn)}
     marked: list[list[Any]] = []
     places: dict[tuple[float, ...], int] = {}
     for axes in figure.axes:
@@ -337,13 +331,6 @@ def _tips(artist: Artist, texts: Sequence[str], sheet: _Sheet) -> list[tuple[lis
 
 def _all_legends(figure: Figure) -> list[Legend]:
     return [*figure.legends, *(each for axes in figure.axes if (each := axes.get_legend()) is not None)]
-
-
-def _in_legend(figure: Figure) -> dict[str, int]:
-    """Return the series that have an entry in a legend, numbered in its order."""
-    known = {each.series for axes in figure.axes for artist in axes.get_children() if (each := _MARKS.get(artist))}
-    labels = dict.fromkeys(_entry(text) for legend in _all_legends(figure) for text in legend.get_texts())
-    return {label: place for place, label in enumerate(label for label in labels if label in known)}
 
 
 def _entry(text: Text) -> str:

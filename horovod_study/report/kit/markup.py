@@ -81,7 +81,9 @@ def _cells(row: Iterable[str], columns: Iterable[Column]) -> Iterable[Markup]:
                 next(places)
             spans = Markup(' colspan="{0}"').format(cell.columns)
         elif column.interval:
-            cell = _below(cell)
+            value, _, interval = cell.partition(" ")
+            under, doubts = (cell.under, cell.doubts) if isinstance(cell, Cell) else ((), ())
+            cell = Cell(value, interval, *under, doubts=doubts)
         warning = isinstance(cell, Cell) and cell.warning
         strong = column.strong or (isinstance(cell, Cell) and cell.strong)
         kind = _kinds(missing=True) if warning else _kinds(n=column.number, strong=strong, screen_only=column.page_only)
@@ -89,13 +91,6 @@ def _cells(row: Iterable[str], columns: Iterable[Column]) -> Iterable[Markup]:
         name = Markup('th scope="row"') if names else Markup("td")
         end = "th" if names else "td"
         yield Markup("<{0}{1}{2}>{3}</{4}>").format(name, kind, spans, _content(cell), end)
-
-
-def _below(cell: str) -> Cell:
-    """Return the cell with its interval below its value."""
-    value, _, interval = cell.partition(" ")
-    under, doubts = (cell.under, cell.doubts) if isinstance(cell, Cell) else ((), ())
-    return Cell(value, interval, *under, doubts=doubts)
 
 
 def _content(cell: str) -> Markup:

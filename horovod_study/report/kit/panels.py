@@ -43,9 +43,6 @@ MAX_PANELS = 6
 MAX_HEIGHT_IN = 8.4
 """Of all panels together: a page has room for them, their legend and a caption."""
 
-PAGE_IN = 9.6
-"""No figure is taller: its panels make room for a long legend."""
-
 
 def grid(count: int, width_in: float, **how: Any) -> tuple[Figure, list[Axes], tuple[float, float]]:
     """Return a figure with so many panels, laid out as `grid_of` says, and width and height of one of them."""
@@ -451,7 +448,7 @@ def legend(figure: Figure, handles: Sequence[Any], width_in: float, **more: Any)
             break
     lines = max(sum(labels[place].count("\n") + 1 for place in part) for part in parts)
     tall_in = figure.get_figheight()
-    figure.set_figheight(min(tall_in + max(0, lines - 2) * 1.35 * em_in, max(tall_in, PAGE_IN)))
+    figure.set_figheight(min(tall_in + max(0, lines - 2) * 1.35 * em_in, max(tall_in, 9.6)))
     figure.legend(handles=list(handles), labels=labels, loc="outside lower center", ncols=columns, **more)
 
 
@@ -472,10 +469,6 @@ def worker_axis(axes: Axes, workers: pd.Series, last: float, wide_in: float) -> 
 
 def _worker_span(last: float) -> tuple[float, float]:
     return 0.0 if last > 8 else 0.6, float(last) + 0.03 * float(last) + 0.1
-
-
-_MAX_NAME = 16
-"""Letters of a partition's name that fit along a panel's height; those of a table of points may be whole titles."""
 
 
 def node_boundaries(axes: Axes, rows: pd.DataFrame, wide_in: float, *, first: bool = False) -> None:
@@ -524,7 +517,8 @@ def _several(rows: pd.DataFrame) -> bool:
 
 def _names_fit(rows: pd.DataFrame) -> bool:
     """Return whether node boundaries name their partition: several, whose names fit along a panel's height."""
-    return _several(rows) and all(len(f"{name}") <= _MAX_NAME for name in rows["partition"].unique())
+    # letters that fit along a panel's height
+    return _several(rows) and all(len(f"{name}") <= 16 for name in rows["partition"].unique())
 
 
 def _boundaries(rows: pd.DataFrame, *, logarithmic: bool) -> list[tuple[float, int]]:

@@ -36,8 +36,6 @@ NARROW_IN = 4.0
 """Below this width, letters are smaller and panels are below one another."""
 
 MM_PER_IN = 25.4
-WIDTHS_MM = (40.0, 400.0)
-"""Narrowest and widest figure: below, axis labels leave no room for data; above, it is a poster."""
 
 FONTS = ("sans", "serif")
 
@@ -59,7 +57,7 @@ class FigureFormat:
     font: str = "sans"
 
     def __post_init__(self) -> None:
-        low, high = WIDTHS_MM
+        low, high = (40.0, 400.0)  # below, labels leave no room for data; above, it is a poster
         if not math.isfinite(self.width_in) or not low <= round(self.width_in * MM_PER_IN, 3) <= high:
             raise ConfigError(
                 f"--width: a figure is {low:.0f} to {high:.0f} mm wide, not {self.width_in * MM_PER_IN:g} mm; "
@@ -334,9 +332,6 @@ def to_bytes(figure: Figure, form: str) -> bytes:
     paper: dict[str, Any] = {"facecolor": PAPER} if form == "png" else {}
     figure.savefig(stream, format=form, dpi=300, metadata=_NO_DATE[form], **paper)
     return stream.getvalue()
-
-
-# ---------------------------------------------------------------------------------------------------- series
 
 
 def series_styles(points: pd.DataFrame) -> dict[str, SeriesStyle]:

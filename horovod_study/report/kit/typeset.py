@@ -22,17 +22,11 @@ PAGE_LINES = 44
 TEXT_WIDTH_IN = 5.9
 
 
-# ---------------------------------------------------------------------------------------------------- CSV
-
-
 def to_csv(table: Table) -> str:
     """Return the unrounded numbers."""
     if table.data is None:
         raise ValueError(f"table {table.name!r} has no unrounded numbers")
     return csv_of(table.data)
-
-
-# ---------------------------------------------------------------------------------------------------- Markdown
 
 
 def to_markdown(table: Table) -> str:
@@ -80,9 +74,6 @@ _MARKDOWN = str.maketrans({**{mark: f"\\{mark}" for mark in "\\`*_|#~!$"}, "&": 
 def _markdown(text: str) -> str:
     """Return the text for a cell: no markup, no HTML, no line break, no link."""
     return one_line(text).translate(_MARKDOWN).replace("](", "]\\(").replace("://", ":\\//")
-
-
-# ---------------------------------------------------------------------------------------------------- LaTeX
 
 
 def caption_command(name: str) -> str:
@@ -156,14 +147,14 @@ _SIZES = (("\\normalsize", 10.95, 6), ("\\small", 10.0, 5), ("\\footnotesize", 9
 """Sizes of type in a document of 11 pt, and half the gap between columns that goes with each, in pt."""
 
 _NARROW = 0.18  # of the width of the text: a column of broken lines is no narrower
-_TEXT_EMS = 15.0  # a column of broken lines asks for no more before the letters get smaller
 
 
 def _size(table: Table) -> tuple[str, float, float]:
     """Return the entry of the largest size, from \\small on, at which the columns fit side by side."""
     for size, letter_pt, gap_pt in _SIZES[1:]:
         ems = sum(
-            max(min(_ems(table, place), _TEXT_EMS), _NARROW * TEXT_WIDTH_IN * 72.27 / letter_pt)
+            # a column of broken lines asks for no more
+            max(min(_ems(table, place), 15.0), _NARROW * TEXT_WIDTH_IN * 72.27 / letter_pt)
             if column.wrap
             else _ems(table, place)
             for place, column in enumerate(table.columns)
@@ -262,8 +253,6 @@ def _breaking(text: str) -> str:
     """Return the text as LaTeX that may also break after the parts of a path or a name."""
     return latex(text).replace("/", "/\\allowbreak{}").replace("\\_", "\\_\\allowbreak{}")
 
-
-# ---------------------------------------------------------------------------------------------------- letters
 
 _ASCII = {
     "\\": "\\textbackslash{}", "{": "\\{", "}": "\\}", "$": "\\$", "&": "\\&", "%": "\\%", "#": "\\#", "_": "\\_",

@@ -9,9 +9,6 @@ from horovod_study.text.numbers import THIN
 from horovod_study.text.tables import Table, to_lines, with_columns
 from horovod_study.text.words import plural
 
-SHOWN = ("Workers", "Nodes", "Throughput", "Speedup", "Efficiency")
-"""Columns of the page's points that a terminal shows."""
-
 
 def answer_lines(analysis: Analysis) -> list[str]:
     """Return headline, points, doubts and cost, with the numbers of the page."""
@@ -24,7 +21,11 @@ def answer_lines(analysis: Analysis) -> list[str]:
         lines.append(f"{plural(doubts, 'doubt')}: see the page")
     # Rows of a table do not say how long they took.
     if "wall_s" in analysis.runs and analysis.runs["wall_s"].notna().any():
-        lines.append(_cost(analysis))
+        runs = analysis.runs[analysis.runs["wall_s"].notna()]
+        hours = float((runs["wall_s"] * runs["workers"]).sum()) / 3600
+        unit = "GPU hours" if (runs["device"] == "cuda").all() else "worker hours"
+        minutes = float(runs["wall_s"].sum()) / 60
+        lines.append(f"cost: {plural(len(runs), 'run')}, {minutes:,.1f} min of training, {hours:,.3g} {unit}")
     return [line.replace(THIN, " ") for line in lines]
 
 
@@ -34,15 +35,8 @@ def _shown(points: Table) -> Table:
     kept = [
         place
         for place, column in enumerate(points.columns)
-        if column.head in SHOWN and not column.page_only and (nodes or column.head != "Nodes")
+        if column.head in ("Workers", "Nodes", "Throughput", "Speedup", "Efficiency")
+        and not column.page_only
+        and (nodes or column.head != "Nodes")
     ]
     return with_columns(points, kept)
-
-
-def _cost(analysis: Analysis) -> str:
-    """Runs, their time one after the other, and the worker hours."""
-    runs = analysis.runs[analysis.runs["wall_s"].notna()]
-    hours = float((runs["wall_s"] * runs["workers"]).sum()) / 3600
-    unit = "GPU hours" if (runs["device"] == "cuda").all() and len(runs) else "worker hours"
-    minutes = float(runs["wall_s"].sum()) / 60
-    return f"cost: {plural(len(runs), 'run')}, {minutes:,.1f} min of training, {hours:,.3g} {unit}"

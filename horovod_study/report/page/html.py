@@ -73,9 +73,6 @@ MUCH_CSV = 2_000_000
 MAX_ACCOUNTED = 100
 """Runs whose unexplained time the page lists; of more, those that do not add up and those with the largest gaps."""
 
-MANY_POINTS = 30
-"""From so many points on, drawing takes longer than starting a second Python."""
-
 
 def write_report(
     analysis: Analysis,
@@ -97,7 +94,7 @@ def write_report(
     page, figures = directory / "report.html", directory / "figures"
     with ExitStack() as stack:
         drawn = None
-        if second_process and len(analysis.points) >= MANY_POINTS:
+        if second_process and len(analysis.points) >= 30:  # drawing then takes longer than starting a second Python
             # Not forked: other libraries' threads may hold locks at this moment.
             pool = stack.enter_context(ProcessPoolExecutor(1, mp_context=get_context("spawn")))
             drawn = pool.submit(write_figures, analysis, figures, look=look, pgf=pgf)
@@ -129,7 +126,12 @@ def _page(analysis: Analysis, against: Any) -> dict[str, Any]:
     scaled = analysis.points[analysis.points["mode"] != "single"]
     settings = scaled["setting"].nunique()
     works = scaled.drop_duplicates("setting").groupby("work", sort=False)["setting"]
-    short = _is_short(analysis)
+    # With little to say, some point of several workers and no series with a law or forecast, a page has the answer,
+    # where the time goes, the points, doubts and how it was measured; the rest is folded.
+    parallel = analysis.points[(analysis.points["backend"] != "serial") & ~analysis.points["missing"].astype(bool)]
+    several = parallel.groupby("series")["workers"].nunique()
+    single = parallel["setting"].nunique() == 1 and analysis.boundary.empty
+    short = bool(len(several) and single and 1 < parallel["workers"].max() and several.max() < FEWEST_COUNTS)
     figures = _figures(drawings(analysis), dict.fromkeys(PAIRED, WIDE_IN) if settings > 1 else {})
     script = static(".js")
     labels = series_labels(analysis.points)
@@ -218,17 +220,6 @@ def _without_forecast(analysis: Analysis, labels: Mapping[str, str]) -> list[str
             why = scored.get("no_forecast") or scored["why_not"] or "its points do not determine one"
             lacking.setdefault(why, []).append(labels[series])
     return [f"No forecast of {listed(list(dict.fromkeys(names)))}: {why}." for why, names in lacking.items()]
-
-
-def _is_short(analysis: Analysis) -> bool:
-    """Return whether there is little to say: some point of several workers, and no series with a law or forecast.
-
-    Such a page has the answer, where the time goes, the points, doubts and how it was measured; the rest is folded.
-    """
-    parallel = analysis.points[(analysis.points["backend"] != "serial") & ~analysis.points["missing"].astype(bool)]
-    counts = parallel.groupby("series")["workers"].nunique()
-    single = parallel["setting"].nunique() == 1 and analysis.boundary.empty
-    return bool(len(counts) and single and 1 < parallel["workers"].max() and counts.max() < FEWEST_COUNTS)
 
 
 def _figures(made: Iterable[Drawing], widths_in: Mapping[str, float]) -> dict[str, dict[str, Any]]:
@@ -365,9 +356,6 @@ def _throughput(analysis: Analysis, best: Mapping[str, Any]) -> str:
     low, high = float(row["samples_per_s_ci95_low"]), float(row["samples_per_s_ci95_high"])
     whole = math.isfinite(low) and math.isfinite(high)
     return number(best["samples_per_s"], low, high) if whole else rounded(best["samples_per_s"], 3)
-
-
-# ---------------------------------------------------------------------------------------------------- tables
 
 
 def _accounts(analysis: Analysis, labels: Mapping[str, str]) -> Table:

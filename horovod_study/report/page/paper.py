@@ -77,9 +77,6 @@ def _template(name: str) -> str:
     return files("horovod_study.report.page").joinpath("templates", name).read_text(encoding="utf-8")
 
 
-# ---------------------------------------------------------------------------------------------------- the section
-
-
 def _section(analysis: Analysis, figures: Sequence[Drawing], results: Sequence[str]) -> Iterable[str]:
     names = listed([f"{name}" for name in analysis.provenance["studies"]] or ["the training"])
     yield f"\\providecommand{_FOLDER}{{.}}"
@@ -195,9 +192,6 @@ def _threats(analysis: Analysis) -> Iterable[str]:
     yield "\\begin{itemize}"
     yield from (f"\\item {text}" for text in items or ["The analysis found nothing to doubt."])
     yield "\\end{itemize}"
-
-
-# ---------------------------------------------------------------------------------------------------- the appendix
 
 
 def _appendix(analysis: Analysis, names: Sequence[str], source: Mapping[str, Any]) -> Iterable[str]:

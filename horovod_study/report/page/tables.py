@@ -47,9 +47,6 @@ from horovod_study.text.words import listed, plural
 
 __all__ = ["Table", "tables", "write_tables"]
 
-CLASSIC = ("linear", "amdahl", "gustafson", "usl")
-"""Laws in the table of every series; another one where it is the selected one, and all of them in its CSV."""
-
 BASES = ("plain", "wrapped")
 
 INTERVALS = "Brackets: 95 % intervals"
@@ -183,13 +180,15 @@ def _points(analysis: Analysis) -> Table | None:
             *("series", "setting", "mode", "partition", "backend", "transport", "workers", "nodes", "batch", "repeats"),
             *("failed", "samples_per_s_median", "samples_per_s_ci95_low", "samples_per_s_ci95_high"),
             *("samples_per_s_min", "samples_per_s_max", "mean_step_s", "step_s_median"),
-            *(f"{name}_{kind}{end}" for kind in BASES for name in _RATIOS for end in ("", "_low", "_high")),
+            *(
+                f"{name}_{kind}{end}"
+                for kind in BASES
+                for name in ("speedup", "efficiency")
+                for end in ("", "_low", "_high")
+            ),
             *("karp_flatt", "waiting_share", "flags", "reasons"),
         ),
     )
-
-
-_RATIOS = ("speedup", "efficiency")
 
 
 def _speedups(head: str, kind: str, **how: Any) -> Column:
@@ -217,7 +216,7 @@ def _laws(analysis: Analysis) -> Table | None:
         for name, letter in _GREEK.items():
             formula = formula.replace(name, letter)
         texts = (law_label(row["law"]), formula) if row["first"] else ("", "")
-        return Cell(*texts, page_only=not (row["law"] in CLASSIC or row["selected"]))
+        return Cell(*texts, page_only=not (row["law"] in ("linear", "amdahl", "gustafson", "usl") or row["selected"]))
 
     return _table(
         name="laws",
@@ -243,8 +242,6 @@ def _laws(analysis: Analysis) -> Table | None:
 
 
 # ---------------------------------------------------------------------------------------------------- a step
-
-_LAP_HEADS = {"sync": "Waiting", "residual": "Unex-\nplained"}
 
 
 def _breakdown(analysis: Analysis) -> Table | None:
@@ -313,7 +310,11 @@ def _laps(
             _counts("Repeats", "repeats"),
             Column(head=head, unit="ms", interval=True, cell=lambda row: row["whole"]),
             *(
-                Column(head=_LAP_HEADS.get(lap, lap.capitalize()), unit="ms", cell=partial(_lap, lap, part, share))
+                Column(
+                    head={"sync": "Waiting", "residual": "Unex-\nplained"}.get(lap, lap.capitalize()),
+                    unit="ms",
+                    cell=partial(_lap, lap, part, share),
+                )
                 for lap in order
             ),
         ),
@@ -409,7 +410,9 @@ def _boundary(analysis: Analysis) -> Table | None:
             _numbers("After", "more_sync_s", unit="ms"),
             Column(head="Jump", unit="ms", interval=True, strong=True, cell=_jump),
             _intervals("Jump of\nthe step", ("step_jump_s", "step_low_s", "step_high_s"), unit="ms", page_only=True),
-            text_column("Verdict", lambda row: _RESOLVED.get(row["resolved"], "unknown")),
+            text_column(
+                "Verdict", lambda row: {True: "resolved", False: "not resolved"}.get(row["resolved"], "unknown")
+            ),
         ),
         cells=analysis.boundary,
         labels=series_labels(analysis.nodes),
@@ -446,9 +449,6 @@ def _turns(analysis: Analysis) -> Table | None:
     )
 
 
-_RESOLVED = {True: "resolved", False: "not resolved"}
-
-
 def _side(side: str, row: Row) -> str:
     """Return where the workers of one side were, and below it the network path that the runs recorded."""
     where = boundary.place(row[f"{side}_workers"], row[f"{side}_nodes"], row[f"{side}_per_node"])
@@ -482,7 +482,9 @@ def _transports(analysis: Analysis) -> Table | None:
         + f", and p after Holm over the worker counts. {INTERVALS}. Pairs needed: how many would resolve a difference "
         "of 1 %.",
         columns=(
-            text_column("Quantity", lambda row: _QUANTITIES[row["quantity"]]),
+            text_column(
+                "Quantity", lambda row: {"samples_per_s": "samples/s", "sync_s": "waiting, ms"}[row["quantity"]]
+            ),
             _PLACE[0],
             _counts("Pairs", "pairs"),
             Column(head="A", cell=partial(value, "a_value")),
@@ -499,9 +501,6 @@ def _transports(analysis: Analysis) -> Table | None:
             for a, b in set(zip(pairs["a"], pairs["b"], strict=True))
         },
     )
-
-
-_QUANTITIES = {"samples_per_s": "samples/s", "sync_s": "waiting, ms"}
 
 
 def _cycle(analysis: Analysis) -> Table | None:
@@ -1060,18 +1059,7 @@ def _table(
         groups.append(Group(title=Cell(title, under(f"{group}"), doubts=doubts(f"{group}")), rows=rows))
     kept = [name for name in keep if name in cells.columns] or list(cells.columns)
     data = cells[kept].reset_index(drop=True) if data is None else data
-    return _narrowed(Table(columns=tuple(columns), groups=tuple(groups), data=data, **values))
-
-
-def _narrowed(table: Table) -> Table:
-    """Return the table without the columns that say nothing: no value at all, or one node everywhere."""
-    kept = [
-        place
-        for place, column in enumerate(table.columns)
-        if not {row[place] for group in table.groups for row in group.rows} <= _SAYS_NOTHING.get(column.head, _EMPTY)
-    ]
-    return with_columns(table, kept)
-
-
-_EMPTY = frozenset({NOTHING, ""})
-_SAYS_NOTHING = {"Nodes": frozenset({NOTHING, "1"})}
+    # A column without any value says nothing, nor does one node everywhere.
+    empty = {place: {NOTHING, "1" if column.head == "Nodes" else ""} for place, column in enumerate(columns)}
+    told = [place for place in empty if not {row[place] for group in groups for row in group.rows} <= empty[place]]
+    return with_columns(Table(columns=tuple(columns), groups=tuple(groups), data=data, **values), told)
