@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
     from horovod_study.report.kit.drawing import Drawing
 
-BENCH_JSON = "the bench.json that `horovod-study bench` wrote"
-
 __all__ = ["analyze", "figures", "fit", "points_of", "predict", "read_analysis", "read_points", "simulate"]
 
 
@@ -54,7 +52,8 @@ def analyze(runs: str | os.PathLike[str], *, targets: Sequence[float] = (), thre
     beside the runs is read, too. Raises RecordError or AnalysisError where there is no run, or one that cannot be read.
     """
     root = Path(runs)
-    networks = [(_text(path, BENCH_JSON), str(path)) for path in records.benches_beside(root)]
+    wanted = "the bench.json that `horovod-study bench` wrote"
+    networks = [(_text(path, wanted), str(path)) for path in records.benches_beside(root)]
     return analysed(root, targets=targets, threads=threads, networks=networks)[3]
 
 
@@ -103,9 +102,8 @@ def analysed(
         if on_progress is not None:
             on_progress(done, len(table))
 
-    accounting = account(
-        table, account_runs(recorded, threads=threads, on_progress=counted_up, beside=beside), views=False
-    )
+    accounts = account_runs(recorded, threads=threads, on_progress=counted_up, beside=beside)
+    accounting = account(table, accounts, views=False)
     known |= {"accounting": accounting, "turns": study_turns(root)}
     found = analyze_tables(table, evaluations, commands=commands, **known)
     return table, evaluations, accounting, found.with_left_out(left_out)

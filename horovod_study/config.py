@@ -25,7 +25,6 @@ LAPS = ("data", "compute", "forward", "backward", "sync", "update")
 """Of a step. Steps captured in CUDA graphs have compute, where ordinary ones have forward and backward."""
 ORDINARY_LAPS = ("data", "forward", "backward", "sync", "update")
 TIMER_MODES = ("off", "light", "strict")
-PROFILERS = ("torch", "cprofile", "nsys", "pyspy", "sync-points")
 DEVICE = Option(
     default="auto",
     help="where to compute; auto takes a GPU when there is one",
@@ -219,7 +218,7 @@ class RunConfig(Configuration):
     profile: str | None = probe(
         None,
         "after the timed window, look into some more steps with this profiler; the model is put back afterwards",
-        choices=PROFILERS,
+        choices=("torch", "cprofile", "nsys", "pyspy", "sync-points"),
     )
     profile_steps: int = probe(50, "how many steps `profile` looks into", low=1)
     timeline_steps: int = probe(

@@ -31,11 +31,7 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 MAX_JSON_BYTES = 256_000_000
-MAX_YAML_BYTES = 4_000_000
-"""PyYAML takes minutes for more, and nobody writes settings of this size."""
-MAX_YAML_VALUES = 1_000_000
-MAX_DEPTH = 64
-"""Levels of nesting. What this package writes has fewer than ten."""
+_MAX_DEPTH = 64  # levels of nesting; what this package writes has fewer than ten
 MAX_FIELD_CHARS = 4_000_000
 """Of one field of a CSV file; a longer one is not a table of numbers and names."""
 INT_RANGE = (-(2**63), 2**64 - 1)  # seeds have no sign
@@ -141,13 +137,13 @@ def parse_json(text: str | bytes, *, source: str, error: Refusal = RecordError, 
 
 
 def _require_bounded(content: Any, source: str, error: Refusal, again: str, most: float = math.inf) -> None:
-    """Refuse what is nested deeper than MAX_DEPTH, more than `most` values, and numbers that 64 bits do not hold.
+    """Refuse what is nested too deeply, more than `most` values, and numbers that 64 bits do not hold.
 
     `most` is for YAML, where a few lines of repetitions (*name) of repetitions say gigabytes.
     """
     level, values = [content], 0
     (low, high), is_finite = INT_RANGE, math.isfinite
-    for _ in range(MAX_DEPTH):
+    for _ in range(_MAX_DEPTH):
         values += len(level)
         if values > most:
             raise error(f"{source}: says more than {most:,} values; {again}")
@@ -172,7 +168,7 @@ def _require_bounded(content: Any, source: str, error: Refusal, again: str, most
         if not below:
             return
         level = below
-    raise error(f"{source}: is nested deeper than {MAX_DEPTH} levels; {again}")
+    raise error(f"{source}: is nested deeper than {_MAX_DEPTH} levels; {again}")
 
 
 def _number_fault(value: Any) -> str:
@@ -240,11 +236,8 @@ def _first_fault(faults: Sequence[Any]) -> str:
 def load_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML mapping; a missing, unreadable or malformed file is a ConfigError naming the line."""
     again = "name an existing YAML file of settings"
-    return parse_yaml(read_text(path, error=ConfigError, again=again, max_bytes=MAX_YAML_BYTES), source=shown(path))
-
-
-def parse_yaml(text: str, *, source: str) -> dict[str, Any]:
-    """Return the mapping that a YAML text says; ConfigError naming the line of `source`."""
+    # PyYAML takes minutes for more bytes, and nobody writes settings of this size.
+    text, source = read_text(path, error=ConfigError, again=again, max_bytes=4_000_000), shown(path)
     again = "name a file of settings"
     try:
         content = yaml.load(text, Loader=_BoundedLoader)
@@ -257,7 +250,7 @@ def parse_yaml(text: str, *, source: str) -> dict[str, Any]:
         raise ConfigError(f"{source}:{where} is not valid YAML ({problem}); correct that line") from None
     if not isinstance(content, dict):
         raise ConfigError(f"{source}: must hold `key: value` lines, not {type(content).__name__}")
-    _require_bounded(content, source, ConfigError, again, most=MAX_YAML_VALUES)
+    _require_bounded(content, source, ConfigError, again, most=1_000_000)
     return content
 
 

@@ -16,10 +16,6 @@ Floats = npt.NDArray[np.float64]
 Stretches = Sequence[Sequence[float]]
 """(begin, end) of each, in seconds on the axis of the samples."""
 
-DISAGREEMENT = 0.10
-"""A counter and an integral that are further apart than this are not both right."""
-UNCOVERED = 0.01
-"""Share of the window that may be before the first or after the last sample."""
 UNSEEN = 0.10
 """Share of the window without samples (gaps longer than two intervals) above which an integral is doubtful."""
 
@@ -62,8 +58,7 @@ def device_energy(
     `independent` the power was derived from the counter, and its integral would only repeat it.
     """
     found: dict[str, Any] = {"name": name, "counter_j": None, "integral_j": None, "reason": "", "doubt": ""}
-    reasons = []
-    doubts = []
+    reasons, doubts = [], []
     for key, readings, method in (("counter_j", energy_j, by_counter), ("integral_j", power_w, by_integral)):
         what = "energy counter" if key == "counter_j" else "power reading"
         if key == "integral_j" and not independent:
@@ -79,7 +74,7 @@ def device_energy(
             continue
         window_s = sum(end - begin for begin, end in stretches)
         covered_s = sum(max(0.0, min(end, times[-1]) - max(begin, times[0])) for begin, end in stretches)
-        if covered_s < (1 - UNCOVERED) * window_s:
+        if covered_s < 0.99 * window_s:  # no more may be before the first or after the last sample
             reasons.append(f"its {what}s cover {covered_s:.1f} s of the window's {window_s:.1f} s")
             continue
         found[key] = method(times, values, stretches)
@@ -90,7 +85,7 @@ def device_energy(
     counter_j, integral_j = found["counter_j"], found["integral_j"]
     if counter_j is not None and integral_j is not None and counter_j > 0:
         gap = (integral_j - counter_j) / counter_j
-        if abs(gap) > DISAGREEMENT:
+        if abs(gap) > 0.10:  # then they are not both right
             doubts.append(
                 f"its counter says {counter_j:.4g} J and the integral of its power {integral_j:.4g} J "
                 f"({100 * gap:+.0f} %)"

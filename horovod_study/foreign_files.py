@@ -15,13 +15,8 @@ from typing import Any
 from horovod_study.documents import MAX_JSON_BYTES, open_file, parse_json, read_bytes, read_json
 from horovod_study.errors import DataError
 
-MAX_LOGS = 10_000
-TRACES = (".json", ".json.gz")
-INSPECTED = (".log", ".jsonl", ".log.gz", ".jsonl.gz")
-MAX_LINE_BYTES = 4_000_000
-"""Of one record of NCCL Inspector; one with all its events has some kB."""
-HEAD_BYTES = 4096
-"""In which torch.profiler names the schema or the list of events, and NCCL Inspector its format."""
+_MAX_LOGS = 10_000
+_TRACES = (".json", ".json.gz")
 
 
 def mlperf_logs(folder: Path) -> Iterator[tuple[str, list[str], Mapping[str, Any]]]:
@@ -35,8 +30,8 @@ def mlperf_logs(folder: Path) -> Iterator[tuple[str, list[str], Mapping[str, Any
     for root, folders, names in os.walk(folder):
         folders.sort()
         paths += [Path(root, name) for name in sorted(names) if name.startswith("result_") and name.endswith(".txt")]
-        if len(paths) > MAX_LOGS:
-            raise DataError(f"{folder}: holds more than {MAX_LOGS:,} result logs; name a folder with fewer")
+        if len(paths) > _MAX_LOGS:
+            raise DataError(f"{folder}: holds more than {_MAX_LOGS:,} result logs; name a folder with fewer")
     if not paths:
         raise DataError(
             f"{folder}: is a folder without runs and without result_*.txt, as MLPerf logs are; name one or a file"
@@ -62,8 +57,8 @@ def trace_paths(place: Path) -> list[Path]:
     """
     if place.is_dir():
         marks = (b'"traceEvents"', b'"schemaVersion"')
-        return sorted(path for path in place.iterdir() if path.name.endswith(TRACES) and _begins_with(path, *marks))
-    return [place] if place.name.endswith(TRACES) else []
+        return sorted(path for path in place.iterdir() if path.name.endswith(_TRACES) and _begins_with(path, *marks))
+    return [place] if place.name.endswith(_TRACES) else []
 
 
 def inspector_paths(place: Path) -> list[Path]:
@@ -76,7 +71,7 @@ def inspector_paths(place: Path) -> list[Path]:
     return [
         path
         for path in named
-        if path.name.endswith(INSPECTED)
+        if path.name.endswith((".log", ".jsonl", ".log.gz", ".jsonl.gz"))
         and path.is_file()
         and (_begins_with(path, *marks) or (re.search(r"-pid\d+\.", path.name) and path.stat().st_size == 0))
     ]
@@ -90,7 +85,7 @@ def inspector_lines(path: Path) -> Iterator[bytes]:
     try:
         with open_file(path) as stream:
             lines = gzip.GzipFile(fileobj=stream) if path.name.endswith(".gz") else stream
-            while line := lines.readline(MAX_LINE_BYTES):
+            while line := lines.readline(4_000_000):  # a record with all its events has some kB
                 yield line
     except EOFError:
         yield b"{"
@@ -102,7 +97,7 @@ def _begins_with(path: Path, *marks: bytes) -> bool:
     """Return whether one of the marks is in the first bytes of a file, unpacked."""
     try:
         with open_file(path) as stream:
-            head = (gzip.GzipFile(fileobj=stream) if path.name.endswith(".gz") else stream).read(HEAD_BYTES)
+            head = (gzip.GzipFile(fileobj=stream) if path.name.endswith(".gz") else stream).read(4096)
     except (OSError, EOFError, zlib.error):
         return False
     return any(mark in head for mark in marks)

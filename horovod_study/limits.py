@@ -20,7 +20,6 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 EXIT_CODE = 2
-MIN_ADDRESS_BYTES = 512 << 20
 ADDRESS_BYTES_PER_CORE = 64 << 20
 """OpenBLAS (NumPy's and SciPy's) maps 32 MiB for every core while it is loaded, and tries for ever where it cannot.
 
@@ -33,8 +32,6 @@ _SIGNS = (
 )
 """What PyTorch, the dynamic loader and Python say in errors that are no MemoryError, in small letters."""
 
-FEW_PROCESSES = 4096
-"""Only where fewer processes and threads are allowed than this is it tried, at the start, whether there is room."""
 MIN_FILE_BYTES = 8 << 20
 """Open MPI 4.1.8 shares files of 4 MiB; seen to hang in MPI_Init at 3,000 KiB and to work at 4,200 KiB."""
 MIN_OPEN_FILES, OPEN_FILES_PER_RANK = 32, 6
@@ -56,7 +53,14 @@ _OF_THE_SYSTEM = (
 
 def is_lack(error: BaseException) -> bool:
     """Return whether an error, or one that led to it, says that memory (or room for a thread) was not to be had."""
-    return any(_says_so(each) for each in _chain(error))
+    for each in _chain(error):
+        if isinstance(each, MemoryError) or (isinstance(each, OSError) and each.errno == errno.ENOMEM):
+            return True
+        # Errors of ours quote file names, which may say anything.
+        theirs = isinstance(each, ImportError | RuntimeError | OSError)
+        if theirs and any(sign in str(each).lower() for sign in _SIGNS):
+            return True
+    return False
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -65,15 +69,6 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         seen.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
-
-
-def _says_so(error: BaseException) -> bool:
-    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
-        return True
-    # Errors of ours quote file names, which may say anything.
-    return isinstance(error, ImportError | RuntimeError | OSError) and any(
-        sign in str(error).lower() for sign in _SIGNS
-    )
 
 
 def mpi_hindrance(ranks: int) -> str:
@@ -169,9 +164,10 @@ def install() -> None:
     """Repair the standard streams; report lack of memory and Ctrl-C in one line where they would be a traceback."""
     _mend_streams()
     room = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if room != resource.RLIM_INFINITY and room < MIN_ADDRESS_BYTES + ADDRESS_BYTES_PER_CORE * (os.cpu_count() or 1):
+    if room != resource.RLIM_INFINITY and room < (512 << 20) + ADDRESS_BYTES_PER_CORE * (os.cpu_count() or 1):
         end()
-    if resource.getrlimit(resource.RLIMIT_NPROC)[0] < FEW_PROCESSES:
+    # Only where few processes and threads are allowed is it tried whether there is room.
+    if resource.getrlimit(resource.RLIMIT_NPROC)[0] < 4096:
         _try_threads(os.cpu_count() or 1)
     usual = sys.excepthook
 

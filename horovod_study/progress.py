@@ -9,9 +9,6 @@ from typing import Any
 from horovod_study.measure.clock import now
 from horovod_study.workloads import Configuration
 
-LOG_EVERY_S = 10.0
-TERMINAL_EVERY_S = 0.2
-
 
 def say(text: str) -> None:
     """Print one line on standard error at once."""
@@ -36,7 +33,7 @@ class Line:
     def __init__(self, *, enabled: bool = True) -> None:
         self._enabled = enabled
         self._terminal = sys.stderr.isatty()
-        self._every_s = TERMINAL_EVERY_S if self._terminal else LOG_EVERY_S
+        self._every_s = 0.2 if self._terminal else 10.0
         self._last = now()
         self._open = False
 

@@ -71,9 +71,10 @@ def parse(text: str, options: Mapping[str, Option]) -> tuple[Requirement, ...]:
                 f"{', '.join(facts)}"
             )
         if not equals or not value:
-            raise ConfigError(
-                f"run: require has {part!r} without a value; write e.g. {name}={_example(name, facts[name])}"
-            )
+            named, fact = {"path": "shared-memory", "device": "cpu"}.get(name, "NAME"), facts[name]
+            example = {bool: "true", int: "2", float: "0.5", str: named}[fact.kind]
+            example = str(fact.choices[-1]) if fact.choices else example
+            raise ConfigError(f"run: require has {part!r} without a value; write e.g. {name}={example}")
         if name == "path" and value.partition(":")[0] not in PATHS:
             kind = value.partition(":")[0]
             raise ConfigError(
@@ -94,14 +95,6 @@ def _value(name: str, text: str, fact: Option) -> Any:
             raise ConfigError(f"run: require has {name}={text}; it must be true or false")
         return TRUTH[text.lower()]
     return check_field("run: require", name, text, fact, optional=False)
-
-
-def _example(name: str, fact: Option) -> str:
-    if fact.choices:
-        return str(fact.choices[-1])
-    return {bool: "true", int: "2", float: "0.5", str: {"path": "shared-memory", "device": "cpu"}.get(name, "NAME")}[
-        fact.kind
-    ]
 
 
 def asked_for(config: Configuration, *, lr: float) -> tuple[Requirement, ...]:

@@ -23,8 +23,6 @@ from horovod_study.roles import Option, Role
 from horovod_study.workloads import SHARED, Configuration, Workload, configuration, load_workload
 
 PROGRAM = "horovod_study.programs.script"
-TAKEN = ("threads", "warmup_steps", "steps")
-"""Options of a run that need no place in the line: the program applies them."""
 PLACED = ("workers", "nodes", "workers_per_node", "hosts", "host", "global_batch", "repeat")
 """Has a place in the line if wanted, and is not given under `run`."""
 WARMUP_STEPS = 10
@@ -40,7 +38,6 @@ _OVER_TORCH = re.compile(
 _TORCH_LAUNCHERS = {"torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed"}
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
 _OF_THE_STUDY = ("workers", "nodes", "workers_per_node", "placement", "runtime", "backend", "transport", "global_batch")
-_FACTOR = Role.SWEEPABLE | Role.CELL
 
 
 def workload_at(path: Path) -> Workload:
@@ -118,8 +115,9 @@ def _factors(path: Path, content: Mapping[str, Any], places: set[str]) -> dict[s
         for name, values in source.items() if isinstance(source, Mapping) else ():
             if name != "zip" and name not in _OF_THE_STUDY:
                 given.setdefault(str(name), []).extend(values if isinstance(values, list) else [values])
+    taken = ("threads", "warmup_steps", "steps")  # by the program, which applies them
     for name in given:
-        if name not in places and name not in TAKEN and not _VARIABLE.fullmatch(name):
+        if name not in places and name not in taken and not _VARIABLE.fullmatch(name):
             raise ConfigError(
                 f"{path}: {name} has a value, but the line has no place for it: write {{{name}}} where it goes; "
                 "variables of the environment are in capitals"
@@ -129,7 +127,7 @@ def _factors(path: Path, content: Mapping[str, Any], places: set[str]) -> dict[s
             name=name,
             kind=_kind(values),
             help=f"{{{name}}} of the line",
-            roles=_FACTOR | (Role.LEARNING if name in places else Role.COMPUTING),
+            roles=Role.SWEEPABLE | Role.CELL | (Role.LEARNING if name in places else Role.COMPUTING),
         )
         for name, values in given.items()
         # A length that the script is told is an option of its own: the program may still end it after some steps.

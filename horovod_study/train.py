@@ -38,7 +38,7 @@ from horovod_study.measure.clock import sleep
 from horovod_study.options import Parser, add_train_options, run_values
 from horovod_study.progress import say
 from horovod_study.workload.options import STRAIN, strain_config
-from horovod_study.workload.resume import Resumption, plan_resume
+from horovod_study.workload.resume import plan_resume
 
 # What needs PyTorch is imported where it is used: that takes seconds, and a mistyped option is told at once.
 
@@ -99,7 +99,12 @@ def _train(options: argparse.Namespace, launch: Launch, stop: StopRequest) -> di
         resumption = plan_resume(options.resume, values, workers=launch.workers)
         if resumption.finished:
             if launch.rank == 0:
-                _say_finished(resumption, as_json=options.json)
+                from horovod_study.workload.summary import printed
+
+                say(f"{resumption.directory}: the run is finished: {resumption.finished}")
+                if options.json:
+                    there, record = resumption.directory.absolute(), resumption.record
+                    print(json.dumps(printed(there, record.effective, record.totals)), flush=True)
             return None
         config, how = resumption.config, {"out": options.resume, "resumption": resumption}
     else:
@@ -113,13 +118,6 @@ def _train(options: argparse.Namespace, launch: Launch, stop: StopRequest) -> di
     return run(config, launch=launch, stop=stop, **how)
 
 
-def _say_finished(resumption: Resumption, *, as_json: bool) -> None:
-    from horovod_study.workload.summary import printed
-
-    say(f"{resumption.directory}: the run is finished: {resumption.finished}")
-    if as_json:
-        record = resumption.record
-        print(json.dumps(printed(resumption.directory.absolute(), record.effective, record.totals)), flush=True)
 
 
 def _fail(error: BaseException, launch: Launch) -> int:

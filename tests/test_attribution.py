@@ -456,10 +456,12 @@ def test_arms_of_a_launch_train_in_turns_and_a_broken_one_is_made_again(
     monkeypatch.setattr(turns, "SLICE_S", (0.02, 0.02))
 
     def run(told: str, **how: Any) -> list[str]:
-        wanted = {"runtimes": ["mpi/mpi"], "workers": 2, "rounds": 2, "cores": 2, **how}
+        wanted = {"runtimes": ["mpi/mpi"], "workers": 2, "rounds": 2, **how}
         launch = fake_launch({"*": "turns", "mpi/mpi/2/1": told})
+        monkeypatch.setattr("horovod_study.studies.attribute.local_launch", launch)
+        monkeypatch.setattr("horovod_study.studies.attribute.available_cores", lambda: 2)
         given = {"steps": 100, "device": "cpu"}
-        return [path.name for path in run_experiment(given, tmp_path, launch=launch, **wanted)]
+        return [path.name for path in run_experiment(given, tmp_path, **wanted)]
 
     with pytest.raises(StudyError, match=r"1-mpi-mpi-.* failed: ValueError: the loss is not a number"):
         run("turns, fails")
@@ -482,11 +484,12 @@ def test_arms_of_a_launch_train_in_turns_and_a_broken_one_is_made_again(
 
 
 def test_arms_that_cannot_alternate_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
+    monkeypatch.setattr("horovod_study.studies.attribute.available_cores", lambda: 2)
     with golden.raises(ConfigError, match="--until"):
-        run_experiment({}, tmp_path, workers=2, turns=False, precision=0.02, cores=2)
+        run_experiment({}, tmp_path, workers=2, turns=False, precision=0.02)
     monkeypatch.setattr(turns, "gpus_here", lambda: 1)
     with golden.raises(ConfigError, match="--until.*GPUs"):
-        run_experiment({}, tmp_path, workers=2, precision=0.02, cores=2)
+        run_experiment({}, tmp_path, workers=2, precision=0.02)
 
 
 @pytest.mark.parametrize(

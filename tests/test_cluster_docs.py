@@ -38,7 +38,7 @@ def test_the_plan_of_the_first_study_is_that_of_its_files(tmp_path):
     (tmp_path / "partitions" / "mycluster.yaml").write_text(partition)
     (tmp_path / "scaling.yaml").write_text(study)
 
-    loaded = load_study(tmp_path / "scaling.yaml", identify=False)
+    loaded = load_study(tmp_path / "scaling.yaml")
     plan = plan_study(loaded, read_ledger(loaded, tmp_path / "runs"), retry=True)
 
     assert plan.lines() == shown.splitlines()

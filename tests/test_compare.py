@@ -120,7 +120,14 @@ def start(out: Path, told: dict[str, str] | None = None, *, a: str = "horovod/mp
     arms, seconds = read_arms(a, b, options.pop("given", {"steps": "20"}), STRAIN)
     workers = options.pop("workers", (1,))
     effort = plan_effort(arms, workers, **{"blocks": 2, "seconds": seconds, "turns": False, **options})
-    return run_compare(arms, out, command="again", workers=workers, effort=effort, launch=fake(told), cores=2)
+    return on_two_cores(arms, out, fake(told), workers=workers, effort=effort)
+
+
+def on_two_cores(arms, out: Path, launch, **options) -> CompareResult:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("horovod_study.studies.compare.local_launch", launch)
+        patch.setattr("horovod_study.studies.compare.available_cores", lambda: 2)
+        return run_compare(arms, out, command="again", **options)
 
 
 # -------------------------------------------------------------------------------------------------------- the sides
@@ -249,7 +256,7 @@ def test_default_worker_counts() -> None:
 def in_turns(out: Path, told: dict[str, str], *, given: dict[str, str] | None = None, **options) -> CompareResult:
     arms, seconds = read_arms("horovod/mpi", "mpi/mpi", {"device": "cpu", **(given or {})}, STRAIN)
     effort = plan_effort(arms, (1,), **{"seconds": seconds, **options})
-    return run_compare(arms, out, command="again", workers=(1,), effort=effort, launch=fake_launch(told), cores=2)
+    return on_two_cores(arms, out, fake_launch(told), workers=(1,), effort=effort)
 
 
 @pytest.mark.slow

@@ -112,17 +112,6 @@ def ok(what: str) -> tuple[str, str, str]:
 # ------------------------------------------------------------------------------------------------ findings and calls
 
 
-def test_a_finding_has_a_known_verdict_and_a_remedy_where_one_is_needed(golden: Golden) -> None:
-    with golden.raises(ValueError, match="bad"):
-        Finding(area="a", name="n", verdict="bad", what="w")
-    with golden.raises(ValueError):
-        Finding(area="a", name="n", verdict="fail", what="w")
-    with golden.raises(ValueError):
-        Finding(area="a", name="n", verdict="ok", what="w", remedy="r")
-    with golden.raises(ValueError):
-        Finding(area="a", name="n", verdict="ok", what="")
-
-
 def test_what_is_found_is_one_line() -> None:
     assert found(lambda area: area.ok("n", "two\n  lines"))["n"] == ok("two lines")
 

@@ -219,12 +219,12 @@ def test_options_that_have_no_place_are_refused(given: dict, low: float, high: f
         ({"runtime": "horvod/mpi"}, "--runtime.*horvod/mpi.*horovod/mpi"),
         ({"workers": 2, "runtime": "serial"}, "--workers.*--runtime"),
         ({"workers": 0}, "--workers"),
-        ({"workers": 3, "cores": 2}, "--workers.*2 cores"),
+        ({"workers": 3}, "--workers.*2 cores"),
     ],
 )
 def test_launches_that_cannot_work_are_refused(tmp_path: Path, options: dict, message: str, golden: Golden) -> None:
     with golden.raises(ConfigError, match=message):
-        run_range(range_config(None, {}, low=1e-6, high=1), tmp_path, **options)
+        ranged(range_config(None, {}, low=1e-6, high=1), tmp_path, **options)
 
 
 TRAINER = """
@@ -254,30 +254,33 @@ else:
 """
 
 
-def fake(told: str):
+def ranged(config, folder: Path, told: str = "done", **options):
+    """Make a range test on two cores, whose run goes as told."""
+
     def launch(cell, config: Path, out: Path, **options) -> LaunchLine:
         environment = cell_environment(os.environ, path=os.environ["PATH"], out=out)
         return LaunchLine(argv=(sys.executable, "-c", TRAINER, told, str(out)), environment=environment)
 
-    return launch
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("horovod_study.studies.range_run.local_launch", launch)
+        patch.setattr("horovod_study.studies.range_run.available_cores", lambda: 2)
+        return run_range(config, folder, **options)
 
 
 def test_rates_and_losses_of_a_run(tmp_path: Path, capsys, golden: Golden) -> None:
     config = range_config(None, {"steps": 60}, low=1e-4, high=1e-1)
-    rates, losses, record = run_range(config, tmp_path, workers=2, runtime="mpi/mpi", launch=fake("done"), cores=2)
+    rates, losses, record = ranged(config, tmp_path, "done", workers=2, runtime="mpi/mpi")
 
     assert rates == pytest.approx(1e-4 * 1000 ** (np.arange(60) / 60))
     assert losses == pytest.approx(np.linspace(1.5, 0.15, 60), rel=1e-6), "the mean of both workers"
     assert record.effective["global_batch"] == 150
     golden(capsys.readouterr().err, "60 steps", "0.0001", "0.1")
     with golden.raises(RecordError, match="--out"):
-        run_range(config, tmp_path, launch=fake("done"))
+        ranged(config, tmp_path)
 
 
 def test_a_run_that_ended_because_it_diverged_is_a_result(tmp_path: Path) -> None:
-    _, losses, _ = run_range(
-        range_config(None, {"steps": 60}, low=1e-4, high=1), tmp_path, launch=fake("diverged"), cores=2
-    )
+    _, losses, _ = ranged(range_config(None, {"steps": 60}, low=1e-4, high=1), tmp_path, "diverged")
 
     assert np.isfinite(losses[:40]).all() and np.isnan(losses[40:]).all()
 
@@ -285,7 +288,7 @@ def test_a_run_that_ended_because_it_diverged_is_a_result(tmp_path: Path) -> Non
 @pytest.mark.parametrize(("told", "message"), [("no start", ""), ("stopped", "code 1")])
 def test_a_run_that_failed_is_an_error(tmp_path: Path, told: str, message: str, golden: Golden) -> None:
     with golden.raises(StudyError, match=message or None):
-        run_range(range_config(None, {"steps": 60}, low=1e-4, high=1), tmp_path, launch=fake(told), cores=2)
+        ranged(range_config(None, {"steps": 60}, low=1e-4, high=1), tmp_path, told)
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """Partitions: what their files may say, what is refused and how, and where a name is looked for."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -288,10 +287,3 @@ def test_a_template_with_all_its_lines_uncommented_is_valid(tmp_path: Path) -> N
     assert set(found.environment) == {"NCCL_DEBUG", "NCCL_P2P_DISABLE"}
     assert found.modules == ("gcc/13", "openmpi/4.1.6", "cuda/12.4")
     assert (found.qos, found.constraint, found.srun_mpi, found.time_limit_s) == ("normal", "a100", "pmix", 86400.0)
-
-
-def test_the_account_of_a_study_comes_first() -> None:
-    alpha = find_partition("alpha")
-
-    assert partitions.with_account(alpha, None) == alpha
-    assert partitions.with_account(alpha, "me") == replace(alpha, account="me")

@@ -17,7 +17,7 @@ from two_hosts import TwoHosts
 from horovod_study.cluster import remote
 from horovod_study.cluster.launch import MARKER
 from horovod_study.cluster.partitions import Host
-from horovod_study.cluster.remote import StoppedProcesses, other_hosts, remote_argv, run_on, stop_marked_on, this_host
+from horovod_study.cluster.remote import other_hosts, remote_argv, run_on, stop_marked_on, this_host
 from horovod_study.cluster.site import Site
 from horovod_study.errors import StudyError
 
@@ -111,10 +111,10 @@ def test_marked_processes_are_ended_and_others_are_not(stand_ins, tmp_path, allo
     try:
         stopped = stop_marked_on(["node2"], marker, grace_s=0.3, allocation=allocation)
 
-        assert stopped == StoppedProcesses(found=2)
+        assert stopped == (2, "")
         assert (-signal.SIGTERM, -signal.SIGKILL) == (ours[0].wait(PATIENCE_S), ours[1].wait(PATIENCE_S))
         assert [None, None] == [each.poll() for each in ours[2:]]
-        assert stop_marked_on(["node2"], marker, grace_s=0.3) == StoppedProcesses()
+        assert stop_marked_on(["node2"], marker, grace_s=0.3) == (0, "")
     finally:
         for each in ours:
             each.kill()
@@ -124,19 +124,19 @@ def test_marked_processes_are_ended_and_others_are_not(stand_ins, tmp_path, allo
 def test_hosts_that_cannot_be_asked_are_named_and_cost_their_time_once(stand_ins, tmp_path, monkeypatch, golden):
     monkeypatch.setattr(remote, "_ANSWER_S", 2.9)
     began = time.monotonic()
-    stopped = stop_marked_on(["dead", "refused", "node2"], str(tmp_path / "x"), grace_s=0.1)
+    found, problem = stop_marked_on(["dead", "refused", "node2"], str(tmp_path / "x"), grace_s=0.1)
 
-    assert {"dead", "refused"} == set(stopped.unreached)
-    golden(stopped.problem, "3 s")
+    assert found == 0 and "node2" not in problem
+    golden(problem, "dead: ", "refused: ", "3 s")
     assert time.monotonic() - began < 30, "one time limit after the other is not what it takes"
-    assert StoppedProcesses() == stop_marked_on([], "x")
+    assert (0, "") == stop_marked_on([], "x")
 
 
 def test_an_answer_that_is_none_counts_as_not_reached(stand_ins, tmp_path, golden):
     (tmp_path / "bin" / "python3").write_text("#!/bin/sh\necho hello\n")
     (tmp_path / "bin" / "python3").chmod(0o755)
 
-    golden(stop_marked_on(["node2"], "x", grace_s=0.1).unreached, "node2")
+    golden(stop_marked_on(["node2"], "x", grace_s=0.1)[1], "node2")
 
 
 def test_this_machine_is_known_by_its_names_and_addresses():
@@ -207,7 +207,7 @@ def test_processes_on_the_other_host_are_ended_over_ssh(two_hosts: TwoHosts, tmp
         try:
             done = two_hosts.run("node1", [sys.executable, "-c", ask, marker], check=True)
 
-            assert "StoppedProcesses(found=1, unreached={})" == done.stdout.strip()
+            assert "(1, '')" == done.stdout.strip()
             assert theirs.wait(PATIENCE_S) != 0 and other.poll() is None
         finally:
             theirs.kill()
@@ -218,7 +218,8 @@ def test_processes_on_the_other_host_are_ended_over_ssh(two_hosts: TwoHosts, tmp
         done = two_hosts.run("node1", [sys.executable, "-c", ask, marker], check=True)
     finally:
         two_hosts.restore("node2")
-    assert done.stdout.startswith("StoppedProcesses(found=0, unreached={'node2': 'ssh: connect to host node2 port 22: ")
+    told = "(0, 'processes may be left on hosts that could not be asked (node2: ssh: connect to host node2 port 22: "
+    assert done.stdout.startswith(told)
 
 
 def test_the_sent_program_is_quoted_for_a_shell_that_reads_it():

@@ -748,7 +748,9 @@ def test_pre_empted_cell_is_called_so_and_goes_on_from_its_checkpoint(tmp_path):
 
 def cancel(study, runs, *which) -> tuple[int, str]:
     console = Console(file=io.StringIO(), force_terminal=False)
-    return runner.cancel_cells(study, runs, which=which, console=console, grace_s=0.3), console.file.getvalue()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "GRACE_S", 0.3)
+        return runner.cancel_cells(study, runs, which=which, console=console), console.file.getvalue()
 
 
 @pytest.mark.slow

@@ -26,8 +26,17 @@ from horovod_study.records import epoch_rows, read_run
 from horovod_study.report.figures.search import read_table, write_search
 from horovod_study.studies import engine
 from horovod_study.studies import search as searching
-from horovod_study.studies.search import importance_of, repeat_command, result_lines, run_search
-from horovod_study.studies.search_file import PARTS, Choice, Pruner, Range, budget_done, load_search, with_trials
+from horovod_study.studies.search import SearchResult, importance_of, repeat_command, result_lines, run_search
+from horovod_study.studies.search_file import (
+    PARTS,
+    Choice,
+    Pruner,
+    Range,
+    SearchConfig,
+    budget_done,
+    load_search,
+    with_trials,
+)
 from horovod_study.workload.options import StrainConfig, strain_config
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -94,9 +103,15 @@ def fake(told: dict[str, str]):
 
 def search(folder: Path, told: dict[str, str] | None = None, *, trials: int = 3, jobs: int = 1, **changes):
     wanted = replace(load_search(write(folder)), trials=trials, **changes)
-    return run_search(
-        wanted, folder / "runs", command="the same", jobs=jobs, launch=fake(told or {}), cores=4, grace_s=1
-    )
+    return faked(wanted, folder / "runs", told or {}, command="the same", jobs=jobs)
+
+
+def faked(wanted: SearchConfig, runs: Path, told: dict[str, str], *, cores: int = 4, **options) -> SearchResult:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(searching, "local_launch", fake(told))
+        patch.setattr(searching, "available_cores", lambda: cores)
+        patch.setattr(searching, "GRACE_S", 1.0)
+        return run_search(wanted, runs, **{"command": "c", **options})
 
 
 def table(path: Path) -> list[dict[str, str]]:
@@ -265,7 +280,7 @@ def test_a_real_search_and_its_continuation(
 @pytest.mark.horovod
 def test_a_real_trial_with_two_workers(tmp_path: Path, capsys) -> None:
     text = GOOD.replace("epochs: 4", "steps: 5").replace("pruner: none", "runtime: mpi/mpi\nworkers: 2")
-    result = run_search(with_trials(load_search(write(tmp_path, text)), 1), tmp_path / "runs", command="c", cores=2)
+    result = run_search(with_trials(load_search(write(tmp_path, text)), 1), tmp_path / "runs", command="c")
 
     assert (states(result), result.exit_code) == (["done"], 0)
     effective = read_run(tmp_path / "runs/tiny/trial-0000").effective
@@ -505,10 +520,10 @@ def test_a_changed_file_is_another_search(tmp_path: Path, golden: Golden) -> Non
     wanted = load_search(write(tmp_path, GOOD.replace("[10, 20]", "[10, 30]")))
 
     with golden.raises(StudyError, match="10.*20.*30"):
-        run_search(wanted, tmp_path / "runs", command="c", launch=fake({}))
+        faked(wanted, tmp_path / "runs", {})
     wanted = load_search(write(tmp_path, GOOD.replace("epochs: 4", "epochs: 5")))
     with golden.raises(StudyError):
-        run_search(wanted, tmp_path / "runs", command="c", launch=fake({}))
+        faked(wanted, tmp_path / "runs", {})
 
 
 def test_runs_without_their_database_are_not_mixed_with_new_ones(tmp_path: Path, golden: Golden) -> None:
@@ -522,7 +537,7 @@ def test_runs_without_their_database_are_not_mixed_with_new_ones(tmp_path: Path,
 def test_a_storage_of_ones_own(tmp_path: Path) -> None:
     wanted = with_trials(load_search(write(tmp_path)), 1)
     url = f"sqlite:///{tmp_path / 'shared.db'}"
-    result = run_search(wanted, tmp_path / "runs", command="c", storage=url, launch=fake({}))
+    result = faked(wanted, tmp_path / "runs", {}, storage=url)
 
     assert result.exit_code == 0
     assert (tmp_path / "shared.db").exists() and not (tmp_path / "runs/tiny/search.db").exists()
@@ -543,7 +558,7 @@ def test_a_storage_of_ones_own(tmp_path: Path) -> None:
 )
 def test_what_cannot_work_is_refused(tmp_path: Path, options: dict, message: str, golden: Golden) -> None:
     with golden.raises(StudyError, match=message):
-        run_search(load_search(write(tmp_path)), tmp_path / "runs", command="c", launch=fake({}), **options)
+        faked(load_search(write(tmp_path)), tmp_path / "runs", {}, **options)
 
 
 def test_a_wrong_number_of_trials_is_refused(tmp_path: Path, golden: Golden) -> None:

@@ -379,9 +379,10 @@ def test_where_squeue_does_not_answer_nothing_is_said_to_be_taken_back(tmp_path,
     assert cancel() == []
 
 
-def test_a_dry_run_prints_scripts_and_launch_lines_and_writes_nothing(tmp_path, golden):
+def test_a_dry_run_prints_scripts_and_launch_lines_and_writes_nothing(tmp_path, monkeypatch, golden):
+    monkeypatch.setenv("PATH", "/usr/bin")
     study = study_on(CLUSTER, workers=(10,), runtimes=("horovod/mpi", "ddp/nccl"))
-    jobs, text = submitted(study, tmp_path / "runs" / "s", dry_run=True, environ={"PATH": "/usr/bin"})
+    jobs, text = submitted(study, tmp_path / "runs" / "s", dry_run=True)
     assert jobs == [] and not (tmp_path / "runs").exists()
     assert "#SBATCH --nodes=2\n" in text
     golden.line(text, "--host node1", "node2", "-m horovod_study.train")
@@ -403,16 +404,17 @@ def test_only_tasks_whose_cells_are_all_meant_are_cancelled_and_only_ones_own(tm
         rows = [f"5_{task}|5|{task}|PENDING|Priority|{job.name}|" for task in (0, 1)]
         return "\n".join(rows) if command[0] == "squeue" else ""
 
-    def cancel(*keys: str, **options: object) -> list[str]:
+    def cancel(*keys: str) -> list[str]:
         asked.clear()
-        cancel_jobs(directory, keys=keys or None, console=to, ask=ask, **options)
+        cancel_jobs(directory, keys=keys or None, console=to, ask=ask)
         return [" ".join(command) for command in asked if command[0] == "scancel"]
 
     assert cancel(job.tasks[1][0]) == []  # its neighbour goes on; that it is not wanted, its claim says
     assert cancel(*job.tasks[1]) == ["scancel 5_1"]
     assert cancel() == ["scancel 5_0", "scancel 5_1"]
+    monkeypatch.setenv("USER", "you")
     with golden.raises(StudyError, match="5_0"):
-        cancel(environ={"USER": "you"})
+        cancel()
 
 
 if __name__ == "__main__":

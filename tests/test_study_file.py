@@ -94,8 +94,11 @@ def test_the_key_names_the_content(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("cores", "counts"), [(1, (1,)), (2, (1, 2)), (8, tuple(range(1, 9))), (48, (1, 2, 4, 8, 16, 32, 48))]
 )
-def test_workers_up_to_the_cores(tmp_path: Path, cores: int, counts: tuple[int, ...]) -> None:
-    assert load_study(write(tmp_path, GOOD.replace("[1, 2]", "cores")), cores=cores).workers == counts
+def test_workers_up_to_the_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int, counts: tuple[int, ...]
+) -> None:
+    monkeypatch.setattr("horovod_study.studies.study_file.available_cores", lambda: cores)
+    assert load_study(write(tmp_path, GOOD.replace("[1, 2]", "cores"))).workers == counts
 
 
 @pytest.mark.parametrize(
@@ -422,7 +425,7 @@ def test_a_budget(tmp_path: Path, golden: Golden) -> None:
 def test_the_file_is_remembered_and_code_tells_cells_apart(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
     study = load_study(path)
-    plain = load_study(path, identify=False)
+    plain = replace(study, identity={})
 
     assert (study.source, study.text) == (path, GOOD)
     assert set(study.identity) == {"local"} and len(study.identity["local"]) == 12
@@ -603,9 +606,11 @@ def test_the_key_is_computed_once_and_does_not_depend_on_when() -> None:
         ("runtimes", 2, None),
     ],
 )
-def test_shipped_studies(name: str, cores: int, cells: int | None, golden: Golden) -> None:
-    path = EXPERIMENTS / f"{name}.yaml"
-    study = load_study(path, cores=cores)
+def test_shipped_studies(
+    name: str, cores: int, cells: int | None, golden: Golden, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("horovod_study.studies.study_file.available_cores", lambda: cores)
+    study = load_study(EXPERIMENTS / f"{name}.yaml")
     head = study.text.partition("\nstudy:")[0]
 
     assert study.name == name
@@ -615,13 +620,14 @@ def test_shipped_studies(name: str, cores: int, cells: int | None, golden: Golde
     assert "?" in head.partition("\n")[0] or "what" in head.partition("\n")[0].lower(), "the question comes first"
 
 
-def test_every_shipped_study_is_valid_and_in_the_readme() -> None:
+def test_every_shipped_study_is_valid_and_in_the_readme(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("horovod_study.studies.study_file.available_cores", lambda: 2)
     names = {path.stem for path in EXPERIMENTS.glob("*.yaml")} - {"search"}
     listed = (EXPERIMENTS / "README.md").read_text()
 
     for name in names:
         assert f"`{name}.yaml`" in listed, name
-        assert load_study(EXPERIMENTS / f"{name}.yaml", cores=2).cells()
+        assert load_study(EXPERIMENTS / f"{name}.yaml").cells()
 
 
 def test_all_options_of_a_run_may_be_changed() -> None:

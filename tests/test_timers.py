@@ -24,7 +24,7 @@ from horovod_study.programs.timers import BESIDE, TimerPlan, measure
 from horovod_study.records import read_step_column
 from horovod_study.report.figures.timers import caption, draw, text
 from horovod_study.report.kit.style import style
-from horovod_study.studies.timers import TimersRequest, measure_timers
+from horovod_study.studies.timers import measure_timers
 from horovod_study.workload import dataset as data
 from horovod_study.workload.graphs import RING, CapturedStep
 from horovod_study.workload.options import StrainConfig
@@ -312,9 +312,12 @@ def test_a_plan_that_measures_nothing_is_refused(values: dict[str, Any], message
     golden(str(caught.value), message)
 
 
-def request_for(dataset: Path, workers: Sequence[int], over: str) -> TimersRequest:
+def measured_in(folder: Path, workers: Sequence[int], over: str) -> list[dict[str, Any]]:
+    plan = {"dataset": str(folder), "seconds": 1.0}
     options = {"device": "cpu"}
-    return TimersRequest(dataset=dataset, batches=[75], workers=workers, over=over, options=options, seconds=1.0)
+    return measure_timers(
+        folder, plan, batches=[75], workers=workers, over=over, options=options, on_progress=lambda text: None
+    )
 
 
 @pytest.mark.parametrize(
@@ -329,7 +332,7 @@ def test_what_cannot_be_measured_here_is_refused(
     tmp_path: Path, workers: Sequence[int], over: str, message: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        measure_timers(request_for(tmp_path, workers, over), tmp_path)
+        measured_in(tmp_path, workers, over)
 
     assert str(caught.value).startswith(message)
     assert list(tmp_path.iterdir()) == []
@@ -339,7 +342,7 @@ def test_a_launch_of_its_own_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     for name, value in {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}.items():
         monkeypatch.setenv(name, value)
     with golden.raises(ConfigError, match="2 ranks.*--work"):
-        measure_timers(request_for(tmp_path, [1], "ddp/gloo"), tmp_path)
+        measured_in(tmp_path, [1], "ddp/gloo")
 
 
 # ------------------------------------------------------------------------------------------------------------ verb

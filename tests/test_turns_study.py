@@ -10,6 +10,7 @@ import time
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import make.records
@@ -37,7 +38,7 @@ from horovod_study.studies.ledger import read_ledger
 from horovod_study.studies.plan import plan_study
 from horovod_study.studies.runner import RunOptions, run_study
 from horovod_study.studies.study_file import load_study
-from horovod_study.studies.turns import SPARE, WORKER_MB, alternating, groups, worker_mb
+from horovod_study.studies.turns import SPARE, WORKER_MB, AlternatingCells, alternating, groups, worker_mb
 from horovod_study.workload.options import StrainConfig
 from horovod_study.workloads import workload
 
@@ -156,12 +157,18 @@ def test_when_the_runner_is_killed_those_that_wait_end_by_themselves(tmp_path: P
         assert (read_run(path.parent).status, read_run(path.parent).reason) == ("stopped", "nobody gives turns")
 
 
-def test_cells_come_into_blocks_that_fit_into_memory() -> None:
+def test_cells_come_into_blocks_that_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     made = study(runtimes=("horovod/mpi", "ddp/gloo"), workers=(1, 2, 4))
-    all_of_it = groups(made, made.cells(), lambda cell: True, memory_mb=1e9)
-    little = groups(made, made.cells(), lambda cell: True, memory_mb=4.5 * WORKER_MB)
-    elsewhere = groups(made, made.cells(), lambda cell: False, memory_mb=1e9)
-    small = groups(made, made.cells(), lambda cell: True, memory_mb=4.5 * WORKER_MB, each_mb=WORKER_MB / 10)
+
+    def grouped(memory_mb: float, *, here: bool = True, each_mb: float | None = None) -> list[AlternatingCells]:
+        free = SimpleNamespace(available=1e6 * memory_mb)
+        monkeypatch.setattr("horovod_study.studies.turns.psutil.virtual_memory", lambda: free)
+        return groups(made, made.cells(), lambda cell: here, each_mb=each_mb)
+
+    all_of_it = grouped(1e9)
+    little = grouped(4.5 * WORKER_MB)
+    elsewhere = grouped(1e9, here=False)
+    small = grouped(4.5 * WORKER_MB, each_mb=WORKER_MB / 10)
 
     assert [(part.block, len(part.cells)) for part in all_of_it] == [("local", 7), ("local", 7)]
     assert [len(part.cells) for part in small] == [7, 7]
@@ -210,10 +217,10 @@ def test_the_plan_says_which_cells_alternate_and_why_others_do_not(tmp_path: Pat
 def test_the_study_file_says_it(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     path.write_text("study: s\nturns: yes\nrun: {seconds: 1}\nsweep: {workers: [1]}\n")
-    assert load_study(path, identify=False).turns
+    assert load_study(path).turns
     path.write_text("study: s\nturns: 3\nrun: {seconds: 1}\nsweep: {workers: [1]}\n")
     with pytest.raises(ConfigError, match="turns"):
-        load_study(path, identify=False)
+        load_study(path)
 
 
 REAL = """

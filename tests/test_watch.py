@@ -323,7 +323,9 @@ def test_scheduler_is_not_asked_at_every_look(tmp_path, study, monkeypatch):
 
     Days(monkeypatch, *[later] * 7)
 
-    watch.watch(study, tmp_path, console(), jobs=jobs)
+    monkeypatch.setattr(watch, "JobBook", jobs)
+    (tmp_path / study.name / ".jobs").mkdir(parents=True, exist_ok=True)
+    watch.watch(study, tmp_path, console())
 
     assert [0.0, 15.0, 30.0] == asked
 
@@ -334,12 +336,8 @@ def test_reading_takes_a_small_share_of_a_core(tmp_path, study, monkeypatch):
     monkeypatch.setattr(progress, "now", lambda: next(times))
     days = Days(monkeypatch)
 
-    watch.watch(study, tmp_path, console(), jobs=lambda directory: FakeBook(FakeJob("pending")))
+    monkeypatch.setattr(watch, "JobBook", lambda directory: FakeBook(FakeJob("pending")))
+    (tmp_path / study.name / ".jobs").mkdir(parents=True, exist_ok=True)
+    watch.watch(study, tmp_path, console())
 
     assert [20.0] == days.slept_s
-
-
-def test_study_without_jobs_asks_no_scheduler(tmp_path):
-    assert watch.submitted_jobs(tmp_path) is None
-    (tmp_path / ".jobs").mkdir()
-    assert watch.submitted_jobs(tmp_path).of("x") is None

@@ -39,9 +39,13 @@ def bench(options: argparse.Namespace) -> int:
     from horovod_study.report.figures.bench import content, text, write_bench
     from horovod_study.studies.bench import bench_document, finish
 
-    sizes = given(options, "sizes", "min_bytes", "max_bytes", "factor")
-    how = given(options, "workers", "batch", "widths", "seconds", "rounds", "out")
-    document = bench_document(transports=options.transport, runtimes=options.runtime, **sizes, **how)
+    document = bench_document(
+        transports=options.transport,
+        runtimes=options.runtime,
+        sizes=given(options, "sizes", "min_bytes", "max_bytes", "factor"),
+        plan=given(options, "seconds", "rounds", "batch", "widths"),
+        **given(options, "workers", "out"),
+    )
     network = analyze_network(document)
     paths = write_bench(network, document, options.out)
     found = Result(
@@ -146,16 +150,14 @@ def timers(options: argparse.Namespace) -> Result:
     """Measure what measuring costs: blocks of steps with the timers off, light and strict alternate."""
     from horovod_study.analysis.steps.timers import timer_cost
     from horovod_study.report.figures.timers import content, text, write_timers
-    from horovod_study.studies.timers import TimersRequest, measure_timers
+    from horovod_study.studies.timers import measure_timers
 
-    request = TimersRequest(
-        dataset=_dataset(options),
-        batches=options.batch,
-        options=given(options, "widths", "device", "threads", "precision", "loader", "cuda_graphs", "kernels"),
-        **given(options, "workers", "over", "seconds", "rounds", "steps_per_block", "beside", "seed"),
-    )
+    plan = given(options, "seconds", "rounds", "steps_per_block", "beside", "seed")
+    plan = {"dataset": str(_dataset(options).absolute()), **plan}
+    of_runs = given(options, "widths", "device", "threads", "precision", "loader", "cuda_graphs", "kernels")
+    where = given(options, "workers", "over")
     with progress("  {}".format) as told:
-        cases = measure_timers(request, options.out, on_progress=told)
+        cases = measure_timers(options.out, plan, batches=options.batch, **where, options=of_runs, on_progress=told)
     limit = 0.5 if options.fail_above is None else options.fail_above
     costs = [timer_cost(case, limit_percent=limit) for case in cases]
     paths = write_timers(costs, cases, options.out)

@@ -169,7 +169,7 @@ def verify_arguments(parser: Parser) -> None:
     )
     add(
         "--break",
-        dest="wrong",
+        dest="broken",
         metavar="HOW",
         help="do it wrong on purpose, and fail: sum (of the gradients), shard (shifted by a curve), lr (scaled "
         "otherwise), start (of one rank)",
@@ -192,14 +192,7 @@ def verify(options: argparse.Namespace) -> int:
         reductions=tuple(options.reduction),
         dtypes=tuple(options.dtype),
         optimizers=tuple(options.optimizer),
-        steps=options.steps,
-        batch=options.batch,
-        dataset=options.dataset,
-        lr_scaling=options.lr_scaling,
-        input_scaling=options.input_scaling,
-        kernels=options.kernels,
-        seed=options.seed,
-        broken=options.wrong,
+        **given(options, "steps", "batch", "dataset", "lr_scaling", "input_scaling", "kernels", "seed", "broken"),
     )
     result = finite(prove(question, options.out))
     paths = write(result, options.out) if options.out else []

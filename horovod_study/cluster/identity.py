@@ -42,7 +42,6 @@ _MODULES = (
     *("lease.py", "limits.py", "options.py", "progress.py", "requirements.py", "roles.py"),
     *("train.py", "variables.py", "workloads.py", "analysis/costs.py", "text/numbers.py", "text/tables.py"),
 )
-_PACKAGES = ("torch", "horovod", "mpi4py", "numpy", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
 _NAMED = 5  # so many names are listed before "and N more"
 
 
@@ -71,7 +70,7 @@ def _digest(value: Any) -> str:
 def environment(partition: Partition | None = None) -> dict[str, Any]:
     """Return what is installed, and what the partition sets for its runs; what is not there is left out."""
     found: dict[str, Any] = {"python": platform.python_version()}
-    for name in _PACKAGES:
+    for name in ("torch", "horovod", "mpi4py", "numpy", "nvidia-nccl-cu12", "nvidia-nccl-cu13"):
         if version := installed(name):
             found[name] = version
     builds = (Path(sys.prefix) / "lib" / "horovod-builds").glob("[!.]*")  # beside the installed one, see comm/builds.py
@@ -105,12 +104,10 @@ def _horovod_build(folder: Path | None) -> str | None:
     The folder of a wheel that `make setup` built ends in a digest of all that went into it, patches and flags included.
     """
     for distribution in metadata.distributions(name="horovod", path=sys.path if folder is None else [str(folder)]):
-        try:
+        origin: Any = None
+        with suppress(OSError, ValueError):
             origin = json.loads(distribution.read_text("direct_url.json") or "{}")
-        except (OSError, ValueError):
-            origin = None
-        if not isinstance(origin, dict):
-            origin = {}
+        origin = origin if isinstance(origin, dict) else {}
         made = Path(str(origin.get("url", ""))).parent.name
         if made.startswith("horovod-"):
             return made.replace("%2B", "+")

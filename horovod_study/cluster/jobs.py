@@ -36,25 +36,13 @@ from horovod_study.workloads import Workload, packaged
 
 JOBS = ".jobs"
 JOB_FILE = "job.json"
-JOB_STATES = (
-    *("pending", "running", "completed", "failed", "timed out", "pre-empted", "cancelled"),
-    *("out of memory", "node failed", "unknown"),
-)
-SILENT_AFTER_S = 300.0
-"""A job that refreshes its note every 30 s and has not done so for this long is taken for ended."""
-
 _ASK_TIMEOUT_S = 30.0
-_SQUEUE_FORMAT = "%i|%F|%K|%T|%r|%j|%N"
-_SACCT_FORMAT = "JobID,JobName,State,ExitCode"
-
-NEVER_STARTS = {
+_NEVER_STARTS = {  # reasons why a job waits that do not go away by themselves, in words
     "PartitionConfig": "the partition has too few such nodes",
     "PartitionNodeLimit": "the partition gives a job fewer nodes",
     "PartitionTimeLimit": "the partition ends jobs sooner",
 }
-"""Reasons why a job waits that do not go away by themselves, in words."""
-
-# Names of Slurm's states and their short forms, from its manual pages (squeue, sacct).
+# Names of Slurm's states and their short forms, from its manual pages (squeue, sacct), and what they are called here.
 _MEANING = {
     **dict.fromkeys(("PENDING", "PD", "CONFIGURING", "CF", "REQUEUED", "RQ", "REQUEUE_FED", "RF"), "pending"),
     **dict.fromkeys(("REQUEUE_HOLD", "RH", "SPECIAL_EXIT", "SE", "RESV_DEL_HOLD", "RD"), "pending"),
@@ -165,7 +153,7 @@ class Note:
 
     job_id: str
     host: str
-    state: str  # running, or how it ended: one of JOB_STATES
+    state: str  # running, or how it ended: as `meaning` calls it
     reason: str = ""
     cell: str = ""  # key of the one that runs
     restarts: int = 0  # how often Slurm started the job again
@@ -222,12 +210,12 @@ class Row:
     job_id: str  # of the whole job
     task: int | None  # None: not an array
     name: str
-    state: str  # one of JOB_STATES
+    state: str  # as `meaning` calls it
     reason: str
 
 
 def meaning(state: str) -> str:
-    """Return which of JOB_STATES a state of Slurm's is: "CANCELLED by 1000" -> "cancelled"."""
+    """Return what a state of Slurm's is called here, "unknown" for others: "CANCELLED by 1000" -> "cancelled"."""
     word = state.split()[0].rstrip("+").upper() if state.split() else ""
     return _MEANING.get(word, "unknown")
 
@@ -244,8 +232,8 @@ def parse_squeue(text: str) -> list[Row]:
             continue
         _, job_id, index, state, reason, name, nodes = parts
         reason = "" if reason in _NO_REASON else reason
-        if meaning(state) == "pending" and reason in NEVER_STARTS:
-            reason += f": it will never start, {NEVER_STARTS[reason]}"
+        if meaning(state) == "pending" and reason in _NEVER_STARTS:
+            reason += f": it will never start, {_NEVER_STARTS[reason]}"
         if meaning(state) == "running" and nodes:
             reason = f"on {nodes}" + (f", {reason}" if reason else "")
         rows += [
@@ -293,7 +281,7 @@ def _tasks(index: str) -> list[int | None]:
 class JobState:
     """Where the job of a cell stands, and who said so."""
 
-    state: str  # one of JOB_STATES
+    state: str  # as `meaning` calls it
     reason: str
     job_id: str
     asked: str = "run directories"  # squeue | sacct | run directories
@@ -397,16 +385,18 @@ class JobBook:
 
     def _ask_squeue(self, wanted: Mapping[_Place, Job], states: dict[_Place, JobState]) -> bool:
         names = sorted({name for name, _ in wanted})
-        # By name and not by number: squeue refuses the whole question when one number is no longer known.
-        filters = [f"--name={','.join(names)}"] if len(names) <= _MOST_NAMES else ["--me"]
-        text = self._ask(("squeue", "--noheader", "--array", "--states=all", *filters, f"--format={_SQUEUE_FORMAT}"))
+        # By name and not by number: squeue refuses the whole question when one number is no longer known. A command
+        # line has room for more names, but then a question for all jobs of the user is shorter.
+        filters = [f"--name={','.join(names)}"] if len(names) <= 500 else ["--me"]
+        columns = "--format=%i|%F|%K|%T|%r|%j|%N"
+        text = self._ask(("squeue", "--noheader", "--array", "--states=all", *filters, columns))
         if text is not None:
             self._take(parse_squeue(text), wanted, states, "squeue")
         return text is not None
 
     def _ask_sacct(self, wanted: Mapping[_Place, Job], states: dict[_Place, JobState]) -> None:
         numbered = [job for job in wanted.values() if job.job_id]
-        command = ["sacct", "--allocations", "--noheader", "--parsable2", f"--format={_SACCT_FORMAT}"]
+        command = ["sacct", "--allocations", "--noheader", "--parsable2", "--format=JobID,JobName,State,ExitCode"]
         if numbered:
             text = self._ask((*command, f"--jobs={','.join(sorted({job.job_id for job in numbered}))}"))
             self._take(parse_sacct(text or ""), wanted, states, "sacct")
@@ -447,7 +437,8 @@ class JobBook:
         if note is not None and note.state != "running":
             return _from_note(note)
         if note is not None:
-            if not self._heard and silent_s(note_path(self._directory, job.name, task), note.said) < SILENT_AFTER_S:
+            # One that refreshes its note every 30 s and has not done so for this long is taken for ended.
+            if not self._heard and silent_s(note_path(self._directory, job.name, task), note.said) < 300.0:
                 return _from_note(note)
             why = f"the job ended without saying how; its last word was at {note.said} on {note.host}"
         elif not self._heard:  # taken for waiting: to submit it a second time would be worse than to wait
@@ -458,9 +449,6 @@ class JobBook:
         else:
             why = "Slurm no longer knows the job, and it never wrote a word"
         return JobState(state="unknown", reason=why, job_id=job.job_id)
-
-
-_MOST_NAMES = 500  # a command line has room for more, but then a question for all jobs of the user is shorter
 
 
 def _from_note(note: Note) -> JobState:

@@ -76,7 +76,6 @@ _PASSED_PREFIXES = (
     *("PYTHON", "CUDA_", "LD_", "DYLD_"),
 )
 _PASSED_NAMES = frozenset("PATH OPAL_PREFIX MASTER_ADDR MASTER_PORT LANG LC_ALL TZ VIRTUAL_ENV XDG_CACHE_HOME".split())
-_NOT_PASSED = frozenset(("CUDA_VISIBLE_DEVICES",))  # of this machine's GPUs, unless the partition sets it
 
 # A daemon or a connection whose other end is gone is noticed after 10 + 3 * 5 s, not after eight minutes.
 _KEEPALIVE = {"oob_tcp_keepalive_time": "10", "oob_tcp_keepalive_intvl": "5", "oob_tcp_keepalive_probes": "3"}
@@ -297,7 +296,8 @@ class _Line:
     def _passed(self, name: str) -> bool:
         if name in self.start.site.environment or name in _PASSED_NAMES:
             return not name.startswith("OMPI_MCA_")  # mpirun hands these on by itself
-        return name.startswith(_PASSED_PREFIXES) and name not in _NOT_PASSED
+        # Which of this machine's GPUs are visible is no matter of others, unless the partition sets it.
+        return name.startswith(_PASSED_PREFIXES) and name != "CUDA_VISIBLE_DEVICES"
 
     def _refuse_what_a_shell_would_run(self, environ: Mapping[str, str], launcher: str) -> None:
         """Raise StudyError for what horovodrun and mpirun put into a command of a shell without quoting it.

@@ -13,7 +13,7 @@ import itertools
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from horovod_study.roles import Option, check_field
 from horovod_study.text.words import plural
 from horovod_study.variables import visible_gpus
 
-SCHEDULERS = ("local", "ssh", "slurm")
 LAUNCHERS = ("auto", "horovodrun", "mpirun", "srun", "torchrun")
 FOLDER = Path("jobs") / "partitions"
 """Where partitions lie, below the working directory, a folder above the study file, or the checkout."""
@@ -50,7 +49,7 @@ class Partition:
 
     name: str
     description: str = ""
-    scheduler: str = "local"  # one of SCHEDULERS
+    scheduler: str = "local"  # local | ssh | slurm
     nodes: int | None = 1  # how many there are; None: unknown
     gpus_per_node: int = 0
     cores_per_node: int = 1
@@ -82,7 +81,7 @@ class Partition:
             raise ConfigError(
                 f"{here}: name is {self.name!r}; it names a folder: no slash, line break, leading dot, or empty name"
             )
-        one_of(here, "scheduler", self.scheduler, SCHEDULERS)
+        one_of(here, "scheduler", self.scheduler, ("local", "ssh", "slurm"))
         one_of(here, "launcher", self.launcher, LAUNCHERS)
         for name in (*_TEXTS, *(f"modules: {module}" for module in self.modules)):
             value = getattr(self, name) if name in _TEXTS else name
@@ -325,8 +324,3 @@ def _folders(study: Path | None) -> list[Path]:
 
 def _joined(places: list[Path]) -> str:
     return ", ".join(str(place) for place in places) or "no folder jobs/partitions"
-
-
-def with_account(partition: Partition, account: str | None) -> Partition:
-    """Return the partition with the account that a study names, if it names one."""
-    return partition if account is None else replace(partition, account=account)

@@ -20,8 +20,6 @@ from horovod_study.measure.sensors import Gpus, visible_uuids
 from horovod_study.text.words import plural
 
 _SHORTEST_S = 0.3  # the system counts processor time in hundredths of a second
-_PROGRAMS_TOLD = 3
-_KERNEL = 2  # parent of the threads of Linux itself, which are nobody's program
 
 
 def cores_in_order(available: Sequence[int], *, system: Path = Path("/sys/devices/system/cpu")) -> list[int]:
@@ -114,7 +112,7 @@ class OtherPrograms:
         for (pid, name), used_s in used.items():
             if pid not in ours:
                 by_name[name] = by_name.get(name, 0.0) + used_s - self._used.get((pid, name), 0.0)
-        most = sorted(by_name.items(), key=lambda each: (-each[1], each[0]))[:_PROGRAMS_TOLD]
+        most = sorted(by_name.items(), key=lambda each: (-each[1], each[0]))[:3]
         return [f"{name} {used_s / seconds:.1f}" for name, used_s in most if used_s / seconds >= 0.05]
 
 
@@ -139,6 +137,7 @@ def _by_process() -> Mapping[tuple[int, str], float]:
     used = {}
     for process in psutil.process_iter(["name", "ppid", "cpu_times"]):
         times = process.info["cpu_times"]
-        if times is not None and process.info["ppid"] != _KERNEL:
+        # 2 is the parent of the threads of Linux itself, which are nobody's program.
+        if times is not None and process.info["ppid"] != 2:
             used[process.pid, process.info["name"] or "?"] = times.user + times.system
     return used

@@ -24,8 +24,6 @@ from horovod_study.measure.clock import now, sleep
 GRACE_S = 5.0
 """How long launchers and workers get to end by themselves after SIGTERM."""
 
-_KILL_ROUNDS = 100
-
 
 class CellProcess:
     """A running cell whose output goes to a log, until `end` ends whatever is left of it."""
@@ -108,11 +106,11 @@ def stop_marked(marker: str, *, group: int | None = None, grace_s: float = GRACE
         while marked_processes(marker) and now() < deadline:
             sleep(0.05)
     finally:  # also when a second Ctrl-C cuts the wait short
-        rounds = 0
-        while (left := marked_processes(marker)) and rounds < _KILL_ROUNDS:
+        for _ in range(100):
+            if not (left := marked_processes(marker)):
+                break
             for pid in left:
                 _signal(pid, signal.SIGKILL)
-            rounds += 1
             sleep(0.02)
     return len(found)
 

@@ -28,9 +28,7 @@ _OF_SRUN = re.compile(  # how tasks ended; why, they have said themselves
 )
 _FIRST = re.compile(r"^Terminating remaining workers after failure of Process (?P<rank>\d+)\.", re.M)
 """Said by horovodrun --gloo, which kills the others then."""
-_OF_SSH = 255
-"""What ssh ends with when the program over there was killed, or the connection broke."""
-_LONGEST = 300
+_OF_SSH = 255  # ssh ends with when the program over there was killed, or the connection broke
 _ASKED = (signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGTERM)
 
 
@@ -151,4 +149,4 @@ def _signal_name(number: int) -> str:
 
 
 def _one_line(text: str) -> str:
-    return cut(" ".join(text.split()), _LONGEST)
+    return cut(" ".join(text.split()), 300)

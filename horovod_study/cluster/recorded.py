@@ -25,7 +25,6 @@ from horovod_study.measure.clock import utc_now
 from horovod_study.progress import say
 
 VARIABLE = "HOROVOD_STUDY_RECORD"
-INJECT = Path(horovod_study.__file__).parent / "recording" / "inject"
 NO_STEPS = (
     "neither optimizer steps nor backwards were seen, or fewer than two; a script in which nothing of them is "
     "PyTorch's is recorded by three lines of its own, see docs/your_script.md"
@@ -36,7 +35,8 @@ PASSED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 def environment(asked: Mapping[str, Any]) -> dict[str, str]:
     """Return the environment of a command whose training is recorded as `asked`."""
-    paths = [str(INJECT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    inject = Path(horovod_study.__file__).parent / "recording" / "inject"
+    paths = [str(inject), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), VARIABLE: json.dumps(asked)}
 
 

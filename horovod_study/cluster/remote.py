@@ -16,14 +16,13 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from horovod_study.errors import StudyError
 
 MARKER = "HOROVOD_STUDY_CELL"
 """Environment variable with the absolute run directory: every process of a cell inherits it and is found by it."""
-CONNECT_TIMEOUT_S = 5.0
-SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_TIMEOUT_S:g}")
+SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=5")
 """Fail where a password or an answer would be asked for, and soon where nobody answers."""
 ALIVE_OPTIONS = ("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")
 """A connection whose other end is gone ends after 15 s."""
@@ -42,10 +41,8 @@ SLURM_STARTS = frozenset(  # for srun, and for an mpirun that reads the nodes he
     SLURM_JOB_UID SLURM_JOB_GID SLURM_JOB_QOS SLURM_WORKING_CLUSTER
     """.split()
 )
-SUBMIT_OPTIONS = ("SBATCH_", "SALLOC_", "SRUN_")  # beginnings of variables that Slurm's commands take for options
 _ANSWER_S = 15.0  # beyond the grace
-_RESOLVE_S = 3.0
-_AT_ONCE = 16
+SUBMIT_OPTIONS = ("SBATCH_", "SALLOC_", "SRUN_")  # beginnings of variables that Slurm's commands take for options
 
 # Sent as it is to `python3 -` on the other host: nothing of this package need be installed there. It never ends
 # itself or the shell that started it, because these do not carry the mark in their environment.
@@ -98,22 +95,6 @@ class RemoteResult:
     problem: str = ""  # one line: why there is no answer; "" when the command ended with 0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StoppedProcesses:
-    """How many processes were found on other hosts and ended, and what could not be reached."""
-
-    found: int = 0
-    unreached: Mapping[str, str] = field(default_factory=dict)  # host -> why in one line; processes may live on there
-
-    @property
-    def problem(self) -> str:
-        """One line for the user, "" when all hosts answered."""
-        if not self.unreached:
-            return ""
-        told = "; ".join(f"{host}: {why}" for host, why in self.unreached.items())
-        return f"processes may be left on hosts that could not be asked ({told})"
-
-
 def remote_argv(host: str, argv: Sequence[str], *, allocation: bool = False) -> tuple[str, ...]:
     """Return the command of this machine that runs `argv` on `host`; every argument arrives there as it is."""
     if not host or host.startswith("-"):
@@ -164,11 +145,11 @@ def _step_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 def stop_marked_on(
     hosts: Sequence[str], marker: str, *, grace_s: float = 5.0, allocation: bool = False
-) -> StoppedProcesses:
+) -> tuple[int, str]:
     """End the processes on `hosts` that are marked with the run directory `marker` or one below it.
 
     SIGTERM, and SIGKILL for what is left after `grace_s`; all hosts at the same time, so that dead ones cost
-    `grace_s` + 15 s once. Hosts that could not be asked are in the answer, with the reason.
+    `grace_s` + 15 s once. Returns how many there were, and in one line the hosts that could not be asked, "" for none.
     """
     argv = ("python3", "-", f"{MARKER}={marker}", f"{grace_s:g}")
 
@@ -176,8 +157,8 @@ def stop_marked_on(
         return run_on(host, argv, timeout_s=grace_s + _ANSWER_S, sent=_STOP_PROGRAM, allocation=allocation)
 
     if not hosts:
-        return StoppedProcesses()
-    with ThreadPoolExecutor(max_workers=min(len(hosts), _AT_ONCE)) as pool:
+        return 0, ""
+    with ThreadPoolExecutor(max_workers=min(len(hosts), 16)) as pool:
         answers = list(pool.map(ask, hosts))
     found, unreached = 0, {}
     for answer in answers:
@@ -189,7 +170,8 @@ def stop_marked_on(
             problem = "its answer is unreadable"
         if problem or left:
             unreached[answer.host] = problem or f"{left} processes do not end"
-    return StoppedProcesses(found=found, unreached=unreached)
+    problem = "; ".join(f"{host}: {why}" for host, why in unreached.items())
+    return found, f"processes may be left on hosts that could not be asked ({problem})" if problem else ""
 
 
 @functools.cache
@@ -213,7 +195,7 @@ def _addresses(name: str) -> list[str]:
 
     asking = threading.Thread(target=look_up, daemon=True)  # a name server that is gone takes its time
     asking.start()
-    asking.join(_RESOLVE_S)
+    asking.join(3.0)
     return list(found)
 
 

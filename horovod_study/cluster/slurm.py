@@ -20,8 +20,6 @@ from horovod_study.progress import duration
 from horovod_study.text.words import plural
 
 PROGRAM = "horovod_study.studies.job"
-SIGNAL_LEAD_S = 120
-"""How long before the time limit the running cell is told to write a checkpoint (Slurm may be a minute early)."""
 
 _PATIENCE = "OMPI_MCA_odls_base_sigkill_timeout"
 _LISTED = 200  # a script of more cells names the first ones only
@@ -147,7 +145,8 @@ def directives(allocation: Allocation, partition: Partition, *, name: str) -> li
         found.append(("mem-per-cpu", f"{partition.memory_per_core_mb}M"))
     if partition.exclusive:
         found.append(("exclusive", None))
-    lead_s, tasks = min(SIGNAL_LEAD_S, int(allocation.time_limit_s / 4)), len(allocation.tasks)
+    # So long before the time limit the running cell is told to write a checkpoint (Slurm may be a minute early).
+    lead_s, tasks = min(120, int(allocation.time_limit_s / 4)), len(allocation.tasks)
     found += [("time", slurm_time(allocation.time_limit_s)), ("signal", f"B:USR1@{lead_s}")]
     found += [("requeue" if partition.requeue else "no-requeue", None)]
     found += [("array", f"0-{tasks - 1}")] if tasks > 1 else []

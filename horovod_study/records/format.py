@@ -61,16 +61,8 @@ RESERVE = ".reserve"
 STEP_FILE = re.compile(r"steps-(\d{5,6})\.arrows", re.ASCII)
 STATUSES = ("running", "done", "failed", "stopped")
 EPOCH_COLUMNS = (
-    "epoch",
-    "steps",
-    "samples",
-    "train_s",
-    "wall_s",
-    "train_mse",
-    "test_mse",
-    "g0_rmse_mpa",
-    "a_rmse",
-    "lr",
+    *("epoch", "steps", "samples", "train_s", "wall_s"),
+    *("train_mse", "test_mse", "g0_rmse_mpa", "a_rmse", "lr"),
 )
 
 

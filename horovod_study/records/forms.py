@@ -21,13 +21,12 @@ MAX_COUNT = 10**15
 MAX_NUMBER = 1e40
 """A diverged loss in single precision is smaller; a power of four of it is still a number in double precision."""
 MAX_TIME_S = 1e10
-MAX_TEXT = 1_000_000
 
 Number = Annotated[float, Field(ge=-MAX_NUMBER, le=MAX_NUMBER)]
 Seconds = Annotated[float, Field(ge=-MAX_TIME_S, le=MAX_TIME_S)]
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Workers = Annotated[int, Field(ge=1, le=MAX_WORKERS)]
-Text = Annotated[str, Field(max_length=MAX_TEXT)]
+Text = Annotated[str, Field(max_length=1_000_000)]
 Counts = Annotated[list[Count], Field(max_length=MAX_WORKERS)]
 Texts = Annotated[list[Text], Field(max_length=MAX_WORKERS)]
 Times = Annotated[list[Seconds], Field(min_length=2, max_length=10_000_000)]
@@ -58,9 +57,9 @@ _SETTINGS = {  # what the tables and the analysis take from what was asked for o
     **_unknown(Number, "lr"),
 }
 _Object = dict[str, Any]
+# What was asked for: every option of training has a value of its kind, or none.
 Requested = Annotated[_Object, _open({name: _KINDS[each.kind] | None for name, each in OPTIONS.items()}, _SETTINGS)]
-"""What was asked for: every option of training has a value of its kind, or none."""
-Rank = Annotated[
+Rank = Annotated[  # one process of the run
     _Object,
     _open(
         {"host": Text, "gpu": Any, "cores": Counts | None},
@@ -69,8 +68,7 @@ Rank = Annotated[
         _unknown(Texts, "path"),
     ),
 ]
-"""One process of the run."""
-Effective = Annotated[
+Effective = Annotated[  # what was read back from the live objects
     _Object,
     _open(
         _SETTINGS,
@@ -83,15 +81,12 @@ Effective = Annotated[
         _unknown(dict[str, _Object], "settings"),
     ),
 ]
-"""What was read back from the live objects."""
-RecordedSteady = Annotated[
+RecordedSteady = Annotated[  # where the timed window begins, and what says so
     _Object, _open({"step": Count, "found_by": Text}, _unknown(Count, "declared"), _unknown(Text, "doubt"))
 ]
-"""Where the timed window begins, and what says so."""
 Part = Annotated[str, Field(pattern=r"^\S+( .*)?$", max_length=1000)]
 Device = Annotated[_Object, _open({"host": Text, "part": Part}, _unknown(Number, "counter_j integral_j"))]
-"""The joules of one device."""
-Energy = Annotated[
+Energy = Annotated[  # the joules of the timed window, and those of each device
     _Object,
     _open(
         _unknown(Number, "total_j per_sample_j counter_j integral_j"),
@@ -99,16 +94,14 @@ Energy = Annotated[
         _unknown(Annotated[list[Device], Field(max_length=MAX_WORKERS)], "per_device"),
     ),
 ]
-"""The joules of the timed window."""
-HostReadings = Annotated[
+HostReadings = Annotated[  # what its sensors read, by process or device
     _Object, _open(_unknown(Numbers, "ranks_cpu_percent rss_mb_max gpu_percent gpu_memory_mb_max power_w"))
 ]
-"""What the sensors of a host read, by process or device."""
 System = Annotated[_Object, _open(_unknown(dict[str, HostReadings], "hosts"), _unknown(Text, "reason"))]
 Before = Annotated[list[Count], Field(max_length=MAX_COUNT)]
+# Where a run that trained in turns has waited, by rank 0: before these steps.
 Waits = Annotated[_Object, _open({"before": Before, "waited_s": Seconds})]
-"""Where a run that trained in turns has waited, by rank 0: before these steps."""
-Totals = Annotated[
+Totals = Annotated[  # what the timed window gave
     _Object,
     _open(
         _unknown(Annotated[float, Field(ge=0, le=MAX_COUNT)], "samples_per_s"),
@@ -121,8 +114,7 @@ Totals = Annotated[
         {"steady": RecordedSteady | None, "turns": Waits | None, "system": System | None, "energy": Energy | None},
     ),
 ]
-"""What the timed window gave."""
-Environment = Annotated[
+Environment = Annotated[  # where it ran
     _Object,
     _open(
         _unknown(Text, "cpu_model os python package torch horovod mpi"),
@@ -131,7 +123,6 @@ Environment = Annotated[
         _unknown(Texts | Text, "command"),
     ),
 ]
-"""Where it ran."""
 
 
 class RecordedProcess(TypedDict):

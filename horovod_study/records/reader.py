@@ -50,10 +50,6 @@ if TYPE_CHECKING:  # the run wing records without pandas
     import pandas as pd
     import pyarrow as pa
 
-KEPT_OPEN_BYTES = 500_000_000
-"""Step rows of a run that are fewer stay mapped between two looks at them."""
-ROW_BYTES = 96
-
 
 def read_timeline(place: Path) -> tuple[Path, str]:
     """Return the file and the text of a Horovod timeline: the file `place`, or that of the run directory `place`.
@@ -90,19 +86,15 @@ def read_run(directory: Path) -> RunRecord:
 
     path = directory / MANIFEST
     again = "move the directory away, or name a run directory"
-    content = read_json(path, again=again, missing=_no_run(directory), max_bytes=MAX_RUN_BYTES)
+    below = next(run_directories(directory), None) if directory.is_dir() and not path.exists() else None
+    named = f", such as {shown(below)}; of a study its file" if below else ""
+    missing = f"no such file; name a run directory{named}"
+    content = read_json(path, again=again, missing=missing, max_bytes=MAX_RUN_BYTES)
     require_schema(content, SCHEMA, path, again)
     # The content as it is and not as pydantic gives it: names that the form does not declare are kept.
     conform(content, Run, shown(path), again=again)
     # In memory every record has the newest form: one of schema 1 had one attempt, which its other fields describe.
     return RunRecord(**{**content, "schema": SCHEMA})
-
-
-def _no_run(directory: Path) -> str:
-    below = None
-    if directory.is_dir() and not (directory / MANIFEST).exists():
-        below = next(run_directories(directory), None)
-    return f"no such file; name a run directory{f', such as {shown(below)}; of a study its file' if below else ''}"
 
 
 def require_schema(content: Any, newest: int, path: Path, again: str) -> None:
@@ -144,40 +136,25 @@ def run_directories(
             passed[directory] = f"cannot be read ({error.strerror or error})"
             continue
         seen[place] = directory
-        holds_run = MANIFEST in names
-        if holds_run:
+        if MANIFEST in names:
             found.append(directory)
         elif any(STEP_FILE.fullmatch(name) or name == "epochs.csv" for name in names):
             passed[directory] = f"holds rows of a run, and no {MANIFEST}"
         elif directory.is_symlink() and not any((directory / name / MANIFEST).exists() for name in names):
             passed[directory] = "is a link to a folder that holds no runs"
             continue
-        _sort_entries(directory, names, holds_run, folders, links, passed)
+        # Below a folder such as .attempts is what was tried before: kept, but not counted.
+        for path in (directory / name for name in names if not name.startswith(".")):
+            try:
+                if stat.S_ISDIR(os.stat(path).st_mode):
+                    (links if path.is_symlink() else folders).append(path)
+            except OSError as error:
+                if MANIFEST not in names:
+                    passed[path] = f"cannot be read ({error.strerror or error})"
     if left_out is not None:
         wanted = {each: why for each, why in sorted(passed.items()) if only is None or each.name in only}
         left_out.update({run_name(each, root): why for each, why in wanted.items()})
     yield from (each for each in sorted(found) if only is None or each.name in only)
-
-
-def _sort_entries(
-    directory: Path,
-    names: Iterable[str],
-    of_run: bool,
-    folders: list[Path],
-    links: list[Path],
-    passed: dict[Path, str],
-) -> None:
-    """Put the folders in a directory to `folders` or `links`, and what leads nowhere to `passed`.
-
-    Below a folder such as .attempts is what was tried before: kept, but not counted.
-    """
-    for path in (directory / name for name in names if not name.startswith(".")):
-        try:
-            if stat.S_ISDIR(os.stat(path).st_mode):
-                (links if path.is_symlink() else folders).append(path)
-        except OSError as error:
-            if not of_run:
-                passed[path] = f"cannot be read ({error.strerror or error})"
 
 
 def readable_runs(
@@ -239,7 +216,6 @@ def last_step(directory: Path, rank: int = 0) -> tuple[int, int, float] | None:
     For looking at a run while it goes on: of each batch only what says how long it is, and of the last its last row is
     taken from the file, which is mapped into memory and not read.
     """
-
     path = directory / f"steps-{rank:05d}.arrows"
     last = None
     try:
@@ -362,7 +338,7 @@ class StepRows(Mapping[int, Mapping[str, "np.ndarray"]]):
         if rank in self._open:
             return self._open[rank]
         columns = _StepColumns(without(read_steps(self._directory, rank, mapped=True), self._aside))
-        if self.file_bytes < KEPT_OPEN_BYTES:
+        if self.file_bytes < 500_000_000:
             self._open[rank] = columns
         return columns
 
@@ -392,7 +368,6 @@ class _StepColumns(Mapping[str, "np.ndarray"]):
 
 def _has_rows(directory: Path, rank: int) -> bool:
     """Return whether a rank has recorded a step, as far as a batch that can be read; raises what `read_steps` does."""
-
     path = directory / f"steps-{rank:05d}.arrows"
     with suppress(*stream_errors()), open_rows(path) as reader:
         for batch in reader:
@@ -430,7 +405,7 @@ class RecordedRun:
     def row_count(self) -> int:
         """Return how many step rows there are; of those that stay in their files about how many."""
         if isinstance(self.rows, StepRows):
-            return self.rows.file_bytes // ROW_BYTES
+            return self.rows.file_bytes // 96  # see `step_schema`
         return sum(len(columns["step"]) for columns in self.rows.values())
 
     def system_samples(self, names: Sequence[str]) -> "dict[str, dict[str, dict[str, np.ndarray]]]":
@@ -562,7 +537,6 @@ class SystemSamples:
 
 def read_system_rows(directory: Path, host: str) -> "tuple[pa.Table, dict[str, Any]]":
     """Return the system samples of one host up to the last complete batch, and what the file says of its sensors."""
-
     path = system_path(directory, host)
     again = "move it away, or record the run again"
     try:

@@ -52,11 +52,6 @@ def recorded_runs(
     return whole, (recorded_run(directory, name=name, record=record) for directory, name, record in places.values())
 
 
-def _steady_doubt(record: RunRecord) -> str:
-    steady = record.totals.get("steady")
-    return str(steady.get("doubt") or "") if isinstance(steady, Mapping) else ""
-
-
 def _sensors(record: RunRecord) -> dict[str, float]:
     """Return what the totals of a run say of its hosts: means over ranks or GPUs, power in all and per GPU."""
     hosts = list(((record.totals.get("system") or {}).get("hosts") or {}).values())
@@ -87,31 +82,12 @@ def _sensors(record: RunRecord) -> dict[str, float]:
 
 
 _TOTALS = (
-    "samples_per_s",
-    "window_s",
-    "steps",
-    "excluded_steps",
-    "step_s_median",
-    "step_s_p90",
+    *("samples_per_s", "window_s", "steps", "excluded_steps", "step_s_median", "step_s_p90"),
     *(f"{lap}_s" for lap in (*LAPS, "residual", "step")),
-    "train_mse",
-    "test_mse",
-    "g0_rmse_mpa",
-    "a_rmse",
-    "epochs",
-    "wall_s",
-    "rss_mb_max",
-    "pss_mb_max",
+    *("train_mse", "test_mse", "g0_rmse_mpa", "a_rmse", "epochs", "wall_s", "rss_mb_max", "pss_mb_max"),
 )
 OF_EVERY_RUN = (
-    "backend",
-    "transport",
-    "workers",
-    "nodes",
-    "batch",
-    "global_batch",
-    "train_samples",
-    "precision",
+    *("backend", "transport", "workers", "nodes", "batch", "global_batch", "train_samples", "precision"),
     "reduction",
 )
 """What the record says of every run, whatever it trained; of what was asked for where the run ended too early."""
@@ -135,6 +111,7 @@ def _run_table(root: Path, found: Iterable[tuple[Path, RunRecord]]) -> "pd.DataF
     rows: list[dict[str, Any]] = []
     for directory, kept in found:
         record = counted_record(directory, kept)
+        wall_s, waited_s = record.totals.get("wall_s"), (record.totals.get("turns") or {}).get("waited_s")
         rows.append(
             {
                 "run": run_name(directory, root),
@@ -151,7 +128,8 @@ def _run_table(root: Path, found: Iterable[tuple[Path, RunRecord]]) -> "pd.DataF
                 "floor_mse": record.effective.get("floor_mse"),
                 "repeat": record.repeat,
                 **{name: _one_number(record.totals.get(name)) for name in _TOTALS},
-                "wall_s": _without_waits(record.totals),
+                # Less what it waited for its turns, in which others had the machine.
+                "wall_s": _one_number(wall_s) if wall_s is None or waited_s is None else wall_s - waited_s,
                 **_energy(record),
                 **_sensors(record),
                 "device": record.effective.get("device"),
@@ -161,7 +139,7 @@ def _run_table(root: Path, found: Iterable[tuple[Path, RunRecord]]) -> "pd.DataF
                 "rows_lost": rows_lost(record),
                 "excluded_by": timed_from(record)[1],
                 "warmup_steps": declared_warmup(record),
-                "steady_doubt": _steady_doubt(record),
+                "steady_doubt": str((record.totals.get("steady") or {}).get("doubt") or ""),
                 "host": record.host,
                 **{name: record.environment.get(name) for name in _ENVIRONMENT},
                 "started": record.started,
@@ -180,12 +158,6 @@ def _run_table(root: Path, found: Iterable[tuple[Path, RunRecord]]) -> "pd.DataF
     for column in (*_TOTALS, "energy_j", "energy_per_sample_j", "sync_s_median", "floor_mse", "warmup_steps"):
         table[column] = pd.to_numeric(table[column]).astype("float64")
     return table
-
-
-def _without_waits(totals: Mapping[str, Any]) -> Any:
-    """Return the seconds of a run without those in which it waited for its turns: others had the machine then."""
-    wall_s, waited_s = totals.get("wall_s"), (totals.get("turns") or {}).get("waited_s")
-    return _one_number(wall_s) if wall_s is None or waited_s is None else wall_s - waited_s
 
 
 def _hosts(record: RunRecord) -> list[str]:

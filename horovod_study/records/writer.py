@@ -136,10 +136,9 @@ def silent_s(directory: Path) -> float:
 
     A run writes at least every few seconds, except during a long evaluation or while its first batch is made.
     """
-    with writing(directory, "make it writable"):
-        with tempfile.NamedTemporaryFile(dir=directory, prefix=".now.") as probe:
-            present = os.fstat(probe.fileno()).st_mtime
-            written = [path.stat().st_mtime for path in directory.iterdir() if not path.name.startswith(".")]
+    with writing(directory, "make it writable"), tempfile.NamedTemporaryFile(dir=directory, prefix=".now.") as probe:
+        present = os.fstat(probe.fileno()).st_mtime
+        written = [path.stat().st_mtime for path in directory.iterdir() if not path.name.startswith(".")]
     return present - max(written, default=present)
 
 
@@ -149,14 +148,11 @@ def finish_run(
     """Replace run.json by its final form and return it; all files of a run that is done must be closed on all ranks."""
     *before, last = record.attempts
     last = {**last, "finished": finished, "status": status, "reason": reason}
-    final = replace(
-        record, status=status, finished=finished, totals=totals, reason=reason, attempts=(*before, last), digest=""
-    )
-    others = {}
+    final = replace(record, status=status, finished=finished, totals=totals, reason=reason, files={}, digest="")
+    final = replace(final, attempts=(*before, last))
     if status == "done":
         others = {name: digest for name, digest in run_files(directory).items() if name != MANIFEST}
-    final = replace(final, files=others)
-    if status == "done":
+        final = replace(final, files=others)
         final = replace(final, digest=digest_of_record(final))
     try:
         _with_reserve(directory, write_file, directory / MANIFEST, record_text(final))
@@ -356,10 +352,6 @@ def truncate_epochs(directory: Path, steps: int) -> None:
         raise RecordError(f"{path}: cannot be cut to step {steps} ({text}); start the run again") from None
 
 
-SYSTEM_ROOM_BYTES = 2**20
-"""So much of the disk is left to step rows and run.json, which are worth more than samples."""
-
-
 class SystemWriter:
     """Appends the system samples of one host to its Arrow stream; what was appended survives a crash."""
 
@@ -402,7 +394,8 @@ class SystemWriter:
 
         with suppress(OSError):
             free = os.statvfs(self._path.parent)
-            if free.f_bavail * free.f_frsize < SYSTEM_ROOM_BYTES:
+            # So much is left to step rows and run.json, which are worth more than samples.
+            if free.f_bavail * free.f_frsize < 2**20:
                 raise RecordError(
                     f"{self._path}: the disk is nearly full, and what is left is for the end of the run; free space"
                 )

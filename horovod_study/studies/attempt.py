@@ -50,11 +50,6 @@ TIMED_OUT = "timed out"
 TAKEN_OVER = "taken over"
 """How an attempt ended whose run directory is another one's now."""
 
-_LOG_TAIL_BYTES = 200_000
-_LOOK_S = 1.0  # between two looks whether the ranks have written that the run failed
-_LAUNCHER_S = 5.0  # a launcher may take to end, once the record says why the cell failed
-_ASK_S = 10.0  # for a command on another host
-
 
 class Launcher(Protocol):
     """Says how to start a cell."""
@@ -246,22 +241,22 @@ class Running:
         if self.exit_code == 0 or not self._line.remote:
             return ""
         line, marker = self._line, self._line.environment[MARKER]
-        stopped = stop_marked_on(line.remote, marker, grace_s=self.run.grace_s, allocation=line.allocation)
-        if not stopped.problem and isinstance(self.run, CellRun):
+        _, problem = stop_marked_on(line.remote, marker, grace_s=self.run.grace_s, allocation=line.allocation)
+        if not problem and isinstance(self.run, CellRun):
             end_run_claim(self.run.out)
-        return stopped.problem
+        return problem
 
     def _lingers(self) -> bool:
         """Return whether a launcher does not end although the ranks have written that the run failed.
 
         It waits for hosts that it does not reach.
         """
-        if now() - self._looked >= _LOOK_S:
+        if now() - self._looked >= 1.0:
             self._looked = now()
             record = record_in(self.run.out) if isinstance(self.run, CellRun) and self._failed_at == math.inf else None
             if record is not None and record.status == FAILED:
                 self._failed_at = now()
-        return now() - self._failed_at > _LAUNCHER_S
+        return now() - self._failed_at > 5.0
 
     def _ask_to_stop(self, process: CellProcess) -> None:
         """Ask the trainer for a checkpoint and give it time to write one."""
@@ -271,7 +266,7 @@ class Running:
         if record.host == platform.node():
             process.ask_to_stop(record.pid)
         elif name := next((host.name for host in site.hosts if _same_name(record.host, host.name)), ""):
-            run_on(name, ("kill", "-USR1", str(record.pid)), timeout_s=_ASK_S, allocation=site.allocation)
+            run_on(name, ("kill", "-USR1", str(record.pid)), timeout_s=10.0, allocation=site.allocation)
             process.give_grace()
 
     def _said(self) -> str:
@@ -344,7 +339,7 @@ def require_launchers(cells: Iterable[Cell], launch: Launcher, sites: Mapping[Pl
 def log_tail(log: Path) -> str:
     """Return the end of what a cell printed."""
     with log.open("rb") as stream:
-        stream.seek(max(0, log.stat().st_size - _LOG_TAIL_BYTES))
+        stream.seek(max(0, log.stat().st_size - 200_000))
         return stream.read().decode("utf-8", errors="replace")
 
 

@@ -31,7 +31,7 @@ from horovod_study.records import MANIFEST, append_turns, read_turns
 from horovod_study.roles import Role, named
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.aim import Aim
-from horovod_study.studies.attempt import Attempt, CellRun, Launcher, local_launch, record_in
+from horovod_study.studies.attempt import Attempt, CellRun, local_launch, record_in
 from horovod_study.studies.engine import attempt, set_aside, set_aside_unless_done, working_in
 from horovod_study.studies.interruption import Interruption
 from horovod_study.studies.turns import (
@@ -51,14 +51,9 @@ OPTIONS, QUIET = packaged().options, packaged().quiet
 DEFAULT_RUNTIMES = ("horovod/mpi", "horovod/gloo", "mpi/mpi")
 STEPS = 1000
 ROUNDS = 5
-CYCLE_MS = (1.0, 10.0)
-"""The two cycle times of the experiment: Horovod's default, and ten times that."""
-
 ALONE = "one-worker"
 LEAST_STEPS = 5
 """Steps of a slice: the first one, which workers do not begin together, says nothing of their synchronisation."""
-
-_TIMEOUT_S = 900.0
 
 
 def arms_of(runtime: str) -> list[dict[str, Any]]:
@@ -67,7 +62,8 @@ def arms_of(runtime: str) -> list[dict[str, Any]]:
     if OPTIONS["horovod_defaults"].matters(runtime):
         arms.append({"horovod_defaults": True})
     if runtime.startswith("horovod/"):
-        arms += [{"cycle_time_ms": cycle_ms, "idle_cycle_time_ms": 0.0} for cycle_ms in CYCLE_MS]
+        # Horovod's default, and ten times that.
+        arms += [{"cycle_time_ms": cycle_ms, "idle_cycle_time_ms": 0.0} for cycle_ms in (1.0, 10.0)]
     return arms
 
 
@@ -119,8 +115,6 @@ def run_experiment(
     rounds: int | None = None,
     turns: bool = True,
     precision: float | None = None,
-    cores: int | None = None,
-    launch: Launcher = local_launch,
 ) -> list[Path]:
     """Run the experiment below `out` and return its run directories: the worker alone, then arm by arm.
 
@@ -128,7 +122,7 @@ def run_experiment(
     interval of each arm's rate over that of one worker, takes.
     Raises StudyError with the reason of a run that fails, and KeyboardInterrupt after Ctrl-C; no process is left.
     """
-    cores = available_cores() if cores is None else cores
+    cores = available_cores()
     rounds = (ROUNDS if precision is None else MOST_LAUNCHES) if rounds is None else rounds
     order = plan(given, runtimes=runtimes, workers=workers or cores, rounds=rounds, cores=cores)
     largest = max((cell for _, cell in order[0]), key=lambda cell: cell.placement.workers)
@@ -139,7 +133,7 @@ def run_experiment(
     most = f"{'at most ' if precision is not None else ''}{rounds}"
     say(f"attribution: {len(order[0])} arms of {largest.config.steps} steps, {how}, launches: {most}; records in {out}")
     with working_in(out, "attribution") as stop:
-        arms = _Arms(order, out, launch=launch, stop=stop)
+        arms = _Arms(order, out, stop)
         with closing(arms.line):
             if alone:
                 arms.one_by_one([each for cells in order for each in cells])
@@ -159,10 +153,8 @@ def run_experiment(
 class _Arms:
     """The runs of one experiment, with what they need at hand."""
 
-    def __init__(
-        self, order: Sequence[Sequence[tuple[str, Cell]]], out: Path, *, launch: Launcher, stop: Interruption
-    ) -> None:
-        self._order, self._out, self._launch, self._stop = order, out, launch, stop
+    def __init__(self, order: Sequence[Sequence[tuple[str, Cell]]], out: Path, stop: Interruption) -> None:
+        self._order, self._out, self._stop = order, out, stop
         self.line, self._began, self._ran = Line(), now(), 0
         self._left = sum(map(len, order))
         self.launched = 0  # launches in turns that there are
@@ -250,8 +242,8 @@ class _Arms:
             out=self._directory(name),
             config=self._out / "cells" / f"{name}.yaml",
             log=self._out / "logs" / f"{name}.log",
-            launch=self._launch,
-            timeout_s=_TIMEOUT_S,
+            launch=local_launch,
+            timeout_s=900.0,
         )
 
     def _require_done(self, ended: Mapping[str, Attempt]) -> None:

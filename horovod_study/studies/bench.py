@@ -198,20 +198,15 @@ def bench_document(
     workers: int | None,
     transports: Sequence[str] | None,
     runtimes: Sequence[str] | None,
-    sizes: Sequence[str] | None,
-    min_bytes: str,
-    max_bytes: str | None,
-    factor: int,
-    batch: int,
-    widths: str,
-    seconds: float,
-    rounds: int,
+    sizes: Mapping[str, Any],
+    plan: Mapping[str, Any],
     out: Path,
 ) -> dict[str, Any]:
     """Measure as the options of `horovod-study bench` say, in jobs of its own or in the launch that is under way.
 
-    Returns the document: workers, model, jobs, unavailable. In a launch only rank 0 returns; the others end here, and
-    so does rank 0 after a StudyError, having printed it.
+    `sizes`: the options that `message_sizes` takes; `plan`: seconds, rounds, batch and widths. Returns the document:
+    workers, model, jobs, unavailable. In a launch only rank 0 returns; the others end here, and so does rank 0 after a
+    StudyError, having printed it.
     """
     from horovod_study.comm import detect
     from horovod_study.programs.collectives import model_facts, plan_from
@@ -230,12 +225,9 @@ def bench_document(
         count = launch.workers if launched else worker_count(workers, available_cores())
         if launched and workers not in (None, count):
             raise ConfigError(f"bench: --workers is {workers}, but {launch.named} started {count}; leave --workers out")
-        StrainConfig(batch=batch, widths=widths)  # for its complaints
-        model = model_facts(widths, batch)
-        chosen = message_sizes(
-            sizes, min_bytes=min_bytes, max_bytes=max_bytes, factor=factor, workers=count, model=model
-        )
-        plan: dict[str, Any] = {"sizes": chosen, "seconds": seconds, "rounds": rounds, "batch": batch, "widths": widths}
+        StrainConfig(batch=plan["batch"], widths=plan["widths"])  # for its complaints
+        model = model_facts(plan["widths"], plan["batch"])
+        plan = {"sizes": message_sizes(**sizes, workers=count, model=model), **plan}
         plan_from({**plan, "transports": (), "runtime": False})  # for its complaints, before anything is started
         if launched:
             document = _measure_here(plan, model, launch, transports, runtimes, on_progress)

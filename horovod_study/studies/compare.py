@@ -39,15 +39,7 @@ from horovod_study.records import TURNS_FILE, RunRecord, TurnSlice, append_turns
 from horovod_study.roles import TRUTH, Role, check_field
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.aim import Aim
-from horovod_study.studies.attempt import (
-    Attempt,
-    CellRun,
-    Launcher,
-    Running,
-    local_launch,
-    record_in,
-    require_launchers,
-)
+from horovod_study.studies.attempt import Attempt, CellRun, Running, local_launch, record_in, require_launchers
 from horovod_study.studies.engine import attempt, set_aside, working_in
 from horovod_study.studies.interruption import Interruption, exit_code
 from horovod_study.studies.turns import BlockLaunch, Policy, apart_because, rates, until_asked_for
@@ -62,15 +54,10 @@ BLOCKS, TURNS_BLOCKS = 10, 5
 PLAN = "plan.json"
 MIN_STEPS = 50
 """Fewer steps have no steady tenth."""
-FIRST_LOSSES = 20
-"""Losses of so many steps are kept to see whether both arms learn the same: later ones differ by grown rounding."""
 
-
-_TIMEOUT_S = 900.0
 _LONGEST_S = 240.0  # after so long no block in turns is made longer for its precision: another one says more
 _SELF = {letter: letter for letter in LETTERS}
-_HOPELESS = 2
-"""So many blocks of a worker count dropped and none good: the comparison ends instead of failing to the end."""
+_HOPELESS = 2  # so many blocks of a worker count dropped and none good end the comparison
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,11 +68,6 @@ class Side:
     text: str  # as the user wrote it
     runtime: str
     config: Configuration  # all but the steps, the workers and the number of the block
-
-    @property
-    def name(self) -> str:
-        """`A (horovod/mpi)`."""
-        return f"{self.letter} ({self.text})"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -408,14 +390,7 @@ def plan_effort(
 
 
 def run_compare(
-    arms: tuple[Side, Side],
-    out: Path,
-    *,
-    command: str,
-    workers: Sequence[int],
-    effort: Effort,
-    launch: Launcher = local_launch,
-    cores: int | None = None,
+    arms: tuple[Side, Side], out: Path, *, command: str, workers: Sequence[int], effort: Effort
 ) -> CompareResult:
     """Run what is missing of the comparison in the folder `out` and return all its blocks.
 
@@ -424,10 +399,10 @@ def run_compare(
     at any time when the records say that they did not do the same work. Ctrl-C ends the runs at hand and keeps the
     finished blocks.
     """
-    cores = available_cores() if cores is None else cores
+    cores = available_cores()
     asked = check_configs(*arms)
     _check_numbers(arms, workers, effort.blocks, cores)
-    require_launchers([_cell(arm, count, 1, MIN_STEPS) for arm in arms for count in workers], launch)
+    require_launchers([_cell(arm, count, 1, MIN_STEPS) for arm in arms for count in workers], local_launch)
     load = os.getloadavg()[0]
     if load > cores / 2:
         say(
@@ -436,7 +411,7 @@ def run_compare(
         )
     counts = sorted(set(workers))
     with working_in(out, "comparison", command=command) as stop:
-        sides = _Pairs(arms, out, launch, stop, effort, counts=counts)
+        sides = _Pairs(arms, out, stop, effort, counts)
         try:
             sides.run()
         except KeyboardInterrupt:
@@ -495,17 +470,10 @@ class _Pairs:
     """The runs of one comparison, with what they need at hand."""
 
     def __init__(
-        self,
-        arms: tuple[Side, Side],
-        out: Path,
-        launch: Launcher,
-        stop: Interruption,
-        effort: Effort,
-        *,
-        counts: Sequence[int],
+        self, arms: tuple[Side, Side], out: Path, stop: Interruption, effort: Effort, counts: Sequence[int]
     ) -> None:
         self._arms = {arm.letter: arm for arm in arms}
-        self._out, self._launch, self._stop, self._effort = out, launch, stop, effort
+        self._out, self._stop, self._effort = out, stop, effort
         self.line = Line()
         self._counts = counts
         self._total, self._ended = len(counts) * effort.blocks, 0
@@ -527,8 +495,12 @@ class _Pairs:
                 self.steps[count] = self._new_steps or self._pilot(count)
                 self._keep_plan()
         for turn in schedule(self._counts, self._effort.blocks, self._arms["A"].config.seed):
-            if not self._is_precise(turn.workers):
-                self._block(turn)
+            if (aim := self._aims.get(turn.workers)) is not None:
+                known = estimate(pairs(rates(aim.before, _SELF), "B", "A"))
+                wanted = aim.precision
+                if known is not None and known.launches >= wanted.launches and known.half_width <= wanted.half_width:
+                    continue
+            self._block(turn)
         for count in self._counts if self._effort.turns and self._new_steps is None else ():
             if made := [block["A"]["steps"] for block in self.finished if block["workers"] == count]:
                 self.steps[count] = round(median(made))
@@ -597,7 +569,8 @@ class _Pairs:
         cells = {letter: _cell(arm, workers, 1, None, seconds=seconds) for letter, arm in self._arms.items()}
         records, _, failed = self._pair(self._out / "pilot" / f"{workers}w", cells, f"pilot, {told}", None)
         if failed:
-            raise StudyError(f"compare: {self._arms[failed[0]].name} fails with {told}: {failed[1]}")
+            arm = self._arms[failed[0]]
+            raise StudyError(f"compare: {arm.letter} ({arm.text}) fails with {told}: {failed[1]}")
         pair = ((f"{letter} ({told})", records[letter]) for letter in LETTERS)
         require_same_work(self._workload, *pair, but=("steps",))  # before hours are spent
         a, b = (
@@ -651,7 +624,7 @@ class _Pairs:
                 said = f"{', '.join(speeds)} samples/s"
             count = f"[{self._ended:>{len(str(self._total))}}/{self._total}]"
             self.line.keep(f"  {count} {what}: {said}{self._left()}")
-        self._finish(turn, folder, records, rounds=_rounds(slices) if self._effort.turns else None)
+        self._finish(turn, folder, records, _rounds(slices) if self._effort.turns else None)
 
     def _pair(
         self, folder: Path, cells: Mapping[str, Cell], what: str, launch: BlockLaunch | None
@@ -661,7 +634,11 @@ class _Pairs:
         Returns the records, whether anything was run for them, and which side failed why. What is whole is only read.
         """
         found = {letter: record_in(folder / letter) for letter in LETTERS}
-        records = {letter: record for letter, record in found.items() if record is not None and _is_whole(record)}
+        records = {
+            letter: record
+            for letter, record in found.items()
+            if record is not None and record.status == "done" and record.totals.get("samples_per_s")
+        }
         failed: tuple[str, str] | None = None
         for tries in range(3):
             turns = {each.run for each in read_turns(folder)} if launch is not None else set(LETTERS)
@@ -719,24 +696,12 @@ class _Pairs:
 
         return policy
 
-    def _is_precise(self, workers: int) -> bool:
-        """Return whether the interval at a worker count is as narrow as it is to be."""
-        if workers not in self._aims:
-            return False
-        aim, known = self._aims[workers].precision, estimate(pairs(rates(self._aims[workers].before, _SELF), "B", "A"))
-        return known is not None and known.launches >= aim.launches and known.half_width <= aim.half_width
-
     def _reached(self, workers: int) -> str:
         """Return how wide the interval of all blocks of a worker count is against the aim; "" without one."""
         return f"; {self._aims[workers].progress()}" if workers in self._aims else ""
 
     def _finish(
-        self,
-        turn: Turn,
-        folder: Path,
-        records: Mapping[str, RunRecord],
-        *,
-        rounds: Mapping[str, Sequence[float | None]] | None = None,
+        self, turn: Turn, folder: Path, records: Mapping[str, RunRecord], rounds: dict[str, list[float | None]] | None
     ) -> None:
         """Note a whole block; StudyError: its runs did not do the same work as each other and those before."""
         where = f"in block {turn.block} ({plural(turn.workers, 'worker')})"
@@ -768,8 +733,8 @@ class _Pairs:
             out=out,
             config=out.with_name(f"{out.name}.yaml"),
             log=out.with_name(f"{out.name}.log"),
-            launch=self._launch,
-            timeout_s=_TIMEOUT_S,
+            launch=local_launch,
+            timeout_s=900.0,
             watch=watch,
         )
 
@@ -795,17 +760,13 @@ def _rounds(slices: Sequence[TurnSlice]) -> dict[str, list[float | None]]:
     return {**found, "other_load": [max(each) if each else None for each in loads]}
 
 
-def _is_whole(record: RunRecord) -> bool:
-    return record.status == "done" and bool(record.totals.get("samples_per_s"))
-
-
 def figures(directory: Path, record: RunRecord) -> dict[str, Any]:
     """Return what the analysis needs of one run."""
     totals = record.totals
     names = ("samples_per_s", "window_s", "step_s_median", "step_s_p90", "train_mse", "test_mse", "parameter_sha256")
+    # Of the first steps, to see whether both arms learn the same: later ones differ by grown rounding.
     losses = [
-        read_steps(directory, rank).column("loss").to_numpy()[:FIRST_LOSSES].astype(np.float64)
-        for rank in step_ranks(directory)
+        read_steps(directory, rank).column("loss").to_numpy()[:20].astype(np.float64) for rank in step_ranks(directory)
     ]
     rows = min((len(each) for each in losses), default=0)
     mean = np.mean([each[:rows] for each in losses], axis=0) if rows else np.empty(0)

@@ -60,10 +60,7 @@ from horovod_study.studies.progress import Display
 from horovod_study.studies.study_file import StudyConfig
 from horovod_study.studies.turns import BlockLaunch, Conductor, Policy, groups, until_asked_for, worker_mb
 
-REQUESTS = ".requests"
-_REQUEST_S = 1.0  # how soon a request to cancel is noticed
 _CHECK_S = 10.0  # how soon it is noticed that somebody else has taken the claim over
-_REDRAW_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -284,13 +281,13 @@ class Grid:
         def watch(running: Running) -> Verdict | None:
             nonlocal checked, asked, drawn
             shown = conductor is None or conductor.left()[:1] == [running.run.out.name]  # one line for all of them
-            if shown and now() - drawn >= _REDRAW_S:
+            if shown and now() - drawn >= 1.0:
                 drawn = now()
                 left = self._estimate.left(ahead, running_s=running.seconds)
                 what = name if conductor is None else f"{len(conductor.left())} in turns, round {conductor.rounds}"
                 what += "" if self._aim is None else f", {self._aim.progress()}"
                 display.running(what, elapsed_s=now() - self._began, left=left)
-            if self.stop.requested or now() - asked >= _REQUEST_S:
+            if self.stop.requested or now() - asked >= 1.0:  # so soon a request to cancel is noticed
                 asked = now()
                 if any(request(self.directory, each.claim).exists() for each in self.held):
                     self.stop.requested, self.stop.state = True, CANCELLED
@@ -308,7 +305,7 @@ class Grid:
 
 def request(directory: Path, claim: Claim) -> Path:
     """Return the file that asks the holder of `claim`, and nobody after him, to end."""
-    return directory / REQUESTS / claim.path.name
+    return directory / ".requests" / claim.path.name
 
 
 def ask_to_end(directory: Path, claim: Claim) -> None:

@@ -71,8 +71,6 @@ EXIT_STOPPED = 75
 PRE_EMPTED = "pre-empted"
 GRACE_S = 20.0
 """How long workers get to write a checkpoint and end; Slurm waits 30 s (KillWait) unless a site says otherwise."""
-_REFRESH_S = 30.0
-_END_S = 90.0  # less than this before its end, a job is taken to be ended by its time limit
 _UNTIL_KILLED_S = 120.0
 
 
@@ -112,8 +110,8 @@ class JobSignals(Interruption):
             return INTERRUPTED  # the time limit is near
         if told.get("Restarts", "0").isdigit() and int(told.get("Restarts", "0")) > self._restarts:
             return PRE_EMPTED  # requeued: it is queued again by now
-        if self._ends is not None and self._ends - datetime.now(UTC).timestamp() < _END_S:
-            return INTERRUPTED
+        if self._ends is not None and self._ends - datetime.now(UTC).timestamp() < 90.0:
+            return INTERRUPTED  # so near its end, a job is taken to be ended by its time limit
         return CANCELLED if told else PRE_EMPTED
 
 
@@ -296,6 +294,10 @@ def run_here(study: StudyConfig, runs_dir: Path, inside: Inside, *, command: str
         + (f"; {len(wanted) - len(cells)} do not fit" if len(wanted) > len(cells) else "")
         + (f"; {left_to_jobs} are left to submitted jobs" if left_to_jobs else ""),
     )
+    left_s = seconds_left(environ, math.inf)
+    if left_s == math.inf and (end := inside.told().get("EndTime", "")):
+        with suppress(ValueError):  # Unknown; Slurm tells local time
+            left_s = max(0.0, datetime.fromisoformat(end).timestamp() - datetime.now(UTC).timestamp())
     with Interruption() as stop:
         grid = Grid(
             study=study,
@@ -304,7 +306,7 @@ def run_here(study: StudyConfig, runs_dir: Path, inside: Inside, *, command: str
             stop=stop,
             places=inside.places(lambda cell: study.partitions[cell.placement.partition], process.GRACE_S),
             planned={entry.key: entry.state for entry in ledger.entries},
-            lasts_s=_left_of_allocation(inside),
+            lasts_s=left_s,
         )
         broken_off = grid.run(cells)
     ledger = read_ledger(study, runs_dir, jobs=JobBook(directory, ask=inside.ask))
@@ -319,15 +321,6 @@ def _fits(study: StudyConfig, cell: Cell, nodes: int, environ: Mapping[str, str]
     there = environ.get("SLURM_JOB_PARTITION")
     same = partition.slurm_partition is None or there is None or partition.slurm_partition == there
     return partition.scheduler == "slurm" and same and cell.placement.nodes <= nodes
-
-
-def _left_of_allocation(inside: Inside) -> float:
-    """Return the seconds left, infinite where that is not known."""
-    left = seconds_left(inside.environ, math.inf)
-    if left == math.inf and (end := inside.told().get("EndTime", "")):
-        with suppress(ValueError):  # Unknown; Slurm tells local time
-            left = max(0.0, datetime.fromisoformat(end).timestamp() - datetime.now(UTC).timestamp())
-    return left
 
 
 # ---------------------------------------------------------------------------------------------------- what is asked for
@@ -387,7 +380,7 @@ def _refreshed(path: Path) -> Iterator[None]:
     end = threading.Event()
 
     def touch() -> None:
-        while not end.wait(_REFRESH_S):
+        while not end.wait(30.0):
             with suppress(OSError):
                 os.utime(path)
 

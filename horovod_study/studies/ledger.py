@@ -57,10 +57,8 @@ STATES = (
     *("done", "running", "queued", "failed", "timed out", "pre-empted", "cancelled"),
     *("stopped", "incomplete", "missing"),
 )
-_LISTED = 100
-"""Cells of a study that `status` lists all; of a larger one, it lists those that want attention,"""
-_SHOWN = 40
-"""and so many of them."""
+_LISTED = 100  # cells of a study that `status` lists all; of a larger one, it lists those that want attention,
+_SHOWN = 40  # and so many of them
 BY_ITSELF = ("missing", "stopped", "incomplete", "pre-empted")
 """States of cells that any `run` takes up."""
 ON_RETRY = ("failed", "timed out", "cancelled")
@@ -74,8 +72,6 @@ _TOLD = ("timed out", "pre-empted", "cancelled")  # states that no record knows
 _CACHE = ".ledger.json"
 _CACHE_SCHEMA = 1
 _WORTH_CACHING = 100  # new ones; fewer are read again in no time
-
-
 _ALIVE = ("pending", "running")  # states of jobs that may still come to a cell
 
 
@@ -553,10 +549,8 @@ class _Cache:
     def keep(self) -> None:
         """Write it if that is worth it and possible."""
         if self._new >= _WORTH_CACHING:
-            try:
+            with suppress(OSError):  # a reader that may not write, or a full disk: it is read again the next time
                 write_file(self._path, json.dumps({"schema": _CACHE_SCHEMA, "runs": self._runs}))
-            except OSError:
-                pass  # a reader that may not write, or a full disk: it is read again the next time
 
 
 def _other_code(
@@ -595,9 +589,6 @@ def log_path(directory: Path, cell: Cell) -> Path:
     return directory / "logs" / f"{cell.key}.log"
 
 
-_RESUMED = ("stopped", "incomplete", "pre-empted", "timed out", "cancelled")
-
-
 def goes_on(record: RunRecord, directory: Path) -> bool:
     """Return whether the next attempt at a run continues from a checkpoint; damage is found when it is read.
 
@@ -610,7 +601,8 @@ def goes_on(record: RunRecord, directory: Path) -> bool:
 def can_resume(entry: Entry, directory: Path) -> bool:
     """Return whether the cell goes on from a checkpoint instead of starting again."""
     killed = entry.state == "failed" and told_to_end(entry.reason, None, begun=False)
-    if not entry.recorded or not (killed or entry.state in _RESUMED):
+    resumed = ("stopped", "incomplete", "pre-empted", "timed out", "cancelled")
+    if not entry.recorded or not (killed or entry.state in resumed):
         return False
     path = directory / entry.key
     return goes_on(read_run(path), path)

@@ -43,11 +43,6 @@ class Plan:
     too_long: int = 0  # cells that are expected to take longer than their partition lets a job run
     over: tuple[str, ...]  # what exceeds the budget
 
-    @property
-    def learned(self) -> bool:
-        """Whether the length of every cell was learned from others like it."""
-        return not self.guessed and not self.unknown
-
     def lines(self) -> list[str]:
         """Return the plan as a person reads it; thousands of cells are counted, not listed."""
         study = self.study
@@ -212,18 +207,20 @@ def plan_study(study: StudyConfig, ledger: Ledger, *, past: Iterable[tuple[str, 
     look = partial(Estimate(past).expected, at_most_s=study.timeout_s)
     to_do = ledger.to_do(retry=retry)
     jobs = [cell for cell in to_do if _scheduler(study, cell) == "slurm"]
-    here = [
-        cell
-        for block in blocks([cell for cell in to_do if _scheduler(study, cell) != "slurm"], study.seed)
-        for cell in block
-    ]
+    others = [cell for cell in to_do if _scheduler(study, cell) != "slurm"]
+    here = [cell for block in blocks(others, study.seed) for cell in block]
     allocations = allocate(jobs, study.partitions, lambda cell: look(cell)[0], seed=study.seed)
     hours: dict[str, float] = {}
     for placement, seconds in (
         *((cell.placement, look(cell)[0]) for cell in _least(study, here)),
         *((each.placement, each.seconds) for each in allocations),
     ):
-        unit, count = _charged(study.partitions[placement.partition], placement)
+        partition = study.partitions[placement.partition]
+        unit, of_node, of_worker = "core_hours", partition.cores_per_node, partition.cores_per_worker
+        if partition.gpus_per_node:
+            unit, of_node, of_worker = "gpu_hours", partition.gpus_per_node, 1
+        # Whole nodes are charged where nobody else may use them.
+        count = placement.nodes * of_node if partition.exclusive else placement.workers * of_worker
         hours[unit] = hours.get(unit, 0.0) + count * seconds / 3600
     seconds = sum(look(cell)[0] for cell in _least(study, to_do))
     guessed = {cell.runtime for cell in to_do if look(cell)[1] == "guess"}
@@ -259,33 +256,20 @@ def _scheduler(study: StudyConfig, cell: Cell) -> str:
     return study.partitions[cell.placement.partition].scheduler
 
 
-def _charged(partition: Partition, placement: Placement) -> tuple[str, int]:
-    """Return what a run is charged in, and how many of it: whole nodes where nobody else may use them."""
-    unit, of_node, of_worker = "core_hours", partition.cores_per_node, partition.cores_per_worker
-    if partition.gpus_per_node:
-        unit, of_node, of_worker = "gpu_hours", partition.gpus_per_node, 1
-    return unit, placement.nodes * of_node if partition.exclusive else placement.workers * of_worker
-
-
 @cache  # the thousands of a study are of few kinds
 def _place(placement: Placement) -> str:
     """Return such as `8`, `10 on 2 nodes (8+2)` or `4 on node1 and node2 (2+2)`."""
     text = str(placement.workers)
     if placement.hosts:
-        where = " and ".join(placement.hosts)
+        text += f" on {' and '.join(placement.hosts)}"
     elif placement.nodes > 1:
-        where = f"{placement.nodes} nodes"
-    else:
+        text += f" on {placement.nodes} nodes"
+    if placement.nodes == 1:
         return text
-    return f"{text} on {where} ({_counts(placement.per_node)})" if placement.nodes > 1 else f"{text} on {where}"
-
-
-def _counts(per_node: Sequence[int]) -> str:
-    """Return such as 8+8+2, or 8x100+2 for many nodes."""
-    if len(per_node) <= 4:
-        return "+".join(str(count) for count in per_node)
-    runs = Counter(per_node)
-    return "+".join(f"{count}x{times}" if times > 1 else str(count) for count, times in runs.items())
+    counts = [(count, 1) for count in placement.per_node]
+    if placement.nodes > 4:  # such as 8x100+2
+        counts = list(Counter(placement.per_node).items())
+    return f"{text} ({'+'.join(f'{count}x{times}' if times > 1 else str(count) for count, times in counts)})"
 
 
 def _varied(study: StudyConfig) -> list[str]:

@@ -16,7 +16,6 @@ from horovod_study.studies.estimate import TimeLeft
 from horovod_study.studies.ledger import Entry
 
 EVERY_S = 2.0
-MAX_SHARE = 0.05  # of one core, at most, for reading
 
 
 class Display:
@@ -90,7 +89,7 @@ def look_again(live: Live | None, look: Callable[[float], bool], *, every_s: flo
             began = now()
             if look(began):
                 return
-            sleep(max(every_s, (now() - began) / MAX_SHARE))
+            sleep(max(every_s, 20 * (now() - began)))  # reading takes 5 % of one core at most
 
 
 def say(console: Console, text: str) -> None:

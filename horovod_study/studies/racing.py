@@ -40,17 +40,12 @@ from horovod_study.roles import plain
 
 EQUAL = 0.01
 """Settings whose speeds differ by at most this share are taken for equal: the one with fewer changes is better."""
-FIRST_BLOCKS = 2
-MAX_BLOCKS = 6
-"""Blocks of the first round, and the most of a later one."""
-CONFIRM_BLOCKS = 5
+FIRST_BLOCKS = 2  # of the first round
 LOOK_LEVEL = 0.99
 """Level of the intervals that end the race: it is looked at after every block, and at 0.95 each look would find
 something that is not there once in twenty."""
 MIN_BLOCKS = 3
 """Shared blocks before two candidates are said to differ, or to be equal."""
-LONGEST_COMBINATION = 5
-SHIPPED_FAILURES = 3
 FIRST_ROUNDS, LATER_ROUNDS = 8, 20
 """Rounds of the first heat, which is for finding out what is worth a second one, and of the others at most."""
 LEAST_ROUNDS = 4
@@ -59,7 +54,6 @@ CONFIRM_HEATS = 2
 KEPT = 3
 """So many values of single settings come into the second heat beside their combinations."""
 _PRIOR = 4.0  # D above
-_SLOW = math.log(2.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -307,7 +301,7 @@ def without_slow(logs: NDArray[np.float64]) -> NDArray[np.float64]:
     )
     relative = np.where(seen, logs - level, -np.inf)
     best = relative.max(axis=1, keepdims=True)
-    return np.where(seen & (relative >= best - _SLOW), logs, np.nan)
+    return np.where(seen & (relative >= best - math.log(2.0)), logs, np.nan)
 
 
 def pooled_variance(logs: NDArray[np.float64]) -> float:
@@ -361,7 +355,7 @@ def race(candidates: Sequence[Candidate], *, seed: int, rounds: int) -> Generato
     state = _Race(candidates, seed)
     first, stop = len(candidates), "rounds"
     for number in range(1, rounds + 1):
-        blocks = min(MAX_BLOCKS, max(1, round(FIRST_BLOCKS * first / len(state.alive))))
+        blocks = min(6, max(1, round(FIRST_BLOCKS * first / len(state.alive))))
         for _ in range(max(FIRST_BLOCKS, blocks)):
             if not (yield from state.run_block("race", state.alive)):
                 return (yield from state.finish("budget"))
@@ -407,7 +401,7 @@ class _Race:
             self._out(candidate, f"failed: {reason}")
             return
         failures = sum(t.candidate == candidate.key and t.samples_per_s is None for t in self.book.trials)
-        if failures >= SHIPPED_FAILURES:
+        if failures >= 3:
             raise StudyError(
                 f"{candidate.runtime} with its shipped settings failed {failures} times, so that there is nothing to "
                 f"compare with: {reason}"
@@ -510,7 +504,7 @@ class _Race:
                 helpful[each.knob] = ratio, each
             parts: list[Candidate] = []
             values: dict[str, Any] = {}
-            for _, each in sorted(helpful.values(), key=lambda pair: -pair[0])[:LONGEST_COMBINATION]:
+            for _, each in sorted(helpful.values(), key=lambda pair: -pair[0])[:5]:
                 if any(values.get(name, value) != value for name, value in each.values.items()):
                     continue  # one needs hooks, the other the flat buffer
                 parts.append(each)
@@ -532,7 +526,7 @@ class _Race:
 
     def confirm(self, chosen: Candidate) -> Generator[Any, Any, None]:
         """Launch what was chosen again, in blocks of its own."""
-        for _ in range(CONFIRM_BLOCKS):
+        for _ in range(5):
             if chosen.key in self.book.failed or not (yield from self.run_block("confirm", self.rivals(chosen))):
                 break
 
@@ -668,7 +662,7 @@ class _RaceInTurns(_Race):
         for place in range(0, len(others), size):
             part = [self.reference, *others[place : place + size]]
             self._block += 1
-            heat = Heat(
+            result = yield Heat(
                 stage=stage,
                 number=self._block,
                 candidates=tuple(part),
@@ -676,7 +670,6 @@ class _RaceInTurns(_Race):
                 confirms=confirms,
                 wanted=partial(self._wanted, part, rounds),
             )
-            result = yield heat
             if result is None:
                 return False
             self.book.take(result.trials, result.slices)
@@ -685,7 +678,11 @@ class _RaceInTurns(_Race):
             for each in part:
                 if (trial := next(t for t in result.trials if t.candidate == each.key)).samples_per_s is None:
                     self._failed(each, trial.reason)
-            self._note_dropped(stage, part, result.slices)
+            # Those that have left a heat before its end are out of the race.
+            last = {each.key: max((s.round for s in result.slices if s.cell == each.key), default=-1) for each in part}
+            for each in part if stage == "race" else ():
+                if not each.baseline and not self.states[each.key] and -1 < last[each.key] < max(last.values()):
+                    self._out(each, f"slower than the best, after {last[each.key] + 1} rounds")
         return True
 
     def confirm(self, chosen: Candidate) -> Generator[Heat, HeatResult | None, None]:
@@ -730,22 +727,10 @@ class _RaceInTurns(_Race):
             if each.baseline or each is best or not book.ratio(best.key, each.key, LOOK_LEVEL).low > 1
         }
 
-    def _note_dropped(self, stage: str, part: Sequence[Candidate], slices: Sequence[Slice]) -> None:
-        """Take those out of the race that have left a heat before its end."""
-        last = {each.key: max((s.round for s in slices if s.cell == each.key), default=-1) for each in part}
-        for each in part if stage == "race" else ():
-            if not each.baseline and not self.states[each.key] and -1 < last[each.key] < max(last.values()):
-                self._out(each, f"slower than the best, after {last[each.key] + 1} rounds")
 
-
-def _looks() -> frozenset[int]:
-    found = [LEAST_ROUNDS]
-    while found[-1] < 10_000:
-        found.append(math.ceil(found[-1] * LOOKS))
-    return frozenset(found)
-
-
-_LOOKS_AT = _looks()
+_LOOKS_AT = [LEAST_ROUNDS]
+while _LOOKS_AT[-1] < 10_000:
+    _LOOKS_AT.append(math.ceil(_LOOKS_AT[-1] * LOOKS))
 
 
 def _words_of(names: Sequence[str]) -> str:

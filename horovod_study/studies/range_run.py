@@ -20,7 +20,7 @@ from horovod_study.options import BY_RUNTIME, SET_BY_RANGE_TEST, refuse_set, req
 from horovod_study.progress import Line, say
 from horovod_study.records import RunRecord, read_steps, step_ranks
 from horovod_study.runtimes import RUNTIMES
-from horovod_study.studies.attempt import CellRun, Launcher, Running, local_launch
+from horovod_study.studies.attempt import CellRun, Running, local_launch
 from horovod_study.studies.engine import attempt, set_aside_unless_done, working_in
 from horovod_study.workload.options import STRAIN, StrainConfig, strain_config
 from horovod_study.workload.schedule import lr_factor
@@ -56,13 +56,7 @@ def range_config(path: Path | None, given: Mapping[str, Any], *, low: float, hig
 
 
 def run_range(
-    config: StrainConfig,
-    out: Path,
-    *,
-    workers: int = 1,
-    runtime: str | None = None,
-    launch: Launcher = local_launch,
-    cores: int | None = None,
+    config: StrainConfig, out: Path, *, workers: int = 1, runtime: str | None = None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], RunRecord]:
     """Train as `config` says below `out`; return rate and loss of every step, both (S,), and the run's record.
 
@@ -76,8 +70,7 @@ def run_range(
             f"lr-range: --workers is {workers} and --runtime {runtime}; serial has one worker, the others at least one"
         )
     cell = local_cell(runtime, config.to_dict(), workers=workers, source="lr-range")
-    cores = available_cores() if cores is None else cores
-    require_workers("lr-range", workers, cores)
+    require_workers("lr-range", workers, available_cores())
     run = out / "run"
     length = f"{config.steps} steps" if config.steps else f"{config.epochs} epochs"
     line = Line()
@@ -94,7 +87,7 @@ def run_range(
         say(f"range test: {length} while the rate rises from {config.lr:g} to {config.lr_end:g}; records in {out}")
         config_path, log = out / "config.yaml", out / "output.log"
         with closing(line):
-            test = CellRun(cell=cell, out=run, config=config_path, log=log, launch=launch, watch=watch)
+            test = CellRun(cell=cell, out=run, config=config_path, log=log, launch=local_launch, watch=watch)
             ended = attempt(test, stop)
     if ended.record is None or not step_ranks(run):
         raise StudyError(f"the range test failed: {ended.reason}; see {ended.log}")

@@ -53,10 +53,7 @@ AGAIN = (*ON_RETRY, "pre-empted")
 """States of cells that `retry` runs again."""
 _WAKE_S = 0.25  # how soon Ctrl-C is noticed
 _ANSWER_S = 30.0  # beyond the grace: how long `cancel` waits for whoever runs the cell
-_WAIT_S = 15.0  # between two questions to a batch system
 _NAMED = 24  # cells of a block that are named before it is run
-LARGE_S = 24 * 3600.0
-"""A study without a budget that takes longer is asked about first."""
 _HOST = "host-"  # claims of those who run cells on a host, so that no two do
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
 
@@ -139,9 +136,9 @@ def run_study(
             places = _places(study, sites, options)
             if options.smoke:
                 smoke_test(here, directory, places, sites, study.partitions, console=console, stop=stop)
-            if options.watch_load_s > 0 and any(site.alone for site in sites.values()):
-                if told := other_load(sorted(os.sched_getaffinity(0)), seconds=options.watch_load_s):
-                    say(console, f"warning: {told}; times will not be those of a quiet machine")
+            watched = options.watch_load_s > 0 and any(site.alone for site in sites.values())
+            if watched and (told := other_load(sorted(os.sched_getaffinity(0)), seconds=options.watch_load_s)):
+                say(console, f"warning: {told}; times will not be those of a quiet machine")
             grid = Grid(
                 study=study, directory=directory, console=console, stop=stop, places=places, planned=planned, held=held
             )
@@ -228,12 +225,7 @@ def retry_cells(
 
 
 def cancel_cells(
-    study: StudyConfig,
-    runs_dir: Path,
-    *,
-    which: Sequence[str] = (),
-    console: Console | None = None,
-    grace_s: float = GRACE_S,
+    study: StudyConfig, runs_dir: Path, *, which: Sequence[str] = (), console: Console | None = None
 ) -> int:
     """End cells that run, with a checkpoint where they can write one, and take back those that wait for it.
 
@@ -259,14 +251,14 @@ def cancel_cells(
         try:
             with acquire(claims, entry.key, what=entry.name) as lease:
                 out = directory.resolve() / entry.key
-                stop_marked(str(out), grace_s=grace_s)
+                stop_marked(str(out), grace_s=GRACE_S)
                 if not _release(lease, out, CANCELLED, "cancelled while nobody ran it"):
                     count += 1
                     say(console, f"cancelled: {entry.name}")
         except Held as held:
             ask_to_end(directory, held.claim)
             asked.append((entry, held.claim))
-    deadline = now() + grace_s + _ANSWER_S
+    deadline = now() + GRACE_S + _ANSWER_S
     for entry, claim in asked:
         while (state := _answer(claims, entry.key, claim)) is None and now() < deadline:
             sleep(_WAKE_S)
@@ -404,7 +396,7 @@ def _ask_first(plan: Plan, console: Console) -> None:
     budget = plan.study.budget
     given = any(each is not None for each in (budget.gpu_hours, budget.core_hours, budget.hours))
     told = f"over the budget: {'; '.join(plan.over)}" if plan.over else ""
-    if not told and not given and plan.seconds > LARGE_S:
+    if not told and not given and plan.seconds > 24 * 3600.0:
         told = f"{len(plan.cells)} cells take {duration(plan.seconds)}, one after the other"
     if not told:
         return
@@ -429,7 +421,7 @@ def _wait(study: StudyConfig, runs_dir: Path, stop: Interruption, console: Conso
         if (summary := ledger.summary()) != told:
             told = summary
             say(console, summary)
-        until = now() + _WAIT_S
+        until = now() + 15.0  # not to ask the batch system too often
         while now() < until and not stop.requested:
             sleep(_WAKE_S)
 
@@ -451,10 +443,10 @@ def _end_leftovers(directory: Path, elsewhere: Collection[str], grace_s: float, 
             _release(lease, directory / key, INTERRUPTED, "its runner was killed")
     begun = any(not name.startswith(_HOST) for name in generations(directory / CLAIMS))
     if elsewhere and begun:
-        stopped = stop_marked_on(sorted(elsewhere), str(directory.resolve()), grace_s=grace_s)
-        count += stopped.found
-        if stopped.problem:
-            say(console, f"warning: {stopped.problem}")
+        found, problem = stop_marked_on(sorted(elsewhere), str(directory.resolve()), grace_s=grace_s)
+        count += found
+        if problem:
+            say(console, f"warning: {problem}")
     if count:
         say(console, f"stopped what an interrupted run of this study left behind ({count} processes)")
 

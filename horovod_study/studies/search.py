@@ -45,16 +45,7 @@ from horovod_study.files import csv_rows, write_file, writing
 from horovod_study.measure.clock import now
 from horovod_study.progress import Line, duration, say
 from horovod_study.records import MANIFEST, epoch_rows
-from horovod_study.studies.attempt import (
-    PRUNED,
-    Attempt,
-    CellRun,
-    Launcher,
-    Running,
-    Verdict,
-    local_launch,
-    require_launchers,
-)
+from horovod_study.studies.attempt import PRUNED, Attempt, CellRun, Running, Verdict, local_launch, require_launchers
 from horovod_study.studies.engine import Lane, difference, sweep
 from horovod_study.studies.interruption import Interruption, exit_code
 from horovod_study.studies.search_file import PARTS, Choice, SearchConfig, budget_done
@@ -63,15 +54,13 @@ from horovod_study.text.words import plural
 
 SIGN_OF_LIFE_S = 10
 SILENT_S = 60
-MAX_RESTARTS = 3
-"""How often a trial whose command was killed is put back: it may be what kills it."""
+MAX_RESTARTS = 3  # how often a trial whose command was killed is put back: it may be what kills it
 HOPELESS = 5
 """So many failed trials and not one good: the search ends instead of failing to the end."""
 
 STATES = ("done", "pruned", "failed", "interrupted", "running", "waiting")
 RESULTS = ("test_mse", "g0_rmse_mpa", "a_rmse", "train_mse", "epochs", "samples_per_s")
 _LISTED = 10
-_LOOK_S = 5.0  # between two looks at what other commands on this search have done
 _TERMINAL_EVERY_S, _LOG_EVERY_S = 0.5, 60.0
 
 
@@ -179,15 +168,7 @@ def repeat_command(search: SearchConfig, values: Mapping[str, Any], config: Path
 
 
 def run_search(
-    search: SearchConfig,
-    runs_dir: Path,
-    *,
-    command: str,
-    jobs: int = 1,
-    storage: str | None = None,
-    launch: Launcher = local_launch,
-    cores: int | None = None,
-    grace_s: float = GRACE_S,
+    search: SearchConfig, runs_dir: Path, *, command: str, jobs: int = 1, storage: str | None = None
 ) -> SearchResult:
     """Run trials of `search`, `jobs` at a time, until as many have ended as it wants; say how they fare.
 
@@ -196,7 +177,7 @@ def run_search(
     folder of the search. Raises StudyError before a trial starts when a launcher is missing, when the trials would
     have to share cores, or when the storage holds a search that asked for something else.
     """
-    cores = available_cores() if cores is None else cores
+    cores = available_cores()
     if jobs < 1:
         raise ConfigError(f"--jobs {jobs}: must be 1 or greater")
     threads = search.highest("threads") * search.workers * jobs
@@ -206,12 +187,12 @@ def run_search(
             f"but this machine offers {plural(cores, 'core')}; lower --jobs, or workers and threads in the file"
         )
     directory = runs_dir / search.name
-    require_launchers([search.example()], launch)
+    require_launchers([search.example()], local_launch)
     with writing(directory, "choose a writable folder with --runs", error=StudyError):
         directory.mkdir(parents=True, exist_ok=True)
     with Interruption() as stop, _quiet():
-        database = _Database(search, directory, storage, grace_s)
-        trials = _Trials(search, directory, database, stop, launch, grace_s)
+        database = _Database(search, directory, storage)
+        trials = _Trials(search, directory, database, stop)
         try:
             broken_off = trials.run(jobs)
             importance, note = importance_of(database.study)
@@ -246,7 +227,7 @@ def run_search(
 class _Database:
     """The storage of one search, shared with other commands, and what this project keeps in it beside Optuna."""
 
-    def __init__(self, search: SearchConfig, directory: Path, storage: str | None, grace_s: float) -> None:
+    def __init__(self, search: SearchConfig, directory: Path, storage: str | None) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         path = (directory / "search.db").resolve()
         try:
@@ -254,7 +235,7 @@ class _Database:
         except sqlalchemy.exc.ArgumentError as error:
             raise _storage_error(storage or str(path), error) from None
         self.url = url.render_as_string(hide_password=True)
-        self._search, self._directory, self._grace_s = search, directory, grace_s
+        self._search, self._directory = search, directory
         with self.alone():  # two commands that start together would both create the tables
             try:
                 self._storage = optuna.storages.RDBStorage(
@@ -357,7 +338,7 @@ class _Database:
     def _put_back(self, study: optuna.Study, trial: FrozenTrial) -> None:
         """Queue the values of a trial that did not end by itself, and end what is left of its processes here."""
         if trial.user_attrs.get("host", platform.node()) == platform.node():
-            stop_marked(str((self._directory / trial_name(trial.number)).resolve()), grace_s=self._grace_s)
+            stop_marked(str((self._directory / trial_name(trial.number)).resolve()), grace_s=GRACE_S)
         killed = trial.user_attrs.get("killed_before", 0) + ("interrupted" not in trial.user_attrs)
         if killed <= MAX_RESTARTS and trial.params:
             study.add_trial(
@@ -438,17 +419,8 @@ class _Open:
 class _Trials:
     """The lanes of a search: each takes up one trial after the other, and tells Optuna how they end."""
 
-    def __init__(
-        self,
-        search: SearchConfig,
-        directory: Path,
-        database: _Database,
-        stop: Interruption,
-        launch: Launcher,
-        grace_s: float,
-    ) -> None:
-        self._search, self._directory, self._database = search, directory, database
-        self._stop, self._launch, self._grace_s = stop, launch, grace_s
+    def __init__(self, search: SearchConfig, directory: Path, database: _Database, stop: Interruption) -> None:
+        self._search, self._directory, self._database, self._stop = search, directory, database, stop
         self._open: list[_Open] = []
         self._failures, self._jobs = 0, 1
         self._line = Line()
@@ -511,7 +483,7 @@ class _Trials:
 
     def _next(self) -> "optuna.Trial | None":
         """Return a trial to be run, None when none is wanted now."""
-        if self._open and now() - self._looked < _LOOK_S:
+        if self._open and now() - self._looked < 5.0:  # since a look at what other commands have done
             return None
         trial = self._database.next_trial()
         if trial is None:
@@ -525,9 +497,9 @@ class _Trials:
             out=self._directory.resolve() / name,
             config=self._directory / "configs" / f"{name}.yaml",
             log=self._directory / "logs" / f"{name}.log",
-            launch=self._launch,
+            launch=local_launch,
             timeout_s=self._search.timeout_s,
-            grace_s=self._grace_s,
+            grace_s=GRACE_S,
         )
 
     def _watch(self, running: Running) -> Verdict | None:
@@ -699,9 +671,8 @@ def write_results(result: SearchResult) -> None:
     best = result.best
     if best is None:
         return
-    config = result.search.cell(best.values).config
     # Repeats of the best are runs of their own and not trials of the search.
-    values = {**config.to_dict(), "study": f"{result.search.name}-best"}
+    values = {**result.search.cell(best.values).config.to_dict(), "study": f"{result.search.name}-best"}
     path = result.directory / "best.yaml"
     head = (
         f"# The best of {result.count('done')} finished trials of search {result.search.name}: "
@@ -725,17 +696,15 @@ def result_lines(result: SearchResult) -> list[str]:
         lines += ["", *to_lines(table_of(head, rows, texts=()), indent=2)]
         if len(done) > _LISTED:
             lines.append(f"  ... and {len(done) - _LISTED} more in {result.directory / 'trials.csv'}")
-        floor = done[0].floor_mse
-        if floor:
+        if floor := done[0].floor_mse:
             lines.append(f"  (the best possible test MSE on these curves is {floor:.3e}, from their noise)")
     failed = [row for row in result.rows if row.state == "failed"]
     lines += ["", *(f"  failed: trial {row.trial}: {row.reason}" for row in failed[-_LISTED:])] if failed else []
-    lines.append("")
+    mattered = result.importance_note
     if result.importance:
         shares = ", ".join(f"{name} {100 * share:.0f} %" for name, share in result.importance.items())
-        lines.append(f"  what mattered: {shares} ({result.importance_note})")
-    else:
-        lines.append(f"  what mattered: {result.importance_note}")
+        mattered = f"{shares} ({mattered})"
+    lines += ["", f"  what mattered: {mattered}"]
     if result.best is not None:
         path = result.directory / "best.yaml"
         lines += [f"  the best again: {repeat_command(result.search, result.best.values, path)}"]

@@ -19,9 +19,7 @@ from horovod_study.workloads import Configuration, packaged
 
 OPTIONS = packaged().options
 
-TOP_KEYS = ("search", "partition", "runtime", "workers", "trials", "seed", "timeout_s", "run", "space", "pruner")
-RANGE_KEYS = ("low", "high", "log", "step")
-PRUNERS = ("median", "hyperband", "none")
+_KEYS = ("search", "partition", "runtime", "workers", "trials", "seed", "timeout_s", "run", "space", "pruner")
 PARTS = 20
 """A trial is compared with others at twentieths of its budget."""
 
@@ -35,7 +33,6 @@ _SAME_FOR_ALL = (
     *named(OPTIONS, Role.DATA | Role.BUDGET | Role.GUARD | Role.TARGET),
     *(name for name in named(OPTIONS, Role.RATE) if not OPTIONS[name].roles & Role.SWEEPABLE),
 )
-_COMBINATIONS = 1000  # of choices that are tried for a valid one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,7 +94,7 @@ class SearchConfig:
         """Return one valid cell; all are launched alike."""
         ends = [each.ends() for each in self.space.values()]
         problem: ConfigError | None = None
-        for values in itertools.islice(itertools.product(*ends), _COMBINATIONS):
+        for values in itertools.islice(itertools.product(*ends), 1000):
             try:
                 return self.cell(dict(zip(self.space, values, strict=True)))
             except ConfigError as error:
@@ -128,7 +125,7 @@ class SearchConfig:
 def load_search(path: Path) -> SearchConfig:
     """Read a search file; whatever is wrong with it is a ConfigError naming the file, the key and the value."""
     content, source = load_yaml(path), str(path)
-    require_keys(source, content, TOP_KEYS)
+    require_keys(source, content, _KEYS)
     for key in ("search", "run", "space"):
         if key not in content:
             raise ConfigError(f"{source}: key {key!r} is missing; a search needs search, run and space")
@@ -180,13 +177,13 @@ def _dimension(source: str, name: str, value: Any, fixed: Mapping[str, Any]) -> 
         if len(set(values)) < len(values):
             raise ConfigError(f"{where}: {name} holds a value twice: {value}; give each once")
         return Choice(values=values)
-    kind = OPTIONS[name].kind
     if not isinstance(value, dict):
         raise ConfigError(
             f"{where}: {name} is {value!r}; it must be a list of values such as [64, 128], or a range such as "
             "{low: 1e-4, high: 1e-2, log: true}; a single value belongs under run"
         )
-    require_keys(f"{where}: {name}", value, RANGE_KEYS)
+    require_keys(f"{where}: {name}", value, ("low", "high", "log", "step"))
+    kind = OPTIONS[name].kind
     if kind not in (int, float):
         raise ConfigError(f"{where}: {name} is not a number and has no range; give a list of values")
     for key in ("low", "high"):
@@ -221,9 +218,9 @@ def _pruner(source: str, content: Mapping[str, Any]) -> Pruner:
     value = content.get("pruner", "median")
     where = f"{source}: pruner"
     options = {"kind": value} if isinstance(value, str) else mapping(source, "pruner", value)
-    kind = one_of(where, "kind", options.get("kind", "median"), PRUNERS)
-    own = {"median": ("startup_trials", "warmup"), "hyperband": ("warmup", "reduction_factor"), "none": ()}[kind]
-    require_keys(f"{where} {kind}", options, ("kind", *own))
+    own = {"median": ("startup_trials", "warmup"), "hyperband": ("warmup", "reduction_factor"), "none": ()}
+    kind = one_of(where, "kind", options.get("kind", "median"), own)
+    require_keys(f"{where} {kind}", options, ("kind", *own[kind]))
     usual = Pruner()
     warmup = number(where, options, "warmup", usual.warmup, float, 0)
     if not 0 <= warmup < 1:

@@ -34,11 +34,8 @@ from horovod_study.workloads import Configuration
 FOLDER = ".smoke"
 LIMIT_S = 90.0
 """It takes about 10 s; a machine that is loaded or starts Python from a slow file server takes several times that."""
-FOREIGN_LIMIT_S = 600.0
-"""Other trainings may read their data for minutes before the first step."""
 STEPS = 5
 _PASSED = "passed.json"
-_REACH_S = 15.0  # a host may take so long to let us in
 
 
 def smoke_test(
@@ -96,7 +93,8 @@ def _run(cell: Cell, site: Site, folder: Path, places: CellPlaces) -> CellRun:
         log=log,
         site=site,
         launch=places.launch,
-        timeout_s=LIMIT_S if cell.config.workload.small is not None else FOREIGN_LIMIT_S,
+        # Other trainings may read their data for minutes before the first step.
+        timeout_s=LIMIT_S if cell.config.workload.small is not None else 600.0,
         grace_s=places.grace_s,
     )
 
@@ -117,7 +115,7 @@ def _refuse_unreachable(
     if not away:
         return
     with ThreadPoolExecutor(max_workers=min(len(away), 16)) as pool:
-        answers = list(pool.map(lambda name: run_on(name, ("true",), timeout_s=_REACH_S), away))
+        answers = list(pool.map(lambda name: run_on(name, ("true",), timeout_s=15.0), away))
     if lost := [answer for answer in answers if answer.problem]:
         diagnose(tuple(hosts.values()), partitions.get(cells[0].placement.partition), directory, console)
         named = "; ".join(f"{answer.host}: {answer.problem}" for answer in lost)

@@ -14,7 +14,7 @@ from typing import Any
 
 from horovod_study.analysis.paired import MOST_LAUNCHES
 from horovod_study.cluster import identity
-from horovod_study.cluster.partitions import Partition, find_partition, host_name, this_machine, with_account
+from horovod_study.cluster.partitions import Partition, find_partition, host_name, this_machine
 from horovod_study.cluster.yaml_keys import limits, listed, mapping, number, one_of
 from horovod_study.config import Cell, Placement, available_cores
 from horovod_study.documents import load_yaml
@@ -30,9 +30,7 @@ STUDY_KEYS = (
     *("scaling", "hosts", "budget", "workload", "script", "command", "turns", "precision", "question"),
 )
 PLACING = ("workers", "nodes", "workers_per_node", "placement")
-_SWEPT = (*PLACING, "runtime", "backend", "transport", "global_batch")
 _QUESTION = re.compile(r"(speedup|throughput|efficiency) at ([0-9]{1,7})")
-BUDGET_KEYS = ("gpu_hours", "core_hours", "hours")
 BASELINES = ("plain", "wrapped")
 MAX_CELLS = 200_000
 """More than anybody runs, and few enough to be listed: a study that asks for more has a typing error in it."""
@@ -324,18 +322,14 @@ class StudyConfig:
 
 def sweep_keys(workload: Workload) -> tuple[str, ...]:
     """Return what a study may vary."""
-    return (*_SWEPT, *workload.sweepable, "zip")
+    return (*PLACING, "runtime", "backend", "transport", "global_batch", *workload.sweepable, "zip")
 
 
 # ---------------------------------------------------------------------------------------------------- the file
 
 
-def load_study(path: Path, *, cores: int | None = None, identify: bool = True) -> StudyConfig:
-    """Read a study file; whatever is wrong with it is a ConfigError naming the file, the key and the value.
-
-    `cores` (default: the available ones) is what `workers: cores` counts up to. `identify`: cells of other code, or
-    of another environment, are other cells.
-    """
+def load_study(path: Path) -> StudyConfig:
+    """Read a study file; whatever is wrong with it is a ConfigError naming the file, the key and the value."""
     content, source = load_yaml(path), str(path)
     require_keys(source, content, STUDY_KEYS)
     for key in ("study", "run", "sweep"):
@@ -371,15 +365,19 @@ def load_study(path: Path, *, cores: int | None = None, identify: bool = True) -
     values = {
         name: _values(source, workload, name, listed(source, sweep, name, []))
         for name in sweep
-        if name not in _TOLD_APART
+        if name not in ("workers", "runtime", "backend", "transport", "zip")  # these are told apart
     }
     placements = values.pop("placement", ("fill",))
     hosts = tuple(host_name(f"{source}: hosts", each) for each in listed(source, content, "hosts", []))
+    targets = {
+        check_field(source, "targets", value, limits(float, above=0), optional=False)
+        for value in listed(source, content, "targets", [])
+    }
     precision = _precision(source, content.get("precision"))
     study = StudyConfig(
         name=run.study,
         run=run,
-        workers=_worker_counts(source, workload, sweep, together, partitions.values(), cores),
+        workers=_worker_counts(source, workload, sweep, together, partitions.values()),
         nodes=values.pop("nodes", ()),
         workers_per_node=values.pop("workers_per_node", ()),
         global_batches=values.pop("global_batch", ()),
@@ -389,7 +387,7 @@ def load_study(path: Path, *, cores: int | None = None, identify: bool = True) -
         varied={name: values[name] for name in workload.sweepable if name in values},
         zipped=zipped,
         baselines=_baselines(source, workload, content),
-        targets=_targets(source, content),
+        targets=tuple(sorted(targets, reverse=True)),
         repeats=number(source, content, "repeats", 3 if precision is None else MOST_LAUNCHES, int, 1),
         seed=number(source, content, "seed", 1, int, 0),
         timeout_s=number(source, content, "timeout_s", 900.0, float, 1),
@@ -398,7 +396,7 @@ def load_study(path: Path, *, cores: int | None = None, identify: bool = True) -
         precision=precision,
         question=_question(source, content.get("question")),
         partitions=partitions,
-        identity={name: identity.identify(each) for name, each in partitions.items()} if identify else {},
+        identity={name: identity.identify(each) for name, each in partitions.items()},
         left_out=left_out,
         source=path,
         text=path.read_text(encoding="utf-8"),
@@ -442,9 +440,6 @@ def _baselines(source: str, workload: Workload, content: Mapping[str, Any]) -> t
     return tuple(one_of(source, "baselines", each, BASELINES) for each in listed(source, content, "baselines", usual))
 
 
-_TOLD_APART = ("workers", "runtime", "backend", "transport", "zip")
-
-
 def _workload(source: str, content: Mapping[str, Any], path: Path) -> Workload:
     """Return the workload that the file names or describes: a Python file beside it, a script, or the package's own."""
     if (found := scripted(path, content)) is not None:
@@ -460,12 +455,12 @@ def _partitions(source: str, content: Mapping[str, Any], path: Path) -> dict[str
     for each in listed(source, content, "partition", ["local"]):
         name = check_field(source, "partition", each, limits(str), optional=False)
         try:
-            partition = with_account(find_partition(name, beside=path), account)
+            partition = find_partition(name, beside=path)
         except ConfigError as error:
             raise ConfigError(str(error) if str(error).startswith(source) else f"{source}: {error}") from None
         if partition.name in partitions:
             raise ConfigError(f"{source}: partition {partition.name} is named twice; give each once")
-        partitions[partition.name] = partition
+        partitions[partition.name] = partition if account is None else replace(partition, account=account)
     return partitions
 
 
@@ -547,12 +542,6 @@ def _zipped(source: str, workload: Workload, value: Any) -> tuple[tuple[Mapping[
     return tuple(axes)
 
 
-def _targets(source: str, content: Mapping[str, Any]) -> tuple[float, ...]:
-    values = listed(source, content, "targets", [])
-    targets = {check_field(source, "targets", value, limits(float, above=0), optional=False) for value in values}
-    return tuple(sorted(targets, reverse=True))
-
-
 def share(text: str) -> float:
     """Return what "2 %" or "0.02" says; ValueError where it is no share between 0 and 1."""
     words = text.strip()
@@ -586,7 +575,7 @@ def _question(source: str, value: Any) -> str:
 
 def _budget(source: str, value: Any) -> StudyBudget:
     given = mapping(source, "budget", value)
-    require_keys(f"{source}: budget", given, BUDGET_KEYS)
+    require_keys(f"{source}: budget", given, ("gpu_hours", "core_hours", "hours"))
     return StudyBudget(
         **{
             name: check_field(f"{source}: budget", name, each, limits(float, above=0), optional=False)
@@ -639,12 +628,7 @@ def _check_placing(source: str, sweep: Mapping[str, Any], study: StudyConfig, to
 
 
 def _worker_counts(
-    source: str,
-    workload: Workload,
-    sweep: Mapping[str, Any],
-    together: Sequence[str],
-    partitions: Iterable[Partition],
-    cores: int | None,
+    source: str, workload: Workload, sweep: Mapping[str, Any], together: Sequence[str], partitions: Iterable[Partition]
 ) -> tuple[int, ...]:
     """`cores` means 1..cores, thinned to powers of two (and the last) above eight; else a list of counts."""
     if "workers" in together or ("nodes" in (*sweep, *together) and "workers" not in sweep):
@@ -657,7 +641,7 @@ def _worker_counts(
                 f"{source}: sweep: workers counts up to the cores of this machine, but the study runs on partition "
                 f"{elsewhere[0]}; give counts such as [1, 2, 4], or nodes"
             )
-        count = cores or available_cores()
+        count = available_cores()
         if count <= 8:
             return tuple(range(1, count + 1))
         powers = [2**k for k in range(int(math.log2(count)) + 1)]

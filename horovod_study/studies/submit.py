@@ -36,7 +36,6 @@ from horovod_study.text.words import plural
 
 _TRIES = 3
 _BETWEEN_TRIES_S = 5.0
-_SUBMIT_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,9 +57,6 @@ def submit_study(
     dry_run: bool = False,
     planned: Mapping[str, str] | None = None,
     seconds_of: Callable[[Cell], float] | None = None,
-    python: Path | None = None,
-    ask: Ask = ask,
-    environ: Mapping[str, str] = os.environ,
 ) -> list[Job]:
     """Submit `cells`, all of Slurm partitions, as few jobs; return these. Cells of live jobs are left out, and said so.
 
@@ -68,15 +64,13 @@ def submit_study(
     of the study did so far). With `dry_run` the scripts and launch lines are printed, and nothing is written. Raises
     StudyError when Slurm does not answer or refuses a job (those submitted before stay), or another command submits.
     """
-    python = python or Path(sys.executable)
     if seconds_of is None:  # as the plan does: what was learned, a guess, or its time limit
         past = Estimate(past_durations(directory))
         seconds_of = lambda cell: past.expected(cell, at_most_s=study.timeout_s)[0]  # noqa: E731
     check_folder(directory)
     if dry_run:
-        drafts = _drafts(study, cells, directory, planned or {}, seconds_of, python, code=None, environ=environ)
-        for draft in drafts:
-            _show(draft, study, directory.resolve(), python, environ, console)
+        for draft in _drafts(study, cells, directory, planned or {}, seconds_of, code=None):
+            _show(draft, study, directory.resolve(), console)
         return []
     with ExitStack() as stack:
         try:
@@ -84,7 +78,7 @@ def submit_study(
         except Held as held:
             if not held.claim.mine:
                 raise
-        book = JobBook(directory, ask=ask)
+        book = JobBook(directory)
         if ask(("squeue", "--noheader", "--me", "--format=%i")) is None:
             raise StudyError(
                 "squeue does not answer here, so it is not known what is submitted already; "
@@ -102,8 +96,8 @@ def submit_study(
         used = {cell.placement.partition for cell in wanted}
         remember(directory, [study.partitions[name] for name in sorted(used)])
         code = snapshot(directory)
-        drafts = _drafts(study, wanted, directory, planned or {}, seconds_of, python, code=code, environ=environ)
-        return [_submit(draft, directory, study, console, ask, environ) for draft in drafts]
+        drafts = _drafts(study, wanted, directory, planned or {}, seconds_of, code=code)
+        return [_submit(draft, directory, study, console) for draft in drafts]
 
 
 def check_folder(directory: Path) -> None:
@@ -138,10 +132,8 @@ def _drafts(
     directory: Path,
     planned: Mapping[str, str],
     seconds_of: Callable[[Cell], float],
-    python: Path,
     *,
     code: Path | None,
-    environ: Mapping[str, str],
 ) -> list[_Draft]:
     drafts = []
     for number, allocation in enumerate(allocate(cells, study.partitions, seconds_of, seed=study.seed), start=1):
@@ -155,9 +147,9 @@ def _drafts(
             name_of=study.name_of,
             folder=folder,
             name=name,
-            python=python,
+            python=Path(sys.executable),
             code=code or directory.resolve() / ".code" / "DIGEST",
-            variables={each: value for each, value in sorted(environ.items()) if each.startswith("HOROVOD_STUDY_")},
+            variables={each: value for each, value in sorted(os.environ.items()) if each.startswith("HOROVOD_STUDY_")},
         )
         members = [cell for task in allocation.tasks for cell in task]
         job = Job(
@@ -168,7 +160,7 @@ def _drafts(
             nodes=allocation.nodes,
             time_limit_s=allocation.time_limit_s,
             written=utc_now(),
-            user=environ.get("USER", ""),
+            user=os.environ.get("USER", ""),
             requeue=partition.requeue,
             inside={
                 "study": study_values(study),
@@ -208,19 +200,16 @@ def partition_of(values: Mapping[str, Any]) -> Partition:
     return Partition(**{**values, "hosts": hosts, "modules": tuple(values["modules"])})
 
 
-def _submit(
-    draft: _Draft, directory: Path, study: StudyConfig, console: Console, ask: Ask, environ: Mapping[str, str]
-) -> Job:
+def _submit(draft: _Draft, directory: Path, study: StudyConfig, console: Console) -> Job:
     """Write the folder of a job completely, give it to sbatch, and note its number."""
     job, folder = draft.job, job_folder(directory.resolve(), draft.job.name)
     with writing(folder, "make room there or choose another folder with --runs", error=StudyError):
         folder.mkdir(parents=True)
         write_file(folder / "script.sh", os.fsencode(draft.text))
         write_file(folder / "study.yaml", study.text)
-        partition = yaml.safe_dump(job.inside["partition"], sort_keys=False)
-        write_file(folder / "partition.yaml", partition)
+        write_file(folder / "partition.yaml", yaml.safe_dump(job.inside["partition"], sort_keys=False))
         write_job(directory, job)
-    number = _sbatch(draft, folder, directory, ask, environ)
+    number = _sbatch(draft, folder, directory)
     job = replace(job, job_id=number, submitted=utc_now())
     write_job(directory, job)
     count = len(draft.allocation.tasks)
@@ -234,7 +223,7 @@ def _submit(
     return job
 
 
-def _sbatch(draft: _Draft, folder: Path, directory: Path, ask: Ask, environ: Mapping[str, str]) -> str:
+def _sbatch(draft: _Draft, folder: Path, directory: Path) -> str:
     """Return the number that sbatch gives; when its answer was lost on the way, Slurm is asked for the job's name."""
     told = ""
     for attempt in range(_TRIES):
@@ -244,10 +233,10 @@ def _sbatch(draft: _Draft, folder: Path, directory: Path, ask: Ask, environ: Map
             done = subprocess.run(
                 ("sbatch", "--parsable", "script.sh"),
                 cwd=folder,
-                env=submit_environment(environ),
+                env=submit_environment(os.environ),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
-                timeout=_SUBMIT_TIMEOUT_S,
+                timeout=120.0,
             )
         except FileNotFoundError:
             raise StudyError(
@@ -266,7 +255,7 @@ def _sbatch(draft: _Draft, folder: Path, directory: Path, ask: Ask, environ: Map
             lost = any(word in told for word in ("timed out", "Unable to contact", "temporarily", "Connection"))
         if not lost:
             break
-        if number_there := JobBook(directory, ask=ask).job_id(draft.job.name):
+        if number_there := JobBook(directory).job_id(draft.job.name):
             return number_there
     write_job(directory, replace(draft.job, refused=f"sbatch: {told}"))
     key = f"partition {draft.partition.name}"
@@ -281,9 +270,7 @@ def _sbatch(draft: _Draft, folder: Path, directory: Path, ask: Ask, environ: Map
     )
 
 
-def _show(
-    draft: _Draft, study: StudyConfig, directory: Path, python: Path, environ: Mapping[str, str], console: Console
-) -> None:
+def _show(draft: _Draft, study: StudyConfig, directory: Path, console: Console) -> None:
     """Print a script and how its cells will be launched, the nodes called node1, node2, ..."""
     say(console, draft.text)
     say(console, "# The program in it will start its cells like this:")
@@ -300,8 +287,8 @@ def _show(
                 port=20000,
                 here=cell.placement.nodes == 1,
             )
-            path = {name: value for name, value in environ.items() if name == "PATH"}
-            start = Starting(python=python, environ=path, which=lambda name, search: name, site=site)
+            path = {name: value for name, value in os.environ.items() if name == "PATH"}
+            start = Starting(python=Path(sys.executable), environ=path, which=lambda name, search: name, site=site)
             config = directory / "cells" / f"{cell.key}.yaml"
             line = launch_line(cell, start, config=config, out=directory / cell.key)
             say(console, f"# {study.name_of(cell)}\n{shlex.join(line.argv)}\n")
@@ -310,14 +297,7 @@ def _show(
 # ---------------------------------------------------------------------------------------------------- taking back
 
 
-def cancel_jobs(
-    directory: Path,
-    *,
-    keys: Collection[str] | None = None,
-    console: Console,
-    ask: Ask = ask,
-    environ: Mapping[str, str] = os.environ,
-) -> list[str]:
+def cancel_jobs(directory: Path, *, keys: Collection[str] | None = None, console: Console, ask: Ask = ask) -> list[str]:
     """Take back the jobs, or tasks of jobs, all of whose cells are in `keys` (None: all of the study's that live).
 
     Returns their numbers in Slurm. Jobs that also have other cells go on; which of their cells are not wanted any more
@@ -340,7 +320,7 @@ def cancel_jobs(
         number = f"{state.job_id}_{task}" if len(job.tasks) > 1 else state.job_id
         if not state.job_id:
             continue
-        user = environ.get("USER", "")
+        user = os.environ.get("USER", "")
         if job.user and user and job.user != user:
             raise StudyError(f"job {number} was submitted by {job.user}; only {job.user} can cancel it")
         # By number alone: with a filter such as --name, scancel ends the whole array instead of a task that waits.

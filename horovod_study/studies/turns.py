@@ -84,7 +84,6 @@ WORKER_MB = 800
 """What a worker is taken to need in memory before one has run: PyTorch, a library of communication, and some data."""
 SPARE = 1.25
 """What is kept free for each worker, as a multiple of what others like it have needed."""
-_LOOKED_AT = 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,7 +130,7 @@ def worker_mb(directory: Path) -> float | None:
     for pattern in ("*/run.json", ".smoke/*/run.json"):
         paths = sorted(directory.glob(pattern), key=lambda path: path.stat().st_mtime, reverse=True)
         found = []
-        for path in paths[:_LOOKED_AT]:
+        for path in paths[:20]:
             with suppress(RecordError, OSError):
                 totals = read_run(path.parent).totals
                 found.append(totals.get("pss_mb_max") or totals.get("rss_mb_max") or 0.0)
@@ -141,22 +140,16 @@ def worker_mb(directory: Path) -> float | None:
 
 
 def groups(
-    study: StudyConfig,
-    cells: Sequence[Cell],
-    here: Callable[[Cell], bool],
-    *,
-    memory_mb: float | None = None,
-    each_mb: float | None = None,
+    study: StudyConfig, cells: Sequence[Cell], here: Callable[[Cell], bool], *, each_mb: float | None = None
 ) -> list[AlternatingCells]:
     """Return how `cells`, in their order, are run: those of a repeat in turns, as many as fit into memory together.
 
-    `here`: whether a cell runs on this machine. `memory_mb`: what there is; None: what is free now. `each_mb`: what a
-    worker needs; None: WORKER_MB. The same cells come into the same blocks in every repeat. What cannot alternate, or
-    is alone in its block, follows one after the other.
+    `here`: whether a cell runs on this machine. `each_mb`: what a worker needs; None: WORKER_MB. The same cells come
+    into the same blocks in every repeat. What cannot alternate, or is alone in its block, follows one after the other.
     """
     if not study.turns:
         return [AlternatingCells(cells=tuple(cells))]
-    room = workers_that_fit(each_mb, memory_mb)
+    room = workers_that_fit(each_mb)
     parts: list[AlternatingCells] = []
     for _, block in groupby(cells, key=lambda cell: cell.config.repeat):
         rest: list[Cell] = []
@@ -179,9 +172,9 @@ def groups(
     return parts
 
 
-def workers_that_fit(each_mb: float | None, memory_mb: float | None = None) -> float:
-    """Return how many workers that need `each_mb` (None: WORKER_MB) fit into `memory_mb` (None: what is free now)."""
-    return (psutil.virtual_memory().available / 1e6 if memory_mb is None else memory_mb) / (each_mb or WORKER_MB)
+def workers_that_fit(each_mb: float | None) -> float:
+    """Return how many workers that need `each_mb` (None: WORKER_MB) fit into the memory that is free now."""
+    return psutil.virtual_memory().available / 1e6 / (each_mb or WORKER_MB)
 
 
 def that_fit(cells: Mapping[str, Cell], room: float) -> list[dict[str, Cell]]:
@@ -436,9 +429,8 @@ class Conductor:
     def give_turns(self) -> None:
         """Make rounds until no cell needs more."""
         number = 0
-        if (
-            self._how.equal_steps and self._how.policy is until_asked_for
-        ):  # a start can be all of a short run: not a step more
+        # A start can be all of a short run: not a step more.
+        if self._how.equal_steps and self._how.policy is until_asked_for:
             self._end([cell for cell in self._cells.values() if cell.state == "turns" and cell.all("enough")])
         while left := [cell for cell in self._cells.values() if cell.state == "turns"]:
             self._random.shuffle(left)
@@ -503,8 +495,7 @@ class Conductor:
         self._wait(lambda: cell.ready or cell.state != "starting")
         trained_s = 0.0
         while cell.state == "starting" and not self._is_up(cell, trained_s):
-            took_s = self._train(cell)
-            trained_s += took_s
+            trained_s += self._train(cell)
         if cell.state == "starting":
             self._hold(cell)
             cell.state = "turns"

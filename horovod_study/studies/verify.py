@@ -48,18 +48,11 @@ float64, with the same code, is judged.
 REDUCTIONS = ("flat", "hooks")
 OPTIMIZERS = ("adam", "sgd")
 BREAKS = ("sum", "shard", "lr", "start")
-SCALINGS = ("none", "linear", "sqrt")
-INPUT_SCALINGS = ("none", "fixed", "standard")
-KERNELS = ("torch", "native")
 PARALLEL = tuple(runtime for runtime in RUNTIMES if runtime != "serial")
 RANKS_PER_CORE = 8
 """More ranks than cores prove as much as few, but slowly."""
 PROGRAM = "horovod_study.programs.equality"
-_LAUNCH_S = 120.0
-_STEP_S = 2.0
-"""Time allowed for a launch, and for every step of it: slow machines and many ranks per core included."""
-_NEAR = 1e-3
-"""How near a factor of the gradient must be to N to be called a sum over N workers."""
+_NEAR = 1e-3  # so near a factor of the gradient must be to N to be called a sum over N workers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,9 +80,9 @@ class Question:
             ("reduction", self.reductions, REDUCTIONS),
             ("dtype", self.dtypes, tuple(BOUNDS)),
             ("optimizer", self.optimizers, OPTIMIZERS),
-            ("lr-scaling", (self.lr_scaling,), SCALINGS),
-            ("input-scaling", (self.input_scaling,), INPUT_SCALINGS),
-            ("kernels", (self.kernels,), KERNELS),
+            ("lr-scaling", (self.lr_scaling,), ("none", "linear", "sqrt")),
+            ("input-scaling", (self.input_scaling,), ("none", "fixed", "standard")),
+            ("kernels", (self.kernels,), ("torch", "native")),
             ("break", (self.broken,) if self.broken is not None else None, BREAKS),
         ):
             for value in values or ():
@@ -265,7 +258,7 @@ def _launched(runtime: str, workers: int, job: Mapping[str, Any], scratch: Path,
             out=logs / name,
             log=logs / name / "output.log",
             environment={"OMP_NUM_THREADS": "1"},
-            timeout_s=_LAUNCH_S + _STEP_S * runs,
+            timeout_s=120.0 + 2.0 * runs,  # slow machines and many ranks per core included
         )
     )
 
@@ -321,7 +314,10 @@ def judge(case: Mapping[str, Any], reference: Mapping[str, Any]) -> dict[str, An
     if not same_lr:
         why.append(f"rate differs: {_rate_difference(case['rates'], reference['rates'])}")
     if not same_start:
-        why.append(f"start differs: {_ranks([rank for rank, apart in enumerate(case['starts']) if apart != 0])}")
+        ranks = [str(rank) for rank, apart in enumerate(case["starts"]) if apart != 0]
+        one = len(ranks) == 1
+        told = f"rank{'s' * (not one)} {', '.join(ranks)} begin{'s' * one} with other parameters"
+        why.append(f"start differs: {told}")
     if not same_operation and same_order and same_start:  # other curves or parameters have another gradient anyway
         why.append(f"operation differs: {_operation(case['factor'], workers)}")
     if not all(case["ends_alike"]):
@@ -329,7 +325,13 @@ def judge(case: Mapping[str, Any], reference: Mapping[str, Any]) -> dict[str, An
     if not finite:
         why.append("an error is not a finite number: the training diverged")
     elif not within and not why:
-        why.append(_rounding(case["steps"], worst, tensors, reference["rounding"]))
+        # Order, rate, start and operation agree: it is rounding, amplified by training.
+        first, rounding = max(float(tensor["gradient_error"]) for tensor in tensors), reference["rounding"]
+        own = "" if rounding is None else f", where float32 alone leaves {rounding:.1e} in the sequential one"
+        why.append(
+            f"{worst['name']} differs though order, rate, start and operation agree: the first averaged gradient "
+            f"differs by {first:.1e}{own}; {case['steps']} steps have amplified it, try fewer --steps"
+        )
     kept = ("runtime", "transport", "workers", "reduction", "dtype", "shards", "batch", "steps", "optimizer")
     return {
         **{name: case[name] for name in kept},
@@ -366,34 +368,13 @@ def _size(error: float | None) -> float:
     return math.inf if error is None else error
 
 
-def _rounding(
-    steps: int, worst: Mapping[str, Any], tensors: Iterable[Mapping[str, Any]], rounding: float | None
-) -> str:
-    """Say what an error means when order, rate, start and operation agree: rounding, amplified by training."""
-    first = max(float(tensor["gradient_error"]) for tensor in tensors)
-    own = "" if rounding is None else f", where float32 alone leaves {rounding:.1e} in the sequential one"
-    return (
-        f"{worst['name']} differs though order, rate, start and operation agree: the first averaged gradient differs "
-        f"by {first:.1e}{own}; {steps} steps have amplified it, try fewer --steps"
-    )
-
-
 def _rate_difference(ours: Sequence[Sequence[float]], known: Sequence[float]) -> str:
     for rank, rates in enumerate(ours):
         for step, (rate, wanted) in enumerate(zip(rates, known, strict=True), start=1):
             if rate != wanted:
                 where = "on all ranks" if all(each == rates for each in ours) else f"on rank {rank}"
-                return f"{rate:g} instead of {wanted:g} in step {step} {where}, {_times(rate / wanted)} as large"
+                return f"{rate:g} instead of {wanted:g} in step {step} {where}, {rate / wanted:.6g} times as large"
     return ""
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    several = len(ranks) > 1
-    return f"rank{'s' * several} {', '.join(map(str, ranks))} begin{'s' * (not several)} with other parameters"
-
-
-def _times(factor: float) -> str:
-    return f"{factor:.6g} times"
 
 
 def _operation(factor: float | None, workers: int) -> str:
@@ -404,7 +385,7 @@ def _operation(factor: float | None, workers: int) -> str:
         meant = f", a sum over the {workers} workers in the place of their mean"
     elif abs(factor * workers - 1) < _NEAR:
         meant = f", divided by the {workers} workers twice"
-    size = f"{_times(factor)} too large" if factor > 1 else f"only {_times(factor)} the sequential one"
+    size = f"{factor:.6g} times too large" if factor > 1 else f"only {factor:.6g} times the sequential one"
     return f"the averaged gradient is {size}{meant}"
 
 

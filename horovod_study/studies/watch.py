@@ -6,7 +6,7 @@ and the reading takes a small share of one core: the cores may be those that are
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,8 +28,6 @@ from horovod_study.studies.progress import EVERY_S, live_on, look_again, say
 from horovod_study.studies.study_file import StudyConfig
 from horovod_study.text.words import plural
 
-JOBS_EVERY_S = 15.0
-"""How often a scheduler is asked: sites do not like to be asked all the time."""
 _COLOURS = {
     "done": "green",
     "running": "cyan",
@@ -39,8 +37,6 @@ _COLOURS = {
 }
 # The worst first.
 _TROUBLE = ("failed", "timed out", "pre-empted", "cancelled", "stopped", "incomplete")
-_ENDED = ("done", "failed", "timed out", "cancelled")
-_WIDE = 100  # columns
 _LEAST_ROWS = 3  # of running cells, and of those in trouble, on the smallest terminal
 
 
@@ -164,10 +160,10 @@ def _somebody_is_at_work(ledger: Ledger) -> bool:
 
 def page(view: StatusView, *, width: int, height: int) -> RenderableType:
     """Return what a terminal of `width` columns and `height` lines shows."""
-    ledger, narrow = view.ledger, width < _WIDE
+    ledger, narrow = view.ledger, width < 100
     found = ledger.counts()
     counts = _counts(found, width)
-    ended = sum(found[state] for state in _ENDED)
+    ended = sum(found[state] for state in ("done", "failed", "timed out", "cancelled"))
     bar_width = 20 if narrow else 30
     line = Table.grid(padding=(0, 2))
     line.add_column(width=bar_width)
@@ -273,34 +269,23 @@ def lines(view: StatusView, before: StatusView | None) -> list[str]:
 # ---------------------------------------------------------------------------------------------------- watching
 
 
-def submitted_jobs(directory: Path) -> JobBook | None:
-    """Return the jobs of a study, None where none was ever submitted."""
-    return JobBook(directory) if (directory / JOBS).is_dir() else None
-
-
-def watch(
-    study: StudyConfig,
-    runs_dir: Path,
-    console: Console | None = None,
-    *,
-    every_s: float = EVERY_S,
-    jobs: Callable[[Path], JobBook | None] = submitted_jobs,
-) -> int:
+def watch(study: StudyConfig, runs_dir: Path, console: Console | None = None, *, every_s: float = EVERY_S) -> int:
     """Show the study until nothing of it runs or waits in a queue, or until Ctrl-C; return the exit code, 0.
 
     On a terminal the page is redrawn every `every_s` seconds, and less often where reading takes long. Elsewhere a line
     is printed when something has changed.
     """
     console = console or Console()
-    live = live_on(console)
+    live, directory = live_on(console), runs_dir / study.name
     before: StatusView | None = None
     book: JobBook | None = None
     asked = -math.inf
 
     def show(began: float) -> bool:
         nonlocal before, book, asked
-        if began - asked >= JOBS_EVERY_S:
-            book, asked = jobs(runs_dir / study.name), began
+        if began - asked >= 15.0:  # sites do not like their scheduler to be asked all the time
+            book = JobBook(directory) if (directory / JOBS).is_dir() else None  # else none was ever submitted
+            asked = began
         view = look(study, runs_dir, book)
         if live:
             live.update(page(view, width=console.width, height=console.height), refresh=True)

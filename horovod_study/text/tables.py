@@ -116,10 +116,6 @@ def row_of(columns: Iterable[Column], row: Row) -> tuple[str, ...]:
     return tuple("" if column.cell is None else column.cell(row) for column in columns)
 
 
-_UNBOUNDED = 100_000
-"""Characters of a line: a table is never folded, whatever the terminal."""
-
-
 def table_of(heads: Sequence[str], rows: Iterable[Sequence[str]], *, texts: Collection[int] = (0,)) -> Table:
     """Return a table of these rows; the columns at the places `texts` hold words, the others numbers."""
     columns = tuple(Column(head=head, number=place not in texts) for place, head in enumerate(heads))
@@ -144,7 +140,8 @@ def to_lines(table: Table, *, indent: int = 0, gap: int = 2) -> list[str]:
     for row in rows:
         grid.add_row(*map(Text, row))
     stream = io.StringIO()
-    console = Console(file=stream, width=_UNBOUNDED, color_system=None, force_terminal=False)
+    # So wide that a table is never folded, whatever the terminal.
+    console = Console(file=stream, width=100_000, color_system=None, force_terminal=False)
     console.print(grid)
     lines = [f"{'':<{indent}}{line}".rstrip() for line in stream.getvalue().split("\n")[:-1]]
     above = len(lines) - len(rows)

@@ -29,10 +29,6 @@ from horovod_study.cluster.partitions import Host, Partition
 
 __all__ = ["Finding", "examine", "exit_code", "to_dict"]
 
-QUICK_S = 2.5
-"""How long an area may take in a quick examination, and below how long it may in a full one."""
-FULL_S = 150.0
-
 
 def examine(
     *,
@@ -59,7 +55,7 @@ def examine(
     # The nodes of a Slurm partition have networks that the login node does not see.
     network = NetworkChecks(here, several_hosts=len(hosts) > 1, interface=None if remote else interface)
     local = partition if partition is not None and partition.scheduler == "local" else None
-    limit_s = (QUICK_S if quick else FULL_S) * here.patience
+    limit_s = (2.5 if quick else 150.0) * here.patience  # of each area
     # Nothing else computes yet while these two look how busy this machine and the hosts are.
     load = machine.Load()
     over_ssh = Hosts(here, hosts, runs, interface=interface, quick=quick)

@@ -12,15 +12,12 @@ from pathlib import Path
 from horovod_study.cluster.doctor.finding import Area, Here
 from horovod_study.text.numbers import amount
 
-A_RUN_BYTES = 50 * 10**6
-"""Records and two checkpoints of a run of the shipped model, generously."""
-_SCARCE_BYTES, _NONE_BYTES = 40 * A_RUN_BYTES, 4 * A_RUN_BYTES
+_A_RUN_BYTES = 50 * 10**6  # records and two checkpoints of a run of the shipped model, generously
 _CLOCKS_APART_S = 2.0
 _SHARED = (
     *("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "9p", "afs"),
     *("fuse.sshfs", "fuse.glusterfs"),
 )
-_PASSING = ("tmpfs", "ramfs", "overlay")
 SCRATCH = ".horovod-study-doctor-"
 
 
@@ -46,7 +43,7 @@ def kind(area: Area, here: Here, runs: Path, *, several_hosts: bool, slurm: bool
     found = file_system(place, here.text(here.proc / "self" / "mounts") or "")
     where = f"{runs} is on {found[0]} ({found[1]})" if found else f"{runs} is on a file system that is not told"
     name = found[0] if found else ""
-    if name in _PASSING:
+    if name in ("tmpfs", "ramfs", "overlay"):
         area.warning(
             "kind",
             f"{where}: what is written there is gone with the machine or the container",
@@ -89,11 +86,11 @@ def space(area: Area, runs: Path) -> None:
     """Is there room for runs."""
     place = nearest_folder(runs)
     free = shutil.disk_usage(place).free
-    text = f"{amount(free)} free at {place}; a run takes up to about {amount(A_RUN_BYTES)}"
+    text = f"{amount(free)} free at {place}; a run takes up to about {amount(_A_RUN_BYTES)}"
     remedy = "make room, or give a folder on another disk with --runs"
-    if free < _NONE_BYTES:
+    if free < 4 * _A_RUN_BYTES:
         area.fail("space", text, remedy)
-    elif free < _SCARCE_BYTES:
+    elif free < 40 * _A_RUN_BYTES:
         area.warning("space", text, remedy)
     else:
         area.ok("space", text)

@@ -28,10 +28,7 @@ from horovod_study.text.words import plural
 from horovod_study.variables import without_working_directory
 
 _LOGIN_S, _FACTS_S = 12.0, 30.0
-_AT_ONCE = 16
 _CLOCKS_APART_S = 1.0
-_PACKAGES = ("torch", "horovod", "mpi4py", "numpy")
-_START = "import sys, json; exec(json.loads(sys.stdin.readline()))"
 
 
 class Hosts:
@@ -49,7 +46,7 @@ class Hosts:
         if twice:
             area.fail("hosts", f"{twice[0]} is named twice", f"name it once, with its slots added: {twice[0]}:2")
             self._hosts = list({host.name: host for host in self._hosts}.values())
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
+        with ThreadPoolExecutor(16) as pool:
             logins = list(pool.map(self._login, self._hosts))
         usable = [host for host, (good, _) in zip(self._hosts, logins, strict=True) if good]
         known: dict[str, list[Finding]] = {}
@@ -150,7 +147,7 @@ class Hosts:
     def _facts(self, area: Area, host: Host, facts: Mapping[str, Any], ahead_s: float, *, scratch: bool) -> None:
         """Compare one host with this machine."""
         name = host.name
-        versions = {package: installed(package) for package in _PACKAGES}
+        versions = {package: installed(package) for package in ("torch", "horovod", "mpi4py", "numpy")}
         other = [
             f"{package} {facts['packages'].get(package) or 'missing'} there, {version or 'missing'} here"
             for package, version in versions.items()
@@ -336,7 +333,7 @@ class Conversation:
         self._errors: list[str] = []
 
     def __enter__(self) -> Self:
-        line = [str(self._here.python), "-c", _START]
+        line = [str(self._here.python), "-c", "import sys, json; exec(json.loads(sys.stdin.readline()))"]
         self._process = subprocess.Popen(
             line if this_host(self._name) else ssh_line(self._name, *line),
             stdin=subprocess.PIPE,

@@ -20,12 +20,7 @@ from horovod_study.text.numbers import amount
 from horovod_study.text.words import plural
 from horovod_study.workload import dataset, room
 
-LOAD_OVER_S = 0.3
 _LEAST_MEMORY = 500 * 10**6
-_LEAST_SHARED_MEMORY = 64 * 2**20
-"""What a container gets by default; Open MPI's segments alone are 4 MiB per rank, NCCL's larger."""
-_SLOW_CLOCKS = ("acpi_pm", "hpet", "jiffies", "refined-jiffies")
-REAL_TIME = "import os; os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))"
 
 
 class Load:
@@ -34,7 +29,7 @@ class Load:
     def __init__(self) -> None:
         self.problem, self.told = "", None
         try:
-            self.told = other_load(sorted(os.sched_getaffinity(0)), seconds=LOAD_OVER_S)
+            self.told = other_load(sorted(os.sched_getaffinity(0)), seconds=0.3)
         except (OSError, ValueError, psutil.Error) as error:
             self.problem = str(error)
 
@@ -135,7 +130,7 @@ def shared_memory(area: Area, here: Here) -> None:
         area.fail(
             "shared memory", f"{place} cannot be written", f"chmod 1777 {place}: MPI and NCCL exchange through it"
         )
-    elif free <= _LEAST_SHARED_MEMORY:
+    elif free <= 64 * 2**20:  # a container gets as much; Open MPI's segments alone are 4 MiB per rank, NCCL's larger
         area.warning(
             "shared memory",
             f"{text}: MPI and NCCL exchange through it and fail, or take a slower way, when it is full",
@@ -176,7 +171,7 @@ def infiniband(here: Here) -> list[str]:
 def clock(area: Area, here: Here, *, several_hosts: bool) -> None:
     """Is time read quickly, and is the clock kept right."""
     source = here.text(here.system / "devices/system/clocksource/clocksource0/current_clocksource")
-    if source in _SLOW_CLOCKS:
+    if source in ("acpi_pm", "hpet", "jiffies", "refined-jiffies"):
         area.warning(
             "clock source",
             f"the kernel reads time from {source}, which takes microseconds: laps become less certain",
@@ -211,7 +206,8 @@ def synchronised() -> bool | None:
 def priority(area: Area, here: Here) -> None:
     """What thread_priority auto may use here."""
     version = re.match(r"(\d+)\.(\d+)", platform.release())
-    if here.call([here.python, "-S", "-c", REAL_TIME], timeout_s=5.0).worked:
+    real_time = "import os; os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))"
+    if here.call([here.python, "-S", "-c", real_time], timeout_s=5.0).worked:
         area.ok("real-time priority", "permitted: thread_priority auto uses it for Gloo's threads")
     elif version and (int(version[1]), int(version[2])) >= (6, 12):
         area.ok("real-time priority", "not permitted: thread_priority auto uses short time slices instead")

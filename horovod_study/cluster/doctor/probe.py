@@ -24,7 +24,6 @@ from typing import Any
 
 MARK = "horovod-study-doctor:"
 CONNECT_S = 2.0
-_PACKAGES = ("horovod_study", "torch", "horovod", "mpi4py", "numpy")
 
 
 def facts(question: dict[str, Any], listener: socket.socket) -> dict[str, Any]:
@@ -35,7 +34,7 @@ def facts(question: dict[str, Any], listener: socket.socket) -> dict[str, Any]:
         "host": platform.node(),
         "port": listener.getsockname()[1],
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in _PACKAGES},
+        "packages": {name: _version(name) for name in ("horovod_study", "torch", "horovod", "mpi4py", "numpy")},
         "resolved": {name: _resolved(name) for name in {*question["names"], platform.node()}},
         "scratch": _seen(question["scratch"], question["content"]),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),

@@ -12,10 +12,7 @@ from horovod_study.text.words import plural
 from horovod_study.workloads import packaged
 
 _PROGRAMS = ("sinfo", "squeue", "sbatch", "srun", "scancel")
-_NODE = "%n|%c|%m|%G|%T|%l|%a|%P"
 _GOOD = ("idle", "mixed", "allocated", "completing", "reserved", "planned", "powered_down", "powering_up")
-_ASKED_S = 600.0
-_UNLIMITED = ("infinite", "UNLIMITED")
 
 
 class Slurm:
@@ -42,7 +39,7 @@ class Slurm:
             return
         self._inside(area)
         where = ["-p", wanted.slurm_partition] if wanted is not None and wanted.slurm_partition else []
-        answer = self._call("sinfo", "-h", "-N", "-o", _NODE, *where)
+        answer = self._call("sinfo", "-h", "-N", "-o", "%n|%c|%m|%G|%T|%l|%a|%P", *where)
         if not answer.worked:
             text = f"sinfo does not answer: {answer.reason()}"
             remedy = "is slurmctld up (scontrol ping), is munge running, is this a login node of the cluster"
@@ -207,7 +204,7 @@ class Slurm:
         workers = wanted.slots_per_node
         placement = Placement(partition=wanted.name, workers=workers, workers_per_node=workers)
         cell = Cell(config=packaged().configuration(), runtime="serial", placement=placement)
-        limit_s = wanted.time_limit_s or _ASKED_S
+        limit_s = wanted.time_limit_s or 600.0
         node = Allocation(partition=wanted.name, nodes=1, tasks=((cell,),), seconds=limit_s, time_limit_s=limit_s)
         options = directives(node, wanted, name="horovod-study-doctor")  # what the jobs of a study ask for
         asked = [f"--{option}" + ("" if value is None else f"={value}") for option, value in options]
@@ -282,7 +279,7 @@ def gpus_in(gres: str) -> int:
 def seconds_of(limit: str) -> float | None:
     """Return a time limit of Slurm, days-hours:minutes:seconds, in seconds; None where there is no limit."""
     found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", limit.strip())
-    if found is None or limit in _UNLIMITED:
+    if found is None or limit in ("infinite", "UNLIMITED"):
         return None
     days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
