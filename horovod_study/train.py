@@ -118,8 +118,6 @@ def _train(options: argparse.Namespace, launch: Launch, stop: StopRequest) -> di
     return run(config, launch=launch, stop=stop, **how)
 
 
-
-
 def _fail(error: BaseException, launch: Launch) -> int:
     """Say why the run has ended, on one rank, and return the exit code, or end this process where others wait.
 

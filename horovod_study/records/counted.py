@@ -74,10 +74,8 @@ def without(table: "pa.Table", aside: Aside) -> "pa.Table":
     if not aside:
         return table
     step = table.column("step").to_numpy()
-    kept = np.ones(len(step), dtype=bool)
-    for _, (first, end) in aside:
-        kept = kept & ((step < first) | (step >= end))
-    return table.filter(kept)
+    counted = [(step < first) | (step >= end) for _, (first, end) in aside]
+    return table.filter(np.logical_and.reduce(counted))
 
 
 def recounted(

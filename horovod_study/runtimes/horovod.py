@@ -16,6 +16,7 @@ LIBRARY = Library(
             here=_STARTERS,
             over_ssh=_STARTERS,
             in_job=("srun+mpi", "mpirun", "horovodrun"),
+            start="horovodrun --mpi -np",
             shipped={
                 **_IDLE,
                 "HOROVOD_CYCLE_TIME": "0.05",  # ms
@@ -28,6 +29,7 @@ LIBRARY = Library(
             here=_STARTERS,
             over_ssh=_STARTERS,
             in_job=("srun", "mpirun", "horovodrun"),
+            start="horovodrun --gloo -np",
             shipped=_IDLE,
         ),
         Transport(
@@ -35,6 +37,7 @@ LIBRARY = Library(
             here=_STARTERS,
             over_ssh=_STARTERS,
             in_job=("srun+mpi", "mpirun", "srun", "horovodrun"),
+            start="horovodrun --mpi -np",
             shipped={**_IDLE, "HOROVOD_CYCLE_TIME": "0.1"},
         ),
     ),

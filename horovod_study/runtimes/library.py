@@ -16,6 +16,7 @@ class Transport:
     here: tuple[str, ...] = ("mpirun",)
     over_ssh: tuple[str, ...] = ("mpirun",)
     in_job: tuple[str, ...] = ("srun+mpi", "mpirun")
+    start: str = "mpirun -np"  # how a person starts it, before the number of workers
     shipped: Mapping[str, str] = field(default_factory=dict)  # variable -> value, where the user has set nothing
 
 
