@@ -46,10 +46,8 @@ def slices_aside(directory: Path, record: RunRecord) -> Aside:
 @lru_cache(maxsize=64)
 def _loud(folder: Path, *_: int) -> Mapping[str, Mapping[TurnSlice, bool]]:
     """Return {run: {slice: whether it does not count}} of a study, in their order; `_`: when turns.csv has changed."""
-    from horovod_study.analysis.paired import (
-        OTHER_LOAD,
-        quiet_rounds,
-    )  # with NumPy and SciPy: only for those who alternated
+    # With NumPy and SciPy: only for those who alternated.
+    from horovod_study.analysis.paired import OTHER_LOAD, quiet_rounds
 
     blocks: dict[str, list[TurnSlice]] = {}
     for each in read_turns(folder):
@@ -57,7 +55,7 @@ def _loud(folder: Path, *_: int) -> Mapping[str, Mapping[TurnSlice, bool]]:
     found: dict[str, dict[TurnSlice, bool]] = {}
     for slices in blocks.values():
         last = {(each.launch, each.round, each.run): each for each in slices}  # of a slice that was made again
-        _, shared = quiet_rounds([_load(each) for each in last.values()])
+        shared = quiet_rounds([_load(each) for each in last.values()])[1]
         for each in slices:
             found.setdefault(each.run, {})[each] = not shared and _load(each) > OTHER_LOAD
     return found
