@@ -133,12 +133,6 @@ def add_train_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `train`: those of a run, and where to write."""
     add_run_options(parser)
     parser.add_argument("--config", type=Path, metavar="FILE.yaml", help="read options from a YAML file first")
-    parser.add_argument(
-        "--settings",
-        type=Path,
-        metavar="FILE.yaml",
-        help="use the communication settings that `horovod-study tune` found; --config and options go before it",
-    )
     parser.add_argument("--out", type=Path, metavar="DIR", help="the run directory (default: a new one below runs/)")
     parser.add_argument(
         "--resume",

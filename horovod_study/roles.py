@@ -102,10 +102,6 @@ class Option:
                 raise ConfigError(f"{owner}: {self.name} is {value!r}; {error}") from None
         return value
 
-    def same(self, one: Any, other: Any) -> bool:
-        """Return whether two values mean the same."""
-        return bool(one == other if self.parse is None else self.parse(one) == self.parse(other))
-
     def say(self, value: Any) -> str:
         """Name a value where it distinguishes runs; AS_SHIPPED stands for that nobody chose one."""
         if not isinstance(self.words, str):

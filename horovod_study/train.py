@@ -31,15 +31,13 @@ from typing import Any, NoReturn
 
 from horovod_study import records
 from horovod_study.comm import Launch, detect
-from horovod_study.comm.settings_file import SettingsFile, nodes_of, read_settings
 from horovod_study.comm.stop import STOPPED_EXIT_CODE, LostPeer, Stopped, StopRequest, Terminated
 from horovod_study.documents import load_yaml
 from horovod_study.errors import ConfigError, StudyError
-from horovod_study.measure import environment
 from horovod_study.measure.clock import sleep
 from horovod_study.options import Parser, add_train_options, run_values
 from horovod_study.progress import say
-from horovod_study.workload.options import STRAIN, StrainConfig, parse_widths, strain_config
+from horovod_study.workload.options import STRAIN, strain_config
 from horovod_study.workload.resume import Resumption, plan_resume
 
 # What needs PyTorch is imported where it is used: that takes seconds, and a mistyped option is told at once.
@@ -90,7 +88,6 @@ def _train(options: argparse.Namespace, launch: Launch, stop: StopRequest) -> di
     """Train as the options say; None where the run that is to be resumed is finished."""
     given = run_values(options)
     values = {**(load_yaml(options.config) if options.config else {}), **given}
-    settings = read_settings(options.settings, STRAIN) if options.settings else None
     if any(name in given for name in STRAIN.budgets):  # a budget on the command line replaces the file's
         values = {name: value for name, value in values.items() if name not in STRAIN.budgets or name in given}
     if options.again and (options.out is None or options.resume is not None):
@@ -99,8 +96,6 @@ def _train(options: argparse.Namespace, launch: Launch, stop: StopRequest) -> di
     if options.resume is not None:
         if options.out is not None:
             raise ConfigError("train: --resume continues in its own directory; leave --out out")
-        if settings is not None:
-            raise ConfigError("train: --resume continues with the settings of its run; leave --settings out")
         resumption = plan_resume(options.resume, values, workers=launch.workers)
         if resumption.finished:
             if launch.rank == 0:
@@ -108,46 +103,14 @@ def _train(options: argparse.Namespace, launch: Launch, stop: StopRequest) -> di
             return None
         config, how = resumption.config, {"out": options.resume, "resumption": resumption}
     else:
-        tuned = {} if settings is None else settings.values
-        config = strain_config({**tuned, **values}, source=str(options.config) if options.config else "train")
-        applied = None if settings is None else _apply(settings, config, launch, values.get("backend"))
-        how = {"out": options.out, "settings_file": applied, "again": options.again}
+        config = strain_config(values, source=str(options.config) if options.config else "train")
+        how = {"out": options.out, "again": options.again}
     from horovod_study.workload.trainer import run
 
     if gc.get_threshold() == limits.FEW_COLLECTIONS:
         gc.freeze()
         gc.set_threshold(700, 10, 10)  # what a step leaves in cycles may hold memory of a GPU
     return run(config, launch=launch, stop=stop, **how)
-
-
-def _apply(settings: SettingsFile, config: StrainConfig, launch: Launch, asked_backend: str | None) -> dict[str, Any]:
-    """Refuse settings of another model or runtime, warn of what else differs, and return what the record says of it."""
-    import torch
-
-    from horovod_study.measure.evidence import parameter_count
-    from horovod_study.workload.model import StressCNN
-
-    with torch.device("meta"):
-        parameters = parameter_count(StressCNN(widths=parse_widths(config.widths)))
-    settings.require_fit(
-        config,
-        parameters=parameters,
-        launcher=launch.launcher,
-        launched=launch.backend,
-        asked_backend=None if asked_backend == "auto" else asked_backend,
-    )
-    facts = {
-        "parameters": parameters,
-        "widths": config.widths,
-        "batch": config.batch,
-        "workers": launch.workers,
-        "nodes": nodes_of(os.environ, launch.workers),
-        "runtime": settings.runtime,
-        **(environment.describe() if launch.rank == 0 else {}),
-    }
-    if launch.rank == 0 and (warning := settings.warning(facts)):
-        say(warning)
-    return settings.record(facts)
 
 
 def _say_finished(resumption: Resumption, *, as_json: bool) -> None:

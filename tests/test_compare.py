@@ -154,22 +154,6 @@ def test_a_side_from_a_file(tmp_path: Path, golden: Golden) -> None:
         read_arm("A", str(path), {}, STRAIN)
 
 
-def test_a_side_from_what_tune_wrote(tmp_path: Path, golden: Golden) -> None:
-    path = tmp_path / "tuned.yaml"
-    made_for = {"parameters": 153441, "widths": "15-38-197", "runtime": "horovod/mpi", "workers": 2}
-    settings = {"backend": "horovod", "transport": "mpi", "cycle_time_ms": 0.2, "yield_when_idle": False}
-    path.write_text(yaml.safe_dump({"for": made_for, "settings": settings}))
-    arm = read_arm("B", str(path), {"steps": "50"}, STRAIN)
-
-    assert (arm.runtime, arm.config.cycle_time_ms, arm.config.yield_when_idle) == ("horovod/mpi", 0.2, False)
-    assert check_configs(read_arm("A", "horovod/mpi", {"steps": "50"}, STRAIN), arm) == {
-        "cycle_time_ms": (None, 0.2),
-        "yield_when_idle": (None, False),
-    }
-    with golden.raises(ConfigError, match="15-38-197.*4-7-31"):
-        read_arm("B", str(path), {"widths": "4-7-31"}, STRAIN)
-
-
 @pytest.mark.parametrize(
     ("text", "given", "message"),
     [

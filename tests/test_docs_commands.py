@@ -149,7 +149,6 @@ RULES: dict[str, Here | ByTest | NotHere] = {
     r".* horovod_study\.train .*(--resume|--checkpoint-every) .*": ByTest(
         by="test_resume.py", mentions=("--resume", "--checkpoint-every", "horovodrun")
     ),
-    r".* horovod_study\.train --settings \S+": ByTest(by="test_settings_file.py", mentions=("--settings",)),
     # experiments of minutes
     r"horovod-study explain --measure": ByTest(by="test_attribution.py", mentions=('"explain"', "--steps")),
     r"horovod-study bench( --(?!over).*)?": ByTest(by="test_bench.py", mentions=('"bench"', "--transport", "--sizes")),

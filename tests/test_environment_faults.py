@@ -20,7 +20,6 @@ from horovod_study.comm.distributed import _LOCAL_RANKS, local_rank
 from horovod_study.comm.launch import _LAUNCHERS, Launch, meeting_point, require_controller, require_rendezvous
 from horovod_study.comm.libmpi import require_connection
 from horovod_study.comm.settings import apply
-from horovod_study.comm.settings_file import nodes_of
 from horovod_study.errors import BackendError, StudyError
 from horovod_study.studies.job import main as job_main
 from horovod_study.studies.job import seconds_left
@@ -199,12 +198,6 @@ def testlocal_ranks_are_refused_by_name(name: str) -> None:
     assert local_rank({name: ""}) == 0
     with pytest.raises(BackendError, match=name):
         local_rank({name: "x"})
-
-
-def test_local_sizes_are_refused_by_name() -> None:
-    assert nodes_of({"LOCAL_WORLD_SIZE": ""}, 2) is None
-    with pytest.raises(BackendError, match="LOCAL_WORLD_SIZE"):
-        nodes_of({"LOCAL_WORLD_SIZE": "²"}, 2)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from fake_trainer import fake_launch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,11 +20,10 @@ from horovod_study.analysis.paired import Slice
 from horovod_study.analysis.stats import Interval
 from horovod_study.cli import main
 from horovod_study.cluster.process import marked_processes
-from horovod_study.comm.settings_file import read_settings
 from horovod_study.config import Cell
 from horovod_study.errors import ConfigError, StudyError
 from horovod_study.records import RunRecord, read_run, read_turns
-from horovod_study.report.figures.tune import caption, table, write_tune
+from horovod_study.report.figures.tune import caption, run_lines, table, write_tune
 from horovod_study.studies import tune as tune_module
 from horovod_study.studies import turns
 from horovod_study.studies.attempt import Attempt, CellRun, record_of
@@ -45,6 +45,7 @@ from horovod_study.studies.racing import (
     ratio_words,
     without_slow,
 )
+from horovod_study.studies.study_file import load_study
 from horovod_study.studies.tune import (
     TuneRequest,
     library_values,
@@ -641,23 +642,28 @@ def tune(out: Path, trainer: FakeTrainer, **changes: Any) -> Any:
     return run_tune(request(knobs=KNOBS, **changes), out, command="horovod-study tune", attempt=trainer, cores=2)
 
 
-def test_a_tune_ends_with_a_settings_file_that_train_reads(
+def test_a_tune_ends_with_lines_that_a_study_file_takes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], golden: Golden
 ) -> None:
     result = tune(tmp_path, FakeTrainer(SPEEDS, fails="groups=4"))
     told = capsys.readouterr().err.splitlines()
-    document, written = result.document, read_settings(tmp_path / "settings.yaml", STRAIN)
+    document = result.document
+    (tmp_path / "study.yaml").write_text(
+        "\n".join(["study: s", "sweep: {runtime: horovod/mpi, workers: 2}", *run_lines(document)])
+    )
+    study = load_study(tmp_path / "study.yaml", identify=False)
 
     assert result.exit_code == 0
     assert document["chosen"] == "cycle_time_ms=0.2 cache_capacity=0" and document["stop"] == "resolved"
-    assert dict(written.values) == {
+    assert (study.runtimes, study.run.cycle_time_ms, study.run.cache_capacity) == (("horovod/mpi",), 0.2, 0)
+    assert document["settings"] == {
         "backend": "horovod",
         "transport": "mpi",
         "threads": 1,
         "cycle_time_ms": 0.2,
         "cache_capacity": 0,
     }
-    assert dict(written.made_for) == {
+    assert document["for"] == {
         "parameters": 153_441,
         "widths": "15-38-197",
         "batch": 75,
@@ -665,13 +671,11 @@ def test_a_tune_ends_with_a_settings_file_that_train_reads(
         "nodes": 1,
         "runtime": "horovod/mpi",
         "cpu_model": "Some CPU",
+        "package": None,
         "torch": "2.13.0",
         "horovod": "0.28.1",
         "mpi": "Open MPI 4",
     }
-    text = (tmp_path / "settings.yaml").read_text()
-    assert "# Command: horovod-study tune\n" in text
-    golden.line(text, "Samples/s", "1.1", "95 %")
     assert document["gain_over_shipped"]["ratio"] == pytest.approx(1.1 * 1.05, rel=0.02)
     assert 1.1 < document["gain_over_shipped"]["low"] and document["gain_over_shipped"]["blocks"] == 5
     assert document["gain_over_library"]["ratio"] == pytest.approx(1.1 * 1.05 / 0.4, rel=0.03)
@@ -711,7 +715,7 @@ def test_a_tune_that_was_interrupted_goes_on_to_the_same_end(
     actual = tune(tmp_path, second := FakeTrainer(SPEEDS))
 
     assert len(second.launched) == uninterrupted["launches"] - stop_after, "no launch is repeated"
-    changing = ("when", "directory", "settings_file")
+    changing = ("when", "directory")
     assert {k: v for k, v in uninterrupted.items() if k not in changing} == {
         k: v for k, v in actual.document.items() if k not in changing
     }
@@ -818,7 +822,7 @@ def test_a_tune_in_turns_is_recorded_and_goes_on(
         rate = sum(each.samples for each in own) / sum(each.end_s - each.begin_s for each in own)
         assert float(row["samples_per_s"]) == pytest.approx(rate, rel=1e-3)
     before = launched()
-    changing = ("when", "directory", "settings_file")
+    changing = ("when", "directory")
     assert {k: v for k, v in run(1).items() if k not in changing} == {
         k: v for k, v in first.items() if k not in changing
     }
@@ -944,15 +948,17 @@ def test_a_tune_of_real_launches(tmp_path: Path, capsys: pytest.CaptureFixture[s
     first = read_run(out / "runs" / "launch-0001")
     assert (first.status, first.effective["backend"], first.effective["workers"]) == ("done", "mpi", 2)
     assert first.requested["seconds"] == 0.3 and not list((out / "runs").rglob("*.pt"))
-    written = read_settings(out / "settings.yaml", STRAIN)
-    assert written.runtime == "mpi/mpi" and written.made_for["parameters"] == 153_441
+    assert document["runtime"] == "mpi/mpi" and document["for"]["parameters"] == 153_441
     assert (out / "tune.png").exists()
+    lines = yaml.safe_load("\n".join(run_lines(document)))
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(lines["run"]))
     short = ["--dataset", "4000", "--steps", "5", "--warmup-steps", "0", "--no-checkpoint-at-end", "--batch", "75"]
-    done = launch("mpirun", 2, "--settings", str(out / "settings.yaml"), *short, "--out", str(tmp_path / "run"))
+    options = ["--config", str(tmp_path / "run.yaml"), "--backend", "mpi", *short]
+    done = launch("mpirun", 2, *options, "--out", str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr
-    assert "settings were found for" not in done.stderr, "it is the run that was tuned"
-    effective = read_run(tmp_path / "run").effective
-    assert effective["backend"] == "mpi" and all(effective["settings_file"]["matches"].values())
+    record = read_run(tmp_path / "run")
+    assert record.effective["backend"] == "mpi"
+    assert {name: record.requested[name] for name in lines["run"]} == lines["run"]
 
 
 def test_run_config_is_what_a_request_starts_from() -> None:
@@ -963,4 +969,4 @@ def test_the_horovod_that_was_tuned_is_named_in_the_settings(tmp_path: Path) -> 
     document = tune(tmp_path, FakeTrainer({}), minutes=0.5, given={"horovod_build": "nccl"}).document
 
     assert document["settings"]["horovod_build"] == "nccl"
-    assert read_settings(tmp_path / "settings.yaml", STRAIN).values["horovod_build"] == "nccl"
+    assert "  horovod_build: nccl" in run_lines(document)

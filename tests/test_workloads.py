@@ -10,14 +10,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from make.wording import Golden
 
-from horovod_study.comm.settings_file import write_settings
 from horovod_study.config import Cell, Placement, local_cell
 from horovod_study.errors import ConfigError
 from horovod_study.records import run_table
 from horovod_study.roles import Role
-from horovod_study.studies.compare import read_arm
 from horovod_study.studies.study_file import load_study
 from horovod_study.workload.options import STRAIN, StrainConfig
 from horovod_study.workloads import SHARED, Configuration, find_workload
@@ -143,17 +140,6 @@ def test_two_settings_of_another_workload_are_compared(folder: Path) -> None:
 
     assert found["differs"] == {"parts": [1, 2]}
     assert len(found["blocks"]) == 1 and found["blocks"][0]["A"]["samples_per_s"] > 0
-
-
-def test_settings_tuned_for_another_workload_are_those_of_its_model(folder: Path, golden: Golden) -> None:
-    toy, path = find_workload("toy.py", beside=folder), folder / "settings.yaml"
-    made_for = {"parameters": 49, "units": 8, "runtime": "ddp/gloo"}
-    write_settings(path, made_for=made_for, values={"backend": "ddp", "transport": "gloo", "parts": 2}, comments=[])
-
-    arm = read_arm("A", str(path), {"steps": "20"}, toy)
-    assert (arm.runtime, arm.config.to_dict()["parts"]) == ("ddp/gloo", 2)
-    with golden.raises(ConfigError):
-        read_arm("A", str(path), {"units": "4"}, toy)
 
 
 @pytest.mark.slow

@@ -35,15 +35,15 @@ def tune_arguments(parser: Parser) -> None:
         help="try these values of a setting instead of the usual ones; may be given several times",
     )
     add("--config", type=Path, metavar="FILE.yaml", help="read options of the run from a YAML file first")
-    add("--out", **DIR, default=Path("tune"), help="receives settings.yaml and all launches")
+    add("--out", **DIR, default=Path("tune"), help="receives result, figure and all launches")
     add("--json", **FLAG, help="end with one line of JSON on standard output")
     _add_workload(parser)
     add_run_options(parser, hidden=SET_BY_TUNE)
 
 
 def tune(options: argparse.Namespace) -> int | Result:
-    """Find the fastest communication settings for this model and machine; write a file for train --settings."""
-    from horovod_study.report.figures.tune import table, write_tune
+    """Find the fastest communication settings for this model and machine; print them for a study file."""
+    from horovod_study.report.figures.tune import run_lines, table, write_tune
     from horovod_study.studies.tune import run_tune, tune_request
 
     request = tune_request(
@@ -59,11 +59,9 @@ def tune(options: argparse.Namespace) -> int | Result:
     if result.interrupted:
         return result.exit_code
     figure = write_tune(result.document, options.out)
-    settings = shlex.quote(result.document["settings_file"])
-    use = [f"use it: ... train --settings {settings}"] if request.config.workload.file is None else []
     return Result(
         document={**result.document, "figure": [str(path) for path in figure]},
-        lines=[*table(result.document), f"figure: {options.out / 'tune.png'}", *use],
+        lines=[*table(result.document), f"figure: {options.out / 'tune.png'}", "", *run_lines(result.document)],
         exit_code=result.exit_code,
     )
 
@@ -82,7 +80,7 @@ def compare_arguments(parser: Parser) -> None:
         add(
             name,
             metavar=name.upper(),
-            help="RUNTIME[,option=value...] such as horovod/gloo,thread_priority=off; a settings file written by tune; "
+            help="RUNTIME[,option=value...] such as horovod/gloo,thread_priority=off; "
             "or a YAML file of train options with its runtime",
         )
     add("--workers", **COUNT, nargs="+", help="worker counts to compare at (default: one per core)")

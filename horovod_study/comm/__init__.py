@@ -10,7 +10,6 @@ distributed   torch.distributed: DistributedDataParallel, or one flat all-reduce
 mpi           MPI's all-reduce through mpi4py, of one flat buffer or of buckets
 ps            a parameter server over MPI
 buckets       gradients that leave from hooks during backward
-settings_file communication settings that `tune` found, and what they were found for
 priority      who gets the core when gradients arrive
 traffic       the path that the gradients really took, from the kernel's counters
 meeting       small values exchanged through a folder, where the training's own communication must not be touched

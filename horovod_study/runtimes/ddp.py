@@ -11,16 +11,10 @@ LIBRARY = Library(
     implementation="horovod_study.comm.distributed:DistributedBackend",
     transports=(
         *(
-            Transport(
-                name=name,
-                here=("torchrun", "mpirun"),
-                in_job=("srun", "mpirun"),
-                seen_as=("torchrun",),
-                start=_START,
-            )
+            Transport(name=name, here=("torchrun", "mpirun"), in_job=("srun", "mpirun"), start=_START)
             for name in ("gloo", "nccl")
         ),
-        Transport(name="mpi", seen_as=("torchrun", "mpirun", "srun"), start=_START),
+        Transport(name="mpi", start=_START),
     ),
     start_up_s=6.0,
     hooks=True,

@@ -16,7 +16,6 @@ class Transport:
     here: tuple[str, ...] = ("mpirun",)
     over_ssh: tuple[str, ...] = ("mpirun",)
     in_job: tuple[str, ...] = ("srun+mpi", "mpirun")
-    seen_as: tuple[str, ...] = ("mpirun", "srun")  # what ranks see of the program that started them (comm/launch.py)
     start: str = "mpirun -np"  # how a person starts it, before the number of workers
     shipped: Mapping[str, str] = field(default_factory=dict)  # variable -> value, where the user has set nothing
 

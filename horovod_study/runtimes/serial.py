@@ -7,6 +7,6 @@ LIBRARY = Library(
     label="plain PyTorch",
     place=0,
     implementation="horovod_study.comm.serial:SerialBackend",
-    transports=(Transport(name="none", here=(), in_job=("srun", "mpirun"), seen_as=()),),
+    transports=(Transport(name="none", here=(), in_job=("srun", "mpirun")),),
     start_up_s=3.0,
 )

@@ -28,7 +28,6 @@ from typing import Any
 import numpy as np
 
 from horovod_study.analysis.paired import MOST_LAUNCHES, estimate, pairs
-from horovod_study.comm.settings_file import read_settings
 from horovod_study.config import Cell, Placement, available_cores
 from horovod_study.documents import load_yaml, read_json
 from horovod_study.errors import ConfigError, RecordError, StudyError, require_known
@@ -177,7 +176,7 @@ def read_arms(a: str, b: str, given: Mapping[str, Any], workload: Workload) -> t
 
 
 def read_arm(letter: str, text: str, common: Mapping[str, Any], workload: Workload) -> Side:
-    """Return one side: a YAML file of options, a settings file of `tune`, or RUNTIME[,option=value...].
+    """Return one side: a YAML file of options, or RUNTIME[,option=value...].
 
     `common`: options of the command line. They replace those of a file, and are replaced by those of a short text.
     Raises ConfigError naming the side.
@@ -188,7 +187,7 @@ def read_arm(letter: str, text: str, common: Mapping[str, Any], workload: Worklo
     instead["epochs"] = "give --steps, or --seconds per run"
     refuse_set("compare", common, SET_BY_COMPARE, instead)
     if is_file:
-        runtime, own = _from_file(source, Path(text), workload)
+        runtime, own = _from_file(source, Path(text))
         values = {**own, **common}
     else:
         runtime, own = _from_text(source, text, workload)
@@ -199,14 +198,6 @@ def read_arm(letter: str, text: str, common: Mapping[str, Any], workload: Worklo
     except ConfigError as error:
         # The text of a side is not YAML: an unknown name in it is an option.
         raise ConfigError(str(error).replace("unknown key", "unknown option", 1)) from None
-    if is_file and "settings" in load_yaml(Path(text)):
-        found = read_settings(Path(text), workload)
-        for name in found.misfits(config):
-            value = found.made_for[name]
-            raise ConfigError(
-                f"{source} ({text}): the settings are for {name} {value}, but the runs have {getattr(config, name)}; "
-                f"give --{name.replace('_', '-')} {value}, or tune this model"
-            )
     return Side(letter=letter, text=text, runtime=runtime, config=config)
 
 
@@ -243,11 +234,8 @@ def _value(workload: Workload, name: str, word: str) -> Any:
     return word
 
 
-def _from_file(source: str, path: Path, workload: Workload) -> tuple[str, dict[str, Any]]:
+def _from_file(source: str, path: Path) -> tuple[str, dict[str, Any]]:
     content = load_yaml(path)
-    if "settings" in content:
-        found = read_settings(path, workload)
-        return found.runtime, {name: value for name, value in found.values.items() if name not in SET_BY_COMPARE}
     source = f"{source} ({path})"
     runtime, values = content.get("runtime") or _pair(content), dict(content)
     if not runtime:

@@ -2,7 +2,6 @@
 
 A tune lives in a folder DIR:
 
-    settings.yaml       the settings that were chosen, for `train --settings`
     tune.json           what is tuned, and what the first launch of each runtime told about itself
     trials.csv          one row per launch, appended as it ends; the same command again goes on from here
     turns.csv           the slices of the launches that trained in turns
@@ -27,7 +26,6 @@ from typing import Any
 
 from horovod_study.analysis.paired import MIN_ROUNDS
 from horovod_study.analysis.stats import Interval
-from horovod_study.comm.settings_file import write_settings
 from horovod_study.config import Cell, available_cores, local_cell
 from horovod_study.documents import load_yaml, parse_csv, read_json, read_text
 from horovod_study.errors import ConfigError, StudyError, nearest, require_known
@@ -487,7 +485,7 @@ def run_tune(
     cores: int | None = None,
     attempt: Callable[[CellRun, Interruption], Attempt] = engine.attempt,
 ) -> TuneResult:
-    """Race settings against each other until the best is known or the time is used up; write settings.yaml.
+    """Race settings against each other until the best is known or the time is used up.
 
     Launches of an earlier command in `directory` count, in the result and in the time. `command` is what the user
     typed; it is repeated where typing it again continues. StudyError when the shipped settings do not run.
@@ -504,14 +502,7 @@ def run_tune(
         finally:
             tuning.line.close()
         document = result_of(request, outcome, ledger, tuning.left_out, command=command)
-        settings = directory / "settings.yaml"
-        write_settings(
-            settings,
-            made_for=document["for"],
-            values=document["settings"],
-            comments=settings_comments(document, command),
-        )
-        document = {**document, "directory": str(directory), "settings_file": str(settings)}
+        document = {**document, "directory": str(directory)}
         write_file(directory / "result.json", json.dumps(document, indent=1, allow_nan=False) + "\n")
     return TuneResult(directory=directory, document=document)
 
@@ -859,22 +850,3 @@ def result_of(
         "left_out": {runtime: dict(each) for runtime, each in left_out.items()},
         "candidates": rows,
     }
-
-
-def settings_comments(document: Mapping[str, Any], command: str) -> list[str]:
-    """Return what is above the settings: when, how and with what gain they were found."""
-    how = "in turns" if document["in_turns"] else f"of {document['seconds']:g} s"
-    lines = [
-        f"Settings of how workers communicate, found by horovod-study tune on {document['when']}.",
-        f"Command: {command}",
-        f"{document['launches']} launches {how} took {duration(document['used_s'])}.",
-        document["verdict"],
-    ]
-    where = "launches of their own" if document["gains_confirmed"] else "the launches that they were chosen by"
-    for name, words in (("gain_over_shipped", "shipped settings"), ("gain_over_library", "library defaults")):
-        gain = document[name]
-        if gain is not None and gain["ratio"] is not None:
-            interval = "" if gain["low"] is None else f" [{gain['low']:.3f}, {gain['high']:.3f}]"
-            lines.append(f"Samples/s over the {words}: {gain['ratio']:.3f}{interval} (95 %), from {where}.")
-    lines.append("Use: ... train --settings THIS_FILE, started over the runtime below.")
-    return lines

@@ -50,14 +50,12 @@ def run(
     launch: Launch,
     resumption: Resumption | None = None,
     stop: StopRequest | None = None,
-    settings_file: Mapping[str, Any] | None = None,
     again: bool = False,
 ) -> dict[str, Any]:
     """Train as `config` says and record the run in `out`; return what `--json` prints, on every rank.
 
-    With `resumption`, continue that run in its directory `out`. `settings_file` is what the record says of the file
-    that settings came from; `again` moves a run that is in `out` already aside. Collective: every rank of the launch
-    must call it.
+    With `resumption`, continue that run in its directory `out`. `again` moves a run that is in `out` already aside.
+    Collective: every rank of the launch must call it.
     Raises StudyError, on all ranks, for what the user can fix, and Stopped when `stop` was requested.
     """
     keep_freed_memory()
@@ -78,7 +76,7 @@ def run(
             name = f"{utc_stamp()}-{runtime}-{backend.workers}w-b{config.batch}-{os.getpid()}"
             earlier = None if resumption is None else resumption.record
             session.claim(out or Path("runs") / config.study / name, again=again, earlier=earlier)
-            effective = {**describe(job, session, nccl), "launcher": launch.launcher, "settings_file": settings_file}
+            effective = {**describe(job, session, nccl), "launcher": launch.launcher}
             resumed = _create(job, session, effective, resumption)
             training = Training(job, session, liveness, stop or StopRequest(), resumed)
             training.train()
@@ -97,7 +95,6 @@ def _create(
     """Write the record before the first step, and say what runs; return where a run goes on. Collective."""
     resumed, earlier = None, None if resumption is None else resumption.record
     if earlier is not None:
-        effective["settings_file"] = earlier.effective.get("settings_file")
         resumed = _read_checkpoint(session.directory, job.backend)
         with fail_together(job.backend):
             if session.is_root:

@@ -585,7 +585,6 @@ def _record(
         "reduction": reduction,
         "launcher": "srun" if parallel and gpu else "mpirun" if parallel else "none",
         "settings": cycle if backend == "horovod" else {},
-        "settings_file": None,
         "workers": known.workers,
         "nodes": known.nodes,
         "batch": known.batch,

@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import yaml
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -96,6 +97,13 @@ def table(document: Mapping[str, Any]) -> list[str]:
             interval = "" if gain["low"] is None else f" [{gain['low']:.3f}, {gain['high']:.3f}]"
             lines.append(f"  over the {words}: {gain['ratio']:.3f}{interval}, {where}")
     return lines
+
+
+def run_lines(document: Mapping[str, Any]) -> list[str]:
+    """Return the chosen settings as lines of a study file, whose sweep names the runtime."""
+    values = {name: value for name, value in document["settings"].items() if name not in ("backend", "transport")}
+    text = yaml.safe_dump({"run": values}, sort_keys=False)
+    return [f"# for a study file with runtime: {document['runtime']} in its sweep", *text.splitlines()]
 
 
 def draw(document: Mapping[str, Any], width_in: float) -> Figure:
