@@ -637,7 +637,7 @@ class _PageReader(HTMLParser):
         if tag in _BREAKS:
             self.flush()
         if tag == "script" and "json" in (values.get("type") or ""):
-            self._script = "data"
+            self._script = values.get("id") or "data"
         elif tag in ("style", "svg", "script"):
             self._skip = tag
         elif tag == "table":
