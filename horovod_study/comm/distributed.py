@@ -90,7 +90,16 @@ class DistributedBackend(Averaging):
         if met is None:  # torchrun tells the ranks in the way that torch knows, mpirun and srun do not
             dist.init_process_group(self.transport, timeout=timedelta(seconds=patient_s))
         else:
-            self._meet(*met, launch, timedelta(seconds=patient_s))
+            (host, port), patience = met, timedelta(seconds=patient_s)
+            try:
+                store = dist.TCPStore(  # type: ignore[attr-defined]
+                    host, port, launch.workers, is_master=launch.rank == 0, timeout=patience
+                )
+            except RuntimeError as error:  # torch has several for this
+                raise foreign_port(host, port, launch.rank, error) from None
+            dist.init_process_group(
+                self.transport, store=store, rank=launch.rank, world_size=launch.workers, timeout=patience
+            )
         self.capturable = self.transport == "nccl"
         self.rank, self.workers = dist.get_rank(), dist.get_world_size()
         self._aside: Any = None
@@ -108,18 +117,6 @@ class DistributedBackend(Averaging):
         if self.transport == "gloo":
             self.barrier()  # Gloo's threads are there when the first message has passed
             self.settings["thread_priority"] = before.prioritise(config.thread_priority)
-
-    def _meet(self, host: str, port: int, launch: Launch, patience: timedelta) -> None:
-        """Connect the ranks at rank 0's `host` and `port`."""
-        try:
-            store = dist.TCPStore(  # type: ignore[attr-defined]
-                host, port, launch.workers, is_master=launch.rank == 0, timeout=patience
-            )
-        except RuntimeError as error:  # torch has several for this
-            raise foreign_port(host, port, launch.rank, error) from None
-        dist.init_process_group(
-            self.transport, store=store, rank=launch.rank, world_size=launch.workers, timeout=patience
-        )
 
     def bind(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         config = self._config

@@ -124,7 +124,8 @@ class Trees:
             row["processes"] += 1
             row["threads"] += int(stat[17])
             row["rss_mb"] += int(stat[21]) * _PAGE_BYTES / 1e6
-            row["own_mb"] += _own_mb(self._text(f"{pid}/status") or "")
+            _, _, own = (self._text(f"{pid}/status") or "").partition("RssAnon:")  # neither of files nor shared
+            row["own_mb"] += int(own.split(None, 1)[0]) * 1024 / 1e6 if own else 0.0
             row["cpu_s"] += present.cpu_s - before.cpu_s
             if threads:
                 for thread in self._threads(pid):
@@ -222,12 +223,6 @@ def _switches(status: str) -> tuple[int, int] | None:
         return int(lines[0].split()[1]), int(lines[1].split()[1])
     except (IndexError, ValueError):
         return None
-
-
-def _own_mb(status: str) -> float:
-    """Return the resident memory of a process that is neither of files nor shared, from its status; 0 if it ended."""
-    _, _, rest = status.partition("RssAnon:")
-    return int(rest.split(None, 1)[0]) * 1024 / 1e6 if rest else 0.0
 
 
 class HostSensor:

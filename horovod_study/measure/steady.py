@@ -90,8 +90,11 @@ def find_steady(step_s: NDArray[np.float64], declared_step: int) -> Steady:
     cut = 0
     while cut < steady and abs(off[cut]) >= LEVEL and not usual(cut):
         cut += 1
-    if cut and _goes_on(np.log(medians[begins[cut] :]), since=-math.log1p(off[0])):
-        cut = 0
+    if cut:  # the rest goes on as the begin left off, by half of the change since then: a drift
+        rest = np.log(medians[begins[cut] :])
+        places = np.arange(len(rest)) - (len(rest) - 1) / 2
+        change = float(places @ rest) / float(places @ places) * len(rest)
+        cut = 0 if change / -math.log1p(off[0]) >= 0.5 else cut
     first = begins[cut] * length
     # A first step of half a second is one of its block, which does not show it: the very first are looked at singly.
     # of the first 10 steps those from the begin on that take 1.5 times the steady one are warm-up
@@ -142,14 +145,6 @@ def _usual_of_the_first(begins: list[int], ends: list[int], levels: list[float],
     for begin, end, level in zip(begins, ends, levels, strict=True):
         blocks[min(first, key=lambda place: abs(math.log(level / levels[place])))] += end - begin
     return max(first, key=lambda place: blocks[place])
-
-
-def _goes_on(rest: NDArray[np.float64], *, since: float) -> bool:
-    """Return whether the logarithms `rest`, (n,), go on as the begin left off, by half of the change `since` then."""
-    places = np.arange(len(rest)) - (len(rest) - 1) / 2
-    change = float(places @ rest) / float(places @ places) * len(rest)
-    # a change that goes on by half of itself is a drift
-    return change / since >= 0.5
 
 
 def _doubt(begins: list[int], ends: list[int], levels: list[float], length: int, offset: int) -> str:

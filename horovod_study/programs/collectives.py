@@ -250,7 +250,12 @@ def measure_collectives(
     for number in range(plan.rounds):
         for key in (each for each in keys if number < rounds[each]):
             on_progress(f"round {number + 1} of {plan.rounds}: {key.text} over {raws[key.way].name}")
-            mine[key].append(_timed_warm(key.call(raws, buffers), raws[key.way], counts[key]))
+            call, raw, count = key.call(raws, buffers), raws[key.way], counts[key]
+            for _ in range(min(20, 1 + count // 10) if count > 1 else 0):  # a tenth as many calls to get warm
+                call()
+            raw.barrier()
+            raw.settle()
+            mine[key].append(_timed(call, raw, count))
         for seconds, raw in zip(barriers, raws, strict=True):
             raw.barrier()
             began = now()
@@ -308,16 +313,6 @@ class _Key:
         """Return what makes it happen once."""
         raw = raws[self.way]
         return _call(raw, self.operation, self.place, buffers.of(raw.device, self.size))
-
-
-def _timed_warm(call: Callable[[], None], raw: Raw, count: int) -> tuple[float, float | None]:
-    """Return what `_timed` does, after a tenth as many calls."""
-    if count > 1:
-        for _ in range(min(20, 1 + count // 10)):
-            call()
-    raw.barrier()
-    raw.settle()
-    return _timed(call, raw, count)
 
 
 def in_words(size: int) -> str:
@@ -475,7 +470,13 @@ def measure(
     hosts = backend.gather(os.uname().nodename)
     gpus.take("auto", backend)
     with fail_together(backend):
-        _require_room(max(plan.sizes), hosts.count(hosts[backend.rank]))
+        # Two buffers on each rank; outputs and buffers inside the libraries are up to twice as much again.
+        largest, ranks_here, free = max(plan.sizes), hosts.count(hosts[backend.rank]), psutil.virtual_memory().available
+        if (needed := 6 * largest * ranks_here) > free:
+            raise ConfigError(
+                f"bench: messages of {in_words(largest)} need about {needed / 1e9:.1f} GB for the {ranks_here} workers "
+                f"on {os.uname().nodename}, which has {free / 1e9:.1f} GB free; lower --max-bytes"
+            )
     missing = why_missing(backend)
     raws: list[Raw] = []
     priorities: dict[str, Any] = {}
@@ -530,16 +531,6 @@ def measure(
         "barriers": barriers,
         **machine,
     }
-
-
-def _require_room(largest: int, ranks_here: int) -> None:
-    """Two buffers on each rank; outputs and buffers inside the libraries are up to twice as much again."""
-    needed, free = 6 * largest * ranks_here, psutil.virtual_memory().available
-    if needed > free:
-        raise ConfigError(
-            f"bench: messages of {in_words(largest)} need about {needed / 1e9:.1f} GB for the {ranks_here} workers on "
-            f"{os.uname().nodename}, which has {free / 1e9:.1f} GB free; lower --max-bytes"
-        )
 
 
 def _work(

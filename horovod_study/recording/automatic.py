@@ -196,7 +196,10 @@ class Watcher:
         original = sys.excepthook
 
         def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-            self._close(error)
+            if self._record is not None:  # of a training that failed
+                with suppress(Exception):
+                    self._record.__exit__(type(error), error, error.__traceback__)
+            self._over()
             original(kind, error, trace)
 
         sys.excepthook = hook
@@ -457,7 +460,7 @@ class Watcher:
         if self._record is None:
             self._fetched = [data for data in self._fetched if data is not iterator._dataset]
             self._batch = None
-        elif self._follows(iterator) and not self._paused and self._thread == get_ident():
+        elif self._data is iterator._dataset and not self._paused and self._thread == get_ident():
             self._loop_over = True
             # A loop that fetches ahead of its training has its last batch still before it.
             if self._record.ahead and not self._record.in_step:
@@ -522,9 +525,6 @@ class Watcher:
         if self._record.untrained:
             self._pause()
         self._left_at = None
-
-    def _follows(self, iterator: Any) -> bool:
-        return self._data is not None and iterator._dataset is self._data
 
     # ------------------------------------------------------------------------------------------------ the record
 
@@ -671,7 +671,10 @@ class Watcher:
         record.end_turn()
         # a model that was not called in so many steps is a container; the models in it are
         if record.made == 3:
-            self._look_into_containers()
+            for hooks in record.hooks:
+                for module in () if hooks.forwards else hooks.model.children():
+                    if any(parameter.requires_grad for parameter in module.parameters()):
+                        hooks.watch_forward(module)
         if record.ended or (record.least is not None and record.made >= record.least and record.alone):
             raise SystemExit
 
@@ -691,15 +694,6 @@ class Watcher:
         else:
             self._record.begin_epoch()
         self._paused = self._ending = False
-
-    def _look_into_containers(self) -> None:
-        """Where a model was never called, mark the forward of the models in it."""
-        assert self._record is not None
-        for hooks in self._record.hooks:
-            if not hooks.forwards:
-                for module in hooks.model.children():
-                    if any(parameter.requires_grad for parameter in module.parameters()):
-                        hooks.watch_forward(module)
 
     def _pairs(
         self, optimizers: Iterable[torch.optim.Optimizer]
@@ -743,13 +737,6 @@ class Watcher:
                 "note: samples are the first dimension of what the model was called with, because no loader was looped "
                 "over; where that is not the batch, --batch N says it"
             )
-
-    def _close(self, error: BaseException) -> None:
-        """End the record of a training that failed with `error`."""
-        if self._record is not None:
-            with suppress(Exception):
-                self._record.__exit__(type(error), error, error.__traceback__)
-        self._over()
 
     def _give_up(self, error: Exception) -> None:
         """End the recording because of an error of its own; the training goes on."""

@@ -395,7 +395,13 @@ class Recording:
             self._session.close(ended)
             self.hooks = []  # and with them the model, which may hold a process group that is destroyed before it
         if totals is not None and self._session.is_root:
-            say(_closing(totals, self.workers, self._session.directory))
+            step = totals["step_s_median"]
+            say(
+                f"recorded {totals['steps']:,} steps after {totals['excluded_steps']:,} of warm-up: "
+                f"{totals['samples_per_s']:,.0f} samples/s with {self.workers} worker{'s' * (self.workers > 1)}"
+                + (f", step {step * 1e3:.2f} ms (median)" if step is not None else "")
+                + f"; horovod-study explain {os.path.relpath(self._session.directory)}"
+            )
 
     def _can_go_on(self, error: BaseException) -> bool:
         """Return whether the script goes on after an error in closing the record.
@@ -879,14 +885,4 @@ def _greeting(effective: Mapping[str, Any], peers: Attached, directory: Path) ->
     return (
         f"recording {peers.workers} worker{'s' * (peers.workers > 1)} ({way}), {effective['model']} with "
         f"{effective['parameters']:,} parameters, into {os.path.relpath(directory)}{unseen}"
-    )
-
-
-def _closing(totals: Mapping[str, Any], workers: int, directory: Path) -> str:
-    step = totals["step_s_median"]
-    return (
-        f"recorded {totals['steps']:,} steps after {totals['excluded_steps']:,} of warm-up: "
-        f"{totals['samples_per_s']:,.0f} samples/s with {workers} worker{'s' * (workers > 1)}"
-        + (f", step {step * 1e3:.2f} ms (median)" if step is not None else "")
-        + f"; horovod-study explain {os.path.relpath(directory)}"
     )

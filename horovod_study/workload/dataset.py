@@ -622,7 +622,13 @@ def check(path: Path, *, threads: int | None = None, on_progress: OnProgress | N
             pool.shutdown(wait=False, cancel_futures=True)  # nothing more is read after the first complaint
     computed = floor.summary(sums, dataset.test_size) if generated else dataset.floor
     if generated and dataset.floor and computed:
-        _compare_floors(path, dataset.floor, computed)
+        for name, value in computed.items():
+            stored = dataset.floor.get(name, np.nan)
+            if not np.isclose(stored, value, rtol=1e-6, atol=0):  # which allows for another machine's exp
+                raise DataError(
+                    f"{path / SIDECAR}: floor {name} is {dataset.floor.get(name)}, the test curves on disk have "
+                    f"{value:.6g}; the side-car was changed, generate it again"
+                )
     return {
         "path": str(path),
         "kind": dataset.kind,
@@ -675,16 +681,6 @@ def _check_block(dataset: Dataset, block: int, low: int, high: int, again: str) 
     if bad is not None:
         raise bad
     return sums
-
-
-def _compare_floors(path: Path, stored: dict[str, Any], computed: dict[str, Any]) -> None:
-    """Raise DataError if the side-car's floor is not that of the data; 1e-6 allows for another machine's exp."""
-    for name, value in computed.items():
-        if not np.isclose(stored.get(name, np.nan), value, rtol=1e-6, atol=0):
-            raise DataError(
-                f"{path / SIDECAR}: floor {name} is {stored.get(name)}, the test curves on disk have {value:.6g}; "
-                "the side-car was changed, generate it again"
-            )
 
 
 def _check_rows(

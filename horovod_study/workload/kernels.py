@@ -652,7 +652,8 @@ class FusedNetwork:
             self._out2_gradient, self._winner2, model.conv2.weight, self._winner1,
             curves, order, state, self._factor, self._shift, self._partials1,
         )  # fmt: skip
-        self._together()
+        if self._beside_stream is not None:
+            torch.cuda.current_stream().wait_stream(self._beside_stream)
         self.launches.finish(
             self._partials1, self._partials2, self._partials3, self._losses, self._gradients, self._loss, ring, state,
             self._parameters, self._moments1, self._moments2, self._updates, self._rate, self._times, ring.numel(),
@@ -675,8 +676,3 @@ class FusedNetwork:
         self._beside_stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._beside_stream):
             yield
-
-    def _together(self) -> None:
-        """Let the current stream wait for the second one."""
-        if self._beside_stream is not None:
-            torch.cuda.current_stream().wait_stream(self._beside_stream)

@@ -48,7 +48,12 @@ def make_optimizer(
         rate = _DeviceRate(scaled_lr(config, workers), parameters[0].device)
         if config.optimizer != "sgd":  # torch has no such flag for SGD, and on a CPU none is needed
             extra["capturable"] = parameters[0].is_cuda
-    optimizer = _without_compiler(kind)(
+    # Without the wrappers that keep methods out of a compiled graph: their first call loads torch._dynamo, 900 modules
+    # and 1.5 s of each rank's start, for updates that are never compiled (`compile` takes the model alone).
+    names = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
+    methods = {name: inspect.unwrap(getattr(kind, name)) for name in names}
+    bare = type(kind.__name__, (kind,), {**methods, "step": torch.no_grad()(inspect.unwrap(kind.step))})
+    optimizer = bare(
         parameters,
         lr=scaled_lr(config, workers) if rate is None else rate.tensor,  # type: ignore[call-arg]
         weight_decay=config.weight_decay,
@@ -63,17 +68,6 @@ def make_optimizer(
     if config.weight_decay:
         details.append(f"weight decay {config.weight_decay:g}")
     return optimizer, ", ".join(details)
-
-
-def _without_compiler(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
-    """Return `kind` without the wrappers that keep its methods out of a compiled graph.
-
-    Their first call loads torch._dynamo: 900 modules and 1.5 s of each rank's start, for updates that are never
-    compiled (`compile` takes the model alone).
-    """
-    names = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
-    methods = {name: inspect.unwrap(getattr(kind, name)) for name in names}
-    return type(kind.__name__, (kind,), {**methods, "step": torch.no_grad()(inspect.unwrap(kind.step))})
 
 
 def learning_rate(optimizer: torch.optim.Optimizer) -> float:

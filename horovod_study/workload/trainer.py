@@ -67,7 +67,16 @@ def run(
     nccl = nccl_log.Capture(wanted=on_gpu and config.transport in ("auto", "nccl") and launch.workers > 1)
     try:
         backend = open_backend(config, launch)
-        _require_same_options(config, backend, resumed=resumption is not None)
+        own = ("threads", "start_timeout_s")  # each rank may have its own
+        require_parity(
+            backend,
+            {
+                **{name: value for name, value in config.to_dict().items() if name not in own},
+                "backend": backend.name,
+                "resume": resumption is not None,
+                "package version": environment.describe_package(),
+            },
+        )
         watchdog.cancel()  # everybody has arrived; what follows fails together
         liveness = Liveness(backend, config.stall_timeout_s)
         with Session(backend, RecordOptions.of(config), liveness=liveness) as session:
@@ -490,19 +499,6 @@ class Training:
 
 
 # ------------------------------------------------------------------------------------------ parts of the above
-
-
-def _require_same_options(config: StrainConfig, backend: Backend, *, resumed: bool) -> None:
-    own = ("threads", "start_timeout_s")  # each rank may have its own
-    require_parity(
-        backend,
-        {
-            **{name: value for name, value in config.to_dict().items() if name not in own},
-            "backend": backend.name,
-            "resume": resumed,
-            "package version": environment.describe_package(),
-        },
-    )
 
 
 def _require(config: StrainConfig, effective: Mapping[str, Any], found: Mapping[str, Any]) -> None:

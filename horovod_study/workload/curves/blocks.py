@@ -264,28 +264,16 @@ def _suspects(block: NDArray[np.float32], numbers: NDArray[np.int64]) -> NDArray
             & (np.abs(start) < 0.999 * checks.START_OF_PEAK * span)
             & ~tail
         )
-        calm &= _slopes_plausible(strain, stress, begin, start, span)
+        # The slope of the first tenth of strain is certainly plausible, judged from few points.
+        at = np.minimum(begin[:, None] + np.arange(_SLOPE_POINTS), points - 1)
+        x = np.take_along_axis(strain, at, axis=1) - start[:, None]
+        y = np.take_along_axis(stress, at, axis=1)
+        early = x <= 0.1 * span[:, None]
+        early[:, :5] = True  # as checks.py, which takes five at least
+        n = early.sum(axis=1)
+        x -= ((x * early).sum(axis=1) / n)[:, None]
+        y -= ((y * early).sum(axis=1) / n)[:, None]
+        x *= early
+        slope = (x * y).sum(axis=1) / (x * x).sum(axis=1)
+        calm &= (n < _SLOPE_POINTS) & (slope > 1.01 * checks.MODULUS_MPA[0]) & (slope < 0.99 * checks.MODULUS_MPA[1])
     return np.asarray(~calm)
-
-
-def _slopes_plausible(
-    strain: NDArray[np.float32],
-    stress: NDArray[np.float32],
-    begin: NDArray[np.int64],
-    start: NDArray[np.float32],
-    span: NDArray[np.float32],
-) -> NDArray[np.bool_]:
-    """Return for which curves the slope of the first tenth of strain is certainly plausible, judged from few points."""
-    at = np.minimum(begin[:, None] + np.arange(_SLOPE_POINTS), strain.shape[1] - 1)
-    x = np.take_along_axis(strain, at, axis=1) - start[:, None]
-    y = np.take_along_axis(stress, at, axis=1)
-    early = x <= 0.1 * span[:, None]
-    early[:, :5] = True  # as checks.first_slope_mpa, which takes five at least
-    n = early.sum(axis=1)
-    mean_x, mean_y = (x * early).sum(axis=1) / n, (y * early).sum(axis=1) / n
-    x -= mean_x[:, None]
-    y -= mean_y[:, None]
-    x *= early
-    slope = (x * y).sum(axis=1) / (x * x).sum(axis=1)
-    low, high = checks.MODULUS_MPA
-    return np.asarray((n < _SLOPE_POINTS) & (slope > 1.01 * low) & (slope < 0.99 * high))

@@ -208,10 +208,14 @@ def _alive(curve: Curve) -> None:
 
 
 def _tail(curve: Curve, options: ReadOptions, tally: Tally) -> Curve:
-    """Case 17: the specimen has failed, the test went on."""
+    """Case 17: the specimen has failed, the test went on; a single low point is noise.
+
+    Three points in a row below 80 % of the peak, or the last two, or a last one below 50 %.
+    """
     peak = int(curve.stress.argmax())
     after = curve.stress[peak:]
-    if not _falls(after):
+    low = after < (1 - TAIL_OF_PEAK) * after[0]
+    if not ((low[2:] & low[1:-1] & low[:-2]).any() or low[-2:].all() or after[-1] < 0.5 * after[0]):
         return curve
     fall = f"stress falls by {100 * (1 - after.min() / after[0]):.0f} % after its peak of {after[0]:.4g} MPa"
     if options.cut_at_peak:
@@ -226,28 +230,15 @@ def _tail(curve: Curve, options: ReadOptions, tally: Tally) -> Curve:
     return curve
 
 
-def _falls(after: NDArray[np.float64]) -> bool:
-    """Return whether stress from its peak on falls for good: a single low point is noise.
-
-    Three points in a row below 80 % of the peak, or the last two, or a last one below 50 %.
-    """
-    low = after < (1 - TAIL_OF_PEAK) * after[0]
-    return bool((low[2:] & low[1:-1] & low[:-2]).any() or low[-2:].all() or after[-1] < 0.5 * after[0])
-
-
-def first_slope_mpa(strain: NDArray[np.float64], stress: NDArray[np.float64]) -> float:
-    """Return the slope in MPa of the straight line through the first tenth of the strain."""
-    count = int((strain <= strain[0] + 0.1 * (strain[-1] - strain[0])).sum())
-    count = min(max(count, 5), len(strain))
-    x = strain[:count] - strain[:count].mean()
-    return float(x @ stress[:count] / (x @ x))
-
-
 def _modulus(curve: Curve, options: ReadOptions, declared: dict[str, str]) -> None:
     """Case 14: a slope that only a wrong unit explains."""
     if options.any_modulus:
         return
-    slope = first_slope_mpa(curve.strain, curve.stress)
+    # of the straight line through the first tenth of the strain
+    count = int((curve.strain <= curve.strain[0] + 0.1 * (curve.strain[-1] - curve.strain[0])).sum())
+    count = min(max(count, 5), len(curve.strain))
+    x = curve.strain[:count] - curve.strain[:count].mean()
+    slope = float(x @ curve.stress[:count] / (x @ x))
     low, high = MODULUS_MPA
     if low <= slope <= high:
         return

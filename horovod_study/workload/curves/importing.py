@@ -122,7 +122,13 @@ def import_curves(
         "targets": {"from": labels.origin, "bounds": labels.bounds.tolist(), "bounds_from": labels.bounds_from},
         "counts": {"curves": curves.size, **curves.counts, **tally.counts},
         "warnings": warnings,
-        "self_check": _summary(curves.size, fits),
+        "self_check": {
+            "curves": len(fits.rows),
+            "of": curves.size,
+            "median_g0_mpa": float(np.median(fits.g0_mpa)),
+            "median_a": float(np.median(fits.a)),
+            "median_rms_mpa": float(np.median(fits.rms_mpa)),
+        },
         "ids": list(curves.ids) if curves.ids and curves.size <= 10_000 else None,
     }
     dataset.write_imported(
@@ -143,7 +149,8 @@ def lines(provenance: dict[str, Any]) -> list[str]:
     counts, check, targets = provenance["counts"], provenance["self_check"], provenance["targets"]
     (g0_low, g0_high), (a_low, a_high) = targets["bounds"]
     test = counts["curves"] // 4
-    read = [f"{count:,} {_plural(what, count)}" for what, count in counts.items() if what != "curves" and count]
+    words = {what: what if count != 1 else re.sub(r"s\b", "", what, count=1) for what, count in counts.items()}
+    read = [f"{count:,} {words[what]}" for what, count in counts.items() if what != "curves" and count]
     sample = "" if check["curves"] == check["of"] else f" of {check['of']:,}"
     return [
         f"read     {provenance['source']} ({provenance['layout']}): {counts['curves']:,} curves, strain in "
@@ -155,10 +162,6 @@ def lines(provenance: dict[str, Any]) -> list[str]:
         f"{check['median_rms_mpa']:.3g} MPa (least squares on {check['curves']:,}{sample} curves)",
         f"split    {counts['curves'] - test:,} curves for training, {test:,} for testing (every fourth)",
     ]
-
-
-def _plural(what: str, count: int) -> str:
-    return what if count != 1 else re.sub(r"s\b", "", what, count=1)
 
 
 # ----------------------------------------------------------------------------------------------------------- reading
@@ -315,17 +318,6 @@ def _inside(
 
 
 # -------------------------------------------------------------------------------------------------------- self-check
-
-
-def _summary(size: int, fits: Fits) -> dict[str, Any]:
-    """Return the medians that the import prints."""
-    return {
-        "curves": len(fits.rows),
-        "of": size,
-        "median_g0_mpa": float(np.median(fits.g0_mpa)),
-        "median_a": float(np.median(fits.a)),
-        "median_rms_mpa": float(np.median(fits.rms_mpa)),
-    }
 
 
 def _doubts(source: Source, fits: Fits, labels: Labels) -> list[str]:

@@ -43,10 +43,14 @@ def read_parquet(path: Path, options: ReadOptions) -> RawCurves:
     if table.num_rows == 0:
         raise DataError(f"{path}: has columns but no rows; one row per point or per curve was expected")
     notes = (f"columns not used: {', '.join(columns.ignored)}",) if columns.ignored else ()
-    lists = [_is_list(arrow, table.schema.field(names[k]).type) for k in (columns.strain, columns.stress)]
+    kinds = [table.schema.field(names[k]).type for k in (columns.strain, columns.stress)]
+    is_list = (arrow.types.is_list, arrow.types.is_large_list, arrow.types.is_fixed_size_list)
+    lists = [any(each(kind) for each in is_list) for kind in kinds]
     if lists[0] != lists[1]:
         raise DataError(f"{path}: one of strain and stress holds lists, the other numbers; both must be of one kind")
-    ids = None if columns.specimen is None else _texts(table[names[columns.specimen]])
+    ids: list[str] | None = None
+    if columns.specimen is not None:
+        ids = ["" if value is None else str(value) for value in table[names[columns.specimen]].to_pylist()]
     if lists[0]:
         curves, targets = _lists(path, table, names, columns, ids, arrow)
     else:
@@ -69,10 +73,6 @@ def read_parquet(path: Path, options: ReadOptions) -> RawCurves:
     )
 
 
-def _is_list(arrow: Any, kind: Any) -> bool:
-    return bool(arrow.types.is_list(kind) or arrow.types.is_large_list(kind) or arrow.types.is_fixed_size_list(kind))
-
-
 def _numbers(path: Path, name: str, column: Any, arrow: Any) -> NDArray[np.float64]:
     """Return a column as float64, NaN for nulls (case 20 for anything but real numbers)."""
     kind = column.type
@@ -83,10 +83,6 @@ def _numbers(path: Path, name: str, column: Any, arrow: Any) -> NDArray[np.float
         )
     values: NDArray[np.float64] = column.cast(arrow.float64()).to_numpy(zero_copy_only=False).astype(np.float64)
     return values
-
-
-def _texts(column: Any) -> list[str]:
-    return ["" if value is None else str(value) for value in column.to_pylist()]
 
 
 def _lists(

@@ -290,7 +290,9 @@ def _read_wide(
                     f"{path}{place}: specimen {specimen!r} has {len(found)} columns of {kind} ({names}); "
                     "every specimen has one of strain and one of stress, under names that differ"
                 )
-        spelled[specimen] = _spelling(table.names[pair["strain"][0]], specimen)
+        spelling = re.escape(specimen).replace(r"\ ", r"[\s_]+")  # the specimen's name as the file spells it
+        there = re.search(spelling, table.names[pair["strain"][0]], re.IGNORECASE)
+        spelled[specimen] = there[0] if there else specimen
     declared: dict[str, str] = {}
     for pair in pairs.values():
         one = _units(table, pair["strain"][0], pair["stress"][0], options)
@@ -329,13 +331,6 @@ def _read_wide(
         counts=_counts(table, cells),
         notes=_notes(table, ignored),
     )
-
-
-def _spelling(column: str, specimen: str) -> str:
-    """Return the specimen's name as the file spells it."""
-    pattern = re.escape(specimen).replace(r"\ ", r"[\s_]+")
-    found = re.search(pattern, column, re.IGNORECASE)
-    return found[0] if found else specimen
 
 
 # ------------------------------------------------------------------------------------------------------------ folder

@@ -107,7 +107,30 @@ def open_table(path: Path, options: ReadOptions, *, required: Sequence[str] = ("
             "columns; say which with --delimiter"
         )
     delimiter, decimal, rows = found[0]
-    return _frame(path, encoding, delimiter, decimal, rows, options, required)
+    # The line of the names is the first that names the required columns, else the one above the numbers.
+    first = next(k for k, (_, cells) in enumerate(rows) if _is_data(cells, decimal, delimiter))
+    names_at = next((k for k, (_, cells) in enumerate(rows) if _names(cells, options, required)), None)
+    if names_at is None:
+        texts = [k for k in range(first) if len(rows[k][1]) > 1 and not _is_units(rows[k][1])]
+        names_at = texts[-1] if texts else None
+    unit_row = None
+    if names_at is None:
+        names, names_line, first_line = [str(k + 1) for k in range(len(rows[first][1]))], 0, rows[first][0]
+    else:
+        names_line, names = rows[names_at]
+        line, below = rows[names_at + 1] if names_at + 1 < len(rows) else (names_line, [])
+        unit_row = tuple(below) if _is_units(below) else None
+        first_line = (line if unit_row else names_line) + 1
+    return TextLayout(
+        path=path,
+        encoding=encoding,
+        delimiter=delimiter,
+        decimal=decimal,
+        names=tuple(names),
+        unit_row=unit_row,
+        names_line=names_line,
+        first_line=first_line,
+    )
 
 
 def _encoding(path: Path) -> str:
@@ -237,41 +260,6 @@ def _mark(path: Path, rows: list[tuple[int, list[str]]], numeric: dict[str, list
     return "."
 
 
-def _frame(
-    path: Path,
-    encoding: str,
-    delimiter: str,
-    decimal: str,
-    rows: list[tuple[int, list[str]]],
-    options: ReadOptions,
-    required: Sequence[str],
-) -> TextLayout:
-    """Find the line of the names: the first that names the required columns, else the one above the numbers."""
-    first = next(k for k, (_, cells) in enumerate(rows) if _is_data(cells, decimal, delimiter))
-    names_at = next((k for k, (_, cells) in enumerate(rows) if _names(cells, options, required)), None)
-    if names_at is None:
-        texts = [k for k in range(first) if len(rows[k][1]) > 1 and not _is_units(rows[k][1])]
-        names_at = texts[-1] if texts else None
-    unit_row = None
-    if names_at is None:
-        names, names_line, first_line = [str(k + 1) for k in range(len(rows[first][1]))], 0, rows[first][0]
-    else:
-        names_line, names = rows[names_at]
-        line, below = rows[names_at + 1] if names_at + 1 < len(rows) else (names_line, [])
-        unit_row = tuple(below) if _is_units(below) else None
-        first_line = (line if unit_row else names_line) + 1
-    return TextLayout(
-        path=path,
-        encoding=encoding,
-        delimiter=delimiter,
-        decimal=decimal,
-        names=tuple(names),
-        unit_row=unit_row,
-        names_line=names_line,
-        first_line=first_line,
-    )
-
-
 def _names(cells: list[str], options: ReadOptions, required: Sequence[str]) -> bool:
     """Return whether a row names all required columns, by the accepted names or by those of the options."""
     chosen = {"strain": options.strain_column, "stress": options.stress_column}
@@ -371,7 +359,8 @@ def read_cells(
                 words[k] += map(sys.intern, cut[k])  # most are equal
             lines.append(places)
             if on_progress:
-                on_progress(f"reading {table.path.name}", min(_position(stream), total), total)
+                done = stream.buffer.tell()  # type: ignore[attr-defined]  # the text layer's own is off in a loop
+                on_progress(f"reading {table.path.name}", min(done, total), total)
     if not lines:
         raise DataError(
             f"{table.path} line {table.names_line}: no rows follow the names of the columns; one row per point was "
@@ -399,10 +388,6 @@ def _columns(table: TextLayout, rows: list[list[str]], places: NDArray[np.int64]
                 )
         rows = [row[:width] + [""] * (width - len(row)) for row in rows]
     return list(zip(*rows, strict=True))
-
-
-def _position(stream: IO[str]) -> int:
-    return int(stream.buffer.tell())  # type: ignore[attr-defined]  # the text layer's own tell() is off in a loop
 
 
 def _convert(
