@@ -18,6 +18,8 @@ from typing import Any
 
 import yaml
 
+from horovod_study.files import PART, SEVERAL
+
 PASSED = ("warmup_steps", "study", "partition", "repeat")
 MEETING_S = 600.0
 """How long ranks that srun has started wait for each other: the file server of a site may be slow."""
@@ -63,7 +65,7 @@ def _script(
         json.dumps(
             {
                 "out": str(out),
-                "meeting": str(out.parent / f".{out.name}.{launch}.record"),
+                "meeting": str(out.parent / f".{out.name}.{SEVERAL}.{launch}{PART}"),
                 "options": asked,
                 "batch": None,
                 "model_name": None,
