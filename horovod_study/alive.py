@@ -10,7 +10,7 @@ import platform
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +117,11 @@ def is_running(process: Mapping[str, Any] | None, *, pid: int, host: str, starte
         return False
     start_s, said_s = _start_s(pid), _seconds(started)
     return start_s is None or said_s is None or start_s <= said_s + _CLOCK_S
+
+
+def until(at_s: float) -> str:
+    """Say until when (seconds since 1970) a process that cannot be asked from here is taken for alive."""
+    return f"taken for alive until {datetime.fromtimestamp(at_s, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _start_s(pid: int) -> float | None:

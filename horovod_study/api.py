@@ -133,13 +133,18 @@ def figures(analysis: Analysis) -> "Mapping[str, Drawing]":
     return {each.name: each for each in drawings(analysis)}
 
 
-def read_points(path: str | os.PathLike[str], *, columns: Mapping[str, str] | None = None) -> "pd.DataFrame":
+def read_points(
+    path: str | os.PathLike[str],
+    *,
+    columns: Mapping[str, str] | None = None,
+    left_out: dict[str, str] | None = None,
+) -> "pd.DataFrame":
     """Return the points of a CSV file with columns workers, samples_per_s and perhaps more (docs/fit.md).
 
     A folder holds runs, such as that of a study, or result logs of MLPerf Training, of which the same page says how
     they are read.
     Other names are read where they say what they are, which `attrs["read"]` tells; `columns` says it for the others,
-    {"workers": "GPUs"}.
+    {"workers": "GPUs"}. Into `left_out` comes {run: why not} of what is among runs and cannot be read.
     Raises DataError for a file or a value that cannot be used, with the line it is in.
     """
     folder = Path(path)
@@ -150,7 +155,7 @@ def read_points(path: str | os.PathLike[str], *, columns: Mapping[str, str] | No
         raise DataError(f"{path}: is a folder, which has no columns to name; leave columns out")
     if next(records.run_directories(folder), None) is None:
         return mlperf_logs.points_of(*mlperf_logs.read_logs(foreign_files.mlperf_logs(folder)))
-    table = with_series(records.run_table(folder))
+    table = with_series(records.run_table(folder, left_out=left_out))
     points = exchange.points_of(table)
     # A machine of one's own is a node: where all its cores have a worker, more workers need another one.
     filled = points["series"].map(cores_of_one_machine(table))

@@ -5,7 +5,8 @@ renamed; a full disk, a limit on file sizes or the end of the process leaves wha
 follows a symbolic link: `write_file` puts a file in its place, `append_text` refuses, so a link in a result folder
 never makes this package write to a file outside of it.
 
-A process that is killed with SIGKILL between the two steps leaves a hidden `.NAME.*.part`, which nothing reads.
+What is not complete yet, a file or a folder, is hidden, and its name says who makes it (`unfinished`). A maker that is
+killed with SIGKILL leaves it; nothing reads it, and the next process that writes in that folder takes it away.
 """
 
 import csv
@@ -13,13 +14,16 @@ import errno
 import io
 import os
 import re
+import shutil
 import stat
 import tempfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from horovod_study import alive
 from horovod_study.errors import RecordError, StudyError
 
 if TYPE_CHECKING:
@@ -27,7 +31,13 @@ if TYPE_CHECKING:
 
 FILE_MODE = 0o644
 PART = ".part"
-"""Ending of a file that is not complete yet; its name begins with a dot."""
+"""Ending of a file or folder that is not complete yet; its name begins with a dot."""
+SEVERAL = "00000000-0-0"
+"""Stands for the maker in the name of what processes of several hosts make together."""
+FORGOTTEN_S = 86_400.0
+"""After so long without a change it counts as left where its maker cannot be asked: of another host or container."""
+_MAKER = re.compile(r"\..*\.([0-9a-f]{8})-([0-9]{1,10})-([0-9]{1,20})\.\w+\.part", re.DOTALL)
+_cleared: set[Path] = set()
 
 
 def write_file(path: Path, content: str | bytes, *, sync_folder: bool = False) -> Path:
@@ -49,25 +59,66 @@ def _encoded(text: str) -> bytes:
 def new_file(path: Path, *, sync_folder: bool = False) -> Iterator[IO[bytes]]:
     """Give a stream whose content takes the place of `path` when the block ends well; otherwise nothing changes."""
     try:
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:200]}.", suffix=PART)
+        with unfinished(path) as made:
+            with open(made, "wb") as stream:
+                yield stream
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.replace(made, path)
     except OSError as error:
-        error.filename = str(path)
-        raise
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.chmod(temporary, FILE_MODE)
-        os.replace(temporary, path)
-    except BaseException as error:
-        if isinstance(error, OSError):
-            error.filename = str(path)  # whoever reads of the failure knows no temporary name
-        with suppress(OSError):
-            os.unlink(temporary)
+        error.filename = str(path)  # whoever reads of the failure knows no temporary name
         raise
     if sync_folder:
         flush_folder(path.parent)
+
+
+@contextmanager
+def unfinished(path: Path, *, folder: bool = False) -> Iterator[Path]:
+    """Give a new hidden file or folder beside `path`, which is removed when the block ends unless it was renamed.
+
+    What killed makers left beside it is taken away first: before a folder always, else once in a process. Raises
+    OSError.
+    """
+    me = alive.this_process()
+    here = f"{zlib.crc32(f'{me.host} {me.boot} {me.space}'.encode()):08x}"
+    name = f".{path.name[:180]}.{here}-{me.pid}-{me.began or 0}."
+    made = Path((tempfile.mkdtemp if folder else _new_file)(PART, name, path.parent))
+    try:
+        os.chmod(made, 0o755 if folder else FILE_MODE)
+        if folder or path.parent not in _cleared:
+            _cleared.add(path.parent)
+            _take_away_left(path.parent, here, os.stat(made).st_mtime)
+        yield made
+    finally:
+        _remove(made)
+
+
+def _new_file(*name: Any) -> str:
+    descriptor, path = tempfile.mkstemp(*name)
+    os.close(descriptor)
+    return path
+
+
+def _take_away_left(folder: Path, here: str, present_s: float) -> None:
+    """Remove what makers that are gone left in a folder; `present_s`: the time by the clock of its file system."""
+    for left in folder.glob(f".*{PART}"):
+        if maker := _MAKER.fullmatch(left.name):
+            with suppress(OSError):  # others may remove it at this moment, or it is another user's
+                if maker[1] == here:
+                    gone = not alive.runs(int(maker[2]), int(maker[3]) or None)
+                else:
+                    changed_s = max(os.lstat(each).st_mtime for each in (left, *left.rglob("*")))
+                    gone = present_s - changed_s > FORGOTTEN_S
+                if gone:
+                    _remove(left)
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):
+        if stat.S_ISDIR(os.lstat(path).st_mode):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            os.unlink(path)
 
 
 def not_written(place: Path | str, error: OSError, again: str) -> str:

@@ -24,7 +24,6 @@ import getpass
 import json
 import os
 import re
-import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -35,7 +34,7 @@ from typing import Any, Self
 from horovod_study import alive
 from horovod_study.documents import conform, open_file, parse_json
 from horovod_study.errors import StudyError
-from horovod_study.files import not_written, write_file, writing
+from horovod_study.files import not_written, unfinished, write_file, writing
 from horovod_study.variables import whole_number
 
 CLAIMS = ".claims"
@@ -89,7 +88,10 @@ class Claim(_Content):
     def __str__(self) -> str:
         if self.holder is None:
             return f"whoever wrote {self.path}, which is incomplete (it ends {STALE_S:g} s after its last change)"
-        return f"{self.holder} since {self.since}" if self.since else str(self.holder)
+        held = f"{self.holder} since {self.since}" if self.since else str(self.holder)
+        if self.holder.is_of_here:
+            return held
+        return f"{held} ({alive.until(self.touched + STALE_S)}, unless it is heard of again)"
 
     @property
     def mine(self) -> bool:
@@ -190,8 +192,8 @@ def latest(folder: Path, name: str) -> Claim | None:
 
 def server_time(folder: Path) -> float:
     """Return the time of the clock by which the files of `folder` are stamped, in seconds."""
-    with tempfile.NamedTemporaryFile(dir=folder, prefix=".now-") as probe:
-        return os.fstat(probe.fileno()).st_mtime
+    with unfinished(folder / "now") as probe:
+        return probe.stat().st_mtime
 
 
 # ---------------------------------------------------------------------------------------------------- holding
@@ -273,9 +275,7 @@ def acquire(
             found = latest(folder, name)
             time_s = present(folder)
             if found is not None and not is_stale(found, present=time_s, ended=ended):
-                who, silent_s = "this process" if found.mine else str(found), time_s - found.touched
-                if found.holder is not None and silent_s > 1.5 * REFRESH_S:
-                    who += f" (last heard of {silent_s:.0f} s ago; after {STALE_S:g} s it is taken for dead)"
+                who = "this process" if found.mine else str(found)
                 raise Held(
                     f"{folder.parent}: {what} is being run by {who}; wait for it, or stop it and run again", found
                 )
@@ -346,24 +346,20 @@ def require_free(directory: Path) -> None:
 
 def _create(path: Path, text: str) -> bool:
     """Make a file with its content at once; False when somebody else has made it."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".claim-")
-    try:
-        _write(descriptor, text)
-        os.chmod(temporary, 0o644)
+    with unfinished(path) as made:
+        _write(os.open(made, os.O_WRONLY), text)
         try:
-            os.link(temporary, path)
+            os.link(made, path)
         except OSError as error:
             if error.errno in _NO_LINK:
                 return _create_exclusively(path, text)
             # The answer of a file server can be lost, and the question repeated: the count of links tells the truth.
-            if os.stat(temporary).st_nlink == 2:
+            if os.stat(made).st_nlink == 2:
                 return True
             if isinstance(error, FileExistsError):
                 return False
             raise
         return True
-    finally:
-        Path(temporary).unlink(missing_ok=True)
 
 
 def _create_exclusively(path: Path, text: str) -> bool:

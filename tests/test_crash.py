@@ -92,8 +92,8 @@ class Killer:
     Python reports these to audit hooks before they happen. None can be removed, so it listens in forked processes only.
     """
 
-    def __init__(self, runs: Path, k: int) -> None:
-        self.runs, self.left = str(runs), k
+    def __init__(self, runs: Path, k: int, number: int = signal.SIGKILL, ending: str = "") -> None:
+        self.runs, self.left, self.number, self.ending = str(runs), k, number, ending
 
     def __call__(self, event: str, arguments: tuple) -> None:
         if event == "open":
@@ -108,10 +108,10 @@ class Killer:
             paths = (self.runs,)
         else:
             return
-        if any(str(path).startswith(self.runs) for path in paths):
+        if any(str(path).startswith(self.runs) and str(path).endswith(self.ending) for path in paths):
             self.left -= 1
             if self.left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
+                os.kill(os.getpid(), self.number)
 
 
 def killed_at(runs: Path, folder: Path, k: int) -> int:

@@ -980,7 +980,7 @@ class Pair:
         here = replace(self.place.here, patience=patience)
         check = Hosts(here, wanted, self.place.root / "runs", interface=interface, quick=quick).check
         result = found(check)
-        assert list(self.place.root.glob(f"{files.SCRATCH}*")) == [], "the scratch folder is removed"
+        assert list(self.place.root.glob(".doctor.*")) == [], "the scratch folder is removed"
         return result
 
 

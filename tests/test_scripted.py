@@ -248,7 +248,7 @@ def test_a_study_of_somebody_elses_training_goes_the_whole_way(kind: str, folder
     runs = sorted((folder / "runs" / "foreign").glob("ddp-*/run.json"))
     assert len(runs) == 4
     assert {json.loads(each.read_text())["requested"]["options"]["hidden"] for each in runs} == {4}
-    assert not list((folder / "runs" / "foreign").glob(".*.record")), "the places where ranks met are removed"
+    assert not list((folder / "runs" / "foreign").glob(".*.part")), "the places where ranks met are removed"
     assert not Path("/tmp/never").exists()
     planned = json.loads(say("plan", str(path), "--json"))["cells"]
     assert [cell["state"] for cell in planned] == ["done"] * 4, "nothing is left to run"

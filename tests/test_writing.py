@@ -1,6 +1,7 @@
 """Result files are whole or not there, whatever ends the writer, and nothing is written through a symbolic link."""
 
 import ast
+import contextlib
 import errno
 import hashlib
 import json
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given, settings
@@ -24,7 +26,10 @@ from make.waiting import PATIENCE_S
 from test_crash import Killer
 
 import horovod_study
-from horovod_study import cli, files, records
+from horovod_study import cli, files, lease, records
+from horovod_study.cluster import identity, recorded
+from horovod_study.cluster.doctor import files as doctor_files
+from horovod_study.cluster.doctor.finding import Area
 from horovod_study.errors import StudyError
 from horovod_study.report.kit import drawing
 from horovod_study.report.page import html
@@ -385,6 +390,127 @@ def test_data_generate_that_is_killed_anywhere_leaves_a_whole_set_or_none(tmp_pa
             break
     assert k > 4
     assert len(dataset.open_dataset(tmp_path / "set").curves) == 400
+
+
+# ------------------------------------------------------------------------------------------------ what is left
+
+
+def import_curves(below: Path) -> None:
+    curves = np.zeros((40, 3, 201), np.float32)
+    dataset.write_imported(
+        below / "set",
+        curves,
+        np.full((40, 2), 0.5, np.float32),
+        size=40,
+        target_bounds=np.array([[0.0, 1.0], [0.0, 1.0]]),
+        provenance={},
+    )
+
+
+def resume_rows(below: Path) -> None:
+    from test_records import columns, record
+
+    if not (below / "run.json").exists():
+        records.create_run(below, record())
+        writer = records.StepWriter(below, 0)
+        writer.append(columns(40))
+        writer.close()
+    records.StepWriter(below, 0, resume_at=30).close()
+
+
+MAKERS: dict[str, Callable[[Path], object]] = {
+    "report": lambda below: cli.main(["report", str(below / "runs")]),
+    "archive": lambda below: cli.main(["export", str(below / "runs"), "--archive"]),
+    "generate": lambda below: dataset.generate(below / "set", 400, seed=1),
+    "import": import_curves,
+    "claim": lambda below: lease.acquire(below, "run", what="the run").release(),
+    "rows": resume_rows,
+    "samples": lambda below: records.SystemWriter(below, "a", {}, keep_before_s=None).close(),
+    "record": lambda below: recorded.record([sys.executable, "-c", "pass"], below / "run", {}, own={}),
+    "source": lambda below: identity.snapshot(below),
+    "doctor": lambda below: doctor_files.works(Area("runs"), below),
+}
+"""What makes files and folders that are not complete for a while, in the folder that it is given."""
+
+
+def left(below: Path) -> list[Path]:
+    return list(below.rglob(f".*{files.PART}"))
+
+
+def ended(work: Callable[[], Any], below: Path, number: int) -> int:
+    """Do `work` in a process that gets a signal while its first thing below a folder is unfinished; return its pid."""
+    if (pid := os.fork()) == 0:
+        with contextlib.suppress(BaseException):
+            sys.addaudithook(Killer(below, 2, number, files.PART))
+            work()
+        os._exit(0)
+    status = os.waitpid(pid, os.WUNTRACED)[1]
+    assert number in (os.WSTOPSIG(status), os.WTERMSIG(status)), "it was in the middle"
+    return pid
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("name", sorted(MAKERS))
+def test_what_a_killed_maker_left_is_taken_away_by_the_next_one(name: str, study: Path, tmp_path: Path) -> None:
+    def work() -> None:
+        MAKERS[name](tmp_path)
+
+    def once_more() -> list[Path]:
+        for made in ("set", identity.CODE):  # these are made once
+            for done in (tmp_path / made).glob("[!.]*"):
+                shutil.rmtree(done) if done.is_dir() else done.unlink()
+            with contextlib.suppress(OSError):
+                (tmp_path / made).rmdir()
+        return left(tmp_path)
+
+    shutil.copytree(study, tmp_path / "runs")
+    if name in ("rows", "archive"):  # of what must be there already
+        assert not killed(work, tmp_path, 1_000_000)
+    ended(work, tmp_path, signal.SIGKILL)
+    (torn,) = once_more()
+    live = ended(work, tmp_path, signal.SIGSTOP)
+    assert {torn} < set(once_more()), "both have something unfinished there"
+
+    assert not killed(work, tmp_path, 1_000_000)
+    (own,) = once_more()
+    assert own != torn, "what is left is of the one that lives"
+    os.kill(live, signal.SIGKILL)
+    os.waitpid(live, 0)
+    assert not killed(work, tmp_path, 1_000_000)
+    assert once_more() == []
+
+
+def test_what_another_host_makes_is_left_until_nothing_has_changed_in_it_for_a_day(tmp_path: Path) -> None:
+    there = tmp_path / ".set.0badcafe-17-1234.abcdefgh.part"
+    mine = [tmp_path / name for name in (".other.part", ".set.part", ".x.0badcafe-1-1.part")]
+    (there / "below").mkdir(parents=True)
+    for path in (*mine, there / "below" / "curves.npy"):
+        path.touch()
+        os.utime(path, (0, 0))
+    for path, age_s in ((there, 2), (there / "below", 1)):
+        os.utime(path, (path.stat().st_atime, path.stat().st_mtime - age_s * files.FORGOTTEN_S))
+
+    os.utime(there / "below")
+    with files.unfinished(tmp_path / "set", folder=True):
+        assert there.exists()
+    os.utime(there / "below", (0, 0))
+    with files.unfinished(tmp_path / "set", folder=True):
+        assert not there.exists()
+    assert sorted(tmp_path.iterdir()) == sorted(mine), "names of others"
+
+
+def test_every_unfinished_thing_beside_results_is_made_by_the_one_door() -> None:
+    found = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        # Without a folder it is the system's for such files, and whatever is left there the system's to take away.
+        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("tempfile.")
+        if len(node.args) > 2 or "dir" in {each.arg for each in node.keywords}
+    }
+
+    assert found == {"files.py"}
 
 
 @pytest.mark.slow

@@ -80,7 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = parser.parse_strictly(words)
         options.words = words
         done = options.verb(options)
-        code: int = done.show(as_json=getattr(options, "json", False)) if isinstance(done, Result) else done
+        how = {f"as_{name}": getattr(options, name, False) for name in ("json", "files")}
+        code: int = done.show(**how) if isinstance(done, Result) else done
         sys.stdout.flush()  # here, where a reader that left or a full disk can still be told
         return code
     except StudyError as error:

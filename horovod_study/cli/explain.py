@@ -17,6 +17,7 @@ from horovod_study.cli.verbs import (
     given,
     readable_runs,
     runs_folder,
+    say_left_out,
     until_share,
 )
 from horovod_study.errors import ConfigError
@@ -132,14 +133,14 @@ def _page(options: argparse.Namespace) -> Result:
     from horovod_study.analysis.steps.explanation import explain as explain_runs
     from horovod_study.report.explanation import WIDE, page, write_explanation
 
-    left_out: dict[str, str] = {}
     turns = study_turns(options.places[0]) if len(options.places) == 1 else None
+    left_out: dict[str, str] = {}
     found = explain_runs(*records.recorded_runs(options.places, left_out=left_out), turns)
+    say_left_out(left_out)
     return Result(
         document=records.finite(found),
         lines=page(found, width=min(WIDE, shutil.get_terminal_size((WIDE, 0)).columns)),
         files=write_explanation(found, options.out) if options.out else [],
-        doubts=[f"left out: {name}: {why}" for name, why in left_out.items()],
     )
 
 
@@ -194,7 +195,9 @@ def _account(options: argparse.Namespace) -> Result:
     from horovod_study.report.kit.files import figure_lines
 
     allowed = None if options.max_residual is None else allowed_share(options.max_residual)
-    table, runs = records.recorded_runs(options.places)
+    left_out: dict[str, str] = {}
+    table, runs = records.recorded_runs(options.places, left_out=left_out)
+    say_left_out(left_out)
     found = account_all(table, [account_run(run) for run in runs])
     judged = None if allowed is None else gate(found, allowed)
     paths = write_accounting(found, judged, options.out, look=figure_look(options)) if options.out else []

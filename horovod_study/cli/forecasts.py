@@ -7,7 +7,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from horovod_study.cli.verbs import COLUMNS, COUNT, FILE, FLAG, NUMBER, Result, Verb, read_benches, read_data
+from horovod_study.cli.verbs import (
+    COLUMNS,
+    COUNT,
+    FILE,
+    FLAG,
+    NUMBER,
+    Result,
+    Verb,
+    read_benches,
+    read_data,
+    say_left_out,
+)
 from horovod_study.errors import AnalysisError
 from horovod_study.options import Parser
 from horovod_study.text.tables import table_of, to_lines
@@ -230,7 +241,9 @@ def _points(options: argparse.Namespace) -> "pd.DataFrame":
     if options.points.is_dir():
         from horovod_study.api import read_points
 
-        points = read_points(source, columns=columns)
+        left_out: dict[str, str] = {}
+        points = read_points(source, columns=columns, left_out=left_out)
+        say_left_out(left_out)
     else:
         points = parse_points(read_data(options.points), source=source, columns=columns)
     if points.attrs["read"]:

@@ -20,6 +20,7 @@ from horovod_study.cli.verbs import (
     progress,
     read_input,
     runs_folder,
+    say_left_out,
 )
 from horovod_study.config import available_cores
 from horovod_study.errors import ConfigError
@@ -149,39 +150,34 @@ def report_arguments(parser: Parser) -> None:
     )
     add("--runs", type=Path, metavar="RUNS", help="with --check: where the run directories are now")
     add("--allow", nargs="+", metavar="NAME", help="with --check: doubts that are known and do not end it with 1")
-    add("--json", **FLAG, help="with --against or --check: print everything as one line of JSON")
+    add("--files", **FLAG, help="print the path of every file that was written, and nothing else")
+    add("--json", **FLAG, help="print the answer, or all that --against or --check finds, as one line of JSON")
 
 
-def report(options: argparse.Namespace) -> int | Result:
+def report(options: argparse.Namespace) -> Result:
     """Draw the figures and write the page of a study, or check all of it against the raw rows (--check)."""
     options.directory = runs_folder(options.directory)
     _refuse_idle_options(options)
     if options.check:
         return _check(options)
     if options.tables:
-        paths = write_analysis(options.directory, options.out or tables_of(options.directory), **_asked(options))
-    else:
-        directory, paths = _analysis_of(options, options.directory)
-        if options.against is not None:
-            return _report_against(options, directory, _analysis_of(options, options.against, before=True)[0])
-        paths += write_page(directory, look=figure_look(options), pgf=options.pgf)
-        if options.paper:
-            paths += _write_paper(directory)
-        if sys.stdout.isatty():  # a person; what reads a pipe gets the path of every file
-            _say_answer(directory, beside=len(paths) - 1)
-            return 0
-    for path in paths:
-        print(path)
-    return 0
-
-
-def _say_answer(directory: Path, *, beside: int) -> None:
-    """Print the answer of an analysed study, and where its page is."""
+        directory = options.out or tables_of(options.directory)
+        paths = write_analysis(options.directory, directory, **_asked(options))
+        return Result(document={}, lines=[f"tables: {directory} ({plural(len(paths), 'file')})"], files=paths)
+    directory, paths = _analysis_of(options, options.directory)
+    if options.against is not None:
+        return _report_against(options, directory, _analysis_of(options, options.against, before=True)[0])
     from horovod_study.api import read_analysis
     from horovod_study.report.page.answer import answer_lines
 
-    print(*answer_lines(read_analysis(directory)), sep="\n")
-    print(f"report: {directory / 'report.html'} (and {plural(beside, 'file')} of tables and figures)")
+    analysis = read_analysis(directory)
+    if not paths:
+        say_left_out(analysis.provenance.get("left_out", {}))
+    page, *others = write_page(directory, look=figure_look(options), pgf=options.pgf)
+    paths = [page, *paths, *others, *(_write_paper(directory) if options.paper else ())]
+    answer = answer_lines(analysis)
+    where = f"report: {page} (and {plural(len(paths) - 1, 'file')} of tables and figures)"
+    return Result(document={"answer": answer}, lines=[*answer, where], files=paths)
 
 
 _NEEDS: Mapping[str, tuple[tuple[str, ...], str]] = {
@@ -189,7 +185,6 @@ _NEEDS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "allow": (("check",), "is about what --check looks at; give --check too"),
     "fail_on": (("against",), "is about another study; name its directory with --against"),
     "match": (("against",), "is about another study; name its directory with --against"),
-    "json": (("against", "check"), "prints what --against or --check finds; give one of them too"),
 }
 """Options that mean something only with one of others, and what to say without."""
 
@@ -199,7 +194,7 @@ def _refuse_idle_options(options: argparse.Namespace) -> None:
     from horovod_study.api import is_table
 
     given = {name for name, value in vars(options).items() if value not in (None, False)}
-    chosen = sorted(given & {"check", "against", "paper", "tables"})
+    chosen = sorted(given & {"check", "against", "paper", "tables", *(("files",) if options.check else ())})
     if len(chosen) > 1:
         raise ConfigError(f"--{chosen[0]} and --{chosen[1]} ask for different things; give one of them")
     for name in (each for each in _NEEDS if each in given):
@@ -351,6 +346,7 @@ def _checked(directory: Path, runs: Path | None, allow: Collection[str]) -> Any:
         planned=source.get("planned") or (),
         set_aside=dict(records.set_aside(source["runs"])),
     )
+    say_left_out(result.provenance.get("left_out", {}))
     line = Line()
     found = check(
         directory,
@@ -388,6 +384,8 @@ def _report_against(options: argparse.Namespace, directory: Path, earlier: Path)
 
     limits, may_differ = read_limits(options.fail_on or ()), read_match(options.match)
     after, before = (read_analysis(each) for each in (directory, earlier))
+    for analysis in (after, before):
+        say_left_out(analysis.provenance.get("left_out", {}))
     names = names_of(directory.resolve(), earlier.resolve())
     found = compare_studies(after, before, may_differ=may_differ, names=names)
     judged = gate(found, limits) if limits else None

@@ -42,15 +42,15 @@ class Result:
     doubts: Iterable[str] = ()
     exit_code: int = 0
 
-    def show(self, *, as_json: bool) -> int:
-        """Print lines or document, doubts on standard error; return the exit code."""
+    def show(self, *, as_json: bool, as_files: bool = False) -> int:
+        """Print lines, document or the paths of files, doubts on standard error; return the exit code."""
         from horovod_study.records import finite
 
         if as_json:
             files = {} if self.files is None else {"files": [str(path) for path in self.files]}
             print(json.dumps(finite({**self.document, **files}), allow_nan=False))
         else:
-            print(*self.lines, sep="\n")
+            print(*((self.files or ()) if as_files else self.lines), sep="\n")
         for doubt in self.doubts:
             print(f"doubt: {doubt}", file=sys.stderr)
         return self.exit_code
@@ -148,9 +148,14 @@ def readable_runs(root: Path) -> list[Path]:
 
     left_out: dict[str, str] = {}
     found = [directory for directory, _ in records.readable_runs(root, left_out=left_out)]
+    say_left_out(left_out)
+    return found
+
+
+def say_left_out(left_out: Mapping[str, str]) -> None:
+    """Say on standard error what is among runs and was not read: {name: why}."""
     for name, why in left_out.items():
         print(f"doubt: left out: {name}: {why}", file=sys.stderr)
-    return found
 
 
 @contextmanager

@@ -16,9 +16,7 @@ import hashlib
 import json
 import os
 import platform
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,7 +28,7 @@ import horovod_study
 from horovod_study.cluster.partitions import Partition
 from horovod_study.documents import read_json
 from horovod_study.errors import RecordError, StudyError
-from horovod_study.files import write_file, writing
+from horovod_study.files import unfinished, write_file, writing
 
 CODE = ".code"
 ENVIRONMENTS = ".environments"
@@ -231,16 +229,12 @@ def snapshot(directory: Path, package: Path = PACKAGE) -> Path:
         return wanted
     try:
         wanted.parent.mkdir(parents=True, exist_ok=True)
-        fresh = Path(tempfile.mkdtemp(dir=wanted.parent, prefix=".new-"))
-        try:
+        with unfinished(wanted, folder=True) as fresh:
             for name, data in content.items():
                 path = fresh / PACKAGE.name / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(data)
-            os.chmod(fresh, 0o755)
             _put(fresh, wanted, content)
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
     except OSError as error:
         raise StudyError(
             f"{wanted.parent}: the source cannot be copied there ({error.strerror or error}); free space, or choose "
@@ -261,8 +255,7 @@ def _put(fresh: Path, wanted: Path, content: Mapping[str, bytes]) -> None:
             if not wanted.exists():
                 raise
         # Damaged, or edited: jobs that import it keep what they have loaded.
-        aside = Path(tempfile.mkdtemp(dir=wanted.parent, prefix=".damaged-"))
-        with suppress(FileNotFoundError):
+        with unfinished(wanted, folder=True) as aside, suppress(FileNotFoundError):
             os.rename(wanted, aside / wanted.name)
 
 

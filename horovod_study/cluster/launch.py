@@ -41,7 +41,7 @@ from horovod_study.config import Cell, Placement
 from horovod_study.errors import StudyError
 from horovod_study.limits import mpi_hindrance
 from horovod_study.runtimes import CARRIED
-from horovod_study.variables import without_working_directory
+from horovod_study.variables import OF_HOROVOD, is_set, refuse_other_than_numbers, without_working_directory
 
 _HOROVODRUN = {"mpi": ("--mpi",), "gloo": ("--gloo",), "nccl": ()}  # NCCL starts over whichever controller was built
 
@@ -153,6 +153,7 @@ def program_line(
     line = _Line(runtime, workers, tuple(job), search, start)
     environment = cell_environment(start.environ, path=search, out=out, site=site)
     environment.update(line.variables(starter, environment, out))
+    refuse_other_than_numbers(environment)
     if starts_ranks and not site.alone:
         environment.update(line.meeting(out))
     if starter == "":
@@ -360,7 +361,8 @@ def cell_environment(environ: Mapping[str, str], *, path: str, out: Path, site: 
         kept["SLURM_TASKS_PER_NODE"] = f"{slots}(x{kept.get('SLURM_JOB_NUM_NODES', nodes)})"
     # Unbuffered, so that the log of a killed cell holds all that was printed.
     made = {**kept, **site.environment, "PATH": path, "PYTHONUNBUFFERED": "1", MARKER: str(out.absolute())}
-    return without_working_directory(made)
+    empty = {f"HOROVOD_{name}" for name in OF_HOROVOD if not is_set(f"HOROVOD_{name}", made)}
+    return without_working_directory({name: value for name, value in made.items() if name not in empty})
 
 
 def _describes_enclosing_job(name: str) -> bool:

@@ -8,10 +8,8 @@ in these processes is in recording/automatic.py.
 import glob
 import json
 import os
-import shutil
 import signal
 import subprocess
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +19,7 @@ from typing import Any
 import horovod_study
 from horovod_study import records
 from horovod_study.errors import RecordError, StudyError
+from horovod_study.files import PART, unfinished
 from horovod_study.measure.clock import utc_now
 from horovod_study.progress import say
 
@@ -62,24 +61,21 @@ def record(
     for training in range(1, 2 if one_training else records.MAX_TRAININGS + 1):  # those of an earlier command, too
         records.require_no_run(records.training_directory(out, training))
     out.parent.mkdir(parents=True, exist_ok=True)
-    meeting = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".record", dir=out.parent))
-    asked = {
-        "out": str(out),
-        "meeting": str(meeting),
-        "package": str(Path(horovod_study.__file__).parents[1]),
-        "options": dict(options),
-        "batch": batch,
-        "model_name": model_name,
-        "own": dict(own),
-        "requested": dict(requested),
-        "steps": steps,
-        "one_training": one_training,
-    }
-    try:
+    with unfinished(out, folder=True) as meeting:
+        asked = {
+            "out": str(out),
+            "meeting": str(meeting),
+            "package": str(Path(horovod_study.__file__).parents[1]),
+            "options": dict(options),
+            "batch": batch,
+            "model_name": model_name,
+            "own": dict(own),
+            "requested": dict(requested),
+            "steps": steps,
+            "one_training": one_training,
+        }
         code = _run(command, environment(asked))
         seen = _seen(meeting)
-    finally:
-        shutil.rmtree(meeting, ignore_errors=True)
     return _judge(out, code, seen)
 
 
@@ -117,7 +113,7 @@ def _seen(meeting: Path) -> list[tuple[str, str]]:
 
 def before_the_first_step(out: Path) -> str:
     """Return how far a command has come whose run `out` has no record yet; "" where none is being recorded there."""
-    meetings = sorted(out.absolute().parent.glob(f".{glob.escape(out.name)}.*.record"))
+    meetings = sorted(out.absolute().parent.glob(f".{glob.escape(out.name)}.*{PART}"))
     if not meetings or (out / records.MANIFEST).exists():
         return ""
     seen = [what for what, _ in _seen(meetings[-1])]

@@ -16,7 +16,7 @@ from typing import Any
 from horovod_study.config import COMMUNICATION, OPTIONS, RunConfig
 from horovod_study.errors import BackendError
 from horovod_study.runtimes import CARRIED
-from horovod_study.variables import decimal, is_set, whole_number
+from horovod_study.variables import is_set, refuse_other_than_numbers
 
 SHIPPED = {runtime: transport.shipped for runtime, (_, transport) in CARRIED.items()}
 """runtime -> what is set where the user has set nothing."""
@@ -48,6 +48,7 @@ def apply(runtime: str, *, config: RunConfig, unknown: Collection[str] = ()) -> 
             raise BackendError(f"{name} has no effect on {runtime}; leave it out, or use a runtime that has it")
     shipped = {} if config.horovod_defaults else SHIPPED.get(runtime, {})
     effective: dict[str, Any] = {}
+    refuse_other_than_numbers(os.environ)
     for option, about in OPTIONS.items():
         name = about.variable  # that the library reads
         if not name or not about.matters(runtime):
@@ -65,13 +66,10 @@ def apply(runtime: str, *, config: RunConfig, unknown: Collection[str] = ()) -> 
             value, source = None, "not in this build"
         elif asked is not None:
             value, source = _text(option, asked), "asked"
-        elif value is not None:
-            if name.startswith("HOROVOD_"):
-                (decimal if name.endswith("_TIME") else whole_number)(name, os.environ)
-        elif name in shipped:
-            value, source = shipped[name], "shipped"
-        else:
+        elif value is None:
             value, source = LIBRARY_DEFAULTS[name], "library default"
+            if name in shipped:
+                value, source = shipped[name], "shipped"
         if source in ("asked", "shipped"):
             os.environ[name] = str(value)
         effective[name] = {"value": value, "source": source}

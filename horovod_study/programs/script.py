@@ -18,6 +18,8 @@ from typing import Any
 
 import yaml
 
+from horovod_study.files import PART, SEVERAL
+
 
 def main(arguments: Sequence[str] | None = None) -> int | str | None:
     """Run the script, or the command, and return what `sys.exit` takes."""
@@ -59,7 +61,7 @@ def _script(
         json.dumps(
             {
                 "out": str(out),
-                "meeting": str(out.parent / f".{out.name}.{launch}.record"),
+                "meeting": str(out.parent / f".{out.name}.{SEVERAL}.{launch}{PART}"),
                 "options": asked,
                 "batch": None,
                 "model_name": None,

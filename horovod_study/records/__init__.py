@@ -105,6 +105,7 @@ from horovod_study.records.turns import (
 from horovod_study.records.writer import (
     RESERVE_BYTES,
     ROWS_JOINED,
+    SILENT_S,
     StepWriter,
     SystemWriter,
     append_epoch,
@@ -112,6 +113,7 @@ from horovod_study.records.writer import (
     finish_run,
     is_over,
     profile_path,
+    require_ended,
     require_no_run,
     resume_run,
     silent_s,

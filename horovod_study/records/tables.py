@@ -97,12 +97,15 @@ _BEFORE_OPTIONS = {name: OWN.options[name].default for name in _OPTIONS}
 _ENVIRONMENT = ("cpu_model", "cores", "os", "python", "torch", "horovod", "mpi", "package")
 
 
-def run_table(root: Path, only: Collection[str] | None = None) -> "pd.DataFrame":
+def run_table(
+    root: Path, only: Collection[str] | None = None, *, left_out: dict[str, str] | None = None
+) -> "pd.DataFrame":
     """Return one row per run at or below `root`; docs/metrics.md explains the columns. Unknown numbers are NaN.
 
-    `only`: the names of the run directories that count, such as those of the present cells of a study.
+    `only`: the names of the run directories that count, such as those of the present cells of a study; `left_out` as
+    for `readable_runs`.
     """
-    return _run_table(root, readable_runs(root, only))
+    return _run_table(root, readable_runs(root, only, left_out=left_out))
 
 
 def _run_table(root: Path, found: Iterable[tuple[Path, RunRecord]]) -> "pd.DataFrame":

@@ -6,16 +6,18 @@ Room for the end of a run is reserved while it goes on, and set free on a disk t
 import errno
 import json
 import os
-import tempfile
+import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from horovod_study import alive
 from horovod_study.documents import read_json, read_text
 from horovod_study.errors import RecordError
-from horovod_study.files import append_text, csv_rows, new_file, result_folder, write_file, writing
+from horovod_study.files import append_text, csv_rows, new_file, result_folder, unfinished, write_file, writing
 from horovod_study.records.arrow import arrow_array, numpy_column
 from horovod_study.records.format import (
     BENCH,
@@ -44,6 +46,8 @@ if TYPE_CHECKING:  # the run wing records without pandas
 ROWS_JOINED = 512
 """So many step rows share one head in their file, about 1.4 kB."""
 RESERVE_BYTES = 262_144
+SILENT_S = 600.0
+"""A run on another host that has written nothing for so long is taken for dead; evaluations may take minutes."""
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
@@ -136,10 +140,27 @@ def silent_s(directory: Path) -> float:
 
     A run writes at least every few seconds, except during a long evaluation or while its first batch is made.
     """
-    with writing(directory, "make it writable"), tempfile.NamedTemporaryFile(dir=directory, prefix=".now.") as probe:
-        present = os.fstat(probe.fileno()).st_mtime
-        written = [path.stat().st_mtime for path in directory.iterdir() if not path.name.startswith(".")]
+    with writing(directory, "make it writable"):
+        with unfinished(directory / "now") as probe:
+            present = probe.stat().st_mtime
+            written = [path.stat().st_mtime for path in directory.iterdir() if not path.name.startswith(".")]
     return present - max(written, default=present)
+
+
+def require_ended(directory: Path, record: RunRecord) -> None:
+    """Raise RecordError for a run that goes on, as far as can be seen from here."""
+    if record.state() != "running":
+        return
+    where = f"process {record.pid} on {record.host} since {record.started}"
+    if record.host == platform.node():
+        raise RecordError(f"{directory}: the run is still running ({where}); wait for its end, or stop it first")
+    left_s = SILENT_S - silent_s(directory)
+    if left_s > 0:
+        end = alive.until(datetime.now(UTC).timestamp() + left_s)
+        raise RecordError(
+            f"{directory}: the run seems to be running ({where}, {end}, unless more is written); stop it, or, if that "
+            "host is gone or has another name now, try again then"
+        )
 
 
 def finish_run(
@@ -202,20 +223,16 @@ class StepWriter:
                 f"{self.path}: holds rows up to step {rows.num_rows}, but the checkpoint is at step {step}; "
                 "rows were lost, start the run again with another --out"
             )
-        temporary = ""
         try:
-            descriptor, temporary = tempfile.mkstemp(dir=directory, prefix=f".{self.path.name}.")
-            self._file = os.fdopen(descriptor, "wb", buffering=0)
-            self._write(self._schema.serialize(), at=0)
-            for batch in kept.combine_chunks().to_batches(max_chunksize=8 * ROWS_JOINED):
-                self._write(batch.serialize(), at=self._end)
-            self.sync()
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, self.path)
+            with unfinished(self.path) as made:
+                self._file = open(made, "wb", buffering=0)
+                self._write(self._schema.serialize(), at=0)
+                for batch in kept.combine_chunks().to_batches(max_chunksize=8 * ROWS_JOINED):
+                    self._write(batch.serialize(), at=self._end)
+                self.sync()
+                os.replace(made, self.path)
             self.kept = kept
         except (OSError, RecordError) as error:
-            if temporary:
-                Path(temporary).unlink(missing_ok=True)
             text = getattr(error, "strerror", None) or error
             raise RecordError(f"{self.path}: cannot be cut to step {step} ({text}); free space, resume again") from None
 
@@ -375,17 +392,15 @@ class SystemWriter:
                 self.attempt = int(numpy_column(kept.column("attempt").chunks[-1])[-1]) + 1
         content = {**meta, "schema": SYSTEM_SCHEMA, "host": host, "attempt": self.attempt}
         self._schema = system_schema().with_metadata({SYSTEM_META: json.dumps(content, allow_nan=False).encode()})
-        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         try:
-            temporary.unlink(missing_ok=True)
-            self._file = open(temporary, "xb")
-            self._writer = pa.ipc.new_stream(self._file, self._schema)
-            if kept is not None and len(kept):
-                self._writer.write_table(kept.replace_schema_metadata(self._schema.metadata))
-            self._file.flush()
-            os.replace(temporary, self._path)
+            with unfinished(self._path) as made:
+                self._file = open(made, "wb")
+                self._writer = pa.ipc.new_stream(self._file, self._schema)
+                if kept is not None and len(kept):
+                    self._writer.write_table(kept.replace_schema_metadata(self._schema.metadata))
+                self._file.flush()
+                os.replace(made, self._path)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
             raise RecordError(f"{self._path}: cannot be created ({error.strerror or error}); free space") from None
 
     def append(self, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -24,7 +24,7 @@ from horovod_study.errors import RecordError, StudyError
 from horovod_study.files import writing
 from horovod_study.lease import ATTEMPTS, hold_study, move_run
 from horovod_study.progress import say
-from horovod_study.records import MANIFEST, read_run
+from horovod_study.records import MANIFEST, read_run, require_ended
 from horovod_study.studies.attempt import Attempt, RankRun, Running
 from horovod_study.studies.interruption import Interruption
 from horovod_study.text.words import cut
@@ -173,11 +173,10 @@ def set_aside_unless_done(directory: Path) -> bool:
     RecordError: it is running, or cannot be moved.
     """
     if (directory / MANIFEST).exists():
-        state = read_run(directory).state()
-        if state == "done":
+        record = read_run(directory)
+        if record.state() == "done":
             return True
-        if state == "running":
-            raise RecordError(f"{directory}: is running; wait for its end, or choose another --out")
+        require_ended(directory, record)
     set_aside(directory)
     return False
 

@@ -37,6 +37,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ from horovod_study.config import Cell
 from horovod_study.documents import parse_csv, read_bytes, read_json
 from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
 from horovod_study.files import append_text, csv_rows, write_file
-from horovod_study.records import MANIFEST, RunRecord, checkpoint_paths, read_run, silent_s
+from horovod_study.records import MANIFEST, SILENT_S, RunRecord, checkpoint_paths, read_run, silent_s
 from horovod_study.studies.study_file import StudyConfig
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import plural
@@ -65,8 +66,6 @@ ON_RETRY = ("failed", "timed out", "cancelled")
 """States of cells that are run again only when that is wanted."""
 ATTEMPTS = lease.ATTEMPTS
 ATTEMPT_COLUMNS = ("started", "cell", "runtime", "workers", "state", "seconds", "exit_code", "reason")
-SILENT_S = 600.0
-"""A run elsewhere that nobody looks after is over when it wrote nothing for so long; evaluations may take minutes."""
 
 _TOLD = ("timed out", "pre-empted", "cancelled")  # states that no record knows
 _CACHE = ".ledger.json"
@@ -352,7 +351,8 @@ def _elsewhere(
         silent_for_s = silence_s()
         if silent_for_s is not None and silent_for_s > SILENT_S:
             return "incomplete", f"{claim.holder or 'who ran it'} is gone, and nothing was written since"
-        return "running", f"{where}; {claim.holder or 'who ran it'}, who looked after it, is gone"
+        end = alive.until(datetime.now(UTC).timestamp() + SILENT_S - (silent_for_s or 0.0))
+        return "running", f"{where}; {claim.holder or 'who ran it'}, who looked after it, is gone; {end}"
     return "running", where
 
 

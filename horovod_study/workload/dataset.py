@@ -15,10 +15,8 @@ import fcntl
 import hashlib
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -34,7 +32,7 @@ from typing_extensions import TypedDict
 from horovod_study.config import available_cores
 from horovod_study.documents import read_json
 from horovod_study.errors import DataError
-from horovod_study.files import not_written, write_file, writing
+from horovod_study.files import unfinished, write_file, writing
 from horovod_study.text.numbers import amount
 from horovod_study.variables import without_working_directory
 from horovod_study.workload import floor, material, room
@@ -287,22 +285,16 @@ def _made_whole(path: Path, size: int) -> Iterator[Path]:
     """Give a folder with empty arrays beside `path`; move it to `path` if the block ends well, else remove it."""
     if path.exists():
         raise DataError(f"{path}: exists already; choose another --out, or remove it first")
-    with writing(path, "choose another folder", error=DataError):
+    with writing(path, "free space there, or choose another folder", error=DataError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        room.need_disk(path.parent, int(size * BYTES_PER_CURVE * 1.02), f"a data set of {size:,} curves")
-        making = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
-    try:
-        making.chmod(0o755)
-        for name, row in ((CURVES, (material.CHANNELS, material.POINTS)), (TARGETS, (material.TARGETS,))):
-            np.lib.format.open_memmap(making / name, mode="w+", dtype=np.dtype("<f4"), shape=(size, *row)).flush()
-        yield making
-        for name in (CURVES, TARGETS, SIDECAR):
-            _flush_to_disk(making / name)
-        making.rename(path)
-    except OSError as error:
-        raise DataError(not_written(path, error, "free space and try again")) from None
-    finally:
-        shutil.rmtree(making, ignore_errors=True)
+        with unfinished(path, folder=True) as making:
+            room.need_disk(path.parent, int(size * BYTES_PER_CURVE * 1.02), f"a data set of {size:,} curves")
+            for name, row in ((CURVES, (material.CHANNELS, material.POINTS)), (TARGETS, (material.TARGETS,))):
+                np.lib.format.open_memmap(making / name, mode="w+", dtype=np.dtype("<f4"), shape=(size, *row)).flush()
+            yield making
+            for name in (CURVES, TARGETS, SIDECAR):
+                _flush_to_disk(making / name)
+            making.rename(path)
 
 
 def _write_sidecar(directory: Path, hashes: list[dict[str, str]], **facts: Any) -> None:

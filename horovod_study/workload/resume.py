@@ -3,18 +3,14 @@
 A resumed run takes its configuration from run.json. Options given beside it must agree with that, or extend the budget.
 """
 
-import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from horovod_study import records
-from horovod_study.errors import BackendError, ConfigError, RecordError
+from horovod_study.errors import BackendError, ConfigError
 from horovod_study.workload.options import STRAIN, StrainConfig, strain_config
-
-SILENT_S = 600.0
-"""A run on another host that has written nothing for so long is taken for dead: that host cannot be asked."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +29,7 @@ def plan_resume(directory: Path, given: Mapping[str, Any], *, workers: int) -> R
     Raises RecordError when the run still runs or cannot be read, ConfigError when it would become another run.
     """
     record = records.read_run(directory)
-    _require_ended(directory, record)
+    records.require_ended(directory, record)
     before = record.effective.get("workers", record.requested.get("workers"))
     if before != workers:
         raise ConfigError(
@@ -52,20 +48,6 @@ def plan_resume(directory: Path, given: Mapping[str, Any], *, workers: int) -> R
         budget = next(name for name in STRAIN.budgets if getattr(config, name) is not None)
         finished = f"its {getattr(config, budget):g} {budget} are trained; a larger --{budget} trains on"
     return Resumption(directory=directory, record=record, config=config, finished=finished)
-
-
-def _require_ended(directory: Path, record: records.RunRecord) -> None:
-    if record.state() != "running":
-        return
-    where = f"process {record.pid} on {record.host}"
-    if record.host == platform.node():
-        raise RecordError(f"{directory}: the run is still running ({where}); wait for its end, or stop it first")
-    silent_s = records.silent_s(directory)
-    if silent_s < SILENT_S:
-        raise RecordError(
-            f"{directory}: the run seems to be running ({where}), its last rows are {silent_s:.0f} s old; stop it, "
-            f"or, if that host is gone, try again when they are {SILENT_S:g} s old"
-        )
 
 
 def _merged(directory: Path, recorded: StrainConfig, given: Mapping[str, Any]) -> tuple[StrainConfig, bool]:

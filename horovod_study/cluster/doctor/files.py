@@ -3,13 +3,11 @@
 import errno
 import os
 import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
 from horovod_study.cluster.doctor.finding import Area, Here
+from horovod_study.files import unfinished
 from horovod_study.text.numbers import amount
 
 _A_RUN_BYTES = 50 * 10**6  # records and two checkpoints of a run of the shipped model, generously
@@ -18,23 +16,12 @@ _SHARED = (
     *("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "9p", "afs"),
     *("fuse.sshfs", "fuse.glusterfs"),
 )
-SCRATCH = ".horovod-study-doctor-"
 
 
 def nearest_folder(runs: Path) -> Path:
     """Return `runs`, or the first folder above it that exists."""
     absolute = runs.absolute()
     return next(place for place in (absolute, *absolute.parents) if place.is_dir())
-
-
-@contextmanager
-def scratch_folder(runs: Path) -> Iterator[Path]:
-    """Make a folder where `runs` is or would be, and remove it afterwards."""
-    folder = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=nearest_folder(runs)))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def kind(area: Area, here: Here, runs: Path, *, several_hosts: bool, slurm: bool = False) -> None:
@@ -103,7 +90,7 @@ def works(area: Area, runs: Path) -> None:
     """Write, rename, link: does it do what run directories and leases rely on, and is its clock ours."""
     place = nearest_folder(runs)
     try:
-        with scratch_folder(runs) as folder:
+        with unfinished(place / "doctor", folder=True) as folder:
             one, two = folder / "one", folder / "two"
             one.write_bytes(b"1" * 2**20)
             area.ok("writable", f"{place} can be written")

@@ -18,11 +18,12 @@ from typing import Any, Self
 
 import horovod_study
 from horovod_study.cluster.doctor import probe
-from horovod_study.cluster.doctor.files import nearest_folder, scratch_folder
+from horovod_study.cluster.doctor.files import nearest_folder
 from horovod_study.cluster.doctor.finding import Area, Finding, Here, ProgramResult, shortened
 from horovod_study.cluster.identity import code_digest, installed
 from horovod_study.cluster.partitions import Host
 from horovod_study.cluster.remote import remote_argv, this_host
+from horovod_study.files import unfinished
 from horovod_study.measure.clock import now
 from horovod_study.text.words import plural
 from horovod_study.variables import without_working_directory
@@ -91,7 +92,7 @@ class Hosts:
         with ExitStack() as stack:
             question = {"scratch": "", "content": "", "names": [host.name for host in hosts]}
             with suppress(OSError):  # the area of the file system says what is wrong there
-                folder = stack.enter_context(scratch_folder(self._runs))
+                folder = stack.enter_context(unfinished(nearest_folder(self._runs) / "doctor", folder=True))
                 content = f"{os.getpid()} {now()!r}"
                 (folder / "seen").write_text(content)
                 question |= {"scratch": str(folder / "seen"), "content": content}
