@@ -600,5 +600,5 @@ class TestBatch:
         untold = score(table.drop(columns="batch_size"), laws=())[""]
 
         assert told.hidden == (8, 16)
-        assert told.laws["combined"].coverage == 1
-        assert told.laws["combined"].worst_ape < 0.25 < untold.laws["combined"].worst_ape
+        assert told.laws["combined"]["coverage"] == 1
+        assert told.laws["combined"]["worst_ape"] < 0.25 < untold.laws["combined"]["worst_ape"]

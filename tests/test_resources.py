@@ -309,5 +309,5 @@ def test_units_are_those_that_can_be_read():
     panel = drawn._panel("worker_hours", math.nan, "GPU {} to target", "hours", pd.Series([0.5, 30.0]))
     small = drawn._panel("energy_per_sample_j", math.nan, "Energy per sample", "J", pd.Series([3e-6]))
 
-    assert (panel.label, panel.unit) == ("GPU hours to target", 1.0)
-    assert (small.label, small.unit) == ("Energy per sample / \u00b5J", 1e-6)
+    assert (panel["label"], panel["unit"]) == ("GPU hours to target", 1.0)
+    assert (small["label"], small["unit"]) == ("Energy per sample / \u00b5J", 1e-6)

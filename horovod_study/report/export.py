@@ -95,7 +95,7 @@ def write_text(text: str, path: Path) -> Path:
 
 
 def write_tracker(tracker: str, runs: Sequence[Recorded], directory: Path) -> list[Path]:
-    """Write `runs` as files of `tracker`, one of TRACKERS, into `directory`, which must be new or empty.
+    """Write `runs` as files of `tracker` (tensorboard, wandb, mlflow) into `directory`, which must be new or empty.
 
     Returns what was written: for each run its folder (tensorboard, wandb), or the one database (mlflow).
     Raises ConfigError if the tracker's package is not installed, RecordError if the folder is not empty or cannot be
