@@ -5,7 +5,7 @@
     python scripts/goldens.py --write              writes them again: where an answer was meant to change
 
 Everything is asked through the command line (in this process) and benchmarks/. What depends on the machine or the hour
-is left out: paths, versions, digests of files. Numbers are kept with nine digits and compared within 1e-6 of their
+is left out: paths, versions, digests of files. Numbers are kept with eight digits and compared within 1e-6 of their
 value, because libraries may differ; all else must be equal. A table of more rows than ROWS is kept as one summary a
 column: how many values, their mean, least and largest, and a mean in which later rows count more.
 """
@@ -17,13 +17,13 @@ import json
 import math
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -38,13 +38,12 @@ from make.synthetic_study import Cell, write_study  # noqa: E402
 from horovod_study import cli  # noqa: E402
 
 ROWS = 70
-DIGITS = 9
+DIGITS = 8
 CLOSE, NEAR_ZERO = 1e-6, 1e-12
 SHOWN = 25
 OTHERWISE = ("source.json",)
 """Of an analysis: where its runs are, versions, digests of files."""
-NOT_KEPT = ("commands", "formula", "interval_method")
-SERIES_IN_FULL = 3
+NOT_KEPT = ("commands", "formula", "interval_method", "question", "loo_error_rms")
 SMALL_TABLES = ("paddlespeech", "thetagpu")
 TABLES = (
     *("deepmd", "dell-p100", "extradeep", "flagperf", "fleetx", "keras-multi-gpu", "maxtext", "mosaicml"),
@@ -87,10 +86,12 @@ def analysis(runs: Path, scratch: Path, *options: object) -> dict[str, Any]:
 
 
 def table(text: str) -> dict[str, Any]:
-    """Return the columns of a CSV: a value that is the same in all rows, all values, or a summary of many."""
+    """Return the columns of a CSV: a value that is the same in all rows, all values (texts with how often in a row)."""
     rows = list(csv.reader(io.StringIO(text)))
     columns = {name: [cell(row[place]) for row in rows[1:]] for place, name in enumerate(rows[0])}
-    return {"rows": len(rows) - 1, **{name: column(values) for name, values in columns.items()}}
+    empty = [name for name, values in columns.items() if not any(value is not None for value in values)]
+    full = {name: column(values) for name, values in columns.items() if name not in empty}
+    return {"rows": len(rows) - 1, "empty": " ".join(empty), **full}
 
 
 def cell(text: str) -> Any:
@@ -105,6 +106,8 @@ def column(values: Sequence[Any]) -> Any:
     """Return what is kept of a column or of any other list of values."""
     if len(set(values)) == 1:
         return values[0]
+    if len(values) <= ROWS and any(isinstance(value, str) for value in values):
+        return [f"{len(list(same))} x {value}" for value, same in groupby(values)]
     if len(values) <= ROWS:
         return list(values)
     known = [value for value in values if value is not None]
@@ -133,19 +136,23 @@ def schemas(scratch: Path) -> dict[str, Any]:
 
 
 def synthetic(scratch: Path) -> dict[str, Any]:
-    """The analysis of the synthetic study: two partitions, two batches, four ways, one failed run and a missing one."""
+    """The analysis of the synthetic study: two partitions and batches, a failed run, a missing one, a target."""
     serial, nccl, mpi, ddp = ("serial", "none"), ("horovod", "nccl"), ("horovod", "mpi"), ("ddp", "nccl")
-    runs, sizes = scratch / "synthetic", {"workers": (1, 2, 4, 8, 16), "steps": 120}
+    runs = scratch / "synthetic"
+    sizes: dict[str, Any] = {"workers": (1, 2, 4, 8, 16), "steps": 120}
     failed: dict[Cell, str] = {("alpha", *nccl, 16, 300, 2): "rank 3 ended with code 1"}
     missing: list[Cell] = [("alpha", *mpi, 8, 300, 1)]
     more: dict[str, Any] = {**sizes, "failed": failed, "missing": missing}
-    write_study(runs, partitions=("alpha",), ways=(serial, nccl, mpi, ddp), batches=(75, 300), **more)
-    write_study(runs, partitions=("gpu2",), ways=(serial, nccl), repeats=2, seed=2, **sizes)
-    return analysis(runs, scratch, "--target", "2e-3")
+    write_study(runs, partitions=("alpha",), ways=(serial, nccl, mpi), batches=(75, 300), **more)
+    write_study(runs, partitions=("gpu2",), ways=(serial, nccl, ddp), repeats=2, seed=2, **sizes)
+    found = analysis(runs, scratch, "--target", "2e-3")
+    for one in (*found["quantities.json"]["fits"], *found["sync_fits.json"]["series"].values()):
+        one["laws"] = {law: [*fit["params"].values(), fit["rmse"], fit["aicc"]] for law, fit in one["laws"].items()}
+    return found
 
 
 def experiments(scratch: Path) -> dict[str, Any]:
-    """The plan of every study file in experiments/ on a machine of four cores: its cells in their order, jobs, hours."""
+    """The plan of every study file in experiments/ on a machine of four cores: cells in their order, jobs, hours."""
     (scratch / "partitions").mkdir()
     (scratch / "partitions" / "local.yaml").write_text(
         "description: four cores\nscheduler: local\ncores_per_node: 4\ngpus_per_node: 0\n"
@@ -166,8 +173,14 @@ def experiments(scratch: Path) -> dict[str, Any]:
             "names": [each["name"] for each in cells[:: max(1, len(cells) // 8)]],
             "workers_on_nodes": dict(Counter("+".join(map(str, each["placement"]["per_node"])) for each in cells)),
             "jobs": [
-                [job["partition"], job["nodes"], job["per_node"], [len(task) for task in job["tasks"]]]
-                + [job["seconds"], job["time_limit_s"]]
+                [
+                    job["partition"],
+                    job["nodes"],
+                    job["per_node"],
+                    len(job["tasks"]),
+                    job["seconds"],
+                    job["time_limit_s"],
+                ]
                 for job in plan["jobs"]
             ],
             "turns": [len(block) for block in plan["turns"]["blocks"]],
@@ -191,7 +204,7 @@ def launch(scratch: Path) -> dict[str, Any]:
     for name in [*names, "told"]:
         gpus = "gres:" in said_of(scratch, name)
         found[name] = dry_run(scratch, name, GPU_RUNTIMES if gpus else CPU_RUNTIMES)
-    found["local over ssh"] = dry_run(scratch, "local", CPU_RUNTIMES, "--hosts", "node1:2,node2:1", workers="[3]")
+    found["local over ssh"] = dry_run(scratch, "local", CPU_RUNTIMES, "--hosts", "node1:2,node2:2", workers="[3]")
     return found
 
 
@@ -209,25 +222,28 @@ def dry_run(scratch: Path, partition: str, runtimes: str, *options: str, workers
     """
     found = re.search(r"^(?:gpus|cores)_per_node: *(?!0)(\d+)", said_of(scratch, partition), flags=re.MULTILINE)
     full = int(found[1]) if found else 4
-    alone = partition == "local"
+    counts = workers or ("[2]" if partition == "local" else f"[{full}, {full + 2}]")
     file = scratch / f"on-{partition}.yaml"
     file.write_text(
-        f"study: launched\npartition: {partition}\nrun: {{dataset: 1000, seconds: 60}}\nbaselines: [plain]\nrepeats: 2\n"
-        f"sweep:\n  workers: {workers or ('[2]' if alone else f'[{full}, {full + 2}]')}\n  runtime: {runtimes}\n"
+        f"study: launched\npartition: {partition}\nrun: {{dataset: 1000, seconds: 60}}\nbaselines: [plain]\n"
+        f"repeats: 2\nsweep:\n  workers: {counts}\n  runtime: {runtimes}\n"
     )
     bare = {"PATH": os.environ["PATH"], "HOME": str(scratch), "COLUMNS": "200"}
     with patch.dict(os.environ, bare, clear=True):
         text = said("run", file, "--runs", scratch / "runs", "--dry-run", *options)
-    text = text[text.find("#") :]
-    text = re.sub(r"-\d{8}-\d{6}-(\d{3})-[0-9a-f]{6}", r"-TIME-\1", text).replace(" --allow-run-as-root", "")
-    for path, shown in ((scratch, "SCRATCH"), (sys.prefix, "VENV"), (ROOT, "ROOT")):
+    if "#" not in text:
+        raise RuntimeError(f"{partition}: {text}")
+    text = re.sub(r"-\d{8}-\d{6}-(\d{3})-[0-9a-f]{6}", r"-TIME-\1", text[text.find("#") :])
+    for path, shown in ((scratch, "SCRATCH"), (sys.prefix, "VENV"), (ROOT, "ROOT"), (" --allow-run-as-root", "")):
         text = text.replace(str(path), shown)
+    text = re.sub(r"--config \S*/cells/(\S+)\.yaml --out \S*/launched/\1$", "--config CELL --out RUN", text, flags=re.M)
+    text = re.sub(r"(node\d+)(?:,\1)+", lambda same: f"{same[1]}(x{same[0].count(',') + 1})", text)
     return [line for line in text.splitlines() if line]
 
 
 def small(scratch: Path) -> dict[str, Any]:
-    """`fit --json` and `predict --json` of the smallest published tables."""
-    return {name: published(name, scratch) for name in SMALL_TABLES}
+    """`fit --json` and `predict --json` of the smallest published tables, with every fit."""
+    return {name: {**published(name, scratch), "fits": asked("fit", scratch / f"{name}.csv")} for name in SMALL_TABLES}
 
 
 def tables(scratch: Path) -> dict[str, Any]:
@@ -236,38 +252,54 @@ def tables(scratch: Path) -> dict[str, Any]:
 
 
 def published(name: str, scratch: Path) -> dict[str, Any]:
-    """Return laws, forecasts, their scores and recommendations for the known rows of a published table."""
+    """Return laws, forecasts, their scores and recommendations for the known rows of a published table.
+
+    They are left as NAME.csv in `scratch`.
+    """
     rows = [row for row in csv.DictReader((PUBLISHED / f"{name}.csv").open()) if row["role"] == "known"]
     used = [key for key in rows[0] if key not in ("task", "role", "repeat") and any(row[key] for row in rows)]
     path = scratch / f"{name}.csv"
     with path.open("w", newline="", encoding="utf-8") as stream:
         csv.writer(stream).writerows([["series", *used], *([row["task"], *(row[key] for key in used)] for row in rows)])
     largest = max(int(row["workers"]) for row in rows)
-    counts = [2 * largest, 8 * largest]
     fits = asked("fit", path)["series"]
-    told = asked("predict", path, "--workers", *counts, "--holdout", "--recommend")
-    if isinstance(told, str):
-        told = {"series": told.replace(str(scratch), ""), "holdout": {}, "recommendation": {}}
-    answers = told["recommendation"].get("series", {})
-    return {
+    found: dict[str, Any] = {
         "selected": {each: one["selected"] for each, one in fits.items()},
-        "fits": dict(list(fits.items())[:SERIES_IN_FULL]),
         "laws": by_law(fits.values()),
-        "forecast": told["series"] if isinstance(told["series"], str) else {
-            each: [[one[key] for key in ("workers", "samples_per_s", "low", "high", "law")] for one in found]
-            for each, found in told["series"].items()
-        },
-        "holdout": told["holdout"].get("summary") or told["holdout"],
-        "recommendation": {
-            each: {question: [one[key] for key in ("workers", "low", "high", "samples_per_s")]
-                   for question, one in (found["answers"] or {}).items()}
-            for each, found in answers.items()
-        },
-    }  # fmt: skip
+    }
+    questions = {"forecast": ("--workers", 2 * largest, 8 * largest), "holdout": ("--holdout",)}
+    for question, options in {**questions, "recommendation": ("--recommend",)}.items():
+        told = asked("predict", path, *options)
+        found[question] = told.replace(str(scratch), "") if isinstance(told, str) else SHORT[question](told)
+    return found
 
 
-def by_law(fits: Any) -> dict[str, Any]:
-    """Return summaries over series of what each law was fitted with."""
+def values_of(*names: str) -> Callable[[Mapping[str, Any]], list[Any]]:
+    """Return a function that takes these values out of a mapping."""
+    return lambda found: [found[name] for name in names]
+
+
+FORECAST = values_of("workers", "samples_per_s", "low", "high", "law")
+SCORE = values_of("targets", "median_ape", "worst_ape", "bias", "coverage", "median_width")
+ANSWER = values_of("workers", "low", "high", "samples_per_s")
+SHORT: Mapping[str, Callable[[Any], Any]] = {
+    "forecast": lambda told: {name: [FORECAST(one) for one in each] for name, each in told["series"].items()},
+    "holdout": lambda told: {law: SCORE(each) for law, each in scores_by_law(told).items()},
+    "recommendation": lambda told: {
+        name: {question: ANSWER(answer) for question, answer in (each["answers"] or {}).items()}
+        for name, each in told["series"].items()
+    },
+}
+"""What is kept of the documents of `predict`, by what was asked for."""
+
+
+def scores_by_law(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the scores of each law over all series."""
+    return dict(told["summary"] or next(iter(told["series"].values()))["laws"])
+
+
+def by_law(fits: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what each law was fitted with over all series: how many values, their mean, least and largest."""
     found: dict[str, dict[str, list[float]]] = {}
     for one in fits:
         for law, fitted in one["laws"].items():
@@ -276,7 +308,10 @@ def by_law(fits: Any) -> dict[str, Any]:
             for key, value in values.items():
                 if value is not None:
                     found.setdefault(law, {}).setdefault(key, []).append(value)
-    return {law: {key: summary(values) for key, values in each.items()} for law, each in found.items()}
+    return {
+        law: {key: [len(each), math.fsum(each) / len(each), min(each), max(each)] for key, each in values.items()}
+        for law, values in found.items()
+    }
 
 
 def scores(scratch: Path, *options: str) -> dict[str, Any]:
@@ -332,9 +367,10 @@ PARTS = {part.__name__: part for part in (*FAST, *SLOW, *BY_COMMAND)}
 
 
 def kept(value: Any) -> Any:
-    """Return what is written of a value: numbers with nine digits, texts about the machine left out."""
+    """Return what is written of a value: numbers with eight digits, nothing of what is unknown or empty."""
     if isinstance(value, Mapping):
-        return {str(key): kept(each) for key, each in value.items() if key not in NOT_KEPT}
+        known = {str(key): kept(each) for key, each in value.items() if key not in NOT_KEPT}
+        return {key: each for key, each in known.items() if each not in (None, "", [], {})}
     if isinstance(value, list | tuple):
         return [kept(each) for each in value]
     if isinstance(value, float):
