@@ -296,12 +296,13 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 rank, workers = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 torch.manual_seed(1)
-model = nn.Linear(8, 1)
+units = int(sys.argv[1])
+model = nn.Linear(8, units)
 if workers > 1:
     torch.distributed.init_process_group("gloo")
     model = nn.parallel.DistributedDataParallel(model)
 optimizer = torch.optim.SGD(model.parameters(), 0.01)
-data = TensorDataset(torch.randn(240, 8), torch.randn(240, 1))
+data = TensorDataset(torch.randn(240, 8), torch.randn(240, units))
 for x, y in DataLoader(data, batch_size=4):
     if rank == 1: time.sleep(0.03)
     loss = (model(x) - y).square().mean()
@@ -317,7 +318,7 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("scripted")
     write(folder / "train.py", SCRIPT)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
-    cli("record", "--out", "out", "--warmup-steps", 5, "--", *torchrun, "train.py", cwd=folder)
+    cli("record", "--out", "out", "--warmup-steps", 5, "--", *torchrun, "train.py", 1, cwd=folder)
     return folder
 
 
@@ -1007,15 +1008,15 @@ def test_X3_blocks_without_communication_in_the_same_job_leave_no_trace(dense: P
 
 
 @REAL
-def test_X4_the_scaling_mode_is_what_the_runs_did_and_both_baselines_have_names(
-    small: Path, forged: Path, tmp_path: Path
-) -> None:
+def test_X4_the_scaling_mode_is_what_the_runs_did_and_both_baselines_have_names(small: Path, tmp_path: Path) -> None:
     real = at(pd.read_csv(small / "analysis/points.csv"), workers=2)
-    assert (real["mode"], set(series(forged, "points")["mode"])) == ("strong", {"weak"})
-    assert (
-        real["speedup_plain"] != real["speedup_wrapped"]
-        and real["base_plain_repeats"] == real["base_wrapped_repeats"] == 3
-    )
+    assert real["mode"] == "strong" and real["speedup_plain"] != real["speedup_wrapped"]
+    assert real["base_plain_repeats"] == real["base_wrapped_repeats"] == 3
+    for mode, batch in (("weak", 50), ("mixed", 40)):
+        forge(tmp_path / mode, own_ms=[4.0])
+        forge(tmp_path / mode, "horovod", "mpi", own_ms=[4.0, 4.0], batch=batch)
+        pair = at(hs.analyze(tmp_path / mode).points, workers=2)
+        assert (pair["mode"] == "weak", pair["speedup_plain"] > 0) == (mode == "weak",) * 2
 
     def applies(**columns: Any) -> dict[str, bool]:
         path = points(tmp_path / "points.csv", lambda n: 900 * n**0.9, (1, 2, 4, 8), **columns)
@@ -1024,17 +1025,6 @@ def test_X4_the_scaling_mode_is_what_the_runs_did_and_both_baselines_have_names(
 
     assert applies(batch_size=64) == {"amdahl": False, "gustafson": True}
     assert applies(batch_size=lambda n: 64 // n) == {"amdahl": True, "gustafson": False}
-    for workers, batch in ((1, 50), (2, 40)):
-        own = [4.0] * workers
-        forge(
-            tmp_path / "mixed",
-            "horovod" if workers > 1 else "serial",
-            "mpi" if workers > 1 else "none",
-            own_ms=own,
-            batch=batch,
-        )
-    table = hs.analyze(tmp_path / "mixed").points
-    assert at(table, workers=2)[["speedup_plain", "speedup_wrapped"]].isna().all()
 
 
 @SLOW
@@ -1080,14 +1070,13 @@ def test_X7_pairs_of_equal_work_are_compared_and_unequal_work_is_refused(
 ) -> None:
     found, folder = compared
     (row,) = found["workers"]
-    both = [record(path.parent) for path in sorted(folder.rglob("run.json")) if "blocks" in str(path)]
-    by_kernels = {
-        name: [each["totals"]["samples_per_s"] for each in both if each["effective"]["kernels"] == name]
-        for name in ("torch", "native")
-    }
-    logs = np.log(by_kernels["native"]) - np.log(by_kernels["torch"])
+    both = [record(path.parent) for path in folder.rglob("run.json")]
+    logs: dict[str, list[float]] = {"torch": [], "native": []}  # of the rates
+    for each in both:
+        logs[each["effective"]["kernels"]].append(math.log(each["totals"]["samples_per_s"]))
 
-    assert row["ratio"] == pytest.approx(math.exp(logs.mean())) and row["blocks"] == 2
+    assert row["blocks"] == 2 and [len(each) for each in logs.values()] == [2, 2]
+    assert math.log(row["ratio"]) == pytest.approx(np.mean(logs["native"]) - np.mean(logs["torch"]))
     assert len({each["effective"]["initial_parameter_sha256"] for each in both}) == 1
     assert not row["resolved"], "two blocks resolve nothing"
     refused = cli("compare", "serial", "serial,batch=50", "--workers", 1, "--out", "other", cwd=tmp_path, rc=2)
@@ -1108,26 +1097,19 @@ def test_X8_efficiencies_multiply(tmp_path: Path) -> None:
 
 @REAL
 def test_X9_synchronisation_is_a_floor_the_runtime_and_skew(dense: Path, tmp_path: Path) -> None:
-    measured = {
-        "transport": "mpi",
-        "reduction": "flat",
-        "workers": 2,
-        "gradient_bytes": 613_764,
-        "block": 10,
-        "clock": "common",
-    }
-    times = {"floor_s": [3e-4] * 40, "pack_s": [1e-5] * 40, "through_s": [5e-4] * 40, "why_not_through": ""}
-    run = forge(
-        tmp_path, "horovod", "mpi", own_ms=[10.0, 10.0], sync_ms=0.5, bench={"synchronisation": {**measured, **times}}
-    )
+    known = {"transport": "mpi", "reduction": "flat", "workers": 2, "gradient_bytes": 613_764, "block": 10}
+    known |= {"clock": "common", "why_not_through": ""}
+    times = {"floor_s": [3e-4] * 40, "pack_s": [1e-5] * 40, "through_s": [5e-4] * 40}
+    bench = {"synchronisation": {**known, **times}}
+    run = forge(tmp_path, "horovod", "mpi", own_ms=[10.0, 10.0], sync_ms=0.5, bench=bench)
 
     def parts(directory: Path) -> dict[str, float]:
         (arm,) = answer("sync", directory, cwd=tmp_path)["arms"]
         return {name: each["value"] for name, each in arm["seconds"].items() if each}
 
-    known = parts(run)
-    assert [known[name] for name in ("floor", "through", "runtime", "sync")] == pytest.approx([3e-4, 5e-4, 2e-4, 5e-4])
-    assert known["skew"] == pytest.approx(0, abs=1e-9)
+    found = parts(run)
+    assert [found[name] for name in ("floor", "through", "runtime", "sync")] == pytest.approx([3e-4, 5e-4, 2e-4, 5e-4])
+    assert found["skew"] == pytest.approx(0, abs=1e-9)
     kept = json.loads((dense / "bench.json").read_text())["synchronisation"]
     assert kept["gradient_bytes"] == 613_764 and parts(dense)["floor"] == pytest.approx(np.median(kept["floor_s"]))
 
@@ -1173,12 +1155,12 @@ def test_X11_the_ledger_names_what_is_missing_and_forgets_nothing(finished: Path
 @REAL
 def test_X12_the_late_rank_is_named_without_a_profiler_or_equal_clocks(scripted: Path, tmp_path: Path) -> None:
     late = forge(tmp_path, "horovod", "mpi", own_ms=[10.0, 15.0], sync_ms=0.5)
-    for run, rank, least in ((late, 1, 0.00499), (scripted / "out", 1, 0.025)):
+    for run, rank, least in ((late, 1, 0.00499), (scripted / "out", 1, 0.01)):
         (slow,) = answer("explain", run, cwd=tmp_path)["slow"]
         assert [each["rank"] for each in slow["ranks"]] == [rank] and slow["ranks"][0]["host"]
         assert slow["ranks"][0]["value_s"] >= least
     own = [rows(scripted / "out", rank)[["data_s", "forward_s", "residual_s"]].sum(axis=1).median() for rank in (0, 1)]
-    assert own[1] > own[0] + 0.025
+    assert own[1] > own[0] + 0.01
 
 
 @SLOW
@@ -1203,9 +1185,8 @@ def test_X13_energy_and_gpu_hours_of_a_sample(forged: Path, tmp_path: Path) -> N
 def test_X14_time_to_a_target_is_throughput_times_statistics(forged: Path) -> None:
     table = series(forged, "targets")
     met = table[(table["target_mse"] == TARGET) & (table["workers"] > 1)]
-    assert met["speedup"].to_numpy() == pytest.approx(
-        (met["throughput_ratio"] * met["statistical_efficiency"] * met["overhead_ratio"].fillna(1)).to_numpy(), rel=1e-6
-    )
+    parts = met["throughput_ratio"] * met["statistical_efficiency"]
+    assert met["speedup"].to_numpy() == pytest.approx(parts.to_numpy(), rel=1e-6)
     assert (met["statistical_efficiency"] < 1).all()
     missed = table[table["target_mse"] == FAR]
     assert len(missed) == 5 and missed["censored"].all() and missed["train_s"].isna().all()
@@ -1243,12 +1224,7 @@ def test_X16_any_command_is_recorded_explained_and_a_study(scripted: Path, tmp_p
     assert found["totals"]["steps"] + found["totals"]["excluded_steps"] == len(rows(scripted / "out", 1)) >= 55
     assert answer("explain", scripted / "out", cwd=tmp_path)["cells"][0]["parts_s"]["backward"] > 0
 
-    write(
-        tmp_path / "train.py",
-        SCRIPT.replace("Linear(8, 1)", "Linear(8, int(sys.argv[1]))").replace(
-            "randn(240, 1)", "randn(240, int(sys.argv[1]))"
-        ),
-    )
+    write(tmp_path / "train.py", SCRIPT)
     content = {"study": "mine", "script": "train.py {hidden}", "run": {"warmup_steps": 5}, "repeats": 1}
     write(tmp_path / "study.yaml", {**content, "sweep": {"workers": 1, "runtime": "ddp/gloo", "hidden": [1, 3]}})
     cli("run", "study.yaml", "--no-smoke", cwd=tmp_path)
@@ -1300,9 +1276,8 @@ def test_X18_forecasts_know_the_batch_at_the_target_and_the_simulator_its_formul
 @REAL
 def test_X19_the_native_step_computes_what_pytorch_does(compared: tuple[dict[str, Any], Path], small: Path) -> None:
     """The fused kernels are a GPU's; those of the CPU are compiled here. Flat parameters are reduced as others are."""
-    kernels = {
-        record(path.parent)["effective"]["kernels"]: path.parent for path in compared[1].glob("blocks/1w-01/*/run.json")
-    }
+    made = [path.parent for path in compared[1].rglob("run.json")]
+    kernels = {record(run)["effective"]["kernels"]: run for run in made}
     torch, native = losses(kernels["torch"]), losses(kernels["native"])
 
     assert len(torch) == 35 and native == pytest.approx(torch, rel=1e-3) and (native != torch).any()
