@@ -4,8 +4,6 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -27,14 +25,9 @@ def nearest_folder(runs: Path) -> Path:
     return next(place for place in (absolute, *absolute.parents) if place.is_dir())
 
 
-@contextmanager
-def scratch_folder(runs: Path) -> Iterator[Path]:
+def scratch_folder(runs: Path) -> "tempfile.TemporaryDirectory[str]":
     """Make a folder where `runs` is or would be, and remove it afterwards."""
-    folder = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=nearest_folder(runs)))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    return tempfile.TemporaryDirectory(prefix=SCRATCH, dir=nearest_folder(runs), ignore_cleanup_errors=True)
 
 
 def kind(area: Area, here: Here, runs: Path, *, several_hosts: bool, slurm: bool = False) -> None:
@@ -104,12 +97,12 @@ def works(area: Area, runs: Path) -> None:
     place = nearest_folder(runs)
     try:
         with scratch_folder(runs) as folder:
-            one, two = folder / "one", folder / "two"
+            one, two, three = (Path(folder, name) for name in ("one", "two", "three"))
             one.write_bytes(b"1" * 2**20)
             area.ok("writable", f"{place} can be written")
             modified_s = one.stat().st_mtime
             _rename(area, one, two)
-            _link(area, two, folder / "three")
+            _link(area, two, three)
             _clock(area, modified_s)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -91,10 +91,10 @@ class Hosts:
         with ExitStack() as stack:
             question = {"scratch": "", "content": "", "names": [host.name for host in hosts]}
             with suppress(OSError):  # the area of the file system says what is wrong there
-                folder = stack.enter_context(scratch_folder(self._runs))
+                seen = Path(stack.enter_context(scratch_folder(self._runs)), "seen")
                 content = f"{os.getpid()} {now()!r}"
-                (folder / "seen").write_text(content)
-                question |= {"scratch": str(folder / "seen"), "content": content}
+                seen.write_text(content)
+                question |= {"scratch": str(seen), "content": content}
             conversations = {host.name: stack.enter_context(Conversation(self._here, host.name)) for host in hosts}
 
             def ask(host: Host) -> tuple[dict[str, Any] | None, float]:
