@@ -32,7 +32,7 @@ from horovod_study.measure.steady import find_steady
 from horovod_study.progress import Line, say
 from horovod_study.report.figures.timers import text
 from horovod_study.report.kit.files import write_result
-from horovod_study.studies.timers import TimersRequest, measure_timers
+from horovod_study.studies.timers import measure_timers
 from horovod_study.workload import dataset
 
 HERE = Path(__file__).parent
@@ -142,17 +142,14 @@ def timers(folder: Path, seconds: float, workers: Sequence[int]) -> tuple[list[T
     cases = []
     for batch, count, beside, share in CASES:
         if count in workers:
-            request = TimersRequest(
-                dataset=path,
+            cases += measure_timers(
+                folder,
+                {"dataset": str(path.absolute()), "seconds": share * seconds, "beside": beside},
                 batches=[batch],
                 workers=[count],
                 over="horovod/mpi",
                 options={"widths": "15-38-197", "device": "auto", "threads": 1},
-                seconds=share * seconds,
-                beside=beside,
-            )
-            cases += measure_timers(
-                request, folder, on_progress=lambda told: line.show(f"  {told}") if line.due() else None
+                on_progress=lambda told: line.show(f"  {told}") if line.due() else None,
             )
     line.close()
     return [timer_cost(case) for case in cases], cases

@@ -186,14 +186,13 @@ def host_summary(columns: Mapping[str, Any], stretches: Stretches) -> dict[str, 
     return dict(found)
 
 
-_OF_HOST = (
+_OF_HOST = (  # what is known of a host, and the column that it is from
     ("ranks_cpu_percent", "cpu_percent"),
     ("rss_mb_max", "rss_mb"),
     ("gpu_percent", "gpu_percent"),
     ("gpu_memory_mb_max", "gpu_memory_mb"),
     ("power_w", "power_w"),
 )
-"""What is known of a host, and the column that it is from."""
 
 
 def _weighted(at_s: Floats, values: Floats, stretches: Stretches) -> float | None:

@@ -26,11 +26,10 @@ ADDRESS_BYTES_PER_CORE = 64 << 20
 That cannot be interrupted, so it is not begun. What the programs need in the end is a multiple of this.
 """
 _OF_THREADS = ("can't start new thread", "cannot create thread", "resource temporarily unavailable")
-_SIGNS = (
+_SIGNS = (  # what PyTorch, the dynamic loader and Python say in errors that are no MemoryError, in small letters
     *("failed to map segment", "cannot allocate memory", "can't allocate memory", "std::bad_alloc"),
     *("not enough memory", *_OF_THREADS),
 )
-"""What PyTorch, the dynamic loader and Python say in errors that are no MemoryError, in small letters."""
 
 MIN_FILE_BYTES = 8 << 20
 """Open MPI 4.1.8 shares files of 4 MiB; seen to hang in MPI_Init at 3,000 KiB and to work at 4,200 KiB."""
@@ -44,11 +43,10 @@ Libraries make some 200,000 objects that stay. Not to look through them again an
 when the interpreter ends (`gc.freeze`), takes a fifth off a report, and a quarter off a run of a few steps.
 """
 
-_OF_THE_SYSTEM = (
+_OF_THE_SYSTEM = (  # what a disk, its permissions and its limits refuse is no bug of this program
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ESTALE),
     *(errno.ELOOP, errno.ENAMETOOLONG, errno.EMFILE, errno.ENFILE),
 )
-"""What a disk, its permissions and its limits refuse is no bug of this program."""
 
 
 def is_lack(error: BaseException) -> bool:

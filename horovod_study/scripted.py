@@ -29,12 +29,11 @@ WARMUP_STEPS = 10
 """Fewer than of our own training: scripts of others may be short, and the rest of the warm-up is found."""
 _PLACE = re.compile(r"\{(\w+)\}")
 _HOROVOD = re.compile(r"^[ \t]*(import|from)[ \t]+horovod\b", re.MULTILINE)
-_OVER_TORCH = re.compile(
+_OVER_TORCH = re.compile(  # in a script whose workers meet in torch.distributed
     r"torch\.distributed|init_process_group|^[ \t]*(import|from)[ \t]+"
     r"(accelerate|deepspeed|lightning|pytorch_lightning|transformers)\b",
     re.MULTILINE,
 )
-"""What a script has whose workers meet in torch.distributed."""
 _TORCH_LAUNCHERS = {"torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed"}
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
 _OF_THE_STUDY = ("workers", "nodes", "workers_per_node", "placement", "runtime", "backend", "transport", "global_batch")

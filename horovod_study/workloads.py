@@ -349,14 +349,11 @@ def _declared_by(module: ModuleType, place: object) -> Workload:
     return found
 
 
-PACKAGED = "horovod_study.workload.options"
-"""Declares the package's own workload."""
-
-
 @cache
 def packaged() -> Workload:
     """Return the package's own workload, that of studies that name none; it is loaded by name, others by their file."""
-    return _declared_by(import_module(PACKAGED), PACKAGED)
+    name = "horovod_study.workload.options"
+    return _declared_by(import_module(name), name)
 
 
 def find_workload(name: str | None, *, beside: Path = Path()) -> Workload:

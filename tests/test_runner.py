@@ -1016,12 +1016,12 @@ def test_time_left_is_a_guess_until_every_runtime_has_been_seen():
     estimate = Estimate()
     assert TimeLeft(seconds=4 + 7 + 7, guess=True) == estimate.left([plain, wrapped, two])
 
-    estimate.add(plain, 10.0)
+    estimate.add(plain.runtime, plain.placement.workers, 10.0)
     assert TimeLeft(seconds=10 + 7 + 7, guess=True) == estimate.left([plain, wrapped, two])
 
-    estimate.add(wrapped, 20.0)
+    estimate.add(wrapped.runtime, wrapped.placement.workers, 20.0)
     assert TimeLeft(seconds=40.0, guess=False) == estimate.left([wrapped, two])
-    estimate.add(two, 30.0)
+    estimate.add(two.runtime, two.placement.workers, 30.0)
     assert TimeLeft(seconds=50.0, guess=False) == estimate.left([wrapped, two])
     assert TimeLeft(seconds=38.0, guess=False) == estimate.left([wrapped, two], running_s=12.0)
     assert TimeLeft(seconds=30.0, guess=False) == estimate.left([wrapped, two], running_s=99.0)
@@ -1033,7 +1033,7 @@ def test_without_a_budget_in_seconds_nothing_is_known_before_the_first_cell(gold
     estimate = Estimate()
 
     golden(str(estimate.left([plain, wrapped])))
-    estimate.add(plain, 7.0)
+    estimate.add(plain.runtime, plain.placement.workers, 7.0)
     assert "about 7 s left (a guess)" == str(estimate.left([wrapped]))
 
 

@@ -496,7 +496,7 @@ def test_a_trial_that_kills_its_command_is_given_up(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(searching, "MAX_RESTARTS", 1)
     search(tmp_path, trials=1)
     with searching._quiet():
-        database = searching._Database(load_search(write(tmp_path)), tmp_path / "runs/tiny", None, 1.0)
+        database = searching._Database(load_search(write(tmp_path)), tmp_path / "runs/tiny", None)
         for _ in range(2):
             trial = database.next_trial()
             trial.set_user_attr("process", None)

@@ -144,11 +144,10 @@ def _page(options: argparse.Namespace) -> Result:
     )
 
 
-_TAKEN_BY: Mapping[str, tuple[str, ...]] = {
+_TAKEN_BY: Mapping[str, tuple[str, ...]] = {  # options that only these parts take
     "max_residual": ("account",),
     **dict.fromkeys(("runtime", "workers", "rounds", "until", "no_turns", *packaged().options), ("measure",)),
 }
-"""Options that only these parts take."""
 
 
 def _refuse_idle_options(options: argparse.Namespace) -> None:

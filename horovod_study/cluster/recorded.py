@@ -10,8 +10,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import Any
@@ -29,7 +28,7 @@ NO_STEPS = (
     "PyTorch's is recorded by three lines of its own, see docs/your_script.md"
 )
 PASSED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that go on to the command; Ctrl-C reaches it from the terminal."""
+"""Signals that go on to the command."""
 
 
 def environment(asked: Mapping[str, Any]) -> dict[str, str]:
@@ -84,23 +83,19 @@ def _run(command: Sequence[str], environ: Mapping[str, str]) -> int:
         process = subprocess.Popen(list(command), env=dict(environ))
     except OSError as error:
         raise StudyError(f"{command[0]}: cannot be started ({error.strerror}); is it on PATH?") from None
-    with _passing_on(process):
-        code = process.wait()
-    return code if code >= 0 else 128 - code
 
-
-@contextmanager
-def _passing_on(process: "subprocess.Popen[bytes]") -> Iterator[None]:
     def pass_on(number: int, _: FrameType | None) -> None:
         process.send_signal(number)
 
+    # Ctrl-C reaches the command from the terminal: it ends, then this program.
     before = {number: signal.signal(number, pass_on) for number in PASSED}
-    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command ends, then this program
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        yield
+        code = process.wait()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    return code if code >= 0 else 128 - code
 
 
 def _seen(meeting: Path) -> list[tuple[str, str]]:

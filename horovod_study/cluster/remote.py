@@ -13,7 +13,7 @@ import shlex
 import socket
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -111,6 +111,13 @@ def run_on(
 ) -> RemoteResult:
     """Run `argv` on `host` with `sent` as its standard input, for `timeout_s` at most; never raises for what fails."""
     line = remote_argv(host, argv, allocation=allocation)
+    kept = SLURM_TELLS | SLURM_STARTS
+    # Without what would change the options of a step: that of the job, or of the step we are in.
+    environ = {
+        name: value
+        for name, value in os.environ.items()
+        if not allocation or name in kept or not name.startswith(("SLURM", *SUBMIT_OPTIONS))
+    }
     try:
         done = subprocess.run(
             line,
@@ -119,7 +126,7 @@ def run_on(
             text=True,
             errors="replace",
             timeout=timeout_s,
-            env=_step_environment(os.environ) if allocation else None,
+            env=environ,
             start_new_session=True,  # Ctrl-C is for the program that waits; and no terminal to ask a password on
         )
     except subprocess.TimeoutExpired:
@@ -131,16 +138,6 @@ def run_on(
         said = [each.strip() for each in done.stderr.splitlines() if each.strip()]
         problem = said[-1] if said else f"{argv[0]} ended with {done.returncode}"
     return RemoteResult(host=host, exit_code=done.returncode, output=done.stdout, problem=problem)
-
-
-def _step_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return `environ` without what would change the options of a step: that of the job, or of the step we are in."""
-    kept = SLURM_TELLS | SLURM_STARTS
-    return {
-        name: value
-        for name, value in environ.items()
-        if name in kept or not name.startswith(("SLURM", *SUBMIT_OPTIONS))
-    }
 
 
 def stop_marked_on(

@@ -21,7 +21,7 @@ from horovod_study.text.words import plural
 _INTERFACES = re.compile(r"[A-Za-z0-9][\w.:@-]*(,[A-Za-z0-9][\w.:@-]*)*")
 PORTS = (20_000, 32_767)
 """Where ranks meet: above what services use, below what systems give to outgoing connections."""
-MAX_HOSTS = 100_000
+_MAX_HOSTS = 100_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -197,7 +197,7 @@ def _numbers(ranges: str, text: str) -> list[str]:
     found: list[str] = []
     for each in ranges.split(","):
         matched = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", each)
-        if matched is None or not 0 <= int(matched[2] or matched[1]) - int(matched[1]) < MAX_HOSTS:
+        if matched is None or not 0 <= int(matched[2] or matched[1]) - int(matched[1]) < _MAX_HOSTS:
             raise StudyError(f"{text!r} is not a list of nodes as Slurm writes it: [{ranges}] has no range {each!r}")
         first, last = int(matched[1]), int(matched[2] or matched[1])
         found += [str(number).zfill(len(matched[1])) for number in range(first, last + 1)]
@@ -209,7 +209,7 @@ def expand_counts(text: str) -> list[int]:
     counts: list[int] = []
     for each in text.split(","):
         matched = re.fullmatch(r"([0-9]{1,18})(?:\(x([0-9]{1,18})\))?", each)
-        if matched is None or int(matched[2] or 1) > MAX_HOSTS:
+        if matched is None or int(matched[2] or 1) > _MAX_HOSTS:
             raise StudyError(f"{text!r} is not a list of counts as Slurm writes it, such as 2(x3),1")
         counts += [int(matched[1])] * int(matched[2] or 1)
     return counts

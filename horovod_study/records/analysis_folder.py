@@ -132,8 +132,7 @@ def read_source(directory: Path, *, edited: bool = False) -> dict[str, Any]:
     return dict(content)
 
 
-_TABLE = "runs.csv"
-"""A table that every analysis has, and that nothing but an analysis writes."""
+_TABLE = "runs.csv"  # which every analysis has, and nothing but an analysis writes
 
 
 def holds_tables(directory: Path) -> bool:

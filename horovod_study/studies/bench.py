@@ -105,7 +105,10 @@ def plan_jobs(transports: Sequence[str] | None, runtimes: Sequence[str] | None) 
             known = " has no all-reduce of its own" if name in RUNTIMES else f" is not known{nearest(name, MEASURABLE)}"
             raise ConfigError(f"bench: --runtime {name!r}{known}; allowed: {', '.join(MEASURABLE)}")
     raw = list(dict.fromkeys(RAW if transports is None else transports))
-    wanted = list(dict.fromkeys(_default_runtimes() if runtimes is None else runtimes))
+    gpu = _has_gpu()
+    usual = ["horovod/mpi", "horovod/gloo", *(["horovod/nccl"] if gpu else [])]
+    usual = [*(usual if importlib.util.find_spec("horovod") else []), "ddp/gloo", *(["ddp/nccl"] if gpu else [])]
+    wanted = list(dict.fromkeys(usual if runtimes is None else runtimes))
     jobs = [BenchJob(runtime=name, asked=runtimes is not None) for name in wanted]
     if not raw and not jobs:
         raise ConfigError("bench: neither a transport nor a runtime is left to measure; name one")
@@ -119,12 +122,6 @@ def plan_jobs(transports: Sequence[str] | None, runtimes: Sequence[str] | None) 
         jobs.insert(0, host)
     host = host or jobs[0]
     return [replace(job, transports=tuple(raw)) if job is host else job for job in jobs]
-
-
-def _default_runtimes() -> list[str]:
-    gpu = _has_gpu()
-    horovod = ["horovod/mpi", "horovod/gloo", *(["horovod/nccl"] if gpu else [])]
-    return [*(horovod if importlib.util.find_spec("horovod") else []), "ddp/gloo", *(["ddp/nccl"] if gpu else [])]
 
 
 def _has_gpu() -> bool:

@@ -33,13 +33,10 @@ class Estimate:
         self._seen: dict[tuple[str | None, int | None], list[float]] = {}
         self._known: dict[tuple[str, int, float | None], TimeLeft] = {}  # a study has many cells of few kinds
         for runtime, workers, seconds in past:
-            self._add(runtime, workers, seconds)
+            self.add(runtime, workers, seconds)
 
-    def add(self, cell: Cell, seconds: float) -> None:
+    def add(self, runtime: str, workers: int, seconds: float) -> None:
         """Learn from a finished cell."""
-        self._add(cell.runtime, cell.placement.workers, seconds)
-
-    def _add(self, runtime: str, workers: int, seconds: float) -> None:
         self._known.clear()
         for case in ((runtime, workers), (runtime, None), (None, None)):
             self._seen.setdefault(case, []).append(seconds)

@@ -182,7 +182,7 @@ class Grid:
                 append_turns(self.directory, conductor.slices_of(cell.key))
             seconds = end.attempt.seconds if end.attempt is not None else 0.0
             if end.state == "done" and end.attempt is not None and not end.resumed:  # a part says nothing about a whole
-                self._estimate.add(cell, seconds)
+                self._estimate.add(cell.runtime, cell.placement.workers, seconds)
             if self.stop.requested and end.state in (self.stop.state, "stopped", CANCELLED):
                 self.broken_off = name
                 return

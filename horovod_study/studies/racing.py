@@ -44,15 +44,13 @@ FIRST_BLOCKS = 2  # of the first round
 LOOK_LEVEL = 0.99
 """Level of the intervals that end the race: it is looked at after every block, and at 0.95 each look would find
 something that is not there once in twenty."""
-MIN_BLOCKS = 3
-"""Shared blocks before two candidates are said to differ, or to be equal."""
+MIN_BLOCKS = 3  # shared, before two candidates are said to differ, or to be equal
 FIRST_ROUNDS, LATER_ROUNDS = 8, 20
 """Rounds of the first heat, which is for finding out what is worth a second one, and of the others at most."""
 LEAST_ROUNDS = 4
 """Rounds before two candidates that train in turns are said to differ; looks are then LOOKS times as many apart."""
 CONFIRM_HEATS = 2
-KEPT = 3
-"""So many values of single settings come into the second heat beside their combinations."""
+KEPT = 3  # so many values of single settings come into the second heat beside their combinations
 _PRIOR = 4.0  # D above
 
 

@@ -55,8 +55,7 @@ from horovod_study.text.words import plural
 SIGN_OF_LIFE_S = 10
 SILENT_S = 60
 MAX_RESTARTS = 3  # how often a trial whose command was killed is put back: it may be what kills it
-HOPELESS = 5
-"""So many failed trials and not one good: the search ends instead of failing to the end."""
+HOPELESS = 5  # so many failed trials and not one good end the search
 
 STATES = ("done", "pruned", "failed", "interrupted", "running", "waiting")
 RESULTS = ("test_mse", "g0_rmse_mpa", "a_rmse", "train_mse", "epochs", "samples_per_s")

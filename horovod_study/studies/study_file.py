@@ -456,11 +456,12 @@ def _partitions(source: str, content: Mapping[str, Any], path: Path) -> dict[str
         name = check_field(source, "partition", each, limits(str), optional=False)
         try:
             partition = find_partition(name, beside=path)
+            partition = partition if account is None else replace(partition, account=account)
         except ConfigError as error:
             raise ConfigError(str(error) if str(error).startswith(source) else f"{source}: {error}") from None
         if partition.name in partitions:
             raise ConfigError(f"{source}: partition {partition.name} is named twice; give each once")
-        partitions[partition.name] = partition if account is None else replace(partition, account=account)
+        partitions[partition.name] = partition
     return partitions
 
 

@@ -522,7 +522,10 @@ class Conductor:
         if cell.state == "turns":
             self._hold(cell)
             over_s = now() - began
-            others_s = _others_s(before, (busy_s(self._cores), used_s(numbers)))
+            # Processor seconds of all programs, less those of this cell; unknown where one of them is.
+            after = busy_s(self._cores), used_s(numbers)
+            more = [new - old for old, new in zip(before, after, strict=True) if old is not None and new is not None]
+            others_s = max(0.0, more[0] - more[1]) if len(more) == 2 else None
             self._switches.append(over_s - lead_s - took_s)
             made = TurnSlice(
                 block=self._how.block,
@@ -694,12 +697,6 @@ class Conductor:
             }
             if cell.state == "leaving":  # the others of its ranks make no turns any more
                 self._say(cell, [rank], {"until": None})
-
-
-def _others_s(*told: tuple[float | None, float | None]) -> float | None:
-    """Return the processor seconds of others; told, before and after: those of all, and of a cell; None: unknown."""
-    more = [after - before for before, after in zip(*told, strict=True) if before is not None and after is not None]
-    return max(0.0, more[0] - more[1]) if len(more) == 2 else None
 
 
 def _is_loud(made: TurnSlice) -> bool:

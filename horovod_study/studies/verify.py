@@ -49,8 +49,7 @@ REDUCTIONS = ("flat", "hooks")
 OPTIMIZERS = ("adam", "sgd")
 BREAKS = ("sum", "shard", "lr", "start")
 PARALLEL = tuple(runtime for runtime in RUNTIMES if runtime != "serial")
-RANKS_PER_CORE = 8
-"""More ranks than cores prove as much as few, but slowly."""
+_RANKS_PER_CORE = 8  # more ranks than cores prove as much as few, but slowly
 PROGRAM = "horovod_study.programs.equality"
 _NEAR = 1e-3  # so near a factor of the gradient must be to N to be called a sum over N workers
 
@@ -102,11 +101,11 @@ class Question:
                 "verify: --kernels native computes in float32 and averages one flat buffer; add --dtype float32 "
                 "--reduction flat, or leave --kernels out"
             )
-        most, limit = max(self.workers), RANKS_PER_CORE * self.cores
+        most, limit = max(self.workers), _RANKS_PER_CORE * self.cores
         if most > limit:
             raise ConfigError(
                 f"verify: --workers {most} are more ranks than this machine has slots: {plural(self.cores, 'core')}, "
-                f"at most {RANKS_PER_CORE} ranks on each; use --workers {limit} or fewer"
+                f"at most {_RANKS_PER_CORE} ranks on each; use --workers {limit} or fewer"
             )
         if most > 1 and self.batch < 2 * most:
             raise ConfigError(

@@ -91,12 +91,12 @@ def works(area: Area, runs: Path) -> None:
     place = nearest_folder(runs)
     try:
         with unfinished(place / "doctor", folder=True) as folder:
-            one, two = folder / "one", folder / "two"
+            one, two, three = (folder / name for name in ("one", "two", "three"))
             one.write_bytes(b"1" * 2**20)
             area.ok("writable", f"{place} can be written")
             modified_s = one.stat().st_mtime
             _rename(area, one, two)
-            _link(area, two, folder / "three")
+            _link(area, two, three)
             _clock(area, modified_s)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):

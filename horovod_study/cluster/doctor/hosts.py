@@ -92,10 +92,10 @@ class Hosts:
         with ExitStack() as stack:
             question = {"scratch": "", "content": "", "names": [host.name for host in hosts]}
             with suppress(OSError):  # the area of the file system says what is wrong there
-                folder = stack.enter_context(unfinished(nearest_folder(self._runs) / "doctor", folder=True))
+                seen = stack.enter_context(unfinished(nearest_folder(self._runs) / "doctor", folder=True)) / "seen"
                 content = f"{os.getpid()} {now()!r}"
-                (folder / "seen").write_text(content)
-                question |= {"scratch": str(folder / "seen"), "content": content}
+                seen.write_text(content)
+                question |= {"scratch": str(seen), "content": content}
             conversations = {host.name: stack.enter_context(Conversation(self._here, host.name)) for host in hosts}
 
             def ask(host: Host) -> tuple[dict[str, Any] | None, float]:

@@ -40,12 +40,12 @@ hvd.init()
 print(json.dumps({"size": hvd.size()}))
 hvd.shutdown()
 """
+# What builds.gpu_allreduce says of a build -> words; nothing is said of one for CPUs.
 _GPU_TENSORS: dict[str | None, str] = {
     "NCCL": "; GPU tensors go over NCCL",
     "MPI": "; GPU tensors are handed to MPI, which must be CUDA-aware",
     "host": "; GPU tensors go through the host's memory",
 }
-"""What builds.gpu_allreduce says of a build -> words; nothing is said of one for CPUs."""
 ABOUT_MPI4PY = """
 import json, mpi4py
 mpi4py.rc.initialize = False

@@ -11,11 +11,8 @@ from horovod_study.cluster.doctor.machine import infiniband
 from horovod_study.text.words import plural
 
 NAMING = (
-    "HOROVOD_GLOO_IFACE",
-    "GLOO_SOCKET_IFNAME",
-    "NCCL_SOCKET_IFNAME",
-    "OMPI_MCA_btl_tcp_if_include",
-    "OMPI_MCA_oob_tcp_if_include",
+    *("HOROVOD_GLOO_IFACE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"),
+    *("OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_oob_tcp_if_include"),
 )
 """Variables by which a site or a user says which interface to use."""
 
