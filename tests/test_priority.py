@@ -97,7 +97,7 @@ def test_one_thread_that_may_not_leaves_none_changed(monkeypatch: pytest.MonkeyP
     answers = iter(["", "Operation not permitted"])
     monkeypatch.setattr(priority, "_realtime", lambda thread: next(answers))
     monkeypatch.setattr(priority, "_slice", refuse_slice := (lambda thread, length: "no"))
-    monkeypatch.setattr(priority, "_ordinary", changed.append)
+    monkeypatch.setattr(os, "sched_setscheduler", lambda thread, policy, priority: changed.append(thread))
     assert refuse_slice(0, 0) == "no"
     new = NewThreads()
     with sleeping_thread() as one, sleeping_thread() as two:

@@ -27,7 +27,7 @@ from horovod_study.comm.stop import StopRequest, Terminated
 from horovod_study.errors import BackendError, ConfigError, RecordError
 from horovod_study.records import checkpoint_paths, read_run
 from horovod_study.workload import resume, trainer
-from horovod_study.workload.checkpoint import load_newest
+from horovod_study.workload.checkpoint import decode, read_newest
 from horovod_study.workload.options import STRAIN
 
 pytestmark = pytest.mark.slow
@@ -141,7 +141,7 @@ def test_a_run_that_crashed_anywhere_goes_on_as_if_it_had_not(
 ) -> None:
     out = tmp_path_factory.mktemp("crashed") / "run"
     crashed_run(out, *SMALL, *MOVING, "--checkpoint-every", str(every), steps=min(every + more, LAST - 1))
-    newest = load_newest(out).step
+    newest = decode(read_newest(out), "").step
     assert train.main(["--resume", str(out)]) == 0
 
     assert what_happened(out) == uninterrupted
@@ -288,7 +288,7 @@ def test_a_budget_of_seconds_continues_where_it_was(
         signal_after(patch, 30, signal.SIGUSR1)
         assert train.main(options) == 75
     stopped = len(rates)
-    before = load_newest(out).progress["window_s"]
+    before = decode(read_newest(out), "").progress["window_s"]
     assert 0 < before < 2
     stopped_at = read_run(out).attempts[-1]["reason"]
     assert re.fullmatch(r"stopped by SIGUSR1 after step \d+", stopped_at)
@@ -323,7 +323,7 @@ def test_a_signal_stops_the_run_with_a_checkpoint(
         code = train.main([*SMALL, *MOVING, "--out", str(out)])
     record = read_run(out)
 
-    assert (code, load_newest(out).step) == (75, step)
+    assert (code, decode(read_newest(out), "").step) == (75, step)
     golden((record.status, record.state(), record.reason), "stopped", number.name, step)
     assert record.totals["checkpoints"] == 1 and record.totals["checkpoint_bytes"] > 0
     golden.line(capsys.readouterr().err, number.name, step, "--resume")
@@ -597,7 +597,7 @@ def test_two_workers_killed_at_a_random_step_go_on_as_if_they_had_not(
     out = tmp_path / "run"
     interrupt_at("horovodrun --mpi", out, step, "--checkpoint-every", str(every), kill="SIGKILL to all")
     assert read_run(out).state() == "incomplete"
-    assert load_newest(out).step >= step
+    assert decode(read_newest(out), "").step >= step
     done = launch("horovodrun --mpi", 2, "--resume", str(out))
 
     assert done.returncode == 0, done.stderr
@@ -629,7 +629,7 @@ def test_two_workers_stopped_by_a_signal_go_on_as_if_they_had_not(
 
     assert (record.status, code) == ("stopped", exit_code), record.reason
     assert re.fullmatch(rf"stopped by {name} after step \d+", record.reason)
-    assert load_newest(out).step >= 20
+    assert decode(read_newest(out), "").step >= 20
     done = launch(launcher, 2, "--resume", str(out))
     assert done.returncode == 0, done.stderr
     assert what_happened(out) == two_whole

@@ -382,10 +382,7 @@ class Liveness:
         writer.join(GONE_S)  # a file system that does not answer may be what all wait for
         self._kill(ended)
         if finding.how == "silent" and any(rank not in self._here for rank in finding.ranks):
-            # Open MPI's daemon on this host, if it is the parent: behind a cut link no mpirun ends it.
-            with suppress(OSError):
-                if Path(f"/proc/{os.getppid()}/comm").read_text().strip() == "orted":
-                    os.kill(os.getppid(), signal.SIGTERM)
+            _end_daemon(os.getppid())
         sys.stdout.flush()
         os._exit(EXIT_CODE)
 
@@ -454,6 +451,13 @@ def _names(texts: Sequence[str]) -> str:
 
 def _state_letter(peer: Peer) -> str:
     return (alive.stat_fields(peer.pid) or ["?"])[0]
+
+
+def _end_daemon(pid: int) -> None:
+    """End Open MPI's daemon on this host, if `pid` is one: behind a cut link no mpirun tells it to."""
+    with suppress(OSError):
+        if Path(f"/proc/{pid}/comm").read_text().strip() == "orted":
+            os.kill(pid, signal.SIGTERM)
 
 
 def _runs(peer: Peer) -> bool:

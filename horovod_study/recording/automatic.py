@@ -530,9 +530,7 @@ class Watcher:
 
     def _open(self) -> None:
         """Begin to record: the training is known. Collective over the ranks, through files."""
-        # Lines of the script's own, or the package's trainer; in a later training of a process it is that of the first.
-        others = ("horovod_study.recording.session", "horovod_study.train")
-        if self._training == 1 and any(name in sys.modules for name in others):
+        if self._training == 1 and _other_recorder():  # in a later training of a process it is that of the first
             self._note("own recorder")
             self._over()
             return
@@ -792,6 +790,11 @@ def _any(kind: type) -> bool:
 
 def _modules() -> list[nn.Module]:
     return [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
+
+
+def _other_recorder() -> bool:
+    """Return whether the script is recorded by lines of its own, or is the package's own trainer."""
+    return any(name in sys.modules for name in ("horovod_study.recording.session", "horovod_study.train"))
 
 
 def models_of(wanted: set[int]) -> list[nn.Module]:

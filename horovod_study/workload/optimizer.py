@@ -55,7 +55,7 @@ def make_optimizer(
     bare = type(kind.__name__, (kind,), {**methods, "step": torch.no_grad()(inspect.unwrap(kind.step))})
     optimizer = bare(
         parameters,
-        lr=scaled_lr(config, workers) if rate is None else rate.tensor,  # type: ignore[call-arg]
+        lr=scaled_lr(config, workers) if rate is None else rate.tensor,
         weight_decay=config.weight_decay,
         fused=config.fused_optimizer,
         **extra,
