@@ -203,7 +203,7 @@ REPORT = ["report", "runs"]
 NO_ROOM = {
     **dict.fromkeys(["runs.csv", "points.csv", "provenance.json", "source.json"], REPORT),
     **dict.fromkeys(["speedup.pdf", "speedup.svg", "speedup.csv", "points.tex", "report.html"], REPORT),
-    "scaling.tex": [*REPORT, "--paper"],
+    "section.tex": [*REPORT, "--paper"],
     "against.json": [*REPORT, "--against", "runs"],
     "runs.zip": ["export", "runs", "--archive"],
     "explanation.json": ["explain", "runs", "--out", "out"],
