@@ -131,6 +131,7 @@ RULES: dict[str, Here | ByTest | NotHere] = {
     r"((PYTHON=\S+ WHEELS=FOLDER )?benchmarks/gpu\.sh .*|python benchmarks/gpu\.py --dry-run --out DIR)": ByTest(
         by="test_gpu_benchmark.py", mentions=("gpu.sh", "WHEELS=", '"--part"', '"--dry-run", "--out"')
     ),
+    r"pip install '/path/to/horovod_study\[analysis\]'": ByTest(by="test_package.py", mentions=("pip", "[analysis")),
     r"horovod-study record .*-- .*": ByTest(
         by="test_record_command.py", mentions=('"record"', "torchrun", "horovodrun")
     ),

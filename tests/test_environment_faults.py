@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -198,6 +199,23 @@ def testlocal_ranks_are_refused_by_name(name: str) -> None:
     assert local_rank({name: ""}) == 0
     with pytest.raises(BackendError, match=name):
         local_rank({name: "x"})
+
+
+def started(environ: dict[str, str]) -> Mapping[str, str]:
+    """The environment of two workers that a shell with these variables starts."""
+    python, out = Path(sys.executable), Path("out")
+    line = program_line("horovod/gloo", 2, ["x"], python=python, out=out, environ=environ, which=lambda name, _: name)
+    return line.environment
+
+
+@pytest.mark.parametrize("name", [f"HOROVOD_{name}" for name in variables.OF_HOROVOD])
+def test_numbers_of_horovod_are_looked_at_before_workers_are_started(name: str) -> None:
+    """Horovod takes most of them for 0, and ends with others: every cell would fail, or measure another thing."""
+    for text in ("abc", "-1", "true"):
+        with pytest.raises(StudyError, match=f"environment variable {name} is '{text}'; allowed: .*; `unset {name}`"):
+            started({name: text})
+    assert started({name: "3"})[name] == "3"
+    assert name not in started({name: " "})
 
 
 @pytest.mark.parametrize(

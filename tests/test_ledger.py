@@ -478,7 +478,9 @@ def test_run_elsewhere_whose_runner_died_is_over_once_it_is_silent(tmp_path, mon
         "running": "process 77 on node8; process 77 on node9, who looked after it, is gone",
         "incomplete": "process 77 on node9 is gone, and nothing was written since",
     }
-    assert (state, reasons[state]) == (entry.state, entry.reason)
+    told, _, end = entry.reason.partition("; taken for alive until ")
+    assert (state, reasons[state]) == (entry.state, told)
+    assert bool(end) == (silent_for_s == 10.0)
 
 
 def test_reader_that_may_not_write_takes_nobody_for_dead(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """A report of somebody's table: the same speedups and laws as `fit` gives, said to be those of a table, checked."""
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -116,21 +117,27 @@ def test_a_page_says_the_unit_of_the_table(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_figures")
-def test_a_person_is_told_the_answer_and_a_pipe_the_files(
+def test_a_report_ends_with_the_answer_everywhere_and_has_the_files_when_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    def told(*more: str) -> list[str]:
+        assert main(["report", "mine.csv", *more]) == 0
+        return capsys.readouterr().out.splitlines()
+
     monkeypatch.chdir(tmp_path)
     Path("mine.csv").write_text(table())
-    assert main(["report", "mine.csv"]) == 0
-    files = capsys.readouterr().out.splitlines()
+    answer, files = told(), told("--files")
+    (document,) = told("--json")
+    assert told("--tables")[0].startswith("tables: mine-report (")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    assert main(["report", "mine.csv"]) == 0
-    told = capsys.readouterr().out.splitlines()
 
+    assert told()[:-1] == answer[:-1] == json.loads(document)["answer"]
+    assert answer[-1].startswith("report: mine-report/report.html ")
     assert all(Path(name).is_file() for name in files)
-    assert told[-1].startswith("report: mine-report/report.html ")
-    assert len(told) < 20 < len(files)
-    assert not any(line.startswith("cost:") for line in told)
+    assert files[0] == "mine-report/report.html" and set(json.loads(document)["files"]) <= set(files)
+    assert len(answer) < 20 < len(files)
+    assert not any(line.startswith("cost:") for line in answer)
+    assert main(["report", "mine.csv", "--check", "--files"]) == 2
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ from horovod_study import lease, records, train
 from horovod_study.comm.stop import StopRequest, Terminated
 from horovod_study.errors import BackendError, ConfigError, RecordError
 from horovod_study.records import checkpoint_paths, read_run
+from horovod_study.studies import engine
 from horovod_study.workload import resume, trainer
 from horovod_study.workload.checkpoint import decode, read_newest
 from horovod_study.workload.options import STRAIN
@@ -449,17 +450,19 @@ def copy_of(run: Path, to: Path) -> Path:
 def test_a_run_that_still_runs_is_refused(finished: Path, tmp_path: Path) -> None:
     run = changed(copy_of(finished, tmp_path / "run"), status="running", finished=None, pid=os.getpid())
 
-    with pytest.raises(RecordError, match=rf"the run is still running \(process {os.getpid()} on \S+\); wait for its"):
+    still = rf"the run is still running \(process {os.getpid()} on \S+ since \S+\); wait for its"
+    with pytest.raises(RecordError, match=still):
         resume.plan_resume(run, {}, workers=1)
 
 
 def test_a_run_on_another_host_is_believed_until_it_has_been_silent(finished: Path, tmp_path: Path) -> None:
     run = changed(copy_of(finished, tmp_path / "run"), status="running", finished=None, host="node9", pid=7)
 
-    with pytest.raises(
-        RecordError, match=r"seems to be running \(process 7 on node9\), its last rows are \d+ s old; stop"
-    ):
+    seems = r"running \(process 7 on node9 since \S+, taken for alive until .* UTC, unless more is written\); stop"
+    with pytest.raises(RecordError, match=seems):
         resume.plan_resume(run, {}, workers=1)
+    with pytest.raises(RecordError, match=seems):
+        engine.set_aside_unless_done(run)
     for path in run.iterdir():
         os.utime(path, (time.time() - 700, time.time() - 700))
     assert resume.plan_resume(run, {}, workers=1).finished == ""

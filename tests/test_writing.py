@@ -31,6 +31,7 @@ from horovod_study.cluster import identity, recorded
 from horovod_study.cluster.doctor import files as doctor_files
 from horovod_study.cluster.doctor.finding import Area
 from horovod_study.errors import StudyError
+from horovod_study.report import export
 from horovod_study.report.kit import drawing
 from horovod_study.report.page import html
 from horovod_study.workload import checkpoint, dataset
@@ -196,6 +197,106 @@ def test_numbers_are_not_guarded() -> None:
 
     assert files.csv_of(table) == "x,name\n-1.5,'=1+2\n2.0,b\n"
     assert files.csv_rows(("x", "name"), [{"x": -1.5, "name": "=1+2"}]) == "x,name\n-1.5,'=1+2\n"
+
+
+REPORT = ["report", "runs"]
+NO_ROOM = {
+    **dict.fromkeys(["runs.csv", "points.csv", "provenance.json", "source.json"], REPORT),
+    **dict.fromkeys(["speedup.pdf", "speedup.svg", "speedup.csv", "points.tex", "report.html"], REPORT),
+    "section.tex": [*REPORT, "--paper"],
+    "against.json": [*REPORT, "--against", "runs"],
+    "runs.zip": ["export", "runs", "--archive"],
+    "explanation.json": ["explain", "runs", "--out", "out"],
+    "trace.json": ["export", "runs/RUN", "--to", "trace"],
+    "mine.csv": ["export", "runs/analysis", "--to", "points", "--out", "mine.csv"],
+}
+"""What a file system refuses to take -> the command that writes it."""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("name", NO_ROOM)
+def test_a_file_of_a_result_that_finds_no_room_ends_the_command_with_2(
+    name: str, study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(study, "runs")
+    words = [word.replace("RUN", min(study.iterdir()).name) for word in NO_ROOM[name]]
+    if "runs/analysis" in words:
+        assert cli.main(["report", "runs", "--tables"]) == 0
+    replace = os.replace
+
+    def full(made: Any, path: Any) -> None:
+        if Path(path).name == name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replace(made, path)
+
+    monkeypatch.setattr(files.os, "replace", full)
+    code, told = cli.main(words), capsys.readouterr().err
+
+    assert code == 2
+    (error,) = [line for line in told.splitlines() if line.startswith("error: ")]
+    assert f"{name}: cannot be written (No space left on device); " in error
+
+
+@pytest.mark.parametrize("tracker", ["wandb", "mlflow"])
+def test_a_tracker_that_keeps_a_full_disk_to_itself_is_no_success(
+    tracker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(*_: Any) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def silent(runs: Any, directory: Path) -> list[Path]:
+        if tracker == "mlflow":
+            raise RuntimeError("(sqlite3.OperationalError) database or disk is full")
+        return [directory]
+
+    monkeypatch.setattr(export, f"_{tracker}", silent)
+    if tracker == "wandb":
+        monkeypatch.setattr(files.os, "write", told)
+
+    with pytest.raises(
+        StudyError, match=r"out: cannot be written \(No space left on device\); choose a writable --out"
+    ):
+        export.write_tracker(tracker, [], tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+READERS = [
+    ["report", "runs", "--tables"],
+    ["report", "runs"],
+    ["report", "runs", "--against", "runs"],
+    ["report", "runs", "--check"],
+    ["fit", "runs"],
+    ["predict", "runs", "--workers", "16"],
+    ["explain", "runs"],
+    ["explain", "runs", "--part", "account"],
+    ["explain", "runs", "--part", "sync", "--out", "out"],
+    ["export", "runs", "--archive"],
+    ["export", "runs", "--to", "tensorboard", "--out", "out"],
+]
+FOREIGN = {"other": '{"name": "of another program"}', "list": "[]", "text": "run", "empty": ""}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("words", READERS, ids=" ".join)
+def test_a_record_of_another_program_among_runs_is_told(
+    words: list[str], study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(study, "runs")
+    for name, text in FOREIGN.items():
+        (tmp_path / "runs" / name).mkdir()
+        (tmp_path / "runs" / name / "run.json").write_text(text)
+    if words[0] in ("report", "export") and "--tables" not in words:
+        assert cli.main(["report", "runs"]) == 0
+        capsys.readouterr()
+    cli.main(words)
+    told = capsys.readouterr().err.splitlines()
+
+    for name in FOREIGN:
+        assert [line for line in told if line.startswith(f"doubt: left out: {name}: run.json: ")], (name, told)
 
 
 # ------------------------------------------------------------------------------------------------ symbolic links

@@ -3,6 +3,7 @@
 Each tracker's own package writes its files (`pip install .[export]`, or `make extras`); nothing is sent anywhere.
 """
 
+import errno
 import json
 import logging
 import math
@@ -17,13 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 from horovod_study.analysis.series.exchange import counts_of
 from horovod_study.errors import ConfigError, RecordError
-from horovod_study.files import not_written, write_file, writing
+from horovod_study.files import append_text, not_written, unfinished, write_file, writing
 from horovod_study.records import RunRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import pandas as pd
+
+ROOM_BYTES = 65_536
+"""Where these find no room afterwards, what was written before may be cut: W&B writes 32 KiB at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,14 +110,21 @@ def write_tracker(tracker: str, runs: Sequence[Recorded], directory: Path) -> li
     write = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow}[tracker]
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        return write(runs, directory)
+        written = write(runs, directory)
+        with unfinished(directory / "room") as probe:  # W&B's own process says nothing of a disk that was full
+            append_text(probe, " " * ROOM_BYTES)
+        return written
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"export to {tracker} needs the package {error.name}, which is not installed; run `make extras`, or "
             "pip install horovod_study[export]"
         ) from None
-    except OSError as error:
-        raise RecordError(not_written(directory, error, "choose a writable --out")) from None
+    except Exception as error:
+        full = "disk is full" in str(error)  # in SQLite's words, by way of SQLAlchemy and MLflow
+        if not (full or isinstance(error, OSError)):
+            raise
+        problem = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) if full else error
+        raise RecordError(not_written(directory, problem, "choose a writable --out")) from None
 
 
 def _tensorboard(runs: Sequence[Recorded], directory: Path) -> list[Path]:

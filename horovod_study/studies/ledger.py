@@ -351,8 +351,10 @@ def _elsewhere(
         silent_for_s = silence_s()
         if silent_for_s is not None and silent_for_s > SILENT_S:
             return "incomplete", f"{claim.holder or 'who ran it'} is gone, and nothing was written since"
-        end = alive.until(datetime.now(UTC).timestamp() + SILENT_S - (silent_for_s or 0.0))
-        return "running", f"{where}; {claim.holder or 'who ran it'}, who looked after it, is gone; {end}"
+        gone = f"{where}; {claim.holder or 'who ran it'}, who looked after it, is gone"
+        if silent_for_s is not None:
+            gone += f"; {alive.until(datetime.now(UTC).timestamp() + SILENT_S - silent_for_s)}"
+        return "running", gone
     return "running", where
 
 

@@ -60,7 +60,7 @@ class Golden:
         text = re.sub(rf"{re.escape(str(self.temporary))}/(\w+?)\d+(?=\W|$)", r"TMP/\1", text)
         for place, name in (str(self.temporary), "TMP"), (sys.prefix, "VENV"), (str(ROOT), "PROJECT"):
             text = text.replace(place, name)
-        text = re.sub(r"(?<!\d)20\d{6}-\d{6}(?!\d)", "TIME", text)
+        text = re.sub(r"(?<!\d)(20\d{6}-\d{6}(?!\d)|[\d-]{10} [\d:]{8}(?= UTC))", "TIME", text)
         return re.sub(rf"(?<![\w.]){re.escape(__version__)}(?![\w.])", "VERSION", text)
 
 
