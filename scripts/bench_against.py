@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
@@ -59,7 +59,7 @@ class Side:
             "OMP_NUM_THREADS": "1",
         }
 
-    def start(self, *command: object, **streams: int) -> "subprocess.Popen[str]":
+    def start(self, *command: object, **streams: Any) -> "subprocess.Popen[str]":
         """Start a command in a session of its own, in this side's folder."""
         return subprocess.Popen(
             [str(part) for part in command],
@@ -183,7 +183,7 @@ class Loop:
         self.process.stdin.write(f"{BLOCK_STEPS}\n")
         self.process.stdin.flush()
         times = json.loads(self.process.stdout.readline())[COLD_STEPS:]
-        return 1e6 * statistics.median(each for each, _ in times)
+        return float(1e6 * statistics.median(each for each, _ in times))
 
 
 def recording(sides: Sides, rounds: int, shared: Path) -> list[Row]:

@@ -146,9 +146,20 @@ def synthetic(scratch: Path) -> dict[str, Any]:
     write_study(runs, partitions=("alpha",), ways=(serial, nccl, mpi), batches=(75, 300), **more)
     write_study(runs, partitions=("gpu2",), ways=(serial, nccl, ddp), repeats=2, seed=2, **sizes)
     found = analysis(runs, scratch, "--target", "2e-3")
-    for one in (*found["quantities.json"]["fits"], *found["sync_fits.json"]["series"].values()):
-        one["laws"] = {law: [*fit["params"].values(), fit["rmse"], fit["aicc"]] for law, fit in one["laws"].items()}
+    for document in ("fits.json", "sync_fits.json", "quantities.json"):
+        fits = found[document].get("fits") or found[document]["series"].values()
+        for one in fits:
+            one["laws"] = {law: fitted(fit, speedup=document == "fits.json") for law, fit in one["laws"].items()}
     return found
+
+
+def fitted(fit: Mapping[str, Any], *, speedup: bool) -> list[Any]:
+    """Return the numbers of a fitted law: parameters, how well it fits; of a speedup intervals and ends too."""
+    found = [*fit["params"].values(), *(fit[name] for name in ("rmse", "aicc", "loo_error"))]
+    if not speedup:
+        return found
+    intervals = [side for each in fit["ci95"].values() for side in each or ()]
+    return [*found, *intervals, *(fit[name] for name in ("knee", "peak", "limit", "applies", "identifiable"))]
 
 
 def experiments(scratch: Path) -> dict[str, Any]:
@@ -230,7 +241,7 @@ def dry_run(scratch: Path, partition: str, runtimes: str, *options: str, workers
     )
     bare = {"PATH": os.environ["PATH"], "HOME": str(scratch), "COLUMNS": "200"}
     with patch.dict(os.environ, bare, clear=True):
-        text = said("run", file, "--runs", scratch / "runs", "--dry-run", *options)
+        text = said("run", file, "--runs", scratch / "runs", "--dry-run", "--oversubscribe", *options)
     if "#" not in text:
         raise RuntimeError(f"{partition}: {text}")
     text = re.sub(r"-\d{8}-\d{6}-(\d{3})-[0-9a-f]{6}", r"-TIME-\1", text[text.find("#") :])
@@ -256,7 +267,8 @@ def published(name: str, scratch: Path) -> dict[str, Any]:
 
     They are left as NAME.csv in `scratch`.
     """
-    rows = [row for row in csv.DictReader((PUBLISHED / f"{name}.csv").open()) if row["role"] == "known"]
+    text = (PUBLISHED / f"{name}.csv").read_text(encoding="utf-8")
+    rows = [row for row in csv.DictReader(io.StringIO(text)) if row["role"] == "known"]
     used = [key for key in rows[0] if key not in ("task", "role", "repeat") and any(row[key] for row in rows)]
     path = scratch / f"{name}.csv"
     with path.open("w", newline="", encoding="utf-8") as stream:
@@ -356,8 +368,8 @@ def benchmark(name: str, scratch: Path, *options: str) -> None:
         raise RuntimeError(f"benchmarks/{name}.py: {done.stderr}")
 
 
-FAST: tuple[Callable[[Path], dict[str, Any]], ...] = (schemas, experiments, launch, small)
-SLOW = (synthetic, tables, some_scores, simulation)
+FAST: tuple[Callable[[Path], dict[str, Any]], ...] = (experiments, launch, small)
+SLOW = (schemas, synthetic, tables, some_scores, simulation)
 BY_COMMAND = (forecast,)
 PARTS = {part.__name__: part for part in (*FAST, *SLOW, *BY_COMMAND)}
 """Parts that `make check` has, those that `make test` has too, and those of minutes, which this command alone has."""
