@@ -1119,7 +1119,7 @@ def test_X9_synchronisation_is_a_floor_the_runtime_and_skew(dense: Path, tmp_pat
 def test_X10_what_really_ran_is_recorded_and_can_be_required(small: Path, tmp_path: Path) -> None:
     require = ("--require", "path=infiniband", "--out", tmp_path / "none")
     launched("mpirun", *SHORT, "--steps", 3, *require, cwd=tmp_path, rc=2)
-    assert not (tmp_path / "none").exists()
+    assert record(tmp_path / "none")["status"] == "failed" and rows(tmp_path / "none").empty
 
     found = record(runs(small, workers=2)[0])
     ranks = found["effective"]["ranks"]
