@@ -1014,9 +1014,10 @@ def test_X4_the_scaling_mode_is_what_the_runs_did_and_both_baselines_have_names(
     assert real["base_plain_repeats"] == real["base_wrapped_repeats"] == 3
     for mode, batch in (("weak", 50), ("mixed", 40)):
         forge(tmp_path / mode, own_ms=[4.0])
+        forge(tmp_path / mode, "horovod", "mpi", own_ms=[4.0])
         forge(tmp_path / mode, "horovod", "mpi", own_ms=[4.0, 4.0], batch=batch)
         pair = at(hs.analyze(tmp_path / mode).points, workers=2)
-        assert (pair["mode"] == "weak", pair["speedup_plain"] > 0) == (mode == "weak",) * 2
+        assert pair["mode"] == mode and (pair["speedup_plain"] > 0) == (mode == "weak")
 
     def applies(**columns: Any) -> dict[str, bool]:
         path = points(tmp_path / "points.csv", lambda n: 900 * n**0.9, (1, 2, 4, 8), **columns)
@@ -1111,14 +1112,15 @@ def test_X9_synchronisation_is_a_floor_the_runtime_and_skew(dense: Path, tmp_pat
     assert [found[name] for name in ("floor", "through", "runtime", "sync")] == pytest.approx([3e-4, 5e-4, 2e-4, 5e-4])
     assert found["skew"] == pytest.approx(0, abs=1e-9)
     kept = json.loads((dense / "bench.json").read_text())["synchronisation"]
-    assert kept["gradient_bytes"] == 613_764 and parts(dense)["floor"] == pytest.approx(np.median(kept["floor_s"]))
+    assert kept["gradient_bytes"] == 613_764
+    assert min(kept["floor_s"]) <= parts(dense)["floor"] <= max(kept["floor_s"])
 
 
 @REAL
 def test_X10_what_really_ran_is_recorded_and_can_be_required(small: Path, tmp_path: Path) -> None:
     require = ("--require", "path=infiniband", "--out", tmp_path / "none")
     launched("mpirun", *SHORT, "--steps", 3, *require, cwd=tmp_path, rc=2)
-    assert not (tmp_path / "none").exists()
+    assert record(tmp_path / "none")["status"] == "failed" and rows(tmp_path / "none").empty
 
     found = record(runs(small, workers=2)[0])
     ranks = found["effective"]["ranks"]
