@@ -121,9 +121,9 @@ def write_tracker(tracker: str, runs: Sequence[Recorded], directory: Path) -> li
         ) from None
     except Exception as error:
         full = "disk is full" in str(error)  # in SQLite's words, by way of SQLAlchemy and MLflow
-        if not (full or isinstance(error, OSError)):
-            raise
         problem = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) if full else error
+        if not isinstance(problem, OSError):
+            raise
         raise RecordError(not_written(directory, problem, "choose a writable --out")) from None
 
 
