@@ -121,10 +121,9 @@ def write_tracker(tracker: str, runs: Sequence[Recorded], directory: Path) -> li
             "pip install horovod_study[export]"
         ) from None
     except Exception as error:
-        full = "disk is full" in str(error)  # in SQLite's words, by way of SQLAlchemy and MLflow
-        if not (full or isinstance(error, OSError)):
+        problem = error if isinstance(error, OSError) else OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if problem is not error and "disk is full" not in str(error):  # SQLite's words, by way of MLflow
             raise
-        problem = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) if full else error
         raise RecordError(not_written(directory, problem, "choose a writable --out")) from None
 
 
