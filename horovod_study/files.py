@@ -93,8 +93,8 @@ def unfinished(path: Path, *, folder: bool = False) -> Iterator[Path]:
         _remove(made)
 
 
-def _new_file(ending: str, beginning: str, folder: Path) -> str:
-    descriptor, path = tempfile.mkstemp(ending, beginning, folder)
+def _new_file(suffix: str, prefix: str, folder: Path) -> str:
+    descriptor, path = tempfile.mkstemp(suffix, prefix, str(folder))
     os.close(descriptor)
     return path
 

@@ -180,7 +180,7 @@ def experiments(scratch: Path) -> dict[str, Any]:
         kept = ("scaling", "counts", "to_do", "seconds", "gpu_hours", "core_hours", "guessed", "budget", "over_budget")
         found[path.name] = {
             **{name: plan[name] for name in kept},
-            "cells": [each["cell"] for each in cells],
+            "cells": [without_digest(each["cell"]) for each in cells],
             "names": [each["name"] for each in cells[:: max(1, len(cells) // 8)]],
             "workers_on_nodes": dict(Counter("+".join(map(str, each["placement"]["per_node"])) for each in cells)),
             "jobs": [
@@ -219,6 +219,11 @@ def launch(scratch: Path) -> dict[str, Any]:
     return found
 
 
+def without_digest(text: str) -> str:
+    """Return a text without the digest that ends the key of a cell: any edit of the package makes another one."""
+    return re.sub(r"(-r\d+)-[0-9a-f]{12}\b", r"\1", text)
+
+
 def said_of(scratch: Path, partition: str) -> str:
     """Return the text of a partition's file."""
     own = scratch / "partitions" / f"{partition}.yaml"
@@ -248,6 +253,7 @@ def dry_run(scratch: Path, partition: str, runtimes: str, *options: str, workers
     for path, shown in ((scratch, "SCRATCH"), (sys.prefix, "VENV"), (ROOT, "ROOT"), (" --allow-run-as-root", "")):
         text = text.replace(str(path), shown)
     text = re.sub(r"--config \S*/cells/(\S+)\.yaml --out \S*/launched/\1$", "--config CELL --out RUN", text, flags=re.M)
+    text = without_digest(text)
     text = re.sub(r"(node\d+)(?:,\1)+", lambda same: f"{same[1]}(x{same[0].count(',') + 1})", text)
     return [line for line in text.splitlines() if line]
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
+TRACKERS = ("tensorboard", "wandb", "mlflow")
 ROOM_BYTES = 65_536
 """Where these find no room afterwards, what was written before may be cut: W&B writes 32 KiB at a time."""
 
@@ -99,7 +100,7 @@ def write_text(text: str, path: Path) -> Path:
 
 
 def write_tracker(tracker: str, runs: Sequence[Recorded], directory: Path) -> list[Path]:
-    """Write `runs` as files of `tracker` (tensorboard, wandb, mlflow) into `directory`, which must be new or empty.
+    """Write `runs` as files of `tracker`, one of TRACKERS, into `directory`, which must be new or empty.
 
     Returns what was written: for each run its folder (tensorboard, wandb), or the one database (mlflow).
     Raises ConfigError if the tracker's package is not installed, RecordError if the folder is not empty or cannot be
@@ -120,9 +121,8 @@ def write_tracker(tracker: str, runs: Sequence[Recorded], directory: Path) -> li
             "pip install horovod_study[export]"
         ) from None
     except Exception as error:
-        full = "disk is full" in str(error)  # in SQLite's words, by way of SQLAlchemy and MLflow
-        problem = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) if full else error
-        if not isinstance(problem, OSError):
+        problem = error if isinstance(error, OSError) else OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if problem is not error and "disk is full" not in str(error):  # SQLite's words, by way of MLflow
             raise
         raise RecordError(not_written(directory, problem, "choose a writable --out")) from None
 
