@@ -2,6 +2,8 @@
 
 import json
 import math
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ import goldens
 
 @pytest.mark.parametrize("part", [part.__name__ for part in goldens.FAST])
 def test_answers_are_those_that_are_kept(part: str) -> None:
+    if part == "launch" and not (Path(sys.executable).parent / "horovodrun").exists():
+        pytest.skip(f"horovodrun is not installed beside {sys.executable}")
     assert goldens.compared(part) == []
 
 
