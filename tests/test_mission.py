@@ -559,8 +559,9 @@ def test_B8_rates_that_grow_with_the_workers_schedules_and_budgets(trained: Call
     assert len(rates) == 4 and rates.max() <= 4.7331e-4 and rates[-1] < 0.1 * rates[0] and (np.diff(rates) < 0).all()
     steps = pd.read_csv(trained("--epochs", 4, "--schedule", "step") / "epochs.csv")["lr"].to_numpy()
     assert steps[0] == pytest.approx(4.7331e-4) and len(set(steps)) > 1
-    timed = record(trained("--seconds", 0.5))
-    assert timed["totals"]["window_s"] >= 0.5 and timed["totals"]["steps"] == len(rows(trained("--seconds", 0.5)))
+    budget = trained("--seconds", 0.5, "--steady", "declared")
+    timed = record(budget)["totals"]
+    assert timed["window_s"] >= 0.5 and timed["steps"] == len(rows(budget))
 
 
 @REAL
