@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from make.launch_lines import program_line
@@ -221,16 +222,16 @@ def test_numbers_of_horovod_are_looked_at_before_workers_are_started(name: str) 
 @pytest.mark.parametrize(
     "name", ["HOROVOD_CYCLE_TIME", "HOROVOD_IDLE_CYCLE_TIME", "HOROVOD_FUSION_THRESHOLD", "HOROVOD_CACHE_CAPACITY"]
 )
-def test_settings_of_horovod_are_refused_by_name_and_empty_ones_are_not_set(name: str, golden: Golden) -> None:
-    with golden.raises(BackendError, match=name):
-        apply("horovod/mpi", config=StrainConfig(), environ={name: "abc"})
+def test_settings_of_horovod_are_refused_by_name_and_empty_ones_are_not_set(
+    name: str, golden: Golden, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def applied(**environ: str) -> tuple[dict[str, Any], dict[str, str]]:
+        monkeypatch.setattr(os, "environ", environ)
+        return apply("horovod/mpi", config=StrainConfig()), environ
 
-    environ = {name: ""}
-    without: dict[str, str] = {}
-    assert apply("horovod/mpi", config=StrainConfig(), environ=environ) == apply(
-        "horovod/mpi", config=StrainConfig(), environ=without
-    )
-    assert environ == without
+    with golden.raises(BackendError, match=name):
+        applied(**{name: "abc"})
+    assert applied(**{name: ""}) == applied()
 
 
 @pytest.mark.parametrize("name", ["SLURM_ARRAY_TASK_ID", "SLURM_RESTART_COUNT", "SLURM_JOB_END_TIME"])

@@ -92,7 +92,7 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_a_run_without_a_step_yet_says_how_far_its_command_has_come(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], golden: Golden
 ) -> None:
-    meeting = tmp_path / ".2w.abc.record"
+    meeting = tmp_path / ".2w.abc.part"
     meeting.mkdir()
     assert cli.main(["status", str(tmp_path / "2w")]) == 2
     golden(capsys.readouterr().err)

@@ -518,7 +518,6 @@ def test_wrong_use_is_one_line(directories, capsys):
         ([new, "--against", old, "--fail-on", "quicker=5%"], "'quicker' is not known; allowed: slower=PERCENT"),
         ([new, "--fail-on", "slower=5%"], "--fail-on: is about another study; name its directory with --against"),
         ([new, "--match", "exact"], "--match: is about another study"),
-        ([new, "--json"], "--json: prints what --against or --check finds"),
         ([new, "--against", old, "--check"], "--against and --check ask for different things"),
     ):
         assert main(["report", *words]) == 2

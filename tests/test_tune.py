@@ -651,7 +651,7 @@ def test_a_tune_ends_with_lines_that_a_study_file_takes(
     (tmp_path / "study.yaml").write_text(
         "\n".join(["study: s", "sweep: {runtime: horovod/mpi, workers: 2}", *run_lines(document)])
     )
-    study = load_study(tmp_path / "study.yaml", identify=False)
+    study = load_study(tmp_path / "study.yaml")
 
     assert result.exit_code == 0
     assert document["chosen"] == "cycle_time_ms=0.2 cache_capacity=0" and document["stop"] == "resolved"

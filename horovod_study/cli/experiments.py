@@ -192,7 +192,11 @@ def verify(options: argparse.Namespace) -> int:
         reductions=tuple(options.reduction),
         dtypes=tuple(options.dtype),
         optimizers=tuple(options.optimizer),
-        **given(options, "steps", "batch", "dataset", "lr_scaling", "input_scaling", "kernels", "seed", "broken"),
+        dataset=options.dataset,
+        lr_scaling=options.lr_scaling,
+        input_scaling=options.input_scaling,
+        kernels=options.kernels,
+        **given(options, "steps", "batch", "seed", "broken"),
     )
     result = finite(prove(question, options.out))
     paths = write(result, options.out) if options.out else []

@@ -365,7 +365,7 @@ def load_study(path: Path) -> StudyConfig:
     values = {
         name: _values(source, workload, name, listed(source, sweep, name, []))
         for name in sweep
-        if name not in ("workers", "runtime", "backend", "transport", "zip")  # these are told apart
+        if name not in ("workers", "runtime", "backend", "transport", "zip")  # these are read by themselves
     }
     placements = values.pop("placement", ("fill",))
     hosts = tuple(host_name(f"{source}: hosts", each) for each in listed(source, content, "hosts", []))
