@@ -32,8 +32,8 @@ DEVICE = Option(
     heading=COMPUTING,
     roles=Role.APPLIED,
 )
-COMMUNICATION_ROLES = Role.COMMUNICATION | Role.SWEEPABLE | Role.CELL | Role.SEVERAL
-communicating = partial(option, heading=COMMUNICATING, roles=COMMUNICATION_ROLES)
+_COMMUNICATION_ROLES = Role.COMMUNICATION | Role.SWEEPABLE | Role.CELL | Role.SEVERAL
+communicating = partial(option, heading=COMMUNICATING, roles=_COMMUNICATION_ROLES)
 probe = partial(option, heading=MEASURED, roles=Role.PROBE)
 
 
@@ -55,7 +55,7 @@ class RunConfig(Configuration):
         "average one flat gradient buffer after backward, or each gradient from a hook during backward",
         choices=("auto", "flat", "hooks"),
         heading="workers",
-        roles=COMMUNICATION_ROLES | Role.APPLIED,
+        roles=_COMMUNICATION_ROLES | Role.APPLIED,
         over=("*/*",),
         tries=("flat", "hooks"),
     )

@@ -34,9 +34,9 @@ MAX_JSON_BYTES = 256_000_000
 _MAX_DEPTH = 64  # levels of nesting; what this package writes has fewer than ten
 MAX_FIELD_CHARS = 4_000_000
 """Of one field of a CSV file; a longer one is not a table of numbers and names."""
-INT_RANGE = (-(2**63), 2**64 - 1)  # seeds have no sign
+_INT_RANGE = (-(2**63), 2**64 - 1)  # seeds have no sign
 
-Refusal = type[StudyError]
+_Refusal = type[StudyError]
 
 
 def _short(value: Any) -> str:
@@ -65,7 +65,7 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def read_bytes(
-    path: Path, *, error: Refusal = RecordError, again: str, max_bytes: int = MAX_JSON_BYTES, missing: str = ""
+    path: Path, *, error: _Refusal = RecordError, again: str, max_bytes: int = MAX_JSON_BYTES, missing: str = ""
 ) -> bytes:
     """Return the content of a regular file of at most `max_bytes`.
 
@@ -89,7 +89,7 @@ def read_bytes(
 
 
 def read_text(
-    path: Path, *, error: Refusal = RecordError, again: str, max_bytes: int = MAX_JSON_BYTES, missing: str = ""
+    path: Path, *, error: _Refusal = RecordError, again: str, max_bytes: int = MAX_JSON_BYTES, missing: str = ""
 ) -> str:
     """Return the content of a text file in UTF-8, with or without a byte-order mark; raises as `read_bytes`."""
     try:
@@ -111,7 +111,7 @@ def read_json(
     path: Path,
     form: Any = Any,
     *,
-    error: Refusal = RecordError,
+    error: _Refusal = RecordError,
     again: str,
     max_bytes: int = MAX_JSON_BYTES,
     missing: str = "",
@@ -121,7 +121,7 @@ def read_json(
     return conform(parse_json(content, source=shown(path), error=error, again=again), form, shown(path), error, again)
 
 
-def parse_json(text: str | bytes, *, source: str, error: Refusal = RecordError, again: str) -> Any:
+def parse_json(text: str | bytes, *, source: str, error: _Refusal = RecordError, again: str) -> Any:
     """Return the plain values that a JSON text says; raises `error` naming `source`, the place in it, and `again`."""
     from pydantic_core import from_json
 
@@ -136,13 +136,13 @@ def parse_json(text: str | bytes, *, source: str, error: Refusal = RecordError, 
     return content
 
 
-def _require_bounded(content: Any, source: str, error: Refusal, again: str, most: float = math.inf) -> None:
+def _require_bounded(content: Any, source: str, error: _Refusal, again: str, most: float = math.inf) -> None:
     """Refuse what is nested too deeply, more than `most` values, and numbers that 64 bits do not hold.
 
     `most` is for YAML, where a few lines of repetitions (*name) of repetitions say gigabytes.
     """
     level, values = [content], 0
-    (low, high), is_finite = INT_RANGE, math.isfinite
+    (low, high), is_finite = _INT_RANGE, math.isfinite
     for _ in range(_MAX_DEPTH):
         values += len(level)
         if values > most:
@@ -175,7 +175,7 @@ def _number_fault(value: Any) -> str:
     """Return in words what is wrong with a number, "" for a good one and for anything else."""
     if type(value) is float:
         return "" if math.isfinite(value) else f"{value}, not a finite number"
-    return "an integer beyond 64 bits" if type(value) is int and not INT_RANGE[0] <= value <= INT_RANGE[1] else ""
+    return "an integer beyond 64 bits" if type(value) is int and not _INT_RANGE[0] <= value <= _INT_RANGE[1] else ""
 
 
 def _values(content: Any) -> Iterable[tuple[str, Any]]:
@@ -195,7 +195,7 @@ def _values(content: Any) -> Iterable[tuple[str, Any]]:
 # ---------------------------------------------------------------------------------------------------- form
 
 
-def conform(content: Any, form: Any, source: str, error: Refusal = RecordError, again: str = "") -> Any:
+def conform(content: Any, form: Any, source: str, error: _Refusal = RecordError, again: str = "") -> Any:
     """Return `content` if it has the form that the pydantic type `form` declares; raises `error` naming the field."""
     if form is Any:
         return content
@@ -291,7 +291,7 @@ def parse_csv(
     *,
     source: str,
     columns: Iterable[str] = (),
-    error: Refusal = RecordError,
+    error: _Refusal = RecordError,
     again: str,
     lenient: bool = False,
 ) -> list[dict[str, str]]:
@@ -326,7 +326,7 @@ def parse_csv(
     return rows
 
 
-def _require_columns(names: Sequence[str], columns: Iterable[str], source: str, error: Refusal, again: str) -> None:
+def _require_columns(names: Sequence[str], columns: Iterable[str], source: str, error: _Refusal, again: str) -> None:
     lacking = [name for name in columns if name not in names]
     if lacking:
         raise error(f"{source}: column {lacking[0]} is missing; {again}")

@@ -29,7 +29,7 @@ from horovod_study.errors import RecordError, StudyError
 if TYPE_CHECKING:
     import pandas as pd
 
-FILE_MODE = 0o644
+_FILE_MODE = 0o644
 PART = ".part"
 """Ending of a file or folder that is not complete yet; its name begins with a dot."""
 SEVERAL = "00000000-0-0"
@@ -69,7 +69,7 @@ def new_file(path: Path, *, sync_folder: bool = False) -> Iterator[IO[bytes]]:
         error.filename = str(path)  # whoever reads of the failure knows no temporary name
         raise
     if sync_folder:
-        flush_folder(path.parent)
+        _flush_folder(path.parent)
 
 
 @contextmanager
@@ -84,7 +84,7 @@ def unfinished(path: Path, *, folder: bool = False) -> Iterator[Path]:
     name = f".{path.name[:180]}.{here}-{me.pid}-{me.began or 0}."
     made = Path((tempfile.mkdtemp if folder else _new_file)(PART, name, path.parent))
     try:
-        os.chmod(made, 0o755 if folder else FILE_MODE)
+        os.chmod(made, 0o755 if folder else _FILE_MODE)
         if folder or path.parent not in _cleared:
             _cleared.add(path.parent)
             _take_away_left(path.parent, here, os.stat(made).st_mtime)
@@ -142,7 +142,7 @@ def append_text(path: Path, text: str, *, head: str = "") -> None:
     Raises OSError: also where `path` is a symbolic link (ELOOP) or no regular file.
     """
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    descriptor = os.open(path, flags, FILE_MODE)
+    descriptor = os.open(path, flags, _FILE_MODE)
     try:
         facts = os.fstat(descriptor)
         if not stat.S_ISREG(facts.st_mode):
@@ -163,12 +163,12 @@ def append_text(path: Path, text: str, *, head: str = "") -> None:
 def open_log(path: Path) -> IO[str]:
     """Return a new text stream in the place of `path`, for the output of a process; OSError for a symbolic link."""
     descriptor = os.open(
-        path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, FILE_MODE
+        path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, _FILE_MODE
     )
     return os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace")
 
 
-def flush_folder(folder: Path) -> None:
+def _flush_folder(folder: Path) -> None:
     """Make new names in a folder survive a loss of power, where the file system can."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:

@@ -10,7 +10,7 @@ A claim is stale when its holder is gone:
 
     on this host           since this boot, there is no process of that number that began at that time (alive.py)
     elsewhere, in a job    the scheduler says that the job has ended (the caller knows), or it is this job, restarted
-    elsewhere              nothing was heard of it for STALE_S. Holders touch their claim every REFRESH_S; both times
+    elsewhere              nothing was heard of it for STALE_S. Holders touch their claim every _REFRESH_S; both times
                            are the file server's, so clocks of hosts may differ
 
 Should the file server's own clock jump ahead by minutes, a claim can look stale that is not, until its holder touches
@@ -45,9 +45,9 @@ STUDY, RUN = "study", "run"
 
 STALE_S = 120.0
 """Longer than two touches and the minute for which a client of a file server may believe old times."""
-REFRESH_S = 30.0
+_REFRESH_S = 30.0
 
-MAX_CLAIM_BYTES = 100_000
+_MAX_CLAIM_BYTES = 100_000
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_+=,-]*")
 _NO_LINK = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK, errno.EXDEV)
@@ -107,7 +107,7 @@ class Held(StudyError):
         self.claim = claim
 
 
-Ended = Callable[[str], bool]
+_Ended = Callable[[str], bool]
 """Says whether a Slurm job has ended for good; False where that is not known."""
 
 
@@ -131,7 +131,7 @@ def this_process() -> Holder:
     return Holder(**alive.identity(), user=user, job=job, restarts=whole_number("SLURM_RESTART_COUNT", environ) or 0)
 
 
-def is_stale(claim: Claim, *, present: float, ended: Ended = _nobody_knows) -> bool:
+def is_stale(claim: Claim, *, present: float, ended: _Ended = _nobody_knows) -> bool:
     """Return whether the holder of a claim is gone. `present`: seconds, the file server's clock (`server_time`)."""
     holder = claim.holder
     if claim.released is not None:
@@ -169,7 +169,7 @@ def read_claim(folder: Path, name: str, generation: int) -> Claim | None:
     path = folder / f"{name}.{generation}"
     try:
         with open_file(path) as stream:  # opened, because a client of a file server asks it again only then
-            touched, text = os.fstat(stream.fileno()).st_mtime, stream.read(MAX_CLAIM_BYTES)
+            touched, text = os.fstat(stream.fileno()).st_mtime, stream.read(_MAX_CLAIM_BYTES)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -254,9 +254,9 @@ def acquire(
     name: str,
     *,
     what: str,
-    ended: Ended = _nobody_knows,
+    ended: _Ended = _nobody_knows,
     present: Callable[[Path], float] = server_time,
-    refresh_s: float = REFRESH_S,
+    refresh_s: float = _REFRESH_S,
     option: str = "runs",
 ) -> Lease:
     """Take `name` in `folder`, which is made if need be. What was true before may not be any more: look again then.

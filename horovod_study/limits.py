@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 EXIT_CODE = 2
-ADDRESS_BYTES_PER_CORE = 64 << 20
+_ADDRESS_BYTES_PER_CORE = 64 << 20
 """OpenBLAS (NumPy's and SciPy's) maps 32 MiB for every core while it is loaded, and tries for ever where it cannot.
 
 That cannot be interrupted, so it is not begun. What the programs need in the end is a multiple of this.
@@ -33,7 +33,7 @@ _SIGNS = (  # what PyTorch, the dynamic loader and Python say in errors that are
 
 MIN_FILE_BYTES = 8 << 20
 """Open MPI 4.1.8 shares files of 4 MiB; seen to hang in MPI_Init at 3,000 KiB and to work at 4,200 KiB."""
-MIN_OPEN_FILES, OPEN_FILES_PER_RANK = 32, 6
+_MIN_OPEN_FILES, _OPEN_FILES_PER_RANK = 32, 6
 """mpirun of Open MPI 4.1.8 hung with 28, 32 and 40 open files for 1, 2 and 4 ranks, and worked with 32, 36 and 48."""
 
 FEW_COLLECTIONS = (10_000, 10, 10)
@@ -80,7 +80,7 @@ def mpi_hindrance(ranks: int) -> str:
             f"ulimit -f allows files of {size / 1024:.0f} KiB, and MPI waits for ever where it cannot make files of "
             f"{MIN_FILE_BYTES >> 20} MiB; raise it (ulimit -f unlimited)"
         )
-    needed = MIN_OPEN_FILES + OPEN_FILES_PER_RANK * ranks
+    needed = _MIN_OPEN_FILES + _OPEN_FILES_PER_RANK * ranks
     if files != resource.RLIM_INFINITY and files < needed:
         return (
             f"ulimit -n allows {files} open files, and mpirun may wait for ever with fewer than {needed} for {ranks} "
@@ -162,7 +162,7 @@ def install() -> None:
     """Repair the standard streams; report lack of memory and Ctrl-C in one line where they would be a traceback."""
     _mend_streams()
     room = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if room != resource.RLIM_INFINITY and room < (512 << 20) + ADDRESS_BYTES_PER_CORE * (os.cpu_count() or 1):
+    if room != resource.RLIM_INFINITY and room < (512 << 20) + _ADDRESS_BYTES_PER_CORE * (os.cpu_count() or 1):
         end()
     # Only where few processes and threads are allowed is it tried whether there is room.
     if resource.getrlimit(resource.RLIMIT_NPROC)[0] < 4096:

@@ -14,7 +14,7 @@ from horovod_study.errors import ConfigError, nearest
 from horovod_study.roles import Option, Role, named
 from horovod_study.workloads import HEADINGS, packaged
 
-BUDGETS, OPTIONS = packaged().budgets, packaged().options
+_BUDGETS, OPTIONS = packaged().budgets, packaged().options
 
 
 class Parser(argparse.ArgumentParser):
@@ -69,7 +69,7 @@ class _Formatter(argparse.HelpFormatter):
 
 SET_BY_TUNE = (
     *named(OPTIONS, Role.RUNTIME | Role.COURSE | Role.NAMING | Role.PROBE),
-    *(name for name in BUDGETS if name != "seconds"),
+    *(name for name in _BUDGETS if name != "seconds"),
     *(name for name in COMMUNICATION if name != "horovod_build"),
     "require",
 )
@@ -90,7 +90,7 @@ SET_BY_COMPARE = (
 
 SET_BY_ATTRIBUTION = (
     *(name for name in named(OPTIONS, Role.RUNTIME | Role.COURSE | Role.NAMING | Role.PROBE) if name != "partition"),
-    *(name for name in BUDGETS if name != "steps"),
+    *(name for name in _BUDGETS if name != "steps"),
     *(name for name, each in OPTIONS.items() if each.attributed),
 )
 """Options of a run that the experiment of `attribute` sets itself."""
@@ -172,7 +172,7 @@ def run_values(namespace: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in vars(namespace).items() if name in OPTIONS}
 
 
-READ_OPTIONS: dict[str, dict[str, Any]] = {
+_READ_OPTIONS: dict[str, dict[str, Any]] = {
     "layout": {"metavar": "NAME", "help": "auto, long, folder, wide, machine, npz, npy or parquet (default auto)"},
     "strain_unit": {"metavar": "UNIT", "help": "1, %, mm/m or microstrain, where the file does not say"},
     "stress_unit": {"metavar": "UNIT", "help": "MPa, Pa, kPa, GPa, psi or ksi, where the file does not say"},
@@ -194,7 +194,7 @@ READ_OPTIONS: dict[str, dict[str, Any]] = {
 
 def add_read_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     """Declare the options of reading curve files."""
-    for name, each in READ_OPTIONS.items():
+    for name, each in _READ_OPTIONS.items():
         flag, text = "--" + name.replace("_", "-"), each["help"].replace("%", "%%")
         if each.get("flag"):
             parser.add_argument(flag, dest=name, action="store_true", default=argparse.SUPPRESS, help=text)
@@ -204,7 +204,7 @@ def add_read_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup) 
 
 def read_values(namespace: argparse.Namespace) -> dict[str, Any]:
     """Return the options of reading curve files that were given on the command line."""
-    values = {name: value for name, value in vars(namespace).items() if name in READ_OPTIONS}
+    values = {name: value for name, value in vars(namespace).items() if name in _READ_OPTIONS}
     if "targets" in values:
         values["targets"] = Path(values["targets"])
     return values

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from horovod_study.errors import BackendError
 
-MAX_DIGITS = 18
+_MAX_DIGITS = 18
 """Longer texts are no number of anything; beyond 4,300 digits Python itself refuses to read one."""
-MAX_SHOWN = 60
-_DIGITS = f"[0-9]{{1,{MAX_DIGITS}}}"
+_MAX_SHOWN = 60
+_DIGITS = f"[0-9]{{1,{_MAX_DIGITS}}}"
 
 
 OF_HOROVOD = {
@@ -91,7 +91,7 @@ def visible_gpus(environ: Mapping[str, str]) -> list[str] | None:
 
 
 def _refused(name: str, text: str, allowed: str) -> BackendError:
-    short = text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+    short = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
     return BackendError(
         f"environment variable {name} is {short!a}; allowed: {allowed}; `unset {name}`, or let the launcher set it"
     )

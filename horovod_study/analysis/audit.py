@@ -47,27 +47,27 @@ TEXT_TOLERANCE = 1e-12
 """What writing a number as text and reading it again may change, as a part of it."""
 LIBRARY_TOLERANCE = 1e-6
 """What other versions of NumPy and SciPy may change: a fit ends where its steps become small."""
-ROWS_TOLERANCE = 1e-9
+_ROWS_TOLERANCE = 1e-9
 """Totals are sums over rows, and sums may be taken in another order."""
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 TARGET_SPANS = (2000.0, 20.0)
 """MPa of G0 and units of a per unit of the normalised targets, of the data sets that this package makes."""
-MAX_START_S = 86_400.0
+_MAX_START_S = 86_400.0
 """A run that was never interrupted and ended takes at most so much longer than the training that it recorded."""
-MAX_SKETCH = 256
-MIN_SKETCH = 32
-SAME_ORDER = 0.999
+_MAX_SKETCH = 256
+_MIN_SKETCH = 32
+_SAME_ORDER = 0.999
 """Rank correlation of the changes from step to step above which two runs are one: those of two runs are independent."""
-LOSS_TOLERANCE = 1e-6
-CLOCK_S = 1e-6
-MIN_SAMPLED = 8
+_LOSS_TOLERANCE = 1e-6
+_CLOCK_S = 1e-6
+_MIN_SAMPLED = 8
 """Means over fewer samples in the window are not made again."""
 _MEANS = {"ranks_cpu_percent": "cpu_percent", "gpu_percent": "gpu_percent", "power_w": "power_w"}
-STRETCH_S = 0.01
+_STRETCH_S = 0.01
 """The window is longer than its steps by what each of its stretches takes to begin and end."""
 
-WARM_UP_SCALES = (100, 20, 10)
-WARM_UP_LEVEL = 0.03
+_WARM_UP_SCALES = (100, 20, 10)
+_WARM_UP_LEVEL = 0.03
 WARM_UP_ALARM = 0.005
 """At most so many points of steady runs are said to have a warm-up in the window; see `_warm_up`."""
 
@@ -89,7 +89,7 @@ def versions() -> dict[str, str]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rule:
+class _Rule:
     """One kind of finding."""
 
     title: str
@@ -99,133 +99,133 @@ class Rule:
     column: str = ""
 
 
-RULES: Mapping[str, Rule] = {
-    "total-differs": Rule(
+RULES: Mapping[str, _Rule] = {
+    "total-differs": _Rule(
         title="a total of a run is not what its raw rows give",
         remedy="take the run directory back from where it was recorded, or run the cell again",
     ),
-    "cell-differs": Rule(
+    "cell-differs": _Rule(
         title="a number or text of the study is not what its runs give",
         remedy="make it again: horovod-study report RUNS --out DIR",
     ),
-    "best-of-n": Rule(
+    "best-of-n": _Rule(
         title="the best repeat stands where the median belongs",
         remedy="quote the median with its interval; report again",
     ),
-    "extrapolation-unmarked": Rule(
+    "extrapolation-unmarked": _Rule(
         title="a value beyond the measured worker counts is not marked as extrapolated",
         remedy="report again; mark it wherever it was copied to",
         column="extrapolated",
     ),
-    "intervals-missing": Rule(
+    "intervals-missing": _Rule(
         title="a number stands without the interval that its repeats give",
         remedy="report again; quote the number with its interval",
         column="samples_per_s_ci95_low",
     ),
-    "file-missing": Rule(
+    "file-missing": _Rule(
         title="a file of the study is not there, or cannot be read",
         remedy="make it again: horovod-study report RUNS --out DIR",
     ),
-    "file-left-over": Rule(
+    "file-left-over": _Rule(
         title="a file is none of this analysis: it may be left from an earlier one",
         remedy="remove it, so that nobody quotes it",
     ),
-    "picture-changed": Rule(
+    "picture-changed": _Rule(
         title="a picture is not the one that report drew",
         remedy="draw it again: horovod-study report DIR",
     ),
-    "source-changed": Rule(
+    "source-changed": _Rule(
         title="source.json is not what report wrote: what it says of the study may be false",
         remedy="make it again: horovod-study report RUNS --out DIR",
     ),
-    "run-changed": Rule(
+    "run-changed": _Rule(
         title="a file of a run is not the one that the run wrote, or that was analysed",
         remedy="take it back from where it was recorded, or run the cell again; then report again",
     ),
-    "run-left-out": Rule(
+    "run-left-out": _Rule(
         title="a run is there and the study does not say so",
         remedy="report again, so that it counts or is told as failed",
     ),
-    "run-gone": Rule(
+    "run-gone": _Rule(
         title="a run of the study is not there any more, and its numbers cannot be checked",
         remedy="take it back from where it was recorded (--runs RUNS says where the runs are), or report again",
     ),
-    "run-set-aside": Rule(
+    "run-set-aside": _Rule(
         title="a finished run was set aside, and another one of the same cell counts",
         remedy="let both count, or say in the text why one does not",
         column="samples_per_s_median",
     ),
-    "repeat-missing": Rule(
+    "repeat-missing": _Rule(
         title="the repeats of a cell are not numbered through: some are not there",
         remedy="take the missing repeats back, or run them again: horovod-study run STUDY.yaml",
         column="repeats",
     ),
-    "duplicated-run": Rule(
+    "duplicated-run": _Rule(
         title="two runs are one run counted twice",
         remedy="remove the copy and report again",
         where="runs.csv",
         column="step_s",
     ),
-    "logged-unlike-applied": Rule(
+    "logged-unlike-applied": _Rule(
         title="what was asked for is not what ran",
         remedy="run the cell again with the settings that are meant; train --require asked ends such a run at once",
         where="runs.csv",
     ),
-    "unequal-baselines": Rule(
+    "unequal-baselines": _Rule(
         title="speedups are over a baseline of other work or another machine",
         remedy="run the baseline with the same data and on the same kind of host",
     ),
-    "data-set-changed": Rule(
+    "data-set-changed": _Rule(
         title="the data set changed within a series, or within a run",
         remedy="run the series again on one data set",
     ),
-    "steps-do-not-tile": Rule(
+    "steps-do-not-tile": _Rule(
         title="step rows are missing, overlap, or do not add up to their window",
         remedy="do not quote the parts of these steps; run the cell again",
         column="step_s",
     ),
-    "mixed-scaling": Rule(
+    "mixed-scaling": _Rule(
         severity="doubt",
         title="neither the local nor the global batch is the same along a series",
         remedy="keep one of them fixed and run the series again; do not compare its worker counts",
         column="mode",
     ),
-    "few-repeats": Rule(
+    "few-repeats": _Rule(
         severity="doubt",
         title="a point with fewer than three finished repeats has no interval",
         remedy="run more repeats: repeats: 3 in the study file, then horovod-study run STUDY.yaml",
         column="repeats",
     ),
-    "missing-cell": Rule(
+    "missing-cell": _Rule(
         severity="doubt",
         title="a cell of the study has no result",
         remedy="run what is missing: horovod-study run STUDY.yaml",
         column="samples_per_s_median",
     ),
-    "missing-baseline": Rule(
+    "missing-baseline": _Rule(
         severity="doubt",
         title="a point has no one-worker baseline, and so no speedup",
         remedy="run one worker with the same work: baselines in the study file",
     ),
-    "warm-up-in-window": Rule(
+    "warm-up-in-window": _Rule(
         severity="doubt",
         title="the timed window begins before the steps are steady",
         remedy="raise warmup_steps, or let the steady state be found (--steady found), and run again",
         column="samples_per_s_median",
     ),
-    "oversubscribed-cores": Rule(
+    "oversubscribed-cores": _Rule(
         severity="doubt",
         title="workers have more threads than there are cores for them",
         remedy="use fewer workers or threads, or a host with more cores; such points measure the sharing of cores",
         column="samples_per_s_median",
     ),
-    "other-load": Rule(
+    "other-load": _Rule(
         severity="doubt",
         title="other programs used the host while it was measured",
         remedy="end them and run the cell again, or ask for the whole host",
         column="samples_per_s_median",
     ),
-    "versions-differ": Rule(
+    "versions-differ": _Rule(
         severity="doubt",
         title="the runs behind one series come from different machines or versions",
         remedy="run the older ones again: horovod-study run --retry STUDY.yaml",
@@ -319,7 +319,7 @@ def recount(run: RecordedRun, beside: RunSideFiles) -> Recount:
             *_joules(totals, samples),
         ]:
             compared.append(name)
-            if not _agree(kept, again, LOSS_TOLERANCE if name.endswith("train_mse") else ROWS_TOLERANCE):
+            if not _agree(kept, again, _LOSS_TOLERANCE if name.endswith("train_mse") else _ROWS_TOLERANCE):
                 found.append(_differs(run.name, name, kept, again))
         spans = [] if openings is None else _spans(run, openings)
         for name, kept, again, room in _in_window(totals, beside, spans):
@@ -384,7 +384,7 @@ class _Rank:
             mean[name] = float(values.mean()) if known else math.nan
             if known and name == "step_s":
                 digest = hashlib.blake2b(values.tobytes(), digest_size=16).hexdigest()
-                begins, sketch = _begins(values), values[:MAX_SKETCH].copy()
+                begins, sketch = _begins(values), values[:_MAX_SKETCH].copy()
                 p90_s = float(np.quantile(values, 0.9))
             median[name] = float(np.median(values)) if known else math.nan
         clock, stretches, span = _clock(rank, every, columns, run.first_step, openings)
@@ -459,7 +459,7 @@ def _unexplained(
         return np.empty(0, dtype=np.int64)
     following = every[1:]
     known = np.isin(following, np.fromiter(openings, dtype=np.int64)) | (np.diff(epoch) != 0)
-    late = gap > CLOCK_S + 1e-9 * np.abs(begin_s[1:])
+    late = gap > _CLOCK_S + 1e-9 * np.abs(begin_s[1:])
     return np.flatnonzero(late & ~known & (np.diff(every) == 1))
 
 
@@ -492,7 +492,7 @@ def _clock(
         residual_s = np.nan_to_num(np.asarray(columns["residual_s"], dtype=np.float64))
         gap = np.diff(begin_s) - (step_s - residual_s)[:-1]
         stretches += int((gap > system.BREAK_S).sum())
-        overlap = np.flatnonzero(gap < -(CLOCK_S + 1e-9 * np.abs(begin_s[1:])))
+        overlap = np.flatnonzero(gap < -(_CLOCK_S + 1e-9 * np.abs(begin_s[1:])))
         what = "begins before the step before it has ended"
         lost = _unexplained(gap - residual_s[1:], begin_s, every, np.asarray(columns["epoch"]), openings)
         if len(lost):
@@ -517,7 +517,7 @@ def _clock(
 def _begins(step_s: Floats) -> dict[int, tuple[bool, float]]:
     """Return for each number of blocks whether the first block is the slowest, and its level above the middle one."""
     found = {}
-    for blocks in WARM_UP_SCALES:
+    for blocks in _WARM_UP_SCALES:
         length = len(step_s) // blocks
         if length < 2:
             continue
@@ -583,7 +583,9 @@ def _test_mse(beside: RunSideFiles) -> list[float]:
         / len(TARGET_SPANS)
         for each in beside.evaluations
     ]
-    known = [_agree(each["test_mse"], mse, ROWS_TOLERANCE) for each, mse in zip(beside.evaluations, again, strict=True)]
+    known = [
+        _agree(each["test_mse"], mse, _ROWS_TOLERANCE) for each, mse in zip(beside.evaluations, again, strict=True)
+    ]
     return again if 2 * sum(known) >= len(known) else []
 
 
@@ -640,9 +642,9 @@ def _in_window(
     kept_joules = {each.get("name"): each for each in (totals.get("energy") or {}).get("per_device") or ()}
     for host, told in hosts.items():
         interval_s = told.get("interval_s")
-        if host not in beside.system or not interval_s or window_s < MIN_SAMPLED * interval_s:
+        if host not in beside.system or not interval_s or window_s < _MIN_SAMPLED * interval_s:
             continue
-        part = 0.01 + 2 * STRETCH_S * len(spans) / window_s
+        part = 0.01 + 2 * _STRETCH_S * len(spans) / window_s
         samples = beside.system[host]
         columns = {name: samples.rows[name].to_numpy() for name in samples.rows.columns}
         again = energy.host_summary(columns, spans)
@@ -673,15 +675,15 @@ def _window(run: RecordedRun, ranks: Sequence[_Rank], beside: RunSideFiles) -> I
     if not isinstance(window_s, int | float) or math.isnan(steps_s):
         return
     stretches = max(len(beside.evaluations), *(rank.stretches for rank in ranks)) + 1
-    more_s = TILING * steps_s + STRETCH_S * stretches
-    if not -CLOCK_S * run.workers - ROWS_TOLERANCE * steps_s <= window_s - steps_s <= more_s:
+    more_s = TILING * steps_s + _STRETCH_S * stretches
+    if not -_CLOCK_S * run.workers - _ROWS_TOLERANCE * steps_s <= window_s - steps_s <= more_s:
         yield f"its window is {window_s:.6g} s long and its timed steps {steps_s:.6g} s"
         return
     if beside.evaluations and run.record.effective.get("steps_per_epoch"):
         last = beside.evaluations[-1]
         if last["steps"] == min(rank.rows for rank in ranks):
             trained_s = last["train_s"] - ranks[0].declared_s
-            if window_s < trained_s * (1 - ROWS_TOLERANCE) - CLOCK_S:
+            if window_s < trained_s * (1 - _ROWS_TOLERANCE) - _CLOCK_S:
                 yield f"its window is {window_s:.6g} s long, and epochs.csv says that it trained for {trained_s:.6g} s"
 
 
@@ -770,7 +772,7 @@ def _asked(record: RunRecord) -> list[Fault]:
         pairs += [(f"{name} of rank {number}", wanted, got) for name, wanted, got in own]
     found = []
     for name, wanted, got in pairs:
-        if wanted is not None and got is not None and not _agree(wanted, got, ROWS_TOLERANCE):
+        if wanted is not None and got is not None and not _agree(wanted, got, _ROWS_TOLERANCE):
             text = f"{name}: asked for {_told(wanted)}, ran with {_told(got)}"
             found.append(_fault("logged-unlike-applied", text, column=name.split(" of ")[0], again=_told(got)))
     found += _settings(ran, ranks)
@@ -795,7 +797,7 @@ def _settings(ran: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> Ite
             continue
         told = {(one.get("communication") or {}).get(option) for one in ranks} - {None}
         for got in sorted(one for one in told if isinstance(one, int | float)):
-            if not _equal(float(text) * unit, float(got), ROWS_TOLERANCE):
+            if not _equal(float(text) * unit, float(got), _ROWS_TOLERANCE):
                 words = f"{name} is {text}, and a rank has {option} {_told(got)}"
                 yield _fault("logged-unlike-applied", words, column=option, again=_told(got))
 
@@ -813,7 +815,7 @@ def _dated(run: RecordedRun) -> Iterable[Fault]:
     if dates.isna().any() or len(attempts) > 1 or not isinstance(wall_s, int | float):
         return
     took_s = (dates[1] - dates[0]).total_seconds()
-    if not wall_s - 2 <= took_s <= wall_s + MAX_START_S:  # dates are whole seconds
+    if not wall_s - 2 <= took_s <= wall_s + _MAX_START_S:  # dates are whole seconds
         text = f"it took {took_s:,.0f} s from started to finished, and trained for {wall_s:,.0f} s"
         yield _fault("total-differs", text, where=f"{run.name}/run.json", column="started")
 
@@ -1100,14 +1102,14 @@ def _alike(study: Study) -> Iterable[Fault]:
     """Yield runs whose steps change in the very order of another one's, each by its factor: a scaled copy."""
     lengths: dict[int, list[Recount]] = {}
     for each in study.recounts:
-        if len(each.sketch) > MIN_SKETCH and (each.sketch > 0).all() and each.digest:
+        if len(each.sketch) > _MIN_SKETCH and (each.sketch > 0).all() and each.digest:
             lengths.setdefault(len(each.sketch), []).append(each)
     for runs in lengths.values():
         ranks = pd.DataFrame(np.diff(np.log([each.sketch for each in runs]), axis=1)).rank(axis=1).to_numpy()
         ranks = ranks - ranks.mean(axis=1, keepdims=True)
         size = np.sqrt((ranks**2).sum(axis=1, keepdims=True))
         alike = (ranks / np.where(size > 0, size, 1)) @ (ranks / np.where(size > 0, size, 1)).T
-        for a, b in np.argwhere(np.triu(alike > SAME_ORDER, 1)):
+        for a, b in np.argwhere(np.triu(alike > _SAME_ORDER, 1)):
             one, other = runs[a], runs[b]
             if one.digest != other.digest:
                 factor = float(np.median(other.sketch / one.sketch))
@@ -1198,7 +1200,7 @@ def _warm_up(study: Study) -> Iterable[Fault]:
     as likely to be the slowest as any other, so that the first one is with probability 1/B, whatever the distribution
     of the noise and however long its spells are, up to the length of a part. Over R repeats the number k of runs in
     which it is has a binomial tail P(K >= k), multiplied by the number of scales that are tried. A point is told when
-    that is at most WARM_UP_ALARM and the first part is slower than the middle one by WARM_UP_LEVEL in these runs. One
+    that is at most WARM_UP_ALARM and the first part is slower than the middle one by _WARM_UP_LEVEL in these runs. One
     run alone can never be distinguished from bad luck by this.
     """
     recounts = {each.run: each for each in study.recounts}
@@ -1220,13 +1222,13 @@ def _slow_begin(runs: Sequence[Mapping[int, tuple[bool, float]]]) -> tuple[float
     """Return the chance of what is seen in steady runs, the number of blocks and the places of the runs in which the
     first one is the slowest; None where that is nothing special. `runs`: what `_begins` returns of each."""
     told: tuple[float, int, list[int]] | None = None
-    for blocks in WARM_UP_SCALES:
+    for blocks in _WARM_UP_SCALES:
         slow = [place for place, each in enumerate(runs) if each.get(blocks, (False, 0.0))[0]]
         if not slow or not all(blocks in each for each in runs):
             continue
-        chance = len(WARM_UP_SCALES) * binomial_tail(len(slow), len(runs), 1 / blocks)
+        chance = len(_WARM_UP_SCALES) * binomial_tail(len(slow), len(runs), 1 / blocks)
         level = min(runs[place][blocks][1] for place in slow)
-        if chance <= WARM_UP_ALARM and level >= WARM_UP_LEVEL and (told is None or chance < told[0]):
+        if chance <= WARM_UP_ALARM and level >= _WARM_UP_LEVEL and (told is None or chance < told[0]):
             told = (chance, blocks, slow)
     return told
 

@@ -37,9 +37,9 @@ LOOKS = 1.25
 LAUNCHES = 3
 """Launches before an answer: with two of them, the scatter between them has one degree of freedom."""
 MOST_LAUNCHES = 10
-PLANNED = 5
+_PLANNED = 5
 """Launches for which the length of one is chosen: the scatter of fewer makes intervals much wider than rounds do."""
-STALL = 6.0
+_STALL = 6.0
 """Robust standard deviations from the median of a launch to which a wilder round is moved: a stall, not noise."""
 _NO_SCATTER = 1e-14
 
@@ -181,7 +181,7 @@ def without_stalls(launches: Sequence[Floats]) -> tuple[list[Floats], int]:
             found.append(values)
             continue
         middle = float(np.median(values))
-        away = STALL * stats.normal_deviation(np.abs(values - middle))
+        away = _STALL * stats.normal_deviation(np.abs(values - middle))
         bounded = np.clip(values, middle - away, middle + away) if away > 0 else values
         moved += int((bounded != values).sum())
         found.append(bounded)
@@ -397,12 +397,12 @@ class Precision:
         present = differences[-1][: found.rounds_kept(length)]
         if len(present) < 4:
             return False
-        if len(differences) > PLANNED:
+        if len(differences) > _PLANNED:
             return len(present) >= sum(map(len, differences[:-1])) / (len(differences) - 1)
         launches, _ = without_stalls([*differences[:-1], present])
         within = memory([each for each in launches if len(each) > 1])
         wanted = self.half_width / stats.t_quantile(0.5 + self.look_level / 2, within.freedom)
-        return bool(within.variance / (PLANNED * wanted**2) <= len(present))
+        return bool(within.variance / (_PLANNED * wanted**2) <= len(present))
 
     def _further(self, found: Pairs, known: RatioEstimate | None, done: bool) -> tuple[int | None, int | None]:
         """Return the rounds and launches that are expected beyond those made; (None, None) where none would do."""
@@ -411,7 +411,7 @@ class Precision:
         within = known.round_error**2 * known.rounds  # variance per round, memory included
         lengths = [len(each) for each in found.cell]
         z = stats.t_quantile(0.5 + self.look_level / 2, math.inf)
-        length = max(MIN_ROUNDS, within / (PLANNED * (self.half_width / z) ** 2), max(lengths) if done else 0)
+        length = max(MIN_ROUNDS, within / (_PLANNED * (self.half_width / z) ** 2), max(lengths) if done else 0)
         level = 0.0 if math.isnan(known.launch_sd) else known.launch_sd**2
         for count in range(max(self.launches, len(lengths) + (1 if done else 0), 2), 10_000):
             error = math.sqrt((level + within / length) / count)

@@ -30,11 +30,11 @@ MIN_REPEATS = 3
 MEDIAN_VARIANCE = math.pi / 2
 """Variance of the median of a normal sample over the variance of its mean, in the limit of many values."""
 EXACT_UP_TO = 16
-PATTERNS = 20_000
+_PATTERNS = 20_000
 """Patterns of signs that are drawn when there are too many values to try all."""
 OF_INTEREST = 0.01
 """The relative difference for which the number of blocks is given when nothing is resolved."""
-TRIM = 0.2
+_TRIM = 0.2
 """Share of the values that a trimmed mean leaves out at either end."""
 _NO_SCATTER, _NO_DIFFERENCE = 1e-14, 1e-12  # what rounding leaves of values of order one
 
@@ -100,7 +100,7 @@ def t_quantile(p: float, freedom: float | Floats) -> float | Floats:
     """
     from scipy import special
 
-    found = np.where(np.isposinf(freedom), normal_quantile(p), special.stdtrit(freedom, p))
+    found = np.where(np.isposinf(freedom), _normal_quantile(p), special.stdtrit(freedom, p))
     return found if found.ndim else float(found)
 
 
@@ -117,7 +117,7 @@ def t_p(difference: float, error: float, freedom: float) -> float:
     return float(2 * special.stdtr(freedom, -abs(difference) / error))
 
 
-def normal_quantile(p: float) -> float:
+def _normal_quantile(p: float) -> float:
     """Return where a standard normal variable is below with probability `p`."""
     from scipy import special
 
@@ -368,7 +368,7 @@ def trimmed_mean(values: ArrayLike) -> tuple[float, float, float]:
     """
     ordered = np.sort(np.asarray(values, dtype=float))
     n = len(ordered)
-    cut = int(TRIM * n)
+    cut = int(_TRIM * n)
     mean = float(ordered[cut : n - cut].mean())
     freedom = float(n - 2 * cut - 1)
     if n < 2:
@@ -420,7 +420,7 @@ def sign_flip_p(values: ArrayLike, *, seed: int = 1) -> Floats:
         numbers = np.arange(2 ** (n - 1))[:, None]
         signs = np.hstack([np.ones((len(numbers), 1)), 1.0 - 2.0 * ((numbers >> np.arange(n - 1)) & 1)])
     else:
-        signs = np.random.default_rng(seed).choice([-1.0, 1.0], size=(PATTERNS, n))
+        signs = np.random.default_rng(seed).choice([-1.0, 1.0], size=(_PATTERNS, n))
     sums = np.abs(flat @ signs.T)  # (..., patterns)
     drawn = int(n > EXACT_UP_TO)
     reached = (sums >= limit[..., None]).sum(axis=-1)

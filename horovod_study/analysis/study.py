@@ -188,8 +188,9 @@ def analyze(
     quantities = resources.fit_quantities(table, learning.crossings, seed=seed)
     communicating = synchronisation.parallel(table)
     waits, wait_laws = synchronisation.synchronisation(communicating), synchronisation.fits(communicating, seed=seed)
-    rates = table.set_index("run")["samples_per_s"] if turns else {}
-    batched = batch_size.batch_sizes(runs.assign(samples_per_s=runs["run"].map(rates)) if turns else runs, seed=seed)
+    rates = table.set_index("run")["samples_per_s"]
+    alternated = runs.assign(samples_per_s=runs["run"].map(rates)) if turns else runs
+    batched = batch_size.batch_sizes(alternated, seed=seed)
     recorded = () if accounting is None else accounting.runs
     attributed = attribution.arm_rows(table, {run.run: run.taken for run in recorded if run.taken is not None})
     profiles = run_profiles.profile_rows((run.run, run.profile) for run in recorded)

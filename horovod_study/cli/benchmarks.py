@@ -10,7 +10,7 @@ from horovod_study.config import available_cores
 from horovod_study.options import Parser
 
 
-def bench_arguments(parser: Parser) -> None:
+def _bench_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("--workers", **COUNT, help="workers to start here (default: one for each core); not in a launch")
     add("--transport", nargs="*", metavar="NAME", help="raw transports: mpi, gloo, nccl (default: all that are there)")
@@ -58,7 +58,7 @@ def bench(options: argparse.Namespace) -> int:
     return finish(found.show(as_json=options.json))
 
 
-def loading_arguments(parser: Parser) -> None:
+def _loading_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("--dataset", default="100000", metavar="PATH|SIZE", help="as for train (default 100000)")
     add("--data-seed", **COUNT, default=1, help="seed of a generated one (default 1)")
@@ -108,7 +108,7 @@ def loading(options: argparse.Namespace) -> int:
     return 0
 
 
-def timers_arguments(parser: Parser) -> None:
+def _timers_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("--dataset", default="100000", metavar="PATH|SIZE", help="as for train (default 100000)")
     add("--data-seed", **COUNT, default=1, help="seed of a generated one (default 1)")
@@ -174,7 +174,7 @@ VERBS = (
     Verb(
         "bench",
         bench,
-        bench_arguments,
-        verbs=(Verb("loading", loading, loading_arguments), Verb("timers", timers, timers_arguments)),
+        _bench_arguments,
+        verbs=(Verb("loading", loading, _loading_arguments), Verb("timers", timers, _timers_arguments)),
     ),
 )

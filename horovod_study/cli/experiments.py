@@ -10,7 +10,7 @@ from horovod_study.options import SET_BY_COMPARE, SET_BY_TUNE, Parser, add_run_o
 from horovod_study.workloads import find_workload
 
 
-def tune_arguments(parser: Parser) -> None:
+def _tune_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add(
         "--runtime",
@@ -74,7 +74,7 @@ def _add_workload(parser: Parser) -> None:
     )
 
 
-def compare_arguments(parser: Parser) -> None:
+def _compare_arguments(parser: Parser) -> None:
     add = parser.add_argument
     for name in ("a", "b"):
         add(
@@ -140,7 +140,7 @@ def compare(options: argparse.Namespace) -> Result:
     )
 
 
-def verify_arguments(parser: Parser) -> None:
+def _verify_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("--workers", **COUNT, nargs="+", default=[2], help="worker counts (default 2)")
     add("--runtime", nargs="+", metavar="NAME", help="horovod/mpi, ddp/gloo, ... (default: all that are available)")
@@ -207,7 +207,7 @@ def verify(options: argparse.Namespace) -> int:
 
 
 VERBS = (
-    Verb("compare", compare, compare_arguments),
-    Verb("tune", tune, tune_arguments),
-    Verb("verify", verify, verify_arguments),
+    Verb("compare", compare, _compare_arguments),
+    Verb("tune", tune, _tune_arguments),
+    Verb("verify", verify, _verify_arguments),
 )

@@ -26,7 +26,7 @@ from horovod_study.options import Parser, add_run_options, run_values
 from horovod_study.workloads import packaged
 
 
-def explain_arguments(parser: Parser) -> None:
+def _explain_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add(
         "places",
@@ -283,4 +283,4 @@ PARTS: Mapping[str, Callable[[argparse.Namespace], Result]] = {
 }
 """The views in detail."""
 
-VERBS = (Verb("explain", explain, explain_arguments),)
+VERBS = (Verb("explain", explain, _explain_arguments),)

@@ -10,7 +10,7 @@ from horovod_study.errors import ConfigError, RecordError
 from horovod_study.options import Parser
 
 
-def export_arguments(parser: Parser) -> None:
+def _export_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add(
         "runs",
@@ -171,4 +171,4 @@ def _steps(text: str) -> tuple[int, int]:
     return bounds
 
 
-VERBS = (Verb("export", export, export_arguments),)
+VERBS = (Verb("export", export, _export_arguments),)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def fit_arguments(parser: Parser) -> None:
+def _fit_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--baseline",
         type=float,
@@ -101,7 +101,7 @@ def _law_text(law: str, fitted: dict[str, Any], *, selected: bool) -> list[str]:
     return [f"{mark} {law:<10} {'  '.join(parts)}; {', '.join(quality)}"]
 
 
-def predict_arguments(parser: Parser) -> None:
+def _predict_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("--workers", **COUNT, nargs="+", help="worker counts to forecast")
     add("--workers-per-node", **COUNT, help="workers that fill a node")
@@ -251,4 +251,4 @@ def _points(options: argparse.Namespace) -> "pd.DataFrame":
     return points
 
 
-VERBS = (Verb("fit", fit, fit_arguments), Verb("predict", predict, predict_arguments))
+VERBS = (Verb("fit", fit, _fit_arguments), Verb("predict", predict, _predict_arguments))

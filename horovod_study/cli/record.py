@@ -13,7 +13,7 @@ from horovod_study.scripted import WARMUP_STEPS
 from horovod_study.workloads import packaged
 
 
-def record_arguments(parser: Parser) -> None:
+def _record_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("--out", **DIR, help="the run directory (default: a new one below runs/STUDY)")
     add("--study", default="script", metavar="NAME", help="the study that the run belongs to")
@@ -73,7 +73,7 @@ def record(options: argparse.Namespace) -> int:
 def typed(options: argparse.Namespace, command: Sequence[str]) -> list[str]:
     """Return the words of this recording as they can be typed again, without options that have their defaults."""
     parser = Parser()
-    record_arguments(parser)
+    _record_arguments(parser)
     words = ["horovod-study", "record"]
     for name, default in vars(parser.parse_args([])).items():
         value = getattr(options, name)
@@ -83,4 +83,4 @@ def typed(options: argparse.Namespace, command: Sequence[str]) -> list[str]:
     return [*words, "--", *command]
 
 
-VERBS = (Verb("record", record, record_arguments),)
+VERBS = (Verb("record", record, _record_arguments),)

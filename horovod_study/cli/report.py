@@ -27,7 +27,7 @@ from horovod_study.errors import ConfigError
 from horovod_study.options import Parser
 from horovod_study.text.words import plural
 
-MAX_THREADS = 4
+_MAX_THREADS = 4
 """More do not read step rows any faster: what is left to Python goes one at a time."""
 
 
@@ -82,14 +82,14 @@ def _analysed(
     with progress(lambda done, of: f"{verb}: run {done:,} of {of:,}") as on_progress:
         return analysed(
             runs,
-            threads=threads or min(available_cores(), MAX_THREADS),
+            threads=threads or min(available_cores(), _MAX_THREADS),
             networks=[(read_input(path, BENCH_JSON), named) for path, named in networks],
             on_progress=on_progress,
             **how,
         )
 
 
-def report_arguments(parser: Parser) -> None:
+def _report_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add(
         "directory",
@@ -161,7 +161,7 @@ def report(options: argparse.Namespace) -> Result:
     if options.check:
         return _check(options)
     if options.tables:
-        directory = options.out or tables_of(options.directory)
+        directory = options.out or _tables_of(options.directory)
         paths = write_analysis(options.directory, directory, **_asked(options))
         return Result(document={}, lines=[f"tables: {directory} ({plural(len(paths), 'file')})"], files=paths)
     directory, paths = _analysis_of(options, options.directory)
@@ -228,14 +228,14 @@ def _tables_place(options: argparse.Namespace, place: Path, *, before: bool = Fa
     from horovod_study import records
 
     if not records.holds_tables(place):
-        return (None if before else options.out) or tables_of(place)
+        return (None if before else options.out) or _tables_of(place)
     for name in () if before else ("out", "target", "threads", "bench"):
         if getattr(options, name) is not None:
             raise ConfigError(f"--{name}: is about runs, and {place} holds tables; name the folder of their runs")
     return place
 
 
-def tables_of(place: Path) -> Path:
+def _tables_of(place: Path) -> Path:
     """Return where the tables of a folder of runs, or of a table of points, usually are."""
     return place.with_name(f"{place.stem}-report") if place.is_file() else place / "analysis"
 
@@ -288,7 +288,7 @@ def up_to_date(place: Path) -> Path:
     """Return where the tables of `place` are, with a page; both are made where they are missing or older."""
     from horovod_study import records
 
-    directory = place if records.holds_tables(place) else tables_of(place)
+    directory = place if records.holds_tables(place) else _tables_of(place)
     older = directory != place and records.is_older(directory, place)
     if older:
         write_analysis(place, directory, doubts=False, **records.analysis_options(directory, place))
@@ -413,4 +413,4 @@ def _count(text: str) -> int:
     return int(text)
 
 
-VERBS = (Verb("report", report, report_arguments),)
+VERBS = (Verb("report", report, _report_arguments),)

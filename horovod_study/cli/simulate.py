@@ -19,7 +19,7 @@ from horovod_study.cli.verbs import (
 from horovod_study.options import Parser
 
 
-def simulate_arguments(parser: Parser) -> None:
+def _simulate_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add_figure_arguments(parser)
     add(
@@ -106,7 +106,7 @@ def simulate(options: argparse.Namespace) -> Result:
     )
 
 
-def model_parallel_arguments(parser: Parser) -> None:
+def _model_parallel_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("--widths", metavar="C-C-H", help="the worked example with these widths (default 15-38-197)")
     add("--model", type=Path, metavar="FILE.yaml", help="or any model in layers, see docs/model_parallel.md")
@@ -149,7 +149,7 @@ VERBS = (
     Verb(
         "simulate",
         simulate,
-        simulate_arguments,
-        verbs=(Verb("model-parallel", model_parallel, model_parallel_arguments),),
+        _simulate_arguments,
+        verbs=(Verb("model-parallel", model_parallel, _model_parallel_arguments),),
     ),
 )

@@ -22,7 +22,7 @@ from horovod_study.options import (
 from horovod_study.text.tables import table_of, to_lines
 
 
-def generate_arguments(parser: Parser) -> None:
+def _generate_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("--size", default="100000", metavar="N", help="number of curves (default 100000)")
     add("--seed", **COUNT, default=1, help="seed (default 1)")
@@ -64,7 +64,7 @@ def generate(options: argparse.Namespace) -> int:
     return 0
 
 
-def check_arguments(parser: Parser) -> None:
+def _check_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("dataset", metavar="PATH|SIZE", help="a data set's directory, or the size of a cached one")
     add("--seed", **COUNT, default=1, help="seed of a cached one (default 1)")
@@ -114,7 +114,7 @@ def check(options: argparse.Namespace) -> Result:
     return Result(document=facts, lines=lines)
 
 
-def import_arguments(parser: Parser) -> None:
+def _import_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("path", type=Path, metavar="PATH", help="a file with curves, or a folder of files")
     add("--out", **DIR, required=True, help="the data set's directory to make")
@@ -130,7 +130,7 @@ def import_arguments(parser: Parser) -> None:
     add("--json", **FLAG, help="print one line of JSON")
 
 
-def import_(options: argparse.Namespace) -> Result:
+def _import_(options: argparse.Namespace) -> Result:
     """Make a data set of your own curves."""
     import numpy as np
 
@@ -178,7 +178,7 @@ def _noise_max_mpa(options: argparse.Namespace) -> float:
     return value
 
 
-def search_arguments(parser: Parser) -> None:
+def _search_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("search", type=Path, metavar="SEARCH.yaml", help="the search file; experiments/search.yaml is one")
     add("--trials", **COUNT, help="trials wanted in all (default: as the file says)")
@@ -206,7 +206,7 @@ def search(options: argparse.Namespace) -> Result:
     )
 
 
-def lr_range_arguments(parser: Parser) -> None:
+def _lr_range_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("--config", type=Path, metavar="FILE.yaml", help="read options of the run from a YAML file first")
     add("--low", type=float, default=1e-6, metavar="LR", help="first learning rate (default 1e-6)")
@@ -239,12 +239,12 @@ def lr_range(options: argparse.Namespace) -> Result:
     )
 
 
-def learning_curve_arguments(parser: Parser) -> None:
+def _learning_curve_arguments(parser: Parser) -> None:
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN_DIR", help="run directories, or folders of them")
     parser.add_argument("--out", **FILE, required=True, help="a .png, .pdf or .svg file to write")
 
 
-def learning_curve(options: argparse.Namespace) -> int:
+def _learning_curve(options: argparse.Namespace) -> int:
     """Draw the learning curves of one or several runs, finished or not."""
     from horovod_study import records
     from horovod_study.analysis.learning.convergence import convergence
@@ -269,9 +269,9 @@ VERBS = (
                 "data",
                 summary="Generate, import or check a data set",
                 verbs=(
-                    Verb("generate", generate, generate_arguments),
-                    Verb("check", check, check_arguments),
-                    Verb("import", import_, import_arguments),
+                    Verb("generate", generate, _generate_arguments),
+                    Verb("check", check, _check_arguments),
+                    Verb("import", _import_, _import_arguments),
                 ),
             ),
             Verb(
@@ -279,9 +279,9 @@ VERBS = (
                 add_arguments=add_train_options,
                 summary="Train one run; the same as python -m horovod_study.train",
             ),
-            Verb("search", search, search_arguments),
-            Verb("lr-range", lr_range, lr_range_arguments),
-            Verb("learning-curve", learning_curve, learning_curve_arguments),
+            Verb("search", search, _search_arguments),
+            Verb("lr-range", lr_range, _lr_range_arguments),
+            Verb("learning-curve", _learning_curve, _learning_curve_arguments),
         ),
     ),
 )

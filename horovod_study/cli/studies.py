@@ -13,7 +13,7 @@ from horovod_study.errors import ConfigError
 from horovod_study.options import Parser
 
 
-def plan_arguments(parser: Parser) -> None:
+def _plan_arguments(parser: Parser) -> None:
     add = parser.add_argument
     _study_arguments(parser)
     add("--retry", **YES, help="try failed cells again (default: yes)")
@@ -67,7 +67,7 @@ def _next_runs(options: argparse.Namespace, study: Any, ledger: Any) -> Result:
     return Result(document={"series": {name: step.to_dict() for name, step in found.items()}}, lines=text)
 
 
-def run_arguments(parser: Parser) -> None:
+def _run_arguments(parser: Parser) -> None:
     add = parser.add_argument
     _study_arguments(parser, cells="with --retry: keys or names of cells (default: all there are)")
     add(
@@ -149,7 +149,7 @@ def _conclude(options: argparse.Namespace, study: Any, command: str, result: Any
     return int(result.exit_code)
 
 
-def status_arguments(parser: Parser) -> None:
+def _status_arguments(parser: Parser) -> None:
     add = parser.add_argument
     _study_arguments(parser, study="the study file, or the folder of a run: its steps/s, waits and slowest rank")
     add("--watch", **FLAG, help="keep running and show the progress of the cells, or of the run")
@@ -182,7 +182,7 @@ def cancel(options: argparse.Namespace) -> int:
     return 0
 
 
-def doctor_arguments(parser: Parser) -> None:
+def _doctor_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("--partition", metavar="NAME|FILE.yaml", help="a partition, compared with its file")
     add("--quick", **FLAG, help="only what takes a moment")
@@ -241,9 +241,9 @@ def _place_arguments(parser: Parser) -> None:
 
 
 VERBS = (
-    Verb("plan", plan, plan_arguments),
-    Verb("run", run, run_arguments),
-    Verb("status", status, status_arguments),
+    Verb("plan", plan, _plan_arguments),
+    Verb("run", run, _run_arguments),
+    Verb("status", status, _status_arguments),
     Verb("cancel", cancel, partial(_study_arguments, cells="keys or names of cells (default: all there are)")),
-    Verb("doctor", doctor, doctor_arguments),
+    Verb("doctor", doctor, _doctor_arguments),
 )

@@ -18,7 +18,7 @@ MARGIN = 1.5
 START_S = 300.0
 """And so many seconds more, for its start, loading modules, and the first reading of the data."""
 STEP_S = 300.0
-SHORTEST_S = 900.0
+_SHORTEST_S = 900.0
 
 
 def blocks(cells: Sequence[Cell], seed: int) -> list[list[Cell]]:
@@ -86,7 +86,7 @@ def allocate(
 
 def time_limit_s(expected_s: float, longest_s: float | None) -> float:
     """Return the seconds to ask for: the expected ones with a margin in whole five minutes, at most `longest_s`."""
-    wanted_s = max(SHORTEST_S, STEP_S * math.ceil((MARGIN * expected_s + START_S) / STEP_S))
+    wanted_s = max(_SHORTEST_S, STEP_S * math.ceil((MARGIN * expected_s + START_S) / STEP_S))
     return wanted_s if longest_s is None else min(wanted_s, longest_s)
 
 

@@ -86,7 +86,7 @@ print(json.dumps({"found": len(found), "left": len(marked())}))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RemoteResult:
+class _RemoteResult:
     """What a command on another host came to."""
 
     host: str
@@ -108,7 +108,7 @@ def remote_argv(host: str, argv: Sequence[str], *, allocation: bool = False) -> 
 
 def run_on(
     host: str, argv: Sequence[str], *, timeout_s: float = 30.0, sent: str = "", allocation: bool = False
-) -> RemoteResult:
+) -> _RemoteResult:
     """Run `argv` on `host` with `sent` as its standard input, for `timeout_s` at most; never raises for what fails."""
     line = remote_argv(host, argv, allocation=allocation)
     kept = SLURM_TELLS | SLURM_STARTS
@@ -130,14 +130,14 @@ def run_on(
             start_new_session=True,  # Ctrl-C is for the program that waits; and no terminal to ask a password on
         )
     except subprocess.TimeoutExpired:
-        return RemoteResult(host=host, exit_code=None, problem=f"no answer within {timeout_s:g} s")
+        return _RemoteResult(host=host, exit_code=None, problem=f"no answer within {timeout_s:g} s")
     except OSError as error:
-        return RemoteResult(host=host, exit_code=None, problem=f"{line[0]} cannot be started ({error.strerror})")
+        return _RemoteResult(host=host, exit_code=None, problem=f"{line[0]} cannot be started ({error.strerror})")
     problem = ""
     if done.returncode != 0:
         said = [each.strip() for each in done.stderr.splitlines() if each.strip()]
         problem = said[-1] if said else f"{argv[0]} ended with {done.returncode}"
-    return RemoteResult(host=host, exit_code=done.returncode, output=done.stdout, problem=problem)
+    return _RemoteResult(host=host, exit_code=done.returncode, output=done.stdout, problem=problem)
 
 
 def stop_marked_on(
@@ -150,7 +150,7 @@ def stop_marked_on(
     """
     argv = ("python3", "-", f"{MARKER}={marker}", f"{grace_s:g}")
 
-    def ask(host: str) -> RemoteResult:
+    def ask(host: str) -> _RemoteResult:
         return run_on(host, argv, timeout_s=grace_s + _ANSWER_S, sent=_STOP_PROGRAM, allocation=allocation)
 
     if not hosts:

@@ -15,7 +15,7 @@ from horovod_study.errors import BackendError, StudyError
 
 Optimizer = torch.optim.Optimizer
 
-FLAT_BELOW_BYTES = 4_000_000
+_FLAT_BELOW_BYTES = 4_000_000
 """Gradients smaller than this are averaged as one flat buffer after backward, larger ones from hooks."""
 BUCKET_MB = 25.0
 """Size of a bucket of gradients that leave from hooks, as torch's DistributedDataParallel has it."""
@@ -275,7 +275,7 @@ def choose_reduction(
 ) -> tuple[str, dict[str, Any]]:
     """Return the reduction of a run, and {"value", "source"} for the record: asked for, or chosen and why.
 
-    Below `FLAT_BELOW_BYTES` messages cost by their number, and one flat buffer after backward is the fewest. Above it
+    Below `_FLAT_BELOW_BYTES` messages cost by their number, and one flat buffer after backward is the fewest. Above it
     they cost by their size, which hooks hide behind backward. `hooks_asked`: an option was given that only hooks have.
     `flat_because`: why hooks cannot be used. `hooks_because`: why hooks are better whatever the size.
     Raises BackendError for such an option where no hooks are called (`no_hooks` of the configuration).
@@ -291,14 +291,14 @@ def choose_reduction(
             )
     if config.reduction != "auto":
         return config.reduction, {"value": config.reduction, "source": "asked"}
-    size, limit = f"gradients of {gradients_bytes / 1e6:.2f} MB", f"{FLAT_BELOW_BYTES / 1e6:g} MB"
+    size, limit = f"gradients of {gradients_bytes / 1e6:.2f} MB", f"{_FLAT_BELOW_BYTES / 1e6:g} MB"
     if hooks_asked:
         chosen, why = "hooks", "an option that only hooks have was given"
     elif flat_because:
         chosen, why = "flat", flat_because
     elif hooks_because:
         chosen, why = "hooks", hooks_because
-    elif gradients_bytes < FLAT_BELOW_BYTES:
+    elif gradients_bytes < _FLAT_BELOW_BYTES:
         chosen, why = "flat", f"{size} are below {limit}"
     else:
         chosen, why = "hooks", f"{size} are not below {limit}"

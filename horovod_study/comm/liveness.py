@@ -60,7 +60,7 @@ _LOST = re.compile(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Peer:
+class _Peer:
     """Where a rank runs, and how to ask it."""
 
     rank: int
@@ -160,7 +160,7 @@ class Liveness:
         facts = backend.gather([os.getpid(), born, port, secrets.token_hex(8)])
         self._token = facts[0][3]  # datagrams of anybody else are passed over
         self.peers = [
-            Peer(rank=rank, host=hosts[rank], pid=pid, born=start, port=place)
+            _Peer(rank=rank, host=hosts[rank], pid=pid, born=start, port=place)
             for rank, (pid, start, place, _) in enumerate(facts)
         ]
         self._others = [peer for peer in self.peers if peer.rank != backend.rank]
@@ -299,7 +299,7 @@ class Liveness:
                 if kind == "told" and not self._told:
                     self._told, self._told_s = True, self._time_s
 
-    def _send(self, peers: Sequence[Peer], kind: str) -> None:
+    def _send(self, peers: Sequence[_Peer], kind: str) -> None:
         message = {
             "token": self._token,
             "rank": self._rank,
@@ -356,7 +356,7 @@ class Liveness:
         if self._rank == first or still_s >= due_s + _GRACE_S:
             self._end_run(finding)
 
-    def _state(self, peer: Peer, silent_s: float) -> State:
+    def _state(self, peer: _Peer, silent_s: float) -> State:
         answer = self._answers.get(peer.rank, {})
         told = {name: answer[name] for name in ("calls", "waiting", "still_s", "patience") if name in answer}
         gone = peer.rank in self._here and not _runs(peer)
@@ -386,7 +386,7 @@ class Liveness:
         sys.stdout.flush()
         os._exit(EXIT_CODE)
 
-    def _kill(self, peers: Sequence[Peer]) -> None:
+    def _kill(self, peers: Sequence[_Peer]) -> None:
         for peer in peers:
             if peer.born is not None and _runs(peer):
                 with suppress(OSError):
@@ -449,7 +449,7 @@ def _names(texts: Sequence[str]) -> str:
     return " and ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
 
 
-def _state_letter(peer: Peer) -> str:
+def _state_letter(peer: _Peer) -> str:
     return (alive.stat_fields(peer.pid) or ["?"])[0]
 
 
@@ -460,6 +460,6 @@ def _end_daemon(pid: int) -> None:
             os.kill(pid, signal.SIGTERM)
 
 
-def _runs(peer: Peer) -> bool:
+def _runs(peer: _Peer) -> bool:
     """Return whether the process of a rank on this host still runs, and is the one it was at the start."""
     return alive.runs(peer.pid, peer.born)

@@ -28,7 +28,7 @@ from horovod_study.config import RunConfig
 from horovod_study.errors import BackendError
 
 
-class Wire:
+class _Wire:
     """The gradient buffer as MPI sees it: itself, or a copy of it in host memory where MPI cannot read the device."""
 
     def __init__(self, buffer: torch.Tensor, *, device_pointers: bool) -> None:
@@ -148,7 +148,7 @@ class MpiRanks(Averaging, ABC):
             device_pointers, why = False, "Open MPI's all-reduce that does not block takes no device pointers"
         if buffer.is_cuda:
             self.settings["staged"] = {"value": not device_pointers, "source": why}
-        self._wire = Wire(buffer, device_pointers=device_pointers)
+        self._wire = _Wire(buffer, device_pointers=device_pointers)
         self._way = self._exchange(self._wire.tensor, parts)
         return model, optimizer
 

@@ -80,7 +80,7 @@ def open_raw(transport: str, backend: Backend) -> Raw:
         raise BackendError(
             f"transport {transport} cannot be used here: {missing[transport]}; available: {', '.join(have) or 'none'}"
         )
-    return MpiRaw(backend) if transport == "mpi" else GroupRaw(transport, backend)
+    return MpiRaw(backend) if transport == "mpi" else _GroupRaw(transport, backend)
 
 
 def open_runtime(backend: Backend) -> Raw:
@@ -89,9 +89,9 @@ def open_runtime(backend: Backend) -> Raw:
     Raises BackendError for a backend without one (serial, a parameter server).
     """
     if backend.name == "horovod":
-        return HorovodRuntime(backend)
+        return _HorovodRuntime(backend)
     if backend.name == "ddp":
-        return DistributedRuntime(backend)
+        return _DistributedRuntime(backend)
     if backend.name == "mpi":
         raw = MpiRaw(backend)
         raw.name = "mpi/mpi"
@@ -189,7 +189,7 @@ class MpiRaw(Raw):
         self._world.Free()
 
 
-class GroupRaw(Raw):
+class _GroupRaw(Raw):
     """Gloo or NCCL through a process group of torch that belongs to nobody else.
 
     The ranks meet at a store that rank 0 opens on a free port; its address goes through the backend.
@@ -252,7 +252,7 @@ class GroupRaw(Raw):
         del self._store
 
 
-class HorovodRuntime(Raw):
+class _HorovodRuntime(Raw):
     """The all-reduce of a run whose backend is Horovod: its thread, its cycle and its negotiation included.
 
     Messages are named after their size, as gradients are after their parameters: from the second one on the negotiation
@@ -279,7 +279,7 @@ class HorovodRuntime(Raw):
         self._hvd.barrier()
 
 
-class DistributedRuntime(Raw):
+class _DistributedRuntime(Raw):
     """The all-reduce of a run whose backend is ddp: torch.distributed's, which sums the buckets of gradients."""
 
     def __init__(self, backend: Backend) -> None:

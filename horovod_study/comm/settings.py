@@ -21,7 +21,7 @@ from horovod_study.variables import is_set, refuse_other_than_numbers
 SHIPPED = {runtime: transport.shipped for runtime, (_, transport) in CARRIED.items()}
 """runtime -> what is set where the user has set nothing."""
 
-LIBRARY_DEFAULTS = {
+_LIBRARY_DEFAULTS = {
     "HOROVOD_CYCLE_TIME": "1",  # ms, horovod/common/operations.cc
     "HOROVOD_IDLE_CYCLE_TIME": "0",  # ms; 0 means that HOROVOD_CYCLE_TIME always holds
     "HOROVOD_FUSION_THRESHOLD": str(128 * 1024 * 1024),  # bytes, the same file
@@ -67,7 +67,7 @@ def apply(runtime: str, *, config: RunConfig, unknown: Collection[str] = ()) -> 
         elif asked is not None:
             value, source = _text(option, asked), "asked"
         elif value is None:
-            value, source = LIBRARY_DEFAULTS[name], "library default"
+            value, source = _LIBRARY_DEFAULTS[name], "library default"
             if name in shipped:
                 value, source = shipped[name], "shipped"
         if source in ("asked", "shipped"):

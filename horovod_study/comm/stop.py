@@ -14,7 +14,7 @@ from typing import Any
 from horovod_study.errors import BackendError, StudyError
 from horovod_study.measure.clock import now
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 STOPPED_EXIT_CODE = 75
 """EX_TEMPFAIL of sysexits.h: not done yet, try again; what a stopped run that can be resumed exits with."""
 
@@ -49,7 +49,7 @@ class StopRequest:
 
     def listen(self) -> None:
         """Receive signals from now on, ending at once; only the main thread can do this."""
-        for number in SIGNALS:
+        for number in _SIGNALS:
             signal.signal(number, self._receive)
 
     def defer(self) -> None:
@@ -58,7 +58,7 @@ class StopRequest:
 
     def over(self) -> None:
         """Ignore signals from now on: everything is written, and the process ends by itself."""
-        for number in SIGNALS:
+        for number in _SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 
     @property

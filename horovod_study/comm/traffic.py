@@ -32,7 +32,7 @@ from horovod_study.measure.clock import now, sleep
 if TYPE_CHECKING:
     from horovod_study.comm import Backend
 
-SHARE, SHARE_AMONG_HOSTS = 1 / 2, 1 / 8
+SHARE, _SHARE_AMONG_HOSTS = 1 / 2, 1 / 8
 """Of what must move, so much makes a way the one that was used: in general, and within one of several hosts."""
 
 _SEGMENTS = re.compile(r"/\S*(?:vader_segment|sm_segment|osc_rdma|ucx_shm|psm[23]_shm|mpich_shm|nccl-)\S*")
@@ -227,7 +227,7 @@ def judge(found: Moved, need: Need) -> tuple[list[str] | None, str]:
         path += used
         came += sum({**outside, **ports}[name] for name in used)
     if need.within > 0:
-        enough = need.within * (SHARE if need.between == 0 else SHARE_AMONG_HOSTS)
+        enough = need.within * (SHARE if need.between == 0 else _SHARE_AMONG_HOSTS)
         used = _used({"tcp:lo": tcp.get("lo", 0)}, enough) or (_used(ports, enough) if need.between == 0 else [])
         if not used and need.total - came >= enough:  # so much came on no way that counts bytes
             used = ["shared memory" if found.segments else "memory"]

@@ -36,7 +36,7 @@ def utc_stamp() -> str:
     return datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
 
 
-class DeviceEvent(Protocol):
+class _DeviceEvent(Protocol):
     """What is used of torch.cuda.Event."""
 
     def record(self) -> None:
@@ -52,10 +52,10 @@ class DeviceEvent(Protocol):
         """Return the milliseconds from this event to `other`; both have completed."""
 
 
-def _cuda_event(*, timing: bool = True) -> DeviceEvent:
+def _cuda_event(*, timing: bool = True) -> _DeviceEvent:
     import torch
 
-    event: DeviceEvent = torch.cuda.Event(enable_timing=timing)  # type: ignore[no-untyped-call]
+    event: _DeviceEvent = torch.cuda.Event(enable_timing=timing)  # type: ignore[no-untyped-call]
     return event
 
 
@@ -66,24 +66,24 @@ class DeviceStamps:
     the stream current on which the gradient is made, so a stamp taken in a hook is one of that stream.
     """
 
-    def __init__(self, make: Callable[[], DeviceEvent] = _cuda_event) -> None:
+    def __init__(self, make: Callable[[], _DeviceEvent] = _cuda_event) -> None:
         self._make = make
-        self._free: list[DeviceEvent] = []
-        self._given: list[DeviceEvent] = []
+        self._free: list[_DeviceEvent] = []
+        self._given: list[_DeviceEvent] = []
 
-    def stamp(self) -> DeviceEvent:
+    def stamp(self) -> _DeviceEvent:
         """Record an event on the current stream and return at once."""
         event = self._free.pop() if self._free else self._make()
         event.record()
         self._given.append(event)
         return event
 
-    def differences_s(self, stamps: Sequence[DeviceEvent]) -> np.ndarray:
+    def differences_s(self, stamps: Sequence[_DeviceEvent]) -> np.ndarray:
         """Wait for the last event, then return the seconds between consecutive ones, shape (len(stamps) - 1,)."""
         stamps[-1].synchronize()
         return np.fromiter((a.elapsed_time(b) for a, b in pairwise(stamps)), np.float64, len(stamps) - 1) / 1e3
 
-    def take_back(self, keep: Sequence[DeviceEvent]) -> None:
+    def take_back(self, keep: Sequence[_DeviceEvent]) -> None:
         """Use all events again that were given out, but for those of `keep` and what was given out after its first."""
         kept = {id(event) for event in keep}
         place = next(place for place, event in enumerate(self._given) if event is keep[0])
@@ -159,10 +159,10 @@ class Milestones:
     Every `every` steps an event follows the work of the step; when it has completed, so has all before it.
     """
 
-    def __init__(self, every: int = 32, make: Callable[[], DeviceEvent] = lambda: _cuda_event(timing=False)) -> None:
+    def __init__(self, every: int = 32, make: Callable[[], _DeviceEvent] = lambda: _cuda_event(timing=False)) -> None:
         self._every, self._make = every, make
-        self._free: list[DeviceEvent] = []
-        self._ahead: deque[tuple[int, DeviceEvent]] = deque()  # steps given so far, and the event after them
+        self._free: list[_DeviceEvent] = []
+        self._ahead: deque[tuple[int, _DeviceEvent]] = deque()  # steps given so far, and the event after them
         self._done = 0
 
     def given(self, steps: int) -> None:

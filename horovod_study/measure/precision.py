@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
-MULTIPLYING = (nn.Linear, nn.Bilinear, nn.MultiheadAttention, _ConvNd, nn.RNNBase, nn.RNNCellBase)
+_MULTIPLYING = (nn.Linear, nn.Bilinear, nn.MultiheadAttention, _ConvNd, nn.RNNBase, nn.RNNCellBase)
 
 
 class PrecisionObserver:
@@ -45,7 +45,7 @@ class PrecisionObserver:
                 return
         for module in self._weights:
             own = type(module).forward.__module__.startswith("torch.") and "forward" not in vars(module)
-            if isinstance(module, MULTIPLYING) and own:
+            if isinstance(module, _MULTIPLYING) and own:
                 self._handles.append(module.register_forward_hook(safe(self._note)))
 
     def _note(self, module: nn.Module, _: Any, result: Any) -> None:

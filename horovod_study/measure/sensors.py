@@ -17,10 +17,10 @@ from horovod_study.variables import visible_gpus
 
 Rows = dict[str, dict[str, Any]]
 
-PROC = Path("/proc")
+_PROC = Path("/proc")
 NET = Path("/sys/class/net")
-RDMA = Path("/sys/class/infiniband")
-POWERCAP = Path("/sys/class/powercap")
+_RDMA = Path("/sys/class/infiniband")
+_POWERCAP = Path("/sys/class/powercap")
 
 THREADS_PER_SAMPLE = 64
 """With more threads than this, they are looked at in every second, third, ... sample: it costs 25 us each."""
@@ -49,7 +49,7 @@ class Trees:
     children are looked for in every few samples only.
     """
 
-    def __init__(self, ranks: Mapping[int, int], *, proc: Path = PROC) -> None:
+    def __init__(self, ranks: Mapping[int, int], *, proc: Path = _PROC) -> None:
         """`ranks`: {rank: number of its process}."""
         self.missing: dict[str, str] = {}
         self._ranks, self._proc = dict(ranks), str(proc)
@@ -228,7 +228,7 @@ def _switches(status: str) -> tuple[int, int] | None:
 class HostSensor:
     """The host as a whole: processor time, memory, load, and what passed its network."""
 
-    def __init__(self, *, net: Path = NET, rdma: Path = RDMA, psutil: Any = None) -> None:
+    def __init__(self, *, net: Path = NET, rdma: Path = _RDMA, psutil: Any = None) -> None:
         """`psutil` stands in for the library."""
         if psutil is None:
             import psutil
@@ -418,7 +418,7 @@ class Packages:
     A package is a processor with all its cores, whoever runs on them; memory modules are not in it.
     """
 
-    def __init__(self, *, root: Path = POWERCAP) -> None:
+    def __init__(self, *, root: Path = _POWERCAP) -> None:
         self.missing: dict[str, str] = {}
         self.devices: dict[str, str] = {}
         self._folders: dict[str, tuple[Path, int]] = {}

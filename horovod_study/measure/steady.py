@@ -37,7 +37,7 @@ BLOCKS = 512
 BLOCK_STEPS = 5
 """Of at most so many blocks with at least so many steps: 2 of 5 steps may be outliers, and the median stands."""
 
-FEW_BLOCKS = 12
+_FEW_BLOCKS = 12
 """With fewer there is nothing to be found."""
 
 LEVEL = 0.02
@@ -69,11 +69,11 @@ def find_steady(step_s: NDArray[np.float64], declared_step: int) -> Steady:
     count = len(timed) // length
     if not np.isfinite(timed).all():
         return declared(declared_step, "the times of some steps are not known: the window begins where it was declared")
-    if count < FEW_BLOCKS or timed.min() <= 0:
+    if count < _FEW_BLOCKS or timed.min() <= 0:
         return declared(
             declared_step,
             f"{len(timed):,} timed steps are too few to find out whether they are steady (at least "
-            f"{FEW_BLOCKS * BLOCK_STEPS}): the window begins where it was declared",
+            f"{_FEW_BLOCKS * BLOCK_STEPS}): the window begins where it was declared",
         )
     medians = np.median(timed[: count * length].reshape(count, length), axis=1)  # (n,)
     begins = segments(np.log(medians))

@@ -31,8 +31,8 @@ from horovod_study.measure.clock import now
 from horovod_study.measure.sensors import Gpus, HostSensor, Packages, Rows, Trees
 from horovod_study.variables import without_working_directory
 
-READY_S = 15.0
-ANSWER_S = 10.0
+_READY_S = 15.0
+_ANSWER_S = 10.0
 
 
 def _cpu_s() -> float:
@@ -288,13 +288,13 @@ class Sampler:
 
     def wait_ready(self) -> None:
         """Return when the sampler has imported what it needs, or will not."""
-        heard, until = "", now() + READY_S
+        heard, until = "", now() + _READY_S
         while self._process is not None:
             line = self._line(until - now())
             if line == "ready":
                 return
             if line is None:
-                problem = heard or f"nothing heard within {READY_S:g} s"
+                problem = heard or f"nothing heard within {_READY_S:g} s"
                 self._give_up(f"the sampler did not start ({problem})")
                 return
             heard = line or heard  # of an error, the last line says what it was
@@ -315,10 +315,10 @@ class Sampler:
         self._report("stop\n")
         if self._process is None:
             return {"reason": self.reason}
-        line = self._line(ANSWER_S)
+        line = self._line(_ANSWER_S)
         if line is None:
             code = self._process.poll()
-            ended = f"no answer within {ANSWER_S:g} s" if code is None else f"exit code {code}"
+            ended = f"no answer within {_ANSWER_S:g} s" if code is None else f"exit code {code}"
             self._give_up(f"the sampler did not live to the end ({ended})")
             return {"reason": self.reason}
         try:
@@ -338,7 +338,7 @@ class Sampler:
         with suppress(OSError):
             process.stdin.close()
         try:
-            process.wait(ANSWER_S)
+            process.wait(_ANSWER_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -50,10 +50,10 @@ ELEMENT_BYTES = 4
 PERIOD = 1021
 """The test values repeat after so many elements: a prime, so that a part in the wrong place does not pass."""
 
-SLOW_S = 0.1
+_SLOW_S = 0.1
 """An operation that takes longer than this is measured in fewer rounds, and its warm-up is its check."""
-BARRIERS = 100
-COPY_BYTES = 64 * 1024 * 1024
+_BARRIERS = 100
+_COPY_BYTES = 64 * 1024 * 1024
 """Size of the copies: beyond the caches of a core."""
 
 
@@ -237,14 +237,14 @@ def measure_collectives(
         began = now()
         wrong[key] = wrong_now(key)
         # Agreed among the ranks: they must make the same number of calls.
-        slow = backend.maximum(now() - began) > SLOW_S
+        slow = backend.maximum(now() - began) > _SLOW_S
         raw.barrier()
         mean_s, median_s = _timed(key.call(raws, buffers), raw, 1 if slow else 20)
         cost[key] = median_s or mean_s
     slowest = dict(zip(keys, np.max(np.array(backend.gather(list(cost.values()))), axis=0), strict=True))
     slot_s = plan.seconds / (len(keys) * plan.rounds)
     counts = {key: int(np.clip(slot_s / t, 1, 20_000)) for key, t in slowest.items()}
-    rounds = {key: plan.rounds if t <= max(SLOW_S, slot_s) else min(3, plan.rounds) for key, t in slowest.items()}
+    rounds = {key: plan.rounds if t <= max(_SLOW_S, slot_s) else min(3, plan.rounds) for key, t in slowest.items()}
     mine: dict[_Key, list[tuple[float, float | None]]] = {key: [] for key in keys}
     barriers: list[list[float]] = [[] for _ in raws]
     for number in range(plan.rounds):
@@ -259,12 +259,12 @@ def measure_collectives(
         for seconds, raw in zip(barriers, raws, strict=True):
             raw.barrier()
             began = now()
-            for _ in range(BARRIERS):
+            for _ in range(_BARRIERS):
                 raw.barrier()
             raw.settle()
-            seconds.append((now() - began) / BARRIERS)
+            seconds.append((now() - began) / _BARRIERS)
     # Once more at the end: what has been called ten thousand times must still be right.
-    for key in (each for each in keys if slowest[each] <= SLOW_S):
+    for key in (each for each in keys if slowest[each] <= _SLOW_S):
         wrong[key] = max(wrong[key], wrong_now(key))
 
     everybody = backend.gather({"times": list(mine.values()), "wrong": list(wrong.values()), "barriers": barriers})
@@ -288,7 +288,7 @@ def measure_collectives(
     found = [
         {
             "way": raw.name,
-            "iterations": BARRIERS,
+            "iterations": _BARRIERS,
             "seconds": np.max(np.array([theirs["barriers"][way] for theirs in everybody]), axis=0).tolist(),
         }
         for way, raw in enumerate(raws)
@@ -326,20 +326,20 @@ def in_words(size: int) -> str:
 # ------------------------------------------------------------------------------------------ copies, peak, step
 
 
-def measure_copies(backend: Backend, *, rounds: int, seconds: float) -> list[dict[str, Any]]:
+def _measure_copies(backend: Backend, *, rounds: int, seconds: float) -> list[dict[str, Any]]:
     """Measure copies within the host's memory, and within a GPU's and between the two; the same on every rank.
 
     Each: name, `bytes` copied, per round `seconds` of the slowest rank, or `reason` where it cannot be measured. All
     ranks copy at the same time, except in "alone", where rank 0 copies and the others wait.
     """
     on_gpu = torch.cuda.is_available()
-    source, target = copy_kinds(torch.device("cpu"), COPY_BYTES)["host memory"]
+    source, target = copy_kinds(torch.device("cpu"), _COPY_BYTES)["host memory"]
     kinds: dict[str, Any] = {
         "host memory, all workers": (source, target, True),
         "host memory, one worker": (source, target, False),
     }
     if on_gpu:
-        kinds |= {name: (*pair, True) for name, pair in copy_kinds(torch.device("cuda"), COPY_BYTES).items()}
+        kinds |= {name: (*pair, True) for name, pair in copy_kinds(torch.device("cuda"), _COPY_BYTES).items()}
     mine: dict[str, list[float]] = {name: [] for name in kinds}
     for _ in range(rounds):
         for name, (given, taken, together) in kinds.items():
@@ -350,7 +350,7 @@ def measure_copies(backend: Backend, *, rounds: int, seconds: float) -> list[dic
     found: list[dict[str, Any]] = [
         {
             "name": name,
-            "bytes": COPY_BYTES,
+            "bytes": _COPY_BYTES,
             "seconds": [max(each[n] for each in (t[name] for t in everybody) if each) for n in range(rounds)],
             "reason": None,
         }
@@ -411,7 +411,7 @@ def measure_step(plan: CollectivePlan, backend: Backend, *, rounds: int, seconds
     }
 
 
-def measure_matrices(backend: Backend, *, rounds: int, seconds: float) -> list[dict[str, Any]]:
+def _measure_matrices(backend: Backend, *, rounds: int, seconds: float) -> list[dict[str, Any]]:
     """Measure matrix products on all ranks at the same time; of each type and size the slowest rank's rates."""
     on_gpu = torch.cuda.is_available()
     backend.barrier()
@@ -425,7 +425,7 @@ def measure_matrices(backend: Backend, *, rounds: int, seconds: float) -> list[d
     return [min(same, key=lambda rate: float(rate["gflops_median"])) for same in zip(*everybody, strict=True)]
 
 
-def measure_launches(
+def _measure_launches(
     plan: CollectivePlan, backend: Backend, machine: Mapping[str, Any], *, seconds: float
 ) -> dict[str, Any]:
     """Measure what launching a kernel takes, and where the step of `machine` stands; {} without a GPU.
@@ -496,12 +496,12 @@ def measure(
         share_s = min(0.2, max(0.005, plan.seconds / 300))
         rounds = min(plan.rounds, 5)
         on_progress("copies")
-        machine["copies"] = measure_copies(backend, rounds=rounds, seconds=share_s)
+        machine["copies"] = _measure_copies(backend, rounds=rounds, seconds=share_s)
         on_progress("the training step without communication")
         machine["step"] = measure_step(plan, backend, rounds=rounds, seconds=2 * share_s)
         on_progress("matrix products")
-        machine["matrices"] = measure_matrices(backend, rounds=min(3, rounds), seconds=share_s / 2)
-        machine |= measure_launches(plan, backend, machine, seconds=share_s / 2)
+        machine["matrices"] = _measure_matrices(backend, rounds=min(3, rounds), seconds=share_s / 2)
+        machine |= _measure_launches(plan, backend, machine, seconds=share_s / 2)
     ranks = backend.gather(
         {"host": hosts[backend.rank], "cores": environment.affinity(), "threads": torch.get_num_threads()}
     )

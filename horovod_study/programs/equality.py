@@ -48,7 +48,7 @@ scaled otherwise, one rank beginning with other parameters."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EqualityRun:
+class _EqualityRun:
     """One training run of S steps: what is trained, and the file with its sequential counterpart."""
 
     dtype: str  # a key of DTYPES
@@ -173,7 +173,7 @@ def _write_references(job: Mapping[str, Any], launch: Launch) -> dict[str, Any]:
     dataset = data.open_dataset(Path(job["dataset"]))
     references = []
     for values in job["trials"]:
-        trial = EqualityRun(**values)
+        trial = _EqualityRun(**values)
         truth = run = _train(job, trial, config, backend, dataset)
         if trial.dtype != "float64":
             truth = _train({**job, "steps": 1}, replace(trial, dtype="float64"), config, backend, dataset)
@@ -240,7 +240,7 @@ def _compare(job: Mapping[str, Any], launch: Launch) -> dict[str, Any]:
             dataset = data.open_dataset(Path(job["dataset"]))
         watchdog.cancel()
         for values in job["trials"]:
-            trial = EqualityRun(**values)
+            trial = _EqualityRun(**values)
             run = _train(job, trial, config, backend, dataset)
             if run.reduction != reduction and reduction != "auto":
                 raise BackendError(
@@ -254,7 +254,7 @@ def _compare(job: Mapping[str, Any], launch: Launch) -> dict[str, Any]:
     return {"cases": cases}
 
 
-def _difference(job: Mapping[str, Any], trial: EqualityRun, run: _Trained, backend: Backend) -> dict[str, Any]:
+def _difference(job: Mapping[str, Any], trial: _EqualityRun, run: _Trained, backend: Backend) -> dict[str, Any]:
     """Return how the parallel run differs from its sequential counterpart, the worst rank counting; collective."""
     folder = Path(job["folder"])
     with np.load(folder / trial.reference, allow_pickle=False) as file:
@@ -334,7 +334,7 @@ def _config(job: Mapping[str, Any], reduction: str) -> StrainConfig:
 
 
 def _train(
-    job: Mapping[str, Any], trial: EqualityRun, config: StrainConfig, backend: Backend, dataset: data.Dataset
+    job: Mapping[str, Any], trial: _EqualityRun, config: StrainConfig, backend: Backend, dataset: data.Dataset
 ) -> _Trained:
     """Train `trial` for S steps with the trainer's own step and return what this rank saw.
 
@@ -397,7 +397,7 @@ def _train(
     )
 
 
-def _batches(job: Mapping[str, Any], trial: EqualityRun, backend: Backend, train_size: int) -> data.Batches:
+def _batches(job: Mapping[str, Any], trial: _EqualityRun, backend: Backend, train_size: int) -> data.Batches:
     rank, workers, seed, shifted = backend.rank, backend.workers, job["seed"], job["break"] == "shard"
     if trial.shards == "even" and not shifted:
         return data.Batches(train_size, batch=trial.batch // workers, rank=rank, workers=workers, seed=seed)

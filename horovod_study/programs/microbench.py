@@ -19,7 +19,7 @@ IN_REGISTERS = 0
 """In the place of a size: what a core can do at most, whatever a library's products reach."""
 
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
-GPU_DTYPES = {"float32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_GPU_DTYPES = {"float32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """tf32 takes float32 numbers and multiplies the leading 11 bits of their significands."""
 
 _AFTER_1 = POINTS - 4  # points of a curve behind the first convolution, and so on
@@ -27,7 +27,7 @@ _POOLED_1 = _AFTER_1 // 3
 _AFTER_2 = _POOLED_1 - 4
 _POOLED_2 = _AFTER_2 // 3
 
-MAX_CALLS = 100_000
+_MAX_CALLS = 100_000
 """So many calls are in a row at most: the queue of a GPU has an end, and so has patience."""
 
 
@@ -57,7 +57,7 @@ def matrix_rates(
     try:
         factors = {
             (name, size): tuple(torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-            for name, dtype in (DTYPES if device == "cpu" else GPU_DTYPES).items()
+            for name, dtype in (DTYPES if device == "cpu" else _GPU_DTYPES).items()
             for size in sizes
         }
         found: dict[tuple[str, int], list[float]] = {key: [] for key in factors}
@@ -110,9 +110,9 @@ def _seconds_per_call(call: Callable[[], object], seconds: float, device: torch.
             call()
         ends.append(stamps.stamp())
         spent_s = float(stamps.differences_s(ends)[0])
-        if spent_s >= seconds or several >= MAX_CALLS:
+        if spent_s >= seconds or several >= _MAX_CALLS:
             return spent_s / several
-        several = min(MAX_CALLS, max(2 * several, int(1.1 * several * seconds / max(spent_s, 1e-6))))
+        several = min(_MAX_CALLS, max(2 * several, int(1.1 * several * seconds / max(spent_s, 1e-6))))
 
 
 def matrix_peak(rates: Sequence[MatrixRate], dtype: str) -> MatrixRate:

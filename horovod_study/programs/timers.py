@@ -55,14 +55,14 @@ from horovod_study.workload.trainer import train_step
 BESIDE = ("nothing", "torch.profiler", "cProfile", "module hooks")
 """What a user would do otherwise; `nothing` keeps not even the losses, to see what mode off costs."""
 
-LEAD_STEPS = 1
+_LEAD_STEPS = 1
 """Steps at the begin of each block that are not timed: they follow steps of another way, and a barrier."""
 
 WARMUP_STEPS = 20
 CALLS = 2000
 """Steps without any work that are recorded to see what the calls take by themselves."""
 
-MAX_ROUNDS = 20_000
+_MAX_ROUNDS = 20_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,8 +84,8 @@ class TimerPlan:
         ):
             if value is not None and value < low:
                 raise ConfigError(f"bench timers: --{option} is {value}; it must be at least {low}")
-        if self.rounds is not None and self.rounds > MAX_ROUNDS:
-            raise ConfigError(f"bench timers: --rounds is {self.rounds}; at most {MAX_ROUNDS:,} rounds are kept")
+        if self.rounds is not None and self.rounds > _MAX_ROUNDS:
+            raise ConfigError(f"bench timers: --rounds is {self.rounds}; at most {_MAX_ROUNDS:,} rounds are kept")
         if not (self.seconds > 0 and math.isfinite(self.seconds)):
             raise ConfigError(f"bench timers: --seconds is {self.seconds:g}; it must be greater than 0")
 
@@ -162,7 +162,7 @@ def measure(
                 whole = spent_s / plan.seconds if plan.rounds is None else done / plan.rounds
                 step_ms = variants["off"].block_s[-1] / variants["off"].steps * 1e3
                 on_progress(f"round {done}, {step_ms:.2f} ms a step, {100 * min(1.0, whole):.0f} %")
-            if done >= (plan.rounds or MAX_ROUNDS) or (plan.rounds is None and done >= 3 and spent_s >= plan.seconds):
+            if done >= (plan.rounds or _MAX_ROUNDS) or (plan.rounds is None and done >= 3 and spent_s >= plan.seconds):
                 break
         for variant in variants.values():  # too short for a full one
             if variant.recorder is not None and len(variant.recorder) and not variant.drains:
@@ -191,7 +191,7 @@ def measure(
         "ways": names,
         "steps": {name: variant.steps for name, variant in variants.items()},
         "every": {name: plan.every(name) for name in variants},
-        "lead_steps": LEAD_STEPS,
+        "lead_steps": _LEAD_STEPS,
         "rows_per_drain": rows_per_drain,
         "seconds": now() - began,
         **_of_all_ranks(backend, variants, calls_s),
@@ -294,14 +294,14 @@ class _ModelSteps:
 
     def block(self, variant: _Variant) -> None:
         """Make a block of steps `variant`, untimed ones first, and note the seconds of the others on this rank."""
-        self._streams[variant.phases].ready(LEAD_STEPS + variant.steps)
+        self._streams[variant.phases].ready(_LEAD_STEPS + variant.steps)
         self._backend.barrier()
         with ExitStack() as stack:
             entered = now()
             if variant.around is not None:
                 stack.enter_context(variant.around())
             began = now()
-            self._make(variant, LEAD_STEPS)
+            self._make(variant, _LEAD_STEPS)
             self._settle()
             opened = now()
             self._make(variant, variant.steps)

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from horovod_study.recording.hooks import Hooks
     from horovod_study.recording.recorder import Recording
 
-WATCHED_BACKWARDS = 4
+_WATCHED_BACKWARDS = 4
 """So many backwards without an update by an optimizer: the script updates its parameters by itself."""
 MAX_UPDATES = 20
 """So many updates without another batch from the loader: the loop is not one over the loader."""
@@ -353,7 +353,7 @@ class Watcher:
                     self._backwards += 1
                     if self._updates:
                         return
-                    if self._backwards < WATCHED_BACKWARDS:
+                    if self._backwards < _WATCHED_BACKWARDS:
                         self._fetched = []
                     elif not _any(torch.optim.Optimizer):
                         self._data = self._fetched[0] if self._fetched else None
@@ -570,11 +570,11 @@ class Watcher:
             options=RecordOptions.read(self._asked["options"], source="record"),
             batch=self._asked["batch"],
             model_name=self._asked["model_name"]
-            or (Path(sys.argv[0]).name if isinstance(model, LooseParameters) else None),
+            or (Path(sys.argv[0]).name if isinstance(model, _LooseParameters) else None),
             own=self._asked["own"],
             peers=replace(peers, gather=self._meeting.all_values, waits_seen=self._observed is not None),
             beside=pairs[1:],
-            count_samples=functools.partial(or_length, batch_samples),
+            count_samples=functools.partial(_or_length, batch_samples),
             told=True,
             requested=self._asked.get("requested", {}),
         )
@@ -704,7 +704,7 @@ class Watcher:
         beside: list[nn.Module] = []
         for optimizer in optimizers:
             parameters = [each for group in optimizer.param_groups for each in group["params"]]
-            models = models_of(set(map(id, parameters))) or [LooseParameters(parameters)]
+            models = models_of(set(map(id, parameters))) or [_LooseParameters(parameters)]
             pairs.append((models[0], optimizer))
             beside += models[1:]
         if not pairs:
@@ -759,7 +759,7 @@ class Watcher:
             stream.write(json.dumps([what, why]) + "\n")
 
 
-class LooseParameters(nn.Module):
+class _LooseParameters(nn.Module):
     """Parameters that are in no module."""
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
@@ -822,7 +822,7 @@ def _with_gradients() -> list[nn.Module]:
         if each is not None and each.grad is not None
     }
     return models_of(wanted) or [
-        LooseParameters(
+        _LooseParameters(
             each
             for each in gc.get_objects()
             if issubclass(type(each), torch.Tensor) and each.is_leaf and each.requires_grad and each.grad is not None
@@ -839,7 +839,7 @@ def _as_batch(model: nn.Module, given: list[Any]) -> list[Any]:
     return [first[None]] if one else given
 
 
-def or_length(batch_samples: Callable[[Any], int], batch: Any) -> int:
+def _or_length(batch_samples: Callable[[Any], int], batch: Any) -> int:
     """Return how many samples a batch holds: its first dimension, or its length where it holds no tensor."""
     try:
         return batch_samples(batch)

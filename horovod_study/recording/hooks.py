@@ -76,7 +76,7 @@ def _without_hooks(values: "OrderedDict[Any, Any]") -> Any:
     return *made[:4], iter([(name, each) for name, each in values.items() if not isinstance(each, Hook)])
 
 
-class BeforeForward(Hook):
+class _BeforeForward(Hook):
     """Ends what came before a forward: one call, because it is made in every step."""
 
     def __init__(self, hooks: "Hooks", failed: Callable[[Exception], None]) -> None:
@@ -98,7 +98,7 @@ class BeforeForward(Hook):
             self._failed(error)
 
 
-class AfterForward(BeforeForward):
+class _AfterForward(_BeforeForward):
     """Ends a forward."""
 
     def __call__(self, *_: Any) -> None:
@@ -186,10 +186,12 @@ class Hooks:
         """Mark the forward of `module`."""
         self._undo.append(
             module.register_forward_pre_hook(
-                BeforeForward(self, self.steps.give_up), prepend=True, with_kwargs=True
+                _BeforeForward(self, self.steps.give_up), prepend=True, with_kwargs=True
             ).remove
         )
-        self._undo.append(module.register_forward_hook(AfterForward(self, self.steps.give_up), always_call=True).remove)
+        self._undo.append(
+            module.register_forward_hook(_AfterForward(self, self.steps.give_up), always_call=True).remove
+        )
 
     def reset(self) -> None:
         """Forget what a step before has left half done, such as a backward that was out of memory."""

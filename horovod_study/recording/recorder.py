@@ -43,15 +43,15 @@ from horovod_study.recording.session import RecordOptions, Session
 
 T = TypeVar("T")
 
-PRECISION_STEPS = 3
+_PRECISION_STEPS = 3
 """So many steps tell what a training computes in; layers are not watched after them."""
-MAX_IRREGULAR = 0.05
+_MAX_IRREGULAR = 0.05
 """Part of the steps whose updates may come otherwise, such as those that a loss scaler skips, without a doubt."""
-BY_BACKWARDS = (
+_BY_BACKWARDS = (
     "no optimizer stepped: a step is from one backward to the next, and the update is in no lap, unless "
     "record.lap('update') marks it (docs/your_script.md)"
 )
-MAX_NAMES = 4
+_MAX_NAMES = 4
 """So many models are named, of those that are trained together."""
 MAX_TURNS = 100
 """After so many turns of a loop without an update from its beginning on, none is waited for any more."""
@@ -347,8 +347,8 @@ class Recording:
     def _model_names(self) -> str:
         given = (self._model, *(model for model, _ in self._beside))
         names = list({id(bare(each)): _model_name(each) for each in given}.values())
-        more = [f"{len(names) - MAX_NAMES} more"] if len(names) > MAX_NAMES else []
-        return self._given_name or " + ".join([*names[:MAX_NAMES], *more])
+        more = [f"{len(names) - _MAX_NAMES} more"] if len(names) > _MAX_NAMES else []
+        return self._given_name or " + ".join([*names[:_MAX_NAMES], *more])
 
     def join(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
         """Record another optimizer and its model, which has not stepped before."""
@@ -441,7 +441,7 @@ class Recording:
 
     def _doubt(self) -> str:
         """Return what to doubt of steps and samples, "" for nothing."""
-        steps = BY_BACKWARDS if self._optimizer is None else _update_doubt(self._turns_of_steps)
+        steps = _BY_BACKWARDS if self._optimizer is None else _update_doubt(self._turns_of_steps)
         samples = "samples were not seen: each step counts as one, and samples/s are steps/s" if self._uncounted else ""
         return "; ".join(filter(None, (steps, samples, self._parts, self._apart)))
 
@@ -687,7 +687,7 @@ class Recording:
     def _look(self) -> None:
         """Do what is due after some steps, and settle when that is again."""
         session, warmup_steps = self._session, self._options.warmup_steps
-        if self.made >= PRECISION_STEPS:
+        if self.made >= _PRECISION_STEPS:
             self._precision.stop()
         waits = self.made >= session.granted
         if waits or self.made == warmup_steps:  # the window begins, and a stretch of its own
@@ -698,7 +698,7 @@ class Recording:
         else:
             session.write_rows()
         writing, self._look_after = session.next_writing()
-        due = (PRECISION_STEPS, warmup_steps, session.granted, self.made + writing)
+        due = (_PRECISION_STEPS, warmup_steps, session.granted, self.made + writing)
         self._look_at = min(each for each in due if each > self.made)
 
     def end_backward(self) -> None:
@@ -870,9 +870,9 @@ def _update_doubt(turns: Mapping[int, int]) -> str:
     """Return what to doubt of steps as updates, "" for nothing; `turns`: turns -> steps that took so many."""
     steps, usual = sum(turns.values()), _turns_per_update([turns])
     without, other = turns.get(0, 0), sum(count for made, count in turns.items() if made not in (0, usual))
-    if without > MAX_IRREGULAR * steps:
+    if without > _MAX_IRREGULAR * steps:
         return f"{without:,} of {steps:,} steps made no update that was seen: they are turns of the loop"
-    if other > MAX_IRREGULAR * steps:
+    if other > _MAX_IRREGULAR * steps:
         return f"{other:,} of {steps:,} steps took another number of turns than {usual}: updates come irregularly"
     return ""
 

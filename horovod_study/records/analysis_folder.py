@@ -32,24 +32,24 @@ SOURCE_SCHEMA = 2
 """
 
 
-class AgainstSource(TypedDict, total=False):
+class _AgainstSource(TypedDict, total=False):
     """With which study the page compares its own."""
 
     directory: Required[str]
     match: str | None
 
 
-class ReportSource(TypedDict, total=False):
+class _ReportSource(TypedDict, total=False):
     """What `report` kept of what it drew: a version, a look, digests of pictures, and the study compared with."""
 
     matplotlib: str
     pictures: dict[str, str]
     look: list[str]
     files: list[str]
-    against: AgainstSource
+    against: _AgainstSource
 
 
-class SourceForm(TypedDict, total=False):
+class _SourceForm(TypedDict, total=False):
     """The form of source.json; keys that it does not name are of other versions."""
 
     schema: Required[int]
@@ -65,7 +65,7 @@ class SourceForm(TypedDict, total=False):
     turns_files: dict[str, str]
     precision: float | None
     columns: dict[str, str] | None  # of somebody's table, by what they are
-    report: ReportSource | None
+    report: _ReportSource | None
     left: list[str]  # what a report of an earlier analysis wrote here, until the next report
     digest: str
 
@@ -80,7 +80,7 @@ def write_source(directory: Path, runs: Path | None = None, *, files: Iterable[P
     """Keep what an analysis was made of, or with `runs` None what was made of it, beside what is known already.
 
     `runs` is written relative to `directory`, so that both can move together; `files` are what the analysis consists
-    of. Keys of `content`: those of `SourceForm`.
+    of. Keys of `content`: those of `_SourceForm`.
     """
     path = directory / SOURCE
     known: dict[str, Any] = {}
@@ -117,7 +117,7 @@ def is_whole(source: Mapping[str, Any]) -> bool:
 
 
 def read_source(directory: Path, *, edited: bool = False) -> dict[str, Any]:
-    """Return what `write_source` kept, as `SourceForm` says.
+    """Return what `write_source` kept, as `_SourceForm` says.
 
     RecordError where it is missing, damaged, of a newer program, or, unless `edited` is allowed, not `is_whole`.
     """
@@ -126,7 +126,7 @@ def read_source(directory: Path, *, edited: bool = False) -> dict[str, Any]:
     missing = f"no such file, so that nobody knows where the runs are; {again}"
     content = read_json(path, again=again, missing=missing)
     require_schema(content, SOURCE_SCHEMA, path, again)
-    conform(content, SourceForm, str(path), again=again)
+    conform(content, _SourceForm, str(path), again=again)
     if not (edited or is_whole(content)):
         raise RecordError(f"{path}: is not what report wrote; report again")
     return dict(content)

@@ -59,7 +59,7 @@ TIMELINE_READ_BYTES = 256_000_000
 """A longer timeline is refused: all of it is in memory at once, and some steps say as much as many."""
 RESERVE = ".reserve"
 STEP_FILE = re.compile(r"steps-(\d{5,6})\.arrows", re.ASCII)
-STATUSES = ("running", "done", "failed", "stopped")
+_STATUSES = ("running", "done", "failed", "stopped")
 EPOCH_COLUMNS = (
     *("epoch", "steps", "samples", "train_s", "wall_s"),
     *("train_mse", "test_mse", "g0_rmse_mpa", "a_rmse", "lr"),
@@ -91,8 +91,8 @@ class RunRecord:
     schema: int = SCHEMA
 
     def __post_init__(self) -> None:
-        if self.status not in STATUSES:
-            raise RecordError(f"run record: status is {self.status!r}; allowed: {', '.join(STATUSES)}")
+        if self.status not in _STATUSES:
+            raise RecordError(f"run record: status is {self.status!r}; allowed: {', '.join(_STATUSES)}")
         object.__setattr__(self, "attempts", tuple(self.attempts) or (self._attempt(self.started, from_step=0),))
 
     def _attempt(self, began: str, *, from_step: int) -> dict[str, Any]:

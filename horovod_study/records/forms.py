@@ -17,14 +17,14 @@ from horovod_study.workloads import packaged
 OPTIONS = packaged().options
 
 MAX_WORKERS = 100_000
-MAX_COUNT = 10**15
-MAX_NUMBER = 1e40
+_MAX_COUNT = 10**15
+_MAX_NUMBER = 1e40
 """A diverged loss in single precision is smaller; a power of four of it is still a number in double precision."""
-MAX_TIME_S = 1e10
+_MAX_TIME_S = 1e10
 
-Number = Annotated[float, Field(ge=-MAX_NUMBER, le=MAX_NUMBER)]
-Seconds = Annotated[float, Field(ge=-MAX_TIME_S, le=MAX_TIME_S)]
-Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+Number = Annotated[float, Field(ge=-_MAX_NUMBER, le=_MAX_NUMBER)]
+Seconds = Annotated[float, Field(ge=-_MAX_TIME_S, le=_MAX_TIME_S)]
+Count = Annotated[int, Field(ge=0, le=_MAX_COUNT)]
 Workers = Annotated[int, Field(ge=1, le=MAX_WORKERS)]
 Text = Annotated[str, Field(max_length=1_000_000)]
 Counts = Annotated[list[Count], Field(max_length=MAX_WORKERS)]
@@ -68,7 +68,7 @@ Rank = Annotated[  # one process of the run
         _unknown(Texts, "path"),
     ),
 ]
-Effective = Annotated[  # what was read back from the live objects
+_Effective = Annotated[  # what was read back from the live objects
     _Object,
     _open(
         _SETTINGS,
@@ -81,7 +81,7 @@ Effective = Annotated[  # what was read back from the live objects
         _unknown(dict[str, _Object], "settings"),
     ),
 ]
-RecordedSteady = Annotated[  # where the timed window begins, and what says so
+_RecordedSteady = Annotated[  # where the timed window begins, and what says so
     _Object, _open({"step": Count, "found_by": Text}, _unknown(Count, "declared"), _unknown(Text, "doubt"))
 ]
 Part = Annotated[str, Field(pattern=r"^\S+( .*)?$", max_length=1000)]
@@ -94,24 +94,24 @@ Energy = Annotated[  # the joules of the timed window, and those of each device
         _unknown(Annotated[list[Device], Field(max_length=MAX_WORKERS)], "per_device"),
     ),
 ]
-HostReadings = Annotated[  # what its sensors read, by process or device
+_HostReadings = Annotated[  # what its sensors read, by process or device
     _Object, _open(_unknown(Numbers, "ranks_cpu_percent rss_mb_max gpu_percent gpu_memory_mb_max power_w"))
 ]
-System = Annotated[_Object, _open(_unknown(dict[str, HostReadings], "hosts"), _unknown(Text, "reason"))]
-Before = Annotated[list[Count], Field(max_length=MAX_COUNT)]
+System = Annotated[_Object, _open(_unknown(dict[str, _HostReadings], "hosts"), _unknown(Text, "reason"))]
+Before = Annotated[list[Count], Field(max_length=_MAX_COUNT)]
 # Where a run that trained in turns has waited, by rank 0: before these steps.
 Waits = Annotated[_Object, _open({"before": Before, "waited_s": Seconds})]
 Totals = Annotated[  # what the timed window gave
     _Object,
     _open(
-        _unknown(Annotated[float, Field(ge=0, le=MAX_COUNT)], "samples_per_s"),
+        _unknown(Annotated[float, Field(ge=0, le=_MAX_COUNT)], "samples_per_s"),
         _unknown(Seconds, "window_s step_s_median step_s_p90 train_s wall_s"),
         _unknown(Seconds, "data_s compute_s forward_s backward_s sync_s update_s residual_s step_s"),
         _unknown(Count, "steps excluded_steps"),
         _unknown(Number, "epochs train_mse test_mse g0_rmse_mpa a_rmse rss_mb_max pss_mb_max"),
         _unknown(dict[str, Seconds | None], "lap_medians_s"),
         _unknown(Count | Counts, "rows_lost"),
-        {"steady": RecordedSteady | None, "turns": Waits | None, "system": System | None, "energy": Energy | None},
+        {"steady": _RecordedSteady | None, "turns": Waits | None, "system": System | None, "energy": Energy | None},
     ),
 ]
 Environment = Annotated[  # where it ran
@@ -125,7 +125,7 @@ Environment = Annotated[  # where it ran
 ]
 
 
-class RecordedProcess(TypedDict):
+class _RecordedProcess(TypedDict):
     """Who a process is beyond its number, see alive.py."""
 
     pid: Count
@@ -136,7 +136,7 @@ class RecordedProcess(TypedDict):
 
 
 @with_config(ConfigDict(extra="allow"))
-class RecordedAttempt(TypedDict):
+class _RecordedAttempt(TypedDict):
     """One start of the run."""
 
     started: Text
@@ -146,7 +146,7 @@ class RecordedAttempt(TypedDict):
     from_step: Count
     host: Text
     pid: Count
-    process: NotRequired[RecordedProcess | None]
+    process: NotRequired[_RecordedProcess | None]
 
 
 @with_config(ConfigDict(extra="forbid"))
@@ -163,15 +163,15 @@ class Run(TypedDict):
     host: Text
     pid: Count
     requested: Requested
-    effective: Effective
+    effective: _Effective
     environment: Environment
     reason: NotRequired[Text]
     finished: NotRequired[Text | None]
     totals: NotRequired[Totals]
     files: NotRequired[dict[Text, Text]]
     digest: NotRequired[Text]
-    attempts: NotRequired[Annotated[list[RecordedAttempt], Field(max_length=100_000)]]
-    process: NotRequired[RecordedProcess | None]
+    attempts: NotRequired[Annotated[list[_RecordedAttempt], Field(max_length=100_000)]]
+    process: NotRequired[_RecordedProcess | None]
 
 
 class Synchronisation(TypedDict):
@@ -181,7 +181,7 @@ class Synchronisation(TypedDict):
     reduction: Text
     workers: Workers
     gradient_bytes: Count
-    block: Annotated[int, Field(ge=1, le=MAX_COUNT)]
+    block: Annotated[int, Field(ge=1, le=_MAX_COUNT)]
     clock: Any
     why_not_through: Text | None
     floor_s: Times
@@ -194,8 +194,8 @@ class Ablation(TypedDict):
 
     workers: Workers
     reduction: Text
-    pairs: Annotated[int, Field(ge=1, le=MAX_COUNT)]
-    steps: Annotated[int, Field(ge=1, le=MAX_COUNT)]
+    pairs: Annotated[int, Field(ge=1, le=_MAX_COUNT)]
+    steps: Annotated[int, Field(ge=1, le=_MAX_COUNT)]
     seed: int
     why_no_timer: Text | None
     sha256: Any

@@ -313,11 +313,11 @@ def counted_record(directory: Path, record: RunRecord) -> RunRecord:
     if record.status != "done" or not (aside := slices_aside(directory, record)):
         return record
     return recounted(
-        record, aside, StepRows(directory, step_ranks(directory), aside), partial(system_columns, directory)
+        record, aside, _StepRows(directory, step_ranks(directory), aside), partial(system_columns, directory)
     )
 
 
-class StepRows(Mapping[int, Mapping[str, "np.ndarray"]]):
+class _StepRows(Mapping[int, Mapping[str, "np.ndarray"]]):
     """The step rows of ranks as rank -> columns, (steps of this rank,), null is NaN; taken from the files when asked.
 
     A column is read each time it is asked for, and in a long run the file of a rank is let go with its columns: its
@@ -400,11 +400,11 @@ class RecordedRun:
         if not self.aside:
             return self
         record = read_run(self.directory)
-        return replace(self, record=record, rows=StepRows(self.directory, self.rows), aside=())
+        return replace(self, record=record, rows=_StepRows(self.directory, self.rows), aside=())
 
     def row_count(self) -> int:
         """Return how many step rows there are; of those that stay in their files about how many."""
-        if isinstance(self.rows, StepRows):
+        if isinstance(self.rows, _StepRows):
             return self.rows.file_bytes // 96  # see `step_schema`
         return sum(len(columns["step"]) for columns in self.rows.values())
 
@@ -464,7 +464,7 @@ def recorded_run(directory: Path, *, name: str | None = None, record: RunRecord 
         record=record,
         state=state,
         workers=said if isinstance(said, int) else len(found),
-        rows={rank: rows[rank] for rank in recorded} if state == "running" else StepRows(directory, recorded, aside),
+        rows={rank: rows[rank] for rank in recorded} if state == "running" else _StepRows(directory, recorded, aside),
         first_step=first,
         first_step_by=by,
         aside=aside,

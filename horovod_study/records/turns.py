@@ -34,7 +34,7 @@ class TurnSlice:
 
 
 TURNS_FILE = "turns.csv"
-TURN_COLUMNS = tuple(each.name for each in fields(TurnSlice))
+_TURN_COLUMNS = tuple(each.name for each in fields(TurnSlice))
 
 
 def append_turns(directory: Path, slices: Iterable[TurnSlice]) -> None:
@@ -42,9 +42,9 @@ def append_turns(directory: Path, slices: Iterable[TurnSlice]) -> None:
 
     Rows of a run are there once and complete, and whoever appends them holds the claim on its cell.
     """
-    rows = [{name: _blank(getattr(each, name)) for name in TURN_COLUMNS} for each in slices]
+    rows = [{name: _blank(getattr(each, name)) for name in _TURN_COLUMNS} for each in slices]
     if rows:
-        text, head = csv_rows(TURN_COLUMNS, rows, head=False), csv_rows(TURN_COLUMNS, [])
+        text, head = csv_rows(_TURN_COLUMNS, rows, head=False), csv_rows(_TURN_COLUMNS, [])
         with writing(directory / TURNS_FILE, "free space and run again"):
             append_text(directory / TURNS_FILE, text, head=head)
 
@@ -60,7 +60,7 @@ def read_turns(directory: Path) -> list[TurnSlice]:
         return []
     again = "move the file away; what was run in turns is then compared run by run"
     found = []
-    rows = parse_csv(read_text(path, again=again), source=shown(path), columns=TURN_COLUMNS, again=again)
+    rows = parse_csv(read_text(path, again=again), source=shown(path), columns=_TURN_COLUMNS, again=again)
     for number, row in enumerate(rows, 2):
         try:
             found.append(_turn_slice(row))

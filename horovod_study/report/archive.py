@@ -30,14 +30,14 @@ from horovod_study.text.words import listed, plural
 ATTEMPTS = ".attempts"
 """The one hidden folder of a study that holds runs: those that were set aside, which `report --check` looks at."""
 STEPS = "steps-*.arrows"
-README, SUMS, METADATA = "README.md", "SHA256SUMS", "metadata.json"
-FIRST_DAY = (1980, 1, 1, 0, 0, 0)
+README, _SUMS, METADATA = "README.md", "SHA256SUMS", "metadata.json"
+_FIRST_DAY = (1980, 1, 1, 0, 0, 0)
 """The earliest time that a ZIP archive can name."""
 BLOCK = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Archived:
+class _Archived:
     """What is in an archive: path within it -> file, and the files that were left out."""
 
     name: str
@@ -50,7 +50,7 @@ class Archived:
         return sum(path.stat().st_size for path in self.files.values() if path.match(pattern))
 
 
-def gather(runs: Path, directory: Path, source: Mapping[str, Any], *, study_file: Path | None = None) -> Archived:
+def gather(runs: Path, directory: Path, source: Mapping[str, Any], *, study_file: Path | None = None) -> _Archived:
     """Return what belongs to a study: everything in `runs` and `directory` but checkpoints, and what the page needs.
 
     `source` is records.read_source of `directory`: the networks and the other study that it names belong to it, too.
@@ -75,7 +75,7 @@ def gather(runs: Path, directory: Path, source: Mapping[str, Any], *, study_file
     table = places[1].relative_to(common).as_posix()
     # Tables come last: where times of files are those of unpacking, they are not older than the runs.
     names = sorted(found, key=lambda name: (Path(name).is_relative_to(table) and table != ".", name))
-    return Archived(
+    return _Archived(
         name=places[0].name or "study", table=table, files={name: found[name] for name in names}, left_out=left_out
     )
 
@@ -91,7 +91,7 @@ def _files_below(place: Path) -> Iterator[Path]:
                 yield path
 
 
-def write_archive(archived: Archived, path: Path, analysis: Analysis, source: Mapping[str, Any]) -> Path:
+def write_archive(archived: _Archived, path: Path, analysis: Analysis, source: Mapping[str, Any]) -> Path:
     """Write the archive with its README, metadata and SHA-256 of every file; return its path.
 
     Raises RecordError while a run of the study goes on, and where the archive cannot be written.
@@ -110,11 +110,11 @@ def write_archive(archived: Archived, path: Path, analysis: Analysis, source: Ma
             for name, file in archived.files.items():
                 sums[name] = _pack(packed, _entry(archived, name, when), file)
             lines = "".join(f"{digest}  {name}\n" for name, digest in sorted(sums.items()))
-            _pack_text(packed, _entry(archived, SUMS, when), lines)
+            _pack_text(packed, _entry(archived, _SUMS, when), lines)
     return path
 
 
-def _entry(archived: Archived, name: str, when: tuple[int, int, int, int, int, int]) -> zipfile.ZipInfo:
+def _entry(archived: _Archived, name: str, when: tuple[int, int, int, int, int, int]) -> zipfile.ZipInfo:
     entry = zipfile.ZipInfo(f"{archived.name}/{name}", when)
     entry.compress_type = zipfile.ZIP_DEFLATED
     entry.external_attr = 0o100644 << 16
@@ -147,8 +147,8 @@ def _when(analysis: Analysis) -> tuple[int, int, int, int, int, int]:
     try:
         last = datetime.fromisoformat(f"{analysis.provenance['started'][-1]}")
     except (IndexError, ValueError):
-        return FIRST_DAY
-    return max(FIRST_DAY, (last.year, last.month, last.day, last.hour, last.minute, last.second))
+        return _FIRST_DAY
+    return max(_FIRST_DAY, (last.year, last.month, last.day, last.hour, last.minute, last.second))
 
 
 # ------------------------------------------------------------------------------------------------ what is said of it
@@ -160,7 +160,7 @@ def size(count_b: int) -> str:
     return f"{count_b / unit:,.1f} {name}"
 
 
-def summary(archived: Archived, analysis: Analysis) -> list[str]:
+def summary(archived: _Archived, analysis: Analysis) -> list[str]:
     """Return in lines what is in an archive, and how large it is."""
     runs, steps_b = analysis.provenance["runs"]["total"], archived.size_b(STEPS)
     lines = [
@@ -173,7 +173,7 @@ def summary(archived: Archived, analysis: Analysis) -> list[str]:
     return lines
 
 
-def _readme(archived: Archived, analysis: Analysis, source: Mapping[str, Any]) -> Iterable[str]:
+def _readme(archived: _Archived, analysis: Analysis, source: Mapping[str, Any]) -> Iterable[str]:
     yield f"# {_title(analysis)}"
     yield f"\n{_answer(analysis)}\n"
     yield from (f"{line[:1].upper()}{line[1:]}.\n" for line in summary(archived, analysis))
@@ -181,7 +181,7 @@ def _readme(archived: Archived, analysis: Analysis, source: Mapping[str, Any]) -
 
 With horovod_study {__version__} (its part for analysis needs no PyTorch and no MPI):
 
-    sha256sum --check --quiet {SUMS}
+    sha256sum --check --quiet {_SUMS}
     horovod-study report {archived.table} --check
 
 The second command makes every number of the tables, figures and page again from the rows of single steps. It names
@@ -195,7 +195,7 @@ doubts, too, and ends with 1 where there are any; `--allow NAME ...` accepts the
 | `{archived.table}/` | tables (CSV, JSON), figures, tables for print; `source.json`: how they were made |
 | `run.json` of each folder | one run: what was asked for, what was in effect, versions, machine, totals, digests |
 | `steps-*.arrows`, `system-*.arrows` | its steps, rank by rank, and samples of the machine (Apache Arrow streams) |
-| `{SUMS}`, `{METADATA}` | digests of all files; title, description and keywords for a repository such as Zenodo |
+| `{_SUMS}`, `{METADATA}` | digests of all files; title, description and keywords for a repository such as Zenodo |
 
 ## How it was made
 """

@@ -11,7 +11,7 @@ _VERDICT_WIDTH = 7
 _INDENT = 2
 
 
-class Diagnosis(Protocol):
+class _Diagnosis(Protocol):
     """What is drawn: horovod_study.cluster.doctor.Finding, or anything with its fields."""
 
     @property
@@ -29,7 +29,7 @@ class Diagnosis(Protocol):
         """What to do; "" where nothing is to be done."""
 
 
-def summary(findings: Sequence[Diagnosis]) -> str:
+def summary(findings: Sequence[_Diagnosis]) -> str:
     """Return '38 checks: 35 ok, 2 warnings, 1 fail'."""
     count = {verdict: sum(finding.verdict == verdict for finding in findings) for verdict in _STYLES}
     parts = [f"{count['ok']} ok"]
@@ -37,7 +37,7 @@ def summary(findings: Sequence[Diagnosis]) -> str:
     return f"{len(findings)} check{'' if len(findings) == 1 else 's'}: {', '.join(parts)}"
 
 
-def show(findings: Sequence[Diagnosis], console: Console) -> None:
+def show(findings: Sequence[_Diagnosis], console: Console) -> None:
     """Print the findings: on a terminal coloured, and wrapped below their column; in a file one line each."""
     for text, column in _rows(findings):
         if console.is_terminal:
@@ -48,7 +48,7 @@ def show(findings: Sequence[Diagnosis], console: Console) -> None:
             console.print(text, soft_wrap=True, highlight=False)
 
 
-def _rows(findings: Sequence[Diagnosis]) -> list[tuple[Text, int]]:
+def _rows(findings: Sequence[_Diagnosis]) -> list[tuple[Text, int]]:
     """Return the lines, and the column at which what follows a break of each begins."""
     width = min(22, max((len(finding.name) for finding in findings), default=0))
     rows: list[tuple[Text, int]] = []

@@ -19,7 +19,7 @@ from horovod_study.text.tables import NOTHING, Group, Table, table_of, to_lines
 from horovod_study.text.words import listed, plural
 
 WIDE = 100
-MAX_ROWS, MAX_SERIES, MAX_HELP, MAX_DOUBTS = 10, 4, 5, 4
+MAX_ROWS, _MAX_SERIES, _MAX_HELP, _MAX_DOUBTS = 10, 4, 5, 4
 """So many lines each part of the page has room for."""
 
 _NAMES = {"data": "loading data", "sync": "synchronising", "residual": "unexplained"}
@@ -76,7 +76,7 @@ def _head(found: Explanation) -> Iterable[Said]:
 def _time(found: Explanation) -> Iterable[Said]:
     yield from _one_cell(found.cells[0]) if len(found.cells) == 1 else _several_cells(found)
     several = [cell for cell in found.last if cell.workers > 1]
-    for cell in several[:MAX_SERIES]:
+    for cell in several[:_MAX_SERIES]:
         yield _where(cell, len(several)) + _communication(cell)
 
 
@@ -160,7 +160,7 @@ def _ms(seconds: Interval) -> str:
 def _slow(found: Explanation) -> Iterable[Said]:
     if not found.slow:
         yield "One worker has nobody to wait for."
-    for each in sorted(found.slow, key=lambda each: -each.delay_s)[:MAX_SERIES]:
+    for each in sorted(found.slow, key=lambda each: -each.delay_s)[:_MAX_SERIES]:
         yield _where(each, len(found.slow)) + _who(each)
 
 
@@ -209,10 +209,10 @@ def _late(late: Lateness, slow: Slow) -> str:
 def _growth(found: Explanation) -> Iterable[Said]:
     if found.why_no_growth:
         yield f"Unknown: {found.why_no_growth}."
-    for each in found.growth[:MAX_SERIES]:
+    for each in found.growth[:_MAX_SERIES]:
         yield (f"{each.series}: " if len(found.growth) > 1 else "") + _grown(each)
-    if len(found.growth) > MAX_SERIES:
-        yield f"and {len(found.growth) - MAX_SERIES} series more: --part account"
+    if len(found.growth) > _MAX_SERIES:
+        yield f"and {len(found.growth) - _MAX_SERIES} series more: --part account"
 
 
 def _grown(growth: Growth) -> str:
@@ -239,7 +239,7 @@ def _grown(growth: Growth) -> str:
 def _help(found: Explanation) -> Iterable[Said]:
     if not found.help:
         yield "Nothing stands out: no part but computing takes more than a few per cent of a step."
-    for place, each in enumerate(found.help[:MAX_HELP], 1):
+    for place, each in enumerate(found.help[:_MAX_HELP], 1):
         yield f"{place}. {each.what}{_gain(each)}"
         if each.command:
             yield [f"   {each.command}"]
@@ -259,8 +259,8 @@ def _rests(found: Explanation) -> Iterable[Said]:
     if all(len(cell.runs) == 1 for cell in found.cells):
         what = "from the steps of one run each, so that what differs from run to run is not in them"
     yield f"{steps} steps of each rank after the warm-up; 95 % intervals in brackets, {what}."
-    for doubt in found.doubts[:MAX_DOUBTS]:
+    for doubt in found.doubts[:_MAX_DOUBTS]:
         text = textwrap.shorten(doubt.rstrip("."), 2 * WIDE - 20, placeholder=" ...")
         yield f"- {text}{'' if text.endswith('...') else '.'}"
-    if len(found.doubts) > MAX_DOUBTS:
-        yield f"- and {plural(len(found.doubts) - MAX_DOUBTS, 'doubt')} more: --part account"
+    if len(found.doubts) > _MAX_DOUBTS:
+        yield f"- and {plural(len(found.doubts) - _MAX_DOUBTS, 'doubt')} more: --part account"

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-TRACKERS = ("tensorboard", "wandb", "mlflow")
-ROOM_BYTES = 65_536
+_TRACKERS = ("tensorboard", "wandb", "mlflow")
+_ROOM_BYTES = 65_536
 """Where these find no room afterwards, what was written before may be cut: W&B writes 32 KiB at a time."""
 
 
@@ -100,7 +100,7 @@ def write_text(text: str, path: Path) -> Path:
 
 
 def write_tracker(tracker: str, runs: Sequence[Recorded], directory: Path) -> list[Path]:
-    """Write `runs` as files of `tracker`, one of TRACKERS, into `directory`, which must be new or empty.
+    """Write `runs` as files of `tracker`, one of _TRACKERS, into `directory`, which must be new or empty.
 
     Returns what was written: for each run its folder (tensorboard, wandb), or the one database (mlflow).
     Raises ConfigError if the tracker's package is not installed, RecordError if the folder is not empty or cannot be
@@ -113,7 +113,7 @@ def write_tracker(tracker: str, runs: Sequence[Recorded], directory: Path) -> li
         directory.mkdir(parents=True, exist_ok=True)
         written = write(runs, directory)
         with unfinished(directory / "room") as probe:  # W&B's own process says nothing of a disk that was full
-            append_text(probe, " " * ROOM_BYTES)
+            append_text(probe, " " * _ROOM_BYTES)
         return written
     except ModuleNotFoundError as error:
         raise ConfigError(

@@ -182,7 +182,7 @@ class Running:
         """Return the last line that it printed, "" before there is one."""
         if not self.run.log.exists():
             return ""
-        lines = [line for line in log_tail(self.run.log).splitlines() if line.strip() and not line.startswith("$ ")]
+        lines = [line for line in _log_tail(self.run.log).splitlines() if line.strip() and not line.startswith("$ ")]
         return without_tags(lines[-1]).rstrip() if lines else ""
 
     def poll(self, wait_s: float, stop: Interruption) -> Attempt | None:
@@ -270,7 +270,7 @@ class Running:
             process.give_grace()
 
     def _said(self) -> str:
-        return failure_reason(log_tail(self.run.log), self.exit_code) if self.run.log.exists() else ""
+        return failure_reason(_log_tail(self.run.log), self.exit_code) if self.run.log.exists() else ""
 
     def _settle(self, run: CellRun, state: str, problem: str) -> RunRecord | None:
         """Write into the record how a cell ended whose trainer could not do so itself, and return it."""
@@ -336,7 +336,7 @@ def require_launchers(cells: Iterable[Cell], launch: Launcher, sites: Mapping[Pl
         launch(cell, nowhere, nowhere, site=HERE if sites is None else sites[cell.placement])
 
 
-def log_tail(log: Path) -> str:
+def _log_tail(log: Path) -> str:
     """Return the end of what a cell printed."""
     with log.open("rb") as stream:
         stream.seek(max(0, log.stat().st_size - 200_000))

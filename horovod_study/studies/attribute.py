@@ -52,7 +52,7 @@ DEFAULT_RUNTIMES = ("horovod/mpi", "horovod/gloo", "mpi/mpi")
 STEPS = 1000
 ROUNDS = 5
 ALONE = "one-worker"
-LEAST_STEPS = 5
+_LEAST_STEPS = 5
 """Steps of a slice: the first one, which workers do not begin together, says nothing of their synchronisation."""
 
 
@@ -214,7 +214,7 @@ class _Arms:
             seed=next(iter(cells.values())).config.seed,
             policy=aim or until_asked_for,
             equal_steps=True,
-            least_steps=LEAST_STEPS,
+            least_steps=_LEAST_STEPS,
         )
         what = f"launch {self.launched + 1} of {len(self._order)}"
 

@@ -30,8 +30,8 @@ if TYPE_CHECKING:  # PyTorch is for the ranks
     from horovod_study.comm import Launch
 
 RANK_PROGRAM = "horovod_study.programs.collectives"
-RAW = ("mpi", "gloo", "nccl")
-MEASURABLE = tuple(name for name in RUNTIMES if name.partition("/")[0] in ("horovod", "ddp", "mpi"))
+_RAW = ("mpi", "gloo", "nccl")
+_MEASURABLE = tuple(name for name in RUNTIMES if name.partition("/")[0] in ("horovod", "ddp", "mpi"))
 """Runtimes with an all-reduce of their own; mpi/mpi is the raw one as the trainer calls it."""
 MAX_BYTES = 256 * 1024 * 1024
 _MPI_JOBS = ("horovod/mpi", "mpi/mpi", "ddp/mpi")  # whose ranks MPI knows
@@ -99,12 +99,14 @@ def plan_jobs(transports: Sequence[str] | None, runtimes: Sequence[str] | None) 
     Raises ConfigError for a name that is not known, with the nearest one that is.
     """
     for name in transports or ():
-        require_known("bench: --transport", name, RAW)
+        require_known("bench: --transport", name, _RAW)
     for name in runtimes or ():
-        if name not in MEASURABLE:
-            known = " has no all-reduce of its own" if name in RUNTIMES else f" is not known{nearest(name, MEASURABLE)}"
-            raise ConfigError(f"bench: --runtime {name!r}{known}; allowed: {', '.join(MEASURABLE)}")
-    raw = list(dict.fromkeys(RAW if transports is None else transports))
+        if name not in _MEASURABLE:
+            known = (
+                " has no all-reduce of its own" if name in RUNTIMES else f" is not known{nearest(name, _MEASURABLE)}"
+            )
+            raise ConfigError(f"bench: --runtime {name!r}{known}; allowed: {', '.join(_MEASURABLE)}")
+    raw = list(dict.fromkeys(_RAW if transports is None else transports))
     gpu = _has_gpu()
     usual = ["horovod/mpi", "horovod/gloo", *(["horovod/nccl"] if gpu else [])]
     usual = [*(usual if importlib.util.find_spec("horovod") else []), "ddp/gloo", *(["ddp/nccl"] if gpu else [])]
@@ -267,7 +269,7 @@ def _measure_here(
         name, _, transport = runtimes[0].partition("/")
         config = strain_config({**config.to_dict(), "backend": name, "transport": transport})
     backend = open_backend(config, launch)
-    fields = {"transports": RAW if transports is None else tuple(transports), "runtime": True}
+    fields = {"transports": _RAW if transports is None else tuple(transports), "runtime": True}
     found = measure(plan_from({**plan, **fields, "insist": transports is not None}), backend, on_progress=on_progress)
     rank, count = backend.rank, backend.workers
     backend.close()

@@ -47,16 +47,16 @@ from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import cut, plural
 from horovod_study.workloads import SHARED, Configuration, Workload
 
-LETTERS = ("A", "B")
-SECONDS, TURNS_SECONDS = 2.0, 5.0
-BLOCKS, TURNS_BLOCKS = 10, 5
+_LETTERS = ("A", "B")
+SECONDS, _TURNS_SECONDS = 2.0, 5.0
+BLOCKS, _TURNS_BLOCKS = 10, 5
 """Defaults one after the other, and in turns, where a block says as much as it has rounds."""
 PLAN = "plan.json"
 MIN_STEPS = 50
 """Fewer steps have no steady tenth."""
 
 _LONGEST_S = 240.0  # after so long no block in turns is made longer for its precision: another one says more
-_SELF = {letter: letter for letter in LETTERS}
+_SELF = {letter: letter for letter in _LETTERS}
 _HOPELESS = 2  # so many blocks of a worker count dropped and none good end the comparison
 
 
@@ -288,7 +288,7 @@ def schedule(workers: Sequence[int], blocks: int, seed: int) -> list[Turn]:
 # ------------------------------------------------------------------------------------------------------------- parity
 
 
-def parity_facts(record: RunRecord, workload: Workload) -> dict[str, Any]:
+def _parity_facts(record: RunRecord, workload: Workload) -> dict[str, Any]:
     """Return what two runs of one worker count must have in common, from the record of what really happened."""
     effective, requested, totals = record.effective, record.requested, record.totals
     learned = workload.named(Role.LEARNING)
@@ -315,11 +315,11 @@ def parity_facts(record: RunRecord, workload: Workload) -> dict[str, Any]:
     }
 
 
-def require_same_work(
+def _require_same_work(
     workload: Workload, one: tuple[str, RunRecord], other: tuple[str, RunRecord], *, but: Sequence[str] = ()
 ) -> None:
     """Raise StudyError naming the first fact, not in `but`, in which two named runs of one worker count differ."""
-    facts, others = (parity_facts(record, workload) for _, record in (one, other))
+    facts, others = (_parity_facts(record, workload) for _, record in (one, other))
     for name, value in facts.items():
         if name not in but and value != others[name]:
             raise StudyError(
@@ -328,7 +328,7 @@ def require_same_work(
             )
 
 
-def effective_differences(a: RunRecord, b: RunRecord) -> dict[str, tuple[Any, Any]]:
+def _effective_differences(a: RunRecord, b: RunRecord) -> dict[str, tuple[Any, Any]]:
     """Return how the runtimes differed in effect: reduction, and settings that the libraries of both know."""
     found = {"reduction (in effect)": (a.effective.get("reduction"), b.effective.get("reduction"))}
     one, other = (record.effective.get("settings") or {} for record in (a, b))
@@ -380,10 +380,10 @@ def plan_effort(
             if not why
             else f"compare: --until needs A and B to train in turns, but they run one after the other: {why}"
         )
-    usual = BLOCKS if why else TURNS_BLOCKS if precision is None else MOST_LAUNCHES
+    usual = BLOCKS if why else _TURNS_BLOCKS if precision is None else MOST_LAUNCHES
     return Effort(
         blocks=usual if blocks is None else blocks,
-        seconds=(SECONDS if why else TURNS_SECONDS) if seconds is None else seconds,
+        seconds=(SECONDS if why else _TURNS_SECONDS) if seconds is None else seconds,
         alone=why,
         precision=precision,
     )
@@ -571,8 +571,8 @@ class _Pairs:
         if failed:
             arm = self._arms[failed[0]]
             raise StudyError(f"compare: {arm.letter} ({arm.text}) fails with {told}: {failed[1]}")
-        pair = ((f"{letter} ({told})", records[letter]) for letter in LETTERS)
-        require_same_work(self._workload, *pair, but=("steps",))  # before hours are spent
+        pair = ((f"{letter} ({told})", records[letter]) for letter in _LETTERS)
+        _require_same_work(self._workload, *pair, but=("steps",))  # before hours are spent
         a, b = (
             records[letter].totals["samples_per_s"] / (arm.config.batch * workers) for letter, arm in self._arms.items()
         )
@@ -620,7 +620,7 @@ class _Pairs:
                 ratio = math.nan if known is None else known.ratio.value
                 said = f"B/A {ratio:.3f} in {plural(len(_rounds(slices)['A']), 'round')}{self._reached(turn.workers)}"
             else:
-                speeds = (f"{letter} {records[letter].totals['samples_per_s']:,.0f}" for letter in LETTERS)
+                speeds = (f"{letter} {records[letter].totals['samples_per_s']:,.0f}" for letter in _LETTERS)
                 said = f"{', '.join(speeds)} samples/s"
             count = f"[{self._ended:>{len(str(self._total))}}/{self._total}]"
             self.line.keep(f"  {count} {what}: {said}{self._left()}")
@@ -633,7 +633,7 @@ class _Pairs:
 
         Returns the records, whether anything was run for them, and which side failed why. What is whole is only read.
         """
-        found = {letter: record_in(folder / letter) for letter in LETTERS}
+        found = {letter: record_in(folder / letter) for letter in _LETTERS}
         records = {
             letter: record
             for letter, record in found.items()
@@ -641,8 +641,8 @@ class _Pairs:
         }
         failed: tuple[str, str] | None = None
         for tries in range(3):
-            turns = {each.run for each in read_turns(folder)} if launch is not None else set(LETTERS)
-            if len(records) == 2 and turns == set(LETTERS):
+            turns = {each.run for each in read_turns(folder)} if launch is not None else set(_LETTERS)
+            if len(records) == 2 and turns == set(_LETTERS):
                 return records, tries > 0, None
             if tries < 2:
                 records, failed = self._train(folder, cells, what, launch)
@@ -652,7 +652,7 @@ class _Pairs:
         self, folder: Path, cells: Mapping[str, Cell], what: str, launch: BlockLaunch | None
     ) -> tuple[dict[str, RunRecord], tuple[str, str] | None]:
         """Train both sides; return their records, or which side failed why. KeyboardInterrupt: after a stop."""
-        for letter in LETTERS:  # a partner from another time is none
+        for letter in _LETTERS:  # a partner from another time is none
             set_aside(folder / letter)
         runs = {letter: self._cell_run(cell, folder / letter, f"{what}, {letter}") for letter, cell in cells.items()}
         ended: dict[str, Attempt] = {}
@@ -705,20 +705,20 @@ class _Pairs:
     ) -> None:
         """Note a whole block; StudyError: its runs did not do the same work as each other and those before."""
         where = f"in block {turn.block} ({plural(turn.workers, 'worker')})"
-        named = [(f"{letter} {where}", records[letter]) for letter in LETTERS]
+        named = [(f"{letter} {where}", records[letter]) for letter in _LETTERS]
         reference = self._first.setdefault(turn.workers, named[0])
         # In turns a block lasts as long as it is to be precise, so that its steps are its own.
         free = ("steps",) if rounds is not None and self._new_steps is None else ()
         for each in named:
-            require_same_work(self._workload, reference, each, but=free)
-        require_same_work(self._workload, *named)
-        self.differs.update(effective_differences(records["A"], records["B"]))
+            _require_same_work(self._workload, reference, each, but=free)
+        _require_same_work(self._workload, *named)
+        self.differs.update(_effective_differences(records["A"], records["B"]))
         self.finished.append(
             {
                 "workers": turn.workers,
                 "block": turn.block,
                 "first": turn.order[0],
-                **{letter: figures(folder / letter, records[letter]) for letter in LETTERS},
+                **{letter: figures(folder / letter, records[letter]) for letter in _LETTERS},
                 **({} if rounds is None else {"rounds": rounds}),
             }
         )
@@ -754,7 +754,7 @@ def _rounds(slices: Sequence[TurnSlice]) -> dict[str, list[float | None]]:
     both = [each for _, each in sorted(table.items()) if len(each) == 2]
     found: dict[str, list[float | None]] = {
         letter: [each[letter].samples / (each[letter].end_s - each[letter].begin_s) for each in both]
-        for letter in LETTERS
+        for letter in _LETTERS
     }
     loads = [[one.other_load for one in each.values() if one.other_load is not None] for each in both]
     return {**found, "other_load": [max(each) if each else None for each in loads]}

@@ -103,8 +103,8 @@ class JobSignals(Interruption):
             self.requested, self.number = True, number
 
     def _find(self) -> str:
-        told = told_by_slurm(self._ask, self._job_id)
-        if is_pre_empted(told):
+        told = _told_by_slurm(self._ask, self._job_id)
+        if _is_pre_empted(told):
             return PRE_EMPTED
         if self.number == signal.SIGUSR1:
             return INTERRUPTED  # the time limit is near
@@ -115,13 +115,13 @@ class JobSignals(Interruption):
         return CANCELLED if told else PRE_EMPTED
 
 
-def told_by_slurm(ask: Ask, job_id: str) -> dict[str, str]:
+def _told_by_slurm(ask: Ask, job_id: str) -> dict[str, str]:
     """Return what `scontrol show job` says, by its names; empty where it does not answer."""
     text = (ask(("scontrol", "--oneliner", "show", "job", job_id)) if job_id else None) or ""
     return dict(re.findall(r"(?:^|\s)(\w+)=(\S*)", text))
 
 
-def is_pre_empted(told: Mapping[str, str]) -> bool:
+def _is_pre_empted(told: Mapping[str, str]) -> bool:
     """Return whether Slurm, by what it has told, is about to take the nodes away from a job."""
     return told.get("PreemptTime", "None") not in ("None", "Unknown", "")
 
@@ -147,7 +147,7 @@ class Inside:
 
     def told(self) -> dict[str, str]:
         """Return what Slurm says about the job."""
-        return told_by_slurm(self.ask, self.job_id)
+        return _told_by_slurm(self.ask, self.job_id)
 
     def places(self, partition_of: Callable[[Cell], Partition], grace_s: float) -> CellPlaces:
         """Return where and how cells are started here."""
@@ -250,7 +250,7 @@ def _run(
         record = record_in(grid.directory / cell.key)
         done = record is not None and record.status == "done"
         not_done += not done
-        if record is not None and not done and not stop.requested and is_pre_empted(inside.told()):
+        if record is not None and not done and not stop.requested and _is_pre_empted(inside.told()):
             stop.state, stop.requested = PRE_EMPTED, True
     note = replace(note, cell="", left_out=tuple(left_out))
     if stop.requested:

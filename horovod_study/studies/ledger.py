@@ -109,7 +109,7 @@ class Entry:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OtherCode:
+class _OtherCode:
     """Runs of cells of this study that were made with other code, or in another environment."""
 
     identity: str
@@ -131,7 +131,7 @@ class Ledger:
     study: str
     directory: Path
     entries: tuple[Entry, ...]
-    other_code: tuple[OtherCode, ...] = ()
+    other_code: tuple[_OtherCode, ...] = ()
     further: tuple[str, ...] = ()  # run directories of repeats beyond those of the file, as `run --until` makes them
     foreign: tuple[str, ...] = ()  # other run directories in the study's folder, which no cell of the file explains
     unreadable: Mapping[str, str] = field(default_factory=dict)  # entry of that folder -> why it cannot be read
@@ -557,13 +557,13 @@ class _Cache:
 
 def _other_code(
     study: StudyConfig, directory: Path, cells: Iterable[Cell], names: Sequence[str]
-) -> tuple[OtherCode, ...]:
+) -> tuple[_OtherCode, ...]:
     """Return which of the run directories `names` are those of `cells` with other code or in another environment."""
     left = {name: name.rpartition("-")[0] for name in names}
     known = identity.remembered(directory)
     present: dict[str, identity.Known] = {}
     alike = [(cell, cell.key.rpartition("-")[0]) for cell in cells]
-    found: list[OtherCode] = []
+    found: list[_OtherCode] = []
     for each in (*known, ""):  # "": recorded before code and environment were part of a key
         wanted = set(left.values())
         by_name = {
@@ -577,7 +577,7 @@ def _other_code(
                 there = identity.environment(study.partitions.get(partition))
                 present[partition] = identity.Known(files=identity.code_files(), environment=there)
             why = identity.changes(known[each], present[partition]) if each else ""
-            found.append(OtherCode(identity=each, runs=runs, why=why or "code of which nothing is remembered"))
+            found.append(_OtherCode(identity=each, runs=runs, why=why or "code of which nothing is remembered"))
             for name in runs:
                 del left[name]
     return tuple(found)

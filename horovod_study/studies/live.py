@@ -29,7 +29,7 @@ _MOST_RANKS = 16  # rows on a screen: the slowest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RankNow:
+class _RankNow:
     """One rank over the recent steps, seconds per step; None where its record does not know it."""
 
     rank: int
@@ -40,7 +40,7 @@ class RankNow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunNow:
+class _RunNow:
     """A run over its recent steps."""
 
     record: RunRecord
@@ -50,7 +50,7 @@ class RunNow:
     steps_per_s: float | None = None
     samples_per_s: float | None = None  # of all ranks
     wait_share: float | None = None  # of the ranks' time
-    ranks: tuple[RankNow, ...] = ()
+    ranks: tuple[_RankNow, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return what is known as plain values."""
@@ -67,19 +67,19 @@ class RunNow:
         }
 
     @property
-    def slowest(self) -> RankNow | None:
+    def slowest(self) -> _RankNow | None:
         """The rank that the others wait for, None where nobody knows of waits, or there is one rank."""
         known = [each for each in self.ranks if each.late_s is not None]
         return max(known, key=lambda each: each.late_s or 0.0, default=None) if len(known) > 1 else None
 
 
-def look(directory: Path) -> RunNow:
+def look(directory: Path) -> _RunNow:
     """Read the state of a run now; RecordError where there is none."""
     if not (directory / MANIFEST).exists() and (waiting := before_the_first_step(directory)):
         raise StudyError(f"{directory}: {waiting}")
     record = read_run(directory)
     at = last_step(directory)
-    known = RunNow(
+    known = _RunNow(
         record=record, silent_s=silent_s(directory), getting=getting_on(record, at), steps=at[0] if at else 0
     )
     rows = {rank: read_steps(directory, rank) for rank in step_ranks(directory)}
@@ -106,7 +106,7 @@ def look(directory: Path) -> RunNow:
         samples_per_s=_known(recent("samples").sum() / seconds if seconds > 0 else np.nan),
         wait_share=_known(sync.sum() / step.sum()),
         ranks=tuple(
-            RankNow(
+            _RankNow(
                 rank=rank,
                 host=hosts[rank],
                 step_s=float(step[place].mean()),
@@ -125,7 +125,7 @@ def _known(value: float) -> float | None:
 # ---------------------------------------------------------------------------------------------------- showing
 
 
-def page(view: RunNow, directory: Path, *, width: int) -> RenderableType:
+def page(view: _RunNow, directory: Path, *, width: int) -> RenderableType:
     """Return what a terminal of `width` columns shows."""
     record, getting = view.record, view.getting
     head = Text(f"{directory.name}  ", style="bold")
@@ -154,7 +154,7 @@ def page(view: RunNow, directory: Path, *, width: int) -> RenderableType:
     return Group(*parts)
 
 
-def summary(view: RunNow) -> Mapping[str, str]:
+def summary(view: _RunNow) -> Mapping[str, str]:
     """Return what is known of a run now, in words."""
     found = {"steps": view.getting.text}
     if view.steps_per_s is None:
@@ -174,7 +174,7 @@ def _ms(seconds: float | None) -> str:
     return "" if seconds is None else f"{1e3 * seconds:.2f}"
 
 
-def line(view: RunNow) -> str:
+def line(view: _RunNow) -> str:
     """Return the same for a log."""
     told = "; ".join(f"{name} {text}" for name, text in summary(view).items())
     return f"{view.record.status}: {told}"

@@ -41,11 +41,11 @@ from horovod_study.roles import plain
 EQUAL = 0.01
 """Settings whose speeds differ by at most this share are taken for equal: the one with fewer changes is better."""
 FIRST_BLOCKS = 2  # of the first round
-LOOK_LEVEL = 0.99
+_LOOK_LEVEL = 0.99
 """Level of the intervals that end the race: it is looked at after every block, and at 0.95 each look would find
 something that is not there once in twenty."""
-MIN_BLOCKS = 3  # shared, before two candidates are said to differ, or to be equal
-FIRST_ROUNDS, LATER_ROUNDS = 8, 20
+_MIN_BLOCKS = 3  # shared, before two candidates are said to differ, or to be equal
+_FIRST_ROUNDS, _LATER_ROUNDS = 8, 20
 """Rounds of the first heat, which is for finding out what is worth a second one, and of the others at most."""
 LEAST_ROUNDS = 4
 """Rounds before two candidates that train in turns are said to differ; looks are then LOOKS times as many apart."""
@@ -140,8 +140,8 @@ def _span(low: float, high: float) -> str:
 class Book:
     """All launches so far, and what follows from them."""
 
-    least = MIN_BLOCKS  # of what is compared, blocks or rounds, before two candidates are said to differ
-    least_launches = MIN_BLOCKS  # of the leader, before the race is over
+    least = _MIN_BLOCKS  # of what is compared, blocks or rounds, before two candidates are said to differ
+    least_launches = _MIN_BLOCKS  # of the leader, before the race is over
 
     def __init__(self, trials: Sequence[Trial] = ()) -> None:
         self.trials: list[Trial] = []
@@ -423,14 +423,14 @@ class _Race:
         return [each for each in self.alive if self.book.launches(each.key) and not self.book.unstable(each.key)]
 
     def standing(self) -> _Standing:
-        """Return who leads and how the others compare with it at LOOK_LEVEL; equality is judged at 95 %."""
+        """Return who leads and how the others compare with it at _LOOK_LEVEL; equality is judged at 95 %."""
         eligible = self.eligible() or [self.reference]
         best = max(eligible, key=self.gain)
         found = _Standing(best, [], [], [])
         for each in eligible:
             if each.key == best.key:
                 continue
-            ratio, usual = self.book.ratio(best.key, each.key, LOOK_LEVEL), self.book.ratio(best.key, each.key)
+            ratio, usual = self.book.ratio(best.key, each.key, _LOOK_LEVEL), self.book.ratio(best.key, each.key)
             if ratio.n >= self.book.least and ratio.low > 1:
                 found.worse.append(each)
             elif usual.n >= self.book.least and usual.low >= 1 / (1 + EQUAL) and usual.high <= 1 + EQUAL:
@@ -541,14 +541,14 @@ class _Race:
         beaten = chosen.kind != "shipped"
         if beaten:
             yield from self.confirm(chosen)
-        gain = self.book.ratio(chosen.key, shipped.key, LOOK_LEVEL)
+        gain = self.book.ratio(chosen.key, shipped.key, _LOOK_LEVEL)
         why = ""
         if beaten and chosen.key in self.book.failed:
             why = f"{chosen.name} failed when it was launched again ({self.book.failed[chosen.key]})"
         elif beaten and self.book.unstable(chosen.key):
             why = f"{chosen.name} fell into a slow mode when it was launched again"
         elif beaten and not gain.low > 1 and stop != "equal":
-            told = f"{ratio_text(gain)} at {100 * LOOK_LEVEL:.0f} %"
+            told = f"{ratio_text(gain)} at {100 * _LOOK_LEVEL:.0f} %"
             why = f"{chosen.name} led, but launched again its gain ({told}) is not resolved"
         if why:
             chosen, stop = shipped, "budget" if stop == "resolved" else stop
@@ -634,7 +634,7 @@ def race_in_turns(
     """
     state = _RaceInTurns(candidates, seed, room)
     for number in range(1, rounds + 1):
-        length = FIRST_ROUNDS if number == 1 else LATER_ROUNDS
+        length = _FIRST_ROUNDS if number == 1 else _LATER_ROUNDS
         if not (yield from state.run_heat("race", state.alive, length)):
             return (yield from state.finish("budget"))
         if stop := state.end_round(number):
@@ -688,7 +688,7 @@ class _RaceInTurns(_Race):
         for _ in range(CONFIRM_HEATS):
             if chosen.key in self.book.failed:
                 break
-            if not (yield from self.run_heat("confirm", self.rivals(chosen), LATER_ROUNDS)):
+            if not (yield from self.run_heat("confirm", self.rivals(chosen), _LATER_ROUNDS)):
                 break
 
     def tentative(self) -> Candidate:
@@ -722,7 +722,7 @@ class _RaceInTurns(_Race):
         return {
             each.key
             for each in here
-            if each.baseline or each is best or not book.ratio(best.key, each.key, LOOK_LEVEL).low > 1
+            if each.baseline or each is best or not book.ratio(best.key, each.key, _LOOK_LEVEL).low > 1
         }
 
 

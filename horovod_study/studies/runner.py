@@ -301,7 +301,7 @@ def _plan(
     there = [cell for cell in plan.cells if study.partitions[cell.placement.partition].scheduler == "slurm"]
     here = [cell for cell in plan.cells if study.partitions[cell.placement.partition].scheduler != "slurm"]
     cores = available_cores() if options.cores is None else options.cores
-    shared = refuse_sharing(study, here, cores, options.oversubscribe)
+    shared = _refuse_sharing(study, here, cores, options.oversubscribe)
     sites = {
         cell.placement: _site(study, cell.placement, options)
         for cell in {cell.placement: cell for cell in here}.values()
@@ -354,7 +354,7 @@ def _hosts(partition: Partition) -> set[str]:
     return {host.name for host in partition.hosts} or {platform.node()}
 
 
-def refuse_sharing(study: StudyConfig, cells: Sequence[Cell], cores: int, oversubscribe: bool) -> str:
+def _refuse_sharing(study: StudyConfig, cells: Sequence[Cell], cores: int, oversubscribe: bool) -> str:
     """Refuse workers that would have to share cores or GPUs of this machine; when that is wanted, say so."""
     told = ""
     for cell in cells:

@@ -52,7 +52,7 @@ from horovod_study.studies.search_file import PARTS, Choice, SearchConfig, budge
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import plural
 
-SIGN_OF_LIFE_S = 10
+_SIGN_OF_LIFE_S = 10
 SILENT_S = 60
 MAX_RESTARTS = 3  # how often a trial whose command was killed is put back: it may be what kills it
 HOPELESS = 5  # so many failed trials and not one good end the search
@@ -64,7 +64,7 @@ _TERMINAL_EVERY_S, _LOG_EVERY_S = 0.5, 60.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrialRow:
+class _TrialRow:
     """One trial as it stands: a row of trials.csv."""
 
     trial: int
@@ -96,7 +96,7 @@ class SearchResult:
 
     search: SearchConfig
     directory: Path
-    rows: tuple[TrialRow, ...]
+    rows: tuple[_TrialRow, ...]
     importance: Mapping[str, float] = field(default_factory=dict)  # adds up to 1; empty when nothing can be said
     importance_note: str = ""
     interrupted: bool = False
@@ -112,7 +112,7 @@ class SearchResult:
         return sum(row.state in ("done", "pruned", "failed") for row in self.rows)
 
     @property
-    def best(self) -> TrialRow | None:
+    def best(self) -> _TrialRow | None:
         """The finished trial with the smallest test MSE, if any has finished."""
         done = [row for row in self.rows if row.state == "done"]
         return min(done, key=lambda row: (row.results["test_mse"], row.trial), default=None)
@@ -124,9 +124,9 @@ class SearchResult:
             return exit_code()
         return 0 if self.best is not None and self.ended >= self.search.trials else 1
 
-    def command(self, row: TrialRow) -> str:
+    def command(self, row: _TrialRow) -> str:
         """Return the command that repeats a trial."""
-        return repeat_command(self.search, row.values, self.directory / "configs" / f"{trial_name(row.trial)}.yaml")
+        return repeat_command(self.search, row.values, self.directory / "configs" / f"{_trial_name(row.trial)}.yaml")
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -148,7 +148,7 @@ class SearchResult:
         }
 
 
-def trial_name(number: int) -> str:
+def _trial_name(number: int) -> str:
     """Return the name of a trial's run directory, configuration and log."""
     return f"trial-{number:04d}"
 
@@ -241,7 +241,7 @@ class _Database:
                     url.render_as_string(hide_password=False),
                     # SQLite takes one writer at a time; the others wait instead of failing.
                     engine_kwargs={"connect_args": {"timeout": 60}} if url.get_backend_name() == "sqlite" else None,
-                    heartbeat_interval=SIGN_OF_LIFE_S,
+                    heartbeat_interval=_SIGN_OF_LIFE_S,
                     grace_period=SILENT_S,
                     heartbeat_stale_trial_callback=self._put_back,
                 )
@@ -274,7 +274,7 @@ class _Database:
         """Return where the search stands, and write it; alone, or what another command wrote since would be lost."""
         with self.alone():
             result = result_of(self._search, self._directory, self.study)
-            write_results(result)
+            _write_results(result)
         return result
 
     def _check_same(self) -> None:
@@ -337,7 +337,7 @@ class _Database:
     def _put_back(self, study: optuna.Study, trial: FrozenTrial) -> None:
         """Queue the values of a trial that did not end by itself, and end what is left of its processes here."""
         if trial.user_attrs.get("host", platform.node()) == platform.node():
-            stop_marked(str((self._directory / trial_name(trial.number)).resolve()), grace_s=GRACE_S)
+            stop_marked(str((self._directory / _trial_name(trial.number)).resolve()), grace_s=GRACE_S)
         killed = trial.user_attrs.get("killed_before", 0) + ("interrupted" not in trial.user_attrs)
         if killed <= MAX_RESTARTS and trial.params:
             study.add_trial(
@@ -490,7 +490,7 @@ class _Trials:
         return trial
 
     def _run(self, trial: optuna.Trial) -> CellRun:
-        name = trial_name(trial.number)
+        name = _trial_name(trial.number)
         return CellRun(
             cell=self._search.cell(trial.params),
             out=self._directory.resolve() / name,
@@ -504,7 +504,7 @@ class _Trials:
     def _watch(self, running: Running) -> Verdict | None:
         """Leave a heartbeat, deal with new evaluations and show how things stand."""
         each = next(each for each in self._open if each.run is running.run)
-        if now() - each.signed >= SIGN_OF_LIFE_S:
+        if now() - each.signed >= _SIGN_OF_LIFE_S:
             each.signed = now()
             self._database.alive(each.trial)
         self._show()
@@ -610,7 +610,7 @@ def result_of(search: SearchConfig, directory: Path, study: optuna.Study) -> Sea
     return SearchResult(search=search, directory=directory, rows=rows)
 
 
-def _row(search: SearchConfig, trial: FrozenTrial) -> TrialRow:
+def _row(search: SearchConfig, trial: FrozenTrial) -> _TrialRow:
     attrs = trial.user_attrs
     results: dict[str, float | None] = dict.fromkeys(RESULTS)
     reason = ""
@@ -630,14 +630,14 @@ def _row(search: SearchConfig, trial: FrozenTrial) -> TrialRow:
             reason = f"process {attrs.get('pid')} on {attrs.get('host')}"
     if "retry_of" in attrs and not reason:
         reason = f"the values of trial {attrs['retry_of']} again"
-    return TrialRow(
+    return _TrialRow(
         trial=trial.number,
         state=state,
         values={name: trial.params[name] for name in search.space if name in trial.params},
         results=results,
         seconds=trial.duration.total_seconds() if trial.duration else None,
         reason=reason,
-        run="" if state == "waiting" else trial_name(trial.number),
+        run="" if state == "waiting" else _trial_name(trial.number),
         floor_mse=attrs.get("floor_mse"),
     )
 
@@ -662,7 +662,7 @@ def importance_of(study: optuna.Study) -> tuple[dict[str, float], str]:
     return shares, f"from the best {best} of {len(done)} finished trials{rough}"
 
 
-def write_results(result: SearchResult) -> None:
+def _write_results(result: SearchResult) -> None:
     """Write trials.csv, and best.yaml when a trial has finished; OSError: no room, or not writable."""
     rows = [row.to_dict() for row in result.rows]
     columns = ("trial", "state", *RESULTS, *result.search.space, "floor_mse", "seconds", "run", "reason")
@@ -711,23 +711,23 @@ def result_lines(result: SearchResult) -> list[str]:
     return lines
 
 
-def _cells(row: TrialRow, names: Mapping[str, Any]) -> list[str]:
+def _cells(row: _TrialRow, names: Mapping[str, Any]) -> list[str]:
     numbers = [row.results.get(name) for name in ("test_mse", "g0_rmse_mpa", "a_rmse")]
     forms = ("{:.3e}", "{:.1f}", "{:.2f}")
     texts = ["" if number is None else form.format(number) for number, form in zip(numbers, forms, strict=True)]
     seconds = "" if row.seconds is None else f"{row.seconds:.0f}"
-    return [str(row.trial), *texts, seconds, *(value_text(row.values.get(name)) for name in names)]
+    return [str(row.trial), *texts, seconds, *(_value_text(row.values.get(name)) for name in names)]
 
 
-def value_text(value: Any) -> str:
+def _value_text(value: Any) -> str:
     """Return the value of an option as people write it: three digits of a float are enough to recognise it."""
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def _trial_text(row: TrialRow) -> str:
-    values = " ".join(f"{name}={value_text(value)}" for name, value in row.values.items())
+def _trial_text(row: _TrialRow) -> str:
+    values = " ".join(f"{name}={_value_text(value)}" for name, value in row.values.items())
     took = "" if row.seconds is None else f"  {duration(row.seconds)}"
     what = f"test MSE {row.results['test_mse']:.3e}" if row.state == "done" else row.reason
     return f"{row.state:<7} trial {row.trial}  {what}{took}  {values}"

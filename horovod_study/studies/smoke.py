@@ -66,7 +66,7 @@ def smoke_test(
             if ended.unreached:
                 say(console, f"warning: {ended.unreached}")
             if not ended.done:
-                diagnose(site.hosts, partitions.get(cell.placement.partition), directory, console)
+                _diagnose(site.hosts, partitions.get(cell.placement.partition), directory, console)
                 reason = f"{ended.reason} ({ended.said})" if ended.state == TIMED_OUT else ended.reason
                 raise StudyError(
                     f"smoke test of {told} failed: {reason}; see {ended.log}, fix it, or start without this test "
@@ -117,7 +117,7 @@ def _refuse_unreachable(
     with ThreadPoolExecutor(max_workers=min(len(away), 16)) as pool:
         answers = list(pool.map(lambda name: run_on(name, ("true",), timeout_s=15.0), away))
     if lost := [answer for answer in answers if answer.problem]:
-        diagnose(tuple(hosts.values()), partitions.get(cells[0].placement.partition), directory, console)
+        _diagnose(tuple(hosts.values()), partitions.get(cells[0].placement.partition), directory, console)
         named = "; ".join(f"{answer.host}: {answer.problem}" for answer in lost)
         raise StudyError(
             f"{len(lost)} of {len(hosts)} hosts cannot be used ({named}); nothing was started: fix that, or leave "
@@ -164,7 +164,7 @@ def small_cells(cells: Sequence[Cell], sites: Mapping[Placement, Site]) -> list[
     return list(found.values())
 
 
-def diagnose(hosts: Sequence[Host], partition: Partition | None, directory: Path, console: Console) -> None:
+def _diagnose(hosts: Sequence[Host], partition: Partition | None, directory: Path, console: Console) -> None:
     """Print what `doctor` finds wrong, with the remedies."""
     from horovod_study.cluster.doctor import examine  # a long list of imports that a good day does without
 

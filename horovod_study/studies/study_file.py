@@ -29,13 +29,13 @@ STUDY_KEYS = (
     *("study", "partition", "account", "repeats", "seed", "timeout_s", "run", "sweep", "baselines", "targets"),
     *("scaling", "hosts", "budget", "workload", "script", "command", "turns", "precision", "question"),
 )
-PLACING = ("workers", "nodes", "workers_per_node", "placement")
+_PLACING = ("workers", "nodes", "workers_per_node", "placement")
 _QUESTION = re.compile(r"(speedup|throughput|efficiency) at ([0-9]{1,7})")
-BASELINES = ("plain", "wrapped")
-MAX_CELLS = 200_000
+_BASELINES = ("plain", "wrapped")
+_MAX_CELLS = 200_000
 """More than anybody runs, and few enough to be listed: a study that asks for more has a typing error in it."""
 MAX_WORKERS = 100_000
-MAX_NAME_BYTES = 200  # file systems take 255
+_MAX_NAME_BYTES = 200  # file systems take 255
 
 
 @cache
@@ -76,7 +76,7 @@ class StudyConfig:
     workers_per_node: tuple[int, ...] = ()  # none: as many as a node takes
     placements: tuple[str, ...] = ("fill",)
     hosts: tuple[str, ...] = ()  # for placement list
-    baselines: tuple[str, ...] = BASELINES
+    baselines: tuple[str, ...] = _BASELINES
     repeats: int = 3
     seed: int = 1
     timeout_s: float = 900.0
@@ -179,9 +179,9 @@ class StudyConfig:
             variant = run.changed(**{name: value for name, value in values.items() if name in self.workload.sweepable})
             if "plain" in self.baselines:
                 yield self._first(variant, "serial", self._alone(partition), _alone(self.workload), together)
-            placing = tuple(values.get(name) for name in PLACING)
+            placing = tuple(values.get(name) for name in _PLACING)
             if placing not in shapes:
-                shapes[placing] = self._shapes(partition, dict(zip(PLACING, placing, strict=True)))
+                shapes[placing] = self._shapes(partition, dict(zip(_PLACING, placing, strict=True)))
             for runtime in (values["runtime"],) if "runtime" in values else self.runtimes:
                 for placement, options in shapes[placing]:
                     if runtime != "serial" and placement.workers == 1:
@@ -203,9 +203,9 @@ class StudyConfig:
         return [*axes, *self.zipped]
 
     def _refuse_too_many(self, count: int, what: str) -> None:
-        if count > MAX_CELLS:
+        if count > _MAX_CELLS:
             raise ConfigError(
-                f"{self._here}: these are {count} {what}; a study may have {MAX_CELLS}: lower repeats, or vary less "
+                f"{self._here}: these are {count} {what}; a study may have {_MAX_CELLS}: lower repeats, or vary less "
                 "under sweep"
             )
 
@@ -322,7 +322,7 @@ class StudyConfig:
 
 def sweep_keys(workload: Workload) -> tuple[str, ...]:
     """Return what a study may vary."""
-    return (*PLACING, "runtime", "backend", "transport", "global_batch", *workload.sweepable, "zip")
+    return (*_PLACING, "runtime", "backend", "transport", "global_batch", *workload.sweepable, "zip")
 
 
 # ---------------------------------------------------------------------------------------------------- the file
@@ -351,10 +351,10 @@ def load_study(path: Path) -> StudyConfig:
     run = workload.configure(
         {**run_values, "study": content["study"], "partition": next(iter(partitions))}, source=f"{source}: run"
     )
-    if len(run.study.encode()) > MAX_NAME_BYTES:
+    if len(run.study.encode()) > _MAX_NAME_BYTES:
         raise ConfigError(
             f"{source}: study is a name of {len(run.study.encode())} bytes; it names a folder: at most "
-            f"{MAX_NAME_BYTES}, better a few words"
+            f"{_MAX_NAME_BYTES}, better a few words"
         )
     if "global_batch" in fixed:
         sweep["global_batch"] = together_batch
@@ -436,8 +436,8 @@ def _baselines(source: str, workload: Workload, content: Mapping[str, Any]) -> t
     if content.get("baselines") == []:
         return ()
     # A script that connects its workers may not run without them.
-    usual = ["wrapped"] if workload.version else list(BASELINES)
-    return tuple(one_of(source, "baselines", each, BASELINES) for each in listed(source, content, "baselines", usual))
+    usual = ["wrapped"] if workload.version else list(_BASELINES)
+    return tuple(one_of(source, "baselines", each, _BASELINES) for each in listed(source, content, "baselines", usual))
 
 
 def _workload(source: str, content: Mapping[str, Any], path: Path) -> Workload:

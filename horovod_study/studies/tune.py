@@ -463,7 +463,7 @@ _KEPT: Mapping[str, Callable[[str], Any]] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TuneResult:
+class _TuneResult:
     """What came of a tune: `document` is empty when it was interrupted."""
 
     directory: Path
@@ -484,7 +484,7 @@ def run_tune(
     launch: Launcher = local_launch,
     cores: int | None = None,
     attempt: Callable[[CellRun, Interruption], Attempt] = engine.attempt,
-) -> TuneResult:
+) -> _TuneResult:
     """Race settings against each other until the best is known or the time is used up.
 
     Launches of an earlier command in `directory` count, in the result and in the time. `command` is what the user
@@ -498,13 +498,13 @@ def run_tune(
             outcome = tuning.run()
         except KeyboardInterrupt:
             say(f"interrupted; {len(ledger.order)} launches are kept, continue with: {command}")
-            return TuneResult(directory=directory, document={}, interrupted=True)
+            return _TuneResult(directory=directory, document={}, interrupted=True)
         finally:
             tuning.line.close()
         document = result_of(request, outcome, ledger, tuning.left_out, command=command)
         document = {**document, "directory": str(directory)}
         write_file(directory / "result.json", json.dumps(document, indent=1, allow_nan=False) + "\n")
-    return TuneResult(directory=directory, document=document)
+    return _TuneResult(directory=directory, document=document)
 
 
 class _Tuning:

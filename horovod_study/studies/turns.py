@@ -11,7 +11,7 @@ the wait changes nothing of what a run records).
     end         a cell that needs no more is told to end, and the others wait until its processes are gone
 
 A slice is as many steps as take about SLICE_S: the shortest of these lengths at which what a change between two cells
-takes is at most SWITCH_SHARE of it, because neighbours in time have more in common the closer they are. Its first
+takes is at most _SWITCH_SHARE of it, because neighbours in time have more in common the closer they are. Its first
 steps are slower, on caches that another cell has filled: LEAD_S of them are made before it begins. Warm-up is in no
 slice either, and one that the end of what was asked for has cut to less than half is left out. A cell that ends by
 itself, or fails, drops out; the others go on. One that never asks for a turn trains to its end while all others wait,
@@ -55,15 +55,15 @@ from horovod_study.studies.study_file import StudyConfig
 from horovod_study.workloads import Configuration
 
 SLICE_S = (0.25, 0.5)
-SWITCH_SHARE = 0.05
+_SWITCH_SHARE = 0.05
 WARM_S = 1.0
 LEAD_S = 0.015
 STARTS = 2  # a process that starts has one thread and waits for files, so two of them take less than one by one
-BREATH_EVERY_S = 10.0
-"""After so long a wait the processes of a cell go on for BREATH_S: what they have agreed with others to show now and
+_BREATH_EVERY_S = 10.0
+"""After so long a wait the processes of a cell go on for _BREATH_S: what they have agreed with others to show now and
 then, such as that they live, has time limits of some tens of seconds."""
-BREATH_S = 0.02
-QUIET_WAIT_S, PATIENCE, IN_VAIN = 2.0, 4.0, 0.25
+_BREATH_S = 0.02
+QUIET_WAIT_S, PATIENCE, _IN_VAIN = 2.0, 4.0, 0.25
 """A slice that other programs have disturbed is made again when they leave the machine alone. All cells wait for that,
 in a launch for so many seconds, and so many more for each second of quiet slices and of disturbed ones: a machine that
 is quiet for a fifth of the time has quiet rounds, and one that never is costs a quarter more."""
@@ -94,7 +94,7 @@ class AlternatingCells:
     block: str = ""
 
 
-def alone_because(study: StudyConfig, cell: Cell, on_this_machine: bool) -> str:
+def _alone_because(study: StudyConfig, cell: Cell, on_this_machine: bool) -> str:
     """Return why a cell cannot alternate with others, "" where it can."""
     partition = study.partitions[cell.placement.partition]
     if not on_this_machine or partition.scheduler != "local":
@@ -155,7 +155,7 @@ def groups(
         rest: list[Cell] = []
         together: dict[str, dict[str, Cell]] = {}
         for cell in block:
-            if alone_because(study, cell, here(cell)):
+            if _alone_because(study, cell, here(cell)):
                 rest.append(cell)
             else:
                 together.setdefault(cell.placement.partition, {})[cell.key] = cell
@@ -201,7 +201,7 @@ def alternating(
     lone = "no other cell of its repeat fits into memory with it, or alternates"
     alone = [cell for part in parts if not part.block for cell in part.cells]
     return [part for part in parts if part.block], {
-        cell.key: alone_because(study, cell, here(cell)) or lone for cell in alone
+        cell.key: _alone_because(study, cell, here(cell)) or lone for cell in alone
     }
 
 
@@ -463,7 +463,7 @@ class Conductor:
         seconds = {True: 0.0, False: 0.0}
         for each in self.slices:
             seconds[_is_loud(each)] += each.end_s - each.begin_s
-        allowed_s = QUIET_WAIT_S + PATIENCE * seconds[False] + IN_VAIN * seconds[True]
+        allowed_s = QUIET_WAIT_S + PATIENCE * seconds[False] + _IN_VAIN * seconds[True]
         while self._waited_s < allowed_s and cell.state == "turns":
             if self._others_now() <= OTHER_LOAD:
                 return cell.state == "turns"
@@ -560,7 +560,7 @@ class Conductor:
 
         `until`: so many steps in place of a slice.
         """
-        usual_s = min(max(median(self._switches or [0.0]) / SWITCH_SHARE, SLICE_S[0]), SLICE_S[1])
+        usual_s = min(max(median(self._switches or [0.0]) / _SWITCH_SHARE, SLICE_S[0]), SLICE_S[1])
         cell.granted = cell.next_steps(usual_s if slice_s is None else slice_s, self._how.least_steps)
         cell.before, cell.reports = cell.reports, {}
         made = max(report["steps"] for report in cell.before.values())
@@ -625,11 +625,11 @@ class Conductor:
         due = [
             cell
             for cell in self._cells.values()
-            if cell.held_since is not None and now() - cell.breath >= BREATH_EVERY_S
+            if cell.held_since is not None and now() - cell.breath >= _BREATH_EVERY_S
         ]
         for cell in due:
             self._holding.go_on(cell.held)
-            sleep(BREATH_S)
+            sleep(_BREATH_S)
             with self._lock:
                 if cell.held_since is not None:
                     self._holding.stop(cell.held)
@@ -637,7 +637,7 @@ class Conductor:
 
     # ---------------------------------------------------------------------------------------------- what is heard
 
-    def _wait(self, until: Callable[[], bool], *, every_s: float = BREATH_EVERY_S) -> None:
+    def _wait(self, until: Callable[[], bool], *, every_s: float = _BREATH_EVERY_S) -> None:
         """Listen until something is so, which is asked at least `every_s`; _Closed: nobody wants to know any more."""
         while not until():
             if self._closing:

@@ -37,7 +37,7 @@ from horovod_study.workload.schedule import scaled_lr
 
 BOUNDS = {"float32": 1e-6, "float64": 1e-14}
 """The largest relative error of a tensor that passes."""
-UNJUDGED = (("float32", "adam"),)
+_UNJUDGED = (("float32", "adam"),)
 """Precision and optimiser whose errors are shown but held to no bound; order, rate, start and operation are judged.
 
 Adam divides each gradient by the root of its own mean square. Where a gradient is nearly 0, for instance in a unit that
@@ -45,7 +45,7 @@ one curve of the batch switches on, its relative rounding error is large and goe
 a rounding error may move the maximum of a pooling window to another point, which changes such gradients at once.
 float64, with the same code, is judged.
 """
-REDUCTIONS = ("flat", "hooks")
+_REDUCTIONS = ("flat", "hooks")
 OPTIMIZERS = ("adam", "sgd")
 BREAKS = ("sum", "shard", "lr", "start")
 PARALLEL = tuple(runtime for runtime in RUNTIMES if runtime != "serial")
@@ -60,7 +60,7 @@ class Question:
 
     runtimes: tuple[str, ...] | None = None
     workers: tuple[int, ...] = (2,)
-    reductions: tuple[str, ...] = REDUCTIONS
+    reductions: tuple[str, ...] = _REDUCTIONS
     dtypes: tuple[str, ...] = tuple(BOUNDS)
     optimizers: tuple[str, ...] = OPTIMIZERS
     steps: int = 10
@@ -76,7 +76,7 @@ class Question:
     def __post_init__(self) -> None:
         for option, values, allowed in (
             ("runtime", self.runtimes, PARALLEL),
-            ("reduction", self.reductions, REDUCTIONS),
+            ("reduction", self.reductions, _REDUCTIONS),
             ("dtype", self.dtypes, tuple(BOUNDS)),
             ("optimizer", self.optimizers, OPTIMIZERS),
             ("lr-scaling", (self.lr_scaling,), ("none", "linear", "sqrt")),
@@ -301,7 +301,7 @@ def judge(case: Mapping[str, Any], reference: Mapping[str, Any]) -> dict[str, An
     tensors: list[Mapping[str, Any]] = case["tensors"]
     worst = max(tensors, key=lambda tensor: _size(tensor["relative_error"]))
     finite = all(None not in tensor.values() for tensor in tensors)
-    judged = (case["dtype"], case["optimizer"]) not in UNJUDGED
+    judged = (case["dtype"], case["optimizer"]) not in _UNJUDGED
     same_order = case["order_sha256"] == reference["order_sha256"]
     same_lr = all(rates == reference["rates"] for rates in case["rates"])
     same_start = all(apart == 0 for apart in case["starts"])

@@ -50,7 +50,7 @@ class Getting:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StatusView:
+class _StatusView:
     """What is shown: the ledger, running cells and how far they are, and the time that is left."""
 
     ledger: Ledger
@@ -105,7 +105,7 @@ def _getting(directory: Path, entry: Entry) -> Getting:
     return replace(getting_on(record, last_step(directory / entry.key)), running_s=_running_s(record))
 
 
-def look(study: StudyConfig, runs_dir: Path, jobs: JobBook | None) -> StatusView:
+def look(study: StudyConfig, runs_dir: Path, jobs: JobBook | None) -> _StatusView:
     """Read the state of the study now."""
     ledger = read_ledger(study, runs_dir, jobs=jobs)
     going = [(entry, _getting(ledger.directory, entry)) for entry in ledger.entries if entry.state == "running"]
@@ -117,7 +117,7 @@ def look(study: StudyConfig, runs_dir: Path, jobs: JobBook | None) -> StatusView
     ]
     busy = bool(going or at_work or ledger.count("queued"))
     left = _left(Estimate(past_durations(ledger.directory)), going, waiting) if going or waiting else None
-    return StatusView(ledger=ledger, running=tuple(going), left=left, busy=busy)
+    return _StatusView(ledger=ledger, running=tuple(going), left=left, busy=busy)
 
 
 def _left(estimate: Estimate, going: Sequence[tuple[Entry, Getting]], waiting: Sequence[Cell]) -> TimeLeft:
@@ -158,7 +158,7 @@ def _somebody_is_at_work(ledger: Ledger) -> bool:
 # ---------------------------------------------------------------------------------------------------- showing
 
 
-def page(view: StatusView, *, width: int, height: int) -> RenderableType:
+def page(view: _StatusView, *, width: int, height: int) -> RenderableType:
     """Return what a terminal of `width` columns and `height` lines shows."""
     ledger, narrow = view.ledger, width < 100
     found = ledger.counts()
@@ -252,7 +252,7 @@ def _troubled(entries: Sequence[Entry]) -> Table:
     return table
 
 
-def lines(view: StatusView, before: StatusView | None) -> list[str]:
+def lines(view: _StatusView, before: _StatusView | None) -> list[str]:
     """Return what a log shows: how many cells are in each state when that has changed, and what went wrong since."""
     ledger = view.ledger
     told = {entry.key: entry.state for entry in before.ledger.entries} if before else {}
@@ -277,7 +277,7 @@ def watch(study: StudyConfig, runs_dir: Path, console: Console | None = None, *,
     """
     console = console or Console()
     live, directory = live_on(console), runs_dir / study.name
-    before: StatusView | None = None
+    before: _StatusView | None = None
     book: JobBook | None = None
     asked = -math.inf
 

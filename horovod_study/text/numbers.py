@@ -16,10 +16,10 @@ THIN = "\u202f"
 MINUS = "\u2212"
 
 DIGITS = 3
-DIGITS_OF_THOUSANDS = 4
+_DIGITS_OF_THOUSANDS = 4
 """Significant digits of a number without an interval, and of one from a thousand on."""
 
-MOST_DECIMALS = 9
+_MOST_DECIMALS = 9
 _NO_WIDTH = 1e-9  # of the value: what is left of an interval by rounding
 _TWO_DIGITS = 3.545  # an uncertainty that starts with less keeps two digits
 
@@ -49,9 +49,9 @@ def significant(value: float, digits: int = DIGITS) -> int:
 def fixed(value: float, decimals: int) -> str:
     """Return a number to so many decimals, with a true minus sign, its thousands apart, and no negative zero.
 
-    Beyond MOST_DECIMALS, as of the noise of an exact fit, it is `scientific`.
+    Beyond _MOST_DECIMALS, as of the noise of an exact fit, it is `scientific`.
     """
-    if decimals > MOST_DECIMALS:
+    if decimals > _MOST_DECIMALS:
         return "0" if value == 0 else scientific(value)
     text = f"{round(value, decimals):,.{max(0, decimals)}f}".replace(",", THIN)
     return text.replace("-", MINUS if any(digit in text for digit in "123456789") else "")
@@ -63,7 +63,7 @@ def alone(value: float, digits: int = DIGITS) -> str:
 
 
 def _digits(value: float, digits: int = DIGITS) -> int:
-    return significant(value, digits if abs(value) < 1000 else DIGITS_OF_THOUSANDS)
+    return significant(value, digits if abs(value) < 1000 else _DIGITS_OF_THOUSANDS)
 
 
 def short_rate(value: float) -> str:

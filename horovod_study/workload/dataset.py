@@ -41,8 +41,8 @@ from horovod_study.workload.curves.numpy_files import open_npy, read_header
 CURVES, TARGETS, SIDECAR = "curves.npy", "targets.npy", "dataset.json"
 BLOCK_ROWS = 25_000
 """Rows per hashed block, also the unit of work of the generating processes."""
-GENERATED, IMPORTED = "generated", "imported"
-IMPORTED_SPEC = "imported v1"
+_GENERATED, _IMPORTED = "generated", "imported"
+_IMPORTED_SPEC = "imported v1"
 _PIECE_ROWS = 256  # rows made, hashed and written at a time: they stay in the processor's cache
 BYTES_PER_CURVE = 4 * (material.CHANNELS * material.POINTS + material.TARGETS)
 _BYTES_PER_PROCESS = 80_000_000  # an interpreter with numpy that makes or checks one piece at a time
@@ -102,7 +102,7 @@ class Dataset:
     def digest(self) -> str:
         """Return a short text that differs when the content differs."""
         content = self.sidecar["sha256"]
-        if self.kind == IMPORTED:  # there the same numbers can mean other targets
+        if self.kind == _IMPORTED:  # there the same numbers can mean other targets
             content = {**content, "target_bounds": self.sidecar["target_bounds"]}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -200,7 +200,7 @@ def generate(
         _write_sidecar(
             making,
             [block["sha256"] for block in made],
-            kind=GENERATED,
+            kind=_GENERATED,
             spec=material.SPEC,
             seed=seed,
             size=size,
@@ -259,8 +259,8 @@ def write_imported(
         _write_sidecar(
             making,
             hashes,
-            kind=IMPORTED,
-            spec=IMPORTED_SPEC,
+            kind=_IMPORTED,
+            spec=_IMPORTED_SPEC,
             size=size,
             target_bounds=bounds,
             floor=floor,
@@ -503,7 +503,7 @@ def _worker(argument: str) -> None:
 
 
 @with_config(ConfigDict(extra="allow"))
-class SideCar(TypedDict, total=False):
+class _SideCar(TypedDict, total=False):
     """The form of dataset.json; what is required is said where it is missed."""
 
     kind: str
@@ -532,14 +532,14 @@ def open_dataset(path: Path) -> Dataset:
         raise DataError(
             f"{path}: is not a data set (no {SIDECAR}); name one made by horovod-study strain data generate"
         )
-    sidecar = read_json(path / SIDECAR, SideCar, error=DataError, again="generate the data set again")
-    known = {GENERATED: material.SPEC, IMPORTED: IMPORTED_SPEC}.get(_kind(sidecar))
+    sidecar = read_json(path / SIDECAR, _SideCar, error=DataError, again="generate the data set again")
+    known = {_GENERATED: material.SPEC, _IMPORTED: _IMPORTED_SPEC}.get(_kind(sidecar))
     if sidecar.get("spec") != known:
         raise DataError(
             f"{path}: data set of version {sidecar.get('spec')!r}, this program reads {material.SPEC!r} and "
-            f"{IMPORTED_SPEC!r}; generate or import it again into another folder"
+            f"{_IMPORTED_SPEC!r}; generate or import it again into another folder"
         )
-    needed = ("size", "block_rows", "sha256", *(("seed", "noise_max_mpa") if _kind(sidecar) == GENERATED else ()))
+    needed = ("size", "block_rows", "sha256", *(("seed", "noise_max_mpa") if _kind(sidecar) == _GENERATED else ()))
     missing = [key for key in needed if sidecar.get(key) is None]
     if missing:
         raise DataError(f"{path / SIDECAR}: has no {', '.join(missing)}; {_again(sidecar)}")
@@ -561,11 +561,11 @@ def _open_array(path: Path, shape: tuple[int, ...]) -> NDArray[np.float32]:
 
 
 def _kind(sidecar: dict[str, Any]) -> str:
-    return str(sidecar.get("kind", GENERATED))  # the first side-cars had no such key
+    return str(sidecar.get("kind", _GENERATED))  # the first side-cars had no such key
 
 
 def _again(sidecar: dict[str, Any]) -> str:
-    return "import it again" if _kind(sidecar) == IMPORTED else "generate it again"
+    return "import it again" if _kind(sidecar) == _IMPORTED else "generate it again"
 
 
 def _valid_bounds(path: Path, bounds: Any) -> list[list[float]]:
@@ -592,7 +592,7 @@ def check(path: Path, *, threads: int | None = None, on_progress: OnProgress | N
     """
     dataset = open_dataset(path)
     sidecar, again = dataset.sidecar, _again(dataset.sidecar)
-    generated = dataset.kind == GENERATED
+    generated = dataset.kind == _GENERATED
     if generated and not np.array_equal(dataset.target_bounds, material.TARGET_BOUNDS):
         raise DataError(
             f"{path / SIDECAR}: target_bounds {dataset.target_bounds.tolist()} are not those of {material.SPEC}, "
@@ -654,11 +654,11 @@ def _check_block(dataset: Dataset, block: int, low: int, high: int, again: str) 
         hashes[TARGETS].update(targets.data)
         if bad is None:
             try:
-                _check_rows(dataset.path, first, curves, targets, bounded=dataset.kind == GENERATED, remedy=again)
+                _check_rows(dataset.path, first, curves, targets, bounded=dataset.kind == _GENERATED, remedy=again)
             except DataError as error:
                 bad = error  # a damaged block is the better explanation, if it is one
                 continue
-            if dataset.kind == GENERATED:
+            if dataset.kind == _GENERATED:
                 sidecar = dataset.sidecar
                 levels_mpa = material.noise_levels_mpa(
                     sidecar["seed"], first, last, noise_max_mpa=sidecar["noise_max_mpa"]

@@ -37,13 +37,13 @@ from horovod_study.measure.clock import KernelStamps
 from horovod_study.workload.material import CHANNELS, POINTS, TARGETS
 from horovod_study.workload.model import StressCNN
 
-PRECISIONS = ("fp32", "tf32", "bf16")
+_PRECISIONS = ("fp32", "tf32", "bf16")
 _HELD = "_parameters_and_state_in_one_piece"
 KERNEL, POOL = 5, 3
 PROGRAMS = 132
 """Programs that a launch should have at least: one for each multiprocessor of an H100 or H200. A constant, so that sums
 are formed in the same order everywhere."""
-WARPS, STAGES = 4, 3
+_WARPS, _STAGES = 4, 3
 NOTES = 64
 """Moments outside of steps that can be written down before the first is read."""
 COUNTERS = 8
@@ -150,14 +150,14 @@ class BlockSizes:
         # from 256 on blocks are chosen by arithmetic, below by the number of programs
         exact, large = precision == "fp32", sizes.batch >= 256
         cells = [sizes.batch * pooled for pooled in sizes.pooled]
-        every = [max(16, power_of_two(count)) for count in sizes.filters]  # all filters in one block
+        every = [max(16, _power_of_two(count)) for count in sizes.filters]  # all filters in one block
         filters = (16, 16 if exact else min(64, every[1]), 16, 16)
         first, second = (blocks(sizes.filters[number], filters[number]) for number in range(2))
         # Matrix units go through 16 filters and all terms as fast as through 32 of them; other units do not.
-        weight_terms = 32 if exact else max(16, min(128, power_of_two(sizes.filters[0] * KERNEL)))
+        weight_terms = 32 if exact else max(16, min(128, _power_of_two(sizes.filters[0] * KERNEL)))
         tiles = blocks(sizes.filters[1], filters[2]) * blocks(sizes.filters[0] * KERNEL, weight_terms)
         first_cells = largest(cells[0], blocks(sizes.filters[0], filters[3]), (64, 16))
-        fits = max(1, 4096 // power_of_two(sizes.hidden))  # numbers of a block of `head`
+        fits = max(1, 4096 // _power_of_two(sizes.hidden))  # numbers of a block of `head`
         return cls(
             filters=filters,
             terms=(16, 16 if exact or large else 128),
@@ -188,7 +188,7 @@ def blocks(count: int, size: int) -> int:
     return -(-count // size)
 
 
-def power_of_two(count: int) -> int:
+def _power_of_two(count: int) -> int:
     """Return the smallest power of two that is not below `count`."""
     return 1 << (count - 1).bit_length()
 
@@ -205,7 +205,7 @@ def shares(count: int, size: int, each: int, times: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KernelLaunch:
+class _KernelLaunch:
     """One kernel with everything but its pointers; calling it with those puts it into the current stream."""
 
     kernel: Any
@@ -223,16 +223,16 @@ class KernelLaunch:
 class Launches:
     """The kernels of a step, in their order."""
 
-    convolution1: KernelLaunch
-    convolution2: KernelLaunch
-    fc1: KernelLaunch
-    head: KernelLaunch
-    fc1_input: KernelLaunch
-    fc1_weight: KernelLaunch
-    weight_gradient: KernelLaunch
-    first_gradient: KernelLaunch
-    finish: KernelLaunch
-    update: KernelLaunch
+    convolution1: _KernelLaunch
+    convolution2: _KernelLaunch
+    fc1: _KernelLaunch
+    head: _KernelLaunch
+    fc1_input: _KernelLaunch
+    fc1_weight: _KernelLaunch
+    weight_gradient: _KernelLaunch
+    first_gradient: _KernelLaunch
+    finish: _KernelLaunch
+    update: _KernelLaunch
 
 
 def plan(
@@ -253,7 +253,7 @@ def plan(
     if precision == "bf16" and interpreted():
         precision = "bf16 interpreted"
     made = _Plan(sizes, chosen, precision)
-    features, hidden, padded = made.features, sizes.hidden, padded_row(sizes.hidden)
+    features, hidden, padded = made.features, sizes.hidden, _padded_row(sizes.hidden)
     return Launches(
         convolution1=made.convolution(0, SCALED=scaled, TIMED=timed),
         convolution2=made.convolution(1, SCALED=False, TIMED=False),
@@ -282,16 +282,16 @@ class _Plan:
         self.features = filters2 * pooled2
         self._head_programs = blocks(sizes.batch, chosen.samples)
 
-    def _launch(self, name: str, grid: tuple[int, ...], kernel: str = "", /, **constants: float | str) -> KernelLaunch:
-        return KernelLaunch(
+    def _launch(self, name: str, grid: tuple[int, ...], kernel: str = "", /, **constants: float | str) -> _KernelLaunch:
+        return _KernelLaunch(
             kernel=getattr(self._kernels, kernel or name),
             grid=grid,
             constants=constants,
-            warps=self._chosen.warps.get(name, WARPS),
-            stages=self._chosen.stages.get(name, STAGES),
+            warps=self._chosen.warps.get(name, _WARPS),
+            stages=self._chosen.stages.get(name, _STAGES),
         )
 
-    def convolution(self, number: int, **more: bool) -> KernelLaunch:
+    def convolution(self, number: int, **more: bool) -> _KernelLaunch:
         sizes, chosen = self._sizes, self._chosen
         return self._launch(
             f"convolution{number + 1}",
@@ -312,7 +312,7 @@ class _Plan:
 
     def product(
         self, name: str, shape: tuple[int, int, int], left: tuple[int, int], right: tuple[int, int], out_row: int
-    ) -> KernelLaunch:
+    ) -> _KernelLaunch:
         """`shape` is rows, columns, terms; `left` and `right` are the strides of the factors, `out_row` of a row."""
         each: ProductBlocks = getattr(self._chosen, name)
         rows, columns, terms = shape
@@ -335,7 +335,7 @@ class _Plan:
             BLOCK_TERMS=each.terms,
         )
 
-    def head(self, **more: int) -> KernelLaunch:
+    def head(self, **more: int) -> _KernelLaunch:
         sizes, chosen = self._sizes, self._chosen
         return self._launch(
             "head",
@@ -343,14 +343,14 @@ class _Plan:
             BATCH=sizes.batch,
             PARTS=chosen.fc1.parts,
             HIDDEN=sizes.hidden,
-            ROW=padded_row(sizes.hidden),
+            ROW=_padded_row(sizes.hidden),
             TARGETS=TARGETS,
             BLOCK_SAMPLES=chosen.samples,
-            BLOCK_HIDDEN=power_of_two(sizes.hidden),
+            BLOCK_HIDDEN=_power_of_two(sizes.hidden),
             **more,
         )
 
-    def weight_gradient(self) -> KernelLaunch:
+    def weight_gradient(self) -> _KernelLaunch:
         (filters1, filters2), chosen = self._sizes.filters, self._chosen
         return self._launch(
             "weight_gradient",
@@ -364,7 +364,7 @@ class _Plan:
             BLOCK_POSITIONS=chosen.weight_positions,
         )
 
-    def first_gradient(self, **more: bool) -> KernelLaunch:
+    def first_gradient(self, **more: bool) -> _KernelLaunch:
         sizes, chosen = self._sizes, self._chosen
         return self._launch(
             "first_gradient",
@@ -378,11 +378,11 @@ class _Plan:
             BLOCK_FILTERS=chosen.filters[3],
             BLOCK_CELLS=chosen.first_cells,
             BLOCK_TAPS=chosen.first_taps,
-            BLOCK_TERMS=power_of_two(CHANNELS * KERNEL),
+            BLOCK_TERMS=_power_of_two(CHANNELS * KERNEL),
             **more,
         )
 
-    def finish(self, *, UPDATE: bool, **more: float) -> KernelLaunch:
+    def finish(self, *, UPDATE: bool, **more: float) -> _KernelLaunch:
         chosen, widths = self._chosen, partial_widths(self._sizes)
         between = self._sizes.hidden * self.features
         summed = sum(blocks(width, chosen.sum_width) for width in widths)
@@ -402,13 +402,13 @@ class _Plan:
             **more,
         )
 
-    def update(self, **more: float) -> KernelLaunch:
+    def update(self, **more: float) -> _KernelLaunch:
         count = sum(partial_widths(self._sizes)) + self._sizes.hidden * self.features
         grid = (blocks(count, self._chosen.update),)
         return self._launch("update", grid, COUNT=count, BLOCK_UPDATE=self._chosen.update, **more)
 
 
-def padded_row(hidden: int) -> int:
+def _padded_row(hidden: int) -> int:
     """Return how far rows of `hidden` numbers are apart, so that each begins where 16 bytes can be read at once."""
     return blocks(hidden, 16) * 16
 
@@ -502,9 +502,9 @@ class FusedNetwork:
             reason = "the network is on the CPU"
         if reason:
             raise ConfigError(f"run: kernels fused cannot be used: {reason}; use kernels torch")
-        if precision not in PRECISIONS:
+        if precision not in _PRECISIONS:
             raise ConfigError(
-                f"run: kernels fused know precision {', '.join(PRECISIONS)}, not {precision}; "
+                f"run: kernels fused know precision {', '.join(_PRECISIONS)}, not {precision}; "
                 "use one of these, or kernels torch"
             )
         sizes = Sizes.of(model, batch)
@@ -541,8 +541,8 @@ class FusedNetwork:
         self._out2 = empty(batch, filters2 * pooled2, dtype=stored)
         self._winner1 = empty(batch, filters1, pooled1, dtype=torch.int8)
         self._winner2 = empty(batch, filters2, pooled2, dtype=torch.int8)
-        self._hidden = empty(self.blocks.fc1.parts, batch, padded_row(sizes.hidden))
-        self._hidden_gradient = empty(batch, padded_row(sizes.hidden), dtype=stored)
+        self._hidden = empty(self.blocks.fc1.parts, batch, _padded_row(sizes.hidden))
+        self._hidden_gradient = empty(batch, _padded_row(sizes.hidden), dtype=stored)
         self._out2_gradient = torch.empty_like(self._out2)
         width1, width2, width3 = partial_widths(sizes)
         rows3 = self.launches.head.grid[0]

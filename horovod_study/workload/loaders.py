@@ -88,14 +88,14 @@ def resident(loader: Loader) -> Resident | None:
     return loader.resident() if isinstance(loader, _Device) else None
 
 
-class TakesPlaces(Protocol):
+class _TakesPlaces(Protocol):
     """A captured step, as far as a loader knows it."""
 
     def begin_epoch(self, places: torch.Tensor) -> None:
         """Take the places in the training set of the batches of an epoch."""
 
 
-def feed(loader: Loader, captured: TakesPlaces, epoch: int, first: int = 0) -> Iterator[Batch | None]:
+def feed(loader: Loader, captured: _TakesPlaces, epoch: int, first: int = 0) -> Iterator[Batch | None]:
     """Return what `captured.take` is given in the steps of `epoch`, from step `first` on: batches, or None for each.
 
     None where the step gathers its batches itself, whose places it is told here, before the first one.

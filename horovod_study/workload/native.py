@@ -1,7 +1,7 @@
 """A training step of this network on a CPU by code made for it: forward, backward and update, in float32.
 
 `native.cpp`, which begins with its plan, and `update.cpp` are compiled by `make setup`, once for each of
-`INSTRUCTIONS`; which of these libraries can be used is asked of the CPU that computes. They are called through ctypes
+`_INSTRUCTIONS`; which of these libraries can be used is asked of the CPU that computes. They are called through ctypes
 with the addresses of tensors.
 
 Letters: B curves in a batch, C = 3 channels, L = 201 points, P = 2 targets.
@@ -23,7 +23,7 @@ from horovod_study.workload.material import CHANNELS, POINTS, TARGETS
 from horovod_study.workload.model import StressCNN
 from horovod_study.workload.options import StrainConfig
 
-INSTRUCTIONS = ("avx512", "avx2")
+_INSTRUCTIONS = ("avx512", "avx2")
 """Sets of instructions that `native.cpp` is compiled for, the fastest first."""
 
 _POINTER = ctypes.c_void_p
@@ -58,7 +58,7 @@ def load(instructions: str) -> ctypes.CDLL:
 def usable() -> tuple[list[str], str]:
     """Return the instructions whose library can be used here, the fastest first; and where there are none, why."""
     found, missing = [], []
-    for name in INSTRUCTIONS:
+    for name in _INSTRUCTIONS:
         try:
             if load(name).usable():
                 found.append(name)
@@ -68,7 +68,7 @@ def usable() -> tuple[list[str], str]:
         return found, ""
     if missing:
         return [], f"it is not built in {folder()}; `make setup` builds it where there is a C++ compiler"
-    return [], f"this CPU has none of {', '.join(INSTRUCTIONS)}"
+    return [], f"this CPU has none of {', '.join(_INSTRUCTIONS)}"
 
 
 def open_native(
@@ -79,7 +79,7 @@ def open_native(
     Collective: all ranks use the same instructions, or their parameters could part in the last bit.
     """
     offers = backend.gather(usable())
-    common = [name for name in INSTRUCTIONS if all(name in names for names, _ in offers)]
+    common = [name for name in _INSTRUCTIONS if all(name in names for names, _ in offers)]
     if not common:
         rank, why = next((rank, why) for rank, (_, why) in enumerate(offers) if why)
         if backend.rank == 0:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from horovod_study.errors import ConfigError
 from horovod_study.workload.options import LR_SCALINGS, StrainConfig
 
-ONE_CYCLE_RISE = 0.3
+_ONE_CYCLE_RISE = 0.3
 
 
 def scaled_lr(config: StrainConfig, workers: int) -> float:
@@ -37,9 +37,9 @@ def _shape(config: StrainConfig, progress: float) -> float:
         # A tenth of the rate after each third of the run. The small term keeps progress = 1/3 in the second third.
         return 0.1 ** math.floor(progress / (1 / 3) + 1e-9)
     if config.schedule == "one-cycle":
-        if progress < ONE_CYCLE_RISE:
-            return _half_cosine(1 / 25, 1.0, progress / ONE_CYCLE_RISE)
-        return _half_cosine(1.0, 1e-4 / 25, (progress - ONE_CYCLE_RISE) / (1 - ONE_CYCLE_RISE))
+        if progress < _ONE_CYCLE_RISE:
+            return _half_cosine(1 / 25, 1.0, progress / _ONE_CYCLE_RISE)
+        return _half_cosine(1.0, 1e-4 / 25, (progress - _ONE_CYCLE_RISE) / (1 - _ONE_CYCLE_RISE))
     if config.schedule == "range" and config.lr_end is not None:
         return float((config.lr_end / config.lr) ** progress)
     return 1.0

@@ -21,7 +21,7 @@ from triton.language.extra.cuda import globaltimer
 
 KERNEL = tl.constexpr(5)
 POOL = tl.constexpr(3)
-NO_WINNER = tl.constexpr(3)  # ReLU cut the largest of the three: no gradient goes through
+_NO_WINNER = tl.constexpr(3)  # ReLU cut the largest of the three: no gradient goes through
 
 
 @triton.jit
@@ -75,7 +75,7 @@ def _scaled_windows(
 def _unpooled(gradient, winner, sample, filters, position, inside, FILTERS: tl.constexpr, POOLED: tl.constexpr):
     """Return the gradient before pooling and ReLU at `position`: that of its cell where it was the winner, else 0."""
     cell = sample * (FILTERS * POOLED) + filters * POOLED + position // POOL
-    won = tl.load(winner + cell, mask=inside, other=NO_WINNER) == position % POOL
+    won = tl.load(winner + cell, mask=inside, other=_NO_WINNER) == position % POOL
     # Chosen after loading: a load that waits for another takes twice as long.
     return tl.where(won, tl.load(gradient + cell, mask=inside, other=0.0).to(tl.float32), 0.0)
 
@@ -134,7 +134,7 @@ def convolution(
     at = sample[None, :] * (FILTERS * POOLED) + filters[:, None] * POOLED + cell[None, :]
     mask = real[:, None] & inside[None, :]
     tl.store(out + at, tl.where(cut, 0.0, best), mask=mask)
-    tl.store(winner + at, tl.where(cut, NO_WINNER, which), mask=mask)
+    tl.store(winner + at, tl.where(cut, _NO_WINNER, which), mask=mask)
 
 
 @triton.jit
@@ -292,7 +292,7 @@ def first_gradient(
             between = _add_product(between, w, d, PRECISION)
 
         at = sample[None, :] * (FILTERS * POOLED) + filters[:, None] * POOLED + cell[None, :]
-        which = tl.load(winner1 + at, mask=real[:, None] & inside[None, :], other=NO_WINNER)
+        which = tl.load(winner1 + at, mask=real[:, None] & inside[None, :], other=_NO_WINNER)
         start = _rows(order, state, sample, inside, BATCH) * (CHANNELS * LENGTH) + cell * POOL
         for place in tl.static_range(POOL):
             d = tl.where(which == place, between, 0.0)

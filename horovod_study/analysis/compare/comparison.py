@@ -40,7 +40,7 @@ from horovod_study.text.words import plural
 
 ALIKE = 1e-4
 """Losses of the first steps that agree to this part: rounding differs between ways to add, and little else does."""
-MOST_BLOCKS = 1000
+_MOST_BLOCKS = 1000
 """More of them are not said to be needed."""
 
 
@@ -275,14 +275,14 @@ def _count(
 
 
 def _blocks_for(known: RatioEstimate, half_width: float) -> int | None:
-    """Return how many blocks as long as these make the interval so narrow; None: more than MOST_BLOCKS, or unknown.
+    """Return how many blocks as long as these make the interval so narrow; None: more than _MOST_BLOCKS, or unknown.
 
     The variance of a block is that of its level and, over its rounds, theirs.
     """
     if known.launches < 2:
         return None
     variance = known.launch_sd**2 + known.launches * known.round_error**2
-    for count in range(2, MOST_BLOCKS):
+    for count in range(2, _MOST_BLOCKS):
         if stats.t_quantile(0.5 + stats.LEVEL / 2, count - 1.0) * math.sqrt(variance / count) <= half_width:
             return count
     return None

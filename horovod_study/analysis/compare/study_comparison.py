@@ -70,9 +70,9 @@ METRICS: Mapping[str, Metric] = {
 BETTER, WORSE, ALIKE, TOO_FEW, UNKNOWN = "better", "worse", "no difference resolved", "too few repeats", "not known"
 """Verdicts: of AFTER against BEFORE."""
 
-UNPAIRED, PAIRED = "Welch t on logarithms", "paired t on logarithms"
+_UNPAIRED, PAIRED = "Welch t on logarithms", "paired t on logarithms"
 
-DIFFERENCE_COLUMNS = (
+_DIFFERENCE_COLUMNS = (
     *("metric", "series", "before_series", "setting", "partition", "before_partition", "backend", "transport"),
     *("workers", "nodes", "before_nodes", "batch", "target_mse", "before", "after", "before_repeats", "after_repeats"),
     *("ratio", "ratio_low", "ratio_high", "p", "p_holm", "tests", "test", "verdict", "word", "no_more_than", "note"),
@@ -83,20 +83,20 @@ DIFFERENCE_COLUMNS = (
 the largest relative difference that the interval leaves open, where none is resolved.
 """
 
-LAW_COLUMNS = (
+_LAW_COLUMNS = (
     *("series", "before_series", "law", "before_selected", "after_selected", "parameter"),
     *("before", "before_low", "before_high", "after", "after_low", "after_high"),
     *("difference", "low", "high", "verdict"),
 )
 """One row per parameter of a law that both studies have; `verdict`: `higher`, `lower`, ALIKE or UNKNOWN."""
 
-UNMATCHED_COLUMNS = (
+_UNMATCHED_COLUMNS = (
     *("study", "series", "setting", "partition", "backend", "transport", "batch", "workers", "nodes", "repeats"),
     *("kind", "reason"),
 )
-"""Cells that one study alone has; `study` is `before` or `after`, `kind` ABSENT, NO_RESULT or AMBIGUOUS."""
+"""Cells that one study alone has; `study` is `before` or `after`, `kind` _ABSENT, _NO_RESULT or _AMBIGUOUS."""
 
-ABSENT, NO_RESULT, AMBIGUOUS = "absent", "no result", "ambiguous"
+_ABSENT, _NO_RESULT, _AMBIGUOUS = "absent", "no result", "ambiguous"
 
 HOW = (
     *("partition", "backend", "transport"),
@@ -129,9 +129,9 @@ class StudyComparison:
     after: Analysis
     before: Analysis
     names: tuple[str, str]  # of AFTER and BEFORE, for readers
-    differences: pd.DataFrame  # DIFFERENCE_COLUMNS
-    laws: pd.DataFrame  # LAW_COLUMNS
-    unmatched: pd.DataFrame  # UNMATCHED_COLUMNS
+    differences: pd.DataFrame  # _DIFFERENCE_COLUMNS
+    laws: pd.DataFrame  # _LAW_COLUMNS
+    unmatched: pd.DataFrame  # _UNMATCHED_COLUMNS
     may_differ: tuple[str, ...]  # settings in which matched cells may differ
     matching: str  # how cells were matched, in words
     interleaved: bool  # whether all matched runs alternated
@@ -178,7 +178,7 @@ def compare_studies(
     rows: list[dict[str, Any]] = []
     for metric in METRICS:
         rows += _judged(metric, [row for pair in pairs for row in _rows(metric, pair, sides, bases, turns=interleaved)])
-    differences = _table(rows, DIFFERENCE_COLUMNS)
+    differences = _table(rows, _DIFFERENCE_COLUMNS)
     changes = _changes(pairs, after, before, chosen)
     return StudyComparison(
         after=after,
@@ -367,7 +367,7 @@ def read_match(text: str | None) -> tuple[str, ...] | None:
 def _matched(
     after: Sequence[_StudyCell], before: Sequence[_StudyCell], may_differ: Sequence[str]
 ) -> tuple[list[_Pair], list[tuple[str, _StudyCell, str]]]:
-    """Return the pairs in the order of AFTER, and the cells without a partner: (study, cell, ABSENT or AMBIGUOUS)."""
+    """Return the pairs in the order of AFTER, and the cells without a partner: (study, cell, _ABSENT or _AMBIGUOUS)."""
     keys = [name for name in CELL if name not in may_differ]
     partner: dict[int, _StudyCell] = {}
     taken: set[int] = set()
@@ -386,7 +386,7 @@ def _matched(
     pairs = [_Pair(after=cell, before=partner[cell.place]) for cell in after if cell.place in partner]
     lonely = [("after", cell) for cell in after if cell.place not in partner]
     lonely += [("before", cell) for cell in before if cell.place not in taken]
-    return pairs, [(*each, AMBIGUOUS if (each[0], each[1].place) in unclear else ABSENT) for each in lonely]
+    return pairs, [(*each, _AMBIGUOUS if (each[0], each[1].place) in unclear else _ABSENT) for each in lonely]
 
 
 def _grouped(cells: Iterable[_StudyCell], names: Sequence[str]) -> dict[tuple[str, ...], list[_StudyCell]]:
@@ -400,21 +400,21 @@ def _grouped(cells: Iterable[_StudyCell], names: Sequence[str]) -> dict[tuple[st
 def _unmatched(
     pairs: Sequence[_Pair], lonely: Sequence[tuple[str, _StudyCell, str]], names: tuple[str, str]
 ) -> pd.DataFrame:
-    """Return UNMATCHED_COLUMNS; cells without a result in either study say nothing and are left out."""
+    """Return _UNMATCHED_COLUMNS; cells without a result in either study say nothing and are left out."""
     other = {"after": names[1], "before": names[0]}
     rows = []
     for pair in pairs:
         for study, cell, partner in (("after", pair.after, pair.before), ("before", pair.before, pair.after)):
             if len(cell.runs) and not len(partner.runs):
                 reason = f"no result in {other[study]}: {partner.point['reasons'] or 'no reason recorded'}"
-                rows.append({**cell.point, "study": study, "kind": NO_RESULT, "reason": reason})
+                rows.append({**cell.point, "study": study, "kind": _NO_RESULT, "reason": reason})
     for study, cell, kind in lonely:
         if len(cell.runs):
             reason = f"several cells fit, here or in {other[study]}, once they may differ"
-            reason = f"not measured in {other[study]}" if kind == ABSENT else reason
+            reason = f"not measured in {other[study]}" if kind == _ABSENT else reason
             rows.append({**cell.point, "study": study, "kind": kind, "reason": reason})
     rows.sort(key=lambda row: row["study"] != "before")
-    return _table(rows, UNMATCHED_COLUMNS)
+    return _table(rows, _UNMATCHED_COLUMNS)
 
 
 def _nothing_shared(
@@ -512,7 +512,7 @@ def _found(parts: Sequence[tuple[int, Floats]], *, paired: bool, scale: float = 
         parts = [(1, np.exp(np.sum([sign * np.log(values) for sign, values in parts], axis=0)))]
     found = stats.log_contrast(parts)
     ratio = found.named("ratio", "ratio_low", "ratio_high")
-    return {"before": before, "after": after, "test": PAIRED if paired else UNPAIRED, **ratio, "p": found.p}
+    return {"before": before, "after": after, "test": PAIRED if paired else _UNPAIRED, **ratio, "p": found.p}
 
 
 def _to_target(pair: _Pair) -> Iterator[dict[str, Any]]:
@@ -591,7 +591,7 @@ def _taking_turns(pair: _Pair) -> bool:
 
 
 def _law_differences(pairs: Sequence[_Pair], after: Analysis, before: Analysis) -> pd.DataFrame:
-    """Return LAW_COLUMNS of the series that matched cells belong to.
+    """Return _LAW_COLUMNS of the series that matched cells belong to.
 
     Parameters of different baselines are not compared.
     """
@@ -600,7 +600,7 @@ def _law_differences(pairs: Sequence[_Pair], after: Analysis, before: Analysis) 
     for pair in pairs:
         partners.setdefault(f"{pair.after.point['series']}", f"{pair.before.point['series']}")
     if after.fits["baseline"] != before.fits["baseline"]:
-        return _table(rows, LAW_COLUMNS)
+        return _table(rows, _LAW_COLUMNS)
     for series, other in partners.items():
         ones, others = (analysis.fits["series"].get(name) for analysis, name in ((after, series), (before, other)))
         if ones is None or others is None:
@@ -620,7 +620,7 @@ def _law_differences(pairs: Sequence[_Pair], after: Analysis, before: Analysis) 
                 verdict = "higher" if less.low > 0 else "lower" if less.high < 0 else ALIKE
                 verdict = UNKNOWN if math.isnan(less.low + less.high) else verdict
                 rows.append({**names, "parameter": parameter, **ends, "verdict": verdict})
-    return _table(rows, LAW_COLUMNS)
+    return _table(rows, _LAW_COLUMNS)
 
 
 def _estimate(law: Mapping[str, Any], parameter: str) -> stats.Interval:
@@ -711,7 +711,7 @@ def _doubts(
             f"{len(few)} of {total} matched cells have fewer than {stats.MIN_REPEATS} repeats in one of the "
             "studies: no interval, and no verdict."
         )
-    unclear = unmatched[unmatched["kind"] == AMBIGUOUS]
+    unclear = unmatched[unmatched["kind"] == _AMBIGUOUS]
     if len(unclear):
         yield (
             f"{len(unclear)} cells have several partners once settings may differ, and are not compared; name fewer "
@@ -827,7 +827,7 @@ def gate(found: StudyComparison, limits: Mapping[str, float]) -> Gate:
             nothing = {"metric": metric, "note": "not known in any matched cell"}
             checks.append(GateCheck(word=word, limit=limit, outcome=UNDECIDED, row=nothing))
         checks += [GateCheck(word=word, limit=limit, outcome=outcome(row, limit), row=row) for row in rows]
-    gone = found.unmatched[(found.unmatched["study"] == "before") & (found.unmatched["kind"] != AMBIGUOUS)]
+    gone = found.unmatched[(found.unmatched["study"] == "before") & (found.unmatched["kind"] != _AMBIGUOUS)]
     return Gate(
         checks=tuple(checks),
         missing=tuple(_named(row) for row in gone.to_dict("records")) if "missing" in limits else None,

@@ -54,9 +54,9 @@ from horovod_study.text.words import cut, listed
 REACH = 1.5
 """Curves are drawn to this multiple of the largest worker count measured; the part beyond it is extrapolated."""
 _NOT_IDENTIFIABLE = "not identifiable"
-CLEARLY = 2.0  # times the least error at counts left out: from there on a law is clearly worse
-SAME = 0.01  # errors that differ by less are alike, whatever their ratio
-BAD = 0.10  # error of a selected law from which on none describes the points
+_CLEARLY = 2.0  # times the least error at counts left out: from there on a law is clearly worse
+_SAME = 0.01  # errors that differ by less are alike, whatever their ratio
+_BAD = 0.10  # error of a selected law from which on none describes the points
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -464,7 +464,7 @@ def _select(fits: Mapping[str, ScalingFit], noise: float) -> tuple[str | None, l
             # With few points AICc knows the laws of one parameter only, however badly they fit.
             fits = {name: fitted for name, fitted in fits.items() if name != "constant"}
     least = min((fitted.holdout for fitted in fits.values() if fitted.holdout is not None), default=None)
-    limit = math.inf if least is None else max(CLEARLY * least, least + max(SAME, noise))
+    limit = math.inf if least is None else max(_CLEARLY * least, least + max(_SAME, noise))
     left = {name: f for name, f in fits.items() if f.holdout is not None and f.holdout <= limit} or fits
     # Those that apply and show it, those that apply, those that show it, any: the first kind that is there.
     kinds = {name: (f.applies, f.shown) for name, f in left.items()}
@@ -484,7 +484,7 @@ def _select(fits: Mapping[str, ScalingFit], noise: float) -> tuple[str | None, l
             f"{selected} is selected as a description, for its parameters mean something else here: no law of this "
             "kind of scaling is nearly as close"
         )
-    if one.holdout is not None and one.holdout > BAD:
+    if one.holdout is not None and one.holdout > _BAD:
         doubts.append(
             f"{selected} is the best of these laws, and off by {100 * one.holdout:.0f} % at worker counts left out "
             "of the fit: none of them describes these points well"

@@ -16,7 +16,7 @@ from horovod_study.analysis.fit.least_squares import EXACT, TOGETHER, Solved, in
 from horovod_study.analysis.fit.rows import Sample
 from horovod_study.analysis.stats import Floats
 
-DRIFTS = 0.5  # probability of independent runs, below which drift is said to be seen
+_DRIFTS = 0.5  # probability of independent runs, below which drift is said to be seen
 _CLEARLY = 2.0  # in log likelihood
 _MEDIAN_OVER_MEAN = {1: 1.0, 2: 1.0, 3: 1.346, 4: 1.193, 5: 1.434, 6: 1.288, 7: 1.473}
 """Variance of the median of normal runs over that of their mean; from order statistics (Sarhan, Greenberg 1962)."""
@@ -57,7 +57,7 @@ def reach_of(
     else:
         noise = _from_repeats(sample, jacobian)
         method = "bootstrap over runs within each worker count, stretched by Student t for few repeats"
-        if sample.drift.own < DRIFTS:
+        if sample.drift.own < _DRIFTS:
             method += ", and widened by what runs that follow each other share"
     reach, stretch = noise.reach(np.eye(len(solved.values)))
     # Where a parameter has no effect at all the points say nothing about it.
@@ -282,7 +282,7 @@ def as_likely(solved: Solved, sample: Sample, base_noise: float, ends: tuple[Flo
                 tried = far if halving == 0 else (near + far) / 2  # the bound itself may be inside
                 at = np.clip(chains + sign * tried[:, np.newaxis] * way, lower, upper)
                 cost = np.sum(sample.rows * (sample.means - law.at(where, at)) ** 2, axis=1)
-                inside = cost <= least + JOINTLY * rise.max()
+                inside = cost <= least + _JOINTLY * rise.max()
                 near, far = np.where(inside, tried, near), np.where(inside, far, tried)
             found.append(np.clip(chains + sign * near[:, np.newaxis] * way, lower, upper))
         edges += found
@@ -290,7 +290,7 @@ def as_likely(solved: Solved, sample: Sample, base_noise: float, ends: tuple[Flo
     return np.concatenate(edges)
 
 
-JOINTLY = 6.0
+_JOINTLY = 6.0
 """Twice 4 F(4, 6) / F(1, 6) at 95 % (Scheffe 1953): noise grows with the throughput, which these sums do not know."""
 _CHAINS, _TURNS, _HALVINGS = 48, 60, 14
 

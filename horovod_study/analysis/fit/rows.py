@@ -18,10 +18,10 @@ from horovod_study.analysis.stats import Floats
 from horovod_study.errors import AnalysisError
 from horovod_study.text.words import listed
 
-REPLICATES = 1000
-EXACT_NOISE = 1e-9  # relative noise below which runs are the same up to rounding
-LONG = 1000  # runs from which on nothing is asked about drift, which takes the square of that in memory
-CORRELATIONS = {0.0: 0.5, 0.3: 0.1, 0.6: 0.1, 0.8: 0.1, 0.9: 0.1, 0.95: 0.1}  # of a run with the next, and priors
+_REPLICATES = 1000
+_EXACT_NOISE = 1e-9  # relative noise below which runs are the same up to rounding
+_LONG = 1000  # runs from which on nothing is asked about drift, which takes the square of that in memory
+_CORRELATIONS = {0.0: 0.5, 0.3: 0.1, 0.6: 0.1, 0.8: 0.1, 0.9: 0.1, 0.95: 0.1}  # of a run with the next, and priors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,21 +117,21 @@ def _drift(place: Floats, log: Floats, repeat: NDArray[Any]) -> Drift:
     table = pd.DataFrame({"repeat": repeat, "place": np.unique(place, axis=0, return_inverse=True)[1].ravel()})
     table = table.assign(log=log).pivot_table(index="place", columns="repeat", values="log").dropna(axis=1)
     counts, runs = table.shape
-    if counts < 3 or runs < 3 or counts * runs > LONG:
+    if counts < 3 or runs < 3 or counts * runs > _LONG:
         return Drift()
     rest = table.to_numpy() - table.to_numpy().mean(axis=1, keepdims=True)
     shared = rest.mean(axis=0)
     within = float(np.sum(rest**2)) / (counts * (runs - 1))
     between = counts * float(shared @ shared) / (runs - 1)
     alone = float(np.sum((rest - shared) ** 2)) / ((runs - 1) * (counts - 1))
-    if within <= EXACT_NOISE**2:
+    if within <= _EXACT_NOISE**2:
         return Drift()
-    found = max(between, EXACT_NOISE**2) / max(alone, EXACT_NOISE**2)
+    found = max(between, _EXACT_NOISE**2) / max(alone, _EXACT_NOISE**2)
     first, second = runs - 1, (runs - 1) * (counts - 1)
     number = np.arange(runs * counts).reshape(runs, counts)
     apart = np.abs(np.subtract.outer(number, number)).transpose(0, 2, 1, 3)  # (runs, runs, counts, counts)
     scores, covariances = [], []
-    for r, prior in CORRELATIONS.items():
+    for r, prior in _CORRELATIONS.items():
         alike = r**apart if r else (apart == 0).astype(np.float64)
         same = np.trace(alike, axis1=2, axis2=3) / counts
         mean = alike.mean(axis=(2, 3))
@@ -155,17 +155,17 @@ def _seen(alike: Floats) -> float:
 def _draw(per_run: list[tuple[Floats, Floats]], base: int | None, seed: int, drift: Drift) -> Floats:
     """Bootstrap means (B, K): m - 1 of the m runs of each place, drawn with replacement; and what places share."""
     generator = np.random.default_rng(seed)
-    drawn = np.empty((REPLICATES, len(per_run)))
-    scale = np.ones(REPLICATES)
+    drawn = np.empty((_REPLICATES, len(per_run)))
+    scale = np.ones(_REPLICATES)
     for i, (sums, size) in enumerate(per_run):
-        pick = generator.integers(len(sums), size=(REPLICATES, len(sums) - 1))
+        pick = generator.integers(len(sums), size=(_REPLICATES, len(sums) - 1))
         drawn[:, i] = sums[pick].sum(axis=1) / size[pick].sum(axis=1)
         if i == base:
             middle = float(np.median(sums / size))
             scale = np.median((sums / size)[pick], axis=1) / middle
     if drift.shared is not None:
         means = np.array([sums.sum() / size.sum() for sums, size in per_run])
-        moved = np.exp(generator.standard_normal((REPLICATES, len(means))) @ drift.shared.T)
+        moved = np.exp(generator.standard_normal((_REPLICATES, len(means))) @ drift.shared.T)
         drawn = (means + math.sqrt(drift.own) * (drawn - means)) * moved
         if base is not None:
             scale = scale ** math.sqrt(drift.own) * moved[:, base]

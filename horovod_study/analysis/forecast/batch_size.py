@@ -5,7 +5,7 @@
 c is the time that computing takes with the largest known batch B; `a` is what a step costs whatever its batch
 (launching, the optimiser, synchronisation), and `g` what each doubling of the workers adds (longer synchronisation,
 waiting for the slowest), both as shares of c. Workers that have less than one sample share it: they compute no faster,
-and the step is (1/b)^SHARING longer for what they exchange.
+and the step is (1/b)^_SHARING longer for what they exchange.
 
 Two points hardly distinguish the three, so none is fitted: a grid of (a, g) is weighted by its prior times the
 likelihood of the known points, each compared with the one before it, and the forecast is the mean over the grid. The
@@ -24,14 +24,14 @@ from horovod_study.analysis.stats import Floats
 
 FIXED = (-2.8, 1.1)  # mean and standard deviation of log a
 GROWTH = (-5.1, 1.1)  # the same of log g, where g is not 0
-NO_GROWTH = 0.3  # prior probability that g is 0
+_NO_GROWTH = 0.3  # prior probability that g is 0
 FLOOR = 1e-4  # density of the priors far out: nothing is impossible
-POINT = 0.02  # log error of the median of a point
-PER_DOUBLING = 0.02  # log error that a doubling of the workers adds: other software, other hosts
-PER_HALVING = 0.06  # log error that a halving or doubling of the batch adds
-SHARING = 0.5  # between 0.3 and 1 in the three such results of two submitters
-SHARING_ERROR = 0.5  # standard deviation of SHARING
-FREEDOM = 4.0  # degrees of freedom of the Student likelihood
+_POINT = 0.02  # log error of the median of a point
+_PER_DOUBLING = 0.02  # log error that a doubling of the workers adds: other software, other hosts
+_PER_HALVING = 0.06  # log error that a halving or doubling of the batch adds
+_SHARING = 0.5  # between 0.3 and 1 in the three such results of two submitters
+_SHARING_ERROR = 0.5  # standard deviation of _SHARING
+_FREEDOM = 4.0  # degrees of freedom of the Student likelihood
 
 _A = np.exp(np.linspace(np.log(0.002), np.log(8.0), 36))
 _G = np.exp(np.linspace(np.log(0.001), np.log(0.6), 18))
@@ -44,7 +44,7 @@ def _density(values: Floats, mean: float, deviation: float) -> Floats:
 
 
 _PRIOR = np.outer(
-    _density(np.log(_A), *FIXED), np.append(NO_GROWTH, (1 - NO_GROWTH) * _density(np.log(_G), *GROWTH))
+    _density(np.log(_A), *FIXED), np.append(_NO_GROWTH, (1 - _NO_GROWTH) * _density(np.log(_G), *GROWTH))
 ).ravel()
 
 
@@ -69,7 +69,7 @@ class StepModel:
         """Log of the step in seconds with `batch` samples on each of `workers`, and its standard deviation."""
         n, b, log_step = self.last
         mean, variance = self._moments(self._log_step(workers, batch) - self._log_step(n, b))
-        variance += 2 * POINT**2 + PER_DOUBLING**2 * abs(np.log2(workers / n)) + self._beyond(batch)
+        variance += 2 * _POINT**2 + _PER_DOUBLING**2 * abs(np.log2(workers / n)) + self._beyond(batch)
         return log_step + mean, float(np.sqrt(variance))
 
     def change(self, workers: float, before: float, after: float) -> tuple[float, float]:
@@ -81,7 +81,7 @@ class StepModel:
         """Variance of a batch outside the known ones, and of one sample shared by several workers."""
         low, high = self.batches
         away = max(0.0, float(np.log2(low / batch)), float(np.log2(batch / high)))
-        return PER_HALVING**2 * away + (SHARING_ERROR * max(0.0, -float(np.log(batch)))) ** 2
+        return _PER_HALVING**2 * away + (_SHARING_ERROR * max(0.0, -float(np.log(batch)))) ** 2
 
 
 def step_model(workers: Floats, batch: Floats, step_s: Floats) -> StepModel:
@@ -94,10 +94,10 @@ def step_model(workers: Floats, batch: Floats, step_s: Floats) -> StepModel:
     score = np.log(_PRIOR)
     for i in range(1, len(n)):
         one, other = (_log_step(n[j] / n[0], b[j] / b.max(), 1 / b.max()) for j in (i, i - 1))
-        variance = 2 * POINT**2 + PER_DOUBLING**2 * np.log2(n[i] / n[i - 1])
-        variance += PER_HALVING**2 * abs(np.log2(b[i] / b[i - 1]))
+        variance = 2 * _POINT**2 + _PER_DOUBLING**2 * np.log2(n[i] / n[i - 1])
+        variance += _PER_HALVING**2 * abs(np.log2(b[i] / b[i - 1]))
         squares = (log_step[i] - log_step[i - 1] - (one - other)) ** 2 / variance
-        score -= (FREEDOM + 1) / 2 * np.log1p(squares / FREEDOM)
+        score -= (_FREEDOM + 1) / 2 * np.log1p(squares / _FREEDOM)
     weight = np.exp(score - score.max())
     return StepModel(
         weight=weight / weight.sum(),
@@ -109,5 +109,5 @@ def step_model(workers: Floats, batch: Floats, step_s: Floats) -> StepModel:
 
 def _log_step(workers: float, batch: float, sample: float) -> Floats:
     """(G,) log step in units of c; workers relative to the fewest known, batch and one sample to the largest batch."""
-    shared = SHARING * max(0.0, float(np.log(sample / batch)))
+    shared = _SHARING * max(0.0, float(np.log(sample / batch)))
     return np.asarray(np.log(max(batch, sample) + _FIXED + _GROWN * np.log2(workers)) + shared, dtype=np.float64)

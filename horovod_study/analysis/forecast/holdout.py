@@ -41,7 +41,7 @@ from horovod_study.text.tables import table_of, to_lines
 COMBINED = "combined"
 """The name of `prediction.predict` among the laws."""
 
-MIN_KNOWN = 2
+_MIN_KNOWN = 2
 """Fewer worker counts say nothing about a trend; the default hides no more than leaves three, where there are four."""
 
 _ROUNDING = 1e-9  # an interval of exact points has no width, and its forecast is right to rounding
@@ -158,7 +158,7 @@ def hidden_counts(counts: Sequence[int], hide: int | None) -> int:
     distinct = len(set(counts))
     if hide is None:
         hide = distinct - max(math.ceil(distinct / 2), min(3, distinct - 1))
-    return hide if distinct - hide >= MIN_KNOWN else 0
+    return hide if distinct - hide >= _MIN_KNOWN else 0
 
 
 def _score_series(
@@ -203,10 +203,10 @@ def _score_series(
 
 def _too_short(counts: Sequence[int], hide: int | None) -> str:
     worker_counts = f"{len(counts)} distinct worker count{'s' * (len(counts) > 1)}"
-    if hide is None or len(counts) <= MIN_KNOWN:
-        return f"{worker_counts}: one is hidden and {MIN_KNOWN} stay known, so at least {MIN_KNOWN + 1} are needed"
-    most = len(counts) - MIN_KNOWN
-    return f"{worker_counts}: hiding {hide} leaves fewer than {MIN_KNOWN}; hide at most {most}"
+    if hide is None or len(counts) <= _MIN_KNOWN:
+        return f"{worker_counts}: one is hidden and {_MIN_KNOWN} stay known, so at least {_MIN_KNOWN + 1} are needed"
+    most = len(counts) - _MIN_KNOWN
+    return f"{worker_counts}: hiding {hide} leaves fewer than {_MIN_KNOWN}; hide at most {most}"
 
 
 def planned_per_node(rows: pd.DataFrame) -> int | None:
@@ -219,7 +219,7 @@ def planned_per_node(rows: pd.DataFrame) -> int | None:
     return int(np.ceil(rows["workers"] / rows["nodes"]).max()) if several else None
 
 
-def planned_batches(known: pd.DataFrame, asked: pd.DataFrame) -> list[float] | None:
+def _planned_batches(known: pd.DataFrame, asked: pd.DataFrame) -> list[float] | None:
     """Samples per worker and step at each count of `asked`: whoever plans a run chooses it. None where not known."""
     if "batch_size" not in known or known["batch_size"].isna().any() or asked["batch_size"].isna().any():
         return None
@@ -233,7 +233,7 @@ def _targets(
     measured = asked.groupby("workers")["samples_per_s"].median()
     counts = [int(count) for count in measured.index]
     if law is None:
-        points, batch = known.drop(columns="series", errors="ignore"), planned_batches(known, asked)
+        points, batch = known.drop(columns="series", errors="ignore"), _planned_batches(known, asked)
         made = predict(points, workers=counts, workers_per_node=per_node, bench=bench, batch=batch)[""]
         found = [(one.nodes, one.samples_per_s, one.low, one.high) for one in made]
     else:

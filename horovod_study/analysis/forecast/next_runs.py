@@ -30,7 +30,7 @@ _NODES = ((0.0, 2 / 3), (math.sqrt(3), 1 / 6), (-math.sqrt(3), 1 / 6))  # of a n
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NextStep:
+class _NextStep:
     """The forecast of one series at the target as it is, and further runs, the best per GPU hour first."""
 
     series: str
@@ -52,7 +52,7 @@ def next_runs(
     *,
     candidates: Iterable[int],
     seconds: float,
-) -> dict[str, NextStep]:
+) -> dict[str, _NextStep]:
     """Return for each series of `points` what further runs are expected to narrow its forecast at `target` workers.
 
     Columns as for `prediction.predict`, one row a run. `candidates` are the worker counts that can be run, `seconds`
@@ -79,7 +79,7 @@ def _next_step(
     target: int,
     candidates: Sequence[int],
     seconds: float,
-) -> NextStep:
+) -> _NextStep:
     rows = rows.assign(series=name)
     per_node = planned_per_node(rows)
     now, *at = predict(rows, workers=[target, *candidates], workers_per_node=per_node)[name]
@@ -109,7 +109,7 @@ def _next_step(
                     }
                 )
     ordered = sorted(choices, key=lambda each: (-each["per_gpu_hour"], each["workers"], each["runs"]))
-    return NextStep(series=name, target=target, now=now, choices=tuple(ordered))
+    return _NextStep(series=name, target=target, now=now, choices=tuple(ordered))
 
 
 def _expected(
@@ -137,7 +137,7 @@ def _expected(
     return down, up
 
 
-def lines(step: NextStep, *, most: int = 6) -> list[str]:
+def lines(step: _NextStep, *, most: int = 6) -> list[str]:
     """Return what to measure next as a person reads it."""
     now = step.now
     head = (

@@ -42,15 +42,15 @@ from horovod_study.analysis.stats import Floats, normal_deviation
 from horovod_study.errors import AnalysisError
 from horovod_study.records import facts
 
-MIN_NOISE = 0.03  # relative spread of single runs, where repeats do not say better
+_MIN_NOISE = 0.03  # relative spread of single runs, where repeats do not say better
 DRIFT = 0.06  # log error of a good forecast one doubling beyond the data, before the data has its say
-BOUNDARY_DRIFT = 0.2  # the same, where only points beyond a node boundary are used
+_BOUNDARY_DRIFT = 0.2  # the same, where only points beyond a node boundary are used
 WIDTH = 2.0  # half width of the 95 % interval in standard deviations
-BOUNDARY = math.log(1.35)  # a fall of the per-worker throughput that only a node boundary explains
+_BOUNDARY = math.log(1.35)  # a fall of the per-worker throughput that only a node boundary explains
 OFF = 30.0  # a run this many times off the median of its worker count is in another unit
 NETWORK = 0.06  # of the step: what the network between two nodes adds to computing; to communication, twice that
-UNKNOWN_NETWORK = 1.6  # log error of NETWORK
-MEASURED_NETWORK = 0.5  # log error of the all-reduce of a micro-benchmark as a part of the step: overlap, contention
+_UNKNOWN_NETWORK = 1.6  # log error of NETWORK
+_MEASURED_NETWORK = 0.5  # log error of the all-reduce of a micro-benchmark as a part of the step: overlap, contention
 LEVEL = 0.1  # exponent of the throughput between the last two counts up to which it is level: 7 % more by a doubling
 WIDER = math.log(4 / 3)  # ratio of the last two counts from which on they say so
 _CERTAIN = 0.9  # weight from which on a law is named alone
@@ -241,9 +241,9 @@ def _known(rows: pd.DataFrame, workers_per_node: int | None) -> _Known:
 def _noise(errors: Floats, counts: int) -> float:
     """Relative spread of single runs, from their log distances to their medians; one wild run counts as three sigma."""
     away = np.abs(errors[errors != 0])
-    limit = 3 * max(normal_deviation(away), MIN_NOISE) if len(away) else math.inf
+    limit = 3 * max(normal_deviation(away), _MIN_NOISE) if len(away) else math.inf
     freedom = len(errors) - counts
-    total = 2 * MIN_NOISE**2 + float(np.sum(np.minimum(np.abs(errors), limit) ** 2))
+    total = 2 * _MIN_NOISE**2 + float(np.sum(np.minimum(np.abs(errors), limit) ** 2))
     return math.sqrt(total / (2 + freedom))
 
 
@@ -261,7 +261,7 @@ def _falls_at_boundary(known: _Known) -> bool:
         return False
     n, log_rate = known.part(inside)
     trend = fit_trend(POWER, n, np.exp(log_rate))
-    return bool(np.median(trend(known.workers[known.beyond]) - known.log_rate[known.beyond]) > BOUNDARY)
+    return bool(np.median(trend(known.workers[known.beyond]) - known.log_rate[known.beyond]) > _BOUNDARY)
 
 
 # --- one series -------------------------------------------------------------------------------------------------------
@@ -490,7 +490,7 @@ def _outlook(
         n,
         log_rate,
         inside,
-        drift=BOUNDARY_DRIFT if falls else DRIFT,
+        drift=_BOUNDARY_DRIFT if falls else DRIFT,
         # Without batch sizes the work may be fixed, and that shows late.
         possible=("amdahl",) if known.strong or not math.isfinite(known.batch) else (),
     )
@@ -542,12 +542,12 @@ def _candidates(known: _Known, network: _Network | None) -> list[Trend]:
 def _network_cost(known: _Known, count: int, log_rate: float, network: _Network | None) -> tuple[float, float, float]:
     """What the network between nodes takes from a full node's log rate: as expected, at least and at most (95 %)."""
     if network is not None and network.hosts > 1 and math.isfinite(known.batch):
-        cost, error = network.seconds(count) * math.exp(log_rate) / known.batch, MEASURED_NETWORK
+        cost, error = network.seconds(count) * math.exp(log_rate) / known.batch, _MEASURED_NETWORK
     else:
         share = 1 - math.exp(log_rate - float(known.log_rate.max()))
         share = min(max(share, 0.0 if known.share is None else float(known.share[-1])), 0.99)
         # Between M nodes each sends 2 (M - 1)/M times its gradients.
-        cost, error = NETWORK * moved_share(math.ceil(count / (known.per_node or 1))) * (1 + share), UNKNOWN_NETWORK
+        cost, error = NETWORK * moved_share(math.ceil(count / (known.per_node or 1))) * (1 + share), _UNKNOWN_NETWORK
     least, most = cost * math.exp(-1.96 * error), cost * math.exp(1.96 * error)
     return math.log1p(cost), math.log1p(least), math.log1p(most)
 

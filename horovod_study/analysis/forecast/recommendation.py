@@ -58,7 +58,7 @@ MOST = 1e24
 """Samples, seconds, GPU hours, prices: beyond it, or below its inverse, a number is a mistake."""
 
 DRAWS = 1000
-MAX_CANDIDATES = 1024
+_MAX_CANDIDATES = 1024
 _ROUNDING = 1e-9
 
 
@@ -95,7 +95,7 @@ class Questions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecommendedCount:
+class _RecommendedCount:
     """One recommended worker count with its 95 % interval; None where there is none, or no end was seen."""
 
     question: str  # in words
@@ -122,12 +122,12 @@ class RecommendedCount:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recommendation:
+class _Recommendation:
     """The answers for one series, in the order of the module's table."""
 
     series: str
     measured: tuple[int, int]  # smallest and largest worker count
-    answers: Mapping[str, RecommendedCount]
+    answers: Mapping[str, _RecommendedCount]
     why_not: str = ""  # why there are no answers
 
     def to_dict(self) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def recommend(
     fits: Mapping[str, SeriesFit] | None = None,
     draws: int = DRAWS,
     seed: int = 0,
-) -> dict[str, Recommendation]:
+) -> dict[str, _Recommendation]:
     """Answer `questions` (default: the knee, the peak and the cheapest count) for every series of `points`.
 
     Columns as for `prediction.predict`, to which `workers_per_node`, `bench` and the batch at the recommended
@@ -239,20 +239,20 @@ def _series(
     fits: SeriesFit | None,
     draws: int,
     seed: int,
-) -> Recommendation:
+) -> _Recommendation:
     rows = rows.sort_values(["workers", "samples_per_s"], kind="stable")
     measured = [int(count) for count in np.unique(rows["workers"])]
     smallest, largest = measured[0], measured[-1]
     if smallest == largest:
         why_not = f"all points have {smallest} workers; a forecast needs at least 2 distinct worker counts, better 4"
-        return Recommendation(series=name, measured=(smallest, largest), answers={}, why_not=why_not)
+        return _Recommendation(series=name, measured=(smallest, largest), answers={}, why_not=why_not)
     top = min(REACH * largest, MAX_WORKERS)
     asked = knots(smallest, top, measured, workers_per_node)
     forecasts = forecast(rows.assign(series=name), workers=asked)[name]
     curves = _draw(forecasts, draws, seed)
     counts = np.arange(smallest, top + 1, dtype=np.float64)
-    if len(counts) > MAX_CANDIDATES:
-        counts = np.unique(np.geomspace(smallest, top, MAX_CANDIDATES).round())
+    if len(counts) > _MAX_CANDIDATES:
+        counts = np.unique(np.geomspace(smallest, top, _MAX_CANDIDATES).round())
     case = _Case(
         measured=(smallest, largest),
         curves=curves,
@@ -273,10 +273,10 @@ def _series(
         answers["budget"] = _budget(case)
     if questions.samples_to_target:
         answers |= _to_target(case, seed)
-    return Recommendation(series=name, measured=case.measured, answers=answers)
+    return _Recommendation(series=name, measured=case.measured, answers=answers)
 
 
-def _peak(case: _Case, rows: pd.DataFrame, fits: SeriesFit | None) -> RecommendedCount:
+def _peak(case: _Case, rows: pd.DataFrame, fits: SeriesFit | None) -> _RecommendedCount:
     """Where USL has its highest throughput; its interval from those of alpha and beta, the outer corners of both."""
     question = "where Gunther's law (USL) has its highest throughput"
     top = int(case.counts[-1])
@@ -285,15 +285,15 @@ def _peak(case: _Case, rows: pd.DataFrame, fits: SeriesFit | None) -> Recommende
         known = {} if fits is None else fits.fits
         usl = known.get("usl") or fit(LAWS["usl"], rows["workers"], rows["samples_per_s"] / base, scaled_by=smallest)
     except AnalysisError as error:
-        return RecommendedCount(question=question, searched_to=top, why_not=f"{error}")
+        return _RecommendedCount(question=question, searched_to=top, why_not=f"{error}")
     (alpha_low, alpha_high), (beta_low, beta_high) = usl.ci95["alpha"], usl.ci95["beta"]
     if not (usl.identifiable and math.isfinite(usl.peak) and math.isfinite(beta_high) and beta_low > 0):
         why_not = "the points do not tell beta from 0, so a peak is not identified"
-        return RecommendedCount(question=question, searched_to=top, why_not=why_not)
+        return _RecommendedCount(question=question, searched_to=top, why_not=why_not)
     low, high = (float(usl.law.peak(alpha=a, beta=b)) for a, b in ((alpha_high, beta_high), (alpha_low, beta_low)))
     peak = round(usl.peak)
     inside = case.counts[0] <= peak <= top
-    return RecommendedCount(
+    return _RecommendedCount(
         question=question,
         workers=peak,
         low=max(1, math.floor(low)),
@@ -304,7 +304,7 @@ def _peak(case: _Case, rows: pd.DataFrame, fits: SeriesFit | None) -> Recommende
     )
 
 
-def _deadline(case: _Case) -> RecommendedCount:
+def _deadline(case: _Case) -> _RecommendedCount:
     samples, deadline_s = case.questions.samples, case.questions.deadline_s
     assert samples is not None and deadline_s is not None
     found = _first(case.speed >= math.log(samples / deadline_s) - _ROUNDING, case.counts)
@@ -319,7 +319,7 @@ def _deadline(case: _Case) -> RecommendedCount:
     return _answer(case, question, found, samples=samples, why_not=why_not)
 
 
-def _budget(case: _Case) -> RecommendedCount:
+def _budget(case: _Case) -> _RecommendedCount:
     samples, hours = case.questions.samples, case.questions.gpu_hours
     assert samples is not None and hours is not None
     within = np.asarray(case.rate >= math.log(samples / (3600 * hours)) - _ROUNDING)
@@ -338,7 +338,7 @@ def _budget(case: _Case) -> RecommendedCount:
     return _answer(case, question, found, samples=samples, why_not=why_not)
 
 
-def _to_target(case: _Case, seed: int) -> dict[str, RecommendedCount]:
+def _to_target(case: _Case, seed: int) -> dict[str, _RecommendedCount]:
     given = case.questions.samples_to_target
     assert given is not None
     needed, doubts = _samples_needed(given, case.counts, len(case.rate) - 1, seed)  # (1 + B, C)
@@ -410,7 +410,7 @@ def _answer(
     samples: float | None = None,
     doubts: Sequence[str] = (),
     why_not: str = "",
-) -> RecommendedCount:
+) -> _RecommendedCount:
     """Make an answer of the counts that the forecast (first) and the drawn curves give, (1 + B,)."""
     top = int(case.counts[-1])
     low, high = (float(each) for each in np.quantile(found[1:], [0.025, 0.975], method="inverted_cdf"))
@@ -422,7 +422,7 @@ def _answer(
         told += _beyond(case, workers)
     if not math.isfinite(high) and not why_not:
         told.append(f"no upper bound found: counts up to {top:,} workers were searched")
-    return RecommendedCount(
+    return _RecommendedCount(
         question=question,
         workers=workers,
         low=int(low) if math.isfinite(low) else (None if why_not else top),
@@ -473,7 +473,7 @@ _NAMES = {
 }
 
 
-def in_words(one: RecommendedCount) -> str:
+def in_words(one: _RecommendedCount) -> str:
     """The recommended count with its interval: `8 [6, 11]`, `8 [6, ...]`, `above 64 [9, ...]`, `at least 64`."""
     if one.why_not:
         return "none"
@@ -483,7 +483,7 @@ def in_words(one: RecommendedCount) -> str:
     return f"{one.workers:,} [{one.low:,}, {'...' if one.high is None else f'{one.high:,}'}]"
 
 
-def lines(found: Recommendation, *, only: Sequence[str] | None = None, unit: str = "samples/s") -> list[str]:
+def lines(found: _Recommendation, *, only: Sequence[str] | None = None, unit: str = "samples/s") -> list[str]:
     """The answers of one series for a terminal of 100 columns, with doubts; `only` some; `unit` is of throughputs."""
     series = found.series or "all points"
     if found.why_not:
@@ -506,7 +506,7 @@ def _plain(value: float) -> str:
     return f"{value:,.0f}" if 1000 <= value < 1e12 else f"{value:.4g}"
 
 
-def _told(one: RecommendedCount, unit: str) -> Iterator[str]:
+def _told(one: _RecommendedCount, unit: str) -> Iterator[str]:
     for name, form, words in (
         ("samples_per_s", _plain, f" {unit}"),
         ("duration_s", duration, ""),

@@ -21,7 +21,7 @@ from horovod_study.analysis.forecast.prediction import predict
 from horovod_study.analysis.forecast.recommendation import knots, recommend
 from horovod_study.analysis.laws import LAWS
 
-MULTIPLES = (2, 4, 8)
+_MULTIPLES = (2, 4, 8)
 """Times the largest measured worker count."""
 
 MEASURED, FORECAST, CURVE = "measured", "forecast", "curve"
@@ -85,7 +85,7 @@ def outlook(
             document["no_forecast"] = f"{counts} worker count{'s' * (counts > 1)}, and a law is tested by three or more"
         else:
             per_node = holdout.planned_per_node(own)
-            if most is not None and most < MULTIPLES[0] * own["workers"].max():
+            if most is not None and most < _MULTIPLES[0] * own["workers"].max():
                 document["no_forecast"] = (
                     f"its machine has {most} cores, which further workers would share: a forecast takes more nodes"
                 )
@@ -111,9 +111,9 @@ def _lines(
 ) -> list[dict[str, Any]]:
     largest = int(own["workers"].max())
     base = base_of(own)[1] if base is None else base
-    told = {largest * multiple for multiple in MULTIPLES}
+    told = {largest * multiple for multiple in _MULTIPLES}
     if per_node is not None:
-        told |= {per_node * 2**i for i in range(40) if largest < per_node * 2**i < largest * MULTIPLES[-1]}
+        told |= {per_node * 2**i for i in range(40) if largest < per_node * 2**i < largest * _MULTIPLES[-1]}
     told = {count for count in told if most is None or count <= most}
     between = set(knots(largest, max(told), (), per_node)) - told
     forecasts = predict(own, workers=sorted(told | between), workers_per_node=per_node)[name]

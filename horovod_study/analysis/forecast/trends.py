@@ -24,18 +24,18 @@ from horovod_study.analysis.stats import Floats
 LAW_ERROR = 0.08  # log error of a usable law one doubling ahead, where three counts are all that is known
 SHORT = 0.3  # doublings: a step from 15 to 16 workers tells no less than this
 AGE = 0.25  # weight of an error whose origin is one doubling further back
-ORIGINS = 8  # hold-outs at most, the latest; more cost time and say nothing new
+_ORIGINS = 8  # hold-outs at most, the latest; more cost time and say nothing new
 ANCHORED = 0.5  # share of the forecast that starts from the last measured point
-DRIFT_WEIGHT = 2.0  # how many observed errors the prior of the drift counts for
+_DRIFT_WEIGHT = 2.0  # how many observed errors the prior of the drift counts for
 OPEN = 0.9  # over K: weight of the priors in the spread; with few counts the law that did best may be luck
-MIN_COMPUTING = 0.1  # share of the quickest step; an all-reduce that seems to fill it is hidden behind computing
-SLACK = 0.02  # log, how much further than the worst USL a law may be off its last point
+_MIN_COMPUTING = 0.1  # share of the quickest step; an all-reduce that seems to fill it is hidden behind computing
+_SLACK = 0.02  # log, how much further than the worst USL a law may be off its last point
 
 Curve = Callable[[Floats], Floats]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mixture:
+class _Mixture:
     """Forecast at M counts, in logarithms of samples/s per worker."""
 
     centre: Floats  # (M,)
@@ -82,7 +82,7 @@ def fit_trend(trend: Trend, n: Floats, rate: Floats) -> Curve:
         return lambda m: np.asarray(scale + slope * (np.log(m) - centre), dtype=np.float64)
     if trend.of == "bench":
         left = float(np.median(trend.batch / rate - trend.costs[0](n)))
-        computing = max(left, MIN_COMPUTING * trend.batch / float(rate.max()))
+        computing = max(left, _MIN_COMPUTING * trend.batch / float(rate.max()))
         return lambda m: np.asarray(math.log(trend.batch) - np.log(computing + trend.costs[0](m)), dtype=np.float64)
     if trend.of == "sync" and trend.share is not None:
         share = np.array([trend.share[count] for count in n])
@@ -107,7 +107,7 @@ def forecast(trend: Trend, n: Floats, rate: Floats, asked: Floats) -> Floats:
     found = law(asked) + ANCHORED * (last - law(n)[end])
     # Per worker, throughput changes at most with the square of the worker count: USL at its worst.
     bound = 2 * np.abs(np.log(asked / n[end]))
-    return np.asarray(np.clip(found, last - bound - SLACK, last + bound + SLACK), dtype=np.float64)
+    return np.asarray(np.clip(found, last - bound - _SLACK, last + bound + _SLACK), dtype=np.float64)
 
 
 def _mean(weights: Floats, values: Floats) -> Floats:
@@ -126,14 +126,14 @@ def mix(
     *,
     drift: float,
     possible: Sequence[str] = (),
-) -> Mixture:
+) -> _Mixture:
     """Weigh the trends by what they say about the largest counts from the smaller ones, and let them forecast.
 
     `n`, `log_rate` (K,) ascending in workers; `drift` is the log error one doubling ahead before the data have a say.
     The trends named in `possible` stay possible, however badly they predicted the known counts.
     """
     rate = np.exp(log_rate)
-    origins = range(max(2, len(n) - ORIGINS), len(n))
+    origins = range(max(2, len(n) - _ORIGINS), len(n))
     ahead = np.array([max(math.log2(n[j] / n[h - 1]), SHORT) for h in origins for j in range(h, len(n))])
     age = np.array([AGE ** math.log2(n[-2] / n[h - 1]) for h in origins for _ in range(h, len(n))])
     errors = np.zeros((len(candidates), len(ahead)))
@@ -155,11 +155,11 @@ def mix(
     broad = (1 - openness) * weights + openness * prior / prior.sum()
     squares = float(weights @ (age * errors**2 / ahead).sum(axis=1)) if len(ahead) else 0.0
     closest = float((age * (errors / ahead) ** 2).sum(axis=1).min() / age.sum()) if len(ahead) else math.inf
-    return Mixture(
+    return _Mixture(
         centre=centre,
         spread=np.sqrt(_mean(broad, (forecasts - centre) ** 2)),
         lowest=np.min(np.vstack([open_ended, centre]), axis=0),
-        drift=math.sqrt((DRIFT_WEIGHT * drift**2 + squares) / (DRIFT_WEIGHT + age.sum())),
+        drift=math.sqrt((_DRIFT_WEIGHT * drift**2 + squares) / (_DRIFT_WEIGHT + age.sum())),
         regular=bool(closest <= (2 * LAW_ERROR) ** 2),
         weights={trend.name: float(weight) for trend, weight in zip(candidates, weights, strict=True)},
     )

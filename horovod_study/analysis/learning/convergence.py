@@ -18,7 +18,7 @@ from horovod_study.analysis.series import points
 from horovod_study.analysis.stats import Floats
 from horovod_study.errors import AnalysisError
 
-BELOW_FLOOR = 0.9
+_BELOW_FLOOR = 0.9
 """A test MSE below this share of the statistical floor is a bug, not a success."""
 
 _IDENTITY = ("series", "setting", "partition", "backend", "transport", "workers", "nodes", "batch", "global_batch")
@@ -128,7 +128,7 @@ def convergence(
         if not (math.isfinite(target) and target > 0):
             raise AnalysisError(f"target {target}: must be a test MSE greater than 0, for instance 1e-4")
     cells = [] if evaluations is None else _cells(runs, evaluations, finished=finished)
-    levels = tuple(sorted({float(target) for target in targets}, reverse=True)) or default_targets(cells)
+    levels = tuple(sorted({float(target) for target in targets}, reverse=True)) or _default_targets(cells)
     places = [points.baseline_place([each.facts for each in cells], cell.facts, baseline) for cell in cells]
     bases = [None if place is None else cells[place] for place in places]
     rows = [
@@ -320,7 +320,7 @@ def crossing(samples: Floats, train_s: Floats, wall_s: Floats, test_mse: Floats,
     return Crossing(reached=True, samples=at(samples), train_s=at(train_s), wall_s=at(wall_s), at_first=place == 0)
 
 
-def default_targets(cells: Sequence[_CellRuns]) -> tuple[float, ...]:
+def _default_targets(cells: Sequence[_CellRuns]) -> tuple[float, ...]:
     """Return three test MSEs, equally far apart in logarithm, from below the first of every cell to the best common.
 
     Where that range is narrow or empty, as with a learning rate at which hardly anything is learned, the best of the
@@ -457,11 +457,11 @@ def _places(cells: Sequence[_CellRuns]) -> str:
 
 def _doubt_floor(cell: _CellRuns) -> Iterator[str]:
     lowest = min(float(run.test_mse[run.best]) for run in cell.runs)
-    if lowest < BELOW_FLOOR * cell.floor_mse:
+    if lowest < _BELOW_FLOOR * cell.floor_mse:
         yield (
-            f"{_place(cell)}: a test MSE of {lowest:.3g} is below {BELOW_FLOOR:g} of the statistical floor of the test "
-            f"set, {cell.floor_mse:.3g}. No estimator gets there by learning: test curves have been trained on, or the "
-            "error or the floor is computed wrongly. This is a bug; do not use these runs."
+            f"{_place(cell)}: a test MSE of {lowest:.3g} is below {_BELOW_FLOOR:g} of the statistical floor of the "
+            f"test set, {cell.floor_mse:.3g}. No estimator gets there by learning: test curves have been trained on, "
+            "or the error or the floor is computed wrongly. This is a bug; do not use these runs."
         )
 
 

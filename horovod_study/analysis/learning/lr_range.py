@@ -17,7 +17,7 @@ from horovod_study.records import facts
 MIN_STEPS = 50
 UNSTEADY = 2.0
 """Unsteady: more than this many times; and a loss that comes back below that has not diverged yet."""
-DESCENDED = 0.9
+_DESCENDED = 0.9
 """Descended: the smoothed loss has come below this part of the first."""
 MARGIN = 10.0
 
@@ -126,7 +126,7 @@ def find_rate(rates: Floats, losses: Floats) -> RangeTest:
     if smooth[lowest:].max() > 4.0 * smooth[lowest]:  # the limit of fastai's range test
         after = int(np.flatnonzero(smooth <= UNSTEADY * smooth[lowest])[-1]) + 1
         diverged = after if after < len(smooth) else None
-    descended = bool(smooth[lowest] < DESCENDED * smooth[window // 2])
+    descended = bool(smooth[lowest] < _DESCENDED * smooth[window // 2])
     steepest, slope = _steepest(rates[: lowest + 1], smooth[: lowest + 1]) if descended else (None, None)
     diverged_rate = None if diverged is None else float(rates[diverged])
     suggested, reason = _suggestion(steepest, diverged_rate, float(rates[lowest]), descended)
@@ -193,7 +193,7 @@ def _doubts(
         )
     if not descended:
         doubts.append(
-            f"the loss never fell below {100 * DESCENDED:.0f} % of its start: "
+            f"the loss never fell below {100 * _DESCENDED:.0f} % of its start: "
             + (
                 "the first rate is too large already; lower --low"
                 if diverged is not None and diverged < len(rates) / 4

@@ -34,13 +34,13 @@ from horovod_study.workloads import packaged
 
 OPTIONS = packaged().options
 
-WEIGHT_BYTES = 4
-INDEX_BYTES = 8  # of the places of the maxima that pooling keeps
-STATE_BYTES = {"adam": 8, "adamw": 8, "sgd": 4}
+_WEIGHT_BYTES = 4
+_INDEX_BYTES = 8  # of the places of the maxima that pooling keeps
+_STATE_BYTES = {"adam": 8, "adamw": 8, "sgd": 4}
 """Optimiser state per parameter in float32: two moments of Adam, one momentum."""
-ACTIVATION_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
+_ACTIVATION_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
 """Under autocast the activations are halved; weights, gradients and optimiser state stay in float32."""
-LARGE = 0.1
+_LARGE = 0.1
 """A layer with at least this share of the largest layer's parameters is split in tensor parallel."""
 CLOSE = 0.02
 """Efficiencies nearer than this are a tie, and the simpler way is advised."""
@@ -87,7 +87,7 @@ class LayeredModel:
     def activation_bytes(self, precision: str) -> int:
         """A: bytes per sample that wait for the backward pass, the input among them."""
         numbers = sum(layer.activations for layer in self.layers)
-        return numbers * ACTIVATION_BYTES[precision] + sum(layer.indices for layer in self.layers) * INDEX_BYTES
+        return numbers * _ACTIVATION_BYTES[precision] + sum(layer.indices for layer in self.layers) * _INDEX_BYTES
 
     def entering(self, place: int) -> int:
         """Return the numbers per sample that enter layer `place`."""
@@ -112,8 +112,8 @@ class Case:
     waited_s: float | None = None  # measured wait for gradients per step, data parallel with these workers and batch
 
     def __post_init__(self) -> None:
-        require_known("model-parallel: --optimizer", self.optimizer, STATE_BYTES)
-        require_known("model-parallel: --precision", self.precision, ACTIVATION_BYTES)
+        require_known("model-parallel: --optimizer", self.optimizer, _STATE_BYTES)
+        require_known("model-parallel: --precision", self.precision, _ACTIVATION_BYTES)
 
     @property
     def global_batch(self) -> int:
@@ -127,7 +127,7 @@ class Case:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Scheme:
+class _Scheme:
     """One way to spread the model, with its sums; unknown is None."""
 
     case: Case
@@ -174,11 +174,11 @@ class Scheme:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Advice:
+class _Advice:
     """The answer: the ways, the crossover, the verdict, and what is not known."""
 
     case: Case
-    schemes: tuple[Scheme, ...]
+    schemes: tuple[_Scheme, ...]
     gradient_bytes: int
     crossover_batch: float | None  # b above which data parallel sends less than tensor parallel
     activation_crossover: float  # b at which the activations of a worker weigh as much as the gradients
@@ -219,7 +219,7 @@ class Advice:
         lines = [f"{self.verdict}", *(f"  {reason}" for reason in self.reasons), ""]
         lines += [f"the model: {model.name}", *to_lines(table_of(_LAYER_HEADS, _layer_rows(model)), indent=2), ""]
         lines += [
-            f"  P = {model.parameters:,} parameters; gradients S = {WEIGHT_BYTES} P = {self.gradient_bytes:,} B "
+            f"  P = {model.parameters:,} parameters; gradients S = {_WEIGHT_BYTES} P = {self.gradient_bytes:,} B "
             f"= {_bytes(self.gradient_bytes)}",
             f"  A = {a:,} B of activations per sample kept for backward; {_bytes(a * case.batch)} at b = {case.batch}, "
             f"{_bytes(a * case.global_batch)} for G = {case.global_batch}",
@@ -404,7 +404,7 @@ def case_of(
         )
     network, per_node, memory = None, given.get("workers_per_node"), None
     if bench is not None:
-        network = network_of(bench[0], source=bench[1], way=given.get("way"), size=WEIGHT_BYTES * model.parameters)
+        network = network_of(bench[0], source=bench[1], way=given.get("way"), size=_WEIGHT_BYTES * model.parameters)
     elif "alpha_us" in given:
         network = Link(alpha_s=given["alpha_us"] / 1e6, bytes_per_s=given["gb_per_s"] * 1e9)
     if "memory_gb" in given:
@@ -480,19 +480,19 @@ def _measured_run(content: Mapping[str, Any], source: str) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------------- the ways
 
 
-def advise(case: Case) -> Advice:
+def advise(case: Case) -> _Advice:
     """Return which way of spreading `case.model` fits, and why."""
     model, n = case.model, case.workers
-    size = WEIGHT_BYTES * model.parameters
+    size = _WEIGHT_BYTES * model.parameters
     schemes = _of_split_data(case)
     if n > 1:
         schemes.append(_tensor(case))
     share = moved_share(n)
-    per_sample = sum(_tensor_messages(model)) * ACTIVATION_BYTES[case.precision]
+    per_sample = sum(_tensor_messages(model)) * _ACTIVATION_BYTES[case.precision]
     # Data parallel sends share S, tensor parallel share G per_sample = share n b per_sample.
     crossover = size / (n * per_sample) if per_sample and n > 1 else None
     best, verdict, reasons = _verdict(case, schemes, size, per_sample, share, crossover)
-    return Advice(
+    return _Advice(
         case=case,
         schemes=tuple(schemes),
         gradient_bytes=size,
@@ -511,19 +511,19 @@ def _lasting(seconds: float | None, algorithm: str = "") -> str:
     return "" if seconds is None else f", {_time(seconds)}{algorithm and f' ({algorithm})'}"
 
 
-def _of_split_data(case: Case) -> list[Scheme]:
+def _of_split_data(case: Case) -> list[_Scheme]:
     """Return the ways in which workers share the data: everything everywhere, and with state or weights divided."""
-    model, n, network, state = case.model, case.workers, case.network, STATE_BYTES[case.optimizer]
-    p, size, a = model.parameters, WEIGHT_BYTES * model.parameters, model.activation_bytes(case.precision) * case.batch
+    model, n, network, state = case.model, case.workers, case.network, _STATE_BYTES[case.optimizer]
+    p, size, a = model.parameters, _WEIGHT_BYTES * model.parameters, model.activation_bytes(case.precision) * case.batch
     moved = moved_share(n) * size
     seconds, algorithm = (None, "") if network is None else network.all_reduce_s(size, n)
-    way = partial(Scheme, case=case, flop=model.train_flop * case.batch)
+    way = partial(_Scheme, case=case, flop=model.train_flop * case.batch)
     upper = "the all-reduce of a layer can begin while the layers before it still compute: this is the upper limit"
     told = f"one all-reduce of S = {_bytes(size)}: 2 (n-1)/n S = {_bytes(moved)} sent"
     data = way(
         short="data",
         name="data parallel",
-        memory_bytes=p * (2 * WEIGHT_BYTES + state) + a,
+        memory_bytes=p * (2 * _WEIGHT_BYTES + state) + a,
         memory=f"P (4 + 4 + {state}) + A b = {_bytes(p * (8 + state))} + {_bytes(a)}",
         sent_bytes=moved,
         messages=f"{told}{_lasting(seconds, algorithm)}",
@@ -537,20 +537,20 @@ def _of_split_data(case: Case) -> list[Scheme]:
     zero1 = way(
         short="ZeRO-1",
         name="data parallel, optimiser state sharded (ZeRO-1)",
-        memory_bytes=p * 2 * WEIGHT_BYTES + p * state / n + a,
+        memory_bytes=p * 2 * _WEIGHT_BYTES + p * state / n + a,
         memory=f"P (4 + 4 + {state}/n) + A b = {_bytes(p * (8 + state / n))} + {_bytes(a)}",
         sent_bytes=moved,
         messages=f"{told}{_lasting(seconds)}",
         communication_s=seconds,
     )
-    held = [WEIGHT_BYTES * layer.parameters for layer in model.layers if layer.parameters]
+    held = [_WEIGHT_BYTES * layer.parameters for layer in model.layers if layer.parameters]
     gathered, moved = 2 * max(held), 3 * (n - 1) / n * size
     seconds = None if network is None else sum(3 * network.half_s(size, n) for size in held)
     told = f"per layer ({len(held)}) two all-gathers and a reduce-scatter: 3 (n-1)/n S = {_bytes(moved)} sent"
     zero3 = way(
         short="ZeRO-3",
         name="data parallel, everything sharded (ZeRO-3, FSDP)",
-        memory_bytes=p * (2 * WEIGHT_BYTES + state) / n + gathered + a,
+        memory_bytes=p * (2 * _WEIGHT_BYTES + state) / n + gathered + a,
         memory=f"P (4 + 4 + {state})/n + A b + the largest layer's weights and gradients whole = "
         f"{_bytes(p * (8 + state) / n)} + {_bytes(a)} + {_bytes(gathered)}",
         sent_bytes=moved,
@@ -562,7 +562,7 @@ def _of_split_data(case: Case) -> list[Scheme]:
 
 def _groups(model: LayeredModel) -> list[tuple[int, ...]]:
     """Return the places of the layers to split: the large ones, each with its successor where the two make a pair."""
-    least = LARGE * max(layer.parameters for layer in model.layers)
+    least = _LARGE * max(layer.parameters for layer in model.layers)
     groups: list[tuple[int, ...]] = []
     taken: set[int] = set()
     for place, layer in enumerate(model.layers):
@@ -586,9 +586,9 @@ def _tensor_messages(model: LayeredModel) -> list[int]:
     return [numbers for numbers in messages if numbers]
 
 
-def _tensor(case: Case) -> Scheme:
+def _tensor(case: Case) -> _Scheme:
     model, n, g = case.model, case.workers, case.global_batch
-    each, state = ACTIVATION_BYTES[case.precision], STATE_BYTES[case.optimizer]
+    each, state = _ACTIVATION_BYTES[case.precision], _STATE_BYTES[case.optimizer]
     groups = _groups(model)
     split = {place for group in groups for place in group}
     names = " + ".join("-".join(model.layers[place].name for place in group) for group in groups[:4])
@@ -599,7 +599,7 @@ def _tensor(case: Case) -> Scheme:
     kept = 0.0
     whole = {group[-1] for group in groups}
     for place, layer in enumerate(model.layers):
-        own_bytes = layer.activations * each + layer.indices * INDEX_BYTES
+        own_bytes = layer.activations * each + layer.indices * _INDEX_BYTES
         left = min(own_bytes, layer.output * each) if place in whole else 0
         kept += left + (own_bytes - left) / n if place in split else own_bytes
     flop_split = sum(model.layers[place].flop for place in split)
@@ -608,11 +608,11 @@ def _tensor(case: Case) -> Scheme:
     seconds = None if case.network is None else math.fsum(case.network.all_reduce_s(size, n)[0] for size in sizes)
     sent = moved_share(n) * math.fsum(sizes)
     told = f"{len(sizes)} all-reduces of activations, {_bytes(math.fsum(sizes))} in all: {_bytes(sent)} sent"
-    return Scheme(
+    return _Scheme(
         case=case,
         short="tensor",
         name=f"tensor parallel of {names}",
-        memory_bytes=(own / n + rest) * (2 * WEIGHT_BYTES + state) + kept * g,
+        memory_bytes=(own / n + rest) * (2 * _WEIGHT_BYTES + state) + kept * g,
         memory=f"(P_split/n + P_rest) (4 + 4 + {state}) + activations of all G samples = "
         f"{_bytes((own / n + rest) * (8 + state))} + {_bytes(kept * g)}",
         sent_bytes=sent,
@@ -630,7 +630,7 @@ def _tensor(case: Case) -> Scheme:
 
 
 def _verdict(
-    case: Case, schemes: Sequence[Scheme], size: int, moved: float, share: float, crossover: float | None
+    case: Case, schemes: Sequence[_Scheme], size: int, moved: float, share: float, crossover: float | None
 ) -> tuple[str, str, list[str]]:
     by_name = {scheme.short: scheme for scheme in schemes}
     data = by_name["data"]
@@ -757,7 +757,7 @@ def _layer_rows(model: LayeredModel) -> list[tuple[str, ...]]:
     return rows
 
 
-def _scheme_rows(schemes: Sequence[Scheme]) -> list[tuple[str, ...]]:
+def _scheme_rows(schemes: Sequence[_Scheme]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for scheme in schemes:
         fits = {True: "yes", False: "no", None: "?"}[scheme.fits]

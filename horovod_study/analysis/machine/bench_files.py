@@ -27,7 +27,7 @@ from horovod_study.errors import AnalysisError
 ROUNDED = 0.0051
 """GB/s: both bandwidths are printed with two decimals."""
 BENCH_FILE = "a bench.json, or what nccl-tests, rccl-tests or osu_allreduce printed"
-FITS = 3
+_FITS = 3
 """Sizes that a line needs."""
 
 _LAUNCHER = re.compile(r"^(?:\[[\d,]+\]<std\w+>:|\d+:)\s?")
@@ -265,10 +265,10 @@ def _document(
     for table in tables:
         for size, times in table.seconds.items():
             seconds.setdefault(size, []).extend(times)
-    if len(seconds) < FITS:
+    if len(seconds) < _FITS:
         raise AnalysisError(
             f"{source}: {n} workers were measured with {len(seconds)} size{'s' * (len(seconds) > 1)}; a line needs "
-            f"{FITS}: all_reduce_perf -b 8 -e 256M -f 2"
+            f"{_FITS}: all_reduce_perf -b 8 -e 256M -f 2"
         )
     wrong = sum(table.wrong for table in tables)
     place = {"operation": "allreduce", "place": "in", "iterations": 1, "seconds_median_op": None}

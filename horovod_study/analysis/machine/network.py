@@ -168,7 +168,7 @@ def memory_bytes(*, parameters: int, activations_per_curve: int, batch: int) -> 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NetworkRoof:
+class _NetworkRoof:
     """One runtime as a roof over the model."""
 
     way: str
@@ -193,7 +193,7 @@ class Roofline:
     memory_flop_per_byte: float
     memory_attainable_flop_per_s: float
     network_flop_per_byte: float | None  # None of one worker alone, who puts nothing on a network
-    networks: tuple[NetworkRoof, ...]
+    networks: tuple[_NetworkRoof, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,7 +260,7 @@ def restored(document: Mapping[str, Any], *, source: str) -> BenchedNetwork:
     try:
         known = {each.name: document.get(each.name) for each in fields(BenchedNetwork)}
         if (roofline := document["roofline"]) is not None:
-            roofs = tuple(NetworkRoof(**each) for each in roofline["networks"])
+            roofs = tuple(_NetworkRoof(**each) for each in roofline["networks"])
             known["roofline"] = Roofline(**{**roofline, "networks": roofs})
         known["fits"] = {way: _line(fit) for way, fit in document["fits"].items()}
         known |= {name: _table(name, document[name]) for name in _TABLES}
@@ -348,7 +348,7 @@ def _roofline(
         bandwidth = row["busbw_gb_per_s"] * 1e9
         final = fits[way].beta_bytes_per_s * bus_factor("allreduce", workers) if way in fits else None
         networks.append(
-            NetworkRoof(
+            _NetworkRoof(
                 way=way,
                 final_bytes_per_s=final,
                 bytes_per_s=bandwidth,

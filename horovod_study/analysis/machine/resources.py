@@ -22,7 +22,7 @@ from horovod_study.analysis.sync.boundary import fewest_nodes
 from horovod_study.errors import AnalysisError
 from horovod_study.records import facts
 
-TO_TARGET = ("samples", "train_s", "worker_hours", "energy_j")
+_TO_TARGET = ("samples", "train_s", "worker_hours", "energy_j")
 
 _IDENTITY = ("series", "setting", "partition", "backend", "transport", "workers", "nodes", "batch", "global_batch")
 
@@ -40,11 +40,11 @@ QUANTITY_CURVE_COLUMNS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class FittedQuantity:
+class _FittedQuantity:
     """One quantity of one series against workers: the laws fitted to its runs, and what to doubt."""
 
     series: str
-    quantity: str  # energy_per_sample_j, worker_hours_per_epoch, or one of TO_TARGET
+    quantity: str  # energy_per_sample_j, worker_hours_per_epoch, or one of _TO_TARGET
     target_mse: float  # NaN for quantities without a target
     fit: QuantityFit | None  # None where the runs allow none; the doubts say why
     censored: int  # runs that did not meet the target: lower bounds, which no law is fitted to
@@ -130,7 +130,7 @@ def _against(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[
     return found | {"energy_ratio": ratio, "energy_ratio_low": low, "energy_ratio_high": high}
 
 
-def fit_quantities(runs: pd.DataFrame, crossings: pd.DataFrame, *, seed: int = 0) -> list[FittedQuantity]:
+def fit_quantities(runs: pd.DataFrame, crossings: pd.DataFrame, *, seed: int = 0) -> list[_FittedQuantity]:
     """Return the laws of every quantity that the parallel series of a run table know at two worker counts or more.
 
     `crossings` (`convergence.Convergence.crossings`) has what each run took to each target. Of equal workers on several
@@ -139,7 +139,7 @@ def fit_quantities(runs: pd.DataFrame, crossings: pd.DataFrame, *, seed: int = 0
     lower bounds. A doubt names it and says which way this bends the law.
     """
     table = _completed(runs)
-    found: list[FittedQuantity] = []
+    found: list[_FittedQuantity] = []
     table = table[(table["backend"] != "serial") & (table["mode"] != "mixed")]
     table = table[fewest_nodes(table)]
     met = crossings[crossings["run"].isin(table["run"])]
@@ -151,13 +151,13 @@ def fit_quantities(runs: pd.DataFrame, crossings: pd.DataFrame, *, seed: int = 0
             found += _one(f"{series}", quantity, math.nan, known, seed)
         own = met[met["series"] == series]
         for target, to_target in own.groupby("target_mse", sort=True):
-            for quantity in TO_TARGET:
+            for quantity in _TO_TARGET:
                 known = to_target[to_target[quantity].notna()].assign(value=to_target[quantity])
                 found += _one(f"{series}", quantity, float(f"{target}"), known, seed)
     return found
 
 
-def _one(series: str, quantity: str, target: float, rows: pd.DataFrame, seed: int) -> Iterator[FittedQuantity]:
+def _one(series: str, quantity: str, target: float, rows: pd.DataFrame, seed: int) -> Iterator[_FittedQuantity]:
     """Yield the laws of one quantity; nothing where it is known at fewer than two worker counts."""
     if rows["workers"].nunique() < 2:
         return
@@ -176,7 +176,7 @@ def _one(series: str, quantity: str, target: float, rows: pd.DataFrame, seed: in
             doubts.append(f"not fitted: {error}")
     if len(late):
         doubts.append(_censoring(fit, rows, late))
-    yield FittedQuantity(
+    yield _FittedQuantity(
         series=series,
         quantity=quantity,
         target_mse=target,
@@ -209,7 +209,7 @@ def _censoring(fit: QuantityFit | None, rows: pd.DataFrame, late: pd.DataFrame) 
     )
 
 
-def quantity_curves(found: Sequence[FittedQuantity]) -> pd.DataFrame:
+def quantity_curves(found: Sequence[_FittedQuantity]) -> pd.DataFrame:
     """Return QUANTITY_CURVE_COLUMNS: the selected law of each quantity over worker counts, with its 95 % band."""
     frames = []
     for each in found:

@@ -58,9 +58,9 @@ _RATES = {
 
 BREAK_S = 0.05
 """A shorter pause between two steps is not drawn as a phase."""
-GAP_INTERVALS = 2.0
+_GAP_INTERVALS = 2.0
 OTHERS_PERCENT = 25.0
-GROWTH, GROWTH_MB = 0.05, 20.0
+GROWTH, _GROWTH_MB = 0.05, 20.0
 _ENOUGH = 8  # with fewer samples in the timed steps, means are too uncertain for a doubt
 
 
@@ -178,7 +178,7 @@ def missed(samples: SystemSamples) -> tuple[int, float]:
     """Return how many gaps between samples of the host are longer than two intervals, and their seconds in all."""
     times = samples.rows.loc[samples.rows["part"] == "host", ["at_s", "attempt"]]
     gaps = times["at_s"].diff()[times["attempt"].diff() == 0]
-    wide = gaps[gaps > GAP_INTERVALS * float(samples.meta["interval_s"])]
+    wide = gaps[gaps > _GAP_INTERVALS * float(samples.meta["interval_s"])]
     return len(wide), float(wide.sum())
 
 
@@ -237,7 +237,7 @@ def doubts(samples: Mapping[str, SystemSamples], table: pd.DataFrame, totals: Ma
             before, after = quarters[0], quarters[-1]
             # Growth that goes on, and not one step of it: the first evaluation takes memory and keeps it.
             goes_on = min(np.diff(quarters)) > 0.1 * (after - before)  # in each quarter of the run
-            if goes_on and after - before > max(GROWTH_MB, GROWTH * before):
+            if goes_on and after - before > max(_GROWTH_MB, GROWTH * before):
                 found.append(
                     f"{host}: the own memory of {part} grew from {before:,.0f} to {after:,.0f} MB during the timed "
                     "steps; a longer run may not fit."
@@ -313,7 +313,7 @@ def panels(samples: SystemSamples) -> list[Panel]:
         if over:  # what was counted over a gap is the mean over it; the first one has a beginning, too
             at_s, values = np.append(at_s[0] - interval_s, at_s), np.append(values[0], values)
         else:
-            at_s, values = _broken(at_s, values, GAP_INTERVALS * pitch_s)
+            at_s, values = _broken(at_s, values, _GAP_INTERVALS * pitch_s)
         return Trace(label=label, at_s=at_s, values=values, over_interval=over, quiet=quiet)
 
     def panel(name: str, label: str, traces: Sequence[Trace | None], *, needed: bool = False) -> list[Panel]:

@@ -33,7 +33,7 @@ SECONDS: Mapping[str, float] = MappingProxyType(
     }
 )
 
-SAMPLES, TOKENS = "samples/s", "tokens/s"
+SAMPLES, _TOKENS = "samples/s", "tokens/s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,5 +137,5 @@ def _rate(text: str) -> Meaning | None:
     if re.search(rf"(?:/|per ){_NODE}\b", text):
         return None
     each = re.search(rf"(?:/|per |each ){_WORKER}\b", text)
-    unit = TOKENS if re.search(r"\bk?tok(?:en)?s?\b", text) else SAMPLES
+    unit = _TOKENS if re.search(r"\bk?tok(?:en)?s?\b", text) else SAMPLES
     return Meaning(role="samples_per_s_per_worker" if each else "samples_per_s", factor=thousands, unit=unit)

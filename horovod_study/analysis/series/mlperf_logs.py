@@ -22,7 +22,7 @@ import pandas as pd
 
 from horovod_study.errors import DataError
 
-EPOCHS: Mapping[str, tuple[int, ...]] = {
+_EPOCHS: Mapping[str, tuple[int, ...]] = {
     "resnet": (1_281_167,),  # ImageNet
     "maskrcnn": (117_266, 118_287),  # COCO, with boxes and all
     "ssd": (117_266, 118_287, 1_170_301),  # COCO, or from v2.0 on OpenImages
@@ -31,7 +31,7 @@ EPOCHS: Mapping[str, tuple[int, ...]] = {
 """Samples of an epoch, of benchmarks whose logs were seen to say something else."""
 SHOWN = 5
 """Of the logs that are left out."""
-FRAMEWORKS = ("tensorflow", "pytorch", "mxnet", "jax", "mindspore", "paddle", "hugectr", "popart")
+_FRAMEWORKS = ("tensorflow", "pytorch", "mxnet", "jax", "mindspore", "paddle", "hugectr", "popart")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ _KEPT = (
 )
 
 
-def read_log(lines: Iterable[str], *, source: str) -> Log:
+def _read_log(lines: Iterable[str], *, source: str) -> Log:
     """Return what a log says; `source` is its path, of which the folders .../ORG/results/SYSTEM/BENCHMARK name the run.
 
     Raises DataError where it has no timed block or epoch, or no number of samples.
@@ -95,7 +95,7 @@ def read_logs(
     logs, systems, wrong = [], {}, []
     for source, lines, system in files:
         try:
-            logs.append(read_log(lines, source=source))
+            logs.append(_read_log(lines, source=source))
         except DataError as error:
             wrong.append(str(error))
         systems[source] = system
@@ -119,7 +119,7 @@ def points_of(logs: Sequence[Log], systems: Mapping[str, Mapping[str, Any]], wro
         nodes, per_node = counts
         kind = str(told.get("accelerator_model_name") or "").strip()
         framework = str(told.get("framework") or "").lower()
-        frameworks = [name for name in FRAMEWORKS if name in framework]
+        frameworks = [name for name in _FRAMEWORKS if name in framework]
         names = [log.series, kind, str(told.get("division") or ""), frameworks[0] if len(frameworks) == 1 else ""]
         series = " ".join(name for name in names if name)
         workers = nodes * per_node
@@ -203,7 +203,7 @@ def _epoch_samples(benchmark: str, logged: Any, batch: float | None, source: str
     samples = _number(logged)
     if samples is None:
         raise DataError(f"{source}: has no train_samples; nothing says how much it trained")
-    known = EPOCHS.get(benchmark, ())
+    known = _EPOCHS.get(benchmark, ())
     # epochs padded to whole batches differ by less
     if not known or any(abs(samples / each - 1) < 0.02 for each in known):
         return samples, []

@@ -25,7 +25,7 @@ from horovod_study.runtimes import BACKENDS, LIBRARIES, TRANSPORTS
 from horovod_study.text.words import listed
 from horovod_study.workloads import packaged
 
-DISTINGUISHING, OPTIONS, OWN_MODEL = packaged().distinguishing, packaged().options, packaged().model
+DISTINGUISHING, OPTIONS, _OWN_MODEL = packaged().distinguishing, packaged().options, packaged().model
 
 _NAMED = ("partition", "backend", "transport", "precision", "reduction", "horovod_defaults", "model")
 
@@ -78,7 +78,7 @@ REQUIRED = (
     *("step_s", "test_mse"),
 )
 
-WORK = {
+_WORK = {
     "weak": "fixed local batch and fixed data set: per-step weak, per-epoch strong",
     "strong": "fixed global batch and fixed data set: strong per step and per epoch",
     "weak, unknown data": "fixed local batch, size of the data set not recorded: weak per step",
@@ -108,8 +108,8 @@ FLAGS = {
 OF_RANKS = ("load_balance", "communication_efficiency", "parallel_efficiency", "skew_s")
 """What the step rows say of the ranks of each run (`accounting.Accounting.run_rows`), as medians over repeats here."""
 
-WIDE_SPREAD = 0.10
-UNEQUAL_BASELINES = 0.05
+_WIDE_SPREAD = 0.10
+_UNEQUAL_BASELINES = 0.05
 FEW_STEPS = 100
 
 
@@ -149,7 +149,7 @@ def with_series(runs: pd.DataFrame) -> pd.DataFrame:
         series="",
         setting="",
         mode="single",
-        work=WORK["single"],
+        work=_WORK["single"],
         ref_batch=table["batch"].astype(float),
         ref_train_samples=table["train_samples"].astype(float),
     )
@@ -157,7 +157,7 @@ def with_series(runs: pd.DataFrame) -> pd.DataFrame:
     told = _telling(table)
     for name, family in _names(families, told).items():
         index = list(family.rows)
-        texts = [name, _setting(family, told), family.kind.split(",")[0], WORK[family.kind]]
+        texts = [name, _setting(family, told), family.kind.split(",")[0], _WORK[family.kind]]
         table.loc[index, ["series", "setting", "mode", "work"]] = texts
         if family.kind.startswith("strong"):
             table.loc[index, "ref_batch"] = table.loc[index, "global_batch"]
@@ -173,7 +173,7 @@ class _Family:
     """The runs of one series before it has a name."""
 
     settings: Mapping[str, Any]
-    kind: str  # a key of WORK
+    kind: str  # a key of _WORK
     batch: float  # local, or global where that one is fixed
     train_samples: float  # of one worker where the data set grows with the workers; of the fewest where sizes differ
     rows: tuple[int, ...]  # labels in the run table
@@ -221,7 +221,7 @@ def _claimed(group: pd.DataFrame, common: Mapping[str, Any], rules: Sequence[str
     """Return the series of the runs of equal settings; what two rules could claim goes to the earlier one."""
     found: list[_Family] = []
     rest = group
-    own = common["model"] == OWN_MODEL
+    own = common["model"] == _OWN_MODEL
     for kind in (*rules, *(() if own else _ANY_DATA), "single"):
         if kind == "single" and not found and rest["workers"].nunique() > 1:
             rows = tuple(rest.index)
@@ -255,9 +255,9 @@ def _completed(runs: pd.DataFrame) -> pd.DataFrame:
     """
     table = _with_plain_texts(runs.reset_index(drop=True))
     table["horovod_defaults"] = table["horovod_defaults"].astype(bool)
-    models = table["model"].astype(object) if "model" in table.columns else pd.Series(OWN_MODEL, table.index, object)
-    table["model"] = models.where(models.notna(), OWN_MODEL)
-    foreign = table["model"] != OWN_MODEL
+    models = table["model"].astype(object) if "model" in table.columns else pd.Series(_OWN_MODEL, table.index, object)
+    table["model"] = models.where(models.notna(), _OWN_MODEL)
+    foreign = table["model"] != _OWN_MODEL
     for column in CHOICES:
         default = OPTIONS[column].default
         given = table[column].astype(object) if column in table.columns else pd.Series(None, table.index, object)
@@ -374,7 +374,7 @@ def _name(family: _Family, told: Sequence[str]) -> str:
     if settings["transport"] not in ("none", "auto"):
         way = f"{way}/{settings['transport']}"
     stock = " stock settings" if settings["horovod_defaults"] else ""
-    model = "" if settings["model"] in (OWN_MODEL, REPORTED) else f" {settings['model']}"
+    model = "" if settings["model"] in (_OWN_MODEL, REPORTED) else f" {settings['model']}"
     return f"{settings['partition']} {way}{model} {_setting(family, told)}{stock}"
 
 
@@ -471,7 +471,7 @@ def scaling_points(
     for row in rows:
         del row["_samples_per_s"], row["_steps"]
     points = pd.DataFrame(rows)
-    foreign = points["model"] != OWN_MODEL
+    foreign = points["model"] != _OWN_MODEL
     if foreign.any():
         points["horovod_defaults"] = points["horovod_defaults"].astype(object).mask(foreign, UNKNOWN)
     counts = ("batch", "train_samples", "global_batch", "workers", "nodes", "repeats", "failed")
@@ -562,7 +562,7 @@ def _flags(row: Mapping[str, Any]) -> list[str]:
         "mixed": mixed,
         **{f"no_{kind}_baseline": not mixed and row[f"base_{kind}_repeats"] == 0 for kind in kinds},
         "few_repeats": 0 < row["repeats"] < stats.MIN_REPEATS,
-        "wide_spread": spread > WIDE_SPREAD,
+        "wide_spread": spread > _WIDE_SPREAD,
         "superlinear": resolved,
         "superlinear_unresolved": bool(above) and not resolved,
         "few_steps": row["_steps"] < FEW_STEPS,
@@ -633,7 +633,7 @@ def baseline_place(cells: Sequence[Mapping[str, Any]], cell: Mapping[str, Any], 
         and (other["backend"], other["transport"]) == way
         and all(other[name] == cell[name] for name in ("partition", "precision", "model", *CHOICES) if name not in free)
         and other["batch"] == cell["ref_batch"]
-        and (cell["model"] != OWN_MODEL or _same(other["train_samples"], cell["ref_train_samples"]))
+        and (cell["model"] != _OWN_MODEL or _same(other["train_samples"], cell["ref_train_samples"]))
         and (kind == "plain" or other["horovod_defaults"] == cell["horovod_defaults"])
         and (kind == "plain" or other["reduction"] in (cell["reduction"], "none"))
     ]
@@ -725,7 +725,7 @@ def _doubt_baselines(runs: pd.DataFrame, points: pd.DataFrame) -> Iterator[str]:
     named = with_series(runs)
     for series, rows in points[~points["missing"] & (points["mode"] != "mixed")].groupby("series", sort=False):
         first = rows.iloc[0]
-        if first["model"] != OWN_MODEL:
+        if first["model"] != _OWN_MODEL:
             yield from _doubt_other_script(f"{series}", rows, named)
             continue
         for kind in ("plain", "wrapped"):
@@ -774,11 +774,11 @@ def _doubt_data(points: pd.DataFrame) -> Iterator[str]:
     """Say where a speedup is over a worker whose data set has another size, as that of another script may have."""
     rows = [{f"{name}": value for name, value in row.items()} for row in points.to_dict("records")]
     for row in rows:
-        if row["model"] == OWN_MODEL or row["workers"] == 1:
+        if row["model"] == _OWN_MODEL or row["workers"] == 1:
             continue
         bases = {place for kind in ("plain", "wrapped") if (place := baseline_place(rows, row, kind)) is not None}
         sizes = [rows[place]["train_samples"] for place in sorted(bases)]
-        wanted = row["train_samples" if row["work"] in map(WORK.get, _ANY_DATA) else "ref_train_samples"]
+        wanted = row["train_samples" if row["work"] in map(_WORK.get, _ANY_DATA) else "ref_train_samples"]
         other = [size for size in sizes if not _same(size, wanted)]
         if other:
             here, there = (
@@ -853,7 +853,7 @@ def _doubt_repeats(points: pd.DataFrame) -> list[str]:
 
 def _doubt_spread(points: pd.DataFrame) -> Iterator[str]:
     spread = (points["samples_per_s_max"] - points["samples_per_s_min"]) / points["samples_per_s_median"]
-    for series, rows in points.assign(spread=spread)[spread > WIDE_SPREAD].groupby("series", sort=False):
+    for series, rows in points.assign(spread=spread)[spread > _WIDE_SPREAD].groupby("series", sort=False):
         places = " and ".join(
             f"{100 * row['spread']:.0f} % at {worker_counts([row['workers']])}"
             + (f" on {row['nodes']:.0f} nodes" if row["nodes"] > 1 else "")
@@ -888,7 +888,7 @@ def _doubt_unequal_baselines(points: pd.DataFrame) -> Iterator[str]:
         off = row["speedup_plain"] - 1
         noise = row["speedup_plain_low"] <= 1 <= row["speedup_plain_high"]
         unsure = " (their repeats scatter too much to be sure)" if noise else ""
-        if abs(off) > UNEQUAL_BASELINES:
+        if abs(off) > _UNEQUAL_BASELINES:
             yield (
                 f"{row['series']}: one worker inside the library runs {100 * abs(off):.0f} % "
                 f"{'slower' if off < 0 else 'faster'} than one plain worker{unsure}: say which of the two a speedup "

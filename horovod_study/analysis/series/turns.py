@@ -21,7 +21,7 @@ from horovod_study.text.numbers import percent
 COLUMNS = ("launches", "rounds", "set_aside", "shared", "round_sd", "memory", "round_error", "launch_sd", "cancelled")
 """What `paired.RatioEstimate` says beside the ratio, as columns `turns_...` of points (plain baseline, if any)."""
 FEWEST_LAUNCHES = 2
-MANY_SET_ASIDE = 0.1
+_MANY_SET_ASIDE = 0.1
 """A share of rounds that are set aside from which on it is told."""
 
 
@@ -103,7 +103,7 @@ def doubts(points: Iterable[Mapping[Any, Any]], precision: float | None = None) 
     """
     points = list(points)
     found = [] if precision is None else _unresolved(points, precision)
-    if (most := max(map(_set_aside, points), default=0.0)) >= MANY_SET_ASIDE:
+    if (most := max(map(_set_aside, points), default=0.0)) >= _MANY_SET_ASIDE:
         where = next(row for row in points if _set_aside(row) == most)
         found.append(
             f"up to {percent(most)} of the rounds ran beside other programs ({where['series']}, {_counts([where])} "

@@ -33,7 +33,7 @@ from horovod_study.analysis.steps.rank_steps import BEFORE_SYNC, cycle_s, ready_
 from horovod_study.errors import AnalysisError, ConfigError, require_within
 from horovod_study.records import RecordedRun
 
-FUSION, CACHE = "HOROVOD_FUSION_THRESHOLD", "HOROVOD_CACHE_CAPACITY"
+_FUSION, CACHE = "HOROVOD_FUSION_THRESHOLD", "HOROVOD_CACHE_CAPACITY"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -256,7 +256,7 @@ def _runtime(settings: Mapping[str, Any], *, horovod: bool) -> Runtime:
     return Runtime(
         cycle_s=cycle_s(settings),
         negotiation="cached" if cached else "full",
-        fusion_bytes=float(settings.get(FUSION) or 128 * 2**20),
+        fusion_bytes=float(settings.get(_FUSION) or 128 * 2**20),
     )
 
 

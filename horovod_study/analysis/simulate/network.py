@@ -37,7 +37,7 @@ from horovod_study.analysis.costs import Link, Value, moved_share, ring_messages
 from horovod_study.analysis.simulate.allreduce import Curves, Extended
 from horovod_study.errors import ConfigError, require_keys, require_known, require_within
 
-MAX_PER_NODE = 10_000_000
+_MAX_PER_NODE = 10_000_000
 """Workers on a node, servers, nodes below a switch."""
 CLOSED_FORM_ERROR = 0.7
 """Standard deviation of the logarithm of measured / closed form, from twice the workers on of which its two constants
@@ -73,8 +73,8 @@ class Network:
     measured: Curves | None = None
 
     def __post_init__(self) -> None:
-        require_within("network: workers per node", self.workers_per_node, 1, MAX_PER_NODE)
-        require_within("network: servers", self.servers, 1, MAX_PER_NODE)
+        require_within("network: workers per node", self.workers_per_node, 1, _MAX_PER_NODE)
+        require_within("network: servers", self.servers, 1, _MAX_PER_NODE)
 
     def nodes(self, n: int) -> int:
         """Return on how many nodes `n` workers sit."""
@@ -167,7 +167,7 @@ def hierarchical(network: Network, n: int) -> Cost:
     return Cost(latency_s=latency, s_per_byte=per_byte)
 
 
-def parameter_server(network: Network, n: int) -> Cost:
+def _parameter_server(network: Network, n: int) -> Cost:
     """Return the cost of sending everything to servers and getting the sums back."""
     g, nodes, k = min(n, network.workers_per_node), network.nodes(n), min(n, network.servers)
     inside = 2 * (g - 1) / k * network.intra.s_per_byte
@@ -181,15 +181,15 @@ def parameter_server(network: Network, n: int) -> Cost:
     return Cost(latency_s=2 * alpha, s_per_byte=np.maximum(inside, np.maximum(through, across * leaves)))
 
 
-ALGORITHMS: Mapping[str, Callable[[Network, int], Cost]] = {
+_ALGORITHMS: Mapping[str, Callable[[Network, int], Cost]] = {
     "ring": ring,
     "doubling": doubling,
     "halving": halving,
     "hierarchical": hierarchical,
-    "ps": parameter_server,
+    "ps": _parameter_server,
 }
 CHOICES: Mapping[str, tuple[str, ...]] = {
-    **{name: (name,) for name in ALGORITHMS},
+    **{name: (name,) for name in _ALGORITHMS},
     "tree": ("doubling", "halving"),
     "auto": ("ring", "doubling", "halving"),
 }
@@ -207,7 +207,7 @@ def costs(network: Network, algorithm: str, n: int) -> tuple[Choice, ...]:
         return (NOTHING,)
     nodes, known = network.nodes(n), network.measured
     if algorithm != "auto" or known is None or not (sweeps := known.for_nodes(nodes)):
-        return tuple(ALGORITHMS[name](network, n) for name in CHOICES[algorithm])
+        return tuple(_ALGORITHMS[name](network, n) for name in CHOICES[algorithm])
     # What was changed since (links that are twice as fast, switches) counts by what it does to recursive halving.
     before, now = halving(replace(network, intra=known.intra, inter=known.inter, levels=()), n), halving(network, n)
     return (
@@ -308,5 +308,5 @@ def _numbers(where: str, content: Any, least: Mapping[str, float], needed: Seque
         if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
             told = f"a {type(value).__name__}" if isinstance(value, list | dict) else reprlib.repr(value)
             raise ConfigError(f"{where}: {key} is {told}; allowed: a{' whole' * whole} number from {least[key]:g} on")
-        require_within(f"{where}: {key}", value, least[key], MAX_PER_NODE if whole else LARGEST)
+        require_within(f"{where}: {key}", value, least[key], _MAX_PER_NODE if whole else LARGEST)
     return {key: type(least[key])(value) for key, value in content.items()}

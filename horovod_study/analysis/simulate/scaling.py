@@ -24,13 +24,13 @@ from horovod_study.analysis.simulate.network import CHOICES, Network, allreduce_
 from horovod_study.analysis.simulate.step import NEGOTIATIONS, PARTS, Chance, Compute, Runtime, chance, communicate
 from horovod_study.errors import ConfigError, require_known, require_within
 
-SCALINGS = ("weak", "strong")
+_SCALINGS = ("weak", "strong")
 STEPS = 2000
 """Simulated steps per worker count."""
 DRAWS = 200
 """Draws of the constants for an interval."""
 MAX_WORKERS = 10_000_000
-MAX_SAMPLES = 10**12
+_MAX_SAMPLES = 10**12
 """Of a step."""
 
 COLUMNS = (
@@ -75,9 +75,9 @@ class Scenario:
     doubts: tuple[str, ...] = ()  # about the constants, where they were found
 
     def __post_init__(self) -> None:
-        require_within("simulate: samples per worker", self.batch, 1, MAX_SAMPLES)
+        require_within("simulate: samples per worker", self.batch, 1, _MAX_SAMPLES)
         require_within("simulate: bytes of gradients", self.gradient_bytes, 1e-12, 1e24)
-        require_known("simulate: scaling", self.scaling, SCALINGS)
+        require_known("simulate: scaling", self.scaling, _SCALINGS)
         require_known("simulate: algorithm", self.algorithm, CHOICES)
         require_within("simulate: number of buckets", self.buckets, 1, 10_000)
         require_within("simulate: share of backward in computing", self.backward_share, 0, 1)
@@ -116,7 +116,7 @@ def simulate(
         require_within("simulate: --workers", n, 1, MAX_WORKERS)
     if not counts or not scenarios:
         raise ConfigError("simulate: no worker count was given; name some with --workers")
-    require_within("simulate: --global-batch", 1 if global_batch is None else global_batch, 1, MAX_SAMPLES)
+    require_within("simulate: --global-batch", 1 if global_batch is None else global_batch, 1, _MAX_SAMPLES)
     if global_batch is not None and all(each.scaling == "weak" for each in scenarios.values()):
         raise ConfigError(
             "simulate: --global-batch is for a fixed batch per step; add --scaling strong, or leave it out"
@@ -146,7 +146,7 @@ def simulate(
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype(ends)
 
 
-def batch_of(scenario: Scenario, n: int, global_batch: int) -> int:
+def _batch_of(scenario: Scenario, n: int, global_batch: int) -> int:
     """Return the samples of the worker with the largest share."""
     return scenario.batch if scenario.scaling == "weak" else math.ceil(global_batch / n)
 
@@ -164,7 +164,7 @@ def _central(scenario: Scenario, n: int, global_batch: int, luck: Chance) -> dic
     return {
         "workers": n,
         "nodes": scenario.network.nodes(n),
-        "batch": batch_of(scenario, n, global_batch),
+        "batch": _batch_of(scenario, n, global_batch),
         "step_s": step_s,
         "step_p90_s": float(np.quantile(steps, 0.9)),
         "samples_per_s": rate,
@@ -193,7 +193,7 @@ def _steps(
 ) -> tuple[dict[str, Floats], Floats]:
     """Return the parts of simulated steps, each broadcastable to (K, D), and the steps, (K, D)."""
     on_node = min(n, scenario.network.workers_per_node)
-    factor = scenario.longer(on_node) * scenario.batch_factor(batch_of(scenario, n, global_batch)) * slower
+    factor = scenario.longer(on_node) * scenario.batch_factor(_batch_of(scenario, n, global_batch)) * slower
     slow = min(n, on_node) if scenario.slow_node > 1 else 0
     mean_s = scenario.compute.mean_s * (n - slow + slow * scenario.slow_node) / n
     slowest_s = scenario.slow_node * scenario.compute.drawn_slowest_s(slow, luck.slow_node) if slow else np.zeros(1)
@@ -261,7 +261,7 @@ def doubts(scenario: Scenario, workers: Sequence[int], *, global_batch: int | No
             f"the slowest of {most:,} workers comes from {steps:,} measured steps: what happens less often than once "
             f"in {steps:,} steps is not in it, so waiting is a lower bound from {steps:,} workers on"
         )
-    batches = {batch_of(scenario, n, total) for n in workers}
+    batches = {_batch_of(scenario, n, total) for n in workers}
     if batches != {scenario.batch} and not scenario.batch_measured:
         found.append(
             f"computing is taken as proportional to the batch (known for {scenario.batch}, used for {min(batches)} to "

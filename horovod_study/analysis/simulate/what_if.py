@@ -13,7 +13,7 @@ from horovod_study.errors import ConfigError, require_known
 ELEMENT_BYTES: Mapping[str, float] = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0}
 """Bytes of a gradient on the network; scenarios are of float32."""
 
-LARGEST_FACTOR = 1e9
+_LARGEST_FACTOR = 1e9
 
 Change: TypeAlias = Callable[[Scenario, str, str], Scenario]
 """From a scenario, a value and where it stands, for messages, to the changed scenario."""
@@ -42,10 +42,10 @@ def _factor(value: str, where: str) -> float:
     """Return 2.0 of `2x`."""
     match = re.fullmatch(r"([0-9]*\.?[0-9]+(?:e-?[0-9]+)?)x", value.lower())
     number = float(match[1]) if match else 0.0
-    if not 1 / LARGEST_FACTOR <= number <= LARGEST_FACTOR:
+    if not 1 / _LARGEST_FACTOR <= number <= _LARGEST_FACTOR:
         raise ConfigError(
             f"{where}: must be a factor greater than 0 with an x, for instance 2x or 0.5x; allowed: "
-            f"{1 / LARGEST_FACTOR:g}x to {LARGEST_FACTOR:g}x"
+            f"{1 / _LARGEST_FACTOR:g}x to {_LARGEST_FACTOR:g}x"
         )
     return number
 

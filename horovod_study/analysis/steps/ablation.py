@@ -33,7 +33,7 @@ MIN_PAIRS = 4
 PARTS = (*LAPS, "residual")
 """Laps that add up to the step."""
 
-AGREE, DIFFER, UNRESOLVED, NO_TIMER = "agree", "differ", "not resolved", "no timer"
+AGREE, DIFFER, UNRESOLVED, _NO_TIMER = "agree", "differ", "not resolved", "no timer"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,7 +103,7 @@ def answer(found: Mapping[str, Any]) -> CommunicationCost:
     difference = estimates.get("difference")
     grown = {name: estimates.get(f"lap {name}") for name in PARTS}
     outside = _outside(grown, difference)
-    verdict = NO_TIMER
+    verdict = _NO_TIMER
     if difference is not None:
         close = AGREE if difference.width <= estimates["ablation"].value else UNRESOLVED
         verdict = DIFFER if difference.excludes(0) else close
@@ -161,7 +161,7 @@ def _sentence(
     cost = estimates["ablation"]
     change = f"{_ms(cost.negated())} longer" if cost.value < 0 else f"{_ms(cost)} shorter"
     ablation = f"without communication a step is {change}"
-    if verdict == NO_TIMER:
+    if verdict == _NO_TIMER:
         return f"{ablation}; the timer has no answer: {why_no_timer}"
     timer, difference = f"the timer says {_ms(estimates['timer'])}", estimates["difference"]
     if verdict == AGREE:

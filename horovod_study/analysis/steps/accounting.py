@@ -55,7 +55,7 @@ from horovod_study.text.words import listed
 CLOSES_S = 1e-6
 """Parts that miss their step by more than a microsecond do not add up."""
 
-NOT_TIMED = "its steps have no laps"
+_NOT_TIMED = "its steps have no laps"
 IN_BLOCKS = "timer in the same blocks"
 OFF = "recorded with --timer-mode off"
 AGREE, DIFFER, UNRESOLVED = "agree", "differ", "not resolved"
@@ -364,7 +364,7 @@ def _why_not(run: RecordedRun, ranks: Sequence[RankAccount], ends: Mapping[int, 
         return ""
     if run.record.requested.get("timer_mode") == "off":
         return OFF
-    return "its steps have laps but no residual" if has_laps else NOT_TIMED
+    return "its steps have laps but no residual" if has_laps else _NOT_TIMED
 
 
 def _notes(
@@ -417,7 +417,7 @@ def _seen(run: RecordedRun) -> tuple[Observation | None, str]:
         return None, "its ranks recorded different numbers of steps"
     unknown = {name for each in rows for name in _GRADIENTS if np.isnan(each[name]).any()}
     if "residual_s" in unknown or {"compute_s", "backward_s"} <= unknown:
-        return None, NOT_TIMED
+        return None, _NOT_TIMED
     # What a script does not mark is in the residual, or in compute, and there is nothing of it elsewhere.
     filled = [
         {

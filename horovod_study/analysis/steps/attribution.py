@@ -42,7 +42,7 @@ from horovod_study.workloads import packaged
 
 OPTIONS = packaged().options
 
-FLOOR_QUANTILE = 0.1
+_FLOOR_QUANTILE = 0.1
 """Raw all-reduces faster than all but so many of them were not disturbed. Horovod's thread, which asks the other ranks
 every cycle, holds up whatever else uses MPI at that moment: a mean of raw all-reduces beside it is no floor."""
 PARTS = ("floor", "skew", "runtime", "unexplained")
@@ -135,7 +135,7 @@ def observe(
         reduction=str(effective["reduction"]),
         workers=int(effective["workers"]),
         batch=int(effective["batch"]),
-        arm=arm_of(requested, effective),
+        arm=_arm_of(requested, effective),
         settings=settings_of(effective),
         hosts=tuple(str(each["host"]) for each in effective.get("ranks") or ()) or ("",) * len(rows),
         ready_s=steps.own_s,
@@ -151,7 +151,7 @@ def observe(
     )
 
 
-def arm_of(requested: Mapping[str, Any], effective: Mapping[str, Any]) -> str:
+def _arm_of(requested: Mapping[str, Any], effective: Mapping[str, Any]) -> str:
     """Return in words how the workers of a run were configured to communicate: `library defaults, cycle 10 ms`."""
     if effective["workers"] == 1:
         return "one worker"
@@ -245,8 +245,8 @@ def _undisturbed(samples: Floats, block: int, rng: np.random.Generator) -> Part:
     block = max(1, min(block, len(samples) // 4))
     starts = rng.integers(0, len(samples), size=(RESAMPLES, math.ceil(len(samples) / block)))
     rows = (starts[:, :, np.newaxis] + np.arange(block)) % len(samples)  # a ring, as in _block_means
-    drawn: Floats = np.quantile(samples[rows.reshape(RESAMPLES, -1)], FLOOR_QUANTILE, axis=1)
-    return Part(value=float(np.quantile(samples, FLOOR_QUANTILE)), draws=drawn)
+    drawn: Floats = np.quantile(samples[rows.reshape(RESAMPLES, -1)], _FLOOR_QUANTILE, axis=1)
+    return Part(value=float(np.quantile(samples, _FLOOR_QUANTILE)), draws=drawn)
 
 
 def _over(rule: Any, parts: Iterable[Part]) -> Part:

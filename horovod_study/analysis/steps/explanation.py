@@ -44,19 +44,19 @@ WORTH = 0.02
 _SHARED = (
     "does the script do more on it than on others, is its core or GPU shared with other programs, or clocked lower?"
 )
-TRY = {
+_TRY = {
     "data": "look at its data loader, and at the disk that it reads from",
     **dict.fromkeys(("compute", "forward", "backward", "update", "computing"), _SHARED),
     "residual": "look at what the script does there beside training: logging, checkpoints, evaluation",
     "several": _SHARED,
 }
 """What to try for a slow rank, by the lap in which it is slow (stragglers.CAUSES)."""
-SLOWER_UPDATE, SAME_COMPUTING = 2.0, 1.25
+_SLOWER_UPDATE, _SAME_COMPUTING = 2.0, 1.25
 """An update that has become so many times as long, while forward and backward have become no longer than this."""
 _EARLY_STEPS = slice(10, 60)
 _UNDISTURBED = 0.1  # the quantile of a lap that only its undisturbed steps determine
 _FEWER = "several batches per update, of which only the last averages"
-LESS_COMMUNICATION = {
+_LESS_COMMUNICATION = {
     "ddp": f"a larger batch per worker, {_FEWER} (no_sync), gradients in 16 bits (bf16_compress_hook), other buckets "
     "(bucket_cap_mb)",
     "horovod": f"a larger batch per worker, {_FEWER} (backward_passes_per_step), gradients in 16 bits "
@@ -122,7 +122,7 @@ class Growth:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SlowerUpdates:
+class _SlowerUpdates:
     """The update of a rank that became longer over a run while forward and backward did not, in s."""
 
     early_s: float  # undisturbed
@@ -173,7 +173,7 @@ def explain(table: pd.DataFrame, runs: Iterable[RecordedRun], turns: StudyTurns 
     largest = set(named.loc[(named["workers"] == most) & (named["workers"] > 1), "run"])
     accounts: list[RunAccount] = []
     looked: dict[str, Inspection | str] = {}
-    slower: dict[str, SlowerUpdates | None] = {}
+    slower: dict[str, _SlowerUpdates | None] = {}
     kept: dict[str, RecordedRun] = {}
     for run in runs:
         accounts.append(account_run(run, views=run.name in largest))
@@ -409,7 +409,7 @@ def _doubts(accounting: Accounting, looked: Iterable[Inspection | str]) -> list[
 
 
 def _advice(
-    found: Explanation, runs: Mapping[str, RecordedRun], slower: Mapping[str, SlowerUpdates | None]
+    found: Explanation, runs: Mapping[str, RecordedRun], slower: Mapping[str, _SlowerUpdates | None]
 ) -> Iterable[Help]:
     """Yield what the parts of the steps with the most workers suggest."""
     cell = max(found.last, key=lambda each: (each.workers, each.samples_per_s or 0.0))
@@ -435,7 +435,7 @@ def _late_ranks(found: Explanation, cell: Cell, runs: Mapping[str, RecordedRun])
             low, high = (_gain(each, slow.period_s).value for each in (slow.delay_low_s, slow.delay_high_s))
             gain = replace(gain, low=low, high=high)
         yield Help(
-            what=f"make {ranks}{where} as quick as the others: {TRY[first.cause]}; its steps in detail",
+            what=f"make {ranks}{where} as quick as the others: {_TRY[first.cause]}; its steps in detail",
             command=_line("explain", runs[slow.run].directory, "--part", "steps"),
             gain=gain,
             kind="about",
@@ -462,7 +462,7 @@ def _communication(cell: Cell, run: RecordedRun) -> Iterable[Help]:
         return
     if not _ours(run):
         library = "FSDP" if str(effective.get("model")).startswith("FSDP") else str(effective.get("backend"))
-        how = LESS_COMMUNICATION.get(library, f"a larger batch per worker, {_FEWER}")
+        how = _LESS_COMMUNICATION.get(library, f"a larger batch per worker, {_FEWER}")
         yield _at_most(f"communicate less: {how}", cost.value, cell.step_s)
         return
     if effective.get("reduction") == "flat" and packaged().options["reduction"].matters(runtime):
@@ -518,7 +518,7 @@ def _other_parts(found: Explanation, cell: Cell, run: RecordedRun) -> Iterable[H
         yield _at_most(f"find what {'is outside all laps' if ours else theirs}", residual, cell.step_s, line)
 
 
-def _slower_updates(run: RecordedRun) -> SlowerUpdates | None:
+def _slower_updates(run: RecordedRun) -> _SlowerUpdates | None:
     """Return what the updates on processors take more at the end of a run than at its beginning, of the rank with most.
 
     Compared are undisturbed steps: the 10 % quantiles of the first steps and of each of the last three tenths.
@@ -542,12 +542,12 @@ def _slower_updates(run: RecordedRun) -> SlowerUpdates | None:
             )
             for lap in (update, computing)
         )
-        if late_s >= SLOWER_UPDATE * early_s and after_s <= SAME_COMPUTING * before_s:
-            found.append(SlowerUpdates(early_s=early_s, late_s=late_s, more_s=float(np.mean(update)) - early_s))
+        if late_s >= _SLOWER_UPDATE * early_s and after_s <= _SAME_COMPUTING * before_s:
+            found.append(_SlowerUpdates(early_s=early_s, late_s=late_s, more_s=float(np.mean(update)) - early_s))
     return max(found, key=lambda each: each.more_s, default=None)
 
 
-def _denormal(cell: Cell, slower: Sequence[SlowerUpdates]) -> Iterable[Help]:
+def _denormal(cell: Cell, slower: Sequence[_SlowerUpdates]) -> Iterable[Help]:
     """Yield that numbers too small to matter may slow down the updates."""
     seen = max(slower, key=lambda each: each.more_s, default=None)
     if seen is not None and seen.more_s > WORTH * cell.step_s:

@@ -17,7 +17,7 @@ from horovod_study.analysis.steps.stragglers import MIN_STEPS, Pop, Stragglers, 
 from horovod_study.errors import AnalysisError
 from horovod_study.records import RecordedRun, RunSideFiles, facts, finite, hosts_of
 
-ROWS_STEPS, ROWS_S, AGREE_S = 512, 2.0, 0.25
+ROWS_STEPS, ROWS_S, _AGREE_S = 512, 2.0, 0.25
 """When the trainer writes rows, and about how often its ranks agree on the time; see trainer.py."""
 
 BINS = 240
@@ -39,7 +39,7 @@ class RankLaps:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class StepCourse:
+class _StepCourse:
     """Step times over the run in B bins of consecutive steps, means over ranks, in s.
 
     The laps of a bin are the means over its middle half of steps, those between the quartiles of the step time: unlike
@@ -55,7 +55,7 @@ class StepCourse:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SystemUse:
+class _SystemUse:
     """What the sensors of the hosts said over the timed steps; see analysis/machine/system.py."""
 
     rows: tuple[Mapping[str, Any], ...] = ()  # of `analysis.system.summary`
@@ -78,11 +78,11 @@ class Inspection:
     stragglers: Stragglers
     pop: Pop | None
     pauses: Pauses
-    course: StepCourse
+    course: _StepCourse
     rows_lost: tuple[int, ...] | None  # of each rank, to a full disk
     ablation: CommunicationCost | None  # what communication costs by leaving it out
     why_no_ablation: str
-    system: SystemUse
+    system: _SystemUse
     files: Mapping[str, tuple[str, ...]]  # kind -> paths of what else was recorded
     directory: str
     doubts: tuple[str, ...] = ()
@@ -165,10 +165,10 @@ def inspect(run: RecordedRun, beside: RunSideFiles | None = None) -> Inspection:
     )
 
 
-def _system(run: RecordedRun, beside: RunSideFiles) -> tuple[SystemUse, list[str]]:
+def _system(run: RecordedRun, beside: RunSideFiles) -> tuple[_SystemUse, list[str]]:
     if not beside.system:
         doubts = [beside.why_no_system] if beside.damaged_system else []
-        return SystemUse(why_not=beside.why_no_system), doubts
+        return _SystemUse(why_not=beside.why_no_system), doubts
     import pandas as pd
 
     from horovod_study.analysis.machine import system
@@ -182,7 +182,7 @@ def _system(run: RecordedRun, beside: RunSideFiles) -> tuple[SystemUse, list[str
         rows += system.summary({host: samples}, table).to_dict("records")
         told += system.doubts({host: samples}, table, run.record.totals)
     told += system.told_doubts(run.record.totals)
-    return SystemUse(rows=tuple(rows)), [text.rstrip(".") for text in told]
+    return _SystemUse(rows=tuple(rows)), [text.rstrip(".") for text in told]
 
 
 def _longest(run: RecordedRun, first: int) -> int:
@@ -222,7 +222,7 @@ def _step_statistics(run: RecordedRun) -> StepStatistics:
     if "steps_per_epoch" not in effective:
         return found
     # This package's own trainer, whose intervals are known.
-    return replace(found, rows_steps=ROWS_STEPS, rows_s=ROWS_S, agree_s=AGREE_S)
+    return replace(found, rows_steps=ROWS_STEPS, rows_s=ROWS_S, agree_s=_AGREE_S)
 
 
 def _rank_laps(rows: RankSteps, late: Stragglers) -> list[RankLaps]:
@@ -250,7 +250,7 @@ def _rank_laps(rows: RankSteps, late: Stragglers) -> list[RankLaps]:
     return found
 
 
-def course(rows: RankSteps, bins: int = BINS) -> StepCourse:
+def course(rows: RankSteps, bins: int = BINS) -> _StepCourse:
     """Return the course of the step times over all steps, in at most `bins` bins of equally many steps."""
     step_s = rows.step_s.mean(axis=1)
     laps = {lap: values.mean(axis=1) for lap, values in rows.laps.items()}
@@ -260,7 +260,7 @@ def course(rows: RankSteps, bins: int = BINS) -> StepCourse:
     for part in parts:  # without the shortest and the longest quarter
         cut = math.floor(len(part) / 4)
         middles.append(part[np.argsort(step_s[part], kind="stable")][cut : len(part) - cut])
-    return StepCourse(
+    return _StepCourse(
         first=rows.step[[part[0] for part in parts]],
         last=rows.step[[part[-1] for part in parts]],
         laps_s={lap: np.array([values[some].mean() for some in middles]) for lap, values in laps.items()},

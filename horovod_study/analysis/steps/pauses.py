@@ -26,7 +26,7 @@ from horovod_study.analysis.steps.rank_steps import BEFORE_SYNC, RankSteps
 
 MIN_STEPS = 50
 WINDOW = 101
-THRESHOLD, CANDIDATE = 10.0, 5.0
+_THRESHOLD, _CANDIDATE = 10.0, 5.0
 """Scatters above the level: of a pause, and of what may be one of several regular ones."""
 
 MOST = 20
@@ -128,15 +128,15 @@ def find_pauses(rows: RankSteps, typical: StepStatistics | None = None) -> Pause
     above = excess[excess > 0]
     scatter = stats.normal_deviation(above) if len(above) else 0.0
     floor = 0.1 * level  # a smaller excess is no pause
-    events = _events(excess, np.maximum(CANDIDATE * scatter, floor))
-    pauses = events.some(excess[events.peak] > np.maximum(THRESHOLD * scatter, floor)[events.peak])
+    events = _events(excess, np.maximum(_CANDIDATE * scatter, floor))
+    pauses = events.some(excess[events.peak] > np.maximum(_THRESHOLD * scatter, floor)[events.peak])
     listed = [_pause(rows, laps, pauses, index) for index in np.argsort(-pauses.size_s, kind="stable")[:MOST]]
     whole = float(length.sum())
     return Pauses(
         steps=total,
         level_s=float(np.median(length)),
         scatter_s=scatter,
-        threshold_s=float(np.median(np.maximum(THRESHOLD * scatter, floor))),
+        threshold_s=float(np.median(np.maximum(_THRESHOLD * scatter, floor))),
         count=len(pauses),
         total_s=float(pauses.size_s.sum()),
         share=float(pauses.size_s.sum()) / whole if whole > 0 else 0.0,

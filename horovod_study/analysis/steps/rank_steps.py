@@ -25,7 +25,7 @@ PARTS = (*LAPS, "residual")
 BEFORE_SYNC = ("update", "residual", "data", "compute", "forward", "backward")
 """The laps of `own`, in the order of time; update is that of the step before."""
 
-CYCLE, IDLE_CYCLE = "HOROVOD_CYCLE_TIME", "HOROVOD_IDLE_CYCLE_TIME"
+CYCLE, _IDLE_CYCLE = "HOROVOD_CYCLE_TIME", "HOROVOD_IDLE_CYCLE_TIME"
 
 NO_EXCHANGE = "no exchange between the ranks was seen in any step, so that none waits for another"
 """Of several ranks whose synchronisations are visible, and of which there is none."""
@@ -79,7 +79,7 @@ class RankSteps:
         return {lap: self.laps[lap][here - 1 if lap == "update" else here] for lap in told}
 
 
-def nothing_unmarked(laps: Mapping[str, Floats]) -> dict[str, Floats]:
+def _nothing_unmarked(laps: Mapping[str, Floats]) -> dict[str, Floats]:
     """Return columns of step rows, name -> values, with 0 for laps whose work is in another lap of every step.
 
     A CUDA graph that computes holds forward and backward, and it may hold data and update; in ordinary steps there is
@@ -93,7 +93,7 @@ def nothing_unmarked(laps: Mapping[str, Floats]) -> dict[str, Floats]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class ReadySteps:
+class _ReadySteps:
     """S steps of R ranks that follow another of their epoch, times in s; before others there was a barrier, or a wait
     for a turn, after which ranks do not begin together.
     """
@@ -105,7 +105,7 @@ class ReadySteps:
     captured: bool  # a CUDA graph computes
 
 
-def ready_steps(rows: Sequence[Mapping[str, Any]], *, source: str, after_waits: Collection[int] = ()) -> ReadySteps:
+def ready_steps(rows: Sequence[Mapping[str, Any]], *, source: str, after_waits: Collection[int] = ()) -> _ReadySteps:
     """Return what the columns of the same steps say, one mapping per rank; AnalysisError for fewer than 20 steps.
 
     `after_waits`: steps before which the run waited for its turn.
@@ -113,7 +113,7 @@ def ready_steps(rows: Sequence[Mapping[str, Any]], *, source: str, after_waits: 
     names = ("sync_s", *(f"{lap}_s" for lap in BEFORE_SYNC))
     laps = {name: np.stack([np.asarray(rank[name], dtype=np.float64) for rank in rows], axis=1) for name in names}
     captured = not np.isnan(laps["compute_s"]).all()
-    laps = nothing_unmarked(laps)
+    laps = _nothing_unmarked(laps)
     step, epoch = np.asarray(rows[0]["step"]), np.asarray(rows[0]["epoch"])
     follows = np.flatnonzero((np.diff(step) == 1) & (np.diff(epoch) == 0)) + 1
     follows = follows[~np.isin(step[follows], [*after_waits])]
@@ -124,7 +124,7 @@ def ready_steps(rows: Sequence[Mapping[str, Any]], *, source: str, after_waits: 
             "are needed, run it for more steps"
         )
     own = laps["update_s"][follows - 1] + sum(laps[f"{lap}_s"][follows] for lap in BEFORE_SYNC[1:])
-    return ReadySteps(
+    return _ReadySteps(
         step=step[follows],
         own_s=own,
         sync_s=laps["sync_s"][follows],
@@ -141,7 +141,7 @@ def settings_of(effective: Mapping[str, Any]) -> dict[str, Any]:
 
 def cycle_s(settings: Mapping[str, Any]) -> float:
     """Return Horovod's cycle in s, of `settings_of`; 0 where there is none or where new gradients end it."""
-    if CYCLE not in settings or float(settings.get(IDLE_CYCLE) or 0) > 0:
+    if CYCLE not in settings or float(settings.get(_IDLE_CYCLE) or 0) > 0:
         return 0.0
     return max(0.0, float(settings[CYCLE] or 0)) / 1e3
 

@@ -32,7 +32,7 @@ from horovod_study.records import facts, finite
 
 LAPS = ("data", "forward", "backward", "update", "rest")
 FEW_STEPS = 10
-MAX_US = 1e17
+_MAX_US = 1e17
 
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 _RANGE = re.compile(r"(?:gloo|nccl|mpi|ucc|xccl|hccl):(\w+)")
@@ -42,7 +42,7 @@ _TOGETHER = frozenset({"allreduce", "allgather", "reducescatter", "barrier"})
 
 
 @dataclass(slots=True)
-class RankTrace:
+class _RankTrace:
     """What is kept of the trace of one rank; times in s."""
 
     source: str
@@ -58,7 +58,7 @@ class RankTrace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankView:
+class _RankView:
     """One rank, in s per step: means over its steps with 95 % intervals."""
 
     rank: int
@@ -73,9 +73,9 @@ class RankView:
 class RankTraces:
     """What the traces of all ranks say together."""
 
-    ranks: tuple[RankView, ...]
+    ranks: tuple[_RankView, ...]
     on_gpu: bool
-    late: RankView | None  # the rank that is later than the others, beyond doubt
+    late: _RankView | None  # the rank that is later than the others, beyond doubt
     cause: str  # the lap of it that is longest compared with the others'
     doubts: tuple[str, ...] = field(default=())
 
@@ -87,7 +87,7 @@ class RankTraces:
 # ----------------------------------------------------------------------------------------------------------- reading
 
 
-def read_trace(document: Mapping[str, Any], *, source: str) -> RankTrace:
+def read_trace(document: Mapping[str, Any], *, source: str) -> _RankTrace:
     """Return what is needed of a trace. Raises AnalysisError where it holds no step with operators or kernels."""
     events = document.get("traceEvents")
     if not isinstance(events, list):
@@ -106,7 +106,7 @@ def read_trace(document: Mapping[str, Any], *, source: str) -> RankTrace:
     if not steps or not len(computing):
         raise AnalysisError(f"{source}: holds no operators or kernels in a step; profile several steps of training")
     rank = told.get("rank")
-    return RankTrace(
+    return _RankTrace(
         source=source,
         rank=rank if type(rank) is int else _rank_of(source),
         world=told.get("world_size") if type(told.get("world_size")) is int else None,
@@ -135,7 +135,7 @@ class _TraceEvents:
         """Take an event with a begin and a duration."""
         name, kind = str(event.get("name")), event.get("cat")
         at, took = event.get("ts"), event.get("dur")
-        if not (isinstance(at, int | float) and isinstance(took, int | float) and 0 <= took < MAX_US > abs(at)):
+        if not (isinstance(at, int | float) and isinstance(took, int | float) and 0 <= took < _MAX_US > abs(at)):
             return
         begin = base_s + at / 1e6
         span = (begin, begin + took / 1e6)
@@ -234,7 +234,7 @@ def uncovered(spans: Floats, cover: Floats) -> Floats:
 # ----------------------------------------------------------------------------------------------------------- ranks
 
 
-def compare(traces: Sequence[RankTrace]) -> RankTraces:
+def compare(traces: Sequence[_RankTrace]) -> RankTraces:
     """Return what traces of the ranks of one job say. Raises AnalysisError for two of one rank."""
     ordered = sorted(traces, key=lambda each: each.rank)
     for one, other in pairwise(ordered):
@@ -245,7 +245,7 @@ def compare(traces: Sequence[RankTrace]) -> RankTraces:
     views = []
     for place, each in enumerate(ordered):
         columns = _per_step(each) | ({"late": late[each.rank]} if late else {})
-        view = RankView(
+        view = _RankView(
             rank=each.rank,
             host=each.host,
             steps=len(each.steps),
@@ -259,7 +259,7 @@ def compare(traces: Sequence[RankTrace]) -> RankTraces:
     return RankTraces(ranks=tuple(views), on_gpu=ordered[0].on_gpu, late=slow, cause=cause, doubts=doubts)
 
 
-def _per_step(trace: RankTrace) -> dict[str, Floats]:
+def _per_step(trace: _RankTrace) -> dict[str, Floats]:
     """Return the parts of every step of a rank, (S,)."""
     spans = merged((begin, end) for begin, end, _, _ in trace.collectives)
     bare = spans
@@ -282,7 +282,7 @@ def _per_step(trace: RankTrace) -> dict[str, Floats]:
     return {name: np.asarray(values) for name, values in rows.items()}
 
 
-def _marks(trace: RankTrace, begin: float, end: float) -> tuple[float, float, float, float]:
+def _marks(trace: _RankTrace, begin: float, end: float) -> tuple[float, float, float, float]:
     """Return the moments in a step at which forward, backward and update begin, and the update ends."""
 
     def within(name: str) -> NDArray[np.float64]:
@@ -297,7 +297,7 @@ def _marks(trace: RankTrace, begin: float, end: float) -> tuple[float, float, fl
     return to_forward, to_backward, to_update, float(updated[-1]) if len(updated) else to_update
 
 
-def _lateness(traces: Sequence[RankTrace]) -> tuple[dict[int, Floats], dict[int, float], list[str]]:
+def _lateness(traces: Sequence[_RankTrace]) -> tuple[dict[int, Floats], dict[int, float], list[str]]:
     """Return the lateness of each rank in each common step, (S,), offsets of clocks, and what is to be said."""
     if len(traces) < 2:
         return {}, {}, ["one rank only: who is late is unknown; give the traces of all ranks"]
@@ -327,7 +327,7 @@ def _lateness(traces: Sequence[RankTrace]) -> tuple[dict[int, Floats], dict[int,
     return dict(zip(ranks, table.T, strict=True)), dict(zip(ranks, offsets.tolist(), strict=True)), notes
 
 
-def _slowest(views: Sequence[RankView]) -> tuple[RankView | None, str]:
+def _slowest(views: Sequence[_RankView]) -> tuple[_RankView | None, str]:
     """Return the rank that is later than each of the others beyond doubt, and which of its laps is the longer one."""
     known = [each for each in views if "late" in each.seconds]
     if len(known) < 2:
@@ -348,7 +348,7 @@ def _slowest(views: Sequence[RankView]) -> tuple[RankView | None, str]:
     return first, max(LAPS, key=longer)
 
 
-def _doubts(traces: Sequence[RankTrace]) -> Iterator[str]:
+def _doubts(traces: Sequence[_RankTrace]) -> Iterator[str]:
     steps = min(len(each.steps) for each in traces)
     if any(each.one_step for each in traces):
         yield "no ProfilerStep# and no Optimizer.step in it: the whole trace counts as one step"

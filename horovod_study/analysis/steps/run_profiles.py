@@ -19,7 +19,7 @@ from horovod_study.analysis.series.points import LAP_COLUMNS, OF_RANKS, measured
 Floats = NDArray[np.float64]
 Places = NDArray[np.int64]
 
-MAX_PARTS = 40
+_MAX_PARTS = 40
 """Of a run: as many as a small plot shows."""
 
 MIN_STEPS = 8
@@ -112,7 +112,7 @@ class Profile:
 
 def part_places(steps: int) -> Places:
     """Return where the parts of a window of `steps` steps begin, and its end, (P + 1,); larger parts come first."""
-    parts = max(1, min(MAX_PARTS, steps // MIN_STEPS))
+    parts = max(1, min(_MAX_PARTS, steps // MIN_STEPS))
     size, more = divmod(steps, parts)
     number = np.arange(parts + 1)
     places: Places = number * size + np.minimum(number, more)
@@ -164,7 +164,7 @@ class Course:
             "step_s_p90": self._over(np.max, "step_s 0.9"),
             "sync_s": self._over(np.mean, "sync_s"),
             "sync_s_median": self._over(np.mean, "sync_s 0.5"),
-            **load_by_part(samples, self._begin_s, self._end_s),
+            **_load_by_part(samples, self._begin_s, self._end_s),
         }
         return Profile(first_step=self._first[:-1], steps=self._steps, columns=columns)
 
@@ -208,7 +208,7 @@ def _quantiles(block: Floats, levels: Sequence[float]) -> Floats:
     return np.where(np.isnan(chosen[:, -1]), math.nan, found)
 
 
-def load_by_part(
+def _load_by_part(
     samples: Mapping[str, Mapping[str, Mapping[str, Floats]]], begin_s: Floats, end_s: Floats
 ) -> dict[str, Floats]:
     """Return LOADS of the times from begin_s to end_s, (P,), from {host: {part: columns}}; NaN where nothing is known.

@@ -25,10 +25,10 @@ import numpy as np
 from horovod_study.analysis.stats import Interval, finite_or_none, half_width, trimmed_mean
 from horovod_study.records import finite
 
-LIMIT_PERCENT = 0.5
+_LIMIT_PERCENT = 0.5
 """What measuring may cost."""
 
-OFF, CONTROL = "off", "control"
+OFF, _CONTROL = "off", "control"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +113,7 @@ def interval(each: Overhead) -> str:
     return f"{percent.value:.2f} %" + (f" [{percent.low:.2f}, {percent.high:.2f}]" if percent.known else "")
 
 
-def timer_cost(case: Mapping[str, Any], *, limit_percent: float = LIMIT_PERCENT) -> TimerCost:
+def timer_cost(case: Mapping[str, Any], *, limit_percent: float = _LIMIT_PERCENT) -> TimerCost:
     """Return what `measure.timers.measure` found in one launch as overheads of mode off's step."""
     steps = {name: int(count) for name, count in case["steps"].items()}
     every = {name: int(count) for name, count in case["every"].items()}
@@ -147,7 +147,7 @@ def timer_cost(case: Mapping[str, Any], *, limit_percent: float = LIMIT_PERCENT)
             edges_steps=steps[name] if name in around else None,
         )
 
-    control = overhead(CONTROL)
+    control = overhead(_CONTROL)
     return TimerCost(
         runtime=case["runtime"],
         workers=int(case["workers"]),
@@ -159,7 +159,7 @@ def timer_cost(case: Mapping[str, Any], *, limit_percent: float = LIMIT_PERCENT)
         off_step_s=float(np.median(off)) + writing.get(OFF, nothing)[0],
         limit_percent=limit_percent,
         control=control,
-        variants=tuple(overhead(name) for name in case["ways"] if name not in (OFF, CONTROL)),
+        variants=tuple(overhead(name) for name in case["ways"] if name not in (OFF, _CONTROL)),
         doubts=_doubts(case, control, limit_percent),
     )
 

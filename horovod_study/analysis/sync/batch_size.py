@@ -66,7 +66,7 @@ CURVE_COLUMNS = ("series", "workers", "nodes", "form", "batch", "samples_per_s",
 SATURATION, PIECEWISE = "saturation", "piecewise"
 DRAWS = 1000
 MIN_BATCHES = 3
-EQUAL_SUPPORT = 2.0  # in AICc
+_EQUAL_SUPPORT = 2.0  # in AICc
 _EXACT = 1e-12  # relative residuals below this are rounding
 _NOT_TIMED = tuple(name for name in CHOICES if OPTIONS[name].roles & Role.RATE)
 """What a step takes does not depend on these, and a larger batch often comes with another learning rate."""
@@ -145,9 +145,9 @@ def knee(batch: ArrayLike, step_s: ArrayLike, *, seed: int = 0) -> Knee:
     knees = {each: float(a / b) if b > 0 else math.inf for each, (a, b) in fitted.items()}
     apart = knees[other] / knees[form] if knees[form] else math.inf if knees[other] else 1.0
     apart = min(max(apart, 1e-9), 1e9) if apart == apart else 1.0
-    if aicc and aicc[other] - aicc[form] < EQUAL_SUPPORT and abs(math.log(apart)) > 0.1:
+    if aicc and aicc[other] - aicc[form] < _EQUAL_SUPPORT and abs(math.log(apart)) > 0.1:
         doubts.append(
-            f"the {other} form fits as well (AICc within {EQUAL_SUPPORT:g}) with its knee at {knees[other]:.3g}"
+            f"the {other} form fits as well (AICc within {_EQUAL_SUPPORT:g}) with its knee at {knees[other]:.3g}"
         )
     a, b = (float(each) for each in fitted[form])
     return Knee(
@@ -296,7 +296,7 @@ def _slopes(form: str, means: Floats, batch: Floats, weight: Floats) -> Floats:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchSizes:
+class _BatchSizes:
     """What the batch sizes of a study say."""
 
     cells: pd.DataFrame  # BATCH_COLUMNS
@@ -304,7 +304,7 @@ class BatchSizes:
     curves: pd.DataFrame  # CURVE_COLUMNS
 
 
-def batch_sizes(runs: pd.DataFrame, *, seed: int = 0) -> BatchSizes:
+def batch_sizes(runs: pd.DataFrame, *, seed: int = 0) -> _BatchSizes:
     """Return the tables of the finished runs of a run table, where one worker count has several batches.
 
     Empty where there is none. One plain worker is a series too. Runs may differ in the learning rate.
@@ -331,7 +331,7 @@ def batch_sizes(runs: pd.DataFrame, *, seed: int = 0) -> BatchSizes:
         name["workers"] = int(first["workers"])
         line = {"batch": grid, "samples_per_s": rate, "step_s": step, "epoch_s": first["train_samples"] / rate}
         frames.append(pd.DataFrame({**name, "form": fitted.form, **line}))
-    return BatchSizes(
+    return _BatchSizes(
         cells=pd.DataFrame(rows, columns=list(BATCH_COLUMNS)).astype({"workers": "int64", "repeats": "int64"}),
         knees=pd.DataFrame(found, columns=list(KNEE_COLUMNS)).astype({"workers": "int64", "batches": "int64"}),
         curves=pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=list(CURVE_COLUMNS)),

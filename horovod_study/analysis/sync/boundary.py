@@ -70,7 +70,7 @@ NOTES = {
     "partly": "the nodes are not equally full",
 }
 
-GROWTHS: tuple[Callable[[Floats], Floats], ...] = (np.log2, lambda workers: workers)
+_GROWTHS: tuple[Callable[[Floats], Floats], ...] = (np.log2, lambda workers: workers)
 """How waiting may go on to grow with the workers on equal nodes: as in a tree, as in a ring."""
 
 _PLACING = ("placement", "workers_per_node")
@@ -262,7 +262,7 @@ def _beyond(left: Sequence[pd.DataFrame], more: pd.DataFrame) -> dict[str, Any]:
     repeated = bool(sizes.min() >= stats.MIN_REPEATS)
     squares = np.array([each.var(ddof=1) if repeated else math.nan for each in samples]) / sizes
     weights = []
-    for growth in GROWTHS:
+    for growth in _GROWTHS:
         x = growth(counts)
         aside = (float(growth(np.array([float(_int(more, "workers"))]))[0]) - x.mean()) / np.sum((x - x.mean()) ** 2)
         weights.append(np.concatenate([[1.0], -(1 / len(x) + aside * (x - x.mean()))]))

@@ -24,7 +24,7 @@ from horovod_study.analysis.series.points import numbers
 from horovod_study.analysis.stats import MIN_REPEATS, Floats, Interval
 from horovod_study.analysis.sync import synchronisation
 
-DEFAULT_CYCLE_S = 1e-3
+_DEFAULT_CYCLE_S = 1e-3
 """Of Horovod 0.28 (horovod/common/operations.cc, HOROVOD_CYCLE_TIME)."""
 
 CYCLE_COLUMNS = (
@@ -35,9 +35,9 @@ CYCLE_COLUMNS = (
     *("reduction", "horovod_defaults"),
 )
 """One row per cell and range of cycles. slope: s of sync per s of cycle; rest: sync at a cycle of 0;
-share_at_default: what part of sync is cycle when the cycle is DEFAULT_CYCLE_S."""
+share_at_default: what part of sync is cycle when the cycle is _DEFAULT_CYCLE_S."""
 
-AS_EXPECTED, NO_EFFECT, OTHERWISE, OPEN = "as the cycle explains", "no effect", "otherwise", "not resolved"
+AS_EXPECTED, _NO_EFFECT, OTHERWISE, OPEN = "as the cycle explains", "no effect", "otherwise", "not resolved"
 
 _KEYS = ("series", "batch", "train_samples", "workers", "nodes", "per_node", "idle")
 
@@ -85,7 +85,7 @@ def _row(cell: pd.DataFrame, rest_of_step_s: float) -> dict[str, Any]:
     most = expected if woken else expected + 1.0
     (slope, rest, share), how = _estimates(cell, cycle, sync)
     notes = [*_notes(cycle, sync, rest_of_step_s, woken)]
-    if not distinct[0] <= DEFAULT_CYCLE_S <= distinct[-1]:
+    if not distinct[0] <= _DEFAULT_CYCLE_S <= distinct[-1]:
         share = Interval(value=math.nan)
         notes.append("Horovod's default cycle is outside the cycles run")
     return {
@@ -99,7 +99,7 @@ def _row(cell: pd.DataFrame, rest_of_step_s: float) -> dict[str, Any]:
         "expected_low": expected,
         "expected_high": most,
         **rest.named("rest_s", "rest_low_s", "rest_high_s"),
-        "default_cycle_s": DEFAULT_CYCLE_S,
+        "default_cycle_s": _DEFAULT_CYCLE_S,
         **share.named("share_at_default", "share_low", "share_high"),
         "interval": how,
         "verdict": _verdict(slope, expected, most),
@@ -122,8 +122,8 @@ def _estimates(cell: pd.DataFrame, cycle: Floats, sync: Floats) -> tuple[list[In
     gap = sync - value[1] - value[0] * cycle
     design = np.column_stack([cycle, np.ones_like(cycle)])
     covariance = np.linalg.inv(design.T @ design) * float(gap @ gap) / freedom  # of slope and rest
-    at = value[1] + value[0] * DEFAULT_CYCLE_S
-    toward = np.array([value[1], -value[0]]) * DEFAULT_CYCLE_S / at**2 if at else np.full(2, math.nan)
+    at = value[1] + value[0] * _DEFAULT_CYCLE_S
+    toward = np.array([value[1], -value[0]]) * _DEFAULT_CYCLE_S / at**2 if at else np.full(2, math.nan)
     errors = np.sqrt([covariance[0, 0], covariance[1, 1], float(toward @ covariance @ toward)])
     found = [stats.around(each, error, freedom) for each, error in zip(value.tolist(), errors.tolist(), strict=True)]
     return found, f"95 %, Student's t of one line through {len(cycle)} runs"
@@ -150,8 +150,8 @@ def _line(x: Floats, y: Floats) -> tuple[float, float]:
 
 def _three(cycle: Floats, sync: Floats) -> tuple[float, float, float]:
     slope, rest = _line(cycle, sync)
-    at = rest + slope * DEFAULT_CYCLE_S
-    return slope, rest, slope * DEFAULT_CYCLE_S / at if at else math.nan
+    at = rest + slope * _DEFAULT_CYCLE_S
+    return slope, rest, slope * _DEFAULT_CYCLE_S / at if at else math.nan
 
 
 def _verdict(slope: Interval, expected_low: float, expected_high: float) -> str:
@@ -159,7 +159,7 @@ def _verdict(slope: Interval, expected_low: float, expected_high: float) -> str:
     if not slope.known:
         return OPEN
     if not slope.excludes(0):
-        return NO_EFFECT if slope.high < 0.5 else OPEN
+        return _NO_EFFECT if slope.high < 0.5 else OPEN
     return AS_EXPECTED if slope.low <= expected_high and slope.high >= expected_low else OTHERWISE
 
 

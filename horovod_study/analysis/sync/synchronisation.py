@@ -45,7 +45,7 @@ CURVE_COLUMNS = (
 MIN_COUNTS = 3
 """A curve through fewer worker counts says nothing that they do not say."""
 
-MAX_COUNTS = 60
+_MAX_COUNTS = 60
 """Worker counts of one curve; with more, some between are left out."""
 
 _KEYS = ("series", "batch", "train_samples", "workers", "nodes", "per_node")
@@ -135,8 +135,8 @@ def curves(fitted: Mapping[str, QuantityFit], cells: pd.DataFrame) -> pd.DataFra
         first, last = int(own["workers"].min()), int(own["workers"].max())
         most = max(last + 1, math.ceil(REACH * last))
         workers = np.arange(first, most + 1, dtype=np.float64)
-        if most - first >= MAX_COUNTS:  # evenly apart on a logarithmic scale
-            workers = np.unique(np.geomspace(first, most, MAX_COUNTS).round())
+        if most - first >= _MAX_COUNTS:  # evenly apart on a logarithmic scale
+            workers = np.unique(np.geomspace(first, most, _MAX_COUNTS).round())
         nodes = np.ones_like(workers)  # on one node nobody knows where it ends
         if own["nodes"].max() != 1:  # each node as full as the fullest measured one
             nodes = np.ceil(workers / np.ceil(own["workers"] / own["nodes"]).max())

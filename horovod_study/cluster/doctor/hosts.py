@@ -68,7 +68,7 @@ class Hosts:
         if this_host(host.name):
             area.ok(host.name, "this machine: launchers need no ssh to it")
             return True, area.findings
-        line = ssh_line(host.name, "true")
+        line = _ssh_line(host.name, "true")
         answer = self._here.call(line, timeout_s=2.0 if self._quick else _LOGIN_S)
         if not answer.worked:
             what, remedy = explained(host.name, answer)
@@ -336,7 +336,7 @@ class Conversation:
     def __enter__(self) -> Self:
         line = [str(self._here.python), "-c", "import sys, json; exec(json.loads(sys.stdin.readline()))"]
         self._process = subprocess.Popen(
-            line if this_host(self._name) else ssh_line(self._name, *line),
+            line if this_host(self._name) else _ssh_line(self._name, *line),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -408,7 +408,7 @@ class Conversation:
                 self._errors.append(line.strip())
 
 
-def ssh_line(host: str, *argv: str) -> list[str]:
+def _ssh_line(host: str, *argv: str) -> list[str]:
     """Return how to run `argv` on `host` without a person; no connection is left open, which would hold pipes."""
     program, *rest = remote_argv(host, argv)
     return [program, "-o", "ControlMaster=no", *rest]

@@ -240,7 +240,7 @@ def data_cache(area: Area) -> None:
 
 def leftovers(area: Area, here: Here) -> None:
     """Are there processes of earlier runs whose launcher is gone."""
-    found = left_over(here.proc)
+    found = _left_over(here.proc)
     if not found:
         area.ok("earlier runs", "left no processes behind")
         return
@@ -256,7 +256,7 @@ def leftovers(area: Area, here: Here) -> None:
     )
 
 
-def left_over(proc: Path) -> list[tuple[int, str]]:
+def _left_over(proc: Path) -> list[tuple[int, str]]:
     """Return (pid, run directory) of marked processes that init has adopted, and of what they started."""
     marked: dict[int, str] = {}
     parents: dict[int, int] = {}

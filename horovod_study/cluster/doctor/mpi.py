@@ -16,7 +16,7 @@ from horovod_study.cluster.identity import installed
 from horovod_study.cluster.launch import cell_environment
 from horovod_study.comm import builds
 
-ABOUT_HOROVOD = """
+_ABOUT_HOROVOD = """
 import json, sys
 from pathlib import Path
 sys.path[:0] = sys.argv[1:]
@@ -30,7 +30,7 @@ print(json.dumps({
     "gpu_allreduce": gpu_allreduce(Path(list(horovod.__path__)[0])),
 }))
 """
-START_HOROVOD = """
+_START_HOROVOD = """
 import json, sys
 sys.path[:0] = sys.argv[1:]
 from horovod_study.comm.horovod import find_open_mpi
@@ -46,14 +46,14 @@ _GPU_TENSORS: dict[str | None, str] = {
     "MPI": "; GPU tensors are handed to MPI, which must be CUDA-aware",
     "host": "; GPU tensors go through the host's memory",
 }
-ABOUT_MPI4PY = """
+_ABOUT_MPI4PY = """
 import json, mpi4py
 mpi4py.rc.initialize = False
 from mpi4py import MPI
 from horovod_study.comm.libmpi import loaded_library
 print(json.dumps({"version": mpi4py.__version__, "says": MPI.Get_library_version(), "library": loaded_library()}))
 """
-TWO_RANKS = "import sys; from mpi4py import MPI; sys.exit(0 if MPI.COMM_WORLD.allreduce(1) == 2 else 3)"
+_TWO_RANKS = "import sys; from mpi4py import MPI; sys.exit(0 if MPI.COMM_WORLD.allreduce(1) == 2 else 3)"
 _START_S = 30.0
 _REINSTALL = "run `make setup` again: it builds Horovod for the PyTorch and the MPI that are installed"
 
@@ -121,7 +121,7 @@ class Mpi:
         if installed("mpi4py") is None:
             area.warning("mpi4py", "not installed: runs of backend mpi cannot start", "run `make setup`")
             return
-        found, answer = self._here.ask_python(ABOUT_MPI4PY, timeout_s=_START_S)
+        found, answer = self._here.ask_python(_ABOUT_MPI4PY, timeout_s=_START_S)
         if found is None:
             area.fail(
                 "mpi4py",
@@ -150,7 +150,7 @@ class Mpi:
         root = ["--allow-run-as-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
         placed = ["--host", "localhost:2", "--bind-to", "none"]
         open_mpi = mpi_of(self._says(used))[0] == "Open MPI"
-        line = [used, *(root + placed if open_mpi else []), "-np", "2", str(here.python), "-c", TWO_RANKS]
+        line = [used, *(root + placed if open_mpi else []), "-np", "2", str(here.python), "-c", _TWO_RANKS]
         answer = here.call(line, timeout_s=_START_S, environ=self._alone())
         if answer.worked:
             area.ok("two ranks", "mpirun started two, and they found each other")
@@ -164,7 +164,7 @@ class Mpi:
             area.fail(
                 "two ranks",
                 f"mpirun -np 2 did not work: {answer.reason()}",
-                f'try it yourself: {used} -np 2 {here.python} -c "{TWO_RANKS}"',
+                f'try it yourself: {used} -np 2 {here.python} -c "{_TWO_RANKS}"',
             )
 
     def _alone(self) -> dict[str, str]:
@@ -215,7 +215,7 @@ class Mpi:
     def _build(self, area: Area, name: str, folder: Path | None) -> None:
         here, label = self._here, f"build {name}" if name else "installed"
         arguments = [str(folder)] if folder else []
-        found, answer = here.ask_python(ABOUT_HOROVOD, *arguments, timeout_s=LOAD_S)
+        found, answer = here.ask_python(_ABOUT_HOROVOD, *arguments, timeout_s=LOAD_S)
         if found is None:
             text, remedy = answer.reason(), _REINSTALL
             if "undefined symbol" in text:
@@ -243,7 +243,7 @@ class Mpi:
             area.ok(label, text)
         self._same_nccl(area, label, found)
         self._same_mpi(area, label, found)
-        started, answer = here.ask_python(START_HOROVOD, *arguments, timeout_s=_START_S, environ=self._alone())
+        started, answer = here.ask_python(_START_HOROVOD, *arguments, timeout_s=_START_S, environ=self._alone())
         if started is None:
             area.fail(
                 f"{label} starts",

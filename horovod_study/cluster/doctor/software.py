@@ -14,7 +14,7 @@ from horovod_study.cluster.doctor.finding import Area, Here
 from horovod_study.cluster.identity import installed
 from horovod_study.text.words import plural
 
-ABOUT_TORCH = """
+_ABOUT_TORCH = """
 import json, torch
 a = torch.ones(64, 64)
 found = {
@@ -98,7 +98,7 @@ class Software:
         if self._quick:
             area.ok("version", f"PyTorch {version} is installed (not loaded in a quick examination)")
             return
-        found, answer = self._here.ask_python(ABOUT_TORCH, timeout_s=LOAD_S)
+        found, answer = self._here.ask_python(_ABOUT_TORCH, timeout_s=LOAD_S)
         if found is None:
             area.fail("loads", f"PyTorch {version} does not load: {answer.reason()}", "run `make setup` again")
             return

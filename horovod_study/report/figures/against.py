@@ -166,7 +166,7 @@ def sentences(found: StudyComparison) -> list[str]:
     return told
 
 
-def verdict_words(row: Row) -> str:
+def _verdict_words(row: Row) -> str:
     """Return the verdict of a row for readers."""
     if row["verdict"] == ALIKE and not row["ratio_low"] <= 1 <= row["ratio_high"]:
         return f"not resolved among {row['tests']} cells (p = {row['p_holm']:.2g} after Holm)"
@@ -235,7 +235,7 @@ def _cells(found: StudyComparison) -> Table:
         Column(head="Before", unit="samples/s", cell=lambda row: rounded(row["before"])),
         Column(head="After", unit="samples/s", cell=lambda row: rounded(row["after"])),
         Column(head="Change", unit="%", cell=_changed),
-        text_column("Verdict", lambda row: Cell(verdict_words(row), warning=row["verdict"] == WORSE)),
+        text_column("Verdict", lambda row: Cell(_verdict_words(row), warning=row["verdict"] == WORSE)),
         *(Column(head=_HEADS[name], unit="%", cell=partial(_beside, own)) for name, own in others.items()),
     ]
     if repeats:
@@ -290,7 +290,7 @@ def _targets(found: StudyComparison) -> Table:
         Column(head="Before", unit="s", cell=lambda row: seconds(row["before"])),
         Column(head="After", unit="s", cell=lambda row: seconds(row["after"])),
         Column(head="Change", unit="%", cell=_changed),
-        text_column("Verdict", verdict_words),
+        text_column("Verdict", _verdict_words),
     )
     caption = "Seconds of training until the test MSE is at most the target"
     return _flat("against-targets", caption, columns, _rows(found, "target"))
@@ -399,7 +399,7 @@ def lines(found: StudyComparison) -> list[str]:
         value, interval = _change(row)
         p = NOTHING if not known(row["p_holm"]) else "< 0.0001" if row["p_holm"] < 1e-4 else f"{row['p_holm']:.4f}"
         rates = (rounded(row["before"]), rounded(row["after"]))
-        rows.append((_cell(found, row), *rates, f"{value}{THIN}%", interval or NOTHING, p, verdict_words(row)))
+        rows.append((_cell(found, row), *rates, f"{value}{THIN}%", interval or NOTHING, p, _verdict_words(row)))
     told = [f"{after} against {before}: {headline(found)}.", found.matching, ""]
     told += [*to_lines(table_of(heads, rows, texts=(0, 6))), "", *sentences(found)]
     told += [_left_out(found, row) for row in found.unmatched.to_dict("records")]
@@ -461,7 +461,7 @@ def _check_line(found: StudyComparison, check: GateCheck) -> str:
         row["metric"], (1.0, metric.unit)
     )
     before, after = (rounded(row[name] * scale) for name in ("before", "after"))
-    why = "" if check.outcome == FAILED else f", {verdict_words(row)}" if not interval else ""
+    why = "" if check.outcome == FAILED else f", {_verdict_words(row)}" if not interval else ""
     return (
         f"{head}: {place}: {metric.title} {before} before, {after}{' ' if unit else ''}{unit} after, "
         f"{value}{THIN}% {interval or '(no interval)'}{why}; {limit}"
@@ -564,4 +564,4 @@ def _panel(axes: Axes, rows: pd.DataFrame, styles: Mapping[str, style.SeriesStyl
 
 def _tip(row: Row, label: str) -> str:
     value, interval = _change(row)
-    return one_line(f"{label}, {plural(row['workers'], 'worker')}: {value} % {interval}, {verdict_words(row)}")
+    return one_line(f"{label}, {plural(row['workers'], 'worker')}: {value} % {interval}, {_verdict_words(row)}")

@@ -80,14 +80,14 @@ def _handles(looks: Mapping[_Key, SeriesStyle], *, knees: bool = False) -> list[
 
 
 _ENDS = ("_median", "_low", "_high")
-THROUGHPUT = kit.Quantity("samples_per_s", "Throughput / 1000 {}", "thousand {}", scale=1 / 1000, ends=_ENDS)
+_THROUGHPUT = kit.Quantity("samples_per_s", "Throughput / 1000 {}", "thousand {}", scale=1 / 1000, ends=_ENDS)
 """In the unit of the study."""
 EPOCH = kit.Quantity("epoch_s", "Time per epoch / s", "s per epoch", ends=_ENDS)
 WAITING = kit.Quantity("overhead", "Waiting / % of the step", "% of the step is waiting", scale=100.0, ends=_ENDS)
-LOST = kit.Quantity(
+_LOST = kit.Quantity(
     "lost", "Lost to one worker / %", "% lost to one worker alone", scale=100.0, ends=("", "_low", "_high")
 )
-FITTED = (THROUGHPUT, EPOCH)
+_FITTED = (_THROUGHPUT, EPOCH)
 """Quantities that have a law: a column of batch_curves."""
 
 
@@ -95,7 +95,7 @@ def _panel(axes: Axes, analysis: Analysis, of: kit.Quantity, shown: pd.DataFrame
     """Draw one quantity against the batch: points, the fitted line with its knee, or what guides the eye."""
     looks = _looks(analysis, shown)
     for place, (key, look) in enumerate(looks.items()):
-        line = _of(analysis.batch_curves, key) if of in FITTED else shown.iloc[:0]
+        line = _of(analysis.batch_curves, key) if of in _FITTED else shown.iloc[:0]
         if len(line):
             kit.line_of(axes, line["batch"], line[of.name] * of.scale, look)
             for knee in _of(analysis.knees, key).to_dict("records"):
@@ -109,9 +109,9 @@ def _panel(axes: Axes, analysis: Analysis, of: kit.Quantity, shown: pd.DataFrame
     if of is EPOCH:
         kit.log_values(axes, low, high)
     else:
-        axes.set_ylim(1.05 * min(0.0, low), 1.15 * high if of is THROUGHPUT else None)
+        axes.set_ylim(1.05 * min(0.0, low), 1.15 * high if of is _THROUGHPUT else None)
         kit.round_values(axes)
-    if of is LOST or of is WAITING:
+    if of is _LOST or of is WAITING:
         axes.axhline(0, color=QUIET, linewidth=0.7, zorder=1)
     axes.set_ylabel(folded(of.label.format(analysis.rate_unit), 0.5 * panel_in))
 
@@ -127,7 +127,7 @@ def _drawing(
     looks = _looks(analysis, shown)
     curves = pd.concat([_of(analysis.batch_curves, key) for key in looks], ignore_index=True)
     knees = pd.concat([_of(analysis.knees, key) for key in looks], ignore_index=True)
-    fitted = any(panel in FITTED for panel in panels)
+    fitted = any(panel in _FITTED for panel in panels)
 
     def draw(width_in: float) -> Figure:
         figure, axes_of, (panel_in, _) = kit.grid(len(panels), width_in, aspect=aspect)
@@ -176,7 +176,7 @@ def batch_size(analysis: Analysis) -> Drawing | None:
     return _drawing(
         analysis,
         analysis.batches,
-        (THROUGHPUT, EPOCH, WAITING),
+        (_THROUGHPUT, EPOCH, WAITING),
         0.66,
         name=NAMES[0],
         title="What a larger batch gives",
@@ -206,7 +206,7 @@ def overhead(analysis: Analysis) -> Drawing | None:
     bases = " or ".join(sorted({base for base in shown["lost_base"] if base}))
     texts = {
         WAITING: "Exposed waiting for gradients over the step (sync_s / step_s, of each run).",
-        LOST: f"1 - X(N) / (N X(1)) at the same batch, over the {bases} worker: all that more workers cost, slower "
+        _LOST: f"1 - X(N) / (N X(1)) at the same batch, over the {bases} worker: all that more workers cost, slower "
         "computing included.",
     }
     panels = [each for each in texts if shown[each.columns[0]].notna().any()]

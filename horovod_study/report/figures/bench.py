@@ -19,7 +19,7 @@ from horovod_study.report.kit.files import write_result
 from horovod_study.text.numbers import amount, prefixed
 from horovod_study.text.tables import table_of, to_lines
 
-PRECISION_NAMES = {"float32": "fp32", "tf32": "tf32", "bf16": "bf16", "fp16": "fp16"}
+_PRECISION_NAMES = {"float32": "fp32", "tf32": "tf32", "bf16": "bf16", "fp16": "fp16"}
 _MODEL = style.LAPS["sync"].color
 
 
@@ -146,7 +146,7 @@ def _fit_table(network: BenchedNetwork) -> str:
 
 def _machine_lines(network: BenchedNetwork, roofline: Roofline) -> str:
     rows = [
-        (f"matrix peak {PRECISION_NAMES.get(name, name)}", f"{peak / 1e9:,.1f}", "GFLOP/s")
+        (f"matrix peak {_PRECISION_NAMES.get(name, name)}", f"{peak / 1e9:,.1f}", "GFLOP/s")
         for name, peak in roofline.peaks_flop_per_s.items()
     ]
     for row in network.copies.to_dict("records"):
@@ -320,7 +320,7 @@ def draw_roofline(network: BenchedNetwork, width_in: float) -> Figure:
     for name, value in roofline.peaks_flop_per_s.items():
         color = style.INK if value == peak else style.QUIET
         axes.axhline(value / 1e9, color=color, linewidth=0.8, linestyle=(0, (3, 2)), zorder=1)
-        text = f"matrix peak {PRECISION_NAMES.get(name, name)}  {value / 1e9:,.0f} GFLOP/s"
+        text = f"matrix peak {_PRECISION_NAMES.get(name, name)}  {value / 1e9:,.0f} GFLOP/s"
         kit.note_at(axes, text, (left, value / 1e9), (3, 2), color=color)
     done = roofline.flop_per_s / 1e9
     for x, filled, words in (

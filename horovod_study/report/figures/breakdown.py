@@ -20,7 +20,7 @@ from horovod_study.text.numbers import THIN, milliseconds, percent
 from horovod_study.text.words import plural
 
 Bar: TypeAlias = dict[str, Any]  # the rows of one cell of the breakdown, by lap
-HIDDEN_HATCH = "\\\\\\\\\\\\"
+_HIDDEN_HATCH = "\\\\\\\\\\\\"
 MAX_LINES = 5
 """Of panels with bars: below each other on a page."""
 
@@ -182,11 +182,11 @@ def lap_bar(axes: Axes, place: int, bar: Bar, values: Mapping[str, float]) -> di
 
 
 def _hidden(lap: str) -> LapStyle:
-    return replace(LAPS[lap], label=f"{lap} with hidden sync", hatch=HIDDEN_HATCH, ink=LAPS["sync"].color)
+    return replace(LAPS[lap], label=f"{lap} with hidden sync", hatch=_HIDDEN_HATCH, ink=LAPS["sync"].color)
 
 
 def _face(look: LapStyle) -> dict[str, Any]:
-    return {**face(look), **({"edgecolor": look.ink} if look.hatch == HIDDEN_HATCH else {})}
+    return {**face(look), **({"edgecolor": look.ink} if look.hatch == _HIDDEN_HATCH else {})}
 
 
 def lap_handles(parts: pd.DataFrame) -> list[Patch]:

@@ -28,7 +28,7 @@ from horovod_study.text.words import plural, span
 
 NAMES = ("losses", "stragglers", "attribution", "roofline", "network")
 
-MAX_BARS = 10
+_MAX_BARS = 10
 """Of the figure of what synchronisation is made of: each series has its share of them, its largest counts."""
 
 LOOKS = {
@@ -193,9 +193,9 @@ def parts(analysis: Analysis) -> Drawing | None:
         return None
     cells = known[_CELL].drop_duplicates()
     main = cells[cells["series"].isin(known.loc[known["setting"].isin(kit.settings_of(known, most=1)), "series"])]
-    share = max(1, MAX_BARS // main["series"].nunique())
+    share = max(1, _MAX_BARS // main["series"].nunique())
     largest = main.sort_values("workers", ascending=False, kind="stable").groupby("series", sort=False).head(share)
-    chosen = largest.head(MAX_BARS).sort_index()
+    chosen = largest.head(_MAX_BARS).sort_index()
     labels = style.series_labels(analysis.points)
     arms = chosen["arm"].nunique() > 1
 

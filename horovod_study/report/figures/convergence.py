@@ -57,7 +57,7 @@ def learning(analysis: Analysis) -> Drawing | None:
     return None if is_flat(analysis.convergence) else learning_curves(analysis.points, analysis.convergence)
 
 
-FALL = 1.5
+_FALL = 1.5
 """By so much the test error of some cell must fall from its first evaluation, for its curve to say anything."""
 
 
@@ -65,7 +65,7 @@ def is_flat(curves: pd.DataFrame) -> bool:
     """Return whether there are evaluations, and in no cell the test error falls by a factor of FALL."""
     known = _usual(curves)
     cells = known.groupby(_CELL, sort=False, dropna=False)["test_mse_median"]
-    return not known.empty and bool((cells.first() < FALL * cells.min()).all())
+    return not known.empty and bool((cells.first() < _FALL * cells.min()).all())
 
 
 def _usual(curves: pd.DataFrame) -> pd.DataFrame:

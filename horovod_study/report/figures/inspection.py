@@ -63,7 +63,7 @@ def result_lines(found: Inspection) -> list[str]:
     lines = wrapped(headline(found), _WIDE)
     lines += [line for text in (_window(found), _closure(found)) for line in wrapped(text, _WIDE, "  ")]
     lines += ["", *table(found)]
-    texts = straggler_sentences(found)
+    texts = _straggler_sentences(found)
     if (pop := found.pop) is not None:
         texts.append(
             f"Parallel efficiency {pop.parallel:.2f} = load balance {pop.load_balance:.2f} x communication efficiency "
@@ -163,7 +163,7 @@ def _chosen(found: Inspection) -> list[RankLaps]:
     return sorted(some, key=lambda each: each.rank)
 
 
-def straggler_sentences(found: Inspection) -> list[str]:
+def _straggler_sentences(found: Inspection) -> list[str]:
     """Return who is slow, by how much and where, or why that cannot be determined."""
     late = found.stragglers
     if late.verdict == "unknown":
@@ -259,16 +259,16 @@ def _pause_lines(found: Inspection) -> list[str]:
             f"{1e3 * pauses.total_s:,.1f} ms in all, {100 * pauses.share:.2g} % of the time."
         )
         lines = wrapped(text, _WIDE)
-    lines += [line for each in pauses.periods for line in wrapped(period_words(each), _WIDE, "  ")]
+    lines += [line for each in pauses.periods for line in wrapped(_period_words(each), _WIDE, "  ")]
     shown = pauses.longest[:10]
     if shown:
         rest = f" (the {len(shown)} longest; inspect.json has up to {MOST})" if pauses.count > len(shown) else ""
         lines.append(f"  step: ms above the others{rest}")
-        lines += [f"  {each.step:>10,}: {pause_words(each)}" for each in shown]
+        lines += [f"  {each.step:>10,}: {_pause_words(each)}" for each in shown]
     return lines
 
 
-def pause_words(pause: Pause) -> str:
+def _pause_words(pause: Pause) -> str:
     """Return one pause without its step: size, lap, ranks, time."""
     size = f"{1e3 * pause.size_s:.2f} ms"
     several = f" over {pause.steps} steps" if pause.steps > 1 else ""
@@ -276,7 +276,7 @@ def pause_words(pause: Pause) -> str:
     return f"{size}{several}, {_where(pause.lap, pause.ranks, pause.everywhere)}{at}"
 
 
-def period_words(period: Period) -> str:
+def _period_words(period: Period) -> str:
     """Return regular pauses in a sentence."""
     if period.unit == "steps":
         seconds = "" if period.every_s is None else f" ({period.every_s:.3g} s)"

@@ -16,7 +16,7 @@ from horovod_study.text.words import plural, span
 NAMES = ("usage", "load")
 
 
-ON_GPUS = (
+_ON_GPUS = (
     kit.Quantity(
         "gpu_percent", "GPU use / %", "% GPU use", "GPU use: share of time in which any kernel ran, mean over the GPUs"
     ),
@@ -29,8 +29,8 @@ ON_GPUS = (
     ),
     kit.Quantity("gpu_memory_mb", "GPU memory / MB", "MB", "memory: largest of the window, mean over the GPUs"),
 )
-ON_CORES = (
-    ON_GPUS[2],
+_ON_CORES = (
+    _ON_GPUS[2],
     kit.Quantity(
         "rss_mb_per_rank",
         "Memory of a rank / MB",
@@ -44,7 +44,7 @@ ON_CORES = (
 def usage(analysis: Analysis) -> Drawing | None:
     table = analysis.usage
     gpus = bool(table["gpu_percent_median"].notna().any() or table["gpu_power_w_per_gpu_median"].notna().any())
-    panels = [each for each in (ON_GPUS if gpus else ON_CORES) if table[f"{each.name}_median"].notna().any()]
+    panels = [each for each in (_ON_GPUS if gpus else _ON_CORES) if table[f"{each.name}_median"].notna().any()]
     known = table[(table["mode"] != "mixed") & table[[f"{each.name}_median" for each in panels]].notna().any(axis=1)]
     parallel = known[known["workers"] > 1]
     if parallel.empty or not panels:

@@ -37,7 +37,7 @@ def write_result(
     and ConfigError where there is no LaTeX.
     """
     if pgf:
-        need_latex()
+        _need_latex()
     paths = []
     with writing(directory, f"choose a writable {choose}"):
         result_folder(directory)
@@ -68,7 +68,7 @@ def figure_lines(paths: Iterable[Path]) -> list[str]:
     return [f"figure: {path}" for path in paths if path.suffix == ".png"]
 
 
-def need_latex() -> None:
+def _need_latex() -> None:
     """Raise ConfigError where PGF files cannot be made: LaTeX measures the letters in them."""
     if shutil.which("pdflatex") is None:
         raise ConfigError(

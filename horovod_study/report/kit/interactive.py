@@ -46,7 +46,7 @@ class Mark:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Inline:
+class _Inline:
     """A figure for a page: its `<svg>` element, and the JSON that the page's script reads about it."""
 
     svg: str
@@ -110,7 +110,7 @@ def _tip(row: Mapping[Any, Any], value: str, low: str, high: str, unit: str, sca
     return f"{' '.join(where)}: {', '.join(words)}" if where else ", ".join(words)
 
 
-def inline(drawing: "Drawing", *, width_in: float = SCREEN_WIDTH_IN) -> Inline:
+def inline(drawing: "Drawing", *, width_in: float = SCREEN_WIDTH_IN) -> _Inline:
     """Return the figure as an `<svg>` element with what the page's script needs; equal drawings give equal values."""
     with style(svg__fonttype="none"):
         figure = settled(drawing.draw(width_in))
@@ -132,7 +132,7 @@ def inline(drawing: "Drawing", *, width_in: float = SCREEN_WIDTH_IN) -> Inline:
     box = re.search(r'viewBox="[^"]+"', head.group())
     assert box is not None
     opening = f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" {box.group()}>'
-    return Inline(svg=_compact(opening, svg[head.end() :].strip(), drawing.name), data=data)
+    return _Inline(svg=_compact(opening, svg[head.end() :].strip(), drawing.name), data=data)
 
 
 def _compact(opening: str, svg: str, name: str) -> str:

@@ -34,7 +34,7 @@ from horovod_study.report.kit.style import (
 )
 from horovod_study.text.words import span
 
-MAX_SETTINGS = 4
+_MAX_SETTINGS = 4
 """Settings of one figure, each with a panel; the others are in its CSV file and in the tables of the page."""
 
 MAX_PANELS = 6
@@ -75,7 +75,7 @@ def panels_of(
     return figure, made[:count]
 
 
-def settings_of(rows: pd.DataFrame, *, most: int = MAX_SETTINGS) -> list[str]:
+def settings_of(rows: pd.DataFrame, *, most: int = _MAX_SETTINGS) -> list[str]:
     """Return the settings that a figure shows, in their order: those with most worker counts, at most `most`.
 
     A setting with half as many counts or fewer has no panel: a sweep of batches at a few counts is another figure.

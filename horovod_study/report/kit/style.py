@@ -35,9 +35,9 @@ SCREEN_WIDTH_IN = 4.6
 NARROW_IN = 4.0
 """Below this width, letters are smaller and panels are below one another."""
 
-MM_PER_IN = 25.4
+_MM_PER_IN = 25.4
 
-FONTS = ("sans", "serif")
+_FONTS = ("sans", "serif")
 
 INK = "#1b1d22"
 QUIET = "#6f747d"
@@ -58,14 +58,14 @@ class FigureFormat:
 
     def __post_init__(self) -> None:
         low, high = (40.0, 400.0)  # below, labels leave no room for data; above, it is a poster
-        if not math.isfinite(self.width_in) or not low <= round(self.width_in * MM_PER_IN, 3) <= high:
+        if not math.isfinite(self.width_in) or not low <= round(self.width_in * _MM_PER_IN, 3) <= high:
             raise ConfigError(
-                f"--width: a figure is {low:.0f} to {high:.0f} mm wide, not {self.width_in * MM_PER_IN:g} mm; "
-                f"give text ({PRINT_WIDTH_IN * MM_PER_IN:.0f} mm), column ({COLUMN_WIDTH_IN * MM_PER_IN:.0f} mm) or a "
-                "number of mm"
+                f"--width: a figure is {low:.0f} to {high:.0f} mm wide, not {self.width_in * _MM_PER_IN:g} mm; "
+                f"give text ({PRINT_WIDTH_IN * _MM_PER_IN:.0f} mm), column ({COLUMN_WIDTH_IN * _MM_PER_IN:.0f} mm) or "
+                "a number of mm"
             )
-        if self.font not in FONTS:
-            raise ConfigError(f"--font: {self.font!r} is not known; allowed: {', '.join(FONTS)}")
+        if self.font not in _FONTS:
+            raise ConfigError(f"--font: {self.font!r} is not known; allowed: {', '.join(_FONTS)}")
 
     @classmethod
     def of(cls, width: str, font: str = "sans") -> "FigureFormat":
@@ -79,7 +79,7 @@ class FigureFormat:
             raise ConfigError(
                 f"--width: {width!r} is not a width; give text, column, or a number of mm, for example --width 120"
             ) from None
-        return cls(width_in=width_mm / MM_PER_IN, font=font)
+        return cls(width_in=width_mm / _MM_PER_IN, font=font)
 
 
 TEXT = FigureFormat()

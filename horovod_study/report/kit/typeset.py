@@ -19,7 +19,7 @@ PACKAGES = ("array", "booktabs", "longtable")
 PAGE_LINES = 44
 """A table with more lines than this is a longtable, which breaks over pages; a float would run off its page."""
 
-TEXT_WIDTH_IN = 5.9
+_TEXT_WIDTH_IN = 5.9
 
 
 def to_csv(table: Table) -> str:
@@ -84,7 +84,7 @@ def caption_command(name: str) -> str:
 def to_latex(table: Table) -> str:
     """Return a `table`, or a `longtable` where it is longer than a page, of rules from booktabs, to be read by \\input.
 
-    Letters get smaller, and texts break, until the table fits into TEXT_WIDTH_IN.
+    Letters get smaller, and texts break, until the table fits into _TEXT_WIDTH_IN.
     """
     table = printed(table)
     size, letter_pt, gap_pt = _size(table)
@@ -92,7 +92,7 @@ def to_latex(table: Table) -> str:
     caption = f"\\caption[{{{latex(table.title)}}}]{{{command}}}\\label{{tab:{table.name}}}"
     spec = _spec(table, letter_pt, gap_pt)
     head = [*_header(table), "\\midrule"]
-    body = list(_body(table, 72.27 * TEXT_WIDTH_IN / letter_pt))  # ems that one line of the text holds
+    body = list(_body(table, 72.27 * _TEXT_WIDTH_IN / letter_pt))  # ems that one line of the text holds
     long = len(body) + len(head) - 1 > PAGE_LINES
     notes = [f"\\par\\smallskip{{\\footnotesize {latex(note)}\\par}}" for note in table.notes]
     lines = [
@@ -135,7 +135,7 @@ def document(names: Sequence[str]) -> str:
     return (
         "% Shows all tables: pdflatex tables.tex. A thesis needs the packages and an \\input per table.\n"
         "\\documentclass[11pt,a4paper]{article}\n"
-        f"\\usepackage[textwidth={TEXT_WIDTH_IN:g}in,textheight=9.4in]{{geometry}}\n{packages}"
+        f"\\usepackage[textwidth={_TEXT_WIDTH_IN:g}in,textheight=9.4in]{{geometry}}\n{packages}"
         f"\\begin{{document}}\n\\listoftables\n\\clearpage\n{shown}\\end{{document}}\n"
     )
 
@@ -154,12 +154,12 @@ def _size(table: Table) -> tuple[str, float, float]:
     for size, letter_pt, gap_pt in _SIZES[1:]:
         ems = sum(
             # a column of broken lines asks for no more
-            max(min(_ems(table, place), 15.0), _NARROW * TEXT_WIDTH_IN * 72.27 / letter_pt)
+            max(min(_ems(table, place), 15.0), _NARROW * _TEXT_WIDTH_IN * 72.27 / letter_pt)
             if column.wrap
             else _ems(table, place)
             for place, column in enumerate(table.columns)
         )
-        if 1.03 * ems * letter_pt + 2 * gap_pt * (_wide(table) - 1) <= 72.27 * TEXT_WIDTH_IN:
+        if 1.03 * ems * letter_pt + 2 * gap_pt * (_wide(table) - 1) <= 72.27 * _TEXT_WIDTH_IN:
             return size, letter_pt, gap_pt
     return _SIZES[-1]
 
@@ -202,12 +202,12 @@ def _spec(table: Table, letter_pt: float, gap_pt: float) -> str:
     wrapped = {place: min(_ems(table, place), 40.0) for place, column in enumerate(table.columns) if column.wrap}
     others = sum(_ems(table, place) for place in range(len(table.columns)) if place not in wrapped) * letter_pt
     gaps = 2 * gap_pt * (_wide(table) - 1)
-    room = max(_NARROW * len(wrapped), 0.97 - (others + gaps) / (72.27 * TEXT_WIDTH_IN))
+    room = max(_NARROW * len(wrapped), 0.97 - (others + gaps) / (72.27 * _TEXT_WIDTH_IN))
     kinds = []
     for place, column in enumerate(table.columns):
         if place in wrapped:
             share = min(
-                room * wrapped[place] / sum(wrapped.values()), 1.1 * wrapped[place] * letter_pt / 72.27 / TEXT_WIDTH_IN
+                room * wrapped[place] / sum(wrapped.values()), 1.1 * wrapped[place] * letter_pt / 72.27 / _TEXT_WIDTH_IN
             )
             kinds.append(f">{{\\raggedright\\arraybackslash}}p{{{share:.3f}\\linewidth}}")
         elif column.interval:

@@ -35,13 +35,13 @@ from horovod_study.report.page import tables
 from horovod_study.report.page.html import render
 from horovod_study.text.words import cut, plural, printable, wrapped
 
-PICTURES = (".pdf", ".svg", ".png", ".pgf")
+_PICTURES = (".pdf", ".svg", ".png", ".pgf")
 SHOWN = 8
 """So many findings of one kind are told listed on the terminal."""
 WIDE = 100
 
 
-OF_A_TABLE = ("how the numbers of the table were measured", "no run was recorded; they are compared with the table")
+_OF_A_TABLE = ("how the numbers of the table were measured", "no run was recorded; they are compared with the table")
 NOT_COVERED: Sequence[tuple[str, str]] = (
     (
         "a run that was changed before it was analysed, together with the digests in its run.json",
@@ -93,7 +93,7 @@ def drawn_by(
     pictures = {
         path.relative_to(directory).as_posix(): records.digest_of(path.read_bytes())
         for path in paths
-        if path.suffix in PICTURES or path in others
+        if path.suffix in _PICTURES or path in others
     }
     look = look or TEXT
     return {"matplotlib": matplotlib.__version__, "look": [f"{look.width_in!r}", look.font], "pictures": pictures}
@@ -257,7 +257,7 @@ def check(
         notes=tuple(notes),
         not_covered=(
             *NOT_COVERED,
-            *(() if study.records else (OF_A_TABLE,)),
+            *(() if study.records else (_OF_A_TABLE,)),
             *_not_recounted(study),
             *_not_kept(source),
         ),
@@ -457,7 +457,7 @@ def _made(
             expected[f"tables/{path.name}"] = path.read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as folder:
         for path in write_drawings(drawn, Path(folder), look=look) if look is not None else ():
-            if path.suffix in PICTURES:
+            if path.suffix in _PICTURES:
                 pictures[f"figures/{path.name}"] = records.digest_of(path.read_bytes())
     return expected, pictures
 

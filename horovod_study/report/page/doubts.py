@@ -8,7 +8,7 @@ SHARED = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
+class _Subject:
     """What doubts can be about; `marks`: words by which a doubt is known to be one of them."""
 
     title: str
@@ -20,18 +20,18 @@ class Subject:
 
 _OF_TABLE = "those of a table"
 
-SUBJECTS = (
-    Subject(
+_SUBJECTS = (
+    _Subject(
         title="The table",
         remedy="look whether it was read as it is meant; --columns says what a column is (docs/fit.md)",
         marks=(_OF_TABLE, "the table has no row", " not used"),
     ),
-    Subject(
+    _Subject(
         title="What is missing",
         remedy="run the study again: it runs only what is missing or failed",
         marks=("gave no result", "left out: ", "no run of ", "are lost", "lacks its points", "not accounted for"),
     ),
-    Subject(
+    _Subject(
         title="What speedups are over",
         remedy="name the baseline that you quote, and record the one that is missing",
         marks=(
@@ -44,7 +44,7 @@ SUBJECTS = (
             "the data set has",
         ),
     ),
-    Subject(
+    _Subject(
         title="How precise it is",
         remedy="end other programs, or let the cells alternate until the intervals are narrow",
         command="horovod-study run STUDY.yaml --until 2%",
@@ -54,45 +54,45 @@ SUBJECTS = (
             *("time drifts", "steps in the timed window", "the repeats do not agree", "efficiency above 100"),
         ),
     ),
-    Subject(
+    _Subject(
         title="Unlike runs",
         remedy="run the older ones again, on the same kind of machine with the same versions",
         marks=("differ", "several numbers of nodes", "more than one"),
     ),
-    Subject(
+    _Subject(
         title="Parts of a step",
         remedy="do not quote these parts, and look at the steps of a run",
         command="horovod-study explain RUN_DIR",
         marks=("unexplained", "add up", "laps", "parts of its steps", "of the step"),
     ),
-    Subject(title="Nodes and waiting", remedy="add the worker counts that are named", marks=("node", "waiting")),
-    Subject(title="Energy", remedy="give every node the same sensors", marks=("energy",)),
+    _Subject(title="Nodes and waiting", remedy="add the worker counts that are named", marks=("node", "waiting")),
+    _Subject(title="Energy", remedy="give every node the same sensors", marks=("energy",)),
 )
 """In the order of the page; a doubt belongs to the first subject one of whose marks it has."""
 
-OTHER = Subject(title="Other", remedy="see docs/reading.md")
+OTHER = _Subject(title="Other", remedy="see docs/reading.md")
 
 
 @dataclass(frozen=True, kw_only=True)
-class DoubtGroup:
+class _DoubtGroup:
     """Doubts about one subject: texts, each with the names of the series that share it."""
 
-    subject: Subject
+    subject: _Subject
     doubts: list[tuple[str, list[str]]] = field(default_factory=list)
 
 
-def doubt_groups(doubts: Sequence[str], labels: Mapping[str, str]) -> list[DoubtGroup]:
+def doubt_groups(doubts: Sequence[str], labels: Mapping[str, str]) -> list[_DoubtGroup]:
     """Return the doubts of an analysis by subject; `labels`: series -> its name for readers.
 
     A doubt that SHARED series have in common stands at the place of the first, with their names.
     """
-    found = {subject.title: DoubtGroup(subject=subject) for subject in (*SUBJECTS, OTHER)}
+    found = {subject.title: _DoubtGroup(subject=subject) for subject in (*_SUBJECTS, OTHER)}
     if any(_OF_TABLE in doubt for doubt in doubts):
         for title, group in found.items():
             if remedy := group.subject.of_table:
-                found[title] = DoubtGroup(subject=replace(group.subject, remedy=remedy, command=""))
+                found[title] = _DoubtGroup(subject=replace(group.subject, remedy=remedy, command=""))
     for text, names in _gathered(doubts, labels):
-        subject = next((each for each in SUBJECTS if any(mark in text for mark in each.marks)), OTHER)
+        subject = next((each for each in _SUBJECTS if any(mark in text for mark in each.marks)), OTHER)
         found[subject.title].doubts.append((text, names))
     return [group for group in found.values() if group.doubts]
 

@@ -47,23 +47,23 @@ OPTIONS = packaged().options
 PAIRED = ("speedup", "efficiency")
 """The two plots side by side under the headline."""
 
-WIDE_IN = 6.3
+_WIDE_IN = 6.3
 
 SYNCHRONISATION = (synchronisation.NAME, pairs.NAME, "batch_size")
 LEARNING = ("learning", "targets", "sensitivity")
 """The figures of the sections on synchronisation and on learning."""
 
-CLAIMED = (
+_CLAIMED = (
     *(*PAIRED, "breakdown", "throughput"),
     *(boundary.NAME, forecast.NAME, resources.NAME, *SYNCHRONISATION, *LEARNING),
 )
 """Figures that a section shows; all others are in a section of their own."""
 
-SHORT_CLAIMED = (*(name for name in CLAIMED if name != "throughput"), "losses")
+_SHORT_CLAIMED = (*(name for name in _CLAIMED if name != "throughput"), "losses")
 """The same of the page of a study whose series have too few worker counts for a law or a forecast."""
 
-WIDTHS_IN = {**dict.fromkeys(PAIRED, SCREEN_WIDTH_IN), "throughput": 5.0}
-"""Widths at which figures are drawn for the page, where they differ from WIDE_IN."""
+_WIDTHS_IN = {**dict.fromkeys(PAIRED, SCREEN_WIDTH_IN), "throughput": 5.0}
+"""Widths at which figures are drawn for the page, where they differ from _WIDE_IN."""
 
 MAX_CSV, MIN_CSV = 60_000, 15_000
 """Letters of a figure's data up to which the page carries it for download; beyond, it is in figures/ alone. The smaller
@@ -132,7 +132,7 @@ def _page(analysis: Analysis, against: Any) -> dict[str, Any]:
     several = parallel.groupby("series")["workers"].nunique()
     single = parallel["setting"].nunique() == 1 and analysis.boundary.empty
     short = bool(len(several) and single and 1 < parallel["workers"].max() and several.max() < FEWEST_COUNTS)
-    figures = _figures(drawings(analysis), dict.fromkeys(PAIRED, WIDE_IN) if settings > 1 else {})
+    figures = _figures(drawings(analysis), dict.fromkeys(PAIRED, _WIDE_IN) if settings > 1 else {})
     script = static(".js")
     labels = series_labels(analysis.points)
     made = {table.name: table for table in tables(analysis)}
@@ -163,7 +163,7 @@ def _page(analysis: Analysis, against: Any) -> dict[str, Any]:
         ahead=figures.get(forecast.NAME),
         without_forecast=_without_forecast(analysis, labels),
         learning=[figures[name] for name in LEARNING if name in figures],
-        more=[figure for name, figure in figures.items() if name not in (SHORT_CLAIMED if short else CLAIMED)],
+        more=[figure for name, figure in figures.items() if name not in (_SHORT_CLAIMED if short else _CLAIMED)],
         short=short,
         without_laws="No law is fitted and nothing is forecast: every law passes through "
         f"{plural(counts, 'point')}. With {FEWEST_COUNTS} worker counts or more (sweep: workers in the study file) "
@@ -293,7 +293,7 @@ def _policy(script: str) -> str:
 def _figure(drawing: Drawing, widths_in: Mapping[str, float], csv: str | None) -> dict[str, Any]:
     # The drawing is ours, but names of series are in it: matplotlib escapes them when it writes XML.
     label = html.escape(drawing.alt, quote=True)
-    made = inline(drawing, width_in={**WIDTHS_IN, **widths_in}.get(drawing.name, WIDE_IN))
+    made = inline(drawing, width_in={**_WIDTHS_IN, **widths_in}.get(drawing.name, _WIDE_IN))
     svg = made.svg.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
     return {
         "name": drawing.name,

@@ -264,7 +264,7 @@ def _speedup(result: Mapping[str, Any]) -> str:
     return value if result["low"] is not None else f"{value} [{plural(result['repeats'], 'repeat')}, no interval]"
 
 
-FEWEST_PAIRS = 3
+_FEWEST_PAIRS = 3
 """As many as the repeats that an interval takes everywhere on the page."""
 
 
@@ -275,7 +275,7 @@ def _paired(comparison: Mapping[str, Any], workers: int, pairs: pd.DataFrame) ->
     """
     ends = {comparison["faster"], comparison["slower"]}
     same = (pairs["quantity"] == "samples_per_s") & (pairs["workers"] == workers) & pairs["ratio_low"].notna()
-    same &= pairs["pairs"] >= FEWEST_PAIRS
+    same &= pairs["pairs"] >= _FEWEST_PAIRS
     for row in pairs[same].to_dict("records"):
         if {row["a"], row["b"]} == ends:
             fast, slow = row["b"], row["a"]

@@ -49,7 +49,7 @@ __all__ = ["Table", "tables", "write_tables"]
 
 BASES = ("plain", "wrapped")
 
-INTERVALS = "Brackets: 95 % intervals"
+_INTERVALS = "Brackets: 95 % intervals"
 
 _GREEK = {"alpha": "\u03b1", "beta": "\u03b2", "gamma": "\u03b3"}
 _MILLI = 1000.0
@@ -158,7 +158,7 @@ def _points(analysis: Analysis) -> Table | None:
         title="Throughput, speedup and efficiency",
         caption=f"Medians over repeats. Speedup: throughput over that of {_base(analysis, base)}, of the same batch "
         f"and data set, {ratios_are(analysis.points)}; efficiency: speedup over workers. Step: mean. Waiting for "
-        f"gradients: share of it. {INTERVALS}; none from fewer than three repeats, and none for the baseline itself.",
+        f"gradients: share of it. {_INTERVALS}; none from fewer than three repeats, and none for the baseline itself.",
         columns=(
             *_PLACE,
             Column(head="Repeats", cell=lambda row: _of(row["repeats"], row["repeats"] + row["failed"])),
@@ -223,7 +223,7 @@ def _laws(analysis: Analysis) -> Table | None:
         title="Fitted scaling laws",
         caption="Least squares on the speedup of every run over that of "
         f"{_base(analysis, analysis.provenance['baseline'])}. RMSE: in speedup. AICc: corrected Akaike "
-        f"criterion, of which only differences within one series mean something. {INTERVALS}. "
+        f"criterion, of which only differences within one series mean something. {_INTERVALS}. "
         "Linear: S = slope N + intercept; Amdahl: S = 1/(s + (1 \u2212 s)/N); Gustafson: S = s + (1 \u2212 s)N; "
         "USL: S = \u03b3N/(1 + \u03b1(N \u2212 1) + \u03b2N(N \u2212 1)).",
         columns=(
@@ -269,7 +269,7 @@ def _lost_to(kind: str, analysis: Analysis) -> Table | None:
         name="losttime" if base == baseline else f"losttime-{base}",
         title=f"What more workers add to a step, over one {base} worker",
         caption=f"T(N) \u2212 T(1), over the step of {_base(analysis, base)} (with a fixed global batch: over that "
-        f"step / N), and the part of each lap in it. {INTERVALS}.",
+        f"step / N), and the part of each lap in it. {_INTERVALS}.",
         whole=(f"minus_{base}_s", f"minus_{base}_low_s", f"minus_{base}_high_s"),
         part=f"minus_{base}_s",
         share=f"growth_{base}",
@@ -378,7 +378,7 @@ def _synchronisation(analysis: Analysis) -> Table | None:
         name="synchronisation",
         title="Waiting for gradients",
         caption="Medians over repeats of the mean over steps; per epoch: times the batches of an epoch. A dash: hidden "
-        f"inside the backward pass. {INTERVALS}.",
+        f"inside the backward pass. {_INTERVALS}.",
         columns=(
             *_PLACE,
             _counts("Repeats", "repeats"),
@@ -400,7 +400,7 @@ def _boundary(analysis: Analysis) -> Table | None:
         title="What another node adds",
         caption="Waiting for gradients per step on fewer and on more nodes, means over repeats. Direct: equal workers; "
         "indirect: the next worker count needs another node, so that part of it is due to the further workers. "
-        f"{INTERVALS}.",
+        f"{_INTERVALS}.",
         columns=(
             text_column("From", partial(_side, "fewer"), wrap=True),
             text_column("To", partial(_side, "more"), wrap=True),
@@ -431,7 +431,7 @@ def _turns(analysis: Analysis) -> Table | None:
         caption=f"Ratios to {_base(analysis, base)} within rounds of cells that alternate. Error of rounds: the "
         "standard error that rounds alone leave, their memory of each other included; launches: the standard deviation "
         "of what new processes change; cancelled: the share of both cells' scatter that is not in their ratio. Rounds "
-        f"that other programs loaded are set aside. {INTERVALS}.",
+        f"that other programs loaded are set aside. {_INTERVALS}.",
         columns=(
             *_PLACE,
             _counts("Launches", "turns_launches"),
@@ -479,7 +479,7 @@ def _transports(analysis: Analysis) -> Table | None:
         title="Backends compared, pair by pair",
         caption="Geometric means over pairs of runs of the same repeat, their ratio"
         + (" (of throughputs within rounds of turns)" if (pairs["test"] == ROUNDS).any() else "")
-        + f", and p after Holm over the worker counts. {INTERVALS}. Pairs needed: how many would resolve a difference "
+        + f", and p after Holm over the worker counts. {_INTERVALS}. Pairs needed: how many would resolve a difference "
         "of 1 %.",
         columns=(
             text_column(
@@ -509,7 +509,7 @@ def _cycle(analysis: Analysis) -> Table | None:
         name="cycle",
         title="Waiting against Horovod's cycle time",
         caption="What a longer cycle adds to the waiting of a step, what is left without one, and the share of the "
-        f"cycle at Horovod's default. {INTERVALS}.",
+        f"cycle at Horovod's default. {_INTERVALS}.",
         columns=(
             _counts("Workers", "workers"),
             Column(head="Cycles", unit="ms", cell=partial(_spread, "shortest_cycle_s", "longest_cycle_s", _MILLI)),
@@ -535,7 +535,7 @@ def _batches(analysis: Analysis) -> Table | None:
         name="batches",
         title="Batch sizes",
         caption="Medians over repeats. Waiting: share of the step. Epoch: its whole batches times the step. "
-        f"{INTERVALS}.",
+        f"{_INTERVALS}.",
         columns=(
             *_PLACE,
             _counts("Batch", "batch"),
@@ -559,7 +559,7 @@ def _knees(analysis: Analysis) -> Table | None:
         name="knees",
         title="Where a larger batch stops paying",
         caption="Knee: the batch of one worker at which the fixed costs of a step equal those of its samples; largest "
-        f"throughput: the limit of large batches. {INTERVALS}.",
+        f"throughput: the limit of large batches. {_INTERVALS}.",
         columns=(
             *_PLACE,
             _counts("Batches", "batches", page_only=True),
@@ -712,7 +712,7 @@ def _recommended(analysis: Analysis) -> Table | None:
         name="workers",
         title="Recommended worker counts",
         caption="Knee: where one more worker gains less than half of what a worker brings on average. Highest "
-        f"throughput: the peak of the USL. {INTERVALS}; beyond: no upper bound up to that count.",
+        f"throughput: the peak of the USL. {_INTERVALS}; beyond: no upper bound up to that count.",
         columns=(
             text_column("Question", lambda row: Cell(_QUESTIONS[row["question"]], doubts=row["doubts"]), names=True),
             Column(head="Workers", interval=True, strong=True, cell=count),
@@ -765,7 +765,7 @@ def _targets(analysis: Analysis) -> Table | None:
         name="targets",
         title="Time to target",
         caption="The median run. Speedup to the target over "
-        f"{_base(analysis, base)} = throughput ratio \u00d7 statistical efficiency. {INTERVALS}; < and > are "
+        f"{_base(analysis, base)} = throughput ratio \u00d7 statistical efficiency. {_INTERVALS}; < and > are "
         "before bounds from targets that were not met.",
         columns=(
             _numbers("Target\ntest MSE", "target_mse", unit="10\u207b\u2074", digits=2),
@@ -816,7 +816,7 @@ def _resources(analysis: Analysis) -> Table | None:
         name="resources",
         title=f"Energy and {word} hours",
         caption="Medians over repeats, of the timed window. Energy ratio: per sample, over one plain worker. Speedup "
-        f"per joule: speedup over energy ratio. {INTERVALS}.",
+        f"per joule: speedup over energy ratio. {_INTERVALS}.",
         columns=(
             *_PLACE,
             _counts("Repeats", "repeats"),

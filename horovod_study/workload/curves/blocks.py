@@ -94,7 +94,7 @@ class CurveBlocks:
         """Yield the blocks as ratio and MPa without a check, for curves that were checked and needed no repair."""
         for low in range(0, self.size, BLOCK_CURVES):
             block = self.read(low, min(low + BLOCK_CURVES, self.size))
-            to_units(block, self.units)
+            _to_units(block, self.units)
             yield block
 
 
@@ -196,7 +196,7 @@ def _shape(where: str, shape: tuple[int, ...]) -> None:
     raise DataError(f"{where}: has shape {shape}, needed is {wanted}; arrange it so and save it again")
 
 
-def to_units(block: NDArray[np.float32], declared: dict[str, str]) -> None:
+def _to_units(block: NDArray[np.float32], declared: dict[str, str]) -> None:
     """Turn strain and stress of (B, 3, 201) into ratio and MPa in place."""
     for channel, kind in enumerate(("strain", "stress")):
         factor = units.factor(kind, declared[kind])
@@ -215,7 +215,7 @@ def check_block(
     """Check (B, 3, 201) in place: to ratio and MPa, flags, then `checks.checked` for every curve that may need it."""
     strain, stress, flag = block[:, 0], block[:, 1], block[:, 2]
     numbers = check_flags(where, first, strain, stress, flag)
-    to_units(block, declared)
+    _to_units(block, declared)
     looked = np.flatnonzero(_suspects(block, numbers))
     tally.checked += len(block) - len(looked)
     for row in looked:

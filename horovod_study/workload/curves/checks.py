@@ -16,7 +16,7 @@ from horovod_study.workload.curves import units
 from horovod_study.workload.curves.values import Curve, ReadOptions
 
 MIN_POINTS = 20
-CYCLE_OF_RANGE = 0.05
+_CYCLE_OF_RANGE = 0.05
 """Travel back beyond this part of the strain range is unloading, not jitter."""
 
 STRAIN_RANGE = (1e-5, 1.0)
@@ -25,7 +25,7 @@ MODULUS_MPA = (200.0, 15000.0)
 
 TAIL_OF_PEAK = 0.2
 START_OF_PEAK = 0.05
-MAX_REDUCED = 10
+_MAX_REDUCED = 10
 """Down-sampling by more than this is worth a warning."""
 
 _LISTED = 3
@@ -166,8 +166,8 @@ def _monotonic(curve: Curve, options: ReadOptions, tally: Tally) -> Curve:
         return curve
     highest = np.maximum.accumulate(curve.strain)
     travel = (highest - curve.strain) / np.ptp(curve.strain)
-    if travel.max() > CYCLE_OF_RANGE:
-        k = int((travel > CYCLE_OF_RANGE).argmax())
+    if travel.max() > _CYCLE_OF_RANGE:
+        k = int((travel > _CYCLE_OF_RANGE).argmax())
         raise DataError(
             f"{curve.at(k)}: strain goes back to {curve.strain[k]:.6g} after {highest[k]:.6g}, "
             f"{100 * travel.max():.0f} % of its range at most: cyclic or unloading; monotonic tests only, cut the "
@@ -276,7 +276,7 @@ def _odd(curve: Curve, tally: Tally) -> None:
         )
     if abs(curve.strain[0]) > START_OF_PEAK * np.ptp(curve.strain):
         tally.odd["do not start at strain 0"].append(f"{curve.who} starts at strain {curve.strain[0]:.4g}")
-    if len(curve.strain) > MAX_REDUCED * material.POINTS:
-        tally.odd[f"are thinned more than {MAX_REDUCED} times to {material.POINTS} points"].append(
+    if len(curve.strain) > _MAX_REDUCED * material.POINTS:
+        tally.odd[f"are thinned more than {_MAX_REDUCED} times to {material.POINTS} points"].append(
             f"{curve.who} has {len(curve.strain)} points"
         )

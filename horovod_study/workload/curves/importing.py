@@ -26,7 +26,7 @@ from horovod_study.workload.curves.channels import to_channels
 from horovod_study.workload.curves.values import CurveSet, OnProgress, ReadOptions
 from horovod_study.workload.least_squares import MISFIT_OF_PEAK, fit_law
 
-LABELS = ("lsq",)
+_LABELS = ("lsq",)
 SELF_CHECKED = 20_000
 """Curves that are fitted at most; of more curves an even sample."""
 
@@ -45,7 +45,7 @@ class Fits(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Labels:
+class _Labels:
     """The targets of an import."""
 
     targets: NDArray[np.float64]  # (N, P): G0 in MPa and a
@@ -88,8 +88,8 @@ def import_curves(
     Raises DataError for whatever is wrong with the files; nothing is written then.
     """
     # Long because the order is the point: nothing is written before everything is checked.
-    if label is not None and label not in LABELS:
-        raise DataError(f"--label {label!r} is not known; allowed: {' '.join(LABELS)}")
+    if label is not None and label not in _LABELS:
+        raise DataError(f"--label {label!r} is not known; allowed: {' '.join(_LABELS)}")
     if out.exists():
         raise DataError(f"{out}: exists already; choose another --out, or remove it first")
     bounds = None if target_bounds is None else _proper_bounds(target_bounds)
@@ -263,7 +263,7 @@ def _proper_bounds(bounds: NDArray[np.float64]) -> NDArray[np.float64]:
     return found
 
 
-def _labels(source: Source, targets: NDArray[np.float64], origin: str, bounds: NDArray[np.float64] | None) -> Labels:
+def _labels(source: Source, targets: NDArray[np.float64], origin: str, bounds: NDArray[np.float64] | None) -> _Labels:
     """Return physical targets with their bounds (case 22)."""
     wrong = ~np.isfinite(targets)
     if wrong.any():
@@ -289,7 +289,7 @@ def _labels(source: Source, targets: NDArray[np.float64], origin: str, bounds: N
         origin, slack = "given, normalised", 0.01
     if bounds is not None:
         _inside(source, targets, bounds, bounds_from, slack)
-        return Labels(targets=targets, bounds=bounds, origin=origin, bounds_from=bounds_from)
+        return _Labels(targets=targets, bounds=bounds, origin=origin, bounds_from=bounds_from)
     training = targets[np.arange(len(targets)) % 4 != 3]
     bounds = np.stack([training.min(axis=0), training.max(axis=0)], axis=1)
     for column, (low, high) in enumerate(bounds):
@@ -298,7 +298,7 @@ def _labels(source: Source, targets: NDArray[np.float64], origin: str, bounds: N
                 f"{source.path}: target {_NAMES[column]} is {low:g} for every training curve, so nothing can be "
                 "learned from it and it cannot be normalised; give its range with --target-bounds"
             )
-    return Labels(targets=targets, bounds=bounds, origin=origin, bounds_from="training minimum and maximum")
+    return _Labels(targets=targets, bounds=bounds, origin=origin, bounds_from="training minimum and maximum")
 
 
 def _inside(
@@ -320,7 +320,7 @@ def _inside(
 # -------------------------------------------------------------------------------------------------------- self-check
 
 
-def _doubts(source: Source, fits: Fits, labels: Labels) -> list[str]:
+def _doubts(source: Source, fits: Fits, labels: _Labels) -> list[str]:
     """Return warnings from the fits: outside the generated box, not described by the law, far from the targets."""
     (g0_low, g0_high), (a_low, a_high) = material.G0_MPA, material.A
     g0, a = fits.g0_mpa, fits.a

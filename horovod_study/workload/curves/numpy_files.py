@@ -19,12 +19,12 @@ from horovod_study.workload import material, room
 
 _MAGIC = b"\x93NUMPY"
 MAX_BYTES = 2**50
-MAX_RATIO = 200
+_MAX_RATIO = 200
 """So many times smaller no compression makes measured numbers; zeros become a thousand times smaller."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Header:
+class _NpyHeader:
     """What the head of a .npy file promises."""
 
     shape: tuple[int, ...]
@@ -44,7 +44,7 @@ def is_npy(path: Path) -> bool:
         return stream.read(len(_MAGIC)) == _MAGIC
 
 
-def read_header(stream: IO[bytes], where: str) -> Header:
+def read_header(stream: IO[bytes], where: str) -> _NpyHeader:
     """Read the head of a .npy file; refuse versions, types and orders that are not ours (cases 20, 21)."""
     try:
         version = np.lib.format.read_magic(stream)
@@ -66,10 +66,10 @@ def read_header(stream: IO[bytes], where: str) -> Header:
             f"{where}: holds Python objects, which only pickle could read and this program never does; re-save without "
             "pickle, as an array of numbers: numpy.save(file, array.astype('float32'), allow_pickle=False)"
         )
-    return Header(shape=shape, dtype=dtype, fortran=fortran, length=stream.tell())
+    return _NpyHeader(shape=shape, dtype=dtype, fortran=fortran, length=stream.tell())
 
 
-def _real(header: Header, where: str) -> None:
+def _real(header: _NpyHeader, where: str) -> None:
     if header.dtype.kind not in "fiu":
         what = {"c": "complex numbers", "U": "strings", "S": "strings", "b": "truth values"}.get(header.dtype.kind, "")
         raise DataError(
@@ -119,7 +119,7 @@ class Archive:
     def __contains__(self, name: str) -> bool:
         return name in self.names
 
-    def header(self, name: str, *, numbers: bool = False) -> Header:
+    def header(self, name: str, *, numbers: bool = False) -> _NpyHeader:
         """Return the head of an array; DataError where `numbers` are wanted and it holds none."""
         with self._member(name) as stream:
             header = read_header(stream, self.where(name))
@@ -136,10 +136,10 @@ class Archive:
         header = self.header(name, numbers=numbers)
         entry = self._entry(name)
         _whole(self.where(name), header.length + header.nbytes, entry.file_size)
-        if header.nbytes > 10_000_000 and header.nbytes > MAX_RATIO * entry.compress_size:
+        if header.nbytes > 10_000_000 and header.nbytes > _MAX_RATIO * entry.compress_size:
             raise DataError(
                 f"{self.where(name)}: {header.nbytes:,} bytes of numbers are packed into {entry.compress_size:,}, as "
-                f"only repetitions can be (more than {MAX_RATIO} times smaller); export the curves again"
+                f"only repetitions can be (more than {_MAX_RATIO} times smaller); export the curves again"
             )
         if entry.compress_type == zipfile.ZIP_STORED and numbers and header.nbytes:
             with open_file(self.path) as stream:

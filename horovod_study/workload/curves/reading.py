@@ -13,7 +13,7 @@ from horovod_study.workload.curves.values import CurveSet, OnProgress, ReadOptio
 
 def open_curves(path: Path, options: ReadOptions, on_progress: OnProgress | None) -> CurveSet | blocks.CurveBlocks:
     """Return the curves of `path` in any layout: pairs of .npy files and split .npz files in blocks, others checked."""
-    layout = find_layout(path, options)
+    layout = _find_layout(path, options)
     if layout == "npy":
         return blocks.open_pair(path, options)
     if layout == "npz" and blocks.is_split(path):
@@ -27,7 +27,7 @@ def read_curves(path: Path, options: ReadOptions, *, on_progress: OnProgress | N
     In any layout but those that are read in blocks (blocks.py). Raises DataError for the first thing that is wrong and
     was not asked to be repaired.
     """
-    layout = find_layout(path, options)
+    layout = _find_layout(path, options)
     if layout == "npz":
         raw = arrays.read_npz(path, options)
     elif layout == "parquet":
@@ -39,7 +39,7 @@ def read_curves(path: Path, options: ReadOptions, *, on_progress: OnProgress | N
     return _checked(path, raw, options, on_progress)
 
 
-def find_layout(path: Path, options: ReadOptions) -> str:
+def _find_layout(path: Path, options: ReadOptions) -> str:
     """Return the layout to read `path` in: folder, npz, npy, parquet, or text (long, wide, machine)."""
     if not path.exists():
         raise DataError(f"{path}: no such file or folder; name a curve file, or a folder of them")

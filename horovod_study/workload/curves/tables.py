@@ -16,7 +16,7 @@ from horovod_study.workload.curves import units
 from horovod_study.workload.curves.text_table import Cells, TextLayout, ends, open_table, read_cells, same_column
 from horovod_study.workload.curves.values import Curve, OnProgress, ReadOptions
 
-SUFFIXES = (".csv", ".tsv", ".txt", ".dat", ".asc")
+_SUFFIXES = (".csv", ".tsv", ".txt", ".dat", ".asc")
 INFO = "info.csv"
 """The table of a folder: test_id and, for training, G0 and a."""
 
@@ -134,7 +134,7 @@ def read_text(path: Path, options: ReadOptions, on_progress: OnProgress | None) 
         wide = {}  # true_strain, engineering_strain: which of them is meant must be said
     if wide or options.layout == "wide":
         return _read_wide(table, wide, options, on_progress)
-    return read_long(table, options, on_progress)
+    return _read_long(table, options, on_progress)
 
 
 def _is_long(table: TextLayout, options: ReadOptions) -> bool:
@@ -146,7 +146,7 @@ def _is_long(table: TextLayout, options: ReadOptions) -> bool:
     return bool(plain & units.NAMES["strain"]) and bool(plain & units.NAMES["stress"])
 
 
-def read_long(table: TextLayout, options: ReadOptions, on_progress: OnProgress | None) -> RawCurves:
+def _read_long(table: TextLayout, options: ReadOptions, on_progress: OnProgress | None) -> RawCurves:
     """Read a table with one row per point; without a column of specimens the file is one test."""
     path = table.path
     place = f" line {table.names_line}" if table.names_line else ""
@@ -339,13 +339,13 @@ def _read_wide(
 def read_folder(folder: Path, options: ReadOptions, on_progress: OnProgress | None) -> RawCurves:
     """Read one text file per test; info.csv, if there is one, names the tests in order and may give G0 and a."""
     files = sorted(
-        (path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and path.name.lower() != INFO),
+        (path for path in folder.iterdir() if path.suffix.lower() in _SUFFIXES and path.name.lower() != INFO),
         key=lambda path: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.name.lower())],
     )
     files = [path for path in files if options.targets is None or path.resolve() != options.targets.resolve()]
     if not files:
         raise DataError(
-            f"{folder}: holds no curve file; one file per test was expected, ending in {', '.join(SUFFIXES)}"
+            f"{folder}: holds no curve file; one file per test was expected, ending in {', '.join(_SUFFIXES)}"
         )
     by_id: dict[str, Path] = {}
     for path in files:
@@ -360,7 +360,7 @@ def read_folder(folder: Path, options: ReadOptions, on_progress: OnProgress | No
     raws: list[RawCurves] = []
     for k, name in enumerate(ids):
         path = by_id[name]
-        raw = read_long(open_table(path, options), options, None)
+        raw = _read_long(open_table(path, options), options, None)
         if len(raw.curves) != 1:
             raise DataError(
                 f"{path}: holds {len(raw.curves)} specimens ({listed_ids([c.name for c in raw.curves])}); a folder has "

@@ -23,7 +23,7 @@ from horovod_study.workload.graphs import CapturedStep
 from horovod_study.workload.loaders import Batch, Loader, feed
 from horovod_study.workload.optimizer import Arithmetic
 
-TrainStep = Callable[[nn.Module, Optimizer, torch.Tensor, torch.Tensor, Backend, LapClock, Arithmetic], torch.Tensor]
+_TrainStep = Callable[[nn.Module, Optimizer, torch.Tensor, torch.Tensor, Backend, LapClock, Arithmetic], torch.Tensor]
 """`workload.trainer.train_step`."""
 
 
@@ -38,7 +38,7 @@ class Scratch:
     arithmetic: Arithmetic
     loader: Loader
     device: torch.device
-    train_step: TrainStep
+    train_step: _TrainStep
     captured: CapturedStep | None = None  # what makes a step instead, where steps are CUDA graphs
     _given: list[Iterator[Batch | None]] = field(default_factory=list)
     _stream: list[Iterator[Batch]] = field(default_factory=list)

@@ -37,7 +37,7 @@ REPEATS = 200
 BLOCK = 10
 """Steps of one kind in a row. One more goes before them and is not kept: it follows a step of the other kind."""
 
-WITH_HOOKS = (
+_WITH_HOOKS = (
     "with hooks the transfers begin in backward, and sync is only what is left of them then: how much of that is "
     "transfer and how much runtime cannot be distinguished from here"
 )
@@ -77,7 +77,7 @@ def measure(scratch: Scratch, *, repeats: int = REPEATS) -> dict[str, Any]:
         "floor_s": _plain(floor_s),
         "pack_s": _plain(np.mean(packs, axis=0)) if steps.through_known else None,
         "through_s": _plain(through_s) if steps.through_known else None,
-        "why_not_through": "" if steps.through_known else WITH_HOOKS,
+        "why_not_through": "" if steps.through_known else _WITH_HOOKS,
     }
 
 

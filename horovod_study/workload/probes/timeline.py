@@ -18,7 +18,7 @@ from horovod_study.measure.clock import open_clock
 from horovod_study.text.numbers import amount
 from horovod_study.workload.probes.scratch import Scratch
 
-LIMIT_BYTES = 64_000_000
+_LIMIT_BYTES = 64_000_000
 """Recording ends early when the file has so many bytes."""
 
 
@@ -34,7 +34,7 @@ def record(scratch: Scratch, *, steps: int, directory: Path, timed_step_s: float
     ended_at: list[int] = []
 
     def watch_size(step: int) -> None:
-        if writes and not ended_at and path.exists() and path.stat().st_size > LIMIT_BYTES:
+        if writes and not ended_at and path.exists() and path.stat().st_size > _LIMIT_BYTES:
             backend.stop_timeline()
             ended_at.append(step)
 
@@ -63,6 +63,6 @@ def record(scratch: Scratch, *, steps: int, directory: Path, timed_step_s: float
     return [
         f"timeline: {made} scratch steps after the timed window, {slow_s * 1e3:.2f} ms (median of the slowest rank), "
         f"{slow_s / timed_s:.2f} times the {timed_s * 1e3:.2f} ms of timed ones; these steps are not the timed ones",
-        *([f"warning: the timeline ends after {made} of {steps} steps, at {amount(LIMIT_BYTES)}"] if ended_at else []),
+        *([f"warning: the timeline ends after {made} of {steps} steps, at {amount(_LIMIT_BYTES)}"] if ended_at else []),
         f"  wrote {path} ({amount(size)}); read it with horovod-study explain --part timeline {directory}",
     ]
