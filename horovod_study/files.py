@@ -81,7 +81,8 @@ def unfinished(path: Path, *, folder: bool = False) -> Iterator[Path]:
     """
     me = alive.this_process()
     here = f"{zlib.crc32(f'{me.host} {me.boot} {me.space}'.encode()):08x}"
-    name = f".{path.name[:180]}.{here}-{me.pid}-{me.began or 0}."
+    beginning = os.fsdecode(os.fsencode(path.name)[:180])  # a name may have 255 bytes, and letters have several
+    name = f".{beginning}.{here}-{me.pid}-{me.began or 0}."
     made = Path((tempfile.mkdtemp if folder else _new_file)(PART, name, path.parent))
     try:
         os.chmod(made, 0o755 if folder else _FILE_MODE)

@@ -89,9 +89,14 @@ class Claim(_Content):
         if self.holder is None:
             return f"whoever wrote {self.path}, which is incomplete (it ends {STALE_S:g} s after its last change)"
         held = f"{self.holder} since {self.since}" if self.since else str(self.holder)
-        if self.holder.is_of_here:
-            return held
-        return f"{held} ({alive.until(self.touched + STALE_S)}, unless it is heard of again)"
+        return f"{held} ({self.believed})" if self.believed else held
+
+    @property
+    def believed(self) -> str:
+        """Until when its holder is believed to be there, in words; "" of one who can be asked from here."""
+        if self.holder is None or self.holder.is_of_here:
+            return ""
+        return f"{alive.until(self.touched + STALE_S)}, unless it is heard of again"
 
     @property
     def mine(self) -> bool:

@@ -421,7 +421,9 @@ def test_claims_and_jobs_say_what_no_record_knows(tmp_path, recorded, claimed, j
     entry = ledger.read_ledger(study, tmp_path, jobs=FakeBook(job) if job else None).entries[0]
     alone = ledger.read_entry(study, tmp_path / "tiny", cell, jobs=FakeBook(job) if job else None)
 
-    assert (state, reason) == (entry.state, entry.reason)
+    told, _, believed = entry.reason.partition("; taken for alive until ")
+    assert (state, reason) == (entry.state, told)
+    assert bool(believed) == (state == "running"), "who cannot be asked is believed until a time that is told"
     assert entry == alone
 
 
@@ -639,6 +641,18 @@ def test_what_cannot_be_read_is_named(tmp_path, monkeypatch, golden):
         assert ledger.read_entry(study, first.parent, entry.cell).state == "failed"
     assert list(found.unreadable) == list(found.to_dict()["unreadable"]) == ["stray"]
     golden(found.summary())
+
+
+@pytest.mark.parametrize("content", ['{"name": "npm", "version": "1"}', "[]", "no JSON", ""])
+def test_a_record_of_another_program_is_told_and_is_no_run(tmp_path, content):
+    study = make_study()
+    (tmp_path / "tiny" / "npm").mkdir(parents=True)
+    (tmp_path / "tiny" / "npm" / "run.json").write_text(content)
+
+    found = ledger.read_ledger(study, tmp_path)
+
+    assert (list(found.unreadable), found.foreign) == (["npm"], ())
+    assert "npm holds no run that can be read: run.json" in found.summary()
 
 
 def test_only_the_runs_of_present_cells_are_analysed(tmp_path):

@@ -661,3 +661,11 @@ def test_rows_that_are_cut_for_a_resume_are_whole_wherever_it_is_killed(tmp_path
         if not again:
             break
     assert k > 8
+
+
+@pytest.mark.parametrize("letter", ["a", "\u00e9", "\u8a9e", "\U0001f600"])
+def test_a_name_of_as_many_bytes_as_a_file_may_have_is_written(letter: str, tmp_path: Path) -> None:
+    path = tmp_path / (letter * (255 // len(letter.encode())))
+
+    assert files.write_file(path, "x").read_text() == "x"
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]

@@ -174,7 +174,7 @@ def memory(launches: Sequence[Floats]) -> Memory:
 
 
 def without_stalls(launches: Sequence[Floats]) -> tuple[list[Floats], int]:
-    """Return values with those beyond STALL robust deviations of their launch's median moved there, and how many."""
+    """Return values with those beyond _STALL robust deviations of their launch's median moved there, and how many."""
     found, moved = [], 0
     for values in launches:
         if not len(values):
@@ -387,7 +387,7 @@ class Precision:
     def _launch_done(self, found: Pairs) -> bool:
         """Whether the present launch is as long as it is to be.
 
-        The first PLANNED launches: long enough that so many of them have the wanted width if launches have no level of
+        The first _PLANNED launches: long enough that so many of them have the wanted width if launches have no level of
         their own. Later ones are as long as those before. Judged on a growing schedule of lengths, so that to ask more
         often changes nothing.
         """

@@ -408,7 +408,7 @@ def sign_flip_p(values: ArrayLike, *, seed: int = 1) -> Floats:
     """Return the two-sided p of the mean of `values` (..., n) under independent flips of sign, shape (...).
 
     Were a pair alike, each difference could as well have come out the other way round. Up to EXACT_UP_TO values all 2^n
-    patterns are tried; beyond, PATTERNS drawn ones and the observed one, which keeps the test valid (B. Phipson and
+    patterns are tried; beyond, _PATTERNS drawn ones and the observed one, which keeps the test valid (B. Phipson and
     G. Smyth, Stat. Appl. Genet. Mol. Biol. 9, 2010, article 39).
     """
     flat = np.asarray(values, dtype=float)

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from horovod_study.cli.report import up_to_date
-from horovod_study.cli.verbs import FLAG, Result, Verb, read_data, readable_runs, runs_folder
+from horovod_study.cli.verbs import FLAG, Result, Verb, read_data, readable_runs, runs_folder, say_left_out
 from horovod_study.errors import ConfigError, RecordError
 from horovod_study.options import Parser
 
@@ -110,6 +110,7 @@ def _export_archive(options: argparse.Namespace) -> Result:
     archived = gather(directory / source["runs"], directory, source, study_file=of_file)
     runs = (directory / source["runs"]).resolve()
     analysis = api.read_analysis(directory)
+    say_left_out(analysis.provenance.get("left_out", {}))
     path = write_archive(archived, options.out or runs.with_name(f"{runs.name}.zip"), analysis, source)
     return Result(
         document={"archive": str(path), "runs": analysis.provenance["runs"]["total"], "files_b": archived.size_b()},

@@ -10,13 +10,13 @@ How the segments are found. The timed steps are cut into at most BLOCKS blocks o
 median of each is taken, so that pauses of single steps count for nothing. The logarithms of the medians, y (n,), are
 divided into segments such that
 
-    sum over the segments of sum (y - mean of the segment)^2 / sigma^2  +  PENALTY log(n) for each change-point
+    sum over the segments of sum (y - mean of the segment)^2 / sigma^2  +  6 log(n) for each change-point
 
 is smallest. This is optimal partitioning (Jackson et al., IEEE Signal Process. Lett. 12 (2005) 105), exact, by dynamic
 programming. sigma is the scatter of the blocks about their neighbours, from the median absolute second difference,
 which neither a few outliers nor a few changes of level move. Yao's penalty of 2 log(n) (Statist. Probab. Lett. 6
 (1988) 181) is that of independent normal noise. The noise of machines comes in spells, and such a penalty would find
-levels in it; the tests simulate that noise, and PENALTY is chosen to be right about it too.
+levels in it; the tests simulate that noise, and 6 is chosen to be right about it too.
 
 What is made of them, and why so little is cut, is in docs/steady.md: of the segments that begin in the first third the
 steady one is that whose level most blocks are nearest to, and those before it that differ by LEVEL or more are warm-up,

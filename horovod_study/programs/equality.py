@@ -126,7 +126,7 @@ class _Trained:
 
     start: NDArray[np.float64]  # (P,)
     end: NDArray[np.float64]  # (P,)
-    gradients: NDArray[np.float64]  # (min(S, GRADIENT_STEPS), P), averaged over the workers
+    gradients: NDArray[np.float64]  # (min(S, 10), P), averaged over the workers
     rows: NDArray[np.int64]  # (S, b_r): curve numbers
     rates: list[float]  # (S,)
     reduction: str

@@ -503,7 +503,7 @@ class Watcher:
         """End the last turn of a loop whose iterator is gone: after `break`, or behind the turn of its last batch.
 
         An iterator that gave one batch is no loop's, as in `next(iter(loader))`. One that a function held until long
-        after the loop says nothing of its end: a tail of more than MAX_TAIL times the rest of its turn is none.
+        after the loop says nothing of its end: a tail of more than three times the rest of its turn is none.
         """
         record, clock = self._record, self._clock
         if iterator is not self._loop or record is None or self._data is None or self._paused:

@@ -424,7 +424,7 @@ class RecordedRun:
 def recorded_run(directory: Path, *, name: str | None = None, record: RunRecord | None = None) -> RecordedRun:
     """Return a run as far as it was recorded, also one that failed, was killed or still runs.
 
-    Rows of a run that has ended stay in their files (StepRows); those of a run that goes on are read now, all of them.
+    Rows of a run that has ended stay in their files; those of a run that goes on are read now, all of them.
     `record`: what `read_run` has returned already.
 
     The timed window begins at `totals["steady"]["step"]`, else after the declared warm-up. A rank whose file is

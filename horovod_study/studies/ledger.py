@@ -46,7 +46,7 @@ from horovod_study.cluster import identity
 from horovod_study.cluster.jobs import JobBook, JobState
 from horovod_study.cluster.reason import told_to_end
 from horovod_study.config import Cell
-from horovod_study.documents import parse_csv, read_bytes, read_json
+from horovod_study.documents import parse_csv, read_bytes, read_json, shown
 from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
 from horovod_study.files import append_text, csv_rows, write_file
 from horovod_study.records import MANIFEST, SILENT_S, RunRecord, checkpoint_paths, read_run, silent_s
@@ -276,9 +276,9 @@ def judge(
         resumed = len(record.attempts) > 1
         return "done", f"resumed after step {record.attempts[-1]['from_step']}" if resumed else ""
     if claim is not None and claim.released is None and not stale:
-        if record is not None and record.status == "running" and record.finished is None:
-            return "running", _where(record, claim)
-        return "running", f"{claim.holder or claim}, starting"
+        begun = record is not None and record.status == "running" and record.finished is None
+        who = _where(record, claim) if begun else f"{claim.holder or claim}, starting"
+        return "running", f"{who}; {claim.believed}" if claim.believed else who
     its_job = job is not None and claim is not None and claim.holder is not None and _same(claim.holder.job, job)
     if job is not None and job.state in _ALIVE and not job.left_out and not (its_job and _is_over(job, claim)):
         return "queued", _queued(job)
@@ -458,6 +458,15 @@ def read_entry(study: StudyConfig, directory: Path, cell: Cell, *, jobs: JobBook
     )
 
 
+def _no_run(directory: Path) -> str:
+    """Say in words why the run.json of a directory is that of no run; "" where it is one."""
+    try:
+        read_run(directory)
+    except RecordError as error:
+        return f"holds no run that can be read: {str(error).removeprefix(f'{shown(directory)}/')}"
+    return ""
+
+
 def read_ledger(study: StudyConfig, runs_dir: Path, *, jobs: JobBook | None = None) -> Ledger:
     """Read the state of every cell; a damaged record is a RecordError that names its file."""
     directory = runs_dir / study.name
@@ -487,14 +496,16 @@ def read_ledger(study: StudyConfig, runs_dir: Path, *, jobs: JobBook | None = No
     precise = {cell.key for cell in study.until(0.5).cells()} if unknown else set()
     further = tuple(name for name in unknown if name in precise)
     explained = {*further, *(name for each in other for name in each.runs)}
+    unreadable = {name: there.unreadable for name, there in others.items() if there.unreadable}
+    unreadable |= {name: why for name in unknown if name not in explained and (why := _no_run(directory / name))}
     return Ledger(
         study=study.name,
         directory=directory,
         entries=tuple(entries),
         other_code=other,
         further=further,
-        foreign=tuple(name for name in unknown if name not in explained),
-        unreadable={name: there.unreadable for name, there in others.items() if there.unreadable},
+        foreign=tuple(name for name in unknown if name not in explained and name not in unreadable),
+        unreadable=unreadable,
     )
 
 

@@ -4,7 +4,7 @@ A case is one parallel training run of S steps: a runtime, N workers, a reductio
 uneven shards. It passes if
 
     every one of the model's tensors ends within the bound of the sequential run's, ||p - q|| / ||q||, on every rank
-    (reported and not judged for Adam in float32, see UNJUDGED),
+    (reported and not judged for Adam in float32, see _UNJUDGED),
     the curves of every global batch are the sequential ones in the same order,
     every rank's learning rate is the sequential one in every step,
     every rank begins with the sequential run's parameters, bit for bit, and all ranks end alike,

@@ -141,8 +141,8 @@ class BlockSizes:
     """Parameters per program of an update."""
     warps: Mapping[str, int] = field(default_factory=dict)
     stages: Mapping[str, int] = field(default_factory=dict)
-    """Warps per program, and turns of a loop in flight at a time, by the name in `Launches`; others have WARPS and
-    STAGES."""
+    """Warps per program, and turns of a loop in flight at a time, by the name in `Launches`; others have _WARPS and
+    _STAGES."""
 
     @classmethod
     def fitting(cls, sizes: Sizes, precision: str = "fp32") -> "BlockSizes":
@@ -469,7 +469,7 @@ class FusedNetwork:
     `model` is on the GPU (the current device) or, with TRITON_INTERPRET=1, on a CPU. Its parameters are read where they
     are at each call, and must stay there. `buffer`, float32 (number of parameters,), receives all gradients times
     `share`, in the order of model.parameters(); every parameter's `grad` becomes a view of it. `precision` is one of
-    PRECISIONS: fp32 is IEEE float32; tf32 and bf16 round what goes into matrix products and sum up in float32; bf16
+    _PRECISIONS: fp32 is IEEE float32; tf32 and bf16 round what goes into matrix products and sum up in float32; bf16
     also keeps activations as bfloat16.
 
     `optimizer`: an Adam or AdamW for which AdamRule.of is not None, with its rate in a tensor; left out, the update is

@@ -530,6 +530,8 @@ def _to_target(pair: _Pair) -> Iterator[dict[str, Any]]:
         row |= {"after_repeats": len(own[0]), "before_repeats": len(own[1])}
         if missed:
             yield {**row, "note": f"{' and '.join(missed)}: the times are lower bounds"}
+        elif not all((each > 0).all() for each in values):
+            yield {**row, "note": "met within the warm-up, in no time that could be compared"}
         elif all(len(each) for each in values):
             yield {**row, **_found([(1, values[0]), (-1, values[1])], paired=False)}
 

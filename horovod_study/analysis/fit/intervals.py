@@ -250,7 +250,7 @@ def _profiled(alike: Sequence[tuple[Solved, Sample, float]]) -> list[tuple[Float
 def as_likely(solved: Solved, sample: Sample, base_noise: float, ends: tuple[Floats, Floats]) -> Floats | None:
     """Parameter vectors (B, k) at the edge of those that the points allow together with 95 %; None where all are.
 
-    These have a sum of squares up to that of the estimate and JOINTLY times what the `ends` of the profile, of one
+    These have a sum of squares up to that of the estimate and _JOINTLY times what the `ends` of the profile, of one
     parameter each, cost. In a bent valley the linear theory goes straight on, where no point allows it; a function of
     the parameters, such as the curve at some worker count, is between its least and its largest value here. Chains go
     through the valley by hit and run (Smith 1984): a random direction, or that from one chain to another, is followed

@@ -46,9 +46,9 @@ _FREE_OF_ONE = tuple(name for name in _OF_SEVERAL if OPTIONS[name].roles & (Role
 REPORTED = "reported"
 """The library, and the model, of rows of somebody's table (`series.reported`), of which neither is known."""
 UNKNOWN = ""
+"""An option of training that was not recorded, as of another script's runs."""
 UNSEEN = "unknown"
 """As a precision: that of a finished run of another script in which it could not be seen."""
-"""An option of training that was not recorded, as of another script's runs."""
 
 _NO_SIZE = -1.0
 

@@ -249,7 +249,7 @@ def _beyond(left: Sequence[pd.DataFrame], more: pd.DataFrame) -> dict[str, Any]:
     """Return what `more` waits longer than the growth within the cells on fewer nodes leads to, with its interval.
 
     The growth is the straight line of least squares through the means of the cells with several workers, against each
-    of GROWTHS; what it says of more workers is a sum of those means with fixed weights, so that variances add
+    of _GROWTHS; what it says of more workers is a sum of those means with fixed weights, so that variances add
     (Welch's degrees of freedom).
     """
     inside = [cell for cell in left if _int(cell, "workers") > 1]

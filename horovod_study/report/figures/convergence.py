@@ -62,7 +62,7 @@ _FALL = 1.5
 
 
 def is_flat(curves: pd.DataFrame) -> bool:
-    """Return whether there are evaluations, and in no cell the test error falls by a factor of FALL."""
+    """Return whether there are evaluations, and in no cell the test error falls by a factor of _FALL."""
     known = _usual(curves)
     cells = known.groupby(_CELL, sort=False, dropna=False)["test_mse_median"]
     return not known.empty and bool((cells.first() < _FALL * cells.min()).all())
