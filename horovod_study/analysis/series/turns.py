@@ -67,10 +67,14 @@ def study_turns(root: Path) -> StudyTurns:
     return StudyTurns(made for name, folder in below.items() for made in slices_of(records.read_turns(folder), name))
 
 
-def against(found: paired.RatioEstimate, kind: str, workers: float) -> dict[str, float]:
-    """Return the columns of a point relative to one baseline (`plain`, `wrapped`) that its estimate decides."""
-    ratio = found.ratio
-    values = {"": ratio.value, "_low": ratio.low, "_high": ratio.high}
+def against(found: paired.RatioEstimate, kind: str, workers: float, value: float) -> dict[str, float]:
+    """Return the columns of a point relative to one baseline (`plain`, `wrapped`) that its estimate decides.
+
+    `value` is the ratio of the throughputs that are shown: that of the estimate where these were scaled to it
+    (`points.levelled`), else by way of the other baseline; then the interval is as wide as that of the estimate.
+    """
+    ratio, by = found.ratio, value / found.ratio.value
+    values = {"": value, "_low": by * ratio.low, "_high": by * ratio.high}
     return {
         **{f"speedup_{kind}{end}": value for end, value in values.items()},
         **{f"efficiency_{kind}{end}": value / workers for end, value in values.items()},
