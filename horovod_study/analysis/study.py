@@ -195,6 +195,9 @@ def analyze(
     attributed = attribution.arm_rows(table, {run.run: run.taken for run in recorded if run.taken is not None})
     profiles = run_profiles.profile_rows((run.run, run.profile) for run in recorded)
     doubts += [*synchronisation.doubts(waits, wait_laws), *batch_size.doubts(batched.knees)]
+    studies = [study for study in _distinct(runs["study"]) if study != "train"]
+    usual = [f"horovod-study run experiments/{study}.yaml" for study in studies] or ["python -m horovod_study.train"]
+    usual.append("horovod-study report runs --out analysis")
     return Analysis(
         points=points,
         curves=_curves(fitted),
@@ -233,7 +236,7 @@ def analyze(
             **_provenance(runs, table, baseline),
             "findings": _findings(table, points, parts, baseline),
             "doubts": doubts,
-            "commands": list(_commands(runs) if commands is None else commands),
+            "commands": list(usual if commands is None else commands),
             **({} if unit == SAMPLES else {"unit": unit}),
         },
     )
@@ -489,12 +492,6 @@ def _common(table: pd.DataFrame) -> dict[str, Any]:
         for choice in scaling.CHOICES
         if table[choice].nunique(dropna=False) == 1 and f"{table[choice].iloc[0]}" != scaling.UNKNOWN
     }
-
-
-def _commands(runs: pd.DataFrame) -> list[str]:
-    studies = [study for study in _distinct(runs["study"]) if study != "train"]
-    first = [f"horovod-study run experiments/{study}.yaml" for study in studies] or ["python -m horovod_study.train"]
-    return [*first, "horovod-study report runs --out analysis"]
 
 
 def _range(values: pd.Series) -> list[float | int | None]:

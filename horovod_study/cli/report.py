@@ -174,7 +174,12 @@ def report(options: argparse.Namespace) -> Result:
     if not paths:
         say_left_out(analysis.provenance.get("left_out", {}))
     page, *others = write_page(directory, look=figure_look(options), pgf=options.pgf)
-    paths = [page, *paths, *others, *(_write_paper(directory) if options.paper else ())]
+    paths = [page, *paths, *others]
+    if options.paper:
+        from horovod_study import records
+        from horovod_study.report.page.paper import write_paper
+
+        paths += write_paper(analysis, directory, records.read_source(directory))
     answer = answer_lines(analysis)
     where = f"report: {page} (and {plural(len(paths) - 1, 'file')} of tables and figures)"
     return Result(document={"answer": answer}, lines=[*answer, where], files=paths)
@@ -256,14 +261,6 @@ def write_page(directory: Path, **how: Any) -> list[Path]:
     paths = write_report(read_analysis(directory), directory, second_process=available_cores() > 1, **how)
     _keep_drawn(directory, paths, how.get("look"))
     return paths
-
-
-def _write_paper(directory: Path) -> list[Path]:
-    from horovod_study import records
-    from horovod_study.api import read_analysis
-    from horovod_study.report.page.paper import write_paper
-
-    return write_paper(read_analysis(directory), directory, records.read_source(directory))
 
 
 def _keep_drawn(

@@ -95,8 +95,9 @@ def recounted(
     if not aside or window_s <= 0:
         return record
     samples = record.totals["samples_per_s"] * record.totals["window_s"] - sum(each.samples for each, _ in aside)
+    names = ("step", "begin_s", *(f"{lap}_s" for lap in (*LAPS, "residual", "step")))
     try:
-        ranks = [_timed(rows[rank], first) for rank in rows]
+        ranks = [{name: columns[name][columns["step"] >= first] for name in names} for columns in rows.values()]
         stretches = _stretches(ranks[0], record.totals["turns"]["before"])
         sensed = _sensed(record.totals, samples_of, stretches, round(samples))
     except (RecordError, LookupError):
@@ -105,12 +106,6 @@ def recounted(
     steps = min(len(rank["step"]) for rank in ranks)
     again = step_totals([_summary(rank) for rank in ranks])
     return replace(record, totals={**record.totals, **rates, "steps": steps, **again, **sensed})
-
-
-def _timed(columns: "Mapping[str, np.ndarray]", first: int) -> "dict[str, np.ndarray]":
-    timed = columns["step"] >= first
-    names = ("step", "begin_s", *(f"{lap}_s" for lap in (*LAPS, "residual", "step")))
-    return {name: columns[name][timed] for name in names}
 
 
 def _summary(columns: Mapping[str, "np.ndarray"]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -42,15 +42,14 @@ def append_turns(directory: Path, slices: Iterable[TurnSlice]) -> None:
 
     Rows of a run are there once and complete, and whoever appends them holds the claim on its cell.
     """
-    rows = [{name: _blank(getattr(each, name)) for name in _TURN_COLUMNS} for each in slices]
+    rows = [  # in CSV nothing is written for None
+        {name: f"{value:.6f}" if isinstance(value, float) else value for name, value in asdict(each).items()}
+        for each in slices
+    ]
     if rows:
         text, head = csv_rows(_TURN_COLUMNS, rows, head=False), csv_rows(_TURN_COLUMNS, [])
         with writing(directory / TURNS_FILE, "free space and run again"):
             append_text(directory / TURNS_FILE, text, head=head)
-
-
-def _blank(value: Any) -> Any:
-    return "" if value is None else f"{value:.6f}" if isinstance(value, float) else value
 
 
 def read_turns(directory: Path) -> list[TurnSlice]:

@@ -276,8 +276,9 @@ def judge(
         resumed = len(record.attempts) > 1
         return "done", f"resumed after step {record.attempts[-1]['from_step']}" if resumed else ""
     if claim is not None and claim.released is None and not stale:
-        begun = record is not None and record.status == "running" and record.finished is None
-        who = _where(record, claim) if begun else f"{claim.holder or claim}, starting"
+        who = f"{claim.holder or claim}, starting"
+        if record is not None and record.status == "running" and record.finished is None:
+            who = _where(record, claim)
         return "running", f"{who}; {claim.believed}" if claim.believed else who
     its_job = job is not None and claim is not None and claim.holder is not None and _same(claim.holder.job, job)
     if job is not None and job.state in _ALIVE and not job.left_out and not (its_job and _is_over(job, claim)):

@@ -445,16 +445,12 @@ def _finite(text: str) -> float:
     return value
 
 
-def _if_any(text: str) -> float | None:
-    return _finite(text) if text else None
-
-
 _KEPT: Mapping[str, Callable[[str], Any]] = {
     "stage": str,
     "block": int,
     "seconds": _finite,
     "reason": str,
-    **dict.fromkeys(("samples_per_s", "step_ms_median", "step_ms_p90"), _if_any),
+    **dict.fromkeys(("samples_per_s", "step_ms_median", "step_ms_p90"), lambda text: _finite(text) if text else None),
 }
 """Fields of a trial that are columns of trials.csv under their names, and how they are read."""
 

@@ -696,7 +696,11 @@ def doubts(runs: pd.DataFrame, points: pd.DataFrame, precision: float | None = N
         *_doubt_failures(runs),
         *_doubt_baselines(runs, points),
         *_doubt_data(points),
-        *_doubt_modes(points),
+        *(
+            f"{series}: both the local and the global batch change with the workers (mixed scaling), so no speedup is "
+            "given; keep one of them fixed."
+            for series in points.loc[points["mode"] == "mixed", "series"].drop_duplicates()
+        ),
         *_doubt_shared(points),
         *_doubt_repeats(points),
         *_doubt_spread(points),
@@ -810,14 +814,6 @@ def baseline_words(points: pd.DataFrame, kind: str, *, plain: str = "one plain w
         return "one worker" if fewest == [1] else f"one of {' or '.join(f'{count:.0f}' for count in fewest)} workers"
     ways = [inside(backend, transport) for backend, transport in parallel.itertuples(index=False, name=None)]
     return ways[0] if len(ways) == 1 else "one worker inside the same library"
-
-
-def _doubt_modes(points: pd.DataFrame) -> list[str]:
-    return [
-        f"{series}: both the local and the global batch change with the workers (mixed scaling), so no speedup is "
-        "given; keep one of them fixed."
-        for series in points.loc[points["mode"] == "mixed", "series"].drop_duplicates()
-    ]
 
 
 def _doubt_shared(points: pd.DataFrame) -> Iterator[str]:

@@ -271,7 +271,8 @@ class _Later:
         It is the floor, where that is the more certain one and the median agrees: the same in every step. Else, as of
         a rank that is late in most steps only, it is the median.
         """
-        (median, error), (floor, floor_error) = self._over(_median, laps), self._over(_floor, laps)
+        median, error = self._over(lambda own, middle: float(np.median(own - middle.mean(axis=1))), laps)
+        floor, floor_error = self._over(_floor, laps)
         agrees = abs(floor - median) <= stats.t_quantile(0.975, self._freedom) * error
         return (floor, floor_error) if agrees and floor_error < error else (median, error)
 
@@ -320,10 +321,6 @@ class _Later:
 
 def _mean(own: Floats, middle: Floats) -> float:
     return float(own.mean() - middle.mean())
-
-
-def _median(own: Floats, middle: Floats) -> float:
-    return float(np.median(own - middle.mean(axis=1)))
 
 
 def _floor(own: Floats, middle: Floats) -> float:

@@ -63,7 +63,9 @@ def transports(runs: pd.DataFrame, turns: StudyTurns | None = None) -> pd.DataFr
     if len(table[["backend", "transport"]].drop_duplicates()) < 2:
         return pd.DataFrame(columns=list(TRANSPORT_COLUMNS))
     for a, b in _rivals(table):
-        shared = [(key, a[key], b[key]) for key in sorted(a, key=_unknown_last) if key in b]
+        # NaN, which is unknown, comes last.
+        order = sorted(a, key=lambda key: [(value != value, 0 if value != value else value) for value in key])
+        shared = [(key, a[key], b[key]) for key in order if key in b]
         for quantity in ("samples_per_s", "sync_s"):
             own = [_row(quantity, *pair) for key, *pair in shared if quantity != "sync_s" or key[0] > 1]
             if turns and quantity == "samples_per_s":
@@ -72,10 +74,6 @@ def transports(runs: pd.DataFrame, turns: StudyTurns | None = None) -> pd.DataFr
             rows += _judged([row for row in own if row["pairs"] or row["note"]])
     whole = dict.fromkeys(("workers", "pairs", "unpaired"), "int64")
     return pd.DataFrame(rows, columns=list(TRANSPORT_COLUMNS)).astype(whole)
-
-
-def _unknown_last(key: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple((value != value, 0 if value != value else value) for value in key)
 
 
 def _rivals(table: pd.DataFrame) -> Iterator[tuple[dict[Any, pd.DataFrame], dict[Any, pd.DataFrame]]]:

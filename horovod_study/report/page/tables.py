@@ -774,7 +774,12 @@ def _targets(analysis: Analysis) -> Table | None:
             Column(head="Training", unit="s", strong=True, cell=_training),
             Column(head="With\nevaluation", unit="s", page_only=True, cell=lambda row: _bounded(row, "wall_s")),
             Column(head="Samples", unit="10\u2076", cell=lambda row: _bounded(row, "samples", 1e-6)),
-            Column(head="Speedup\nto target", interval=True, strong=True, cell=_speedup_to_target),
+            Column(
+                head="Speedup\nto target",
+                interval=True,
+                strong=True,
+                cell=lambda row: _bound(row, "speedup") or _ratio(row, "speedup", "speedup_low", "speedup_high"),
+            ),
             _numbers("Throughput\nratio", "throughput_ratio"),
             _numbers("Statistical\nefficiency", "statistical_efficiency"),
             _numbers("Speedup with\nevaluation", "speedup_wall", page_only=True),
@@ -782,10 +787,6 @@ def _targets(analysis: Analysis) -> Table | None:
         cells=cells,
         labels=series_labels(analysis.points),
     )
-
-
-def _speedup_to_target(row: Row) -> str:
-    return _bound(row, "speedup") or _ratio(row, "speedup", "speedup_low", "speedup_high")
 
 
 def _training(row: Row) -> str:

@@ -148,7 +148,8 @@ class _Waiting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name == "repeat_interleave" and (kwargs or {}).get("output_size") is not None:
             operation = ""
         # Optimisers keep their step counts on the host on a GPU too, and read them there.
-        if operation and not (operation == "item" and _in_optimizer(sys._getframe(1))):
+        frames = _stack(sys._getframe(1)) if operation == "item" else ()
+        if operation and not any(each.f_code.co_filename.startswith(f"{_TORCH}optim{os.sep}") for each in frames):
             self._note(operation, sys._getframe(1))
         return func(*args, **(kwargs or {}))
 
@@ -174,10 +175,6 @@ def _by_mask(args: Sequence[Any]) -> bool:
     indices = args[1] if len(args) > 1 else ()
     masks = (torch.bool, torch.uint8)
     return any(isinstance(each, torch.Tensor) and each.dtype in masks for each in indices)
-
-
-def _in_optimizer(frame: FrameType | None) -> bool:
-    return any(each.f_code.co_filename.startswith(f"{_TORCH}optim{os.sep}") for each in _stack(frame))
 
 
 def _stack(frame: FrameType | None) -> Iterator[FrameType]:
