@@ -1,0 +1,72 @@
+"""What a number cannot be, whoever gave it: one table, which files of others, fits, forecasts and pages go through.
+
+Each rule says in one sentence what was found and why it cannot be. The caller stops the number: it leaves the row or
+the file out, puts nothing in its place, or selects no law, and hands the sentence on. A rule is broken beyond doubt
+only: its bounds are far outside of what good measurements reach.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One impossibility: when it holds, and the sentence, both of the values by name."""
+
+    broken: Callable[..., bool]
+    says: str
+
+
+MOST_PER_WORKER = 1e9  # samples or tokens per second; the fastest small models reach some 1e8
+MOST_EPOCHS = 5000.0
+MOST_BYTES_PER_S = 2e13  # of a reduction; links of a GPU have some 1e12
+FAR_ABOVE = 2.0  # times the workers; caches and slow baselines explain less
+
+RULES: Mapping[str, Rule] = MappingProxyType(
+    {
+        "rate": Rule(
+            lambda rate, workers, **_: rate > MOST_PER_WORKER * workers,
+            "{rate} {unit} with {workers} workers: no worker does more than 1e9 a second",
+        ),
+        "speedup": Rule(
+            lambda speedup, workers, **_: speedup > FAR_ABOVE * workers,
+            "a speedup of {speedup} with {workers} workers: more than twice the workers is no scaling",
+        ),
+        "epochs": Rule(
+            lambda epochs, **_: epochs > MOST_EPOCHS, "{epochs} epochs: no training has as many; samples or tokens?"
+        ),
+        "part": Rule(
+            lambda part, whole, **_: part > 1.05 * whole,
+            "{what} of {part} {unit} is a part of {of}, of which there are {whole} {unit}: one of the two is unknown",
+        ),
+        "kernels": Rule(
+            lambda step, kernels, **_: kernels > 2.0 * step,
+            "a step of {step} {unit} with {kernels} {unit} of kernels: the step is not that of the device",
+        ),
+        "limit": Rule(
+            lambda limit, measured, **_: limit < measured,
+            "{law} never exceeds {limit}, and {measured} was measured",
+        ),
+        "bandwidth": Rule(
+            lambda bandwidth, **_: bandwidth > MOST_BYTES_PER_S,
+            "{bandwidth} bytes/s: no network or memory moves as much",
+        ),
+    }
+)
+
+
+def impossible(rule: str, **values: Any) -> str:
+    """Return why values cannot be, by the rule of this name; "" where they can, and where one of them is NaN.
+
+    Numbers are in the unit that the text `unit` says, `what` and `of` are the words for a part and its whole.
+    """
+    known = RULES[rule]
+    if not known.broken(**values):
+        return ""
+    return known.says.format_map({name: _text(value) for name, value in {"unit": "s", **values}.items()})
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else f"{value:.4g}"
