@@ -45,6 +45,11 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             lambda step, kernels, **_: kernels > 2.0 * step,
             "a step of {step} {unit} with {kernels} {unit} of kernels: the step is not that of the device",
         ),
+        "behind": Rule(
+            lambda step, behind, **_: behind > step,
+            "kernels end {behind} {unit} after the last step of the host, which takes {step} {unit}: they ran later "
+            "than what launched them",
+        ),
         "limit": Rule(
             lambda limit, measured, **_: limit < measured,
             "{law} never exceeds {limit}, and {measured} was measured",

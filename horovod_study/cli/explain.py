@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from horovod_study import foreign_files
 from horovod_study.cli.verbs import (
     COUNT,
     DIR,
@@ -21,7 +20,6 @@ from horovod_study.cli.verbs import (
     until_share,
 )
 from horovod_study.errors import ConfigError
-from horovod_study.foreign_files import inspector_paths, trace_paths
 from horovod_study.options import Parser, add_run_options, run_values
 from horovod_study.workloads import packaged
 
@@ -75,53 +73,58 @@ def _explain_arguments(parser: Parser) -> None:
 
 def explain(options: argparse.Namespace) -> Result:
     """Explain a run or a study: where the time goes, who is slow, what more workers add, and what would help."""
+    from horovod_study.analysis.steps.traces import inspector_paths, trace_paths
+
     _refuse_idle_options(options)
-    traces = [path for place in options.places for path in trace_paths(place)]
-    if traces and options.part is None:
-        return _traces(options, traces)
-    if options.part is None and any(inspector_paths(place) for place in options.places):
-        return _inspector(options)
+    for find, answer in ((trace_paths, _traces), (inspector_paths, _inspector)) if options.part is None else ():
+        paths = {place: find(place) for place in options.places}
+        if any(paths.values()):
+            return answer(options, paths)
     options.places = [runs_folder(place) for place in options.places]
     part = "sync" if options.measure else options.part
     return _page(options) if part is None else PARTS[part](options)
 
 
-def _traces(options: argparse.Namespace, paths: Sequence[Path]) -> Result:
+def _traces(options: argparse.Namespace, paths: Mapping[Path, Sequence[Path]]) -> Result:
     """Traces of torch.profiler, one of each rank: laps, communication that computing does not cover, who is late."""
-    from horovod_study.analysis.steps.rank_traces import compare, read_trace
-    from horovod_study.report.rank_traces import lines, write
+    from horovod_study.analysis.steps import traces
+    from horovod_study.report.traces import rank_lines
 
-    if other := [str(place) for place in options.places if not trace_paths(place)]:
+    if other := [str(place) for place, own in paths.items() if not own]:
         raise ConfigError(f"explain: {other[0]} is no trace, and the others are; name one kind")
-    found = compare([read_trace(foreign_files.read_trace(path), source=str(path)) for path in paths])
-    return Result(
-        document=found.to_dict(),
-        lines=lines(found),
-        files=write(found, options.out) if options.out else None,
-        doubts=found.doubts,
-    )
+    each = [path for own in paths.values() for path in own]
+    found = traces.compare([traces.read_trace(traces.trace_document(path), source=str(path)) for path in each])
+    return _foreign(options, "rank_traces", found, rank_lines(found))
 
 
-def _inspector(options: argparse.Namespace) -> Result:
+def _inspector(options: argparse.Namespace, paths: Mapping[Path, Sequence[Path]]) -> Result:
     """Records of NCCL Inspector: collectives by size, who comes last, and the sync of a recorded run beside them."""
     from horovod_study import records
-    from horovod_study.analysis.steps.nccl_inspector import Records, inspect
-    from horovod_study.report.nccl_inspector import lines, write
+    from horovod_study.analysis.steps import traces
+    from horovod_study.report.traces import all_reduces, inspector_lines
 
-    paths = list(dict.fromkeys(path.resolve() for place in options.places for path in inspector_paths(place)))
-    runs = [run for place in options.places if not inspector_paths(place) for run in readable_runs(runs_folder(place))]
+    runs = [run for place, own in paths.items() if not own for run in readable_runs(runs_folder(place))]
     if len(runs) > 1:
         raise ConfigError(f"explain: NCCL Inspector looked at one run, and {len(runs)} are named; name that one")
-    read = Records()
-    for path in paths:
-        read.read(str(path), foreign_files.inspector_lines(path), len(paths))
-    found = inspect(read, records.recorded_run(runs[0]) if runs else None)
-    return Result(
-        document=found.to_dict(),
-        lines=lines(found),
-        files=write(found, options.out) if options.out else None,
-        doubts=found.doubts,
+    files = {str(path.resolve()): traces.inspector_lines(path) for own in paths.values() for path in own}
+    found = traces.inspect(files, records.recorded_run(runs[0]) if runs else None)
+    table = all_reduces(found["sizes"]) if found["timing"] == traces.KERNEL else ""
+    return _foreign(
+        options, "nccl_inspector", found, inspector_lines(found), {"all_reduce.txt": table} if table else {}
     )
+
+
+def _foreign(
+    options: argparse.Namespace, name: str, found: Mapping[str, Any], lines: list[str], more: Mapping[str, str] = {}
+) -> Result:
+    """Return what files of others say, with --out also as NAME.txt and NAME.json, and `more` files."""
+    from horovod_study.records import finite
+    from horovod_study.report.kit.files import write_result
+
+    document = finite(found)
+    contents = {f"{name}.txt": lines, f"{name}.json": document, **more}
+    files = write_result(options.out, contents) if options.out else None
+    return Result(document=document, lines=lines, files=files, doubts=found["doubts"])
 
 
 def _page(options: argparse.Namespace) -> Result:

@@ -1,0 +1,137 @@
+"""What traces of torch.profiler and records of NCCL Inspector say, for a terminal, and as a table for `--bench`."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from horovod_study.analysis.stats import Interval
+from horovod_study.analysis.steps.traces import COLUMNS, KERNEL
+from horovod_study.text.numbers import THIN, alone, amount, known, milliseconds, percent, quoted
+from horovod_study.text.tables import NOTHING, table_of, to_lines
+from horovod_study.text.words import listed
+
+_SHOWN = 20
+_HEADS = ("collective", "bytes", "ranks", "nodes", "groups", "calls", "time", "shortest", "busbw", "of all")
+
+
+def rank_lines(found: Mapping[str, Any]) -> list[str]:
+    """Return the table of ranks that `compare` made (ms of a step, means over steps), then what it says."""
+    heads = ("rank", "host", "steps", *("comm." if name == "communication" else name for name in COLUMNS), "last in")
+    rows = [
+        (
+            str(each["rank"]),
+            each["host"] or NOTHING,
+            str(each["steps"]),
+            *(_or_nothing(each["seconds"][name].value, milliseconds) for name in COLUMNS),
+            _or_nothing(each["last"], percent),
+        )
+        for each in found["ranks"]
+    ]
+    said = ["ms of a step; comm.: communication; exposed: what of it no computing covers", ""]
+    bare = [each for each in found["ranks"] if known(each["seconds"]["exposed"].value)]
+    for worst in sorted(bare, key=lambda each: -each["seconds"]["exposed"].value)[:1]:
+        exposed, step = worst["seconds"]["exposed"], worst["seconds"]["step"]
+        share = f", {percent(exposed.value / step.value)} of its step" if known(step.value) else ""
+        said.append(f"Exposed communication is largest on rank {worst['rank']}: {_quoted(exposed, 1e3)} ms{share}.")
+    if found["late_file"]:
+        late = next(each for each in found["ranks"] if each["source"] == found["late_file"])
+        who = f"The process of {late['source']}" if found["late"] is None else f"Rank {late['rank']}"
+        said.append(
+            f"{who}{_on(late['host'])} comes {_quoted(late['seconds']['late'], 1e3)} ms after the first one to its "
+            f"collectives, and is the last one in {percent(late['last'])} of the steps; the lap that is longer than "
+            f"the others' is {found['cause']}."
+        )
+    elif known(found["ranks"][0]["seconds"]["late"].value):
+        said.append("No rank is later than the others beyond doubt.")
+    return [line.replace(THIN, " ") for line in (*to_lines(table_of(heads, rows, texts=(1,))), *said)]
+
+
+def _or_nothing(value: float | None, text: Any) -> str:
+    return str(text(value)) if known(value) else NOTHING
+
+
+def _on(host: str) -> str:
+    return f" on {host}" if host else ""
+
+
+def _quoted(seconds: Interval, factor: float) -> str:
+    return quoted(*(factor * each for each in (seconds.value, seconds.low, seconds.high)))
+
+
+def inspector_lines(found: Mapping[str, Any]) -> list[str]:
+    """Return the table of collectives that `inspect` made, those that take most time first, then what it says."""
+    whole = sum(each["total_s"] for each in found["sizes"])
+    rows = [
+        (
+            each["kind"],
+            f"{each['bytes']:,}",
+            *(str(each[name]) for name in ("ranks", "nodes", "communicators")),
+            f"{each['calls']:,}",
+            *(_quoted(each[name], 1e6) for name in ("time", "shortest")),
+            _or_nothing(each["busbw_gb_per_s"], alone),
+            percent(each["total_s"] / whole),
+        )
+        for each in found["sizes"]
+    ]
+    more = [f"and {len(rows) - _SHOWN} sizes more, all in nccl_inspector.json (--out)"] * (len(rows) > _SHOWN)
+    said = [
+        *more,
+        "us of the mean rank and of the one that came last, medians; busbw in GB/s of the latter; of all: of the time",
+        "",
+    ]
+    if late := found["late"]:
+        said.append(
+            f"Rank {late['rank']}{_on(late['host'])} of communicator {late['communicator']} comes "
+            f"{_quoted(late['late'], 1e6)} us after the first one, and is the last one to {percent(late['last'])} of "
+            "its collectives."
+        )
+    elif found["timing"] == KERNEL:
+        said.append("No rank comes later than the others beyond doubt.")
+    if found["beside"]:
+        said += ["", *_clocks(found["beside"])]
+    table = to_lines(table_of(_HEADS, rows[:_SHOWN], texts=(0,)))
+    return [line.replace(THIN, " ") for line in (*table, *said)]
+
+
+def _clocks(both: Mapping[str, Any]) -> list[str]:
+    calls = listed([f"{alone(count)} {kind}" for kind, count in both["calls"].items()])
+    said = [
+        f"Beside {both['run']}: {_quoted(both['collectives'], 1e3)} ms of a step of {_quoted(both['step'], 1e3)} ms are "
+        f"in collectives ({percent(both['collectives'].value / both['step'].value)}; {calls} a step with "
+        f"{amount(both['bytes'])}; {both['steps']:,} steps)."
+    ]
+    more = both["difference"]
+    if more is None:
+        return [*said, "Its laps do not see sync, so that there is nothing to compare."]
+    said.append(f"Its sync by laps is {_quoted(both['sync'], 1e3)} ms.")
+    if not more.excludes(0.0):
+        said.append(f"The clocks agree: they differ by {_quoted(more, 1e3)} ms.")
+    elif more.value > 0:
+        said.append(f"{_quoted(more, 1e3)} ms more are in collectives than in sync: they ran beside computing.")
+    else:
+        said.append(
+            f"{_quoted(more.negated(), 1e3)} ms of sync are in no collective: copies, what the runtime does, and "
+            "messages too small to be recorded."
+        )
+    cells = [(str(rank), milliseconds(sync), milliseconds(nccl)) for rank, (sync, nccl) in both["ranks"].items()]
+    table = to_lines(table_of(("rank", "sync", "collectives"), cells[:_SHOWN], texts=()))
+    return [*said, *(["", *table] if len(cells) > 1 else [])]
+
+
+def all_reduces(sizes: Sequence[Mapping[str, Any]]) -> str:
+    """Return the shortest times of all-reduces in the layout of nccl-tests, which `--bench` takes; "" without any.
+
+    A table for each number of ranks and nodes. It is given in place: training reduces in place.
+    """
+    own = [each for each in sizes if each["kind"] == "AllReduce" and each["busbw_gb_per_s"] is not None]
+    text = []
+    for nodes, ranks in sorted({(each["nodes"], each["ranks"]) for each in own}):
+        text.append("# NCCL Inspector. Collective test starting: all_reduce")
+        per_node = -(-ranks // max(nodes, 1))
+        text += [f"#  Rank {rank} Group 0 Pid {rank} on node{rank // per_node} device 0" for rank in range(ranks)]
+        text.append("# size count type redop root | out of place: time algbw busbw #wrong | in place: the same")
+        for each in sorted(own, key=lambda row: row["bytes"]):
+            if (each["nodes"], each["ranks"]) == (nodes, ranks):
+                size, micros = each["bytes"], 1e6 * each["shortest"].value
+                rates = f"{micros:.2f} {size / micros / 1e3:.3f} {each['busbw_gb_per_s']:.3f} N/A"
+                text.append(f"{size} {size} bytes sum -1 N/A N/A N/A N/A {rates}")
+    return "\n".join([*text, ""]) if text else ""
