@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from horovod_study import records
-from horovod_study.analysis.steps import nccl_inspector
-from horovod_study.analysis.steps.nccl_inspector import Inspected, Records, inspect
+from horovod_study.analysis.steps import traces
+from horovod_study.analysis.steps.traces import inspect, inspector_lines, inspector_paths
 from horovod_study.cli import main
 from horovod_study.errors import AnalysisError
-from horovod_study.foreign_files import inspector_lines, inspector_paths
-from horovod_study.report.nccl_inspector import all_reduces, lines
+from horovod_study.report.traces import all_reduces
+from horovod_study.report.traces import inspector_lines as lines
 from tests.make.rank_rows import rows_of
 from tests.make.records import record, write_rows
 
@@ -66,11 +66,8 @@ def job(*, late: int = 2, ranks: Sequence[int] = (0, 1, 2, 3), steps: int = STEP
     return text
 
 
-def read(files: dict[str, str], run: records.RecordedRun | None = None) -> Inspected:
-    found = Records()
-    for name, text in files.items():
-        found.read(name, text.encode().splitlines(keepends=True), len(files))
-    return inspect(found, run)
+def read(files: dict[str, str], run: records.RecordedRun | None = None) -> dict[str, Any]:
+    return inspect({name: text.encode().splitlines(keepends=True) for name, text in files.items()}, run)
 
 
 @pytest.fixture
@@ -86,24 +83,24 @@ def recorded(tmp_path: Path) -> Callable[..., records.RecordedRun]:
 
 def test_the_rank_with_the_shortest_kernels_came_last_and_its_time_is_the_transfer() -> None:
     found = read(job())
-    rows = {(each["kind"], each["bytes"]): each for each in found.sizes}
+    rows = {(each["kind"], each["bytes"]): each for each in found["sizes"]}
     small, large = rows["AllReduce", SIZES[0]], rows["AllReduce", SIZES[1]]
 
-    assert [each["bytes"] for each in found.sizes] == [SIZES[1], SIZES[0], 10**6] and found.timing == "kernel_gpu"
+    assert [each["bytes"] for each in found["sizes"]] == [SIZES[1], SIZES[0], 10**6] and found["timing"] == "kernel_gpu"
     assert (small["calls"], small["ranks"], small["nodes"], small["communicators"]) == (STEPS, 4, 2, 1)
     assert small["shortest"].value == pytest.approx(102e-6, abs=1e-6) and small["time"].value > 300e-6
     assert small["time"].low <= small["time"].value <= small["time"].high
     assert large["busbw_gb_per_s"] == pytest.approx(1.5 * SIZES[1] / large["shortest"].value / 1e9)
-    assert found.late is not None and (found.late["rank"], found.late["host"]) == (2, "node1")
-    assert 0.5 <= found.late["last"] <= 0.8 and found.late["late"].value == pytest.approx(151.5e-6, rel=0.1)
-    assert found.doubts == () and "Rank 2 on node1" in "\n".join(lines(found))
-    assert read(job(late=9)).late is None
+    assert found["late"] is not None and (found["late"]["rank"], found["late"]["host"]) == (2, "node1")
+    assert 0.5 <= found["late"]["last"] <= 0.8 and found["late"]["late"].value == pytest.approx(151.5e-6, rel=0.1)
+    assert found["doubts"] == [] and "Rank 2 on node1" in "\n".join(lines(found))
+    assert read(job(late=9))["late"] is None
 
 
 def test_bandwidths_of_other_collectives_are_those_of_nccl() -> None:
     kinds = {"AllGather": 3, "ReduceScatter": 3, "Broadcast": 1, "Reduce": 1, "AllToAll": None}
     text = {f"{rank}.log": "".join(line(rank, 0, 100, kind=kind) for kind in kinds) for rank in range(4)}
-    found = {each["kind"]: each["busbw_gb_per_s"] for each in read(text).sizes}
+    found = {each["kind"]: each["busbw_gb_per_s"] for each in read(text)["sizes"]}
 
     rate = SIZES[0] / 100e-6 / 1e9
     assert found == {kind: None if share is None else pytest.approx(share * rate) for kind, share in kinds.items()}
@@ -117,23 +114,23 @@ def test_what_is_no_whole_record_is_counted_and_left_out() -> None:
     files[others[1]] += line(2, 500, 0) + line(2, 501, 2**63) + json.dumps({"p2p_perf": {"p2p": "Send"}}) + "\n"
     files["node9-pid9.log"] = ""
     found = read(files)
-    doubts = "\n".join(found.doubts)
+    doubts = "\n".join(found["doubts"])
 
-    assert {each["bytes"]: each["calls"] for each in found.sizes}[SIZES[1]] == STEPS - 1
+    assert {each["bytes"]: each["calls"] for each in found["sizes"]}[SIZES[1]] == STEPS - 1
     for part in ("2 records cut off", "2 records without a time", "1 record of messages"):
         assert part in doubts
-    assert "node9-pid9.log" in doubts and found.files == 5
+    assert "node9-pid9.log" in doubts and found["files"] == 5
 
 
 def test_what_is_missing_is_said() -> None:
     files = job(ranks=(0, 1, 3))
-    assert "3 of 4 ranks" in "\n".join(read(files).doubts)
+    assert "3 of 4 ranks" in "\n".join(read(files)["doubts"])
     newest = {name: "".join(text.splitlines(keepends=True)[-20:]) for name, text in files.items()}
-    assert "60 of 360 collectives have a record" in "\n".join(read(newest).doubts)
+    assert "60 of 360 collectives have a record" in "\n".join(read(newest)["doubts"])
     two = files | {f"b{name}": text for name, text in job(group="0xb").items()}
     found = read(two)
-    assert "2 sets of processes" in "\n".join(found.doubts)
-    assert {each["communicators"] for each in found.sizes} == {2}
+    assert "2 sets of processes" in "\n".join(found["doubts"])
+    assert {each["communicators"] for each in found["sizes"]} == {2}
     with pytest.raises(AnalysisError, match="both hold rank 0"):
         read({"a.log": line(0, 0, 5), "b.log": line(0, 1, 5)})
     with pytest.raises(AnalysisError, match="no collective was recorded by all ranks"):
@@ -150,27 +147,27 @@ def test_groups_of_a_job_are_apart_by_ranks_and_the_latest_rank_of_any_is_named(
         files[f"{rank}.log"] = "".join(own) + line(rank, 0, 70)
     found = read(files)
 
-    assert {(each["ranks"], each["communicators"], each["calls"]) for each in found.sizes} == {(2, 2, 18), (4, 1, 1)}
-    assert found.late is not None and (found.late["communicator"], found.late["rank"]) == ("0xa1", 0)
-    assert not any("sets of processes" in each for each in found.doubts)
+    assert {(each["ranks"], each["communicators"], each["calls"]) for each in found["sizes"]} == {(2, 2, 18), (4, 1, 1)}
+    assert found["late"] is not None and (found["late"]["communicator"], found["late"]["rank"]) == ("0xa1", 0)
+    assert not any("sets of processes" in each for each in found["doubts"])
 
 
 def test_times_of_the_host_are_none_of_kernels() -> None:
     files = job()
     mixed = {name: text + line(rank, 120, 9999, timing="kernel_cpu") for rank, (name, text) in enumerate(files.items())}
-    assert read(mixed).sizes == read(files).sizes
-    assert "left out: 4 records that the host timed (kernel_cpu)" in read(mixed).doubts
+    assert read(mixed)["sizes"] == read(files)["sizes"]
+    assert "left out: 4 records that the host timed (kernel_cpu)" in read(mixed)["doubts"]
     for timing in ("collective_cpu", None):
         found = read(job(timing=timing))
-        assert found.late is None and "not of the GPU's kernels" in found.doubts[0]
+        assert found["late"] is None and "not of the GPU's kernels" in found["doubts"][0]
 
 
 def test_of_more_records_than_fit_the_newest_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nccl_inspector, "KEPT", 4000)
+    monkeypatch.setattr(traces, "KEPT", 4000)
     found = read(job(steps=900))
 
-    assert [each["calls"] for each in found.sizes] == [500, 500]
-    assert found.doubts == ("of 7,204 records the newest 4,000 count",)
+    assert [each["calls"] for each in found["sizes"]] == [500, 500]
+    assert found["doubts"] == ["of 7,204 records the newest 4,000 count"]
 
 
 @pytest.mark.parametrize(
@@ -180,14 +177,14 @@ def test_sync_of_a_run_is_compared_with_the_collectives_of_its_timed_steps(
     recorded: Callable[..., records.RecordedRun], sync_s: float, says: str
 ) -> None:
     found = read(job(), recorded(sync_s))
-    both = found.beside
+    both = found["beside"]
 
-    assert both is not None and both.sync is not None and both.difference is not None
-    assert both.steps == STEPS - 11 and both.calls == {"AllReduce": 2.0} and both.bytes == sum(SIZES)
-    assert both.collectives.value == pytest.approx(1.329e-3, rel=0.01)
-    assert both.sync.value == pytest.approx(sync_s, rel=1e-6)
-    assert both.difference.value == pytest.approx(both.collectives.value - sync_s)
-    assert both.ranks[2][1] == pytest.approx(1.104e-3, rel=0.01) and both.ranks[0][1] > 1.39e-3
+    assert both is not None and both["sync"] is not None and both["difference"] is not None
+    assert both["steps"] == STEPS - 11 and both["calls"] == {"AllReduce": 2.0} and both["bytes"] == sum(SIZES)
+    assert both["collectives"].value == pytest.approx(1.329e-3, rel=0.01)
+    assert both["sync"].value == pytest.approx(sync_s, rel=1e-6)
+    assert both["difference"].value == pytest.approx(both["collectives"].value - sync_s)
+    assert both["ranks"][2][1] == pytest.approx(1.104e-3, rel=0.01) and both["ranks"][0][1] > 1.39e-3
     if says != "The clocks agree":
         assert says in "\n".join(lines(found))
 
@@ -197,18 +194,18 @@ def test_a_run_without_sync_another_run_and_records_that_end_early(
 ) -> None:
     run = recorded(visible=False)
     found = read(job(), run)
-    assert found.beside is not None and (found.beside.sync, found.beside.difference) == (None, None)
+    assert (found["beside"]["sync"], found["beside"]["difference"]) == (None, None)
     assert "do not see sync" in "\n".join(lines(found))
     # Of every dump only the newest ten collectives: steps at the edges of what was overwritten do not count.
     kept = {
         name: "".join(own for at, own in enumerate(text.splitlines(keepends=True)) if at % 40 >= 29)
         for name, text in job().items()
     }
-    some = read(kept, run).beside
-    assert some is not None and 5 < some.steps < 15
-    assert some.collectives.value == pytest.approx(found.beside.collectives.value, rel=0.02)
+    some = read(kept, run)["beside"]
+    assert some is not None and 5 < some["steps"] < 15
+    assert some["collectives"].value == pytest.approx(found["beside"]["collectives"].value, rel=0.02)
     early = read({name: "".join(text.splitlines(keepends=True)[:9]) for name, text in job().items()}, run)
-    assert early.beside is not None or "fewer than two" in "\n".join(early.doubts)
+    assert early["beside"] is not None or "fewer than two" in "\n".join(early["doubts"])
     with pytest.raises(AnalysisError, match="has 4 workers"):
         read({"a.log": line(0, 0, 5, ranks=2, nodes=1)}, run)
 
@@ -257,7 +254,7 @@ def test_the_table_of_all_reduces_is_a_network_for_simulate(tmp_path: Path, caps
         )
         for rank in range(4)
     }
-    (tmp_path / "all_reduce.txt").write_text(all_reduces(read(files)))
+    (tmp_path / "all_reduce.txt").write_text(all_reduces(read(files)["sizes"]))
     command = [
         "simulate",
         "--bench",

@@ -1,25 +1,15 @@
 """What torch.profiler (Kineto) and NCCL Inspector wrote, one file of each rank: found, read, and put side by side.
 
-**Traces.** Steps are the ranges ProfilerStep#N; without them those between ends of Optimizer.step; else the whole trace
-is one. The laps of a step are of the host:
+A trace: laps and steps are of the host (docs/explain.md says between what), but a device works behind it: its kernels
+are of the step that launched them, by correlation or else by order, and its step is from the first kernel of one step
+to that of the next. Communication are kernels of NCCL, RCCL and alike, without a device ranges gloo:all_reduce and
+alike; ranges nccl:... only launch. Exposed is what of it no other kernel, or operator, covers. A collective of all
+ranks ends on all at about the same time, so the median difference of ends is that of two clocks; with it begins are
+compared: a rank is late by its begin less the first one's, the mean over the collectives of a step.
 
-    data         from its begin to the first range X.forward, or the first operator that autograd notes
-    forward      to the first node of the backward graph
-    backward     to the first Optimizer.step
-    update       to the end of the last Optimizer.step
-    rest         to the end of the step
-
-A device works behind the host: its kernels are of the step that launched them, by their correlation or else by their
-order, and its step is from the first kernel of one step to that of the next. Communication are the kernels of NCCL,
-RCCL and alike; without a device the ranges gloo:all_reduce and alike; ranges nccl:... only launch. Exposed is what of
-it no other kernel, without a device no operator, covers. A collective that every rank takes part in ends on all at
-about the same time, so the median difference of ends is the difference of two clocks; with it, begins are compared:
-the lateness of a rank is its begin less the first one's, the mean over the collectives of a step.
-
-**Inspector** is a profiler plugin of NCCL and RCCL. Each process writes a line of JSON for each of its collectives. A
-kernel begins when its rank is there and ends on all ranks at about the same time. So the shortest time of a collective
-is that of the rank that came last, which waits for nobody: the transfer. What another rank takes beyond it is waiting,
-and the longest time less its own is how late a rank came. No clocks are compared.
+Inspector, a profiler plugin of NCCL and RCCL, writes a line of JSON for each collective. A kernel begins when its rank
+is there and ends on all ranks at about the same time. So the shortest time of a collective is that of the rank that
+came last, which waits for nobody: the transfer. The longest time less its own is how late a rank came.
 """
 
 import gzip
@@ -30,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import pandas as pd
@@ -47,39 +37,31 @@ LAPS = ("data", "forward", "backward", "update", "rest")
 COLUMNS = ("step", *LAPS, "communication", "exposed", "late")
 FEW_STEPS = 10
 
-# ---- the forms of a trace: categories in small letters, names of events, fields of `args`; times are in us
+# ---- the forms of traces: categories (in small letters), names of events (the first that fits), names of files
 
-_CATEGORIES = {"cpu_op": "host", "operator": "host", "user_annotation": "range", "kernel": "kernel"}
-_CATEGORIES |= dict.fromkeys(("runtime", "cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime"), "launch")
-_CATEGORIES |= dict.fromkeys(("privateuse1_runtime", "privateuse1_driver", "mtia_runtime"), "launch")
-_ROLES = {  # of operators and ranges, the first that fits
-    "step": re.compile(r"ProfilerStep#(\d+)$"),
-    "update": re.compile(r"Optimizer\.step#"),
-    "waits": re.compile(r"(?:gloo|mpi|ucc):(\w+)"),  # the range lasts as long as the collective
-    "calls": re.compile(r"(?:[nrhx]ccl):(\w+)|record_param_comms|c10d::"),  # it only launches kernels
-    "backward": re.compile(r"autograd::engine::evaluate_function|\w*Backward\d*$"),
-    "forward": re.compile(r".*\.forward$"),
+_KINDS = {"cpu_op": "host", "operator": "host", "user_annotation": "range", "kernel": "kernel", "runtime": "launch"}
+_KINDS |= {f"{of}_{what}": "launch" for of in ("cuda", "hip", "xpu", "privateuse1") for what in ("runtime", "driver")}
+_ROLES = {
+    "step": r"ProfilerStep#\d+$",
+    "update": r"Optimizer\.step#",
+    "waits": r"(gloo|mpi|ucc):",  # lasts as long as the collective
+    "calls": r"[nrhx]ccl:|record_param_comms|c10d::",  # only launches it
+    "backward": r"autograd::engine::evaluate_function|\w*Backward\d*$",
+    "forward": r".*\.forward$",
 }
-_COLLECTIVE = re.compile(r"[^(<]*?(?:[nrhx]ccl|msccl|oneccl|(?:one|two)_shot_all|multimem_all|cross_device_red)", re.I)
-_WORDS = (
-    "all_?reduce|reduce_?scatter|all_?gather|all_?to_?all|broadcast|barrier|send_?recv|send|recv|reduce|gather|scatter"
-)
-_WORD = re.compile(_WORDS, re.I)
-_TOGETHER = ("allreduce", "allgather", "reducescatter", "barrier")  # a broadcast lets its root go first
-_DEVICE_BACKEND = re.compile("[nrhx]ccl")
-_US, _MAX_US = 1e-6, 1e17
-
-_RANK = re.compile(r"(?<!local[_-])(?<!node[_-])(?<![tpdec]p[_-])(?<![a-z])rank[ _=.-]?\[?(\d+)", re.I)
-_HANDLER = re.compile(r"_\d+\.\d+(?:\.\d+)?\.pt\.trace\.json")  # HOST_PID.TIME of tensorboard_trace_handler
-
-_ENDS = {"trace": (".json", ".json.gz"), "inspector": (".log", ".jsonl", ".log.gz", ".jsonl.gz")}
-_MARKS = {
-    "trace": (b'"traceEvents"', b'"schemaVersion"'),
-    "inspector": (b'"inspector_output_format_version"', b'"coll_perf"', b'"p2p_perf"'),
-}
-_BROKEN = (OSError, EOFError, zlib.error)
+_KERNELS = {"collective": r"(?i)[^(<]*?([nrhx]ccl|msccl|oneccl|(one|two)_shot_all|multimem_all|cross_device_reduce)"}
+_COLLECTIVES = "all_?reduce|reduce_?scatter|all_?gather|all_?to_?all|broadcast|barrier|send_?recv|send|recv|reduce"
+_TOGETHER = ("allreduce", "allgather", "reducescatter", "barrier")  # end on all ranks; a broadcast lets its root go
+_ON_DEVICE = "[nrhx]ccl"  # libraries of a device, in a backend or before a colon
+_US, _MAX_US = 1e-6, 1e17  # ts and dur are in us
+_RANK = r"(?i)(?<!local[_-])(?<!node[_-])(?<![tpdec]p[_-])(?<![a-z])rank[ _=.-]?\[?(\d+)"
+_HANDLER = r"_\d+\.\d+(\.\d+)?\.pt\.trace\.json"  # HOST_PID.TIME, of tensorboard_trace_handler
+_TRACES, _RECORDS = (".json", ".json.gz"), (".log", ".jsonl", ".log.gz", ".jsonl.gz")
+_MARKS = rb'"(traceEvents|schemaVersion)"', rb'"(inspector_output_format_version|coll_perf|p2p_perf)"'
 
 # ----------------------------------------------------------------------------------------------------------- files
+
+_BROKEN = (OSError, EOFError, zlib.error)
 
 
 @contextmanager
@@ -88,13 +70,12 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
         yield cast(BinaryIO, gzip.GzipFile(fileobj=stream)) if path.name.endswith(".gz") else stream
 
 
-def _begins(path: Path, kind: str) -> bool:
+def _begins(path: Path, mark: bytes) -> bool:
     try:
         with _opened(path) as stream:
-            head = stream.read(4096)
+            return re.search(mark, stream.read(4096)) is not None
     except _BROKEN:
         return False
-    return any(mark in head for mark in _MARKS[kind])
 
 
 def trace_paths(place: Path) -> list[Path]:
@@ -103,8 +84,8 @@ def trace_paths(place: Path) -> list[Path]:
     Empty for anything else: a study file, a run directory, a folder of them with a ledger beside them.
     """
     if place.is_dir():
-        return sorted(path for path in place.iterdir() if path.name.endswith(_ENDS["trace"]) and _begins(path, "trace"))
-    return [place] if place.name.endswith(_ENDS["trace"]) else []
+        return sorted(path for path in place.iterdir() if path.name.endswith(_TRACES) and _begins(path, _MARKS[0]))
+    return [place] if place.name.endswith(_TRACES) else []
 
 
 def inspector_paths(place: Path) -> list[Path]:
@@ -113,16 +94,13 @@ def inspector_paths(place: Path) -> list[Path]:
     They are told by their first record; a process without one leaves an empty file HOST-pidNUMBER.log.
     """
     named = sorted(place.iterdir()) if place.is_dir() else [place]
-    own = [path for path in named if path.name.endswith(_ENDS["inspector"]) and path.is_file()]
-    empty = {path for path in own if re.search(r"-pid\d+\.", path.name) and path.stat().st_size == 0}
-    return [path for path in own if path in empty or _begins(path, "inspector")]
+    named = [path for path in named if path.name.endswith(_RECORDS) and path.is_file()]
+    empty = [path for path in named if re.search(r"-pid\d+\.", path.name) and path.stat().st_size == 0]
+    return [path for path in named if path in empty or _begins(path, _MARKS[1])]
 
 
 def inspector_lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of such a file, one after the other; an open bracket where a compressed one breaks off.
-
-    Raises DataError where it is unreadable.
-    """
+    """Yield the lines of such a file, an open bracket where a compressed one breaks off; DataError: unreadable."""
     try:
         with _opened(path) as stream:
             while line := stream.readline(4_000_000):  # a record with all its events has some kB
@@ -169,8 +147,7 @@ def read_trace(document: Any, *, source: str) -> _Trace:
     """Return what is needed of a trace. Raises AnalysisError where it holds no step with operators or kernels."""
     events, categories, doubts = _events(document, source)
     about = document if isinstance(document, Mapping) else {}
-    told = about.get("distributedInfo")
-    told = told if isinstance(told, dict) else {}
+    told = about.get("distributedInfo") if isinstance(about.get("distributedInfo"), dict) else {}
     rank, world = (int(each) if each >= 0 else None for each in _floats([told.get("rank"), told.get("world_size")]))
     labels, steps = _steps(events, doubts)
     kernels = events[events["kind"] == "kernel"]
@@ -180,40 +157,38 @@ def read_trace(document: Any, *, source: str) -> _Trace:
             f"{source}: holds no operators or kernels in a step (categories of its events: {categories}); profile "
             "several steps of training with torch.profiler"
         )
-    parts = {"step": steps[:, 1] - steps[:, 0], **_laps(events, steps)}
+    parts = {"step": np.diff(steps)[:, 0], **_laps(events, steps)}
     host = str(about.get("host_name") or "")
     trace = _Trace(source, rank, world, host, len(kernels) > 0, labels, steps, parts, doubts)
     launched = _launched(events, kernels)
     kernels = kernels.assign(step=_places(trace, kernels, launched), launched=launched)
     trace.collectives = _collectives(trace, events, kernels, str(told.get("backend")))
-    parts["communication"], parts["exposed"] = np.full((2, len(steps)), np.nan)
-    computing = merged(own.loc[own["role"] != "collective", ["begin", "end"]])
     counted = trace.collectives[trace.collectives["step"] >= 0]
-    for place, rows in counted.groupby("step")[["begin", "end"]]:
-        spans = merged(rows)
+    computing = merged(own.loc[own["role"] != "collective", ["begin", "end"]])
+    parts["communication"], parts["exposed"] = np.full((2, len(steps)), 0.0 if len(counted) else np.nan)
+    for place, rows in counted.groupby("step"):
+        spans = merged(rows[["begin", "end"]])
         parts["communication"][place] = length = float(np.diff(spans).sum())
         parts["exposed"][place] = length - covered(computing, spans)
-    if len(counted):
-        parts |= {name: np.nan_to_num(parts[name]) for name in ("communication", "exposed")}
     return trace
 
 
 def _events(document: Any, source: str) -> tuple[pd.DataFrame, str, list[str]]:
-    """Return the events of known categories by begin (kind, name, begin, end, args, role, word); all categories."""
-    events = document.get("traceEvents") if isinstance(document, Mapping) else document
+    """Return the events of known kinds by begin: kind, name, begin, end, args, role, word; all categories; doubts."""
+    about = document if isinstance(document, Mapping) else {"traceEvents": document}
+    events = about.get("traceEvents")
     if not isinstance(events, list):
         raise AnalysisError(f"{source}: has no list traceEvents; give what torch.profiler's export_chrome_trace wrote")
     events = [event for event in events if isinstance(event, dict)]
     categories = Counter(str(event["cat"]) for event in events if "cat" in event)
-    kinds = {category: _CATEGORIES.get(category.lower()) for category in categories}
+    kinds = {category: _KINDS.get(category.lower()) for category in categories}
     rows = [
         (kind, str(event.get("name")), event.get("ts"), event.get("dur"), event.get("args"))
         for event in events
         if event.get("ph") == "X" and (kind := kinds.get(str(event.get("cat"))))
     ]
     kind, name, ts, dur, args = zip(*rows, strict=True) if rows else ((),) * 5
-    at, took = _floats(ts), _floats(dur)
-    base = _floats([document.get("baseTimeNanoseconds") if isinstance(document, Mapping) else None])[0] / 1e9
+    at, took, base = _floats(ts), _floats(dur), _floats([about.get("baseTimeNanoseconds")])[0] / 1e9
     begin = (base if abs(base) < 1e11 else 0.0) + at * _US
     frame = pd.DataFrame({"kind": kind, "name": name, "begin": begin, "end": begin + took * _US, "args": args})
     good = (took >= 0) & (took < _MAX_US) & (np.abs(at) < _MAX_US)
@@ -221,32 +196,29 @@ def _events(document: Any, source: str) -> tuple[pd.DataFrame, str, list[str]]:
     frame["args"] = [each if isinstance(each, dict) else {} for each in frame["args"]]
     frame["role"], frame["word"] = "", ""
     device = frame["kind"] == "kernel"
-    for own, roles in ((device, {"collective": _COLLECTIVE}), (~device, _ROLES)):
+    for own, roles in ((device, _KERNELS), (~device, _ROLES)):
         codes, names = pd.factorize(frame.loc[own, "name"])
         told = np.array([_told(each, roles) for each in names], dtype=object).reshape(-1, 2)
         frame.loc[own, ["role", "word"]] = told[codes]
     bad = int((~good).sum())
-    doubts = [f"left out: {bad:,} events without a time"] if bad else []
+    doubts = [f"left out: {bad:,} event{'s' * (bad > 1)} without a time"] if bad else []
     return frame, ", ".join(each for each, _ in categories.most_common(8)) or "none", doubts
 
 
 def _floats(values: Sequence[Any]) -> Floats:
     """Return numbers, also such as are texts, as floats; NaN for anything else."""
-    try:
-        return np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError):
-        plain = pd.Series([each if isinstance(each, int | float | str) else None for each in values], dtype=object)
-        return pd.to_numeric(plain, errors="coerce").to_numpy(dtype=np.float64)
+    plain = pd.Series([each if isinstance(each, int | float | str) else None for each in values], dtype=object)
+    return pd.to_numeric(plain, errors="coerce").to_numpy(dtype=np.float64)
 
 
-def _told(name: str, roles: Mapping[str, re.Pattern[str]]) -> tuple[str, str]:
+def _told(name: str, roles: Mapping[str, str]) -> tuple[str, str]:
     """Return what a name says: the role of an event, and the word of its collective, "" where it says none."""
-    role = next((role for role, form in roles.items() if form.match(name)), "")
+    role = next((role for role, form in roles.items() if re.match(form, name)), "")
     return role, _word(re.split("[(<]", name)[0]) if role in ("waits", "calls", "collective") else ""
 
 
 def _word(name: Any) -> str:
-    found = _WORD.search(str(name))
+    found = re.search(_COLLECTIVES, str(name), re.IGNORECASE)
     return found[0].replace("_", "").lower() if found else ""
 
 
@@ -263,13 +235,11 @@ def _steps(events: pd.DataFrame, doubts: list[str]) -> tuple[Sequence[int], Floa
         ends = np.minimum(marked["end"].to_numpy(), np.append(begins[1:], np.inf))
         return [int(name.rpartition("#")[2]) for name in marked["name"]], np.stack([begins, ends], axis=1)
     spans = events[events["kind"].isin(("host", "kernel"))]
-    if not len(spans):
-        return [], np.empty((0, 2))
     ends = np.sort(events.loc[events["role"] == "update", "end"].to_numpy())
-    if not len(ends):
+    if len(spans) and not len(ends):
         doubts.append("no ProfilerStep# and no Optimizer.step in it: the whole trace counts as one step")
         ends = np.array([spans["end"].max()])
-    return range(len(ends)), np.stack([np.append(spans["begin"].min(), ends[:-1]), ends], axis=1)
+    return range(len(ends)), np.stack([np.append(spans["begin"].min(), ends[:-1])[: len(ends)], ends], axis=1)
 
 
 def _laps(events: pd.DataFrame, steps: Floats) -> dict[str, Floats]:
@@ -313,32 +283,39 @@ def _within(moments: Any, steps: Floats) -> Any:
 
 
 def _places(trace: _Trace, kernels: pd.DataFrame, launched: Floats) -> Any:
-    """Return the place of the step that launched each kernel, -1 for none; the step becomes that of the device."""
+    """Return the place of the step that launched each kernel, -1 for none; the step becomes that of the device.
+
+    By order: where every step has as many kernels of each name. Where nothing tells it, the steps are the host's and
+    hold what ran in their time, unless that cannot be.
+    """
     if not len(kernels):
         return np.empty(0, dtype=int)
-    steps, count, host = trace.steps, len(trace.steps), float(trace.parts["step"].mean())
+    count, host = len(trace.steps), 1e3 * float(trace.parts["step"].mean())
     alike = kernels.groupby("name")["begin"]
-    of_name = alike.transform("size")
-    by_launch, by_order = np.isnan(launched).mean() < 0.1, not (of_name % count).any()
-    place = _within(launched, steps) if by_launch else (alike.cumcount() * count // of_name).to_numpy()
-    if count > 1 and (by_launch or by_order):
+    of_name, by_launch = alike.transform("size"), np.isnan(launched).mean() < 0.5
+    known = by_launch or not (of_name % count).any()
+    place = _within(launched, trace.steps) if by_launch else (alike.cumcount() * count // of_name).to_numpy()
+    if known and count > 1:
         first = kernels["begin"].groupby(place).min().reindex(range(count)).to_numpy()
         trace.parts["step"] = np.append(np.diff(first), np.nan)
-        device = float(trace.parts["step"][np.isfinite(trace.parts["step"])].mean()) if count > 1 else host
-        if not 0.8 < device / host < 1.25:
-            trace.doubts.append(
-                f"laps are of the host, which runs ahead: its steps take {1e3 * host:.4g} ms, those of the device "
-                f"{1e3 * device:.4g} ms, by which step, communication and exposed are"
-            )
-        return place
-    busy = float(np.diff(merged(kernels[["begin", "end"]])).sum()) / count
-    why = impossible("kernels", step=host, kernels=busy)
-    why = why or impossible("behind", step=host, behind=float(kernels["end"].max() - steps[-1, 1]))
-    if not why:
-        return _within(kernels["begin"], steps)
-    trace.parts["step"] = np.full(count, np.nan)
-    trace.doubts.append(f"the step is not known: {why}; nothing says which step launched them")
-    return place if count == 1 else np.full(len(kernels), -1)
+    elif not known:
+        place = _within(kernels["begin"], trace.steps)
+    device = 1e3 * float(pd.Series(trace.parts["step"]).mean())
+    busy = 1e3 * float(np.diff(merged(kernels[["begin", "end"]])).sum()) / count
+    behind = 1e3 * float(kernels["end"].max() - trace.steps[-1, 1])
+    why = impossible("kernels", step=device, kernels=busy, unit="ms")
+    if not why and not (known and count > 1):
+        why = impossible("behind", step=host, behind=behind, unit="ms")
+    if why:
+        trace.parts["step"] = np.full(count, np.nan)
+        trace.doubts.append(f"the step is not known: {why}{'' if known else ', and nothing says which did'}")
+        return place if known else np.full(len(kernels), -1)
+    if abs(device / host - 1) > 0.25:
+        trace.doubts.append(
+            f"laps are of the host, which runs ahead: its steps take {host:.4g} ms, those of the device {device:.4g} "
+            "ms, by which step, communication and exposed are"
+        )
+    return place
 
 
 def _collectives(trace: _Trace, events: pd.DataFrame, kernels: pd.DataFrame, backend: str) -> pd.DataFrame:
@@ -349,41 +326,39 @@ def _collectives(trace: _Trace, events: pd.DataFrame, kernels: pd.DataFrame, bac
         found = _named(found, calls)
         if not found["word"].all():
             trace.doubts.append("kernels of collectives do not say which ones, and no range of the host does")
-    elif calls["name"].str.match(_DEVICE_BACKEND).any() or (not len(waits) and _DEVICE_BACKEND.search(backend)):
+    elif calls["name"].str.match(_ON_DEVICE).any() or (not len(waits) and re.search(_ON_DEVICE, backend)):
         trace.doubts.append(
-            "collectives are launched, and no kernel has the name of one: communication, exposed and late are not known"
-            if trace.on_gpu
-            else "a job on GPUs without kernels in its trace: communication, exposed and late are not known; profile "
-            "with ProfilerActivity.CUDA too"
+            "communication, exposed and late are not known: collectives are launched, and "
+            + ("no kernel has the name of one" if trace.on_gpu else _NO_KERNELS)
         )
     else:
         found = waits.assign(step=_within(waits["begin"], trace.steps))
+        if not len(found):
+            trace.doubts.append("no communication was found: Horovod's and MPI's own is not in a trace of a processor")
     part = _floats(_argument(found, "Group size")) < (trace.world or 0)
     return found.assign(all=found["word"].isin(_TOGETHER) & ~part)
+
+
+_NO_KERNELS = "this job on GPUs has no kernels in its trace; profile with ProfilerActivity.CUDA too"
 
 
 def _named(found: pd.DataFrame, calls: pd.DataFrame) -> pd.DataFrame:
     """Return kernels of collectives with the word and arguments of the call on the host that launched each.
 
-    It is the last one that began before the launch; where no launch is known the one at the same place in the order.
+    It is the last one that began before the launch; where a launch is not known the one at the same place in order.
     """
-    calls = calls.assign(
-        word=[own or _word(told) for own, told in zip(calls["word"], _argument(calls, "Collective name"), strict=True)]
-    )
+    told = _argument(calls, "Collective name")
+    calls = calls.assign(word=calls["word"].where(calls["word"] != "", [_word(each) for each in told]))
     calls = calls[calls["word"] != ""]
-    at = found["launched"].to_numpy()
-    place = np.searchsorted(calls["begin"], at, "right") - 1
-    if np.isnan(at).any():
+    place = np.searchsorted(calls["begin"], found["launched"], "right") - 1
+    if found["launched"].isna().any():
         forms = calls.groupby(calls["name"].str.extract(r"(\w+)", expand=False), sort=False)
-        fitting = [rows for _, rows in forms if len(rows) == len(found)]
-        calls, place = (fitting[0], np.arange(len(found))) if fitting else (calls, np.full(len(found), -1))
-    told = [calls["args"].iloc[each] | {"word": calls["word"].iloc[each]} if each >= 0 else {} for each in place]
-    told = [theirs | own for theirs, own in zip(told, found["args"], strict=True)]
-    word = [
-        own or _word(each.get("Collective name")) or each.get("word", "")
-        for own, each in zip(found["word"], told, strict=True)
-    ]
-    return found.assign(args=told, word=word)
+        calls = next((rows for _, rows in forms if len(rows) == len(found)), calls[:0])
+        place = np.arange(len(found)) if len(calls) else np.full(len(found), -1)
+    of_call = [{"word": word, **args} for word, args in zip(calls["word"], calls["args"], strict=True)]
+    args = [{**(of_call[at] if at >= 0 else {}), **own} for at, own in zip(place, found["args"], strict=True)]
+    words = [_word(each.get("Collective name")) or each.get("word", "") for each in args]
+    return found.assign(args=args, word=found["word"].where(found["word"] != "", words))
 
 
 # ----------------------------------------------------------------------------------------------------------- spans
@@ -393,20 +368,17 @@ def merged(spans: Any) -> Floats:
     """Return the union of spans (K, 2) as disjoint spans in order, (M, 2)."""
     table = np.asarray(spans, dtype=np.float64).reshape(-1, 2)
     table = table[np.argsort(table[:, 0], kind="stable")]
-    if not len(table):
-        return table
     reached = np.maximum.accumulate(table[:, 1])
-    places = np.flatnonzero(np.append(True, table[1:, 0] > reached[:-1]))
-    return np.stack([table[places, 0], reached[np.append(places[1:] - 1, len(table) - 1)]], axis=1)
+    fresh = np.append(np.ones(min(1, len(table)), dtype=bool), table[1:, 0] > reached[:-1])
+    return np.stack([table[fresh, 0], reached[np.append(fresh[1:], fresh[:1])]], axis=1)
 
 
 def covered(cover: Floats, spans: Floats) -> float:
     """Return how much of the disjoint `spans`, (K, 2), the disjoint `cover`, (C, 2), covers; both are in order."""
     lengths = np.diff(cover)[:, 0]
-    if not len(lengths):
-        return 0.0
     until = np.cumsum(lengths)
-    return float(np.diff(np.interp(spans, cover.ravel(), np.stack([until - lengths, until], axis=1).ravel())).sum())
+    edges = np.stack([until - lengths, until], axis=1).ravel()
+    return float(np.diff(np.interp(spans, cover.ravel(), edges)).sum()) if len(edges) else 0.0
 
 
 # ----------------------------------------------------------------------------------------------------------- ranks
@@ -415,65 +387,57 @@ def covered(cover: Floats, spans: Floats) -> float:
 def compare(traces: Sequence[_Trace]) -> dict[str, Any]:
     """Return what traces of the ranks of one job say, in s of a step: means over steps with 95 % intervals.
 
-    {"ranks": [{rank, source, host, steps, last, offset_s, seconds: {COLUMNS: Interval}}], "late": the rank that is
-    later than the others beyond doubt, None where there is none or names tell no ranks, "late_file": its file, "cause":
-    the lap of it that is longest compared with the others', "on_gpu", "doubts"}. NaN for what is not known or cannot
-    be. Raises AnalysisError for two of one rank, and where some files say their rank and some do not.
+    {"ranks": [{rank, source, host, steps, last, offset_s, seconds: {COLUMNS: Interval}}], "named": whether documents
+    or names tell the ranks, "late": the rank that is later than the others beyond doubt, None where none is or they are
+    not told, "late_file": its file, "cause": the lap of it that is longest compared with the others', "on_gpu",
+    "doubts"}; NaN for what is not known or cannot be. Raises AnalysisError for two of one rank, and where some files
+    say their rank and some do not.
     """
     numbers, named = _ranks(traces)
     order = np.argsort(numbers, kind="stable")
-    ordered, numbers = [traces[place] for place in order], sorted(numbers)
-    late, offsets, notes = _lateness(ordered)
-    rows = []
+    ordered, rows = [traces[place] for place in order], []
+    late, offsets, doubts = _lateness(ordered)
     for place, each in enumerate(ordered):
-        columns = {**each.parts, "late": late[:, place] if len(late) else np.array([np.nan])}
+        row: dict[str, Any] = {"rank": numbers[order[place]], "source": each.source, "host": each.host}
+        row |= {"steps": len(each.steps), "last": None, "offset_s": None}
+        columns = {**each.parts, "late": np.empty(0)}
+        if len(late):
+            columns["late"] = late[:, place]
+            row |= {"last": float(np.mean(late.argmax(axis=1) == place)), "offset_s": float(offsets[place])}
         known = {name: columns[name][np.isfinite(columns[name])] for name in COLUMNS}
-        row = {
-            "rank": numbers[place],
-            "source": each.source,
-            "host": each.host,
-            "steps": len(each.steps),
-            "last": float(np.mean(late.argmax(axis=1) == place)) if len(late) else None,
-            "offset_s": float(offsets[place]) if len(late) else None,
-            "seconds": {
-                name: stats.student(own) if len(own) else Interval(value=np.nan) for name, own in known.items()
-            },
-        }
-        notes += _impossible(row)
+        row["seconds"] = {name: stats.student(own) if len(own) else _UNKNOWN for name, own in known.items()}
+        doubts += _impossible(row)
         rows.append(row)
     slow, cause = _slowest(rows)
-    return {
-        "ranks": rows,
-        "late": slow["rank"] if slow and named else None,
-        "late_file": slow["source"] if slow else "",
-        "on_gpu": ordered[0].on_gpu,
-        "cause": cause,
-        "doubts": list(
-            dict.fromkeys([*notes, *_doubts(ordered, named), *(say for each in ordered for say in each.doubts)])
-        ),
-    }
+    doubts += [*_doubts(ordered, named), *(say for each in ordered for say in each.doubts)]
+    late_one = {"late": slow["rank"] if slow and named else None, "late_file": slow["source"] if slow else ""}
+    about = {"named": named, **late_one, "cause": cause, "on_gpu": ordered[0].on_gpu}
+    return {"ranks": rows, **about, "doubts": list(dict.fromkeys(doubts))}
+
+
+_UNKNOWN = Interval(value=np.nan)
 
 
 def _ranks(traces: Sequence[_Trace]) -> tuple[list[int], bool]:
     """Return the rank of each trace, and whether documents or names tell it, or the order of the files numbers them.
 
-    A name tells it by the word rank, in the file or its folder, or where one of the numbers in each of all names is
-    one of 0 ... n - 1; of HOST_PID.TIME none is a rank.
+    A name tells it by the word rank, in the file or its folder, or where the numbers at one place in the names are
+    0 ... n - 1; of HOST_PID.TIME none is a rank.
     """
-    told = [each.rank for each in traces]
-    sources = [Path(each.source) for each in traces]
-    if None in told:
-        words = [_RANK.findall(path.name) or _RANK.findall(path.parent.name) for path in sources]
-        of_name = [int(found[0]) if len(set(found)) == 1 else None for found in words]
-        told = [name if own is None else own for own, name in zip(told, of_name, strict=True)]
-    if not any(rank is not None for rank in told):
-        digits = [re.findall(r"\d+", path.name.partition(".json")[0]) for path in sources]
-        alike = len({len(found) for found in digits}) == 1 and not any(_HANDLER.search(path.name) for path in sources)
-        columns = [[int(each) for each in column] for column in zip(*digits, strict=True)] if alike else []
-        fitting = [column for column in columns if sorted(column) == list(range(len(traces)))]
+    paths = [Path(each.source) for each in traces]
+    words = [set(re.findall(_RANK, path.name) or re.findall(_RANK, path.parent.name)) for path in paths]
+    told = [
+        int(min(found)) if each.rank is None and len(found) == 1 else each.rank
+        for each, found in zip(traces, words, strict=True)
+    ]
+    if told == [None] * len(traces):
+        stems = [[] if re.search(_HANDLER, path.name) else path.name.partition(".json")[0] for path in paths]
+        digits = [[int(each) for each in re.findall(r"\d+", str(stem))] for stem in stems]
+        columns = zip(*digits, strict=True) if len({len(each) for each in digits}) == 1 else ()
+        fitting = [list(column) for column in columns if sorted(column) == list(range(len(traces)))]
         if len(fitting) != 1:
-            return list(np.argsort(np.argsort([str(path) for path in sources])).tolist()), False
-        told = list(fitting[0])
+            return list(pd.Series(map(str, paths)).rank(method="first").astype(int) - 1), False
+        told = [*fitting[0]]
     for place, (rank, each) in enumerate(zip(told, traces, strict=True)):
         if rank is None:
             raise AnalysisError(f"{each.source}: neither it nor its name says which rank it is of; name it rank0.json")
@@ -490,7 +454,7 @@ def _lateness(traces: Sequence[_Trace]) -> tuple[Floats, Floats, list[str]]:
         return *nobody, ["one rank only: who is late is unknown; give the traces of all ranks"]
     own: list[dict[int, pd.DataFrame]] = []
     for each in traces:
-        together = each.collectives[each.collectives["all"] & (each.collectives["step"] >= 0)].sort_values("begin")
+        together = each.collectives[each.collectives["all"] & (each.collectives["step"] >= 0)]
         own.append({each.labels[place]: rows for place, rows in together.groupby("step")})
     common = [label for label in traces[0].labels if all(label in each.labels for each in traces)]
     matched, uneven = [], 0  # (step, begins (R,), ends (R,))
@@ -519,33 +483,22 @@ _PARTS = (  # a part, its whole, and what is not known where the part is larger
 
 def _impossible(row: dict[str, Any]) -> Iterator[str]:
     """Yield what cannot be in the row of a rank, and leave it unknown there."""
-    seconds = row["seconds"]
     for part, whole, unknown in _PARTS:
-        size = {"part": 1e3 * seconds[part].value, "whole": 1e3 * seconds[whole].value, "unit": "ms"}
-        if why := impossible("part", what=part, of=f"a {whole}" if whole == "step" else whole, **size):
-            seconds |= dict.fromkeys(unknown, Interval(value=np.nan))
+        size, of = (1e3 * row["seconds"][name].value for name in (part, whole))
+        if why := impossible("part", what=part, part=size, of=whole.replace("step", "a step"), whole=of, unit="ms"):
+            row["seconds"] |= dict.fromkeys(unknown, _UNKNOWN)
             yield f"rank {row['rank']}: {why}"
 
 
 def _slowest(rows: Sequence[dict[str, Any]]) -> tuple[dict[str, Any] | None, str]:
     """Return the rank that is later than each of the others beyond doubt, and which of its laps is the longer one."""
-    known = sorted((row for row in rows if np.isfinite(row["seconds"]["late"].value)), key=_late_s)
-    if len(known) < 2 or not known[-1]["seconds"]["late"].low > max(_late_s(known[-2]), 0.0):
+    means = pd.DataFrame([{name: each.value for name, each in row["seconds"].items()} for row in rows])
+    known = means.dropna(subset="late").sort_values("late", kind="stable")
+    if len(known) < 2 or not rows[known.index[-1]]["seconds"]["late"].low > max(known["late"].iloc[-2], 0.0):
         return None, ""
-
-    def longer(lap: str) -> float:
-        # What a rank waits in backward is not its own time.
-        waits = "exposed" if lap == "backward" else ""
-        own = [
-            row["seconds"][lap].value - (np.nan_to_num(row["seconds"][waits].value) if waits else 0.0) for row in known
-        ]
-        return float(own[-1] - np.median(own[:-1]))
-
-    return known[-1], max(LAPS, key=longer)
-
-
-def _late_s(row: Mapping[str, Any]) -> float:
-    return float(row["seconds"]["late"].value)
+    known["backward"] -= known["exposed"].fillna(0.0)  # what a rank waits in backward is not its own time
+    longer = known[[*LAPS]].iloc[-1] - known[[*LAPS]].iloc[:-1].median()
+    return rows[known.index[-1]], str(longer.idxmax())
 
 
 def _doubts(traces: Sequence[_Trace], named: bool) -> Iterator[str]:
@@ -559,8 +512,6 @@ def _doubts(traces: Sequence[_Trace], named: bool) -> Iterator[str]:
         yield f"{len(traces)} of {world} ranks are here: the late one may be another"
     if len({each.on_gpu for each in traces}) > 1:
         yield "some traces have kernels of a GPU and some have none; profile all ranks alike"
-    if not any(len(each.collectives) or each.doubts for each in traces):
-        yield "no communication was found: Horovod's and MPI's own is not in a trace of a processor"
 
 
 # --------------------------------------------------------------------------------------------------- NCCL Inspector
@@ -568,21 +519,11 @@ def _doubts(traces: Sequence[_Trace], named: bool) -> Iterator[str]:
 KERNEL = "kernel_gpu"
 KEPT = 500_000
 """Records of all files together that are in memory at once; beyond, the newest of each file count."""
-_FIELDS = {"group": "id", "nodes": "nnodes", "host": "hostname", "timing": "coll_timing_source"}
-_NEEDED = {"rank": "rank", "ranks": "n_ranks", "kind": "coll", "number": "coll_sn", "bytes": "coll_msg_size_bytes"}
-_NEEDED |= {"seconds": "coll_exec_time_us"}
-_CUT = "cut off, or without what is needed"
-
-
-class _Group(NamedTuple):
-    """Collectives of a communicator that all of its ranks that are here recorded."""
-
-    name: str
-    ranks: int
-    nodes: int
-    hosts: Mapping[int, str]  # of the ranks that are here, in order
-    begun: Mapping[str, int]  # kind -> how many there were, with those without a record
-    seconds: pd.DataFrame  # index: kind, bytes, number; a column for each rank
+_NUMBERS = {"rank": "rank", "ranks": "n_ranks", "number": "coll_sn", "bytes": "coll_msg_size_bytes"}
+_NUMBERS |= {"seconds": "coll_exec_time_us", "nodes": "nnodes"}
+_FIELDS = _NUMBERS | {"kind": "coll", "group": "id", "host": "hostname", "timing": "coll_timing_source"}
+_NEEDED = ["rank", "ranks", "number", "bytes", "seconds", "kind"]
+_DUMPS = "NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS=1000000"
 
 
 def inspect(files: Mapping[str, Iterable[bytes]], run: RecordedRun | None = None) -> dict[str, Any]:
@@ -597,22 +538,18 @@ def inspect(files: Mapping[str, Iterable[bytes]], run: RecordedRun | None = None
     timings = table["timing"].value_counts()
     timing = KERNEL if KERNEL in timings else str(timings.index[0])
     groups = [_group(str(name), every, timing) for name, every in table.groupby("group", sort=False)]
-    sizes: dict[tuple[Any, ...], list[Floats]] = {}
-    late = []
-    for each in groups:
-        for (kind, size), rows in each.seconds.groupby(level=["kind", "bytes"]):
-            sizes.setdefault((kind, int(size), each.ranks, each.nodes), []).append(rows.to_numpy())
-        words = each.seconds.index.get_level_values("kind").map(_word)
-        together = each.seconds.to_numpy()[words.isin(_TOGETHER)]
-        if timing == KERNEL and len(together) > 1 and together.shape[1] > 1:
-            late += _last(each, together.max(axis=1, keepdims=True) - together)
-    if not sizes:
+    calls = pd.concat(
+        pd.DataFrame({"mean": each.mean(axis=1), "shortest": each.min(axis=1)}).reset_index().assign(**each.attrs["of"])
+        for each in groups
+    )
+    if not len(calls):
         raise AnalysisError(
             "no collective was recorded by all ranks whose files are here; give files of one job, which Inspector "
-            "wrote now and then (NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS=1000000), not only at its end"
+            f"wrote now and then ({_DUMPS}), not only at its end"
         )
-    rows = [_size(*key, group, doubts) for key, group in sizes.items()]
-    doubts += _inspector_doubts(table, timing, groups)
+    rows = [_size(*key, own, doubts) for key, own in calls.groupby(["kind", "bytes", "ranks", "nodes"])]
+    late = [found for each in groups if timing == KERNEL and (found := _last(each))]
+    doubts += _record_doubts(table, timing, groups)
     return {
         "files": len(files),
         "timing": timing,
@@ -626,11 +563,10 @@ def inspect(files: Mapping[str, Iterable[bytes]], run: RecordedRun | None = None
 def _records(files: Mapping[str, Iterable[bytes]]) -> tuple[pd.DataFrame, list[str]]:
     """Return the records of collectives of several ranks, and what is to be said of others.
 
-    A header counts also for records after it that have none. Without id all of as many ranks are one communicator.
+    A header also counts for the records after it that have none.
     """
-    wanted = {**_NEEDED, **_FIELDS}
     kept: list[tuple[Any, ...]] = []
-    left_out, taken = Counter[str](), 0
+    cut = messages = taken = 0
     for source, lines in files.items():
         rows: deque[tuple[Any, ...]] = deque(maxlen=max(KEPT // len(files), 1000))
         above: dict[str, Any] = {}
@@ -638,120 +574,120 @@ def _records(files: Mapping[str, Iterable[bytes]]) -> tuple[pd.DataFrame, list[s
             try:
                 record = parse_json(line, source=source, error=AnalysisError, again="")
             except AnalysisError:
-                left_out[_CUT] += 1
+                cut += 1
                 continue
             record = record if isinstance(record, dict) else {}
             for told in (record.get("header"), record.get("metadata")):
                 above |= told if isinstance(told, dict) else {}
             if isinstance(perf := record.get("coll_perf"), dict):
-                told = above | perf
-                rows.append((*(told.get(name) for name in wanted.values()), source))
+                rows.append((*((above | perf).get(name) for name in _FIELDS.values()), source))
                 taken += 1
-            left_out["of messages from one rank to another"] += "p2p_perf" in record
+            messages += "p2p_perf" in record
         kept += rows
-    table = pd.DataFrame(kept, columns=[*wanted, "source"], dtype=object)
-    missing = [wanted[name] for name in _NEEDED if table[name].isna().all()]
-    numbers = ["rank", "ranks", "number", "bytes", "seconds", "nodes"]
-    table[numbers] = table[numbers].apply(lambda column: _floats(column.tolist()))
-    whole = (table[numbers[:-1]] >= 0).all(axis=1) & table["kind"].notna()
+    table = pd.DataFrame(kept, columns=[*_FIELDS, "source"], dtype=object)
+    over, missing = taken - len(table), [_FIELDS[name] for name in _NEEDED if table[name].isna().all()]
+    table = table.assign(**{name: _floats(table[name]) for name in _NUMBERS})
+    whole = (table[_NEEDED[:-1]] >= 0).all(axis=1) & table["kind"].notna()
     timed = table["seconds"].between(0, 1e10, inclusive="neither")  # what ends before it begins wraps around
-    left_out[_CUT] += int((~whole).sum())
-    left_out["without a time"] += int((whole & ~timed).sum())
-    over = taken - len(table)
+    cut, timeless = cut + int((~whole).sum()), int((whole & ~timed).sum())
     table = table[whole & timed & (table["ranks"] > 1)].reset_index(drop=True)
     if not len(table):
-        why = (
-            f"records have no {', '.join(missing)}; give what NCCL Inspector wrote, with {'these fields' if len(missing) > 1 else 'this field'}"
-            if taken and missing
-            else "no collective of several ranks with a time; by default Inspector keeps those of 8,192 bytes or more "
-            "that it timed on the GPU (NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES, NCCL_INSPECTOR_REQUIRE_KERNEL_TIMING)"
+        raise AnalysisError(
+            f"{next(iter(files), 'no file')}: "
+            + (
+                f"its records have no {', '.join(missing)}; give what NCCL Inspector wrote, with that"
+                if taken and missing
+                else "no collective of several ranks with a time; by default Inspector keeps those of 8,192 bytes or "
+                "more that it timed on the GPU (NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES, "
+                "NCCL_INSPECTOR_REQUIRE_KERNEL_TIMING)"
+            )
         )
-        raise AnalysisError(f"{next(iter(files), 'no file')}: {why}")
-    doubts = [f"left out: {count:,} record{'s' * (count > 1)} {what}" for what, count in left_out.items() if count]
+    counts = {"cut off, or without what is needed": cut, "without a time": timeless}
+    counts["of messages from one rank to another"] = messages
+    doubts = [f"left out: {count:,} record{'s' * (count > 1)} {what}" for what, count in counts.items() if count]
     if over:
         doubts.append(f"of {len(table) + over:,} records the newest {len(table):,} count")
     if empty := [source for source in files if source not in set(table["source"])]:
         doubts.append(f"no collective of several ranks in {len(empty)} of the files, such as {empty[0]}")
+    table.attrs["taken"] = len(table) + over
     return _completed(table, doubts), doubts
 
 
 def _completed(table: pd.DataFrame, doubts: list[str]) -> pd.DataFrame:
-    """Return records with what their headers may lack: communicator, nodes, host."""
+    """Return records with what headers may lack: without id those of as many ranks are of one communicator."""
     table = table.astype(dict.fromkeys(("rank", "ranks", "number", "bytes"), int))
     table["seconds"] *= _US
     table["timing"] = table["timing"].fillna("not said").astype(str)
     of_name = table["source"].str.extract(r"([^/]*)-pid\d+\.[^/]*$", expand=False)
     table["host"] = table["host"].fillna(of_name).fillna("").astype(str)
-    nameless = table["group"].isna()
+    nameless, nodeless = table["group"].isna(), table["nodes"].isna()
     table["group"] = table["group"].where(~nameless, "of " + table["ranks"].astype(str) + " ranks").astype(str)
+    twice = table[nameless & table.duplicated(["source", "group", "rank", "kind", "number"])]
+    for _, each in twice.head(1).iterrows():
+        raise AnalysisError(
+            f"{each['source']}: headers have no id, and {each['kind']} {each['number']} is there twice: of which "
+            "communicator each is cannot be told; give records with an id"
+        )
     if nameless.any():
         doubts.append("headers have no id: records of as many ranks are taken for those of one communicator")
-        twice = table[nameless & table.duplicated(["source", "group", "rank", "kind", "number"])]
-        if len(twice):
-            raise AnalysisError(
-                f"{twice['source'].iloc[0]}: headers have no id, and collective {twice['number'].iloc[0]} of "
-                f"{twice['kind'].iloc[0]} is there twice: its communicators cannot be told apart; give records with id"
-            )
-    if (nodeless := table["nodes"].isna()).any():
-        doubts.append("headers have no nnodes: nodes are the hosts of the files that are here")
-        table["nodes"] = table["nodes"].mask(nodeless, table.groupby("group")["host"].transform("nunique"))
+    if nodeless.any():
+        doubts.append("headers have no nnodes: hosts of the files that are here are counted")
+    table["nodes"] = table["nodes"].where(~nodeless, table.groupby("group")["host"].transform("nunique")).astype(int)
     return table
 
 
-def _group(name: str, every: pd.DataFrame, timing: str) -> _Group:
-    files = every.groupby("rank")["source"].unique()
-    for rank, sources in files.items():
+def _group(name: str, every: pd.DataFrame, timing: str) -> pd.DataFrame:
+    """Return seconds of the collectives that all ranks that are here recorded: kind, bytes, number; a column a rank.
+
+    attrs: "of" (group, ranks, nodes), "hosts" of ranks, "begun" (how many of a kind, with those without a record).
+    """
+    for rank, sources in every.groupby("rank")["source"].unique().items():
         if len(sources) > 1:
             raise AnalysisError(
                 f"{sources[0]} and {sources[1]}: both hold rank {rank} of communicator {name}; give each process's "
                 "file once"
             )
-    own = every[every["timing"] == timing]
-    wide = own.pivot_table(index=["kind", "bytes", "number"], columns="rank", values="seconds", aggfunc="last")
-    first, last = every.iloc[0], every.groupby("kind")["number"].max() + 1
+    own, index = every[every["timing"] == timing], ["kind", "bytes", "number"]
+    wide = own.pivot_table(index=index, columns="rank", values="seconds", aggfunc="last")
     hosts = every.groupby("rank")["host"].first().to_dict()
     wide = wide.reindex(columns=list(hosts)).dropna()
-    return _Group(name, int(first["ranks"]), int(first["nodes"]), hosts, last.to_dict(), wide)
+    of = {"group": name, **every[["ranks", "nodes"]].iloc[0].to_dict()}
+    wide.attrs = {"of": of, "hosts": hosts, "begun": (every.groupby("kind")["number"].max() + 1).to_dict()}
+    return wide
 
 
-def _size(kind: str, size: int, ranks: int, nodes: int, groups: Sequence[Floats], doubts: list[str]) -> dict[str, Any]:
-    """Return the row of collectives of a size, groups of (C, R) s."""
-    mean = np.concatenate([seconds.mean(axis=1) for seconds in groups])
-    shortest = stats.order_interval(np.concatenate([seconds.min(axis=1) for seconds in groups]))
+def _size(kind: str, size: int, ranks: int, nodes: int, calls: pd.DataFrame, doubts: list[str]) -> dict[str, Any]:
+    """Return the row of the collectives of a size."""
+    time, shortest = stats.order_interval(calls["mean"]), stats.order_interval(calls["shortest"])
     share = float(moved_share(ranks))  # 2 (n - 1) / n
     moved = {"AllReduce": share, "Broadcast": 1.0, "Reduce": 1.0}
     moved |= dict.fromkeys(("AllGather", "ReduceScatter"), share / 2 * ranks)
-    rate = moved[kind] * size / shortest.value if kind in moved else np.nan
+    rate = moved.get(kind, np.nan) * size / shortest.value
     if why := impossible("bandwidth", bandwidth=rate):
         doubts.append(f"{kind} of {size:,} bytes: {why}")
         rate = np.nan
-    return {
-        "kind": kind,
-        "bytes": size,
-        "ranks": ranks,
-        "nodes": nodes,
-        "communicators": len(groups),
-        "calls": len(mean),
-        "time": stats.order_interval(mean),
-        "shortest": shortest,
-        "busbw_gb_per_s": stats.finite_or_none(rate / 1e9),
-        "total_s": float(mean.sum()),
-    }
+    row = {"kind": kind, "bytes": size, "ranks": ranks, "nodes": nodes, "communicators": calls["group"].nunique()}
+    row |= {"calls": len(calls), "time": time, "shortest": shortest, "total_s": float(calls["mean"].sum())}
+    return row | {"busbw_gb_per_s": stats.finite_or_none(rate / 1e9)}
 
 
-def _last(own: _Group, late: Floats) -> list[tuple[float, dict[str, Any]]]:
-    """Return the rank that is later than each of the others beyond doubt, and how long all waited; `late` is (C, R)."""
+def _last(group: pd.DataFrame) -> tuple[float, dict[str, Any]] | None:
+    """Return how long all waited for the rank that is later than each of the others beyond doubt, and that rank."""
+    together = group[group.index.get_level_values("kind").map(_word).isin(_TOGETHER)].to_numpy()
+    if len(together) < 2 or together.shape[1] < 2:
+        return None
+    late = together.max(axis=1, keepdims=True) - together
     means = [stats.student(column) for column in late.T]
     second, first = np.argsort([each.value for each in means])[-2:]
     if not means[first].low > max(means[second].value, 0.0):
-        return []
-    rank, host = list(own.hosts.items())[first]
+        return None
+    rank, host = list(group.attrs["hosts"].items())[first]
     last = float(np.mean(late.argmax(axis=1) == first))
-    found = {"communicator": own.name, "rank": rank, "host": host, "late": means[first], "last": last}
-    return [(float(late[:, first].sum()), found)]
+    found = {"communicator": group.attrs["of"]["group"], "rank": rank, "host": host, "late": means[first], "last": last}
+    return float(late[:, first].sum()), found
 
 
-def _inspector_doubts(table: pd.DataFrame, timing: str, groups: Sequence[_Group]) -> Iterator[str]:
+def _record_doubts(table: pd.DataFrame, timing: str, groups: Sequence[pd.DataFrame]) -> Iterator[str]:
     others = table.loc[table["timing"] != timing, "timing"]
     if timing != KERNEL:
         yield (
@@ -760,16 +696,16 @@ def _inspector_doubts(table: pd.DataFrame, timing: str, groups: Sequence[_Group]
         )
     elif len(others):
         yield f"left out: {len(others):,} records that the host timed ({', '.join(sorted(set(others)))})"
-    few = min(groups, key=lambda each: len(each.hosts) / each.ranks)
-    if len(few.hosts) < few.ranks:
+    few = min(groups, key=lambda each: each.shape[1] / each.attrs["of"]["ranks"])
+    if few.shape[1] < few.attrs["of"]["ranks"]:
         yield (
-            f"{len(few.hosts)} of {few.ranks} ranks of communicator {few.name} are here: the last one may be another, "
-            "and the shortest time may hold waiting"
+            f"{few.shape[1]} of {few.attrs['of']['ranks']} ranks of communicator {few.attrs['of']['group']} are here: "
+            "the last one may be another, and the shortest time may hold waiting"
         )
     begun = int((table.groupby(["group", "rank", "kind"])["number"].max() + 1).sum())
-    if len(table) < begun:
+    if table.attrs["taken"] < begun:
         yield (
-            f"{len(table):,} of {begun:,} collectives have a record; the others are smaller than "
+            f"{table.attrs['taken']:,} of {begun:,} collectives have a record; the others are smaller than "
             "NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES (8,192), or were overwritten, of which NCCL_INSPECTOR_DUMP_COLL_RING_"
             "SIZE (1,024) are kept from one dump to the next, or to the end"
         )
@@ -781,73 +717,63 @@ def _inspector_doubts(table: pd.DataFrame, timing: str, groups: Sequence[_Group]
         yield f"{len(parts)} sets of processes share no communicator: if these are several jobs, give the files of one"
 
 
-def _beside(groups: Sequence[_Group], run: RecordedRun, doubts: list[str]) -> dict[str, Any] | None:
-    """Return both clocks of a run's steps, s of a step, mean over the ranks; None where too few are in both.
+def _beside(groups: Sequence[pd.DataFrame], run: RecordedRun, doubts: list[str]) -> dict[str, Any] | None:
+    """Return both clocks of a run's steps, s of a step, mean over the ranks; None where they cannot be compared.
 
     {"run", "ranks": {rank: (sync, collectives)}, "steps", "step", "sync", "collectives", "difference", "calls": {kind:
     how many a step}, "bytes"}. Every step makes as many collectives of a kind as the next, c: all that there were over
     the steps, rounded where it is nearly whole. Collective k is of step k / c. Timed steps count, and of these such as
     have records before and after them, too: a step at the edge of what was overwritten is incomplete.
     """
-    fitting = [each for each in groups if each.ranks == run.workers]
+    fitting = [each for each in groups if each.attrs["of"]["ranks"] == run.workers]
     if not fitting:
-        known = ", ".join(map(str, sorted({each.ranks for each in groups})))
+        known = ", ".join(map(str, sorted({each.attrs["of"]["ranks"] for each in groups})))
         raise AnalysisError(
             f"{run.name}: has {run.workers} workers, and the communicators {known} ranks; give the run that Inspector "
             "looked at"
         )
-    own = max(fitting, key=lambda each: len(each.seconds))
-    laps = {rank: run.rows[rank] for rank in own.hosts if rank in run.rows}
+    own = max(fitting, key=len)
+    laps = {rank: run.rows[rank] for rank in own.columns if rank in run.rows}
     if not laps:
         raise AnalysisError(f"{run.name}: none of its ranks with steps has a file of Inspector")
     steps = min(int(rows["step"][-1]) + 1 for rows in laps.values())
-    calls = {kind: count / steps for kind, count in own.begun.items() if count >= steps}  # not broadcasts at the begin
+    calls = {kind: count / steps for kind, count in own.attrs["begun"].items() if count >= steps}  # of each step
     uneven = {kind: each for kind, each in calls.items() if abs(each - round(each)) > 0.05 * each}
-    table = own.seconds[list(laps)].reset_index()
-    each = table["kind"].map({kind: uneven.get(kind, round(count)) for kind, count in calls.items()})
-    of_step = table.drop(columns=["kind", "number"]).groupby(table["number"] // each.astype(float)).sum()
-    there = of_step.index.to_numpy()  # without what is not of every step
-    timed = (there >= run.first_step) & (there < steps) & np.isin(there - 1, there) & np.isin(there + 1, there)
-    whole = of_step[timed]
-    if len(whole) < 2:
-        doubts.append(
-            f"{run.name}: fewer than two of its timed steps have records of all ranks that are here; let Inspector "
-            "dump now and then (NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS=1000000)"
-        )
-        return None
+    table = own[list(laps)].reset_index()
+    place = table["number"] // table["kind"].map({kind: uneven.get(kind, round(each)) for kind, each in calls.items()})
+    of_step = table.drop(columns=["kind", "number"]).groupby(place).sum()
+    there = of_step.index.to_numpy()
+    whole = of_step[(there >= run.first_step) & (there < steps) & np.isin(there - 1, there) & np.isin(there + 1, there)]
     waits, lengths = (
         pd.DataFrame({rank: pd.Series(rows[name], index=rows["step"]) for rank, rows in laps.items()})
         .loc[run.first_step :]
         .dropna()
         for name in ("sync_s", "step_s")
     )
-    collectives, step = stats.student(whole[list(laps)].mean(axis=1)), stats.student(lengths.mean(axis=1))
-    if why := impossible("part", part=collectives.value, whole=step.value, what="time in collectives", of="a step"):
-        doubts.append(f"{run.name}: {why}; collectives in several streams are counted one after the other")
+    collectives, step, sync = (
+        stats.student(each.mean(axis=1)) if len(each) else None for each in (whole[list(laps)], lengths, waits)
+    )
+    if len(whole) < 2 or collectives is None or step is None:
+        doubts.append(
+            f"{run.name}: fewer than two of its timed steps have records of all ranks that are here; let Inspector "
+            f"dump now and then ({_DUMPS})"
+        )
         return None
-    sync = stats.student(waits.mean(axis=1)) if len(waits) else None
-    if len(laps) < run.workers:
-        doubts.append(f"{run.name}: both clocks are there for {len(laps)} of {run.workers} ranks")
-    if run.synchronisation is not None or run.ablation is not None:
-        doubts.append(
-            f"{run.name}: measured more after its steps, and its collectives are taken for some of the steps'"
-        )
-    if len(run.record.attempts) > 1:
-        doubts.append(f"{run.name}: was resumed; the steps before that are not in the files of its last processes")
-    for kind, count in uneven.items():
-        doubts.append(
-            f"{run.name}: {count:.2f} {kind} a step: not every step makes as many, and which are whose is a guess"
-        )
-    if len(groups) > 1:
-        doubts.append(f"{run.name}: of {len(groups)} communicators that of all workers ({own.name}) counts")
-    return {
-        "run": run.name,
-        "ranks": {rank: (stats.finite_or_none(waits[rank].mean()), float(whole[rank].mean())) for rank in laps},
-        "steps": len(whole),
-        "step": step,
-        "sync": sync,
-        "collectives": collectives,
-        "difference": None if sync is None else stats.difference(collectives, sync),
-        "calls": calls,
-        "bytes": float(whole["bytes"].mean()),
+    if why := impossible("part", part=collectives.value, whole=step.value, what="time in collectives", of="a step"):
+        doubts.append(f"{run.name}: {why}; those that ran side by side are counted one after the other")
+        return None
+    notes = {
+        f"both clocks are there for {len(laps)} of {run.workers} ranks": len(laps) < run.workers,
+        "measured more after its steps, and its collectives are taken for some of the steps'": (
+            run.synchronisation is not None or run.ablation is not None
+        ),
+        "was resumed; the steps before that are not in the files of its last processes": len(run.record.attempts) > 1,
+        f"of {len(groups)} communicators that of all workers ({own.attrs['of']['group']}) counts": len(groups) > 1,
     }
+    for kind, each in uneven.items():
+        notes[f"{each:.2f} {kind} a step: not every step makes as many, and which are whose is a guess"] = True
+    doubts += [f"{run.name}: {what}" for what, holds in notes.items() if holds]
+    ranks = {rank: (stats.finite_or_none(waits[rank].mean()), float(whole[rank].mean())) for rank in laps}
+    found = {"run": run.name, "ranks": ranks, "steps": len(whole), "step": step, "sync": sync}
+    found |= {"collectives": collectives, "calls": calls, "bytes": float(whole["bytes"].mean())}
+    return found | {"difference": None if sync is None else stats.difference(collectives, sync)}
