@@ -107,4 +107,4 @@ def test_spans_are_counted_once(spans: Sequence[tuple[int, int]], cover: Sequenc
     cells = [{at for a, b in each for at in range(a, b)} for each in (spans, cover)]
 
     assert float(np.diff(own).sum()) == len(cells[0]) and bool((own[1:, 0] > own[:-1, 1]).all())
-    assert covered(other, own) == pytest.approx(len(cells[0] & cells[1]))
+    assert covered(other, own).sum() == pytest.approx(len(cells[0] & cells[1]))

@@ -165,11 +165,13 @@ def read_trace(document: Any, *, source: str) -> _Trace:
     trace.collectives = _collectives(trace, events, kernels, str(told.get("backend")))
     counted = trace.collectives[trace.collectives["step"] >= 0]
     computing = merged(own.loc[own["role"] != "collective", ["begin", "end"]])
-    parts["communication"], parts["exposed"] = np.full((2, len(steps)), 0.0 if len(counted) else np.nan)
-    for place, rows in counted.groupby("step"):
-        spans = merged(rows[["begin", "end"]])
-        parts["communication"][place] = length = float(np.diff(spans).sum())
-        parts["exposed"][place] = length - covered(computing, spans)
+    spans = {place: merged(rows[["begin", "end"]]) for place, rows in counted.groupby("step")}
+    parts["communication"], parts["exposed"] = np.full((2, len(steps)), np.nan)
+    if spans:
+        every = np.concatenate(list(spans.values()))
+        places, lengths = np.repeat(list(spans), [len(each) for each in spans.values()]), np.diff(every)[:, 0]
+        parts["communication"] = np.bincount(places, lengths, len(steps))
+        parts["exposed"] = np.bincount(places, lengths - covered(computing, every), len(steps))
     return trace
 
 
@@ -180,35 +182,37 @@ def _events(document: Any, source: str) -> tuple[pd.DataFrame, str, list[str]]:
     if not isinstance(events, list):
         raise AnalysisError(f"{source}: has no list traceEvents; give what torch.profiler's export_chrome_trace wrote")
     events = [event for event in events if isinstance(event, dict)]
-    categories = Counter(str(event["cat"]) for event in events if "cat" in event)
-    kinds = {category: _KINDS.get(category.lower()) for category in categories}
-    rows = [
-        (kind, str(event.get("name")), event.get("ts"), event.get("dur"), event.get("args"))
-        for event in events
-        if event.get("ph") == "X" and (kind := kinds.get(str(event.get("cat"))))
-    ]
-    kind, name, ts, dur, args = zip(*rows, strict=True) if rows else ((),) * 5
-    at, took, base = _floats(ts), _floats(dur), _floats([about.get("baseTimeNanoseconds")])[0] / 1e9
+    categories = Counter([str(event.get("cat")) for event in events])
+    kinds = {category: _KINDS.get(category.lower(), "") for category in categories}
+    events = [event for event in events if event.get("ph") == "X" and kinds[str(event.get("cat"))]]
+    at, took = (_floats([event.get(name) for event in events]) for name in ("ts", "dur"))
+    base = _floats([about.get("baseTimeNanoseconds")])[0] / 1e9
     begin = (base if abs(base) < 1e11 else 0.0) + at * _US
-    frame = pd.DataFrame({"kind": kind, "name": name, "begin": begin, "end": begin + took * _US, "args": args})
+    codes, names = pd.factorize(np.array([str(event.get("name")) for event in events], dtype=object))
+    kind = np.array([kinds[str(event.get("cat"))] for event in events], dtype=object)
+    frame = pd.DataFrame({"kind": kind, "name": codes, "begin": begin, "end": begin + took * _US})
+    for place, column in enumerate(("role", "word")):
+        of_host, of_kernel = (
+            np.array([_told(str(name), roles)[place] for name in names], dtype=object)[codes]
+            for roles in (_ROLES, _KERNELS)
+        )
+        frame[column] = np.where(kind == "kernel", of_kernel, of_host)
+    frame["args"] = [told if isinstance(told := event.get("args"), dict) else {} for event in events]
+    frame["name"] = pd.Categorical.from_codes(codes, names)
     good = (took >= 0) & (took < _MAX_US) & (np.abs(at) < _MAX_US)
-    frame = frame[good].sort_values("begin", kind="stable", ignore_index=True)
-    frame["args"] = [each if isinstance(each, dict) else {} for each in frame["args"]]
-    frame["role"], frame["word"] = "", ""
-    device = frame["kind"] == "kernel"
-    for own, roles in ((device, _KERNELS), (~device, _ROLES)):
-        codes, names = pd.factorize(frame.loc[own, "name"])
-        told = np.array([_told(each, roles) for each in names], dtype=object).reshape(-1, 2)
-        frame.loc[own, ["role", "word"]] = told[codes]
     bad = int((~good).sum())
     doubts = [f"left out: {bad:,} event{'s' * (bad > 1)} without a time"] if bad else []
-    return frame, ", ".join(each for each, _ in categories.most_common(8)) or "none", doubts
+    said = ", ".join(each for each, _ in categories.most_common(8) if each != "None") or "none"
+    return frame[good].sort_values("begin", kind="stable", ignore_index=True), said, doubts
 
 
 def _floats(values: Sequence[Any]) -> Floats:
     """Return numbers, also such as are texts, as floats; NaN for anything else."""
-    plain = pd.Series([each if isinstance(each, int | float | str) else None for each in values], dtype=object)
-    return pd.to_numeric(plain, errors="coerce").to_numpy(dtype=np.float64)
+    try:
+        return np.array(values, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError):
+        plain = pd.Series([each if isinstance(each, int | float | str) else None for each in values], dtype=object)
+        return pd.to_numeric(plain, errors="coerce").to_numpy(dtype=np.float64)
 
 
 def _told(name: str, roles: Mapping[str, str]) -> tuple[str, str]:
@@ -222,9 +226,8 @@ def _word(name: Any) -> str:
     return found[0].replace("_", "").lower() if found else ""
 
 
-def _argument(rows: pd.DataFrame, *names: str) -> list[Any]:
-    """Return of each event the first of these arguments that it has, None where it has none."""
-    return [next((told[name] for name in names if name in told), None) for told in rows["args"]]
+def _argument(rows: pd.DataFrame, name: str) -> list[Any]:
+    return [told.get(name) for told in rows["args"]]
 
 
 def _steps(events: pd.DataFrame, doubts: list[str]) -> tuple[Sequence[int], Floats]:
@@ -246,8 +249,7 @@ def _laps(events: pd.DataFrame, steps: Floats) -> dict[str, Floats]:
     """Return the laps of every step on the host, (S,)."""
     begin, end = steps.T
     host = events[events["kind"] == "host"]
-    noted = pd.Series(_argument(host, "Sequence number"), index=host.index, dtype=object).notna()
-    noted &= ~host["name"].str.contains("Backward")
+    noted = (host["role"] == "") & np.array(["Sequence number" in told for told in host["args"]], dtype=bool)
     update, forward = (events[events["role"] == role] for role in ("update", "forward"))
 
     def first(moments: pd.Series, default: Floats) -> Floats:
@@ -267,11 +269,13 @@ def _laps(events: pd.DataFrame, steps: Floats) -> dict[str, Floats]:
 def _launched(events: pd.DataFrame, kernels: pd.DataFrame) -> Floats:
     """Return when the host launched each kernel, by its correlation or its operator; NaN where neither says it."""
     found = np.full(len(kernels), np.nan)
-    for kinds, names in ((("launch",), ("correlation",)), (("host", "range"), ("External id", "external id"))):
-        others = events[events["kind"].isin(kinds)]
-        at = pd.Series(others["begin"].to_numpy(), index=_floats(_argument(others, *names)))
-        at = at[(at.index > 0) & ~at.index.duplicated()]
-        found = np.where(np.isnan(found), at.reindex(_floats(_argument(kernels, *names))), found)
+    operators = ("host", "range")
+    for kinds, name in ((("launch",), "correlation"), (operators, "External id"), (operators, "external id")):
+        if np.isnan(found).any():
+            others = events[events["kind"].isin(kinds)]
+            at = pd.Series(others["begin"].to_numpy(), index=_floats(_argument(others, name)))
+            at = at[(at.index > 0) & ~at.index.duplicated()]
+            found = np.where(np.isnan(found), at.reindex(_floats(_argument(kernels, name))), found)
     return found
 
 
@@ -291,7 +295,7 @@ def _places(trace: _Trace, kernels: pd.DataFrame, launched: Floats) -> Any:
     if not len(kernels):
         return np.empty(0, dtype=int)
     count, host = len(trace.steps), 1e3 * float(trace.parts["step"].mean())
-    alike = kernels.groupby("name")["begin"]
+    alike = kernels.groupby("name", observed=True)["begin"]
     of_name, by_launch = alike.transform("size"), np.isnan(launched).mean() < 0.5
     known = by_launch or not (of_name % count).any()
     place = _within(launched, trace.steps) if by_launch else (alike.cumcount() * count // of_name).to_numpy()
@@ -373,12 +377,12 @@ def merged(spans: Any) -> Floats:
     return np.stack([table[fresh, 0], reached[np.append(fresh[1:], fresh[:1])]], axis=1)
 
 
-def covered(cover: Floats, spans: Floats) -> float:
-    """Return how much of the disjoint `spans`, (K, 2), the disjoint `cover`, (C, 2), covers; both are in order."""
+def covered(cover: Floats, spans: Floats) -> Floats:
+    """Return how much of each of `spans`, (K, 2), the disjoint `cover`, (C, 2) in order, covers: (K,)."""
     lengths = np.diff(cover)[:, 0]
     until = np.cumsum(lengths)
     edges = np.stack([until - lengths, until], axis=1).ravel()
-    return float(np.diff(np.interp(spans, cover.ravel(), edges)).sum()) if len(edges) else 0.0
+    return np.diff(np.interp(spans, cover.ravel(), edges))[:, 0] if len(edges) else np.zeros(len(spans))
 
 
 # ----------------------------------------------------------------------------------------------------------- ranks
