@@ -16,6 +16,7 @@ from horovod_study.cli import main
 from horovod_study.errors import AnalysisError
 from horovod_study.report.traces import all_reduces
 from horovod_study.report.traces import inspector_lines as lines
+from horovod_study.text.tables import NOTHING
 from tests.make.rank_rows import rows_of
 from tests.make.records import record, write_rows
 
@@ -270,3 +271,57 @@ def test_the_table_of_all_reduces_is_a_network_for_simulate(tmp_path: Path, caps
     assert "NCCL Inspector, all-reduce of 4 workers on 2 nodes" in printed.err
     assert "3 sizes from 65,536 to 33,554,432 bytes" in printed.err and "in place" in printed.err
     assert json.loads(printed.out)
+
+
+def without(text: str, *fields: str, once: bool = False) -> str:
+    """The records without these fields; `once`: the header of the first alone, in a line of its own."""
+    told = [json.loads(each) for each in text.splitlines()]
+    for each in told:
+        for part in ("header", "coll_perf"):
+            each[part] = {name: value for name, value in each[part].items() if name not in fields}
+    if once:
+        above = {name: told[0].pop(name) for name in ("header", "metadata")}
+        told = [above, *({"coll_perf": each["coll_perf"]} for each in told)]
+    return "".join(json.dumps(each) + "\n" for each in told)
+
+
+def test_headers_may_lack_the_communicator_and_stand_once() -> None:
+    whole = read(job())
+    for fields, once, says in (
+        (("id", "nnodes"), False, ["headers have no id", "headers have no nnodes"]),
+        (("nnodes",), False, ["headers have no nnodes"]),
+        ((), True, []),
+        (("id",), True, ["headers have no id"]),
+    ):
+        found = read({name: without(text, *fields, once=once) for name, text in job().items()})
+        assert found["sizes"] == whole["sizes"] and found["late"]["rank"] == 2 and found["late"]["host"] == "node1"
+        assert len(found["doubts"]) == len(says) and all(map(str.startswith, found["doubts"], says))
+    texts = {
+        name: text.replace('"rank":', '"rank": "').replace(',"n_ranks"', '","n_ranks"') for name, text in job().items()
+    }
+    assert read(texts)["sizes"] == whole["sizes"], "numbers may be texts"
+
+
+@pytest.mark.parametrize("fields", [("coll_sn",), ("n_ranks", "coll_msg_size_bytes"), ("rank", "id")])
+def test_fields_that_are_missing_are_named(fields: Sequence[str]) -> None:
+    with pytest.raises(AnalysisError) as raised:
+        read({name: without(text, *fields) for name, text in job().items()})
+    assert all(field in str(raised.value) for field in fields if field != "id")
+    assert "MIN_SIZE_BYTES" not in str(raised.value)
+
+
+def test_communicators_without_id_are_told_apart_by_their_ranks_or_not_at_all() -> None:
+    pair = {
+        name: without(text + line(rank % 2, 0, 5, ranks=2, nodes=1), "id")
+        for rank, (name, text) in enumerate(job().items())
+    }
+    with pytest.raises(AnalysisError, match="both hold rank 0 of communicator of 2 ranks"):
+        read(pair)
+    with pytest.raises(AnalysisError, match="which communicator each is cannot be told"):
+        read({name: without(text + text, "id") for name, text in job().items()})
+
+
+def test_a_rate_that_no_network_has_is_left_out() -> None:
+    found = read({f"{rank}.log": line(rank, 0, 1, size=10**9) for rank in range(4)})
+    assert found["sizes"][0]["busbw_gb_per_s"] is None and "no network or memory" in found["doubts"][0]
+    assert all_reduces(found["sizes"]) == "" and f" {NOTHING} " in "\n".join(lines(found))

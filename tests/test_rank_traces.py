@@ -15,6 +15,7 @@ from make.wording import Golden
 from horovod_study.analysis.steps.traces import compare, covered, merged, read_trace, trace_paths
 from horovod_study.cli import main
 from horovod_study.errors import AnalysisError
+from horovod_study.report.traces import rank_lines
 
 REAL = Path(__file__).parent / "data" / "torch_traces"
 """Of two processes over Gloo on one host; rank 1 slept 30 ms before each batch. Operators within others are left out,
@@ -108,3 +109,192 @@ def test_spans_are_counted_once(spans: Sequence[tuple[int, int]], cover: Sequenc
 
     assert float(np.diff(own).sum()) == len(cells[0]) and bool((own[1:, 0] > own[:-1, 1]).all())
     assert covered(other, own).sum() == pytest.approx(len(cells[0] & cells[1]))
+
+
+def job(
+    rank: int,
+    *,
+    host_ms: float = 100,
+    step_ms: float = 100,
+    kernel: str = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)",
+    call: str = "",
+    link: str = "",
+    extra: bool = False,
+    steps: int = 6,
+) -> dict[str, Any]:
+    """Steps in which the device computes for 60 ms and reduces from 50 to 80 ms; rank 1 begins 5 ms late, ends as late.
+
+    `host_ms`: steps of the host, which may run ahead. `call`: the range that launches the reduction. `link`: the
+    argument that names the launch of a kernel. `extra`: odd steps have one kernel more.
+    """
+    events = []
+    for step in range(steps):
+        at, device, late = 1000 + host_ms * step, 1000 + step_ms * step, 5.0 * rank
+        events += [
+            event(f"ProfilerStep#{step + 3}", "user_annotation", at, host_ms),
+            event("aten::linear", "cpu_op", at + 0.5, 0.4, **{"Sequence number": 1, "External id": 10 * step + 1}),
+            event("Optimizer.step#SGD.step", "user_annotation", at + 8, 1),
+        ]
+        kernels = [("gemm", device + 1 + late, 60, 1), (kernel, device + 51 + late, 30 - late, 2)]
+        if extra and step % 2:
+            kernels.append(("relu", device + 2 + late, 1, 3))
+        for name, begin, took, place in kernels:
+            args = {link: 10 * step + place} if link else {}
+            events.append(event(name, "kernel", begin, took, **args))
+            if link == "correlation":
+                events.append(event("cudaLaunchKernel", "cuda_runtime", at + place, 0.01, **args))
+            elif link:
+                events.append(event("aten::mm", "cpu_op", at + place, 0.01, **args))
+        if call:
+            name, _, collective = call.partition("=")
+            events.append(event(name, "cpu_op", at + 1.9, 1, **({"Collective name": collective} if collective else {})))
+    return {"traceEvents": events}
+
+
+def answer(documents: Sequence[dict[str, Any]], names: Sequence[str] = ("rank0.json", "rank1.json")) -> dict[str, Any]:
+    return compare([read_trace(each, source=name) for each, name in zip(documents, names, strict=True)])
+
+
+def known(found: dict[str, Any], *columns: str) -> list[list[float]]:
+    """Return ms of the columns for each rank."""
+    return [[1e3 * each["seconds"][name].value for name in columns] for each in found["ranks"]]
+
+
+READ = ("step", "communication", "exposed", "late")
+RIGHT = [pytest.approx([100, 30, 20, 0], abs=1e-6), pytest.approx([100, 25, 15, 5], abs=1e-6)]
+
+
+def unknown(found: dict[str, Any], *columns: str) -> bool:
+    return bool(np.isnan(known(found, *columns)).all())
+
+
+def processor_only(call: str, took: float, backend: str, kernels: bool = False) -> list[dict[str, Any]]:
+    """Traces whose reductions are ranges of the host alone; with `kernels` others than those of collectives."""
+    documents = []
+    for rank in (0, 1):
+        document = job(rank)
+        events = [
+            each for each in document["traceEvents"] if each["cat"] != "kernel" or (kernels and "g" in each["name"][0])
+        ]
+        events += [event(call, "user_annotation", 1003 + 100 * step, took) for step in range(6)] if call else []
+        info = {"backend": backend, "rank": rank, "world_size": 2}
+        documents.append({"traceEvents": events, "distributedInfo": info})
+    return documents
+
+
+@pytest.mark.parametrize(
+    ("call", "backend"),
+    [("nccl:all_reduce", "nccl"), ("nccl:all_reduce", "cpu:gloo,cuda:nccl"), ("xccl:allreduce", ""), ("", "nccl")],
+)
+def test_a_job_on_gpus_without_kernels_has_no_known_communication(call: str, backend: str) -> None:
+    found = answer(processor_only(call, 0.04, backend))
+
+    assert unknown(found, *READ[1:]) and known(found, "step") == [[pytest.approx(100)]] * 2 and found["late"] is None
+    assert "ProfilerActivity.CUDA" in " ".join(found["doubts"]) and not found["on_gpu"]
+    assert "Exposed communication is" not in " ".join(rank_lines(found))
+    other = answer(processor_only(call, 0.04, backend, kernels=True))
+    assert unknown(other, *READ[1:]) and "no kernel has the name of one" in " ".join(other["doubts"])
+
+
+def test_ranges_of_gloo_last_as_long_as_the_collective_and_none_is_longer_than_its_step() -> None:
+    found = answer(processor_only("gloo:all_reduce", 30, "gloo"))
+    assert known(found, *READ) == [pytest.approx([100, 30, 30, 0])] * 2
+    broken = answer(processor_only("gloo:all_reduce", 250, "gloo"))
+    assert unknown(broken, "communication", "exposed") and "a part of a step" in " ".join(broken["doubts"])
+    without = answer(processor_only("", 0, ""))
+    assert unknown(without, "communication") and "no communication was found" in " ".join(without["doubts"])
+
+
+@pytest.mark.parametrize(
+    ("link", "extra", "host_ms"),
+    [
+        ("", False, 10),
+        ("correlation", True, 10),
+        ("External id", True, 10),
+        ("correlation", True, 66),
+        ("", False, 100),
+    ],
+)
+def test_kernels_are_of_the_step_that_launched_them_and_the_step_is_that_of_the_device(
+    link: str, extra: bool, host_ms: float
+) -> None:
+    found = answer([job(rank, link=link, extra=extra, host_ms=host_ms) for rank in (0, 1)])
+
+    assert known(found, *READ) == RIGHT and found["late"] == 1
+    assert any("runs ahead" in each for each in found["doubts"]) == (host_ms < 100)
+
+
+@pytest.mark.parametrize(("step_ms", "why"), [(100, "of kernels"), (82, "after the last step of the host")])
+def test_a_step_that_nothing_ties_to_its_kernels_is_not_known(step_ms: float, why: str) -> None:
+    host_ms = 10 if step_ms == 100 else 55
+    found = answer([job(rank, extra=True, host_ms=host_ms, step_ms=step_ms, steps=12) for rank in (0, 1)])
+
+    assert unknown(found, *READ) and why in " ".join(found["doubts"])
+    alike = answer([job(rank, extra=True) for rank in (0, 1)])
+    assert known(alike, *READ) == RIGHT
+
+
+@pytest.mark.parametrize(
+    ("names", "ranks"),
+    [
+        (("gpu07_4711.1700000000000.pt.trace.json", "gpu07_4712.1700000000001.pt.trace.json"), None),
+        (("localhost_0.1700000000000.pt.trace.json", "localhost_1.1700000000001.pt.trace.json.gz"), None),
+        (("gpu07_11.json", "gpu12_14.json"), None),
+        (("a.json", "b.json"), None),
+        (("bert_b32_rank1.json", "bert_b32_rank0.json"), [1, 0]),
+        (("h100-rank0.json", "h100-rank1.json"), [0, 1]),
+        (("trace_2024-05-01_rank_1.json", "trace_2024-05-02_RANK-7.json"), [1, 7]),
+        (("rank3_localrank1.json", "rank2_local_rank0.json"), [3, 2]),
+        (("rank0/trace.json", "rank1/trace.json"), [0, 1]),
+        (("h100_b32_1.json", "h100_b32_0.json"), [1, 0]),
+        (("tp_rank_0_3.json", "tp_rank_0_4.json"), None),
+    ],
+)
+def test_a_number_in_a_name_is_a_rank_where_the_name_says_so(names: Sequence[str], ranks: list[int] | None) -> None:
+    found = answer([job(0), job(1)], names)
+    rows = sorted(found["ranks"], key=lambda row: names.index(row["source"]))
+
+    assert found["late_file"] == names[1] and found["late"] == (ranks[1] if ranks else None)
+    assert [row["rank"] for row in rows] == (ranks or [0, 1]) and found["named"] == (ranks is not None)
+    assert any("tell no rank" in each for each in found["doubts"]) == (ranks is None)
+    said = " ".join(rank_lines(found))
+    assert f"{f'Rank {ranks[1]}' if ranks else names[1]} comes 5.0" in said
+    told = [{**job(rank), "distributedInfo": {"rank": 5 - rank}} for rank in (0, 1)]
+    assert answer(told, names)["late"] == 4
+
+
+OLD = {"cpu_op": "Operator", "user_annotation": "Operator", "kernel": "Kernel", "cuda_runtime": "Runtime"}
+
+
+def test_times_may_be_texts_and_categories_those_of_older_versions(golden: Golden) -> None:
+    texts, old = ([job(rank, link="correlation") for rank in (0, 1)] for _ in range(2))
+    for each in (each for document in texts for each in document["traceEvents"]):
+        each |= {"ts": f"{each['ts']:.3f}", "dur": f"{each['dur']:.3f}"}
+        each["args"] = {name: str(value) for name, value in each["args"].items()}
+    for each in (each for document in old for each in document["traceEvents"]):
+        each["cat"] = OLD[each["cat"]]
+    for documents in (texts, old, [document["traceEvents"] for document in old]):
+        assert known(answer(documents), *READ) == RIGHT
+    with golden.raises(AnalysisError):
+        read_trace({"traceEvents": [event("a", "gpu_op", 0, 1), event("b", "Ascend", 0, 1)]}, source="rank0.json")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "call", "link"),
+    [
+        ("nccldevkernel_allreduce_sum_f32_ring_ll(x)", "", ""),
+        ("ncclKernel_AllReduce_RING_LL_Sum_float(x)", "", ""),
+        ("oneccl_allreduce_ring", "", ""),
+        ("ncclDevKernel_Generic(x)", "nccl:all_reduce", ""),
+        ("ncclDevKernel_Generic_1(x)", "record_param_comms=allreduce", "correlation"),
+        ("mscclKernel_Sum_float_Simple<a, b>(x)", "c10d::allreduce_", "External id"),
+    ],
+)
+def test_what_a_kernel_does_not_say_its_call_does(kernel: str, call: str, link: str) -> None:
+    found = answer([job(rank, kernel=kernel, call=call, link=link, host_ms=20) for rank in (0, 1)])
+    assert known(found, *READ) == RIGHT and found["late"] == 1
+    alone = answer([job(rank, kernel="ncclDevKernel_Generic(x)") for rank in (0, 1)])
+    assert known(alone, *READ[:3]) == [pytest.approx([100, 30, 20]), pytest.approx([100, 25, 15])]
+    assert alone["late"] is None and "do not say which ones" in " ".join(alone["doubts"])
+    one_way = answer([job(rank, kernel="ncclDevKernel_Broadcast_RING_LL(x)") for rank in (0, 1)])
+    assert unknown(one_way, "late")

@@ -5,8 +5,7 @@
     page       report.html with its script, the tables for print, the check of all of it
     doctor     what `horovod-study doctor` shows
     explanation  what `horovod-study explain` shows
-    rank_traces  what it shows of traces of torch.profiler
-    nccl_inspector  what it shows of records of NCCL Inspector
+    traces       what it shows of traces of torch.profiler and records of NCCL Inspector
     equality   what `horovod-study verify` shows
     archive    a study as one file to publish
     export     traces, trackers, Extra-P and points files

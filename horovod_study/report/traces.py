@@ -1,6 +1,6 @@
 """What traces of torch.profiler and records of NCCL Inspector say, for a terminal, and as a table for `--bench`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from horovod_study.analysis.stats import Interval
@@ -10,107 +10,99 @@ from horovod_study.text.tables import NOTHING, table_of, to_lines
 from horovod_study.text.words import listed
 
 _SHOWN = 20
-_HEADS = ("collective", "bytes", "ranks", "nodes", "groups", "calls", "time", "shortest", "busbw", "of all")
+_RANKS = ("rank", "host", "steps", *("comm." if name == "communication" else name for name in COLUMNS), "last in")
+_SIZES = ("collective", "bytes", "ranks", "nodes", "groups", "calls", "time", "shortest", "busbw", "of all")
 
 
 def rank_lines(found: Mapping[str, Any]) -> list[str]:
     """Return the table of ranks that `compare` made (ms of a step, means over steps), then what it says."""
-    heads = ("rank", "host", "steps", *("comm." if name == "communication" else name for name in COLUMNS), "last in")
     rows = [
-        (
-            str(each["rank"]),
-            each["host"] or NOTHING,
-            str(each["steps"]),
-            *(_or_nothing(each["seconds"][name].value, milliseconds) for name in COLUMNS),
-            _or_nothing(each["last"], percent),
-        )
+        [str(each["rank"]), each["host"] or NOTHING, str(each["steps"])]
+        + [_or_nothing(each["seconds"][name].value, milliseconds) for name in COLUMNS]
+        + [_or_nothing(each["last"], percent)]
         for each in found["ranks"]
     ]
     said = ["ms of a step; comm.: communication; exposed: what of it no computing covers", ""]
+    who = "rank {rank}" if found["named"] else "the process of {source}"
     bare = [each for each in found["ranks"] if known(each["seconds"]["exposed"].value)]
-    for worst in sorted(bare, key=lambda each: -each["seconds"]["exposed"].value)[:1]:
-        exposed, step = worst["seconds"]["exposed"], worst["seconds"]["step"]
-        share = f", {percent(exposed.value / step.value)} of its step" if known(step.value) else ""
-        said.append(f"Exposed communication is largest on rank {worst['rank']}: {_quoted(exposed, 1e3)} ms{share}.")
+    if bare:
+        worst = max(bare, key=lambda each: each["seconds"]["exposed"].value)
+        exposed, step = worst["seconds"]["exposed"], worst["seconds"]["step"].value
+        share = f", {percent(exposed.value / step)} of its step" if known(step) else ""
+        said.append(f"Exposed communication is largest on {who.format_map(worst)}: {_ms(exposed)} ms{share}.")
     if found["late_file"]:
         late = next(each for each in found["ranks"] if each["source"] == found["late_file"])
-        who = f"The process of {late['source']}" if found["late"] is None else f"Rank {late['rank']}"
+        name = who.format_map(late)
         said.append(
-            f"{who}{_on(late['host'])} comes {_quoted(late['seconds']['late'], 1e3)} ms after the first one to its "
-            f"collectives, and is the last one in {percent(late['last'])} of the steps; the lap that is longer than "
-            f"the others' is {found['cause']}."
+            f"{name[0].upper()}{name[1:]}{_on(late)} comes {_ms(late['seconds']['late'])} ms after the first one to "
+            f"its collectives, and is the last one in {percent(late['last'])} of the steps; the lap that is longer "
+            f"than the others' is {found['cause']}."
         )
-    elif known(found["ranks"][0]["seconds"]["late"].value):
+    elif known(found["ranks"][0]["last"]):
         said.append("No rank is later than the others beyond doubt.")
-    return [line.replace(THIN, " ") for line in (*to_lines(table_of(heads, rows, texts=(1,))), *said)]
+    return [line.replace(THIN, " ") for line in (*to_lines(table_of(_RANKS, rows, texts=(1,))), *said)]
 
 
-def _or_nothing(value: float | None, text: Any) -> str:
-    return str(text(value)) if known(value) else NOTHING
+def _or_nothing(value: float | None, text: Callable[[float], str]) -> str:
+    return text(value) if known(value) else NOTHING
 
 
-def _on(host: str) -> str:
-    return f" on {host}" if host else ""
+def _on(row: Mapping[str, Any]) -> str:
+    return f" on {row['host']}" if row["host"] else ""
 
 
-def _quoted(seconds: Interval, factor: float) -> str:
+def _ms(seconds: Interval, factor: float = 1e3) -> str:
     return quoted(*(factor * each for each in (seconds.value, seconds.low, seconds.high)))
+
+
+def _us(seconds: Interval) -> str:
+    return _ms(seconds, 1e6)
 
 
 def inspector_lines(found: Mapping[str, Any]) -> list[str]:
     """Return the table of collectives that `inspect` made, those that take most time first, then what it says."""
     whole = sum(each["total_s"] for each in found["sizes"])
     rows = [
-        (
-            each["kind"],
-            f"{each['bytes']:,}",
-            *(str(each[name]) for name in ("ranks", "nodes", "communicators")),
-            f"{each['calls']:,}",
-            *(_quoted(each[name], 1e6) for name in ("time", "shortest")),
-            _or_nothing(each["busbw_gb_per_s"], alone),
-            percent(each["total_s"] / whole),
-        )
+        [each["kind"], f"{each['bytes']:,}", *(str(each[name]) for name in ("ranks", "nodes", "communicators"))]
+        + [f"{each['calls']:,}", _us(each["time"]), _us(each["shortest"])]
+        + [_or_nothing(each["busbw_gb_per_s"], alone), percent(each["total_s"] / whole)]
         for each in found["sizes"]
     ]
-    more = [f"and {len(rows) - _SHOWN} sizes more, all in nccl_inspector.json (--out)"] * (len(rows) > _SHOWN)
     said = [
-        *more,
+        *[f"and {len(rows) - _SHOWN} sizes more, all in nccl_inspector.json (--out)"] * (len(rows) > _SHOWN),
         "us of the mean rank and of the one that came last, medians; busbw in GB/s of the latter; of all: of the time",
         "",
     ]
     if late := found["late"]:
         said.append(
-            f"Rank {late['rank']}{_on(late['host'])} of communicator {late['communicator']} comes "
-            f"{_quoted(late['late'], 1e6)} us after the first one, and is the last one to {percent(late['last'])} of "
-            "its collectives."
+            f"Rank {late['rank']}{_on(late)} of communicator {late['communicator']} comes {_us(late['late'])} us after "
+            f"the first one, and is the last one to {percent(late['last'])} of its collectives."
         )
     elif found["timing"] == KERNEL:
         said.append("No rank comes later than the others beyond doubt.")
-    if found["beside"]:
-        said += ["", *_clocks(found["beside"])]
-    table = to_lines(table_of(_HEADS, rows[:_SHOWN], texts=(0,)))
-    return [line.replace(THIN, " ") for line in (*table, *said)]
+    said += ["", *_clocks(found["beside"])] if found["beside"] else []
+    return [line.replace(THIN, " ") for line in (*to_lines(table_of(_SIZES, rows[:_SHOWN])), *said)]
 
 
 def _clocks(both: Mapping[str, Any]) -> list[str]:
     calls = listed([f"{alone(count)} {kind}" for kind, count in both["calls"].items()])
+    share = percent(both["collectives"].value / both["step"].value)
     said = [
-        f"Beside {both['run']}: {_quoted(both['collectives'], 1e3)} ms of a step of {_quoted(both['step'], 1e3)} ms are "
-        f"in collectives ({percent(both['collectives'].value / both['step'].value)}; {calls} a step with "
-        f"{amount(both['bytes'])}; {both['steps']:,} steps)."
+        f"Beside {both['run']}: {_ms(both['collectives'])} ms of a step of {_ms(both['step'])} ms are in collectives "
+        f"({share}; {calls} a step with {amount(both['bytes'])}; {both['steps']:,} steps)."
     ]
     more = both["difference"]
     if more is None:
         return [*said, "Its laps do not see sync, so that there is nothing to compare."]
-    said.append(f"Its sync by laps is {_quoted(both['sync'], 1e3)} ms.")
+    said.append(f"Its sync by laps is {_ms(both['sync'])} ms.")
     if not more.excludes(0.0):
-        said.append(f"The clocks agree: they differ by {_quoted(more, 1e3)} ms.")
+        said.append(f"The clocks agree: they differ by {_ms(more)} ms.")
     elif more.value > 0:
-        said.append(f"{_quoted(more, 1e3)} ms more are in collectives than in sync: they ran beside computing.")
+        said.append(f"{_ms(more)} ms more are in collectives than in sync: they ran beside computing.")
     else:
         said.append(
-            f"{_quoted(more.negated(), 1e3)} ms of sync are in no collective: copies, what the runtime does, and "
-            "messages too small to be recorded."
+            f"{_ms(more.negated())} ms of sync are in no collective: copies, what the runtime does, and messages too "
+            "small to be recorded."
         )
     cells = [(str(rank), milliseconds(sync), milliseconds(nccl)) for rank, (sync, nccl) in both["ranks"].items()]
     table = to_lines(table_of(("rank", "sync", "collectives"), cells[:_SHOWN], texts=()))
@@ -122,7 +114,7 @@ def all_reduces(sizes: Sequence[Mapping[str, Any]]) -> str:
 
     A table for each number of ranks and nodes. It is given in place: training reduces in place.
     """
-    own = [each for each in sizes if each["kind"] == "AllReduce" and each["busbw_gb_per_s"] is not None]
+    own = [each for each in sizes if each["kind"] == "AllReduce" and known(each["busbw_gb_per_s"])]
     text = []
     for nodes, ranks in sorted({(each["nodes"], each["ranks"]) for each in own}):
         text.append("# NCCL Inspector. Collective test starting: all_reduce")

@@ -10,8 +10,7 @@ stragglers.py    which rank is slow, by how much, and in which lap: from each ra
 pauses.py        steps that took far longer than their neighbours, and whether they come regularly
 inspection.py    one run in detail: whether its laps add up, who was late, what paused, the course of its steps
 timeline.py      Horovod's timeline decomposed: where the time of a collective goes
-rank_traces.py   traces of torch.profiler, one of each rank: laps, communication, what is exposed, who is late
-nccl_inspector.py  records of NCCL Inspector: what collectives take, who comes last, and a run's sync beside them
+traces.py        traces of torch.profiler and records of NCCL Inspector, one file a rank: who is late, what is exposed
 trace.py         recorded steps as events of the Chrome trace format, which Perfetto and chrome://tracing draw
 timers.py        what measuring costs, from blocks of steps that alternated
 losses.py        from the ideal step to the measured one: what each part of the way costs, one after the other
