@@ -146,8 +146,9 @@ class _Trace:
 def read_trace(document: Any, *, source: str) -> _Trace:
     """Return what is needed of a trace. Raises AnalysisError where it holds no step with operators or kernels."""
     events, categories, doubts = _events(document, source)
-    about = document if isinstance(document, Mapping) else {}
-    told = about.get("distributedInfo") if isinstance(about.get("distributedInfo"), dict) else {}
+    about: Mapping[str, Any] = document if isinstance(document, dict) else {}
+    told = about.get("distributedInfo")
+    told = told if isinstance(told, dict) else {}
     rank, world = (int(each) if each >= 0 else None for each in _floats([told.get("rank"), told.get("world_size")]))
     labels, steps = _steps(events, doubts)
     kernels = events[events["kind"] == "kernel"]
@@ -157,27 +158,26 @@ def read_trace(document: Any, *, source: str) -> _Trace:
             f"{source}: holds no operators or kernels in a step (categories of its events: {categories}); profile "
             "several steps of training with torch.profiler"
         )
-    parts = {"step": np.diff(steps)[:, 0], **_laps(events, steps)}
+    parts: dict[str, Any] = {"step": np.diff(steps)[:, 0], **_laps(events, steps)}
+    parts |= dict.fromkeys(("communication", "exposed"), np.full(len(steps), np.nan))
     host = str(about.get("host_name") or "")
     trace = _Trace(source, rank, world, host, len(kernels) > 0, labels, steps, parts, doubts)
-    launched = _launched(events, kernels)
-    kernels = kernels.assign(step=_places(trace, kernels, launched), launched=launched)
+    kernels = kernels.assign(launched=_launched(events, kernels))
+    kernels["step"] = _places(trace, kernels) if len(kernels) else -1
     trace.collectives = _collectives(trace, events, kernels, str(told.get("backend")))
     counted = trace.collectives[trace.collectives["step"] >= 0]
-    computing = merged(own.loc[own["role"] != "collective", ["begin", "end"]])
-    spans = {place: merged(rows[["begin", "end"]]) for place, rows in counted.groupby("step")}
-    parts["communication"], parts["exposed"] = np.full((2, len(steps)), np.nan)
-    if spans:
-        every = np.concatenate(list(spans.values()))
-        places, lengths = np.repeat(list(spans), [len(each) for each in spans.values()]), np.diff(every)[:, 0]
-        parts["communication"] = np.bincount(places, lengths, len(steps))
-        parts["exposed"] = np.bincount(places, lengths - covered(computing, every), len(steps))
+    if len(counted):
+        spans = {place: merged(rows[["begin", "end"]]) for place, rows in counted.groupby("step")}
+        places, every = np.repeat(list(spans), [*map(len, spans.values())]), np.concatenate([*spans.values()])
+        bare = np.diff(every)[:, 0] - covered(merged(own.loc[own["role"] != "collective", ["begin", "end"]]), every)
+        parts["communication"] = np.bincount(places, np.diff(every)[:, 0], len(steps))
+        parts["exposed"] = np.bincount(places, bare, len(steps))
     return trace
 
 
 def _events(document: Any, source: str) -> tuple[pd.DataFrame, str, list[str]]:
     """Return the events of known kinds by begin: kind, name, begin, end, args, role, word; all categories; doubts."""
-    about = document if isinstance(document, Mapping) else {"traceEvents": document}
+    about: Mapping[str, Any] = document if isinstance(document, dict) else {"traceEvents": document}
     events = about.get("traceEvents")
     if not isinstance(events, list):
         raise AnalysisError(f"{source}: has no list traceEvents; give what torch.profiler's export_chrome_trace wrote")
@@ -188,17 +188,15 @@ def _events(document: Any, source: str) -> tuple[pd.DataFrame, str, list[str]]:
     at, took = (_floats([event.get(name) for event in events]) for name in ("ts", "dur"))
     base = _floats([about.get("baseTimeNanoseconds")])[0] / 1e9
     begin = (base if abs(base) < 1e11 else 0.0) + at * _US
-    codes, names = pd.factorize(np.array([str(event.get("name")) for event in events], dtype=object))
-    kind = np.array([kinds[str(event.get("cat"))] for event in events], dtype=object)
-    frame = pd.DataFrame({"kind": kind, "name": codes, "begin": begin, "end": begin + took * _US})
-    for place, column in enumerate(("role", "word")):
-        of_host, of_kernel = (
-            np.array([_told(str(name), roles)[place] for name in names], dtype=object)[codes]
-            for roles in (_ROLES, _KERNELS)
-        )
-        frame[column] = np.where(kind == "kernel", of_kernel, of_host)
-    frame["args"] = [told if isinstance(told := event.get("args"), dict) else {} for event in events]
-    frame["name"] = pd.Categorical.from_codes(codes, names)
+    name, kind = (pd.Categorical([str(event.get(what)) for event in events]) for what in ("name", "cat"))
+    kind = np.array([kinds[str(each)] for each in kind.categories], dtype=object)[kind.codes]
+    told = np.array(
+        [[_told(str(each), roles) for roles in (_ROLES, _KERNELS)] for each in name.categories], dtype=object
+    )
+    told = told.reshape(-1, 2, 2)[name.codes, (kind == "kernel").astype(int)]  # (K, 2)
+    args = pd.Series([own if isinstance(own := event.get("args"), dict) else {} for event in events], dtype=object)
+    frame = pd.DataFrame({"kind": kind, "name": name, "begin": begin, "end": begin + took * _US, "args": args})
+    frame["role"], frame["word"] = told.T
     good = (took >= 0) & (took < _MAX_US) & (np.abs(at) < _MAX_US)
     bad = int((~good).sum())
     doubts = [f"left out: {bad:,} event{'s' * (bad > 1)} without a time"] if bad else []
@@ -269,10 +267,10 @@ def _laps(events: pd.DataFrame, steps: Floats) -> dict[str, Floats]:
 def _launched(events: pd.DataFrame, kernels: pd.DataFrame) -> Floats:
     """Return when the host launched each kernel, by its correlation or its operator; NaN where neither says it."""
     found = np.full(len(kernels), np.nan)
-    operators = ("host", "range")
-    for kinds, name in ((("launch",), "correlation"), (operators, "External id"), (operators, "external id")):
+    launch = events["kind"] == "launch"
+    for of, name in ((launch, "correlation"), (~launch, "External id"), (~launch, "external id")):
         if np.isnan(found).any():
-            others = events[events["kind"].isin(kinds)]
+            others = events[of & (events["kind"] != "kernel")]
             at = pd.Series(others["begin"].to_numpy(), index=_floats(_argument(others, name)))
             at = at[(at.index > 0) & ~at.index.duplicated()]
             found = np.where(np.isnan(found), at.reindex(_floats(_argument(kernels, name))), found)
@@ -286,19 +284,17 @@ def _within(moments: Any, steps: Floats) -> Any:
     return np.where((place >= 0) & (at < steps[place, 1]), place, -1)
 
 
-def _places(trace: _Trace, kernels: pd.DataFrame, launched: Floats) -> Any:
+def _places(trace: _Trace, kernels: pd.DataFrame) -> Any:
     """Return the place of the step that launched each kernel, -1 for none; the step becomes that of the device.
 
     By order: where every step has as many kernels of each name. Where nothing tells it, the steps are the host's and
     hold what ran in their time, unless that cannot be.
     """
-    if not len(kernels):
-        return np.empty(0, dtype=int)
     count, host = len(trace.steps), 1e3 * float(trace.parts["step"].mean())
     alike = kernels.groupby("name", observed=True)["begin"]
-    of_name, by_launch = alike.transform("size"), np.isnan(launched).mean() < 0.5
+    of_name, by_launch = alike.transform("size"), kernels["launched"].isna().mean() < 0.5
     known = by_launch or not (of_name % count).any()
-    place = _within(launched, trace.steps) if by_launch else (alike.cumcount() * count // of_name).to_numpy()
+    place = _within(kernels["launched"], trace.steps) if by_launch else (alike.cumcount() * count // of_name).to_numpy()
     if known and count > 1:
         first = kernels["begin"].groupby(place).min().reindex(range(count)).to_numpy()
         trace.parts["step"] = np.append(np.diff(first), np.nan)
@@ -440,7 +436,7 @@ def _ranks(traces: Sequence[_Trace]) -> tuple[list[int], bool]:
         columns = zip(*digits, strict=True) if len({len(each) for each in digits}) == 1 else ()
         fitting = [list(column) for column in columns if sorted(column) == list(range(len(traces)))]
         if len(fitting) != 1:
-            return list(pd.Series(map(str, paths)).rank(method="first").astype(int) - 1), False
+            return [sorted(paths).index(path) for path in paths], False
         told = [*fitting[0]]
     for place, (rank, each) in enumerate(zip(told, traces, strict=True)):
         if rank is None:
@@ -456,26 +452,25 @@ def _lateness(traces: Sequence[_Trace]) -> tuple[Floats, Floats, list[str]]:
     nobody = np.empty((0, len(traces))), np.empty(0)
     if len(traces) < 2:
         return *nobody, ["one rank only: who is late is unknown; give the traces of all ranks"]
-    own: list[dict[int, pd.DataFrame]] = []
-    for each in traces:
-        together = each.collectives[each.collectives["all"] & (each.collectives["step"] >= 0)]
-        own.append({each.labels[place]: rows for place, rows in together.groupby("step")})
-    common = [label for label in traces[0].labels if all(label in each.labels for each in traces)]
-    matched, uneven = [], 0  # (step, begins (R,), ends (R,))
-    for label in common:
-        words = [list(rows[label]["word"]) if label in rows else [] for rows in own]
-        count = min(map(len, words))
-        alike = len({tuple(each[:count]) for each in words}) == 1
-        uneven += not alike or len(set(map(len, words))) > 1
-        if alike and count:
-            spans = np.stack([rows[label][["begin", "end"]].to_numpy()[:count] for rows in own])  # (R, C, 2)
-            matched += [(label, *spans[:, k].T) for k in range(count)]
-    notes = [f"{uneven} of {len(common)} steps have other collectives on one rank than on another"] if uneven else []
-    if not matched:
+    frames = []
+    for place, each in enumerate(traces):
+        own = each.collectives[each.collectives["all"] & (each.collectives["step"] >= 0)]
+        own = own.assign(rank=place, label=[each.labels[step] for step in own["step"]])
+        frames.append(own.assign(k=own.groupby("label").cumcount()))
+    table = pd.concat(frames)
+    labels = set.intersection(*(set(each.labels) for each in traces))
+    table = table[table["label"].isin(labels)].set_index(["label", "k", "rank"])[["begin", "end", "word"]]
+    begin, end, word = (table[name].unstack("rank").reindex(columns=range(len(traces))) for name in table)
+    there = begin.notna().all(axis=1)
+    alike = there & word.eq(word[0], axis=0).all(axis=1)
+    uneven = int((~alike).groupby(level="label").any().sum())
+    fitting = there & (alike | ~there).groupby(level="label").transform("all")  # none of a step with another order
+    notes = [f"{uneven} of {len(labels)} steps have other collectives on one rank than on another"] if uneven else []
+    if not fitting.any():
         return *nobody, [*notes, "no collective that all ranks took part in was found: who is late is unknown"]
-    offsets = np.median([ends - ends[0] for _, _, ends in matched], axis=0)
-    begins = pd.DataFrame([begins - offsets for _, begins, _ in matched], index=[label for label, _, _ in matched])
-    return begins.sub(begins.min(axis=1), axis=0).groupby(level=0).mean().to_numpy(), offsets, notes
+    offsets = end[fitting].sub(end.loc[fitting, 0], axis=0).median()
+    begin = begin[fitting] - offsets
+    return begin.sub(begin.min(axis=1), axis=0).groupby(level="label").mean().to_numpy(), offsets.to_numpy(), notes
 
 
 _PARTS = (  # a part, its whole, and what is not known where the part is larger
