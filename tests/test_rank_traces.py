@@ -298,3 +298,39 @@ def test_what_a_kernel_does_not_say_its_call_does(kernel: str, call: str, link: 
     assert alone["late"] is None and "do not say which ones" in " ".join(alone["doubts"])
     one_way = answer([job(rank, kernel="ncclDevKernel_Broadcast_RING_LL(x)") for rank in (0, 1)])
     assert unknown(one_way, "late")
+
+
+def test_steps_are_matched_by_their_numbers_and_those_with_another_order_are_not() -> None:
+    documents = [job(rank) for rank in (0, 1)]
+    for document in documents:
+        gather = [event("ncclDevKernel_AllGather_RING_LL(x)", "kernel", 1085 + 100 * step, 5) for step in range(6)]
+        document["traceEvents"] += gather
+    assert known(answer(documents), "late") == [[pytest.approx(0)], [pytest.approx(2.5)]], "one of two is late"
+    first = documents[1]["traceEvents"]
+    swapped = next(each for each in first if "AllGather" in each["name"])
+    swapped["ts"] -= 60e3
+    found = answer(documents)
+    assert "1 of 6 steps have other collectives on one rank than on another" in found["doubts"]
+    assert known(found, "late")[1] == [pytest.approx(2.5)]
+    for each in (each for each in first if each["name"].startswith("ProfilerStep")):
+        each["name"] = f"ProfilerStep#{int(each['name'][13:]) + 2}"
+    assert known(answer(documents), "late")[1] == [pytest.approx(2.5)]
+    assert "late is unknown" not in " ".join(answer(documents)["doubts"])
+
+
+def test_a_collective_of_a_part_of_the_ranks_tells_nobody_late() -> None:
+    documents = [
+        job(rank, kernel="ncclDevKernel_Generic(x)", call="record_param_comms=allreduce", link="correlation")
+        for rank in (0, 1)
+    ]
+    for rank, document in enumerate(documents):
+        document["distributedInfo"] = {"rank": str(rank), "world_size": "4"}
+    assert answer(documents)["late"] == 1
+    for each in (
+        each for document in documents for each in document["traceEvents"] if each["name"] == "record_param_comms"
+    ):
+        each["args"]["Group size"] = 2
+    assert unknown(answer(documents), "late") and known(answer(documents), "exposed") == [
+        [pytest.approx(20)],
+        [pytest.approx(15)],
+    ]

@@ -204,7 +204,7 @@ def _events(document: Any, source: str) -> tuple[pd.DataFrame, str, list[str]]:
     return frame[good].sort_values("begin", kind="stable", ignore_index=True), said, doubts
 
 
-def _floats(values: Sequence[Any]) -> Floats:
+def _floats(values: Iterable[Any]) -> Floats:
     """Return numbers, also such as are texts, as floats; NaN for anything else."""
     try:
         return np.array(values, dtype=np.float64)
@@ -347,8 +347,8 @@ def _named(found: pd.DataFrame, calls: pd.DataFrame) -> pd.DataFrame:
 
     It is the last one that began before the launch; where a launch is not known the one at the same place in order.
     """
-    told = _argument(calls, "Collective name")
-    calls = calls.assign(word=calls["word"].where(calls["word"] != "", [_word(each) for each in told]))
+    words = [_word(each) for each in _argument(calls, "Collective name")]
+    calls = calls.assign(word=calls["word"].where(calls["word"] != "", words))
     calls = calls[calls["word"] != ""]
     place = np.searchsorted(calls["begin"], found["launched"], "right") - 1
     if found["launched"].isna().any():
@@ -358,7 +358,8 @@ def _named(found: pd.DataFrame, calls: pd.DataFrame) -> pd.DataFrame:
     of_call = [{"word": word, **args} for word, args in zip(calls["word"], calls["args"], strict=True)]
     args = [{**(of_call[at] if at >= 0 else {}), **own} for at, own in zip(place, found["args"], strict=True)]
     words = [_word(each.get("Collective name")) or each.get("word", "") for each in args]
-    return found.assign(args=args, word=found["word"].where(found["word"] != "", words))
+    told = pd.Series(args, index=found.index, dtype=object)
+    return found.assign(args=told, word=found["word"].where(found["word"] != "", words))
 
 
 # ----------------------------------------------------------------------------------------------------------- spans
@@ -546,7 +547,7 @@ def inspect(files: Mapping[str, Iterable[bytes]], run: RecordedRun | None = None
             "no collective was recorded by all ranks whose files are here; give files of one job, which Inspector "
             f"wrote now and then ({_DUMPS}), not only at its end"
         )
-    rows = [_size(*key, own, doubts) for key, own in calls.groupby(["kind", "bytes", "ranks", "nodes"])]
+    rows = [_size(key, own, doubts) for key, own in calls.groupby(["kind", "bytes", "ranks", "nodes"])]
     late = [found for each in groups if timing == KERNEL and (found := _last(each))]
     doubts += _record_doubts(table, timing, groups)
     return {
@@ -655,8 +656,9 @@ def _group(name: str, every: pd.DataFrame, timing: str) -> pd.DataFrame:
     return wide
 
 
-def _size(kind: str, size: int, ranks: int, nodes: int, calls: pd.DataFrame, doubts: list[str]) -> dict[str, Any]:
-    """Return the row of the collectives of a size."""
+def _size(key: Any, calls: pd.DataFrame, doubts: list[str]) -> dict[str, Any]:
+    """Return the row of the collectives of a kind and size (with their ranks and nodes)."""
+    kind, size, ranks, nodes = key
     time, shortest = stats.order_interval(calls["mean"]), stats.order_interval(calls["shortest"])
     share = float(moved_share(ranks))  # 2 (n - 1) / n
     moved = {"AllReduce": share, "Broadcast": 1.0, "Reduce": 1.0}
@@ -732,7 +734,7 @@ def _beside(groups: Sequence[pd.DataFrame], run: RecordedRun, doubts: list[str])
             "looked at"
         )
     own = max(fitting, key=len)
-    laps = {rank: run.rows[rank] for rank in own.columns if rank in run.rows}
+    laps = {rank: run.rows[rank] for rank in own.attrs["hosts"] if rank in run.rows}
     if not laps:
         raise AnalysisError(f"{run.name}: none of its ranks with steps has a file of Inspector")
     steps = min(int(rows["step"][-1]) + 1 for rows in laps.values())
