@@ -334,3 +334,15 @@ def test_a_collective_of_a_part_of_the_ranks_tells_nobody_late() -> None:
         [pytest.approx(20)],
         [pytest.approx(15)],
     ]
+
+
+def test_a_step_without_kernels_has_no_length_and_one_alone_is_the_hosts() -> None:
+    documents = [job(rank, link="correlation", host_ms=66) for rank in (0, 1)]
+    for document in documents:
+        document["traceEvents"].append(event("ProfilerStep#9", "user_annotation", 1000 + 6 * 66, 2))
+    assert known(answer(documents), "step") == [[pytest.approx(100)]] * 2
+    single = answer([job(rank, link="correlation", host_ms=90, steps=1) for rank in (0, 1)])
+    assert known(single, *READ) == [pytest.approx([90, 30, 20, 0]), pytest.approx([90, 25, 15, 5])]
+    hidden = answer([job(rank, link="correlation", host_ms=20, steps=1) for rank in (0, 1)])
+    assert unknown(hidden, "step") and known(hidden, "exposed") == [[pytest.approx(20)], [pytest.approx(15)]]
+    assert "the step is not known: a step of 20 ms with 80 ms of kernels" in hidden["doubts"][-1]

@@ -295,16 +295,17 @@ def _places(trace: _Trace, kernels: pd.DataFrame) -> Any:
     of_name, by_launch = alike.transform("size"), kernels["launched"].isna().mean() < 0.5
     known = by_launch or not (of_name % count).any()
     place = _within(kernels["launched"], trace.steps) if by_launch else (alike.cumcount() * count // of_name).to_numpy()
-    if known and count > 1:
-        first = kernels["begin"].groupby(place).min().reindex(range(count)).to_numpy()
-        trace.parts["step"] = np.append(np.diff(first), np.nan)
+    first = kernels["begin"].groupby(place).min().reindex(range(count)).to_numpy()
+    apart = np.append(np.diff(first), np.nan)
+    if known and np.isfinite(apart).any():
+        trace.parts["step"] = apart
     elif not known:
         place = _within(kernels["begin"], trace.steps)
     device = 1e3 * float(pd.Series(trace.parts["step"]).mean())
     busy = 1e3 * float(np.diff(merged(kernels[["begin", "end"]])).sum()) / count
     behind = 1e3 * float(kernels["end"].max() - trace.steps[-1, 1])
     why = impossible("kernels", step=device, kernels=busy, unit="ms")
-    if not why and not (known and count > 1):
+    if not why and trace.parts["step"] is not apart:
         why = impossible("behind", step=host, behind=behind, unit="ms")
     if why:
         trace.parts["step"] = np.full(count, np.nan)
