@@ -277,7 +277,7 @@ def without(text: str, *fields: str, once: bool = False) -> str:
     """The records without these fields; `once`: the header of the first alone, in a line of its own."""
     told = [json.loads(each) for each in text.splitlines()]
     for each in told:
-        for part in ("header", "coll_perf"):
+        for part in ("header", "metadata", "coll_perf"):
             each[part] = {name: value for name, value in each[part].items() if name not in fields}
     if once:
         above = {name: told[0].pop(name) for name in ("header", "metadata")}
@@ -288,7 +288,7 @@ def without(text: str, *fields: str, once: bool = False) -> str:
 def test_headers_may_lack_the_communicator_and_stand_once() -> None:
     whole = read(job())
     for fields, once, says in (
-        (("id", "nnodes"), False, ["headers have no id", "headers have no nnodes"]),
+        (("id", "nnodes", "hostname"), False, ["headers have no id", "headers have no nnodes"]),
         (("nnodes",), False, ["headers have no nnodes"]),
         ((), True, []),
         (("id",), True, ["headers have no id"]),
