@@ -17,7 +17,7 @@ import re
 import zlib
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -57,7 +57,6 @@ _US, _MAX_US = 1e-6, 1e17  # ts and dur are in us
 _RANK = r"(?i)(?<!local[_-])(?<!node[_-])(?<![tpdec]p[_-])(?<![a-z])rank[ _=.-]?\[?(\d+)"
 _HANDLER = r"_\d+\.\d+(\.\d+)?\.pt\.trace\.json"  # HOST_PID.TIME, of tensorboard_trace_handler
 _TRACES, _RECORDS = (".json", ".json.gz"), (".log", ".jsonl", ".log.gz", ".jsonl.gz")
-_MARKS = rb'"(traceEvents|schemaVersion)"', rb'"(inspector_output_format_version|coll_perf|p2p_perf)"'
 
 # ----------------------------------------------------------------------------------------------------------- files
 
@@ -70,12 +69,14 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
         yield cast(BinaryIO, gzip.GzipFile(fileobj=stream)) if path.name.endswith(".gz") else stream
 
 
-def _begins(path: Path, mark: bytes) -> bool:
-    try:
-        with _opened(path) as stream:
-            return re.search(mark, stream.read(4096)) is not None
-    except _BROKEN:
-        return False
+def _files(place: Path, ends: tuple[str, ...], mark: bytes) -> list[Path]:
+    """Return the files of a place, or itself, whose first bytes have the mark."""
+    found = []
+    for path in sorted(place.iterdir()) if place.is_dir() else [place]:
+        if path.name.endswith(ends) and path.is_file():
+            with suppress(*_BROKEN), _opened(path) as stream:
+                found += [path] if re.search(mark, stream.read(4096)) else []
+    return found
 
 
 def trace_paths(place: Path) -> list[Path]:
@@ -83,9 +84,8 @@ def trace_paths(place: Path) -> list[Path]:
 
     Empty for anything else: a study file, a run directory, a folder of them with a ledger beside them.
     """
-    if place.is_dir():
-        return sorted(path for path in place.iterdir() if path.name.endswith(_TRACES) and _begins(path, _MARKS[0]))
-    return [place] if place.name.endswith(_TRACES) else []
+    alone = place.name.endswith(_TRACES) and not place.is_dir()
+    return [place] if alone else _files(place, _TRACES, rb'"(traceEvents|schemaVersion)"')
 
 
 def inspector_paths(place: Path) -> list[Path]:
@@ -93,10 +93,8 @@ def inspector_paths(place: Path) -> list[Path]:
 
     They are told by their first record; a process without one leaves an empty file HOST-pidNUMBER.log.
     """
-    named = sorted(place.iterdir()) if place.is_dir() else [place]
-    named = [path for path in named if path.name.endswith(_RECORDS) and path.is_file()]
-    empty = [path for path in named if re.search(r"-pid\d+\.", path.name) and path.stat().st_size == 0]
-    return [path for path in named if path in empty or _begins(path, _MARKS[1])]
+    found = _files(place, _RECORDS, rb'"(inspector_output_format_version|coll_perf|p2p_perf)"')
+    return found + [path for path in _files(place, _RECORDS, rb"\A\Z") if re.search(r"-pid\d+\.", path.name)]
 
 
 def inspector_lines(path: Path) -> Iterator[bytes]:
@@ -328,19 +326,15 @@ def _collectives(trace: _Trace, events: pd.DataFrame, kernels: pd.DataFrame, bac
         if not found["word"].all():
             trace.doubts.append("kernels of collectives do not say which ones, and no range of the host does")
     elif calls["name"].str.match(_ON_DEVICE).any() or (not len(waits) and re.search(_ON_DEVICE, backend)):
-        trace.doubts.append(
-            "communication, exposed and late are not known: collectives are launched, and "
-            + ("no kernel has the name of one" if trace.on_gpu else _NO_KERNELS)
-        )
+        no_kernels = "this job on GPUs has no kernels in its trace; profile with ProfilerActivity.CUDA too"
+        why = "no kernel has the name of one" if trace.on_gpu else no_kernels
+        trace.doubts.append(f"communication, exposed and late are not known: collectives are launched, and {why}")
     else:
         found = waits.assign(step=_within(waits["begin"], trace.steps))
         if not len(found):
             trace.doubts.append("no communication was found: Horovod's and MPI's own is not in a trace of a processor")
     part = _floats(_argument(found, "Group size")) < (trace.world or 0)
     return found.assign(all=found["word"].isin(_TOGETHER) & ~part)
-
-
-_NO_KERNELS = "this job on GPUs has no kernels in its trace; profile with ProfilerActivity.CUDA too"
 
 
 def _named(found: pd.DataFrame, calls: pd.DataFrame) -> pd.DataFrame:
