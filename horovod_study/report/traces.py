@@ -63,9 +63,13 @@ def inspector_lines(found: Mapping[str, Any]) -> list[str]:
     """Return the table of collectives that `inspect` made, those that take most time first, then what it says."""
     whole = sum(each["total_s"] for each in found["sizes"])
     rows = [
-        [each["kind"], *(f"{each[name]:,}" for name in ("bytes", "ranks", "nodes", "communicators", "calls"))]
-        + [_us(each["time"]), _us(each["shortest"]), _or_nothing(each["busbw_gb_per_s"], alone)]
-        + [percent(each["total_s"] / whole)]
+        (
+            each["kind"],
+            *(f"{each[name]:,}" for name in ("bytes", "ranks", "nodes", "communicators", "calls")),
+            *(_us(each[name]) for name in ("time", "shortest")),
+            _or_nothing(each["busbw_gb_per_s"], alone),
+            percent(each["total_s"] / whole),
+        )
         for each in found["sizes"]
     ]
     said = [

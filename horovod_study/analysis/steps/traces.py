@@ -404,7 +404,9 @@ def compare(traces: Sequence[_Trace]) -> dict[str, Any]:
         row["seconds"] = {name: stats.student(own) if len(own) else _UNKNOWN for name, own in known.items()}
         doubts += _impossible(row)
         rows.append(row)
-    slow, cause = _slowest(rows)
+    latest = _latest(late)
+    slow = None if latest is None or np.isnan(rows[latest]["seconds"]["late"].value) else rows[latest]
+    cause = _cause(rows, latest) if slow and latest is not None else ""
     doubts += [*_doubts(ordered, named), *(say for each in ordered for say in each.doubts)]
     late_one = {"late": slow["rank"] if slow and named else None, "late_file": slow["source"] if slow else ""}
     about = {"named": named, **late_one, "cause": cause, "on_gpu": ordered[0].on_gpu}
@@ -485,15 +487,19 @@ def _impossible(row: dict[str, Any]) -> Iterator[str]:
             yield f"rank {row['rank']}: {why}"
 
 
-def _slowest(rows: Sequence[dict[str, Any]]) -> tuple[dict[str, Any] | None, str]:
-    """Return the rank that is later than each of the others beyond doubt, and which of its laps is the longer one."""
+def _latest(late: Floats) -> int | None:
+    """Return the column of (C, R) that is later than each of the others beyond doubt, None where none is."""
+    means = [stats.student(column) for column in late.T] if len(late) and late.shape[1] > 1 else []
+    order = sorted(range(len(means)), key=lambda place: means[place].value)
+    return order[-1] if means and means[order[-1]].low > max(means[order[-2]].value, 0.0) else None
+
+
+def _cause(rows: Sequence[dict[str, Any]], place: int) -> str:
+    """Return the lap of a rank that is longest compared with the others'."""
     means = pd.DataFrame([{name: each.value for name, each in row["seconds"].items()} for row in rows])
-    known = means.dropna(subset="late").sort_values("late", kind="stable")
-    if len(known) < 2 or not rows[known.index[-1]]["seconds"]["late"].low > max(known["late"].iloc[-2], 0.0):
-        return None, ""
-    known["backward"] -= known["exposed"].fillna(0.0)  # what a rank waits in backward is not its own time
-    longer = known[[*LAPS]].iloc[-1] - known[[*LAPS]].iloc[:-1].median()
-    return rows[known.index[-1]], str(longer.idxmax())
+    means["backward"] -= means["exposed"].fillna(0.0)  # what a rank waits in backward is not its own time
+    laps = means[[*LAPS]]
+    return str((laps.iloc[place] - laps.drop(index=place).median()).idxmax())
 
 
 def _doubts(traces: Sequence[_Trace], named: bool) -> Iterator[str]:
@@ -670,16 +676,14 @@ def _size(key: Any, calls: pd.DataFrame, doubts: list[str]) -> dict[str, Any]:
 def _last(group: pd.DataFrame) -> tuple[float, dict[str, Any]] | None:
     """Return how long all waited for the rank that is later than each of the others beyond doubt, and that rank."""
     together = group[group.index.get_level_values("kind").map(_word).isin(_TOGETHER)].to_numpy()
-    if len(together) < 2 or together.shape[1] < 2:
-        return None
-    late = together.max(axis=1, keepdims=True) - together
-    means = [stats.student(column) for column in late.T]
-    second, first = np.argsort([each.value for each in means])[-2:]
-    if not means[first].low > max(means[second].value, 0.0):
+    late = together.max(axis=1, initial=0.0, keepdims=True) - together
+    first = _latest(late)
+    if first is None:
         return None
     rank, host = list(group.attrs["hosts"].items())[first]
     last = float(np.mean(late.argmax(axis=1) == first))
-    found = {"communicator": group.attrs["of"]["group"], "rank": rank, "host": host, "late": means[first], "last": last}
+    found = {"communicator": group.attrs["of"]["group"], "rank": rank, "host": host, "last": last}
+    found["late"] = stats.student(late[:, first])
     return float(late[:, first].sum()), found
 
 
@@ -750,10 +754,8 @@ def _beside(groups: Sequence[pd.DataFrame], run: RecordedRun, doubts: list[str])
         stats.student(each.mean(axis=1)) if len(each) else None for each in (whole[list(laps)], lengths, waits)
     )
     if len(whole) < 2 or collectives is None or step is None:
-        doubts.append(
-            f"{run.name}: fewer than two of its timed steps have records of all ranks that are here; let Inspector "
-            f"dump now and then ({_DUMPS})"
-        )
+        why = "fewer than two of its timed steps have records of all ranks that are here; let Inspector dump"
+        doubts.append(f"{run.name}: {why} now and then ({_DUMPS})")
         return None
     if why := impossible("part", part=collectives.value, whole=step.value, what="time in collectives", of="a step"):
         doubts.append(f"{run.name}: {why}; those that ran side by side are counted one after the other")
