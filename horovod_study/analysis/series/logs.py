@@ -43,7 +43,7 @@ def points_of(given: Iterable[Given], placed: tuple[int, int] | None = None) -> 
         except DataError as error:
             wrong.append(str(error))
     if not logs:
-        raise DataError(wrong[0] + (f"; nor can the {len(wrong) - 1} others be read" if len(wrong) > 1 else ""))
+        raise DataError(wrong[0] + (f"; nor is {plural(len(wrong) - 1, 'more log')} read" if len(wrong) > 1 else ""))
     frame = pd.DataFrame(logs).sort_values(["series", "workers", "system", "source"]).reset_index(drop=True)
     units = frame.drop_duplicates("unit")
     if len(units) > 1:
@@ -248,11 +248,10 @@ def _epochs(unit: str, found: Sequence[Mapping[str, Any]]) -> list[float | None]
         if unit == "block":
             epochs.append(_number(first.get("epoch_count")) or _number(last.get("epoch_count")))
             continue
-        begin, end, number = first.get("epoch_num"), last.get("epoch_num"), 1.0
-        if isinstance(end, int | float) and (end != begin or end % 1):
-            if not epochs and isinstance(begin, int | float) and begin > 1:  # of a run that was resumed
-                done = begin - (begin > end)
-            number = end - done
+        begin, end = (_number(told.get("epoch_num")) or 0.0 for told in (first, last))
+        if not epochs and begin > 1:  # of a run that was resumed
+            done = begin - (begin >= end)
+        number = 1.0 if "epoch_num" not in last or (end == begin and end % 1 == 0) else end - done
         epochs.append(number if number > 0 else None)
         done += max(number, 0.0)
     return epochs
@@ -380,7 +379,7 @@ def _training(given: Given, placed: tuple[int, int] | None) -> dict[str, Any]:
     source, text, _, names = given
     known = recognised(text)
     if known is None:
-        raise DataError(not_read(source))
+        raise DataError(f"{source}: is no log that is read")
     program, reports, found = known
     facts: dict[str, list[Any]] = {"workers": []}
     told = (_finder(pattern).finditer(text) for name, pattern in _FACTS if name in ("", program))
@@ -392,14 +391,16 @@ def _training(given: Given, placed: tuple[int, int] | None) -> dict[str, Any]:
             elif value:
                 facts.setdefault(name, []).append(value if name in ("model", "milli") else _read(value))
     doubts: list[str] = []
-    rate, whose, how = _rate(reports, found, facts, doubts)
     workers = _workers(source, names, {int(each) for each in facts["workers"]}, placed, doubts)
+    found = [got for got in found if "workers" not in got or _read(got["workers"]) == workers]
+    rate, whose, how = _rate(reports, found, facts, doubts)
+    how += "" if placed or facts["workers"] else "; workers as in its name"
     unit = {"batches": "batches/s", "tokens_each": "tokens/s"}.get(whose, "samples/s")
     if workers is None:
         of = "all workers together" if whose == "rate" else "each worker"
         raise DataError(
             f"{source}: is a log of {program} with {rate:,.6g} {unit} of {of}, and does not say how many workers there "
-            f"were; type {source}@8 for 8, or give a table with lines workers,samples_per_s"
+            f"were; for 8, type {source}@8 or name it 8gpus.log, or give a table with lines workers,samples_per_s"
         )
     rate *= 1 if whose == "rate" else workers
     if why := impossible("rate", rate=rate, workers=workers, unit=unit):
@@ -473,6 +474,4 @@ def _workers(
     named = counts.pop() if len(counts) == 1 and "node" not in plain else None
     if named and said and named not in said:
         doubts.append(f"its name {names[-1]} says {named} workers, and the log {told}, which count")
-    elif named and not said:
-        doubts.append(f"that there were {named} workers is told by its name only")
     return given or next(iter(said), None) or named
