@@ -157,6 +157,7 @@ def gnn(*events: tuple[float, str, dict[str, Any]]) -> str:
         # samples are counted: on and on, of each block, at the begin alone or the end, in evaluations, as runs end
         (run("lora", 8, *blocks(*RUNS_ON), train_samples=4000), 2.0, ""),
         (run("lora", 8, *blocks(*OF_BLOCK), train_samples=4000), 2.0, ""),
+        (run("lora", 8, *blocks(*((s, {"step": a["step"]}, b) for s, a, b in OF_BLOCK))), 2.0, ""),
         (run("lora", 8, *blocks(*NOTHING, after=(1600, 2000, 2400)), train_samples=4000), 2.0, ""),
         (run("lora", 8, *blocks(*((s, a, {}) for s, a, _ in RUNS_ON)), (*STOP, n(2400))), 2.0, ""),
         (run("lora", 8, *blocks(*((s, {}, b) for s, _, b in RUNS_ON))), 2.0, ""),
@@ -172,7 +173,7 @@ def gnn(*events: tuple[float, str, dict[str, Any]]) -> str:
         (gnn(*epochs((20, 5, 5), (3, 6, 5.2))), 600_000, ""),
         (gnn(*epochs((15, 1, 1), (3, 2, 2)), (*STOP, e(1.2))), 600_000, ""),
         (gnn(*epochs((15, 1, 1)), (15, "epoch_start", e(2)), (18, "run_stop", e(1.2))), 600_000, ""),
-        (run("gnn", 8, *blocks((9, {"first_epoch_num": 0, "epoch_count": 0.5}, {})), train_samples=9000), 500, "one block"),
+        (run("gnn", 8, *blocks((9, {"epoch_count": 0.5}, {})), train_samples=9000), 500, "one block"),
         # tokens are called epochs
         (run("gpt3", 512, *blocks(*OF_TOKENS), max_sequence_length=2048), 102.4, "2,048"),
         (run("llm", 512, *epochs((200, 0, T), (125, T, 2 * T)), max_sequence_length=2048), 102.4, "2,048"),

@@ -13,6 +13,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -174,8 +175,8 @@ def _spans(unit: str, events: Sequence[tuple[str, float, dict[str, Any], Any]]) 
     begun: dict[str, Any] | None = None
     done = 0.0
     for key, at_s, told, _ in events:
-        count = told.get("samples_count")
-        if isinstance(count, int | float) and key.startswith(("block", "epoch", "eval", "run")):
+        count = told.get("samples_count") if isinstance(told.get("samples_count"), int | float) else None
+        if count is not None and key.startswith(("block", "epoch", "eval", "run")):
             done = count
             if found and key != f"{unit}_stop":
                 found[-1].setdefault("after", count)
@@ -183,14 +184,15 @@ def _spans(unit: str, events: Sequence[tuple[str, float, dict[str, Any], Any]]) 
             # Every rank may print it: the first counts, unless its end was never printed.
             if begun is None or any(begun["first"].get(name) != told.get(name) for name in _PLACE):
                 known = not found or "after" in found[-1]
-                begun = {"begin": at_s, "first": told, "before": done if known else None}
+                begun = {"begin": at_s, "first": told, "before": done if known else None, "counts": count}
         elif begun and (key == f"{unit}_stop" or (key == "run_stop" and unit == "epoch" and "epoch_num" in told)):
-            counted = {} if count is None else {"after": count}
-            found.append({**begun, **counted, "last": told, "seconds": at_s - begun["begin"]})
+            same = count is not None and begun["counts"] == count
+            after = {} if count is None else {"after": count}
+            found.append({**begun, **after, "same": count if same else 0, "last": told, "s": at_s - begun["begin"]})
             begun = None
         elif key == "run_stop" and unit == "epoch" and found and (_number(told.get("epoch_num")) or 0) % 1:
             found[-1]["last"] = told  # how far the last epoch came
-    return [each for each in found if each["seconds"] > 0]
+    return [each for each in found if each["s"] > 0]
 
 
 def _rates(
@@ -214,26 +216,25 @@ def _rates(
                     samples = epochs * _epoch_samples(benchmark, values, batch, source, doubts)
                 elif steps > 1 and steps % 1 == 0:  # whole batches of tokens, which hardly any number of samples is
                     samples = epochs / length
-                    doubts.append(
-                        f"what it calls epochs are tokens: samples of max_sequence_length {length:,.0f} count"
-                    )
-            rates.append(samples and samples / found[place]["seconds"])
-        if kept := [rate for rate in rates[1:] if rate] or [rate for rate in rates[:1] if rate]:
-            doubts += [f"one {unit} is all that is timed: the start-up is in it"] if len(rates) == 1 else []
+                    doubts.append(f"its epochs are tokens: samples of max_sequence_length {length:,.0f} count")
+            rates.append(samples and samples / found[place]["s"])
+        if kept := [rate for rate in rates[1:] if rate]:
             return kept
+        if rates and rates[0]:
+            doubts.append(f"one {unit} is all that is timed: the start-up is in it")
+            return [rates[0]]
     raise DataError(f"{source}: {why}")
 
 
 def _counted(place: int, found: Sequence[Mapping[str, Any]]) -> float | None:
     """Return the samples of a block by its counts: those that run on, or of one block beside a step that runs on."""
-    own, ends = found[place], [each["last"].get("samples_count") for each in found]
-    if own.get("after") is None or own["before"] is None:
-        return None
-    if ends[place] and own["first"].get("samples_count") == ends[place] and None not in ends:
-        if len(ends) > 1 and ends == sorted(set(ends)):  # what was done before is printed at both ends
-            return ends[place + 1] - ends[place] if place + 1 < len(ends) else None
-        return ends[place] if "step" in {**own["first"], **own["last"]} else None
-    return own["after"] - own["before"] if own["after"] > own["before"] else None
+    own, ends = found[place], [each["same"] for each in found]
+    if own["same"] and len(ends) > 1 and all(a < b for a, b in pairwise(ends)):  # at both ends what was done before
+        return ends[place + 1] - ends[place] if place + 1 < len(ends) else None
+    after, before = own.get("after"), own["before"]
+    if after is not None and before is not None and after > before:
+        return after - before
+    return _number(own["last"].get("samples_count")) if "step" in {**own["first"], **own["last"]} else None
 
 
 def _epochs(unit: str, found: Sequence[Mapping[str, Any]]) -> list[float | None]:
@@ -312,7 +313,7 @@ FORMATS = (
     ("timm", "each", r"\bTrain: \d+ \[ *{step}/...Time: [\d.]+s, +{rate}/s"),
     ("torchvision", "each", r"\bEpoch: \[\d+\] +\[ *{step}/...img/s: {each}"),
     ("transformers", "whole", r"'train_samples_per_second': {rate}"),
-    ("Lightning", "each", r"\bEpoch {step}[:/]...\b\d+/\d+ ...(?:{steps_per_s} ?it/s|{step_s} ?s/it)"),
+    ("Lightning (tqdm)", "each", r"\bEpoch {step}[:/]...\b\d+/\d+ ...(?:{steps_per_s} ?it/s|{step_s} ?s/it)"),
 )
 """Program, what its reports are, and their lines by a regular expression in which {NAME} is a number and ... what is
 between: `rate` of all workers, `each` of one, the time of a step. The first that a text has counts, if it has the
@@ -327,8 +328,8 @@ _FACTS = (
     ("torchtitan", r"device mesh with parallelism: (?P<product>pp=\d+(?:, (?:dp_replicate|dp_shard|cp|tp)=\d+)*)"),
     ("torchtitan", r"global batch size {global_batch}, ...sequence length {sequence}"),
     ("timm", r"\bProcess \d+, total {workers}, device"),
-    ("Lightning", r"\bStarting with {workers} processes"),
-    ("", r"(?i)(?<![a-z_])(?<!parallel )(?:dist_)?world[ _]size['\"]?[ .:=]+{workers}"),
+    ("Lightning (tqdm)", r"\bStarting with {workers} processes"),
+    ("", r"(?i)(?:(?<=using )|(?<![a-z_])(?<![a-z_] ))(?:dist_)?world[ _]size['\"]?[ .:=]+{workers}"),
 )
 """Program, or "" for any, and what its lines say of workers, batch of a worker or of all, and model."""
 _BY_NAME = re.compile(
@@ -340,8 +341,9 @@ _BY_NAME = re.compile(
 
 def _finder(pattern: str) -> re.Pattern[str]:
     pattern = pattern.replace("{gbs}", "(?:...global batch size: *{global_batch})?").replace("{milli}", "(?P<milli>m?)")
-    pattern = pattern.replace("{model}", r"(?P<model>\S+)").replace("...", r"[^\n]*?")
-    return re.compile(re.sub(r"\{([a-z_]+)\}", r"(?P<\1>\\d[\\d,]*(?:\\.\\d+)?(?:[eE][+-]?\\d+)?)", pattern))
+    pattern = pattern.replace("{model}", r"(?P<model>\S+)").replace("...", r"[^\n]{0,500}?")  # bounded, as is time
+    number = r"\\d[\\d,]{0,20}(?:\\.\\d{1,20})?(?:[eE][+-]?\\d\\d?)?"
+    return re.compile(re.sub(r"\{([a-z_]+)\}", rf"(?P<\1>{number})", pattern))
 
 
 def recognised(text: str) -> tuple[str, str, list[dict[str, str]]] | None:
@@ -383,7 +385,7 @@ def _training(given: Given, placed: tuple[int, int] | None) -> dict[str, Any]:
     program, reports, found = known
     facts: dict[str, list[Any]] = {"workers": []}
     told = (_finder(pattern).finditer(text) for name, pattern in _FACTS if name in ("", program))
-    for each in [*found, *(each.groupdict() for matches in told for each in matches)]:
+    for each in [*(each.groupdict() for matches in told for each in matches), *found]:
         for name, value in each.items():
             if value and name in ("product", "devices"):
                 count = math.prod(map(int, re.findall(r"\d+", value))) if name == "product" else value.count("'") // 2
@@ -393,7 +395,7 @@ def _training(given: Given, placed: tuple[int, int] | None) -> dict[str, Any]:
     doubts: list[str] = []
     workers = _workers(source, names, {int(each) for each in facts["workers"]}, placed, doubts)
     found = [got for got in found if "workers" not in got or _read(got["workers"]) == workers]
-    rate, whose, how = _rate(reports, found, facts, doubts)
+    rate, whose, how = _rate(source, reports, found, facts, doubts)
     how += "" if placed or facts["workers"] else "; workers as in its name"
     unit = {"batches": "batches/s", "tokens_each": "tokens/s"}.get(whose, "samples/s")
     if workers is None:
@@ -427,7 +429,7 @@ def _read(text: str) -> float:
 
 
 def _rate(
-    reports: str, found: Sequence[Mapping[str, str]], facts: Mapping[str, Sequence[Any]], doubts: list[str]
+    source: str, reports: str, found: Sequence[Mapping[str, str]], facts: Mapping[str, Sequence[Any]], doubts: list[str]
 ) -> tuple[float, str, str]:
     """Return the rate of a log, whose it is (`rate` of all, of `each` worker, `batches` of each), and how it is known.
 
@@ -435,12 +437,16 @@ def _rate(
     """
     steps: dict[Any, tuple[float, str, float]] = {}
     for place, got in enumerate(found):
-        number = {name: _read(value) for name, value in got.items() if value and name != "milli"}
-        whose = next((name for name in ("rate", "each", "tokens_each") if name in number), "batches")
-        step_s = number.get("step_s", 1 / number.get("steps_per_s", 1.0)) / (1e3 if got.get("milli") else 1.0)
+        number = {name: _read(value) for name, value in got.items() if value and name != "milli" and _read(value)}
+        value = next(((number[name], name) for name in ("rate", "each", "tokens_each") if name in number), None)
+        steps_per_s = number.get("steps_per_s", (1e3 if got.get("milli") else 1) / number.get("step_s", math.inf))
         batch = number.get("global_batch") or facts.get("global_batch", [0.0])[-1]
-        value, batch = (number[whose], 0.0) if whose in number else (1 / step_s, batch)
-        steps[got.get("step") or place] = (value * batch, "rate", batch) if batch else (value, whose, 0.0)
+        if value:
+            steps[got.get("step") or place] = (*value, 0.0)
+        elif steps_per_s:
+            steps[got.get("step") or place] = (steps_per_s * (batch or 1), "rate" if batch else "batches", batch)
+    if not steps:
+        raise DataError(f"{source}: has no rate above 0")
     known = [*steps.values()]
     known = (known[1:] or known) if reports == "each" else known[-1:] if reports in ("mean", "whole") else known
     kept, whose = [value for value, _, batch in known if batch == known[-1][2]], known[-1][1]
