@@ -140,7 +140,9 @@ NOTHING: list[tuple[float, dict[str, Any], dict[str, Any]]] = [(840.0, {}, {}), 
 STOP = (2000.0, "run_stop")
 T = 2048 * 512 * 25
 """Tokens of 25 steps."""
-OF_TOKENS = [(seconds, {"epoch_count": T}, {}) for seconds in (200.0, 125.0, 125.0)]
+OF_TOKENS: list[tuple[float, dict[str, Any], dict[str, Any]]] = [
+    (seconds, {"epoch_count": T}, {}) for seconds in (200.0, 125.0, 125.0)
+]
 
 
 def epochs(*ends: tuple[float, float, float]) -> list[tuple[float, str, dict[str, Any]]]:

@@ -1,7 +1,6 @@
 """`horovod-study fit` and `predict`: what measured points say of more workers."""
 
 import argparse
-import re
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -241,7 +240,7 @@ def _points(options: argparse.Namespace) -> "pd.DataFrame":
 
     left_out: dict[str, str] = {}
     source = str(options.points)
-    data = read_data(Path("-")) if re.fullmatch(r"-(@[\dx]+)?", source) else None
+    data = read_data(options.points) if source == "-" else None
     points = read_points(source, columns=parse_columns(options.columns), left_out=left_out, data=data)
     say_left_out(left_out)
     if points.attrs["read"]:

@@ -29,6 +29,8 @@ folders that may say how many workers there were."""
 _SHOWN = 5
 """Of the logs that are left out."""
 _COLUMNS = ["workers", "samples_per_s", "nodes", "batch_size", "series", "repeat", "workers_per_node"]
+_LOG = {"system": "", "unit": "samples/s", "nodes": math.nan, "workers_per_node": math.nan}
+"""What a log that does not say it has."""
 
 
 def points_of(given: Iterable[Given], placed: tuple[int, int] | None = None) -> pd.DataFrame:
@@ -40,7 +42,10 @@ def points_of(given: Iterable[Given], placed: tuple[int, int] | None = None) -> 
     wrong: list[str] = []
     for each in given:
         try:
-            logs.append({"source": each[0], **(_mlperf if ":::MLL" in each[1] else _training)(each, placed)})
+            log = {**_LOG, "source": each[0], **(_mlperf if ":::MLL" in each[1] else _training)(each, placed)}
+            if why := impossible("rate", rate=log["samples_per_s"], workers=log["workers"], unit=log["unit"]):
+                raise DataError(f"{each[0]}: {why}")
+            logs.append(log)
         except DataError as error:
             wrong.append(str(error))
     if not logs:
@@ -52,9 +57,8 @@ def points_of(given: Iterable[Given], placed: tuple[int, int] | None = None) -> 
         raise DataError(f"the logs have rates in {told}; keep those of one unit in a folder of their own")
     frame["series"] = _by_batch(frame)
     frame["repeat"] = frame.groupby(["series", "workers", "nodes"], dropna=False).cumcount().astype(float)
-    doubts = [
-        f"{row.series}, {plural(row.workers, 'worker')}: {each}" for row in frame.itertuples() for each in row.doubts
-    ]
+    rows: list[Any] = [*frame.itertuples()]
+    doubts = [f"{row.series}, {plural(row.workers, 'worker')}: {each}" for row in rows for each in row.doubts]
     doubts += [f"left out: {each}" for each in wrong[:_SHOWN]]
     doubts += [f"left out: {len(wrong) - _SHOWN} more logs"] if len(wrong) > _SHOWN else []
     doubts += _between(frame)
@@ -127,9 +131,7 @@ def _mlperf(given: Given, placed: tuple[int, int] | None) -> dict[str, Any]:
             f"ORG/results/SYSTEM/BENCHMARK/result_0.txt and ORG/systems/SYSTEM.json, or type {source}@NODESxN"
         )
     doubts: list[str] = []
-    workers, rate = counts[0] * counts[1], float(np.median(_rates(events, values, benchmark, source, doubts)))
-    if why := impossible("rate", rate=rate, workers=workers, unit="samples/s"):
-        raise DataError(f"{source}: {why}")
+    rates = _rates(events, values, benchmark, source, doubts)
     if any(key == "run_stop" and about.get("status") == "aborted" for key, _, about, _ in events):
         doubts.append("a run was aborted: what it did until then counts")
     if (steps := _number(values.get("gradient_accumulation_steps")) or 1) > 1:
@@ -143,12 +145,11 @@ def _mlperf(given: Given, placed: tuple[int, int] | None) -> dict[str, Any]:
         "series": " ".join(name for name in names if name not in ("", ".", "..", "/")),
         "system": named[0] if named else "",
         "how": "samples of blocks (or epochs) over their time, the first left out; batch_size = global / accelerators",
-        "samples_per_s": rate,
-        "unit": "samples/s",
-        "workers": workers,
+        "samples_per_s": float(np.median(rates)),
+        "workers": math.prod(counts),
         "nodes": float(counts[0]),
         "workers_per_node": float(counts[1]),
-        "batch_size": (_number(values.get("global_batch_size")) or math.nan) / workers,
+        "batch_size": (_number(values.get("global_batch_size")) or math.nan) / math.prod(counts),
         "doubts": doubts,
     }
 
@@ -230,10 +231,10 @@ def _counted(place: int, found: Sequence[Mapping[str, Any]]) -> float | None:
     """Return the samples of a block by its counts: those that run on, or of one block beside a step that runs on."""
     own, ends = found[place], [each["same"] for each in found]
     if own["same"] and len(ends) > 1 and all(a < b for a, b in pairwise(ends)):  # at both ends what was done before
-        return ends[place + 1] - ends[place] if place + 1 < len(ends) else None
+        return float(ends[place + 1] - ends[place]) if place + 1 < len(ends) else None
     after, before = own.get("after"), own["before"]
     if after is not None and before is not None and after > before:
-        return after - before
+        return float(after - before)
     return _number(own["last"].get("samples_count")) if "step" in {**own["first"], **own["last"]} else None
 
 
@@ -286,7 +287,7 @@ def _counts(system: Mapping[str, Any]) -> tuple[int, int] | None:
 def _number(value: Any) -> float | None:
     """Return a positive finite number, also of a text that is one; None for anything else."""
     try:
-        number = float(value)
+        number = float(value.replace(",", "") if isinstance(value, str) else value)
     except (TypeError, ValueError):
         return None
     return number if math.isfinite(number) and number > 0 else None
@@ -309,7 +310,7 @@ FORMATS = (
     ("MaxText", "each", r"completed step: {step}, ...Samples/s/device: {each}"),
     ("MaxText", "each", r"completed step: {step}, ...Tokens/s/device: {tokens_each}"),
     ("MaxText", "each", r"completed step: {step}, seconds: {step_s}"),
-    ("torchtitan", "each", r"\bstep: *{step} +...\bloss: ...\b[tw]ps: {tokens_each}"),
+    ("torchtitan", "each", r"\bstep: *{step} +loss: ...\b[tw]ps: {tokens_each}"),
     ("timm", "each", r"\bTrain: \d+ \[ *{step}/...Time: [\d.]+s, +{rate}/s"),
     ("torchvision", "each", r"\bEpoch: \[\d+\] +\[ *{step}/...img/s: {each}"),
     ("transformers", "whole", r"'train_samples_per_second': {rate}"),
@@ -341,7 +342,7 @@ _BY_NAME = re.compile(
 
 def _finder(pattern: str) -> re.Pattern[str]:
     pattern = pattern.replace("{gbs}", "(?:...global batch size: *{global_batch})?").replace("{milli}", "(?P<milli>m?)")
-    pattern = pattern.replace("{model}", r"(?P<model>\S+)").replace("...", r"[^\n]{0,500}?")  # bounded, as is time
+    pattern = pattern.replace("{model}", r"(?P<model>\S+)").replace("...", r"[^\n]{0,300}?")  # bounded, as is time
     number = r"\\d[\\d,]{0,20}(?:\\.\\d{1,20})?(?:[eE][+-]?\\d\\d?)?"
     return re.compile(re.sub(r"\{([a-z_]+)\}", rf"(?P<\1>{number})", pattern))
 
@@ -351,16 +352,18 @@ def recognised(text: str) -> tuple[str, str, list[dict[str, str]]] | None:
     if ":::MLL" in text:
         return _MLPERF, "", []
     for program, reports, pattern, *needed in FORMATS:
-        found = [each.groupdict() for each in _finder(pattern).finditer(text)]
+        literal = max(map(str.strip, re.split(r"\\.|\{\w+\}|\[[^\]]*\]|[.*+?()|]+", pattern)), key=len)
+        found = [each.groupdict() for each in _finder(pattern).finditer(text)] if literal in text else []
         if found and (not needed or re.search(needed[0], text)):
             return program, reports, found
     return None
 
 
 def text_of(data: bytes) -> str:
-    """Return the text of a log without colours, whatever else is among its bytes."""
+    """Return the text of a log without colours and without lines that no program logs, whatever is among its bytes."""
     text = data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig", errors="replace")
-    return re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", text).replace("\r\n", "\n").replace("\r", "\n")
+    text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", text).replace("\r\n", "\n").replace("\r", "\n")
+    return text if ":::MLL" in text else re.sub(r"[^\n]{4000,}", "", text)
 
 
 def looks_like_log(text: str) -> bool:
@@ -385,47 +388,44 @@ def _training(given: Given, placed: tuple[int, int] | None) -> dict[str, Any]:
     program, reports, found = known
     facts: dict[str, list[Any]] = {"workers": []}
     told = (_finder(pattern).finditer(text) for name, pattern in _FACTS if name in ("", program))
-    for each in [*(each.groupdict() for matches in told for each in matches), *found]:
-        for name, value in each.items():
-            if value and name in ("product", "devices"):
-                count = math.prod(map(int, re.findall(r"\d+", value))) if name == "product" else value.count("'") // 2
-                facts["workers"].append(float(count))
-            elif value:
-                facts.setdefault(name, []).append(value if name in ("model", "milli") else _read(value))
+    groups = [*(each.groupdict() for matches in told for each in matches), *found]
+    for name, value in ((name, value) for each in groups for name, value in each.items() if value):
+        if name == "product":
+            facts["workers"].append(math.prod(map(int, re.findall(r"\d+", value))))
+        elif name == "devices":
+            facts["workers"].append(value.count("'") // 2)
+        elif fact := value if name == "model" else _number(value):
+            facts.setdefault(name, []).append(fact)
     doubts: list[str] = []
     workers = _workers(source, names, {int(each) for each in facts["workers"]}, placed, doubts)
-    found = [got for got in found if "workers" not in got or _read(got["workers"]) == workers]
+    found = [got for got in found if "workers" not in got or _number(got["workers"]) == workers]
     rate, whose, how = _rate(source, reports, found, facts, doubts)
     how += "" if placed or facts["workers"] else "; workers as in its name"
     unit = {"batches": "batches/s", "tokens_each": "tokens/s"}.get(whose, "samples/s")
     if workers is None:
         of = "all workers together" if whose == "rate" else "each worker"
         raise DataError(
-            f"{source}: is a log of {program} with {rate:,.6g} {unit} of {of}, and does not say how many workers there "
-            f"were; for 8, type {source}@8 or name it 8gpus.log, or give a table with lines workers,samples_per_s"
+            f"{source}: is a training log of {program} with {rate:,.6g} {unit} of {of}, and does not say how many "
+            f"workers there were; for 8, name it 8gpus.log or type {source}@8, or give a table with lines "
+            "workers,samples_per_s"
         )
-    rate *= 1 if whose == "rate" else workers
-    if why := impossible("rate", rate=rate, workers=workers, unit=unit):
-        raise DataError(f"{source}: {why}")
     batch, length = facts.get("batch", [math.nan])[-1], facts.get("sequence", [math.nan])[-1]
     batch = facts["global_batch"][-1] / workers if "global_batch" in facts else batch
     return {
         "program": program,
         "series": " ".join([program, *dict.fromkeys(facts.get("model", ()))]),
-        "system": "",
         "how": how,
-        "samples_per_s": rate,
+        "samples_per_s": rate if whose == "rate" else rate * workers,
         "unit": unit,
         "workers": workers,
-        "nodes": float(placed[0]) if placed and placed[0] > 1 else math.nan,
-        "workers_per_node": float(placed[1]) if placed and placed[0] > 1 else math.nan,
         "batch_size": batch * length if unit == "tokens/s" else batch,
         "doubts": doubts,
+        **(
+            dict(zip(("nodes", "workers_per_node"), map(float, placed), strict=True))
+            if placed and placed[0] > 1
+            else {}
+        ),
     }
-
-
-def _read(text: str) -> float:
-    return float(text.replace(",", ""))
 
 
 def _rate(
@@ -437,26 +437,29 @@ def _rate(
     """
     steps: dict[Any, tuple[float, str, float]] = {}
     for place, got in enumerate(found):
-        number = {name: _read(value) for name, value in got.items() if value and name != "milli" and _read(value)}
-        value = next(((number[name], name) for name in ("rate", "each", "tokens_each") if name in number), None)
+        number = {name: known for name, value in got.items() if (known := _number(value))}
+        whose = next((name for name in ("rate", "each", "tokens_each") if name in number), "")
         steps_per_s = number.get("steps_per_s", (1e3 if got.get("milli") else 1) / number.get("step_s", math.inf))
         batch = number.get("global_batch") or facts.get("global_batch", [0.0])[-1]
-        if value:
-            steps[got.get("step") or place] = (*value, 0.0)
-        elif steps_per_s:
-            steps[got.get("step") or place] = (steps_per_s * (batch or 1), "rate" if batch else "batches", batch)
+        report = (
+            (number[whose], whose, 0.0)
+            if whose
+            else (steps_per_s * (batch or 1), "rate" if batch else "batches", batch)
+        )
+        if report[0]:
+            steps[got.get("step") or place] = report
     if not steps:
         raise DataError(f"{source}: has no rate above 0")
-    known = [*steps.values()]
-    known = (known[1:] or known) if reports == "each" else known[-1:] if reports in ("mean", "whole") else known
-    kept, whose = [value for value, _, batch in known if batch == known[-1][2]], known[-1][1]
+    kept = [*steps.values()]
+    kept = (kept[1:] or kept) if reports == "each" else kept[-1:] if reports in ("mean", "whole") else kept
+    _, whose, batch = kept[-1]
     if reports == "whole" or (reports == "each" and len(steps) == 1):
         doubts.append("the start-up is in its rate")
     if whose == "batches":
         doubts.append("its batch is unknown: one batch of each worker in a step is counted, the same at every count")
     left_out = ", the first left out" if reports == "each" and len(steps) > 1 else ""
     how = "the last mean" if reports in ("mean", "whole") else f"median of the reports{left_out}"
-    return float(np.median(kept)), whose, how
+    return float(np.median([value for value, _, own in kept if own == batch])), whose, how
 
 
 def _workers(
