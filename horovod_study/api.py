@@ -12,7 +12,7 @@ Needs neither PyTorch nor Horovod nor MPI.
 
 import os
 import shlex
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,6 @@ from horovod_study.analysis.machine.network import restored
 from horovod_study.analysis.series import exchange, logs, reported
 from horovod_study.analysis.series.column_names import SAMPLES
 from horovod_study.analysis.series.points import cores_of_one_machine, with_series
-from horovod_study.analysis.series.points_file import parse_points
 from horovod_study.analysis.series.turns import study_turns
 from horovod_study.analysis.simulate.calibration import Given, calibrate, run_times
 from horovod_study.analysis.simulate.scaling import simulate as simulate_scenarios
@@ -76,8 +75,8 @@ def analysed(
 
     `only`: names of the runs to read, `counted`: of those that count. `networks`: contents of bench.json files and what
     the analysis calls them, `precision`: the aim of a study. `beside` is called with each run while its rows are at
-    hand, `on_progress` with how many are done. `root` may also be a table of points, or logs of
-    trainings, as for `read_points`, `columns` too: then no rows of steps are known, and nothing is accounted for.
+    hand, `on_progress` with how many are done. `root` may also be a table of points, or logs of trainings, as for
+    `read_points`, `columns` too: then no rows of steps are known, and nothing is accounted for.
     """
     again = "measure again with horovod-study bench"
     measured = [
@@ -114,10 +113,9 @@ def is_table(place: Path) -> bool:
     """Return whether a path is one of points without runs: a table, a log (also LOG@8), or a folder with logs."""
     if not place.is_dir():
         return place.is_file() or Path(placed_name(str(place))[0]).is_file()
-    if records.holds_tables(place) or next(records.run_directories(place), None) is not None:
-        return False
-    with suppress(DataError):  # there are none
-        return any(logs.recognised(logs.text_of(data)) for _, data, _, _ in foreign_files.logs(place))
+    with suppress(DataError):  # there are no logs
+        no_runs = not records.holds_tables(place) and next(records.run_directories(place), None) is None
+        return no_runs and any(logs.recognised(logs.text_of(each[1])) for each in foreign_files.logs(place))
     return False
 
 
@@ -158,8 +156,8 @@ def read_points(
     if folder.is_dir() and columns:
         raise DataError(f"{path}: is a folder, which has no columns to name; leave columns out")
     if not folder.is_dir() or next(records.run_directories(folder), None) is None:
-        given = foreign_files.logs(folder) if data is None else iter([(name, data, {}, (name,))])
-        return _points_of_others(folder, given, columns, placed)
+        given = foreign_files.logs(folder) if data is None else [(name, data, {}, (name,))]
+        return logs.points_of(given, placed=placed, columns=columns, alone=not folder.is_dir())
     table = with_series(records.run_table(folder, left_out=left_out))
     points = exchange.points_of(table)
     # A machine of one's own is a node: where all its cores have a worker, more workers need another one.
@@ -168,27 +166,6 @@ def read_points(
     points["workers_per_node"] = filled.where(filled.isna() | (filled > most), most)
     points.attrs["read"] = f"{plural(len(points), 'finished run')} of a communication library"
     return points
-
-
-def _points_of_others(
-    place: Path, given: Iterator[tuple[str, bytes, Mapping[str, Any], Sequence[str]]], columns: Any, placed: Any
-) -> "pd.DataFrame":
-    """Return the points of a table, of a log, or of a folder of logs."""
-    read = ((name, logs.text_of(data), system, names) for name, data, system, names in given)
-    if place.is_dir():
-        return logs.points_of(read, placed)
-    name, data, system, names = next(given)
-    text = logs.text_of(data)
-    if placed or logs.recognised(text):
-        if columns:
-            raise DataError(f"{name}: is a log, which has no columns to name; leave columns out")
-        return logs.points_of([(name, text, system, names)], placed)
-    try:
-        return parse_points(data, source=name, columns=columns)
-    except DataError:
-        if logs.looks_like_log(text):
-            raise DataError(logs.not_read(name)) from None
-        raise
 
 
 def points_of(analysis: Analysis) -> "pd.DataFrame":

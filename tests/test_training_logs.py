@@ -182,6 +182,29 @@ def test_a_log_is_a_point(
 
 
 @pytest.mark.parametrize(
+    "before", ["[1,3]<stderr>:", "[rank7]:", " 3: ", "node1: ", "\x1b[32mINFO|2024-12-07T13:55:20|x.py|27|\x1b[0m "]
+)
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\nother words: 7\n\n"])
+def test_what_launchers_put_before_a_line_does_not_matter(tmp_path: Path, before: str, end: str) -> None:
+    texts = (
+        horovod(),
+        TF.format(device="horovod/gpu"),
+        megatron(),
+        NEOX.format(5.0, 1),
+        DEEPSPEED.format(n=8),
+        MAXTEXT,
+    )
+    for place, text in enumerate((*texts, TITAN.format(mesh=next(iter(MESH))), NEMO, TIMM, VISION, RICH, LIGHTNING)):
+        plain, other = tmp_path / f"{place}/8gpus.log", tmp_path / f"{place}-{place}/8gpus.log"
+        for path in (plain, other):
+            path.parent.mkdir()
+        plain.write_text(text, encoding="utf-8")
+        lines = text.replace("\r", "\n").splitlines()
+        other.write_bytes("".join(f"{before}{line}{end}" for line in lines).encode())
+        assert api.read_points(other).equals(api.read_points(plain)), text
+
+
+@pytest.mark.parametrize(
     ("text", "name"),
     [
         (megatron(), "megatron.txt"),

@@ -20,11 +20,12 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis.impossible import impossible
+from horovod_study.analysis.series.points_file import parse_points
 from horovod_study.errors import DataError
 from horovod_study.text.words import plural
 
-Given = tuple[str, str, Mapping[str, Any], Sequence[str]]
-"""Of a log: what it is called, its text, the description of its system (systems/SYSTEM.json), names of its file and
+Given = tuple[str, bytes, Mapping[str, Any], Sequence[str]]
+"""Of a log: what it is called, its content, the description of its system (systems/SYSTEM.json), names of its file and
 folders that may say how many workers there were."""
 _SHOWN = 5
 """Of the logs that are left out."""
@@ -33,18 +34,31 @@ _LOG = {"system": "", "unit": "samples/s", "nodes": math.nan, "workers_per_node"
 """What a log that does not say it has."""
 
 
-def points_of(given: Iterable[Given], placed: tuple[int, int] | None = None) -> pd.DataFrame:
+def points_of(
+    given: Iterable[Given],
+    *,
+    placed: tuple[int, int] | None = None,
+    columns: Mapping[str, str] | None = None,
+    alone: bool = False,
+) -> pd.DataFrame:
     """Return one row per log, with the columns of a points file and its attrs `doubts`, `read` and `unit`.
 
-    `placed`: nodes and workers of each, where somebody said them. Raises DataError where nothing can be read.
+    `placed`: nodes and workers of each, where somebody said them. What is `alone` may be a table, of which `columns`
+    says what its columns are. Raises DataError where nothing can be read.
     """
     logs: list[dict[str, Any]] = []
     wrong: list[str] = []
-    for each in given:
+    for source, data, system, names in given:
+        text = text_of(data)
+        if alone and not (placed or recognised(text)):
+            return _table(data, text, source, columns)
+        if columns:
+            raise DataError(f"{source}: is a log, which has no columns to name; leave columns out")
         try:
-            log = {**_LOG, "source": each[0], **(_mlperf if ":::MLL" in each[1] else _training)(each, placed)}
+            read = _mlperf(source, text, system, placed) if ":::MLL" in text else _training(source, text, names, placed)
+            log = {**_LOG, "source": source, **read}
             if why := impossible("rate", rate=log["samples_per_s"], workers=log["workers"], unit=log["unit"]):
-                raise DataError(f"{each[0]}: {why}")
+                raise DataError(f"{source}: {why}")
             logs.append(log)
         except DataError as error:
             wrong.append(str(error))
@@ -70,6 +84,22 @@ def points_of(given: Iterable[Given], placed: tuple[int, int] | None = None) -> 
     )
     points.attrs |= {"doubts": tuple(dict.fromkeys(doubts)), "unit": row.unit}
     return points
+
+
+def _table(data: bytes, text: str, source: str, columns: Mapping[str, str] | None) -> pd.DataFrame:
+    """Return the points of a table; DataError for anything else, which is called a log where most lines are as in logs.
+
+    Those have values behind names, or times and hosts in brackets before.
+    """
+    try:
+        return parse_points(data, source=source, columns=columns)
+    except DataError:
+        lines = [line for line in text.splitlines() if line.strip()]
+        logged = sum(bool(re.search(r"^\W*\[[^\]]*\]\S* ?\w|^\W*\d{4}-\d\d-\d\d|\w[:=] *\d", line)) for line in lines)
+        if text.lstrip()[:1] == "{" or logged <= max(len(lines) / 2, 1):
+            raise
+    programs = ", ".join(dict.fromkeys(["MLPerf Training", *(each[0] for each in FORMATS)]))
+    raise DataError(f"{source}: is no table, and no log of {programs}; give a table with lines workers,samples_per_s")
 
 
 def _by_batch(frame: pd.DataFrame) -> pd.Series:
@@ -114,9 +144,8 @@ _PLACE = ("first_epoch_num", "epoch_num", "samples_count", "step")
 """What tells one block or epoch from the next."""
 
 
-def _mlperf(given: Given, placed: tuple[int, int] | None) -> dict[str, Any]:
+def _mlperf(source: str, text: str, told: Mapping[str, Any], placed: tuple[int, int] | None) -> dict[str, Any]:
     """Return what a log of MLPerf says; the folders .../ORG/results/SYSTEM/BENCHMARK of its path name the run."""
-    source, text, told, _ = given
     events = [*_parsed(text.splitlines())]
     values = {key: value for key, _, _, value in reversed(events)}
     folders = source.split("/")[:-1]
@@ -366,22 +395,8 @@ def text_of(data: bytes) -> str:
     return text if ":::MLL" in text else re.sub(r"[^\n]{4000,}", "", text)
 
 
-def looks_like_log(text: str) -> bool:
-    """Return whether most lines are as in logs: values behind names, or times and hosts in brackets before."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    logged = sum(bool(re.search(r"^\W*\[[^\]]*\]\S* ?\w|^\W*\d{4}-\d\d-\d\d|\w[:=] *\d", line)) for line in lines)
-    return text.lstrip()[:1] != "{" and logged > max(len(lines) / 2, 1)
-
-
-def not_read(source: str) -> str:
-    """Return that a text is neither a table nor one of the logs that are read."""
-    programs = ", ".join(dict.fromkeys(["MLPerf Training", *(each[0] for each in FORMATS)]))
-    return f"{source}: is no table and no log that is read, which are of {programs}; give lines workers,samples_per_s"
-
-
-def _training(given: Given, placed: tuple[int, int] | None) -> dict[str, Any]:
+def _training(source: str, text: str, names: Sequence[str], placed: tuple[int, int] | None) -> dict[str, Any]:
     """Return what the log of a training program says."""
-    source, text, _, names = given
     known = recognised(text)
     if known is None:
         raise DataError(f"{source}: is no log that is read")
@@ -472,15 +487,14 @@ def _workers(
         raise DataError(f"{source}: says that there were {told} workers, and {given} were given; leave the number out")
     if len(said) > 1 and not given:
         raise DataError(f"{source}: says that there were {told} workers; keep one run in a log, or type {source}@N")
-    counts: set[int] = set()
-    for name in () if given else reversed(names):
-        plain = re.sub(r"\.\w+$", "", name.lower()) if name is names[-1] else name.lower()
-        counts = {int(one or other) for one, other in _BY_NAME.findall(plain)} - {0}
-        if name is not names[-1] and plain.isdecimal():
-            counts = {int(plain)}
-        if "node" in plain or counts:
+    counts, named = set(), None
+    for name in () if given else map(str.lower, reversed(names)):
+        counts = {int(one or other) for one, other in _BY_NAME.findall(name)} | (
+            {int(name)} if name.isdecimal() else set()
+        )
+        if counts or "node" in name:
+            named = max(counts) if len(counts) == 1 and "node" not in name else None
             break
-    named = counts.pop() if len(counts) == 1 and "node" not in plain else None
     if named and said and named not in said:
         doubts.append(f"its name {names[-1]} says {named} workers, and the log {told}, which count")
     return given or next(iter(said), None) or named
