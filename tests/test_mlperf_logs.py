@@ -193,6 +193,7 @@ def test_what_a_block_trained(tmp_path: Path, text: str, rate: float, doubt: str
     [
         (run("lora", 8, *blocks(*NOTHING), train_samples=4000), "no block says how many samples or epochs"),
         (run("lora", 8, *blocks(*((s, a, a) for s, a, _ in RUNS_ON[:1])), train_samples=4000), "no block says"),
+        (run("lora", 8, *blocks((200.0, n(400), n(400))), train_samples=4000), "no block says"),
         (run("lora", 8, *blocks(*NOTHING), (*STOP, n(2400)), train_samples=4000), "no block says"),
         (run("gpt3", 512, *epochs((9, 0, T)), train_samples=T), "no training has as many"),
         (run("gpt3", 512, *epochs((9, 0, T + 7)), max_sequence_length=2048), "no training has as many"),
