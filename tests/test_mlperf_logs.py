@@ -176,6 +176,8 @@ def gnn(*events: tuple[float, str, dict[str, Any]]) -> str:
         (gnn(*epochs((15, 1, 1), (3, 2, 2)), (*STOP, e(1.2))), 600_000, ""),
         (gnn(*epochs((15, 1, 1)), (15, "epoch_start", e(2)), (18, "run_stop", e(1.2))), 600_000, ""),
         (run("gnn", 8, *blocks((9, {"epoch_count": 0.5}, {})), train_samples=9000), 500, "one block"),
+        (gnn(*blocks((15, {"epoch_count": 1}, {}), (3, {"epoch_count": 1}, e(1.2)))), 600_000, ""),
+        (gnn(*blocks((15, {"epoch_count": 1}, {}), (3, {"epoch_count": 1}, {})), (*STOP, e(1.2))), 600_000, ""),
         # tokens are called epochs
         (run("gpt3", 512, *blocks(*OF_TOKENS), max_sequence_length=2048), 102.4, "2,048"),
         (run("llm", 512, *epochs((200, 0, T), (125, T, 2 * T)), max_sequence_length=2048), 102.4, "2,048"),
@@ -197,6 +199,10 @@ def test_what_a_block_trained(tmp_path: Path, text: str, rate: float, doubt: str
         (run("lora", 8, *blocks(*NOTHING), (*STOP, n(2400)), train_samples=4000), "no block says"),
         (run("gpt3", 512, *epochs((9, 0, T)), train_samples=T), "no training has as many"),
         (run("gpt3", 512, *epochs((9, 0, T + 7)), max_sequence_length=2048), "no training has as many"),
+        (
+            run("llm", 8, *blocks((9e3, {"epoch_count": 2**18}, {})), max_sequence_length=8192),
+            "no training has as many",
+        ),
         (run("gpt3", 8, *epochs((9, 0, 4000)), train_samples=10**9), "no worker does more than 1e9"),
         (run("gnn", 8, *epochs((9, 0, 0.5))), "has no train_samples"),
         (run("gnn", 8, (1, "eval_start", e(0))), "no block or epoch with begin and end"),

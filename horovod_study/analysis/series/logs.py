@@ -140,6 +140,8 @@ _EPOCHS: Mapping[str, tuple[int, ...]] = {
 }
 """Samples of an epoch, of benchmarks whose logs were seen to say something else."""
 _FRAMEWORKS = ("tensorflow", "pytorch", "mxnet", "jax", "mindspore", "paddle", "hugectr", "popart")
+_SLOWEST_STEP_S = 300.0
+"""Of tokens; where samples are taken for tokens, a step seems to take hours."""
 _PLACE = ("first_epoch_num", "epoch_num", "samples_count", "step")
 """What tells one block or epoch from the next."""
 
@@ -220,8 +222,8 @@ def _spans(unit: str, events: Sequence[tuple[str, float, dict[str, Any], Any]]) 
             after = {} if count is None else {"after": count}
             found.append({**begun, **after, "same": count if same else 0, "last": told, "s": at_s - begun["begin"]})
             begun = None
-        elif key == "run_stop" and unit == "epoch" and found and (_number(told.get("epoch_num")) or 0) % 1:
-            found[-1]["last"] = told  # how far the last epoch came
+        elif key == "run_stop" and found and (_number(told.get("epoch_num")) or 0) % 1:  # how far the last one came
+            found[-1]["last"] = {**found[-1]["last"], "epoch_num": told["epoch_num"]}
     return [each for each in found if each["s"] > 0]
 
 
@@ -244,7 +246,9 @@ def _rates(
                 steps = epochs / (length * batch or math.inf)
                 if not why:
                     samples = epochs * _epoch_samples(benchmark, values, batch, source, doubts)
-                elif steps > 1 and steps % 1 == 0:  # whole batches of tokens, which hardly any number of samples is
+                elif (
+                    steps > 1 and steps % 1 == 0 and found[place]["s"] / steps < _SLOWEST_STEP_S
+                ):  # whole batches of tokens, which hardly any number of samples is
                     samples = epochs / length
                     doubts.append(f"its epochs are tokens: samples of max_sequence_length {length:,.0f} count")
             rates.append(samples and samples / found[place]["s"])
@@ -276,13 +280,14 @@ def _epochs(unit: str, found: Sequence[Mapping[str, Any]]) -> list[float | None]
     done = 0.0
     for each in found:
         first, last = each["first"], each["last"]
-        if unit == "block":
-            epochs.append(_number(first.get("epoch_count")) or _number(last.get("epoch_count")))
-            continue
         begin, end = (_number(told.get("epoch_num")) or 0.0 for told in (first, last))
-        if not epochs and begin > 1:  # of a run that was resumed
-            done = begin - (begin >= end)
-        number = 1.0 if "epoch_num" not in last or (end == begin and end % 1 == 0) else end - done
+        if unit == "block":
+            number = _number(first.get("epoch_count")) or _number(last.get("epoch_count")) or 0.0
+            number = end - done if end % 1 and 0 < end - done < number else number
+        else:
+            if not epochs and begin > 1:  # of a run that was resumed
+                done = begin - (begin >= end)
+            number = 1.0 if "epoch_num" not in last or (end == begin and end % 1 == 0) else end - done
         epochs.append(number if number > 0 else None)
         done += max(number, 0.0)
     return epochs
