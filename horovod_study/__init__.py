@@ -22,7 +22,7 @@ A map of the package:
     records     the run directory, the only place where the two wings meet
     files       the one door for writing result files: completely or not at all, never through a link
     documents   the one door for reading JSON, YAML and CSV: bounded, and compared with a declared form;
-                foreign_files: result logs of MLPerf
+                foreign_files: logs of trainings, found
     alive       the one rule for who is alive; lease: who holds a run, a cell, a study
     variables   the one reader of numbers in environment variables
     text        numbers as readers see them

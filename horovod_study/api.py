@@ -13,6 +13,7 @@ Needs neither PyTorch nor Horovod nor MPI.
 import os
 import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +23,9 @@ from horovod_study.analysis.forecast.prediction import Prediction
 from horovod_study.analysis.forecast.prediction import predict as predict_points
 from horovod_study.analysis.machine.bench_files import BENCH_FILE, benches_of, largest_of_each_kind, placed_name
 from horovod_study.analysis.machine.network import restored
-from horovod_study.analysis.series import exchange, mlperf_logs, reported
+from horovod_study.analysis.series import exchange, logs, reported
 from horovod_study.analysis.series.column_names import SAMPLES
 from horovod_study.analysis.series.points import cores_of_one_machine, with_series
-from horovod_study.analysis.series.points_file import parse_points
 from horovod_study.analysis.series.turns import study_turns
 from horovod_study.analysis.simulate.calibration import Given, calibrate, run_times
 from horovod_study.analysis.simulate.scaling import simulate as simulate_scenarios
@@ -33,7 +33,7 @@ from horovod_study.analysis.simulate.what_if import what_if as scenarios
 from horovod_study.analysis.steps.accounting import Accounting, account, account_runs
 from horovod_study.analysis.study import DOCUMENTS, TABLES, Analysis
 from horovod_study.analysis.study import analyze as analyze_tables
-from horovod_study.documents import parse_json, read_bytes, read_text
+from horovod_study.documents import parse_json, read_text
 from horovod_study.errors import DataError
 from horovod_study.text.words import plural
 
@@ -75,8 +75,8 @@ def analysed(
 
     `only`: names of the runs to read, `counted`: of those that count. `networks`: contents of bench.json files and what
     the analysis calls them, `precision`: the aim of a study. `beside` is called with each run while its rows are at
-    hand, `on_progress` with how many are done. `root` may also be a table of points or a folder with result logs of
-    MLPerf, as for `read_points`, `columns` too: then no rows of steps are known, and nothing is accounted for.
+    hand, `on_progress` with how many are done. `root` may also be a table of points, or logs of trainings, as for
+    `read_points`, `columns` too: then no rows of steps are known, and nothing is accounted for.
     """
     again = "measure again with horovod-study bench"
     measured = [
@@ -110,10 +110,13 @@ def analysed(
 
 
 def is_table(place: Path) -> bool:
-    """Return whether a path is one of points without runs: a table, or a folder with result logs of MLPerf."""
+    """Return whether a path is one of points without runs: a table, a log (also LOG@8), or a folder with logs."""
     if not place.is_dir():
-        return place.is_file()
-    return next(records.run_directories(place), None) is None and any(place.rglob("result_*.txt"))
+        return place.is_file() or Path(placed_name(str(place))[0]).is_file()
+    with suppress(DataError):  # there are no logs
+        no_runs = not records.holds_tables(place) and next(records.run_directories(place), None) is None
+        return no_runs and any(logs.recognised(logs.text_of(each[1])) for each in foreign_files.logs(place))
+    return False
 
 
 def read_analysis(directory: str | os.PathLike[str]) -> Analysis:
@@ -138,23 +141,23 @@ def read_points(
     *,
     columns: Mapping[str, str] | None = None,
     left_out: dict[str, str] | None = None,
+    data: bytes | None = None,
 ) -> "pd.DataFrame":
     """Return the points of a CSV file with columns workers, samples_per_s and perhaps more (docs/fit.md).
 
-    A folder holds runs, such as that of a study, or result logs of MLPerf Training, of which the same page says how
-    they are read.
+    A folder holds runs, such as that of a study, or logs of trainings, of which the same page says how they are read; a
+    log alone is one point, LOG@8 says that it had 8 workers. `data` is the content, where `path` is only its name.
     Other names are read where they say what they are, which `attrs["read"]` tells; `columns` says it for the others,
     {"workers": "GPUs"}. Into `left_out` comes {run: why not} of what is among runs and cannot be read.
     Raises DataError for a file or a value that cannot be used, with the line it is in.
     """
-    folder = Path(path)
-    if not folder.is_dir():
-        data = read_bytes(folder, error=DataError, again="give a CSV file with workers,samples_per_s")
-        return parse_points(data, source=str(path), columns=columns)
-    if columns:
+    name, placed = (str(path), None) if os.path.exists(path) else placed_name(str(path))
+    folder = Path(name)
+    if folder.is_dir() and columns:
         raise DataError(f"{path}: is a folder, which has no columns to name; leave columns out")
-    if next(records.run_directories(folder), None) is None:
-        return mlperf_logs.points_of(*mlperf_logs.read_logs(foreign_files.mlperf_logs(folder)))
+    if not folder.is_dir() or next(records.run_directories(folder), None) is None:
+        given = foreign_files.logs(folder) if data is None else [(name, data, {}, (name,))]
+        return logs.points_of(given, placed=placed, columns=columns, alone=not folder.is_dir())
     table = with_series(records.run_table(folder, left_out=left_out))
     points = exchange.points_of(table)
     # A machine of one's own is a node: where all its cores have a worker, more workers need another one.

@@ -1,7 +1,7 @@
-"""Result logs of MLPerf Training, found and read; what they mean is worked out in `analysis.series.mlperf_logs`."""
+"""Logs of trainings, found and read; what they mean is worked out in `analysis.importers`."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,32 +11,35 @@ from horovod_study.errors import DataError
 _MAX_LOGS = 10_000
 
 
-def mlperf_logs(folder: Path) -> Iterator[tuple[str, list[str], Mapping[str, Any]]]:
-    """Yield path below `folder`, lines and system description (empty where there is none) of each MLPerf result log.
+def logs(place: Path) -> Iterator[tuple[str, bytes, Mapping[str, Any], Sequence[str]]]:
+    """Yield name, content, system description (empty where there is none) and names of each log that a place holds.
 
-    Logs are result_*.txt at any depth; of .../ORG/results/SYSTEM/BENCHMARK/result_0.txt the system is described in
-    .../ORG/systems/SYSTEM.json. The path begins with ORG, also where `folder` is one of the folders below it. Raises
-    DataError where there is no log, or too many.
+    A place is a log, or a folder with result_*.txt as those of MLPerf, or else *.log, *.txt and *.out at any depth. Of
+    .../ORG/results/SYSTEM/BENCHMARK/result_0.txt the system is described in .../ORG/systems/SYSTEM.json, and the name
+    begins with ORG. `names` are those of the file and of the folders between it and `place`. Raises DataError where
+    there is none, or too many.
     """
-    paths = []
-    for root, folders, names in os.walk(folder):
-        folders.sort()
-        paths += [Path(root, name) for name in sorted(names) if name.startswith("result_") and name.endswith(".txt")]
+    paths = [place] if not place.is_dir() else []
+    for root, folders, names in os.walk(place):
+        folders[:] = sorted(name for name in folders if not (Path(root, name, "source.json").exists()))
+        paths += [Path(root, name) for name in sorted(names) if name.endswith((".log", ".txt", ".out"))]
         if len(paths) > _MAX_LOGS:
-            raise DataError(f"{folder}: holds more than {_MAX_LOGS:,} result logs; name a folder with fewer")
+            raise DataError(f"{place}: holds more than {_MAX_LOGS:,} logs; name a folder with fewer")
+    results = [path for path in paths if path.name.startswith("result_") and path.name.endswith(".txt")]
     if not paths:
         raise DataError(
-            f"{folder}: is a folder without runs and without result_*.txt, as MLPerf logs are; name one or a file"
+            f"{place}: is a folder without runs and without logs of trainings (*.log, *.txt, *.out; of MLPerf "
+            "result_*.txt); name one or a file"
         )
-    again = "leave it out of the folder"
-    for path in paths:
+    again = "leave it out of the folder" if place.is_dir() else "name a CSV file with workers,samples_per_s"
+    for path in results or paths:
         parts = path.absolute().parts
-        at = max((place for place, name in enumerate(parts) if name == "results"), default=None)
-        begin = len(folder.absolute().parts) if at is None else min(len(folder.absolute().parts), at - 1)
+        at = max((index for index, name in enumerate(parts) if name == "results"), default=None)
+        length = len(place.absolute().parts)
         described: Mapping[str, Any] = {}
         if at is not None and at + 2 < len(parts):
             system = Path(*parts[:at], "systems", f"{parts[at + 1]}.json")
             if system.is_file():
                 described = read_json(system, dict[str, Any], error=DataError, again=again)
-        text = read_bytes(path, error=DataError, again=again).decode("utf-8", errors="replace")
-        yield "/".join(parts[begin:]), text.splitlines(), described
+        name = str(path) if path == place else "/".join(parts[length if at is None else min(length, at - 1) :])
+        yield name, read_bytes(path, error=DataError, again=again), described, parts[min(length, len(parts) - 1) :]

@@ -87,7 +87,7 @@ def test_logs_that_cannot_count_are_named_and_left_out(tmp_path: Path, golden: G
     with golden.raises(DataError, match=r"result_\*"):
         api.read_points(tmp_path)
     submitted(tmp_path, 2, log(samples=10, batch=1, block_s=1), accelerators_per_node="0")
-    with golden.raises(DataError, match=r"box2/resnet/result_0\.txt.*1 others"):
+    with golden.raises(DataError, match=r"box2/resnet/result_0\.txt.*1 more log"):
         api.read_points(tmp_path)
     once = log(samples=1_281_167, batch=8, block_s=1, blocks=1).replace("success", "aborted")
     submitted(tmp_path, 1, once + event(0, "gradient_accumulation_steps", 2), repeats=1)
@@ -97,7 +97,143 @@ def test_logs_that_cannot_count_are_named_and_left_out(tmp_path: Path, golden: G
         "one block is all",
         "was aborted",
         "of 2 batches are accumulated",
-        r"left out: 2 logs of no known",
-        "box3.*has no train_samples",
+        "left out: .*box2/resnet/result_1.txt: .*how many accelerators",
+        "box3.*has no block or epoch",
     ):
         assert re.search(words, doubts), words
+
+
+def run(benchmark: str, batch: int, *events: tuple[float, str, dict[str, Any]], **values: Any) -> str:
+    """A log of a run: what it says once, then its events at their seconds."""
+    said = {"submission_benchmark": benchmark, "global_batch_size": batch, **values}
+    lines = [event(0, key, value) for key, value in said.items()]
+    return "".join([*lines, *(event(10 + at, key, **metadata) for at, key, metadata in events)])
+
+
+def blocks(
+    *ends: tuple[float, dict[str, Any], dict[str, Any]], unit: str = "block", wait: float = 5.0, after: Any = None
+) -> list[tuple[float, str, dict[str, Any]]]:
+    """Blocks of (seconds, what the start says, what the stop says), with evaluations between, which say `after`."""
+    at, events = 0.0, []
+    for place, (seconds, start, stop) in enumerate(ends):
+        told = {} if after is None else {"samples_count": after[place]}
+        events += [(at, f"{unit}_start", start), (at + seconds, f"{unit}_stop", stop)]
+        events += [(at + seconds, "eval_start", told), (at + seconds + wait, "eval_stop", told)]
+        at += seconds + wait
+    return events
+
+
+def n(count: float, **more: Any) -> dict[str, Any]:
+    return {"samples_count": count, **more}
+
+
+def e(number: float) -> dict[str, Any]:
+    return {"epoch_num": number}
+
+
+RUNS_ON = [(840.0, n(0), n(1600)), (200.0, n(1600), n(2000)), (200.0, n(2000), n(2400))]
+OF_BLOCK = [
+    (840.0, n(1600, step=0), n(1600, step=200)),
+    *[(200.0, n(400, step=s), n(400, step=s + 50)) for s in (200, 250)],
+]
+NOTHING: list[tuple[float, dict[str, Any], dict[str, Any]]] = [(840.0, {}, {}), (200.0, {}, {}), (200.0, {}, {})]
+STOP = (2000.0, "run_stop")
+T = 2048 * 512 * 25
+"""Tokens of 25 steps."""
+OF_TOKENS: list[tuple[float, dict[str, Any], dict[str, Any]]] = [
+    (seconds, {"epoch_count": T}, {}) for seconds in (200.0, 125.0, 125.0)
+]
+
+
+def epochs(*ends: tuple[float, float, float]) -> list[tuple[float, str, dict[str, Any]]]:
+    return blocks(*((seconds, e(start), e(stop)) for seconds, start, stop in ends), unit="epoch", wait=0)
+
+
+def gnn(*events: tuple[float, str, dict[str, Any]]) -> str:
+    return run("gnn", 8, *events, train_samples=9_000_000)
+
+
+@pytest.mark.parametrize(
+    ("text", "rate", "doubt"),
+    [
+        # samples are counted: on and on, of each block, at the begin alone or the end, in evaluations, as runs end
+        (run("lora", 8, *blocks(*RUNS_ON), train_samples=4000), 2.0, ""),
+        (run("lora", 8, *blocks(*OF_BLOCK), train_samples=4000), 2.0, ""),
+        (run("lora", 8, *blocks(*((s, {"step": a["step"]}, b) for s, a, b in OF_BLOCK))), 2.0, ""),
+        (run("lora", 8, *blocks(*NOTHING, after=(1600, 2000, 2400)), train_samples=4000), 2.0, ""),
+        (run("lora", 8, *blocks(*((s, a, {}) for s, a, _ in RUNS_ON)), (*STOP, n(2400))), 2.0, ""),
+        (run("lora", 8, *blocks(*((s, {}, b) for s, _, b in RUNS_ON))), 2.0, ""),
+        (run("lora", 8, *blocks(*((s, a, a) for s, a, _ in RUNS_ON)), (*STOP, n(2400))), 2.0, ""),
+        (run("lora", 8, *blocks(NOTHING[1]), (*STOP, n(400))), 2.0, "one block is all"),
+        # epochs: whole ones by any name, and parts
+        (gnn(*epochs((72, 1, 0.8))), 100_000, "one epoch is all"),
+        (gnn(*epochs((72, 0, 0.8))), 100_000, "one epoch is all"),
+        (gnn(*epochs((15, 1, 1.0), (3, 2, 1.2))), 600_000, ""),
+        (gnn(*epochs((15, 0, 0), (3, 1, 1.2))), 600_000, ""),
+        (gnn(*epochs((15, 0, 1), (15, 1, 2))), 600_000, ""),
+        (gnn(*epochs((20, 0, 0), (15, 1, 1), (15, 2, 2), (15, 3, 3))), 600_000, ""),
+        (gnn(*epochs((20, 5, 5), (3, 6, 5.2))), 600_000, ""),
+        (gnn(*epochs((15, 1, 1), (3, 2, 2)), (*STOP, e(1.2))), 600_000, ""),
+        (gnn(*epochs((15, 1, 1)), (15, "epoch_start", e(2)), (18, "run_stop", e(1.2))), 600_000, ""),
+        (run("gnn", 8, *blocks((9, {"epoch_count": 0.5}, {})), train_samples=9000), 500, "one block"),
+        (gnn(*blocks((15, {"epoch_count": 1}, {}), (3, {"epoch_count": 1}, e(1.2)))), 600_000, ""),
+        (gnn(*blocks((15, {"epoch_count": 1}, {}), (3, {"epoch_count": 1}, {})), (*STOP, e(1.2))), 600_000, ""),
+        # tokens are called epochs
+        (run("gpt3", 512, *blocks(*OF_TOKENS), max_sequence_length=2048), 102.4, "2,048"),
+        (run("llm", 512, *epochs((200, 0, T), (125, T, 2 * T)), max_sequence_length=2048), 102.4, "2,048"),
+    ],
+)  # fmt: skip
+def test_what_a_block_trained(tmp_path: Path, text: str, rate: float, doubt: str) -> None:
+    submitted(tmp_path, 1, text, repeats=1)
+    points = api.read_points(tmp_path)
+    assert points["samples_per_s"].iloc[0] == pytest.approx(rate, rel=1e-4)
+    assert [doubt in each for each in points.attrs["doubts"]] == [True] * bool(doubt)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (run("lora", 8, *blocks(*NOTHING), train_samples=4000), "no block says how many samples or epochs"),
+        (run("lora", 8, *blocks(*((s, a, a) for s, a, _ in RUNS_ON[:1])), train_samples=4000), "no block says"),
+        (run("lora", 8, *blocks((200.0, n(400), n(400))), train_samples=4000), "no block says"),
+        (run("lora", 8, *blocks(*NOTHING), (*STOP, n(2400)), train_samples=4000), "no block says"),
+        (run("gpt3", 512, *epochs((9, 0, T)), train_samples=T), "no training has as many"),
+        (run("gpt3", 512, *epochs((9, 0, T + 7)), max_sequence_length=2048), "no training has as many"),
+        (
+            run("llm", 8, *blocks((9e3, {"epoch_count": 2**18}, {})), max_sequence_length=8192),
+            "no training has as many",
+        ),
+        (run("gpt3", 8, *epochs((9, 0, 4000)), train_samples=10**9), "no worker does more than 1e9"),
+        (run("gnn", 8, *epochs((9, 0, 0.5))), "has no train_samples"),
+        (run("gnn", 8, (1, "eval_start", e(0))), "no block or epoch with begin and end"),
+    ],
+)
+def test_a_log_that_does_not_say_what_it_trained_is_left_out(tmp_path: Path, text: str, words: str) -> None:
+    submitted(tmp_path, 2, text, repeats=1)
+    with pytest.raises(DataError, match=words):
+        api.read_points(tmp_path)
+    submitted(tmp_path, 1, run("lora", 8, *blocks(*RUNS_ON)), repeats=1)
+    left_out = api.read_points(tmp_path).attrs["doubts"]
+    assert len(left_out) == 1 and words in left_out[0] and "box2" in left_out[0]
+
+
+def test_a_speedup_that_cannot_be_names_the_logs(tmp_path: Path, golden: Golden) -> None:
+    for nodes, seconds in ((1, 72.0), (8, 1.0)):
+        submitted(tmp_path, nodes, gnn(*epochs((seconds, 0, 0.8))), repeats=1)
+    golden(api.read_points(tmp_path).attrs["doubts"][-1], "box8", "box1")
+
+
+def test_one_log_is_asked_for_its_accelerators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
+    text = run("resnet", 3264, *epochs((30, 0, 0), (28, 1, 1), (28, 2, 2)), train_samples=1_281_167)
+    rate = 1_281_167 / 28
+    (tmp_path / "result_0.txt").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    with golden.raises(DataError, match="MLPerf Training.*systems/SYSTEM.json.*MLCommons"):
+        api.read_points("result_0.txt")
+    point = api.read_points("result_0.txt@2x8").iloc[0]
+    assert (point["workers"], point["nodes"], point["samples_per_s"]) == (16, 2, pytest.approx(rate))
+    counts = event(1, "number_of_nodes", 2) + event(1, "accelerators_per_node", 4)
+    (tmp_path / "other.log").write_text(counts + text)
+    assert api.read_points("other.log")["workers"].tolist() == [8]
+    submitted(tmp_path, 4, text, repeats=1)
+    assert api.read_points("Org/results/box4/resnet/result_0.txt")["workers"].tolist() == [32]

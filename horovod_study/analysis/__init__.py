@@ -14,7 +14,7 @@
     compare/    two configurations, or two studies, and whether the runs can tell
     simulate/   a step on other workers, another network, or with other settings
     study.py    a whole study: run table -> everything the report reads
-    impossible.py  what a number cannot be, whoever gave it; a kit, which every file of others, fit and page goes through
+    impossible.py  what a number cannot be, whoever gave it; a kit, which every file of others and page goes through
     audit.py    whether a study's numbers are what its raw rows give
 
 Nothing here prints, reads or writes a file, changes its arguments, or needs torch, Horovod or MPI.

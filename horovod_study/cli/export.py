@@ -120,23 +120,21 @@ def _export_archive(options: argparse.Namespace) -> Result:
 
 
 def _export_points(options: argparse.Namespace) -> int | Result:
-    from horovod_study import records
+    from horovod_study import api, records
     from horovod_study.analysis.series import exchange
-    from horovod_study.analysis.series.points_file import parse_points
     from horovod_study.report.export import write_extra_p, write_text
 
     if options.steps != records.ALL_STEPS:
         raise ConfigError(f"export --to {options.to}: --steps is for --to trace; leave it out")
     notes = []
-    if options.runs.is_dir():
+    if options.runs.is_dir() and not api.is_table(options.runs):
         tables, documents = records.load_tables(options.runs, ("runs",), ("fits",))
         points = exchange.points_of(tables["runs"])
         bases = {name: each["base_samples_per_s"] for name, each in documents["fits"]["series"].items()}
         notes = [f"{name}: its laws there are those of fit --baseline {base!r}" for name, base in bases.items()]
     else:
-        points = parse_points(
-            read_data(options.runs, "an analysis directory or a points file"), source=str(options.runs)
-        )
+        data = read_data(options.runs) if str(options.runs) == "-" else None
+        points = api.read_points(options.runs, data=data)
     names = list(dict.fromkeys(points["series"])) if "series" in points else [""]
     if options.series is not None:
         if options.series not in names:

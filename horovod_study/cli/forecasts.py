@@ -226,8 +226,8 @@ def _points_arguments(parser: Parser) -> None:
         "points",
         type=Path,
         metavar="POINTS.csv",
-        help="a table with columns workers, samples_per_s, or names that say as much; - is stdin; or a folder with "
-        "result logs of MLPerf Training",
+        help="a table with columns workers, samples_per_s, or names that say as much; - is stdin; or a log of a "
+        "training (LOG@8: of 8 workers), a folder of them, or of runs",
     )
     add("--columns", **COLUMNS)
     add("--json", **FLAG, help="print one line of JSON")
@@ -235,17 +235,14 @@ def _points_arguments(parser: Parser) -> None:
 
 def _points(options: argparse.Namespace) -> "pd.DataFrame":
     """The table of the command line; what was guessed about it is said on standard error."""
-    from horovod_study.analysis.series.points_file import parse_columns, parse_points
+    from horovod_study.analysis.series.points_file import parse_columns
+    from horovod_study.api import read_points
 
-    source, columns = str(options.points), parse_columns(options.columns)
-    if options.points.is_dir():
-        from horovod_study.api import read_points
-
-        left_out: dict[str, str] = {}
-        points = read_points(source, columns=columns, left_out=left_out)
-        say_left_out(left_out)
-    else:
-        points = parse_points(read_data(options.points), source=source, columns=columns)
+    left_out: dict[str, str] = {}
+    source = str(options.points)
+    data = read_data(options.points) if source == "-" else None
+    points = read_points(source, columns=parse_columns(options.columns), left_out=left_out, data=data)
+    say_left_out(left_out)
     if points.attrs["read"]:
         print(printable(f"{source} read as: {points.attrs['read']}"), file=sys.stderr)
     return points

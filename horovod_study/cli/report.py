@@ -95,7 +95,7 @@ def _report_arguments(parser: Parser) -> None:
         "directory",
         **DIR,
         help="a folder of runs (or a study file), which are analysed first where the tables are missing or older; "
-        "or such tables; or anybody's numbers: a table, or a folder with result logs of MLPerf, as for fit",
+        "or such tables; or anybody's numbers: a table, a log of a training, or a folder of them, as for fit",
     )
     add("--columns", **COLUMNS)
     add("--tables", **FLAG, help="analyse the runs of DIR, and write only the tables: no figures, no page")
@@ -242,7 +242,9 @@ def _tables_place(options: argparse.Namespace, place: Path, *, before: bool = Fa
 
 def _tables_of(place: Path) -> Path:
     """Return where the tables of a folder of runs, or of a table of points, usually are."""
-    return place.with_name(f"{place.stem}-report") if place.is_file() else place / "analysis"
+    from horovod_study.api import is_table
+
+    return place / "analysis" if place.is_dir() or not is_table(place) else place.with_name(f"{place.stem}-report")
 
 
 def _asked(options: argparse.Namespace) -> dict[str, Any]:

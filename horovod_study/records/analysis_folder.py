@@ -153,8 +153,9 @@ def is_older(directory: Path, root: Path) -> bool:
     """Return whether an analysis of the runs at or below `root` is missing, or older than the runs or this package."""
     if not (directory / _TABLE).is_file():
         return True
-    there = set() if root.is_file() else {run_name(each, root) for each in run_directories(root)}
-    if not there and root.is_dir():  # other files than runs, of which nobody here knows
+    log = not root.exists() and re.search(r"@[\dx]+$", root.name)  # with its number of workers
+    there = set() if root.is_file() or log else {run_name(each, root) for each in run_directories(root)}
+    if not there and not root.is_file():  # other files than runs, of which nobody here knows
         return True
     try:
         source = read_source(directory)

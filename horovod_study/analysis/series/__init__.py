@@ -7,7 +7,7 @@ baseline_commands.py
 points_file.py  a user's own points: the text of a table in, a validated frame out
 column_names.py
                 what the columns of somebody's table are: a quantity, a unit, and whether it is of one worker or of all
-mlperf_logs.py  result logs of MLPerf Training as points: lines with :::MLLOG in, the rows of a points file out
+logs.py         logs of trainings as points: what MLPerf, Horovod's benchmark, Megatron ... printed in, rows out
 reported.py     somebody's table of points as a run table, so that a report can be made of it
 turns.py        speedups of a study whose cells alternated: ratios within rounds in place of ratios of medians
 exchange.py     measured points in the forms that other programs read: a points file (CSV), and JSON for Extra-P

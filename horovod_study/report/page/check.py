@@ -9,6 +9,7 @@ No finding hides another one: what --allow accepts are doubts, and every error s
 """
 
 import csv
+import re
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -121,7 +122,7 @@ def runs_of(directory: Path, runs: Path | None) -> dict[str, Any]:
         source = {}
     place = directory / source.get("runs", "") if runs is None else runs
     names = kept_runs(directory) or []
-    if not place.exists():
+    if not (place.exists() or place.with_name(re.sub(r"@[\dx]+$", "", place.name)).is_file()):
         why = "no such directory"
     elif (
         place.is_dir()
