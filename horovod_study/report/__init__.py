@@ -7,6 +7,7 @@
     explanation  what `horovod-study explain` shows
     rank_traces  what it shows of traces of torch.profiler
     nccl_inspector  what it shows of records of NCCL Inspector
+    against    what `horovod-study report --against` shows
     equality   what `horovod-study verify` shows
     archive    a study as one file to publish
     export     traces, trackers, Extra-P and points files

@@ -13,8 +13,8 @@ import pytest
 from make.synthetic_runs import evaluation_table, run_table
 
 from horovod_study import records
-from horovod_study.analysis.compare import study_comparison as compared
-from horovod_study.analysis.compare.study_comparison import compare_studies, gate, read_limits, read_match
+from horovod_study.analysis import against as compared
+from horovod_study.analysis.against import compare_studies, gate, read_limits
 from horovod_study.analysis.learning.convergence import convergence
 from horovod_study.analysis.series.points import scaling_points, with_series
 from horovod_study.analysis.stats import log_contrast
@@ -22,8 +22,7 @@ from horovod_study.analysis.steps.run_profiles import RUN_COLUMNS
 from horovod_study.analysis.study import analyze
 from horovod_study.cli import command_line, main
 from horovod_study.errors import AnalysisError, ConfigError
-from horovod_study.report.figures import against
-from horovod_study.report.kit.style import style
+from horovod_study.report import against
 from horovod_study.report.kit.typeset import to_latex, to_markdown
 from horovod_study.report.page import html
 
