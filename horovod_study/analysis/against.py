@@ -28,7 +28,6 @@ from horovod_study.analysis import stats
 from horovod_study.analysis.series.points import CELL, ENVIRONMENT, baseline_place, measured
 from horovod_study.analysis.study import Analysis
 from horovod_study.errors import AnalysisError, ConfigError, require_known
-from horovod_study.records import facts
 from horovod_study.roles import Role
 from horovod_study.runtimes import BACKENDS, TRANSPORTS
 from horovod_study.workloads import packaged
@@ -98,20 +97,8 @@ class StudyComparison:
         """Return the rows of one of METRICS."""
         return self.differences[self.differences["metric"] == metric]
 
-    def to_dict(self) -> dict[str, Any]:
-        told = ("differences", "unmatched", "matched_by_all_but", "matching", "interleaved", "changes", "doubts")
-        return {"after": self.names[0], "before": self.names[1], **facts(self, *told)}
 
-
-class _Joined(NamedTuple):
-    """Both studies: their points in the order of the tables, finished runs and crossings with their point as `cell`."""
-
-    cells: pd.DataFrame  # with the place of their baseline as `base`, -1 without one
-    runs: pd.DataFrame
-    crossings: pd.DataFrame
-
-
-_Pairs: TypeAlias = Sequence[tuple[int, int]]
+_Pair: TypeAlias = tuple[int, int]
 """Places of matched cells, of AFTER and of BEFORE."""
 
 
@@ -126,18 +113,19 @@ def compare_studies(
     different sizes. `names` are those of AFTER and BEFORE in texts. Raises ConfigError for another `match`, and
     AnalysisError when no cell with a result has a partner.
     """
-    both = _joined(after, before, names)
-    free = _free(match, both.cells)
-    pairs, unmatched = _matched(both.cells, free, names)
+    cells, runs, crossings = _joined(after, before, names)
+    free = _free(match, cells)
+    pairs, unmatched = _matched(cells, free, names)
     if not pairs:
-        raise AnalysisError(_nothing_shared(both.cells, free, names))
-    turns = all(_taking_turns(both.runs[both.runs["cell"].isin(pair)]) for pair in pairs)
+        raise AnalysisError(_nothing_shared(cells, free, names))
+    turns = all(_taking_turns(runs[runs["cell"].isin(pair)]) for pair in pairs)
     rows: list[dict[str, Any]] = []
     for metric in METRICS:
-        effects = [(pair, each) for pair in pairs for each in _effects(metric, both, pair, turns=turns)]
-        rows += _judged(metric, [_identity(metric, both.cells, pair) | each for pair, each in effects])
-    differences = pd.DataFrame(rows)
-    words = [f"everything that defines them{' but ' if free else ''}{', '.join(free)}"]
+        table = crossings if metric == "target" else runs
+        rows += _judged(metric, [row for pair in pairs for row in _effects(metric, cells, table, pair, turns=turns)])
+    own = [runs[runs["cell"].isin(places)] for places in zip(*pairs, strict=True)]
+    changes = _changes(cells.loc[[place for pair in pairs for place in pair]], own, (before, after), free)
+    differences, words = pd.DataFrame(rows), [f"everything that defines them{' but ' * bool(free)}{', '.join(free)}"]
     words += ["equal workers on other numbers of nodes too"] if "partition" in free else []
     return StudyComparison(
         points=(after.points, before.points),
@@ -147,8 +135,8 @@ def compare_studies(
         matched_by_all_but=free,
         matching=f"Cells are matched by {'; '.join(words)}.",
         interleaved=turns,
-        changes=_changes(both, pairs, after, before, free),
-        doubts=(*_doubts_of_runs(both, pairs, names, turns=turns), *_doubts_of_numbers(differences)),
+        changes=changes,
+        doubts=tuple(_doubts(own, differences, changes, names, turns=turns)),
     )
 
 
@@ -180,8 +168,11 @@ def _judged(metric: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 # ------------------------------------------------------------------------------------------------------ matching
 
 
-def _joined(after: Analysis, before: Analysis, names: tuple[str, str]) -> _Joined:
-    """Return both studies, whatever the order of their rows."""
+def _joined(after: Analysis, before: Analysis, names: tuple[str, str]) -> tuple[pd.DataFrame, ...]:
+    """Return points, finished runs and crossings of both studies in one order, whatever that of their rows.
+
+    The place of a point is the `cell` of its runs and crossings; `base` is that of its baseline, -1 without one.
+    """
     studies, ranks = {"after": after, "before": before}, {"backend": BACKENDS, "transport": TRANSPORTS}
 
     def of_both(name: str) -> pd.DataFrame:
@@ -209,7 +200,7 @@ def _joined(after: Analysis, before: Analysis, names: tuple[str, str]) -> _Joine
         bases = [baseline_place(records, cell, kinds[0]) for cell in records]
         cells.loc[own.index, "base"] = [-1 if base is None else own.index[base] for base in bases]
     crossings = runs[["study", "run", "cell"]].merge(of_both("crossings"), on=["study", "run"])
-    return _Joined(cells, runs, crossings)
+    return cells, runs, crossings
 
 
 def _texts(rows: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
@@ -267,7 +258,7 @@ def _free(match: str | None, cells: pd.DataFrame) -> tuple[str, ...]:
     return tuple(name for name in allowed if name in chosen)
 
 
-def _matched(cells: pd.DataFrame, free: Sequence[str], names: tuple[str, str]) -> tuple[_Pairs, pd.DataFrame]:
+def _matched(cells: pd.DataFrame, free: Sequence[str], names: tuple[str, str]) -> tuple[list[_Pair], pd.DataFrame]:
     """Return the pairs with results in the order of AFTER, and the cells that one study alone has a result of."""
     keys = ["serial", *(name for name in CELL if name not in free)]  # a plain worker is no partner of a library's one
     texts = _texts(cells, CELL).assign(serial=cells["backend"] == "serial", study=cells["study"], place=cells.index)
@@ -313,25 +304,30 @@ def _nothing_shared(cells: pd.DataFrame, free: Sequence[str], names: tuple[str, 
     return f"{names[0]} and {names[1]} have no cell in common: {why}{advice}"
 
 
-# ------------------------------------------------------------------------------------------------------ differences
-
-
-def _effects(metric: str, both: _Joined, pair: tuple[int, int], *, turns: bool) -> Iterator[dict[str, Any]]:
-    """Yield the numbers of one pair (of each target), or why there are none; nothing where no study knows of any."""
-    bases = list(both.cells["base"][[*pair]])
-    if (metric == "speedup" and (-1 in bases or set(bases) & {*pair})) or (
-        metric == "sync" and both.cells["workers"][pair[0]] == 1
-    ):
+def _effects(
+    metric: str, cells: pd.DataFrame, table: pd.DataFrame, pair: _Pair, *, turns: bool
+) -> Iterator[dict[str, Any]]:
+    """Yield the row of a pair (one for each target) that its runs or crossings in `table` give; none if not known."""
+    (after, before), bases = (cells.loc[place] for place in pair), list(cells["base"][[*pair]])
+    if (metric == "speedup" and set(bases) & {-1, *pair}) or (metric == "sync" and after["workers"] == 1):
         return
-    table = both.crossings if metric == "target" else both.runs
     parts = [table[table["cell"] == place] for place in (*pair, *(bases if metric == "speedup" else ()))]
+    row = {
+        "metric": metric,
+        **{name: after[name] for name in _SHOWN},
+        **{f"before_{name}": before[name] for name in ("series", "partition", "nodes", "repeats")},
+        "after_repeats": after["repeats"],
+        **dict.fromkeys(("target_mse", "before", "after", "ratio", "ratio_low", "ratio_high", "p"), math.nan),
+        "test": "",
+        "note": "",
+    }
     if metric == "target":
         for target in sorted(set(parts[0]["target_mse"]) & set(parts[1]["target_mse"]), reverse=True):
             own = [each[each["target_mse"] == target] for each in parts]
-            row = {"target_mse": target, "after_repeats": len(own[0]), "before_repeats": len(own[1])}
+            row |= {"target_mse": target, "after_repeats": len(own[0]), "before_repeats": len(own[1])}
             yield row | _effect(metric, own, turns=False)
     elif any(pd.to_numeric(each[METRICS[metric].column], errors="coerce").notna().any() for each in parts):
-        yield _effect(metric, parts, turns=turns)
+        yield row | _effect(metric, parts, turns=turns)
 
 
 def _effect(metric: str, parts: Sequence[pd.DataFrame], *, turns: bool) -> dict[str, Any]:
@@ -354,20 +350,6 @@ def _effect(metric: str, parts: Sequence[pd.DataFrame], *, turns: bool) -> dict[
     return {"after": math.exp(means[0] - sum(means[2:3])), "before": math.exp(means[1] - sum(means[3:])), **named}
 
 
-def _identity(metric: str, cells: pd.DataFrame, pair: tuple[int, int]) -> dict[str, Any]:
-    """Return a row of `differences` with everything but its numbers."""
-    after, before = (cells.loc[place] for place in pair)
-    return {
-        "metric": metric,
-        **{name: after[name] for name in _SHOWN},
-        **{f"before_{name}": before[name] for name in ("series", "partition", "nodes", "repeats")},
-        "after_repeats": after["repeats"],
-        **dict.fromkeys(("target_mse", "before", "after", "ratio", "ratio_low", "ratio_high", "p"), math.nan),
-        "test": "",
-        "note": "",
-    }
-
-
 def _taking_turns(runs: pd.DataFrame) -> bool:
     """Return whether repeat by repeat the runs of both cells were made before either had its next repeat."""
     if runs.duplicated(["study", "repeat"]).any():
@@ -380,53 +362,49 @@ def _taking_turns(runs: pd.DataFrame) -> bool:
     return bool(len(begun) > 1 and begun.notna().all(axis=None) and apart)
 
 
-# ------------------------------------------------------------------------------------------------------ what else
-
-
 def _changes(
-    both: _Joined, pairs: _Pairs, after: Analysis, before: Analysis, free: Sequence[str]
+    cells: pd.DataFrame, runs: Sequence[pd.DataFrame], studies: tuple[Analysis, Analysis], free: Sequence[str]
 ) -> tuple[Mapping[str, str], ...]:
     """Return what is not the same besides the numbers: settings left out of the matching, machines, versions, ..."""
-    matched = [place for pair in pairs for place in pair]
-    found = {name: [_listed(each) for each in _values(both.cells.loc[matched], name)] for name in (*free, "repeats")}
+    found = {name: [_listed(each) for each in _values(cells, name)] for name in (*free, "repeats")}
     for column in ("host", *ENVIRONMENT):
-        known = [{each.get(column) for each in study.provenance["environment"]} for study in (before, after)]
+        known = [{each.get(column) for each in study.provenance["environment"]} for study in studies]
         # As texts: 3.10 of a version is not a number.
         found[column] = [", ".join(sorted(f"{value}" for value in each if value not in (None, ""))) for each in known]
-    runs = both.runs[both.runs["cell"].isin(matched)]
     for column in _SEEN:
-        found[column] = [_listed(runs[column][runs["study"] == study]) for study in ("before", "after")]
-    return tuple(
-        {"what": what, "before": one, "after": other}
-        | {"text": f"{what}: {one or 'not recorded'} before, {other or 'not recorded'} after"}
-        for what, (one, other) in ((name.replace("_", " "), two) for name, two in found.items())
-        if one != other
-    )
+        found[column] = [_listed(each[column]) for each in reversed(runs)]
+    differ = ((name.replace("_", " "), *two) for name, two in found.items() if two[0] != two[1])
+    return tuple(dict(zip(("what", "before", "after"), each, strict=True)) for each in differ)
 
 
-def _doubts_of_runs(both: _Joined, pairs: _Pairs, names: tuple[str, str], *, turns: bool) -> Iterator[str]:
-    """Yield what speaks against the causes of all differences: one study twice, or a machine that drifted."""
-    runs = [both.runs[both.runs["cell"].isin(places)] for places in zip(*pairs, strict=True)]
+def _doubts(
+    runs: Sequence[pd.DataFrame],
+    differences: pd.DataFrame,
+    changes: Sequence[Any],
+    names: tuple[str, str],
+    *,
+    turns: bool,
+) -> Iterator[str]:
+    """Yield what speaks against the numbers, and against their causes; `runs`: the matched ones of AFTER and BEFORE."""
+    after, before = names
     started = ["run", "started", "samples_per_s"]
     told = [_texts(each.dropna(subset="started"), started).drop_duplicates() for each in runs]
-    partitions = both.cells["partition"]
     if same := len(told[0].merge(told[1], on=started)):
         yield (
-            f"{same} of the {len(runs[0])} matched runs of {names[0]} are runs of {names[1]} too, with the same start "
-            "and throughput: nothing new was measured there."
+            f"{same} of the {len(runs[0])} matched runs of {after} are runs of {before} too, with the same start and "
+            "throughput: nothing new was measured there."
         )
-    elif not turns and any(partitions[one] == partitions[other] for one, other in pairs):
+    elif not turns and (differences["partition"] == differences["before_partition"]).any():
         days = [sorted(each["started"].dropna().astype(str).str[:10]) for each in reversed(runs)]
         spans = [" to ".join(dict.fromkeys((each[0], each[-1]))) for each in days if each]
         when = f" ({' and '.join(spans)})" if len(set(spans)) == 2 else ""
         yield (
-            f"The runs of {names[1]} and {names[0]} did not alternate{when}: what drifted on the machine between them "
+            f"The runs of {before} and {after} did not alternate{when}: what drifted on the machine between them "
             "(temperature, clock rates, other users) counts as a difference. Run both again in turns, or "
             "horovod-study compare, before you blame the change."
         )
-
-
-def _doubts_of_numbers(differences: pd.DataFrame) -> Iterator[str]:
+    if (several := sum(each["what"] != "repeats" for each in changes)) > 1:
+        yield f"{several} things differ between {before} and {after}; each is a possible cause of a difference."
     rows = differences[differences["metric"] == "throughput"]
     for row in rows[rows["backend"] == "serial"].to_dict("records"):
         if row["verdict"] in (BETTER, WORSE) and abs(row["ratio"] - 1) > 0.02:  # a smaller change is not worth a doubt
@@ -435,7 +413,7 @@ def _doubts_of_numbers(differences: pd.DataFrame) -> Iterator[str]:
                 f"{100 * abs(row['ratio'] - 1):.1f} % {row['word']} too: that part of a difference in throughput is "
                 "not one of communication; speedups are free of it."
             )
-    if few := int((rows["verdict"] == TOO_FEW).sum()):
+    if few := (rows["verdict"] == TOO_FEW).sum():
         less = f"fewer than {stats.MIN_REPEATS} repeats in one of the studies"
         yield f"{few} of {len(rows)} matched cells have {less}: no interval, and no verdict."
     if "speedup" not in set(differences["metric"]) and (differences["workers"] > 1).any():
@@ -460,8 +438,8 @@ def read_limits(words: Sequence[str]) -> dict[str, float]:
         require_known("--fail-on", word, (*GATE_WORDS, *BARE_WORDS))
         number = _number(value.strip().removesuffix("%")) if value.strip().endswith("%") else math.nan
         if word in limits or (value if word in BARE_WORDS else not 0 <= number < 1000):
-            form = word if word in BARE_WORDS else f"{word}=5%, a percentage"
-            raise ConfigError(f"--fail-on {text}: give {form}, and only once")
+            form = word if word in BARE_WORDS else f"a percentage, as in {word}=5%"
+            raise ConfigError(f"--fail-on {text}: give {form}, and give it once")
         limits[word] = 0.0 if word in BARE_WORDS else number / 100
     return limits
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from horovod_study.analysis.against import ALIKE, BETTER, FAILED, METRICS, PASSED, TOO_FEW, WORSE, StudyComparison
-from horovod_study.records import finite
+from horovod_study.records import facts, finite
 from horovod_study.report.kit import style
 from horovod_study.report.kit.files import write_result
 from horovod_study.report.kit.typeset import FORMS
@@ -34,7 +34,9 @@ def write_against(found: StudyComparison, directory: Path, gate: Mapping[str, An
 
 def document(found: StudyComparison, gate: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return everything in plain values, with the headline and what the gate said."""
-    return {**found.to_dict(), "headline": headline(found), "gate": finite(gate)}
+    told = ("matching", "matched_by_all_but", "interleaved", "differences", "unmatched", "changes", "doubts")
+    named = {"after": found.names[0], "before": found.names[1], "headline": headline(found), "gate": finite(gate)}
+    return {**named, **facts(found, *told)}
 
 
 def names_of(after: Path, before: Path) -> tuple[str, str]:
@@ -68,7 +70,10 @@ def headline(found: StudyComparison) -> str:
 def texts(found: StudyComparison) -> list[str]:
     """Return the cells that one study alone has, and what else is not the same in both."""
     alone = [f"only in {_alone(found, row)}" for row in found.unmatched.to_dict("records")]
-    return alone + [f"differs: {each['text']}" for each in found.changes]
+    return alone + [
+        f"differs: {each['what']}: {each['before'] or 'not recorded'} before, {each['after'] or 'not recorded'} after"
+        for each in found.changes
+    ]
 
 
 def _alone(found: StudyComparison, row: Row) -> str:
