@@ -90,7 +90,7 @@ class StudyComparison:
     matched_by_all_but: tuple[str, ...]  # settings in which matched cells may differ
     matching: str  # the same in words
     interleaved: bool  # whether all matched runs alternated
-    changes: tuple[Mapping[str, str], ...]  # what else differs: what, before, after, and all of it in words: text
+    changes: tuple[Mapping[str, str], ...]  # what else differs: what, before, after
     doubts: tuple[str, ...]
 
     def of(self, metric: str) -> pd.DataFrame:
@@ -125,6 +125,7 @@ def compare_studies(
         rows += _judged(metric, [row for pair in pairs for row in _effects(metric, cells, table, pair, turns=turns)])
     own = [runs[runs["cell"].isin(places)] for places in zip(*pairs, strict=True)]
     changes = _changes(cells.loc[[place for pair in pairs for place in pair]], own, (before, after), free)
+    several = sum(each["what"] != "repeats" for each in changes)
     differences, words = pd.DataFrame(rows), [f"everything that defines them{' but ' * bool(free)}{', '.join(free)}"]
     words += ["equal workers on other numbers of nodes too"] if "partition" in free else []
     return StudyComparison(
@@ -136,7 +137,7 @@ def compare_studies(
         matching=f"Cells are matched by {'; '.join(words)}.",
         interleaved=turns,
         changes=changes,
-        doubts=tuple(_doubts(own, differences, changes, names, turns=turns)),
+        doubts=tuple(_doubts(own, differences, several, names, turns=turns)),
     )
 
 
@@ -165,34 +166,33 @@ def _judged(metric: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-# ------------------------------------------------------------------------------------------------------ matching
-
-
 def _joined(after: Analysis, before: Analysis, names: tuple[str, str]) -> tuple[pd.DataFrame, ...]:
     """Return points, finished runs and crossings of both studies in one order, whatever that of their rows.
 
     The place of a point is the `cell` of its runs and crossings; `base` is that of its baseline, -1 without one.
     """
-    studies, ranks = {"after": after, "before": before}, {"backend": BACKENDS, "transport": TRANSPORTS}
+    studies = {"after": after, "before": before}
+    ranks = {"backend": {name: at for at, name in enumerate(BACKENDS)}}
+    ranks["transport"] = {name: at for at, name in enumerate(TRANSPORTS)}
 
     def of_both(name: str) -> pd.DataFrame:
         # As objects: what one study does not know changes no value of the other.
         frames = [getattr(each, name).astype(object).assign(study=study) for study, each in studies.items()]
         return pd.concat(frames, ignore_index=True)
 
-    def order(values: pd.Series) -> pd.Series:
-        return values.map({each: at for at, each in enumerate(ranks[values.name])}) if values.name in ranks else values
-
+    cells, runs = of_both("points"), of_both("runs")
     by = ["study", "partition", *ranks, "ref_batch", "setting", *_OF_CELL[1:]]
-    cells, runs = of_both("points").sort_values(by, key=order, ignore_index=True), of_both("runs")
+    cells = cells.sort_values(by, key=lambda each: each.map(ranks.get(each.name, lambda x: x)), ignore_index=True)
     runs = runs[measured(runs)].sort_values(["study", "repeat", "run"], ignore_index=True)
     runs = runs.reindex(columns=list(dict.fromkeys((*runs.columns, *_SEEN))))
     keys = _texts(cells, _OF_CELL).assign(cell=cells.index)
     runs["cell"] = _texts(runs, _OF_CELL).merge(keys, how="left", on=_OF_CELL)["cell"].to_numpy()
-    wrong = cells.loc[runs["cell"].value_counts().reindex(cells.index, fill_value=0) != cells["repeats"], "study"]
-    if len(wrong):
-        words = "runs.csv and points.csv do not tell of the same runs; make the directory again with horovod-study"
-        raise AnalysisError(f"{names[wrong.iloc[0] == 'before']}: {words} report")
+    counted = runs["cell"].value_counts().reindex(cells.index, fill_value=0)
+    for study in cells["study"][counted != cells["repeats"]]:
+        again = "make the directory again with horovod-study report"
+        raise AnalysisError(
+            f"{names[study == 'before']}: runs.csv and points.csv do not tell of the same runs; {again}"
+        )
     kinds = [k for k in ("plain", "wrapped") if all(s.points[f"speedup_{k}"].notna().any() for s in studies.values())]
     cells["base"] = -1
     for _, own in cells.groupby("study") if kinds else ():
@@ -212,12 +212,9 @@ def _texts(rows: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
 
 
 def _text(value: Any) -> str:
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return ""
-    if isinstance(value, bool | np.bool_) or value in ("True", "False"):
-        return "on" if f"{value}" == "True" else "off"
-    number = _number(value)
-    return f"{number:.10g}" if math.isfinite(number) else f"{value}"
+    if pd.isna(value) or f"{value}" in ("True", "False"):
+        return "" if pd.isna(value) else "on" if f"{value}" == "True" else "off"
+    return f"{_number(value):.10g}" if math.isfinite(_number(value)) else f"{value}"
 
 
 def _number(text: Any) -> float:
@@ -252,8 +249,8 @@ def _free(match: str | None, cells: pd.DataFrame) -> tuple[str, ...]:
     if match != "exact" and (head != "except" or not names):
         forms = "auto, exact, except:SETTING,SETTING (batch, threads)"
         raise ConfigError(f"--match {match}: is not known; allowed: {forms}")
-    chosen, allowed = [name.strip() for name in names.split(",") if names], [name for name in CELL if name != "workers"]
-    for name in chosen:
+    allowed = [name for name in CELL if name != "workers"]
+    for name in (chosen := [name.strip() for name in names.split(",") if names]):
         require_known(f"--match {match}: the setting", name, allowed)
     return tuple(name for name in allowed if name in chosen)
 
@@ -274,17 +271,15 @@ def _matched(cells: pd.DataFrame, free: Sequence[str], names: tuple[str, str]) -
             rivals |= set(found[own][several])
     rows = []
     for place, cell in cells[cells["repeats"] > 0].sort_values("study", ascending=False, kind="stable").iterrows():
-        name = names[cell["study"] == "after"]
+        name, other = names[cell["study"] == "after"], partner.get(place)
         kind, reason = "absent", f"not measured in {name}"
-        if place in partner:
-            other = cells.loc[partner[place]]
-            kind, reason = "no result", f"no result in {name}: {other['reasons'] or 'no reason recorded'}"
-            if other["repeats"]:
-                continue
-        elif place in rivals:
+        if place in rivals:
             more = "name fewer settings after --match except:"
             kind, reason = "ambiguous", f"several cells fit, here or in {name}; {more}"
-        rows.append({**cell, "kind": kind, "reason": reason})
+        if other is not None:
+            kind, reason = "no result", f"no result in {name}: {cells['reasons'][other] or 'no reason recorded'}"
+        if other is None or not cells["repeats"][other]:
+            rows.append({**cell, "kind": kind, "reason": reason})
     pairs = [pair for pair in sorted(partner.items()) if pair[0] < pair[1] and cells["repeats"][[*pair]].all()]
     return pairs, pd.DataFrame(rows, columns=["study", *_SHOWN, "repeats", "kind", "reason"])
 
@@ -378,12 +373,7 @@ def _changes(
 
 
 def _doubts(
-    runs: Sequence[pd.DataFrame],
-    differences: pd.DataFrame,
-    changes: Sequence[Any],
-    names: tuple[str, str],
-    *,
-    turns: bool,
+    runs: Sequence[pd.DataFrame], differences: pd.DataFrame, several: int, names: tuple[str, str], *, turns: bool
 ) -> Iterator[str]:
     """Yield what speaks against the numbers, and against their causes; `runs`: the matched ones of AFTER and BEFORE."""
     after, before = names
@@ -403,7 +393,7 @@ def _doubts(
             "(temperature, clock rates, other users) counts as a difference. Run both again in turns, or "
             "horovod-study compare, before you blame the change."
         )
-    if (several := sum(each["what"] != "repeats" for each in changes)) > 1:
+    if several > 1:
         yield f"{several} things differ between {before} and {after}; each is a possible cause of a difference."
     rows = differences[differences["metric"] == "throughput"]
     for row in rows[rows["backend"] == "serial"].to_dict("records"):
@@ -419,8 +409,6 @@ def _doubts(
     if "speedup" not in set(differences["metric"]) and (differences["workers"] > 1).any():
         yield "No baseline that both studies have: speedups and efficiencies are not compared."
 
-
-# ------------------------------------------------------------------------------------------------------ gate
 
 FAILED, PASSED, UNDECIDED = "failed", "passed", "undecided"
 

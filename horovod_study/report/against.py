@@ -5,6 +5,7 @@ Everything shown is a column of the comparison (analysis/against.py); nothing is
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +56,8 @@ def headline(found: StudyComparison) -> str:
     for verdict in (WORSE, BETTER):
         if own := [row for row in rows if row["verdict"] == verdict]:
             most = max(own, key=lambda row: (abs(math.log(row["ratio"])), row["series"], row["workers"]))
-            count = f"{len(own)}" if told else f"{len(own)} of {total}"
-            by = f"{'the most ' if len(own) > 1 else ''}by {_change(most, share=True)} ({_place(found, most)})"
-            told.append(f"{count} {'is' if len(own) == 1 else 'are'} {most['word']}, {by}")
+            count = f"{len(own)}{'' if told else f' of {total}'} {'is' if len(own) == 1 else 'are'} {most['word']}"
+            told.append(f"{count}{', the most' if len(own) > 1 else ''} by {_percent(most)} ({_place(found, most)})")
     if told:
         return "; ".join(told)
     if alike := [row["no_more_than"] for row in rows if row["verdict"] == ALIKE]:
@@ -93,14 +93,16 @@ def _place(found: StudyComparison, row: Row) -> str:
     return ", ".join([*words, *([f"test MSE {scientific(row['target_mse'])}"] if known(row.get("target_mse")) else [])])
 
 
-def _change(row: Row, *, share: bool = False) -> str:
-    """Return the change of a row in per cent with its sign and interval, or its size (`share`); a dash if unknown."""
-    if not known(row.get("ratio")):
-        return NOTHING
-    sign = -1 if share and row["ratio"] < 1 else 1
-    value, *ends = (100 * sign * (row[name] - 1) for name in ("ratio", "ratio_low", "ratio_high"))
-    number, _, interval = quoted(value, *sorted(ends)).partition(" ")
-    return f"{number if share else signed(number)}{f'{THIN}%' if share else ''} {interval}".rstrip()
+def _change(row: Row) -> str:
+    """Return the change of a row in per cent with its sign, and its interval; a dash where it is unknown."""
+    value, *ends = (100 * (row[name] - 1) for name in ("ratio", "ratio_low", "ratio_high"))
+    number, _, interval = quoted(value, *ends).partition(" ")
+    return f"{signed(number) or NOTHING} {interval}".rstrip()
+
+
+def _percent(row: Row) -> str:
+    value, _, interval = _change(row).partition(" ")
+    return f"{value}{THIN}% {interval or '(no interval)'}"
 
 
 def _up(share: float) -> str:
@@ -124,23 +126,25 @@ def _verdict(row: Row) -> str:
 def table(found: StudyComparison) -> Table:
     """Return the table of the comparison: a group for each metric, with a row for each cell (and target)."""
 
-    def p(row: Row) -> str:
-        return NOTHING if not known(row["p_holm"]) else "< 0.0001" if row["p_holm"] < 1e-4 else f"{row['p_holm']:.4f}"
-
     def number(row: Row, when: str) -> str:
         return rounded(row[when] * METRICS[row["metric"]].scale) if known(row[when]) else NOTHING
 
+    def p(row: Row) -> str:
+        return NOTHING if not known(row["p_holm"]) else "< 0.0001" if row["p_holm"] < 1e-4 else f"{row['p_holm']:.4f}"
+
     columns = (
-        text_column("Cell", lambda row: _place(found, row), names=True, wrap=True),
-        Column(head="Before", cell=lambda row: number(row, "before")),
-        Column(head="After", cell=lambda row: number(row, "after")),
+        text_column("Cell", partial(_place, found), names=True, wrap=True),
+        Column(head="Before", cell=partial(number, when="before")),
+        Column(head="After", cell=partial(number, when="after")),
         Column(head="Change", unit="%", interval=True, cell=_change),
         Column(head="p (Holm)", cell=p),
         text_column("Verdict", lambda row: Cell(_verdict(row), warning=row["verdict"] == WORSE), wrap=True),
     )
-    rows = {name: found.of(name).to_dict("records") for name in METRICS}
-    titles = {name: f"{each.title}{f', {each.unit}' if each.unit else ''}" for name, each in METRICS.items()}
-    titles["speedup"] = "speedup (and efficiency)"
+    groups = []
+    for name, metric in METRICS.items():
+        title = f"{metric.title}{' (and efficiency)' * (name == 'speedup')}{f', {metric.unit}' if metric.unit else ''}"
+        own = tuple(row_of(columns, row) for row in found.of(name).to_dict("records"))
+        groups += [Group(title=title, rows=own)] if own else []
     tests = " and ".join(sorted(set(found.differences["test"]) - {""})) or "none: too few repeats"
     after, before = found.names
     return Table(
@@ -149,17 +153,13 @@ def table(found: StudyComparison) -> Table:
         caption=f"{found.matching} Geometric means over repeats, changes of {after} over {before} with 95 % intervals "
         f"({tests}). A verdict is given where p after Holm is below 0.05",
         columns=columns,
-        groups=tuple(
-            Group(title=titles[name], rows=tuple(row_of(columns, row) for row in own))
-            for name, own in rows.items()
-            if own
-        ),
+        groups=tuple(groups),
         data=found.differences,
     )
 
 
 def lines(found: StudyComparison) -> list[str]:
-    """Return the comparison for a terminal: headline, the table, cells of one study alone, what else differs, doubts."""
+    """Return the comparison for a terminal: headline, table, what else is to be said, doubts."""
     told = [f"{found.names[0]} against {found.names[1]}: {headline(found)}.", found.matching, ""]
     told += [*to_lines(table(found)), "", *texts(found), *(f"doubt: {doubt}" for doubt in found.doubts)]
     return [printable(line).rstrip() for line in told]
@@ -174,9 +174,8 @@ def gate_lines(found: StudyComparison, gate: Mapping[str, Any]) -> list[str]:
         said = f"not known ({row['note']})" if row["note"] else ""
         if not said:
             before, after = (rounded(row[name] * metric.scale) for name in ("before", "after"))
-            change, _, interval = _change(row).partition(" ")
             unit = f" {metric.unit}" if metric.unit else ""
-            said = f"{before} before, {after}{unit} after, {change}{THIN}% {interval or '(no interval)'}"
+            said = f"{before} before, {after}{unit} after, {_percent(row)}"
         outcome, limit = row["outcome"].replace(FAILED, "FAILED"), f"limit {100 * row['limit']:g}{THIN}%"
         told.append(f"{outcome} {row['word']}: {place}{metric.title} {said}; {limit}")
     counts = {word: sum(row["outcome"] == word for row in gate["checks"]) for word in ("failed", "undecided", "passed")}
