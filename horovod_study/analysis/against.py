@@ -64,8 +64,8 @@ BETTER, WORSE, ALIKE, TOO_FEW, UNKNOWN = "better", "worse", "no difference resol
 """Verdicts: of AFTER against BEFORE."""
 
 _OPTIONS = packaged().options
-_HOW = ("partition", "backend", "transport")
-_HOW += tuple(name for name in packaged().distinguishing if not _OPTIONS[name].roles & Role.LEARNING)
+_CHOICES = (name for name in packaged().distinguishing if not _OPTIONS[name].roles & Role.LEARNING)
+_HOW = ("partition", "backend", "transport", *_CHOICES)
 """Settings that say how and where the same work is done: a change of one of these is what studies are compared for."""
 _SEEN = ("budget", "warmup_steps", "per_node", "path", "device", "energy_of")
 """Columns of the runs that should not differ unless they are the change."""
@@ -172,13 +172,13 @@ def _joined(after: Analysis, before: Analysis, names: tuple[str, str]) -> tuple[
     The place of a point is the `cell` of its runs and crossings; `base` is that of its baseline, -1 without one.
     """
     studies = {"after": after, "before": before}
-    ranks = {"backend": {name: at for at, name in enumerate(BACKENDS)}}
-    ranks["transport"] = {name: at for at, name in enumerate(TRANSPORTS)}
+    ranks: dict[Any, Any] = {"backend": dict(zip(BACKENDS, range(99), strict=False))}
+    ranks["transport"] = dict(zip(TRANSPORTS, range(99), strict=False))
 
     def of_both(name: str) -> pd.DataFrame:
         # As objects: what one study does not know changes no value of the other.
         frames = [getattr(each, name).astype(object).assign(study=study) for study, each in studies.items()]
-        return pd.concat(frames, ignore_index=True)
+        return pd.DataFrame(pd.concat(frames, ignore_index=True))
 
     cells, runs = of_both("points"), of_both("runs")
     by = ["study", "partition", *ranks, "ref_batch", "setting", *_OF_CELL[1:]]
@@ -196,7 +196,7 @@ def _joined(after: Analysis, before: Analysis, names: tuple[str, str]) -> tuple[
     kinds = [k for k in ("plain", "wrapped") if all(s.points[f"speedup_{k}"].notna().any() for s in studies.values())]
     cells["base"] = -1
     for _, own in cells.groupby("study") if kinds else ():
-        records = own.to_dict("records")
+        records: list[Any] = own.to_dict("records")
         bases = [baseline_place(records, cell, kinds[0]) for cell in records]
         cells.loc[own.index, "base"] = [-1 if base is None else own.index[base] for base in bases]
     crossings = runs[["study", "run", "cell"]].merge(of_both("crossings"), on=["study", "run"])
@@ -259,7 +259,7 @@ def _matched(cells: pd.DataFrame, free: Sequence[str], names: tuple[str, str]) -
     """Return the pairs with results in the order of AFTER, and the cells that one study alone has a result of."""
     keys = ["serial", *(name for name in CELL if name not in free)]  # a plain worker is no partner of a library's one
     texts = _texts(cells, CELL).assign(serial=cells["backend"] == "serial", study=cells["study"], place=cells.index)
-    partner: dict[int, int] = {}
+    partner: dict[Any, int] = {}
     rivals: set[int] = set()
     # Nodes of two clusters hold different numbers of workers: equal nodes first, then any where that is not ambiguous.
     for on in (keys, [name for name in keys if name != "nodes"])[: 2 if "partition" in free else 1]:
@@ -271,14 +271,14 @@ def _matched(cells: pd.DataFrame, free: Sequence[str], names: tuple[str, str]) -
             rivals |= set(found[own][several])
     rows = []
     for place, cell in cells[cells["repeats"] > 0].sort_values("study", ascending=False, kind="stable").iterrows():
-        name, other = names[cell["study"] == "after"], partner.get(place)
+        name, mate = names[cell["study"] == "after"], partner.get(place)
         kind, reason = "absent", f"not measured in {name}"
         if place in rivals:
             more = "name fewer settings after --match except:"
             kind, reason = "ambiguous", f"several cells fit, here or in {name}; {more}"
-        if other is not None:
-            kind, reason = "no result", f"no result in {name}: {cells['reasons'][other] or 'no reason recorded'}"
-        if other is None or not cells["repeats"][other]:
+        if mate is not None:
+            kind, reason = "no result", f"no result in {name}: {cells['reasons'][mate] or 'no reason recorded'}"
+        if mate is None or not cells["repeats"][mate]:
             rows.append({**cell, "kind": kind, "reason": reason})
     pairs = [pair for pair in sorted(partner.items()) if pair[0] < pair[1] and cells["repeats"][[*pair]].all()]
     return pairs, pd.DataFrame(rows, columns=["study", *_SHOWN, "repeats", "kind", "reason"])
@@ -442,7 +442,11 @@ def gate(found: StudyComparison, limits: Mapping[str, float]) -> dict[str, Any]:
     """
     checks: list[dict[Any, Any]] = []
     for word, limit in ((word, limit) for word, limit in limits.items() if word in GATE_WORDS):
-        nothing = {"metric": GATE_WORDS[word], "verdict": UNKNOWN, "note": "not known in any matched cell"}
+        nothing: dict[Any, Any] = {
+            "metric": GATE_WORDS[word],
+            "verdict": UNKNOWN,
+            "note": "not known in any matched cell",
+        }
         rows = found.of(GATE_WORDS[word]).to_dict("records") or [nothing]
         checks += [{**row, "word": word, "limit": limit, "outcome": outcome(row, limit)} for row in rows]
     gone = found.unmatched.query("study == 'before' and kind != 'ambiguous'").to_dict("records")

@@ -5,6 +5,7 @@ Everything shown is a column of the comparison (analysis/against.py); nothing is
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,8 @@ def write_against(found: StudyComparison, directory: Path, gate: Mapping[str, An
 
     Raises RecordError when the directory cannot be written.
     """
-    texts = {f"{NAME}.{form}": write(table(found)) for form, write in FORMS.items()}
+    noted = replace(table(found), notes=(*found.doubts,))
+    texts = {f"{NAME}.{form}": write(noted) for form, write in FORMS.items()}
     return [
         *write_result(directory / "tables", texts, choose="DIR"),
         *write_result(directory, {f"{NAME}.json": document(found, gate)}, choose="DIR"),
@@ -52,7 +54,7 @@ def names_of(after: Path, before: Path) -> tuple[str, str]:
 def headline(found: StudyComparison) -> str:
     """Return the one sentence that the comparison comes to: how many cells are slower or faster, and the most."""
     rows = found.of("throughput").to_dict("records")
-    total, told = plural(len(rows), "cell"), []
+    total, told = plural(len(rows), "cell"), list[str]()
     for verdict in (WORSE, BETTER):
         if own := [row for row in rows if row["verdict"] == verdict]:
             most = max(own, key=lambda row: (abs(math.log(row["ratio"])), row["series"], row["workers"]))
@@ -85,7 +87,7 @@ def _place(found: StudyComparison, row: Row) -> str:
     """Return `Horovod/MPI, batch 75, 8 workers`, of a target with its test MSE."""
     label = style.series_labels(found.points[row.get("study") == "before"])[row["series"]]
     words = [label, *([] if f"{row['setting']}" in label else [f"{row['setting']}"]), plural(row["workers"], "worker")]
-    nodes, before = ((row.get(name) if known(row.get(name)) else 1) for name in ("nodes", "before_nodes"))
+    nodes, before = (row[name] if known(row.get(name)) else 1.0 for name in ("nodes", "before_nodes"))
     if "before_nodes" in row and nodes != before:
         words[-1] += f" on {plural(nodes, 'node')} (before {before:.0f})"
     elif nodes > 1:
