@@ -117,7 +117,7 @@ def compare_studies(
     free = _free(match, cells)
     pairs, unmatched = _matched(cells, free, names)
     if not pairs:
-        raise AnalysisError(_nothing_shared(cells, free, names))
+        raise AnalysisError(_nothing_shared(cells, free, names, several="ambiguous" in set(unmatched["kind"])))
     turns = all(_taking_turns(runs[runs["cell"].isin(pair)]) for pair in pairs)
     rows: list[dict[str, Any]] = []
     for metric in METRICS:
@@ -284,7 +284,7 @@ def _matched(cells: pd.DataFrame, free: Sequence[str], names: tuple[str, str]) -
     return pairs, pd.DataFrame(rows, columns=["study", *_SHOWN, "repeats", "kind", "reason"])
 
 
-def _nothing_shared(cells: pd.DataFrame, free: Sequence[str], names: tuple[str, str]) -> str:
+def _nothing_shared(cells: pd.DataFrame, free: Sequence[str], names: tuple[str, str], *, several: bool) -> str:
     """Return why no cell has a partner: the settings that differ between the studies, and what can be done."""
     known = cells[cells["repeats"] > 0]
     for study, name in zip(("after", "before"), names, strict=True):
@@ -293,7 +293,10 @@ def _nothing_shared(cells: pd.DataFrame, free: Sequence[str], names: tuple[str, 
     values = {name: _values(known, name) for name in CELL if name not in free}
     differ = [name for name, (one, other) in values.items() if not one & other]
     told = [f"{name} ({_listed(values[name][1], 4)} against {_listed(values[name][0], 4)})" for name in differ]
-    why = f"they differ in {', '.join(told)}" if told else "every cell differs from every other in some setting"
+    alone = (
+        f"several fit each other once {', '.join(free)} may differ; name fewer" if several else "all differ somewhere"
+    )
+    why = f"they differ in {', '.join(told)}" if told else alone
     but = ",".join(name for name in differ if name != "workers")
     advice = f"; --match except:{but} matches cells all the same" if but else ""
     return f"{names[0]} and {names[1]} have no cell in common: {why}{advice}"
