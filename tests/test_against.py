@@ -176,7 +176,7 @@ def test_other_work_is_not_compared_unless_it_is_asked_for(before, golden):
     with golden.raises(AnalysisError, match="150 against 75.*--match"):
         compare_studies(double, before)
     assert len(compare_studies(double, before, match="except:batch").of("throughput")) == 5
-    assert len(compare_studies(before, before, match="except:backend,transport").of("throughput")) == 5
+    assert len(compare_studies(before, before, match="except:backend,transport,reduction").of("throughput")) == 5
     both = pd.concat([study(), study(batch=150).assign(run=lambda table: table["run"] + "b")], ignore_index=True)
     with golden.raises(AnalysisError, match="several fit.*batch"):
         compare_studies(quick(before, both), before, match="except:batch")
