@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from horovod_study.analysis.compare.study_comparison import FAILED, UNDECIDED, outcome, verdicts
+from horovod_study.analysis.against import FAILED, UNDECIDED, outcome, verdicts
 from horovod_study.analysis.stats import Interval, log_contrast
 
 HEADS = ("repeats", "scatter %", "slower %", "in cells", "limit %", "fails %", "found %", "undecided %")

@@ -120,7 +120,6 @@ RULES: dict[str, Here | ByTest | NotHere] = {
     r"(horovodrun -np 2 )?python examples/resnet18_cifar\.py .*": ByTest(
         by="test_examples.py", mentions=("resnet18_cifar.py", '"horovodrun", "-np", "2"')
     ),
-    r"python benchmarks/gate\.py .*": NotHere(reason="a benchmark of minutes; the lines of it are in its own table"),
     # on a GPU
     r"horovod-study strain train .*--cuda-graphs --kernels fused.*": NotHere(
         reason="needs a GPU, where tests/test_on_gpu.py does it; its options are compared with the program's"

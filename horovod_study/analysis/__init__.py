@@ -11,7 +11,8 @@
     sync/       waiting against workers, nodes, batches, cycles and transports
     learning/   learning curves, time to target, the learning-rate range test
     machine/    network, sensors, energy, and whether a model should be split
-    compare/    two configurations, or two studies, and whether the runs can tell
+    compare/    two configurations, and whether the runs can tell
+    against.py  two studies cell by cell: what is faster or slower after a change or on another cluster
     simulate/   a step on other workers, another network, or with other settings
     study.py    a whole study: run table -> everything the report reads
     impossible.py  what a number cannot be, whoever gave it; a kit, which every file of others and page goes through

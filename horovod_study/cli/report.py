@@ -363,45 +363,43 @@ def _checked(directory: Path, runs: Path | None, allow: Collection[str]) -> Any:
 
 def _compared_again(directory: Path, analysis: Any, source: Mapping[str, Any]) -> Any:
     """Return the comparison that the page of a study shows, or None where it shows none."""
-    from horovod_study.analysis.compare.study_comparison import compare_studies, read_match
+    from horovod_study.analysis.against import compare_studies
     from horovod_study.api import read_analysis
-    from horovod_study.report.figures.against import names_of
+    from horovod_study.report.against import names_of
 
     told = (source.get("report") or {}).get("against")
     if told is None:
         return None
     before = directory / told["directory"]
     names = names_of(directory.resolve(), before.resolve())
-    return compare_studies(analysis, read_analysis(before), may_differ=read_match(told.get("match")), names=names)
+    return compare_studies(analysis, read_analysis(before), match=told.get("match"), names=names)
 
 
 def _report_against(options: argparse.Namespace, directory: Path, earlier: Path) -> Result:
-    from horovod_study.analysis.compare.study_comparison import compare_studies, gate, read_limits, read_match
+    from horovod_study.analysis.against import compare_studies, gate, read_limits
     from horovod_study.api import read_analysis
-    from horovod_study.report.figures.against import document, gate_lines, lines, names_of, write_against
+    from horovod_study.report.against import document, gate_lines, lines, names_of, write_against
     from horovod_study.report.page.html import write_report
 
-    limits, may_differ = read_limits(options.fail_on or ()), read_match(options.match)
+    limits = read_limits(options.fail_on or ())
     after, before = (read_analysis(each) for each in (directory, earlier))
     for analysis in (after, before):
         say_left_out(analysis.provenance.get("left_out", {}))
     names = names_of(directory.resolve(), earlier.resolve())
-    found = compare_studies(after, before, may_differ=may_differ, names=names)
+    found = compare_studies(after, before, match=options.match, names=names)
     judged = gate(found, limits) if limits else None
-    how: dict[str, Any] = {"look": figure_look(options), "pgf": options.pgf}
-    paths = write_report(after, directory, against=found, second_process=available_cores() > 1, **how)
-    others = write_against(found, directory, gate=judged, **how)
-    paths += others
-    beside = Path(os.path.relpath(earlier, directory)).as_posix()
-    against = {"directory": beside, "match": options.match}
-    _keep_drawn(directory, paths, how["look"], others, against=against)
+    look, two = figure_look(options), available_cores() > 1
+    paths = write_report(after, directory, look=look, pgf=options.pgf, against=found, second_process=two)
+    others = write_against(found, directory, judged)
+    against = {"directory": Path(os.path.relpath(earlier, directory)).as_posix(), "match": options.match}
+    _keep_drawn(directory, [*paths, *others], look, others, against=against)
     gated = [] if judged is None else ["", *gate_lines(found, judged)]
-    where = f"report: {paths[0]}  (against.json, tables and figures beside it)"
+    where = f"report: {paths[0]}  (against.json and tables/against.* beside it)"
     return Result(
         document=document(found, judged),
         lines=[*lines(found), *gated, where],
-        files=paths,
-        exit_code=0 if judged is None or judged.passed else 1,
+        files=[*paths, *others],
+        exit_code=0 if judged is None or judged["passed"] else 1,
     )
 
 

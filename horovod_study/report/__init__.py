@@ -6,6 +6,7 @@
     doctor     what `horovod-study doctor` shows
     explanation  what `horovod-study explain` shows
     traces       what it shows of traces of torch.profiler and records of NCCL Inspector
+    against    what `horovod-study report --against` shows
     equality   what `horovod-study verify` shows
     archive    a study as one file to publish
     export     traces, trackers, Extra-P and points files

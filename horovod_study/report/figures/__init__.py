@@ -20,6 +20,6 @@ of a study:
     usage            what processors and GPUs did
 
 of one verb:
-    accounting, against, attribution, bench, comparison, inspection (with system), lr_range, search,
+    accounting, attribution, bench, comparison, inspection (with system), lr_range, search,
     simulation, timeline, timers, tune
 """

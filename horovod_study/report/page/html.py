@@ -70,6 +70,9 @@ MAX_CSV, MIN_CSV = 60_000, 15_000
 number holds where all figures together have more than MUCH_CSV: the page of a thousand runs shall stay below 5 MB."""
 MUCH_CSV = 2_000_000
 
+MAX_COMPARED = 40
+"""Rows of the comparison with another study up to which its table is unfolded."""
+
 MAX_ACCOUNTED = 100
 """Runs whose unexplained time the page lists; of more, those that do not add up and those with the largest gaps."""
 
@@ -86,7 +89,7 @@ def write_report(
     """Write report.html, the files of its figures (figures/) and of its tables (tables/); return the paths, page first.
 
     `look` and `pgf` are those of `figures.write_figures`; `against` is a comparison with another study
-    (analysis/compare/study_comparison.py) that the page shows, too. With `second_process` another Python writes the
+    (analysis/against.py) that the page shows, too. With `second_process` another Python writes the
     figures of a study of many points meanwhile; the program must be one that can be imported without running
     (`__main__` guard).
     Raises RecordError when the directory cannot be written.
@@ -278,9 +281,11 @@ def _compared(against: Any) -> dict[str, Any] | None:
     """Return what the section on the difference to another study shows; None without one."""
     if against is None:
         return None
-    from horovod_study.report.figures import against as compared
+    from horovod_study.report import against as compared
 
-    return {**compared.section(against), "figures": list(_figures([compared.drawing(against)], {}).values())}
+    told = {"headline": compared.headline(against), "texts": compared.texts(against), "doubts": against.doubts}
+    short = len(against.differences) <= MAX_COMPARED
+    return {**told, "before": against.names[1], "table": compared.table(against), "short": short}
 
 
 def _policy(script: str) -> str:
