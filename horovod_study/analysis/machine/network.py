@@ -146,6 +146,26 @@ def fits_of(content: Mapping[str, Any], *, source: str, way: str | None) -> tupl
     return fits, workers
 
 
+def all_reduces(points: Sequence[Mapping[str, Any]], way: str) -> list[Mapping[str, Any]]:
+    """Return the points of a bench.json that are all-reduces in place of a way, by their size."""
+    own = (each for each in points if (each["way"], each["operation"], each["place"]) == (way, "allreduce", "in"))
+    return sorted(own, key=lambda each: each["bytes"])
+
+
+def beyond_sizes(sizes: Sequence[float], size: float, *, source: str) -> str:
+    """Return the doubt about a time at `size` bytes that no measured size is near; "" between the smallest and largest.
+
+    `sizes` ascend. The time itself is that of costs.time_at.
+    """
+    if sizes[0] <= size <= sizes[-1]:
+        return ""
+    end, place = ("largest", -1) if size > sizes[-1] else ("smallest", 0)
+    return (
+        f"{source}: the {end} size measured is {sizes[place]:,} bytes: the time of {size:,.0f} bytes follows from the "
+        f"slope there, and its interval grows with the distance; measure with {size:,.0f} bytes"
+    )
+
+
 def attainable(intensity: float, *, peak: float, bandwidth: float) -> float:
     """Return the roofline min(peak, intensity * bandwidth): operations per second at operations per byte.
 

@@ -23,8 +23,9 @@ from typing import Any
 import numpy as np
 
 from horovod_study.analysis import stats
-from horovod_study.analysis.costs import Floats, Link, moved_share, rounds
-from horovod_study.analysis.machine.network import fits_of
+from horovod_study.analysis.costs import ERROR_BEYOND, Floats, Link, beyond, moved_share, rounds, time_at
+from horovod_study.analysis.impossible import impossible
+from horovod_study.analysis.machine.network import all_reduces, beyond_sizes, fits_of
 from horovod_study.analysis.simulate.allreduce import Curves, Sweep
 from horovod_study.analysis.simulate.network import Network, costs, small_allreduce_s, split
 from horovod_study.analysis.simulate.scaling import Scenario, Spread
@@ -161,12 +162,10 @@ def _measured_network(content: Mapping[str, Any], *, source: str, way: str | Non
         doubts.append(
             f"{source}: {floor} takes less for {size:,.0f} bytes than its alpha; its fitted bandwidth is used"
         )
-    (smallest, largest) = int(fits[floor]["low_bytes"]), int(fits[floor]["high_bytes"])
-    if not smallest <= size <= largest:
-        doubts.append(
-            f"{source}: messages of {size:,.0f} bytes are outside the {smallest:,} to {largest:,} bytes that were "
-            "measured"
-        )
+    points = all_reduces(content["points"], floor)
+    sizes, medians = (np.array([float(each[name]) for each in points]) for name in ("bytes", "seconds_median"))
+    if told := beyond_sizes([each["bytes"] for each in points], size, source=source):
+        doubts.append(told)
     if raw is None and "/" in chosen:
         doubts.append(
             f"{source}: {transport} alone was not measured, so what {chosen} adds counts as latency of the network and "
@@ -200,7 +199,12 @@ def _measured_network(content: Mapping[str, Any], *, source: str, way: str | Non
                 f"{source}: {chosen} was measured with a cycle that new gradients do not end, so its overhead holds "
                 "waits for the cycle; measure with HOROVOD_IDLE_CYCLE_TIME, or read the cycle's share as too large"
             )
-    swept = {float(each["bytes"]): float(each["seconds_median"]) for each in _all_reduces(content["points"], floor)}
+    bandwidth = moved_share(n) * size / (second - alpha)
+    if why := impossible("bandwidth", bandwidth=bandwidth):
+        raise AnalysisError(f"{source}: {floor} takes {second:.3g} s for {size:,.0f} bytes, {why}; measure again")
+    spread = math.hypot(
+        math.log(high / low) / 2 / stats.Z95 if high > low > 0 else 0.0, ERROR_BEYOND * beyond(sizes, size)
+    )
     return Measured(
         source=source,
         way=chosen,
@@ -208,10 +212,10 @@ def _measured_network(content: Mapping[str, Any], *, source: str, way: str | Non
         workers=n,
         nodes=nodes,
         per_node=per_node,
-        link=Link(alpha_s=alpha / rounds(n), bytes_per_s=moved_share(n) * size / (second - alpha), workers=n),
-        sweep=Sweep(workers=n, nodes=nodes, sizes=np.array(list(swept)), seconds=np.array(list(swept.values()))),
+        link=Link(alpha_s=alpha / rounds(n), bytes_per_s=bandwidth, workers=n),
+        sweep=Sweep(workers=n, nodes=nodes, sizes=sizes, seconds=medians),
         alpha_spread=alpha_spread,
-        bandwidth_spread=math.log(high / low) / 2 / stats.Z95 if high > low > 0 else None,
+        bandwidth_spread=spread or None,
         overhead_s=overhead,
         settings=settings,
         gradient_bytes=own,
@@ -220,20 +224,12 @@ def _measured_network(content: Mapping[str, Any], *, source: str, way: str | Non
     )
 
 
-def _all_reduces(points: Sequence[Mapping[str, Any]], way: str) -> list[Mapping[str, Any]]:
-    """Return the points of all-reduces in place of a way, by their size."""
-    return sorted(
-        (each for each in points if (each["way"], each["operation"], each["place"]) == (way, "allreduce", "in")),
-        key=lambda each: each["bytes"],
-    )
-
-
 def _time_at(points: Sequence[Mapping[str, Any]], way: str, size: float) -> tuple[float, float, float]:
-    """Return median, smallest and largest round in s of all-reduces in place at `size`, between sizes in logarithms."""
-    own = _all_reduces(points, way)
-    sizes = np.log([each["bytes"] for each in own])
+    """Return median, smallest and largest round in s of all-reduces in place at `size`."""
+    own = all_reduces(points, way)
+    sizes = np.array([float(each["bytes"]) for each in own])
     median, low, high = (
-        float(np.exp(np.interp(math.log(size), sizes, np.log([each[name] for each in own]))))
+        float(time_at(sizes, np.array([each[name] for each in own]), size))
         for name in ("seconds_median", "seconds_min", "seconds_max")
     )
     return median, low, high
