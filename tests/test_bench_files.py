@@ -38,7 +38,7 @@ def printed(n: int, *, hosts: int = 1, alpha_us: float = 20.0, gb_per_s: float =
     device = "#  Rank {0:2} Group  0 Pid {1:6} on {2} device  0 [0000:0f:00] NVIDIA A100-SXM4-40GB"
     lines = ["# nThread 1 nGpus 1 minBytes 8 maxBytes 134217728 step: 4(factor) agg iters: 1", "# Using devices"]
     lines += [device.format(rank, 900 + rank, f"host{rank * hosts // n}") for rank in range(n)]
-    lines += ["#       size         count      type   redop    root     time   algbw   busbw #wrong     time"]
+    lines += [f"#       size         count      type   redop    root{2 * '     time   algbw   busbw #wrong'}"]
     for size in SIZES:
         groups = ""
         for factor in (1.1, 1.0):
