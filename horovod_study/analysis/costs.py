@@ -26,7 +26,8 @@ Floats: TypeAlias = NDArray[np.float64]
 Value: TypeAlias = float | Floats
 """A constant, or draws of it, (K, 1)."""
 ERROR_BEYOND = 0.25
-"""Standard deviation of the logarithm of measured / extrapolated times, of each doubling beyond the sizes measured."""
+"""Standard deviation of the logarithm of measured / extrapolated times, of each doubling beyond the sizes measured:
+what the times of benchmarks/published/allreduce say whose largest sizes are hidden, each machine counted once."""
 
 
 def ring_messages(n: Any) -> Any:
@@ -59,11 +60,6 @@ def time_at(sizes: Floats, seconds: Floats, size: Value) -> Floats:
     return np.asarray(found)
 
 
-def beyond(sizes: Floats, size: float) -> float:
-    """Return by how many doublings `size` is outside of ascending `sizes`; 0 within."""
-    return float(max(0.0, np.log2(sizes[0] / size), np.log2(size / sizes[-1])))
-
-
 def rounds(n: Any) -> Any:
     """Return the rounds in which everybody can reach everybody, ceil(log2 n); any shape."""
     return np.ceil(np.log2(n) - 1e-9) + 0.0
@@ -77,6 +73,8 @@ class Link:
     bytes_per_s: Value
     source: str = "as given"
     workers: int | None = None  # that were measured together, where it was
+    error: float = 0.0  # standard deviation of the logarithm of the time that its bandwidth is of
+    doubt: str = ""
 
     def __post_init__(self) -> None:
         if not (np.isfinite(self.alpha_s).all() and np.all(np.asarray(self.alpha_s) >= 0)):

@@ -9,7 +9,7 @@ of an all-reduce, 2 (n - 1) / n, says how many there were (doc/PERFORMANCE.md of
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,47 +31,26 @@ _LARGE, _APART, _ALL_APART = 2**20, 1.5, 2.0
 _COLUMNS = {"bytes": "size", "N": "count", "op": "redop", "cputime": "time", "Size": "size", "Avg": "time"}
 """What other versions and OSU call a column."""
 _GROUP = ("time", "algbw", "busbw", "#wrong")
+_OPERATIONS = ("sum", "prod", "min", "max", "avg", "mulsum", "none")
 _UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 _RATES = {"MB/s": 1e6, "GB/s": 1e9, "MiB/s": 2.0**20, "GiB/s": 2.0**30}
-_BYTES = {
-    **dict.fromkeys(("int8", "uint8", "char", "f8e4m3", "f8e5m2", "fp8_e4m3", "fp8_e5m2"), 1),
-    **dict.fromkeys(("half", "bfloat16"), 2),
-    **dict.fromkeys(("float", "int32", "uint32", "int"), 4),
-    **dict.fromkeys(("double", "int64", "uint64"), 8),
-}
+_WIDTHS = {1: "int8 uint8 char f8e4m3 f8e5m2 fp8_e4m3 fp8_e5m2", 2: "half bfloat16", 4: "float int32 uint32 int"}
+_BYTES = {name: width for width, names in {**_WIDTHS, 8: "double int64 uint64"}.items() for name in names.split()}
 
 _LAUNCHER = re.compile(r"^(?:\[[\d,]+\]<std\w+>:|\d+:)\s?")
 _TESTS = "all_reduce|all_?gather|reduce_scatter|all_?to_?allv?|sendrecv|broadcast|reduce|gather|scatter|hypercube"
-_TEST = re.compile(rf"(?:(?<![a-z_])|starting: )({_TESTS})(?:_(?:perf|test)\b|$)")
+_TEST = re.compile(rf"(?<![a-z_])({_TESTS})_(?:perf|test)")
 _OSU = re.compile(r"# OSU (\S+) (.+?) Test\b")
-_HEADS = re.compile(r"(?:^|\s)((?:size|bytes)\s+(?:count|N)\s+type\s[^:]*\balgbw\s[^:]*)$")
-_OSU_TIME = re.compile(r"(?:(\w+)\s)?Lat(?:ency)?\s?\(us\)")
+_HEADS = re.compile(r"(?:^|\s)((?:size|bytes)\s+(?:count|N)\s+type\s[^:]*\balgbw\s[^:]*|Size\s.*Lat.*)$")
+_OSU_TIME = re.compile(r"(?:(\w+)\s)?(?:Tail\s)?Lat(?:ency)?\s?\(us\)")
 _ROW = re.compile(r"(?:^|[\s:>\]|#])(\d+\s+\d+\s+[a-z]\w*\s+\S.*)$")
 _OSU_ROW = re.compile(r"^\s*(\d+\s+\d+\.?\d*(?:\s+[\w.]+)*)\s*$")
-_FORMS_WITHOUT_HEADS = re.compile(
-    r"(?:\S+\s+){3}(?:sum|prod|min|max|avg|mulsum|none)(?:\s+-?\d+)?(?:(?:\s+[\d.eNA/+]+){4}){1,2}\s*"
-)
 _RANK = re.compile(
     r"\bRank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?(?:Pid\s+\d+\s+)?(?:on\s+(\S+)|uses)\s+device\b"
     r"|\bDevice\s+(\d+)\s+->\s+\d+\s+\[0x"  # of NCCL 1
 )
 _FACTS = {"wrong": r"\bOut of bounds values : (\d+)", "type": r"# Datatype: (\w+)", "aggregated": r"\bagg iters: (\d+)"}
 _PLACED = re.compile(r"^(.+)@(?:(\d{1,7})x)?(\d{1,7})$")
-
-_CHECKS: Sequence[tuple[Callable[[pd.DataFrame], Any], str]] = (
-    (lambda rows: rows["test"] != "all_reduce", "is of {test}, no all-reduce; give what all_reduce_perf printed"),
-    (lambda rows: rows["root"] != "-1", "column root is {root}, and an all-reduce has none (-1): a reduce?"),
-    (lambda rows: rows["redop"] == "none", "nothing is added up (no redop): an all-gather, a broadcast?"),
-    (lambda rows: rows["cpu"], "has times of the host's calls (-C 1), not of the collective; measure again"),
-    (lambda rows: rows["held"] != rows["size"], "{count:,} elements of {type} are not {size:,} bytes; no all-reduce?"),
-    (
-        lambda rows: (
-            (rows["algbw"] - rows["rate"]).abs() > 1.02 * rows["algbw_half"] + (0.01 + rows["rough"]) * rows["rate"]
-        ),
-        "{size:,} bytes in {time:g} {unit} are {rate:.4g} {per_s}, and the line says {algbw:g}; give what was printed",
-    ),
-)
-"""What a row of an all-reduce cannot be, and its words."""
 
 
 def placed_name(name: str) -> tuple[str, tuple[int, int] | None]:
@@ -86,7 +65,7 @@ class _Table:
 
     program: str
     way: str = "nccl"
-    test: str = "all_reduce"  # as a title or a command says
+    test: str = ""  # of another collective, with its line, as a title or a command says
     heads: list[str] = field(default_factory=list)
     units: list[str] = field(default_factory=list)
     ranks: list[tuple[str, str, str]] = field(default_factory=list)  # group, rank, host
@@ -119,15 +98,15 @@ def benches_of(text: str, *, source: str, gradient_bytes: float | None = None) -
         try:
             rows = _checked(table, name)
             found.setdefault((table.way, *_hosts(table, rows, name, placed)), []).append((table, rows))
+            left += [f"{name} {each}" for each in table.left]
         except AnalysisError as error:
             left.append(str(error))
-        left += [f"{name} {each}" for each in table.left]
     for (_, hosts, how), own in sorted(found.items(), key=lambda each: (len(each[0][1]), len(set(each[0][1])))):
         if (sizes := pd.concat([rows for _, rows in own])["size"].nunique()) >= _FITS:
             made.append(_document(own, hosts, how, name, gradient_bytes))
         else:
             told = f"{len(hosts)} workers were measured with {sizes} size{'s' * (sizes > 1)}; a line needs {_FITS}"
-            left.append(f"{name}: {told}: all_reduce_perf -b 8 -e 256M -f 2")
+            left.append(f"{name}: {own[0][0].program}: {told}: all_reduce_perf -b 8 -e 256M -f 2")
     told = "; ".join([*left[:3], *([f"and {len(left) - 3} more"] if len(left) > 3 else [])])
     if not made:
         raise AnalysisError(told)
@@ -147,13 +126,14 @@ def _tables(text: str) -> Iterator[_Table]:
             yield table
             table = _Table(program, test=table.test, ranks=table.ranks if heads else [])
         if title:
-            named = title[2].startswith("Allreduce") and title[2].endswith("Latency")
-            test = "all_reduce" if named else f"OSU's {title[2]} Test"
+            whole = title[2].startswith("Allreduce") and title[2].endswith("Latency")
+            test = "" if whole else f"line {number}: OSU's {title[2]} Test"
             table = _Table("osu_allreduce", title[1].split("-")[0].lower(), test, ["Size", "Avg"], ["us"])
         elif tests:  # where a line names several, the rows have to tell
-            table.test = tests.pop() if len(tests) == 1 else "all_reduce"
+            table.test = "" if len(tests) > 1 or "all_reduce" in tests else f"line {number}: {tests.pop()}_perf"
         elif heads:
-            table.heads = heads[1].split()
+            table.program = "NCCL 1's tests or nccl-tests before 2019" if "bytes" in heads[1] else table.program
+            table.heads = _OSU_TIME.sub(lambda found: found[1] or "Avg", heads[1]).split()
         elif units := re.findall(r"\((\w+(?:/s)?)\)", line) if table.heads and not table.rows else []:
             table.units = units
         else:
@@ -171,13 +151,11 @@ def _take(table: _Table, line: str, number: int) -> None:
     osu = table.program == "osu_allreduce"
     if rank := _RANK.search(line):
         table.ranks.append((rank[2] or "0", rank[1] or rank[4], rank[3] or "node0"))
-    if osu and line.split()[:2] == ["#", "Size"]:
-        table.heads = _OSU_TIME.sub(lambda found: found[1] or "Avg", line).split()[1:]
     if not (row := (_OSU_ROW if osu else _ROW).search(line)):
         return
     words, heads = row[1].split(), [_COLUMNS.get(word, word) for word in table.heads]
     if not heads:
-        if not _FORMS_WITHOUT_HEADS.fullmatch(row[1]):
+        if words[3] not in _OPERATIONS or len(words) not in (8, 9, 12, 13):
             return
         heads = ["size", "count", "type", "redop", "root"][: 4 + len(words) % 4] + [*_GROUP] * (len(words) // 4 - 1)
     if heads[-1] == "timestamp":
@@ -187,21 +165,22 @@ def _take(table: _Table, line: str, number: int) -> None:
     if len(words) not in (len(heads), first + width):
         table.left.append(f"line {number}: has {len(words)} words under {len(heads)} heads")
         return
-    cells = {"redop": "sum" if osu else "none", "root": "-1", "type": table.facts.get("type", "type unknown")}
-    cells |= {"count": words[0], **dict(zip(heads[:first], words, strict=False))}
-    parts = [
-        dict(zip(heads[first : first + width], words[at:], strict=False)) for at in range(first, len(words), width)
-    ]
-    wrong = words.count("Fail") + sum(int(bad) for part in parts if (bad := _number(part.get("#wrong", ""))[0]) > 0)
+    at = range(first, len(words), width)
+    parts = [dict(zip(heads[first : first + width], words[place:], strict=False)) for place in at]
     part = next((part for part in reversed(parts) if _number(part["time"])[0] > 0), None)
-    if part is not None and int(words[0]) > 0:
-        told = {"line": number, "test": table.test, "cpu": "cputime" in table.heads, "wrong": wrong}
-        told |= {name: int(cells.pop(name)) for name in ("size", "count")} | {
-            "in_place": groups > 1 and part is parts[-1]
-        }
-        numbers = {name: _number(part.get(name, "")) for name in _GROUP[:3]}
-        halves = {f"{name}_half": half for name, (_, half) in numbers.items()}
-        table.rows.append({**cells, **told, **{name: value for name, (value, _) in numbers.items()}, **halves})
+    if part is None or int(words[0]) == 0:
+        return
+    row: dict[str, Any] = {
+        "redop": "sum" if osu else "none",
+        "root": "-1",
+        "type": table.facts.get("type", "type unknown"),
+    }
+    row |= {"count": words[0], **dict(zip(heads[:first], words, strict=False)), "line": number}
+    row |= {"cpu": "cputime" in table.heads, "in_place": groups > 1 and part is parts[-1], "wrong": words.count("Fail")}
+    row["wrong"] += sum(int(bad) for part in parts if (bad := _number(part.get("#wrong", ""))[0]) > 0)
+    for name in _GROUP[:3]:
+        row[name], row[f"{name}_half"] = _number(part.get(name, ""))
+    table.rows.append(row)
 
 
 def _number(word: str) -> tuple[float, float]:
@@ -214,9 +193,13 @@ def _number(word: str) -> tuple[float, float]:
 
 def _checked(table: _Table, source: str) -> pd.DataFrame:
     """Return the rows of a table with their `seconds`; AnalysisError, with the line, where one is of no all-reduce."""
+    if table.test:
+        raise AnalysisError(
+            f"{source} {table.test} is no all-reduce; give what all_reduce_perf or osu_allreduce printed"
+        )
     if not table.rows:
-        raise AnalysisError(f"{source}: no row of a table fits its heads; give it as it was printed")
-    rows = pd.DataFrame(table.rows)
+        raise AnalysisError(f"{source} {table.left[0]}; give the output as it was printed")
+    rows = pd.DataFrame(table.rows).astype({"size": "int64", "count": "int64"})
     kinds = rows.groupby(["type", "redop"], sort=False)["size"].nunique()
     kind = max(kinds.index, key=lambda each: (kinds[each], each[1] == "sum", each[0] == "float"))
     other = (rows["type"] != kind[0]) | (rows["redop"] != kind[1])
@@ -228,19 +211,22 @@ def _checked(table: _Table, source: str) -> pd.DataFrame:
     seen = min(_UNITS, key=lambda unit: abs(math.log10(_UNITS[unit]) - power))
     seen = seen if len(known) else "ms" if "bytes" in table.heads else "us"
     unit = next((unit for unit in table.units if unit in _UNITS), seen)
-    rows = rows.assign(
-        held=rows["count"] * rows["type"].map(_BYTES).fillna(rows["size"] / rows["count"]),
-        rate=rows["size"] / rows["time"] / _UNITS[unit] / _RATES[per_s],
-        rough=rows["time_half"] / rows["time"],
-    )
-    for broken, says in _CHECKS:
-        if len(wrong := rows[broken(rows)]):
-            told = {**wrong.iloc[0], "unit": unit, "per_s": per_s}
-            raise AnalysisError(f"{source} line {told['line']}: {says.format_map(told)}")
-    rate = rows["rate"].where(~(rows["algbw_half"] / rows["algbw"] < rows["rough"]), rows["algbw"]) * _RATES[per_s]
-    if why := impossible("bandwidth", bandwidth=float(rate.max())):
-        raise AnalysisError(f"{source}: its sizes and its times in {unit} are {why}; give them as they were printed")
-    return rows.assign(seconds=rows["size"] / rate)
+    width = rows["type"].map(_BYTES).fillna(rows["size"] / rows["count"])
+    rough, rate_rough = rows["time_half"] / rows["time"], rows["algbw_half"] / rows["algbw"]
+    rows = rows.assign(rate=rows["size"] / rows["time"] / _UNITS[unit] / _RATES[per_s], unit=unit, per_s=per_s)
+    changed = (rows["algbw"] - rows["rate"]).abs() > 1.02 * rows["algbw_half"] + (0.01 + rough) * rows["rate"]
+    for says, wrong in {
+        "column root is {root}, and an all-reduce has none (-1): a reduce?": rows["root"] != "-1",
+        "nothing is added up (no redop): an all-gather, a broadcast?": rows["redop"] == "none",
+        "has times of the host's calls (-C 1), not of the collective; measure again": rows["cpu"],
+        "{count:,} elements of {type} are not {size:,} bytes; no all-reduce?": rows["count"] * width != rows["size"],
+        "{size:,} bytes in {time:g} {unit} are {rate:.4g} {per_s}, and the line says {algbw:g}; give the output as "
+        "all_reduce_perf printed it": changed,
+    }.items():
+        if wrong.any():
+            raise AnalysisError(f"{source} line {{line}}: {says}".format_map(rows[wrong].iloc[0]))
+    rate = rows["rate"].where(~(rate_rough < rough), rows["algbw"])  # whichever has more digits
+    return rows.assign(seconds=rows["size"] / rate / _RATES[per_s])
 
 
 def _hosts(
@@ -280,8 +266,10 @@ def _hosts(
         hosts = ("node0",) * int(fitting[0])
     if (n := len(hosts)) < 2:
         raise AnalysisError(f"{source}: is of one worker, who sends nothing; measure two or more")
+    if why := impossible("bandwidth", bandwidth=float((rows["size"] / rows["seconds"]).max())):
+        raise AnalysisError(f"{source}: has {why}; give sizes and times as they were printed")
     if (wrong := off(n, 0.002)[0]).any():
-        line, ratio = rows["line"][wrong].iloc[0], (bus / rate)[wrong][0]
+        line, ratio = rows["line"][wrong].iloc[0], (bus[wrong] / rate[wrong])[0]
         raise AnalysisError(
             f"{source} line {line}: busbw / algbw is {ratio:.4g}, and an all-reduce of {n} workers has "
             f"{moved_share(n):.4g}: another collective, or another number of workers"
@@ -299,8 +287,8 @@ def _document(
     if apart and (np.median([*apart.values()]) > _ALL_APART or (worst >= _LARGE and apart[worst] > _APART)):
         (least, line), *_, (most, other) = times[worst]
         raise AnalysisError(
-            f"{source}: {n} workers took {1e6 * least:,.1f} us for {worst:,} bytes in line {line}, {1e6 * most:,.1f} us "
-            f"in line {other}: two configurations, no repeats; put the rows of one into a file of its own"
+            f"{source}: {n} workers took {1e6 * least:,.1f} us for {worst:,} bytes in line {line} and "
+            f"{1e6 * most:,.1f} us in line {other}: two configurations, no repeats; give the rows of one in a file"
         )
     wrong = int(sum(max(own["wrong"].sum(), int(table.facts.get("wrong", 0))) for table, own in tables))
     place = {"way": first.way, "operation": "allreduce", "place": "in", "iterations": 1, "seconds_median_op": None}
@@ -334,15 +322,14 @@ def largest_of_each_kind(
     times over those of the alpha-beta model (costs.py) with the constants kept, at the largest size of both.
     """
     kept: dict[bool, tuple[dict[str, Any], str]] = {}
-    for each in benches:
-        if each[0].get("workers", 0) >= kept.setdefault(_spans(each[0]), each)[0].get("workers", 0):
-            kept[_spans(each[0])] = each
-    doubts = []
-    for content, source in benches:
-        best, name = kept[_spans(content)]
-        if content is not best:
-            told = f"{source}: {content['workers']} workers, set aside for the {best['workers']} of {name}"
-            doubts.append(told + _compared(content, best))
+    for each in sorted(benches, key=lambda each: each[0].get("workers", 0)):
+        kept[_spans(each[0])] = each
+    doubts = [
+        f"{source}: {content['workers']} workers, set aside for the {best['workers']} of {name}"
+        + _compared(content, best)
+        for content, source, (best, name) in ((*each, kept[_spans(each[0])]) for each in benches)
+        if content is not best
+    ]
     return [each for each in benches if each[0] is kept[_spans(each[0])][0]], doubts
 
 
