@@ -131,7 +131,7 @@ def simulate(
         )
     require_within("simulate: --seed", seed, 0)
     fine, coarse = chance(STEPS, seed=seed), chance(100, seed=seed + 1)
-    normal = np.random.default_rng(seed + 2).standard_normal((4, DRAWS, 1))
+    normal = np.random.default_rng(seed + 2).standard_normal((5, DRAWS, 1))
     rows: list[dict[str, Any]] = []
     baseline: dict[int, tuple[float, tuple[Floats, Floats, Floats] | None]] = {}
     for name, scenario in scenarios.items():
@@ -238,14 +238,14 @@ def _relative(
     if spread.compute is None and spread.alpha is None and spread.bandwidth is None and error == 0:
         return None
     crowded = scenario.crowding_error(min(n, scenario.network.workers_per_node))
-    widths = [math.hypot(spread.compute or 0.0, crowded), spread.alpha or 0.0, spread.bandwidth or 0.0, error]
+    widths = [spread.compute or 0.0, spread.alpha or 0.0, spread.bandwidth or 0.0, error, crowded]
     # The constants as they are come first: only ratios to them are used, so that few steps per draw are enough.
-    compute, alpha, bandwidth, model = (
+    compute, alpha, bandwidth, model, crowd = (
         np.concatenate([np.ones((1, 1)), np.exp(width * each)]) for width, each in zip(widths, normal, strict=True)
     )
     there, changes = scenario.network, {"alpha": alpha * model, "bandwidth": bandwidth / model}
     network = replace(there, intra=there.intra.times(**changes), inter=there.inter.times(**changes))
-    _, steps = _steps(scenario, n, global_batch, luck, network, scenario.runtime, compute)
+    _, steps = _steps(scenario, n, global_batch, luck, network, scenario.runtime, compute * crowd)
     mean = np.broadcast_to(steps, (DRAWS + 1, steps.shape[1])).mean(axis=1)
     step = mean[1:] / mean[0]
     reduced = np.broadcast_to(_allreduce_s(scenario, n, network), (DRAWS + 1, 1))[:, 0]
