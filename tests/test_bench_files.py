@@ -197,6 +197,7 @@ KINDS_1 = [("char", 1, "sum"), ("float", 4, "sum"), ("float", 4, "max"), ("doubl
 FORMS = {
     "timestamps": table(2, heads=f"{NOW} timestamp", behind="2025-03-01 09:08:00"),
     "iterations": table(2, heads=SPREAD),
+    "a further column": table(4, heads=f"{NOW} memory", behind="17"),
     "both": table(4, heads=f"{SPREAD} timestamp", behind="2025-03-01 09:08:00"),
     "a slow network": table(8, gb_per_s=0.02, sizes=[2**k for k in range(20, 34)]),
     "before root": table(4, heads=ROOTLESS),
@@ -229,8 +230,8 @@ def test_of_several_types_and_operations_the_sums_of_floats_are_read_and_an_old_
     [
         (table(2, root=0), "root is 0"),
         (table(2, kinds=[("float", 4, "none")], share=0.5), "no redop"),
-        ("$ mpirun ./build/reduce_scatter_perf -b 8\n" + table(2, share=0.5), r"line \d+: reduce_scatter_perf"),
-        ("# Collective test starting: alltoall_perf\n" + table(2, share=0.5), r"line \d+: alltoall_perf"),
+        ("$ mpirun ./build/reduce_scatter_perf -b 8\n" + table(2, share=0.5), r"reduce_scatter_perf \(line \d+\) is"),
+        ("# Collective test starting: alltoall_perf\n" + table(2, share=0.5), r"alltoall_perf \(line \d+\) is"),
         (table(1, share=0.0), "one worker"),
     ],
 )
@@ -292,7 +293,7 @@ def test_osu_allreduce_of_each_version_is_read_and_extrapolated_from_its_1_mib(
     "title", ["MPI Latency", "MPI-CUDA Bandwidth", "MPI Allgather Latency", "MPI Non-blocking Allreduce Latency"]
 )
 def test_other_tests_of_osu_are_refused_by_their_names(title: str) -> None:
-    with pytest.raises(AnalysisError, match=f"line 1: OSU's {title.partition(' ')[2]} Test is no all-reduce"):
+    with pytest.raises(AnalysisError, match=rf"OSU's {title.partition(' ')[2]} Test \(line 1\) is no all-reduce"):
         benches_of(osu(title, "Avg Latency(us)", 1), source="log@2", gradient_bytes=1e8)
 
 

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -127,10 +128,10 @@ def _tables(text: str) -> Iterator[_Table]:
             table = _Table(program, test=table.test, ranks=table.ranks if heads else [])
         if title:
             whole = title[2].startswith("Allreduce") and title[2].endswith("Latency")
-            test = "" if whole else f"line {number}: OSU's {title[2]} Test"
+            test = "" if whole else f"OSU's {title[2]} Test (line {number})"
             table = _Table("osu_allreduce", title[1].split("-")[0].lower(), test, ["Size", "Avg"], ["us"])
         elif tests:  # where a line names several, the rows have to tell
-            table.test = "" if len(tests) > 1 or "all_reduce" in tests else f"line {number}: {tests.pop()}_perf"
+            table.test = "" if len(tests) > 1 or "all_reduce" in tests else f"{tests.pop()}_perf (line {number})"
         elif heads:
             table.program = "NCCL 1's tests or nccl-tests before 2019" if "bytes" in heads[1] else table.program
             table.heads = _OSU_TIME.sub(lambda found: found[1] or "Avg", heads[1]).split()
@@ -158,15 +159,13 @@ def _take(table: _Table, line: str, number: int) -> None:
         if words[3] not in _OPERATIONS or len(words) not in (8, 9, 12, 13):
             return
         heads = ["size", "count", "type", "redop", "root"][: 4 + len(words) % 4] + [*_GROUP] * (len(words) // 4 - 1)
-    if heads[-1] == "timestamp":
-        heads, words = heads[:-1], words[: len(heads) - 1]
-    first, groups = heads.index("time"), heads.count("time")
-    width = (len(heads) - first) // groups
-    if len(words) not in (len(heads), first + width):
+    starts = [place for place, name in enumerate(heads) if name == "time"]
+    whole = len(heads) + (heads[-1] == "timestamp")  # of two words
+    if len(words) not in (whole, *starts[1:]) or not starts:  # where one group is blank, the other is there alone
         table.left.append(f"line {number}: has {len(words)} words under {len(heads)} heads")
         return
-    at = range(first, len(words), width)
-    parts = [dict(zip(heads[first : first + width], words[place:], strict=False)) for place in at]
+    ends = pairwise([*(start for start in starts if start < len(words)), len(words)])
+    parts = [dict(zip(heads[start:end], words[start:end], strict=False)) for start, end in ends]
     part = next((part for part in reversed(parts) if _number(part["time"])[0] > 0), None)
     if part is None or int(words[0]) == 0:
         return
@@ -175,8 +174,9 @@ def _take(table: _Table, line: str, number: int) -> None:
         "root": "-1",
         "type": table.facts.get("type", "type unknown"),
     }
-    row |= {"count": words[0], **dict(zip(heads[:first], words, strict=False)), "line": number}
-    row |= {"cpu": "cputime" in table.heads, "in_place": groups > 1 and part is parts[-1], "wrong": words.count("Fail")}
+    row |= {"count": words[0], **dict(zip(heads[: starts[0]], words, strict=False)), "line": number}
+    row |= {"cpu": "cputime" in table.heads, "in_place": len(starts) > 1 and part is parts[-1]}
+    row["wrong"] = words.count("Fail")
     row["wrong"] += sum(int(bad) for part in parts if (bad := _number(part.get("#wrong", ""))[0]) > 0)
     for name in _GROUP[:3]:
         row[name], row[f"{name}_half"] = _number(part.get(name, ""))
@@ -193,12 +193,10 @@ def _number(word: str) -> tuple[float, float]:
 
 def _checked(table: _Table, source: str) -> pd.DataFrame:
     """Return the rows of a table with their `seconds`; AnalysisError, with the line, where one is of no all-reduce."""
-    if table.test:
-        raise AnalysisError(
-            f"{source} {table.test} is no all-reduce; give what all_reduce_perf or osu_allreduce printed"
-        )
+    again = "give the output of all_reduce_perf or osu_allreduce as it was printed"
     if not table.rows:
-        raise AnalysisError(f"{source} {table.left[0]}; give the output as it was printed")
+        told = f"{table.test} is no all-reduce" if table.test else table.left[0]
+        raise AnalysisError(f"{source}: {told}; {again}")
     rows = pd.DataFrame(table.rows).astype({"size": "int64", "count": "int64"})
     kinds = rows.groupby(["type", "redop"], sort=False)["size"].nunique()
     kind = max(kinds.index, key=lambda each: (kinds[each], each[1] == "sum", each[0] == "float"))
@@ -217,14 +215,15 @@ def _checked(table: _Table, source: str) -> pd.DataFrame:
     changed = (rows["algbw"] - rows["rate"]).abs() > 1.02 * rows["algbw_half"] + (0.01 + rough) * rows["rate"]
     for says, wrong in {
         "column root is {root}, and an all-reduce has none (-1): a reduce?": rows["root"] != "-1",
+        f"{table.test} is no all-reduce": rows["line"] * bool(table.test) > 0,
         "nothing is added up (no redop): an all-gather, a broadcast?": rows["redop"] == "none",
-        "has times of the host's calls (-C 1), not of the collective; measure again": rows["cpu"],
+        "has times of the host's calls (-C 1), not of the collective": rows["cpu"],
         "{count:,} elements of {type} are not {size:,} bytes; no all-reduce?": rows["count"] * width != rows["size"],
-        "{size:,} bytes in {time:g} {unit} are {rate:.4g} {per_s}, and the line says {algbw:g}; give the output as "
-        "all_reduce_perf printed it": changed,
+        "{size:,} bytes in {time:g} {unit} are {rate:.4g} {per_s}, and the line says {algbw:g}": changed,
     }.items():
         if wrong.any():
-            raise AnalysisError(f"{source} line {{line}}: {says}".format_map(rows[wrong].iloc[0]))
+            told = says.format_map(rows[wrong].iloc[0])
+            raise AnalysisError(f"{source} line {rows['line'][wrong].iloc[0]}: {told}; {again}")
     rate = rows["rate"].where(~(rate_rough < rough), rows["algbw"])  # whichever has more digits
     return rows.assign(seconds=rows["size"] / rate / _RATES[per_s])
 

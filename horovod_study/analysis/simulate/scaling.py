@@ -289,8 +289,8 @@ def doubts(scenario: Scenario, workers: Sequence[int], *, global_batch: int | No
         )
     elif on_node > known and len(scenario.crowding) > 1:
         found.append(
-            f"{on_node} workers on a node, and {known} at most were measured together: how they slow each other down is "
-            "extrapolated by its slope, with an interval that grows with the distance"
+            f"{on_node} workers on a node, and {known} at most were measured together: how they slow each other down "
+            "is extrapolated by its slope, with an interval that grows with the distance"
         )
     if min(scenario.crowding) > 1:
         found.append(
