@@ -188,8 +188,8 @@ def _network(bench: Mapping[str, Any]) -> _Network:
             f"{source} is damaged ({error!r} is missing or wrong); give the bench.json of `horovod-study bench`"
         ) from None
     found = network_of(bench, source=source, way=None, size=size)
-    error = math.hypot(_MEASURED_NETWORK, found.error)
-    return _Network(seconds=lambda n: found.all_reduce_s(size, n)[0], hosts=hosts, error=error, doubt=found.doubt)
+    spread = math.hypot(_MEASURED_NETWORK, found.error)
+    return _Network(seconds=lambda n: found.all_reduce_s(size, n)[0], hosts=hosts, error=spread, doubt=found.doubt)
 
 
 def _without_other_units(rows: pd.DataFrame) -> tuple[pd.DataFrame, str]:

@@ -358,11 +358,13 @@ def network_of(content: Mapping[str, Any], *, source: str, way: str | None, size
     except (KeyError, TypeError, ValueError) as error:
         raise AnalysisError(f"{source}: a fit is damaged ({error}); measure again with `horovod-study bench`") from None
     chosen = way or min(lines, key=lambda name: lines[name][0] + size / lines[name][1])
-    (alpha_s, beta), told = lines[chosen], {}
-    if content.get("points") and (there := all_reduce_at(content["points"], chosen, size, source=source)).doubt:
-        beta = size / (there.seconds - alpha_s) if there.seconds > alpha_s else beta
-        told = {"error": there.error, "doubt": there.doubt}
-    return replace(link_of_line(alpha_s, beta, workers, source=f"{chosen}, {workers} workers, {source}"), **told)
+    (alpha_s, beta), told = lines[chosen], f"{chosen}, {workers} workers, {source}"
+    link = link_of_line(alpha_s, beta, workers, source=told)
+    if not content.get("points") or not (there := all_reduce_at(content["points"], chosen, size, source=source)).doubt:
+        return link
+    if there.seconds > alpha_s:
+        link = link_of_line(alpha_s, size / (there.seconds - alpha_s), workers, source=told)
+    return replace(link, error=there.error, doubt=there.doubt)
 
 
 def rate_of_step(model: LayeredModel, *, batch: int, step_s: float) -> float:

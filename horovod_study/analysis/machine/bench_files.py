@@ -42,10 +42,10 @@ _LAUNCHER = re.compile(r"^(?:\[[\d,]+\]<std\w+>:|\d+:)\s?")
 _TESTS = "all_reduce|all_?gather|reduce_scatter|all_?to_?allv?|sendrecv|broadcast|reduce|gather|scatter|hypercube"
 _TEST = re.compile(rf"(?<![a-z_])({_TESTS})_(?:perf|test)")
 _OSU = re.compile(r"# OSU (\S+) (.+?) Test\b")
-_HEADS = re.compile(r"(?:^|\s)((?:size|bytes)\s+(?:count|N)\s+type\s[^:]*\balgbw\s[^:]*|Size\s.*Lat.*)$")
+_HEADS = re.compile(r"(?:^|\s)((?:size|bytes)\s+(?:count|N)\s+type\s[^:]*\balgbw\s[^:]*|Size\s+(?:Avg )?Lat.*)$")
 _OSU_TIME = re.compile(r"(?:(\w+)\s)?(?:Tail\s)?Lat(?:ency)?\s?\(us\)")
 _ROW = re.compile(r"(?:^|[\s:>\]|#])(\d+\s+\d+\s+[a-z]\w*\s+\S.*)$")
-_OSU_ROW = re.compile(r"^\s*(\d+\s+\d+\.?\d*(?:\s+[\w.]+)*)\s*$")
+_OSU_ROW = re.compile(r"^\s*(\d+\s+\d+\.\d+(?:\s+[\w.]+)*)\s*$")
 _RANK = re.compile(
     r"\bRank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?(?:Pid\s+\d+\s+)?(?:on\s+(\S+)|uses)\s+device\b"
     r"|\bDevice\s+(\d+)\s+->\s+\d+\s+\[0x"  # of NCCL 1
@@ -152,13 +152,12 @@ def _take(table: _Table, line: str, number: int) -> None:
     osu = table.program == "osu_allreduce"
     if rank := _RANK.search(line):
         table.ranks.append((rank[2] or "0", rank[1] or rank[4], rank[3] or "node0"))
-    if not (row := (_OSU_ROW if osu else _ROW).search(line)):
-        return
-    words, heads = row[1].split(), [_COLUMNS.get(word, word) for word in table.heads]
-    if not heads:
-        if words[3] not in _OPERATIONS or len(words) not in (8, 9, 12, 13):
-            return
+    words = row[1].split() if (row := (_OSU_ROW if osu else _ROW).search(line)) else []
+    heads = [_COLUMNS.get(word, word) for word in table.heads]
+    if not heads and len(words) in (8, 9, 12, 13) and words[3] in _OPERATIONS:
         heads = ["size", "count", "type", "redop", "root"][: 4 + len(words) % 4] + [*_GROUP] * (len(words) // 4 - 1)
+    if not words or not heads:
+        return
     starts = [place for place, name in enumerate(heads) if name == "time"]
     whole = len(heads) + (heads[-1] == "timestamp")  # of two words
     if len(words) not in (whole, *starts[1:]) or not starts:  # where one group is blank, the other is there alone
@@ -169,18 +168,18 @@ def _take(table: _Table, line: str, number: int) -> None:
     part = next((part for part in reversed(parts) if _number(part["time"])[0] > 0), None)
     if part is None or int(words[0]) == 0:
         return
-    row: dict[str, Any] = {
+    cells: dict[str, Any] = {
         "redop": "sum" if osu else "none",
         "root": "-1",
         "type": table.facts.get("type", "type unknown"),
     }
-    row |= {"count": words[0], **dict(zip(heads[: starts[0]], words, strict=False)), "line": number}
-    row |= {"cpu": "cputime" in table.heads, "in_place": len(starts) > 1 and part is parts[-1]}
-    row["wrong"] = words.count("Fail")
-    row["wrong"] += sum(int(bad) for part in parts if (bad := _number(part.get("#wrong", ""))[0]) > 0)
+    cells |= {"count": words[0], **dict(zip(heads[: starts[0]], words, strict=False)), "line": number}
+    cells |= {"cpu": "cputime" in table.heads, "in_place": len(starts) > 1 and part is parts[-1]}
+    wrong = [_number(part.get("#wrong", ""))[0] for part in parts]
+    cells["wrong"] = words.count("Fail") + sum(int(each) for each in wrong if each > 0)
     for name in _GROUP[:3]:
-        row[name], row[f"{name}_half"] = _number(part.get(name, ""))
-    table.rows.append(row)
+        cells[name], cells[f"{name}_half"] = _number(part.get(name, ""))
+    table.rows.append(cells)
 
 
 def _number(word: str) -> tuple[float, float]:
@@ -203,12 +202,13 @@ def _checked(table: _Table, source: str) -> pd.DataFrame:
     other = (rows["type"] != kind[0]) | (rows["redop"] != kind[1])
     if other.any():
         table.left.append(f"line {rows['line'][other.idxmax()]}: {other.sum()} rows are not of {kind[0]} {kind[1]}")
-    rows, per_s = rows[~other], next((unit for unit in table.units if unit in _RATES), "GB/s")
+    rows, per_s = pd.DataFrame(rows[~other]), next((unit for unit in table.units if unit in _RATES), "GB/s")
     known = rows[rows["algbw"] > 10 * rows["algbw_half"]]
-    power = float(np.log10(known["size"] / _RATES[per_s] / known["algbw"] / known["time"]).median())
-    seen = min(_UNITS, key=lambda unit: abs(math.log10(_UNITS[unit]) - power))
-    seen = seen if len(known) else "ms" if "bytes" in table.heads else "us"
-    unit = next((unit for unit in table.units if unit in _UNITS), seen)
+    unit = "ms" if "bytes" in table.heads else "us"
+    if len(known):
+        power = float(np.median(np.log10(known["size"] / _RATES[per_s] / known["algbw"] / known["time"])))
+        unit = min(_UNITS, key=lambda each: abs(math.log10(_UNITS[each]) - power))
+    unit = next((each for each in table.units if each in _UNITS), unit)
     width = rows["type"].map(_BYTES).fillna(rows["size"] / rows["count"])
     rough, rate_rough = rows["time_half"] / rows["time"], rows["algbw_half"] / rows["algbw"]
     rows = rows.assign(rate=rows["size"] / rows["time"] / _UNITS[unit] / _RATES[per_s], unit=unit, per_s=per_s)
@@ -224,8 +224,9 @@ def _checked(table: _Table, source: str) -> pd.DataFrame:
         if wrong.any():
             told = says.format_map(rows[wrong].iloc[0])
             raise AnalysisError(f"{source} line {rows['line'][wrong].iloc[0]}: {told}; {again}")
-    rate = rows["rate"].where(~(rate_rough < rough), rows["algbw"])  # whichever has more digits
-    return rows.assign(seconds=rows["size"] / rate / _RATES[per_s])
+    by_rate = rows["size"] / rows["algbw"] / _RATES[per_s]  # where that has more digits
+    rows["seconds"] = by_rate.where(rate_rough < rough, rows["time"] * _UNITS[unit])
+    return rows
 
 
 def _hosts(
@@ -280,13 +281,15 @@ def _document(
     tables: Sequence[tuple[_Table, pd.DataFrame]], hosts: Sequence[str], how: str, source: str, gradient_bytes: float
 ) -> dict[str, Any]:
     (first, _), rows, n = tables[0], pd.concat([rows for _, rows in tables]), len(hosts)
-    times = {int(size): sorted(zip(own["seconds"], own["line"], strict=True)) for size, own in rows.groupby("size")}
+    times: dict[int, list[tuple[float, int]]] = {}
+    for size, second, line in sorted(zip(rows["size"], rows["seconds"], rows["line"], strict=True)):
+        times.setdefault(size, []).append((second, line))
     apart = {size: own[-1][0] / own[0][0] for size, own in times.items() if len(own) > 1}
     worst = max(apart, key=lambda size: (size >= _LARGE, apart[size]), default=0)
     if apart and (np.median([*apart.values()]) > _ALL_APART or (worst >= _LARGE and apart[worst] > _APART)):
-        (least, line), *_, (most, other) = times[worst]
+        (least, first_line), *_, (most, other) = times[worst]
         raise AnalysisError(
-            f"{source}: {n} workers took {1e6 * least:,.1f} us for {worst:,} bytes in line {line} and "
+            f"{source}: {n} workers took {1e6 * least:,.1f} us for {worst:,} bytes in line {first_line} and "
             f"{1e6 * most:,.1f} us in line {other}: two configurations, no repeats; give the rows of one in a file"
         )
     wrong = int(sum(max(own["wrong"].sum(), int(table.facts.get("wrong", 0))) for table, own in tables))
