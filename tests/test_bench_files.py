@@ -337,3 +337,14 @@ def test_all_who_take_a_benchmark_extrapolate_it_and_say_so(tmp_path: Path, caps
 def test_times_that_no_network_reaches_are_refused() -> None:
     with pytest.raises(AnalysisError, match="no network or memory moves as much"):
         benches_of(table(8, us=1e-3, gb_per_s=90_000.0), source="log", gradient_bytes=1e8)
+
+
+def test_a_time_printed_with_two_digits_is_that_of_its_rate_and_the_unit_of_the_version_holds_without_rates() -> None:
+    slow = table(8, gb_per_s=0.69, sizes=[2**k for k in range(20, 34)])
+    assert "1.3e+07" in slow
+    assert taken_s(slow, 2**33) == [pytest.approx(1.01 * 2**33 / 0.69e9, rel=0.01)]
+    small = table(2, heads=OLD, sizes=[8, 64, 256])
+    (content,) = benches_of(small, source="log", gradient_bytes=1e8)
+    assert content["points"][0]["seconds_median"] == pytest.approx(20e-6, rel=0.03)
+    with pytest.raises(AnalysisError, match="larger sizes"):
+        taken_s(small, 64)

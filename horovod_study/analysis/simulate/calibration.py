@@ -200,7 +200,7 @@ def _measured_network(content: Mapping[str, Any], *, source: str, way: str | Non
     sizes, medians = (np.array([float(each[name]) for each in points]) for name in ("bytes", "seconds_median"))
     bandwidth = moved_share(n) * size / (second - alpha)
     if why := impossible("bandwidth", bandwidth=bandwidth):
-        raise AnalysisError(f"{source}: {floor} takes {second:.3g} s for {size:,.0f} bytes, {why}; measure again")
+        raise AnalysisError(f"{source}: {floor} hardly takes longer for more bytes ({why}); measure larger sizes")
     return Measured(
         source=source,
         way=chosen,
