@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import horovod_study
-from horovod_study.analysis.costs import Link, link_of_line, moved_share, ring_messages, rounds
+from horovod_study.analysis.costs import Link, link_of_line, moved_share, ring_messages, rounds, time_at
 from horovod_study.analysis.laws.ring import ring_cost
 from horovod_study.analysis.machine import network
 from horovod_study.analysis.simulate.network import Network, allreduce_s
@@ -93,3 +93,24 @@ def test_nobody_counts_rounds_or_moved_bytes_by_hand() -> None:
             continue
         found = {ast.unparse(each) for each in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if by_hand(each)}
         assert found <= usl_and_servers.get(module, set()), f"{module}: {found}; see analysis/costs.py"
+
+
+def test_a_time_is_straight_in_logarithms_between_sizes_and_follows_the_slope_beyond_both_ends() -> None:
+    sizes = np.array([1024.0, 2048.0, 4096.0, 4100.0])
+    line = 5e-6 + sizes / 1e9
+    assert time_at(sizes, line, sizes) == pytest.approx(line, rel=1e-12)
+    assert time_at(sizes, line, math.sqrt(1024 * 2048)) == pytest.approx(math.sqrt(line[0] * line[1]))
+    far = np.array([10.0, 500.0, 1e4, 1e9])
+    assert time_at(sizes, line, far) == pytest.approx(5e-6 + far / 1e9)
+    # The nearest size of half the largest tells the slope, not one beside it, which noise would decide.
+    noisy = line * np.array([1, 1, 1, 1.01])
+    assert time_at(sizes, noisy, 1e6) == pytest.approx(5e-6 + 1e6 / 1e9, rel=0.05)
+
+
+def test_a_slope_is_never_that_of_a_negative_latency_and_never_flat_beyond_the_largest_size() -> None:
+    sizes = np.array([1e3, 1e4, 1e5])
+    for seconds in (np.array([1e-5, 1e-5, 1e-3]), np.array([3e-5, 2e-5, 1e-5]), np.array([1e-5, 1e-5, 1e-5])):
+        assert time_at(sizes, seconds, 1e6) == pytest.approx(10 * seconds[-1])
+    assert time_at(sizes, np.array([3e-5, 2e-5, 1e-5]), 1.0) == 3e-5
+    grown = time_at(sizes, np.array([1e-5, 2e-5, 1e-4]), np.geomspace(1, 1e9, 50))
+    assert (np.diff(grown) > 0).all() and (grown > 0).all()

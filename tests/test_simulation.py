@@ -451,9 +451,28 @@ def test_workers_on_a_node_slow_each_other_down_as_measured(golden: Golden) -> N
     one = scenario(compute=Compute(mean_s=12e-3), beside=4, crowding={1: 1.0, 4: 1.2}, network=flat(workers_per_node=8))
     table = only(one, 1, 2, 4, 8).set_index("workers")
 
-    assert table["compute_s"].to_list() == pytest.approx([10e-3, 10e-3 * (1 + 0.2 / 3), 12e-3, 12e-3])
+    beyond = 10e-3 * (1.2 + 4 * 0.2 / 3)
+    assert table["compute_s"].to_list() == pytest.approx([10e-3, 10e-3 * (1 + 0.2 / 3), 12e-3, beyond])
     assert table.loc[1, "efficiency"] == pytest.approx(1.0)
-    golden(" ".join(doubts(one, [8])), "8 workers", "4 do")
+    golden(" ".join(doubts(one, [8])), "8 workers", "4 at most")
+
+
+def test_the_interval_of_fuller_nodes_than_measured_grows_with_the_distance() -> None:
+    one = scenario(
+        compute=Compute(mean_s=12e-3),
+        beside=2,
+        crowding={1: 1.0, 2: 1.2},
+        network=flat(workers_per_node=8),
+        spread=Spread(compute=0.01),
+    )
+    table = only(one, 2, 4, 8)
+    wide = (table["step_high_s"] / table["step_low_s"]).to_list()
+    assert wide[0] < wide[1] < wide[2]
+    # 12 ms beside one, and 1 ms more for each further worker: nothing of what is beyond, or twice.
+    assert table["compute_s"].to_list() == pytest.approx([12e-3, 16e-3, 24e-3])
+    step, low, high = table[["step_s", "step_low_s", "step_high_s"]].iloc[2]
+    assert step - low > 0.9 * 12e-3 and high - step > 0.9 * 24e-3
+    assert (one.crowding_error(2), one.crowding_error(8)) == (0.0, pytest.approx(math.log(2) / 2))
 
 
 def test_a_hundred_thousand_workers_are_finite_and_ordered() -> None:

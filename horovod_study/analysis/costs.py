@@ -25,6 +25,9 @@ from horovod_study.errors import ConfigError
 Floats: TypeAlias = NDArray[np.float64]
 Value: TypeAlias = float | Floats
 """A constant, or draws of it, (K, 1)."""
+ERROR_BEYOND = 0.25
+"""Standard deviation of the logarithm of measured / extrapolated times, of each doubling beyond the sizes measured:
+what the times of benchmarks/published/allreduce say whose largest sizes are hidden, each machine counted once."""
 
 
 def ring_messages(n: Any) -> Any:
@@ -35,6 +38,26 @@ def ring_messages(n: Any) -> Any:
 def moved_share(n: Any) -> Any:
     """Return the bytes over the slowest link of each of `n` workers per byte that is reduced, 2 (n - 1) / n."""
     return 2 * (n - 1) / n
+
+
+def time_at(sizes: Floats, seconds: Floats, size: Value) -> Floats:
+    """Return the time at `size` bytes from `seconds` (k,) at ascending `sizes` (k,), of the shape of `size`.
+
+    Between sizes it is straight in logarithms. Beyond either end it grows with the slope between the last size and the
+    nearest of half or twice of it: of published all-reduces with the large sizes hidden (benchmarks/published) it
+    misses less than lines through more sizes, whose protocols differ. No slope is above the time per byte at the end,
+    which would be a negative latency; beyond the largest size one that falls is that, below the smallest it is 0.
+    """
+    found = np.exp(np.interp(np.log(size), np.log(sizes), np.log(seconds)))
+    for end, beyond in ((0, np.asarray(size) < sizes[0]), (-1, np.asarray(size) > sizes[-1])):
+        far = np.flatnonzero(sizes >= 2 * sizes[0]) if end == 0 else np.flatnonzero(sizes <= sizes[-1] / 2)[::-1]
+        rate, slope = seconds[end] / sizes[end], 0.0
+        if len(far):
+            slope = (seconds[far[0]] - seconds[end]) / (sizes[far[0]] - sizes[end])
+        if slope <= 0:
+            slope = rate if end else 0.0
+        found = np.where(beyond, seconds[end] + (size - sizes[end]) * min(slope, rate), found)
+    return np.asarray(found)
 
 
 def rounds(n: Any) -> Any:
@@ -50,6 +73,8 @@ class Link:
     bytes_per_s: Value
     source: str = "as given"
     workers: int | None = None  # that were measured together, where it was
+    error: float = 0.0  # standard deviation of the logarithm of the time that its bandwidth is of
+    doubt: str = ""
 
     def __post_init__(self) -> None:
         if not (np.isfinite(self.alpha_s).all() and np.all(np.asarray(self.alpha_s) >= 0)):

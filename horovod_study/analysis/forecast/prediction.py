@@ -150,6 +150,8 @@ class _Network:
 
     seconds: Callable[[int], float]
     hosts: int
+    error: float  # of its logarithm, as a part of the step
+    doubt: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +188,8 @@ def _network(bench: Mapping[str, Any]) -> _Network:
             f"{source} is damaged ({error!r} is missing or wrong); give the bench.json of `horovod-study bench`"
         ) from None
     found = network_of(bench, source=source, way=None, size=size)
-    return _Network(seconds=lambda n: found.all_reduce_s(size, n)[0], hosts=hosts)
+    spread = math.hypot(_MEASURED_NETWORK, found.error)
+    return _Network(seconds=lambda n: found.all_reduce_s(size, n)[0], hosts=hosts, error=spread, doubt=found.doubt)
 
 
 def _without_other_units(rows: pd.DataFrame) -> tuple[pd.DataFrame, str]:
@@ -542,7 +545,7 @@ def _candidates(known: _Known, network: _Network | None) -> list[Trend]:
 def _network_cost(known: _Known, count: int, log_rate: float, network: _Network | None) -> tuple[float, float, float]:
     """What the network between nodes takes from a full node's log rate: as expected, at least and at most (95 %)."""
     if network is not None and network.hosts > 1 and math.isfinite(known.batch):
-        cost, error = network.seconds(count) * math.exp(log_rate) / known.batch, _MEASURED_NETWORK
+        cost, error = network.seconds(count) * math.exp(log_rate) / known.batch, network.error
     else:
         share = 1 - math.exp(log_rate - float(known.log_rate.max()))
         share = min(max(share, 0.0 if known.share is None else float(known.share[-1])), 0.99)
@@ -569,6 +572,8 @@ def _doubts(known: _Known, count: int, nodes: int | None, gap: float, off: str, 
                 doubts.append("the micro-benchmark ran on one host: it does not know the network between nodes")
     if network is not None and not math.isfinite(known.batch):
         doubts.append("the micro-benchmark is not used: that needs one batch_size for all points")
+    elif network is not None and network.doubt:
+        doubts.append(network.doubt)
     if nodes is None and count > known.workers[-1]:
         doubts.append("node size unknown: a node boundary beyond the measured points is not in the interval")
     if gap > 2:

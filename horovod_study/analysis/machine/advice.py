@@ -19,12 +19,12 @@ quickest of its algorithms there. What each way sends and keeps:
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from horovod_study.analysis.costs import Link, link_of_line, moved_share
-from horovod_study.analysis.machine.network import fits_of
+from horovod_study.analysis.machine.network import all_reduce_at, fits_of
 from horovod_study.errors import AnalysisError, ConfigError, require_keys, require_known
 from horovod_study.records import facts, finite
 from horovod_study.roles import Option, check_field
@@ -349,7 +349,8 @@ def network_of(content: Mapping[str, Any], *, source: str, way: str | None, size
 
     Its line t = alpha + S/beta is of a whole all-reduce on n workers; per message it is alpha / ceil(log2 n) and
     2 (n-1)/n beta, which for two workers are alpha and beta themselves. `way`: one of those measured; default is the
-    quickest for `size` bytes. Raises AnalysisError when the file has no fit, or not of this way.
+    quickest for `size` bytes. Beyond the sizes that were measured beta is that of the time extrapolated there. Raises
+    AnalysisError when the file has no fit, or not of this way.
     """
     fits, workers = fits_of(content, source=source, way=way)
     try:
@@ -357,7 +358,13 @@ def network_of(content: Mapping[str, Any], *, source: str, way: str | None, size
     except (KeyError, TypeError, ValueError) as error:
         raise AnalysisError(f"{source}: a fit is damaged ({error}); measure again with `horovod-study bench`") from None
     chosen = way or min(lines, key=lambda name: lines[name][0] + size / lines[name][1])
-    return link_of_line(*lines[chosen], workers, source=f"{chosen}, {workers} workers, {source}")
+    (alpha_s, beta), told = lines[chosen], f"{chosen}, {workers} workers, {source}"
+    link = link_of_line(alpha_s, beta, workers, source=told)
+    if not content.get("points") or not (there := all_reduce_at(content["points"], chosen, size, source=source)).doubt:
+        return link
+    if there.seconds > alpha_s:
+        link = link_of_line(alpha_s, size / (there.seconds - alpha_s), workers, source=told)
+    return replace(link, error=there.error, doubt=there.doubt)
 
 
 def rate_of_step(model: LayeredModel, *, batch: int, step_s: float) -> float:
@@ -730,6 +737,8 @@ def _doubts(case: Case) -> Iterator[str]:
             f"the network was measured with {measured} workers and is taken to be as good with {case.workers}; where "
             "workers share memory or a cable, it is not"
         )
+    if case.network is not None and case.network.doubt:
+        yield case.network.doubt
     yield (
         "memory counts weights, gradients, optimiser state and kept activations; the framework itself, its buffers and "
         "fragments come on top"

@@ -8,7 +8,7 @@ the bandwidth conventions of nccl-tests (doc/PERFORMANCE.md there), the straight
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy import optimize
 
 from horovod_study.analysis import stats
-from horovod_study.analysis.costs import Link, moved_share
+from horovod_study.analysis.costs import ERROR_BEYOND, Link, moved_share, time_at
 from horovod_study.errors import AnalysisError, nearest
 from horovod_study.records import facts
 
@@ -144,6 +144,41 @@ def fits_of(content: Mapping[str, Any], *, source: str, way: str | None) -> tupl
     if way is not None and way not in fits:
         raise AnalysisError(f"{source}: way {way!r} was not measured{nearest(way, fits)}; there are {', '.join(fits)}")
     return fits, workers
+
+
+class TimeAt(NamedTuple):
+    """The time of an all-reduce of some size: median, least and most in s, and what is not known of it."""
+
+    seconds: float
+    low: float
+    high: float
+    error: float  # standard deviation of its logarithm, rounds and extrapolation together
+    doubt: str  # "" where the size is between those measured
+
+
+def all_reduce_at(points: Sequence[Mapping[str, Any]], way: str, size: float, *, source: str) -> TimeAt:
+    """Return what an all-reduce of `size` bytes in place takes by the points of a bench.json: costs.time_at."""
+    own = all_reduces(points, way)
+    sizes = np.array([float(each["bytes"]) for each in own])
+    median, low, high = (
+        float(time_at(sizes, np.array([each[name] for each in own]), size))
+        for name in ("seconds_median", "seconds_min", "seconds_max")
+    )
+    error = math.log(high / low) / 2 / stats.Z95 if high > low > 0 else 0.0
+    if sizes[0] <= size <= sizes[-1]:
+        return TimeAt(median, low, high, error, "")
+    end, which = (sizes[-1], "largest") if size > sizes[-1] else (sizes[0], "smallest")
+    doubt = (
+        f"{source}: the {which} size measured is {end:,.0f} bytes: what {size:,.0f} bytes take is extrapolated by the "
+        "slope there, with an interval that grows with the distance; measure this size"
+    )
+    return TimeAt(median, low, high, math.hypot(error, ERROR_BEYOND * abs(math.log2(size / end))), doubt)
+
+
+def all_reduces(points: Sequence[Mapping[str, Any]], way: str) -> list[Mapping[str, Any]]:
+    """Return the points of a bench.json that are all-reduces in place of a way, by their size."""
+    own = (each for each in points if (each["way"], each["operation"], each["place"]) == (way, "allreduce", "in"))
+    return sorted(own, key=lambda each: each["bytes"])
 
 
 def attainable(intensity: float, *, peak: float, bandwidth: float) -> float:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from horovod_study.analysis.costs import Floats, Link, Value, moved_share
+from horovod_study.analysis.costs import Floats, Link, Value, moved_share, time_at
 from horovod_study.errors import AnalysisError
 
 
@@ -76,11 +76,14 @@ class Sweep:
         small = self.sizes <= max(1024, self.sizes[0])  # up to here a message is all latency
         return float(np.median(self.seconds[small]))
 
-    def rest_s(self, size: Value) -> Floats:
-        """Return what `size` bytes take beyond their way over the slowest link; beyond the sizes as at their end."""
-        inside = np.clip(size, self.sizes[0], self.sizes[-1])
-        seconds = np.exp(np.interp(np.log(inside), np.log(self.sizes), np.log(self.seconds)))
-        return np.asarray(np.maximum(seconds - self.s_per_byte * self.carried * inside, 0.0))
+    def parts(self, size: Value) -> tuple[Floats, Floats]:
+        """Return (rest, bytes) in s of `size` bytes: their way over the slowest link, and what else they take.
+
+        Beyond the largest size the slope of the curve may be below the least time per byte that was measured.
+        """
+        seconds, least = time_at(self.sizes, self.seconds, size), self.s_per_byte * self.carried * size
+        moved = np.where(np.asarray(size) > self.sizes[-1], np.minimum(least, seconds), least)
+        return np.asarray(np.maximum(seconds - moved, 0.0)), np.asarray(moved)
 
 
 def carried(algorithm: str, workers: int, nodes: int) -> float:
@@ -160,8 +163,9 @@ class Extended:
         """Return (rest, bytes) in s as they follow from one sweep."""
         far = self._place(self.workers, self.nodes) - self._place(sweep.workers, sweep.nodes)
         now = carried(sweep.algorithm, self.workers, self.nodes)
-        moved = np.asarray(sweep.s_per_byte * now * size * (1 + self._congestion()) ** far)
-        return np.asarray(sweep.rest_s(size) * self._growth(sweep, size)), moved
+        rest, moved = sweep.parts(size)
+        moved = moved / sweep.carried * now * (1 + self._congestion()) ** far
+        return np.asarray(rest * self._growth(sweep, size)), np.asarray(moved)
 
     def _growth(self, sweep: Sweep, size: Value) -> Value:
         level, known = self._place(self.workers, self.nodes), self._place(sweep.workers, sweep.nodes)

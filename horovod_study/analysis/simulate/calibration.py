@@ -24,7 +24,8 @@ import numpy as np
 
 from horovod_study.analysis import stats
 from horovod_study.analysis.costs import Floats, Link, moved_share, rounds
-from horovod_study.analysis.machine.network import fits_of
+from horovod_study.analysis.impossible import impossible
+from horovod_study.analysis.machine.network import all_reduce_at, all_reduces, fits_of
 from horovod_study.analysis.simulate.allreduce import Curves, Sweep
 from horovod_study.analysis.simulate.network import Network, costs, small_allreduce_s, split
 from horovod_study.analysis.simulate.scaling import Scenario, Spread
@@ -146,7 +147,7 @@ def _measured_network(content: Mapping[str, Any], *, source: str, way: str | Non
     fits, n = fits_of(content, source=source, way=way)
     own = float(content["model"]["flat_bytes"])
     size = own if size is None else size
-    times = {name: _time_at(content["points"], name, size) for name in fits}
+    times = {name: all_reduce_at(content["points"], name, size, source=source) for name in fits}
     candidates = [name for name in fits if "/" in name] or list(fits)
     chosen = way or min(candidates, key=lambda name: times[name][0])
     transport = chosen.rpartition("/")[2]
@@ -154,19 +155,14 @@ def _measured_network(content: Mapping[str, Any], *, source: str, way: str | Non
     floor = raw or chosen
     doubts = []
     alpha = float(fits[floor]["alpha_s"])
-    second, low, high = times[floor]
-    if second <= alpha:
+    second, error = times[floor].seconds, times[floor].error
+    if second <= alpha or impossible("bandwidth", bandwidth=size / (second - alpha)):
         # The line misses the measured time; then its own slope is all there is.
-        second, low, high = alpha + size / float(fits[floor]["beta_bytes_per_s"]), math.nan, math.nan
+        second, error = alpha + size / float(fits[floor]["beta_bytes_per_s"]), 0.0
         doubts.append(
             f"{source}: {floor} takes less for {size:,.0f} bytes than its alpha; its fitted bandwidth is used"
         )
-    (smallest, largest) = int(fits[floor]["low_bytes"]), int(fits[floor]["high_bytes"])
-    if not smallest <= size <= largest:
-        doubts.append(
-            f"{source}: messages of {size:,.0f} bytes are outside the {smallest:,} to {largest:,} bytes that were "
-            "measured"
-        )
+    doubts += [times[floor].doubt] if times[floor].doubt else []
     if raw is None and "/" in chosen:
         doubts.append(
             f"{source}: {transport} alone was not measured, so what {chosen} adds counts as latency of the network and "
@@ -200,7 +196,11 @@ def _measured_network(content: Mapping[str, Any], *, source: str, way: str | Non
                 f"{source}: {chosen} was measured with a cycle that new gradients do not end, so its overhead holds "
                 "waits for the cycle; measure with HOROVOD_IDLE_CYCLE_TIME, or read the cycle's share as too large"
             )
-    swept = {float(each["bytes"]): float(each["seconds_median"]) for each in _all_reduces(content["points"], floor)}
+    points = all_reduces(content["points"], floor)
+    sizes, medians = (np.array([float(each[name]) for each in points]) for name in ("bytes", "seconds_median"))
+    bandwidth = moved_share(n) * size / (second - alpha)
+    if why := impossible("bandwidth", bandwidth=bandwidth):
+        raise AnalysisError(f"{source}: {floor} hardly takes longer for more bytes ({why}); measure larger sizes")
     return Measured(
         source=source,
         way=chosen,
@@ -208,35 +208,16 @@ def _measured_network(content: Mapping[str, Any], *, source: str, way: str | Non
         workers=n,
         nodes=nodes,
         per_node=per_node,
-        link=Link(alpha_s=alpha / rounds(n), bytes_per_s=moved_share(n) * size / (second - alpha), workers=n),
-        sweep=Sweep(workers=n, nodes=nodes, sizes=np.array(list(swept)), seconds=np.array(list(swept.values()))),
+        link=Link(alpha_s=alpha / rounds(n), bytes_per_s=bandwidth, workers=n),
+        sweep=Sweep(workers=n, nodes=nodes, sizes=sizes, seconds=medians),
         alpha_spread=alpha_spread,
-        bandwidth_spread=math.log(high / low) / 2 / stats.Z95 if high > low > 0 else None,
+        bandwidth_spread=error or None,
         overhead_s=overhead,
         settings=settings,
         gradient_bytes=own,
         batch=int(content["model"]["batch"]),
         doubts=tuple(doubts),
     )
-
-
-def _all_reduces(points: Sequence[Mapping[str, Any]], way: str) -> list[Mapping[str, Any]]:
-    """Return the points of all-reduces in place of a way, by their size."""
-    return sorted(
-        (each for each in points if (each["way"], each["operation"], each["place"]) == (way, "allreduce", "in")),
-        key=lambda each: each["bytes"],
-    )
-
-
-def _time_at(points: Sequence[Mapping[str, Any]], way: str, size: float) -> tuple[float, float, float]:
-    """Return median, smallest and largest round in s of all-reduces in place at `size`, between sizes in logarithms."""
-    own = _all_reduces(points, way)
-    sizes = np.log([each["bytes"] for each in own])
-    median, low, high = (
-        float(np.exp(np.interp(math.log(size), sizes, np.log([each[name] for each in own]))))
-        for name in ("seconds_median", "seconds_min", "seconds_max")
-    )
-    return median, low, high
 
 
 def _spread_of(interval: Any) -> float | None:

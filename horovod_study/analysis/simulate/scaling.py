@@ -86,12 +86,20 @@ class Scenario:
     def longer(self, workers_on_node: int) -> float:
         """Return computing beside so many workers of a node / computing as `compute` was measured.
 
-        Between measured numbers of workers it is interpolated, beyond them it stays as it was.
+        Between measured numbers of workers it is interpolated, beyond the most it grows by the slope of the last two.
         """
         known = sorted(self.crowding)
         factors = [self.crowding[each] for each in known]
         here, there = np.interp([workers_on_node, self.beside], known, factors)
+        if workers_on_node > known[-1] and len(known) > 1:
+            slope = max(0.0, (factors[-1] - factors[-2]) / (known[-1] - known[-2]))
+            here += slope * (workers_on_node - known[-1])
         return float(here / there)
+
+    def crowding_error(self, workers_on_node: int) -> float:
+        """Return the standard deviation of the logarithm of `longer` there: half of what is extrapolated of it."""
+        most = max(self.crowding)
+        return math.log(self.longer(max(workers_on_node, most)) / self.longer(most)) / 2
 
     def batch_factor(self, batch: int) -> float:
         """Return computing with `batch` samples / computing with `self.batch`: a + b batch, by `fixed_share`."""
@@ -123,7 +131,7 @@ def simulate(
         )
     require_within("simulate: --seed", seed, 0)
     fine, coarse = chance(STEPS, seed=seed), chance(100, seed=seed + 1)
-    normal = np.random.default_rng(seed + 2).standard_normal((4, DRAWS, 1))
+    normal = np.random.default_rng(seed + 2).standard_normal((5, DRAWS, 1))
     rows: list[dict[str, Any]] = []
     baseline: dict[int, tuple[float, tuple[Floats, Floats, Floats] | None]] = {}
     for name, scenario in scenarios.items():
@@ -229,14 +237,15 @@ def _relative(
     spread, error = scenario.spread, error_of(scenario.network, scenario.algorithm, n)
     if spread.compute is None and spread.alpha is None and spread.bandwidth is None and error == 0:
         return None
-    widths = [spread.compute or 0.0, spread.alpha or 0.0, spread.bandwidth or 0.0, error]
+    crowded = scenario.crowding_error(min(n, scenario.network.workers_per_node))
+    widths = [spread.compute or 0.0, spread.alpha or 0.0, spread.bandwidth or 0.0, error, crowded]
     # The constants as they are come first: only ratios to them are used, so that few steps per draw are enough.
-    compute, alpha, bandwidth, model = (
+    compute, alpha, bandwidth, model, crowd = (
         np.concatenate([np.ones((1, 1)), np.exp(width * each)]) for width, each in zip(widths, normal, strict=True)
     )
     there, changes = scenario.network, {"alpha": alpha * model, "bandwidth": bandwidth / model}
     network = replace(there, intra=there.intra.times(**changes), inter=there.inter.times(**changes))
-    _, steps = _steps(scenario, n, global_batch, luck, network, scenario.runtime, compute)
+    _, steps = _steps(scenario, n, global_batch, luck, network, scenario.runtime, compute * crowd)
     mean = np.broadcast_to(steps, (DRAWS + 1, steps.shape[1])).mean(axis=1)
     step = mean[1:] / mean[0]
     reduced = np.broadcast_to(_allreduce_s(scenario, n, network), (DRAWS + 1, 1))[:, 0]
@@ -279,7 +288,10 @@ def doubts(scenario: Scenario, workers: Sequence[int], *, global_batch: int | No
             "that share memory and power compute more slowly; give --beside runs made at the same time"
         )
     elif on_node > known and len(scenario.crowding) > 1:
-        found.append(f"{on_node} workers on a node are taken to slow each other down as {known} do, which was measured")
+        found.append(
+            f"{on_node} workers on a node, and {known} at most were measured together: how they slow each other down "
+            "is extrapolated by its slope, with an interval that grows with the distance"
+        )
     if min(scenario.crowding) > 1:
         found.append(
             f"no worker was measured alone on a node: speedup and efficiency are over one that computes "
