@@ -183,6 +183,7 @@ def analyze(
     rows = [] if accounting is None else steps.row_doubts(accounting)
     placed = boundary.over_placements(table)
     doubts = [*scaling.doubts(table, points, precision), *laps.doubts(table)]
+    doubts += [f"{name}: {doubt}." for name, fit in fitted.items() for doubt in fit.contradicted]
     doubts += [*boundary.jump_doubts(placed), *boundary.fit_doubts(table)]
     doubts += [*rows, *learning.doubts, *resources.doubts(table)]
     quantities = resources.fit_quantities(table, learning.crossings, seed=seed)
@@ -316,9 +317,10 @@ def _document(name: str, fit: SeriesFit, points: pd.DataFrame, baseline: str, un
     base = scaling.baseline_words(
         points[points["series"] == name], baseline, plain="one plain worker, no communication library"
     )
+    rate = f", {fit.base_samples_per_s:.0f} {unit} (median)" if row[f"base_{baseline}_repeats"] else ""
     return {
         **fit.to_dict(),
-        "baseline": f"{baseline}: {base}, {row['setting']}, {fit.base_samples_per_s:.0f} {unit} (median)",
+        "baseline": f"{baseline}: {base}, {row['setting']}{rate}",
         "mode": row["mode"],
         "work": row["work"],
     }

@@ -29,10 +29,11 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis.fit.fitting import fit
-from horovod_study.analysis.fit.rows import base_of, by_series, check_points, off_counts
+from horovod_study.analysis.fit.rows import by_series, check_points, off_counts
 from horovod_study.analysis.forecast.prediction import predict
 from horovod_study.analysis.laws import LAWS
 from horovod_study.analysis.laws.law import Law
+from horovod_study.analysis.series.baselines import base_of, impossibilities
 from horovod_study.analysis.stats import Floats
 from horovod_study.errors import AnalysisError
 from horovod_study.records import facts, finite
@@ -256,10 +257,10 @@ def _single(
     law: Law, known: pd.DataFrame, counts: list[int], per_node: int | None
 ) -> list[tuple[int | None, float, float, float]]:
     """Nodes, samples/s and the ends of its interval at each of `counts`; NaN without one."""
-    smallest, base = base_of(known)
+    base, scaled_by = (found := base_of(known)).samples_per_s, found.workers
     nodes = known["nodes"] if "nodes" in known and known["nodes"].notna().all() else None
     speedup = known["samples_per_s"] / base
-    fitted = fit(law, known["workers"], speedup, nodes=nodes, per_node=per_node, scaled_by=smallest)
+    fitted = fit(law, known["workers"], speedup, nodes=nodes, per_node=per_node, scaled_by=scaled_by)
     on = None if per_node is None else np.ceil(np.asarray(counts) / per_node)
     forecasts: Floats = fitted(counts, on) * base
     if not np.isfinite(forecasts).all():
@@ -271,6 +272,7 @@ def _single(
 
 
 def _doubts(rows: pd.DataFrame, known_to: int, hidden: int) -> Iterator[str]:
+    yield from impossibilities(rows, base_of(rows).samples_per_s)
     off = off_counts(rows["workers"], rows["samples_per_s"])
     if off:
         which = ", ".join(f"{count:g}" for count in off)
@@ -319,13 +321,13 @@ def _fails(targets: Sequence[Target], median: float, coverage: float | None, cov
     return text
 
 
-def lines(one: HoldoutScore) -> list[str]:
-    """The scores of one series for a terminal of 100 columns."""
+def lines(one: HoldoutScore, unit: str = "samples/s") -> list[str]:
+    """The scores of one series for a terminal of 100 columns; `unit` is of throughputs."""
     name = one.series or "all points"
     if one.why_not:
         return textwrap.wrap(f"{name}: not scored: {one.why_not}", 100, subsequent_indent=" " * 23)
     text = [f"{name}: known {_listed(one.known)} workers, hidden {_listed(one.hidden)}", *_table(one.laws)]
-    text.append("  forecasts of the combination, samples/s with 95 % interval:")
+    text.append(f"  forecasts of the combination, {unit} with 95 % interval:")
     rows = [
         (
             f"{target.workers:,} workers from {target.known_to:,}:",

@@ -38,6 +38,7 @@ from horovod_study.analysis.forecast.trends import bench_trend, fit_trend, mix, 
 from horovod_study.analysis.laws.law import MAX_WORKERS, Trend
 from horovod_study.analysis.laws.power import TREND as POWER
 from horovod_study.analysis.machine.advice import network_of
+from horovod_study.analysis.series.baselines import SPEEDUP, base_of, impossibilities
 from horovod_study.analysis.stats import Floats, normal_deviation
 from horovod_study.errors import AnalysisError
 from horovod_study.records import facts
@@ -278,6 +279,10 @@ def _predict_series(
     rows, off = _without_other_units(rows.sort_values(["workers", "samples_per_s"], kind="stable"))
     if workers_per_node is None and "workers_per_node" in rows and rows["workers_per_node"].notna().any():
         workers_per_node = int(rows["workers_per_node"].max())
+    base = base_of(rows)
+    odd = impossibilities(rows, base.samples_per_s)
+    if any("is a part of" in each for each in odd):
+        rows = rows.drop(columns="sync_s")
     known = _known(rows, workers_per_node)
     if len(known.workers) < 2:
         where = f"series {name!r}" if name else "the points"
@@ -292,16 +297,20 @@ def _predict_series(
     below = outlook
     if min(workers, default=first) < first:
         below = _outlook(known, np.minimum(counts, first), falls, network, downwards=True)
-    best = float(known.log_rate.max())
+    best, least = float(known.log_rate.max()), known
+    if base.workers is None and rows.attrs.get("unit") == SPEEDUP and first > 1:
+        # One worker was not measured, and has the speedup 1.
+        own = {"workers": (1.0, known.workers), "log_rate": (0.0, known.log_rate), "nodes": (1.0, known.nodes)}
+        least, best = replace(known, **{name: np.append(*each) for name, each in own.items()}), max(best, 0.0)
     ceiling = best + WIDTH * known.noise  # a single run may be lucky, an expectation is not above ideal
 
     forecasts = []
     for i, count in enumerate(workers):
         nodes = _nodes(count, known)
-        gap = float(np.min(np.abs(np.log2(known.workers / count))))
+        gap = float(np.min(np.abs(np.log2(least.workers / count))))
         weights: Mapping[str, float] = {}
-        if first <= count <= last:
-            centre, law = _between(known, count, nodes, falls), "interpolated"
+        if least.workers[0] <= count <= last:
+            centre, law = _between(least, count, nodes, falls), "interpolated"
             down = up = WIDTH * math.sqrt(known.noise**2 + outlook["mixture"].drift ** 2 * gap)
         else:
             one = below if count < first else outlook
@@ -319,7 +328,7 @@ def _predict_series(
                 law=law,
                 weights=weights,
                 ideal=count * math.exp(best),
-                doubts=tuple(_doubts(known, count, nodes, gap, off, network)),
+                doubts=(*odd, *_doubts(known, count, nodes, gap, off, network)),
             )
         )
     return _with_batches(name, known, forecasts, batches, measured=network is not None)
@@ -471,6 +480,11 @@ def _between(known: _Known, count: int, nodes: int | None, falls: bool) -> float
         n, log_rate = known.part(known.beyond)
     elif falls and nodes == 1:
         n, log_rate = known.part(known.nodes == 1)
+    if len(n) > 1 and not n[0] <= count <= n[-1]:  # as from one of the two counts at that end to the other
+        n, log_rate = (n[:2], log_rate[:2]) if count < n[0] else (n[-2:], log_rate[-2:])
+        slope = min(float(log_rate[1] - log_rate[0]) / math.log(n[1] / n[0]), 0.0)
+        end = 0 if count < n[0] else 1
+        return min(float(log_rate[end]) + slope * math.log(count / n[end]), float(known.log_rate.max()))
     return float(np.interp(math.log(count), np.log(n), log_rate))
 
 

@@ -40,10 +40,11 @@ from scipy import interpolate, optimize
 
 from horovod_study.analysis import stats
 from horovod_study.analysis.fit.fitting import SeriesFit, fit
-from horovod_study.analysis.fit.rows import base_of, by_series, check_points
+from horovod_study.analysis.fit.rows import by_series, check_points
 from horovod_study.analysis.forecast.prediction import Prediction, predict
 from horovod_study.analysis.laws import LAWS
 from horovod_study.analysis.laws.law import MAX_WORKERS
+from horovod_study.analysis.series.baselines import base_of, impossibilities
 from horovod_study.analysis.stats import Floats
 from horovod_study.errors import AnalysisError
 from horovod_study.records import facts
@@ -221,6 +222,7 @@ class _Case:
     curves: _Curves
     counts: Floats  # (C,) candidates
     rate: Floats  # (1 + B, C) log of samples/s per worker
+    odd: Sequence[str]  # what cannot be among the points
     doubts: Mapping[int, tuple[str, ...]]  # of the forecast, by worker count
     questions: Questions
 
@@ -258,6 +260,7 @@ def _series(
         curves=curves,
         counts=counts,
         rate=curves.at(counts),
+        odd=impossibilities(rows, base_of(rows).samples_per_s),
         doubts={one.workers: one.doubts for one in forecasts},
         questions=questions,
     )
@@ -281,14 +284,15 @@ def _peak(case: _Case, rows: pd.DataFrame, fits: SeriesFit | None) -> _Recommend
     question = "where Gunther's law (USL) has its highest throughput"
     top = int(case.counts[-1])
     try:
-        smallest, base = base_of(rows)
-        known = {} if fits is None else fits.fits
-        usl = known.get("usl") or fit(LAWS["usl"], rows["workers"], rows["samples_per_s"] / base, scaled_by=smallest)
+        base, known = base_of(rows), {} if fits is None else fits.fits
+        speedup = rows["samples_per_s"] / base.samples_per_s
+        usl = known.get("usl") or fit(LAWS["usl"], rows["workers"], speedup, scaled_by=base.workers)
     except AnalysisError as error:
         return _RecommendedCount(question=question, searched_to=top, why_not=f"{error}")
     (alpha_low, alpha_high), (beta_low, beta_high) = usl.ci95["alpha"], usl.ci95["beta"]
     if not (usl.identifiable and math.isfinite(usl.peak) and math.isfinite(beta_high) and beta_low > 0):
-        why_not = "the points do not tell beta from 0, so a peak is not identified"
+        refuted = next((doubt for doubt in usl.doubts if "has its peak" in doubt), "")
+        why_not = refuted or "the points do not tell beta from 0, so a peak is not identified"
         return _RecommendedCount(question=question, searched_to=top, why_not=why_not)
     low, high = (float(usl.law.peak(alpha=a, beta=b)) for a, b in ((alpha_high, beta_high), (alpha_low, beta_low)))
     peak = round(usl.peak)
@@ -417,7 +421,7 @@ def _answer(
     centre = float(found[0])
     low, high = min(low, centre), max(high, centre)  # of skewed curves, the forecast is not always among the middle
     workers = None if why_not or not math.isfinite(centre) else int(centre)
-    told = list(doubts)
+    told = [*case.odd, *doubts]
     if workers is not None:
         told += _beyond(case, workers)
     if not math.isfinite(high) and not why_not:
