@@ -411,7 +411,7 @@ class TestBase:
 
         n, s = np.array([4, 8, 16, 32]), np.array([3.5, 6.4, 11.0, 17.2])
         best = optimize.minimize_scalar(lambda x: np.sum((1 / (x + (1 - x) / n) - s) ** 2), bounds=(0, 1)).x
-        assert found.base_samples_per_s == 1 and found.baseline == "what the speedups of the table are over"
+        assert found.base_samples_per_s == 1 and found.baseline == "the table's own base"
         assert found.fits["amdahl"].params["s"] == pytest.approx(best, abs=1e-5) == pytest.approx(0.0283, abs=1e-4)
         assert not any("1-worker" in doubt for doubt in found.doubts)
 

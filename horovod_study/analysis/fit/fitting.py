@@ -493,9 +493,9 @@ def _slack(noise: float) -> float:
 def _select_possible(fits: Mapping[str, ScalingFit], sample: Sample) -> tuple[str | None, list[str], list[str]]:
     """The law of `_select` among those that no median refutes, doubts about it, and what the points have against laws.
 
-    A law is refuted where it never reaches the highest median, is clearly below it there, does not fall where the medians beyond that one do, or
-    does not rise where those before it do: by more than noise, which is the spread of the repeats, else the scatter
-    about the best of the other laws.
+    A law is refuted where it never reaches the highest median, is clearly below it there, does not fall where the
+    medians beyond that one do, or does not rise where those before it do: by more than noise, which is the spread of
+    the repeats, else the scatter about the best of the other laws.
     """
     n, medians, spread = sample.where.workers, sample.medians, _spread_of_medians(sample)
     if len(np.unique(n)) < 3:

@@ -29,10 +29,10 @@ _CORRELATIONS = {0.0: 0.5, 0.3: 0.1, 0.6: 0.1, 0.8: 0.1, 0.9: 0.1, 0.95: 0.1}  #
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drift:
-    """What runs that follow each other share, as it changes what is known of the means of the K places."""
+    """What runs that follow each other share, as it changes what is known of the medians of the K places."""
 
     own: float = 1.0  # probability that they share nothing
-    shared: Floats | None = None  # (K, sources) relative deviations of the means where they do, times its square root
+    shared: Floats | None = None  # (K, sources) relative deviations of the medians where they do, times its square root
     runs: int = 0  # repeats that say so
 
 
@@ -153,7 +153,8 @@ def _drift(place: Floats, log: Floats, repeat: NDArray[Any]) -> Drift:
     share = np.exp(np.array(scores) - max(scores))
     share /= share.sum()
     size, along = np.linalg.eigh(np.einsum("i,ikl->kl", share[1:], np.array(covariances[1:])))
-    return Drift(own=float(share[0]), shared=along * np.sqrt(np.maximum(size, 0.0)), runs=runs)
+    shared = along * np.sqrt(np.maximum(size, 0.0) * over_variance_of_mean(runs))
+    return Drift(own=float(share[0]), shared=shared, runs=runs)
 
 
 def _seen(alike: Floats) -> float:
@@ -235,10 +236,7 @@ def point_doubts(workers: ArrayLike, samples_per_s: ArrayLike, base_samples_per_
         doubts.append(f"only {len(counts)} distinct worker counts ({shortened(counts)}): laws cannot be separated")
 
     off = off_counts(n, x)
-    if off:
-        doubts.append(
-            f"throughput at {shortened(off)} workers is more than 30 times off the other points: mixed units?"
-        )
+    doubts += off_doubts(off)
     spread = [
         (count, np.std(x[group == i], ddof=1) / np.mean(x[group == i]))
         for i, count in enumerate(counts)
@@ -282,6 +280,12 @@ def off_counts(workers: ArrayLike, samples_per_s: ArrayLike) -> list[float]:
         off |= set(counts[worst].tolist())
         counts, medians = counts[~worst], medians[~worst]
     return sorted(off)
+
+
+def off_doubts(off: Sequence[float]) -> list[str]:
+    """Doubt the counts of `off_counts`."""
+    told = f"throughput at {shortened(off)} workers is more than 30 times off the other points: mixed units?"
+    return [told] if off else []
 
 
 def shortened(values: Sequence[float] | Floats) -> str:

@@ -1,21 +1,9 @@
 """Forecasts scored like forecasts: the largest worker counts are hidden, forecast from the smaller ones, and compared.
 
-The combination of `prediction.predict` and every single law of `laws.LAWS` get the same known runs and the same hidden
-counts. A target is the median throughput of the runs at a hidden count; its relative error is forecast / measured - 1.
+The combination of `prediction.predict` and every single law of `laws.LAWS` get the same known runs and hidden counts,
+and what a planner knows beforehand: nodes, batches, the micro-benchmark. docs/metrics.md defines the scores, and when
+a law fails. Intervals are of a single run for the combination, of the curve for a law. Errors are shares, not per cent.
 
-    median_ape, worst_ape   median and largest absolute error over the targets
-    bias                    mean signed error: above 0 the forecasts are too high
-    coverage                share of the targets inside the 95 % interval of their forecast
-    median_width            median of (high - low) / forecast
-
-Errors are shares, not per cent. The interval of the combination is one of a single run at that count, that of a law is
-the band of its curve as `fitting` gives it. A forecast without an interval (no run was left over to see the noise in)
-counts for the errors and not for the coverage.
-
-A law *fails* when it cannot be fitted to the known counts; when its median error is above 50 %; or when it is above
-10 % and at most half of the targets are in its interval: wrong, without knowing it. docs/metrics.md defines all of it.
-
-What a planner knows beforehand stays known: the nodes on which a hidden count runs, its batch, and the micro-benchmark.
 Letters: K distinct worker counts, T targets.
 """
 
@@ -29,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis.fit.fitting import fit
-from horovod_study.analysis.fit.rows import by_series, check_points, off_counts
+from horovod_study.analysis.fit.rows import by_series, check_points, off_counts, off_doubts, shortened
 from horovod_study.analysis.forecast.prediction import predict
 from horovod_study.analysis.laws import LAWS
 from horovod_study.analysis.laws.law import Law
@@ -273,10 +261,7 @@ def _single(
 
 def _doubts(rows: pd.DataFrame, known_to: int, hidden: int) -> Iterator[str]:
     yield from impossibilities(rows, base_of(rows).samples_per_s)
-    off = off_counts(rows["workers"], rows["samples_per_s"])
-    if off:
-        which = ", ".join(f"{count:g}" for count in off)
-        yield f"throughput at {which} workers contradicts the other points 30-fold: mixed units?"
+    yield from off_doubts(off_counts(rows["workers"], rows["samples_per_s"]))
     if hidden < 3:
         targets = "one target" if hidden == 1 else "two targets"
         yield f"{targets} only: an error by chance cannot be distinguished from a bad forecast"
@@ -326,7 +311,7 @@ def lines(one: HoldoutScore, unit: str = "samples/s") -> list[str]:
     name = one.series or "all points"
     if one.why_not:
         return textwrap.wrap(f"{name}: not scored: {one.why_not}", 100, subsequent_indent=" " * 23)
-    text = [f"{name}: known {_listed(one.known)} workers, hidden {_listed(one.hidden)}", *_table(one.laws)]
+    text = [f"{name}: known {shortened(one.known)} workers, hidden {shortened(one.hidden)}", *_table(one.laws)]
     text.append(f"  forecasts of the combination, {unit} with 95 % interval:")
     rows = [
         (
@@ -383,13 +368,6 @@ def _table(scores: Mapping[str, dict[str, Any]]) -> list[str]:
 
 
 _BELOW = " " * 16
-
-
-def _listed(counts: Sequence[int]) -> str:
-    texts = [f"{count:,}" for count in counts]
-    if len(texts) > 8:
-        texts = [*texts[:3], "...", *texts[-3:]]
-    return ", ".join(texts)
 
 
 def _share(value: float | None) -> str:

@@ -18,6 +18,7 @@ from horovod_study.text.words import cut
 
 SPEEDUP = "speedup"
 """The unit of a column that is a speedup, or an efficiency times the workers."""
+OWN = "the table's own base"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +54,7 @@ def base_of(rows: pd.DataFrame, name: str = "", given: float | Mapping[str, floa
         first = first[first["nodes"] == first["nodes"].min()]
     median = float(first["samples_per_s"].median())
     if rows.attrs.get("unit") == SPEEDUP and median != 1:
-        return Base(samples_per_s=1.0, words="what the speedups of the table are over")
+        return Base(samples_per_s=1.0, words=OWN)
     text = f"median of {smallest} worker{'s' * (smallest > 1)} of this series"
     if smallest == 1:
         return Base(samples_per_s=median, words=text, workers=1)

@@ -14,9 +14,10 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis import stats
+from horovod_study.analysis.impossible import impossible
 from horovod_study.analysis.laws.amdahl import karp_flatt
 from horovod_study.analysis.series.baseline_commands import remedy
-from horovod_study.analysis.series.baselines import impossibilities
+from horovod_study.analysis.series.baselines import OWN, impossibilities
 from horovod_study.analysis.series.turns import StudyTurns, against, components
 from horovod_study.analysis.series.turns import doubts as doubts_of_turns
 from horovod_study.config import LAPS
@@ -677,6 +678,8 @@ def _against(row: dict[str, Any], x: Any, kind: str, base: Any, itself: bool) ->
     ends = {"": "median", "_min": "min", "_max": "max"}
     values = {end: row[f"samples_per_s_{name}"] / base_median for end, name in ends.items()}
     values |= {"_low": low, "_high": high}
+    if impossible("speedup", speedup=values[""], workers=n):  # `_doubt_impossible` says it
+        values = dict.fromkeys(values, math.nan)
     columns |= {f"speedup_{kind}{name}": value for name, value in values.items()}
     columns |= {f"efficiency_{kind}{name}": value / n for name, value in values.items()}
     columns[f"ideal_epoch_{kind}_s"] = row["train_samples"] / (n * base_median)
@@ -829,7 +832,7 @@ def baseline_words(points: pd.DataFrame, kind: str, *, plain: str = "one plain w
     parallel = points.loc[points["backend"] != "serial", ["backend", "transport"]].drop_duplicates()
     if set(parallel["backend"]) == {REPORTED}:
         if points["base_wrapped_repeats"].eq(0).all():
-            return "what the speedups of the table are over"
+            return OWN
         fewest = sorted(set(points.loc[points["backend"] == REPORTED].groupby("series")["workers"].min()))
         return "one worker" if fewest == [1] else f"one of {' or '.join(f'{count:.0f}' for count in fewest)} workers"
     ways = [inside(backend, transport) for backend, transport in parallel.itertuples(index=False, name=None)]
