@@ -284,8 +284,8 @@ def off_counts(workers: ArrayLike, samples_per_s: ArrayLike) -> list[float]:
 
 def off_doubts(off: Sequence[float]) -> list[str]:
     """Doubt the counts of `off_counts`."""
-    told = f"throughput at {shortened(off)} workers is more than 30 times off the other points: mixed units?"
-    return [told] if off else []
+    text = "throughput at {} workers is more than 30 times off the other points: mixed units?"
+    return [text.format(shortened(off))] if off else []
 
 
 def shortened(values: Sequence[float] | Floats) -> str:

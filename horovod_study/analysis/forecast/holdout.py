@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis.fit.fitting import fit
-from horovod_study.analysis.fit.rows import by_series, check_points, off_counts, off_doubts, shortened
+from horovod_study.analysis.fit.rows import by_series, check_points, off_counts, off_doubts
 from horovod_study.analysis.forecast.prediction import predict
 from horovod_study.analysis.laws import LAWS
 from horovod_study.analysis.laws.law import Law
@@ -311,7 +311,7 @@ def lines(one: HoldoutScore, unit: str = "samples/s") -> list[str]:
     name = one.series or "all points"
     if one.why_not:
         return textwrap.wrap(f"{name}: not scored: {one.why_not}", 100, subsequent_indent=" " * 23)
-    text = [f"{name}: known {shortened(one.known)} workers, hidden {shortened(one.hidden)}", *_table(one.laws)]
+    text = [f"{name}: known {_listed(one.known)} workers, hidden {_listed(one.hidden)}", *_table(one.laws)]
     text.append(f"  forecasts of the combination, {unit} with 95 % interval:")
     rows = [
         (
@@ -368,6 +368,11 @@ def _table(scores: Mapping[str, dict[str, Any]]) -> list[str]:
 
 
 _BELOW = " " * 16
+
+
+def _listed(counts: Sequence[int]) -> str:
+    texts = [f"{count:,}" for count in counts]
+    return ", ".join(texts if len(texts) < 9 else [*texts[:3], "...", *texts[-3:]])
 
 
 def _share(value: float | None) -> str:
