@@ -4,24 +4,12 @@ Letters: R rows (observations), K distinct places (a worker count on a number of
 B sets of medians fitted at once (series, bootstrap replicates, or series with a worker count left out).
 
 The estimate is least squares of the law on the median speedup of the runs at each place, as pages show it, weighted
-with its rows, inside the law's bounds: in closed form for laws that are linear in their parameters, otherwise by
-Levenberg-Marquardt from several starts.
-Series of the same places are solved together.
-
-The 95 % interval depends on what was measured, and `interval_method` says which way was gone:
-
-- **Repeats** (at least three runs at every worker count): bootstrap over runs.
-  Runs are drawn again within each worker count, m - 1 out of m, which gives the right variance where drawing m out of m
-  gives one that is too small by (m - 1)/m (McCarthy and Snowden 1985), and each replicate is fitted again.
-  The percentiles are then stretched by t/z, with the degrees of freedom that the repeats leave for the parameter in
-  question (Satterthwaite 1946): five repeats know their own variance badly, and most of what a slope depends on
-  are the five runs at the largest worker count.
-- **One run per point**: Student t with the residuals of the fit, through the Jacobian.
-  Whether the noise is constant or proportional to the speedup is decided by likelihood; for constant noise and a
-  linear law this is the textbook interval of ordinary least squares.
-
-Where the speedup was divided by runs of the same series, their noise moves all points together.
-Both ways take that into account.
+with its rows, inside the law's bounds. The 95 % interval depends on what was measured, and `interval_method` says which
+way was gone: bootstrap over runs where there are three at every worker count, stretched by t/z with the degrees of
+freedom that they leave for the parameter in question (five repeats know their own variance badly, and most of what a
+slope depends on are the runs at the largest count); else Student t with the residuals of the fit, whose noise is
+constant or proportional to the speedup, as likelihood says. docs/metrics.md, "Laws", has all of it and its sources.
+Where the speedup was divided by runs of the same series, their noise moves all points together; both ways know that.
 """
 
 import functools
@@ -520,8 +508,8 @@ def _select_possible(fits: Mapping[str, ScalingFit], sample: Sample) -> tuple[st
             against = [f"throughput is largest at {fall}: laws that do not fall there are not selected"]
         left |= {} if refuted else {name: one}
     if fits and not left:
-        highest = f"{medians[top]:.4g} times the baseline at {n[top]:g} workers, or how it comes to that"
-        return None, [], [*against, f"no law is selected: each contradicts {highest}"]
+        highest = f"{medians[top]:.4g} times the baseline at {n[top]:g} workers"
+        return None, [], [*against, f"no law is selected: none has the rise to {highest} and what follows"]
     return *_select(left, spread), against
 
 

@@ -222,8 +222,7 @@ def one_count(count: float) -> str:
 
 def point_doubts(workers: ArrayLike, samples_per_s: ArrayLike, base_samples_per_s: float) -> list[str]:
     """Reasons, in words, to doubt the points of one series before any law is fitted to them; shapes (R,), (R,)."""
-    n = np.asarray(workers, dtype=np.float64)
-    x = np.asarray(samples_per_s, dtype=np.float64)
+    n, x = np.asarray(workers, dtype=np.float64), np.asarray(samples_per_s, dtype=np.float64)
     doubts = []
     counts, group, medians = medians_at(n, x)
     repeats = np.bincount(group)
@@ -235,24 +234,16 @@ def point_doubts(workers: ArrayLike, samples_per_s: ArrayLike, base_samples_per_
     if len(counts) < 4:
         doubts.append(f"only {len(counts)} distinct worker counts ({shortened(counts)}): laws cannot be separated")
 
-    off = off_counts(n, x)
-    doubts += off_doubts(off)
-    spread = [
-        (count, np.std(x[group == i], ddof=1) / np.mean(x[group == i]))
-        for i, count in enumerate(counts)
-        if repeats[i] > 1 and count not in off
-    ]
-    wide = [(count, share) for count, share in spread if share > 0.10]
-    if wide:
-        worst = max(share for _, share in wide)
+    doubts += off_doubts(off := off_counts(n, x))
+    known = [i for i, count in enumerate(counts) if count not in off]
+    spread = {counts[i]: x[group == i].std(ddof=1) / x[group == i].mean() for i in known if repeats[i] > 1}
+    if wide := [count for count, share in spread.items() if share > 0.10]:
         doubts.append(
-            f"runs at {shortened([count for count, _ in wide])} workers differ by up to {100 * worst:.0f} % "
+            f"runs at {shortened(wide)} workers differ by up to {100 * max(spread.values()):.0f} % "
             "(standard deviation over mean): add repeats or look for a disturbance"
         )
     # One per cent of grace: a run that ties with the ideal line is not a finding.
-    above = [count for count, x_n in zip(counts, medians, strict=True) if x_n > 1.01 * count * base_samples_per_s]
-    above = [count for count in above if count not in off]
-    if above:
+    if above := [counts[i] for i in known if medians[i] > 1.01 * counts[i] * base_samples_per_s]:
         doubts.append(
             f"super-linear: more than N times the baseline at {shortened(above)} workers "
             "(a slow baseline, a cache effect, or less work per step)"

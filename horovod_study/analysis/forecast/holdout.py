@@ -107,14 +107,14 @@ def score(
     check_points(points)
     if hide is not None and (hide < 1 or hide != int(hide)):
         raise AnalysisError(f"cannot hide {hide} worker counts: hide a whole number of them, at least 1")
-    unknown = sorted(set(laws or ()) - set(LAWS))
-    if unknown:
+    if unknown := sorted(set(laws or ()) - set(LAWS)):
         raise AnalysisError(f"there is no law {unknown[0]!r}; the laws are {', '.join(LAWS)}")
-    chosen = [LAWS[name] for name in (LAWS if laws is None else laws)]
-    return {
-        name: _score_series(name, rows, hide, rolling, workers_per_node, bench, chosen)
-        for name, rows in by_series(points)
+    known = {
+        "per_node": workers_per_node,
+        "bench": bench,
+        "laws": [LAWS[name] for name in (LAWS if laws is None else laws)],
     }
+    return {name: _score_series(name, rows, hide, rolling=rolling, **known) for name, rows in by_series(points)}
 
 
 def summarise(scores: Mapping[str, HoldoutScore]) -> dict[str, dict[str, Any]]:
@@ -154,17 +154,18 @@ def _score_series(
     name: str,
     rows: pd.DataFrame,
     hide: int | None,
+    *,
     rolling: bool,
-    workers_per_node: int | None,
-    bench: Mapping[str, Any] | None,
     laws: Sequence[Law],
+    per_node: int | None,
+    bench: Any,
 ) -> HoldoutScore:
     rows = rows.sort_values(["workers", "samples_per_s"], kind="stable")
     counts = [int(count) for count in np.unique(rows["workers"])]
     hidden = hidden_counts(counts, hide)
     if hidden < 1:
         return HoldoutScore(series=name, known=tuple(counts), hidden=(), why_not=_too_short(counts, hide))
-    per_node = workers_per_node or planned_per_node(rows)
+    per_node = per_node or planned_per_node(rows)
     targets: list[Target] = []
     refused: dict[str, str] = {}
     for size in range(1, hidden + 1) if rolling else (hidden,):
@@ -229,31 +230,22 @@ def _targets(
         found = _single(law, known, counts, per_node)
     name, known_to = COMBINED if law is None else law.name, int(known["workers"].max())
     for count, truth, (nodes, forecast, low, high) in zip(counts, measured, found, strict=True):
-        yield Target(
-            law=name,
-            known_to=known_to,
-            workers=count,
-            nodes=nodes,
-            measured=float(truth),
-            forecast=forecast,
-            low=low,
-            high=high,
-        )
+        place = {"known_to": known_to, "workers": count, "nodes": nodes}
+        yield Target(law=name, **place, measured=float(truth), forecast=forecast, low=low, high=high)
 
 
 def _single(
     law: Law, known: pd.DataFrame, counts: list[int], per_node: int | None
 ) -> list[tuple[int | None, float, float, float]]:
     """Nodes, samples/s and the ends of its interval at each of `counts`; NaN without one."""
-    base, scaled_by = (found := base_of(known)).samples_per_s, found.workers
-    nodes = known["nodes"] if "nodes" in known and known["nodes"].notna().all() else None
-    speedup = known["samples_per_s"] / base
-    fitted = fit(law, known["workers"], speedup, nodes=nodes, per_node=per_node, scaled_by=scaled_by)
+    base, nodes = base_of(known), known["nodes"] if "nodes" in known and known["nodes"].notna().all() else None
+    speedup = known["samples_per_s"] / base.samples_per_s
+    fitted = fit(law, known["workers"], speedup, nodes=nodes, per_node=per_node, scaled_by=base.workers)
     on = None if per_node is None else np.ceil(np.asarray(counts) / per_node)
-    forecasts: Floats = fitted(counts, on) * base
+    forecasts: Floats = fitted(counts, on) * base.samples_per_s
     if not np.isfinite(forecasts).all():
         raise AnalysisError("its curve gives no number at the hidden worker counts")
-    ends = [side * base for side in fitted.interval(counts, on)]
+    ends = [side * base.samples_per_s for side in fitted.interval(counts, on)]
     low, high = (np.where(np.isfinite(ends[1]), side, math.nan).tolist() for side in ends)
     places = [None] * len(counts) if on is None else [int(each) for each in on]
     return list(zip(places, forecasts.tolist(), low, high, strict=True))
