@@ -472,7 +472,12 @@ class TestContradictions:
 
     @pytest.mark.parametrize("repeats", [1, 3])
     @pytest.mark.parametrize(
-        ("counts", "rates", "top"), [(*SERVER, 64), ([1, 2, 4, 8, 16], [100, 180, 290, 260, 190], 4)]
+        ("counts", "rates", "top"),
+        [
+            (*SERVER, 64),
+            ([1, 2, 4, 8, 16], [100, 180, 290, 260, 190], 4),
+            ([1, 2, 4, 8, 16], [100, 185, 310, 330, 300], 8),
+        ],
     )
     def test_a_law_without_a_peak_is_not_selected_where_points_fall(self, counts, rates, top, repeats):
         noise = np.tile([1, 1.005, 0.995][:repeats], len(counts))

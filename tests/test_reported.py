@@ -121,6 +121,8 @@ def test_what_cannot_be_is_a_doubt_of_the_page(text: str, told: str) -> None:
     found = analyze(reported.run_rows(frame, "my"))
 
     assert [told in doubt for doubt in found.provenance["doubts"]].count(True) == 1
+    empty = found.points.loc[found.points["speedup_wrapped"].isna(), "workers"].tolist()
+    assert empty == ([2, 8] if "ranks" in text else [4] if "1e13" in text else [])
     assert any(told in doubt for one in fit_series(frame).values() for doubt in one.doubts)
     assert any(told in doubt for doubt in predict(frame, workers=[300])[""][0].doubts) or "largest" in told
 

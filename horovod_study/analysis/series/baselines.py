@@ -73,7 +73,7 @@ def impossibilities(rows: pd.DataFrame, base_samples_per_s: float) -> list[str]:
     Columns workers, samples_per_s; optional sync_s, batch_size. A series has one sentence of each rule, of the worst.
     """
     medians = rows.groupby("workers")["samples_per_s"].median()
-    found = {}
+    found: dict[str, tuple[float, str]] = {}
     for workers, rate in medians.items():
         values: dict[str, Any] = {"rate": rate, "workers": workers, "speedup": rate / base_samples_per_s}
         unit = rows.attrs.get("unit", "samples/s")

@@ -615,13 +615,9 @@ def _why(run: Any, *, status: bool = True) -> str:
 def baseline_place(cells: Sequence[Mapping[str, Any]], cell: Mapping[str, Any], kind: str) -> int | None:
     """Return the place in `cells` of the one-worker cell that `cell` is compared with, or None where there is none.
 
-    kind is `plain` or `wrapped`. A cell of another partition, precision, batch, training set size or other choices
-    is never used instead; only what means nothing to one worker may differ: how the learning rate grows with the
-    workers, on which nodes they are put, and for the plain one how they communicate. A training set of unknown size is
-    that of others of unknown size. Of another script, whose ranks may each have a part of the data, a training set of
-    another size is taken where there is none of this one; `doubts` says so. Of a table that somebody has reported it
-    is the smallest count of the series: one of its workers is what others are compared with; none where its numbers
-    are speedups already.
+    kind is `plain` or `wrapped`. docs/metrics.md, "Baselines", says which runs may be one. Of a table that somebody has
+    reported it is the smallest count of the series: one of its workers is what others are compared with; none where
+    its numbers are speedups already.
     """
     if cell["mode"] == "mixed" or (kind == "wrapped" and cell["backend"] == "serial"):
         return None
