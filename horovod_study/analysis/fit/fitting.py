@@ -361,8 +361,9 @@ def fit_series(
             why_not, law_ends = one.refused.get(each.law.name, ""), ends.get((name, each.law.name))
             fits[each.law.name] = _fit(each, samples[name], noise[name], why_not=why_not, ends=law_ends)
         refused = [f"{law} is not fitted: {why}" for law, why in solved[name].items() if isinstance(why, str)]
-        possible = sample is not None and one.possible
-        selected, why, against = _select_possible(fits, sample) if possible else (None, [], [])
+        selected, why, against = (
+            _select_possible(fits, sample) if sample is not None and one.possible else (None, [], [])
+        )
         of_laws = _law_doubts(fits, selected)
         odd = [f"{law} does not apply to {one.mode} scaling: {f.why_not}" for law, f in fits.items() if f.why_not]
         doubts = (*one.doubts, *refused, *of_laws, *odd, *why, *against)
@@ -491,7 +492,8 @@ def _select_possible(fits: Mapping[str, ScalingFit], sample: Sample) -> tuple[st
     curves = {name: one.law.at(sample.where, one._values) for name, one in fits.items()}
     free = {name: len(n) - len(one.params) for name, one in fits.items()}
     scatter = {name: math.sqrt(np.sum((curves[name] - medians) ** 2) / free[name]) for name in fits if free[name] > 0}
-    top, left, against = int(np.argmax(medians)), {}, []
+    top, against = int(np.argmax(medians)), []
+    left: dict[str, ScalingFit] = {}
     for name, one in fits.items():
         noise = spread or min((each for other, each in scatter.items() if other != name), default=0.0) / medians[top]
         slack = _slack(noise)

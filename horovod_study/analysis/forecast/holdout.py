@@ -109,7 +109,7 @@ def score(
         raise AnalysisError(f"cannot hide {hide} worker counts: hide a whole number of them, at least 1")
     if unknown := sorted(set(laws or ()) - set(LAWS)):
         raise AnalysisError(f"there is no law {unknown[0]!r}; the laws are {', '.join(LAWS)}")
-    known = {
+    known: dict[str, Any] = {
         "per_node": workers_per_node,
         "bench": bench,
         "laws": [LAWS[name] for name in (LAWS if laws is None else laws)],
@@ -230,8 +230,8 @@ def _targets(
         found = _single(law, known, counts, per_node)
     name, known_to = COMBINED if law is None else law.name, int(known["workers"].max())
     for count, truth, (nodes, forecast, low, high) in zip(counts, measured, found, strict=True):
-        place = {"known_to": known_to, "workers": count, "nodes": nodes}
-        yield Target(law=name, **place, measured=float(truth), forecast=forecast, low=low, high=high)
+        place: dict[str, Any] = {"law": name, "known_to": known_to, "workers": count, "nodes": nodes}
+        yield Target(**place, measured=float(truth), forecast=forecast, low=low, high=high)
 
 
 def _single(

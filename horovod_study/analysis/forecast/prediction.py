@@ -284,8 +284,9 @@ def _predict_series(
     best, least = float(known.log_rate.max()), known
     if base.workers is None and rows.attrs.get("unit") == SPEEDUP and first > 1:
         # One worker was not measured, and has the speedup 1.
-        own = {"workers": (1.0, known.workers), "log_rate": (0.0, known.log_rate), "nodes": (1.0, known.nodes)}
-        least, best = replace(known, **{name: np.append(*each) for name, each in own.items()}), max(best, 0.0)
+        best, workers_too = max(best, 0.0), np.append(1.0, known.workers)
+        nodes_too, rates_too = np.append(1.0, known.nodes), np.append(0.0, known.log_rate)
+        least = replace(known, workers=workers_too, log_rate=rates_too, nodes=nodes_too)
     ceiling = best + WIDTH * known.noise  # a single run may be lucky, an expectation is not above ideal
 
     forecasts = []
