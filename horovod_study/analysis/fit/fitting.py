@@ -448,7 +448,7 @@ def _select(fits: Mapping[str, ScalingFit], noise: float) -> tuple[str | None, l
     scored = {name: f.aicc for name, f in left.items() if f.aicc is not None}
     if scored:
         best = min(scored.values())
-        close = [(len(left[name].params), aicc, i, name) for i, (name, aicc) in enumerate(scored.items())]
+        close = [(len(left[name].params), round(aicc, 6), i, name) for i, (name, aicc) in enumerate(scored.items())]
         selected, doubts = min(entry for entry in close if entry[1] <= best + 2)[3], []
     else:
         fewest = min(len(f.params) for f in left.values())
