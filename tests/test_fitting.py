@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from make.properties import examples
+from scipy import optimize
 
 from horovod_study.analysis.fit.fitting import fit, fit_quantity, fit_series
 from horovod_study.analysis.laws import LAWS
 from horovod_study.analysis.laws.law import places
+from horovod_study.analysis.series.points_file import parse_points
 from horovod_study.errors import AnalysisError
 
 # Throughput of a benchmark on a Cisco machine against concurrency 1..32, and the coefficients of the USL fit to it, as
@@ -67,9 +69,9 @@ class TestKnownAnswers:
         assert own.params["alpha"] == pytest.approx(without_one.params["alpha"], rel=0.1)
 
     def test_line_and_gustafson_are_ordinary_least_squares_on_all_rows(self):
-        # Uneven repeats and a given baseline: every row counts once.
+        # Uneven repeats, medians that are their means, and a given baseline: every row counts once.
         n = np.array([1, 1, 2, 3, 4, 4, 4, 8], dtype=float)
-        x = np.array([82, 85, 150, 201, 260, 255, 262, 470], dtype=float)
+        x = np.array([82, 85, 150, 201, 260, 255, 265, 470], dtype=float)
         speedup = x / 100
 
         fits = fit_series(points(n.astype(int), x), baseline_samples_per_s=100)[""].fits
@@ -349,7 +351,7 @@ class TestSelection:
 
     def test_a_simpler_law_within_two_units_is_preferred(self):
         # A seed at which USL has the lower AICc by less than two units.
-        series = fit_series(sweep("amdahl", 26, repeats=3, counts=(1, 2, 4, 6, 8, 12, 16)), laws=("amdahl", "usl"))[""]
+        series = fit_series(sweep("amdahl", 7, repeats=3, counts=(1, 2, 4, 6, 8, 12, 16)), laws=("amdahl", "usl"))[""]
         assert 0 < series.fits["amdahl"].aicc - series.fits["usl"].aicc < 2
         assert "amdahl" == series.selected
 
@@ -384,6 +386,139 @@ class TestSelection:
         n, x = np.array([1, 2, 4, 8, 16, 32]), np.array([100, 190, 360, 650, 1100, 1700.0])
         once, often = (fit_series(points(np.tile(n, k), np.tile(x, k)), laws=("usl",))[""].fits["usl"] for k in (1, 9))
         assert once.aicc == pytest.approx(often.aicc, abs=1e-6)
+
+
+def speedups(text, **how):
+    return fit_series(parse_points(text, "table.csv"), **how)[""]
+
+
+class TestBase:
+    """A speedup is over what its author knows; all else is over the median at the smallest count."""
+
+    OF_FOUR = "GPUs,speedup\n4,3.5\n8,6.4\n16,11.0\n32,17.2\n"
+
+    @pytest.mark.parametrize(
+        ("head", "values"),
+        [
+            ("GPUs,speedup", (3.5, 6.4, 11.0, 17.2)),
+            ("GPUs,relative speedup", ("3.5x", "6.4x", "11.0x", "17.2x")),
+            ("ranks,parallel efficiency (%)", (87.5, 80, 68.75, 53.75)),
+        ],
+    )
+    def test_a_column_of_speedups_is_not_divided_again(self, head, values):
+        rows = "".join(f"{n},{value}\n" for n, value in zip((4, 8, 16, 32), values, strict=True))
+        found = speedups(f"{head}\n{rows}")
+
+        n, s = np.array([4, 8, 16, 32]), np.array([3.5, 6.4, 11.0, 17.2])
+        best = optimize.minimize_scalar(lambda x: np.sum((1 / (x + (1 - x) / n) - s) ** 2), bounds=(0, 1)).x
+        assert found.base_samples_per_s == 1 and found.baseline == "the table's own base"
+        assert found.fits["amdahl"].params["s"] == pytest.approx(best, abs=1e-5) == pytest.approx(0.0283, abs=1e-4)
+        assert not any("1-worker" in doubt for doubt in found.doubts)
+
+    def test_a_given_baseline_wins(self):
+        found = speedups(self.OF_FOUR, baseline_samples_per_s=0.5)
+        assert found.fits["power"].params["scale"] == pytest.approx(
+            2 * speedups(self.OF_FOUR).fits["power"].params["scale"]
+        )
+
+    def test_speedups_over_the_smallest_count_are_said_to_be_so(self):
+        found = speedups("GPUs,speedup\n8,1.0\n16,1.9\n32,3.5\n64,6.0\n")
+        assert (
+            found.base_samples_per_s == 1 / 8 and found.baseline == "median of 8 workers of this series, divided by 8"
+        )
+        assert any("8 workers as perfectly scaled" in doubt for doubt in found.doubts)
+
+    def test_a_row_of_one_worker_that_is_slower_than_what_they_are_over(self):
+        assert speedups("GPUs,speedup\n1,0.9\n2,1.7\n4,3.1\n8,5\n").base_samples_per_s == 1
+        assert speedups("GPUs,speedup\n1,1\n2,1.7\n4,3.1\n8,5\n").baseline == "median of 1 worker of this series"
+
+    @pytest.mark.parametrize(
+        ("slow", "at"), [((70,), (1, 2, 4, 8)), ((60,), (1,)), ((50, 55), (8,)), ((130, 140), (2, 4))]
+    )
+    def test_base_and_points_are_the_same_statistic(self, slow, at):
+        """N workers are N times as fast as one by medians, whatever a disturbed run of five does to the means."""
+        runs = {n: [99.9, 100, 100.1, *(slow if n in at else (100.2, 99.8))] for n in (1, 2, 4, 8)}
+        table = pd.DataFrame([(n, n * rate) for n, rates in runs.items() for rate in rates])
+        fits = fit_series(points(table[0], table[1]))[""].fits
+        assert {"slope": 1, "intercept": 0} == pytest.approx(fits["linear"].params, abs=1e-2)
+        assert {"scale": 1, "exponent": 1} == pytest.approx(fits["power"].params, abs=1e-2)
+        assert all(fits[law].params["s"] == pytest.approx(0, abs=1e-2) for law in ("amdahl", "gustafson"))
+
+
+SERVER = ([1, 16, 32, 64, 96, 128, 192], [50.0, 508.5, 835.5, 967.4, 941.7, 937.2, 879.7])
+
+
+class TestContradictions:
+    """No law is selected, and no limit or peak is given, that what was measured denies."""
+
+    @pytest.mark.parametrize(
+        ("text", "told"),
+        [
+            ("ranks,speedup\n1,1\n2,7\n8,60\n", "a speedup of 60 with 8 workers"),
+            ("GPUs,img/s\n1,100\n2,520\n4,1300\n8,2500\n", "a speedup of 13 with 4 workers"),
+            ("nodes,scaling efficiency (%)\n1,100\n2,120\n4,290\n8,150\n", "a speedup of 11.6 with 4 workers"),
+        ],
+    )
+    def test_speedups_far_above_the_workers_select_nothing(self, text, told):
+        found = speedups(text)
+        assert found.selected is None and any(told in doubt and "no law is selected" in doubt for doubt in found.doubts)
+        assert found.to_dict()["laws"]["constant"]["limit"] is None
+
+    def test_what_bends_upwards_is_not_described_by_a_law_that_cannot(self):
+        found = fit_series(points([1, 2, 4, 8], [100, 250, 650, 1400]))[""]
+        assert float(found.fits[found.selected](8)) == pytest.approx(14, rel=0.1)
+        none = fit_series(points([1, 2, 4, 8], [100, 250, 650, 1400]), laws=("amdahl", "gustafson", "constant"))[""]
+        assert none.selected is None and "no law is selected: none has the rise to 14 times" in none.doubts[-1]
+
+    @pytest.mark.parametrize("repeats", [1, 3])
+    @pytest.mark.parametrize(
+        ("counts", "rates", "top"),
+        [
+            (*SERVER, 64),
+            ([1, 2, 4, 8, 16], [100, 180, 290, 260, 190], 4),
+            ([1, 2, 4, 8, 16], [100, 185, 310, 330, 300], 8),
+        ],
+    )
+    def test_a_law_without_a_peak_is_not_selected_where_points_fall(self, counts, rates, top, repeats):
+        noise = np.tile([1, 1.005, 0.995][:repeats], len(counts))
+        found = fit_series(points(np.repeat(counts, repeats), np.repeat(rates, repeats) * noise))[""]
+        one = found.fits[found.selected]
+        assert top / 2 < one.peak < 2 * top
+        assert float(one(counts[-1])) < float(one(one.peak))
+        assert any(f"largest at {top} workers" in doubt for doubt in found.doubts)
+
+    def test_more_workers_that_only_cost_are_no_constant(self):
+        found = fit_series(points([1, 2, 4, 8, 16], [100, 70, 50, 36, 26]))[""]
+        assert found.selected != "constant" and float(found.fits[found.selected](16)) < 0.5
+        assert any("largest at 1 workers and 74 % lower at 16" in doubt for doubt in found.doubts)
+
+    def test_noise_is_no_fall(self):
+        n = np.array([1, 2, 4, 8, 16, 32])
+        for seed in range(20):
+            noise = 1 + 0.01 * np.random.default_rng(seed).standard_normal(len(n))
+            found = fit_series(points(n, 100 * LAWS["amdahl"].curve(n.astype(float), s=0.1) * noise))[""]
+            assert not any("is largest at" in doubt for doubt in found.doubts), seed
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize(("repeats", "tables", "grace"), [(1, 170, 0.05), (3, 30, 0.25)])
+    def test_no_limit_and_no_peak_is_below_a_measured_point(self, repeats, tables, grace):
+        generator, told = np.random.default_rng(39), 0
+        for _ in range(tables):
+            size = generator.integers(3, 8)
+            counts = np.repeat(
+                np.sort(generator.choice([1, 2, 3, 4, 6, 8, 12, 16, 32, 64], size, replace=False)), repeats
+            )
+            shape = counts ** generator.uniform(-0.5, 1.4) / (1 + generator.choice([0, 0.001, 0.02]) * counts**2)
+            rates = 100 * shape * np.exp(generator.choice([0.005, 0.05, 0.3]) * generator.standard_normal(len(counts)))
+            series = fit_series(points(counts, rates))[""]
+            runs = rates / series.base_samples_per_s
+            for law, fitted in series.to_dict()["laws"].items():
+                limit, peak = fitted["limit"], fitted["peak"]
+                assert limit is None or limit >= runs.max() * (1 - 1e-12), (law, limit)
+                beyond = [np.median(runs[counts == n]) for n in np.unique(counts) if peak is not None and n > peak]
+                told += bool(beyond)
+                assert not beyond or max(beyond) <= float(series.fits[law](peak)) * (1 + grace), (law, peak)
+        assert told > tables / 3
 
 
 class TestDoubts:

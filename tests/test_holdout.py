@@ -154,7 +154,7 @@ class TestBadInput:
 
     def test_mixed_units_are_a_doubt(self):
         one = score(points([1, 2, 4, 8, 16], [100, 200, 400, 800, 1.6e6]), laws=())[""]
-        assert any("30-fold: mixed units?" in doubt for doubt in one.doubts)
+        assert any("30 times off the other points: mixed units?" in doubt for doubt in one.doubts)
 
 
 class TestOrder:

@@ -13,6 +13,7 @@ from make.properties import examples
 
 from horovod_study import api
 from horovod_study.analysis.fit.fitting import fit_series
+from horovod_study.analysis.forecast.prediction import predict
 from horovod_study.analysis.series import reported
 from horovod_study.analysis.series.points_file import parse_points
 from horovod_study.analysis.study import Analysis, analyze
@@ -67,6 +68,80 @@ def test_series_repeats_nodes_and_batches() -> None:
     assert found.points["repeats"].tolist() == [3] * 6 and found.points["nodes"].tolist() == [1, 1, 2] * 2
     assert found.points["partition"].tolist() == ["a"] * 3 + ["b"] * 3
     assert found.points["setting"].unique().tolist() == ["batch 64"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "text",
+    [
+        "GPUs,speedup\n4,3.5\n8,6.4\n16,11.0\n32,17.2\n",
+        "GPUs,speedup\n8,1.0\n16,1.9\n32,3.5\n64,6.0\n",
+        "GPUs,speedup,nodes\n1,0.9,1\n2,1.7,1\n4,3.1,1\n8,5,2\n",
+        "GPUs,img/s\n1,100\n1,100.2\n1,70\n2,200\n2,200.4\n2,140\n4,400\n4,400.8\n4,280\n",
+        "GPUs,img/s\n1,100\n1,101\n1,60\n2,200\n2,201\n2,199\n4,380\n4,399\n4,402\n",
+    ],
+    ids=["speedups", "over eight", "slower than its base", "two states", "one disturbed run"],
+)
+def test_a_page_has_the_base_of_fit_and_its_laws_meet_the_points(text: str) -> None:
+    found, own = analysed(text), fit_series(parse_points(text, "my.csv"))[""]
+
+    rates = parse_points(text, "my.csv").groupby("workers")["samples_per_s"].median()
+    points = found.points.set_index("workers")
+    assert points["speedup_wrapped"].to_dict() == pytest.approx((rates / own.base_samples_per_s).to_dict())
+    assert (points["efficiency_wrapped"] * points.index).to_dict() == pytest.approx(points["speedup_wrapped"].to_dict())
+    (told,) = found.fits["series"].values()
+    for law in ("linear", "amdahl", "usl"):
+        assert told["laws"][law]["params"] == pytest.approx(dict(own.fits[law].params), rel=1e-5, abs=1e-5)
+    taken = any("no row of one worker" in doubt for doubt in found.provenance["doubts"])
+    assert taken == (own.base_samples_per_s == 1 / 8) == bool("8 workers" in told["baseline"])
+
+
+@pytest.mark.slow
+def test_the_page_of_a_given_base_names_it(tmp_path: Path) -> None:
+    place = tmp_path / "mine.csv"
+    place.write_text("GPUs,speedup\n4,3.5\n8,6.4\n16,11.0\n32,17.2\n")
+    page = re.sub(r"<script.*?</script>", "", html.render(api.analyze(place)), flags=re.DOTALL)
+
+    assert "Baseline (wrapped): the table&#39;s own base" in page and "one of 4 workers" not in page
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("ranks,speedup\n1,1\n2,7\n8,60\n", "a speedup of 60 with 8 workers"),
+        ("GPUs,tokens/s\n1,1e4\n2,1.9e4\n4,1e13\n", "no worker does more than 1e9 a second"),
+        ("GPUs,img/s,batch/GPU,sync (s)\n1,100,64,0\n2,190,64,0.9\n4,360,64,0.1\n", "a step of 2 workers"),
+        ("GPUs,img/s\n1,50\n16,508\n32,835\n64,967\n128,937\n192,870\n", "largest at 64 workers and 10 % lower"),
+    ],
+    ids=["speedup", "rate", "part", "fall"],
+)
+def test_what_cannot_be_is_a_doubt_of_the_page(text: str, told: str) -> None:
+    frame = parse_points(text, "my.csv", columns={"sync_s": "sync (s)"} if "sync" in text else None)
+    found = analyze(reported.run_rows(frame, "my"))
+
+    assert [told in doubt for doubt in found.provenance["doubts"]].count(True) == 1
+    empty = found.points.loc[found.points["speedup_wrapped"].isna(), "workers"].tolist()
+    assert empty == ([2, 8] if "ranks" in text else [4] if "1e13" in text else [])
+    assert any(told in doubt for one in fit_series(frame).values() for doubt in one.doubts)
+    assert any(told in doubt for doubt in predict(frame, workers=[300])[""][0].doubts) or "largest" in told
+
+
+@pytest.mark.slow
+def test_strong_and_weak_scaling_have_the_row_of_one_worker_each() -> None:
+    text = "series,GPUs,batch/GPU,img/s\n" + "".join(
+        f"{name},{count},{batch},{rate}\n"
+        for name, rates in (("strong", (500, 820, 1200, 1450)), ("weak", (500, 960, 1850, 3500)))
+        for count, rate in zip((1, 2, 4, 8), rates, strict=True)
+        for batch in (64 // count if name == "strong" else 64,)
+    )
+    found = analysed(text)
+
+    for name, speedups in (("strong", [1, 1.64, 2.4, 2.9]), ("weak", [1, 1.92, 3.7, 7])):
+        rows = found.points[found.points["partition"] == name]
+        assert rows["mode"].unique().tolist() == [name]
+        assert rows.sort_values("workers")["speedup_wrapped"].tolist() == pytest.approx(speedups)
+    assert [fit["mode"] for fit in found.fits["series"].values()] == ["strong", "weak"]
 
 
 def test_how_it_was_read_is_a_doubt() -> None:

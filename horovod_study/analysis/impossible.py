@@ -54,6 +54,10 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             lambda limit, measured, **_: limit < measured,
             "{law} never exceeds {limit}, and {measured} was measured",
         ),
+        "peak": Rule(
+            lambda peak, limit, workers, measured, **_: peak < workers and limit < measured,
+            "{law} has its peak, {limit}, at {peak} workers, and {measured} was measured at {workers}",
+        ),
         "bandwidth": Rule(
             lambda bandwidth, **_: bandwidth > MOST_BYTES_PER_S,
             "{bandwidth} bytes/s: no network or memory moves as much",
@@ -70,8 +74,9 @@ def impossible(rule: str, **values: Any) -> str:
     known = RULES[rule]
     if not known.broken(**values):
         return ""
-    return known.says.format_map({name: _text(value) for name, value in {"unit": "s", **values}.items()})
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else f"{value:.4g}"
+    numbers = {value for value in values.values() if not isinstance(value, str)}
+    digits = next(
+        (digits for digits in (4, 6, 9) if len({f"{each:.{digits}g}" for each in numbers}) == len(numbers)), 12
+    )
+    texts = {name: value if isinstance(value, str) else f"{value:.{digits}g}" for name, value in values.items()}
+    return known.says.format_map({"unit": "s", **texts})

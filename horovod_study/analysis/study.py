@@ -177,12 +177,15 @@ def analyze(
     points = scaling.scaling_points(table, accounts, turns)
     parts = laps.breakdown(table)
     baseline = _baseline(points)
-    fitted = _fitted(table, points, baseline, seed)
-    forecasts = _forecasts(table, points, baseline, fitted, seed)
+    scaled = _scaling_rows(table)
+    scaled.attrs["unit"] = unit
+    fitted = _fitted(scaled, points, baseline, seed)
+    forecasts = _forecasts(table, scaled, points, baseline, fitted, seed)
     learning = convergence.convergence(table, evaluations, targets=targets, baseline=baseline)
     rows = [] if accounting is None else steps.row_doubts(accounting)
     placed = boundary.over_placements(table)
     doubts = [*scaling.doubts(table, points, precision), *laps.doubts(table)]
+    doubts += [f"{name}: {doubt}." for name, fit in fitted.items() for doubt in fit.contradicted]
     doubts += [*boundary.jump_doubts(placed), *boundary.fit_doubts(table)]
     doubts += [*rows, *learning.doubts, *resources.doubts(table)]
     quantities = resources.fit_quantities(table, learning.crossings, seed=seed)
@@ -272,14 +275,14 @@ def _baseline(points: pd.DataFrame) -> str:
     return "plain" if plain or not parallel["speedup_wrapped"].notna().any() else "wrapped"
 
 
-def _fitted(table: pd.DataFrame, points: pd.DataFrame, baseline: str, seed: int) -> dict[str, SeriesFit]:
+def _fitted(scaled: pd.DataFrame, points: pd.DataFrame, baseline: str, seed: int) -> dict[str, SeriesFit]:
     """Fit every series that has the baseline and enough measured worker counts for a law to be tested."""
     bases: dict[str, float] = {}
     for series, rows in points[points["backend"] != "serial"].groupby("series", sort=False):
         measured = rows[rows[f"speedup_{baseline}"].notna()]
         if measured["workers"].nunique() >= study_forecast.FEWEST_COUNTS:
             bases[str(series)] = float(measured[f"base_{baseline}_samples_per_s"].iloc[0])
-    frame = _scaling_rows(table, list(bases))
+    frame = scaled[scaled["series"].isin(list(bases))]
     if frame.empty:
         return {}
     fits = fit_series(frame, baseline_samples_per_s=bases, seed=seed)
@@ -287,13 +290,18 @@ def _fitted(table: pd.DataFrame, points: pd.DataFrame, baseline: str, seed: int)
 
 
 def _forecasts(
-    table: pd.DataFrame, points: pd.DataFrame, baseline: str, fitted: Mapping[str, SeriesFit], seed: int
+    table: pd.DataFrame,
+    scaled: pd.DataFrame,
+    points: pd.DataFrame,
+    baseline: str,
+    fitted: Mapping[str, SeriesFit],
+    seed: int,
 ) -> study_forecast.Outlook:
     """Forecast every parallel series in which only the worker count changes."""
     chosen = points[(points["backend"] != "serial") & (points["mode"] != "mixed")].drop_duplicates("series")
     base = points.groupby("series")[f"base_{baseline}_samples_per_s"].first()
     return study_forecast.outlook(
-        _scaling_rows(table, list(chosen["series"])),
+        scaled,
         settings=dict(zip(chosen["series"], chosen["setting"], strict=True)),
         bases={str(series): float(value) for series, value in base.dropna().items()},
         fits=fitted,
@@ -302,9 +310,9 @@ def _forecasts(
     )
 
 
-def _scaling_rows(table: pd.DataFrame, series: Sequence[str]) -> pd.DataFrame:
-    """Return the finished runs of `series` with the columns that laws and forecasts are made from, as for a user."""
-    rows = table[scaling.measured(table) & table["series"].isin(list(series))]
+def _scaling_rows(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the finished parallel runs with the columns that laws and forecasts are made from, as for a user."""
+    rows = table[scaling.measured(table) & (table["backend"] != "serial")]
     rows = rows[boundary.fewest_nodes(rows)].astype({"samples_per_s": float})
     names = ["series", "workers", "nodes", "samples_per_s", "repeat", "sync_s", "batch", "train_samples"]
     return rows[names].rename(columns={"batch": "batch_size"})
@@ -316,9 +324,10 @@ def _document(name: str, fit: SeriesFit, points: pd.DataFrame, baseline: str, un
     base = scaling.baseline_words(
         points[points["series"] == name], baseline, plain="one plain worker, no communication library"
     )
+    rate = f", {fit.base_samples_per_s:.0f} {unit} (median)" if row[f"base_{baseline}_repeats"] else ""
     return {
         **fit.to_dict(),
-        "baseline": f"{baseline}: {base}, {row['setting']}, {fit.base_samples_per_s:.0f} {unit} (median)",
+        "baseline": f"{baseline}: {base}, {row['setting']}{rate}",
         "mode": row["mode"],
         "work": row["work"],
     }

@@ -179,7 +179,7 @@ def predict(options: argparse.Namespace) -> Result:
     first, *others = [name for name, known in zip(parts, (forecasts, scores, answers), strict=True) if known]
     unit = points.attrs.get("unit", "samples/s")
     lines = [line for name, each in forecasts.items() for line in _forecast_lines(name, each, unit)]
-    lines += [line for scored in scores.values() for line in holdout.lines(scored)]
+    lines += [line for scored in scores.values() for line in holdout.lines(scored, unit)]
     lines += holdout.summary_lines(scores) if len(scores) > 1 else []
     only = None if recommended else ("knee",)
     lines += [line for answer in answers.values() for line in recommendation.lines(answer, only=only, unit=unit)]

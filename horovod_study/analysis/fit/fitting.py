@@ -1,26 +1,15 @@
 """Points in, fitted laws with honest intervals out.
 
 Letters: R rows (observations), K distinct places (a worker count on a number of nodes), k parameters of a law,
-B sets of means fitted at once (series, bootstrap replicates, or series with a worker count left out).
+B sets of medians fitted at once (series, bootstrap replicates, or series with a worker count left out).
 
-The estimate is plain least squares of the law on all rows of speedup against workers, inside the law's bounds:
-in closed form for laws that are linear in their parameters, otherwise by Levenberg-Marquardt from several starts.
-Series of the same places are solved together.
-
-The 95 % interval depends on what was measured, and `interval_method` says which way was gone:
-
-- **Repeats** (at least three runs at every worker count): bootstrap over runs.
-  Runs are drawn again within each worker count, m - 1 out of m, which gives the right variance where drawing m out of m
-  gives one that is too small by (m - 1)/m (McCarthy and Snowden 1985), and each replicate is fitted again.
-  The percentiles are then stretched by t/z, with the degrees of freedom that the repeats leave for the parameter in
-  question (Satterthwaite 1946): five repeats know their own variance badly, and most of what a slope depends on
-  are the five runs at the largest worker count.
-- **One run per point**: Student t with the residuals of the fit, through the Jacobian.
-  Whether the noise is constant or proportional to the speedup is decided by likelihood; for constant noise and a
-  linear law this is the textbook interval of ordinary least squares.
-
-Where the speedup was divided by runs of the same series, their noise moves all points together.
-Both ways take that into account.
+The estimate is least squares of the law on the median speedup of the runs at each place, as pages show it, weighted
+with its rows, inside the law's bounds. The 95 % interval depends on what was measured, and `interval_method` says which
+way was gone: bootstrap over runs where there are three at every worker count, stretched by t/z with the degrees of
+freedom that they leave for the parameter in question (five repeats know their own variance badly, and most of what a
+slope depends on are the runs at the largest count); else Student t with the residuals of the fit, whose noise is
+constant or proportional to the speedup, as likelihood says. docs/metrics.md, "Laws", has all of it and its sources.
+Where the speedup was divided by runs of the same series, their noise moves all points together; both ways know that.
 """
 
 import functools
@@ -44,8 +33,10 @@ from horovod_study.analysis.fit.rows import (
     sample_of,
     shortened,
 )
+from horovod_study.analysis.impossible import impossible
 from horovod_study.analysis.laws import LAWS, QUANTITY_LAWS
 from horovod_study.analysis.laws.law import Law, Places, best_counts, knee, places
+from horovod_study.analysis.series.baselines import Base, base_of, impossibilities
 from horovod_study.analysis.stats import Floats
 from horovod_study.errors import AnalysisError
 from horovod_study.records import facts, finite
@@ -57,6 +48,8 @@ _NOT_IDENTIFIABLE = "not identifiable"
 _CLEARLY = 2.0  # times the least error at counts left out: from there on a law is clearly worse
 _SAME = 0.01  # errors that differ by less are alike, whatever their ratio
 _BAD = 0.10  # error of a selected law from which on none describes the points
+_GRACE, _MOST_NOISE = 0.03, 0.25  # least and largest share of a speedup that two points differ by for nothing
+_UNKNOWN_NOISE = 0.05  # the same where nothing repeats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +67,8 @@ class ScalingFit:
     loo_rms: float | None  # root mean square of the same
     doubts: tuple[str, ...]
     interval_method: str
+    peak: float  # worker count with the highest speedup; inf when it keeps rising, NaN where nodes decide or refuted
+    limit: float  # speedup never exceeded; inf when there is no such bound, NaN where nodes decide or more was measured
     why_not: str = ""  # why the law does not apply to the scaling mode; empty where it does
     workers_fitted: int = 0  # distinct worker counts
     _per_node: float | None = field(default=None, repr=False)  # workers of the fullest node fitted
@@ -140,16 +135,6 @@ class ScalingFit:
     def holdout(self) -> float | None:
         """Root mean square error at worker counts left out of the fit, none counting for more than 100 %."""
         return self.loo_rms if self.loo_rms is None else min(self.loo_rms, 1.0)
-
-    @property
-    def peak(self) -> float:
-        """Worker count with the highest speedup of this law; inf when it keeps rising, NaN where nodes decide."""
-        return float(self.law.peak(**self.params))
-
-    @property
-    def limit(self) -> float:
-        """Speedup that this law never exceeds; inf when there is no such bound, NaN where nodes decide."""
-        return float(self.law.limit(**self.params))
 
     @property
     def knee(self) -> float:
@@ -235,6 +220,8 @@ class SeriesFit:
     selected: str | None = None
     doubts: tuple[str, ...]
     refused: Mapping[str, str] = field(default_factory=dict, repr=False)  # laws that do not apply -> why
+    possible: bool = field(default=True, repr=False)  # whether all numbers can be; else no law is selected
+    contradicted: Sequence[str] = field(default=(), repr=False)  # those of the doubts that are about what laws deny
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON of one series as the command line prints it."""
@@ -319,7 +306,7 @@ def fit_quantity(
             doubts.append(f"{law.name} is not fitted: {solved}")
         else:
             fits[law.name] = _fit(solved, sample)
-    selected, why = _select(fits, _spread_of_means(sample))
+    selected, why = _select(fits, _spread_of_medians(sample))
     return QuantityFit(fits=fits, selected=selected, doubts=(*doubts, *_law_doubts(fits, selected), *why))
 
 
@@ -336,8 +323,8 @@ def fit_series(
     workers_per_node, and train_samples (size of the data set; a fixed one gives Amdahl's law its meaning for epochs).
     Rows of one worker count are its repeats, in their order unless `repeat` numbers them: runs of one repeat may share
     noise (`rows.Drift`). `points.attrs["doubts"]` (see points_file) joins the doubts.
-    Speedup is throughput over `baseline_samples_per_s` (one number, or one per series name);
-    without it, over the median throughput at the smallest worker count divided by that count.
+    Speedup is throughput over `baseline_samples_per_s` (one number, or one per series name), else over what
+    `baselines.base_of` says.
 
     Raises AnalysisError for rows that are not positive numbers, for a series without its baseline, and for a single
     series with one distinct worker count. Among several series, such a one is returned without fits and says why.
@@ -351,7 +338,7 @@ def fit_series(
     keys = [key for key in ("nodes", "samples_per_s", "batch_size") if key in points]
     frames = dict(by_series(points.sort_values(["workers", *keys], kind="stable", ignore_index=True)))
     asked = {
-        name: _ask(name, rows, _baseline_of(name, baseline_samples_per_s), seed, of_file, alone=len(frames) == 1)
+        name: _ask(name, rows, base_of(rows, name, baseline_samples_per_s), seed, of_file, alone=len(frames) == 1)
         for name, rows in frames.items()
     }
     samples = {name: sample for name, (_, sample) in asked.items() if sample is not None}
@@ -374,54 +361,43 @@ def fit_series(
             why_not, law_ends = one.refused.get(each.law.name, ""), ends.get((name, each.law.name))
             fits[each.law.name] = _fit(each, samples[name], noise[name], why_not=why_not, ends=law_ends)
         refused = [f"{law} is not fitted: {why}" for law, why in solved[name].items() if isinstance(why, str)]
-        selected, why = _select(fits, 0.0 if sample is None else _spread_of_means(sample))
+        selected, why, against = (
+            _select_possible(fits, sample) if sample is not None and one.possible else (None, [], [])
+        )
         of_laws = _law_doubts(fits, selected)
         odd = [f"{law} does not apply to {one.mode} scaling: {f.why_not}" for law, f in fits.items() if f.why_not]
-        doubts = (*one.doubts, *refused, *of_laws, *odd, *why)
-        answers[name] = replace(one, fits=fits, selected=selected, doubts=doubts)
+        doubts = (*one.doubts, *refused, *of_laws, *odd, *why, *against)
+        answers[name] = replace(one, fits=fits, selected=selected, doubts=doubts, contradicted=against)
     return answers
 
 
 def _ask(
-    name: str, rows: pd.DataFrame, baseline: float | None, seed: int, of_file: Sequence[str], *, alone: bool
+    name: str, rows: pd.DataFrame, base: Base, seed: int, of_file: Sequence[str], *, alone: bool
 ) -> tuple[SeriesFit, Sample | None]:
     """One series before its laws are fitted, and its rows; None with one distinct worker count."""
-    n = rows["workers"].to_numpy(dtype=np.float64)
-    x = rows["samples_per_s"].to_numpy(dtype=np.float64)
+    n, x = (rows[each].to_numpy(dtype=np.float64) for each in ("workers", "samples_per_s"))
     nodes, per_node = _nodes(rows)
-    smallest = int(n[0])
-    if baseline is None:
-        first = n == smallest if nodes is None else (n == smallest) & (nodes == nodes[n == smallest].min())
-        base = float(np.median(x[first])) / smallest
-        text = f"median of {smallest} worker{'s' * (smallest > 1)} of this series"
-        if smallest > 1:
-            text += f", divided by {smallest}"
-        scaled_by: int | None = smallest
-    else:
-        base, text, scaled_by = baseline, f"{baseline:g} samples/s (given)", None
     mode, why_not, assumed, mode_doubts = _mode(rows)
-    doubts = [*of_file, *point_doubts(n, x, base), *mode_doubts]
-    if baseline is None and smallest > 1:
-        doubts.append(
-            f"no 1-worker point: amdahl and gustafson take {smallest} workers as perfectly scaled; "
-            "give the baseline to have their s"
-        )
+    odd = [f"no law is selected: {why}" for why in impossibilities(rows, base.samples_per_s)]
+    doubts = [*of_file, *odd, *point_doubts(n, x, base.samples_per_s), *mode_doubts, *filter(None, [base.doubt])]
     sample = None
     if n[0] == n[-1]:
-        message = one_count(smallest)
+        message = one_count(n[0])
         if alone:
             raise AnalysisError(message if not name else f"series {cut(name, 60)!r}: {message}")
         doubts.append(message)
     else:
-        sample = sample_of(n, x / base, nodes, per_node, scaled_by=scaled_by, seed=seed, repeat=rows["repeat"])
+        speedup, repeat = x / base.samples_per_s, rows["repeat"]
+        sample = sample_of(n, speedup, nodes, per_node, scaled_by=base.workers, seed=seed, repeat=repeat)
     return SeriesFit(
         name=name,
-        baseline=text,
-        base_samples_per_s=base,
+        baseline=base.words,
+        base_samples_per_s=base.samples_per_s,
         mode=mode,
         assumed=assumed,
         doubts=tuple(doubts),
         refused=why_not,
+        possible=not odd,
     ), sample
 
 
@@ -451,7 +427,7 @@ def _select(fits: Mapping[str, ScalingFit], noise: float) -> tuple[str | None, l
 
     Of the laws that are not beaten, those that apply to the scaling mode and show what they are about come first, and
     among them the one with the fewest parameters within 2 AICc units of the best: the difference below which a model
-    has as much support as the best (Burnham and Anderson 2002). `noise` is the relative spread of the means.
+    has as much support as the best (Burnham and Anderson 2002). `noise` is the relative spread of the medians.
     """
     if not fits:
         return None, []
@@ -472,7 +448,7 @@ def _select(fits: Mapping[str, ScalingFit], noise: float) -> tuple[str | None, l
     scored = {name: f.aicc for name, f in left.items() if f.aicc is not None}
     if scored:
         best = min(scored.values())
-        close = [(len(left[name].params), aicc, i, name) for i, (name, aicc) in enumerate(scored.items())]
+        close = [(len(left[name].params), round(aicc, 6), i, name) for i, (name, aicc) in enumerate(scored.items())]
         selected, doubts = min(entry for entry in close if entry[1] <= best + 2)[3], []
     else:
         fewest = min(len(f.params) for f in left.values())
@@ -492,10 +468,51 @@ def _select(fits: Mapping[str, ScalingFit], noise: float) -> tuple[str | None, l
     return selected, doubts
 
 
-def _spread_of_means(sample: Sample) -> float:
-    """Relative standard deviation of the mean speedup of a place, over all places with repeats; 0 where none has."""
+def _spread_of_medians(sample: Sample) -> float:
+    """Relative standard deviation of the median speedup of a place, over all with repeats; 0 where none has."""
     known = np.isfinite(sample.run_variance)
-    return float(np.sqrt(np.mean(sample.run_variance[known] / sample.means[known] ** 2))) if known.any() else 0.0
+    return float(np.sqrt(np.mean(sample.run_variance[known] / sample.medians[known] ** 2))) if known.any() else 0.0
+
+
+def _slack(noise: float) -> float:
+    """The share of a speedup by which two medians of this relative standard deviation differ for nothing."""
+    return min(max(2 * noise, _GRACE), _MOST_NOISE)
+
+
+def _select_possible(fits: Mapping[str, ScalingFit], sample: Sample) -> tuple[str | None, list[str], list[str]]:
+    """The law of `_select` among those that no median refutes, doubts about it, and what the points have against laws.
+
+    A law is refuted where it never reaches the highest median, is clearly below it there, does not fall where the
+    medians beyond that one do, or does not rise where those before it do: by more than noise, which is the spread of
+    the repeats, else the scatter about the best of the other laws.
+    """
+    n, medians, spread = sample.where.workers, sample.medians, _spread_of_medians(sample)
+    if len(np.unique(n)) < 3:
+        return *_select(fits, spread), []
+    curves = {name: one.law.at(sample.where, one._values) for name, one in fits.items()}
+    free = {name: len(n) - len(one.params) for name, one in fits.items()}
+    scatter = {name: math.sqrt(np.sum((curves[name] - medians) ** 2) / free[name]) for name in fits if free[name] > 0}
+    top, against = int(np.argmax(medians)), []
+    left: dict[str, ScalingFit] = {}
+    for name, one in fits.items():
+        noise = spread or min((each for other, each in scatter.items() if other != name), default=0.0) / medians[top]
+        slack = _slack(noise)
+        less, curve = medians < medians[top] * (1 - slack), curves[name]
+        before, after = np.flatnonzero(less & (n < n[top])), np.flatnonzero(less & (n > n[top]))
+        refuted = one.law.limit(**one.params) < medians[top] * (1 - slack)
+        refuted |= curve[top] < medians[top] * (1 - max(slack, _BAD))
+        if len(before):
+            refuted |= curve[top] <= curve[before[-1]]
+        if len(after):
+            low = after[np.argmin(medians[after])]
+            refuted |= curve[low] > curve[top] * (1 - slack / 2)
+            fall = f"{n[top]:g} workers and {100 * (1 - medians[low] / medians[top]):.0f} % lower at {n[low]:g}"
+            against = [f"throughput is largest at {fall}: laws that do not fall there are not selected"]
+        left |= {} if refuted else {name: one}
+    if fits and not left:
+        highest = f"{medians[top]:.4g} times the baseline at {n[top]:g} workers"
+        return None, [], [*against, f"no law is selected: none has the rise to {highest} and what follows"]
+    return *_select(left, spread), against
 
 
 def _mode(rows: pd.DataFrame) -> tuple[str, dict[str, str], str | None, list[str]]:
@@ -522,22 +539,6 @@ def _mode(rows: pd.DataFrame) -> tuple[str, dict[str, str], str | None, list[str
 def _refused(mode: str, why: str) -> dict[str, str]:
     """The laws whose parameters mean something else in this scaling mode, each with the reason."""
     return {law.name: why + (law.misread if mode != "mixed" else "") for law in LAWS.values() if mode not in law.modes}
-
-
-def _baseline_of(name: str, given: float | Mapping[str, float] | None) -> float | None:
-    if isinstance(given, Mapping):
-        if name not in given:
-            raise AnalysisError(
-                f"series {cut(name, 60)!r} has no baseline: give one for each of the series, in samples/s"
-            )
-        given = given[name]
-    if given is None:
-        return None
-    if not 1e-9 <= given <= 1e15:
-        raise AnalysisError(
-            f"baseline {given!r} is not a throughput: give samples/s of one worker, above 0 and at most 1e15"
-        )
-    return float(given)
 
 
 def _fit(
@@ -574,11 +575,12 @@ def _fit(
         name: (max(float(low[i]), law.bounds[i][0]), min(float(high[i]), law.bounds[i][1]))
         for i, name in enumerate(law.parameters)
     }
-    total = len(sample.speedup)
-    errors = solved.left_out
+    total, errors = len(sample.speedup), solved.left_out
+    params = dict(zip(law.parameters, values.tolist(), strict=True))
+    peak, limit, beyond = _ends_of(law, params, sample)
     return ScalingFit(
         law=law,
-        params=dict(zip(law.parameters, values.tolist(), strict=True)),
+        params=params,
         ci95=ci95,
         workers=(int(sample.where.workers[0]), int(sample.where.workers[-1])),
         points=total,
@@ -586,8 +588,10 @@ def _fit(
         aicc=solved.aicc,
         loo_median=None if errors is None else float(np.median(np.abs(errors))),
         loo_rms=None if errors is None else float(np.sqrt(np.mean(errors**2))),
-        doubts=tuple(_fit_doubts(law, sample, values, ci95)),
+        doubts=(*_fit_doubts(law, sample, values, ci95), *beyond),
         interval_method=method,
+        peak=peak,
+        limit=limit,
         why_not=why_not,
         workers_fitted=len(np.unique(sample.where.workers)),
         _per_node=float(sample.where.fullest.max()) if sample.where.several_nodes else None,
@@ -595,6 +599,23 @@ def _fit(
         _draws=draws,
         _edge=edge,
     )
+
+
+def _ends_of(law: Law, params: Mapping[str, float], sample: Sample) -> tuple[float, float, list[str]]:
+    """Peak and limit of a law, NaN where a run refutes them, and why."""
+    peak, limit = float(law.peak(**params)), float(law.limit(**params))
+    highest = float(sample.speedup.max())
+    limit = highest if limit < highest < limit * (1 + 1e-6) else limit  # below it by rounding
+    no_limit = impossible("limit", law=law.name, limit=limit, measured=highest)
+    slack = _slack(_spread_of_medians(sample)) if max(sample.runs) > 1 else _UNKNOWN_NOISE
+    told = [
+        impossible("peak", law=law.name, peak=peak, limit=limit, workers=float(n), measured=float(median))
+        for n, median in zip(sample.where.workers, sample.medians, strict=True)
+        if median > limit * (1 + slack)
+    ]
+    no_peak = next(filter(None, reversed(told)), "")
+    refuted = [no_peak or no_limit] if no_peak or no_limit else []
+    return math.nan if no_peak else peak, math.nan if no_limit else limit, refuted
 
 
 def _fit_doubts(law: Law, sample: Sample, values: Floats, ci95: Mapping[str, tuple[float, float]]) -> Iterator[str]:

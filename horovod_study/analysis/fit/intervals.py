@@ -13,13 +13,11 @@ from numpy.typing import NDArray
 
 from horovod_study.analysis import stats
 from horovod_study.analysis.fit.least_squares import EXACT, TOGETHER, Solved, influence_of, refit
-from horovod_study.analysis.fit.rows import Sample
+from horovod_study.analysis.fit.rows import Sample, over_variance_of_mean
 from horovod_study.analysis.stats import Floats
 
 _DRIFTS = 0.5  # probability of independent runs, below which drift is said to be seen
 _CLEARLY = 2.0  # in log likelihood
-_MEDIAN_OVER_MEAN = {1: 1.0, 2: 1.0, 3: 1.346, 4: 1.193, 5: 1.434, 6: 1.288, 7: 1.473}
-"""Variance of the median of normal runs over that of their mean; from order statistics (Sarhan, Greenberg 1962)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,18 +67,12 @@ def _from_repeats(sample: Sample, jacobian: Floats) -> Noise:
     influence, variance = influence_of(jacobian, sample.rows), sample.drift.own * sample.run_variance
     freedom = np.array(sample.runs) - 1.0
     if sample.base is not None:
-        by_base = influence @ sample.means / sample.where.workers[sample.base]
-        influence[:, sample.base] -= by_base
-        # What a median has beyond the mean of the same normal runs is independent of that mean.
-        beyond = _MEDIAN_OVER_MEAN.get(sample.runs[sample.base], stats.MEDIAN_VARIANCE) - 1
-        influence = np.column_stack([influence, by_base])
-        variance = np.append(variance, beyond * variance[sample.base])
-        freedom = np.append(freedom, freedom[sample.base])
+        influence[:, sample.base] -= influence @ sample.medians / sample.where.workers[sample.base]
     sources = influence * np.sqrt(variance)
     covariance = np.einsum("ks,ls->skl", sources, sources)
     if sample.drift.shared is not None:
         # How much it is, is known from as many repeats for all of it together.
-        moves = influence[:, : len(sample.where)] @ (sample.means[:, np.newaxis] * sample.drift.shared)
+        moves = influence[:, : len(sample.where)] @ (sample.medians[:, np.newaxis] * sample.drift.shared)
         covariance = np.concatenate([covariance, (moves @ moves.T)[np.newaxis]])
         freedom = np.append(freedom, sample.drift.runs - 1.0)
     return Noise(covariance=covariance, freedom=freedom)
@@ -102,7 +94,8 @@ def _from_residuals(solved: Solved, sample: Sample, jacobian: Floats, base_noise
     if at_base.any():
         # A baseline run moves its own point and, the other way, all points.
         moves = moves - np.outer(moves @ sample.speedup, at_base / (at_base.sum() * sample.speedup[at_base].mean()))
-    size = np.where(at_base, np.minimum(of_base, base_noise), sizes)
+    of_median = np.sqrt([over_variance_of_mean(number) for number in sample.runs])[sample.place]
+    size = np.where(at_base, np.minimum(of_base, base_noise), sizes) * of_median
     parts = [(moves * size)[:, at_base == which] for which in (False, True)]
     with np.errstate(over="ignore"):  # a parameter that hardly moves the curve may be anything
         covariance = np.stack([part @ part.T for part in parts])
@@ -198,11 +191,11 @@ def _profiled(alike: Sequence[tuple[Solved, Sample, float]]) -> list[tuple[Float
     law, where = alike[0][0].law, alike[0][1].where
     k = len(law.bounds)
     columns = [_profile_columns(*each) for each in alike]
-    own, rise, first, along, values, means, rows = (np.concatenate(each) for each in zip(*columns, strict=True))
+    own, rise, first, along, values, medians, rows = (np.concatenate(each) for each in zip(*columns, strict=True))
     which, sign = np.tile(np.arange(k), 2 * len(alike)), np.tile(np.repeat([-1.0, 1.0], k), len(alike))
     lower, upper = (np.array(side) for side in zip(*law.bounds, strict=True))
     edge = np.where(sign < 0, lower[which], upper[which])
-    least = np.sum(rows * (means - law.at(where, values)) ** 2, axis=1)
+    least = np.sum(rows * (medians - law.at(where, values)) ** 2, axis=1)
 
     inner, below = own.copy(), -np.sqrt(rise)  # inside of the end, and how far the root of the rise is from its goal
     outer, above = np.clip(own + sign * first, lower[which], upper[which]), np.full(len(own), np.nan)
@@ -221,7 +214,7 @@ def _profiled(alike: Sequence[tuple[Solved, Sample, float]]) -> list[tuple[Float
         bounds = (np.where(held, tried[:, np.newaxis], lower), np.where(held, tried[:, np.newaxis], upper))
         guesses = [at_inner, at_inner + along * (tried - inner)[:, np.newaxis], at_outer]
         starts = np.concatenate([np.clip(each, *bounds)[todo] for each in guesses])
-        weight, targets = np.tile(rows[todo], (3, 1)), np.tile(means[todo], (3, 1))
+        weight, targets = np.tile(rows[todo], (3, 1)), np.tile(medians[todo], (3, 1))
         held_at = (np.tile(bounds[0][todo], (3, 1)), np.tile(bounds[1][todo], (3, 1)))
         found = refit(law, where, weight, targets, starts, bounds=held_at, tolerance=1e-5)
         error = np.sum(weight * (targets - law.at(where, found)) ** 2, axis=1).reshape(3, -1)
@@ -259,7 +252,7 @@ def as_likely(solved: Solved, sample: Sample, base_noise: float, ends: tuple[Flo
     law, where, values = solved.law, sample.where, solved.values
     rise = _profile_columns(solved, sample, base_noise)[1]
     lower, upper = (np.array(side) for side in zip(*law.bounds, strict=True))
-    least = np.sum(sample.rows * (sample.means - law.at(where, values)) ** 2)
+    least = np.sum(sample.rows * (sample.medians - law.at(where, values)) ** 2)
     scale = (ends[1] - ends[0]) / 2
     if not (np.isfinite(rise).all() and np.isfinite(scale).all()):
         return None
@@ -281,7 +274,7 @@ def as_likely(solved: Solved, sample: Sample, base_noise: float, ends: tuple[Flo
             for halving in range(_HALVINGS):
                 tried = far if halving == 0 else (near + far) / 2  # the bound itself may be inside
                 at = np.clip(chains + sign * tried[:, np.newaxis] * way, lower, upper)
-                cost = np.sum(sample.rows * (sample.means - law.at(where, at)) ** 2, axis=1)
+                cost = np.sum(sample.rows * (sample.medians - law.at(where, at)) ** 2, axis=1)
                 inside = cost <= least + _JOINTLY * rise.max()
                 near, far = np.where(inside, tried, near), np.where(inside, far, tried)
             found.append(np.clip(chains + sign * near[:, np.newaxis] * way, lower, upper))
@@ -297,7 +290,7 @@ _CHAINS, _TURNS, _HALVINGS = 48, 60, 14
 
 def _profile_columns(solved: Solved, sample: Sample, base_noise: float) -> tuple[Floats, ...]:
     """Both ends of all k parameters as 2k columns: estimates, goal of the rise, first reach, slopes of the others
-    (2k, k), all values (2k, k), means and rows (2k, K)."""
+    (2k, k), all values (2k, k), medians and rows (2k, K)."""
     values, k = solved.values, len(solved.values)
     jacobian = solved.law.gradient(sample.where, values)
     reach = reach_of(solved, sample, base_noise, jacobian)[2]
@@ -311,5 +304,5 @@ def _profile_columns(solved: Solved, sample: Sample, base_noise: float) -> tuple
     rise = np.where(np.isfinite(rise), rise, known.max() if len(known) else np.inf)
     first = np.where(np.isfinite(reach) & (reach > 0), reach, np.maximum(np.abs(values), 0.1))
     along = np.where(np.isfinite(along), along, 0.0)
-    whole = (np.tile(each, (2 * k, 1)) for each in (values, sample.means, sample.rows))
+    whole = (np.tile(each, (2 * k, 1)) for each in (values, sample.medians, sample.rows))
     return np.tile(values, 2), np.tile(rise, 2), np.tile(first, 2), np.tile(along, (2, 1)), *whole

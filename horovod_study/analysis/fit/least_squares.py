@@ -1,7 +1,7 @@
-"""Least squares of a law on the rows of series, inside the law's bounds; of series of the same places, together.
+"""Least squares of a law on the medians of series, weighted with their rows, inside its bounds; alike series together.
 
 In closed form for laws that are linear in their parameters, otherwise by Levenberg-Marquardt from several starts.
-Letters: K distinct places, k parameters of a law, B sets of means fitted at once (series, bootstrap replicates, or
+Letters: K distinct places, k parameters of a law, B sets of medians fitted at once (series, bootstrap replicates, or
 series with a worker count left out).
 """
 
@@ -93,19 +93,20 @@ def _determined(law: Law, where: Places) -> bool:
 
 
 def _solve_alike(law: Law, samples: Sequence[Sample]) -> list[Solved]:
-    """Solve samples that share their places (K,): one set of means (B, K) each."""
+    """Solve samples that share their places (K,): one set of medians (B, K) each."""
     where = samples[0].where
     weight = np.stack([sample.rows for sample in samples])
-    means = np.stack([sample.means for sample in samples])
-    values = _estimate(law, where, weight, means)
-    misfit = np.sum(weight * (means - law.at(where, values)) ** 2, axis=1)
-    left_out = _left_out(law, where, weight, means, values)
+    medians = np.stack([sample.medians for sample in samples])
+    values = _estimate(law, where, weight, medians)
+    curves = law.at(where, values)
+    misfit = np.sum(weight * (medians - curves) ** 2, axis=1)
+    left_out = _left_out(law, where, weight, medians, values)
     draws = _replicates(law, samples, values)
     return [
         Solved(
             law=law,
             values=values[i],
-            error=sample.within + float(misfit[i]),
+            error=float(np.sum((sample.speedup - curves[i][sample.place]) ** 2)),
             aicc=_aicc(float(misfit[i]), sample, len(values[i])),
             left_out=None if left_out is None else left_out[i],
             draws=draws[i],
@@ -115,7 +116,7 @@ def _solve_alike(law: Law, samples: Sequence[Sample]) -> list[Solved]:
 
 
 def _replicates(law: Law, samples: Sequence[Sample], values: Floats) -> list[Floats | None]:
-    """The law fitted to the bootstrap means of every sample that has them, (B, k) each; values are (samples, k)."""
+    """The law fitted to the bootstrap medians of every sample that has them, (B, k) each; values are (samples, k)."""
     found: list[Floats | None] = [None] * len(samples)
     repeated = [(i, sample.drawn) for i, sample in enumerate(samples) if sample.drawn is not None]
     where, bounds = samples[0].where, np.array(law.bounds).T
@@ -125,7 +126,7 @@ def _replicates(law: Law, samples: Sequence[Sample], values: Floats) -> list[Flo
         for i, drawn in some:
             # From the linear theory it is a step or two to each replicate.
             influence = influence_of(law.gradient(where, values[i]), samples[i].rows)
-            starts.append(np.clip(values[i] + (drawn - samples[i].means) @ influence.T, *bounds))
+            starts.append(np.clip(values[i] + (drawn - samples[i].medians) @ influence.T, *bounds))
             weights.append(np.broadcast_to(samples[i].rows, drawn.shape))
         targets = np.concatenate([drawn for _, drawn in some])
         weight, start = np.concatenate(weights), np.concatenate(starts)
@@ -139,7 +140,7 @@ def _replicates(law: Law, samples: Sequence[Sample], values: Floats) -> list[Flo
     return found
 
 
-def _left_out(law: Law, where: Places, weight: Floats, means: Floats, values: Floats) -> Floats | None:
+def _left_out(law: Law, where: Places, weight: Floats, medians: Floats, values: Floats) -> Floats | None:
     """Relative error of every distinct worker count, fitted without it: (B, counts); None where that leaves too few."""
     counts, group = np.unique(where.workers, return_inverse=True)
     for i in range(len(counts)):
@@ -147,9 +148,9 @@ def _left_out(law: Law, where: Places, weight: Floats, means: Floats, values: Fl
         enough = distinct_places(law, rest) >= len(law.parameters) and len(np.unique(rest.workers)) > 1
         if not (enough and _determined(law, rest)):
             return None
-    sets, number = len(means), len(counts)
+    sets, number = len(medians), len(counts)
     without = np.repeat(weight[:, np.newaxis], number, axis=1) * (group != np.arange(number)[:, np.newaxis])
-    targets = np.repeat(means, number, axis=0)
+    targets = np.repeat(medians, number, axis=0)
     start = np.repeat(values, number, axis=0)
     without = without.reshape(sets * number, -1)
     found = (
@@ -162,41 +163,41 @@ def _left_out(law: Law, where: Places, weight: Floats, means: Floats, values: Fl
     return np.stack([apart[:, i, group == i].mean(axis=1) for i in range(number)], axis=1)
 
 
-def _estimate(law: Law, where: Places, weight: Floats, means: Floats) -> Floats:
-    """Least squares on all rows: means (B, K) with weights (B, K) -> (B, k). Means have the same minimum as rows."""
+def _estimate(law: Law, where: Places, weight: Floats, medians: Floats) -> Floats:
+    """Least squares on the medians of places, `medians` (B, K), with weights (B, K) -> (B, k)."""
     lower, upper = (np.array(side) for side in zip(*law.bounds, strict=True))
     if law.linear:
-        return _snapped(law, where, means, _closed(law, where, weight, means))
-    starts = [np.clip(np.array(law.starts(where, each)), lower, upper) for each in means]
+        return _snapped(law, where, medians, _closed(law, where, weight, medians))
+    starts = [np.clip(np.array(law.starts(where, each)), lower, upper) for each in medians]
     number = max(len(each) for each in starts)
     tried = np.stack([np.concatenate([each, np.repeat(each[:1], number - len(each), axis=0)]) for each in starts])
-    sets = len(means)
+    sets = len(medians)
     found = refit(
         law,
         where,
         np.repeat(weight, number, axis=0),
-        np.repeat(means, number, axis=0),
+        np.repeat(medians, number, axis=0),
         tried.reshape(sets * number, -1),
         tolerance=1e-13,
     ).reshape(sets, number, -1)
-    misfit = np.sum(weight[:, np.newaxis] * (law.at(where, found) - means[:, np.newaxis]) ** 2, axis=2)
+    misfit = np.sum(weight[:, np.newaxis] * (law.at(where, found) - medians[:, np.newaxis]) ** 2, axis=2)
     misfit = np.where(np.isfinite(misfit), misfit, np.inf)
     best = np.argmax(misfit <= misfit.min(axis=1, keepdims=True) * (1 + 1e-9), axis=1)
-    return _snapped(law, where, means, found[np.arange(sets), best])
+    return _snapped(law, where, medians, found[np.arange(sets), best])
 
 
-def _closed(law: Law, where: Places, weight: Floats, means: Floats) -> Floats:
-    """Least squares of a law that is linear in its parameters: means (B, K), weights (B, K) -> (B, k)."""
+def _closed(law: Law, where: Places, weight: Floats, medians: Floats) -> Floats:
+    """Least squares of a law that is linear in its parameters: medians (B, K), weights (B, K) -> (B, k)."""
     zero = np.zeros(len(law.parameters))
-    slopes, rest = law.gradient(where, zero), means - law.at(where, zero)
+    slopes, rest = law.gradient(where, zero), medians - law.at(where, zero)
     root = np.sqrt(weight)
     lower, upper = (np.array(side) for side in zip(*law.bounds, strict=True))
     if len(zero) == 1:
         # Clipping one parameter is exact: the sum of squares is a parabola.
         best = np.sum(weight * slopes[:, 0] * rest, axis=1) / np.sum(weight * slopes[:, 0] ** 2, axis=1)
         return np.asarray(np.clip(best, lower[0], upper[0]))[:, np.newaxis]
-    found = np.empty((len(means), len(zero)))
-    for i in range(len(means)):
+    found = np.empty((len(medians), len(zero)))
+    for i in range(len(medians)):
         rows = slopes * root[i, :, np.newaxis]
         if math.isinf(lower[0]):
             found[i] = np.linalg.lstsq(rows, rest[i] * root[i])[0]
@@ -205,10 +206,10 @@ def _closed(law: Law, where: Places, weight: Floats, means: Floats) -> Floats:
     return found
 
 
-def _snapped(law: Law, where: Places, means: Floats, values: Floats) -> Floats:
+def _snapped(law: Law, where: Places, medians: Floats, values: Floats) -> Floats:
     """Values (B, k) that differ from a bound or from zero by rounding only, put there."""
     curve = law.at(where, values)
-    close = 1e-13 * np.max(means, axis=1)
+    close = 1e-13 * np.max(medians, axis=1)
     for i, (lowest, highest) in enumerate(law.bounds):
         for target in (0.0, lowest, highest):
             if math.isfinite(target) and lowest <= target <= highest:
@@ -230,7 +231,7 @@ def refit(
     tolerance: float,
     steps: int = 60,
 ) -> Floats:
-    """Bounded least squares for many sets of means at once: targets (B, K), start (B, k) or (k,) -> parameters (B, k).
+    """Bounded least squares for many sets at once: targets (B, K), start (B, k) or (k,) -> parameters (B, k).
 
     Levenberg-Marquardt with an active set: a parameter that sits on a bound and wants to leave the allowed range is
     held there for the step. `weight` is (K,) or (B, K); `tolerance` is the last step's effect on the curve, relative
@@ -316,7 +317,7 @@ def _aicc(misfit: float, sample: Sample, parameters: int) -> float | None:
     """Akaike's criterion for least squares with the small-sample term (Hurvich and Tsai 1989).
 
     n log(RSS / n) + 2 K + 2 K (K + 1) / (n - K - 1), K counting the noise as a parameter. n is the number of places and
-    RSS that of their means, each weighted with its rows: repeats of a place share what is wrong with a law there, and
+    RSS that of their medians, each weighted with its rows: repeats of a place share what is wrong with a law there, and
     what drifts between runs, so they are no further witnesses for or against it.
     """
     n, k = len(sample.where), parameters + 1

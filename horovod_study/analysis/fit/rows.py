@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from horovod_study.analysis import stats
 from horovod_study.analysis.laws.law import Places, places
+from horovod_study.analysis.series.column_names import SAMPLES
 from horovod_study.analysis.stats import Floats
 from horovod_study.errors import AnalysisError
 from horovod_study.text.words import listed
@@ -21,33 +22,37 @@ from horovod_study.text.words import listed
 _REPLICATES = 1000
 _EXACT_NOISE = 1e-9  # relative noise below which runs are the same up to rounding
 _LONG = 1000  # runs from which on nothing is asked about drift, which takes the square of that in memory
+_MEDIAN_OVER_MEAN = {1: 1.0, 2: 1.0, 3: 1.346, 4: 1.193, 5: 1.434, 6: 1.288, 7: 1.473}
+"""Variance of the median of normal runs over that of their mean; from order statistics (Sarhan, Greenberg 1962)."""
 _CORRELATIONS = {0.0: 0.5, 0.3: 0.1, 0.6: 0.1, 0.8: 0.1, 0.9: 0.1, 0.95: 0.1}  # of a run with the next, and priors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drift:
-    """What runs that follow each other share, as it changes what is known of the means of the K places."""
+    """What runs that follow each other share, as it changes what is known of the medians of the K places."""
 
     own: float = 1.0  # probability that they share nothing
-    shared: Floats | None = None  # (K, sources) relative deviations of the means where they do, times its square root
+    shared: Floats | None = None  # (K, sources) relative deviations of the medians where they do, times its square root
     runs: int = 0  # repeats that say so
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """Rows of one series in the form that all laws share: per place and per run."""
+    """Rows of one series in the form that all laws share: per place and per run.
+
+    Laws are fitted to the medians over the runs of a place, which are what a report shows and what speedups are over.
+    """
 
     speedup: Floats  # (R,)
     place: NDArray[np.intp]  # (R,) index of the place
     where: Places  # K distinct places
     rows: Floats  # (K,) rows per place
-    means: Floats  # (K,) mean speedup
-    within: float  # sum of squares of the rows around their means
+    medians: Floats  # (K,) median speedup of the runs, each the mean of its rows
     runs: tuple[int, ...]  # (K,) runs per place
-    run_variance: Floats  # (K,) variance of the mean over runs; NaN with one run
+    run_variance: Floats  # (K,) variance of the median over runs; NaN with one run
     base: int | None  # place that the speedups were divided by
     drift: Drift
-    drawn: Floats | None  # (B, K) bootstrap means, rescaled by their own baseline
+    drawn: Floats | None  # (B, K) bootstrap medians, rescaled by their own baseline
 
 
 def sample_of(
@@ -80,30 +85,34 @@ def sample_of(
     new = np.concatenate([[True], np.any(layout[1:] != layout[:-1], axis=1)])
     first = np.flatnonzero(new)
     rows = np.diff(np.append(first, n.size))
-    per_run = []  # per place: (sum of speedups, rows) of each run
+    per_run = []  # per place: the mean speedup of each run
     for start, size in zip(first, rows, strict=True):
         of_run = np.unique(labels[start : start + size], return_inverse=True)[1]
-        per_run.append(
-            (np.bincount(of_run, s[start : start + size]).astype(np.float64), np.bincount(of_run).astype(np.float64))
-        )
-    means = np.array([sums.sum() / size.sum() for sums, size in per_run])
-    variance = [stats.variance_of_mean(sums / size) if len(sums) > 1 else np.nan for sums, size in per_run]
-    numbers = tuple(len(sums) for sums, _ in per_run)
+        per_run.append(np.bincount(of_run, s[start : start + size]) / np.bincount(of_run))
+    numbers = tuple(len(each) for each in per_run)
+    over_mean = np.array([over_variance_of_mean(number) for number in numbers])
+    variance = [stats.variance_of_mean(each) if len(each) > 1 else np.nan for each in per_run]
+    medians = np.array([np.median(each) for each in per_run])
     counts = layout[first, 0]
     base = None if scaled_by is None else int(np.flatnonzero(counts == scaled_by)[0])
+    enough = min(numbers) >= 3 and len(first) > 1
     return Sample(
         speedup=s,
         place=np.cumsum(new) - 1,
         where=Places(counts, layout[first, 1], layout[first, 2]),
         rows=rows.astype(np.float64),
-        means=means,
-        within=float(np.sum((s - np.repeat(means, rows)) ** 2)),
+        medians=medians,
         runs=numbers,
-        run_variance=np.array(variance),
+        run_variance=over_mean * np.array(variance),
         base=base,
         drift=drift,
-        drawn=_draw(per_run, base, seed, drift) if min(numbers) >= 3 and len(first) > 1 else None,
+        drawn=_draw(per_run, medians, np.sqrt(over_mean), base, seed, drift) if enough else None,
     )
+
+
+def over_variance_of_mean(runs: int) -> float:
+    """Return how much larger the variance of the median of so many runs is than that of their mean."""
+    return _MEDIAN_OVER_MEAN.get(runs, stats.MEDIAN_VARIANCE)
 
 
 def _drift(place: Floats, log: Floats, repeat: NDArray[Any]) -> Drift:
@@ -144,7 +153,8 @@ def _drift(place: Floats, log: Floats, repeat: NDArray[Any]) -> Drift:
     share = np.exp(np.array(scores) - max(scores))
     share /= share.sum()
     size, along = np.linalg.eigh(np.einsum("i,ikl->kl", share[1:], np.array(covariances[1:])))
-    return Drift(own=float(share[0]), shared=along * np.sqrt(np.maximum(size, 0.0)), runs=runs)
+    shared = along * np.sqrt(np.maximum(size, 0.0) * over_variance_of_mean(runs))
+    return Drift(own=float(share[0]), shared=shared, runs=runs)
 
 
 def _seen(alike: Floats) -> float:
@@ -152,30 +162,30 @@ def _seen(alike: Floats) -> float:
     return float((np.trace(alike) - alike.sum() / len(alike)) / (len(alike) - 1))
 
 
-def _draw(per_run: list[tuple[Floats, Floats]], base: int | None, seed: int, drift: Drift) -> Floats:
-    """Bootstrap means (B, K): m - 1 of the m runs of each place, drawn with replacement; and what places share."""
+def _draw(per_run: list[Floats], medians: Floats, wider: Floats, base: int | None, seed: int, drift: Drift) -> Floats:
+    """Bootstrap medians (B, K) of the runs of each place, and what places share, over their own baseline.
+
+    m - 1 of the m runs are drawn with replacement. Medians of so few are few different numbers: it is their mean that
+    is drawn, and its share of the mean is stretched by `wider` (K,), as medians of normal runs scatter more.
+    """
     generator = np.random.default_rng(seed)
     drawn = np.empty((_REPLICATES, len(per_run)))
-    scale = np.ones(_REPLICATES)
-    for i, (sums, size) in enumerate(per_run):
-        pick = generator.integers(len(sums), size=(_REPLICATES, len(sums) - 1))
-        drawn[:, i] = sums[pick].sum(axis=1) / size[pick].sum(axis=1)
-        if i == base:
-            middle = float(np.median(sums / size))
-            scale = np.median((sums / size)[pick], axis=1) / middle
+    for i, runs in enumerate(per_run):
+        pick = generator.integers(len(runs), size=(_REPLICATES, len(runs) - 1))
+        drawn[:, i] = medians[i] * (runs[pick].mean(axis=1) / runs.mean()) ** wider[i]
     if drift.shared is not None:
-        means = np.array([sums.sum() / size.sum() for sums, size in per_run])
-        moved = np.exp(generator.standard_normal((_REPLICATES, len(means))) @ drift.shared.T)
-        drawn = (means + math.sqrt(drift.own) * (drawn - means)) * moved
-        if base is not None:
-            scale = scale ** math.sqrt(drift.own) * moved[:, base]
-    return drawn / scale[:, np.newaxis]
+        moved = np.exp(generator.standard_normal((_REPLICATES, len(medians))) @ drift.shared.T)
+        drawn = (medians + math.sqrt(drift.own) * (drawn - medians)) * moved
+    return drawn if base is None else drawn * (medians[base] / drawn[:, [base]])
 
 
 def by_series(points: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     """Return the name and the rows of every series, in the order of names; "" without a `series` column."""
     names = points["series"].astype(str) if "series" in points else pd.Series("", index=points.index)
-    return [(str(name), rows) for name, rows in points.groupby(names.to_numpy(), sort=True)]
+    found = [(str(name), rows) for name, rows in points.groupby(names.to_numpy(), sort=True)]
+    for _, rows in found:  # what is odd in the table is told once; what its numbers are, is needed by each
+        rows.attrs = {"unit": points.attrs.get("unit", SAMPLES)}
+    return found
 
 
 def check_points(points: pd.DataFrame) -> None:
@@ -200,12 +210,6 @@ def _check_numbers(
         raise AnalysisError(f"{bad:g} at {at:g} workers is {kind}")
 
 
-def base_of(points: pd.DataFrame) -> tuple[int, float]:
-    """Return the smallest worker count of one series, and the median throughput there over that count."""
-    smallest = int(points["workers"].min())
-    return smallest, float(points.loc[points["workers"] == smallest, "samples_per_s"].median()) / smallest
-
-
 def medians_at(workers: Floats, values: Floats) -> tuple[Floats, NDArray[np.intp], Floats]:
     """Return the K distinct counts, ascending, the place of each row among them, (R,), and the median at each, (K,)."""
     counts, group = np.unique(workers, return_inverse=True)
@@ -218,8 +222,7 @@ def one_count(count: float) -> str:
 
 def point_doubts(workers: ArrayLike, samples_per_s: ArrayLike, base_samples_per_s: float) -> list[str]:
     """Reasons, in words, to doubt the points of one series before any law is fitted to them; shapes (R,), (R,)."""
-    n = np.asarray(workers, dtype=np.float64)
-    x = np.asarray(samples_per_s, dtype=np.float64)
+    n, x = np.asarray(workers, dtype=np.float64), np.asarray(samples_per_s, dtype=np.float64)
     doubts = []
     counts, group, medians = medians_at(n, x)
     repeats = np.bincount(group)
@@ -231,27 +234,16 @@ def point_doubts(workers: ArrayLike, samples_per_s: ArrayLike, base_samples_per_
     if len(counts) < 4:
         doubts.append(f"only {len(counts)} distinct worker counts ({shortened(counts)}): laws cannot be separated")
 
-    off = off_counts(n, x)
-    if off:
+    doubts += off_doubts(off := off_counts(n, x))
+    known = [i for i, count in enumerate(counts) if count not in off]
+    spread = {counts[i]: x[group == i].std(ddof=1) / x[group == i].mean() for i in known if repeats[i] > 1}
+    if wide := [count for count, share in spread.items() if share > 0.10]:
         doubts.append(
-            f"throughput at {shortened(off)} workers is more than 30 times off the other points: mixed units?"
-        )
-    spread = [
-        (count, np.std(x[group == i], ddof=1) / np.mean(x[group == i]))
-        for i, count in enumerate(counts)
-        if repeats[i] > 1 and count not in off
-    ]
-    wide = [(count, share) for count, share in spread if share > 0.10]
-    if wide:
-        worst = max(share for _, share in wide)
-        doubts.append(
-            f"runs at {shortened([count for count, _ in wide])} workers differ by up to {100 * worst:.0f} % "
+            f"runs at {shortened(wide)} workers differ by up to {100 * max(spread.values()):.0f} % "
             "(standard deviation over mean): add repeats or look for a disturbance"
         )
     # One per cent of grace: a run that ties with the ideal line is not a finding.
-    above = [count for count, x_n in zip(counts, medians, strict=True) if x_n > 1.01 * count * base_samples_per_s]
-    above = [count for count in above if count not in off]
-    if above:
+    if above := [counts[i] for i in known if medians[i] > 1.01 * counts[i] * base_samples_per_s]:
         doubts.append(
             f"super-linear: more than N times the baseline at {shortened(above)} workers "
             "(a slow baseline, a cache effect, or less work per step)"
@@ -279,6 +271,12 @@ def off_counts(workers: ArrayLike, samples_per_s: ArrayLike) -> list[float]:
         off |= set(counts[worst].tolist())
         counts, medians = counts[~worst], medians[~worst]
     return sorted(off)
+
+
+def off_doubts(off: Sequence[float]) -> list[str]:
+    """Doubt the counts of `off_counts`."""
+    text = "throughput at {} workers is more than 30 times off the other points: mixed units?"
+    return [text.format(shortened(off))] if off else []
 
 
 def shortened(values: Sequence[float] | Floats) -> str:

@@ -4,16 +4,10 @@
 
 c is the time that computing takes with the largest known batch B; `a` is what a step costs whatever its batch
 (launching, the optimiser, synchronisation), and `g` what each doubling of the workers adds (longer synchronisation,
-waiting for the slowest), both as shares of c. Workers that have less than one sample share it: they compute no faster,
-and the step is (1/b)^_SHARING longer for what they exchange.
-
-Two points hardly distinguish the three, so none is fitted: a grid of (a, g) is weighted by its prior times the
-likelihood of the known points, each compared with the one before it, and the forecast is the mean over the grid. The
-prior is what MLPerf's training results (benchmarks/published/mlperf.csv) have in common; a heavy-tailed likelihood
-lets one odd point refute nothing. Where all points have one batch, the prior alone says what another one changes, and
-the interval is as wide as that.
-
-Letters: P known points, G cells of the grid, M forecasts.
+waiting for the slowest), both as shares of c. Workers that share a sample compute no faster. Two points hardly
+distinguish the three, so none is fitted: a grid of (a, g) is weighted by its prior, which is what MLPerf's training
+results have in common, times the heavy-tailed likelihood of the known points, each compared with the one before it.
+docs/metrics.md, "Another batch", has all of it. Letters: P known points, G cells of the grid, M forecasts.
 """
 
 from dataclasses import dataclass

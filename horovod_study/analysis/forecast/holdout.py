@@ -1,21 +1,9 @@
 """Forecasts scored like forecasts: the largest worker counts are hidden, forecast from the smaller ones, and compared.
 
-The combination of `prediction.predict` and every single law of `laws.LAWS` get the same known runs and the same hidden
-counts. A target is the median throughput of the runs at a hidden count; its relative error is forecast / measured - 1.
+The combination of `prediction.predict` and every single law of `laws.LAWS` get the same known runs and hidden counts,
+and what a planner knows beforehand: nodes, batches, the micro-benchmark. docs/metrics.md defines the scores, and when
+a law fails. Intervals are of a single run for the combination, of the curve for a law. Errors are shares, not per cent.
 
-    median_ape, worst_ape   median and largest absolute error over the targets
-    bias                    mean signed error: above 0 the forecasts are too high
-    coverage                share of the targets inside the 95 % interval of their forecast
-    median_width            median of (high - low) / forecast
-
-Errors are shares, not per cent. The interval of the combination is one of a single run at that count, that of a law is
-the band of its curve as `fitting` gives it. A forecast without an interval (no run was left over to see the noise in)
-counts for the errors and not for the coverage.
-
-A law *fails* when it cannot be fitted to the known counts; when its median error is above 50 %; or when it is above
-10 % and at most half of the targets are in its interval: wrong, without knowing it. docs/metrics.md defines all of it.
-
-What a planner knows beforehand stays known: the nodes on which a hidden count runs, its batch, and the micro-benchmark.
 Letters: K distinct worker counts, T targets.
 """
 
@@ -29,10 +17,11 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis.fit.fitting import fit
-from horovod_study.analysis.fit.rows import base_of, by_series, check_points, off_counts
+from horovod_study.analysis.fit.rows import by_series, check_points, off_counts, off_doubts
 from horovod_study.analysis.forecast.prediction import predict
 from horovod_study.analysis.laws import LAWS
 from horovod_study.analysis.laws.law import Law
+from horovod_study.analysis.series.baselines import base_of, impossibilities
 from horovod_study.analysis.stats import Floats
 from horovod_study.errors import AnalysisError
 from horovod_study.records import facts, finite
@@ -118,14 +107,14 @@ def score(
     check_points(points)
     if hide is not None and (hide < 1 or hide != int(hide)):
         raise AnalysisError(f"cannot hide {hide} worker counts: hide a whole number of them, at least 1")
-    unknown = sorted(set(laws or ()) - set(LAWS))
-    if unknown:
+    if unknown := sorted(set(laws or ()) - set(LAWS)):
         raise AnalysisError(f"there is no law {unknown[0]!r}; the laws are {', '.join(LAWS)}")
-    chosen = [LAWS[name] for name in (LAWS if laws is None else laws)]
-    return {
-        name: _score_series(name, rows, hide, rolling, workers_per_node, bench, chosen)
-        for name, rows in by_series(points)
+    known: dict[str, Any] = {
+        "per_node": workers_per_node,
+        "bench": bench,
+        "laws": [LAWS[name] for name in (LAWS if laws is None else laws)],
     }
+    return {name: _score_series(name, rows, hide, rolling=rolling, **known) for name, rows in by_series(points)}
 
 
 def summarise(scores: Mapping[str, HoldoutScore]) -> dict[str, dict[str, Any]]:
@@ -165,17 +154,18 @@ def _score_series(
     name: str,
     rows: pd.DataFrame,
     hide: int | None,
+    *,
     rolling: bool,
-    workers_per_node: int | None,
-    bench: Mapping[str, Any] | None,
     laws: Sequence[Law],
+    per_node: int | None,
+    bench: Any,
 ) -> HoldoutScore:
     rows = rows.sort_values(["workers", "samples_per_s"], kind="stable")
     counts = [int(count) for count in np.unique(rows["workers"])]
     hidden = hidden_counts(counts, hide)
     if hidden < 1:
         return HoldoutScore(series=name, known=tuple(counts), hidden=(), why_not=_too_short(counts, hide))
-    per_node = workers_per_node or planned_per_node(rows)
+    per_node = per_node or planned_per_node(rows)
     targets: list[Target] = []
     refused: dict[str, str] = {}
     for size in range(1, hidden + 1) if rolling else (hidden,):
@@ -240,41 +230,30 @@ def _targets(
         found = _single(law, known, counts, per_node)
     name, known_to = COMBINED if law is None else law.name, int(known["workers"].max())
     for count, truth, (nodes, forecast, low, high) in zip(counts, measured, found, strict=True):
-        yield Target(
-            law=name,
-            known_to=known_to,
-            workers=count,
-            nodes=nodes,
-            measured=float(truth),
-            forecast=forecast,
-            low=low,
-            high=high,
-        )
+        place: dict[str, Any] = {"law": name, "known_to": known_to, "workers": count, "nodes": nodes}
+        yield Target(**place, measured=float(truth), forecast=forecast, low=low, high=high)
 
 
 def _single(
     law: Law, known: pd.DataFrame, counts: list[int], per_node: int | None
 ) -> list[tuple[int | None, float, float, float]]:
     """Nodes, samples/s and the ends of its interval at each of `counts`; NaN without one."""
-    smallest, base = base_of(known)
-    nodes = known["nodes"] if "nodes" in known and known["nodes"].notna().all() else None
-    speedup = known["samples_per_s"] / base
-    fitted = fit(law, known["workers"], speedup, nodes=nodes, per_node=per_node, scaled_by=smallest)
+    base, nodes = base_of(known), known["nodes"] if "nodes" in known and known["nodes"].notna().all() else None
+    speedup = known["samples_per_s"] / base.samples_per_s
+    fitted = fit(law, known["workers"], speedup, nodes=nodes, per_node=per_node, scaled_by=base.workers)
     on = None if per_node is None else np.ceil(np.asarray(counts) / per_node)
-    forecasts: Floats = fitted(counts, on) * base
+    forecasts: Floats = fitted(counts, on) * base.samples_per_s
     if not np.isfinite(forecasts).all():
         raise AnalysisError("its curve gives no number at the hidden worker counts")
-    ends = [side * base for side in fitted.interval(counts, on)]
+    ends = [side * base.samples_per_s for side in fitted.interval(counts, on)]
     low, high = (np.where(np.isfinite(ends[1]), side, math.nan).tolist() for side in ends)
     places = [None] * len(counts) if on is None else [int(each) for each in on]
     return list(zip(places, forecasts.tolist(), low, high, strict=True))
 
 
 def _doubts(rows: pd.DataFrame, known_to: int, hidden: int) -> Iterator[str]:
-    off = off_counts(rows["workers"], rows["samples_per_s"])
-    if off:
-        which = ", ".join(f"{count:g}" for count in off)
-        yield f"throughput at {which} workers contradicts the other points 30-fold: mixed units?"
+    yield from impossibilities(rows, base_of(rows).samples_per_s)
+    yield from off_doubts(off_counts(rows["workers"], rows["samples_per_s"]))
     if hidden < 3:
         targets = "one target" if hidden == 1 else "two targets"
         yield f"{targets} only: an error by chance cannot be distinguished from a bad forecast"
@@ -319,13 +298,13 @@ def _fails(targets: Sequence[Target], median: float, coverage: float | None, cov
     return text
 
 
-def lines(one: HoldoutScore) -> list[str]:
-    """The scores of one series for a terminal of 100 columns."""
+def lines(one: HoldoutScore, unit: str = "samples/s") -> list[str]:
+    """The scores of one series for a terminal of 100 columns; `unit` is of throughputs."""
     name = one.series or "all points"
     if one.why_not:
         return textwrap.wrap(f"{name}: not scored: {one.why_not}", 100, subsequent_indent=" " * 23)
     text = [f"{name}: known {_listed(one.known)} workers, hidden {_listed(one.hidden)}", *_table(one.laws)]
-    text.append("  forecasts of the combination, samples/s with 95 % interval:")
+    text.append(f"  forecasts of the combination, {unit} with 95 % interval:")
     rows = [
         (
             f"{target.workers:,} workers from {target.known_to:,}:",
@@ -385,9 +364,7 @@ _BELOW = " " * 16
 
 def _listed(counts: Sequence[int]) -> str:
     texts = [f"{count:,}" for count in counts]
-    if len(texts) > 8:
-        texts = [*texts[:3], "...", *texts[-3:]]
-    return ", ".join(texts)
+    return ", ".join(texts if len(texts) < 9 else [*texts[:3], "...", *texts[-3:]])
 
 
 def _share(value: float | None) -> str:

@@ -1,13 +1,9 @@
 """The next best measurement: which worker counts narrow a forecast most per GPU hour, from the runs there are.
 
-What a further run would say is not known, but the forecast says what is likely. For each candidate the run is made up
-at three values that stand for its forecast interval, each is added to the runs there are, and the target is forecast
-again by `prediction.predict`, as it would be after a real run. The weighted mean of these widths is the width to
-expect: preposterior analysis (H. Raiffa and R. Schlaifer, Applied Statistical Decision Theory, 1961, chapter 4) by
-three-point Gauss-Hermite quadrature. It is the forecast's own interval that is looked ahead at, doubts about laws
-included, and not that of one law taken for true.
-
-Letters: N workers, half widths as logarithms.
+For each candidate the run is made up at three values that stand for its forecast interval, each is added to the runs
+there are, and the target is forecast again. The weighted mean of these widths is the width to expect: preposterior
+analysis (H. Raiffa and R. Schlaifer, Applied Statistical Decision Theory, 1961, chapter 4) by three-point Gauss-Hermite
+quadrature. Letters: N workers, half widths as logarithms.
 """
 
 import math

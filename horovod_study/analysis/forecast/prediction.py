@@ -2,23 +2,12 @@
 
 No single law is right for everybody's data: published curves of data-parallel training mostly level off after the
 first workers, as a ring all-reduce does, while fixed work runs into Amdahl's or Gunther's ceiling.
-So the forecast is a weighted mean of the laws in `trends`, which weigh as they predicted the largest known counts:
-
-1. Medians of the runs at each worker count; runs and counts in another unit (30-fold off) are left out, and said.
-2. Laws of the worker count; with `sync_s` and `batch_size` also of synchronisation and computing apart; with a
-   micro-benchmark also its all-reduce.
-   A fixed global batch (strong scaling) makes Amdahl's law and USL the likely ones.
-3. The mean never exceeds ideal scaling from the best per-worker throughput known, and is never negative.
-
-The interval combines the noise of one run, the errors that the laws made about the largest known counts (growing with
-the doublings beyond the data), and their disagreement. It never narrows with distance.
-
-A node boundary changes the regime, and the `nodes` column or `workers_per_node` tells where it is.
-Where the points on several nodes are far below what the points on one node lead to expect, only the former are used.
-Where no point spans several nodes and the forecast does, the laws are followed until the node is full, and then the
-network between nodes costs something: as the micro-benchmark says if it ran on several hosts, else a guess with a wide
-interval, and a doubt says so. The constants here and in `trends` are no physics: they were chosen on all the published
-scaling tables of benchmarks/published (single hosts, InfiniBand and Ethernet clusters, 2017 to 2024).
+So the forecast is a weighted mean of the laws in `trends` of the medians at each count, which weigh as they predicted
+the largest known counts. It is never above ideal scaling from the best per-worker throughput known. The interval
+combines the noise of one run, the errors about the largest known counts (growing with the doublings beyond the data),
+and the disagreement of the laws. A node boundary changes the regime: `_falls_at_boundary`, `_network_cost`.
+docs/metrics.md, "Forecast", has all of it; the constants here and in `trends` are no physics, they were chosen on the
+published tables of benchmarks/published.
 
 Letters: K distinct worker counts known, M counts to forecast.
 """
@@ -32,12 +21,13 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis.costs import moved_share
-from horovod_study.analysis.fit.rows import by_series, check_points, medians_at, off_counts
+from horovod_study.analysis.fit.rows import by_series, check_points, medians_at, off_counts, off_doubts
 from horovod_study.analysis.forecast.batch_size import StepModel, step_model
 from horovod_study.analysis.forecast.trends import bench_trend, fit_trend, mix, sync_trends, trends
 from horovod_study.analysis.laws.law import MAX_WORKERS, Trend
 from horovod_study.analysis.laws.power import TREND as POWER
 from horovod_study.analysis.machine.advice import network_of
+from horovod_study.analysis.series.baselines import SPEEDUP, base_of, impossibilities
 from horovod_study.analysis.stats import Floats, normal_deviation
 from horovod_study.errors import AnalysisError
 from horovod_study.records import facts
@@ -192,17 +182,16 @@ def _network(bench: Mapping[str, Any]) -> _Network:
     return _Network(seconds=lambda n: found.all_reduce_s(size, n)[0], hosts=hosts, error=spread, doubt=found.doubt)
 
 
-def _without_other_units(rows: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """`rows` less what is in another unit, as far as that can be determined, and the worker counts it was found at."""
+def _without_other_units(rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """`rows` less what is in another unit, as far as that can be determined, and a doubt about where that is."""
     off = off_counts(rows["workers"], rows["samples_per_s"])
     if not off:
-        return rows, ""
+        return rows, []
     median = rows.groupby("workers")["samples_per_s"].transform("median")
     ratio = rows["samples_per_s"] / median
     kept = rows[(ratio < OFF) & (ratio > 1 / OFF)]
     kept = kept[~kept["workers"].isin(off_counts(kept["workers"], kept["samples_per_s"]))]
-    named = ", ".join(f"{count:g}" for count in off)
-    return (kept if kept["workers"].nunique() > 1 else rows), named
+    return (kept if kept["workers"].nunique() > 1 else rows), off_doubts(off)
 
 
 def _known(rows: pd.DataFrame, workers_per_node: int | None) -> _Known:
@@ -278,16 +267,16 @@ def _predict_series(
     workers_per_node: int | None,
     network: _Network | None,
 ) -> list[Prediction]:
+    base = base_of(rows)
+    odd = impossibilities(rows, base.samples_per_s)
     rows, off = _without_other_units(rows.sort_values(["workers", "samples_per_s"], kind="stable"))
     if workers_per_node is None and "workers_per_node" in rows and rows["workers_per_node"].notna().any():
         workers_per_node = int(rows["workers_per_node"].max())
+    if any("is a part of" in each for each in odd):
+        rows = rows.drop(columns="sync_s")
     known = _known(rows, workers_per_node)
     if len(known.workers) < 2:
-        where = f"series {name!r}" if name else "the points"
-        raise AnalysisError(
-            f"{where}: all have {known.workers[0]:g} workers; a forecast needs at least 2 distinct worker counts, "
-            "better 4"
-        )
+        raise AnalysisError(f"{f'series {name!r}' if name else 'the points'}: {no_forecast(known.workers[0])}")
     falls = _falls_at_boundary(known)
     first, last = known.workers[0], known.workers[-1]
     counts = np.array(workers, dtype=np.float64)
@@ -295,16 +284,21 @@ def _predict_series(
     below = outlook
     if min(workers, default=first) < first:
         below = _outlook(known, np.minimum(counts, first), falls, network, downwards=True)
-    best = float(known.log_rate.max())
+    best, least = float(known.log_rate.max()), known
+    if base.workers is None and rows.attrs.get("unit") == SPEEDUP and first > 1:
+        # One worker was not measured, and has the speedup 1.
+        best, workers_too = max(best, 0.0), np.append(1.0, known.workers)
+        nodes_too, rates_too = np.append(1.0, known.nodes), np.append(0.0, known.log_rate)
+        least = replace(known, workers=workers_too, log_rate=rates_too, nodes=nodes_too)
     ceiling = best + WIDTH * known.noise  # a single run may be lucky, an expectation is not above ideal
 
     forecasts = []
     for i, count in enumerate(workers):
         nodes = _nodes(count, known)
-        gap = float(np.min(np.abs(np.log2(known.workers / count))))
+        gap = float(np.min(np.abs(np.log2(least.workers / count))))
         weights: Mapping[str, float] = {}
-        if first <= count <= last:
-            centre, law = _between(known, count, nodes, falls), "interpolated"
+        if least.workers[0] <= count <= last:
+            centre, law = _between(least, count, nodes, falls), "interpolated"
             down = up = WIDTH * math.sqrt(known.noise**2 + outlook["mixture"].drift ** 2 * gap)
         else:
             one = below if count < first else outlook
@@ -322,10 +316,15 @@ def _predict_series(
                 law=law,
                 weights=weights,
                 ideal=count * math.exp(best),
-                doubts=tuple(_doubts(known, count, nodes, gap, off, network)),
+                doubts=(*odd, *off, *_doubts(known, count, nodes, gap, network)),
             )
         )
     return _with_batches(name, known, forecasts, batches, measured=network is not None)
+
+
+def no_forecast(count: float) -> str:
+    """Why points of one worker count are not forecast."""
+    return f"all have {count:g} workers; a forecast needs at least 2 distinct worker counts, better 4"
 
 
 def _with_batches(
@@ -474,6 +473,11 @@ def _between(known: _Known, count: int, nodes: int | None, falls: bool) -> float
         n, log_rate = known.part(known.beyond)
     elif falls and nodes == 1:
         n, log_rate = known.part(known.nodes == 1)
+    if len(n) > 1 and not n[0] <= count <= n[-1]:  # as from one of the two counts at that end to the other
+        n, log_rate = (n[:2], log_rate[:2]) if count < n[0] else (n[-2:], log_rate[-2:])
+        slope = min(float(log_rate[1] - log_rate[0]) / math.log(n[1] / n[0]), 0.0)
+        end = 0 if count < n[0] else 1
+        return min(float(log_rate[end]) + slope * math.log(count / n[end]), float(known.log_rate.max()))
     return float(np.interp(math.log(count), np.log(n), log_rate))
 
 
@@ -555,8 +559,8 @@ def _network_cost(known: _Known, count: int, log_rate: float, network: _Network 
     return math.log1p(cost), math.log1p(least), math.log1p(most)
 
 
-def _doubts(known: _Known, count: int, nodes: int | None, gap: float, off: str, network: _Network | None) -> list[str]:
-    doubts = [f"throughput at {off} workers contradicts the other points 30-fold: mixed units?"] if off else []
+def _doubts(known: _Known, count: int, nodes: int | None, gap: float, network: _Network | None) -> list[str]:
+    doubts = []
     if count > known.workers[-1] and _level(known):
         (n, last), (x, at_last) = known.workers[-2:], known.workers[-2:] * np.exp(known.log_rate[-2:])
         doubts.append(

@@ -1,27 +1,9 @@
 """How many workers? Answers from a forecast curve, each with a 95 % interval and with what makes it doubtful.
 
-    knee               where one more worker gains less than `marginal` of what a worker brings on average:
-                       dX/dN = marginal X/N, the highest X(N) / N^marginal; for the half this is the highest product
-                       of speedup and efficiency (Eager, Zahorjan and Lazowska, "Speedup versus efficiency in parallel
-                       systems", IEEE Trans. Computers 38, 1989)
-    usl_peak           the worker count with the highest throughput, where Gunther's law identifies one
-    cheapest           the fewest GPU hours per sample
-    deadline           the smallest N that processes `samples` within `deadline_s`
-    budget             the fastest N that processes `samples` within `gpu_hours`
-    fastest_to_target  the shortest time to a target that takes E(N) samples
-    target_knee        the knee of the speed to the target, X(N) / E(N)
-
-X is the forecast of `prediction.predict`, on worker counts from the smallest measured to REACH times the largest, at
-most MAX_WORKERS.
-
-Intervals: curves are drawn that are consistent with the forecast intervals. At every count a drawn curve is
-log-normal with the median and the 95 % interval of the forecast, each side with its own width; between counts the
-deviations are correlated as exp(-d^2 / (2 TOGETHER^2)) at a distance of d doublings, because a forecast that is too
-high at N is too high at 2 N, too. Every drawn curve answers the question; the 2.5 and 97.5 % quantiles of its answers
-are the interval. An end beyond the largest count looked at is open: null, "at least" in words.
-
-E(N) = E_min (1 + N / N_crit), the samples to a target against the batch, is the law of McCandlish et al., "An Empirical
-Model of Large-Batch Training" (2018), with a fixed batch per worker. docs/metrics.md defines all of it.
+docs/metrics.md defines the questions (knee, peak of USL, cheapest, deadline, budget, time to a target) and the curves
+that are drawn for the intervals: log-normal at every count as the forecast says, and correlated between counts as
+exp(-d^2 / (2 TOGETHER^2)) at a distance of d doublings, because a forecast that is too high at N is too high at 2 N,
+too. Every drawn curve answers; the 2.5 and 97.5 % quantiles are the interval, open (None) beyond the largest count.
 
 Letters: B drawn curves, C candidate worker counts, K knots at which the forecast is asked.
 """
@@ -40,10 +22,11 @@ from scipy import interpolate, optimize
 
 from horovod_study.analysis import stats
 from horovod_study.analysis.fit.fitting import SeriesFit, fit
-from horovod_study.analysis.fit.rows import base_of, by_series, check_points
-from horovod_study.analysis.forecast.prediction import Prediction, predict
+from horovod_study.analysis.fit.rows import by_series, check_points
+from horovod_study.analysis.forecast.prediction import Prediction, no_forecast, predict
 from horovod_study.analysis.laws import LAWS
 from horovod_study.analysis.laws.law import MAX_WORKERS
+from horovod_study.analysis.series.baselines import base_of, impossibilities
 from horovod_study.analysis.stats import Floats
 from horovod_study.errors import AnalysisError
 from horovod_study.records import facts
@@ -221,6 +204,7 @@ class _Case:
     curves: _Curves
     counts: Floats  # (C,) candidates
     rate: Floats  # (1 + B, C) log of samples/s per worker
+    odd: Sequence[str]  # what cannot be among the points
     doubts: Mapping[int, tuple[str, ...]]  # of the forecast, by worker count
     questions: Questions
 
@@ -244,8 +228,7 @@ def _series(
     measured = [int(count) for count in np.unique(rows["workers"])]
     smallest, largest = measured[0], measured[-1]
     if smallest == largest:
-        why_not = f"all points have {smallest} workers; a forecast needs at least 2 distinct worker counts, better 4"
-        return _Recommendation(series=name, measured=(smallest, largest), answers={}, why_not=why_not)
+        return _Recommendation(series=name, measured=(smallest, largest), answers={}, why_not=no_forecast(smallest))
     top = min(REACH * largest, MAX_WORKERS)
     asked = knots(smallest, top, measured, workers_per_node)
     forecasts = forecast(rows.assign(series=name), workers=asked)[name]
@@ -258,6 +241,7 @@ def _series(
         curves=curves,
         counts=counts,
         rate=curves.at(counts),
+        odd=impossibilities(rows, base_of(rows).samples_per_s),
         doubts={one.workers: one.doubts for one in forecasts},
         questions=questions,
     )
@@ -281,14 +265,15 @@ def _peak(case: _Case, rows: pd.DataFrame, fits: SeriesFit | None) -> _Recommend
     question = "where Gunther's law (USL) has its highest throughput"
     top = int(case.counts[-1])
     try:
-        smallest, base = base_of(rows)
-        known = {} if fits is None else fits.fits
-        usl = known.get("usl") or fit(LAWS["usl"], rows["workers"], rows["samples_per_s"] / base, scaled_by=smallest)
+        base, known = base_of(rows), {} if fits is None else fits.fits
+        speedup = rows["samples_per_s"] / base.samples_per_s
+        usl = known.get("usl") or fit(LAWS["usl"], rows["workers"], speedup, scaled_by=base.workers)
     except AnalysisError as error:
         return _RecommendedCount(question=question, searched_to=top, why_not=f"{error}")
     (alpha_low, alpha_high), (beta_low, beta_high) = usl.ci95["alpha"], usl.ci95["beta"]
     if not (usl.identifiable and math.isfinite(usl.peak) and math.isfinite(beta_high) and beta_low > 0):
-        why_not = "the points do not tell beta from 0, so a peak is not identified"
+        refuted = next((doubt for doubt in usl.doubts if "has its peak" in doubt), "")
+        why_not = refuted or "the points do not tell beta from 0, so a peak is not identified"
         return _RecommendedCount(question=question, searched_to=top, why_not=why_not)
     low, high = (float(usl.law.peak(alpha=a, beta=b)) for a, b in ((alpha_high, beta_high), (alpha_low, beta_low)))
     peak = round(usl.peak)
@@ -417,7 +402,7 @@ def _answer(
     centre = float(found[0])
     low, high = min(low, centre), max(high, centre)  # of skewed curves, the forecast is not always among the middle
     workers = None if why_not or not math.isfinite(centre) else int(centre)
-    told = list(doubts)
+    told = [*case.odd, *doubts]
     if workers is not None:
         told += _beyond(case, workers)
     if not math.isfinite(high) and not why_not:

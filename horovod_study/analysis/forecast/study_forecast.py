@@ -15,11 +15,11 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis.fit.fitting import SeriesFit
-from horovod_study.analysis.fit.rows import base_of
 from horovod_study.analysis.forecast import holdout
 from horovod_study.analysis.forecast.prediction import predict
 from horovod_study.analysis.forecast.recommendation import knots, recommend
 from horovod_study.analysis.laws import LAWS
+from horovod_study.analysis.series.baselines import base_of
 
 _MULTIPLES = (2, 4, 8)
 """Times the largest measured worker count."""
@@ -110,7 +110,7 @@ def _lines(
     own: pd.DataFrame, name: str, base: float | None, per_node: int | None, most: int | None
 ) -> list[dict[str, Any]]:
     largest = int(own["workers"].max())
-    base = base_of(own)[1] if base is None else base
+    base = base_of(own).samples_per_s if base is None else base
     told = {largest * multiple for multiple in _MULTIPLES}
     if per_node is not None:
         told |= {per_node * 2**i for i in range(40) if largest < per_node * 2**i < largest * _MULTIPLES[-1]}

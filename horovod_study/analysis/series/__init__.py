@@ -2,6 +2,7 @@
 
 points.py       run table in, scaling points out: throughput, speedup and efficiency of every cell with its spread
                 over repeats
+baselines.py    what a speedup is over: for laws, forecasts and pages of a table; and what among points cannot be
 baseline_commands.py
                 what to type for a baseline that is missing: the recorded command, with one worker
 points_file.py  a user's own points: the text of a table in, a validated frame out

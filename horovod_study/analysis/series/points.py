@@ -14,8 +14,10 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis import stats
+from horovod_study.analysis.impossible import impossible
 from horovod_study.analysis.laws.amdahl import karp_flatt
 from horovod_study.analysis.series.baseline_commands import remedy
+from horovod_study.analysis.series.baselines import OWN, impossibilities
 from horovod_study.analysis.series.turns import StudyTurns, against, components
 from horovod_study.analysis.series.turns import doubts as doubts_of_turns
 from horovod_study.config import LAPS
@@ -45,6 +47,8 @@ _FREE_OF_ONE = tuple(name for name in _OF_SEVERAL if OPTIONS[name].roles & (Role
 
 REPORTED = "reported"
 """The library, and the model, of rows of somebody's table (`series.reported`), of which neither is known."""
+GIVEN_BASE = "base_samples_per_s"
+"""Column of such rows: what their speedups are over, samples/s of a worker, where that is none of the rows."""
 UNKNOWN = ""
 """An option of training that was not recorded, as of another script's runs."""
 UNSEEN = "unknown"
@@ -457,9 +461,8 @@ def scaling_points(
         for kind in ("plain", "wrapped"):
             base = baseline_place(rows, row, kind)
             share = 1 if base is None else rows[base]["workers"]  # of a table that does not begin with one worker
-            row.update(
-                _against(row, values[place], kind, None if base is None else values[base] / share, base == place)
-            )
+            over = None if base is None else values[base] / share
+            row.update(_against(row, values[place], kind, over, base == place))
             found = turns.estimate(names[place], names[base]) if turns and base not in (None, place) else None
             row |= against(found, kind, row["workers"], row[f"speedup_{kind}"]) if found is not None else {}
             if turns and not row.get("turns_launches", 0.0) > 0:
@@ -469,7 +472,7 @@ def scaling_points(
         row |= _derived(row)
         row["flags"] = " ".join(_flags(row))
     for row in rows:
-        del row["_samples_per_s"], row["_steps"]
+        del row["_samples_per_s"], row["_steps"], row[GIVEN_BASE]
     points = pd.DataFrame(rows)
     foreign = points["model"] != _OWN_MODEL
     if foreign.any():
@@ -560,7 +563,7 @@ def _flags(row: Mapping[str, Any]) -> list[str]:
         "missing": row["missing"],
         "failed": row["failed"] > 0,
         "mixed": mixed,
-        **{f"no_{kind}_baseline": not mixed and row[f"base_{kind}_repeats"] == 0 for kind in kinds},
+        **{f"no_{kind}_baseline": not mixed and math.isnan(row[f"base_{kind}_samples_per_s"]) for kind in kinds},
         "few_repeats": 0 < row["repeats"] < stats.MIN_REPEATS,
         "wide_spread": spread > _WIDE_SPREAD,
         "superlinear": resolved,
@@ -581,6 +584,7 @@ def _point(cell: pd.DataFrame) -> dict[str, Any]:
         "failed": len(bad),
         "missing": good.empty,
         "reasons": "; ".join(dict.fromkeys(_why(each) for _, each in bad.iterrows())),
+        GIVEN_BASE: float(first.get(GIVEN_BASE, math.nan)),
         "_samples_per_s": np.sort(good["samples_per_s"].to_numpy(dtype=float)),
         "_steps": float(good["steps"].astype(float).min()) if len(good) else math.nan,
     }
@@ -611,14 +615,13 @@ def _why(run: Any, *, status: bool = True) -> str:
 def baseline_place(cells: Sequence[Mapping[str, Any]], cell: Mapping[str, Any], kind: str) -> int | None:
     """Return the place in `cells` of the one-worker cell that `cell` is compared with, or None where there is none.
 
-    kind is `plain` or `wrapped`. A cell of another partition, precision, batch, training set size or other choices
-    is never used instead; only what means nothing to one worker may differ: how the learning rate grows with the
-    workers, on which nodes they are put, and for the plain one how they communicate. A training set of unknown size is
-    that of others of unknown size. Of another script, whose ranks may each have a part of the data, a training set of
-    another size is taken where there is none of this one; `doubts` says so. Of a table that somebody has reported it
-    is the smallest count of the series: one of its workers is what others are compared with.
+    kind is `plain` or `wrapped`. docs/metrics.md, "Baselines", says which runs may be one. Of a table that somebody has
+    reported it is the smallest count of the series: one of its workers is what others are compared with; none where
+    its numbers are speedups already.
     """
     if cell["mode"] == "mixed" or (kind == "wrapped" and cell["backend"] == "serial"):
+        return None
+    if not math.isnan(cell.get(GIVEN_BASE, math.nan)):
         return None
     if kind == "wrapped" and cell["backend"] == REPORTED:
         own = [place for place, other in enumerate(cells) if other["series"] == cell["series"] and other["repeats"] > 0]
@@ -661,14 +664,18 @@ def _against(row: dict[str, Any], x: Any, kind: str, base: Any, itself: bool) ->
     _min and _max are the slowest and the fastest repeat over the baseline's median, _low and _high the 95 % interval
     of the ratio of medians, in which the scatter of the baseline's repeats counts too.
     """
-    n = row["workers"]
-    base_median = math.nan if base is None else float(np.median(base))
+    n, given = row["workers"], row[GIVEN_BASE] if kind == "wrapped" and row["mode"] != "mixed" else math.nan
+    base_median = given if base is None else float(np.median(base))
     ratio = stats.median_ratio(x, () if base is None else base)
+    if not math.isnan(given):  # known without a scatter of its own
+        ratio = stats.median_ratio(x / given)
     low, high = (1.0, 1.0) if itself else (ratio.low, ratio.high)
     columns = {f"base_{kind}_samples_per_s": base_median, f"base_{kind}_repeats": 0 if base is None else len(base)}
     ends = {"": "median", "_min": "min", "_max": "max"}
     values = {end: row[f"samples_per_s_{name}"] / base_median for end, name in ends.items()}
     values |= {"_low": low, "_high": high}
+    if impossible("speedup", speedup=values[""], workers=n):  # `_doubt_impossible` says it
+        values = dict.fromkeys(values, math.nan)
     columns |= {f"speedup_{kind}{name}": value for name, value in values.items()}
     columns |= {f"efficiency_{kind}{name}": value / n for name, value in values.items()}
     columns[f"ideal_epoch_{kind}_s"] = row["train_samples"] / (n * base_median)
@@ -694,6 +701,7 @@ def doubts(runs: pd.DataFrame, points: pd.DataFrame, precision: float | None = N
     """
     return [
         *_doubt_failures(runs),
+        *_doubt_impossible(points),
         *_doubt_baselines(runs, points),
         *_doubt_data(points),
         *(
@@ -725,6 +733,15 @@ def _doubt_failures(runs: pd.DataFrame) -> list[str]:
     ]
 
 
+def _doubt_impossible(points: pd.DataFrame) -> Iterator[str]:
+    """Say which throughputs, speedups and waits cannot be, by the one table of `analysis.impossible`."""
+    names = {"samples_per_s_median": "samples_per_s", "sync_s_median": "sync_s", "batch": "batch_size"}
+    for series, rows in points[~points["missing"]].groupby("series", sort=False):
+        bases = {float(rows[f"base_{kind}_samples_per_s"].min()) for kind in ("plain", "wrapped")}
+        table = rows[["workers", *names]].rename(columns=names)
+        yield from dict.fromkeys(f"{series}: {why}." for base in sorted(bases) for why in impossibilities(table, base))
+
+
 def _doubt_baselines(runs: pd.DataFrame, points: pd.DataFrame) -> Iterator[str]:
     named = with_series(runs)
     for series, rows in points[~points["missing"] & (points["mode"] != "mixed")].groupby("series", sort=False):
@@ -754,7 +771,7 @@ def _doubt_other_script(series: str, rows: pd.DataFrame, runs: pd.DataFrame) -> 
     if first["backend"] == REPORTED:
         fewest = f"{rows['workers'].min():.0f}"
         taken = f"the table has no row of one worker, so {fewest} workers are taken as {fewest} times as fast."
-        return [] if fewest == "1" else [f"{series}: {taken}"]
+        return [] if fewest == "1" or rows["base_wrapped_repeats"].eq(0).all() else [f"{series}: {taken}"]
     lacking = several[several["base_plain_repeats"].eq(0) & several["base_wrapped_repeats"].eq(0)]
     if not lacking.empty:
         needed = lacking.iloc[0]
@@ -810,6 +827,8 @@ def baseline_words(points: pd.DataFrame, kind: str, *, plain: str = "one plain w
         return plain
     parallel = points.loc[points["backend"] != "serial", ["backend", "transport"]].drop_duplicates()
     if set(parallel["backend"]) == {REPORTED}:
+        if points["base_wrapped_repeats"].eq(0).all():
+            return OWN
         fewest = sorted(set(points.loc[points["backend"] == REPORTED].groupby("series")["workers"].min()))
         return "one worker" if fewest == [1] else f"one of {' or '.join(f'{count:.0f}' for count in fewest)} workers"
     ways = [inside(backend, transport) for backend, transport in parallel.itertuples(index=False, name=None)]

@@ -10,7 +10,8 @@ import math
 import numpy as np
 import pandas as pd
 
-from horovod_study.analysis.series.points import REPORTED, REQUIRED, numbers
+from horovod_study.analysis.series.baselines import base_of
+from horovod_study.analysis.series.points import GIVEN_BASE, REPORTED, REQUIRED, numbers
 
 _TEXTS = {"reason": "", "transport": "none", "precision": "auto", "reduction": "auto", "horovod_defaults": False}
 
@@ -28,6 +29,9 @@ def run_rows(points: pd.DataFrame, name: str) -> pd.DataFrame:
     series = points["series"].astype(str) if "series" in points else pd.Series(name, points.index)
     point = [series, points["workers"], nodes.fillna(0), known["batch_size"].fillna(0)]
     counted = points.groupby(point).cumcount().astype(float)
+    # What speedups are over, where that is none of the rows.
+    bases = {name: base_of(rows) for name, rows in points.groupby(series)}
+    given = {name: math.nan if base.workers else base.samples_per_s for name, base in bases.items()}
     found = {
         **dict.fromkeys(REQUIRED, math.nan),
         **_TEXTS,
@@ -44,6 +48,7 @@ def run_rows(points: pd.DataFrame, name: str) -> pd.DataFrame:
         "global_batch": known["batch_size"] * points["workers"],
         "samples_per_s": points["samples_per_s"],
         "sync_s": known["sync_s"],
+        GIVEN_BASE: series.map(given).astype(float),
     }
     return pd.DataFrame(found, index=range(count))
 

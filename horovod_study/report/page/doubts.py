@@ -38,6 +38,7 @@ _SUBJECTS = (
             "baseline",
             "no speedup",
             "speedups are over",
+            "is no scaling",
             "slower than one plain",
             "faster than one plain",
             "mixed scaling",

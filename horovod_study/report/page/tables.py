@@ -221,7 +221,7 @@ def _laws(analysis: Analysis) -> Table | None:
     return _table(
         name="laws",
         title="Fitted scaling laws",
-        caption="Least squares on the speedup of every run over that of "
+        caption="Least squares on the median speedups over "
         f"{_base(analysis, analysis.provenance['baseline'])}. RMSE: in speedup. AICc: corrected Akaike "
         f"criterion, of which only differences within one series mean something. {_INTERVALS}. "
         "Linear: S = slope N + intercept; Amdahl: S = 1/(s + (1 \u2212 s)/N); Gustafson: S = s + (1 \u2212 s)N; "
