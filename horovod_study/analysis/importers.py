@@ -1,0 +1,1219 @@
+"""Tables of points that others made: their text in, a validated frame out.
+
+    workers          whole number of workers, 1 to 10,000,000           required
+    samples_per_s    throughput of all workers together, above 0        required
+    nodes            whole number of nodes, at most one per worker
+    sync_s           exposed synchronisation, seconds per step
+    batch_size       samples per worker and step
+    series           name of the curve, where a file holds several
+    repeat           number of the run among runs of the same point
+    workers_per_node workers that fill a node
+
+The first line names the columns; the order of rows and columns does not matter. Rows of the same worker count are
+repeats of each other, unless a column tells configurations apart: then they are series. Other names are read where
+HEADERS has them, other units by UNITS and PREFIXES, in the name of a column or in its cells. Forms: commas, semicolons,
+tabs, bars (Markdown, grids, box drawing), spaces, JSON; long, or wide with a column for each series or worker count.
+
+Where two readings are possible, the reader asks (a DataError of one line that names the choice) or tells:
+`frame.attrs["read"]` says in one line what was guessed (`columns` says it instead), `frame.attrs["doubts"]` what is
+odd, which `fitting.fit_series` passes on. `frame.attrs["unit"]` is "samples/s", or what stands in its place.
+"""
+
+import codecs
+import csv
+import io
+import math
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+import pandas as pd
+
+from horovod_study.analysis.impossible import impossible
+from horovod_study.documents import parse_json
+from horovod_study.errors import DataError, nearest, require_known
+from horovod_study.files import unguarded
+from horovod_study.text.words import cut, listed, plural
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+REQUIRED = ("workers", "samples_per_s")
+COLUMNS = (*REQUIRED, "nodes", "sync_s", "batch_size", "series", "repeat", "workers_per_node")
+RATES = ("samples_per_s", "samples_per_s_per_worker", "step_s", "epoch_s", "speedup", "efficiency")
+"""Of these one is enough, the first that is there."""
+
+TIMES = ("step_s", "epoch_s", "sync_s")
+ROLES = (*COLUMNS, *RATES[1:], "global_batch", "accumulation")
+"""What a column can be: the columns of a points file, and what these can be worked out from."""
+
+MAX_WORKERS, MAX_POINTS, _MAX_CELLS = 10_000_000, 1_000_000, 9_000_000
+SAMPLES, _TOKENS = "samples/s", "tokens/s"
+
+UNITS: Mapping[str, float] = MappingProxyType(
+    {
+        **dict.fromkeys(("us", "µs", "μs", "usec", "microseconds"), 1e-6),
+        **dict.fromkeys(("ms", "msec", "msecs", "millis", "milliseconds"), 1e-3),
+        **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0),
+        **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60.0),
+        **dict.fromkeys(("h", "hr", "hrs", "hour", "hours"), 3600.0),
+        **dict.fromkeys(("d", "day", "days"), 86400.0),
+    }
+)
+"""Units of time, in seconds."""
+
+PREFIXES: Mapping[str, float] = MappingProxyType(
+    {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "thousand": 1e3, "million": 1e6}
+)
+
+FAILED = frozenset(
+    "oom|o.o.m.|out of memory|cuda oom|fail|failed|failure|error|err|crash|crashed|killed|timeout|time out|timed out|"
+    "out_of_memory|node_fail|cancelled|canceled|aborted|preempted|diverged|hang|did not run|dnf".split("|")
+)
+NO_VALUE = FAILED | {
+    "",
+    *"- -- --- – — ? / . … ... n/a n.a. na nan #n/a none null nil tbd unknown missing skipped".split(),
+}
+"""What stands in a cell that has no value, in small letters."""
+
+_WORKER = r"(?:gpu|device|accelerator|tpu|npu|chip|core|worker|rank|proc|process|gcd|card|hpu)(?:e?s)?"
+_NODE = r"(?:node|host|machine|server)s?"
+_ITEM = r"(?:sample|image|img|sequence|seq|sentence|token|tok|item|example|record|frame|curve|row|word)s?"
+_KIND = r"(?:(?:mpi|tpu|gpu|cuda|nvidia|amd|[abhlpv]\d+|mi\d+\w?) )?"
+_COUNT = rf"(?:num(?:ber)? |n |no |# ?|total |count of )?(?:of )?{_KIND}"
+_TIME = "(?:" + "|".join(sorted(UNITS, key=len, reverse=True)) + ")"
+_STEP = r"(?:step|iter|iteration|batch|batche|update|it)s?"
+
+HEADERS: Mapping[str, str] = MappingProxyType(
+    {
+        "workers_per_node": rf"{_COUNT}{_WORKER} ?(?:/|per) ?{_NODE}|ppn|n?tasks ?(?:/|per) ?node|"
+        rf"(?:ranks|slots) (?:/|per) node|local size",
+        "workers": rf"{_COUNT}{_WORKER}(?: count)?|np|n ?procs?|n ?tasks|world size|ranks|parallelism|dp(?: size)?",
+        "nodes": rf"{_COUNT}{_NODE}(?: count)?|n ?nodes",
+        "global_batch": r"(?:global|total|effective) (?:mini ?)?batch(?: ?size)?|gbs",
+        "batch_size": rf"(?:local|micro|per {_WORKER})(?: train)? batch(?: ?size)?|batch(?: ?size)? ?(?:/|per) ?{_WORKER}|mbs",
+        "accumulation": r"(?:gradient|grad) acc(?:um(?:ulation)?)?(?: steps?)?|accumulation steps|gas",
+        "speedup": r"(?:relative )?speed ?up|relative throughput",
+        "efficiency": r"(?:(?:weak |strong )?scaling|parallel) efficiency(?: %)?",
+        "sync_s": r"exposed (?:sync|synchroni[sz]ation|communication|comm|all ?reduce)(?: time)?|sync(?: time)?",
+        "epoch_s": r"epoch (?:time|duration)|(?:time|duration) ?(?:/|per) ?epoch",
+        "step_s": rf"{_STEP} ?(?:time|duration|latency)|(?:time|duration) ?(?:/|per) ?{_STEP}",
+        "repeat": r"repeat|run|trial|rep|repetition|seed|random seed|attempt|replica(?:te)?",
+        "series": r"series|curve|model|network|framework|system|config|configuration|experiment|setting|label",
+        "status": r"(?:job )?(?:state|status|outcome)",
+        "other": r".*\b(?:loss|acc|accuracy|perplexity|ppl|bleu|top ?[15]|mse|memory|mem|vram|power|temp|temperature|date|"
+        r"time ?stamp|started|submitted|job ?id|std|stdev|stddev|sd|sem|ci|error|flops?|mfu|index|comment|notes?|util)\b.*",
+    }
+)
+"""What the name of a column says that it is, as the whole of the name without units; rates are found by _RATE."""
+
+_RATE = re.compile(
+    rf"(?:\b(thousand|million|[kmg]) ?)?\b({_ITEM})(?:(?:/| per ){_WORKER})?(?: ?/ ?| per ){_TIME}\b"
+    rf"|\b([kmg])({_ITEM})(?:(?:/| per ){_WORKER})?(?: ?/ ?| per ){_TIME}\b"
+    rf"|\b{_ITEM} ?ps\b|\b(?:throughput|fps|ips|tps|wps|tgs|training speed)\b"
+)
+_INVERSE = re.compile(rf"({_STEP}|epochs?)(?: ?/ ?| per )({_TIME})")
+_STATISTIC = r"average|avg|mean|median|measured|observed|achieved"
+_NO_RATE = r"speed ?up|efficiency|scaling|ideal|expected|linear|theoretical|predicted|std|stdev|error|(?<!/)(?<!per )min\b|max\b|ratio|relative"
+_BRACKET = re.compile(r"[(\[]([^)\]]*)[)\]]")
+_DURATION = re.compile(
+    r"(?:(?:total|wall|elapsed|training|train|execution|run) ?)*(?:clock ?)?(?:time|duration|runtime|elapsed)"
+)
+_BATCH = re.compile(r"(?:mini[ _-]?)?batch(?:[ _-]?size)?|bs")  # of one worker, or of all: nobody can tell
+_OF_ALL = re.compile("total|world|rank|size|np|proc|parallel|task|core")  # workers that are never those of a node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meaning:
+    """What a column is, and what its values are multiplied by to be in seconds or, for a rate, in its unit."""
+
+    role: str
+    factor: float = 1.0
+    unit: str = SAMPLES
+    inverse: bool = False  # it/s of a time of a step
+    label: str = ""  # of a rate or speedup, the words that say of what
+    bare: bool = False  # a time or a rate without a unit
+
+
+def meaning(name: str) -> Meaning | None:
+    """Return what a column of this name is, None where the name does not say it."""
+    text = _plain(name)
+    if _RATE.search(text) and text != "relative throughput":
+        return _rate(text)
+    if each := _INVERSE.fullmatch(re.sub(rf"\b(?:throughput|speed|{_STATISTIC})\b", "", text).strip()):
+        return Meaning(role="epoch_s" if each[1].startswith("epoch") else "step_s", factor=UNITS[each[2]], inverse=True)
+    unit = _unit(text)
+    without = re.sub(rf"\b(?:{_STATISTIC})\b", "", " ".join(_words(text, unit))).strip()
+    if unit and re.fullmatch(rf"epoch|{_STEP}", without):
+        without += " time"  # `epoch (s)`; without a unit it is the number of an epoch
+    for role, form in HEADERS.items():
+        if re.fullmatch(form, without):
+            if role in TIMES:
+                return Meaning(role=role, factor=UNITS[unit or "s"], bare=unit is None)
+            return Meaning(role=role) if unit is None or role == "other" else None
+        if role in ("speedup", "efficiency") and unit is None and not re.search(_NO_RATE, re.sub(form, "", without)):
+            if each := re.fullmatch(rf"(.+) (?:{form})|(?:{form}) (.+)", without):
+                return Meaning(role=role, label=each[1] or each[2])
+    return None
+
+
+def is_duration(name: str) -> bool:
+    """Return whether a column is a time of which the name does not say what took it."""
+    text = _plain(name)
+    return bool(_DURATION.fullmatch(" ".join(_words(text, _unit(text)))))
+
+
+def _plain(name: str) -> str:
+    """The name in small letters, its words and units separated by single spaces or `/`."""
+    text = re.split(r"[(\[]?\s*(?:±|\+/-|\+-)", name.strip().strip("*`").lower().replace("#", "# "))[0]
+    text = re.sub(r"[_\-.\s]+", " ", _BRACKET.sub(r" \1 ", text)).strip()
+    return re.sub(r" ?/ ?", "/", text)
+
+
+def _unit(text: str) -> str | None:
+    return next((word for word in re.split(r"[ /]", text) if word in UNITS), None)
+
+
+def _words(text: str, unit: str | None) -> list[str]:
+    """The words without the unit of time; `ms/step` is `time/step`."""
+    if unit is None:
+        return text.split()
+    text = re.sub(rf"^{re.escape(unit)} ?(/| per )", r"time\1", text)
+    return [word for word in re.sub(rf"(?<![a-z]){re.escape(unit)}(?![a-z])", " ", text).split() if word != "in"]
+
+
+def _rate(text: str) -> Meaning | None:
+    """A rate of one worker or of all of them; None of a node, or relative to something else."""
+    if not (found := _RATE.search(text)) or re.search(_NO_RATE, text) or re.search(rf"(?:/|per ){_NODE}\b", text):
+        return None
+    full = next((each for each in _RATE.finditer(text) if each[2] or each[4]), found)  # `throughput (img/s)`
+    prefix = PREFIXES[full[1] or full[3] or ""] if full[2] or full[4] else 1.0
+    time = re.search(rf"(?:/|per ?){_TIME}\b", full[0])
+    factor = prefix / (UNITS[re.sub(r"^(?:/|per) ?", "", time[0]).strip()] if time else 1.0)
+    each = re.search(rf"(?:/|per |each ){_WORKER}\b|\btgs\b", text)
+    tokens = re.search(r"(?:\b|\b[kmg])tok(?:en)?s?\b|\btokens?ps\b|\b(?:tps|tgs)\b", text)
+    rest = _RATE.sub(" ", text).replace("(", " ")
+    rest = re.sub(
+        rf"(?:/|\bper |\beach ){_WORKER}\b|\b(?:{_STATISTIC}|total|global|overall|training|in|of|all)\b", " ", rest
+    )
+    return Meaning(
+        role="samples_per_s_per_worker" if each else "samples_per_s",
+        factor=factor,
+        unit=_TOKENS if tokens else SAMPLES,
+        label=" ".join(rest.split()),
+        bare=time is None,
+    )
+
+
+# --- cells ------------------------------------------------------------------------------------------------------------
+
+_NUMBER = r"[-+]?(?:[0-9]+(?:[.,' \u00a0\u202f\u2009\u2019][0-9]+)*\.?|[.,][0-9]+)(?:[eE][-+]?[0-9]+)?"
+_QUICK = re.compile(r"[-+]?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
+_SPREAD = re.compile(rf"\s*(?:±|\+/-|\+-)\s*{_NUMBER}(\s*[kKMG](?![a-zA-Z]))?")
+_CLOCK = re.compile(r"(?:(?:([0-9]+)-)?([0-9]+):)?([0-9]+):([0-9]{2}(?:[.,][0-9]+)?)")
+_SPAN = re.compile(rf"({_NUMBER})\s*({_TIME})(?![a-z])\s*", re.IGNORECASE)
+_CELL = re.compile(rf"(?:[x×]\s*)?({_NUMBER})\s*(?:([kKMG])(?=$|[^a-zA-Z]|{_ITEM}\b))?\s*(.*)")
+_TIMES_OF = re.compile(r"[a-z][\w -]* ?[x×*] ?([0-9]+)", re.IGNORECASE)  # A100 x 8
+_GROUPS = re.compile(r"([-+]?\d{1,3})((?:[ '\u00a0\u202f\u2009\u2019]\d{3})+)([.,]\d+)?")
+_COMMAS = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?")
+_POINTS = re.compile(r"[-+]?[1-9]\d{0,2}(?:\.\d{3})+(?:,\d*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """What a cell says: numbers as they are written with their factors, which add up, and the unit in small letters."""
+
+    parts: tuple[tuple[str, float], ...]
+    unit: str = ""
+    remark: bool = False  # a spread or brackets were left out
+
+
+def quantity(cell: str) -> Quantity | None:
+    """Return what a cell says: `450`, `1.7k tok/s`, `4 min 40 s`, `1:04:00`, `95 %`, `2x A100`; None without a number.
+
+    The unit of times is "s", whatever theirs was: the factors are in seconds.
+    """
+    text = cell.strip()
+    if _QUICK.fullmatch(text):
+        return Quantity(((text, 1.0),))
+    whole = text.strip("*`~≈†‡§ ")
+    text = re.sub(r"^[(\[](.*)[)\]]$", r"\1", whole)
+    if (spread := _SPREAD.search(text)) and spread[1] and not re.search(r"[kKMG]\s*$", text[: spread.start()]):
+        return None  # 1.7 ± 0.1k: of both, or of the spread?
+    text = _SPREAD.sub("", text)
+    text = re.sub(r"\s*[(\[]([^()\[\]]*)[)\]]", lambda of: f" {of[1]}" if _is_unit(of[1]) else "", text).strip(" )")
+    remark = text != whole
+    if clock := _CLOCK.fullmatch(text):
+        unit = "s" if clock[2] else ":"  # 16:30 may be of hours, or of minutes
+        return Quantity(tuple((n, f) for n, f in zip(clock.groups(), (86400.0, 3600.0, 60.0, 1.0)) if n), unit, remark)
+    spans = _SPAN.findall(text)
+    if spans and not _SPAN.sub("", text):
+        return Quantity(tuple((number, UNITS[unit.lower()]) for number, unit in spans), "s", remark)
+    if each := _TIMES_OF.fullmatch(text):
+        return Quantity(((each[1], 1.0),), f"x {text}", remark)
+    if not (each := _CELL.fullmatch(text)):
+        return None
+    unit = "x" if text[0] in "x×" else each[3].strip().lower().replace("×", "x")
+    return Quantity(((each[1], PREFIXES[(each[2] or "").lower()]),), unit, remark)
+
+
+def _is_unit(text: str) -> bool:
+    return text.strip().lower() in UNITS or bool(_INVERSE.fullmatch(_plain(text)) or _rate(_plain(text)))
+
+
+def number(text: str, *, comma: bool = False) -> float:
+    """Return the number that a text without a unit is, NaN where it is none; `comma`: it marks decimals."""
+    if grouped := _GROUPS.fullmatch(text):
+        text = grouped[1] + re.sub(r"\D", "", grouped[2]) + (grouped[3] or "")
+    if comma and "." in text and not _POINTS.fullmatch(text):
+        return math.nan
+    if comma:
+        text = text.replace(".", "").replace(",", ".")
+    elif _COMMAS.fullmatch(text):
+        text = text.replace(",", "")
+    try:
+        return float(text) if text.isascii() and "_" not in text else math.nan
+    except ValueError:
+        return math.nan
+
+
+def decimal_comma(columns: Sequence[tuple[str, Sequence[str]]], separator: str, where: str) -> bool:
+    """Return whether a comma marks decimals in the numbers of columns, which stand behind their roles.
+
+    `1,234` says nothing by itself: of a speedup it is taken for a decimal, of a rate for thousands. DataError where it
+    may as well be the other: all times of a table, all rates of one with semicolons.
+    """
+    for role, texts in columns:
+        for text in texts:
+            comma, point = text.rfind(","), text.rfind(".")
+            if comma < 0 and text.count(".") < 2:
+                continue
+            if (point > comma and text.count(".") == 1) or (role in _WHOLE and _COMMAS.fullmatch(text)):
+                return False
+            if text.count(".") > 1 or (text.count(",") == 1 and not _COMMAS.fullmatch(text)):
+                return True
+    for role, texts in columns:
+        pointed = [text for text in texts if "." in text]
+        if role in (*RATES[:2], *TIMES) and pointed and all(map(_POINTS.fullmatch, pointed)):
+            if any(re.fullmatch(r"[1-9]\d\d", text) for text in texts):  # 880 and 1.700
+                raise DataError(
+                    f"{where}: {pointed[0]!r} may have thousands or decimals; write its column without points"
+                )
+    unclear = [(role, texts, sum("," in text for text in texts)) for role, texts in columns]
+    pointed = [text for _, texts in columns for text in texts if re.search(r"\.(?!\d{3}$)", text)]
+    if pointed or not any(count for _, _, count in unclear):
+        return False
+    if any(count for role, _, count in unclear if role in RATES[4:]):
+        return True
+    for role, texts, count in unclear:
+        if count and count == len(texts) and (separator == ";" or role in TIMES):
+            raise DataError(f"{where}: {texts[0]!r} may have thousands or decimals; write its column without commas")
+    return False
+
+
+_WHOLE = ("workers", "nodes", "workers_per_node", "repeat", "accumulation")
+_CELLS: Mapping[str, tuple[float, float, str, bool]] = MappingProxyType(
+    {
+        "workers": (1, MAX_WORKERS, "", False),
+        "samples_per_s": (1e-9, 1e15, "a finite number above 0, in samples/s of all workers", False),
+        "nodes": (1, MAX_WORKERS, "", True),
+        "sync_s": (0.0, 1e6, "seconds per step, 0 or more", True),
+        "batch_size": (1e-9, 1e12, "samples, above 0", True),
+        "repeat": (0, 10**9, "", True),
+        "workers_per_node": (1, MAX_WORKERS, "", True),
+        "samples_per_s_per_worker": (1e-9, 1e15, "a finite number above 0, in samples/s of one worker", False),
+        "step_s": (1e-12, 1e12, "a time above 0", False),
+        "epoch_s": (1e-12, 1e12, "a time above 0", False),
+        "speedup": (1e-9, 1e9, "a number above 0", False),
+        "efficiency": (1e-6, 1e3, "a share or a percentage above 0", False),
+        "accumulation": (1, 10**6, "", False),
+        "global_batch": (1e-9, 1e15, "samples, above 0", True),
+    }
+)
+"""Least and largest value of each role but the series, what is allowed in words ("": whole numbers), whether it may be
+empty."""
+
+_UNITS_OF: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("workers", "workers_per_node"), rf"|x(?: ?[a-z].*)?|{_KIND}{_WORKER}(?: .*)?"),
+        "nodes": rf"|{_NODE}|x ?[a-z].*",
+        **dict.fromkeys(TIMES, "|s"),
+        "speedup": "|x",
+        "efficiency": "|%",
+        **dict.fromkeys(("batch_size", "global_batch"), rf"|{_ITEM}"),
+    }
+)
+"""Units that cells of a role may have, beside rates for rates; a worker is no node and no machine of several."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Column:
+    """A column that is used."""
+
+    at: int  # position
+    name: str  # as the file has it
+    means: Meaning
+    given: bool = False  # named as in COLUMNS, or by the caller: what it holds must be right
+    own: bool = False  # named as in COLUMNS
+    mixed: bool = False  # some cells have a unit, others have none
+    clock: float = math.nan  # what 16:30 is multiplied by, where it is known: 1 if of minutes, 60 if of hours
+
+    @property
+    def role(self) -> str:
+        return self.means.role
+
+
+def _factor(found: Quantity, column: _Column) -> float:
+    """Return what a cell is multiplied by to be in the unit of its role; NaN where its unit is none of that."""
+    role, means, unit = column.role, column.means, found.unit
+    of_rate = role in RATES[:2] or means.inverse
+    if found.parts[0][1] != 1.0 and unit not in ("s", ":") and (not of_rate or (not unit and means.factor != 1.0)):
+        return math.nan  # a batch of 4k is one of 4096; 1.7k in a column of ktok/s
+    if not unit:
+        return math.nan if column.mixed and (means.bare and role in TIMES or role == "efficiency") else means.factor
+    if of_rate:
+        other = meaning(unit)
+        fits = other and other.inverse == means.inverse and other.role in (role, RATES[0])
+        return other.factor if other and fits else math.nan
+    if unit == ":" and role in TIMES:
+        return column.clock
+    node = role != "nodes" and re.search(rf"\b(?:{_NODE}|dgx|hgx)\b", unit)  # 2x DGX are no two workers
+    return (0.01 if unit == "%" else 1.0) if re.fullmatch(_UNITS_OF.get(role, ""), unit) and not node else math.nan
+
+
+def _value(cell: str, column: _Column, where: str, *, comma: bool) -> float:
+    """Return the value of a cell in the unit of its role."""
+    low, high, allowed, optional = _CELLS[column.role]
+    if optional and (not cell.strip() or (not column.own and cell.strip().lower() in NO_VALUE)):
+        return math.nan
+    found, value, factor = quantity(cell), math.nan, 1.0
+    if found is not None:
+        value, factor = sum(number(text, comma=comma) * by for text, by in found.parts), _factor(found, column)
+    if not (low <= value <= high and (allowed or value == math.floor(value))) or math.isnan(factor):
+        told = allowed or f"a whole number from {low} to {high}"
+        raise DataError(f"{where}: {column.name} is {_shown(cell)}; allowed is {told}; correct it or drop the line")
+    return factor / value if column.means.inverse else value * factor
+
+
+def _shown(value: str | list[str]) -> str:
+    """What the file says, short enough for one line."""
+    return repr(cut(value if isinstance(value, str) else ",".join(value), 60))
+
+
+# --- forms ------------------------------------------------------------------------------------------------------------
+
+_NO_TABLE = 'give a list of rows such as [{"workers": 1, "samples_per_s": 520}], or a CSV file'
+_FORMS = "columns separated by commas, semicolons, tabs, bars (Markdown, grids) or two spaces, or JSON"
+_BOX = {code: "|" if chr(code) in "│┃║┆┇┊┋╎╏" else "-" for code in range(0x2500, 0x2580)}
+_RULE = re.compile(r"[ \t|+:=-]*[=-][ \t|+:=-]*")
+_FOOTER = re.compile(r"[\[(]?\d+ rows?\b.*")  # (4 rows), [4 rows x 2 columns], 4 rows in set (0.00 sec)
+
+
+@dataclass(slots=True)
+class _Table:
+    """The cells of a table, with the line of each row, the header first."""
+
+    source: str
+    separator: str
+    rows: list[tuple[int, list[str]]]
+    told: list[str]
+
+    @property
+    def header(self) -> list[str]:
+        return self.rows[0][1]
+
+    @property
+    def where(self) -> str:
+        return f"{self.source} line {self.rows[0][0]}"
+
+    def column(self, at: int) -> list[str]:
+        return [cells[at] for _, cells in self.rows[1:]]
+
+
+def _table(data: str | bytes, source: str) -> _Table:
+    """Return the cells of a file, whatever its form; DataError where there are none, or not as many in every row."""
+    told: list[str] = []
+    if isinstance(data, bytes):
+        data, told = _decoded(data, source)
+        if data.lstrip()[:1] in ("{", "["):
+            rows = _of_json(_content(data, source), source)
+            told.append(f"JSON of {plural(len(rows) - 1, 'row', ',')}")
+            return _checked(_Table(f"{source}, as CSV,", ",", list(enumerate(rows, 1)), told))
+    text = data.removeprefix("\ufeff")
+    lines = [
+        (at, line)
+        for at, line in enumerate(text.splitlines(), 1)
+        if line.strip() and not _FOOTER.fullmatch(line.strip())
+    ]
+    lines = [(at, line.translate(_BOX)) for at, line in lines] if not text.isascii() else lines
+    head = next((line for _, line in lines if not _remark(re.split(r"[,;\t]|\s{2,}", line.strip()))), "")
+    ruled = [line for _, line in lines[:50] if _RULE.fullmatch(line) and re.search("[|+]", line)]
+    separator = next((mark for mark in "\t|;," if mark in head), " ")
+    if separator == "," and len(lines) > 1 and not any("," in line for _, line in lines if line != head):
+        separator = " "
+    if "|" in separator or (ruled and any("|" in line for _, line in lines)):
+        return _checked(_Table(source, "|", _barred(lines, source), told))
+    if separator == " " and len(lines) > 1:
+        return _checked(_Table(source, " ", _spaced(lines, source), told))
+    reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=separator != "\t", delimiter=separator)
+    found: list[tuple[int, list[str]]] = []
+    try:
+        for cells in reader:
+            if any(cell.strip() for cell in cells) and not _remark(cells, after=bool(found)):
+                found.append((reader.line_num, cells))
+            if len(found) > MAX_POINTS + 1:
+                break
+    except csv.Error as error:
+        raise DataError(f"{source} line {reader.line_num}: is not CSV text ({error}); save the table as CSV") from None
+    return _checked(_Table(source, separator, found, told))
+
+
+def _checked(table: _Table) -> _Table:
+    """Return a table of which every row has as many cells as the header, and tell what separates them."""
+    source, rows = table.source, table.rows
+    if not rows:
+        raise DataError(f"{source}: is empty; give a first line 'workers,samples_per_s' and one line per point")
+    if len(rows) > MAX_POINTS + 1 or len(rows) * len(table.header) > _MAX_CELLS:
+        raise DataError(
+            f"{source}: has more than {MAX_POINTS:,} points; a points file has one line per run, so give "
+            "throughputs of runs instead of steps, or split it by series"
+        )
+    for line, cells in rows[1:]:
+        if len(cells) != len(table.header):
+            raise DataError(
+                f"{source} line {line}: {len(cells)} cells where the first line names {len(table.header)} columns; "
+                "separate cells as in the first line, quote cells with a separator in them, leave unknown cells empty "
+                f"({_shown(cells)})"
+            )
+    table.rows[0] = (rows[0][0], [name.strip().strip("*`").strip() for name in table.header])
+    table.told += [f"{table.separator!r} separates columns"] if table.separator != "," else []
+    return table
+
+
+def _remark(cells: list[str], *, after: bool = False) -> bool:
+    """Whether a line is a remark; `#GPUs` as the first name of the first line is none."""
+    return cells[0].lstrip().startswith("#") and (after or len(cells) == 1 or meaning(cells[0]) is None)
+
+
+def _barred(lines: list[tuple[int, str]], source: str) -> list[tuple[int, list[str]]]:
+    """Cells between bars: of Markdown, grids, psql, rich; names may stand in several lines between the first rules."""
+    groups: list[list[tuple[int, list[str]]]] = [[]]
+    last = 0
+    for at, line in lines:
+        if _RULE.fullmatch(line):
+            ended = last and at > last + 1 and not groups[-1]
+            if ended or ("|" in line and len(groups) > 1):
+                raise DataError(f"{source} line {at}: a second table begins; give one table")
+            groups.append([])
+        elif "|" in line and not _remark([line]):
+            if last and at > last + 1 and len(groups) == 1:
+                raise DataError(f"{source} line {at}: a second table begins; give one table")
+            cells = [cell.strip() for cell in re.split(r"(?<!\\\\)\|", re.sub(r"^\s*\|(.*?)\|?\s*$", r"\1", line))]
+            groups[-1].append((at, cells))
+        else:
+            continue
+        last = at
+    groups = [group for group in groups if group]
+    if len(groups) > 1 and len(groups[0]) > 1 and len({len(cells) for _, cells in groups[0]}) == 1:
+        names = [" ".join(filter(None, parts)) for parts in zip(*(cells for _, cells in groups[0]), strict=True)]
+        groups[0] = [(groups[0][0][0], names)]
+    return [row for group in groups for row in group]
+
+
+def _spaced(lines: list[tuple[int, str]], source: str) -> list[tuple[int, list[str]]]:
+    """Cells between spaces: two or more, or one; or below the rules that stand over or under the names."""
+    rules = [line for _, line in lines if _RULE.fullmatch(line)]
+    kept = [(at, line.expandtabs()) for at, line in lines if not _RULE.fullmatch(line)]
+    kept = [(at, line) for at, line in kept if not line.lstrip().startswith("#") or line is kept[0][1]]
+    if rules and len(spans := [found.span() for found in re.finditer(r"[=-]+", rules[0])]) > 1:
+        starts = [0, *(begin for begin, _ in spans[1:]), None]
+        if all(line[begin - 1 : begin].strip() == "" for _, line in kept for begin in starts[1:-1]):
+            return [(at, [line[a:b].strip() for a, b in zip(starts, starts[1:])]) for at, line in kept]
+    for gap in (r"\s{2,}", r"\s+"):
+        rows = [(at, re.split(gap, line.strip())) for at, line in kept]
+        first, *sizes = [len(cells) for _, cells in rows]
+        if len(sizes) > 1 and first + sizes[0] == sizes[1] and not re.search(r"\d", kept[1][1]):  # a named index
+            return [(rows[0][0], rows[1][1] + rows[0][1]), *rows[2:]]
+        if set(sizes) == {first + 1}:  # an index without a name, as pandas prints it
+            return [(rows[0][0], ["", *rows[0][1]]), *rows[1:]]
+        if set(sizes) == {first} and first > 1:
+            return rows
+    at = lines[0][0]
+    raise DataError(
+        f"{source} line {at}: {_shown(lines[0][1].strip())} begins no table that is read, which has {_FORMS}"
+    )
+
+
+def _decoded(data: bytes, source: str) -> tuple[str, list[str]]:
+    """Return a text and in which encoding it was, if not in UTF-8."""
+    utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    ways = {"utf-16": "text in UTF-16"} if utf16 else {"utf-8-sig": "", "cp1252": "text in Windows-1252"}
+    for encoding, told in ways.items():
+        with suppress(UnicodeDecodeError):
+            if utf16 or b"\0" not in data:
+                return data.decode(encoding), [told] * bool(told)
+    raise DataError(f"{source}: is not a text file; save the table as CSV in UTF-8")
+
+
+def _content(text: str, source: str) -> Any:
+    """Return what JSON text holds; of several objects, one a line, their list."""
+    lines = [(at, line.strip()) for at, line in enumerate(text.splitlines(), 1) if line.strip()]
+    if len(lines) > 1 and all(line[0] == "{" and line[-1] == "}" for _, line in lines):
+        return [parse_json(line, source=f"{source} line {at}", error=DataError, again=_NO_TABLE) for at, line in lines]
+    return parse_json(text, source=source, error=DataError, again=_NO_TABLE)
+
+
+def _of_json(content: Any, source: str) -> list[list[str]]:
+    """Return names and rows of a table in JSON: a list of objects, or an object of columns, maybe below a name."""
+    while isinstance(content, dict):
+        tables = [each for each in content.values() if isinstance(each, dict) or _is_rows(each)]
+        columns = list(content.values())
+        if columns and all(isinstance(each, dict) for each in columns) and len(columns) > 1:  # by row number
+            rows = dict.fromkeys(row for each in columns for row in each)
+            content = [{name: column.get(row) for name, column in content.items()} for row in rows]
+        elif columns and all(isinstance(each, list) for each in columns) and not tables:
+            if len({len(each) for each in columns}) > 1:
+                break
+            content = [dict(zip(content, row, strict=True)) for row in zip(*columns, strict=True)]
+        elif len(tables) == 1:
+            content = tables[0]
+        else:
+            content = [content] if columns and not tables else None
+    if not (isinstance(content, list) and content and all(isinstance(row, dict) for row in content)):
+        raise DataError(f"{source}: holds no table; {_NO_TABLE}")
+    names = list(dict.fromkeys(name for row in content for name in row))
+    for at, row in enumerate(content, 1):
+        if nested := next((name for name in row if isinstance(row[name], dict | list)), None):
+            raise DataError(f"{source} row {at}: {nested!r} is a table itself; {_NO_TABLE}")
+    return [names, *(["" if row.get(name) is None else str(row[name]) for name in names] for row in content)]
+
+
+def _is_rows(value: Any) -> bool:
+    return isinstance(value, list) and any(isinstance(each, dict) for each in value)
+
+
+# --- wide tables ------------------------------------------------------------------------------------------------------
+
+_AS_COUNT = re.compile(
+    rf"(?:{_COUNT}{_WORKER}|n|np)? ?=? ?([0-9]+) ?(?:x(?: ?[a-z].*)?|{_KIND}{_WORKER})?", re.IGNORECASE
+)
+VALUES = "values"
+"""The column of a long table made of a wide one, whose names do not say what they hold."""
+
+
+def _turned(table: _Table) -> _Table:
+    """Return a table whose names are worker counts (`1 GPU`, `8`) with a row for each of these counts."""
+    header, body = table.header, table.rows[1:]
+    counts = {at: found[1] for at, name in enumerate(header) if (found := _AS_COUNT.fullmatch(name))}
+    labels = [at for at in range(len(header)) if at not in counts]
+    plain = all(header[at] == count for at, count in counts.items())
+    corner = header[labels[0]] if labels else ""
+    of = getattr(meaning(corner), "role", "")
+    if len(set(counts.values())) < max(2 + plain, len(counts)) or not body:
+        return table
+    if plain and not (labels and (not corner or of in ("workers", "series", *RATES))):
+        return table  # numbers without names
+    names = []
+    for _, cells in body:
+        words = [f"{header[at]} {cells[at]}" if _QUICK.fullmatch(cells[at]) else cells[at] for at in labels]
+        names.append(" ".join(filter(None, (*words, corner if of in RATES else ""))) or VALUES)
+    rows = [(table.rows[0][0], [count, *(cells[at] for _, cells in body)]) for at, count in counts.items()]
+    told = f"{listed([header[at] for at in counts])} are worker counts"
+    first = (table.rows[0][0], [corner if of == "workers" else "workers", *names])
+    return _Table(table.source, table.separator, [first, *rows], [*table.told, told])
+
+
+def _long(table: _Table, columns: Mapping[str, str]) -> _Table:
+    """Return a table with a column for each series with a row for each of their values.
+
+    These are several rates or speedups whose names say of what, or numbers that no name explains: throughputs where all
+    rise with the workers, else `VALUES`, of which --columns has to say what they are.
+    """
+    table = _turned(table)
+    header, given = table.header, set(columns.values())
+    known = [None if name in given else _meaning(name, table.column(at)) for at, name in enumerate(header)]
+    roles = {each.role for each in known if each} | set(columns)
+    best = next((role for role in RATES if role in roles), None)
+    workers = next(
+        (
+            at
+            for at, name in enumerate(header)
+            if known[at] and known[at].role == "workers" or columns.get("workers") == name
+        ),
+        None,
+    )
+    if best and best not in columns:
+        wide = [at for at, each in enumerate(known) if each and each.role == best]
+        labels = [known[at].label for at in wide]
+        left = {re.sub(rf"\b{re.escape(known[at].label)}\b", "", _plain(header[at])).strip() for at in wide}
+        if len(wide) < 2 or not all(labels) or len(set(labels)) < len(wide) or len(left) > 1:
+            return table
+        name = left.pop() or best
+        labels = [
+            header[at] if header[at].lower().startswith(label) and label == _plain(header[at]) else label
+            for at, label in zip(wide, labels, strict=True)
+        ]
+    elif workers is not None and (not best or VALUES in given):
+        wide = [
+            at
+            for at, each in enumerate(known)
+            if each is None and header[at] and header[at] not in given and not _unclear(header[at])
+        ]
+        wide = (
+            [at for at in wide if any(map(quantity, table.column(at)))] if len(header) * len(table.rows) < 10**6 else []
+        )
+        if len(wide) < 2 and header[wide[0] if wide else 0] != VALUES:
+            return table
+        labels = [header[at] for at in wide]
+        rising = all(_rises(table.column(workers), table.column(at)) for at in wide)
+        name = "throughput" if rising and VALUES not in given else VALUES
+    else:
+        return table
+    kept = [at for at in range(len(header)) if at not in wide]
+    rows = [
+        (line, [*(cells[at] for at in kept), label, cells[one]])
+        for one, label in zip(wide, labels, strict=True)
+        for line, cells in table.rows[1:]
+    ]
+    told = [f"columns {listed([header[at] for at in wide])} are series"]
+    told += ["their values, which rise with the workers, are throughputs"] if name == "throughput" else []
+    first = (table.rows[0][0], [*(header[at] for at in kept), "series", name])
+    return _Table(table.source, table.separator, [first, *rows], [*table.told, *told])
+
+
+def _unclear(name: str) -> bool:
+    return is_duration(name) or bool(_BATCH.fullmatch(_plain(name)))
+
+
+def _rises(workers: Sequence[str], values: Sequence[str]) -> bool:
+    """Whether values rise with the workers as throughputs do."""
+    both = [(quantity(one), quantity(other)) for one, other in zip(workers, values, strict=True)]
+    pairs = sorted((number(n.parts[0][0]), number(x.parts[0][0]) * x.parts[0][1]) for n, x in both if n and x)
+    if len(pairs) < 2:
+        return False
+    (least, first), (most, last) = pairs[0], pairs[-1]
+    return 1.2 < last / first < 1.5 * most / least if first > 0 < least else False
+
+
+# --- columns ----------------------------------------------------------------------------------------------------------
+
+
+def _meaning(name: str, cells: Sequence[str]) -> Meaning | None:
+    """Return what a column is by its name and the units of its cells: `result` of `450 tok/s` is a rate."""
+    means, found = meaning(name), [each for cell in cells[:50] if (each := quantity(cell))]
+    if means and means.role in ("workers", "nodes") and not found and any(map(str.strip, cells)):
+        return None  # `GPU`: A100
+    units = {(each.role, each.unit, each.inverse) for one in found if one.unit and (each := meaning(one.unit))}
+    if len(units) == 1 and (means is None or means.role in RATES[:2]):
+        role, unit, inverse = units.pop()
+        if (role in RATES[:2] or inverse) and means is None:
+            return Meaning(
+                role=role, unit=unit, inverse=inverse, label="" if _unclear(name) else _plain(name), bare=True
+            )
+        if role in RATES[:2] and means is not None:
+            role = RATES[1] if RATES[1] in (role, means.role) else role
+            return replace(means, role=role, unit=_TOKENS if _TOKENS in (unit, means.unit) else unit)
+    return means
+
+
+def _columns(table: _Table, columns: Mapping[str, str]) -> tuple[list[_Column], dict[int, str]]:
+    """The columns that are used, and the places of those that are not, for which no reason is known yet."""
+    names, where = table.header, table.where
+    plain = [name.lower() for name in names]
+    used: dict[int, _Column] = {}
+    for role, name in columns.items():
+        require_known(f"{where}: --columns", role, ROLES, error=DataError)
+        if name not in names and name.strip().lower() not in plain:
+            raise DataError(f"{where}: --columns names {name!r}, which is none of the columns {_shown(names)}")
+        at = names.index(name) if name in names else plain.index(name.strip().lower())
+        guess = _meaning(names[at], table.column(at))
+        means = Meaning(role=role, factor=UNITS[_unit(_plain(name)) or "s"] if role in TIMES else 1.0, bare=True)
+        if guess and (guess.role == role or {guess.role, role} == set(RATES[:2])):  # of whom is told, of what it says
+            means = replace(guess, role=role)
+        used[at] = _Column(at=at, name=names[at], means=means, given=True)
+    for at, name in enumerate(plain):
+        if at not in used and name in COLUMNS and name not in columns:
+            used[at] = _Column(at=at, name=names[at], means=Meaning(role=name), given=True, own=True)
+    twice = [each.role for each in used.values() if sum(each.role == other.role for other in used.values()) > 1]
+    if twice:
+        count = sum(each.role == twice[0] for each in used.values())
+        raise DataError(f"{where}: column {twice[0]!r} appears {count} times; keep one of them")
+    used |= _guessed(table, used)
+    _require(table, used)
+    found = []
+    for each in used.values():
+        units = (
+            {one.unit for cell in table.column(each.at) if (one := quantity(cell))} if each.role in _CELLS else set()
+        )
+        unit = UNITS[_unit(_plain(each.name)) or "s"]
+        clock = {60.0: 1.0, 3600.0: 60.0}.get(unit, 1.0 if "s" in units else math.nan)
+        found.append(replace(each, mixed=len(units) > 1 and "" in units, clock=clock))
+    return found, dict.fromkeys(sorted(set(range(len(names))) - set(used)), "")
+
+
+def _guessed(table: _Table, used: Mapping[int, _Column]) -> dict[int, _Column]:
+    """Columns whose name says what they are, where nothing else is that."""
+    names, taken = table.header, {each.role for each in used.values()}
+    means = {at: each for at, name in enumerate(names) if at not in used and (each := _meaning(name, table.column(at)))}
+    of_rate = [role for role in RATES if any(each.role == role for each in means.values())]
+    best = None if taken & set(RATES) else next(iter(of_rate), None)
+    means = {at: each for at, each in means.items() if each.role not in (*RATES, "other") or each.role == best}
+    if "batch_size" in taken | {each.role for each in means.values()}:
+        means = {at: each for at, each in means.items() if each.role != "global_batch"}
+    found: dict[int, _Column] = {}
+    for at, each in means.items():
+        same = [names[other] for other, one in means.items() if one.role == each.role]
+        if each.role == "workers":  # GPUs beside processes; all of them beside those of a node
+            same = [name for name in same if not re.search("core|proc|rank|np", name.lower())] or same
+            same = [name for name in same if re.search("total|world", name.lower())] or same
+        if each.role in taken or names[at] not in same:
+            continue
+        if len(same) > 1 and each.role not in ("series", "status"):
+            raise DataError(
+                f"{table.where}: {' and '.join(map(repr, same))} may both be {each.role}; "
+                f"say which: --columns {each.role}={same[0]!r}"
+            )
+        found[at] = _Column(at=at, name=names[at], means=each)
+    return found
+
+
+def _require(table: _Table, used: Mapping[int, _Column]) -> None:
+    """Raise DataError where the columns do not say how many workers there were, or how fast they were."""
+    names, where, roles = table.header, table.where, {each.role for each in used.values()}
+    lacking = [] if roles & {"workers", "nodes"} else ["workers"]
+    lacking += [] if roles & set(RATES) else ["samples_per_s"]
+    for name in lacking:
+        times = [other for other in names if is_duration(other)] if name == "samples_per_s" else []
+        if times:
+            raise DataError(
+                f"{where}: {times[0]!r} may be the time of a step, or of the same work at every count, such as an "
+                f"epoch or a training; say which: --columns 'step_s={times[0]}' or --columns 'epoch_s={times[0]}'"
+            )
+        if name == "samples_per_s" and VALUES in names:
+            raise DataError(
+                f"{where}: {table.told[-1]}, but nothing says of what; say it: --columns samples_per_s={VALUES}, "
+                f"step_s={VALUES}, epoch_s={VALUES} or speedup={VALUES}; or give one row a value and columns {', '.join(REQUIRED)}, series"
+            )
+        near = [suggestion for other in names if (suggestion := nearest(other.lower(), [name]))]
+        raise DataError(
+            f"{where}: column {name!r} is missing in {_shown(names)}{''.join(near[:1])}; the first line names the "
+            f"columns, of which {' and '.join(REQUIRED)} are needed and {', '.join(COLUMNS[2:])} may follow, or say what "
+            f"a column is: --columns {name}=NAME"
+        )
+    unclear = [name for name in names if _BATCH.fullmatch(name.lower())] if "step_s" in roles else []
+    if unclear and not roles & {"batch_size", "global_batch"}:
+        raise DataError(
+            f"{where}: {unclear[0]!r} may be samples of one worker or of all, which times of steps need; say which: "
+            f"--columns batch_size={unclear[0]} or --columns global_batch={unclear[0]}"
+        )
+
+
+def parse_columns(words: Sequence[str]) -> dict[str, str]:
+    """{"workers": "GPUs"} of the words `workers=GPUs`, also joined by commas; DataError for anything else."""
+    found: dict[str, str] = {}
+    roles = "|".join(ROLES)
+    for word in words:
+        for part in re.split(rf",(?=(?:{roles})=)", word):
+            role, equals, name = part.partition("=")
+            if not (equals and name):
+                raise DataError(f"--columns {part!r}: give WHAT=NAME, such as workers=GPUs; WHAT is {', '.join(ROLES)}")
+            if role in found:
+                raise DataError(f"--columns: {role} is given twice; keep one of them")
+            found[role] = name
+    return found
+
+
+# --- points -----------------------------------------------------------------------------------------------------------
+
+
+def parse_points(data: str | bytes, source: str, columns: Mapping[str, str] | None = None) -> pd.DataFrame:
+    """Read a table of points, its bytes or text; `source` is its name in messages.
+
+    `columns` maps what is meant (`ROLES`) to the names that the file has, {"workers": "GPUs"}.
+    Returns the columns that are known, in the order of `COLUMNS`: workers (int), series (str), the others as floats
+    with NaN for empty cells; rows in the order of the file. `attrs["read"]` says what was guessed.
+    """
+    table = _long(_table(data, source), columns or {})
+    found, unused = _columns(table, columns or {})
+    if len(table.rows) < 2:
+        raise DataError(f"{table.where}: no points follow the names of the columns; add one line per point")
+    doubts = _leave_out(table, found)
+    frame, read = _frame(table, found, unused)
+    name = {each.role: each.name for each in found}
+    made, unit = _work_out(frame, name, {each.role: each for each in found}, table)
+    read += made
+    unit = next((each.means.unit for each in found if each.role in RATES[:2]), unit)
+    read += _series(frame, table, found, unused, doubts)
+    frame, more = _strong_and_weak(frame)
+    read += more
+    over = list(frame.index[frame["nodes"] > frame["workers"]]) if "nodes" in frame else []
+    if over:
+        nodes, workers = frame["nodes"][over[0]], frame["workers"][over[0]]
+        raise DataError(
+            f"{table.source} line {frame['line'][over[0]]}: {nodes:g} nodes for {workers} workers; "
+            "every node has at least one worker, so correct either"
+        )
+    rate = next((each for each in found if each.role == "samples_per_s"), None)
+    told = _impossible(frame, unit, rate, table.source)
+    lines = frame["line"].tolist()
+    frame = frame[[name for name in COLUMNS if name in frame]]
+    odd = [] if rate is None or rate.given else _per_worker(frame, rate.name)
+    odd += [*_overfull(frame, lines, table.source), *_duplicates(frame, lines, table.source)]
+    unknown = _not_used(table.header, unused, [name for name in COLUMNS if name not in {each.role for each in found}])
+    frame.attrs["doubts"] = tuple(dict.fromkeys([*unknown, *doubts, *told, *odd]))
+    frame.attrs["read"] = "; ".join(read)
+    frame.attrs["unit"] = unit
+    return frame
+
+
+def _leave_out(table: _Table, found: list[_Column]) -> list[str]:
+    """Drop rows without a rate, or of what failed, from a table; say which. A dash in the row of a base is 1."""
+    rate = next(each for each in found if each.role in RATES)
+    workers = next((each for each in found if each.role == "workers"), None)
+    states = [each.at for each in found if each.role == "status"]
+    if rate.role in RATES[4:] and workers:
+        counts = [
+            number(each.parts[0][0]) if (each := quantity(cell)) else math.inf for cell in table.column(workers.at)
+        ]
+        for count, (_, cells) in zip(counts, table.rows[1:], strict=True):
+            if count == min(counts) and cells[rate.at].strip() in ("-", "--", "---", "–", "—"):
+                cells[rate.at] = "1" if rate.role == "speedup" else "100 %"
+    kept, out = [], []
+    for line, cells in table.rows[1:]:
+        cell = cells[rate.at].strip().strip("*`").lower()
+        state = next((cells[at] for at in states if re.split(r"[\s+:(]", cells[at].lower())[0] in FAILED), None)
+        if state is None and (cell not in NO_VALUE or (rate.own and cell not in FAILED)):
+            kept.append((line, cells))
+        else:
+            count = f"{cells[workers.at].strip()} {workers.name}, " if workers else ""
+            out.append(f"line {line} ({count}{_shown((state or cells[rate.at]).strip())})")
+    if not kept:
+        raise DataError(f"{table.where}: no row has a value of {rate.name!r}; give at least one")
+    table.rows[1:] = kept
+    more = f" and {len(out) - 5} more" if len(out) > 5 else ""
+    return [f"rows without a value are left out: {', '.join(out[:5])}{more}"] if out else []
+
+
+def _frame(table: _Table, found: list[_Column], unused: dict[int, str]) -> tuple[pd.DataFrame, list[str]]:
+    """Return the numbers of the columns that are used, by role, with their lines; and what must be told of them."""
+    body = table.rows[1:]
+    numeric = [each for each in found if each.role in _CELLS]
+    texts = {each.at: [one for cell in table.column(each.at) if (one := quantity(cell))] for each in numeric}
+    numbers = [(each.role, [text for one in texts[each.at] for text, _ in one.parts]) for each in numeric]
+    comma = decimal_comma(numbers, table.separator, table.where)
+    frame = pd.DataFrame({"line": [line for line, _ in body]})
+    for each in numeric:
+        try:
+            values = [_value(cells[each.at], each, f"{table.source} line {line}", comma=comma) for line, cells in body]
+        except DataError as error:
+            if each.given or each.role in REQUIRED + RATES:
+                raise
+            unused[each.at] = f" ({error})"
+            continue
+        frame[each.role] = values
+    frame = frame.astype({"workers": "int64"}) if "workers" in frame else frame
+    read = list(table.told)
+    if any("," in text for _, each in numbers for text in each):
+        read.append("a comma marks decimals" if comma else "a comma separates thousands")
+    read += (
+        ["what follows ± or is in brackets is left out"]
+        if any(one.remark for each in texts.values() for one in each)
+        else []
+    )
+    plain = set(COLUMNS) & set(frame.columns) - ({"batch_size"} if "accumulation" in frame else set())
+    read += [f"{each.role} = {each.name}" for each in found if each.role in plain and not each.given]
+    return frame, read
+
+
+def _work_out(
+    frame: pd.DataFrame, name: Mapping[str, str], by: Mapping[str, _Column], table: _Table
+) -> tuple[list[str], str]:
+    """Add to `frame` what it can be worked out from; say how, and in what unit throughputs are.
+
+    `name` is what the file calls a role.
+    """
+    read = []
+    if "workers" not in frame and "workers_per_node" in frame and frame["workers_per_node"].notna().all():
+        frame["workers"] = (frame["nodes"] * frame["workers_per_node"]).astype("int64")
+        read.append(f"workers = {name['nodes']} x {name['workers_per_node']}")
+    elif "workers" not in frame:
+        frame["workers"] = frame["nodes"].astype("int64")
+        read.append(f"workers = {name['nodes']}: nodes are what is counted")
+    else:
+        read += _of_a_node(frame, by["workers"], table)
+    if "global_batch" in frame:
+        frame["batch_size"] = frame["global_batch"] / frame["workers"]
+        read.append(f"batch_size = {name['global_batch']} / workers")
+    elif "batch_size" in frame and "accumulation" in frame:
+        frame["batch_size"] *= frame["accumulation"]
+        read.append(f"batch_size = {name['batch_size']} x {name['accumulation']}")
+    if "samples_per_s" in frame:
+        return read, SAMPLES
+    unit = SAMPLES
+    if "samples_per_s_per_worker" in frame:
+        rate = frame["samples_per_s_per_worker"] * frame["workers"]
+        how = f"{name['samples_per_s_per_worker']} x workers"
+    elif "step_s" in frame and "batch_size" in frame and frame["batch_size"].notna().all():
+        rate = frame["workers"] * frame["batch_size"] / frame["step_s"]
+        how = f"workers x batch_size / {name['step_s']}"
+    elif "step_s" in frame:
+        rate, unit = frame["workers"] / frame["step_s"], "batches/s"
+        how = f"workers / {name['step_s']}: one batch per worker at every count is assumed"
+    elif "epoch_s" in frame:
+        rate, unit = 1 / frame["epoch_s"], "epochs/s"
+        how = f"1 / {name['epoch_s']}: epochs/s, of the same data at every count"
+    else:
+        (rate, how), unit = _relative(frame, name), "speedup"
+    frame["samples_per_s"] = rate
+    return [*read, f"samples_per_s = {how}"], unit
+
+
+def _relative(frame: pd.DataFrame, name: Mapping[str, str]) -> tuple["pd.Series[float]", str]:
+    """Return speedups, of a column of them or of efficiencies, and how."""
+    workers = frame["workers"]
+    if "speedup" not in frame:
+        share = frame["efficiency"] / (100 if frame["efficiency"].max() > 2 else 1)
+        return share * workers, f"{name['efficiency']} x workers: throughput relative to what has efficiency 1"
+    fewest = workers.min()
+    if fewest > 1 and abs(frame.loc[workers == fewest, "speedup"].median() - 1) < 0.02:
+        how = f"{fewest}: relative to {fewest} workers, taken as {fewest} times as fast as one"
+        return frame["speedup"] * fewest, f"{name['speedup']} x {how}"
+    return frame["speedup"], f"{name['speedup']}: throughput relative to what has 1"
+
+
+def _of_a_node(frame: pd.DataFrame, column: _Column, table: _Table) -> list[str]:
+    """Multiply workers beside nodes where they are those of a node, as their rates say; DataError where nothing says.
+
+    They are where more nodes with as many workers are faster, or where there are more nodes than workers.
+    """
+    if column.given or "nodes" not in frame or "workers_per_node" in frame or _OF_ALL.search(column.name.lower()):
+        return []
+    workers, nodes = frame["workers"], frame["nodes"]
+    rates = [
+        ("samples_per_s", 1),
+        ("speedup", 1),
+        ("epoch_s", -1),
+        *([("step_s", -1)] if "global_batch" in frame else []),
+    ]
+    speed = next((frame[role] ** power for role, power in rates if role in frame), None)
+    if not nodes.max() > 1:
+        return []
+    growth = []
+    for _, each in frame.assign(speed=1.0 if speed is None else speed).groupby("workers"):
+        medians = each.groupby("nodes")["speed"].median()
+        growth += [float(medians.iloc[-1] / medians.iloc[0])] if len(medians) > 1 else []
+    few = bool((nodes > workers).any())
+    above = 0.0
+    if speed is not None and not growth:
+        medians = speed.groupby(workers).median()
+        above = float(((medians / medians.iloc[0]) / (medians.index / medians.index[0])).max())
+    if growth and speed is not None and min(growth) > 1.2 or few and (speed is None or not growth):
+        frame["workers_per_node"] = workers.astype(float)
+        frame["workers"] = (workers * nodes).astype("int64")
+        return [f"workers = nodes x {column.name}, which are those of a node"]
+    if few or (growth and (speed is None or max(growth) > 1.05)) or above > 1.3:
+        raise DataError(
+            f"{table.where}: {column.name!r} beside nodes may be the workers of a node or of all; say which: "
+            f"--columns 'workers_per_node={column.name}' or --columns 'workers={column.name}'"
+        )
+    return ["of all nodes"]
+
+
+# --- series -----------------------------------------------------------------------------------------------------------
+
+
+def _told_apart(frame: pd.DataFrame, names: Sequence[str]) -> str:
+    """Return whether names tell configurations apart: "same" counts with each, "some" with several, "" not at all.
+
+    Rows of a series have the same workers, and their names come back at other counts.
+    """
+    key = frame["series"] if "series" in frame else ""
+    rows = pd.DataFrame({"series": key, "workers": frame["workers"], "name": list(names)})
+    rows = rows[rows.groupby("series")["name"].transform("nunique") > 1]
+    if rows.empty or not rows.drop_duplicates().duplicated(["series", "workers"]).any():
+        return ""
+    counts = rows.groupby(["series", "name"])["workers"].agg(frozenset)
+    if counts.map(len).min() < 2:
+        return ""
+    return "same" if (counts.groupby("series").nunique() == 1).all() else "some"
+
+
+def _series(
+    frame: pd.DataFrame, table: _Table, found: list[_Column], unused: dict[int, str], doubts: list[str]
+) -> list[str]:
+    """Add the names of the curves to `frame`, joined where several columns have them; say which were guessed.
+
+    Guessed are columns that are called so, unless every value has one worker count where the table has several; columns
+    of words whose values share a worker count and have several each; then batches and columns of numbers that tell
+    configurations apart. Of numbers that do so at some counts only, DataError asks what they are.
+    """
+    columns = {each.at: each.given for each in found if each.role == "series"}
+    words = sorted(unused) if not any(columns.values()) else []
+    read: list[str] = []
+
+    def add(names: Sequence[str], told: str) -> None:
+        own = frame["series"] if "series" in frame else [""] * len(frame)
+        frame["series"] = [f"{one} {other}".strip() for one, other in zip(own, names, strict=True)]
+        read.extend([told] if told else [])
+
+    for at in [*columns, *words]:
+        cells = [unguarded(cell.strip()) for cell in table.column(at)]
+        counts = frame["workers"].groupby(cells).nunique()
+        if at in columns and not columns[at] and counts.max() == 1 < frame["workers"].nunique():
+            unused[at] = ""
+        elif at in columns:
+            add(cells, "" if columns[at] else f"series = {table.header[at]}")
+        elif not _is_other(table.header[at]) and not any(re.search(r"^$|^[-+.\d]", cell) for cell in cells):
+            if len(counts) > 1 and counts.min() > 1 and frame["workers"].duplicated().any():
+                del unused[at]
+                add(cells, f"series = {table.header[at]}")
+    if any(columns.values()) and "batch_size" not in frame:
+        return read
+    batch = next((each.name for each in found if each.role == "batch_size"), "batch_size")
+    numbers: list[tuple[int | None, str, Sequence[str]]] = []
+    if "batch_size" in frame:
+        totals = (frame["batch_size"] * frame["workers"]).round(6)
+        numbers += [(None, batch, [f"{each:g}" for each in frame["batch_size"]])]
+        numbers += [(None, "global batch", [f"{each:g}" for each in totals])]
+    numbers += [(at, table.header[at], [each.strip() for each in table.column(at)]) for at in words if at in unused]
+    for at, name, cells in numbers:
+        if (
+            _is_other(name)
+            or not all(cell and quantity(cell) for cell in cells)
+            or not (how := _told_apart(frame, cells))
+        ):
+            continue
+        groups = [frame["workers"], *([frame["series"]] if "series" in frame else [])]
+        rates = (
+            frame["samples_per_s"].groupby([*groups, pd.Series(cells)]).median().groupby(level=list(range(len(groups))))
+        )
+        apart = float((rates.max() / rates.min()).max()) - 1
+        index = set(cells) in ({*map(str, range(len(set(cells))))}, {*map(str, range(1, len(set(cells)) + 1))})
+        if how == "same" and not (index and apart < 0.1 and at is not None):
+            if at is not None:
+                del unused[at]
+            add([f"{name} {cell}" for cell in cells], f"series = {name}, which tells configurations apart")
+        elif at is not None and apart > 0.1:
+            raise DataError(
+                f"{table.where}: rows with the same workers differ in {name!r} and by {100 * apart:.0f} % in their rates; "
+                f"if it tells configurations apart, say --columns 'series={name}', if it numbers repeats 'repeat={name}'"
+            )
+        elif how == "some" or at is not None:
+            doubts.append(
+                f"rows that differ in {name!r} are repeats of each other; if they are not, name them in a column 'series'"
+            )
+    return read
+
+
+def _is_other(name: str) -> bool:
+    return getattr(meaning(name), "role", "") in ("other", "status", "repeat")
+
+
+def _strong_and_weak(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """Return two series for one in which rows with a constant and with a divided batch share those of fewest workers."""
+    parts, told = [], []
+    for name, rows in frame.groupby(frame["series"] if "series" in frame else [""] * len(frame), sort=False):
+        parts.append(rows)
+        if "batch_size" not in rows or rows["batch_size"].isna().any():
+            continue
+        workers, batch, fewest = rows["workers"], rows["batch_size"], rows["workers"].min()
+        first = workers == fewest
+        base = batch[first].iloc[0]
+        weak, strong = batch == base, (batch - base * fewest / workers).abs() < 0.51
+        both = weak & strong
+        if (
+            not (both == first).all()
+            or not (weak | strong).all()
+            or not (weak & ~first).any()
+            or not (strong & ~first).any()
+        ):
+            continue
+        names = {kind: f"{name} {kind}".strip() for kind in ("strong", "weak")}
+        parts[-1:] = [rows[strong].assign(series=names["strong"]), rows[weak].assign(series=names["weak"])]
+        told.append(
+            f"{names['strong']} and {names['weak']} scaling, by their batches, share the rows of {plural(fewest, 'worker')}"
+        )
+    return (pd.concat(parts, ignore_index=True) if told else frame), told
+
+
+# --- doubts -----------------------------------------------------------------------------------------------------------
+
+
+def _impossible(frame: pd.DataFrame, unit: str, rate: _Column | None, source: str) -> list[str]:
+    """Doubt rates, speedups and parts of steps that cannot be; a rate of which this was guessed is a DataError."""
+    doubts = []
+    rows = zip(frame["line"], frame["workers"], frame["samples_per_s"], strict=True)
+    rule = "speedup" if unit == "speedup" else "rate"
+    found = [(line, why) for line, n, x in rows if (why := impossible(rule, **{rule: x}, workers=n, unit=unit))]
+    if found and rule == "rate" and not (rate and rate.own):
+        raise DataError(f"{source} line {found[0][0]}: {found[0][1]}; correct it, or say what it is with --columns")
+    doubts += [f"line {line}: {why}" for line, why in found[:1]]
+    one = frame.loc[(frame["workers"] == 1) & ((frame["samples_per_s"] - 1).abs() > 0.02), ["line", "samples_per_s"]]
+    if unit == "speedup" and len(one):
+        doubts.append(f"line {one.iloc[0, 0]:.0f}: one worker has a speedup of {one.iloc[0, 1]:g}: of what is 1?")
+    if "sync_s" in frame and "batch_size" in frame:
+        step = frame["batch_size"] * frame["workers"] / frame["samples_per_s"]
+        for at in frame.index[frame["sync_s"] > step]:
+            if why := impossible("part", part=frame["sync_s"][at], whole=step[at], what="sync_s", of="the step"):
+                doubts.append(f"line {frame['line'][at]}: {why}")
+                frame.loc[at, "sync_s"] = math.nan
+    return doubts
+
+
+def _not_used(header: list[str], unused: Mapping[int, str], missing: list[str]) -> list[str]:
+    """A doubt about the columns that are not used; `missing` are names that a misspelt one may mean."""
+    names = [header[at] for at in sorted(unused) if not unused[at] and header[at]]
+    some = [_shown(name) + (nearest(name.lower(), missing) if meaning(name) is None else "") for name in names[:5]]
+    some += [f"{len(names) - 5} more"] if len(names) > 5 else []
+    doubts = [f"column{'s' * (len(names) > 1)} {', '.join(some)} not used"] if names else []
+    return doubts + [f"column {_shown(header[at])} not used{why}" for at, why in sorted(unused.items()) if why]
+
+
+def _per_worker(frame: pd.DataFrame, name: str) -> list[str]:
+    """Doubt a rate that hardly grows with the workers: it may be that of one worker."""
+    medians = frame.groupby("workers")["samples_per_s"].median()
+    count, rate = medians.index[-1] / medians.index[0], medians.iloc[-1] / medians.iloc[0]
+    if count < 2 or rate > 1.2:
+        return []
+    return [
+        f"{_shown(name)} is {rate:.2g} times as large with {count:g} times the workers: if it is of one worker, say so "
+        f"with --columns samples_per_s_per_worker={name}"
+    ]
+
+
+def _overfull(frame: pd.DataFrame, lines: list[int], source: str) -> list[str]:
+    """Doubt workers that do not fit on their nodes."""
+    if "nodes" not in frame or "workers_per_node" not in frame:
+        return []
+    over = frame.index[frame["workers"] > frame["nodes"] * frame["workers_per_node"]]
+    return [
+        f"line {lines[place]} of {source}: {frame['workers'][place]:g} workers do not fit on "
+        f"{plural(frame['nodes'][place], 'node', 'g')} with {frame['workers_per_node'][place]:g} workers per node"
+        + (f" (and {len(over) - 1} more lines)" if len(over) > 1 else "")
+        for place in over[:1]
+    ]
+
+
+def _duplicates(frame: pd.DataFrame, lines: list[int], source: str) -> list[str]:
+    """Refuse two rows with the same repeat number; doubt rows that are equal in everything."""
+    if "repeat" in frame:
+        key = [name for name in ("series", "workers", "nodes", "batch_size", "repeat") if name in frame]
+        numbered = frame[frame["repeat"].notna()]
+        again = numbered.index[numbered.duplicated(key)]
+        if len(again):
+            second = again[0]
+            same = numbered.fillna(-1).loc[:, key]
+            first = same.index[(same == same.loc[second]).all(axis=1)][0]
+            raise DataError(
+                f"{source} line {lines[second]}: repeat {frame['repeat'][second]:g} of {frame['workers'][second]} "
+                f"workers is already on line {lines[first]}; number the repeats of a point 0, 1, 2, ..."
+            )
+        return []
+    copies = frame.index[frame.duplicated()]
+    if not len(copies):
+        return []
+    which = ", ".join(str(lines[i]) for i in copies[:5]) + (", ..." if len(copies) > 5 else "")
+    repeat = f"lines {which} of {source} repeat" if len(copies) > 1 else f"line {which} of {source} repeats"
+    return [f"{repeat} earlier lines exactly: copied, or truly repeats?"]
