@@ -27,6 +27,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
@@ -213,7 +214,7 @@ _NUMBER = r"[-+]?(?:[0-9]+(?:[.,' \u00a0\u202f\u2009\u2019][0-9]+)*\.?|[.,][0-9]
 _QUICK = re.compile(r"[-+]?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _SPREAD = re.compile(rf"\s*(?:±|\+/-|\+-)\s*{_NUMBER}(\s*[kKMG](?![a-zA-Z]))?")
 _CLOCK = re.compile(r"(?:(?:([0-9]+)-)?([0-9]+):)?([0-9]+):([0-9]{2}(?:[.,][0-9]+)?)")
-_SPAN = re.compile(rf"({_NUMBER})\s*({_TIME})(?![a-z])\s*", re.IGNORECASE)
+_SPAN = re.compile(rf"({_NUMBER})\s*({_TIME})(?![a-z])\s*")
 _CELL = re.compile(rf"(?:[x×]\s*)?({_NUMBER})\s*(?:([kKMG])(?=$|[^a-zA-Z]|{_ITEM}\b))?\s*(.*)")
 _TIMES_OF = re.compile(r"[a-z][\w -]* ?[x×*] ?([0-9]+)", re.IGNORECASE)  # A100 x 8
 _GROUPS = re.compile(r"([-+]?\d{1,3})((?:[ '\u00a0\u202f\u2009\u2019]\d{3})+)([.,]\d+)?")
@@ -238,19 +239,23 @@ def quantity(cell: str) -> Quantity | None:
     text = cell.strip()
     if _QUICK.fullmatch(text):
         return Quantity(((text, 1.0),))
-    whole = text.strip("*`~≈†‡§ ")
+    whole = re.sub(r"\*\*|[`~≈†‡§]|\*$", "", text).strip()
     text = re.sub(r"^[(\[](.*)[)\]]$", r"\1", whole)
-    if (spread := _SPREAD.search(text)) and spread[1] and not re.search(r"[kKMG]\s*$", text[: spread.start()]):
-        return None  # 1.7 ± 0.1k: of both, or of the spread?
-    text = _SPREAD.sub("", text)
-    text = re.sub(r"\s*[(\[]([^()\[\]]*)[)\]]", lambda of: f" {of[1]}" if _is_unit(of[1]) else "", text).strip(" )")
+    if spread := _SPREAD.search(text):
+        before, after = text[: spread.start()].strip(), text[spread.end() :]
+        if spread[1] and not re.search(r"[kKMG]$", before):
+            return None  # 1.7 ± 0.1k: of both, or of the spread?
+        text = before if re.search(r"[a-zA-Z%]$", before) else before + after
+    text = re.sub(r"\s*[(\[]([^()\[\]]*)[)\]]", lambda of: f" {of[1]}" if _is_unit(of[1]) else "", text).strip(" *)")
     remark = text != whole
     if clock := _CLOCK.fullmatch(text):
         unit = "s" if clock[2] else ":"  # 16:30 may be of hours, or of minutes
-        return Quantity(tuple((n, f) for n, f in zip(clock.groups(), (86400.0, 3600.0, 60.0, 1.0)) if n), unit, remark)
-    spans = _SPAN.findall(text)
-    if spans and not _SPAN.sub("", text):
-        return Quantity(tuple((number, UNITS[unit.lower()]) for number, unit in spans), "s", remark)
+        parts = zip(clock.groups(), (86400.0, 3600.0, 60.0, 1.0), strict=True)
+        return Quantity(tuple((each, factor) for each, factor in parts if each), unit, remark)
+    lower = text if text.endswith("M") else text.lower()
+    spans = _SPAN.findall(lower)
+    if spans and not _SPAN.sub("", lower):
+        return Quantity(tuple((each, UNITS[unit]) for each, unit in spans), "s", remark)
     if each := _TIMES_OF.fullmatch(text):
         return Quantity(((each[1], 1.0),), f"x {text}", remark)
     if not (each := _CELL.fullmatch(text)):
@@ -307,8 +312,10 @@ def decimal_comma(columns: Sequence[tuple[str, Sequence[str]]], separator: str, 
         return False
     if any(count for role, _, count in unclear if role in RATES[4:]):
         return True
+    if any(count and any(re.match(r"\d{4}|\d+[^\d.,]\d", text) for text in texts) for _, texts, count in unclear):
+        return True  # 1906 and 1,332: commas part no thousands
     for role, texts, count in unclear:
-        if count and count == len(texts) and (separator == ";" or role in TIMES):
+        if count and count == len(texts) and (separator == ";" or role in (*TIMES, VALUES)):
             raise DataError(f"{where}: {texts[0]!r} may have thousands or decimals; write its column without commas")
     return False
 
@@ -406,8 +413,12 @@ def _shown(value: str | list[str]) -> str:
 
 _NO_TABLE = 'give a list of rows such as [{"workers": 1, "samples_per_s": 520}], or a CSV file'
 _FORMS = "columns separated by commas, semicolons, tabs, bars (Markdown, grids) or two spaces, or JSON"
-_BOX = {code: "|" if chr(code) in "│┃║┆┇┊┋╎╏" else "-" for code in range(0x2500, 0x2580)}
+_BOX = str.maketrans(
+    {chr(code): "-" if chr(code) in "─━┄┅┈┉╌╍═╴╶╸╺╼╾" else "+" for code in range(0x2500, 0x2580)}
+    | dict.fromkeys("│┃║┆┇┊┋╎╏", "|")
+)
 _RULE = re.compile(r"[ \t|+:=-]*[=-][ \t|+:=-]*")
+_SPLIT = re.compile(r"[,;|\t]|\s{2,}")
 _FOOTER = re.compile(r"[\[(]?\d+ rows?\b.*")  # (4 rows), [4 rows x 2 columns], 4 rows in set (0.00 sec)
 
 
@@ -419,6 +430,7 @@ class _Table:
     separator: str
     rows: list[tuple[int, list[str]]]
     told: list[str]
+    holds: str = ""  # of a wide one, what its values are
 
     @property
     def header(self) -> list[str]:
@@ -448,12 +460,12 @@ def _table(data: str | bytes, source: str) -> _Table:
         if line.strip() and not _FOOTER.fullmatch(line.strip())
     ]
     lines = [(at, line.translate(_BOX)) for at, line in lines] if not text.isascii() else lines
-    head = next((line for _, line in lines if not _remark(re.split(r"[,;\t]|\s{2,}", line.strip()))), "")
-    ruled = [line for _, line in lines[:50] if _RULE.fullmatch(line) and re.search("[|+]", line)]
+    told_by = [line for _, line in lines if not _RULE.fullmatch(line) and not _remark(_SPLIT.split(line.strip()))]
+    head = told_by[0] if told_by else ""
     separator = next((mark for mark in "\t|;," if mark in head), " ")
     if separator == "," and len(lines) > 1 and not any("," in line for _, line in lines if line != head):
         separator = " "
-    if "|" in separator or (ruled and any("|" in line for _, line in lines)):
+    if separator == "|" or (separator == " " and len(told_by) < len(lines) and any("|" in line for line in told_by)):
         return _checked(_Table(source, "|", _barred(lines, source), told))
     if separator == " " and len(lines) > 1:
         return _checked(_Table(source, " ", _spaced(lines, source), told))
@@ -498,27 +510,28 @@ def _remark(cells: list[str], *, after: bool = False) -> bool:
 
 
 def _barred(lines: list[tuple[int, str]], source: str) -> list[tuple[int, list[str]]]:
-    """Cells between bars: of Markdown, grids, psql, rich; names may stand in several lines between the first rules."""
+    """Cells between bars: of Markdown, grids, psql, rich; names may stand in several lines above the first rule."""
     groups: list[list[tuple[int, list[str]]]] = [[]]
-    last = 0
+    outer, last, ended = None, 0, False
     for at, line in lines:
-        if _RULE.fullmatch(line):
-            ended = last and at > last + 1 and not groups[-1]
-            if ended or ("|" in line and len(groups) > 1):
-                raise DataError(f"{source} line {at}: a second table begins; give one table")
-            groups.append([])
-        elif "|" in line and not _remark([line]):
-            if last and at > last + 1 and len(groups) == 1:
-                raise DataError(f"{source} line {at}: a second table begins; give one table")
-            cells = [cell.strip() for cell in re.split(r"(?<!\\\\)\|", re.sub(r"^\s*\|(.*?)\|?\s*$", r"\1", line))]
-            groups[-1].append((at, cells))
-        else:
+        rule, line = bool(_RULE.fullmatch(line)), line.strip()
+        if not rule and ("|" not in line or _remark(_SPLIT.split(line))):
+            ended = ended or (any(groups) and not line.startswith("#"))
             continue
+        inner = rule and len(groups) > 1 and line[0] != "+"  # the second rule under names
+        if ended or inner or (rule and any(groups) and not groups[-1] and at > last + 1):
+            raise DataError(f"{source} line {at}: a second table begins; give one table, or name its series in a column")
+        if rule:
+            groups.append([])
+        else:
+            outer = line.startswith("|") if outer is None else outer
+            inside = re.sub(r"^\|(.*?)\|?$", r"\1", line) if outer else line
+            groups[-1].append((at, [cell.strip() for cell in re.split(r"(?<!\\)\|", inside)]))
         last = at
     groups = [group for group in groups if group]
-    if len(groups) > 1 and len(groups[0]) > 1 and len({len(cells) for _, cells in groups[0]}) == 1:
-        names = [" ".join(filter(None, parts)) for parts in zip(*(cells for _, cells in groups[0]), strict=True)]
-        groups[0] = [(groups[0][0][0], names)]
+    if len(groups) > 1 and len({len(cells) for _, cells in groups[0]}) == 1:
+        names = zip(*(cells for _, cells in groups[0]), strict=True)
+        groups[0] = [(groups[0][0][0], [" ".join(filter(None, parts)) for parts in names])]
     return [row for group in groups for row in group]
 
 
@@ -599,6 +612,7 @@ def _is_rows(value: Any) -> bool:
 _AS_COUNT = re.compile(
     rf"(?:{_COUNT}{_WORKER}|n|np)? ?=? ?([0-9]+) ?(?:x(?: ?[a-z].*)?|{_KIND}{_WORKER})?", re.IGNORECASE
 )
+_NAMES = {"samples_per_s": "throughput", "samples_per_s_per_worker": "throughput per worker", "speedup": "speedup"}
 VALUES = "values"
 """The column of a long table made of a wide one, whose names do not say what they hold."""
 
@@ -618,11 +632,11 @@ def _turned(table: _Table) -> _Table:
     names = []
     for _, cells in body:
         words = [f"{header[at]} {cells[at]}" if _QUICK.fullmatch(cells[at]) else cells[at] for at in labels]
-        names.append(" ".join(filter(None, (*words, corner if of in RATES else ""))) or VALUES)
-    rows = [(table.rows[0][0], [count, *(cells[at] for _, cells in body)]) for at, count in counts.items()]
-    told = f"{listed([header[at] for at in counts])} are worker counts"
+        names.append(" ".join(word.strip() for word in words if word.strip()) or VALUES)
     first = (table.rows[0][0], [corner if of == "workers" else "workers", *names])
-    return _Table(table.source, table.separator, [first, *rows], [*table.told, told])
+    rows = [(first[0], [count, *(cells[at] for _, cells in body)]) for at, count in counts.items()]
+    told = [*table.told, f"{listed([header[at] for at in counts])} are worker counts"]
+    return _Table(table.source, table.separator, [first, *rows], told, corner if of in RATES else "")
 
 
 def _long(table: _Table, columns: Mapping[str, str]) -> _Table:
@@ -644,18 +658,18 @@ def _long(table: _Table, columns: Mapping[str, str]) -> _Table:
         ),
         None,
     )
-    if best and best not in columns:
+    if best and best not in columns and not table.holds:
         wide = [at for at, each in enumerate(known) if each and each.role == best]
         labels = [known[at].label for at in wide]
         left = {re.sub(rf"\b{re.escape(known[at].label)}\b", "", _plain(header[at])).strip() for at in wide}
         if len(wide) < 2 or not all(labels) or len(set(labels)) < len(wide) or len(left) > 1:
             return table
-        name = left.pop() or best
+        name = left.pop() or _NAMES[best]
         labels = [
             header[at] if header[at].lower().startswith(label) and label == _plain(header[at]) else label
             for at, label in zip(wide, labels, strict=True)
         ]
-    elif workers is not None and (not best or VALUES in given):
+    elif workers is not None and (not best or VALUES in given or table.holds):
         wide = [
             at
             for at, each in enumerate(known)
@@ -664,11 +678,10 @@ def _long(table: _Table, columns: Mapping[str, str]) -> _Table:
         wide = (
             [at for at in wide if any(map(quantity, table.column(at)))] if len(header) * len(table.rows) < 10**6 else []
         )
-        if len(wide) < 2 and header[wide[0] if wide else 0] != VALUES:
+        if not wide or (len(wide) < 2 and not table.holds and VALUES not in header):
             return table
         labels = [header[at] for at in wide]
-        rising = all(_rises(table.column(workers), table.column(at)) for at in wide)
-        name = "throughput" if rising and VALUES not in given else VALUES
+        name = VALUES if VALUES in given else table.holds or _values_name(table, workers, wide)
     else:
         return table
     kept = [at for at in range(len(header)) if at not in wide]
@@ -678,23 +691,37 @@ def _long(table: _Table, columns: Mapping[str, str]) -> _Table:
         for line, cells in table.rows[1:]
     ]
     told = [f"columns {listed([header[at] for at in wide])} are series"]
-    told += ["their values, which rise with the workers, are throughputs"] if name == "throughput" else []
+    told += [f"their values, which rise with the workers, are {name}s"] if name in ("throughput", "speedup") and not best else []
     first = (table.rows[0][0], [*(header[at] for at in kept), "series", name])
     return _Table(table.source, table.separator, [first, *rows], [*table.told, *told])
+
+
+def _values_name(table: _Table, workers: int, wide: list[int]) -> str:
+    """Return what the values of a wide table are, as they rise with the workers; `VALUES` where that says nothing."""
+    cells = [list(zip(map(quantity, table.column(workers)), map(quantity, table.column(at)), strict=True)) for at in wide]
+    texts = [text for each in cells for _, one in each if one for text, _ in one.parts]
+    comma = decimal_comma([(VALUES, texts)], table.separator, table.where)
+    curves = []
+    for each in cells:
+        both = [(number(n.parts[0][0]), number(x.parts[0][0], comma=comma) * x.parts[0][1]) for n, x in each if n and x]
+        curves.append({n: x for n, x in both if n > 0 < x})
+    if not all(map(_rises, curves)):
+        return VALUES
+    return "speedup" if all(each.get(1.0) == 1.0 for each in curves) else "throughput"
 
 
 def _unclear(name: str) -> bool:
     return is_duration(name) or bool(_BATCH.fullmatch(_plain(name)))
 
 
-def _rises(workers: Sequence[str], values: Sequence[str]) -> bool:
-    """Whether values rise with the workers as throughputs do."""
-    both = [(quantity(one), quantity(other)) for one, other in zip(workers, values, strict=True)]
-    pairs = sorted((number(n.parts[0][0]), number(x.parts[0][0]) * x.parts[0][1]) for n, x in both if n and x)
-    if len(pairs) < 2:
+def _rises(points: Mapping[float, float]) -> bool:
+    """Whether values rise with the workers as throughputs do: in logarithms steeply, and not ever more so, as times."""
+    known = sorted((math.log(n), math.log(x)) for n, x in points.items())
+    slopes = [(other[1] - one[1]) / (other[0] - one[0]) for one, other in pairwise(known)]
+    if not slopes:
         return False
-    (least, first), (most, last) = pairs[0], pairs[-1]
-    return 1.2 < last / first < 1.5 * most / least if first > 0 < least else False
+    whole = (known[-1][1] - known[0][1]) / (known[-1][0] - known[0][0])
+    return 0.5 < whole < 1.3 and slopes[-1] < slopes[0] + 0.1
 
 
 # --- columns ----------------------------------------------------------------------------------------------------------
@@ -705,6 +732,8 @@ def _meaning(name: str, cells: Sequence[str]) -> Meaning | None:
     means, found = meaning(name), [each for cell in cells[:50] if (each := quantity(cell))]
     if means and means.role in ("workers", "nodes") and not found and any(map(str.strip, cells)):
         return None  # `GPU`: A100
+    if means is None and found and {each.unit for each in found} == {"x"}:
+        return Meaning(role="speedup", label=_plain(name))
     units = {(each.role, each.unit, each.inverse) for one in found if one.unit and (each := meaning(one.unit))}
     if len(units) == 1 and (means is None or means.role in RATES[:2]):
         role, unit, inverse = units.pop()
@@ -873,12 +902,13 @@ def _leave_out(table: _Table, found: list[_Column]) -> list[str]:
     rate = next(each for each in found if each.role in RATES)
     workers = next((each for each in found if each.role == "workers"), None)
     states = [each.at for each in found if each.role == "status"]
-    if rate.role in RATES[4:] and workers:
-        counts = [
-            number(each.parts[0][0]) if (each := quantity(cell)) else math.inf for cell in table.column(workers.at)
-        ]
-        for count, (_, cells) in zip(counts, table.rows[1:], strict=True):
-            if count == min(counts) and cells[rate.at].strip() in ("-", "--", "---", "–", "—"):
+    near = [each.at for each in found if each.role in ("workers", "nodes")]
+    if rate.role in RATES[4:]:
+        places = [[number(each.parts[0][0]) if (each := quantity(cells[at])) else math.inf for at in near] for _, cells in table.rows[1:]]
+        base = [cells for place, (_, cells) in zip(places, table.rows[1:], strict=True) if place == min(places)]
+        one = any((each := quantity(cell)) and number(each.parts[0][0]) == 1 for cell in table.column(rate.at))
+        if not one and all(cells[rate.at].strip() in ("-", "--", "---", "–", "—") for cells in base):
+            for cells in base:
                 cells[rate.at] = "1" if rate.role == "speedup" else "100 %"
     kept, out = [], []
     for line, cells in table.rows[1:]:
@@ -902,13 +932,13 @@ def _frame(table: _Table, found: list[_Column], unused: dict[int, str]) -> tuple
     numeric = [each for each in found if each.role in _CELLS]
     texts = {each.at: [one for cell in table.column(each.at) if (one := quantity(cell))] for each in numeric}
     numbers = [(each.role, [text for one in texts[each.at] for text, _ in one.parts]) for each in numeric]
-    comma = decimal_comma(numbers, table.separator, table.where)
+    comma, roles = decimal_comma(numbers, table.separator, table.where), {each.role for each in found}
     frame = pd.DataFrame({"line": [line for line, _ in body]})
     for each in numeric:
         try:
             values = [_value(cells[each.at], each, f"{table.source} line {line}", comma=comma) for line, cells in body]
         except DataError as error:
-            if each.given or each.role in REQUIRED + RATES:
+            if each.given or each.role in REQUIRED + RATES or ("step_s" in roles and "batch" in each.role):
                 raise
             unused[each.at] = f" ({error})"
             continue
