@@ -107,7 +107,7 @@ class Drawing:
                     seconds = count * batch / rate if self.of_all is not True else batch / rate
                     truth = rate if self.of_all is not None else rate / batch
                 shown = self.number(seconds * factor, self.digits(seconds * factor))
-                if self.unit_in == "cell" and self.kind == "epoch" and seconds > 100 and self.rng.random() < 0.7:
+                if self.unit_in == "cell" and self.kind == "epoch" and seconds > 1000 and self.rng.random() < 0.7:
                     whole = round(seconds)
                     shown = pick([f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}", f"{whole // 60} min {whole % 60} s"])
                     cells[count] = [(shown, truth)]

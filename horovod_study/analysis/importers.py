@@ -24,6 +24,7 @@ import csv
 import io
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -78,6 +79,8 @@ NO_VALUE = FAILED | {
     *"- -- --- – — ? / . … ... n/a n.a. na nan #n/a none null nil tbd unknown missing skipped".split(),
 }
 """What stands in a cell that has no value, in small letters."""
+
+_DASHES = ("-", "--", "---", "\u2013", "\u2014")
 
 _WORKER = r"(?:gpu|device|accelerator|tpu|npu|chip|core|worker|rank|proc|process|gcd|card|hpu)(?:e?s)?"
 _NODE = r"(?:node|host|machine|server)s?"
@@ -218,6 +221,7 @@ _SPAN = re.compile(rf"({_NUMBER})\s*({_TIME})(?![a-z])\s*")
 _CELL = re.compile(rf"(?:[x×]\s*)?({_NUMBER})\s*(?:([kKMG])(?=$|[^a-zA-Z]|{_ITEM}\b))?\s*(.*)")
 _TIMES_OF = re.compile(r"[a-z][\w -]* ?[x×*] ?([0-9]+)", re.IGNORECASE)  # A100 x 8
 _GROUPS = re.compile(r"([-+]?\d{1,3})((?:[ '\u00a0\u202f\u2009\u2019]\d{3})+)([.,]\d+)?")
+_THREE = re.compile(r"[1-9]\d\d")
 _COMMAS = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?")
 _POINTS = re.compile(r"[-+]?[1-9]\d{0,2}(?:\.\d{3})+(?:,\d*)?")
 
@@ -284,6 +288,11 @@ def number(text: str, *, comma: bool = False) -> float:
         return math.nan
 
 
+def _sum(found: Quantity | None, *, comma: bool = False) -> float:
+    """Return the number of a quantity, in seconds where it is a time; infinite where there is none."""
+    return math.inf if found is None else sum(number(text, comma=comma) * factor for text, factor in found.parts)
+
+
 def decimal_comma(columns: Sequence[tuple[str, Sequence[str]]], separator: str, where: str) -> bool:
     """Return whether a comma marks decimals in the numbers of columns, which stand behind their roles.
 
@@ -302,7 +311,7 @@ def decimal_comma(columns: Sequence[tuple[str, Sequence[str]]], separator: str, 
     for role, texts in columns:
         pointed = [text for text in texts if "." in text]
         if role in (*RATES[:2], *TIMES) and pointed and all(map(_POINTS.fullmatch, pointed)):
-            if any(re.fullmatch(r"[1-9]\d\d", text) for text in texts):  # 880 and 1.700
+            if any(map(_THREE.fullmatch, texts)):  # 880 and 1.700
                 raise DataError(
                     f"{where}: {pointed[0]!r} may have thousands or decimals; write its column without points"
                 )
@@ -314,9 +323,11 @@ def decimal_comma(columns: Sequence[tuple[str, Sequence[str]]], separator: str, 
         return True
     if any(count and any(re.match(r"\d{4}|\d+[^\d.,]\d", text) for text in texts) for _, texts, count in unclear):
         return True  # 1906 and 1,332: commas part no thousands
-    for role, texts, count in unclear:
-        if count and count == len(texts) and (separator == ";" or role in (*TIMES, VALUES)):
-            raise DataError(f"{where}: {texts[0]!r} may have thousands or decimals; write its column without commas")
+    for role, texts, count in unclear:  # not so beside 880
+        if count and (separator == ";" or role in (*TIMES, VALUES)) and not any(map(_THREE.fullmatch, texts)):
+            raise DataError(
+                f"{where}: {next(text for text in texts if ',' in text)!r} may have thousands or decimals; write its column without commas"
+            )
     return False
 
 
@@ -397,7 +408,7 @@ def _value(cell: str, column: _Column, where: str, *, comma: bool) -> float:
         return math.nan
     found, value, factor = quantity(cell), math.nan, 1.0
     if found is not None:
-        value, factor = sum(number(text, comma=comma) * by for text, by in found.parts), _factor(found, column)
+        value, factor = _sum(found, comma=comma), _factor(found, column)
     if not (low <= value <= high and (allowed or value == math.floor(value))) or math.isnan(factor):
         told = allowed or f"a whole number from {low} to {high}"
         raise DataError(f"{where}: {column.name} is {_shown(cell)}; allowed is {told}; correct it or drop the line")
@@ -411,8 +422,6 @@ def _shown(value: str | list[str]) -> str:
 
 # --- forms ------------------------------------------------------------------------------------------------------------
 
-_NO_TABLE = 'give a list of rows such as [{"workers": 1, "samples_per_s": 520}], or a CSV file'
-_FORMS = "columns separated by commas, semicolons, tabs, bars (Markdown, grids) or two spaces, or JSON"
 _BOX = str.maketrans(
     {chr(code): "-" if chr(code) in "─━┄┅┈┉╌╍═╴╶╸╺╼╾" else "+" for code in range(0x2500, 0x2580)}
     | dict.fromkeys("│┃║┆┇┊┋╎╏", "|")
@@ -446,62 +455,58 @@ class _Table:
 
 def _table(data: str | bytes, source: str) -> _Table:
     """Return the cells of a file, whatever its form; DataError where there are none, or not as many in every row."""
-    told: list[str] = []
-    if isinstance(data, bytes):
-        data, told = _decoded(data, source)
-        if data.lstrip()[:1] in ("{", "["):
-            rows = _of_json(_content(data, source), source)
-            told.append(f"JSON of {plural(len(rows) - 1, 'row', ',')}")
-            return _checked(_Table(f"{source}, as CSV,", ",", list(enumerate(rows, 1)), told))
-    text = data.removeprefix("\ufeff")
-    lines = [
-        (at, line)
-        for at, line in enumerate(text.splitlines(), 1)
-        if line.strip() and not _FOOTER.fullmatch(line.strip())
-    ]
-    lines = [(at, line.translate(_BOX)) for at, line in lines] if not text.isascii() else lines
-    told_by = [line for _, line in lines if not _RULE.fullmatch(line) and not _remark(_SPLIT.split(line.strip()))]
-    head = told_by[0] if told_by else ""
-    separator = next((mark for mark in "\t|;," if mark in head), " ")
-    if separator == "," and len(lines) > 1 and not any("," in line for _, line in lines if line != head):
-        separator = " "
-    if separator == "|" or (separator == " " and len(told_by) < len(lines) and any("|" in line for line in told_by)):
-        return _checked(_Table(source, "|", _barred(lines, source), told))
-    if separator == " " and len(lines) > 1:
-        return _checked(_Table(source, " ", _spaced(lines, source), told))
-    reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=separator != "\t", delimiter=separator)
-    found: list[tuple[int, list[str]]] = []
-    try:
-        for cells in reader:
-            if any(cell.strip() for cell in cells) and not _remark(cells, after=bool(found)):
-                found.append((reader.line_num, cells))
-            if len(found) > MAX_POINTS + 1:
-                break
-    except csv.Error as error:
-        raise DataError(f"{source} line {reader.line_num}: is not CSV text ({error}); save the table as CSV") from None
-    return _checked(_Table(source, separator, found, told))
-
-
-def _checked(table: _Table) -> _Table:
-    """Return a table of which every row has as many cells as the header, and tell what separates them."""
-    source, rows = table.source, table.rows
+    text, told = (data, []) if isinstance(data, str) else _decoded(data, source)
+    if isinstance(data, bytes) and text.lstrip()[:1] in ("{", "["):
+        rows = list(enumerate(_of_json(text, source), 1))
+        table = _Table(f"{source}, as CSV,", ",", rows, [*told, f"JSON of {plural(len(rows) - 1, 'row', ',')}"])
+    else:
+        separator, rows = _cells(text.removeprefix("\ufeff"), source)
+        table = _Table(source, separator, rows, told + [f"{separator!r} separates columns"] * (separator != ","))
     if not rows:
         raise DataError(f"{source}: is empty; give a first line 'workers,samples_per_s' and one line per point")
-    if len(rows) > MAX_POINTS + 1 or len(rows) * len(table.header) > _MAX_CELLS:
+    if len(rows) > MAX_POINTS + 1 or len(rows) * len(rows[0][1]) > _MAX_CELLS:
         raise DataError(
             f"{source}: has more than {MAX_POINTS:,} points; a points file has one line per run, so give "
             "throughputs of runs instead of steps, or split it by series"
         )
-    for line, cells in rows[1:]:
-        if len(cells) != len(table.header):
+    for line, cells in rows:
+        if len(cells) != len(rows[0][1]):
             raise DataError(
-                f"{source} line {line}: {len(cells)} cells where the first line names {len(table.header)} columns; "
+                f"{source} line {line}: {len(cells)} cells where the first line names {len(rows[0][1])} columns; "
                 "separate cells as in the first line, quote cells with a separator in them, leave unknown cells empty "
                 f"({_shown(cells)})"
             )
-    table.rows[0] = (rows[0][0], [name.strip().strip("*`").strip() for name in table.header])
-    table.told += [f"{table.separator!r} separates columns"] if table.separator != "," else []
+    rows[0] = (rows[0][0], [name.strip().strip("*`").strip() for name in rows[0][1]])
     return table
+
+
+def _cells(text: str, source: str) -> tuple[str, list[tuple[int, list[str]]]]:
+    """Return what separates the cells of a text, and the cells with their lines."""
+    plain = text if text.isascii() else text.translate(_BOX)
+    lines = [(at, line) for at, line in enumerate(plain.splitlines(), 1) if not line.isspace() and line]
+    lines = [each for each in lines if not _FOOTER.fullmatch(each[1].strip())] if len(lines) < MAX_POINTS else lines
+    named = (line for _, line in lines if not _RULE.fullmatch(line) and not _remark(_SPLIT.split(line.strip())))
+    head = next(named, "")
+    separator = next((mark for mark in "\t|;," if mark in head), " ")
+    if separator == "," and len(lines) > 1 and not any("," in line for _, line in lines if line != head):
+        separator = " "
+    if separator == " " and any("|" in line for line in named) and any(_RULE.fullmatch(line) for _, line in lines):
+        separator = "|"  # below a title
+    if separator == "|":
+        return separator, _barred(lines, source)
+    if separator == " " and len(lines) > 1:
+        return separator, _spaced(lines, source)
+    reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=separator != "\t", delimiter=separator)
+    rows: list[tuple[int, list[str]]] = []
+    try:
+        for cells in reader:
+            if any(cell.strip() for cell in cells) and not _remark(cells, after=bool(rows)):
+                rows.append((reader.line_num, cells))
+            if len(rows) > MAX_POINTS + 1:
+                break
+    except csv.Error as error:
+        raise DataError(f"{source} line {reader.line_num}: is not CSV text ({error}); save the table as CSV") from None
+    return "," if separator == " " else separator, rows
 
 
 def _remark(cells: list[str], *, after: bool = False) -> bool:
@@ -520,7 +525,9 @@ def _barred(lines: list[tuple[int, str]], source: str) -> list[tuple[int, list[s
             continue
         inner = rule and len(groups) > 1 and line[0] != "+"  # the second rule under names
         if ended or inner or (rule and any(groups) and not groups[-1] and at > last + 1):
-            raise DataError(f"{source} line {at}: a second table begins; give one table, or name its series in a column")
+            raise DataError(
+                f"{source} line {at}: a second table begins; give one table, or name its series in a column"
+            )
         if rule:
             groups.append([])
         else:
@@ -536,14 +543,14 @@ def _barred(lines: list[tuple[int, str]], source: str) -> list[tuple[int, list[s
 
 
 def _spaced(lines: list[tuple[int, str]], source: str) -> list[tuple[int, list[str]]]:
-    """Cells between spaces: two or more, or one; or below the rules that stand over or under the names."""
+    """Cells between spaces: below the rules over or under the names, or between two spaces or more, or single ones."""
     rules = [line for _, line in lines if _RULE.fullmatch(line)]
     kept = [(at, line.expandtabs()) for at, line in lines if not _RULE.fullmatch(line)]
-    kept = [(at, line) for at, line in kept if not line.lstrip().startswith("#") or line is kept[0][1]]
-    if rules and len(spans := [found.span() for found in re.finditer(r"[=-]+", rules[0])]) > 1:
-        starts = [0, *(begin for begin, _ in spans[1:]), None]
-        if all(line[begin - 1 : begin].strip() == "" for _, line in kept for begin in starts[1:-1]):
-            return [(at, [line[a:b].strip() for a, b in zip(starts, starts[1:])]) for at, line in kept]
+    kept = [each for each in kept if each is kept[0] or not each[1].lstrip().startswith("#")]
+    begins = [found.start() for found in re.finditer(r"[=-]+", rules[0])][1:] if rules else []
+    if begins and all(not line[begin - 1 : begin].strip() for _, line in kept for begin in begins):
+        ends = pairwise([0, *begins, None])
+        return [(at, [line[begin:end].strip() for begin, end in ends]) for ends in [[*ends]] for at, line in kept]
     for gap in (r"\s{2,}", r"\s+"):
         rows = [(at, re.split(gap, line.strip())) for at, line in kept]
         first, *sizes = [len(cells) for _, cells in rows]
@@ -553,9 +560,9 @@ def _spaced(lines: list[tuple[int, str]], source: str) -> list[tuple[int, list[s
             return [(rows[0][0], ["", *rows[0][1]]), *rows[1:]]
         if set(sizes) == {first} and first > 1:
             return rows
-    at = lines[0][0]
     raise DataError(
-        f"{source} line {at}: {_shown(lines[0][1].strip())} begins no table that is read, which has {_FORMS}"
+        f"{source} line {lines[0][0]}: {_shown(lines[0][1].strip())} begins no table that is read: columns separated "
+        "by commas, semicolons, tabs, bars (Markdown, grids) or two spaces, or JSON"
     )
 
 
@@ -570,41 +577,35 @@ def _decoded(data: bytes, source: str) -> tuple[str, list[str]]:
     raise DataError(f"{source}: is not a text file; save the table as CSV in UTF-8")
 
 
-def _content(text: str, source: str) -> Any:
-    """Return what JSON text holds; of several objects, one a line, their list."""
+def _of_json(text: str, source: str) -> list[list[str]]:
+    """Return names and rows of a table in JSON: objects in a list or one a line, or columns, maybe below a name."""
+    again = 'give a list of rows such as [{"workers": 1, "samples_per_s": 520}], or a CSV file'
     lines = [(at, line.strip()) for at, line in enumerate(text.splitlines(), 1) if line.strip()]
     if len(lines) > 1 and all(line[0] == "{" and line[-1] == "}" for _, line in lines):
-        return [parse_json(line, source=f"{source} line {at}", error=DataError, again=_NO_TABLE) for at, line in lines]
-    return parse_json(text, source=source, error=DataError, again=_NO_TABLE)
+        content: Any = [
+            parse_json(one, source=f"{source} line {at}", error=DataError, again=again) for at, one in lines
+        ]
+    else:
+        content = parse_json(text, source=source, error=DataError, again=again)
 
+    def below(value: Any) -> bool:
+        return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(each, dict) for each in value))
 
-def _of_json(content: Any, source: str) -> list[list[str]]:
-    """Return names and rows of a table in JSON: a list of objects, or an object of columns, maybe below a name."""
-    while isinstance(content, dict):
-        tables = [each for each in content.values() if isinstance(each, dict) or _is_rows(each)]
-        columns = list(content.values())
-        if columns and all(isinstance(each, dict) for each in columns) and len(columns) > 1:  # by row number
-            rows = dict.fromkeys(row for each in columns for row in each)
-            content = [{name: column.get(row) for name, column in content.items()} for row in rows]
-        elif columns and all(isinstance(each, list) for each in columns) and not tables:
-            if len({len(each) for each in columns}) > 1:
-                break
-            content = [dict(zip(content, row, strict=True)) for row in zip(*columns, strict=True)]
-        elif len(tables) == 1:
-            content = tables[0]
-        else:
-            content = [content] if columns and not tables else None
-    if not (isinstance(content, list) and content and all(isinstance(row, dict) for row in content)):
-        raise DataError(f"{source}: holds no table; {_NO_TABLE}")
-    names = list(dict.fromkeys(name for row in content for name in row))
-    for at, row in enumerate(content, 1):
-        if nested := next((name for name in row if isinstance(row[name], dict | list)), None):
-            raise DataError(f"{source} row {at}: {nested!r} is a table itself; {_NO_TABLE}")
-    return [names, *(["" if row.get(name) is None else str(row[name]) for name in names] for row in content)]
-
-
-def _is_rows(value: Any) -> bool:
-    return isinstance(value, list) and any(isinstance(each, dict) for each in value)
+    while isinstance(content, dict) and len(tables := list(filter(below, content.values()))) == 1:
+        content = tables[0]
+    if isinstance(content, dict) and content and not any(isinstance(each, dict | list) for each in content.values()):
+        content = [content]
+    rows = isinstance(content, list) and content and all(isinstance(row, dict) for row in content)
+    try:
+        frame = pd.DataFrame(content if rows or isinstance(content, dict) else None, dtype=object)
+    except ValueError:
+        frame = pd.DataFrame()
+    if frame.empty:
+        raise DataError(f"{source}: holds no table; {again}")
+    for at, row in enumerate(frame.to_dict("records"), 1):
+        if nested := next((name for name, value in row.items() if isinstance(value, dict | list)), None):
+            raise DataError(f"{source} row {at}: {nested!r} is a table itself; {again}")
+    return [[str(name) for name in frame], *frame.where(frame.notna(), "").astype(str).to_numpy().tolist()]
 
 
 # --- wide tables ------------------------------------------------------------------------------------------------------
@@ -625,14 +626,13 @@ def _turned(table: _Table) -> _Table:
     plain = all(header[at] == count for at, count in counts.items())
     corner = header[labels[0]] if labels else ""
     of = getattr(meaning(corner), "role", "")
-    if len(set(counts.values())) < max(2 + plain, len(counts)) or not body:
+    bare = plain and not (labels and (not corner or of in ("workers", "series", *RATES)))  # numbers without names
+    if bare or len(set(counts.values())) < max(2 + plain, len(counts)) or not body:
         return table
-    if plain and not (labels and (not corner or of in ("workers", "series", *RATES))):
-        return table  # numbers without names
     names = []
     for _, cells in body:
-        words = [f"{header[at]} {cells[at]}" if _QUICK.fullmatch(cells[at]) else cells[at] for at in labels]
-        names.append(" ".join(word.strip() for word in words if word.strip()) or VALUES)
+        words = [f"{header[at]} {cells[at]}" if _QUICK.fullmatch(cells[at]) else cells[at].strip() for at in labels]
+        names.append(" ".join(filter(None, words)) or VALUES)
     first = (table.rows[0][0], [corner if of == "workers" else "workers", *names])
     rows = [(first[0], [count, *(cells[at] for _, cells in body)]) for at, count in counts.items()]
     told = [*table.told, f"{listed([header[at] for at in counts])} are worker counts"]
@@ -647,81 +647,70 @@ def _long(table: _Table, columns: Mapping[str, str]) -> _Table:
     """
     table = _turned(table)
     header, given = table.header, set(columns.values())
-    known = [None if name in given else _meaning(name, table.column(at)) for at, name in enumerate(header)]
-    roles = {each.role for each in known if each} | set(columns)
-    best = next((role for role in RATES if role in roles), None)
-    workers = next(
-        (
-            at
-            for at, name in enumerate(header)
-            if known[at] and known[at].role == "workers" or columns.get("workers") == name
-        ),
-        None,
-    )
-    if best and best not in columns and not table.holds:
-        wide = [at for at, each in enumerate(known) if each and each.role == best]
-        labels = [known[at].label for at in wide]
+    known = {
+        at: each for at, name in enumerate(header) if name not in given if (each := _meaning(name, table.column(at)))
+    }
+    best = next((role for role in RATES if role in columns or any(each.role == role for each in known.values())), "")
+    counted = [
+        at
+        for at, name in enumerate(header)
+        if name == columns.get("workers", "workers") or at in known and known[at].role == "workers"
+    ]
+    wide, name = [at for at, each in known.items() if each.role == best], ""
+    if wide and best not in columns and not table.holds:
         left = {re.sub(rf"\b{re.escape(known[at].label)}\b", "", _plain(header[at])).strip() for at in wide}
-        if len(wide) < 2 or not all(labels) or len(set(labels)) < len(wide) or len(left) > 1:
-            return table
-        name = left.pop() or _NAMES[best]
-        labels = [
-            header[at] if header[at].lower().startswith(label) and label == _plain(header[at]) else label
-            for at, label in zip(wide, labels, strict=True)
-        ]
-    elif workers is not None and (not best or VALUES in given or table.holds):
-        wide = [
-            at
-            for at, each in enumerate(known)
-            if each is None and header[at] and header[at] not in given and not _unclear(header[at])
-        ]
-        wide = (
-            [at for at in wide if any(map(quantity, table.column(at)))] if len(header) * len(table.rows) < 10**6 else []
+        names = {at: header[at] if known[at].label == _plain(header[at]) else known[at].label for at in wide}
+        name = (
+            (left.pop() or _NAMES.get(best, "")) if len(left) == 1 < len(wide) == len({*names.values()} - {""}) else ""
         )
-        if not wide or (len(wide) < 2 and not table.holds and VALUES not in header):
-            return table
-        labels = [header[at] for at in wide]
-        name = VALUES if VALUES in given else table.holds or _values_name(table, workers, wide)
-    else:
+    elif counted and (not best or VALUES in given or table.holds) and len(header) * len(table.rows) < 10**6:
+        rest = [
+            at
+            for at, each in enumerate(header)
+            if at not in known and each and each not in given and not _unclear(each)
+        ]
+        rest = [at for at in (range(1, len(header)) if table.holds else rest) if at not in counted]
+        names = {at: header[at] for at in rest if any(map(quantity, table.column(at)))}
+        if len(names) > 1 or (names and (table.holds or VALUES in header)):
+            name = VALUES if VALUES in given else table.holds or _values(table, counted[0], [*names])
+    if not name:
         return table
-    kept = [at for at in range(len(header)) if at not in wide]
+    kept = [at for at in range(len(header)) if at not in names]
     rows = [
         (line, [*(cells[at] for at in kept), label, cells[one]])
-        for one, label in zip(wide, labels, strict=True)
+        for one, label in names.items()
         for line, cells in table.rows[1:]
     ]
-    told = [f"columns {listed([header[at] for at in wide])} are series"]
-    told += [f"their values, which rise with the workers, are {name}s"] if name in ("throughput", "speedup") and not best else []
+    told = [f"columns {listed([header[at] for at in names])} are series"]
+    told += [f"their values, which rise with the workers, are {name}s"] * (
+        not best and not table.holds and name != VALUES
+    )
     first = (table.rows[0][0], [*(header[at] for at in kept), "series", name])
     return _Table(table.source, table.separator, [first, *rows], [*table.told, *told])
 
 
-def _values_name(table: _Table, workers: int, wide: list[int]) -> str:
-    """Return what the values of a wide table are, as they rise with the workers; `VALUES` where that says nothing."""
-    cells = [list(zip(map(quantity, table.column(workers)), map(quantity, table.column(at)), strict=True)) for at in wide]
+def _values(table: _Table, workers: int, wide: list[int]) -> str:
+    """Return what the values of columns are that rise with the workers as rates do; `VALUES` where they do not.
+
+    In logarithms rates rise steeply, and not ever more so, as times of steps do.
+    """
+    cells = [[*zip(map(quantity, table.column(workers)), map(quantity, table.column(at)), strict=True)] for at in wide]
     texts = [text for each in cells for _, one in each if one for text, _ in one.parts]
     comma = decimal_comma([(VALUES, texts)], table.separator, table.where)
-    curves = []
+    ones = True
     for each in cells:
-        both = [(number(n.parts[0][0]), number(x.parts[0][0], comma=comma) * x.parts[0][1]) for n, x in each if n and x]
-        curves.append({n: x for n, x in both if n > 0 < x})
-    if not all(map(_rises, curves)):
-        return VALUES
-    return "speedup" if all(each.get(1.0) == 1.0 for each in curves) else "throughput"
+        both = sorted((_sum(n, comma=False), _sum(x, comma=comma)) for n, x in each if n and x)
+        logs = [(math.log(n), math.log(x)) for n, x in dict(both).items() if n > 0 < x]
+        slopes = [(other[1] - one[1]) / (other[0] - one[0]) for one, other in pairwise(logs)]
+        whole = (logs[-1][1] - logs[0][1]) / (logs[-1][0] - logs[0][0]) if slopes else 0.0
+        if not 0.5 < whole < 1.3 or slopes[-1] > slopes[0] + 0.1:
+            return VALUES
+        ones = ones and both[0] == (1.0, 1.0)
+    return "speedup" if ones else "throughput"
 
 
 def _unclear(name: str) -> bool:
     return is_duration(name) or bool(_BATCH.fullmatch(_plain(name)))
-
-
-def _rises(points: Mapping[float, float]) -> bool:
-    """Whether values rise with the workers as throughputs do: in logarithms steeply, and not ever more so, as times."""
-    known = sorted((math.log(n), math.log(x)) for n, x in points.items())
-    slopes = [(other[1] - one[1]) / (other[0] - one[0]) for one, other in pairwise(known)]
-    if not slopes:
-        return False
-    whole = (known[-1][1] - known[0][1]) / (known[-1][0] - known[0][0])
-    return 0.5 < whole < 1.3 and slopes[-1] < slopes[0] + 0.1
 
 
 # --- columns ----------------------------------------------------------------------------------------------------------
@@ -735,20 +724,17 @@ def _meaning(name: str, cells: Sequence[str]) -> Meaning | None:
     if means is None and found and {each.unit for each in found} == {"x"}:
         return Meaning(role="speedup", label=_plain(name))
     units = {(each.role, each.unit, each.inverse) for one in found if one.unit and (each := meaning(one.unit))}
-    if len(units) == 1 and (means is None or means.role in RATES[:2]):
-        role, unit, inverse = units.pop()
-        if (role in RATES[:2] or inverse) and means is None:
-            return Meaning(
-                role=role, unit=unit, inverse=inverse, label="" if _unclear(name) else _plain(name), bare=True
-            )
-        if role in RATES[:2] and means is not None:
-            role = RATES[1] if RATES[1] in (role, means.role) else role
-            return replace(means, role=role, unit=_TOKENS if _TOKENS in (unit, means.unit) else unit)
+    role, unit, inverse = units.pop() if len(units) == 1 else ("", "", False)
+    if means is None and (role in RATES[:2] or inverse):
+        return Meaning(role=role, unit=unit, inverse=inverse, label="" if _unclear(name) else _plain(name), bare=True)
+    if means and means.role in RATES[:2] and role in RATES[:2]:
+        role = RATES[1] if RATES[1] in (role, means.role) else role
+        return replace(means, role=role, unit=_TOKENS if _TOKENS in (unit, means.unit) else unit)
     return means
 
 
-def _columns(table: _Table, columns: Mapping[str, str]) -> tuple[list[_Column], dict[int, str]]:
-    """The columns that are used, and the places of those that are not, for which no reason is known yet."""
+def _columns(table: _Table, columns: Mapping[str, str]) -> list[_Column]:
+    """The columns that are used: those that are said, those with names of a points file, those that are guessed."""
     names, where = table.header, table.where
     plain = [name.lower() for name in names]
     used: dict[int, _Column] = {}
@@ -765,12 +751,12 @@ def _columns(table: _Table, columns: Mapping[str, str]) -> tuple[list[_Column], 
     for at, name in enumerate(plain):
         if at not in used and name in COLUMNS and name not in columns:
             used[at] = _Column(at=at, name=names[at], means=Meaning(role=name), given=True, own=True)
-    twice = [each.role for each in used.values() if sum(each.role == other.role for other in used.values()) > 1]
+    twice = [role for role, count in Counter(each.role for each in used.values()).items() if count > 1]
     if twice:
         count = sum(each.role == twice[0] for each in used.values())
         raise DataError(f"{where}: column {twice[0]!r} appears {count} times; keep one of them")
     used |= _guessed(table, used)
-    _require(table, used)
+    _require(table, {each.role for each in used.values()})
     found = []
     for each in used.values():
         units = (
@@ -779,57 +765,55 @@ def _columns(table: _Table, columns: Mapping[str, str]) -> tuple[list[_Column], 
         unit = UNITS[_unit(_plain(each.name)) or "s"]
         clock = {60.0: 1.0, 3600.0: 60.0}.get(unit, 1.0 if "s" in units else math.nan)
         found.append(replace(each, mixed=len(units) > 1 and "" in units, clock=clock))
-    return found, dict.fromkeys(sorted(set(range(len(names))) - set(used)), "")
+    return found
 
 
 def _guessed(table: _Table, used: Mapping[int, _Column]) -> dict[int, _Column]:
     """Columns whose name says what they are, where nothing else is that."""
     names, taken = table.header, {each.role for each in used.values()}
     means = {at: each for at, name in enumerate(names) if at not in used and (each := _meaning(name, table.column(at)))}
-    of_rate = [role for role in RATES if any(each.role == role for each in means.values())]
-    best = None if taken & set(RATES) else next(iter(of_rate), None)
-    means = {at: each for at, each in means.items() if each.role not in (*RATES, "other") or each.role == best}
-    if "batch_size" in taken | {each.role for each in means.values()}:
-        means = {at: each for at, each in means.items() if each.role != "global_batch"}
+    best = next((role for role in RATES if any(each.role == role for each in means.values())), "")
+    left = {*RATES, "other"} - {best if not taken & set(RATES) else ""}
+    left |= {"global_batch"} if "batch_size" in taken | {each.role for each in means.values()} else set()
+    means = {at: each for at, each in means.items() if each.role not in left | taken}
     found: dict[int, _Column] = {}
     for at, each in means.items():
         same = [names[other] for other, one in means.items() if one.role == each.role]
         if each.role == "workers":  # GPUs beside processes; all of them beside those of a node
             same = [name for name in same if not re.search("core|proc|rank|np", name.lower())] or same
             same = [name for name in same if re.search("total|world", name.lower())] or same
-        if each.role in taken or names[at] not in same:
-            continue
-        if len(same) > 1 and each.role not in ("series", "status"):
+        if names[at] in same and len(same) > 1 and each.role not in ("series", "status"):
             raise DataError(
                 f"{table.where}: {' and '.join(map(repr, same))} may both be {each.role}; "
                 f"say which: --columns {each.role}={same[0]!r}"
             )
-        found[at] = _Column(at=at, name=names[at], means=each)
+        if names[at] in same:
+            found[at] = _Column(at=at, name=names[at], means=each)
     return found
 
 
-def _require(table: _Table, used: Mapping[int, _Column]) -> None:
+def _require(table: _Table, roles: set[str]) -> None:
     """Raise DataError where the columns do not say how many workers there were, or how fast they were."""
-    names, where, roles = table.header, table.where, {each.role for each in used.values()}
+    names, where = table.header, table.where
     lacking = [] if roles & {"workers", "nodes"} else ["workers"]
     lacking += [] if roles & set(RATES) else ["samples_per_s"]
+    times = [other for other in names if is_duration(other)] if "samples_per_s" in lacking[:1] else []
+    if times:
+        raise DataError(
+            f"{where}: {times[0]!r} may be the time of a step, or of the same work at every count, such as an "
+            f"epoch or a training; say which: --columns 'step_s={times[0]}' or --columns 'epoch_s={times[0]}'"
+        )
+    if "samples_per_s" in lacking[:1] and VALUES in names:
+        raise DataError(
+            f"{where}: {table.told[-1]}, but nothing says of what; say it: --columns samples_per_s={VALUES}, "
+            f"step_s={VALUES}, epoch_s={VALUES} or speedup={VALUES}"
+        )
     for name in lacking:
-        times = [other for other in names if is_duration(other)] if name == "samples_per_s" else []
-        if times:
-            raise DataError(
-                f"{where}: {times[0]!r} may be the time of a step, or of the same work at every count, such as an "
-                f"epoch or a training; say which: --columns 'step_s={times[0]}' or --columns 'epoch_s={times[0]}'"
-            )
-        if name == "samples_per_s" and VALUES in names:
-            raise DataError(
-                f"{where}: {table.told[-1]}, but nothing says of what; say it: --columns samples_per_s={VALUES}, "
-                f"step_s={VALUES}, epoch_s={VALUES} or speedup={VALUES}; or give one row a value and columns {', '.join(REQUIRED)}, series"
-            )
         near = [suggestion for other in names if (suggestion := nearest(other.lower(), [name]))]
         raise DataError(
             f"{where}: column {name!r} is missing in {_shown(names)}{''.join(near[:1])}; the first line names the "
-            f"columns, of which {' and '.join(REQUIRED)} are needed and {', '.join(COLUMNS[2:])} may follow, or say what "
-            f"a column is: --columns {name}=NAME"
+            f"columns, of which {' and '.join(REQUIRED)} are needed and {', '.join(COLUMNS[2:])} may follow, or say "
+            f"what a column is: --columns {name}=NAME"
         )
     unclear = [name for name in names if _BATCH.fullmatch(name.lower())] if "step_s" in roles else []
     if unclear and not roles & {"batch_size", "global_batch"}:
@@ -842,15 +826,13 @@ def _require(table: _Table, used: Mapping[int, _Column]) -> None:
 def parse_columns(words: Sequence[str]) -> dict[str, str]:
     """{"workers": "GPUs"} of the words `workers=GPUs`, also joined by commas; DataError for anything else."""
     found: dict[str, str] = {}
-    roles = "|".join(ROLES)
-    for word in words:
-        for part in re.split(rf",(?=(?:{roles})=)", word):
-            role, equals, name = part.partition("=")
-            if not (equals and name):
-                raise DataError(f"--columns {part!r}: give WHAT=NAME, such as workers=GPUs; WHAT is {', '.join(ROLES)}")
-            if role in found:
-                raise DataError(f"--columns: {role} is given twice; keep one of them")
-            found[role] = name
+    for part in (part for word in words for part in re.split(rf",(?=(?:{'|'.join(ROLES)})=)", word)):
+        role, equals, name = part.partition("=")
+        if not (equals and name):
+            raise DataError(f"--columns {part!r}: give WHAT=NAME, such as workers=GPUs; WHAT is {', '.join(ROLES)}")
+        if role in found:
+            raise DataError(f"--columns: {role} is given twice; keep one of them")
+        found[role] = name
     return found
 
 
@@ -865,190 +847,156 @@ def parse_points(data: str | bytes, source: str, columns: Mapping[str, str] | No
     with NaN for empty cells; rows in the order of the file. `attrs["read"]` says what was guessed.
     """
     table = _long(_table(data, source), columns or {})
-    found, unused = _columns(table, columns or {})
+    found = _columns(table, columns or {})
     if len(table.rows) < 2:
         raise DataError(f"{table.where}: no points follow the names of the columns; add one line per point")
+    unused = dict.fromkeys(sorted({*range(len(table.header))} - {each.at for each in found}), "")
     doubts = _leave_out(table, found)
     frame, read = _frame(table, found, unused)
-    name = {each.role: each.name for each in found}
-    made, unit = _work_out(frame, name, {each.role: each for each in found}, table)
-    read += made
-    unit = next((each.means.unit for each in found if each.role in RATES[:2]), unit)
-    read += _series(frame, table, found, unused, doubts)
-    frame, more = _strong_and_weak(frame)
-    read += more
-    over = list(frame.index[frame["nodes"] > frame["workers"]]) if "nodes" in frame else []
-    if over:
-        nodes, workers = frame["nodes"][over[0]], frame["workers"][over[0]]
+    unit = _work_out(frame, {each.role: each for each in found}, table, read)
+    _series(frame, table, found, unused, read, doubts)
+    frame = _strong_and_weak(frame, read)
+    over = frame[frame["nodes"] > frame["workers"]] if "nodes" in frame else frame[:0]
+    if len(over):
         raise DataError(
-            f"{table.source} line {frame['line'][over[0]]}: {nodes:g} nodes for {workers} workers; "
-            "every node has at least one worker, so correct either"
+            f"{table.source} line {over['line'].iloc[0]}: {over['nodes'].iloc[0]:g} nodes for "
+            f"{over['workers'].iloc[0]} workers; every node has at least one worker, so correct either"
         )
-    rate = next((each for each in found if each.role == "samples_per_s"), None)
-    told = _impossible(frame, unit, rate, table.source)
-    lines = frame["line"].tolist()
+    rate = next(each for each in found if each.role in RATES)
+    names = [table.header[at] for at in unused if not unused[at] and table.header[at]]
+    missing = {*COLUMNS} - {each.role for each in found}
+    some = [_shown(name) + (nearest(name.lower(), missing) if meaning(name) is None else "") for name in names[:5]]
+    some += [f"{len(names) - 5} more"] if len(names) > 5 else []
+    told = [f"column{'s' * (len(names) > 1)} {', '.join(some)} not used"] if names else []
+    told += [f"column {_shown(table.header[at])} not used{why}" for at, why in unused.items() if why]
+    told += [*doubts, *_impossible(frame, unit, rate, table.source), *_odd(frame, rate, table.source)]
     frame = frame[[name for name in COLUMNS if name in frame]]
-    odd = [] if rate is None or rate.given else _per_worker(frame, rate.name)
-    odd += [*_overfull(frame, lines, table.source), *_duplicates(frame, lines, table.source)]
-    unknown = _not_used(table.header, unused, [name for name in COLUMNS if name not in {each.role for each in found}])
-    frame.attrs["doubts"] = tuple(dict.fromkeys([*unknown, *doubts, *told, *odd]))
-    frame.attrs["read"] = "; ".join(read)
-    frame.attrs["unit"] = unit
+    frame.attrs |= {"doubts": tuple(dict.fromkeys(told)), "read": "; ".join(read), "unit": unit}
     return frame
 
 
 def _leave_out(table: _Table, found: list[_Column]) -> list[str]:
     """Drop rows without a rate, or of what failed, from a table; say which. A dash in the row of a base is 1."""
     rate = next(each for each in found if each.role in RATES)
-    workers = next((each for each in found if each.role == "workers"), None)
+    near = [each for each in found if each.role in ("workers", "nodes")]
     states = [each.at for each in found if each.role == "status"]
-    near = [each.at for each in found if each.role in ("workers", "nodes")]
     if rate.role in RATES[4:]:
-        places = [[number(each.parts[0][0]) if (each := quantity(cells[at])) else math.inf for at in near] for _, cells in table.rows[1:]]
+        places = [[_sum(quantity(cells[each.at])) for each in near] for _, cells in table.rows[1:]]
         base = [cells for place, (_, cells) in zip(places, table.rows[1:], strict=True) if place == min(places)]
-        one = any((each := quantity(cell)) and number(each.parts[0][0]) == 1 for cell in table.column(rate.at))
-        if not one and all(cells[rate.at].strip() in ("-", "--", "---", "–", "—") for cells in base):
-            for cells in base:
+        if not any(_sum(quantity(cell)) == 1 for cell in table.column(rate.at)):
+            for cells in base if all(cells[rate.at].strip() in _DASHES for cells in base) else ():
                 cells[rate.at] = "1" if rate.role == "speedup" else "100 %"
-    kept, out = [], []
+    kept, out = table.rows[:1], []
     for line, cells in table.rows[1:]:
         cell = cells[rate.at].strip().strip("*`").lower()
-        state = next((cells[at] for at in states if re.split(r"[\s+:(]", cells[at].lower())[0] in FAILED), None)
+        state = next((cells[at] for at in states if re.split(r"[\s+:(]", cells[at].strip().lower())[0] in FAILED), None)
         if state is None and (cell not in NO_VALUE or (rate.own and cell not in FAILED)):
             kept.append((line, cells))
         else:
-            count = f"{cells[workers.at].strip()} {workers.name}, " if workers else ""
+            count = f"{cells[near[0].at].strip()} {near[0].name}, " if near else ""
             out.append(f"line {line} ({count}{_shown((state or cells[rate.at]).strip())})")
-    if not kept:
+    if len(kept) < 2:
         raise DataError(f"{table.where}: no row has a value of {rate.name!r}; give at least one")
-    table.rows[1:] = kept
+    table.rows = kept
     more = f" and {len(out) - 5} more" if len(out) > 5 else ""
     return [f"rows without a value are left out: {', '.join(out[:5])}{more}"] if out else []
 
 
 def _frame(table: _Table, found: list[_Column], unused: dict[int, str]) -> tuple[pd.DataFrame, list[str]]:
     """Return the numbers of the columns that are used, by role, with their lines; and what must be told of them."""
-    body = table.rows[1:]
-    numeric = [each for each in found if each.role in _CELLS]
-    texts = {each.at: [one for cell in table.column(each.at) if (one := quantity(cell))] for each in numeric}
-    numbers = [(each.role, [text for one in texts[each.at] for text, _ in one.parts]) for each in numeric]
-    comma, roles = decimal_comma(numbers, table.separator, table.where), {each.role for each in found}
-    frame = pd.DataFrame({"line": [line for line, _ in body]})
+    numeric, roles = [each for each in found if each.role in _CELLS], {each.role for each in found}
+    said = {each.at: [one for cell in table.column(each.at) if (one := quantity(cell))] for each in numeric}
+    texts = [(each.role, [text for one in said[each.at] for text, _ in one.parts]) for each in numeric]
+    comma = decimal_comma(texts, table.separator, table.where)
+    lines = [line for line, _ in table.rows[1:]]
+    frame = pd.DataFrame({"line": lines})
     for each in numeric:
+        cells = zip(lines, table.column(each.at), strict=True)
         try:
-            values = [_value(cells[each.at], each, f"{table.source} line {line}", comma=comma) for line, cells in body]
+            frame[each.role] = [_value(cell, each, f"{table.source} line {at}", comma=comma) for at, cell in cells]
         except DataError as error:
             if each.given or each.role in REQUIRED + RATES or ("step_s" in roles and "batch" in each.role):
                 raise
             unused[each.at] = f" ({error})"
-            continue
-        frame[each.role] = values
-    frame = frame.astype({"workers": "int64"}) if "workers" in frame else frame
     read = list(table.told)
-    if any("," in text for _, each in numbers for text in each):
+    if any("," in text for _, column in texts for text in column):
         read.append("a comma marks decimals" if comma else "a comma separates thousands")
-    read += (
-        ["what follows ± or is in brackets is left out"]
-        if any(one.remark for each in texts.values() for one in each)
-        else []
-    )
-    plain = set(COLUMNS) & set(frame.columns) - ({"batch_size"} if "accumulation" in frame else set())
+    if any(one.remark for column in said.values() for one in column):
+        read.append("what follows ± or is in brackets is left out")
+    plain = {*COLUMNS} & {*frame} - ({"batch_size"} if "accumulation" in frame else set())
     read += [f"{each.role} = {each.name}" for each in found if each.role in plain and not each.given]
-    return frame, read
+    return frame.astype({"workers": "int64"} if "workers" in frame else {}), read
 
 
-def _work_out(
-    frame: pd.DataFrame, name: Mapping[str, str], by: Mapping[str, _Column], table: _Table
-) -> tuple[list[str], str]:
-    """Add to `frame` what it can be worked out from; say how, and in what unit throughputs are.
-
-    `name` is what the file calls a role.
-    """
-    read = []
-    if "workers" not in frame and "workers_per_node" in frame and frame["workers_per_node"].notna().all():
-        frame["workers"] = (frame["nodes"] * frame["workers_per_node"]).astype("int64")
-        read.append(f"workers = {name['nodes']} x {name['workers_per_node']}")
-    elif "workers" not in frame:
-        frame["workers"] = frame["nodes"].astype("int64")
-        read.append(f"workers = {name['nodes']}: nodes are what is counted")
+def _work_out(frame: pd.DataFrame, by: Mapping[str, _Column], table: _Table, read: list[str]) -> str:
+    """Add to `frame` what it can be worked out from, to `read` how; return in what unit throughputs are."""
+    name = {role: each.name for role, each in by.items()}
+    if "workers" in frame:
+        _of_a_node(frame, by["workers"], table, read)
     else:
-        read += _of_a_node(frame, by["workers"], table)
+        known = "workers_per_node" in frame and frame["workers_per_node"].notna().all()
+        frame["workers"] = (frame["nodes"] * (frame["workers_per_node"] if known else 1)).astype("int64")
+        how = f" x {name['workers_per_node']}" if known else ": nodes are what is counted"
+        read.append(f"workers = {name['nodes']}{how}")
+    workers = frame["workers"]
     if "global_batch" in frame:
-        frame["batch_size"] = frame["global_batch"] / frame["workers"]
+        frame["batch_size"] = frame["global_batch"] / workers
         read.append(f"batch_size = {name['global_batch']} / workers")
     elif "batch_size" in frame and "accumulation" in frame:
         frame["batch_size"] *= frame["accumulation"]
         read.append(f"batch_size = {name['batch_size']} x {name['accumulation']}")
-    if "samples_per_s" in frame:
-        return read, SAMPLES
-    unit = SAMPLES
-    if "samples_per_s_per_worker" in frame:
-        rate = frame["samples_per_s_per_worker"] * frame["workers"]
-        how = f"{name['samples_per_s_per_worker']} x workers"
-    elif "step_s" in frame and "batch_size" in frame and frame["batch_size"].notna().all():
-        rate = frame["workers"] * frame["batch_size"] / frame["step_s"]
-        how = f"workers x batch_size / {name['step_s']}"
-    elif "step_s" in frame:
-        rate, unit = frame["workers"] / frame["step_s"], "batches/s"
-        how = f"workers / {name['step_s']}: one batch per worker at every count is assumed"
-    elif "epoch_s" in frame:
-        rate, unit = 1 / frame["epoch_s"], "epochs/s"
-        how = f"1 / {name['epoch_s']}: epochs/s, of the same data at every count"
+    role = next(role for role in RATES if role in frame)
+    value, unit, told = frame[role], by[role].means.unit if role in RATES[:2] else "speedup", name[role]
+    if role == "samples_per_s":
+        return unit
+    if role == "samples_per_s_per_worker":
+        rate, how = value * workers, f"{told} x workers"
+    elif role == "step_s" and "batch_size" in frame and frame["batch_size"].notna().all():
+        rate, unit, how = workers * frame["batch_size"] / value, SAMPLES, f"workers x batch_size / {told}"
+    elif role == "step_s":
+        rate, unit = workers / value, "batches/s"
+        how = f"workers / {told}: one batch per worker at every count is assumed"
+    elif role == "epoch_s":
+        rate, unit, how = 1 / value, "epochs/s", f"1 / {told}: epochs/s, of the same data at every count"
+    elif role == "efficiency":
+        rate = value / (100 if value.max() > 2 else 1) * workers
+        how = f"{told} x workers: throughput relative to what has efficiency 1"
     else:
-        (rate, how), unit = _relative(frame, name), "speedup"
+        fewest = workers.min()
+        relative = fewest > 1 and abs(value[workers == fewest].median() - 1) < 0.02
+        rate, how = value * (fewest if relative else 1), f"{told}: throughput relative to what has 1"
+        how = f"{told} x {fewest}: {fewest} workers are taken as {fewest} times as fast as one" if relative else how
     frame["samples_per_s"] = rate
-    return [*read, f"samples_per_s = {how}"], unit
+    read.append(f"samples_per_s = {how}")
+    return unit
 
 
-def _relative(frame: pd.DataFrame, name: Mapping[str, str]) -> tuple["pd.Series[float]", str]:
-    """Return speedups, of a column of them or of efficiencies, and how."""
-    workers = frame["workers"]
-    if "speedup" not in frame:
-        share = frame["efficiency"] / (100 if frame["efficiency"].max() > 2 else 1)
-        return share * workers, f"{name['efficiency']} x workers: throughput relative to what has efficiency 1"
-    fewest = workers.min()
-    if fewest > 1 and abs(frame.loc[workers == fewest, "speedup"].median() - 1) < 0.02:
-        how = f"{fewest}: relative to {fewest} workers, taken as {fewest} times as fast as one"
-        return frame["speedup"] * fewest, f"{name['speedup']} x {how}"
-    return frame["speedup"], f"{name['speedup']}: throughput relative to what has 1"
-
-
-def _of_a_node(frame: pd.DataFrame, column: _Column, table: _Table) -> list[str]:
+def _of_a_node(frame: pd.DataFrame, column: _Column, table: _Table, read: list[str]) -> None:
     """Multiply workers beside nodes where they are those of a node, as their rates say; DataError where nothing says.
 
     They are where more nodes with as many workers are faster, or where there are more nodes than workers.
     """
-    if column.given or "nodes" not in frame or "workers_per_node" in frame or _OF_ALL.search(column.name.lower()):
-        return []
+    per_node = column.given or "nodes" not in frame or "workers_per_node" in frame
+    if per_node or _OF_ALL.search(column.name.lower()) or not frame["nodes"].max() > 1:
+        return
     workers, nodes = frame["workers"], frame["nodes"]
-    rates = [
-        ("samples_per_s", 1),
-        ("speedup", 1),
-        ("epoch_s", -1),
-        *([("step_s", -1)] if "global_batch" in frame else []),
-    ]
-    speed = next((frame[role] ** power for role, power in rates if role in frame), None)
-    if not nodes.max() > 1:
-        return []
-    growth = []
-    for _, each in frame.assign(speed=1.0 if speed is None else speed).groupby("workers"):
-        medians = each.groupby("nodes")["speed"].median()
-        growth += [float(medians.iloc[-1] / medians.iloc[0])] if len(medians) > 1 else []
-    few = bool((nodes > workers).any())
-    above = 0.0
-    if speed is not None and not growth:
-        medians = speed.groupby(workers).median()
-        above = float(((medians / medians.iloc[0]) / (medians.index / medians.index[0])).max())
-    if growth and speed is not None and min(growth) > 1.2 or few and (speed is None or not growth):
+    powers = {"samples_per_s": 1, "speedup": 1, "epoch_s": -1, **({"step_s": -1} if "global_batch" in frame else {})}
+    speed = next((frame[role] ** power for role, power in powers.items() if role in frame), None)
+    medians = (speed if speed is not None else workers * 0.0 + 1.0).groupby([workers, nodes]).median()
+    growth = [float(each.iloc[-1] / each.iloc[0]) for _, each in medians.groupby(level=0) if len(each) > 1]
+    few, at = bool((nodes > workers).any()), medians.index.get_level_values(0)
+    above = 0.0 if growth or speed is None else float((medians / medians.iloc[0] / (at / at[0])).max())
+    if (growth and speed is not None and min(growth) > 1.2) or (few and (speed is None or not growth)):
         frame["workers_per_node"] = workers.astype(float)
         frame["workers"] = (workers * nodes).astype("int64")
-        return [f"workers = nodes x {column.name}, which are those of a node"]
-    if few or (growth and (speed is None or max(growth) > 1.05)) or above > 1.3:
+        read.append(f"workers = nodes x {column.name}, which are those of a node")
+    elif few or (growth and (speed is None or max(growth) > 1.05)) or above > 1.3:
         raise DataError(
             f"{table.where}: {column.name!r} beside nodes may be the workers of a node or of all; say which: "
             f"--columns 'workers_per_node={column.name}' or --columns 'workers={column.name}'"
         )
-    return ["of all nodes"]
+    else:
+        read.append(f"{column.name} are those of all nodes")
 
 
 # --- series -----------------------------------------------------------------------------------------------------------
@@ -1060,190 +1008,148 @@ def _told_apart(frame: pd.DataFrame, names: Sequence[str]) -> str:
     Rows of a series have the same workers, and their names come back at other counts.
     """
     key = frame["series"] if "series" in frame else ""
-    rows = pd.DataFrame({"series": key, "workers": frame["workers"], "name": list(names)})
+    rows = pd.DataFrame({"series": key, "workers": frame["workers"], "name": list(names)}).drop_duplicates()
     rows = rows[rows.groupby("series")["name"].transform("nunique") > 1]
-    if rows.empty or not rows.drop_duplicates().duplicated(["series", "workers"]).any():
-        return ""
     counts = rows.groupby(["series", "name"])["workers"].agg(frozenset)
-    if counts.map(len).min() < 2:
+    if not rows.duplicated(["series", "workers"]).any() or counts.map(len).min() < 2:
         return ""
     return "same" if (counts.groupby("series").nunique() == 1).all() else "some"
 
 
 def _series(
-    frame: pd.DataFrame, table: _Table, found: list[_Column], unused: dict[int, str], doubts: list[str]
-) -> list[str]:
-    """Add the names of the curves to `frame`, joined where several columns have them; say which were guessed.
+    frame: pd.DataFrame, table: _Table, found: list[_Column], unused: dict[int, str], read: list[str], doubts: list[str]
+) -> None:
+    """Add the names of the curves to `frame`, joined where several columns have them; tell which were guessed.
 
     Guessed are columns that are called so, unless every value has one worker count where the table has several; columns
     of words whose values share a worker count and have several each; then batches and columns of numbers that tell
     configurations apart. Of numbers that do so at some counts only, DataError asks what they are.
     """
     columns = {each.at: each.given for each in found if each.role == "series"}
-    words = sorted(unused) if not any(columns.values()) else []
-    read: list[str] = []
+    others = [] if any(columns.values()) else [at for at in unused if not _is_other(table.header[at])]
+    batch: dict[str, list[str]] = {}
+    if "batch_size" in frame:
+        name = next((each.name for each in found if each.role == "batch_size"), "batch_size")
+        total = frame["batch_size"] * frame["workers"]
+        batch = {name: [f"{each:g}" for each in frame["batch_size"]], "global batch": [f"{each:.6g}" for each in total]}
 
-    def add(names: Sequence[str], told: str) -> None:
+    def add(names: Sequence[str], told: str = "") -> None:
         own = frame["series"] if "series" in frame else [""] * len(frame)
         frame["series"] = [f"{one} {other}".strip() for one, other in zip(own, names, strict=True)]
-        read.extend([told] if told else [])
+        read.extend([f"series = {told}"] if told else [])
 
-    for at in [*columns, *words]:
+    for at in [*columns, *others]:
         cells = [unguarded(cell.strip()) for cell in table.column(at)]
         counts = frame["workers"].groupby(cells).nunique()
         if at in columns and not columns[at] and counts.max() == 1 < frame["workers"].nunique():
             unused[at] = ""
         elif at in columns:
-            add(cells, "" if columns[at] else f"series = {table.header[at]}")
-        elif not _is_other(table.header[at]) and not any(re.search(r"^$|^[-+.\d]", cell) for cell in cells):
-            if len(counts) > 1 and counts.min() > 1 and frame["workers"].duplicated().any():
+            add(cells, "" if columns[at] else table.header[at])
+        elif not any(re.search(r"^$|^[-+.\d]", cell) for cell in cells) and len(counts) > 1 and counts.min() > 1:
+            if frame["workers"].duplicated().any():
                 del unused[at]
-                add(cells, f"series = {table.header[at]}")
-    if any(columns.values()) and "batch_size" not in frame:
-        return read
-    batch = next((each.name for each in found if each.role == "batch_size"), "batch_size")
-    numbers: list[tuple[int | None, str, Sequence[str]]] = []
-    if "batch_size" in frame:
-        totals = (frame["batch_size"] * frame["workers"]).round(6)
-        numbers += [(None, batch, [f"{each:g}" for each in frame["batch_size"]])]
-        numbers += [(None, "global batch", [f"{each:g}" for each in totals])]
-    numbers += [(at, table.header[at], [each.strip() for each in table.column(at)]) for at in words if at in unused]
-    for at, name, cells in numbers:
-        if (
-            _is_other(name)
-            or not all(cell and quantity(cell) for cell in cells)
-            or not (how := _told_apart(frame, cells))
-        ):
+                add(cells, table.header[at])
+    numbers = [(None, name, cells) for name, cells in batch.items()]
+    for at, name, cells in [*numbers, *((at, table.header[at], table.column(at)) for at in others if at in unused)]:
+        cells = [each.strip() for each in cells]
+        if not all(map(quantity, cells)) or not (how := _told_apart(frame, cells)):
             continue
-        groups = [frame["workers"], *([frame["series"]] if "series" in frame else [])]
-        rates = (
-            frame["samples_per_s"].groupby([*groups, pd.Series(cells)]).median().groupby(level=list(range(len(groups))))
-        )
+        keys = [frame["workers"], *([frame["series"]] if "series" in frame else [])]
+        rates = frame["samples_per_s"].groupby([*keys, pd.Series(cells)]).median().groupby(level=[*range(len(keys))])
         apart = float((rates.max() / rates.min()).max()) - 1
-        index = set(cells) in ({*map(str, range(len(set(cells))))}, {*map(str, range(1, len(set(cells)) + 1))})
-        if how == "same" and not (index and apart < 0.1 and at is not None):
-            if at is not None:
-                del unused[at]
-            add([f"{name} {cell}" for cell in cells], f"series = {name}, which tells configurations apart")
+        counted = sorted({*cells}) in ([*map(str, range(len({*cells})))], [*map(str, range(1, len({*cells}) + 1))])
+        if how == "same" and not (counted and apart < 0.1 and at is not None):
+            unused.pop(at, None)
+            add([f"{name} {cell}" for cell in cells], f"{name}, which tells configurations apart")
         elif at is not None and apart > 0.1:
             raise DataError(
-                f"{table.where}: rows with the same workers differ in {name!r} and by {100 * apart:.0f} % in their rates; "
-                f"if it tells configurations apart, say --columns 'series={name}', if it numbers repeats 'repeat={name}'"
+                f"{table.where}: rows with the same workers differ in {name!r} and by {100 * apart:.0f} % in their "
+                f"rates; say what it does: --columns 'series={name}' tells configurations apart, 'repeat={name}' repeats"
             )
-        elif how == "some" or at is not None:
-            doubts.append(
-                f"rows that differ in {name!r} are repeats of each other; if they are not, name them in a column 'series'"
-            )
-    return read
+        else:
+            doubts.append(f"rows that differ in {name!r} are taken for repeats; else name them in a column 'series'")
 
 
 def _is_other(name: str) -> bool:
     return getattr(meaning(name), "role", "") in ("other", "status", "repeat")
 
 
-def _strong_and_weak(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+def _strong_and_weak(frame: pd.DataFrame, read: list[str]) -> pd.DataFrame:
     """Return two series for one in which rows with a constant and with a divided batch share those of fewest workers."""
-    parts, told = [], []
+    if "batch_size" not in frame:
+        return frame
+    parts, count = [], len(read)
     for name, rows in frame.groupby(frame["series"] if "series" in frame else [""] * len(frame), sort=False):
-        parts.append(rows)
-        if "batch_size" not in rows or rows["batch_size"].isna().any():
-            continue
-        workers, batch, fewest = rows["workers"], rows["batch_size"], rows["workers"].min()
-        first = workers == fewest
+        workers, batch = rows["workers"], rows["batch_size"]
+        first = workers == workers.min()
         base = batch[first].iloc[0]
-        weak, strong = batch == base, (batch - base * fewest / workers).abs() < 0.51
-        both = weak & strong
+        weak, strong = batch == base, (batch - base * workers.min() / workers).abs() < 0.51
+        parts.append(rows)
         if (
-            not (both == first).all()
-            or not (weak | strong).all()
-            or not (weak & ~first).any()
-            or not (strong & ~first).any()
+            ((weak & strong) == first).all()
+            and (weak | strong).all()
+            and (weak & ~first).any()
+            and (strong & ~first).any()
         ):
-            continue
-        names = {kind: f"{name} {kind}".strip() for kind in ("strong", "weak")}
-        parts[-1:] = [rows[strong].assign(series=names["strong"]), rows[weak].assign(series=names["weak"])]
-        told.append(
-            f"{names['strong']} and {names['weak']} scaling, by their batches, share the rows of {plural(fewest, 'worker')}"
-        )
-    return (pd.concat(parts, ignore_index=True) if told else frame), told
+            kinds = {f"{name} strong".strip(): strong, f"{name} weak".strip(): weak}
+            parts[-1:] = [rows[of].assign(series=kind) for kind, of in kinds.items()]
+            fewest = plural(workers.min(), "worker")
+            read.append(f"{' and '.join(kinds)} scaling, by their batches, share the rows of {fewest}")
+    return pd.concat(parts, ignore_index=True) if len(read) > count else frame
 
 
 # --- doubts -----------------------------------------------------------------------------------------------------------
 
 
-def _impossible(frame: pd.DataFrame, unit: str, rate: _Column | None, source: str) -> list[str]:
+def _impossible(frame: pd.DataFrame, unit: str, rate: _Column, source: str) -> list[str]:
     """Doubt rates, speedups and parts of steps that cannot be; a rate of which this was guessed is a DataError."""
-    doubts = []
-    rows = zip(frame["line"], frame["workers"], frame["samples_per_s"], strict=True)
     rule = "speedup" if unit == "speedup" else "rate"
-    found = [(line, why) for line, n, x in rows if (why := impossible(rule, **{rule: x}, workers=n, unit=unit))]
-    if found and rule == "rate" and not (rate and rate.own):
-        raise DataError(f"{source} line {found[0][0]}: {found[0][1]}; correct it, or say what it is with --columns")
-    doubts += [f"line {line}: {why}" for line, why in found[:1]]
-    one = frame.loc[(frame["workers"] == 1) & ((frame["samples_per_s"] - 1).abs() > 0.02), ["line", "samples_per_s"]]
-    if unit == "speedup" and len(one):
-        doubts.append(f"line {one.iloc[0, 0]:.0f}: one worker has a speedup of {one.iloc[0, 1]:g}: of what is 1?")
+    rows = zip(frame["line"], frame["workers"], frame["samples_per_s"], strict=True)
+    found = [f"line {at}: {why}" for at, n, x in rows if (why := impossible(rule, **{rule: x}, workers=n, unit=unit))]
+    if found and rule == "rate" and not rate.own:
+        raise DataError(f"{source} {found[0]}; correct it, or say what it is with --columns")
+    one = frame[(frame["workers"] == 1) & ((frame["samples_per_s"] - 1).abs() > 0.02) & (unit == "speedup")]
+    for at, speedup in list(zip(one["line"], one["samples_per_s"], strict=True))[:1]:
+        found.append(f"line {at}: one worker has a speedup of {speedup:g}: of what is 1?")
     if "sync_s" in frame and "batch_size" in frame:
         step = frame["batch_size"] * frame["workers"] / frame["samples_per_s"]
         for at in frame.index[frame["sync_s"] > step]:
             if why := impossible("part", part=frame["sync_s"][at], whole=step[at], what="sync_s", of="the step"):
-                doubts.append(f"line {frame['line'][at]}: {why}")
+                found.append(f"line {frame['line'][at]}: {why}")
                 frame.loc[at, "sync_s"] = math.nan
-    return doubts
+    return [*found[:3], *([f"{len(found) - 3} more of them"] if len(found) > 3 else [])]
 
 
-def _not_used(header: list[str], unused: Mapping[int, str], missing: list[str]) -> list[str]:
-    """A doubt about the columns that are not used; `missing` are names that a misspelt one may mean."""
-    names = [header[at] for at in sorted(unused) if not unused[at] and header[at]]
-    some = [_shown(name) + (nearest(name.lower(), missing) if meaning(name) is None else "") for name in names[:5]]
-    some += [f"{len(names) - 5} more"] if len(names) > 5 else []
-    doubts = [f"column{'s' * (len(names) > 1)} {', '.join(some)} not used"] if names else []
-    return doubts + [f"column {_shown(header[at])} not used{why}" for at, why in sorted(unused.items()) if why]
-
-
-def _per_worker(frame: pd.DataFrame, name: str) -> list[str]:
-    """Doubt a rate that hardly grows with the workers: it may be that of one worker."""
+def _odd(frame: pd.DataFrame, rate: _Column, source: str) -> list[str]:
+    """Doubt rates that hardly grow, workers that do not fit on their nodes, equal rows; refuse equal repeat numbers."""
+    doubts, lines = [], frame["line"]
     medians = frame.groupby("workers")["samples_per_s"].median()
-    count, rate = medians.index[-1] / medians.index[0], medians.iloc[-1] / medians.iloc[0]
-    if count < 2 or rate > 1.2:
-        return []
-    return [
-        f"{_shown(name)} is {rate:.2g} times as large with {count:g} times the workers: if it is of one worker, say so "
-        f"with --columns samples_per_s_per_worker={name}"
-    ]
-
-
-def _overfull(frame: pd.DataFrame, lines: list[int], source: str) -> list[str]:
-    """Doubt workers that do not fit on their nodes."""
-    if "nodes" not in frame or "workers_per_node" not in frame:
-        return []
-    over = frame.index[frame["workers"] > frame["nodes"] * frame["workers_per_node"]]
-    return [
-        f"line {lines[place]} of {source}: {frame['workers'][place]:g} workers do not fit on "
-        f"{plural(frame['nodes'][place], 'node', 'g')} with {frame['workers_per_node'][place]:g} workers per node"
-        + (f" (and {len(over) - 1} more lines)" if len(over) > 1 else "")
-        for place in over[:1]
-    ]
-
-
-def _duplicates(frame: pd.DataFrame, lines: list[int], source: str) -> list[str]:
-    """Refuse two rows with the same repeat number; doubt rows that are equal in everything."""
-    if "repeat" in frame:
-        key = [name for name in ("series", "workers", "nodes", "batch_size", "repeat") if name in frame]
-        numbered = frame[frame["repeat"].notna()]
-        again = numbered.index[numbered.duplicated(key)]
-        if len(again):
-            second = again[0]
-            same = numbered.fillna(-1).loc[:, key]
-            first = same.index[(same == same.loc[second]).all(axis=1)][0]
-            raise DataError(
-                f"{source} line {lines[second]}: repeat {frame['repeat'][second]:g} of {frame['workers'][second]} "
-                f"workers is already on line {lines[first]}; number the repeats of a point 0, 1, 2, ..."
+    count, ratio = medians.index[-1] / medians.index[0], medians.iloc[-1] / medians.iloc[0]
+    if rate.role == "samples_per_s" and not rate.given and count >= 2 and ratio <= 1.2:
+        doubts.append(
+            f"{_shown(rate.name)} is {ratio:.2g} times as large with {count:g} times the workers: if it is of one "
+            f"worker, say so with --columns samples_per_s_per_worker={rate.name}"
+        )
+    if "nodes" in frame and "workers_per_node" in frame:
+        over = frame[frame["workers"] > frame["nodes"] * frame["workers_per_node"]]
+        for at in over.index[:1]:
+            doubts.append(
+                f"line {lines[at]} of {source}: {frame['workers'][at]:g} workers do not fit on "
+                f"{plural(frame['nodes'][at], 'node', 'g')} with {frame['workers_per_node'][at]:g} workers per node"
+                + (f" (and {len(over) - 1} more lines)" if len(over) > 1 else "")
             )
-        return []
-    copies = frame.index[frame.duplicated()]
-    if not len(copies):
-        return []
-    which = ", ".join(str(lines[i]) for i in copies[:5]) + (", ..." if len(copies) > 5 else "")
-    repeat = f"lines {which} of {source} repeat" if len(copies) > 1 else f"line {which} of {source} repeats"
-    return [f"{repeat} earlier lines exactly: copied, or truly repeats?"]
+    rows = frame.drop(columns="line")
+    if "repeat" not in frame:
+        copies = [str(line) for line in lines[rows[[name for name in COLUMNS if name in rows]].duplicated()]]
+        which = ", ".join(copies[:5]) + (", ..." if len(copies) > 5 else "")
+        told = f"lines {which} of {source} repeat" if len(copies) > 1 else f"line {which} of {source} repeats"
+        return [*doubts, f"{told} earlier lines exactly: copied, or truly repeats?"] if copies else doubts
+    key = [name for name in ("series", "workers", "nodes", "batch_size", "repeat") if name in frame]
+    numbered = rows.loc[rows["repeat"].notna(), key].fillna({name: -1 for name in key if name != "series"})
+    for at in numbered.index[numbered.duplicated()][:1]:
+        first = numbered.index[(numbered == numbered.loc[at]).all(axis=1)][0]
+        raise DataError(
+            f"{source} line {lines[at]}: repeat {frame['repeat'][at]:g} of {frame['workers'][at]} workers is already "
+            f"on line {lines[first]}; number the repeats of a point 0, 1, 2, ..."
+        )
+    return doubts
