@@ -20,12 +20,11 @@ from horovod_study import foreign_files, records
 from horovod_study.analysis.fit.fitting import SeriesFit, fit_series
 from horovod_study.analysis.forecast.prediction import Prediction
 from horovod_study.analysis.forecast.prediction import predict as predict_points
+from horovod_study.analysis.importers import SAMPLES, parse_points
 from horovod_study.analysis.machine.bench_files import BENCH_FILE, benches_of, largest_of_each_kind, placed_name
 from horovod_study.analysis.machine.network import restored
 from horovod_study.analysis.series import exchange, mlperf_logs, reported
-from horovod_study.analysis.importers import SAMPLES
 from horovod_study.analysis.series.points import cores_of_one_machine, with_series
-from horovod_study.analysis.importers import parse_points
 from horovod_study.analysis.series.turns import study_turns
 from horovod_study.analysis.simulate.calibration import Given, calibrate, run_times
 from horovod_study.analysis.simulate.scaling import simulate as simulate_scenarios

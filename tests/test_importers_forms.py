@@ -56,7 +56,9 @@ class Drawing:
         self.nodes = pick([None, None, None, "of all", "per node", "unclear"])
         self.first = pick([1, 1, 1, 1, 4])
         self.item = pick(ITEMS)
-        self.named = self.unit_in == "header" and self.kind in ("rate", "per worker", "speedup") and pick([True, True, False])
+        self.named = (
+            self.unit_in == "header" and self.kind in ("rate", "per worker", "speedup") and pick([True, True, False])
+        )
         if self.layout == "counts" or (self.layout == "models" and not self.named):
             self.prefix = ""  # of a wide table that does not name what it holds
 
@@ -84,7 +86,11 @@ class Drawing:
         item, prefix, batch = self.item, self.prefix, self.batch
         if self.kind in ("rate", "per worker"):
             name = pick(RATES if self.kind == "rate" else PER_WORKER)
-            unit = "/s/GPU" if self.kind == "per worker" and (self.layout in ("models", "counts") or pick([True, False])) else "/s"
+            unit = (
+                "/s/GPU"
+                if self.kind == "per worker" and (self.layout in ("models", "counts") or pick([True, False]))
+                else "/s"
+            )
             if self.unit_in == "cell":
                 name = pick(["throughput", "Throughput"]) + (" per GPU" if self.kind == "per worker" else "")
             form = name.format(i=prefix + item)
@@ -97,7 +103,11 @@ class Drawing:
             return form, [], cells
         if self.kind in ("step", "epoch"):
             factor, unit = pick([(1.0, "s"), (1e3, "ms")] if self.kind == "step" else [(1.0, "s"), (1 / 60, "min")])
-            name = pick(["step time", "iteration time", "time per step"] if self.kind == "step" else ["epoch time", "time per epoch"])
+            name = pick(
+                ["step time", "iteration time", "time per step"]
+                if self.kind == "step"
+                else ["epoch time", "time per epoch"]
+            )
             name = f"{name} ({unit})" if self.unit_in == "header" else name
             for count, speedup in law.items():
                 rate = x1 * speedup
@@ -109,16 +119,28 @@ class Drawing:
                 shown = self.number(seconds * factor, self.digits(seconds * factor))
                 if self.unit_in == "cell" and self.kind == "epoch" and seconds > 1000 and self.rng.random() < 0.7:
                     whole = round(seconds)
-                    shown = pick([f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}", f"{whole // 60} min {whole % 60} s"])
+                    shown = pick(
+                        [f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}", f"{whole // 60} min {whole % 60} s"]
+                    )
                     cells[count] = [(shown, truth)]
                 else:
                     cells[count] = [(self.spreads(shown, f" {unit}" if self.unit_in == "cell" else ""), truth)]
             return name, [], cells
-        name = pick(["speedup", "Speed-up", "speed up"] if self.kind == "speedup" else ["scaling efficiency", "parallel efficiency"])
+        name = pick(
+            ["speedup", "Speed-up", "speed up"]
+            if self.kind == "speedup"
+            else ["scaling efficiency", "parallel efficiency"]
+        )
         percent = self.kind == "efficiency" and self.rng.random() < 0.7
         for count, speedup in law.items():
             value = speedup if self.kind == "speedup" else speedup / count * (100 if percent else 1)
-            end = " %" if percent and self.unit_in == "cell" else "x" if self.kind == "speedup" and self.unit_in == "cell" else ""
+            end = (
+                " %"
+                if percent and self.unit_in == "cell"
+                else "x"
+                if self.kind == "speedup" and self.unit_in == "cell"
+                else ""
+            )
             cells[count] = [(self.spreads(self.number(value, self.digits(value)), end), speedup)]
         return f"{name} (%)" if percent and self.unit_in == "header" else name, [], cells
 
@@ -203,7 +225,10 @@ class Drawing:
         return self.table([columns, *([row[column] for column in columns] for row in rows)])
 
     def wide(self, rows: list[dict[str, str]], workers: str, name: str) -> str:
-        models, counts = list(dict.fromkeys(row["model"] for row in rows)), list(dict.fromkeys(row[workers] for row in rows))
+        models, counts = (
+            list(dict.fromkeys(row["model"] for row in rows)),
+            list(dict.fromkeys(row[workers] for row in rows)),
+        )
         cells = {(row["model"], row[workers]): row[name] for row in rows}
         if self.layout == "models":
             header = [workers, *(f"{model} {name}" if self.named else model for model in models)]
@@ -231,7 +256,10 @@ class Drawing:
             lines = ["| " + " | ".join(row) + " |" for row in padded]
             if self.separator == "grid":
                 return "\n".join([rule, lines[0], rule.replace("-", "="), *lines[1:], rule])
-            rule, lines = re.sub("-", "─", rule).replace("+", "┼"), [line.replace(" | ", " │ ").replace("| ", "│ ", 1).removesuffix("|") + "│" for line in lines]
+            rule, lines = (
+                re.sub("-", "─", rule).replace("+", "┼"),
+                [line.replace(" | ", " │ ").replace("| ", "│ ", 1).removesuffix("|") + "│" for line in lines],
+            )
             return "\n".join([rule, lines[0], rule.replace("─", "═"), *lines[1:], rule])
         lines = ["  ".join(row) for row in padded]
         if self.separator == "rst":

@@ -12,8 +12,8 @@ from make.synthetic_runs import run_table
 from make.synthetic_study import write_study
 
 from horovod_study import api
-from horovod_study.analysis.series.points import cores_of_one_machine, with_series
 from horovod_study.analysis.importers import parse_columns, parse_points
+from horovod_study.analysis.series.points import cores_of_one_machine, with_series
 from horovod_study.errors import DataError
 
 HEAD = "workers,samples_per_s\n"

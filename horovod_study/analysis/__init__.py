@@ -3,7 +3,7 @@
     stats.py    the one interval, tests and estimates; a kit, which the run wing uses too
     paired.py   ratios of cells that alternate in slices, and when enough was measured; a kit as well
     costs.py    what messages cost, alpha and beta; a kit as well
-    series/     run table -> scaling points; a user's own points; points for other programs
+    series/     run table -> scaling points; points for other programs
     laws/       scaling laws as values, a file each
     fit/        points -> fitted laws with 95 % intervals, the law selected, and every reason to doubt it
     forecast/   points -> throughput of other worker counts, scored forecasts, recommended worker counts
@@ -14,7 +14,8 @@
     compare/    two configurations, or two studies, and whether the runs can tell
     simulate/   a step on other workers, another network, or with other settings
     study.py    a whole study: run table -> everything the report reads
-    impossible.py  what a number cannot be, whoever gave it; a kit, which every file of others, fit and page goes through
+    importers.py   what others measured: the text of a table in, a validated frame out
+    impossible.py  what a number cannot be, whoever gave it; a kit, which all files of others, fits and pages go through
     audit.py    whether a study's numbers are what its raw rows give
 
 Nothing here prints, reads or writes a file, changes its arguments, or needs torch, Horovod or MPI.

@@ -52,6 +52,7 @@ ROLES = (*COLUMNS, *RATES[1:], "global_batch", "accumulation")
 """What a column can be: the columns of a points file, and what these can be worked out from."""
 
 MAX_WORKERS, MAX_POINTS, _MAX_CELLS = 10_000_000, 1_000_000, 9_000_000
+_LONG = 200  # letters; a longer cell or name says nothing that is known
 SAMPLES, _TOKENS = "samples/s", "tokens/s"
 
 UNITS: Mapping[str, float] = MappingProxyType(
@@ -76,7 +77,7 @@ FAILED = frozenset(
 )
 NO_VALUE = FAILED | {
     "",
-    *"- -- --- – — ? / . … ... n/a n.a. na nan #n/a none null nil tbd unknown missing skipped".split(),
+    *"- -- --- \u2013 \u2014 ? / . \u2026 ... n/a n.a. na nan #n/a none null nil tbd unknown missing skipped".split(),
 }
 """What stands in a cell that has no value, in small letters."""
 
@@ -97,7 +98,8 @@ HEADERS: Mapping[str, str] = MappingProxyType(
         "workers": rf"{_COUNT}{_WORKER}(?: count)?|np|n ?procs?|n ?tasks|world size|ranks|parallelism|dp(?: size)?",
         "nodes": rf"{_COUNT}{_NODE}(?: count)?|n ?nodes",
         "global_batch": r"(?:global|total|effective) (?:mini ?)?batch(?: ?size)?|gbs",
-        "batch_size": rf"(?:local|micro|per {_WORKER})(?: train)? batch(?: ?size)?|batch(?: ?size)? ?(?:/|per) ?{_WORKER}|mbs",
+        "batch_size": rf"(?:local|micro|per {_WORKER})(?: train)? batch(?: ?size)?|mbs|"
+        rf"batch(?: ?size)? ?(?:/|per) ?{_WORKER}",
         "accumulation": r"(?:gradient|grad) acc(?:um(?:ulation)?)?(?: steps?)?|accumulation steps|gas",
         "speedup": r"(?:relative )?speed ?up|relative throughput",
         "efficiency": r"(?:(?:weak |strong )?scaling|parallel) efficiency(?: %)?",
@@ -107,8 +109,9 @@ HEADERS: Mapping[str, str] = MappingProxyType(
         "repeat": r"repeat|run|trial|rep|repetition|seed|random seed|attempt|replica(?:te)?",
         "series": r"series|curve|model|network|framework|system|config|configuration|experiment|setting|label",
         "status": r"(?:job )?(?:state|status|outcome)",
-        "other": r".*\b(?:loss|acc|accuracy|perplexity|ppl|bleu|top ?[15]|mse|memory|mem|vram|power|temp|temperature|date|"
-        r"time ?stamp|started|submitted|job ?id|std|stdev|stddev|sd|sem|ci|error|flops?|mfu|index|comment|notes?|util)\b.*",
+        "other": r".*\b(?:loss|acc|accuracy|perplexity|ppl|bleu|top ?[15]|mse|memory|mem|vram|power|temp|temperature|"
+        r"date|time ?stamp|started|submitted|job ?id|std|stdev|stddev|sd|sem|ci|error|flops?|mfu|index|comment|notes?|"
+        r"util)\b.*",
     }
 )
 """What the name of a column says that it is, as the whole of the name without units; rates are found by _RATE."""
@@ -120,7 +123,10 @@ _RATE = re.compile(
 )
 _INVERSE = re.compile(rf"({_STEP}|epochs?)(?: ?/ ?| per )({_TIME})")
 _STATISTIC = r"average|avg|mean|median|measured|observed|achieved"
-_NO_RATE = r"speed ?up|efficiency|scaling|ideal|expected|linear|theoretical|predicted|std|stdev|error|(?<!/)(?<!per )min\b|max\b|ratio|relative"
+_NO_RATE = (
+    r"speed ?up|efficiency|scaling|ideal|expected|linear|theoretical|predicted|std|stdev|error|(?<!/)(?<!per )min\b|"
+    r"max\b|ratio|relative"
+)
 _BRACKET = re.compile(r"[(\[]([^)\]]*)[)\]]")
 _DURATION = re.compile(
     r"(?:(?:total|wall|elapsed|training|train|execution|run) ?)*(?:clock ?)?(?:time|duration|runtime|elapsed)"
@@ -143,6 +149,8 @@ class Meaning:
 
 def meaning(name: str) -> Meaning | None:
     """Return what a column of this name is, None where the name does not say it."""
+    if len(name) > _LONG:
+        return None
     text = _plain(name)
     if _RATE.search(text) and text != "relative throughput":
         return _rate(text)
@@ -165,7 +173,7 @@ def meaning(name: str) -> Meaning | None:
 
 def is_duration(name: str) -> bool:
     """Return whether a column is a time of which the name does not say what took it."""
-    text = _plain(name)
+    text = _plain(name[:_LONG])
     return bool(_DURATION.fullmatch(" ".join(_words(text, _unit(text)))))
 
 
@@ -218,8 +226,8 @@ _QUICK = re.compile(r"[-+]?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _SPREAD = re.compile(rf"\s*(?:±|\+/-|\+-)\s*{_NUMBER}(\s*[kKMG](?![a-zA-Z]))?")
 _CLOCK = re.compile(r"(?:(?:([0-9]+)-)?([0-9]+):)?([0-9]+):([0-9]{2}(?:[.,][0-9]+)?)")
 _SPAN = re.compile(rf"({_NUMBER})\s*({_TIME})(?![a-z])\s*")
-_CELL = re.compile(rf"(?:[x×]\s*)?({_NUMBER})\s*(?:([kKMG])(?=$|[^a-zA-Z]|{_ITEM}\b))?\s*(.*)")
-_TIMES_OF = re.compile(r"[a-z][\w -]* ?[x×*] ?([0-9]+)", re.IGNORECASE)  # A100 x 8
+_CELL = re.compile(rf"(?:[x\u00d7]\s*)?({_NUMBER})\s*(?:([kKMG])(?=$|[^a-zA-Z]|{_ITEM}\b))?\s*(.*)")
+_TIMES_OF = re.compile(r"[a-z][\w -]* ?[x\u00d7*] ?([0-9]+)", re.IGNORECASE)  # A100 x 8
 _GROUPS = re.compile(r"([-+]?\d{1,3})((?:[ '\u00a0\u202f\u2009\u2019]\d{3})+)([.,]\d+)?")
 _THREE = re.compile(r"[1-9]\d\d")
 _COMMAS = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?")
@@ -243,6 +251,8 @@ def quantity(cell: str) -> Quantity | None:
     text = cell.strip()
     if _QUICK.fullmatch(text):
         return Quantity(((text, 1.0),))
+    if len(text) > _LONG:
+        return None
     whole = re.sub(r"\*\*|[`~≈†‡§]|\*$", "", text).strip()
     text = re.sub(r"^[(\[](.*)[)\]]$", r"\1", whole)
     if spread := _SPREAD.search(text):
@@ -264,7 +274,7 @@ def quantity(cell: str) -> Quantity | None:
         return Quantity(((each[1], 1.0),), f"x {text}", remark)
     if not (each := _CELL.fullmatch(text)):
         return None
-    unit = "x" if text[0] in "x×" else each[3].strip().lower().replace("×", "x")
+    unit = "x" if text[0] in "x\u00d7" else each[3].strip().lower().replace("\u00d7", "x")
     return Quantity(((each[1], PREFIXES[(each[2] or "").lower()]),), unit, remark)
 
 
@@ -325,9 +335,8 @@ def decimal_comma(columns: Sequence[tuple[str, Sequence[str]]], separator: str, 
         return True  # 1906 and 1,332: commas part no thousands
     for role, texts, count in unclear:  # not so beside 880
         if count and (separator == ";" or role in (*TIMES, VALUES)) and not any(map(_THREE.fullmatch, texts)):
-            raise DataError(
-                f"{where}: {next(text for text in texts if ',' in text)!r} may have thousands or decimals; write its column without commas"
-            )
+            first = next(text for text in texts if "," in text)
+            raise DataError(f"{where}: {first!r} may have thousands or decimals; write its column without commas")
     return False
 
 
@@ -390,7 +399,7 @@ def _factor(found: Quantity, column: _Column) -> float:
     if found.parts[0][1] != 1.0 and unit not in ("s", ":") and (not of_rate or (not unit and means.factor != 1.0)):
         return math.nan  # a batch of 4k is one of 4096; 1.7k in a column of ktok/s
     if not unit:
-        return math.nan if column.mixed and (means.bare and role in TIMES or role == "efficiency") else means.factor
+        return math.nan if column.mixed and ((means.bare and role in TIMES) or role == "efficiency") else means.factor
     if of_rate:
         other = meaning(unit)
         fits = other and other.inverse == means.inverse and other.role in (role, RATES[0])
@@ -484,7 +493,7 @@ def _cells(text: str, source: str) -> tuple[str, list[tuple[int, list[str]]]]:
     """Return what separates the cells of a text, and the cells with their lines."""
     plain = text if text.isascii() else text.translate(_BOX)
     lines = [(at, line) for at, line in enumerate(plain.splitlines(), 1) if not line.isspace() and line]
-    lines = [each for each in lines if not _FOOTER.fullmatch(each[1].strip())] if len(lines) < MAX_POINTS else lines
+    lines = [each for each in lines if not _FOOTER.fullmatch(each[1].strip())] if len(lines) < 10**5 else lines
     named = (line for _, line in lines if not _RULE.fullmatch(line) and not _remark(_SPLIT.split(line.strip())))
     head = next(named, "")
     separator = next((mark for mark in "\t|;," if mark in head), " ")
@@ -492,6 +501,8 @@ def _cells(text: str, source: str) -> tuple[str, list[tuple[int, list[str]]]]:
         separator = " "
     if separator == " " and any("|" in line for line in named) and any(_RULE.fullmatch(line) for _, line in lines):
         separator = "|"  # below a title
+    if separator in "| " and len(lines) > MAX_POINTS + 100:
+        return separator, [(at, []) for at, _ in lines]  # too many
     if separator == "|":
         return separator, _barred(lines, source)
     if separator == " " and len(lines) > 1:
@@ -546,6 +557,8 @@ def _spaced(lines: list[tuple[int, str]], source: str) -> list[tuple[int, list[s
     """Cells between spaces: below the rules over or under the names, or between two spaces or more, or single ones."""
     rules = [line for _, line in lines if _RULE.fullmatch(line)]
     kept = [(at, line.expandtabs()) for at, line in lines if not _RULE.fullmatch(line)]
+    if not kept:
+        return []
     kept = [each for each in kept if each is kept[0] or not each[1].lstrip().startswith("#")]
     begins = [found.start() for found in re.finditer(r"[=-]+", rules[0])][1:] if rules else []
     if begins and all(not line[begin - 1 : begin].strip() for _, line in kept for begin in begins):
@@ -621,7 +634,7 @@ VALUES = "values"
 def _turned(table: _Table) -> _Table:
     """Return a table whose names are worker counts (`1 GPU`, `8`) with a row for each of these counts."""
     header, body = table.header, table.rows[1:]
-    counts = {at: found[1] for at, name in enumerate(header) if (found := _AS_COUNT.fullmatch(name))}
+    counts = {at: found[1] for at, name in enumerate(header) if (found := _AS_COUNT.fullmatch(name[:_LONG]))}
     labels = [at for at in range(len(header)) if at not in counts]
     plain = all(header[at] == count for at, count in counts.items())
     corner = header[labels[0]] if labels else ""
@@ -654,7 +667,7 @@ def _long(table: _Table, columns: Mapping[str, str]) -> _Table:
     counted = [
         at
         for at, name in enumerate(header)
-        if name == columns.get("workers", "workers") or at in known and known[at].role == "workers"
+        if name == columns.get("workers", "workers") or (at in known and known[at].role == "workers")
     ]
     wide, name = [at for at, each in known.items() if each.role == best], ""
     if wide and best not in columns and not table.holds:
@@ -663,7 +676,7 @@ def _long(table: _Table, columns: Mapping[str, str]) -> _Table:
         name = (
             (left.pop() or _NAMES.get(best, "")) if len(left) == 1 < len(wide) == len({*names.values()} - {""}) else ""
         )
-    elif counted and (not best or VALUES in given or table.holds) and len(header) * len(table.rows) < 10**6:
+    elif counted and (not best or VALUES in given or table.holds) and len(header) * len(table.rows) < 10**5:
         rest = [
             at
             for at, each in enumerate(header)
@@ -710,7 +723,7 @@ def _values(table: _Table, workers: int, wide: list[int]) -> str:
 
 
 def _unclear(name: str) -> bool:
-    return is_duration(name) or bool(_BATCH.fullmatch(_plain(name)))
+    return is_duration(name) or bool(_BATCH.fullmatch(_plain(name[:_LONG])))
 
 
 # --- columns ----------------------------------------------------------------------------------------------------------
@@ -744,7 +757,9 @@ def _columns(table: _Table, columns: Mapping[str, str]) -> list[_Column]:
             raise DataError(f"{where}: --columns names {name!r}, which is none of the columns {_shown(names)}")
         at = names.index(name) if name in names else plain.index(name.strip().lower())
         guess = _meaning(names[at], table.column(at))
-        means = Meaning(role=role, factor=UNITS[_unit(_plain(name)) or "s"] if role in TIMES else 1.0, bare=True)
+        means = Meaning(
+            role=role, factor=UNITS[_unit(_plain(name[:_LONG])) or "s"] if role in TIMES else 1.0, bare=True
+        )
         if guess and (guess.role == role or {guess.role, role} == set(RATES[:2])):  # of whom is told, of what it says
             means = replace(guess, role=role)
         used[at] = _Column(at=at, name=names[at], means=means, given=True)
@@ -759,10 +774,10 @@ def _columns(table: _Table, columns: Mapping[str, str]) -> list[_Column]:
     _require(table, {each.role for each in used.values()})
     found = []
     for each in used.values():
-        units = (
-            {one.unit for cell in table.column(each.at) if (one := quantity(cell))} if each.role in _CELLS else set()
-        )
-        unit = UNITS[_unit(_plain(each.name)) or "s"]
+        cells = table.column(each.at) if each.role in _CELLS else []
+        quick = all(map(_QUICK.fullmatch, cells))
+        units = {one.unit for cell in cells if not quick and (one := quantity(cell))}
+        unit = UNITS[_unit(_plain(each.name[:_LONG])) or "s"]
         clock = {60.0: 1.0, 3600.0: 60.0}.get(unit, 1.0 if "s" in units else math.nan)
         found.append(replace(each, mixed=len(units) > 1 and "" in units, clock=clock))
     return found
@@ -882,7 +897,8 @@ def _leave_out(table: _Table, found: list[_Column]) -> list[str]:
     states = [each.at for each in found if each.role == "status"]
     if rate.role in RATES[4:]:
         places = [[_sum(quantity(cells[each.at])) for each in near] for _, cells in table.rows[1:]]
-        base = [cells for place, (_, cells) in zip(places, table.rows[1:], strict=True) if place == min(places)]
+        fewest = min(places)
+        base = [cells for place, (_, cells) in zip(places, table.rows[1:], strict=True) if place == fewest]
         if not any(_sum(quantity(cell)) == 1 for cell in table.column(rate.at)):
             for cells in base if all(cells[rate.at].strip() in _DASHES for cells in base) else ():
                 cells[rate.at] = "1" if rate.role == "speedup" else "100 %"
@@ -905,13 +921,23 @@ def _leave_out(table: _Table, found: list[_Column]) -> list[str]:
 def _frame(table: _Table, found: list[_Column], unused: dict[int, str]) -> tuple[pd.DataFrame, list[str]]:
     """Return the numbers of the columns that are used, by role, with their lines; and what must be told of them."""
     numeric, roles = [each for each in found if each.role in _CELLS], {each.role for each in found}
-    said = {each.at: [one for cell in table.column(each.at) if (one := quantity(cell))] for each in numeric}
-    texts = [(each.role, [text for one in said[each.at] for text, _ in one.parts]) for each in numeric]
+    columns = {each.at: table.column(each.at) for each in numeric}
+    quick = {at: all(map(_QUICK.fullmatch, cells)) for at, cells in columns.items()}
+    said = {at: [one for cell in cells if not quick[at] and (one := quantity(cell))] for at, cells in columns.items()}
+    texts = [
+        (each.role, columns[each.at] if quick[each.at] else [text for one in said[each.at] for text, _ in one.parts])
+        for each in numeric
+    ]
     comma = decimal_comma(texts, table.separator, table.where)
-    lines = [line for line, _ in table.rows[1:]]
-    frame = pd.DataFrame({"line": lines})
+    frame = pd.DataFrame({"line": [line for line, _ in table.rows[1:]]})
     for each in numeric:
-        cells = zip(lines, table.column(each.at), strict=True)
+        low, high, allowed, _ = _CELLS[each.role]
+        if quick[each.at]:
+            values = pd.Series(columns[each.at]).astype(float)
+            if (values.between(low, high) & ((values % 1 == 0) | bool(allowed))).all():
+                frame[each.role] = each.means.factor / values if each.means.inverse else values * each.means.factor
+                continue
+        cells = zip(frame["line"], columns[each.at], strict=True)
         try:
             frame[each.role] = [_value(cell, each, f"{table.source} line {at}", comma=comma) for at, cell in cells]
         except DataError as error:
@@ -1064,7 +1090,7 @@ def _series(
         elif at is not None and apart > 0.1:
             raise DataError(
                 f"{table.where}: rows with the same workers differ in {name!r} and by {100 * apart:.0f} % in their "
-                f"rates; say what it does: --columns 'series={name}' tells configurations apart, 'repeat={name}' repeats"
+                f"rates; say what it does: --columns 'series={name}' tells configurations apart, 'repeat={name}' runs"
             )
         else:
             doubts.append(f"rows that differ in {name!r} are taken for repeats; else name them in a column 'series'")
@@ -1075,7 +1101,7 @@ def _is_other(name: str) -> bool:
 
 
 def _strong_and_weak(frame: pd.DataFrame, read: list[str]) -> pd.DataFrame:
-    """Return two series for one in which rows with a constant and with a divided batch share those of fewest workers."""
+    """Return two series for one in which rows with constant and with divided batches share those of fewest workers."""
     if "batch_size" not in frame:
         return frame
     parts, count = [], len(read)

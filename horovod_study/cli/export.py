@@ -121,8 +121,8 @@ def _export_archive(options: argparse.Namespace) -> Result:
 
 def _export_points(options: argparse.Namespace) -> int | Result:
     from horovod_study import records
-    from horovod_study.analysis.series import exchange
     from horovod_study.analysis.importers import parse_points
+    from horovod_study.analysis.series import exchange
     from horovod_study.report.export import write_extra_p, write_text
 
     if options.steps != records.ALL_STEPS:

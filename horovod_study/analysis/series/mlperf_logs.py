@@ -103,7 +103,7 @@ def read_logs(
 
 
 def points_of(logs: Sequence[Log], systems: Mapping[str, Mapping[str, Any]], wrong: Sequence[str] = ()) -> pd.DataFrame:
-    """Return one row per log, with the columns of a points file (points_file.COLUMNS) and its attrs.
+    """Return one row per log, with the columns of a points file (importers.COLUMNS) and its attrs.
 
     `systems` maps the source of a log to the description of its system (systems/SYSTEM.json), where there is one. Runs
     of one submitter, benchmark, accelerator, division and framework are a series. `wrong` says of other logs why they
