@@ -58,6 +58,11 @@ READ: dict[str, tuple[str, dict[str, dict[int, float]], str]] = {
         {"": {1: 100.5, 2: 190.5}},
         "differ in 'k'",
     ),
+    "names that stand once for several rows": (
+        "model,GPUs,img/s\nvgg,1,50\n,2,90\nbert,1,20\n,2,38\n",
+        {"vgg": {1: 50, 2: 90}, "bert": {1: 20, 2: 38}},
+        "",
+    ),
     # --- strong and weak
     "strong and weak": (
         "workers,batch_size,samples_per_s\n1,64,500\n2,32,820\n4,16,1200\n8,8,1450\n2,64,960\n4,64,1850\n8,64,3500\n",
@@ -206,7 +211,8 @@ READ: dict[str, tuple[str, dict[str, dict[int, float]], str]] = {
         "",
     ),
     "a column a count": (
-        "| model | 1 GPU | 2 GPUs | 4 GPUs |\n|---|---|---|---|\n| resnet50 | 310 | 600 | 1,150 |\n| vgg16 | 190 | 330 | 560.5 |\n",
+        "| model | 1 GPU | 2 GPUs | 4 GPUs |\n|---|---|---|---|\n| resnet50 | 310 | 600 | 1,150 |\n"
+        "| vgg16 | 190 | 330 | 560.5 |\n",
         {"resnet50": {1: 310, 2: 600, 4: 1150}, "vgg16": {1: 190, 2: 330, 4: 560.5}},
         "",
     ),
@@ -263,6 +269,7 @@ REFUSED = {
     "rates with a point": ("GPUs;img/s\n1;880\n2;1.700\n", "thousands or decimals"),
     "rates with one comma and semicolons": ("GPUs;img/s\n1;1,700\n2;3,300\n", "thousands or decimals"),
     "a rate that cannot be": ("GPUs,tokens/s\n1,3e12\n2,5e12\n", "no worker does more"),
+    "tokens and images": ("GPUs,throughput\n1,450 tok/s\n2,88 img/s\n", "throughput is '450 tok/s'"),
     "no form": ("Results of our runs\nwith many GPUs\nwere good\n", "two spaces, or JSON"),
     "two tables": (
         "| GPUs | img/s |\n|---|---|\n| 1 | 2 |\n\nWith AMP:\n\n| GPUs | img/s |\n|---|---|\n| 1 | 3 |\n",

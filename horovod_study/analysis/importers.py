@@ -271,7 +271,7 @@ def quantity(cell: str) -> Quantity | None:
     if spans and not _SPAN.sub("", lower):
         return Quantity(tuple((each, UNITS[unit]) for each, unit in spans), "s", remark)
     if each := _TIMES_OF.fullmatch(text):
-        return Quantity(((each[1], 1.0),), f"x {text}", remark)
+        return Quantity(((each[1], 1.0),), f"x {text}".lower(), remark)
     if not (each := _CELL.fullmatch(text)):
         return None
     unit = "x" if text[0] in "x\u00d7" else each[3].strip().lower().replace("\u00d7", "x")
@@ -402,7 +402,7 @@ def _factor(found: Quantity, column: _Column) -> float:
         return math.nan if column.mixed and ((means.bare and role in TIMES) or role == "efficiency") else means.factor
     if of_rate:
         other = meaning(unit)
-        fits = other and other.inverse == means.inverse and other.role in (role, RATES[0])
+        fits = other and other.inverse == means.inverse and other.role in (role, RATES[0]) and other.unit == means.unit
         return other.factor if other and fits else math.nan
     if unit == ":" and role in TIMES:
         return column.clock
@@ -736,7 +736,7 @@ def _meaning(name: str, cells: Sequence[str]) -> Meaning | None:
         return None  # `GPU`: A100
     if means is None and found and {each.unit for each in found} == {"x"}:
         return Meaning(role="speedup", label=_plain(name))
-    units = {(each.role, each.unit, each.inverse) for one in found if one.unit and (each := meaning(one.unit))}
+    units = {(of.role, of.unit, of.inverse) for one in found if one.unit and (of := meaning(one.unit))}
     role, unit, inverse = units.pop() if len(units) == 1 else ("", "", False)
     if means is None and (role in RATES[:2] or inverse):
         return Meaning(role=role, unit=unit, inverse=inverse, label="" if _unclear(name) else _plain(name), bare=True)
@@ -904,7 +904,7 @@ def _leave_out(table: _Table, found: list[_Column]) -> list[str]:
                 cells[rate.at] = "1" if rate.role == "speedup" else "100 %"
     kept, out = table.rows[:1], []
     for line, cells in table.rows[1:]:
-        cell = cells[rate.at].strip().strip("*`").lower()
+        cell = re.sub(r"\s*[(\[].*", "", cells[rate.at].strip().strip("*`").lower())
         state = next((cells[at] for at in states if re.split(r"[\s+:(]", cells[at].strip().lower())[0] in FAILED), None)
         if state is None and (cell not in NO_VALUE or (rate.own and cell not in FAILED)):
             kept.append((line, cells))
@@ -1066,16 +1066,19 @@ def _series(
 
     for at in [*columns, *others]:
         cells = [unguarded(cell.strip()) for cell in table.column(at)]
+        told = table.header[at]
+        if not columns.get(at) and cells[0] and "" in cells:  # named in the first row of each
+            cells, told = pd.Series(cells).replace("", None).ffill().tolist(), f"{told}, also of empty cells below"
         counts = frame["workers"].groupby(cells).nunique()
         if at in columns and not columns[at] and counts.max() == 1 < frame["workers"].nunique():
             unused[at] = ""
         elif at in columns:
-            add(cells, "" if columns[at] else table.header[at])
+            add(cells, "" if columns[at] else told)
         elif not any(re.search(r"^$|^[-+.\d]", cell) for cell in cells) and len(counts) > 1 and counts.min() > 1:
             if frame["workers"].duplicated().any():
                 del unused[at]
-                add(cells, table.header[at])
-    numbers = [(None, name, cells) for name, cells in batch.items()]
+                add(cells, told)
+    numbers = [(-1, name, cells) for name, cells in batch.items()]
     for at, name, cells in [*numbers, *((at, table.header[at], table.column(at)) for at in others if at in unused)]:
         cells = [each.strip() for each in cells]
         if not all(map(quantity, cells)) or not (how := _told_apart(frame, cells)):
@@ -1084,10 +1087,10 @@ def _series(
         rates = frame["samples_per_s"].groupby([*keys, pd.Series(cells)]).median().groupby(level=[*range(len(keys))])
         apart = float((rates.max() / rates.min()).max()) - 1
         counted = sorted({*cells}) in ([*map(str, range(len({*cells})))], [*map(str, range(1, len({*cells}) + 1))])
-        if how == "same" and not (counted and apart < 0.1 and at is not None):
+        if how == "same" and not (counted and apart < 0.1 and at >= 0):
             unused.pop(at, None)
             add([f"{name} {cell}" for cell in cells], f"{name}, which tells configurations apart")
-        elif at is not None and apart > 0.1:
+        elif at >= 0 and apart > 0.1:
             raise DataError(
                 f"{table.where}: rows with the same workers differ in {name!r} and by {100 * apart:.0f} % in their "
                 f"rates; say what it does: --columns 'series={name}' tells configurations apart, 'repeat={name}' runs"
