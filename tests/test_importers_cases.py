@@ -23,6 +23,7 @@ READ: dict[str, tuple[str, dict[str, dict[int, float]], str]] = {
     "a dash in the base of an efficiency": ("nodes;scaling efficiency\n1;—\n2;95 %\n", {"": {1: 1, 2: 1.9}}, ""),
     "a dash that is no base": ("GPUs,speedup\n1,-\n2,1.0\n4,1.9\n", {"": {2: 2, 4: 3.8}}, "line 2"),
     "relative to four": ("GPUs,speedup\n4,1\n8,1.9\n", {"": {4: 4, 8: 7.6}}, ""),
+    "a speedup with commas": ("GPUs\tspeedup\n1\t1,000\n2\t1,912\n", {"": {1: 1, 2: 1.912}}, ""),
     "one worker that is not 1": ("GPUs,speedup\n1,0.9\n2,1.7\n", {"": {1: 0.9, 2: 1.7}}, "speedup of 0.9"),
     "far above the workers": ("ranks,speedup\n1,1\n2,7\n", {"": {1: 1, 2: 7}}, "speedup of 7 with 2 workers"),
     # --- configurations
