@@ -441,7 +441,7 @@ _FOOTER = re.compile(r"[\[(]?\d+ rows?\b.*")  # (4 rows), [4 rows x 2 columns], 
 
 
 @dataclass(slots=True)
-class _Sheet:
+class _CellRows:
     """The cells of a table, with the line of each row, the header first."""
 
     source: str
@@ -462,15 +462,15 @@ class _Sheet:
         return [cells[at] for _, cells in self.rows[1:]]
 
 
-def _table(data: str | bytes, source: str) -> _Sheet:
+def _table(data: str | bytes, source: str) -> _CellRows:
     """Return the cells of a file, whatever its form; DataError where there are none, or not as many in every row."""
     text, told = (data, []) if isinstance(data, str) else _decoded(data, source)
     if isinstance(data, bytes) and text.lstrip()[:1] in ("{", "["):
         rows = list(enumerate(_of_json(text, source), 1))
-        table = _Sheet(f"{source}, as CSV,", ",", rows, [*told, f"JSON of {plural(len(rows) - 1, 'row', ',')}"])
+        table = _CellRows(f"{source}, as CSV,", ",", rows, [*told, f"JSON of {plural(len(rows) - 1, 'row', ',')}"])
     else:
         separator, rows = _cells(text.removeprefix("\ufeff"), source)
-        table = _Sheet(source, separator, rows, told + [f"{separator!r} separates columns"] * (separator != ","))
+        table = _CellRows(source, separator, rows, told + [f"{separator!r} separates columns"] * (separator != ","))
     if not rows:
         raise DataError(f"{source}: is empty; give a first line 'workers,samples_per_s' and one line per point")
     if len(rows) > MAX_POINTS + 1 or len(rows) * len(rows[0][1]) > _MAX_CELLS:
@@ -631,7 +631,7 @@ VALUES = "values"
 """The column of a long table made of a wide one, whose names do not say what they hold."""
 
 
-def _turned(table: _Sheet) -> _Sheet:
+def _turned(table: _CellRows) -> _CellRows:
     """Return a table whose names are worker counts (`1 GPU`, `8`) with a row for each of these counts."""
     header, body = table.header, table.rows[1:]
     counts = {at: found[1] for at, name in enumerate(header) if (found := _AS_COUNT.fullmatch(name[:_LONG]))}
@@ -649,10 +649,10 @@ def _turned(table: _Sheet) -> _Sheet:
     first = (table.rows[0][0], [corner if of == "workers" else "workers", *names])
     rows = [(first[0], [count, *(cells[at] for _, cells in body)]) for at, count in counts.items()]
     told = [*table.told, f"{listed([header[at] for at in counts])} are worker counts"]
-    return _Sheet(table.source, table.separator, [first, *rows], told, corner if of in RATES else "")
+    return _CellRows(table.source, table.separator, [first, *rows], told, corner if of in RATES else "")
 
 
-def _long(table: _Sheet, columns: Mapping[str, str]) -> _Sheet:
+def _long(table: _CellRows, columns: Mapping[str, str]) -> _CellRows:
     """Return a table with a column for each series with a row for each of their values.
 
     These are several rates or speedups whose names say of what, or numbers that no name explains: throughputs where all
@@ -699,10 +699,10 @@ def _long(table: _Sheet, columns: Mapping[str, str]) -> _Sheet:
         not best and not table.holds and name != VALUES
     )
     first = (table.rows[0][0], [*(header[at] for at in kept), "series", name])
-    return _Sheet(table.source, table.separator, [first, *rows], [*table.told, *told])
+    return _CellRows(table.source, table.separator, [first, *rows], [*table.told, *told])
 
 
-def _values(table: _Sheet, workers: int, wide: list[int]) -> str:
+def _values(table: _CellRows, workers: int, wide: list[int]) -> str:
     """Return what the values of columns are that rise with the workers as rates do; `VALUES` where they do not.
 
     In logarithms rates rise steeply, and not ever more so, as times of steps do.
@@ -746,7 +746,7 @@ def _meaning(name: str, cells: Sequence[str]) -> Meaning | None:
     return means
 
 
-def _columns(table: _Sheet, columns: Mapping[str, str]) -> list[_Column]:
+def _columns(table: _CellRows, columns: Mapping[str, str]) -> list[_Column]:
     """The columns that are used: those that are said, those with names of a points file, those that are guessed."""
     names, where = table.header, table.where
     plain = [name.lower() for name in names]
@@ -783,7 +783,7 @@ def _columns(table: _Sheet, columns: Mapping[str, str]) -> list[_Column]:
     return found
 
 
-def _guessed(table: _Sheet, used: Mapping[int, _Column]) -> dict[int, _Column]:
+def _guessed(table: _CellRows, used: Mapping[int, _Column]) -> dict[int, _Column]:
     """Columns whose name says what they are, where nothing else is that."""
     names, taken = table.header, {each.role for each in used.values()}
     means = {at: each for at, name in enumerate(names) if at not in used and (each := _meaning(name, table.column(at)))}
@@ -807,7 +807,7 @@ def _guessed(table: _Sheet, used: Mapping[int, _Column]) -> dict[int, _Column]:
     return found
 
 
-def _require(table: _Sheet, roles: set[str]) -> None:
+def _require(table: _CellRows, roles: set[str]) -> None:
     """Raise DataError where the columns do not say how many workers there were, or how fast they were."""
     names, where = table.header, table.where
     lacking = [] if roles & {"workers", "nodes"} else ["workers"]
@@ -890,7 +890,7 @@ def parse_points(data: str | bytes, source: str, columns: Mapping[str, str] | No
     return frame
 
 
-def _leave_out(table: _Sheet, found: list[_Column]) -> list[str]:
+def _leave_out(table: _CellRows, found: list[_Column]) -> list[str]:
     """Drop rows without a rate, or of what failed, from a table; say which. A dash in the row of a base is 1."""
     rate = next(each for each in found if each.role in RATES)
     near = [each for each in found if each.role in ("workers", "nodes")]
@@ -918,7 +918,7 @@ def _leave_out(table: _Sheet, found: list[_Column]) -> list[str]:
     return [f"rows without a value are left out: {', '.join(out[:5])}{more}"] if out else []
 
 
-def _frame(table: _Sheet, found: list[_Column], unused: dict[int, str]) -> tuple[pd.DataFrame, list[str]]:
+def _frame(table: _CellRows, found: list[_Column], unused: dict[int, str]) -> tuple[pd.DataFrame, list[str]]:
     """Return the numbers of the columns that are used, by role, with their lines; and what must be told of them."""
     numeric, roles = [each for each in found if each.role in _CELLS], {each.role for each in found}
     columns = {each.at: table.column(each.at) for each in numeric}
@@ -954,7 +954,7 @@ def _frame(table: _Sheet, found: list[_Column], unused: dict[int, str]) -> tuple
     return frame.astype({"workers": "int64"} if "workers" in frame else {}), read
 
 
-def _work_out(frame: pd.DataFrame, by: Mapping[str, _Column], table: _Sheet, read: list[str]) -> str:
+def _work_out(frame: pd.DataFrame, by: Mapping[str, _Column], table: _CellRows, read: list[str]) -> str:
     """Add to `frame` what it can be worked out from, to `read` how; return in what unit throughputs are."""
     name = {role: each.name for role, each in by.items()}
     if "workers" in frame:
@@ -997,7 +997,7 @@ def _work_out(frame: pd.DataFrame, by: Mapping[str, _Column], table: _Sheet, rea
     return unit
 
 
-def _of_a_node(frame: pd.DataFrame, column: _Column, table: _Sheet, read: list[str]) -> None:
+def _of_a_node(frame: pd.DataFrame, column: _Column, table: _CellRows, read: list[str]) -> None:
     """Multiply workers beside nodes where they are those of a node, as their rates say; DataError where nothing says.
 
     They are where more nodes with as many workers are faster, or where there are more nodes than workers.
@@ -1015,6 +1015,7 @@ def _of_a_node(frame: pd.DataFrame, column: _Column, table: _Sheet, read: list[s
     if (growth and speed is not None and min(growth) > 1.2) or (few and (speed is None or not growth)):
         frame["workers_per_node"] = workers.astype(float)
         frame["workers"] = (workers * nodes).astype("int64")
+        read[:] = [each for each in read if each != f"workers = {column.name}"]
         read.append(f"workers = nodes x {column.name}, which are those of a node")
     elif few or (growth and (speed is None or max(growth) > 1.05)) or above > 1.3:
         raise DataError(
@@ -1043,7 +1044,12 @@ def _told_apart(frame: pd.DataFrame, names: Sequence[str]) -> str:
 
 
 def _series(
-    frame: pd.DataFrame, table: _Sheet, found: list[_Column], unused: dict[int, str], read: list[str], doubts: list[str]
+    frame: pd.DataFrame,
+    table: _CellRows,
+    found: list[_Column],
+    unused: dict[int, str],
+    read: list[str],
+    doubts: list[str],
 ) -> None:
     """Add the names of the curves to `frame`, joined where several columns have them; tell which were guessed.
 
