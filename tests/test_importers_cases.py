@@ -254,6 +254,7 @@ def test_a_table_is_read_to_what_it_says(name: str) -> None:
 
 REFUSED = {
     "nodes that tell nothing": ("nodes,gpus,img/s/GPU\n1,8,100\n2,8,99\n", "--columns 'workers_per_node=gpus'"),
+    "nodes that are empty": ("nodes,gpus,img/s\n1,8,100\n2,8,190\n,8,380\n", "line 4: nodes are empty"),
     "nodes of two minds": ("nodes,gpus,img/s\n1,8,100\n2,8,112\n", "--columns 'workers=gpus'"),
     "nodes far too fast": ("nodes,gpus,img/s\n1,2,100\n2,4,380\n", "may be the workers of a node or of all"),
     "configurations at some counts": (

@@ -464,7 +464,7 @@ class _CellRows:
 
 def _table(data: str | bytes, source: str) -> _CellRows:
     """Return the cells of a file, whatever its form; DataError where there are none, or not as many in every row."""
-    text, told = (data, []) if isinstance(data, str) else _decoded(data, source)
+    text, told = (data.encode("utf-8", "replace").decode(), []) if isinstance(data, str) else _decoded(data, source)
     if isinstance(data, bytes) and text.lstrip()[:1] in ("{", "["):
         rows = list(enumerate(_of_json(text, source), 1))
         table = _CellRows(f"{source}, as CSV,", ",", rows, [*told, f"JSON of {plural(len(rows) - 1, 'row', ',')}"])
@@ -961,7 +961,7 @@ def _work_out(frame: pd.DataFrame, by: Mapping[str, _Column], table: _CellRows, 
         _of_a_node(frame, by["workers"], table, read)
     else:
         known = "workers_per_node" in frame and frame["workers_per_node"].notna().all()
-        frame["workers"] = (frame["nodes"] * (frame["workers_per_node"] if known else 1)).astype("int64")
+        frame["workers"] = _product(frame, frame["workers_per_node"] if known else 1, table)
         how = f" x {name['workers_per_node']}" if known else ": nodes are what is counted"
         read.append(f"workers = {name['nodes']}{how}")
     workers = frame["workers"]
@@ -997,6 +997,15 @@ def _work_out(frame: pd.DataFrame, by: Mapping[str, _Column], table: _CellRows, 
     return unit
 
 
+def _product(frame: pd.DataFrame, each: Any, table: _CellRows) -> "pd.Series[int]":
+    """Return nodes times workers of a node; DataError where a row has no nodes."""
+    for at in frame.index[frame["nodes"].isna()][:1]:
+        raise DataError(
+            f"{table.source} line {frame['line'][at]}: nodes are empty; every row needs them, or its workers"
+        )
+    return (frame["nodes"] * each).astype("int64")
+
+
 def _of_a_node(frame: pd.DataFrame, column: _Column, table: _CellRows, read: list[str]) -> None:
     """Multiply workers beside nodes where they are those of a node, as their rates say; DataError where nothing says.
 
@@ -1014,7 +1023,7 @@ def _of_a_node(frame: pd.DataFrame, column: _Column, table: _CellRows, read: lis
     above = 0.0 if growth or speed is None else float((medians / medians.iloc[0] / (at / at[0])).max())
     if (growth and speed is not None and min(growth) > 1.2) or (few and (speed is None or not growth)):
         frame["workers_per_node"] = workers.astype(float)
-        frame["workers"] = (workers * nodes).astype("int64")
+        frame["workers"] = _product(frame, workers, table)
         read[:] = [each for each in read if each != f"workers = {column.name}"]
         read.append(f"workers = nodes x {column.name}, which are those of a node")
     elif few or (growth and (speed is None or max(growth) > 1.05)) or above > 1.3:
