@@ -1003,7 +1003,8 @@ def _product(frame: pd.DataFrame, each: Any, table: _CellRows) -> "pd.Series[int
         raise DataError(
             f"{table.source} line {frame['line'][at]}: nodes are empty; every row needs them, or its workers"
         )
-    return (frame["nodes"] * each).astype("int64")
+    found: pd.Series[int] = (frame["nodes"] * each).astype("int64")
+    return found
 
 
 def _of_a_node(frame: pd.DataFrame, column: _Column, table: _CellRows, read: list[str]) -> None:
