@@ -21,13 +21,20 @@ from horovod_study import foreign_files, records
 from horovod_study.analysis.fit.fitting import SeriesFit, fit_series
 from horovod_study.analysis.forecast.prediction import Prediction
 from horovod_study.analysis.forecast.prediction import predict as predict_points
-from horovod_study.analysis.machine.bench_files import BENCH_FILE, benches_of, largest_of_each_kind, placed_name
+from horovod_study.analysis.importers import (
+    BENCH_FILE,
+    SAMPLES,
+    benches_of,
+    placed_name,
+    points_from,
+    recognised,
+    text_of,
+)
 from horovod_study.analysis.machine.network import restored
-from horovod_study.analysis.series import exchange, logs, reported
-from horovod_study.analysis.series.column_names import SAMPLES
+from horovod_study.analysis.series import exchange, reported
 from horovod_study.analysis.series.points import cores_of_one_machine, with_series
 from horovod_study.analysis.series.turns import study_turns
-from horovod_study.analysis.simulate.calibration import Given, calibrate, run_times
+from horovod_study.analysis.simulate.calibration import Given, calibrate, largest_of_each_kind, run_times
 from horovod_study.analysis.simulate.scaling import simulate as simulate_scenarios
 from horovod_study.analysis.simulate.what_if import what_if as scenarios
 from horovod_study.analysis.steps.accounting import Accounting, account, account_runs
@@ -115,7 +122,7 @@ def is_table(place: Path) -> bool:
         return place.is_file() or Path(placed_name(str(place))[0]).is_file()
     with suppress(DataError):  # there are no logs
         no_runs = not records.holds_tables(place) and next(records.run_directories(place), None) is None
-        return no_runs and any(logs.recognised(logs.text_of(each[1])) for each in foreign_files.logs(place))
+        return no_runs and any(recognised(text_of(each[1])) for each in foreign_files.logs(place))
     return False
 
 
@@ -157,7 +164,7 @@ def read_points(
         raise DataError(f"{path}: is a folder, which has no columns to name; leave columns out")
     if not folder.is_dir() or next(records.run_directories(folder), None) is None:
         given = foreign_files.logs(folder) if data is None else [(name, data, {}, (name,))]
-        return logs.points_of(given, placed=placed, columns=columns, alone=not folder.is_dir())
+        return points_from(given, placed=placed, columns=columns, alone=not folder.is_dir())
     table = with_series(records.run_table(folder, left_out=left_out))
     points = exchange.points_of(table)
     # A machine of one's own is a node: where all its cores have a worker, more workers need another one.

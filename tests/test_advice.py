@@ -12,6 +12,7 @@ import yaml
 from make.wording import Golden
 
 from horovod_study.analysis.costs import Link
+from horovod_study.analysis.importers import benches_of
 from horovod_study.analysis.machine.advice import (
     Case,
     Layer,
@@ -23,7 +24,6 @@ from horovod_study.analysis.machine.advice import (
     network_of,
     rate_of_step,
 )
-from horovod_study.analysis.machine.bench_files import benches_of
 from horovod_study.cli import main
 from horovod_study.errors import AnalysisError, ConfigError
 from horovod_study.measure.evidence import parameter_count

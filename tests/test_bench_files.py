@@ -12,8 +12,8 @@ from make.wording import Golden
 
 from horovod_study import api
 from horovod_study.analysis.costs import ERROR_BEYOND, moved_share, rounds
-from horovod_study.analysis.machine.bench_files import benches_of, largest_of_each_kind
-from horovod_study.analysis.simulate.calibration import Given, calibrate, measured_network
+from horovod_study.analysis.importers import benches_of
+from horovod_study.analysis.simulate.calibration import Given, calibrate, largest_of_each_kind, measured_network
 from horovod_study.cli import main
 from horovod_study.errors import AnalysisError
 

@@ -13,8 +13,8 @@ from browser import PHONE, axe_core, chromium, opened, violations
 from make.rich_study import rich_analysis, rich_runs
 from make.synthetic_runs import run_table
 
+from horovod_study.analysis.importers import parse_points
 from horovod_study.analysis.series import reported
-from horovod_study.analysis.series.points_file import parse_points
 from horovod_study.analysis.study import analyze
 from horovod_study.report.figures.catalogue import drawings
 from horovod_study.report.kit.style import series_labels

@@ -20,10 +20,10 @@ from make.synthetic_study import write_study
 from make.wording import Golden
 
 from horovod_study import records
+from horovod_study.analysis.importers import parse_points
 from horovod_study.analysis.series.exchange import extra_p, points_of, points_text
 from horovod_study.analysis.series.history import history
 from horovod_study.analysis.series.points import with_series
-from horovod_study.analysis.series.points_file import parse_points
 from horovod_study.analysis.steps.trace import events
 from horovod_study.analysis.study import analyze
 from horovod_study.api import read_analysis

@@ -12,9 +12,9 @@ from make.properties import examples
 from scipy import optimize
 
 from horovod_study.analysis.fit.fitting import fit, fit_quantity, fit_series
+from horovod_study.analysis.importers import parse_points
 from horovod_study.analysis.laws import LAWS
 from horovod_study.analysis.laws.law import places
-from horovod_study.analysis.series.points_file import parse_points
 from horovod_study.errors import AnalysisError
 
 # Throughput of a benchmark on a Cisco machine against concurrency 1..32, and the coefficients of the USL fit to it, as

@@ -12,8 +12,8 @@ from make.synthetic_runs import run_table
 from make.synthetic_study import write_study
 
 from horovod_study import api
+from horovod_study.analysis.importers import parse_columns, parse_points
 from horovod_study.analysis.series.points import cores_of_one_machine, with_series
-from horovod_study.analysis.series.points_file import parse_columns, parse_points
 from horovod_study.errors import DataError
 
 HEAD = "workers,samples_per_s\n"
@@ -182,7 +182,7 @@ def test_thousands_of_unknown_columns_are_one_short_doubt(golden):
 
 
 def test_a_file_of_steps_is_refused(monkeypatch, golden):
-    monkeypatch.setattr("horovod_study.analysis.series.points_file.MAX_POINTS", 3)
+    monkeypatch.setattr("horovod_study.analysis.importers.MAX_POINTS", 3)
     with golden.raises(DataError, match=r"p\.csv.*3 points"):
         parse_points("workers,samples_per_s\n" + "1,100\n" * 4, "p.csv")
     assert 3 == len(parse_points("workers,samples_per_s\n" + "1,100\n" * 3, "p.csv"))

@@ -14,8 +14,8 @@ from make.properties import examples
 from horovod_study.analysis.fit.fitting import fit_series
 from horovod_study.analysis.forecast.holdout import score
 from horovod_study.analysis.forecast.prediction import predict
+from horovod_study.analysis.importers import parse_points
 from horovod_study.analysis.laws import LAWS
-from horovod_study.analysis.series.points_file import parse_points
 from horovod_study.errors import AnalysisError
 
 # Published total throughputs: (source, {workers: samples/s}, workers that are forecast from the others).

@@ -34,7 +34,7 @@ PACKAGE = Path(horovod_study.__file__).parent
 READING = {
     "documents.py": "the door",
     "analysis/audit.py": "rows of a table that is compared, damaged ones included",
-    "analysis/series/points_file.py": "anybody's table, with its own checks by line",
+    "analysis/importers.py": "anybody's table, with its own checks by line",
     "analysis/steps/timeline.py": "Horovod's timeline, which may be cut short",
     "cluster/doctor/finding.py": "what another Python of this machine answers",
     "cluster/doctor/gpus.py": "the answer of nvidia-smi",

@@ -14,8 +14,8 @@ from make.properties import examples
 from horovod_study import api
 from horovod_study.analysis.fit.fitting import fit_series
 from horovod_study.analysis.forecast.prediction import predict
+from horovod_study.analysis.importers import parse_points
 from horovod_study.analysis.series import reported
-from horovod_study.analysis.series.points_file import parse_points
 from horovod_study.analysis.study import Analysis, analyze
 from horovod_study.cli import main
 from horovod_study.report.page import html

@@ -7,7 +7,7 @@ import pytest
 from make.wording import Golden
 
 from horovod_study import api
-from horovod_study.analysis.series.logs import recognised
+from horovod_study.analysis.importers import recognised
 from horovod_study.cli import main
 from horovod_study.errors import DataError
 

@@ -3,7 +3,7 @@
     stats.py    the one interval, tests and estimates; a kit, which the run wing uses too
     paired.py   ratios of cells that alternate in slices, and when enough was measured; a kit as well
     costs.py    what messages cost, alpha and beta; a kit as well
-    series/     run table -> scaling points; a user's own points; points for other programs
+    series/     run table -> scaling points; points for other programs
     laws/       scaling laws as values, a file each
     fit/        points -> fitted laws with 95 % intervals, the law selected, and every reason to doubt it
     forecast/   points -> throughput of other worker counts, scored forecasts, recommended worker counts
@@ -15,6 +15,7 @@
     against.py  two studies cell by cell: what is faster or slower after a change or on another cluster
     simulate/   a step on other workers, another network, or with other settings
     study.py    a whole study: run table -> everything the report reads
+    importers.py   what others measured: tables of points, logs of trainings, network benchmarks in, frames out
     impossible.py  what a number cannot be, whoever gave it; a kit, which every file of others and page goes through
     audit.py    whether a study's numbers are what its raw rows give
 

@@ -13,10 +13,10 @@ import pandas as pd
 from horovod_study.analysis import stats
 from horovod_study.analysis.fit.fitting import SeriesFit, fit_series
 from horovod_study.analysis.forecast import study_forecast
+from horovod_study.analysis.importers import SAMPLES
 from horovod_study.analysis.learning import convergence
 from horovod_study.analysis.machine import resources, usage
 from horovod_study.analysis.series import points as scaling
-from horovod_study.analysis.series.column_names import SAMPLES
 from horovod_study.analysis.series.turns import StudyTurns
 from horovod_study.analysis.steps import accounting as steps
 from horovod_study.analysis.steps import attribution, losses, run_profiles

@@ -235,7 +235,7 @@ def _points_arguments(parser: Parser) -> None:
 
 def _points(options: argparse.Namespace) -> "pd.DataFrame":
     """The table of the command line; what was guessed about it is said on standard error."""
-    from horovod_study.analysis.series.points_file import parse_columns
+    from horovod_study.analysis.importers import parse_columns
     from horovod_study.api import read_points
 
     left_out: dict[str, str] = {}

@@ -249,7 +249,7 @@ def _tables_of(place: Path) -> Path:
 
 def _asked(options: argparse.Namespace) -> dict[str, Any]:
     """Return what the command line says of how to analyse."""
-    from horovod_study.analysis.series.points_file import parse_columns
+    from horovod_study.analysis.importers import parse_columns
 
     asked = {"targets": options.target, "threads": options.threads, "benches": options.bench}
     asked["columns"] = parse_columns(options.columns) or None

@@ -68,9 +68,8 @@ def simulate(options: argparse.Namespace) -> Result:
     """Simulate a data-parallel step on up to 100,000 workers, from measured or given constants, and what-ifs."""
     from dataclasses import fields
 
-    from horovod_study.analysis.machine.bench_files import largest_of_each_kind
     from horovod_study.analysis.simulate import scaling
-    from horovod_study.analysis.simulate.calibration import Given, calibrate, run_times
+    from horovod_study.analysis.simulate.calibration import Given, calibrate, largest_of_each_kind, run_times
     from horovod_study.analysis.simulate.network import network_from
     from horovod_study.analysis.simulate.what_if import what_if
     from horovod_study.documents import load_yaml

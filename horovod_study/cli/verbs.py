@@ -120,7 +120,7 @@ def read_data(path: Path, wanted: str = "a CSV file with workers,samples_per_s")
 
 def read_benches(places: Sequence[Path], *, gradient_bytes: float | None) -> list[tuple[dict[str, Any], str]]:
     """Return what network files hold, with their names; of other benchmarks' outputs it is said what was read."""
-    from horovod_study.analysis.machine.bench_files import BENCH_FILE, benches_of, placed_name
+    from horovod_study.analysis.importers import BENCH_FILE, benches_of, placed_name
     from horovod_study.text.words import printable
 
     found = []

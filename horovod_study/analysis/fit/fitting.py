@@ -322,7 +322,7 @@ def fit_series(
     Columns: workers, samples_per_s (samples/s of all workers); optional series, batch_size (per worker), nodes,
     workers_per_node, and train_samples (size of the data set; a fixed one gives Amdahl's law its meaning for epochs).
     Rows of one worker count are its repeats, in their order unless `repeat` numbers them: runs of one repeat may share
-    noise (`rows.Drift`). `points.attrs["doubts"]` (see points_file) joins the doubts.
+    noise (`rows.Drift`). `points.attrs["doubts"]` (see importers) joins the doubts.
     Speedup is throughput over `baseline_samples_per_s` (one number, or one per series name), else over what
     `baselines.base_of` says.
 

@@ -88,7 +88,7 @@ def predict(
     that of all workers together. Without them the batch stays what it is, and a fixed global batch is divided further.
     Raises AnalysisError for impossible worker counts, for rows that are not positive numbers, for a bench.json without
     a fitted all-reduce, and for a series with fewer than two distinct worker counts. `points.attrs["doubts"]` (see
-    points_file) joins the doubts.
+    importers) joins the doubts.
     """
     check_points(points)
     for count in workers:

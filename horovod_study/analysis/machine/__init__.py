@@ -1,7 +1,6 @@
 """What the machine did, can do and costs: network, sensors, energy, memory.
 
 network.py      what a network can do, from measured collectives: bandwidths, latency, the roofline
-bench_files.py  bench.json, and what nccl-tests, rccl-tests and OSU's osu_allreduce print
 advice.py       data or model parallel? The arithmetic of memory, messages and time for one model
 resources.py    what training costs: energy per sample and worker hours, and how these grow with the workers
 system.py       what the sensors of a run's hosts say: phases, means and maxima, missed samples, doubts

@@ -17,7 +17,7 @@ _TEXTS = {"reason": "", "transport": "none", "precision": "auto", "reduction": "
 
 
 def run_rows(points: pd.DataFrame, name: str) -> pd.DataFrame:
-    """Return one row per row of `points` (`points_file.parse_points`), with the columns of `records.run_table`.
+    """Return one row per row of `points` (`importers.parse_points`), with the columns of `records.run_table`.
 
     Runs are named by their place, `row-0001`; a partition is a series of the table, `name` where it has none.
     """

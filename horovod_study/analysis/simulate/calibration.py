@@ -608,3 +608,43 @@ def _left_over(run: RunTimes, network: Network, algorithm: str, runtime: Runtime
             "benchmark was slower than the run"
         )
     return max(0.0, left)
+
+
+def largest_of_each_kind(
+    benches: Sequence[tuple[dict[str, Any], str]],
+) -> tuple[list[tuple[dict[str, Any], str]], list[str]]:
+    """Return the file with most workers on one node and that with most across nodes, and what the others say.
+
+    Constants hold best near the workers they were measured with. What is set aside is compared with them: its measured
+    times over those of the alpha-beta model (costs.py) with the constants kept, at the largest size of both.
+    """
+    kept: dict[bool, tuple[dict[str, Any], str]] = {}
+    for each in sorted(benches, key=lambda each: each[0].get("workers", 0)):
+        kept[_spans(each[0])] = each
+    doubts = [
+        f"{source}: {content['workers']} workers, set aside for the {best['workers']} of {name}"
+        + _compared(content, best)
+        for content, source, (best, name) in ((*each, kept[_spans(each[0])]) for each in benches)
+        if content is not best
+    ]
+    return [each for each in benches if each[0] is kept[_spans(each[0])][0]], doubts
+
+
+def _spans(content: Mapping[str, Any]) -> bool:
+    jobs = content.get("measured") or [{}]
+    return len({str(rank.get("host")) for rank in (jobs[0].get("conditions") or {}).get("ranks", [])}) > 1
+
+
+def _compared(content: Mapping[str, Any], best: Mapping[str, Any]) -> str:
+    """Return how the times of `content` compare with the alpha-beta model of `best`, where both have an all-reduce."""
+    way = next((name for name in best.get("fits") or {} if name in (content.get("fits") or {})), "")
+    own, theirs = (
+        {row["bytes"]: row["seconds_median"] for row in all_reduces(each["points"], way)} for each in (content, best)
+    )
+    if not (common := set(own) & set(theirs)):
+        return ""
+    n, m, size = content["workers"], best["workers"], max(common)
+    # As in simulation: bytes from the time at this size, latency by the rounds.
+    alpha_s = min(best["fits"][way]["alpha_s"], theirs[size])
+    model_s = alpha_s * rounds(n) / rounds(m) + (theirs[size] - alpha_s) * moved_share(n) / moved_share(m)
+    return f": of {size:,} bytes they took {own[size] / model_s:.2f} of what the constants kept say"

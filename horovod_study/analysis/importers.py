@@ -1,0 +1,2003 @@
+"""Numbers that others measured: files of other programs in, frames and documents of this one out.
+
+    parse_points   a table of points, in any of many forms
+    points_from    logs of trainings, one point each: MLPerf Training, Horovod's benchmark, Megatron-LM ... (FORMATS)
+    benches_of     bench.json, and what nccl-tests, rccl-tests and OSU's osu_allreduce print of a network
+
+Points are rows of
+
+    workers          whole number of workers, 1 to 10,000,000           required
+    samples_per_s    throughput of all workers together, above 0        required
+    nodes            whole number of nodes, at most one per worker
+    sync_s           exposed synchronisation, seconds per step
+    batch_size       samples per worker and step
+    series           name of the curve, where a file holds several
+    repeat           number of the run among runs of the same point
+    workers_per_node workers that fill a node
+
+The first line of a table names the columns; the order of rows and columns does not matter. Rows of the same worker
+count are repeats of each other, unless a column tells configurations apart: then they are series. Other names are read
+where HEADERS has them, other units by UNITS and PREFIXES, in the name of a column or in its cells. Forms: commas,
+semicolons, tabs, bars (Markdown, grids, box drawing), spaces, JSON; long, or wide with a column for each series or
+worker count.
+
+Where two readings are possible, the reader asks (a DataError of one line that names the choice) or tells:
+`frame.attrs["read"]` says in one line what was guessed (`columns` says it instead), `frame.attrs["doubts"]` what is
+odd, which `fitting.fit_series` passes on. `frame.attrs["unit"]` is "samples/s", or what stands in its place.
+"""
+
+import codecs
+import csv
+import io
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from horovod_study.analysis.costs import moved_share
+from horovod_study.analysis.impossible import impossible
+from horovod_study.analysis.machine.network import analyze
+from horovod_study.documents import parse_json
+from horovod_study.errors import AnalysisError, DataError, nearest, require_known
+from horovod_study.files import unguarded
+from horovod_study.text.words import cut, listed, plural
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+REQUIRED = ("workers", "samples_per_s")
+COLUMNS = (*REQUIRED, "nodes", "sync_s", "batch_size", "series", "repeat", "workers_per_node")
+RATES = ("samples_per_s", "samples_per_s_per_worker", "step_s", "epoch_s", "speedup", "efficiency")
+"""Of these one is enough, the first that is there."""
+
+TIMES = ("step_s", "epoch_s", "sync_s")
+ROLES = (*COLUMNS, *RATES[1:], "global_batch", "accumulation")
+"""What a column can be: the columns of a points file, and what these can be worked out from."""
+
+MAX_WORKERS, MAX_POINTS, _MAX_CELLS = 10_000_000, 1_000_000, 9_000_000
+_LONG = 200  # letters; a longer cell or name says nothing that is known
+SAMPLES, _TOKENS = "samples/s", "tokens/s"
+
+UNITS: Mapping[str, float] = MappingProxyType(
+    {
+        **dict.fromkeys(("ns", "nsec", "nanoseconds"), 1e-9),
+        **dict.fromkeys(("us", "µs", "μs", "usec", "microseconds"), 1e-6),
+        **dict.fromkeys(("ms", "msec", "msecs", "millis", "milliseconds"), 1e-3),
+        **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0),
+        **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60.0),
+        **dict.fromkeys(("h", "hr", "hrs", "hour", "hours"), 3600.0),
+        **dict.fromkeys(("d", "day", "days"), 86400.0),
+    }
+)
+"""Units of time, in seconds."""
+
+PREFIXES: Mapping[str, float] = MappingProxyType(
+    {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "thousand": 1e3, "million": 1e6}
+)
+
+FAILED = frozenset(
+    "oom|o.o.m.|out of memory|cuda oom|fail|failed|failure|error|err|crash|crashed|killed|timeout|time out|timed out|"
+    "out_of_memory|node_fail|cancelled|canceled|aborted|preempted|diverged|hang|did not run|dnf".split("|")
+)
+NO_VALUE = FAILED | {
+    "",
+    *"- -- --- \u2013 \u2014 ? / . \u2026 ... n/a n.a. na nan #n/a none null nil tbd unknown missing skipped".split(),
+}
+"""What stands in a cell that has no value, in small letters."""
+
+_DASHES = ("-", "--", "---", "\u2013", "\u2014")
+
+_WORKER = r"(?:gpu|device|accelerator|tpu|npu|chip|core|worker|rank|proc|process|gcd|card|hpu)(?:e?s)?"
+_NODE = r"(?:node|host|machine|server)s?"
+_ITEM = r"(?:sample|image|img|sequence|seq|sentence|token|tok|item|example|record|frame|curve|row|word)s?"
+_KIND = r"(?:(?:mpi|tpu|gpu|cuda|nvidia|amd|[abhlpv]\d+|mi\d+\w?) )?"
+_COUNT = rf"(?:num(?:ber)? |n |no |# ?|total |count of )?(?:of )?{_KIND}"
+_TIME = "(?:" + "|".join(sorted(UNITS, key=len, reverse=True)) + ")"
+_STEP = r"(?:step|iter|iteration|batch|batche|update|it)s?"
+
+HEADERS: Mapping[str, str] = MappingProxyType(
+    {
+        "workers_per_node": rf"{_COUNT}{_WORKER} ?(?:/|per) ?{_NODE}|ppn|n?tasks ?(?:/|per) ?node|"
+        rf"(?:ranks|slots) (?:/|per) node|local size",
+        "workers": rf"{_COUNT}{_WORKER}(?: count)?|np|n ?procs?|n ?tasks|world size|ranks|parallelism|dp(?: size)?",
+        "nodes": rf"{_COUNT}{_NODE}(?: count)?|n ?nodes",
+        "global_batch": r"(?:global|total|effective) (?:mini ?)?batch(?: ?size)?|gbs",
+        "batch_size": rf"(?:local|micro|per {_WORKER})(?: train)? batch(?: ?size)?|mbs|"
+        rf"batch(?: ?size)? ?(?:/|per) ?{_WORKER}",
+        "accumulation": r"(?:gradient|grad) acc(?:um(?:ulation)?)?(?: steps?)?|accumulation steps|gas",
+        "speedup": r"(?:relative )?speed ?up|relative throughput",
+        "efficiency": r"(?:(?:weak |strong )?scaling|parallel) efficiency(?: %)?",
+        "sync_s": r"exposed (?:sync|synchroni[sz]ation|communication|comm|all ?reduce)(?: time)?|sync(?: time)?",
+        "epoch_s": r"epoch (?:time|duration)|(?:time|duration) ?(?:/|per) ?epoch",
+        "step_s": rf"{_STEP} ?(?:time|duration|latency)|(?:time|duration) ?(?:/|per) ?{_STEP}",
+        "repeat": r"repeat|run|trial|rep|repetition|seed|random seed|attempt|replica(?:te)?",
+        "series": r"series|curve|model|network|framework|system|config|configuration|experiment|setting|label",
+        "status": r"(?:job )?(?:state|status|outcome)",
+        "other": r".*\b(?:loss|acc|accuracy|perplexity|ppl|bleu|top ?[15]|mse|memory|mem|vram|power|temp|temperature|"
+        r"date|time ?stamp|started|submitted|job ?id|std|stdev|stddev|sd|sem|ci|error|flops?|mfu|index|comment|notes?|"
+        r"util)\b.*",
+    }
+)
+"""What the name of a column says that it is, as the whole of the name without units; rates are found by _RATE."""
+
+_RATE = re.compile(
+    rf"(?:\b(thousand|million|[kmg]) ?)?\b({_ITEM})(?:(?:/| per ){_WORKER})?(?: ?/ ?| per ){_TIME}\b"
+    rf"|\b([kmg])({_ITEM})(?:(?:/| per ){_WORKER})?(?: ?/ ?| per ){_TIME}\b"
+    rf"|\b{_ITEM} ?ps\b|\b(?:throughput|fps|ips|tps|wps|tgs|training speed)\b"
+)
+_INVERSE = re.compile(rf"({_STEP}|epochs?)(?: ?/ ?| per )({_TIME})")
+_STATISTIC = r"average|avg|mean|median|measured|observed|achieved"
+_NO_RATE = (
+    r"speed ?up|efficiency|scaling|ideal|expected|linear|theoretical|predicted|std|stdev|error|(?<!/)(?<!per )min\b|"
+    r"max\b|ratio|relative"
+)
+_BRACKET = re.compile(r"[(\[]([^)\]]*)[)\]]")
+_DURATION = re.compile(
+    r"(?:(?:total|wall|elapsed|training|train|execution|run) ?)*(?:clock ?)?(?:time|duration|runtime|elapsed)"
+)
+_BATCH = re.compile(r"(?:mini[ _-]?)?batch(?:[ _-]?size)?|bs")  # of one worker, or of all: nobody can tell
+_OF_ALL = re.compile("total|world|rank|size|np|proc|parallel|task|core")  # workers that are never those of a node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meaning:
+    """What a column is, and what its values are multiplied by to be in seconds or, for a rate, in its unit."""
+
+    role: str
+    factor: float = 1.0
+    unit: str = SAMPLES
+    inverse: bool = False  # it/s of a time of a step
+    label: str = ""  # of a rate or speedup, the words that say of what
+    bare: bool = False  # a time or a rate without a unit
+
+
+def meaning(name: str) -> Meaning | None:
+    """Return what a column of this name is, None where the name does not say it."""
+    if len(name) > _LONG:
+        return None
+    text = _plain(name)
+    if _RATE.search(text) and text != "relative throughput":
+        return _rate(text)
+    if each := _INVERSE.fullmatch(re.sub(rf"\b(?:throughput|speed|{_STATISTIC})\b", "", text).strip()):
+        return Meaning(role="epoch_s" if each[1].startswith("epoch") else "step_s", factor=UNITS[each[2]], inverse=True)
+    unit = _unit(text)
+    without = re.sub(rf"\b(?:{_STATISTIC})\b", "", " ".join(_words(text, unit))).strip()
+    if unit and re.fullmatch(rf"epoch|{_STEP}", without):
+        without += " time"  # `epoch (s)`; without a unit it is the number of an epoch
+    for role, form in HEADERS.items():
+        if re.fullmatch(form, without):
+            if role in TIMES:
+                return Meaning(role=role, factor=UNITS[unit or "s"], bare=unit is None)
+            return Meaning(role=role) if unit is None or role == "other" else None
+        if role in ("speedup", "efficiency") and unit is None and not re.search(_NO_RATE, re.sub(form, "", without)):
+            if each := re.fullmatch(rf"(.+) (?:{form})|(?:{form}) (.+)", without):
+                return Meaning(role=role, label=each[1] or each[2])
+    return None
+
+
+def is_duration(name: str) -> bool:
+    """Return whether a column is a time of which the name does not say what took it."""
+    text = _plain(name[:_LONG])
+    return bool(_DURATION.fullmatch(" ".join(_words(text, _unit(text)))))
+
+
+def _plain(name: str) -> str:
+    """The name in small letters, its words and units separated by single spaces or `/`."""
+    text = re.split(r"[(\[]?\s*(?:±|\+/-|\+-)", name.strip().strip("*`").lower().replace("#", "# "))[0]
+    text = re.sub(r"[_\-.\s]+", " ", _BRACKET.sub(r" \1 ", text)).strip()
+    return re.sub(r" ?/ ?", "/", text)
+
+
+def _unit(text: str) -> str | None:
+    return next((word for word in re.split(r"[ /]", text) if word in UNITS), None)
+
+
+def _words(text: str, unit: str | None) -> list[str]:
+    """The words without the unit of time; `ms/step` is `time/step`."""
+    if unit is None:
+        return text.split()
+    text = re.sub(rf"^{re.escape(unit)} ?(/| per )", r"time\1", text)
+    return [word for word in re.sub(rf"(?<![a-z]){re.escape(unit)}(?![a-z])", " ", text).split() if word != "in"]
+
+
+def _rate(text: str) -> Meaning | None:
+    """A rate of one worker or of all of them; None of a node, or relative to something else."""
+    if not (found := _RATE.search(text)) or re.search(_NO_RATE, text) or re.search(rf"(?:/|per ){_NODE}\b", text):
+        return None
+    full = next((each for each in _RATE.finditer(text) if each[2] or each[4]), found)  # `throughput (img/s)`
+    prefix = PREFIXES[full[1] or full[3] or ""] if full[2] or full[4] else 1.0
+    time = re.search(rf"(?:/|per ?){_TIME}\b", full[0])
+    factor = prefix / (UNITS[re.sub(r"^(?:/|per) ?", "", time[0]).strip()] if time else 1.0)
+    each = re.search(rf"(?:/|per |each ){_WORKER}\b|\btgs\b", text)
+    tokens = re.search(r"(?:\b|\b[kmg])tok(?:en)?s?\b|\btokens?ps\b|\b(?:tps|tgs)\b", text)
+    rest = _RATE.sub(" ", text).replace("(", " ")
+    rest = re.sub(
+        rf"(?:/|\bper |\beach ){_WORKER}\b|\b(?:{_STATISTIC}|total|global|overall|training|in|of|all)\b", " ", rest
+    )
+    return Meaning(
+        role="samples_per_s_per_worker" if each else "samples_per_s",
+        factor=factor,
+        unit=_TOKENS if tokens else SAMPLES,
+        label=" ".join(rest.split()),
+        bare=time is None,
+    )
+
+
+# --- cells ------------------------------------------------------------------------------------------------------------
+
+_NUMBER = r"[-+]?(?:[0-9]+(?:[.,' \u00a0\u202f\u2009\u2019][0-9]+)*\.?|[.,][0-9]+)(?:[eE][-+]?[0-9]+)?"
+_QUICK = re.compile(r"[-+]?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
+_SPREAD = re.compile(rf"\s*(?:±|\+/-|\+-)\s*{_NUMBER}(\s*[kKMG](?![a-zA-Z]))?")
+_CLOCK = re.compile(r"(?:(?:([0-9]+)-)?([0-9]+):)?([0-9]+):([0-9]{2}(?:[.,][0-9]+)?)")
+_SPAN = re.compile(rf"({_NUMBER})\s*({_TIME})(?![a-z])\s*")
+_CELL = re.compile(rf"(?:[x\u00d7]\s*)?({_NUMBER})\s*(?:([kKMG])(?=$|[^a-zA-Z]|{_ITEM}\b))?\s*(.*)")
+_TIMES_OF = re.compile(r"[a-z][\w -]* ?[x\u00d7*] ?([0-9]+)", re.IGNORECASE)  # A100 x 8
+_GROUPS = re.compile(r"([-+]?\d{1,3})((?:[ '\u00a0\u202f\u2009\u2019]\d{3})+)([.,]\d+)?")
+_THREE = re.compile(r"[1-9]\d\d")
+_COMMAS = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?")
+_POINTS = re.compile(r"[-+]?[1-9]\d{0,2}(?:\.\d{3})+(?:,\d*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """What a cell says: numbers as they are written with their factors, which add up, and the unit in small letters."""
+
+    parts: tuple[tuple[str, float], ...]
+    unit: str = ""
+    remark: bool = False  # a spread or brackets were left out
+
+
+def quantity(cell: str) -> Amount | None:
+    """Return what a cell says: `450`, `1.7k tok/s`, `4 min 40 s`, `1:04:00`, `95 %`, `2x A100`; None without a number.
+
+    The unit of times is "s", whatever theirs was: the factors are in seconds.
+    """
+    text = cell.strip()
+    if _QUICK.fullmatch(text):
+        return Amount(((text, 1.0),))
+    if len(text) > _LONG:
+        return None
+    whole = re.sub(r"\*\*|[`~≈†‡§]|\*$", "", text).strip()
+    text = re.sub(r"^[(\[](.*)[)\]]$", r"\1", whole)
+    if spread := _SPREAD.search(text):
+        before, after = text[: spread.start()].strip(), text[spread.end() :]
+        if spread[1] and not re.search(r"[kKMG]$", before):
+            return None  # 1.7 ± 0.1k: of both, or of the spread?
+        text = before if re.search(r"[a-zA-Z%]$", before) else before + after
+    text = re.sub(r"\s*[(\[]([^()\[\]]*)[)\]]", lambda of: f" {of[1]}" if _is_unit(of[1]) else "", text).strip(" *)")
+    remark = text != whole
+    if clock := _CLOCK.fullmatch(text):
+        unit = "s" if clock[2] else ":"  # 16:30 may be of hours, or of minutes
+        parts = zip(clock.groups(), (86400.0, 3600.0, 60.0, 1.0), strict=True)
+        return Amount(tuple((each, factor) for each, factor in parts if each), unit, remark)
+    lower = text if text.endswith("M") else text.lower()
+    spans = _SPAN.findall(lower)
+    if spans and not _SPAN.sub("", lower):
+        return Amount(tuple((each, UNITS[unit]) for each, unit in spans), "s", remark)
+    if each := _TIMES_OF.fullmatch(text):
+        return Amount(((each[1], 1.0),), f"x {text}".lower(), remark)
+    if not (each := _CELL.fullmatch(text)):
+        return None
+    unit = "x" if text[0] in "x\u00d7" else each[3].strip().lower().replace("\u00d7", "x")
+    return Amount(((each[1], PREFIXES[(each[2] or "").lower()]),), unit, remark)
+
+
+def _is_unit(text: str) -> bool:
+    return text.strip().lower() in UNITS or bool(_INVERSE.fullmatch(_plain(text)) or _rate(_plain(text)))
+
+
+def number(text: str, *, comma: bool = False) -> float:
+    """Return the number that a text without a unit is, NaN where it is none; `comma`: it marks decimals."""
+    if grouped := _GROUPS.fullmatch(text):
+        text = grouped[1] + re.sub(r"\D", "", grouped[2]) + (grouped[3] or "")
+    if comma and "." in text and not _POINTS.fullmatch(text):
+        return math.nan
+    if comma:
+        text = text.replace(".", "").replace(",", ".")
+    elif _COMMAS.fullmatch(text):
+        text = text.replace(",", "")
+    try:
+        return float(text) if text.isascii() and "_" not in text else math.nan
+    except ValueError:
+        return math.nan
+
+
+def _sum(found: Amount | None, *, comma: bool = False) -> float:
+    """Return the number of a quantity, in seconds where it is a time; infinite where there is none."""
+    return math.inf if found is None else sum(number(text, comma=comma) * factor for text, factor in found.parts)
+
+
+def decimal_comma(columns: Sequence[tuple[str, Sequence[str]]], separator: str, where: str) -> bool:
+    """Return whether a comma marks decimals in the numbers of columns, which stand behind their roles.
+
+    `1,234` says nothing by itself: of a speedup it is taken for a decimal, of a rate for thousands. DataError where it
+    may as well be the other: all times of a table, all rates of one with semicolons.
+    """
+    for role, texts in columns:
+        for text in texts:
+            comma, point = text.rfind(","), text.rfind(".")
+            if comma < 0 and text.count(".") < 2:
+                continue
+            if (point > comma and text.count(".") == 1) or (role in _WHOLE and _COMMAS.fullmatch(text)):
+                return False
+            if text.count(".") > 1 or (text.count(",") == 1 and not _COMMAS.fullmatch(text)):
+                return True
+    for role, texts in columns:
+        pointed = [text for text in texts if "." in text]
+        if role in (*RATES[:2], *TIMES) and pointed and all(map(_POINTS.fullmatch, pointed)):
+            if any(map(_THREE.fullmatch, texts)):  # 880 and 1.700
+                raise DataError(
+                    f"{where}: {pointed[0]!r} may have thousands or decimals; write its column without points"
+                )
+    unclear = [(role, texts, sum("," in text for text in texts)) for role, texts in columns]
+    pointed = [text for _, texts in columns for text in texts if re.search(r"\.(?!\d{3}$)", text)]
+    if pointed or not any(count for _, _, count in unclear):
+        return False
+    if any(count for role, _, count in unclear if role in RATES[4:]):
+        return True
+    if any(count and any(re.match(r"\d{4}|\d+[^\d.,]\d", text) for text in texts) for _, texts, count in unclear):
+        return True  # 1906 and 1,332: commas part no thousands
+    for role, texts, count in unclear:  # not so beside 880
+        if count and (separator == ";" or role in (*TIMES, VALUES)) and not any(map(_THREE.fullmatch, texts)):
+            first = next(text for text in texts if "," in text)
+            raise DataError(f"{where}: {first!r} may have thousands or decimals; write its column without commas")
+    return False
+
+
+_WHOLE = ("workers", "nodes", "workers_per_node", "repeat", "accumulation")
+_CELLS: Mapping[str, tuple[float, float, str, bool]] = MappingProxyType(
+    {
+        "workers": (1, MAX_WORKERS, "", False),
+        "samples_per_s": (1e-9, 1e15, "a finite number above 0, in samples/s of all workers", False),
+        "nodes": (1, MAX_WORKERS, "", True),
+        "sync_s": (0.0, 1e6, "seconds per step, 0 or more", True),
+        "batch_size": (1e-9, 1e12, "samples, above 0", True),
+        "repeat": (0, 10**9, "", True),
+        "workers_per_node": (1, MAX_WORKERS, "", True),
+        "samples_per_s_per_worker": (1e-9, 1e15, "a finite number above 0, in samples/s of one worker", False),
+        "step_s": (1e-12, 1e12, "a time above 0", False),
+        "epoch_s": (1e-12, 1e12, "a time above 0", False),
+        "speedup": (1e-9, 1e9, "a number above 0", False),
+        "efficiency": (1e-6, 1e3, "a share or a percentage above 0", False),
+        "accumulation": (1, 10**6, "", False),
+        "global_batch": (1e-9, 1e15, "samples, above 0", True),
+    }
+)
+"""Least and largest value of each role but the series, what is allowed in words ("": whole numbers), whether it may be
+empty."""
+
+_UNITS_OF: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("workers", "workers_per_node"), rf"|x(?: ?[a-z].*)?|{_KIND}{_WORKER}(?: .*)?"),
+        "nodes": rf"|{_NODE}|x ?[a-z].*",
+        **dict.fromkeys(TIMES, "|s"),
+        "speedup": "|x",
+        "efficiency": "|%",
+        **dict.fromkeys(("batch_size", "global_batch"), rf"|{_ITEM}"),
+    }
+)
+"""Units that cells of a role may have, beside rates for rates; a worker is no node and no machine of several."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Column:
+    """A column that is used."""
+
+    at: int  # position
+    name: str  # as the file has it
+    means: Meaning
+    given: bool = False  # named as in COLUMNS, or by the caller: what it holds must be right
+    own: bool = False  # named as in COLUMNS
+    mixed: bool = False  # some cells have a unit, others have none
+    clock: float = math.nan  # what 16:30 is multiplied by, where it is known: 1 if of minutes, 60 if of hours
+
+    @property
+    def role(self) -> str:
+        return self.means.role
+
+
+def _factor(found: Amount, column: _Column) -> float:
+    """Return what a cell is multiplied by to be in the unit of its role; NaN where its unit is none of that."""
+    role, means, unit = column.role, column.means, found.unit
+    of_rate = role in RATES[:2] or means.inverse
+    if found.parts[0][1] != 1.0 and unit not in ("s", ":") and (not of_rate or (not unit and means.factor != 1.0)):
+        return math.nan  # a batch of 4k is one of 4096; 1.7k in a column of ktok/s
+    if not unit:
+        return math.nan if column.mixed and ((means.bare and role in TIMES) or role == "efficiency") else means.factor
+    if of_rate:
+        other = meaning(unit)
+        fits = other and other.inverse == means.inverse and other.role in (role, RATES[0]) and other.unit == means.unit
+        return other.factor if other and fits else math.nan
+    if unit == ":" and role in TIMES:
+        return column.clock
+    node = role != "nodes" and re.search(rf"\b(?:{_NODE}|dgx|hgx)\b", unit)  # 2x DGX are no two workers
+    return (0.01 if unit == "%" else 1.0) if re.fullmatch(_UNITS_OF.get(role, ""), unit) and not node else math.nan
+
+
+def _value(cell: str, column: _Column, where: str, *, comma: bool) -> float:
+    """Return the value of a cell in the unit of its role."""
+    low, high, allowed, optional = _CELLS[column.role]
+    if optional and (not cell.strip() or (not column.own and cell.strip().lower() in NO_VALUE)):
+        return math.nan
+    found, value, factor = quantity(cell), math.nan, 1.0
+    if found is not None:
+        value, factor = _sum(found, comma=comma), _factor(found, column)
+    if not (low <= value <= high and (allowed or value == math.floor(value))) or math.isnan(factor):
+        told = allowed or f"a whole number from {low} to {high}"
+        raise DataError(f"{where}: {column.name} is {_shown(cell)}; allowed is {told}; correct it or drop the line")
+    return factor / value if column.means.inverse else value * factor
+
+
+def _shown(value: str | list[str]) -> str:
+    """What the file says, short enough for one line."""
+    return repr(cut(value if isinstance(value, str) else ",".join(value), 60))
+
+
+# --- forms ------------------------------------------------------------------------------------------------------------
+
+_BOX = str.maketrans(
+    {chr(code): "-" if chr(code) in "─━┄┅┈┉╌╍═╴╶╸╺╼╾" else "+" for code in range(0x2500, 0x2580)}
+    | dict.fromkeys("│┃║┆┇┊┋╎╏", "|")
+)
+_RULE = re.compile(r"[ \t|+:=-]*[=-][ \t|+:=-]*")
+_SPLIT = re.compile(r"[,;|\t]|\s{2,}")
+_FOOTER = re.compile(r"[\[(]?\d+ rows?\b.*")  # (4 rows), [4 rows x 2 columns], 4 rows in set (0.00 sec)
+
+
+@dataclass(slots=True)
+class _CellRows:
+    """The cells of a table, with the line of each row, the header first."""
+
+    source: str
+    separator: str
+    rows: list[tuple[int, list[str]]]
+    told: list[str]
+    holds: str = ""  # of a wide one, what its values are
+
+    @property
+    def header(self) -> list[str]:
+        return self.rows[0][1]
+
+    @property
+    def where(self) -> str:
+        return f"{self.source} line {self.rows[0][0]}"
+
+    def column(self, at: int) -> list[str]:
+        return [cells[at] for _, cells in self.rows[1:]]
+
+
+def _table(data: str | bytes, source: str) -> _CellRows:
+    """Return the cells of a file, whatever its form; DataError where there are none, or not as many in every row."""
+    text, told = (data.encode("utf-8", "replace").decode(), []) if isinstance(data, str) else _decoded(data, source)
+    if isinstance(data, bytes) and text.lstrip()[:1] in ("{", "["):
+        rows = list(enumerate(_of_json(text, source), 1))
+        table = _CellRows(f"{source}, as CSV,", ",", rows, [*told, f"JSON of {plural(len(rows) - 1, 'row', ',')}"])
+    else:
+        separator, rows = _cells(text.removeprefix("\ufeff"), source)
+        table = _CellRows(source, separator, rows, told + [f"{separator!r} separates columns"] * (separator != ","))
+    if not rows:
+        raise DataError(f"{source}: is empty; give a first line 'workers,samples_per_s' and one line per point")
+    if len(rows) > MAX_POINTS + 1 or len(rows) * len(rows[0][1]) > _MAX_CELLS:
+        raise DataError(
+            f"{source}: has more than {MAX_POINTS:,} points; a points file has one line per run, so give "
+            "throughputs of runs instead of steps, or split it by series"
+        )
+    for line, cells in rows:
+        if len(cells) != len(rows[0][1]):
+            raise DataError(
+                f"{source} line {line}: {len(cells)} cells where the first line names {len(rows[0][1])} columns; "
+                "separate cells as in the first line, quote cells with a separator in them, leave unknown cells empty "
+                f"({_shown(cells)})"
+            )
+    rows[0] = (rows[0][0], [name.strip().strip("*`").strip() for name in rows[0][1]])
+    return table
+
+
+def _cells(text: str, source: str) -> tuple[str, list[tuple[int, list[str]]]]:
+    """Return what separates the cells of a text, and the cells with their lines."""
+    plain = text if text.isascii() else text.translate(_BOX)
+    lines = [(at, line) for at, line in enumerate(plain.splitlines(), 1) if not line.isspace() and line]
+    lines = [each for each in lines if not _FOOTER.fullmatch(each[1].strip())] if len(lines) < 10**5 else lines
+    named = (line for _, line in lines if not _RULE.fullmatch(line) and not _remark(_SPLIT.split(line.strip())))
+    head = next(named, "")
+    separator = next((mark for mark in "\t|;," if mark in head), " ")
+    if separator == "," and len(lines) > 1 and not any("," in line for _, line in lines if line != head):
+        separator = " "
+    if separator == " " and any("|" in line for line in named) and any(_RULE.fullmatch(line) for _, line in lines):
+        separator = "|"  # below a title
+    if separator in "| " and len(lines) > MAX_POINTS + 100:
+        return separator, [(at, []) for at, _ in lines]  # too many
+    if separator == "|":
+        return separator, _barred(lines, source)
+    if separator == " " and len(lines) > 1:
+        return separator, _spaced(lines, source)
+    reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=separator != "\t", delimiter=separator)
+    rows: list[tuple[int, list[str]]] = []
+    try:
+        for cells in reader:
+            if any(cell.strip() for cell in cells) and not _remark(cells, after=bool(rows)):
+                rows.append((reader.line_num, cells))
+            if len(rows) > MAX_POINTS + 1:
+                break
+    except csv.Error as error:
+        raise DataError(f"{source} line {reader.line_num}: is not CSV text ({error}); save the table as CSV") from None
+    return "," if separator == " " else separator, rows
+
+
+def _remark(cells: list[str], *, after: bool = False) -> bool:
+    """Whether a line is a remark; `#GPUs` as the first name of the first line is none."""
+    return cells[0].lstrip().startswith("#") and (after or len(cells) == 1 or meaning(cells[0]) is None)
+
+
+def _barred(lines: list[tuple[int, str]], source: str) -> list[tuple[int, list[str]]]:
+    """Cells between bars: of Markdown, grids, psql, rich; names may stand in several lines above the first rule."""
+    groups: list[list[tuple[int, list[str]]]] = [[]]
+    outer, last, ended = None, 0, False
+    for at, line in lines:
+        rule, line = bool(_RULE.fullmatch(line)), line.strip()
+        if not rule and ("|" not in line or _remark(_SPLIT.split(line))):
+            ended = ended or (any(groups) and not line.startswith("#"))
+            continue
+        inner = rule and len(groups) > 1 and line[0] != "+"  # the second rule under names
+        if ended or inner or (rule and any(groups) and not groups[-1] and at > last + 1):
+            raise DataError(
+                f"{source} line {at}: a second table begins; give one table, or name its series in a column"
+            )
+        if rule:
+            groups.append([])
+        else:
+            outer = line.startswith("|") if outer is None else outer
+            inside = re.sub(r"^\|(.*?)\|?$", r"\1", line) if outer else line
+            groups[-1].append((at, [cell.strip() for cell in re.split(r"(?<!\\)\|", inside)]))
+        last = at
+    groups = [group for group in groups if group]
+    if len(groups) > 1 and len({len(cells) for _, cells in groups[0]}) == 1:
+        names = zip(*(cells for _, cells in groups[0]), strict=True)
+        groups[0] = [(groups[0][0][0], [" ".join(filter(None, parts)) for parts in names])]
+    return [row for group in groups for row in group]
+
+
+def _spaced(lines: list[tuple[int, str]], source: str) -> list[tuple[int, list[str]]]:
+    """Cells between spaces: below the rules over or under the names, or between two spaces or more, or single ones."""
+    rules = [line for _, line in lines if _RULE.fullmatch(line)]
+    kept = [(at, line.expandtabs()) for at, line in lines if not _RULE.fullmatch(line)]
+    if not kept:
+        return []
+    kept = [each for each in kept if each is kept[0] or not each[1].lstrip().startswith("#")]
+    begins = [found.start() for found in re.finditer(r"[=-]+", rules[0])][1:] if rules else []
+    if begins and all(not line[begin - 1 : begin].strip() for _, line in kept for begin in begins):
+        ends = pairwise([0, *begins, None])
+        return [(at, [line[begin:end].strip() for begin, end in ends]) for ends in [[*ends]] for at, line in kept]
+    for gap in (r"\s{2,}", r"\s+"):
+        rows = [(at, re.split(gap, line.strip())) for at, line in kept]
+        first, *sizes = [len(cells) for _, cells in rows]
+        if len(sizes) > 1 and first + sizes[0] == sizes[1] and not re.search(r"\d", kept[1][1]):  # a named index
+            return [(rows[0][0], rows[1][1] + rows[0][1]), *rows[2:]]
+        if set(sizes) == {first + 1}:  # an index without a name, as pandas prints it
+            return [(rows[0][0], ["", *rows[0][1]]), *rows[1:]]
+        if set(sizes) == {first} and first > 1:
+            return rows
+    raise DataError(
+        f"{source} line {lines[0][0]}: {_shown(lines[0][1].strip())} begins no table that is read: columns separated "
+        "by commas, semicolons, tabs, bars (Markdown, grids) or two spaces, or JSON"
+    )
+
+
+def _decoded(data: bytes, source: str) -> tuple[str, list[str]]:
+    """Return a text and in which encoding it was, if not in UTF-8."""
+    utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    ways = {"utf-16": "text in UTF-16"} if utf16 else {"utf-8-sig": "", "cp1252": "text in Windows-1252"}
+    for encoding, told in ways.items():
+        with suppress(UnicodeDecodeError):
+            if utf16 or b"\0" not in data:
+                return data.decode(encoding), [told] * bool(told)
+    raise DataError(f"{source}: is not a text file; save the table as CSV in UTF-8")
+
+
+def _of_json(text: str, source: str) -> list[list[str]]:
+    """Return names and rows of a table in JSON: objects in a list or one a line, or columns, maybe below a name."""
+    again = 'give a list of rows such as [{"workers": 1, "samples_per_s": 520}], or a CSV file'
+    lines = [(at, line.strip()) for at, line in enumerate(text.splitlines(), 1) if line.strip()]
+    if len(lines) > 1 and all(line[0] == "{" and line[-1] == "}" for _, line in lines):
+        content: Any = [
+            parse_json(one, source=f"{source} line {at}", error=DataError, again=again) for at, one in lines
+        ]
+    else:
+        content = parse_json(text, source=source, error=DataError, again=again)
+
+    def below(value: Any) -> bool:
+        return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(each, dict) for each in value))
+
+    while isinstance(content, dict) and len(tables := list(filter(below, content.values()))) == 1:
+        content = tables[0]
+    if isinstance(content, dict) and content and not any(isinstance(each, dict | list) for each in content.values()):
+        content = [content]
+    rows = isinstance(content, list) and content and all(isinstance(row, dict) for row in content)
+    try:
+        frame = pd.DataFrame(content if rows or isinstance(content, dict) else None, dtype=object)
+    except ValueError:
+        frame = pd.DataFrame()
+    if frame.empty:
+        raise DataError(f"{source}: holds no table; {again}")
+    for at, row in enumerate(frame.to_dict("records"), 1):
+        if nested := next((name for name, value in row.items() if isinstance(value, dict | list)), None):
+            raise DataError(f"{source} row {at}: {nested!r} is a table itself; {again}")
+    return [[str(name) for name in frame], *frame.where(frame.notna(), "").astype(str).to_numpy().tolist()]
+
+
+# --- wide tables ------------------------------------------------------------------------------------------------------
+
+_AS_COUNT = re.compile(
+    rf"(?:{_COUNT}{_WORKER}|n|np)? ?=? ?([0-9]+) ?(?:x(?: ?[a-z].*)?|{_KIND}{_WORKER})?", re.IGNORECASE
+)
+_NAMES = {"samples_per_s": "throughput", "samples_per_s_per_worker": "throughput per worker", "speedup": "speedup"}
+VALUES = "values"
+"""The column of a long table made of a wide one, whose names do not say what they hold."""
+
+
+def _turned(table: _CellRows) -> _CellRows:
+    """Return a table whose names are worker counts (`1 GPU`, `8`) with a row for each of these counts."""
+    header, body = table.header, table.rows[1:]
+    counts = {at: found[1] for at, name in enumerate(header) if (found := _AS_COUNT.fullmatch(name[:_LONG]))}
+    labels = [at for at in range(len(header)) if at not in counts]
+    plain = all(header[at] == count for at, count in counts.items())
+    corner = header[labels[0]] if labels else ""
+    of = getattr(meaning(corner), "role", "")
+    bare = plain and not (labels and (not corner or of in ("workers", "series", *RATES)))  # numbers without names
+    if bare or len(set(counts.values())) < max(2 + plain, len(counts)) or not body:
+        return table
+    names = []
+    for _, cells in body:
+        words = [f"{header[at]} {cells[at]}" if _QUICK.fullmatch(cells[at]) else cells[at].strip() for at in labels]
+        names.append(" ".join(filter(None, words)) or VALUES)
+    first = (table.rows[0][0], [corner if of == "workers" else "workers", *names])
+    rows = [(first[0], [count, *(cells[at] for _, cells in body)]) for at, count in counts.items()]
+    told = [*table.told, f"{listed([header[at] for at in counts])} are worker counts"]
+    return _CellRows(table.source, table.separator, [first, *rows], told, corner if of in RATES else "")
+
+
+def _long(table: _CellRows, columns: Mapping[str, str]) -> _CellRows:
+    """Return a table with a column for each series with a row for each of their values.
+
+    These are several rates or speedups whose names say of what, or numbers that no name explains: throughputs where all
+    rise with the workers, else `VALUES`, of which --columns has to say what they are.
+    """
+    table = _turned(table)
+    header, given = table.header, set(columns.values())
+    known = {
+        at: each for at, name in enumerate(header) if name not in given if (each := _meaning(name, table.column(at)))
+    }
+    best = next((role for role in RATES if role in columns or any(each.role == role for each in known.values())), "")
+    counted = [
+        at
+        for at, name in enumerate(header)
+        if name == columns.get("workers", "workers") or (at in known and known[at].role == "workers")
+    ]
+    wide, name = [at for at, each in known.items() if each.role == best], ""
+    if wide and best not in columns and not table.holds:
+        left = {re.sub(rf"\b{re.escape(known[at].label)}\b", "", _plain(header[at])).strip() for at in wide}
+        names = {at: header[at] if known[at].label == _plain(header[at]) else known[at].label for at in wide}
+        name = (
+            (left.pop() or _NAMES.get(best, "")) if len(left) == 1 < len(wide) == len({*names.values()} - {""}) else ""
+        )
+    elif counted and (not best or VALUES in given or table.holds) and len(header) * len(table.rows) < 10**5:
+        rest = [
+            at
+            for at, each in enumerate(header)
+            if at not in known and each and each not in given and not _unclear(each)
+        ]
+        rest = [at for at in (range(1, len(header)) if table.holds else rest) if at not in counted]
+        names = {at: header[at] for at in rest if any(map(quantity, table.column(at)))}
+        if len(names) > 1 or (names and (table.holds or VALUES in header)):
+            name = VALUES if VALUES in given else table.holds or _values(table, counted[0], [*names])
+    if not name:
+        return table
+    kept = [at for at in range(len(header)) if at not in names]
+    rows = [
+        (line, [*(cells[at] for at in kept), label, cells[one]])
+        for one, label in names.items()
+        for line, cells in table.rows[1:]
+    ]
+    told = [f"columns {listed([header[at] for at in names])} are series"]
+    told += [f"their values, which rise with the workers, are {name}s"] * (
+        not best and not table.holds and name != VALUES
+    )
+    first = (table.rows[0][0], [*(header[at] for at in kept), "series", name])
+    return _CellRows(table.source, table.separator, [first, *rows], [*table.told, *told])
+
+
+def _values(table: _CellRows, workers: int, wide: list[int]) -> str:
+    """Return what the values of columns are that rise with the workers as rates do; `VALUES` where they do not.
+
+    In logarithms rates rise steeply, and not ever more so, as times of steps do.
+    """
+    cells = [[*zip(map(quantity, table.column(workers)), map(quantity, table.column(at)), strict=True)] for at in wide]
+    texts = [text for each in cells for _, one in each if one for text, _ in one.parts]
+    comma = decimal_comma([(VALUES, texts)], table.separator, table.where)
+    ones = True
+    for each in cells:
+        both = sorted((_sum(n, comma=False), _sum(x, comma=comma)) for n, x in each if n and x)
+        logs = [(math.log(n), math.log(x)) for n, x in dict(both).items() if n > 0 < x]
+        slopes = [(other[1] - one[1]) / (other[0] - one[0]) for one, other in pairwise(logs)]
+        whole = (logs[-1][1] - logs[0][1]) / (logs[-1][0] - logs[0][0]) if slopes else 0.0
+        if not 0.5 < whole < 1.3 or slopes[-1] > slopes[0] + 0.1:
+            return VALUES
+        ones = ones and both[0] == (1.0, 1.0)
+    return "speedup" if ones else "throughput"
+
+
+def _unclear(name: str) -> bool:
+    return is_duration(name) or bool(_BATCH.fullmatch(_plain(name[:_LONG])))
+
+
+# --- columns ----------------------------------------------------------------------------------------------------------
+
+
+def _meaning(name: str, cells: Sequence[str]) -> Meaning | None:
+    """Return what a column is by its name and the units of its cells: `result` of `450 tok/s` is a rate."""
+    means, found = meaning(name), [each for cell in cells[:50] if (each := quantity(cell))]
+    if means and means.role in ("workers", "nodes") and not found and any(map(str.strip, cells)):
+        return None  # `GPU`: A100
+    if means is None and found and {each.unit for each in found} == {"x"}:
+        return Meaning(role="speedup", label=_plain(name))
+    units = {(of.role, of.unit, of.inverse) for one in found if one.unit and (of := meaning(one.unit))}
+    role, unit, inverse = units.pop() if len(units) == 1 else ("", "", False)
+    if means is None and (role in RATES[:2] or inverse):
+        return Meaning(role=role, unit=unit, inverse=inverse, label="" if _unclear(name) else _plain(name), bare=True)
+    if means and means.role in RATES[:2] and role in RATES[:2]:
+        role = RATES[1] if RATES[1] in (role, means.role) else role
+        return replace(means, role=role, unit=_TOKENS if _TOKENS in (unit, means.unit) else unit)
+    return means
+
+
+def _columns(table: _CellRows, columns: Mapping[str, str]) -> list[_Column]:
+    """The columns that are used: those that are said, those with names of a points file, those that are guessed."""
+    names, where = table.header, table.where
+    plain = [name.lower() for name in names]
+    used: dict[int, _Column] = {}
+    for role, name in columns.items():
+        require_known(f"{where}: --columns", role, ROLES, error=DataError)
+        if name not in names and name.strip().lower() not in plain:
+            raise DataError(f"{where}: --columns names {name!r}, which is none of the columns {_shown(names)}")
+        at = names.index(name) if name in names else plain.index(name.strip().lower())
+        guess = _meaning(names[at], table.column(at))
+        means = Meaning(
+            role=role, factor=UNITS[_unit(_plain(name[:_LONG])) or "s"] if role in TIMES else 1.0, bare=True
+        )
+        if guess and (guess.role == role or {guess.role, role} == set(RATES[:2])):  # of whom is told, of what it says
+            means = replace(guess, role=role)
+        used[at] = _Column(at=at, name=names[at], means=means, given=True)
+    for at, name in enumerate(plain):
+        if at not in used and name in COLUMNS and name not in columns:
+            used[at] = _Column(at=at, name=names[at], means=Meaning(role=name), given=True, own=True)
+    twice = [role for role, count in Counter(each.role for each in used.values()).items() if count > 1]
+    if twice:
+        count = sum(each.role == twice[0] for each in used.values())
+        raise DataError(f"{where}: column {twice[0]!r} appears {count} times; keep one of them")
+    used |= _guessed(table, used)
+    _require(table, {each.role for each in used.values()})
+    found = []
+    for each in used.values():
+        cells = table.column(each.at) if each.role in _CELLS else []
+        quick = all(map(_QUICK.fullmatch, cells))
+        units = {one.unit for cell in cells if not quick and (one := quantity(cell))}
+        unit = UNITS[_unit(_plain(each.name[:_LONG])) or "s"]
+        clock = {60.0: 1.0, 3600.0: 60.0}.get(unit, 1.0 if "s" in units else math.nan)
+        found.append(replace(each, mixed=len(units) > 1 and "" in units, clock=clock))
+    return found
+
+
+def _guessed(table: _CellRows, used: Mapping[int, _Column]) -> dict[int, _Column]:
+    """Columns whose name says what they are, where nothing else is that."""
+    names, taken = table.header, {each.role for each in used.values()}
+    means = {at: each for at, name in enumerate(names) if at not in used and (each := _meaning(name, table.column(at)))}
+    best = next((role for role in RATES if any(each.role == role for each in means.values())), "")
+    left = {*RATES, "other"} - {best if not taken & set(RATES) else ""}
+    left |= {"global_batch"} if "batch_size" in taken | {each.role for each in means.values()} else set()
+    means = {at: each for at, each in means.items() if each.role not in left | taken}
+    found: dict[int, _Column] = {}
+    for at, each in means.items():
+        same = [names[other] for other, one in means.items() if one.role == each.role]
+        if each.role == "workers":  # GPUs beside processes; all of them beside those of a node
+            same = [name for name in same if not re.search("core|proc|rank|np", name.lower())] or same
+            same = [name for name in same if re.search("total|world", name.lower())] or same
+        if names[at] in same and len(same) > 1 and each.role not in ("series", "status"):
+            raise DataError(
+                f"{table.where}: {' and '.join(map(repr, same))} may both be {each.role}; "
+                f"say which: --columns {each.role}={same[0]!r}"
+            )
+        if names[at] in same:
+            found[at] = _Column(at=at, name=names[at], means=each)
+    return found
+
+
+def _require(table: _CellRows, roles: set[str]) -> None:
+    """Raise DataError where the columns do not say how many workers there were, or how fast they were."""
+    names, where = table.header, table.where
+    lacking = [] if roles & {"workers", "nodes"} else ["workers"]
+    lacking += [] if roles & set(RATES) else ["samples_per_s"]
+    times = [other for other in names if is_duration(other)] if "samples_per_s" in lacking[:1] else []
+    if times:
+        raise DataError(
+            f"{where}: {times[0]!r} may be the time of a step, or of the same work at every count, such as an "
+            f"epoch or a training; say which: --columns 'step_s={times[0]}' or --columns 'epoch_s={times[0]}'"
+        )
+    if "samples_per_s" in lacking[:1] and VALUES in names:
+        raise DataError(
+            f"{where}: {table.told[-1]}, but nothing says of what; say it: --columns samples_per_s={VALUES}, "
+            f"step_s={VALUES}, epoch_s={VALUES} or speedup={VALUES}"
+        )
+    for name in lacking:
+        near = [suggestion for other in names if (suggestion := nearest(other.lower(), [name]))]
+        raise DataError(
+            f"{where}: column {name!r} is missing in {_shown(names)}{''.join(near[:1])}; the first line names the "
+            f"columns, of which {' and '.join(REQUIRED)} are needed and {', '.join(COLUMNS[2:])} may follow, or say "
+            f"what a column is: --columns {name}=NAME"
+        )
+    unclear = [name for name in names if _BATCH.fullmatch(name.lower())] if "step_s" in roles else []
+    if unclear and not roles & {"batch_size", "global_batch"}:
+        raise DataError(
+            f"{where}: {unclear[0]!r} may be samples of one worker or of all, which times of steps need; say which: "
+            f"--columns batch_size={unclear[0]} or --columns global_batch={unclear[0]}"
+        )
+
+
+def parse_columns(words: Sequence[str]) -> dict[str, str]:
+    """{"workers": "GPUs"} of the words `workers=GPUs`, also joined by commas; DataError for anything else."""
+    found: dict[str, str] = {}
+    for part in (part for word in words for part in re.split(rf",(?=(?:{'|'.join(ROLES)})=)", word)):
+        role, equals, name = part.partition("=")
+        if not (equals and name):
+            raise DataError(f"--columns {part!r}: give WHAT=NAME, such as workers=GPUs; WHAT is {', '.join(ROLES)}")
+        if role in found:
+            raise DataError(f"--columns: {role} is given twice; keep one of them")
+        found[role] = name
+    return found
+
+
+# --- points -----------------------------------------------------------------------------------------------------------
+
+
+def parse_points(data: str | bytes, source: str, columns: Mapping[str, str] | None = None) -> pd.DataFrame:
+    """Read a table of points, its bytes or text; `source` is its name in messages.
+
+    `columns` maps what is meant (`ROLES`) to the names that the file has, {"workers": "GPUs"}.
+    Returns the columns that are known, in the order of `COLUMNS`: workers (int), series (str), the others as floats
+    with NaN for empty cells; rows in the order of the file. `attrs["read"]` says what was guessed.
+    """
+    table = _long(_table(data, source), columns or {})
+    found = _columns(table, columns or {})
+    if len(table.rows) < 2:
+        raise DataError(f"{table.where}: no points follow the names of the columns; add one line per point")
+    unused = dict.fromkeys(sorted({*range(len(table.header))} - {each.at for each in found}), "")
+    doubts = _leave_out(table, found)
+    frame, read = _frame(table, found, unused)
+    unit = _work_out(frame, {each.role: each for each in found}, table, read)
+    _series(frame, table, found, unused, read, doubts)
+    frame = _strong_and_weak(frame, read)
+    over = frame[frame["nodes"] > frame["workers"]] if "nodes" in frame else frame[:0]
+    if len(over):
+        raise DataError(
+            f"{table.source} line {over['line'].iloc[0]}: {over['nodes'].iloc[0]:g} nodes for "
+            f"{over['workers'].iloc[0]} workers; every node has at least one worker, so correct either"
+        )
+    rate = next(each for each in found if each.role in RATES)
+    names = [table.header[at] for at in unused if not unused[at] and table.header[at]]
+    missing = {*COLUMNS} - {each.role for each in found}
+    some = [_shown(name) + (nearest(name.lower(), missing) if meaning(name) is None else "") for name in names[:5]]
+    some += [f"{len(names) - 5} more"] if len(names) > 5 else []
+    told = [f"column{'s' * (len(names) > 1)} {', '.join(some)} not used"] if names else []
+    told += [f"column {_shown(table.header[at])} not used{why}" for at, why in unused.items() if why]
+    told += [*doubts, *_impossible(frame, unit, rate, table.source), *_odd(frame, rate, table.source)]
+    frame = frame[[name for name in COLUMNS if name in frame]]
+    frame.attrs |= {"doubts": tuple(dict.fromkeys(told)), "read": "; ".join(read), "unit": unit}
+    return frame
+
+
+def _leave_out(table: _CellRows, found: list[_Column]) -> list[str]:
+    """Drop rows without a rate, or of what failed, from a table; say which. A dash in the row of a base is 1."""
+    rate = next(each for each in found if each.role in RATES)
+    near = [each for each in found if each.role in ("workers", "nodes")]
+    states = [each.at for each in found if each.role == "status"]
+    if rate.role in RATES[4:]:
+        places = [[_sum(quantity(cells[each.at])) for each in near] for _, cells in table.rows[1:]]
+        fewest = min(places)
+        base = [cells for place, (_, cells) in zip(places, table.rows[1:], strict=True) if place == fewest]
+        if not any(_sum(quantity(cell)) == 1 for cell in table.column(rate.at)):
+            for cells in base if all(cells[rate.at].strip() in _DASHES for cells in base) else ():
+                cells[rate.at] = "1" if rate.role == "speedup" else "100 %"
+    kept, out = table.rows[:1], []
+    for line, cells in table.rows[1:]:
+        cell = re.sub(r"\s*[(\[].*", "", cells[rate.at].strip().strip("*`").lower())
+        state = next((cells[at] for at in states if re.split(r"[\s+:(]", cells[at].strip().lower())[0] in FAILED), None)
+        if state is None and (cell not in NO_VALUE or (rate.own and cell not in FAILED)):
+            kept.append((line, cells))
+        else:
+            count = f"{cells[near[0].at].strip()} {near[0].name}, " if near else ""
+            out.append(f"line {line} ({count}{_shown((state or cells[rate.at]).strip())})")
+    if len(kept) < 2:
+        raise DataError(f"{table.where}: no row has a value of {rate.name!r}; give at least one")
+    table.rows = kept
+    more = f" and {len(out) - 5} more" if len(out) > 5 else ""
+    return [f"rows without a value are left out: {', '.join(out[:5])}{more}"] if out else []
+
+
+def _frame(table: _CellRows, found: list[_Column], unused: dict[int, str]) -> tuple[pd.DataFrame, list[str]]:
+    """Return the numbers of the columns that are used, by role, with their lines; and what must be told of them."""
+    numeric, roles = [each for each in found if each.role in _CELLS], {each.role for each in found}
+    columns = {each.at: table.column(each.at) for each in numeric}
+    quick = {at: all(map(_QUICK.fullmatch, cells)) for at, cells in columns.items()}
+    said = {at: [one for cell in cells if not quick[at] and (one := quantity(cell))] for at, cells in columns.items()}
+    texts = [
+        (each.role, columns[each.at] if quick[each.at] else [text for one in said[each.at] for text, _ in one.parts])
+        for each in numeric
+    ]
+    comma = decimal_comma(texts, table.separator, table.where)
+    frame = pd.DataFrame({"line": [line for line, _ in table.rows[1:]]})
+    for each in numeric:
+        low, high, allowed, _ = _CELLS[each.role]
+        if quick[each.at]:
+            values = pd.Series(columns[each.at]).astype(float)
+            if (values.between(low, high) & ((values % 1 == 0) | bool(allowed))).all():
+                frame[each.role] = each.means.factor / values if each.means.inverse else values * each.means.factor
+                continue
+        cells = zip(frame["line"], columns[each.at], strict=True)
+        try:
+            frame[each.role] = [_value(cell, each, f"{table.source} line {at}", comma=comma) for at, cell in cells]
+        except DataError as error:
+            if each.given or each.role in REQUIRED + RATES or ("step_s" in roles and "batch" in each.role):
+                raise
+            unused[each.at] = f" ({error})"
+    read = list(table.told)
+    if any("," in text for _, column in texts for text in column):
+        read.append("a comma marks decimals" if comma else "a comma separates thousands")
+    if any(one.remark for column in said.values() for one in column):
+        read.append("what follows ± or is in brackets is left out")
+    plain = {*COLUMNS} & {*frame} - ({"batch_size"} if "accumulation" in frame else set())
+    read += [f"{each.role} = {each.name}" for each in found if each.role in plain and not each.given]
+    return frame.astype({"workers": "int64"} if "workers" in frame else {}), read
+
+
+def _work_out(frame: pd.DataFrame, by: Mapping[str, _Column], table: _CellRows, read: list[str]) -> str:
+    """Add to `frame` what it can be worked out from, to `read` how; return in what unit throughputs are."""
+    name = {role: each.name for role, each in by.items()}
+    if "workers" in frame:
+        _of_a_node(frame, by["workers"], table, read)
+    else:
+        known = "workers_per_node" in frame and frame["workers_per_node"].notna().all()
+        frame["workers"] = _product(frame, frame["workers_per_node"] if known else 1, table)
+        how = f" x {name['workers_per_node']}" if known else ": nodes are what is counted"
+        read.append(f"workers = {name['nodes']}{how}")
+    workers = frame["workers"]
+    if "global_batch" in frame:
+        frame["batch_size"] = frame["global_batch"] / workers
+        read.append(f"batch_size = {name['global_batch']} / workers")
+    elif "batch_size" in frame and "accumulation" in frame:
+        frame["batch_size"] *= frame["accumulation"]
+        read.append(f"batch_size = {name['batch_size']} x {name['accumulation']}")
+    role = next(role for role in RATES if role in frame)
+    value, unit, told = frame[role], by[role].means.unit if role in RATES[:2] else "speedup", name[role]
+    if role == "samples_per_s":
+        return unit
+    if role == "samples_per_s_per_worker":
+        rate, how = value * workers, f"{told} x workers"
+    elif role == "step_s" and "batch_size" in frame and frame["batch_size"].notna().all():
+        rate, unit, how = workers * frame["batch_size"] / value, SAMPLES, f"workers x batch_size / {told}"
+    elif role == "step_s":
+        rate, unit = workers / value, "batches/s"
+        how = f"workers / {told}: one batch per worker at every count is assumed"
+    elif role == "epoch_s":
+        rate, unit, how = 1 / value, "epochs/s", f"1 / {told}: epochs/s, of the same data at every count"
+    elif role == "efficiency":
+        rate = value / (100 if value.max() > 2 else 1) * workers
+        how = f"{told} x workers: throughput relative to what has efficiency 1"
+    else:
+        fewest = workers.min()
+        relative = fewest > 1 and abs(value[workers == fewest].median() - 1) < 0.02
+        rate, how = value * (fewest if relative else 1), f"{told}: throughput relative to what has 1"
+        how = f"{told} x {fewest}: {fewest} workers are taken as {fewest} times as fast as one" if relative else how
+    frame["samples_per_s"] = rate
+    read.append(f"samples_per_s = {how}")
+    return unit
+
+
+def _product(frame: pd.DataFrame, each: Any, table: _CellRows) -> "pd.Series[int]":
+    """Return nodes times workers of a node; DataError where a row has no nodes."""
+    for at in frame.index[frame["nodes"].isna()][:1]:
+        raise DataError(
+            f"{table.source} line {frame['line'][at]}: nodes are empty; every row needs them, or its workers"
+        )
+    found: pd.Series[int] = (frame["nodes"] * each).astype("int64")
+    return found
+
+
+def _of_a_node(frame: pd.DataFrame, column: _Column, table: _CellRows, read: list[str]) -> None:
+    """Multiply workers beside nodes where they are those of a node, as their rates say; DataError where nothing says.
+
+    They are where more nodes with as many workers are faster, or where there are more nodes than workers.
+    """
+    per_node = column.given or "nodes" not in frame or "workers_per_node" in frame
+    if per_node or _OF_ALL.search(column.name.lower()) or not frame["nodes"].max() > 1:
+        return
+    workers, nodes = frame["workers"], frame["nodes"]
+    powers = {"samples_per_s": 1, "speedup": 1, "epoch_s": -1, **({"step_s": -1} if "global_batch" in frame else {})}
+    speed = next((frame[role] ** power for role, power in powers.items() if role in frame), None)
+    medians = (speed if speed is not None else workers * 0.0 + 1.0).groupby([workers, nodes]).median()
+    growth = [float(each.iloc[-1] / each.iloc[0]) for _, each in medians.groupby(level=0) if len(each) > 1]
+    few, at = bool((nodes > workers).any()), medians.index.get_level_values(0)
+    above = 0.0 if growth or speed is None else float((medians / medians.iloc[0] / (at / at[0])).max())
+    if (growth and speed is not None and min(growth) > 1.2) or (few and (speed is None or not growth)):
+        frame["workers_per_node"] = workers.astype(float)
+        frame["workers"] = _product(frame, workers, table)
+        read[:] = [each for each in read if each != f"workers = {column.name}"]
+        read.append(f"workers = nodes x {column.name}, which are those of a node")
+    elif few or (growth and (speed is None or max(growth) > 1.05)) or above > 1.3:
+        raise DataError(
+            f"{table.where}: {column.name!r} beside nodes may be the workers of a node or of all; say which: "
+            f"--columns 'workers_per_node={column.name}' or --columns 'workers={column.name}'"
+        )
+    else:
+        read.append(f"{column.name} are those of all nodes")
+
+
+# --- series -----------------------------------------------------------------------------------------------------------
+
+
+def _told_apart(frame: pd.DataFrame, names: Sequence[str]) -> str:
+    """Return whether names tell configurations apart: "same" counts with each, "some" with several, "" not at all.
+
+    Rows of a series have the same workers, and their names come back at other counts.
+    """
+    key = frame["series"] if "series" in frame else ""
+    rows = pd.DataFrame({"series": key, "workers": frame["workers"], "name": list(names)}).drop_duplicates()
+    rows = rows[rows.groupby("series")["name"].transform("nunique") > 1]
+    counts = rows.groupby(["series", "name"])["workers"].agg(frozenset)
+    if not rows.duplicated(["series", "workers"]).any() or counts.map(len).min() < 2:
+        return ""
+    return "same" if (counts.groupby("series").nunique() == 1).all() else "some"
+
+
+def _series(
+    frame: pd.DataFrame,
+    table: _CellRows,
+    found: list[_Column],
+    unused: dict[int, str],
+    read: list[str],
+    doubts: list[str],
+) -> None:
+    """Add the names of the curves to `frame`, joined where several columns have them; tell which were guessed.
+
+    Guessed are columns that are called so, unless every value has one worker count where the table has several; columns
+    of words whose values share a worker count and have several each; then batches and columns of numbers that tell
+    configurations apart. Of numbers that do so at some counts only, DataError asks what they are.
+    """
+    columns = {each.at: each.given for each in found if each.role == "series"}
+    others = [] if any(columns.values()) else [at for at in unused if not _is_other(table.header[at])]
+    batch: dict[str, list[str]] = {}
+    if "batch_size" in frame:
+        name = next((each.name for each in found if each.role == "batch_size"), "batch_size")
+        total = frame["batch_size"] * frame["workers"]
+        batch = {name: [f"{each:g}" for each in frame["batch_size"]], "global batch": [f"{each:.6g}" for each in total]}
+
+    def add(names: Sequence[str], told: str = "") -> None:
+        own = frame["series"] if "series" in frame else [""] * len(frame)
+        frame["series"] = [f"{one} {other}".strip() for one, other in zip(own, names, strict=True)]
+        read.extend([f"series = {told}"] if told else [])
+
+    for at in [*columns, *others]:
+        cells = [unguarded(cell.strip()) for cell in table.column(at)]
+        told = table.header[at]
+        if not columns.get(at) and cells[0] and "" in cells:  # named in the first row of each
+            cells, told = pd.Series(cells).replace("", None).ffill().tolist(), f"{told}, also of empty cells below"
+        counts = frame["workers"].groupby(cells).nunique()
+        if at in columns and not columns[at] and counts.max() == 1 < frame["workers"].nunique():
+            unused[at] = ""
+        elif at in columns:
+            add(cells, "" if columns[at] else told)
+        elif not any(re.search(r"^$|^[-+.\d]", cell) for cell in cells) and len(counts) > 1 and counts.min() > 1:
+            if frame["workers"].duplicated().any():
+                del unused[at]
+                add(cells, told)
+    numbers = [(-1, name, cells) for name, cells in batch.items()]
+    for at, name, cells in [*numbers, *((at, table.header[at], table.column(at)) for at in others if at in unused)]:
+        cells = [each.strip() for each in cells]
+        if not all(map(quantity, cells)) or not (how := _told_apart(frame, cells)):
+            continue
+        keys = [frame["workers"], *([frame["series"]] if "series" in frame else [])]
+        rates = frame["samples_per_s"].groupby([*keys, pd.Series(cells)]).median().groupby(level=[*range(len(keys))])
+        apart = float((rates.max() / rates.min()).max()) - 1
+        counted = sorted({*cells}) in ([*map(str, range(len({*cells})))], [*map(str, range(1, len({*cells}) + 1))])
+        if how == "same" and not (counted and apart < 0.1 and at >= 0):
+            unused.pop(at, None)
+            add([f"{name} {cell}" for cell in cells], f"{name}, which tells configurations apart")
+        elif at >= 0 and apart > 0.1:
+            raise DataError(
+                f"{table.where}: rows with the same workers differ in {name!r} and by {100 * apart:.0f} % in their "
+                f"rates; say what it does: --columns 'series={name}' tells configurations apart, 'repeat={name}' runs"
+            )
+        else:
+            doubts.append(f"rows that differ in {name!r} are taken for repeats; else name them in a column 'series'")
+
+
+def _is_other(name: str) -> bool:
+    return getattr(meaning(name), "role", "") in ("other", "status", "repeat")
+
+
+def _strong_and_weak(frame: pd.DataFrame, read: list[str]) -> pd.DataFrame:
+    """Return two series for one in which rows with constant and with divided batches share those of fewest workers."""
+    if "batch_size" not in frame:
+        return frame
+    parts, count = [], len(read)
+    for name, rows in frame.groupby(frame["series"] if "series" in frame else [""] * len(frame), sort=False):
+        workers, batch = rows["workers"], rows["batch_size"]
+        first = workers == workers.min()
+        base = batch[first].iloc[0]
+        weak, strong = batch == base, (batch - base * workers.min() / workers).abs() < 0.51
+        parts.append(rows)
+        if (
+            ((weak & strong) == first).all()
+            and (weak | strong).all()
+            and (weak & ~first).any()
+            and (strong & ~first).any()
+        ):
+            kinds = {f"{name} strong".strip(): strong, f"{name} weak".strip(): weak}
+            parts[-1:] = [rows[of].assign(series=kind) for kind, of in kinds.items()]
+            fewest = plural(workers.min(), "worker")
+            read.append(f"{' and '.join(kinds)} scaling, by their batches, share the rows of {fewest}")
+    return pd.concat(parts, ignore_index=True) if len(read) > count else frame
+
+
+# --- doubts -----------------------------------------------------------------------------------------------------------
+
+
+def _impossible(frame: pd.DataFrame, unit: str, rate: _Column, source: str) -> list[str]:
+    """Doubt rates, speedups and parts of steps that cannot be; a rate of which this was guessed is a DataError."""
+    rule = "speedup" if unit == "speedup" else "rate"
+    rows = zip(frame["line"], frame["workers"], frame["samples_per_s"], strict=True)
+    found = [f"line {at}: {why}" for at, n, x in rows if (why := impossible(rule, **{rule: x}, workers=n, unit=unit))]
+    if found and rule == "rate" and not rate.own:
+        raise DataError(f"{source} {found[0]}; correct it, or say what it is with --columns")
+    one = frame[(frame["workers"] == 1) & ((frame["samples_per_s"] - 1).abs() > 0.02) & (unit == "speedup")]
+    for at, speedup in list(zip(one["line"], one["samples_per_s"], strict=True))[:1]:
+        found.append(f"line {at}: one worker has a speedup of {speedup:g}: of what is 1?")
+    if "sync_s" in frame and "batch_size" in frame:
+        step = frame["batch_size"] * frame["workers"] / frame["samples_per_s"]
+        for at in frame.index[frame["sync_s"] > step]:
+            if why := impossible("part", part=frame["sync_s"][at], whole=step[at], what="sync_s", of="the step"):
+                found.append(f"line {frame['line'][at]}: {why}")
+                frame.loc[at, "sync_s"] = math.nan
+    return [*found[:3], *([f"{len(found) - 3} more of them"] if len(found) > 3 else [])]
+
+
+def _odd(frame: pd.DataFrame, rate: _Column, source: str) -> list[str]:
+    """Doubt rates that hardly grow, workers that do not fit on their nodes, equal rows; refuse equal repeat numbers."""
+    doubts, lines = [], frame["line"]
+    medians = frame.groupby("workers")["samples_per_s"].median()
+    count, ratio = medians.index[-1] / medians.index[0], medians.iloc[-1] / medians.iloc[0]
+    if rate.role == "samples_per_s" and not rate.given and count >= 2 and ratio <= 1.2:
+        doubts.append(
+            f"{_shown(rate.name)} is {ratio:.2g} times as large with {count:g} times the workers: if it is of one "
+            f"worker, say so with --columns samples_per_s_per_worker={rate.name}"
+        )
+    if "nodes" in frame and "workers_per_node" in frame:
+        over = frame[frame["workers"] > frame["nodes"] * frame["workers_per_node"]]
+        for at in over.index[:1]:
+            doubts.append(
+                f"line {lines[at]} of {source}: {frame['workers'][at]:g} workers do not fit on "
+                f"{plural(frame['nodes'][at], 'node', 'g')} with {frame['workers_per_node'][at]:g} workers per node"
+                + (f" (and {len(over) - 1} more lines)" if len(over) > 1 else "")
+            )
+    rows = frame.drop(columns="line")
+    if "repeat" not in frame:
+        copies = [str(line) for line in lines[rows[[name for name in COLUMNS if name in rows]].duplicated()]]
+        which = ", ".join(copies[:5]) + (", ..." if len(copies) > 5 else "")
+        told = f"lines {which} of {source} repeat" if len(copies) > 1 else f"line {which} of {source} repeats"
+        return [*doubts, f"{told} earlier lines exactly: copied, or truly repeats?"] if copies else doubts
+    key = [name for name in ("series", "workers", "nodes", "batch_size", "repeat") if name in frame]
+    numbered = rows.loc[rows["repeat"].notna(), key].fillna({name: -1 for name in key if name != "series"})
+    for at in numbered.index[numbered.duplicated()][:1]:
+        first = numbered.index[(numbered == numbered.loc[at]).all(axis=1)][0]
+        raise DataError(
+            f"{source} line {lines[at]}: repeat {frame['repeat'][at]:g} of {frame['workers'][at]} workers is already "
+            f"on line {lines[first]}; number the repeats of a point 0, 1, 2, ..."
+        )
+    return doubts
+
+
+# --- logs of trainings ------------------------------------------------------------------------------------------------
+
+# Result logs of MLPerf Training: samples of a block (or epoch) over its time. Samples are those that the log counts,
+# else `train_samples` times the epochs. The first block is left out where there are more, for it holds the start-up;
+# the median of the others counts. `tracked_stats.throughput` differs between submitters and is not read (docs/fit.md).
+#
+# Other logs: FORMATS says for each program which lines hold a rate, or the time of a step. What launchers put before a
+# line does not matter. Of reports of one step the last one counts, the first step is the start-up, of the others the
+# median is taken. The number of workers is that of the log, else of its name.
+
+Given = tuple[str, bytes, Mapping[str, Any], Sequence[str]]
+"""Of a log: what it is called, its content, the description of its system (systems/SYSTEM.json), names of its file and
+folders that may say how many workers there were."""
+_SHOWN = 5
+"""Of the logs that are left out."""
+_COLUMNS = ["workers", "samples_per_s", "nodes", "batch_size", "series", "repeat", "workers_per_node"]
+_LOG = {"system": "", "unit": "samples/s", "nodes": math.nan, "workers_per_node": math.nan}
+"""What a log that does not say it has."""
+
+
+def points_from(
+    given: Iterable[Given],
+    *,
+    placed: tuple[int, int] | None = None,
+    columns: Mapping[str, str] | None = None,
+    alone: bool = False,
+) -> pd.DataFrame:
+    """Return one row per log, with the columns of a points file and its attrs `doubts`, `read` and `unit`.
+
+    `placed`: nodes and workers of each, where somebody said them. What is `alone` may be a table, of which `columns`
+    says what its columns are. Raises DataError where nothing can be read.
+    """
+    logs: list[dict[str, Any]] = []
+    wrong: list[str] = []
+    for source, data, system, names in given:
+        text = text_of(data)
+        if alone and not (placed or recognised(text)):
+            return _table_of_log(data, text, source, columns)
+        if columns:
+            raise DataError(f"{source}: is a log, which has no columns to name; leave columns out")
+        try:
+            read = _mlperf(source, text, system, placed) if ":::MLL" in text else _training(source, text, names, placed)
+            log = {**_LOG, "source": source, **read}
+            if why := impossible("rate", rate=log["samples_per_s"], workers=log["workers"], unit=log["unit"]):
+                raise DataError(f"{source}: {why}")
+            logs.append(log)
+        except DataError as error:
+            wrong.append(str(error))
+    if not logs:
+        raise DataError(wrong[0] + (f"; nor is {plural(len(wrong) - 1, 'more log')} read" if len(wrong) > 1 else ""))
+    frame = pd.DataFrame(logs).sort_values(["series", "workers", "system", "source"]).reset_index(drop=True)
+    units = frame.drop_duplicates("unit")
+    if len(units) > 1:
+        told = " and ".join(units["unit"] + " (" + units["source"] + ")")
+        raise DataError(f"the logs have rates in {told}; keep those of one unit in a folder of their own")
+    frame["series"] = _by_batch(frame)
+    frame["repeat"] = frame.groupby(["series", "workers", "nodes"], dropna=False).cumcount().astype(float)
+    rows: list[Any] = [*frame.itertuples()]
+    doubts = [f"{row.series}, {plural(row.workers, 'worker')}: {each}" for row in rows for each in row.doubts]
+    doubts += [f"left out: {each}" for each in wrong[:_SHOWN]]
+    doubts += [f"left out: {len(wrong) - _SHOWN} more logs"] if len(wrong) > _SHOWN else []
+    doubts += _between(frame)
+    row, points = frame.iloc[0], frame[_COLUMNS].dropna(axis=1, how="all")
+    one = f" of {plural(row.workers, 'worker')}: {row.samples_per_s:,.6g} {row.unit}" if len(frame) == 1 else ""
+    programs, how = (" and ".join(dict.fromkeys(frame[name])) for name in ("program", "how"))
+    points.attrs["read"] = (
+        f"{len(frame)} {programs} log{'s' * (len(frame) > 1)}{one}, {frame['series'].nunique()} series; {how}"
+    )
+    points.attrs |= {"doubts": tuple(dict.fromkeys(doubts)), "unit": row.unit}
+    return points
+
+
+def _table_of_log(data: bytes, text: str, source: str, columns: Mapping[str, str] | None) -> pd.DataFrame:
+    """Return the points of a table; DataError for anything else, which is called a log where most lines are as in logs.
+
+    Those have values behind names, or times and hosts in brackets before.
+    """
+    try:
+        return parse_points(data, source=source, columns=columns)
+    except DataError:
+        lines = [line for line in text.splitlines() if line.strip()]
+        logged = sum(bool(re.search(r"^\W*\[[^\]]*\]\S* ?\w|^\W*\d{4}-\d\d-\d\d|\w[:=] *\d", line)) for line in lines)
+        if text.lstrip()[:1] == "{" or logged <= max(len(lines) / 2, 1):
+            raise
+    programs = ", ".join(dict.fromkeys(["MLPerf Training", *(each[0] for each in FORMATS)]))
+    raise DataError(f"{source}: is no table, and no log of {programs}; give a table with lines workers,samples_per_s")
+
+
+def _by_batch(frame: pd.DataFrame) -> pd.Series:
+    """Return the series, with the batch in its name where one count of it was run with several.
+
+    Of the batch of a worker and the batch of all, the one with fewer values makes the series.
+    """
+    names = frame["series"].copy()
+    for series, own in frame[frame["program"] != _MLPERF].groupby("series"):
+        ways = {"batch": own["batch_size"], "global batch": own["batch_size"] * own["workers"]}
+        if own.groupby("workers")["batch_size"].nunique().max() > 1:
+            word, batch = min(ways.items(), key=lambda way: way[1].round(6).nunique())
+            names[own.index] = [f"{series}, {word} {each:g}" for each in batch]
+    return names
+
+
+def _between(frame: pd.DataFrame) -> Iterator[str]:
+    """Yield what is odd between the logs of a series: impossible speedups, several systems of one size."""
+    for series, own in frame.groupby("series"):
+        base = own.iloc[0]
+        for row in own.itertuples():
+            speedup, more = row.samples_per_s / base.samples_per_s, row.workers / base.workers
+            if why := impossible("speedup", speedup=speedup, workers=more):
+                yield f"{row.source} over {base.source}: {why}"
+        for workers, same in own.groupby("workers")["system"]:
+            if same.nunique() > 1:
+                yield f"{series}, {workers} workers: are of several systems, {', '.join(same.unique())}"
+
+
+# --- logs of MLPerf Training ------------------------------------------------------------------------------------------
+
+_MLPERF = "MLPerf"
+_EPOCHS: Mapping[str, tuple[int, ...]] = {
+    "resnet": (1_281_167,),  # ImageNet
+    "maskrcnn": (117_266, 118_287),  # COCO, with boxes and all
+    "ssd": (117_266, 118_287, 1_170_301),  # COCO, or from v2.0 on OpenImages
+    "retinanet": (1_170_301,),
+}
+"""Samples of an epoch, of benchmarks whose logs were seen to say something else."""
+_FRAMEWORKS = ("tensorflow", "pytorch", "mxnet", "jax", "mindspore", "paddle", "hugectr", "popart")
+_SLOWEST_STEP_S = 300.0
+"""Of tokens; where samples are taken for tokens, a step seems to take hours."""
+_PLACE = ("first_epoch_num", "epoch_num", "samples_count", "step")
+"""What tells one block or epoch from the next."""
+
+
+def _mlperf(source: str, text: str, told: Mapping[str, Any], placed: tuple[int, int] | None) -> dict[str, Any]:
+    """Return what a log of MLPerf says; the folders .../ORG/results/SYSTEM/BENCHMARK of its path name the run."""
+    events = [*_parsed(text.splitlines())]
+    values = {key: value for key, _, _, value in reversed(events)}
+    folders = source.split("/")[:-1]
+    at = max((place for place, name in enumerate(folders) if name == "results"), default=None)
+    named = folders[at + 1 :] if at is not None else []
+    benchmark = str(values.get("submission_benchmark") or (named[1] if len(named) > 1 else "unknown"))
+    counts = placed or _counts(told) or _counts(values)
+    if counts is None:
+        raise DataError(
+            f"{source}: is a log of MLPerf Training, and how many accelerators there were stands in "
+            "systems/SYSTEM.json, which is not there; give a folder as MLCommons publishes it, with "
+            f"ORG/results/SYSTEM/BENCHMARK/result_0.txt and ORG/systems/SYSTEM.json, or type {source}@NODESxN"
+        )
+    doubts: list[str] = []
+    rates = _rates(events, values, benchmark, source, doubts)
+    if any(key == "run_stop" and about.get("status") == "aborted" for key, _, about, _ in events):
+        doubts.append("a run was aborted: what it did until then counts")
+    if (steps := _number(values.get("gradient_accumulation_steps")) or 1) > 1:
+        doubts.append(f"gradients of {steps:g} batches are accumulated: batch_size is of an update")
+    frameworks = [name for name in _FRAMEWORKS if name in str(told.get("framework") or "").lower()]
+    names = [*(folders[:at] if at is not None else [str(values.get("submission_org") or "")]), benchmark]
+    names += [str(told.get(name) or "").strip() for name in ("accelerator_model_name", "division")]
+    names += frameworks if len(frameworks) == 1 else []
+    return {
+        "program": _MLPERF,
+        "series": " ".join(name for name in names if name not in ("", ".", "..", "/")),
+        "system": named[0] if named else "",
+        "how": "samples of blocks (or epochs) over their time, the first left out; batch_size = global / accelerators",
+        "samples_per_s": float(np.median(rates)),
+        "workers": math.prod(counts),
+        "nodes": float(counts[0]),
+        "workers_per_node": float(counts[1]),
+        "batch_size": (_number(values.get("global_batch_size")) or math.nan) / math.prod(counts),
+        "doubts": doubts,
+    }
+
+
+def _parsed(lines: Iterable[str]) -> Iterator[tuple[str, float, dict[str, Any], Any]]:
+    """Yield key, time in seconds, metadata and value of each event."""
+    for line in lines:
+        at = line.find(":::MLL")
+        if at < 0 or (begin := line.find("{", at)) < 0:
+            continue
+        try:
+            event, _ = json.JSONDecoder().raw_decode(line, begin)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(event, dict):
+            at_ms, told = event.get("time_ms"), event.get("metadata")
+            at_s = at_ms / 1e3 if isinstance(at_ms, int | float) else math.nan
+            yield str(event.get("key")), at_s, told if isinstance(told, dict) else {}, event.get("value")
+
+
+def _spans(unit: str, events: Sequence[tuple[str, float, dict[str, Any], Any]]) -> list[dict[str, Any]]:
+    """Return the blocks or epochs: seconds, what `first` and `last` event say, samples counted `before` and `after`."""
+    found: list[dict[str, Any]] = []
+    begun: dict[str, Any] | None = None
+    done = 0.0
+    for key, at_s, told, _ in events:
+        count = told.get("samples_count") if isinstance(told.get("samples_count"), int | float) else None
+        if count is not None and key.startswith(("block", "epoch", "eval", "run")):
+            done = count
+            if found and key != f"{unit}_stop":
+                found[-1].setdefault("after", count)
+        if key == f"{unit}_start":
+            # Every rank may print it: the first counts, unless its end was never printed.
+            if begun is None or any(begun["first"].get(name) != told.get(name) for name in _PLACE):
+                known = not found or "after" in found[-1]
+                begun = {"begin": at_s, "first": told, "before": done if known else None, "counts": count}
+        elif begun and (key == f"{unit}_stop" or (key == "run_stop" and unit == "epoch" and "epoch_num" in told)):
+            same = count is not None and begun["counts"] == count
+            after = {} if count is None else {"after": count}
+            found.append({**begun, **after, "same": count if same else 0, "last": told, "s": at_s - begun["begin"]})
+            begun = None
+        elif key == "run_stop" and found and (_number(told.get("epoch_num")) or 0) % 1:  # how far the last one came
+            found[-1]["last"] = {**found[-1]["last"], "epoch_num": told["epoch_num"]}
+    return [each for each in found if each["s"] > 0]
+
+
+def _rates(
+    events: Sequence[Any], values: Mapping[str, Any], benchmark: str, source: str, doubts: list[str]
+) -> list[float]:
+    """Return samples/s of the blocks after the first, or of the epochs where blocks do not say what was trained."""
+    why = "has no block or epoch with begin and end; nothing says how long it trained"
+    for unit in ("block", "epoch"):
+        found, rates = _spans(unit, events), []
+        for place, epochs in enumerate(_epochs(unit, found)):
+            samples = _counted(place, found)
+            if samples is None and epochs is None:
+                why = f"no {unit} says how many samples or epochs it has; nothing says how much it trained"
+            elif samples is None and epochs is not None:
+                why = impossible("epochs", epochs=epochs)
+                length, batch = (
+                    _number(values.get(name)) or 0 for name in ("max_sequence_length", "global_batch_size")
+                )
+                steps = epochs / (length * batch or math.inf)
+                if not why:
+                    samples = epochs * _epoch_samples(benchmark, values, batch, source, doubts)
+                elif (
+                    steps > 1 and steps % 1 == 0 and found[place]["s"] / steps < _SLOWEST_STEP_S
+                ):  # whole batches of tokens, which hardly any number of samples is
+                    samples = epochs / length
+                    doubts.append(f"its epochs are tokens: samples of max_sequence_length {length:,.0f} count")
+            rates.append(samples and samples / found[place]["s"])
+        if kept := [rate for rate in rates[1:] if rate]:
+            return kept
+        if rates and rates[0]:
+            doubts.append(f"one {unit} is all that is timed: the start-up is in it")
+            return [rates[0]]
+    raise DataError(f"{source}: {why}")
+
+
+def _counted(place: int, found: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the samples of a block by its counts: those that run on, or of one block beside a step that runs on."""
+    own, ends = found[place], [each["same"] for each in found]
+    if own["same"] and len(ends) > 1 and all(a < b for a, b in pairwise(ends)):  # at both ends what was done before
+        return float(ends[place + 1] - ends[place]) if place + 1 < len(ends) else None
+    after, before = own.get("after"), own["before"]
+    if after is not None and before is not None and after > before:
+        return float(after - before)
+    return _number(own["last"].get("samples_count")) if "step" in {**own["first"], **own["last"]} else None
+
+
+def _epochs(unit: str, found: Sequence[Mapping[str, Any]]) -> list[float | None]:
+    """Return the epochs of each span: declared by a block, else the number at its stop less what was done before.
+
+    An epoch that has one number at begin and end is whole, whether they are called 0, 1, 2 or 1, 2, 3.
+    """
+    epochs: list[float | None] = []
+    done = 0.0
+    for each in found:
+        first, last = each["first"], each["last"]
+        begin, end = (_number(told.get("epoch_num")) or 0.0 for told in (first, last))
+        if unit == "block":
+            number = _number(first.get("epoch_count")) or _number(last.get("epoch_count")) or 0.0
+            number = end - done if end % 1 and 0 < end - done < number else number
+        else:
+            if not epochs and begin > 1:  # of a run that was resumed
+                done = begin - (begin >= end)
+            number = 1.0 if "epoch_num" not in last or (end == begin and end % 1 == 0) else end - done
+        epochs.append(number if number > 0 else None)
+        done += max(number, 0.0)
+    return epochs
+
+
+def _epoch_samples(benchmark: str, values: Mapping[str, Any], batch: float, source: str, doubts: list[str]) -> float:
+    """Return the samples of an epoch, and add to `doubts` what is to be said of them."""
+    samples = _number(values.get("train_samples"))
+    if samples is None:
+        raise DataError(f"{source}: has no train_samples; nothing says how much it trained")
+    known = _EPOCHS.get(benchmark, ())
+    # epochs padded to whole batches differ by less
+    if not known or any(abs(samples / each - 1) < 0.02 for each in known):
+        return samples
+    if batch and any(samples == math.ceil(each / batch) for each in known):
+        doubts.append(f"train_samples {samples:,.0f} counts batches, of {batch:,.0f} samples")
+        return samples * batch
+    if benchmark == "maskrcnn":
+        doubts.append(f"train_samples {samples:,.0f} is no epoch of COCO: {known[0]:,} images are taken")
+        return float(known[0])
+    doubts.append(f"train_samples {samples:,.0f} is none of the known data sets, {', '.join(map(str, known))}")
+    return samples
+
+
+def _counts(system: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return nodes and accelerators of a node; None where a log or description has none (processors only)."""
+    nodes, each = (_number(system.get(name)) for name in ("number_of_nodes", "accelerators_per_node"))
+    return (int(nodes), int(each)) if nodes and each else None
+
+
+def _number(value: Any) -> float | None:
+    """Return a positive finite number, also of a text that is one; None for anything else."""
+    try:
+        number = float(value.replace(",", "") if isinstance(value, str) else value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) and number > 0 else None
+
+
+# --- logs of other programs -------------------------------------------------------------------------------------------
+
+_HOROVOD, _TF, _DEEPSPEED = "Horovod's synthetic benchmark", "tf_cnn_benchmarks", "DeepSpeed"
+FORMATS = (
+    (_HOROVOD, "steady", r"Total img/sec on {workers} [A-Z]+\(s\): {rate}"),
+    (_HOROVOD, "steady", r"Iter #{step}: {each} img/sec per [A-Z]"),
+    (_TF, "steady", r"\btotal images/sec: {rate}"),
+    (_TF, "mean", r"\b{step}\s+images/sec: {each} \+/-", r"Devices:\s+\['horovod/"),
+    (_TF, "mean", r"\b{step}\s+images/sec: {rate} \+/-", r"Devices:\s+\['/[^j]"),
+    ("GPT-NeoX", "each", r"samples/sec: {rate} \| iteration +{step}/ *\d+ \| elapsed time per iteration"),
+    ("Megatron-LM", "each", r"\biteration +{step}/ *\d+ \|...elapsed time per iteration \({milli}s\): *{step_s}{gbs}"),
+    ("NeMo", "each", r"\biteration {step}/\d+ \|...global_batch_size: {global_batch} ...timing in s: {step_s}"),
+    (_DEEPSPEED, "each", r"/(?:global_step=)?{step}, RunningAvgSamplesPerSec=\S+ CurrSamplesPerSec={rate}"),
+    (_DEEPSPEED, "mean", r"/(?:global_step=)?{step}, (?:RunningAvg)?SamplesPerSec={rate}"),
+    ("MaxText", "each", r"completed step: {step}, ...Samples/s/device: {each}"),
+    ("MaxText", "each", r"completed step: {step}, ...Tokens/s/device: {tokens_each}"),
+    ("MaxText", "each", r"completed step: {step}, seconds: {step_s}"),
+    ("torchtitan", "each", r"\bstep: *{step} +loss: ...\b[tw]ps: {tokens_each}"),
+    ("timm", "each", r"\bTrain: \d+ \[ *{step}/...Time: [\d.]+s, +{rate}/s"),
+    ("torchvision", "each", r"\bEpoch: \[\d+\] +\[ *{step}/...img/s: {each}"),
+    ("transformers", "whole", r"'train_samples_per_second': {rate}"),
+    ("Lightning (tqdm)", "each", r"\bEpoch {step}[:/]...\b\d+/\d+ ...(?:{steps_per_s} ?it/s|{step_s} ?s/it)"),
+)
+"""Program, what its reports are, and their lines by a regular expression in which {NAME} is a number and ... what is
+between: `rate` of all workers, `each` of one, the time of a step. The first that a text has counts, if it has the
+fourth, too. Reports are of the steps since the last one, and `each` but the first counts; are `steady` from the first
+on; are a `mean` of all before, of which the last counts; or of the `whole` training, start-up included."""
+_FACTS = (
+    (_HOROVOD, r"\bModel: {model}|\bBatch size: {batch}|\bNumber of [A-Z]+s: {workers}"),
+    (_TF, r"\bModel:\s+{model}|\b{batch} per device|\bDevices:\s+\[(?P<devices>'(?!/job:)[^\]]*)\]"),
+    ("Megatron-LM", r"\bglobal_batch_size \.+ {global_batch}"),
+    ("MaxText", r"\bNum_devices: {workers}, shape"),
+    ("torchtitan", r"device mesh with \[[^\]]*\], \[(?P<product>[\d, ]+)\]"),
+    ("torchtitan", r"device mesh with parallelism: (?P<product>pp=\d+(?:, (?:dp_replicate|dp_shard|cp|tp)=\d+)*)"),
+    ("torchtitan", r"global batch size {global_batch}, ...sequence length {sequence}"),
+    ("timm", r"\bProcess \d+, total {workers}, device"),
+    ("Lightning (tqdm)", r"\bStarting with {workers} processes"),
+    ("", r"(?i)(?:(?<=using )|(?<![a-z_])(?<![a-z_] ))(?:dist_)?world[ _]size['\"]?[ .:=]+{workers}"),
+)
+"""Program, or "" for any, and what its lines say of workers, batch of a worker or of all, and model."""
+_BY_NAME = re.compile(
+    r"(?<![a-z0-9.])(?:(?:n|np|x|nproc|ngpus?|gpus|ranks|workers|procs|devices|tpus|world|ws)[_=-]?(\d{1,7})"
+    r"|(\d{1,7})[_-]?(?:x|np|gpus?|ranks?|workers?|procs?|devices?|tpus?|gcds?|accelerators?))(?![a-z0-9]|\.\d)"
+)
+"""Not rank3 or gpu0, which are one of several."""
+
+
+def _finder(pattern: str) -> re.Pattern[str]:
+    pattern = pattern.replace("{gbs}", "(?:...global batch size: *{global_batch})?").replace("{milli}", "(?P<milli>m?)")
+    pattern = pattern.replace("{model}", r"(?P<model>\S+)").replace("...", r"[^\n]{0,300}?")  # bounded, as is time
+    number = r"\\d[\\d,]{0,20}(?:\\.\\d{1,20})?(?:[eE][+-]?\\d\\d?)?"
+    return re.compile(re.sub(r"\{([a-z_]+)\}", rf"(?P<\1>{number})", pattern))
+
+
+def recognised(text: str) -> tuple[str, str, list[dict[str, str]]] | None:
+    """Return program and reports of the first of FORMATS that a text has, and what its lines say; None where none."""
+    if ":::MLL" in text:
+        return _MLPERF, "", []
+    for program, reports, pattern, *needed in FORMATS:
+        literal = max(map(str.strip, re.split(r"\\.|\{\w+\}|\[[^\]]*\]|[.*+?()|]+", pattern)), key=len)
+        found = [each.groupdict() for each in _finder(pattern).finditer(text)] if literal in text else []
+        if found and (not needed or re.search(needed[0], text)):
+            return program, reports, found
+    return None
+
+
+def text_of(data: bytes) -> str:
+    """Return the text of a log without colours and without lines that no program logs, whatever is among its bytes."""
+    text = data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig", errors="replace")
+    text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", text).replace("\r\n", "\n").replace("\r", "\n")
+    return text if ":::MLL" in text else re.sub(r"[^\n]{4000,}", "", text)
+
+
+def _training(source: str, text: str, names: Sequence[str], placed: tuple[int, int] | None) -> dict[str, Any]:
+    """Return what the log of a training program says."""
+    known = recognised(text)
+    if known is None:
+        raise DataError(f"{source}: is no log that is read")
+    program, reports, found = known
+    facts: dict[str, list[Any]] = {"workers": []}
+    told = (_finder(pattern).finditer(text) for name, pattern in _FACTS if name in ("", program))
+    groups = [*(each.groupdict() for matches in told for each in matches), *found]
+    for name, value in ((name, value) for each in groups for name, value in each.items() if value):
+        if name == "product":
+            facts["workers"].append(math.prod(map(int, re.findall(r"\d+", value))))
+        elif name == "devices":
+            facts["workers"].append(value.count("'") // 2)
+        elif fact := value if name == "model" else _number(value):
+            facts.setdefault(name, []).append(fact)
+    doubts: list[str] = []
+    workers = _workers(source, names, {int(each) for each in facts["workers"]}, placed, doubts)
+    found = [got for got in found if "workers" not in got or _number(got["workers"]) == workers]
+    rate, whose, how = _rate_of_log(source, reports, found, facts, doubts)
+    how += "" if placed or facts["workers"] else "; workers as in its name"
+    unit = {"batches": "batches/s", "tokens_each": "tokens/s"}.get(whose, "samples/s")
+    if workers is None:
+        of = "all workers together" if whose == "rate" else "each worker"
+        raise DataError(
+            f"{source}: is a training log of {program} with {rate:,.6g} {unit} of {of}, and does not say how many "
+            f"workers there were; for 8, name it 8gpus.log or type {source}@8, or give a table with lines "
+            "workers,samples_per_s"
+        )
+    batch, length = facts.get("batch", [math.nan])[-1], facts.get("sequence", [math.nan])[-1]
+    batch = facts["global_batch"][-1] / workers if "global_batch" in facts else batch
+    return {
+        "program": program,
+        "series": " ".join([program, *dict.fromkeys(facts.get("model", ()))]),
+        "how": how,
+        "samples_per_s": rate if whose == "rate" else rate * workers,
+        "unit": unit,
+        "workers": workers,
+        "batch_size": batch * length if unit == "tokens/s" else batch,
+        "doubts": doubts,
+        **(
+            dict(zip(("nodes", "workers_per_node"), map(float, placed), strict=True))
+            if placed and placed[0] > 1
+            else {}
+        ),
+    }
+
+
+def _rate_of_log(
+    source: str, reports: str, found: Sequence[Mapping[str, str]], facts: Mapping[str, Sequence[Any]], doubts: list[str]
+) -> tuple[float, str, str]:
+    """Return the rate of a log, whose it is (`rate` of all, of `each` worker, `batches` of each), and how it is known.
+
+    Where the batch grows while a run goes on, the steps with the last one count.
+    """
+    steps: dict[Any, tuple[float, str, float]] = {}
+    for place, got in enumerate(found):
+        number = {name: known for name, value in got.items() if (known := _number(value))}
+        whose = next((name for name in ("rate", "each", "tokens_each") if name in number), "")
+        steps_per_s = number.get("steps_per_s", (1e3 if got.get("milli") else 1) / number.get("step_s", math.inf))
+        batch = number.get("global_batch") or facts.get("global_batch", [0.0])[-1]
+        report = (
+            (number[whose], whose, 0.0)
+            if whose
+            else (steps_per_s * (batch or 1), "rate" if batch else "batches", batch)
+        )
+        if report[0]:
+            steps[got.get("step") or place] = report
+    if not steps:
+        raise DataError(f"{source}: has no rate above 0")
+    kept = [*steps.values()]
+    kept = (kept[1:] or kept) if reports == "each" else kept[-1:] if reports in ("mean", "whole") else kept
+    _, whose, batch = kept[-1]
+    if reports == "whole" or (reports == "each" and len(steps) == 1):
+        doubts.append("the start-up is in its rate")
+    if whose == "batches":
+        doubts.append("its batch is unknown: one batch of each worker in a step is counted, the same at every count")
+    left_out = ", the first left out" if reports == "each" and len(steps) > 1 else ""
+    how = "the last mean" if reports in ("mean", "whole") else f"median of the reports{left_out}"
+    return float(np.median([value for value, _, own in kept if own == batch])), whose, how
+
+
+def _workers(
+    source: str, names: Sequence[str], said: set[int], placed: tuple[int, int] | None, doubts: list[str]
+) -> int | None:
+    """Return how many workers a log is of: as the caller says, as the log says, or its name, or a folder 8 of it."""
+    given = placed[0] * placed[1] if placed else None
+    told = " and ".join(map(str, sorted(said)))
+    if given and said and given not in said:
+        raise DataError(f"{source}: says that there were {told} workers, and {given} were given; leave the number out")
+    if len(said) > 1 and not given:
+        raise DataError(f"{source}: says that there were {told} workers; keep one run in a log, or type {source}@N")
+    counts, named = set(), None
+    for name in () if given else map(str.lower, reversed(names)):
+        counts = {int(one or other) for one, other in _BY_NAME.findall(name)} | (
+            {int(name)} if name.isdecimal() else set()
+        )
+        if counts or "node" in name:
+            named = max(counts) if len(counts) == 1 and "node" not in name else None
+            break
+    if named and said and named not in said:
+        doubts.append(f"its name {names[-1]} says {named} workers, and the log {told}, which count")
+    return given or next(iter(said), None) or named
+
+
+# --- benchmarks of networks -------------------------------------------------------------------------------------------
+
+# Documents have the form of `horovod-study bench`, so that whatever takes the one takes the other. Rows are read
+# wherever they are in a job's log, whatever a launcher puts before them. The line of heads says what a column is, the
+# line below it in which unit; else size / algbw tells the unit, and columns are those of nccl-tests since 2019. Before
+# (NCCL 1 to 2.4) they were bytes, N, type, op, and times in ms. Where devices are not listed, busbw / algbw of an
+# all-reduce, 2 (n - 1) / n, says how many there were (doc/PERFORMANCE.md of nccl-tests); OSU never prints it.
+
+BENCH_FILE = "a bench.json, or what nccl-tests, rccl-tests or osu_allreduce printed"
+_FITS = 3
+"""Sizes that a line needs."""
+_LARGE, _APART, _ALL_APART = 2**20, 1.5, 2.0
+"""Times of a size from so many bytes on that differ by this factor, or of most sizes by that, are of no repeats."""
+
+_HEADS_OF = {"bytes": "size", "N": "count", "op": "redop", "cputime": "time", "Size": "size", "Avg": "time"}
+"""What other versions and OSU call a column."""
+_GROUP = ("time", "algbw", "busbw", "#wrong")
+_OPERATIONS = ("sum", "prod", "min", "max", "avg", "mulsum", "none")
+_OF_TIMES = ("ns", "us", "ms", "s")
+_RATES = {"MB/s": 1e6, "GB/s": 1e9, "MiB/s": 2.0**20, "GiB/s": 2.0**30}
+_WIDTHS = {1: "int8 uint8 char f8e4m3 f8e5m2 fp8_e4m3 fp8_e5m2", 2: "half bfloat16", 4: "float int32 uint32 int"}
+_BYTES = {name: width for width, names in {**_WIDTHS, 8: "double int64 uint64"}.items() for name in names.split()}
+
+_LAUNCHER = re.compile(r"^(?:\[[\d,]+\]<std\w+>:|\d+:)\s?")
+_TESTS = "all_reduce|all_?gather|reduce_scatter|all_?to_?allv?|sendrecv|broadcast|reduce|gather|scatter|hypercube"
+_TEST = re.compile(rf"(?<![a-z_])({_TESTS})_(?:perf|test)")
+_OSU = re.compile(r"# OSU (\S+) (.+?) Test\b")
+_HEADS = re.compile(r"(?:^|\s)((?:size|bytes)\s+(?:count|N)\s+type\s[^:]*\balgbw\s[^:]*|Size\s+(?:Avg )?Lat.*)$")
+_OSU_TIME = re.compile(r"(?:(\w+)\s)?(?:Tail\s)?Lat(?:ency)?\s?\(us\)")
+_ROW = re.compile(r"(?:^|[\s:>\]|#])(\d+\s+\d+\s+[a-z]\w*\s+\S.*)$")
+_OSU_ROW = re.compile(r"^\s*(\d+\s+\d+\.\d+(?:\s+[\w.]+)*)\s*$")
+_RANK = re.compile(
+    r"\bRank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?(?:Pid\s+\d+\s+)?(?:on\s+(\S+)|uses)\s+device\b"
+    r"|\bDevice\s+(\d+)\s+->\s+\d+\s+\[0x"  # of NCCL 1
+)
+_SEEN = {"wrong": r"\bOut of bounds values : (\d+)", "type": r"# Datatype: (\w+)", "aggregated": r"\bagg iters: (\d+)"}
+_PLACED = re.compile(r"^(.+)@(?:(\d{1,7})x)?(\d{1,7})$")
+
+
+def placed_name(name: str) -> tuple[str, tuple[int, int] | None]:
+    """Split `FILE@NODESxPER_NODE` or `FILE@WORKERS` (on one node) into the file, and nodes and workers on each."""
+    found = _PLACED.match(name)
+    return (name, None) if found is None else (found[1], (int(found[2] or 1), int(found[3])))
+
+
+@dataclass(slots=True)
+class _Table:
+    """One table of an output: what was printed above its rows, and the rows."""
+
+    program: str
+    way: str = "nccl"
+    test: str = ""  # of another collective, with its line, as a title or a command says
+    heads: list[str] = field(default_factory=list)
+    units: list[str] = field(default_factory=list)
+    ranks: list[tuple[str, str, str]] = field(default_factory=list)  # group, rank, host
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)  # rows that are not taken
+    facts: dict[str, str] = field(default_factory=dict)
+
+
+def benches_of(text: str, *, source: str, gradient_bytes: float | None = None) -> list[dict[str, Any]]:
+    """Return the document of a bench.json, or those of another benchmark's output, the fewest workers first.
+
+    `source` is the name of the file, with `@NODESxPER_NODE` behind it where an output does not say where its ranks
+    were. `gradient_bytes`: the size that counts for an output, which knows of no model. Key "read" says in one line
+    what was read, and what was left out: other collectives, tables of one worker. Raises AnalysisError, with the line,
+    where nothing is left, for two configurations of the same workers, and where nobody says how many there were.
+    """
+    name, placed = placed_name(source)
+    tables = [] if text.lstrip().startswith("{") else list(_tables(text))
+    if not tables:
+        content = parse_json(text, source=source, error=AnalysisError, again=f"give {BENCH_FILE}")
+        for key in ("fits", "model"):
+            if not isinstance(content, dict) or key not in content:
+                raise AnalysisError(f"{source}: has no {key!r}; give {BENCH_FILE}")
+        return [content]
+    if gradient_bytes is None:
+        raise AnalysisError(f"{name}: knows no model; say how many bytes the gradients have: --gradient-mb")
+    found: dict[tuple[str, tuple[str, ...], str], list[tuple[_Table, pd.DataFrame]]] = {}
+    made, left = [], list[str]()
+    for table in tables:
+        try:
+            rows = _checked(table, name)
+            found.setdefault((table.way, *_hosts(table, rows, name, placed)), []).append((table, rows))
+            left += [f"{name} {each}" for each in table.left]
+        except AnalysisError as error:
+            left.append(str(error))
+    for (_, hosts, how), own in sorted(found.items(), key=lambda each: (len(each[0][1]), len(set(each[0][1])))):
+        if (sizes := pd.concat([rows for _, rows in own])["size"].nunique()) >= _FITS:
+            made.append(_document(own, hosts, how, name, gradient_bytes))
+        else:
+            told = f"{len(hosts)} workers were measured with {sizes} size{'s' * (sizes > 1)}; a line needs {_FITS}"
+            left.append(f"{name}: {own[0][0].program}: {told}: all_reduce_perf -b 8 -e 256M -f 2")
+    told = "; ".join([*left[:3], *([f"and {len(left) - 3} more"] if len(left) > 3 else [])])
+    if not made:
+        raise AnalysisError(told)
+    made[0]["read"] += f"; left out: {told}" if told else ""
+    return made
+
+
+def _tables(text: str) -> Iterator[_Table]:
+    """Yield the tables that have rows, of whatever collective, in the order of the text."""
+    rccl = "rccl" in text.lower() or re.search(r"device\s+\d+ \[[^\]]+\] AMD ", text) is not None
+    program = "NCCL Inspector" if text.startswith("# NCCL Inspector") else "rccl-tests" if rccl else "nccl-tests"
+    table = _Table(program)
+    for number, raw in enumerate(text.splitlines(), start=1):
+        line = _LAUNCHER.sub("", raw)
+        title, heads, tests = _OSU.search(line), _HEADS.search(line), set(_TEST.findall(line))
+        if (table.rows or table.left) and (title or heads or tests or "nThread " in line or "Using devices" in line):
+            yield table
+            table = _Table(program, test=table.test, ranks=table.ranks if heads else [])
+        if title:
+            whole = title[2].startswith("Allreduce") and title[2].endswith("Latency")
+            test = "" if whole else f"OSU's {title[2]} Test (line {number})"
+            table = _Table("osu_allreduce", title[1].split("-")[0].lower(), test, ["Size", "Avg"], ["us"])
+        elif tests:  # where a line names several, the rows have to tell
+            table.test = "" if len(tests) > 1 or "all_reduce" in tests else f"{tests.pop()}_perf (line {number})"
+        elif heads:
+            table.program = "NCCL 1's tests or nccl-tests before 2019" if "bytes" in heads[1] else table.program
+            table.heads = _OSU_TIME.sub(lambda found: found[1] or "Avg", heads[1]).split()
+        elif units := re.findall(r"\((\w+(?:/s)?)\)", line) if table.heads and not table.rows else []:
+            table.units = units
+        else:
+            _take(table, line, number)
+    if table.rows or table.left:
+        yield table
+
+
+def _take(table: _Table, line: str, number: int) -> None:
+    """Take what one line says of the devices, of the results, or of a row: time and rates once, or also in place.
+
+    In-place times count where there are some, as training reduces in place.
+    """
+    table.facts |= {name: found[1] for name, pattern in _SEEN.items() if (found := re.search(pattern, line))}
+    osu = table.program == "osu_allreduce"
+    if rank := _RANK.search(line):
+        table.ranks.append((rank[2] or "0", rank[1] or rank[4], rank[3] or "node0"))
+    words = row[1].split() if (row := (_OSU_ROW if osu else _ROW).search(line)) else []
+    heads = [_HEADS_OF.get(word, word) for word in table.heads]
+    if not heads and len(words) in (8, 9, 12, 13) and words[3] in _OPERATIONS:
+        heads = ["size", "count", "type", "redop", "root"][: 4 + len(words) % 4] + [*_GROUP] * (len(words) // 4 - 1)
+    if not words or not heads:
+        return
+    starts = [place for place, name in enumerate(heads) if name == "time"]
+    whole = len(heads) + (heads[-1] == "timestamp")  # of two words
+    if len(words) not in (whole, *starts[1:]) or not starts:  # where one group is blank, the other is there alone
+        table.left.append(f"line {number}: has {len(words)} words under {len(heads)} heads")
+        return
+    ends = pairwise([*(start for start in starts if start < len(words)), len(words)])
+    parts = [dict(zip(heads[start:end], words[start:end], strict=False)) for start, end in ends]
+    part = next((part for part in reversed(parts) if _printed(part["time"])[0] > 0), None)
+    if part is None or int(words[0]) == 0:
+        return
+    cells: dict[str, Any] = {
+        "redop": "sum" if osu else "none",
+        "root": "-1",
+        "type": table.facts.get("type", "type unknown"),
+    }
+    cells |= {"count": words[0], **dict(zip(heads[: starts[0]], words, strict=False)), "line": number}
+    cells |= {"cpu": "cputime" in table.heads, "in_place": len(starts) > 1 and part is parts[-1]}
+    wrong = [_printed(part.get("#wrong", ""))[0] for part in parts]
+    cells["wrong"] = words.count("Fail") + sum(int(each) for each in wrong if each > 0)
+    for name in _GROUP[:3]:
+        cells[name], cells[f"{name}_half"] = _printed(part.get(name, ""))
+    table.rows.append(cells)
+
+
+def _printed(word: str) -> tuple[float, float]:
+    """Return a number, and half of the last digit that was printed; NaN for what is none."""
+    if not re.fullmatch(r"\d+\.?\d*(?:e[+-]?\d+)?", word):
+        return math.nan, math.nan
+    digits, _, power = word.partition("e")
+    return float(word), 0.5 * 10.0 ** (int(power or 0) - len(digits.partition(".")[2]))
+
+
+def _checked(table: _Table, source: str) -> pd.DataFrame:
+    """Return the rows of a table with their `seconds`; AnalysisError, with the line, where one is of no all-reduce."""
+    again = "give the output of all_reduce_perf or osu_allreduce as it was printed"
+    if not table.rows:
+        told = f"{table.test} is no all-reduce" if table.test else table.left[0]
+        raise AnalysisError(f"{source}: {told}; {again}")
+    rows = pd.DataFrame(table.rows).astype({"size": "int64", "count": "int64"})
+    kinds = rows.groupby(["type", "redop"], sort=False)["size"].nunique()
+    kind = max(kinds.index, key=lambda each: (kinds[each], each[1] == "sum", each[0] == "float"))
+    other = (rows["type"] != kind[0]) | (rows["redop"] != kind[1])
+    if other.any():
+        table.left.append(f"line {rows['line'][other.idxmax()]}: {other.sum()} rows are not of {kind[0]} {kind[1]}")
+    rows, per_s = pd.DataFrame(rows[~other]), next((unit for unit in table.units if unit in _RATES), "GB/s")
+    known = rows[rows["algbw"] > 10 * rows["algbw_half"]]
+    unit = "ms" if "bytes" in table.heads else "us"
+    if len(known):
+        power = float(np.median(np.log10(known["size"] / _RATES[per_s] / known["algbw"] / known["time"])))
+        unit = min(_OF_TIMES, key=lambda each: abs(math.log10(UNITS[each]) - power))
+    unit = next((each for each in table.units if each in _OF_TIMES), unit)
+    width = rows["type"].map(_BYTES).fillna(rows["size"] / rows["count"])
+    rough, rate_rough = rows["time_half"] / rows["time"], rows["algbw_half"] / rows["algbw"]
+    rows = rows.assign(rate=rows["size"] / rows["time"] / UNITS[unit] / _RATES[per_s], unit=unit, per_s=per_s)
+    changed = (rows["algbw"] - rows["rate"]).abs() > 1.02 * rows["algbw_half"] + (0.01 + rough) * rows["rate"]
+    for says, wrong in {
+        "column root is {root}, and an all-reduce has none (-1): a reduce?": rows["root"] != "-1",
+        f"{table.test} is no all-reduce": rows["line"] * bool(table.test) > 0,
+        "nothing is added up (no redop): an all-gather, a broadcast?": rows["redop"] == "none",
+        "has times of the host's calls (-C 1), not of the collective": rows["cpu"],
+        "{count:,} elements of {type} are not {size:,} bytes; no all-reduce?": rows["count"] * width != rows["size"],
+        "{size:,} bytes in {time:g} {unit} are {rate:.4g} {per_s}, and the line says {algbw:g}": changed,
+    }.items():
+        if wrong.any():
+            told = says.format_map(rows[wrong].iloc[0])
+            raise AnalysisError(f"{source} line {rows['line'][wrong].iloc[0]}: {told}; {again}")
+    by_rate = rows["size"] / rows["algbw"] / _RATES[per_s]  # where that has more digits
+    rows["seconds"] = by_rate.where(rate_rough < rough, rows["time"] * UNITS[unit])
+    return rows
+
+
+def _hosts(
+    table: _Table, rows: pd.DataFrame, source: str, placed: tuple[int, int] | None
+) -> tuple[tuple[str, ...], str]:
+    """Return the host of each rank, and how that is known."""
+    rate, bus, rate_half, bus_half = (rows[name].to_numpy() for name in ("algbw", "busbw", "algbw_half", "busbw_half"))
+
+    def off(workers: Any, slack: float) -> Any:
+        """Whether busbw / algbw of rows (k,) is not that of an all-reduce of each of `workers` (n,), as (n, k)."""
+        share = moved_share(np.atleast_1d(workers))[:, None]
+        return (rate > 0) & (np.abs(bus - share * rate) > 1.02 * (bus_half + share * rate_half) + slack * bus)
+
+    if len({each[:2] for each in table.ranks}) < len(table.ranks):
+        raise AnalysisError(
+            f"{source}: rank {table.ranks[0][1]} is there {sum(each[1] == '0' for each in table.ranks)} times: each "
+            "process measured alone; build the tests with MPI=1, and give the output of one job"
+        )
+    first = min((group for group, _, _ in table.ranks), key=int, default="0")
+    hosts, how = tuple(host for group, _, host in table.ranks if group == first), "of the devices listed"
+    if placed is not None:
+        if hosts and len(hosts) != math.prod(placed):
+            told = f"{math.prod(placed)} workers were said; leave the number out"
+            raise AnalysisError(f"{source}: lists {len(hosts)} devices, and {told}")
+        hosts, how = tuple(f"node{node}" for node in range(placed[0]) for _ in range(placed[1])), "as said"
+    elif not hosts:
+        counts = np.arange(2, 4097)
+        fitting = counts[~off(counts, 0.0).any(axis=1)]
+        if len(fitting) != 1 or fitting[0] < 3:  # a ratio of 1 is also that of a broadcast
+            several = 1 < len(fitting) < len(counts)
+            what = f"{fitting[0]} to {fitting[-1]} workers fit its bandwidths" if several else "nothing in it tells"
+            raise AnalysisError(
+                f"{source}: how many workers there were is unknown ({what}); say it behind the name: {source}@8 for 8 "
+                f"on one node, {source}@4x8 for 4 nodes with 8 each"
+            )
+        how = f"from busbw/algbw; all on one node is assumed, else say {source}@NODESxN"
+        hosts = ("node0",) * int(fitting[0])
+    if (n := len(hosts)) < 2:
+        raise AnalysisError(f"{source}: is of one worker, who sends nothing; measure two or more")
+    if why := impossible("bandwidth", bandwidth=float((rows["size"] / rows["seconds"]).max())):
+        raise AnalysisError(f"{source}: has {why}; give sizes and times as they were printed")
+    if (wrong := off(n, 0.002)[0]).any():
+        line, ratio = rows["line"][wrong].iloc[0], (bus[wrong] / rate[wrong])[0]
+        raise AnalysisError(
+            f"{source} line {line}: busbw / algbw is {ratio:.4g}, and an all-reduce of {n} workers has "
+            f"{moved_share(n):.4g}: another collective, or another number of workers"
+        )
+    return hosts, how
+
+
+def _document(
+    tables: Sequence[tuple[_Table, pd.DataFrame]], hosts: Sequence[str], how: str, source: str, gradient_bytes: float
+) -> dict[str, Any]:
+    (first, _), rows, n = tables[0], pd.concat([rows for _, rows in tables]), len(hosts)
+    times: dict[int, list[tuple[float, int]]] = {}
+    for size, second, line in sorted(zip(rows["size"], rows["seconds"], rows["line"], strict=True)):
+        times.setdefault(size, []).append((second, line))
+    apart = {size: own[-1][0] / own[0][0] for size, own in times.items() if len(own) > 1}
+    worst = max(apart, key=lambda size: (size >= _LARGE, apart[size]), default=0)
+    if apart and (np.median([*apart.values()]) > _ALL_APART or (worst >= _LARGE and apart[worst] > _APART)):
+        (least, first_line), *_, (most, other) = times[worst]
+        raise AnalysisError(
+            f"{source}: {n} workers took {1e6 * least:,.1f} us for {worst:,} bytes in line {first_line} and "
+            f"{1e6 * most:,.1f} us in line {other}: two configurations, no repeats; give the rows of one in a file"
+        )
+    wrong = int(sum(max(own["wrong"].sum(), int(table.facts.get("wrong", 0))) for table, own in tables))
+    place = {"way": first.way, "operation": "allreduce", "place": "in", "iterations": 1, "seconds_median_op": None}
+    points = [
+        {**place, "bytes": size, "seconds": [each for each, _ in own], "wrong": wrong * (size == max(times))}
+        for size, own in times.items()
+    ]
+    conditions = {"ranks": [{"host": host} for host in hosts], "settings": {}, "load_before": 0.0}
+    job = {"ways": [{"name": first.way, "raw": True}], "points": points, "barriers": [], "conditions": conditions}
+    model = {"gradients": {}, "flat_bytes": gradient_bytes, "batch": 1}
+    found = analyze({"workers": n, "model": {**model, "flat_bytes": 0}, "jobs": [job]}).to_dict()
+    nodes, aggregated = len(set(hosts)), max(int(table.facts.get("aggregated", 1)) for table, _ in tables)
+    where = "in place" if rows["in_place"].any() else "out of place"
+    read = (
+        f"{first.program}, all-reduce of {n} workers on {nodes} node{'s' * (nodes > 1)} ({how}); {len(times)} sizes "
+        f"from {min(times):,} to {max(times):,} bytes"
+        + f", {len(tables)} repeats" * (len(tables) > 1)
+        + f", {', '.join(sorted(set(rows['type'])))}, {where}"
+        + "; with wrong results" * (wrong > 0)
+        + f"; {aggregated} aggregated in a group: their latency is not that of one alone" * (aggregated > 1)
+    )
+    return {**found, "model": model, "unavailable": {}, "measured": [job], "read": read}
