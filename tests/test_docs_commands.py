@@ -65,6 +65,7 @@ RULES: dict[str, Here | ByTest | NotHere] = {
     r"horovod-study predict \S+/published\.csv --holdout 3": ByTest(by="test_holdout.py", mentions=("score(",)),
     r"horovod-study( simulate)? --help": Here(),
     # recorded runs
+    r"horovod-study fit (logs/|megatron\.log@8)": ByTest(by="test_training_logs.py", mentions=("@8", "fit")),
     r"horovod-study explain traces/": ByTest(by="test_rank_traces.py", mentions=('"explain"',)),
     r"horovod-study explain inspector/.*": ByTest(by="test_nccl_inspector.py", mentions=('"explain"',)),
     r"horovod-study explain (--part (account|steps) )?(?!--)\S+.*": Here(),

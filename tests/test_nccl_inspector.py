@@ -317,7 +317,7 @@ def test_communicators_without_id_are_told_apart_by_their_ranks_or_not_at_all() 
     }
     with pytest.raises(AnalysisError, match="both hold rank 0 of communicator of 2 ranks"):
         read(pair)
-    with pytest.raises(AnalysisError, match="which communicator each is cannot be told"):
+    with pytest.raises(AnalysisError, match="which communicator each is is not known"):
         read({name: without(text + text, "id") for name, text in job().items()})
 
 

@@ -881,6 +881,7 @@ def parse_points(data: str | bytes, source: str, columns: Mapping[str, str] | No
     doubts = _leave_out(table, found)
     frame, read = _frame(table, found, unused)
     unit = _work_out(frame, {each.role: each for each in found}, table, read)
+    doubts += _other_base(frame, table, unused)
     _series(frame, table, found, unused, read, doubts)
     frame = _strong_and_weak(frame, read)
     over = frame[frame["nodes"] > frame["workers"]] if "nodes" in frame else frame[:0]
@@ -1156,6 +1157,23 @@ def _strong_and_weak(frame: pd.DataFrame, read: list[str]) -> pd.DataFrame:
 
 
 # --- doubts -----------------------------------------------------------------------------------------------------------
+
+
+def _other_base(frame: pd.DataFrame, table: _CellRows, unused: Mapping[int, str]) -> list[str]:
+    """Doubt rates over those of the fewest workers that are not what a column of speedups, which is not used, says."""
+    fewest = frame["workers"].min()
+    speedup = frame["samples_per_s"] / frame.loc[frame["workers"] == fewest, "samples_per_s"].median() * fewest
+    for at in unused:
+        if getattr(meaning(table.header[at]), "role", "") == "speedup":
+            said = pd.Series(map(_sum, map(quantity, table.column(at))))
+            off = said.index[said.between(1e-9, 1e9) & ((said / speedup - 1).abs() > 0.05)]
+            name = table.header[at]
+            return [
+                f"line {frame['line'][place]}: {name!r} is {said[place]:g}, and the rate is {speedup[place]:.3g} times "
+                f"that of {fewest} workers over {fewest}: say which counts: --columns 'speedup={name}'"
+                for place in off[:1]
+            ]
+    return []
 
 
 def _impossible(frame: pd.DataFrame, unit: str, rate: _Column, source: str) -> list[str]:

@@ -41,9 +41,9 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             lambda part, whole, **_: part > 1.05 * whole,
             "{what} of {part} {unit} is a part of {of}, of which there are {whole} {unit}: one of the two is unknown",
         ),
-        "kernels": Rule(
-            lambda step, kernels, **_: kernels > 2.0 * step,
-            "a step of {step} {unit} with {kernels} {unit} of kernels: the step is not that of the device",
+        "device step": Rule(
+            lambda step, busy, **_: busy > 2.0 * step,
+            "a step of {step} {unit} with {busy} {unit} of kernels: the step is not that of the device",
         ),
         "behind": Rule(
             lambda step, behind, **_: behind > step,

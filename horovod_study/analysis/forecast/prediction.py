@@ -324,7 +324,7 @@ def _predict_series(
 
 def no_forecast(count: float) -> str:
     """Why points of one worker count are not forecast."""
-    return f"all have {count:g} workers; a forecast needs at least 2 distinct worker counts, better 4"
+    return f"all points have {count:g} workers; a forecast needs at least 2 distinct worker counts, better 4"
 
 
 def _with_batches(

@@ -237,8 +237,8 @@ def _relative(
     spread, error = scenario.spread, error_of(scenario.network, scenario.algorithm, n)
     if spread.compute is None and spread.alpha is None and spread.bandwidth is None and error == 0:
         return None
-    crowded = scenario.crowding_error(min(n, scenario.network.workers_per_node))
-    widths = [spread.compute or 0.0, spread.alpha or 0.0, spread.bandwidth or 0.0, error, crowded]
+    crowding = scenario.crowding_error(min(n, scenario.network.workers_per_node))
+    widths = [spread.compute or 0.0, spread.alpha or 0.0, spread.bandwidth or 0.0, error, crowding]
     # The constants as they are come first: only ratios to them are used, so that few steps per draw are enough.
     compute, alpha, bandwidth, model, crowd = (
         np.concatenate([np.ones((1, 1)), np.exp(width * each)]) for width, each in zip(widths, normal, strict=True)

@@ -302,7 +302,7 @@ def _places(trace: _Trace, kernels: pd.DataFrame) -> Any:
     device = 1e3 * float(pd.Series(trace.parts["step"]).mean())
     busy = 1e3 * float(np.diff(merged(kernels[["begin", "end"]])).sum()) / count
     behind = 1e3 * float(kernels["end"].max() - trace.steps[-1, 1])
-    why = impossible("kernels", step=device, kernels=busy, unit="ms")
+    why = impossible("device step", step=device, busy=busy, unit="ms")
     if not why and trace.parts["step"] is not apart:
         why = impossible("behind", step=host, behind=behind, unit="ms")
     if why:
@@ -627,7 +627,7 @@ def _completed(table: pd.DataFrame, doubts: list[str]) -> pd.DataFrame:
     for _, each in twice.head(1).iterrows():
         raise AnalysisError(
             f"{each['source']}: headers have no id, and {each['kind']} {each['number']} is there twice: of which "
-            "communicator each is cannot be told; give records with an id"
+            "communicator each is is not known; give records with an id"
         )
     if nameless.any():
         doubts.append("headers have no id: records of as many ranks are taken for those of one communicator")
