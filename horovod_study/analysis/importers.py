@@ -1356,8 +1356,6 @@ _EPOCHS: Mapping[str, tuple[int, ...]] = {
 }
 """Samples of an epoch, of benchmarks whose logs were seen to say something else."""
 _FRAMEWORKS = ("tensorflow", "pytorch", "mxnet", "jax", "mindspore", "paddle", "hugectr", "popart")
-_SLOWEST_STEP_S = 300.0
-"""Of tokens; where samples are taken for tokens, a step seems to take hours."""
 _PLACE = ("first_epoch_num", "epoch_num", "samples_count", "step")
 """What tells one block or epoch from the next."""
 
@@ -1462,9 +1460,8 @@ def _rates(
                 steps = epochs / (length * batch or math.inf)
                 if not why:
                     samples = epochs * _epoch_samples(benchmark, values, batch, source, doubts)
-                elif (
-                    steps > 1 and steps % 1 == 0 and found[place]["s"] / steps < _SLOWEST_STEP_S
-                ):  # whole batches of tokens, which hardly any number of samples is
+                elif steps > 1 and steps % 1 == 0 and not impossible("step", step=found[place]["s"] / steps):
+                    # Whole batches of tokens, which hardly any number of samples is; of samples, a step takes hours.
                     samples = epochs / length
                     doubts.append(f"its epochs are tokens: samples of max_sequence_length {length:,.0f} count")
             rates.append(samples and samples / found[place]["s"])

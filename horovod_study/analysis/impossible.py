@@ -21,6 +21,7 @@ class Rule:
 
 MOST_PER_WORKER = 1e9  # samples or tokens per second; the fastest small models reach some 1e8
 MOST_EPOCHS = 5000.0
+MOST_STEP_S = 300.0  # of one update
 MOST_BYTES_PER_S = 2e13  # of a reduction; links of a GPU have some 1e12
 FAR_ABOVE = 2.0  # times the workers; caches and slow baselines explain less
 
@@ -37,6 +38,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "epochs": Rule(
             lambda epochs, **_: epochs > MOST_EPOCHS, "{epochs} epochs: no training has as many; samples or tokens?"
         ),
+        "step": Rule(lambda step, **_: step > MOST_STEP_S, "{step} {unit} of a step: no training waits so long"),
         "part": Rule(
             lambda part, whole, **_: part > 1.05 * whole,
             "{what} of {part} {unit} is a part of {of}, of which there are {whole} {unit}: one of the two is unknown",
