@@ -169,7 +169,7 @@ def simulate(
     wander = 0.0
     for stage in race.run():
         for each in stage.candidates:
-            if len(done) >= launches - (15 if stage.confirms else 0):
+            if len(done) >= launches - (15 if stage.what == "race" and race.leader() is not race.candidates[0] else 0):
                 break
             done.append((stage, each))
             wander += noise / 2 * generator.standard_normal()
@@ -187,10 +187,12 @@ def simulate_heats(
     generator = np.random.default_rng(seed)
     race = Race(field(effects), IN_TURNS, seed=seed, rounds=6, room=room)
     used_s, heats = 7.0, []
-    launches, rounds = IN_TURNS.confirming
+    launches, rounds = IN_TURNS["confirm"]
     reserved_s = min(launches * 3 * (3.5 + 0.26 * rounds), 0.4 * 60 * minutes)
     for stage in race.run():
-        until_s = 60 * minutes - (reserved_s if stage.confirms else 0.0)
+        until_s = 60 * minutes - (
+            reserved_s if stage.what == "race" and race.leader() is not race.candidates[0] else 0.0
+        )
         if used_s + len(stage.candidates) * 4.5 > until_s:
             continue
         levels = {each.key: level * generator.standard_normal() for each in stage.candidates}
@@ -410,7 +412,7 @@ def names(candidates: Sequence[Candidate]) -> list[str]:
 
 def test_values_that_are_shipped_anyway_are_no_candidates(golden: Golden) -> None:
     found = shipped_values(EFFECTIVE, STRAIN)
-    candidates, left_out = space(request(), RUNTIME, EFFECTIVE, cores=2)
+    candidates, left_out = space(request(), RUNTIME, EFFECTIVE)
 
     assert (found["cycle_time_ms"], found["yield_when_idle"], found["single_copy"]) == (0.05, True, False)
     assert names(candidates)[:3] == ["shipped settings", "library defaults", "reduction=hooks"]
@@ -424,7 +426,7 @@ def test_values_that_are_shipped_anyway_are_no_candidates(golden: Golden) -> Non
 
 
 def test_captured_steps_are_tried_without_hooks_only(golden: Golden) -> None:
-    candidates, left_out = space(request(given={"cuda_graphs": True}), RUNTIME, EFFECTIVE, cores=2)
+    candidates, left_out = space(request(given={"cuda_graphs": True}), RUNTIME, EFFECTIVE)
 
     assert all(each.values.get("reduction") != "hooks" for each in candidates)
     assert names(candidates)[:2] == ["shipped settings", "library defaults"]
@@ -434,8 +436,8 @@ def test_captured_steps_are_tried_without_hooks_only(golden: Golden) -> None:
 
 
 def test_knobs_of_hooks_bring_the_hooks_with_them() -> None:
-    candidates, _ = space(request(knobs=["groups"]), RUNTIME, EFFECTIVE, cores=2)
-    with_hooks, _ = space(request(knobs=["groups"]), RUNTIME, {**EFFECTIVE, "reduction": "hooks"}, cores=2)
+    candidates, _ = space(request(knobs=["groups"]), RUNTIME, EFFECTIVE)
+    with_hooks, _ = space(request(knobs=["groups"]), RUNTIME, {**EFFECTIVE, "reduction": "hooks"})
 
     assert candidates[2].name == "groups=1 with hooks"
     assert candidates[2].values == {"reduction": "hooks", "groups": 1}
@@ -445,14 +447,14 @@ def test_knobs_of_hooks_bring_the_hooks_with_them() -> None:
 def test_a_build_without_the_idle_cycle_is_not_asked_for_it(golden: Golden) -> None:
     entry = {"value": None, "source": "not in this build"}
     effective = {**EFFECTIVE, "settings": {**EFFECTIVE["settings"], "HOROVOD_IDLE_CYCLE_TIME": entry}}
-    candidates, left_out = space(request(), RUNTIME, effective, cores=2)
+    candidates, left_out = space(request(), RUNTIME, effective)
 
     assert not any("idle_cycle" in name for name in names(candidates))
     golden(left_out["idle_cycle_time_ms"])
 
 
 def test_threads_are_varied_where_there_are_cores() -> None:
-    candidates, _ = space(request(knobs=["threads"], cores=8), RUNTIME, EFFECTIVE, cores=8)
+    candidates, _ = space(request(knobs=["threads"], cores=8), RUNTIME, EFFECTIVE)
 
     assert names(candidates)[2:] == ["threads=2", "threads=4"]
 
@@ -460,7 +462,7 @@ def test_threads_are_varied_where_there_are_cores() -> None:
 @pytest.mark.parametrize("runtime", ["horovod/mpi", "horovod/gloo", "ddp/gloo", "mpi/mpi", "ps/mpi"])
 def test_every_candidate_is_a_run_that_can_be_asked_for(runtime: str) -> None:
     wanted = request(runtimes=[runtime], workers=4, cores=8)
-    candidates, _ = space(wanted, runtime, {"reduction": "flat", "settings": {}}, cores=8)
+    candidates, _ = space(wanted, runtime, {"reduction": "flat", "settings": {}})
 
     assert len(candidates) > 3
     for each in candidates:
@@ -578,7 +580,7 @@ SPEEDS = {"cycle_time_ms=0.2": 1.1, "cycle_time_ms=5.0": 0.4, "yield_when_idle=f
 
 
 def tune(out: Path, trainer: FakeTrainer, **changes: Any) -> Any:
-    return run_tune(request(knobs=KNOBS, **changes), out, command="horovod-study tune", attempt=trainer, cores=2)
+    return run_tune(request(knobs=KNOBS, **changes), out, command="horovod-study tune", attempt=trainer)
 
 
 def test_a_tune_ends_with_lines_that_a_study_file_takes(
@@ -712,7 +714,7 @@ def test_shipped_settings_that_do_not_run_are_an_error_at_once(tmp_path: Path, g
 
 def test_nothing_to_vary_is_an_error(tmp_path: Path, golden: Golden) -> None:
     with golden.raises(StudyError):
-        run_tune(request(knobs=["threads"]), tmp_path, command="tune", attempt=FakeTrainer({}), cores=2)
+        run_tune(request(knobs=["threads"]), tmp_path, command="tune", attempt=FakeTrainer({}))
 
 
 def test_a_setting_in_the_environment_is_told(
@@ -741,7 +743,7 @@ def test_a_tune_in_turns_is_recorded_and_goes_on(
     def run(rounds: int) -> dict[str, Any]:
         wanted = request(turns=True, rounds=rounds, knobs=["yield_when_idle", "single_copy"], given={"device": "cpu"})
         assert (wanted.alone, wanted.minutes) == ("", 2.0)
-        return dict(run_tune(wanted, tmp_path, command="tune", launch=fake_launch({"*": "turns"}), cores=2))
+        return dict(run_tune(wanted, tmp_path, command="tune", launch=fake_launch({"*": "turns"})))
 
     first = run(1)
     rows = [json.loads(line) for line in (tmp_path / "trials.jsonl").read_text().splitlines()]
@@ -770,7 +772,7 @@ def first_look(directory: Path, told: str, **changes: Any) -> Any:
     """Begin a tune whose trainers behave as `told`; return what its only launch came to."""
     wanted = request(given={"seconds": 0.01}, knobs=["threads"])
     with pytest.raises(StudyError) as error:
-        run_tune(wanted, directory, command="tune", launch=fake_launch({"*": told}), cores=2)
+        run_tune(wanted, directory, command="tune", launch=fake_launch({"*": told}))
     return str(error.value)
 
 

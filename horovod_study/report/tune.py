@@ -1,6 +1,6 @@
 """What came of a tune: the effect of each setting as a table, and the lines of a study file. It computes nothing."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
@@ -9,7 +9,6 @@ from horovod_study.report.kit.style import runtime_label
 from horovod_study.text.tables import table_of, to_lines
 
 _HEADS = ("setting", "of shipped", "95 % interval", "samples/s", "p90/median", "launches", "")
-_KINDS = ("shipped", "library", "effect", "combination")
 
 
 def table(document: Mapping[str, Any]) -> list[str]:
@@ -18,7 +17,7 @@ def table(document: Mapping[str, Any]) -> list[str]:
     for runtime in dict.fromkeys(row["runtime"] for row in document["candidates"]):
         tuned = document["for"]
         lines.append(f"{runtime_label(*runtime.split('/'))}, {tuned['workers']} workers, batch {tuned['batch']}")
-        rows = [_cells(row) for row in _sorted([each for each in document["candidates"] if each["runtime"] == runtime])]
+        rows = [_cells(row) for row in document["candidates"] if row["runtime"] == runtime]
         lines += to_lines(table_of(_HEADS, rows, texts=(0, 6)), indent=2)
         for knob, why in document["left_out"].get(runtime, {}).items():
             lines.append(f"    {knob} was not varied: it {why}")
@@ -47,20 +46,6 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
         str(row["launches"]),
         row["verdict"],
     )
-
-
-def _sorted(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return baselines, then knobs by their largest effect, then combinations."""
-    effect: dict[str, float] = {}
-    for row in rows:
-        if row["kind"] == "effect":
-            effect[row["knob"]] = max(effect.get(row["knob"], 0.0), row["ratio"] or 0.0)
-
-    def place(row: Mapping[str, Any]) -> tuple[int, float, str, float]:
-        fastest_first = -(row["ratio"] or 0.0) if row["kind"] == "combination" else 0.0
-        return _KINDS.index(row["kind"]), -effect.get(row["knob"], 0.0), row["knob"], fastest_first
-
-    return sorted(rows, key=place)
 
 
 def run_lines(document: Mapping[str, Any]) -> list[str]:

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 from pydantic import Field
@@ -39,6 +39,7 @@ something that is not there once in twenty."""
 LEAST_ROUNDS = 4  # before two candidates are said to differ
 _LOOKS_AT = (LEAST_ROUNDS, 5, 7, 9, 12, 15, 19)  # rounds of a heat, each paired.LOOKS times as many as before
 _FAILURES = 3  # of shipped settings, before the race is given up
+_PARTS = 5  # most settings that are combined
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,16 +64,11 @@ class Candidate:
         return self.kind in ("shipped", "library")
 
 
-class Way(NamedTuple):
-    """How candidates are measured, as launches of each of them and rounds of a launch."""
-
-    first: tuple[int, int]  # in the first stage
-    later: tuple[int, int]  # in each of the others
-    confirming: tuple[int, int]
-
-
-ALONE = Way((2, 1), (3, 1), (5, 1))
-IN_TURNS = Way((1, 8), (1, 20), (3, paired.MIN_ROUNDS))
+Way: TypeAlias = Mapping[str, tuple[int, int]]
+ALONE: Way = {"first": (2, 1), "race": (3, 1), "confirm": (5, 1)}
+IN_TURNS: Way = {"first": (1, 8), "race": (1, 20), "confirm": (3, paired.MIN_ROUNDS)}
+"""How candidates are measured in the first stage, in the others, and for confirming: launches of each of them, and
+rounds of a launch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +79,6 @@ class Stage:
     number: int  # from 1
     candidates: tuple[Candidate, ...]
     rounds: int
-    confirms: bool  # were the race over now, its leader would still have to be confirmed
 
     @property
     def launch(self) -> str:
@@ -99,8 +94,7 @@ class Trial:
     candidate: str  # key
     rounds: tuple[tuple[int, Annotated[float, Field(gt=0)], float | None], ...] = ()
     """Number, samples/s, and cores that other programs used."""
-    step_ms_median: float | None = None
-    step_ms_p90: float | None = None
+    step_spread: float | None = None  # p90 / median of its steps
     seconds: float = 0.0
     reason: str = ""
 
@@ -147,15 +141,12 @@ def slow_launches(trials: Sequence[Trial]) -> list[Trial]:
     The speed counts relative to the median of those measured with it, so that a machine that gets slower as a whole
     makes nobody slow.
     """
-    done = [(trial, speed) for trial in trials if (speed := trial.samples_per_s)]
-    together: dict[str, list[float]] = {}
-    for trial, speed in done:
-        together.setdefault(trial.launch, []).append(speed)
-    relative = [speed / median(together[trial.launch]) for trial, speed in done]
-    best: dict[str, float] = {}
-    for (trial, _), speed in zip(done, relative, strict=True):
-        best[trial.candidate] = max(speed, best.get(trial.candidate, 0.0))
-    return [trial for (trial, _), speed in zip(done, relative, strict=True) if speed < best[trial.candidate] / 2]
+    done = [each for each in trials if each.rounds]
+    speeds = {(each.launch, each.candidate): fmean(rate for _, rate, _ in each.rounds) for each in done}
+    level = {launch: median(speeds[each] for each in speeds if each[0] == launch) for launch, _ in speeds}
+    relative = {each: speed / level[each[0]] for each, speed in speeds.items()}
+    best = {cell: max(relative[each] for each in relative if each[1] == cell) for _, cell in speeds}
+    return [each for each in done if relative[each.launch, each.candidate] < best[each.candidate] / 2]
 
 
 class Race:
@@ -183,7 +174,7 @@ class Race:
     def run(self) -> Iterator[Stage]:
         """Yield what to measure next; whoever asks for more without having added all launches has no more time."""
         for number in range(1, self._stages + 1):
-            effort = self._way.first if number == 1 else self._way.later
+            effort = self._way["first" if number == 1 else "race"]
             if not (yield from self._measure("race", self._left(baselines=True), *effort)):
                 self.stop = "budget"
                 break
@@ -194,9 +185,9 @@ class Race:
                 self.stop = "resolved"
                 break
         if (leader := self.leader()) is not self._reference:
-            rivals = [each for each in self._left(baselines=True) if each.baseline and each.runtime == leader.runtime]
-            group = dict.fromkeys(each.key for each in (leader, *rivals))
-            yield from self._measure("confirm", [self._of(key) for key in group], *self._way.confirming)
+            near = [each for each in self._left(baselines=True) if each.baseline and each.runtime == leader.runtime]
+            group = [leader, *(each for each in near if each is not leader)]
+            yield from self._measure("confirm", group, *self._way["confirm"])
         self._choose(leader)
 
     def _of(self, key: str) -> Candidate:
@@ -216,8 +207,7 @@ class Race:
                 self._number += 1
                 part = [self._reference, *others[place : place + size]]
                 random.Random(f"{self._seed} {what} {self._number}").shuffle(part)
-                confirms = what == "race" and self.leader() is not self._reference
-                stage = Stage(what=what, number=self._number, candidates=tuple(part), rounds=rounds, confirms=confirms)
+                stage = Stage(what=what, number=self._number, candidates=tuple(part), rounds=rounds)
                 yield stage
                 if sum(trial.launch == stage.launch for trial in self.trials) < len(part):
                     return False
@@ -301,20 +291,24 @@ class Race:
 
     def _combine(self) -> None:
         """Add combinations of the best value of each knob that seems to help by EQUAL: the best two, three, ..."""
-        slices, slow = self.slices(), self.slow()
+        slices, out = self.slices(), {*self.failed, *self.slow()}
         for shipped in [each for each in self.candidates if each.kind == "shipped"]:
-            best: dict[str, tuple[float, Candidate]] = {}
-            for each in self.candidates:
-                if each.runtime == shipped.runtime and each.kind == "effect" and each.key not in {*self.failed, *slow}:
-                    gain = ratio_of(slices, each.key, shipped.key).value
-                    if gain > max(1 + EQUAL, best.get(each.knob, (0.0, each))[0]):
-                        best[each.knob] = gain, each
+            tried = [each for each in self.candidates if each.runtime == shipped.runtime and each.kind == "effect"]
+            gains = {each.key: ratio_of(slices, each.key, shipped.key).value for each in tried}
+            parts: dict[str, Any] = {}  # by knob
             values: dict[str, Any] = {}
-            for count, (_, each) in enumerate(sorted(best.values(), key=lambda pair: -pair[0])[:5]):
-                if any(values.get(name, value) != value for name, value in each.values.items()):
-                    continue  # one needs hooks, the other the flat buffer
-                values = {**values, **each.values}
-                if count:
+            for each in sorted(tried, key=lambda each: -gains[each.key]):
+                clash = any(values.get(name, value) != value for name, value in each.values.items())  # hooks, and flat
+                if (
+                    clash
+                    or each.knob in parts
+                    or each.key in out
+                    or len(parts) == _PARTS
+                    or not gains[each.key] > 1 + EQUAL
+                ):
+                    continue
+                parts[each.knob], values = each, {**values, **each.values}
+                if len(parts) > 1:
                     name = " ".join(f"{knob}={plain(value)}" for knob, value in values.items())
                     combined = Candidate(name=name, runtime=shipped.runtime, kind="combination", values=values)
                     self.candidates.append(combined)
@@ -323,31 +317,33 @@ class Race:
     def _choose(self, leader: Candidate) -> None:
         """Choose the leader where the launches of its own resolve that it gains, else the shipped settings."""
         shipped = next(each for each in self.candidates if each.runtime == leader.runtime and each.kind == "shipped")
-        again, self.chosen, why = self.slices("confirm"), leader, ""
+        again, slow, self.chosen, why = self.slices("confirm"), self.slow(), leader, ""
         for base in (shipped, self._reference):
-            gain, key = ratio_of(again, self.chosen.key, base.key), self.chosen.key
-            if self.chosen is base or (
-                gain.n >= LEAST_ROUNDS and gain.low > 1 and not {key} & {*self.failed, *self.slow()}
-            ):
+            gain, name, key = ratio_of(again, self.chosen.key, base.key), self.chosen.name, self.chosen.key
+            if self.chosen is base:
                 continue
-            why = f"launched again its gain ({ratio_text(gain)}) is not resolved"
-            if key in self.slow():
-                why = "fell into a slow mode when it was launched again"
             if key in self.failed:
-                why = f"failed when it was launched again ({self.failed[key]})"
-            why, self.chosen = f"{self.chosen.name} led, but {why}", base
+                why = f"{name} failed when it was launched again ({self.failed[key]})"
+            elif key in slow:
+                why = f"{name} fell into a slow mode when it was launched again"
+            elif not (gain.n >= LEAST_ROUNDS and gain.low > 1):
+                why = f"{name} led, but launched again its gain ({ratio_text(gain)}) is not resolved"
+            else:
+                continue
+            self.chosen = base
         self.confirmed = self.chosen is not self._reference
         spent = {"budget": "the time was used up; ", "rounds": "the rounds were used up; "}.get(self.stop, "")
-        if self.stop == "resolved" and not (self.confirmed and self.chosen is leader):
+        if self.stop == "resolved" and (why or not self.confirmed):
             self.stop = "kept"
-        of = "" if self.chosen.runtime == self._reference.runtime else f" of {self.chosen.runtime}"
-        name = ("the shipped settings" if self.chosen.kind == "shipped" else self.chosen.name) + of
-        if not self.confirmed or why:
+        name = "the shipped settings" if self.chosen.kind == "shipped" else self.chosen.name
+        name += "" if self.chosen.runtime == self._reference.runtime else f" of {self.chosen.runtime}"
+        if self.stop == "resolved":
+            self.text = f"resolved: the fastest tried is {name}, which gains over the shipped settings"
+        elif self.confirmed and not why:
+            self.text = f"not resolved: {spent}others may be faster than {name}, which gains over the shipped settings"
+        else:
             why = why or f"{spent}nothing that was tried gains more than {100 * EQUAL:.0f} %"
             self.text = f"not resolved: {why}; {name} are kept"
-        else:
-            others = f"not resolved: {spent}others may be faster than" if spent else "resolved: the fastest tried is"
-            self.text = f"{others} {name}, which gains over the shipped settings"
 
 
 # ------------------------------------------------------------------------------------------------------ in words

@@ -8,9 +8,8 @@ A tune lives in a folder DIR:
     result.json         what came of it
 
 Libraries read their settings when they start, so that every candidate is launched: the usual trainer, no checkpoint,
-evaluated once at its end. The candidates of a heat are launched together and train in turns (turns.py), and those that
-are resolved to be slower are ended; where they cannot, launches of a few seconds follow each other. `racing.py` decides
-what is launched next.
+evaluated once at its end. Candidates are launched together and train in turns (turns.py), or launches of a few seconds
+follow each other. `racing.py` decides what is launched next.
 """
 
 import json
@@ -35,24 +34,11 @@ from horovod_study.progress import Line, duration, say
 from horovod_study.records import TurnSlice
 from horovod_study.roles import TRUTH, Option, Role, check_field, plain
 from horovod_study.runtimes import RUNTIMES
-from horovod_study.studies import engine
+from horovod_study.studies import engine, racing
 from horovod_study.studies.attempt import Attempt, CellRun, Launcher, local_launch
 from horovod_study.studies.engine import set_aside, working_in
 from horovod_study.studies.interruption import Interruption
-from horovod_study.studies.racing import (
-    ALONE,
-    IN_TURNS,
-    LEAST_ROUNDS,
-    Candidate,
-    Race,
-    Stage,
-    Trial,
-    ratio_of,
-    ratio_record,
-    ratio_text,
-    ratio_words,
-    wanted,
-)
+from horovod_study.studies.racing import ALONE, IN_TURNS, LEAST_ROUNDS, Candidate, Race, Stage, Trial
 from horovod_study.studies.turns import SLICE_S, BlockLaunch, apart_because, rates, workers_that_fit
 from horovod_study.workloads import Configuration, Workload
 
@@ -72,11 +58,12 @@ class TuneRequest:
     config: Configuration
     runtimes: tuple[str, ...]
     workers: int
-    minutes: float = MINUTES
-    rounds: int = ROUNDS
-    knobs: tuple[str, ...] = ()  # none: all that matter
-    values: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # knob -> the user's own candidates
-    alone: str = ""  # why candidates are launched one after the other; "": they train in turns
+    cores: int
+    minutes: float
+    rounds: int
+    knobs: tuple[str, ...]  # none: all that matter
+    values: Mapping[str, tuple[Any, ...]]  # knob -> the user's own candidates
+    alone: str  # why candidates are launched one after the other; "": they train in turns
 
     def meaning(self) -> dict[str, Any]:
         """Return what must be the same for launches to be compared; the time and the rounds may be extended."""
@@ -127,12 +114,9 @@ def tune_request(
         raise ConfigError(f"tune: --rounds is {rounds}; it must be at least 1")
     runtimes = tuple(dict.fromkeys(runtimes)) or ("horovod/mpi",)
     tunable = [runtime for runtime in RUNTIMES if runtime != "serial"]
-    for runtime in runtimes:
-        if runtime not in tunable:
-            raise ConfigError(
-                f"tune: --runtime {runtime!r} {'does not communicate' if runtime == 'serial' else 'is not known'}"
-                f"{nearest(runtime, tunable)}; allowed: {', '.join(tunable)}"
-            )
+    for runtime in [each for each in runtimes if each not in tunable]:
+        why = "does not communicate" if runtime == "serial" else f"is not known{nearest(runtime, tunable)}"
+        raise ConfigError(f"tune: --runtime {runtime!r} {why}; allowed: {', '.join(tunable)}")
     file = load_yaml(path) if path else {}
     kept = {name: value for name, value in file.items() if name not in SET_BY_TUNE or name not in workload.options}
     kept.pop("seconds", None)
@@ -145,15 +129,13 @@ def tune_request(
     knobs = tuple(name.replace("-", "_") for name in knobs)
     for name in (*knobs, *own):
         _require_effect(name, runtimes, workload)
-    alone = "as asked for"
-    if turns:  # that two of them fit is the least; how many do is found from the first launch
-        alone = apart_because(
-            [local_cell(runtimes[0], config.to_dict(), workers=workers, source="tune", workload=workload)] * 2
-        )
+    two = [local_cell(runtimes[0], config.to_dict(), workers=workers, source="tune", workload=workload)] * 2
+    alone = apart_because(two) if turns else "as asked for"  # that two fit is the least
     return TuneRequest(
         config=config,
         runtimes=runtimes,
         workers=workers,
+        cores=cores,
         alone=alone,
         minutes=(MINUTES if alone else TURNS_MINUTES) if minutes is None else minutes,
         rounds=rounds,
@@ -200,9 +182,7 @@ def why_not(knob: Option, runtime: str) -> str:
 # ------------------------------------------------------------------------------------------------------ the space
 
 
-def space(
-    request: TuneRequest, runtime: str, effective: Mapping[str, Any], *, cores: int
-) -> tuple[list[Candidate], dict[str, str]]:
+def space(request: TuneRequest, runtime: str, effective: Mapping[str, Any]) -> tuple[list[Candidate], dict[str, str]]:
     """Return the candidates of a runtime, baselines first, and why which knob is not varied.
 
     `effective` is that of a run with the shipped settings: a value that they have anyway is no candidate.
@@ -221,7 +201,9 @@ def space(
             why = "is not known to the Horovod that is installed"
         tries = [] if why else list(request.values.get(knob, option.tries))
         if knob == "threads":
-            tries = [each for each in tries if each != request.config.threads and each * request.workers <= cores]
+            tries = [
+                each for each in tries if each != request.config.threads and each * request.workers <= request.cores
+            ]
             why = why or "has no other value that fits the cores"
         else:
             most = request.workers if knob == "ps_servers" else math.inf
@@ -254,9 +236,8 @@ def library_values(runtime: str, config: Configuration) -> dict[str, Any]:
     """
     options = config.workload.options
     hooks = runtime.startswith(("horovod/", "ddp/")) and config.no_hooks is None
-    values: dict[str, Any] = {"horovod_defaults": True, "thread_priority": "off"}
-    if hooks:
-        values |= {"reduction": "hooks", "broadcast_buffers": True, "bucket_view": False}
+    of_hooks = {"reduction": "hooks", "broadcast_buffers": True, "bucket_view": False} if hooks else {}
+    values: dict[str, Any] = {"horovod_defaults": True, "thread_priority": "off", **of_hooks}
     return {name: value for name, value in values.items() if name in options and options[name].matters(runtime)}
 
 
@@ -359,7 +340,6 @@ def run_tune(
     *,
     command: str,
     launch: Launcher = local_launch,
-    cores: int | None = None,
     attempt: Callable[[CellRun, Interruption], Attempt] = engine.attempt,
 ) -> dict[str, Any]:
     """Race settings against each other until the best is known or the time is used up; return the result.
@@ -367,10 +347,9 @@ def run_tune(
     It is empty where the tune was interrupted. Launches of an earlier command in `directory` count, in the result and
     in the time. `command` is what the user typed, to be repeated. StudyError when the shipped settings do not run.
     """
-    cores = available_cores() if cores is None else cores
     with working_in(directory, "tune", command=command) as stop:
         ledger = _Ledger(directory, request)
-        tuning = _Tuning(request, directory, ledger, launch, cores, stop, attempt)
+        tuning = _Tuning(request, directory, ledger, launch, stop, attempt)
         try:
             race = tuning.run()
         except KeyboardInterrupt:
@@ -384,61 +363,53 @@ def run_tune(
     return document
 
 
+@dataclass
 class _Tuning:
+    request: TuneRequest
+    directory: Path
+    ledger: _Ledger
+    start: Launcher
+    stop: Interruption
+    attempt: Callable[[CellRun, Interruption], Attempt]
     race: Race | None = None
+    start_s: float = 5.0  # what a candidate of a heat takes to start, as far as is known
+    left_out: dict[str, dict[str, str]] = field(default_factory=dict)
+    line: Line = field(default_factory=Line)
 
-    def __init__(
-        self,
-        request: TuneRequest,
-        directory: Path,
-        ledger: _Ledger,
-        launch: Launcher,
-        cores: int,
-        stop: Interruption,
-        attempt: Callable[[CellRun, Interruption], Attempt],
-    ) -> None:
-        self._request, self._directory, self._ledger = request, directory, ledger
-        self._start, self._cores, self._stop, self._attempt = launch, cores, stop, attempt
-        self._way = ALONE if request.alone else IN_TURNS
-        self._start_s = 5.0  # what a candidate of a heat takes to start, as far as is known
-        self.left_out: dict[str, dict[str, str]] = {}
-        self.line = Line()
+    @property
+    def way(self) -> racing.Way:
+        """How candidates are measured."""
+        return ALONE if self.request.alone else IN_TURNS
 
     def run(self) -> Race:
         """Launch what the race asks for, as long as there is time; KeyboardInterrupt after a request to stop."""
-        request, candidates, ledger = self._request, self._begin(), self._ledger
+        request, candidates, ledger = self.request, self._begin(), self.ledger
         facts, room = ledger.facts[request.runtimes[0]], math.inf
         if not request.alone:  # the same when the tune goes on
             if "room" not in facts:
                 facts["room"] = int(workers_that_fit(facts.get("worker_mb")) / request.workers)
                 ledger.save()
             room = int(facts["room"])
-        first_s = self._cost_s(len(candidates), *self._way.first)
-        if first_s > 60 * request.minutes:
-            say(
-                f"warning: the first stage of {len(candidates)} settings takes about {duration(first_s)}; give more "
-                "--minutes, or fewer --knobs"
-            )
         # The shipped settings of the first runtime come first: they are what is to be beaten.
-        race = self.race = Race(candidates, self._way, seed=request.config.seed, rounds=request.rounds, room=room)
+        race = self.race = Race(candidates, self.way, seed=request.config.seed, rounds=request.rounds, room=room)
         for stage in race.run():
-            known = ledger.found(stage)
             for group in [[each] for each in stage.candidates] if request.alone else [stage.candidates]:
-                if any(each.key not in known for each in group):
-                    least_s = self._cost_s(len(group), 1, min(stage.rounds, LEAST_ROUNDS))
-                    if ledger.used_s + least_s > self._until_s(stage):
-                        break
+                new = any(each.key not in ledger.found(stage) for each in group)
+                least_s = self._cost_s(len(group), 1, min(stage.rounds, LEAST_ROUNDS))
+                if new and ledger.used_s + least_s > self._until_s(stage):
+                    break
+                if new:
                     self._launch(stage, group, alone=bool(request.alone))
                 trials = [ledger.found(stage)[each.key] for each in group]
                 for trial in trials:
                     race.add(trial)
-                if any(each.key not in known for each in group):
+                if new:
                     self._report(stage, trials)
         return race
 
     def _begin(self) -> list[Candidate]:
         """Launch the shipped settings of each runtime once, and return what is tried."""
-        request, kept = self._request, len(self._ledger.trials)
+        request, kept = self.request, len(self.ledger.trials)
         say(
             f"tuning {', '.join(request.runtimes)} with {request.workers} workers, batch {request.config.batch}, "
             f"{f'{request.config.seconds:g} s per launch' if request.alone else 'in turns'}, "
@@ -457,98 +428,93 @@ class _Tuning:
 
     def _space(self, runtime: str) -> list[Candidate]:
         """Launch the shipped settings once, outside the race, and return what can be varied."""
-        facts = self._ledger.facts
+        facts = self.ledger.facts
         if runtime not in facts:
             shipped = Candidate(name="shipped settings", runtime=runtime, kind="shipped")
-            stage = Stage(what="first look", number=0, candidates=(shipped,), rounds=1, confirms=False)
+            stage = Stage(what="first look", number=0, candidates=(shipped,), rounds=1)
             (ended,) = self._launch(stage, stage.candidates, alone=True)
             if not ended.done or (record := ended.record) is None:
-                reason = self._ledger.trials[-1].reason
+                reason = self.ledger.trials[-1].reason
                 raise StudyError(f"tune: {runtime} does not run with its shipped settings: {reason}")
             told = {"effective": dict(record.effective), "environment": dict(record.environment)}
             worker_mb = record.totals.get("pss_mb_max") or record.totals.get("rss_mb_max")
             facts[runtime] = json.loads(json.dumps({**told, "worker_mb": worker_mb}, default=str))
-            self._ledger.save()
-            self._report(stage, self._ledger.trials[-1:])
-        candidates, self.left_out[runtime] = space(
-            self._request, runtime, facts[runtime]["effective"], cores=self._cores
-        )
+            self.ledger.save()
+            self._report(stage, self.ledger.trials[-1:])
+        candidates, self.left_out[runtime] = space(self.request, runtime, facts[runtime]["effective"])
         return candidates
 
     def _cost_s(self, count: int, launches: int, rounds: int) -> float:
         """Return how long so many candidates probably take: so many launches of each, with rounds."""
-        each_s = self._start_s + rounds * SLICE_S[0]
-        if self._request.alone:
-            each_s = median(trial.seconds for trial in self._ledger.trials) if self._ledger.trials else 0.0
+        each_s = self.start_s + rounds * SLICE_S[0]
+        if self.request.alone:
+            each_s = median(trial.seconds for trial in self.ledger.trials) if self.ledger.trials else 0.0
         return count * launches * each_s
 
     def _until_s(self, stage: Stage) -> float:
         """Return the seconds at which a stage is to be over, so that there is time to confirm what leads."""
-        budget_s = 60 * self._request.minutes
-        reserved_s = min(self._cost_s(3, *self._way.confirming), budget_s * _RESERVED[bool(self._request.alone)])
-        return budget_s - (reserved_s if stage.confirms else 0.0)
+        budget_s = 60 * self.request.minutes
+        if stage.what != "race" or self.race is None or self.race.leader() is self.race.candidates[0]:
+            return budget_s
+        return budget_s - min(self._cost_s(3, *self.way["confirm"]), budget_s * _RESERVED[bool(self.request.alone)])
 
     def _launch(self, stage: Stage, group: Sequence[Candidate], *, alone: bool) -> list[Attempt]:
         """Launch candidates, one or together in turns, and keep what came of them; return how they have ended."""
-        began, number = now(), len(self._ledger.trials)
+        began, number = now(), len(self.ledger.trials)
         names = {f"launch-{number + place:04d}": each for place, each in enumerate(group, 1)}
         runs: dict[str, CellRun] = {}
-        impossible: dict[str, str] = {}
+        why: dict[str, str] = {}
         for name, candidate in names.items():
             try:
-                runs[name] = self._run(self._request.cell(candidate), name)
-            except ConfigError as error:  # values that do not go together
-                impossible[name] = str(error)
+                runs[name] = self._run(self.request.cell(candidate), name)
+            except StudyError as error:  # values that do not go together
+                why[name] = str(error)
         ended: dict[str, Attempt] = {}
         slices: list[Slice] = []
         if alone:
             if self.line.due():
                 self.line.show(f"  launch {number + 1}: {self._name(group[0])}")
-            ended = {name: self._attempt(run, self._stop) for name, run in runs.items()}
-            speeds = {name: each.record.totals.get("samples_per_s") for name, each in ended.items() if each.record}
+            ended = {name: self.attempt(run, self.stop) for name, run in runs.items()}
             slices = [
-                Slice(launch="", round=0, cell=names[name].key, rate=rate) for name, rate in speeds.items() if rate
+                Slice(launch="", round=0, cell=names[name].key, rate=speed)
+                for name, each in ended.items()
+                if each.record and (speed := each.record.totals.get("samples_per_s"))
             ]
         elif runs:
             ended, slices = self._in_turns(stage, runs, {name: each.key for name, each in names.items()})
+        why |= {name: f"{each.reason}; see {each.log}" for name, each in ended.items() if not each.done}
         trials = []
-        for name, each in names.items():
+        for name, candidate in names.items():
             attempt = ended.get(name)
-            totals = attempt.record.totals if attempt and attempt.done and attempt.record else {}
-            own = {one.round: one for one in slices if one.cell == each.key}  # of one made again the last
-            why = impossible.get(name) or (
-                f"{attempt.reason}; see {attempt.log}" if attempt and not attempt.done else ""
-            )
-            if not why and not own:
-                why = "it ended before its first slice; let it train longer, or give --no-turns"
-                why = "no samples were trained" if alone else why
-            ms = {part: totals.get(f"step_s_{part}") for part in ("median", "p90")}
+            steps = attempt.record.totals if attempt and attempt.record else {}
+            middle, p90 = steps.get("step_s_median"), steps.get("step_s_p90")
+            own = {each.round: each for each in slices if each.cell == candidate.key}  # of one made again the last
+            if not own:
+                why.setdefault(name, "it trained too little to be measured; let it train longer, or give --no-turns")
+            rounds = [(number, each.rate, finite_or_none(each.other_load)) for number, each in own.items()]
             seconds = (attempt.seconds if attempt else 0.0) if alone else (now() - began) / len(names)
             trials.append(
                 Trial(
                     launch=stage.launch,
-                    candidate=each.key,
-                    rounds=()
-                    if why
-                    else tuple((at, one.rate, finite_or_none(one.other_load)) for at, one in own.items()),
-                    step_ms_median=None if ms["median"] is None else 1e3 * ms["median"],
-                    step_ms_p90=None if ms["p90"] is None else 1e3 * ms["p90"],
+                    candidate=candidate.key,
+                    rounds=() if name in why else tuple(rounds),
+                    step_spread=p90 / middle if middle and p90 else None,
                     seconds=round(seconds, 3),
-                    reason=" ".join(why.split()),
+                    reason=" ".join(why.get(name, "").split()),
                 )
             )
-        self._ledger.add(trials)
+        self.ledger.add(trials)
         return list(ended.values())
 
     def _run(self, cell: Cell, name: str) -> CellRun:
-        out = self._directory / "runs" / name
+        out = self.directory / "runs" / name
         set_aside(out)  # what a command that was interrupted has left
         return CellRun(
             cell=cell,
             out=out,
-            config=self._directory / "configs" / f"{name}.yaml",
-            log=self._directory / "logs" / f"{name}.log",
-            launch=self._start,
+            config=self.directory / "configs" / f"{name}.yaml",
+            log=self.directory / "logs" / f"{name}.log",
+            launch=self.start,
             timeout_s=_START_UP_S + 10 * (cell.config.seconds or SECONDS),
         )
 
@@ -556,30 +522,30 @@ class _Tuning:
         self, stage: Stage, runs: Mapping[str, CellRun], keys: Mapping[str, str]
     ) -> tuple[dict[str, Attempt], list[Slice]]:
         """Let candidates train in turns; return how they have ended, and their slices."""
-        began, used_s, until_s = now(), self._ledger.used_s, self._until_s(stage)
+        began, used_s, until_s = now(), self.ledger.used_s, self._until_s(stage)
         up_s: list[float] = []
 
         def policy(slices: Sequence[TurnSlice], left: Mapping[str, bool]) -> Collection[str]:
             up_s.append(now() - began)
             if slices and slices[-1].round + 1 >= LEAST_ROUNDS and used_s + now() - began > until_s:
                 return ()
-            more = wanted(stage, rates(slices, keys)) if slices else keys.values()
+            more = racing.wanted(stage, rates(slices, keys)) if slices else keys.values()
             return [name for name in left if keys[name] in more]
 
-        launch = BlockLaunch(block=stage.what, launch=stage.number, seed=self._request.config.seed, policy=policy)
+        launch = BlockLaunch(block=stage.what, launch=stage.number, seed=self.request.config.seed, policy=policy)
         ended, made = launch.run(
-            runs, self._stop, self.line, lambda it: f"{len(it.left())} settings in turns, round {it.rounds}"
+            runs, self.stop, self.line, lambda it: f"{len(it.left())} settings in turns, round {it.rounds}"
         )
-        if self._stop.requested:
+        if self.stop.requested:
             raise KeyboardInterrupt
         if up_s:
-            self._start_s = up_s[0] / len(runs)
+            self.start_s = up_s[0] / len(runs)
         return ended, rates(made, keys)
 
     # ------------------------------------------------------------------ what is said
 
     def _name(self, candidate: Candidate) -> str:
-        return candidate.name if len(self._request.runtimes) == 1 else candidate.key
+        return candidate.name if len(self.request.runtimes) == 1 else candidate.key
 
     def _report(self, stage: Stage, trials: Sequence[Trial]) -> None:
         """Keep one line on how launches ended, who leads, where that is known, and the time left."""
@@ -593,11 +559,11 @@ class _Tuning:
             told = f"{name}  " + (f"{one.samples_per_s:,.0f} samples/s" if one.rounds else f"failed: {one.reason}")
         if race is not None and race.launches(shipped := race.candidates[0]):
             best = race.leader()
-            ratio = "" if best is shipped else f", {ratio_text(race.ratio(best, shipped))} of shipped"
+            ratio = "" if best is shipped else f", {racing.ratio_text(race.ratio(best, shipped))} of shipped"
             told += f"; best: {self._name(best)}{ratio}"
-        left_s = max(0.0, 60 * self._request.minutes - self._ledger.used_s)
+        left_s = max(0.0, 60 * self.request.minutes - self.ledger.used_s)
         what = f"{stage.what} {stage.number}" if stage.number else stage.what
-        self.line.keep(f"[{len(self._ledger.trials):>3}] {what}: {told}; at most {duration(left_s)} left")
+        self.line.keep(f"[{len(self.ledger.trials):>3}] {what}: {told}; at most {duration(left_s)} left")
 
 
 def _result(
@@ -607,12 +573,11 @@ def _result(
     chosen = race.chosen
     base = {(each.runtime, each.kind): each for each in race.candidates if each.baseline}
     measured = race.slices("confirm" if race.confirmed else "")
-    gains: dict[str, Any] = {}
-    for kind in ("shipped", "library"):
-        other, gains[kind] = base.get((chosen.runtime, kind)), None
-        if other is not None and other is not chosen:
-            gain = ratio_of(measured, chosen.key, other.key)
-            gains[kind] = ratio_record(gain) | {"words": ratio_words(gain)}
+    gains: dict[str, dict[str, Any] | None] = {"shipped": None, "library": None}
+    for kind in gains:
+        if (other := base.get((chosen.runtime, kind))) not in (None, chosen):
+            gain = racing.ratio_of(measured, chosen.key, other.key)
+            gains[kind] = racing.ratio_record(gain)
     facts, asked = ledger.facts[chosen.runtime], request.config.to_dict()
     effective, environment = facts["effective"], facts["environment"]
     backend, _, transport = chosen.runtime.partition("/")
@@ -656,18 +621,18 @@ def _result(
 def _row(race: Race, candidate: Candidate, shipped: Candidate) -> dict[str, Any]:
     """Return what came of one candidate as plain values."""
     ratio, launches, slow = race.ratio(candidate, shipped), race.launches(candidate), race.slow()[candidate.key]
-    verdict = ratio_words(ratio)
+    verdict = racing.ratio_words(ratio)
     if candidate is shipped:
         ratio, verdict = Interval(value=1.0, low=1.0, high=1.0), "what the others are compared with"
     if slow:
         verdict = f"unstable: {slow} of {len(launches)} launches at half the speed"
     if failed := race.failed.get(candidate.key):
         verdict = f"failed: {failed}"
-    spreads = [each.step_ms_p90 / each.step_ms_median for each in launches if each.step_ms_median and each.step_ms_p90]
+    spreads = [each.step_spread for each in launches if each.step_spread]
     return {
         **{name: getattr(candidate, name) for name in ("runtime", "name", "kind", "knob", "value")},
         "values": dict(candidate.values),
-        **ratio_record(ratio),
+        **racing.ratio_record(ratio),
         "samples_per_s": median(each.samples_per_s or 0.0 for each in launches) if launches else None,
         "step_spread": median(spreads) if spreads else None,
         "launches": len(launches),
