@@ -23,24 +23,23 @@ def table(document: Mapping[str, Any]) -> list[str]:
             lines.append(f"    {knob} was not varied: it {why}")
         lines.append("")
     lines.append(f"{document['verdict'][:1].upper()}{document['verdict'][1:]}.")
-    where = (
-        "measured again" if document["gains_confirmed"] else "in the launches it was chosen by, so a little flattering"
-    )
+    where = "measured again" if document["gains_confirmed"] else "in the launches it led in, so a little flattering"
     for key, words in (("gain_over_shipped", "shipped settings"), ("gain_over_library", "library defaults")):
-        gain = document[key]
-        if gain is not None and gain["ratio"] is not None:
-            interval = "" if gain["low"] is None else f" [{gain['low']:.3f}, {gain['high']:.3f}]"
-            lines.append(f"  over the {words}: {gain['ratio']:.3f}{interval}, {where}")
+        if (gain := document[key]) and gain["ratio"] is not None:
+            lines.append(f"  over the {words}: {gain['ratio']:.3f} {_interval(gain)}".rstrip() + f", {where}")
     return lines
+
+
+def _interval(row: Mapping[str, Any]) -> str:
+    return "" if row["low"] is None else f"[{row['low']:.3f}, {row['high']:.3f}]"
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     known = row["ratio"] is not None and row["launches"]
-    with_ends = known and row["low"] is not None and row["kind"] != "shipped"
     return (
         ("* " if row["chosen"] else "  ") + row["name"],
         f"{row['ratio']:.3f}" if known else "-",
-        f"[{row['low']:.3f}, {row['high']:.3f}]" if with_ends else "",
+        _interval(row) if known and row["kind"] != "shipped" else "",
         f"{row['samples_per_s']:,.0f}" if row["samples_per_s"] else "-",
         f"{row['step_spread']:.2f}" if row["step_spread"] else "-",
         str(row["launches"]),

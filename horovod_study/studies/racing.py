@@ -4,14 +4,11 @@ Machines drift; settings are therefore only ever compared within rounds, by the 
 the other, a round is a block: one launch of every candidate in random order. In turns (turns.py) a heat, one launch of
 all candidates together, has many rounds of slices. Everything else is the same for both:
 
-    stage       all candidates that are left are measured, with the shipped settings and the library defaults
-    halving     whoever is resolved to be slower than the fastest is out (O. Maron and A. Moore, Hoeffding races, 1994),
-                then the slower half of the rest (Z. Karnin, T. Koren and O. Somekh 2013, "Almost optimal exploration in
-                multi-armed bandits"), so that those in front are measured more and more
-    once        after the first stage the best values of single settings that help are combined
-    the end     one is left, or the time or the stages are used up
-    confirming  whoever wins a race was also lucky in it: the leader is launched again, against both baselines; it is
-                chosen where these launches alone resolve its gain, else the shipped settings are kept
+A stage measures all candidates that are left, with the shipped settings and the library defaults. Then whoever is
+resolved to be slower than the fastest is out (O. Maron and A. Moore, Hoeffding races, 1994), and the slower half of the
+rest (Z. Karnin, T. Koren and O. Somekh, "Almost optimal exploration in multi-armed bandits", 2013). After the first one
+the best values of single settings that help are combined. Whoever wins a race was also lucky in it: the leader is
+launched again, against both baselines, and is chosen where these launches alone resolve its gain.
 """
 
 import math
@@ -99,9 +96,9 @@ class Trial:
     reason: str = ""
 
     @property
-    def samples_per_s(self) -> float | None:
-        """Its mean over all rounds; None where it failed."""
-        return fmean(rate for _, rate, _ in self.rounds) if self.rounds else None
+    def samples_per_s(self) -> float:
+        """Its mean over all rounds; NaN where it failed."""
+        return fmean(rate for _, rate, _ in self.rounds) if self.rounds else math.nan
 
 
 def ratio_of(slices: Sequence[Slice], one: str, other: str, level: float = LEVEL) -> Interval:
@@ -115,12 +112,18 @@ def ratio_of(slices: Sequence[Slice], one: str, other: str, level: float = LEVEL
     return moderated_ratio(np.concatenate([*found.differences, np.empty(0)]), math.nan, 0.0, level)
 
 
+def words(ratio: Interval) -> str:
+    """Return e.g. 1.052 [1.031, 1.074]."""
+    ends = f" [{ratio.low:.3f}, {ratio.high:.3f}]" if ratio.known else ""
+    return f"{ratio.value:.3f}{ends}" if math.isfinite(ratio.value) else "-"
+
+
 def slower(slices: Sequence[Slice]) -> set[str]:
     """Return who is resolved to be slower than the fastest."""
-    cells = Counter(each.cell for each in slices)
-    most = cells.most_common(1)[0][0] if cells else ""
-    best = max(cells, key=lambda cell: 1.0 if cell == most else ratio_of(slices, cell, most).value, default="")
-    compared = {cell: ratio_of(slices, best, cell, _LOOK_LEVEL) for cell in cells if cell != best}
+    counts = Counter(each.cell for each in slices)
+    most = max(counts, key=lambda cell: counts[cell], default="")
+    best = max(counts, key=lambda cell: 1.0 if cell == most else ratio_of(slices, cell, most).value, default="")
+    compared = {cell: ratio_of(slices, best, cell, _LOOK_LEVEL) for cell in counts if cell != best}
     return {cell for cell, ratio in compared.items() if ratio.n >= LEAST_ROUNDS and ratio.low > 1}
 
 
@@ -142,7 +145,7 @@ def slow_launches(trials: Sequence[Trial]) -> list[Trial]:
     makes nobody slow.
     """
     done = [each for each in trials if each.rounds]
-    speeds = {(each.launch, each.candidate): fmean(rate for _, rate, _ in each.rounds) for each in done}
+    speeds = {(each.launch, each.candidate): each.samples_per_s for each in done}
     level = {launch: median(speeds[each] for each in speeds if each[0] == launch) for launch, _ in speeds}
     relative = {each: speed / level[each[0]] for each, speed in speeds.items()}
     best = {cell: max(relative[each] for each in relative if each[1] == cell) for _, cell in speeds}
@@ -327,7 +330,7 @@ class Race:
             elif key in slow:
                 why = f"{name} fell into a slow mode when it was launched again"
             elif not (gain.n >= LEAST_ROUNDS and gain.low > 1):
-                why = f"{name} led, but launched again its gain ({ratio_text(gain)}) is not resolved"
+                why = f"{name} led, but launched again its gain ({words(gain)}) is not resolved"
             else:
                 continue
             self.chosen = base
@@ -344,38 +347,3 @@ class Race:
         else:
             why = why or f"{spent}nothing that was tried gains more than {100 * EQUAL:.0f} %"
             self.text = f"not resolved: {why}; {name} are kept"
-
-
-# ------------------------------------------------------------------------------------------------------ in words
-
-
-def ratio_words(ratio: Interval) -> str:
-    """Return the verdict on the speed of one candidate over that of another, rounded outwards."""
-    if not ratio.known:
-        return "too few launches to tell"
-    if ratio.low > 1:
-        return f"faster by {_span(ratio.low - 1, ratio.high - 1)}"
-    if ratio.high < 1:
-        return f"slower by {_span(1 - ratio.high, 1 - ratio.low)}"
-    if ratio.low >= 1 - EQUAL and ratio.high <= 1 + EQUAL:
-        return f"equal within {100 * EQUAL:.0f} %"
-    return "no difference resolved"
-
-
-def _span(low: float, high: float) -> str:
-    digits = 1 if high < 0.1 else 0
-    one, other = f"{100 * low:.{digits}f}", f"{100 * high:.{digits}f}"
-    return f"{one} %" if one == other else f"{one}-{other} %"
-
-
-def ratio_text(ratio: Interval) -> str:
-    """Return e.g. 1.052 [1.031, 1.074]."""
-    if not ratio.known:
-        return f"{ratio.value:.3f}" if math.isfinite(ratio.value) else "-"
-    return f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
-
-
-def ratio_record(ratio: Interval) -> dict[str, Any]:
-    """Return plain values; None where a number is not known."""
-    ends = ratio.to_dict()
-    return {"ratio": ends["value"], "low": ends["low"], "high": ends["high"], "blocks": ratio.n}

@@ -67,10 +67,9 @@ class TuneRequest:
 
     def meaning(self) -> dict[str, Any]:
         """Return what must be the same for launches to be compared; the time and the rounds may be extended."""
-        identity = self.config.workload.identity
         return {
             "config": self.config.meaning(),
-            **({"workload": identity} if identity else {}),
+            "workload": self.config.workload.identity or None,
             "runtimes": list(self.runtimes),
             "workers": self.workers,
             "turns": not self.alone,
@@ -105,9 +104,8 @@ def tune_request(
     ConfigError in one line for what is wrong: an unknown knob or runtime, one that has no effect, too many workers.
     """
     cores = available_cores() if cores is None else cores
-    varied = "it is varied; use --knob {}=VALUE,... to say among which values"
-    instead = {**{name: varied.format(name) for name in workload.tuned}, **BY_RUNTIME}
-    refuse_set("tune", given, SET_BY_TUNE, instead)
+    varied = {name: f"it is varied; use --knob {name}=VALUE,... to say among which values" for name in workload.tuned}
+    refuse_set("tune", given, SET_BY_TUNE, {**varied, **BY_RUNTIME})
     if minutes is not None and not (math.isfinite(minutes) and minutes > 0):
         raise ConfigError(f"tune: --minutes is {minutes:g}; it must be greater than 0")
     if rounds < 1:
@@ -118,10 +116,10 @@ def tune_request(
         why = "does not communicate" if runtime == "serial" else f"is not known{nearest(runtime, tunable)}"
         raise ConfigError(f"tune: --runtime {runtime!r} {why}; allowed: {', '.join(tunable)}")
     file = load_yaml(path) if path else {}
-    kept = {name: value for name, value in file.items() if name not in SET_BY_TUNE or name not in workload.options}
-    kept.pop("seconds", None)
+    ours = {"seconds", *(name for name in SET_BY_TUNE if name in workload.options)}
+    kept = {name: value for name, value in file.items() if name not in ours}
     config = workload.configure(
-        {"seconds": SECONDS, **kept, **given, **workload.quiet, "study": "tune"}, source=str(path) if path else "tune"
+        {"seconds": SECONDS, **kept, **given, **workload.quiet, "study": "tune"}, source=str(path or "tune")
     )
     workers = cores // config.threads if workers is None else workers
     require_workers("tune", workers, cores, least=2, threads=config.threads)
@@ -164,9 +162,9 @@ def _require_effect(name: str, runtimes: Sequence[str], workload: Workload) -> N
     require_known("tune: knob", name, workload.tuned)
     why = {knob: [why_not(workload.options[knob], runtime) for runtime in runtimes] for knob in workload.tuned}
     if all(why[name]):
-        useful = [knob for knob, reasons in why.items() if not all(reasons)]
+        useful = ", ".join(knob for knob, reasons in why.items() if not all(reasons))
         raise ConfigError(
-            f"tune: knob {name} {why[name][0]}; knobs that do something over {', '.join(runtimes)}: {', '.join(useful)}"
+            f"tune: knob {name} {why[name][0]}; knobs that do something over {', '.join(runtimes)}: {useful}"
         )
 
 
@@ -174,9 +172,7 @@ def why_not(knob: Option, runtime: str) -> str:
     """Return why a knob is not worth trying over a runtime, "" when it is."""
     if not knob.matters(runtime):
         return f"has no effect over {runtime}"
-    if knob.several_hosts:
-        return "means something on several hosts only, and this is one"
-    return ""
+    return "means something on several hosts only, and this is one" if knob.several_hosts else ""
 
 
 # ------------------------------------------------------------------------------------------------------ the space
@@ -201,14 +197,14 @@ def space(request: TuneRequest, runtime: str, effective: Mapping[str, Any]) -> t
             why = "is not known to the Horovod that is installed"
         tries = [] if why else list(request.values.get(knob, option.tries))
         if knob == "threads":
+            why = why or "has no other value that fits the cores"
             tries = [
                 each for each in tries if each != request.config.threads and each * request.workers <= request.cores
             ]
-            why = why or "has no other value that fits the cores"
         else:
-            most = request.workers if knob == "ps_servers" else math.inf
-            tries = [each for each in tries if each != shipped.get(knob) and not (most < math.inf and each > most)]
             why = why or "has no other value to be tried"
+            most = request.workers if knob == "ps_servers" else None
+            tries = [each for each in tries if each != shipped.get(knob) and not (most and each > most)]
         hooks = option.hooks and shipped.get("reduction") != "hooks"
         for value in tries:
             text = plain(value) + (" with hooks" if hooks else "")
@@ -256,18 +252,16 @@ def shipped_values(effective: Mapping[str, Any], workload: Workload) -> dict[str
                 found[knob] = option.default
             continue
         value, kind = entry.get("value"), option.kind
+        if value is None:
+            found |= {knob: None} if entry.get("source") == "not in this build" else {}
+            continue
         with suppress(TypeError, ValueError):  # an unusual text in the environment is no value of ours
-            if value is None:
-                if entry.get("source") == "not in this build":
-                    found[knob] = None
-            elif knob == "single_copy":
+            if knob == "single_copy":
                 found[knob] = value != "none"
             elif knob == "fusion_mb":
                 found[knob] = float(value) / 1e6
-            elif kind is bool:
-                found[knob] = str(value).lower() in ("1", "true")
             else:
-                found[knob] = kind(value)
+                found[knob] = str(value).lower() in ("1", "true") if kind is bool else kind(value)
     return found
 
 
@@ -349,7 +343,7 @@ def run_tune(
     """
     with working_in(directory, "tune", command=command) as stop:
         ledger = _Ledger(directory, request)
-        tuning = _Tuning(request, directory, ledger, launch, stop, attempt)
+        tuning = _Tuning(request, directory, ledger, launch, stop, attempt, ALONE if request.alone else IN_TURNS)
         try:
             race = tuning.run()
         except KeyboardInterrupt:
@@ -371,25 +365,19 @@ class _Tuning:
     start: Launcher
     stop: Interruption
     attempt: Callable[[CellRun, Interruption], Attempt]
+    way: racing.Way
     race: Race | None = None
     start_s: float = 5.0  # what a candidate of a heat takes to start, as far as is known
     left_out: dict[str, dict[str, str]] = field(default_factory=dict)
     line: Line = field(default_factory=Line)
-
-    @property
-    def way(self) -> racing.Way:
-        """How candidates are measured."""
-        return ALONE if self.request.alone else IN_TURNS
 
     def run(self) -> Race:
         """Launch what the race asks for, as long as there is time; KeyboardInterrupt after a request to stop."""
         request, candidates, ledger = self.request, self._begin(), self.ledger
         facts, room = ledger.facts[request.runtimes[0]], math.inf
         if not request.alone:  # the same when the tune goes on
-            if "room" not in facts:
-                facts["room"] = int(workers_that_fit(facts.get("worker_mb")) / request.workers)
-                ledger.save()
-            room = int(facts["room"])
+            room = facts.setdefault("room", int(workers_that_fit(facts.get("worker_mb")) / request.workers))
+            ledger.save()
         # The shipped settings of the first runtime come first: they are what is to be beaten.
         race = self.race = Race(candidates, self.way, seed=request.config.seed, rounds=request.rounds, room=room)
         for stage in race.run():
@@ -550,16 +538,13 @@ class _Tuning:
     def _report(self, stage: Stage, trials: Sequence[Trial]) -> None:
         """Keep one line on how launches ended, who leads, where that is known, and the time left."""
         race, one = self.race, trials[0]
-        if len(trials) > 1:
-            rounds = [len(each.rounds) for each in trials]
-            told = f"{len(trials)} settings, {max(rounds)} rounds, {rounds.count(max(rounds))} to the end"
-            told += f", {rounds.count(0)} failed" if 0 in rounds else ""
-        else:
+        told = f"{len(trials)} settings, {max(len(each.rounds) for each in trials)} rounds"
+        if len(trials) == 1:
             name = self._name(next(each for each in stage.candidates if each.key == one.candidate))
             told = f"{name}  " + (f"{one.samples_per_s:,.0f} samples/s" if one.rounds else f"failed: {one.reason}")
         if race is not None and race.launches(shipped := race.candidates[0]):
             best = race.leader()
-            ratio = "" if best is shipped else f", {racing.ratio_text(race.ratio(best, shipped))} of shipped"
+            ratio = "" if best is shipped else f", {racing.words(race.ratio(best, shipped))} of shipped"
             told += f"; best: {self._name(best)}{ratio}"
         left_s = max(0.0, 60 * self.request.minutes - self.ledger.used_s)
         what = f"{stage.what} {stage.number}" if stage.number else stage.what
@@ -577,7 +562,7 @@ def _result(
     for kind in gains:
         if (other := base.get((chosen.runtime, kind))) not in (None, chosen):
             gain = racing.ratio_of(measured, chosen.key, other.key)
-            gains[kind] = racing.ratio_record(gain)
+            gains[kind] = _record(gain)
     facts, asked = ledger.facts[chosen.runtime], request.config.to_dict()
     effective, environment = facts["effective"], facts["environment"]
     backend, _, transport = chosen.runtime.partition("/")
@@ -594,7 +579,7 @@ def _result(
             "backend": backend,
             "transport": transport,
             "threads": request.config.threads,
-            **({} if asked.get("horovod_build") is None else {"horovod_build": asked["horovod_build"]}),
+            **{name: asked[name] for name in ("horovod_build",) if asked.get(name) is not None},
             **chosen.values,
         },
         "for": {
@@ -618,22 +603,28 @@ def _result(
     }
 
 
+def _record(ratio: Interval) -> dict[str, Any]:
+    ends = ratio.to_dict()
+    return {"ratio": ends["value"], "low": ends["low"], "high": ends["high"], "blocks": ratio.n}
+
+
 def _row(race: Race, candidate: Candidate, shipped: Candidate) -> dict[str, Any]:
     """Return what came of one candidate as plain values."""
-    ratio, launches, slow = race.ratio(candidate, shipped), race.launches(candidate), race.slow()[candidate.key]
-    verdict = racing.ratio_words(ratio)
+    launches, slow, failed = race.launches(candidate), race.slow()[candidate.key], race.failed.get(candidate.key)
+    ratio, verdict = race.ratio(candidate, shipped), "too few launches to tell"
     if candidate is shipped:
         ratio, verdict = Interval(value=1.0, low=1.0, high=1.0), "what the others are compared with"
-    if slow:
-        verdict = f"unstable: {slow} of {len(launches)} launches at half the speed"
-    if failed := race.failed.get(candidate.key):
-        verdict = f"failed: {failed}"
+    elif ratio.known:
+        verdict = "faster" if ratio.low > 1 else "slower" if ratio.high < 1 else "no difference resolved"
+    if slow or failed:
+        unstable = f"unstable: {slow} of {len(launches)} launches at half the speed"
+        verdict = f"failed: {failed}" if failed else unstable
     spreads = [each.step_spread for each in launches if each.step_spread]
     return {
         **{name: getattr(candidate, name) for name in ("runtime", "name", "kind", "knob", "value")},
         "values": dict(candidate.values),
-        **racing.ratio_record(ratio),
-        "samples_per_s": median(each.samples_per_s or 0.0 for each in launches) if launches else None,
+        **_record(ratio),
+        "samples_per_s": median(each.samples_per_s for each in launches) if launches else None,
         "step_spread": median(spreads) if spreads else None,
         "launches": len(launches),
         "slow_launches": slow,
