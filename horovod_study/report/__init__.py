@@ -7,7 +7,7 @@
     explanation  what `horovod-study explain` shows
     rank_traces  what it shows of traces of torch.profiler
     nccl_inspector  what it shows of records of NCCL Inspector
-    equality   what `horovod-study verify` shows
+    equality, tune   what `horovod-study verify` and `tune` show
     archive    a study as one file to publish
     export     traces, trackers, Extra-P and points files
 

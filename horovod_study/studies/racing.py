@@ -22,8 +22,7 @@ from typing import Annotated, Any, TypeAlias
 import numpy as np
 from pydantic import Field
 
-from horovod_study.analysis import paired
-from horovod_study.analysis.paired import Slice
+from horovod_study.analysis.paired import MIN_ROUNDS, Slice, estimate, pairs
 from horovod_study.analysis.stats import LEVEL, Interval, moderated_ratio
 from horovod_study.errors import StudyError
 from horovod_study.roles import plain
@@ -34,7 +33,7 @@ _LOOK_LEVEL = 0.99
 """Level at which somebody is said to be slower: that is looked at again and again, and at 0.95 each look would find
 something that is not there once in twenty."""
 LEAST_ROUNDS = 4  # before two candidates are said to differ
-_LOOKS_AT = (LEAST_ROUNDS, 5, 7, 9, 12, 15, 19)  # rounds of a heat, each paired.LOOKS times as many as before
+_LOOKS_AT = (LEAST_ROUNDS, 5, 7, 9, 12, 15, 19)  # rounds of a heat, each about a quarter more than before
 _FAILURES = 3  # of shipped settings, before the race is given up
 _PARTS = 5  # most settings that are combined
 
@@ -63,7 +62,7 @@ class Candidate:
 
 Way: TypeAlias = Mapping[str, tuple[int, int]]
 ALONE: Way = {"first": (2, 1), "race": (3, 1), "confirm": (5, 1)}
-IN_TURNS: Way = {"first": (1, 8), "race": (1, 20), "confirm": (3, paired.MIN_ROUNDS)}
+IN_TURNS: Way = {"first": (1, 8), "race": (1, 20), "confirm": (3, MIN_ROUNDS)}
 """How candidates are measured in the first stage, in the others, and for confirming: launches of each of them, and
 rounds of a launch."""
 
@@ -106,8 +105,8 @@ def ratio_of(slices: Sequence[Slice], one: str, other: str, level: float = LEVEL
 
     Launches of a single round, blocks, are independent of each other: Student's t of their differences.
     """
-    found = paired.pairs(slices, one, other)
-    if (known := paired.estimate(found, level=level)) is not None:
+    found = pairs(slices, one, other)
+    if (known := estimate(found, level=level)) is not None:
         return known.ratio
     return moderated_ratio(np.concatenate([*found.differences, np.empty(0)]), math.nan, 0.0, level)
 
