@@ -176,8 +176,7 @@ class Race:
     def run(self) -> Iterator[Stage]:
         """Yield what to measure next; whoever asks for more without having added all launches has no more time."""
         for number in range(1, self._stages + 1):
-            effort = self._way["first" if number == 1 else "race"]
-            if not (yield from self._measure("race", self._left(baselines=True), *effort)):
+            if not (yield from self._measure("race", self._left(baselines=True), "race" if number > 1 else "first")):
                 self.stop = "budget"
                 break
             self._halve(number)
@@ -189,7 +188,7 @@ class Race:
         if (leader := self.leader()) is not self._reference:
             near = [each for each in self._left(baselines=True) if each.baseline and each.runtime == leader.runtime]
             group = [leader, *(each for each in near if each is not leader)]
-            yield from self._measure("confirm", group, *self._way["confirm"])
+            yield from self._measure("confirm", group, "confirm")
         self._choose(leader)
 
     def _of(self, key: str) -> Candidate:
@@ -198,10 +197,9 @@ class Race:
     def _left(self, *, baselines: bool = False) -> list[Candidate]:
         return [each for each in self.candidates if not self.states[each.key] and (baselines or not each.baseline)]
 
-    def _measure(
-        self, what: str, group: Sequence[Candidate], launches: int, rounds: int
-    ) -> Generator[Stage, None, bool]:
+    def _measure(self, what: str, group: Sequence[Candidate], effort: str) -> Generator[Stage, None, bool]:
         """Yield launches of a group with the reference, in parts that fit; return False when time was up before."""
+        launches, rounds = self._way[effort]
         for _ in range(launches):
             others = [each for each in group if each is not self._reference and not self.states[each.key]]
             size = int(min(max(self._room, 2) - 1, max(len(others), 1)))

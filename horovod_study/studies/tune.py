@@ -149,12 +149,9 @@ def _own_values(text: str, workload: Workload) -> tuple[str, tuple[Any, ...]]:
     if not equals or not list_.strip(" ,"):
         raise ConfigError(f"tune: --knob {text!r}; write NAME=VALUE,VALUE,... such as cycle_time_ms=0.1,1")
     require_known("tune: knob", name, workload.tuned)
-    option, values = workload.options[name], []
-    for word in list_.split(","):
-        value: Any = word.strip()
-        if option.kind is bool:
-            value = TRUTH.get(value.lower(), value)
-        values.append(check_field("tune: --knob", name, value, option, optional=False))
+    option, words = workload.options[name], [word.strip() for word in list_.split(",")]
+    told: list[Any] = [TRUTH.get(word.lower(), word) for word in words] if option.kind is bool else words
+    values = [check_field("tune: --knob", name, each, option, optional=False) for each in told]
     return name, tuple(dict.fromkeys(values))
 
 
@@ -195,33 +192,28 @@ def space(request: TuneRequest, runtime: str, effective: Mapping[str, Any]) -> t
             continue  # what belongs to another library goes without saying
         if not why and knob in shipped and shipped[knob] is None:
             why = "is not known to the Horovod that is installed"
-        tries = [] if why else list(request.values.get(knob, option.tries))
+        same, most = shipped.get(knob), {"ps_servers": request.workers}.get(knob)
         if knob == "threads":
-            why = why or "has no other value that fits the cores"
-            tries = [
-                each for each in tries if each != request.config.threads and each * request.workers <= request.cores
-            ]
-        else:
-            why = why or "has no other value to be tried"
-            most = request.workers if knob == "ps_servers" else None
-            tries = [each for each in tries if each != shipped.get(knob) and not (most and each > most)]
+            same, most = request.config.threads, request.cores // request.workers
+        tries = [] if why else request.values.get(knob, option.tries)
+        tries = [each for each in tries if each != same and not (most and each > most)]
+        if not tries:
+            left_out[knob] = (
+                why or f"has no other value {'that fits the cores' if knob == 'threads' else 'to be tried'}"
+            )
         hooks = option.hooks and shipped.get("reduction") != "hooks"
         for value in tries:
             text = plain(value) + (" with hooks" if hooks else "")
+            told = {"name": f"{knob}={text}", "knob": knob, "value": text}
             values = {"reduction": "hooks", knob: value} if hooks else {knob: value}
-            candidate = Candidate(
-                name=f"{knob}={text}", runtime=runtime, kind="effect", values=values, knob=knob, value=text
-            )
+            candidate = Candidate(runtime=runtime, kind="effect", values=values, **told)
             try:
                 request.cell(candidate)
             except ConfigError as error:
-                left_out[knob] = (
-                    f"would be refused: {str(error).removeprefix(f'{candidate.name}: ').partition('; ')[0]}"
-                )
+                refused = str(error).removeprefix(f"{candidate.name}: ")
+                left_out[knob] = f"would be refused: {refused.partition('; ')[0]}"
             else:
                 candidates.append(candidate)
-        if not tries:
-            left_out[knob] = why
     return candidates, left_out
 
 
@@ -420,8 +412,8 @@ class _Tuning:
         if runtime not in facts:
             shipped = Candidate(name="shipped settings", runtime=runtime, kind="shipped")
             stage = Stage(what="first look", number=0, candidates=(shipped,), rounds=1)
-            (ended,) = self._launch(stage, stage.candidates, alone=True)
-            if not ended.done or (record := ended.record) is None:
+            records = [each.record for each in self._launch(stage, stage.candidates, alone=True) if each.done]
+            if not records or (record := records[0]) is None:
                 reason = self.ledger.trials[-1].reason
                 raise StudyError(f"tune: {runtime} does not run with its shipped settings: {reason}")
             told = {"effective": dict(record.effective), "environment": dict(record.environment)}
@@ -547,7 +539,7 @@ class _Tuning:
             ratio = "" if best is shipped else f", {racing.words(race.ratio(best, shipped))} of shipped"
             told += f"; best: {self._name(best)}{ratio}"
         left_s = max(0.0, 60 * self.request.minutes - self.ledger.used_s)
-        what = f"{stage.what} {stage.number}" if stage.number else stage.what
+        what = f"{stage.what} {stage.number or ''}".strip()
         self.line.keep(f"[{len(self.ledger.trials):>3}] {what}: {told}; at most {duration(left_s)} left")
 
 
@@ -558,11 +550,11 @@ def _result(
     chosen = race.chosen
     base = {(each.runtime, each.kind): each for each in race.candidates if each.baseline}
     measured = race.slices("confirm" if race.confirmed else "")
-    gains: dict[str, dict[str, Any] | None] = {"shipped": None, "library": None}
-    for kind in gains:
-        if (other := base.get((chosen.runtime, kind))) not in (None, chosen):
-            gain = racing.ratio_of(measured, chosen.key, other.key)
-            gains[kind] = _record(gain)
+    gains = {
+        kind: _record(racing.ratio_of(measured, chosen.key, other.key))
+        for kind in ("shipped", "library")
+        if (other := base.get((chosen.runtime, kind))) not in (None, chosen)
+    }
     facts, asked = ledger.facts[chosen.runtime], request.config.to_dict()
     effective, environment = facts["effective"], facts["environment"]
     backend, _, transport = chosen.runtime.partition("/")
@@ -572,8 +564,8 @@ def _result(
         "resolved": race.stop == "resolved",
         "chosen": chosen.name,
         "runtime": chosen.runtime,
-        "gain_over_shipped": gains["shipped"],
-        "gain_over_library": gains["library"],
+        "gain_over_shipped": gains.get("shipped"),
+        "gain_over_library": gains.get("library"),
         "gains_confirmed": race.confirmed,
         "settings": {
             "backend": backend,
