@@ -282,9 +282,9 @@ def test_a_fast_setting_that_falls_into_a_slow_mode_is_neither_confirmed_nor_cho
     def slow(stage: Stage, each: Candidate, rate: float) -> float:
         return rate / 6 if each.values.get("b") == "1" and stage.number in blocks else rate
 
-    race, done, _ = simulate({**BEST, "b": {"1": 1.5}}, 1, change=slow)
+    race, done, _ = simulate({**BEST, "a": {"1": 1.2}, "b": {"1": 2.0}}, 1, change=slow)
 
-    assert race.slow()[f"{RUNTIME} b=1"] and "b" not in race.chosen.values
+    assert race.slow()[f"{RUNTIME} b=1"] and race.chosen.name == "a=1", "nor does it take out what it is faster than"
     assert "b=1" not in launched(done, "confirm")
 
 

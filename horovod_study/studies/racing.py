@@ -34,8 +34,6 @@ _LOOK_LEVEL = 0.99
 something that is not there once in twenty."""
 LEAST_ROUNDS = 4  # before two candidates are said to differ
 _LOOKS_AT = (LEAST_ROUNDS, 5, 7, 9, 12, 15, 19)  # rounds of a heat, each about a quarter more than before
-_FAILURES = 3  # of shipped settings, before the race is given up
-_PARTS = 5  # most settings that are combined
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,7 +119,8 @@ def slower(slices: Sequence[Slice]) -> set[str]:
     """Return who is resolved to be slower than the fastest."""
     counts = Counter(each.cell for each in slices)
     most = max(counts, key=lambda cell: counts[cell], default="")
-    best = max(counts, key=lambda cell: 1.0 if cell == most else ratio_of(slices, cell, most).value, default="")
+    gains = {cell: ratio_of(slices, cell, most).value if cell != most else 1.0 for cell in counts}
+    best = max(counts, key=lambda cell: -1.0 if math.isnan(gains[cell]) else gains[cell], default="")
     compared = {cell: ratio_of(slices, best, cell, _LOOK_LEVEL) for cell in counts if cell != best}
     return {cell for cell, ratio in compared.items() if ratio.n >= LEAST_ROUNDS and ratio.low > 1}
 
@@ -140,12 +139,13 @@ def wanted(stage: Stage, slices: Sequence[Slice]) -> Collection[str]:
 def slow_launches(trials: Sequence[Trial]) -> list[Trial]:
     """Return the launches that ran at less than half the speed of their candidate's best one: its slow mode.
 
-    The speed counts relative to the median of those measured with it, so that a machine that gets slower as a whole
-    makes nobody slow.
+    The speed counts relative to that of the others at that time, each as a share of its own median, so that a machine
+    that gets slower as a whole makes nobody slow.
     """
     done = [each for each in trials if each.rounds]
     speeds = {(each.launch, each.candidate): each.samples_per_s for each in done}
-    level = {launch: median(speeds[each] for each in speeds if each[0] == launch) for launch, _ in speeds}
+    usual = {cell: median(speeds[each] for each in speeds if each[1] == cell) for _, cell in speeds}
+    level = {now: median(speeds[each] / usual[each[1]] for each in speeds if each[0] == now) for now, _ in speeds}
     relative = {each: speed / level[each[0]] for each, speed in speeds.items()}
     best = {cell: max(relative[each] for each in relative if each[1] == cell) for _, cell in speeds}
     return [each for each in done if relative[each.launch, each.candidate] < best[each.candidate] / 2]
@@ -223,13 +223,11 @@ class Race:
         failures = sum(each.candidate == candidate.key and not each.rounds for each in self.trials)
         if candidate.kind != "shipped":
             self.states[candidate.key] = f"failed: {reason}"
-        elif failures >= _FAILURES:
+        elif failures == 3:
             raise StudyError(
                 f"{candidate.runtime} with its shipped settings failed {failures} times, so that there is nothing to "
                 f"compare with: {reason}"
             )
-
-    # ------------------------------------------------------------------ what is known
 
     def launches(self, candidate: Candidate) -> list[Trial]:
         """Return the launches of a candidate that ran to their end."""
@@ -249,10 +247,6 @@ class Race:
             for number, rate, load in each.rounds
         ]
 
-    def ratio(self, one: Candidate, other: Candidate) -> Interval:
-        """Return speed of `one` over that of `other` from all that was measured."""
-        return ratio_of(self.slices(), one.key, other.key)
-
     def _gains(self) -> dict[str, float]:
         """Return the ratio of each candidate that was measured, is not out, and never was slow, to the reference."""
         slices, slow = self.slices(), self.slow()
@@ -271,11 +265,10 @@ class Race:
         close = [self._of(key) for key, value in gains.items() if value * (1 + EQUAL) >= best]
         return min(close, key=lambda each: (len(each.values), -gains[each.key]))
 
-    # ------------------------------------------------------------------ decisions
-
     def _halve(self, number: int) -> None:
         """Take out what fell into a slow mode, what is resolved to be slower, and the slower half of the rest."""
-        slices, slow, gains = self.slices(), self.slow(), self._gains()
+        slow, gains = self.slow(), self._gains()
+        slices = [each for each in self.slices() if each.cell in gains]
         worse = slower(slices)  # over all launches, and within a heat, whose rounds are many
         for launch in {each.launch for each in slices}:
             worse |= slower([each for each in slices if each.launch == launch])
@@ -294,21 +287,16 @@ class Race:
         slices, out = self.slices(), {*self.failed, *self.slow()}
         for shipped in [each for each in self.candidates if each.kind == "shipped"]:
             tried = [each for each in self.candidates if each.runtime == shipped.runtime and each.kind == "effect"]
-            gains = {each.key: ratio_of(slices, each.key, shipped.key).value for each in tried}
-            parts: dict[str, Any] = {}  # by knob
+            gains = {each.key: ratio_of(slices, each.key, shipped.key).value for each in tried if each.key not in out}
+            helping = [each for each in tried if gains.get(each.key, 0.0) > 1 + EQUAL]
+            knobs: list[str] = []
             values: dict[str, Any] = {}
-            for each in sorted(tried, key=lambda each: -gains[each.key]):
+            for each in sorted(helping, key=lambda each: -gains[each.key]):
                 clash = any(values.get(name, value) != value for name, value in each.values.items())  # hooks, and flat
-                if (
-                    clash
-                    or each.knob in parts
-                    or each.key in out
-                    or len(parts) == _PARTS
-                    or not gains[each.key] > 1 + EQUAL
-                ):
+                if clash or each.knob in knobs or len(knobs) == 5:
                     continue
-                parts[each.knob], values = each, {**values, **each.values}
-                if len(parts) > 1:
+                knobs, values = [*knobs, each.knob], {**values, **each.values}
+                if len(knobs) > 1:
                     name = " ".join(f"{knob}={plain(value)}" for knob, value in values.items())
                     combined = Candidate(name=name, runtime=shipped.runtime, kind="combination", values=values)
                     self.candidates.append(combined)

@@ -51,7 +51,7 @@ _START_UP_S = 90.0  # a launch that has not ended after this and ten times its s
 _RESERVED = {True: 0.25, False: 0.4}  # of the time, at most, is kept for confirming; True: one after the other
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class TuneRequest:
     """What is to be tuned: a run, where it runs, and how much may be spent on it."""
 
@@ -124,22 +124,14 @@ def tune_request(
     workers = cores // config.threads if workers is None else workers
     require_workers("tune", workers, cores, least=2, threads=config.threads)
     own = dict(_own_values(text, workload) for text in values)
-    knobs = tuple(name.replace("-", "_") for name in knobs)
+    knobs = tuple(dict.fromkeys(name.replace("-", "_") for name in knobs))
     for name in (*knobs, *own):
         _require_effect(name, runtimes, workload)
     two = [local_cell(runtimes[0], config.to_dict(), workers=workers, source="tune", workload=workload)] * 2
     alone = apart_because(two) if turns else "as asked for"  # that two fit is the least
-    return TuneRequest(
-        config=config,
-        runtimes=runtimes,
-        workers=workers,
-        cores=cores,
-        alone=alone,
-        minutes=(MINUTES if alone else TURNS_MINUTES) if minutes is None else minutes,
-        rounds=rounds,
-        knobs=tuple(dict.fromkeys(knobs)),
-        values=own,
-    )
+    if minutes is None:
+        minutes = MINUTES if alone else TURNS_MINUTES
+    return TuneRequest(config, runtimes, workers, cores, minutes, rounds, knobs, own, alone)
 
 
 def _own_values(text: str, workload: Workload) -> tuple[str, tuple[Any, ...]]:
@@ -260,10 +252,8 @@ def shipped_values(effective: Mapping[str, Any], workload: Workload) -> dict[str
 # ------------------------------------------------------------------------------------------------------ the record
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass
 class _State:
-    """The form of tune.json."""
-
     meaning: dict[str, Any]
     facts: dict[str, dict[str, Any]]
 
@@ -315,9 +305,6 @@ class _Ledger:
         """Append launches; they are on the disk when this returns."""
         self.trials += trials
         append_text(self._path, "".join(json.dumps(asdict(each), allow_nan=False) + "\n" for each in trials))
-
-
-# ------------------------------------------------------------------------------------------------------ the tune
 
 
 def run_tune(
@@ -522,8 +509,6 @@ class _Tuning:
             self.start_s = up_s[0] / len(runs)
         return ended, rates(made, keys)
 
-    # ------------------------------------------------------------------ what is said
-
     def _name(self, candidate: Candidate) -> str:
         return candidate.name if len(self.request.runtimes) == 1 else candidate.key
 
@@ -536,7 +521,11 @@ class _Tuning:
             told = f"{name}  " + (f"{one.samples_per_s:,.0f} samples/s" if one.rounds else f"failed: {one.reason}")
         if race is not None and race.launches(shipped := race.candidates[0]):
             best = race.leader()
-            ratio = "" if best is shipped else f", {racing.words(race.ratio(best, shipped))} of shipped"
+            ratio = (
+                ""
+                if best is shipped
+                else f", {racing.words(racing.ratio_of(race.slices(), best.key, shipped.key))} of shipped"
+            )
             told += f"; best: {self._name(best)}{ratio}"
         left_s = max(0.0, 60 * self.request.minutes - self.ledger.used_s)
         what = f"{stage.what} {stage.number or ''}".strip()
@@ -603,7 +592,7 @@ def _record(ratio: Interval) -> dict[str, Any]:
 def _row(race: Race, candidate: Candidate, shipped: Candidate) -> dict[str, Any]:
     """Return what came of one candidate as plain values."""
     launches, slow, failed = race.launches(candidate), race.slow()[candidate.key], race.failed.get(candidate.key)
-    ratio, verdict = race.ratio(candidate, shipped), "too few launches to tell"
+    ratio, verdict = racing.ratio_of(race.slices(), candidate.key, shipped.key), "too few launches to tell"
     if candidate is shipped:
         ratio, verdict = Interval(value=1.0, low=1.0, high=1.0), "what the others are compared with"
     elif ratio.known:
