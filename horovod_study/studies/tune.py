@@ -129,8 +129,7 @@ def tune_request(
         _require_effect(name, runtimes, workload)
     two = [local_cell(runtimes[0], config.to_dict(), workers=workers, source="tune", workload=workload)] * 2
     alone = apart_because(two) if turns else "as asked for"  # that two fit is the least
-    if minutes is None:
-        minutes = MINUTES if alone else TURNS_MINUTES
+    minutes = minutes or (MINUTES if alone else TURNS_MINUTES)
     return TuneRequest(config, runtimes, workers, cores, minutes, rounds, knobs, own, alone)
 
 
@@ -162,9 +161,6 @@ def why_not(knob: Option, runtime: str) -> str:
     if not knob.matters(runtime):
         return f"has no effect over {runtime}"
     return "means something on several hosts only, and this is one" if knob.several_hosts else ""
-
-
-# ------------------------------------------------------------------------------------------------------ the space
 
 
 def space(request: TuneRequest, runtime: str, effective: Mapping[str, Any]) -> tuple[list[Candidate], dict[str, str]]:
@@ -247,9 +243,6 @@ def shipped_values(effective: Mapping[str, Any], workload: Workload) -> dict[str
             else:
                 found[knob] = str(value).lower() in ("1", "true") if kind is bool else kind(value)
     return found
-
-
-# ------------------------------------------------------------------------------------------------------ the record
 
 
 @dataclass
