@@ -119,8 +119,9 @@ def slower(slices: Sequence[Slice]) -> set[str]:
     """Return who is resolved to be slower than the fastest."""
     counts = Counter(each.cell for each in slices)
     most = max(counts, key=lambda cell: counts[cell], default="")
-    gains = {cell: ratio_of(slices, cell, most).value if cell != most else 1.0 for cell in counts}
-    best = max(counts, key=lambda cell: -1.0 if math.isnan(gains[cell]) else gains[cell], default="")
+    known = {cell: ratio_of(slices, cell, most) for cell in counts if cell != most}
+    gains = {most: 1.0, **{cell: ratio.value for cell, ratio in known.items() if ratio.n >= LEAST_ROUNDS}}
+    best = max(gains, key=lambda cell: gains[cell])
     compared = {cell: ratio_of(slices, best, cell, _LOOK_LEVEL) for cell in counts if cell != best}
     return {cell for cell, ratio in compared.items() if ratio.n >= LEAST_ROUNDS and ratio.low > 1}
 
