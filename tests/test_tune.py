@@ -36,7 +36,7 @@ RUNTIME = "horovod/mpi"
 # --------------------------------------------------------------------------------------------------- known answers
 
 
-def slices_of(speeds: dict[str, Sequence[float]], rounds: int = 1) -> list[Slice]:
+def slices_of(speeds: Mapping[str, Sequence[float]], rounds: int = 1) -> list[Slice]:
     """Return the slices of candidates whose launches, `rounds` each, ran at these speeds."""
     return [
         Slice(launch=str(place // rounds), round=place % rounds, cell=name, rate=speed)
@@ -122,7 +122,7 @@ def true_speed(effects: Effects, each: Candidate) -> float:
 
 PARTS = ("minutes", "start_s", "slice_s", "noise", "drift", "period_s")
 MACHINES = {
-    "alone": (ALONE, dict(zip(PARTS, (10.0, 7.0, 0.0, 0.02, 0.1, 280.0), strict=True))),
+    "alone": (ALONE, dict(zip(PARTS, (10.0, 0.0, 7.0, 0.02, 0.1, 280.0), strict=True))),
     "turns": (IN_TURNS, dict(zip(PARTS, (3.0, 3.5, 0.26, 0.06, 0.3, 30.0), strict=True))),
 }
 Done = list[tuple[Stage, list[Slice]]]
@@ -150,14 +150,15 @@ def simulate(
     for stage in race.run():
         confirms = stage.what == "race" and race.leader() is not race.candidates[0]
         until_s = 60 * at["minutes"] - (reserved_s if confirms else 0.0)
-        if used_s + len(stage.candidates) * (at["start_s"] + 4 * at["slice_s"]) > until_s:
+        if used_s + len(stage.candidates) * (at["start_s"] + min(stage.rounds, 4) * at["slice_s"]) > until_s:
             continue
         levels = {each.key: 0.005 * generator.standard_normal() if way == "turns" else 0.0 for each in stage.candidates}
+        used_s += at["start_s"] * len(levels)
         slices: list[Slice] = []
         left, number = {each.key for each in stage.candidates if change(stage, each, 1.0) > 0}, 0
         while left and not (number >= 4 and used_s > until_s):
             for each in (each for each in stage.candidates if each.key in left):
-                used_s += at["slice_s"] + (at["start_s"] if number == 0 else 0.0)
+                used_s += at["slice_s"]
                 wander += at["noise"] / 2 * generator.standard_normal() if way == "alone" else 0.0
                 log = levels[each.key] + at["drift"] * math.sin(used_s / at["period_s"]) + wander
                 rate = true_speed(effects, each) * math.exp(log + at["noise"] * generator.standard_normal())
@@ -644,6 +645,9 @@ def test_a_tune_in_turns_is_recorded_and_goes_on(
     before = launched()
     assert {**run(1), "when": ""} == {**first, "when": ""}
     assert launched() == before, "nothing is launched again"
+    trials = tmp_path / "trials.jsonl"
+    trials.write_text("".join(trials.read_text().splitlines(keepends=True)[:-1]))
+    assert run(1)["stop"] == first["stop"] and launched() > before, "a heat that is not whole begins again"
     with golden.raises(StudyError):
         tune(tmp_path, FakeTrainer({}), given={"device": "cpu"})
 
