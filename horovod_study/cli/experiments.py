@@ -26,7 +26,7 @@ def _tune_arguments(parser: Parser) -> None:
         action="store_false",
         help="launch one setting after the other, also where they could train in turns",
     )
-    add("--rounds", **COUNT, default=6, help="most rounds of the race (default 6)")
+    add("--rounds", **COUNT, default=6, help="most stages of the race (default 6)")
     add("--knobs", nargs="+", default=[], metavar="NAME", help="settings to vary (default: all that matter)")
     add(
         "--knob",
@@ -35,7 +35,7 @@ def _tune_arguments(parser: Parser) -> None:
         help="try these values of a setting instead of the usual ones; may be given several times",
     )
     add("--config", type=Path, metavar="FILE.yaml", help="read options of the run from a YAML file first")
-    add("--out", **DIR, default=Path("tune"), help="receives result, figure and all launches")
+    add("--out", **DIR, default=Path("tune"), help="receives the result and all launches")
     add("--json", **FLAG, help="end with one line of JSON on standard output")
     _add_workload(parser)
     add_run_options(parser, hidden=SET_BY_TUNE)
@@ -43,7 +43,8 @@ def _tune_arguments(parser: Parser) -> None:
 
 def tune(options: argparse.Namespace) -> int | Result:
     """Find the fastest communication settings for this model and machine; print them for a study file."""
-    from horovod_study.report.figures.tune import run_lines, table, write_tune
+    from horovod_study.report.tune import run_lines, table
+    from horovod_study.studies.interruption import exit_code
     from horovod_study.studies.tune import run_tune, tune_request
 
     request = tune_request(
@@ -54,16 +55,8 @@ def tune(options: argparse.Namespace) -> int | Result:
         **given(options, "workers", "minutes", "rounds", "knobs", "turns"),
         workload=find_workload(options.workload),
     )
-    command = shlex.join(["horovod-study", *options.words])
-    result = run_tune(request, options.out, command=command)
-    if result.interrupted:
-        return result.exit_code
-    figure = write_tune(result.document, options.out)
-    return Result(
-        document={**result.document, "figure": [str(path) for path in figure]},
-        lines=[*table(result.document), f"figure: {options.out / 'tune.png'}", "", *run_lines(result.document)],
-        exit_code=result.exit_code,
-    )
+    found = run_tune(request, options.out, command=shlex.join(["horovod-study", *options.words]))
+    return Result(document=found, lines=[*table(found), "", *run_lines(found)]) if found else exit_code()
 
 
 def _add_workload(parser: Parser) -> None:

@@ -7,7 +7,7 @@
     explanation  what `horovod-study explain` shows
     traces       what it shows of traces of torch.profiler and records of NCCL Inspector
     against    what `horovod-study report --against` shows
-    equality   what `horovod-study verify` shows
+    equality, tune   what `horovod-study verify` and `tune` show
     archive    a study as one file to publish
     export     traces, trackers, Extra-P and points files
 

@@ -3,61 +3,42 @@
 A tune lives in a folder DIR:
 
     tune.json           what is tuned, and what the first launch of each runtime told about itself
-    trials.csv          one row per launch, appended as it ends; the same command again goes on from here
-    turns.csv           the slices of the launches that trained in turns
+    trials.jsonl        one line per launch, appended as it ends; the same command again goes on from here
     runs/, configs/, logs/      the run directory of each launch, what it was asked to do, what it printed
-    result.json, tune.png, ...  what came of it (report/figures/tune.py draws)
+    result.json         what came of it
 
 Libraries read their settings when they start, so that every candidate is launched: the usual trainer, no checkpoint,
-evaluated once at its end. The candidates of a heat are launched together and train in turns (turns.py), and those that
-are resolved to be slower are ended; where they cannot, launches of a few seconds follow each other. `racing.py` decides
-what is launched next.
+evaluated once at its end. Candidates are launched together and train in turns (turns.py), or launches of a few seconds
+follow each other. `racing.py` decides what is launched next.
 """
 
 import json
 import math
 import os
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from horovod_study.analysis.paired import MIN_ROUNDS
-from horovod_study.analysis.stats import Interval
+from horovod_study.analysis.paired import Slice
+from horovod_study.analysis.stats import Interval, finite_or_none
 from horovod_study.config import Cell, available_cores, local_cell
-from horovod_study.documents import load_yaml, parse_csv, read_json, read_text
+from horovod_study.documents import conform, load_yaml, parse_json, read_json, read_text
 from horovod_study.errors import ConfigError, StudyError, nearest, require_known
-from horovod_study.files import append_text, csv_rows, write_file
+from horovod_study.files import append_text, write_file
 from horovod_study.measure.clock import now, utc_now
 from horovod_study.options import BY_RUNTIME, SET_BY_TUNE, refuse_set, require_workers
 from horovod_study.progress import Line, duration, say
-from horovod_study.records import RunRecord, TurnSlice, append_turns, read_turns
+from horovod_study.records import TurnSlice
 from horovod_study.roles import TRUTH, Option, Role, check_field, plain
 from horovod_study.runtimes import RUNTIMES
-from horovod_study.studies import engine
+from horovod_study.studies import engine, racing
 from horovod_study.studies.attempt import Attempt, CellRun, Launcher, local_launch
 from horovod_study.studies.engine import set_aside, working_in
-from horovod_study.studies.interruption import Interruption, exit_code
-from horovod_study.studies.racing import (
-    CONFIRM_HEATS,
-    FIRST_BLOCKS,
-    LEAST_ROUNDS,
-    Book,
-    Candidate,
-    Heat,
-    HeatResult,
-    NextLaunch,
-    Outcome,
-    RoundBook,
-    Trial,
-    race,
-    race_in_turns,
-    ratio_record,
-    ratio_text,
-    ratio_words,
-)
+from horovod_study.studies.interruption import Interruption
+from horovod_study.studies.racing import ALONE, IN_TURNS, LEAST_ROUNDS, Candidate, Race, Stage, Trial
 from horovod_study.studies.turns import SLICE_S, BlockLaunch, apart_because, rates, workers_that_fit
 from horovod_study.workloads import Configuration, Workload
 
@@ -67,28 +48,28 @@ ROUNDS = 6
 """Defaults: seconds of each launch, minutes of all launches together, and rounds of the race."""
 
 _START_UP_S = 90.0  # a launch that has not ended after this and ten times its seconds hangs
-_RESERVED, _RESERVED_IN_TURNS = 0.25, 0.4  # of the time, at most, is kept for confirming the winner
+_RESERVED = {True: 0.25, False: 0.4}  # of the time, at most, is kept for confirming; True: one after the other
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class TuneRequest:
     """What is to be tuned: a run, where it runs, and how much may be spent on it."""
 
     config: Configuration
     runtimes: tuple[str, ...]
     workers: int
-    minutes: float = MINUTES
-    rounds: int = ROUNDS
-    knobs: tuple[str, ...] = ()  # none: all that matter
-    values: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # knob -> the user's own candidates
-    alone: str = ""  # why candidates are launched one after the other; "": they train in turns
+    cores: int
+    minutes: float
+    rounds: int
+    knobs: tuple[str, ...]  # none: all that matter
+    values: Mapping[str, tuple[Any, ...]]  # knob -> the user's own candidates
+    alone: str  # why candidates are launched one after the other; "": they train in turns
 
     def meaning(self) -> dict[str, Any]:
         """Return what must be the same for launches to be compared; the time and the rounds may be extended."""
-        identity = self.config.workload.identity
         return {
             "config": self.config.meaning(),
-            **({"workload": identity} if identity else {}),
+            "workload": self.config.workload.identity or None,
             "runtimes": list(self.runtimes),
             "workers": self.workers,
             "turns": not self.alone,
@@ -123,48 +104,33 @@ def tune_request(
     ConfigError in one line for what is wrong: an unknown knob or runtime, one that has no effect, too many workers.
     """
     cores = available_cores() if cores is None else cores
-    varied = "it is varied; use --knob {}=VALUE,... to say among which values"
-    instead = {**{name: varied.format(name) for name in workload.tuned}, **BY_RUNTIME}
-    refuse_set("tune", given, SET_BY_TUNE, instead)
+    varied = {name: f"it is varied; use --knob {name}=VALUE,... to say among which values" for name in workload.tuned}
+    refuse_set("tune", given, SET_BY_TUNE, {**varied, **BY_RUNTIME})
     if minutes is not None and not (math.isfinite(minutes) and minutes > 0):
         raise ConfigError(f"tune: --minutes is {minutes:g}; it must be greater than 0")
     if rounds < 1:
         raise ConfigError(f"tune: --rounds is {rounds}; it must be at least 1")
     runtimes = tuple(dict.fromkeys(runtimes)) or ("horovod/mpi",)
     tunable = [runtime for runtime in RUNTIMES if runtime != "serial"]
-    for runtime in runtimes:
-        if runtime not in tunable:
-            raise ConfigError(
-                f"tune: --runtime {runtime!r} {'does not communicate' if runtime == 'serial' else 'is not known'}"
-                f"{nearest(runtime, tunable)}; allowed: {', '.join(tunable)}"
-            )
+    for runtime in [each for each in runtimes if each not in tunable]:
+        why = "does not communicate" if runtime == "serial" else f"is not known{nearest(runtime, tunable)}"
+        raise ConfigError(f"tune: --runtime {runtime!r} {why}; allowed: {', '.join(tunable)}")
     file = load_yaml(path) if path else {}
-    kept = {name: value for name, value in file.items() if name not in SET_BY_TUNE or name not in workload.options}
-    kept.pop("seconds", None)
+    ours = {"seconds", *(name for name in SET_BY_TUNE if name in workload.options)}
+    kept = {name: value for name, value in file.items() if name not in ours}
     config = workload.configure(
-        {"seconds": SECONDS, **kept, **given, **workload.quiet, "study": "tune"}, source=str(path) if path else "tune"
+        {"seconds": SECONDS, **kept, **given, **workload.quiet, "study": "tune"}, source=str(path or "tune")
     )
     workers = cores // config.threads if workers is None else workers
     require_workers("tune", workers, cores, least=2, threads=config.threads)
     own = dict(_own_values(text, workload) for text in values)
-    knobs = tuple(name.replace("-", "_") for name in knobs)
+    knobs = tuple(dict.fromkeys(name.replace("-", "_") for name in knobs))
     for name in (*knobs, *own):
         _require_effect(name, runtimes, workload)
-    alone = "as asked for"
-    if turns:  # that two of them fit is the least; how many do is found from the first launch
-        alone = apart_because(
-            [local_cell(runtimes[0], config.to_dict(), workers=workers, source="tune", workload=workload)] * 2
-        )
-    return TuneRequest(
-        config=config,
-        runtimes=runtimes,
-        workers=workers,
-        alone=alone,
-        minutes=(MINUTES if alone else TURNS_MINUTES) if minutes is None else minutes,
-        rounds=rounds,
-        knobs=tuple(dict.fromkeys(knobs)),
-        values=own,
-    )
+    two = [local_cell(runtimes[0], config.to_dict(), workers=workers, source="tune", workload=workload)] * 2
+    alone = apart_because(two) if turns else "as asked for"  # that two fit is the least
+    minutes = minutes or (MINUTES if alone else TURNS_MINUTES)
+    return TuneRequest(config, runtimes, workers, cores, minutes, rounds, knobs, own, alone)
 
 
 def _own_values(text: str, workload: Workload) -> tuple[str, tuple[Any, ...]]:
@@ -174,12 +140,9 @@ def _own_values(text: str, workload: Workload) -> tuple[str, tuple[Any, ...]]:
     if not equals or not list_.strip(" ,"):
         raise ConfigError(f"tune: --knob {text!r}; write NAME=VALUE,VALUE,... such as cycle_time_ms=0.1,1")
     require_known("tune: knob", name, workload.tuned)
-    option, values = workload.options[name], []
-    for word in list_.split(","):
-        value: Any = word.strip()
-        if option.kind is bool:
-            value = TRUTH.get(value.lower(), value)
-        values.append(check_field("tune: --knob", name, value, option, optional=False))
+    option, words = workload.options[name], [word.strip() for word in list_.split(",")]
+    told: list[Any] = [TRUTH.get(word.lower(), word) for word in words] if option.kind is bool else words
+    values = [check_field("tune: --knob", name, each, option, optional=False) for each in told]
     return name, tuple(dict.fromkeys(values))
 
 
@@ -187,9 +150,9 @@ def _require_effect(name: str, runtimes: Sequence[str], workload: Workload) -> N
     require_known("tune: knob", name, workload.tuned)
     why = {knob: [why_not(workload.options[knob], runtime) for runtime in runtimes] for knob in workload.tuned}
     if all(why[name]):
-        useful = [knob for knob, reasons in why.items() if not all(reasons)]
+        useful = ", ".join(knob for knob, reasons in why.items() if not all(reasons))
         raise ConfigError(
-            f"tune: knob {name} {why[name][0]}; knobs that do something over {', '.join(runtimes)}: {', '.join(useful)}"
+            f"tune: knob {name} {why[name][0]}; knobs that do something over {', '.join(runtimes)}: {useful}"
         )
 
 
@@ -197,17 +160,10 @@ def why_not(knob: Option, runtime: str) -> str:
     """Return why a knob is not worth trying over a runtime, "" when it is."""
     if not knob.matters(runtime):
         return f"has no effect over {runtime}"
-    if knob.several_hosts:
-        return "means something on several hosts only, and this is one"
-    return ""
+    return "means something on several hosts only, and this is one" if knob.several_hosts else ""
 
 
-# ------------------------------------------------------------------------------------------------------ the space
-
-
-def space(
-    request: TuneRequest, runtime: str, effective: Mapping[str, Any], *, cores: int
-) -> tuple[list[Candidate], dict[str, str]]:
+def space(request: TuneRequest, runtime: str, effective: Mapping[str, Any]) -> tuple[list[Candidate], dict[str, str]]:
     """Return the candidates of a runtime, baselines first, and why which knob is not varied.
 
     `effective` is that of a run with the shipped settings: a value that they have anyway is no candidate.
@@ -219,46 +175,33 @@ def space(
         candidates.append(Candidate(name="library defaults", runtime=runtime, kind="library", values=library))
     left_out: dict[str, str] = {}
     for knob in request.knobs or workload.tuned:
-        option = workload.options[knob]
-        why = why_not(option, runtime)
+        option, why = workload.options[knob], why_not(workload.options[knob], runtime)
+        if why.startswith("has no effect") and not request.knobs:
+            continue  # what belongs to another library goes without saying
         if not why and knob in shipped and shipped[knob] is None:
             why = "is not known to the Horovod that is installed"
-        if why:
-            if request.knobs or not why.startswith(
-                "has no effect"
-            ):  # what belongs to another library goes without saying
-                left_out[knob] = why
-            continue
-        tried = 0
-        for value in request.values.get(knob, option.tries):
-            if knob == "threads":
-                if value == request.config.threads or value * request.workers > cores:
-                    continue
-            elif knob == "ps_servers" and value > request.workers:
-                continue
-            elif knob in shipped and shipped[knob] == value:
-                continue
-            needs = {"reduction": "hooks"} if option.hooks and shipped.get("reduction") != "hooks" else {}
-            candidate = Candidate(
-                name=f"{knob}={plain(value)}" + (" with hooks" if needs else ""),
-                runtime=runtime,
-                kind="effect",
-                values={**needs, knob: value},
-                knob=knob,
-                value=plain(value) + (" with hooks" if needs else ""),
+        same, most = shipped.get(knob), {"ps_servers": request.workers}.get(knob)
+        if knob == "threads":
+            same, most = request.config.threads, request.cores // request.workers
+        tries = [] if why else request.values.get(knob, option.tries)
+        tries = [each for each in tries if each != same and not (most and each > most)]
+        if not tries:
+            left_out[knob] = (
+                why or f"has no other value {'that fits the cores' if knob == 'threads' else 'to be tried'}"
             )
+        hooks = option.hooks and shipped.get("reduction") != "hooks"
+        for value in tries:
+            text = plain(value) + (" with hooks" if hooks else "")
+            told = {"name": f"{knob}={text}", "knob": knob, "value": text}
+            values = {"reduction": "hooks", knob: value} if hooks else {knob: value}
+            candidate = Candidate(runtime=runtime, kind="effect", values=values, **told)
             try:
                 request.cell(candidate)
             except ConfigError as error:
-                said = str(error).removeprefix(f"{candidate.name}: ")
-                left_out[knob] = f"would be refused: {said.partition('; ')[0]}"
-                continue
-            candidates.append(candidate)
-            tried += 1
-        if not tried and knob not in left_out:
-            left_out[knob] = (
-                "has no other value that fits the cores" if knob == "threads" else "has no other value to be tried"
-            )
+                refused = str(error).removeprefix(f"{candidate.name}: ")
+                left_out[knob] = f"would be refused: {refused.partition('; ')[0]}"
+            else:
+                candidates.append(candidate)
     return candidates, left_out
 
 
@@ -269,9 +212,8 @@ def library_values(runtime: str, config: Configuration) -> dict[str, Any]:
     """
     options = config.workload.options
     hooks = runtime.startswith(("horovod/", "ddp/")) and config.no_hooks is None
-    values: dict[str, Any] = {"horovod_defaults": True, "thread_priority": "off"}
-    if hooks:
-        values |= {"reduction": "hooks", "broadcast_buffers": True, "bucket_view": False}
+    of_hooks = {"reduction": "hooks", "broadcast_buffers": True, "bucket_view": False} if hooks else {}
+    values: dict[str, Any] = {"horovod_defaults": True, "thread_priority": "off", **of_hooks}
     return {name: value for name, value in values.items() if name in options and options[name].matters(runtime)}
 
 
@@ -290,62 +232,36 @@ def shipped_values(effective: Mapping[str, Any], workload: Workload) -> dict[str
                 found[knob] = option.default
             continue
         value, kind = entry.get("value"), option.kind
+        if value is None:
+            found |= {knob: None} if entry.get("source") == "not in this build" else {}
+            continue
         with suppress(TypeError, ValueError):  # an unusual text in the environment is no value of ours
-            if value is None:
-                if entry.get("source") == "not in this build":
-                    found[knob] = None
-            elif knob == "single_copy":
+            if knob == "single_copy":
                 found[knob] = value != "none"
             elif knob == "fusion_mb":
                 found[knob] = float(value) / 1e6
-            elif kind is bool:
-                found[knob] = str(value).lower() in ("1", "true")
             else:
-                found[knob] = kind(value)
+                found[knob] = str(value).lower() in ("1", "true") if kind is bool else kind(value)
     return found
 
 
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else seconds * 1e3
-
-
-# ------------------------------------------------------------------------------------------------------ the record
-
-COLUMNS = (
-    *("launch", "stage", "block", "runtime", "candidate", "samples_per_s", "step_ms_median", "step_ms_p90"),
-    *("seconds", "reason", "ended", "values"),
-)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass
 class _State:
-    """The form of tune.json."""
-
     meaning: dict[str, Any]
     facts: dict[str, dict[str, Any]]
 
 
 class _Ledger:
     def __init__(self, directory: Path, request: TuneRequest) -> None:
-        self._path, self._state = directory / "trials.csv", directory / "tune.json"
+        self._path, self._state = directory / "trials.jsonl", directory / "tune.json"
         self.facts: dict[str, dict[str, Any]] = {}  # runtime -> effective, environment of its first launch
-        self.trials: dict[tuple[str, int, str], Trial] = {}
-        self.order: list[Trial] = []
-        self.start_s = 5.0  # what a candidate of a heat takes to start, as far as is known
+        self.trials: list[Trial] = []
         self._meaning = json.loads(json.dumps(request.meaning()))
-        try:
-            self._open()
-        except OSError as error:
-            raise StudyError(
-                f"{error.filename or directory}: cannot be read or written ({error.strerror}); choose another --out"
-            ) from None
-
-    def _open(self) -> None:
         if self._state.exists():
             again = "move the folder away, or choose another --out"
             state: _State = read_json(self._state, _State, error=StudyError, again=again)
             self.facts = state.facts
-            if told := engine.difference({"turns": False, **state.meaning}, self._meaning):
+            if told := engine.difference(state.meaning, self._meaning):
                 raise StudyError(
                     f"{self._state.parent}: holds the tuning of something else ({told}), whose launches cannot be "
                     "compared with new ones; choose another --out"
@@ -359,117 +275,29 @@ class _Ledger:
             whole = text[: text.rfind("\n") + 1]
             if whole != text:  # torn: the command was killed while it wrote
                 write_file(self._path, whole)
-            again = "remove that row, or choose another --out"
-            for row in parse_csv(whole, source=str(self._path), columns=COLUMNS, error=StudyError, again=again):
-                self._note(_trial(row, self._path))
-
-    def _note(self, trial: Trial) -> None:
-        self.trials[(trial.stage, trial.block, trial.candidate)] = trial
-        self.order.append(trial)
+            again = "remove that line, or choose another --out"
+            for number, line in enumerate(whole.splitlines(), 1):
+                source = f"{self._path} line {number}"
+                told = parse_json(line, source=source, error=StudyError, again=again)
+                self.trials.append(conform(told, Trial, source, StudyError, again))
 
     @property
     def used_s(self) -> float:
         """Seconds of all launches so far."""
-        return sum(trial.seconds for trial in self.order)
+        return sum(trial.seconds for trial in self.trials)
 
-    @property
-    def launch_s(self) -> float:
-        """How long a launch takes, as far as is known."""
-        return median(trial.seconds for trial in self.order) if self.order else 0.0
-
-    def heat(self, heat: Heat) -> HeatResult | None:
-        """Return what came of a heat, None while it has not been run to its end."""
-        trials = [self.trials.get((heat.stage, heat.number, each.key)) for each in heat.candidates]
-        whole = [each for each in trials if each is not None]
-        if len(whole) < len(trials):
-            return None
-        names = {f"launch-{number:04d}": trial.candidate for number, trial in enumerate(self.order, 1)}
-        # Of a heat that was run again, because the command was killed while it wrote, the last slices count.
-        made = {(each.block, each.launch, each.round, each.run): each for each in read_turns(self._path.parent)}
-        return HeatResult(
-            trials=whole, slices=[each for each in rates(made.values(), names) if each.launch == heat.launch]
-        )
+    def found(self, stage: Stage) -> dict[str, Trial]:
+        """Return what came of the candidates of a stage; of one that was measured again the last launch counts."""
+        return {trial.candidate: trial for trial in self.trials if trial.launch == stage.launch}
 
     def save(self) -> None:
         """Write tune.json."""
         write_file(self._state, json.dumps({"meaning": self._meaning, "facts": self.facts}, indent=1) + "\n")
 
-    def add(self, trial: Trial, candidate: Candidate) -> None:
-        """Append a launch; it is on the disk when this returns."""
-        self._note(trial)
-        row = {
-            **{name: getattr(trial, name) for name in _KEPT},
-            "launch": len(self.order),
-            "runtime": candidate.runtime,
-            "candidate": candidate.name,
-            "seconds": f"{trial.seconds:.3f}",
-            "reason": " ".join(trial.reason.split()),
-            "ended": utc_now(),
-            "values": json.dumps(dict(candidate.values)),
-        }
-        append_text(self._path, csv_rows(COLUMNS, [row], head=False), head=csv_rows(COLUMNS, []))
-
-
-def _trial_of(
-    stage: str, block: int, candidate: Candidate, attempt: Attempt | None, *, speed: float | None, seconds: float
-) -> Trial:
-    """Return what came of one candidate, of which `attempt` is None where it was not started."""
-    reason = "" if attempt is None or attempt.done else f"{attempt.reason}; see {attempt.log}"
-    totals = attempt.record.totals if attempt is not None and attempt.record is not None and not reason else {}
-    return Trial(
-        stage=stage,
-        block=block,
-        candidate=candidate.key,
-        samples_per_s=None if reason else speed,
-        step_ms_median=_ms(totals.get("step_s_median")),
-        step_ms_p90=_ms(totals.get("step_s_p90")),
-        seconds=round(seconds, 3),
-        reason=reason,
-    )
-
-
-def _trial(row: Mapping[str, str], path: Path) -> Trial:
-    try:
-        values = {name: read(row[name]) for name, read in _KEPT.items()}
-    except ValueError as error:
-        raise StudyError(
-            f"{path}: row {row.get('launch')} is damaged ({error}); remove that row, or choose another --out"
-        ) from None
-    return Trial(candidate=f"{row['runtime']} {row['candidate']}", **values)
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text} is no finite number")
-    return value
-
-
-_KEPT: Mapping[str, Callable[[str], Any]] = {
-    "stage": str,
-    "block": int,
-    "seconds": _finite,
-    "reason": str,
-    **dict.fromkeys(("samples_per_s", "step_ms_median", "step_ms_p90"), lambda text: _finite(text) if text else None),
-}
-"""Fields of a trial that are columns of trials.csv under their names, and how they are read."""
-
-
-# ------------------------------------------------------------------------------------------------------ the tune
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _TuneResult:
-    """What came of a tune: `document` is empty when it was interrupted."""
-
-    directory: Path
-    document: Mapping[str, Any]
-    interrupted: bool = False
-
-    @property
-    def exit_code(self) -> int:
-        """0, also when nothing was resolved; 130 after Ctrl-C, 143 after SIGTERM."""
-        return exit_code() if self.interrupted else 0
+    def add(self, trials: Sequence[Trial]) -> None:
+        """Append launches; they are on the disk when this returns."""
+        self.trials += trials
+        append_text(self._path, "".join(json.dumps(asdict(each), allow_nan=False) + "\n" for each in trials))
 
 
 def run_tune(
@@ -478,181 +306,70 @@ def run_tune(
     *,
     command: str,
     launch: Launcher = local_launch,
-    cores: int | None = None,
     attempt: Callable[[CellRun, Interruption], Attempt] = engine.attempt,
-) -> _TuneResult:
-    """Race settings against each other until the best is known or the time is used up.
+) -> dict[str, Any]:
+    """Race settings against each other until the best is known or the time is used up; return the result.
 
-    Launches of an earlier command in `directory` count, in the result and in the time. `command` is what the user
-    typed; it is repeated where typing it again continues. StudyError when the shipped settings do not run.
+    It is empty where the tune was interrupted. Launches of an earlier command in `directory` count, in the result and
+    in the time. `command` is what the user typed, to be repeated. StudyError when the shipped settings do not run.
     """
-    cores = available_cores() if cores is None else cores
     with working_in(directory, "tune", command=command) as stop:
         ledger = _Ledger(directory, request)
-        tuning = _Tuning(request, directory, ledger, launch, cores, stop, attempt)
+        tuning = _Tuning(request, directory, ledger, launch, stop, attempt, ALONE if request.alone else IN_TURNS)
         try:
-            outcome = tuning.run()
+            race = tuning.run()
         except KeyboardInterrupt:
-            say(f"interrupted; {len(ledger.order)} launches are kept, continue with: {command}")
-            return _TuneResult(directory=directory, document={}, interrupted=True)
+            say(f"interrupted; {len(ledger.trials)} launches are kept, continue with: {command}")
+            return {}
         finally:
             tuning.line.close()
-        document = result_of(request, outcome, ledger, tuning.left_out, command=command)
-        document = {**document, "directory": str(directory)}
+        document = _result(request, race, ledger, tuning.left_out)
+        document |= {"command": command, "directory": str(directory)}
         write_file(directory / "result.json", json.dumps(document, indent=1, allow_nan=False) + "\n")
-    return _TuneResult(directory=directory, document=document)
+    return document
 
 
+@dataclass
 class _Tuning:
-    def __init__(
-        self,
-        request: TuneRequest,
-        directory: Path,
-        ledger: _Ledger,
-        launch: Launcher,
-        cores: int,
-        stop: Interruption,
-        attempt: Callable[[CellRun, Interruption], Attempt],
-    ) -> None:
-        self._request, self._directory, self._ledger = request, directory, ledger
-        self._start, self._cores, self._stop, self._attempt = launch, cores, stop, attempt
-        self.left_out: dict[str, dict[str, str]] = {}
-        self.line = Line()
-        self._book, self._rounds = Book(), RoundBook()
-        self._candidates: dict[str, Candidate] = {}
-        self._shipped: dict[str, Candidate] = {}
+    request: TuneRequest
+    directory: Path
+    ledger: _Ledger
+    start: Launcher
+    stop: Interruption
+    attempt: Callable[[CellRun, Interruption], Attempt]
+    way: racing.Way
+    race: Race | None = None
+    start_s: float = 5.0  # what a candidate of a heat takes to start, as far as is known
+    left_out: dict[str, dict[str, str]] = field(default_factory=dict)
+    line: Line = field(default_factory=Line)
 
-    def run(self) -> Outcome:
+    def run(self) -> Race:
         """Launch what the race asks for, as long as there is time; KeyboardInterrupt after a request to stop."""
-        request, candidates = self._request, self._begin()
-        contest: Generator[Any, Any, Outcome]
+        request, candidates, ledger = self.request, self._begin(), self.ledger
+        facts, room = ledger.facts[request.runtimes[0]], math.inf
+        if not request.alone:  # the same when the tune goes on
+            room = facts.setdefault("room", int(workers_that_fit(facts.get("worker_mb")) / request.workers))
+            ledger.save()
         # The shipped settings of the first runtime come first: they are what is to be beaten.
-        if request.alone:
-            first_s = FIRST_BLOCKS * len(candidates) * self._ledger.launch_s
-            if first_s > 60 * request.minutes:
-                say(
-                    f"warning: a launch takes {self._ledger.launch_s:.0f} s, so that the first round of "
-                    f"{len(candidates)} settings alone takes {duration(first_s)}; give more --minutes, or fewer --knobs"
-                )
-            contest = race(candidates, seed=request.config.seed, rounds=request.rounds)
-        else:
-            contest = race_in_turns(candidates, seed=request.config.seed, rounds=request.rounds, room=self._room())
-        reply: Any = None
-        while True:
-            try:
-                wanted = contest.send(reply)
-            except StopIteration as end:
-                outcome: Outcome = end.value
-                return outcome
-            reply = self._heat(wanted) if isinstance(wanted, Heat) else self._single(wanted)
-
-    def _single(self, launch: NextLaunch) -> Trial | None:
-        """Return what came of a launch, which is made if that was not done before and there is time."""
-        self._candidates.setdefault(launch.candidate.key, launch.candidate)
-        trial = self._ledger.trials.get(launch.key)
-        if trial is None and self._time_for(launch):
-            self._launch(launch)
-            trial = self._ledger.order[-1]
-            self._report(launch, trial)
-        if trial is not None:
-            self._book.add(trial)
-        return trial
-
-    def _heat(self, heat: Heat) -> HeatResult | None:
-        """Return what came of a heat, which is run if that was not done before and there is time."""
-        for each in heat.candidates:
-            self._candidates.setdefault(each.key, each)
-        if (found := self._ledger.heat(heat)) is not None:
-            return found
-        ends_s = self._ledger.used_s + self._heat_s(len(heat.candidates), LEAST_ROUNDS)
-        return self._run_heat(heat) if ends_s <= self._until_s(heat) else None
-
-    def _room(self) -> int:
-        """Return how many candidates fit into memory together; the same when the tune goes on."""
-        facts = self._ledger.facts[self._request.runtimes[0]]
-        if "room" not in facts:
-            facts["room"] = int(workers_that_fit(facts.get("worker_mb")) / self._request.workers)
-            self._ledger.save()
-        return int(facts["room"])
-
-    def _until_s(self, heat: Heat) -> float:
-        """Return the seconds at which a heat is to be over, so that there is time to confirm what leads."""
-        budget_s = 60 * self._request.minutes
-        if not heat.confirms:
-            return budget_s
-        return budget_s - min(CONFIRM_HEATS * self._heat_s(3, MIN_ROUNDS), _RESERVED_IN_TURNS * budget_s)
-
-    def _heat_s(self, count: int, rounds: int) -> float:
-        """Return how long a heat probably takes: so many starts, and rounds of slices."""
-        return count * (self._ledger.start_s + rounds * SLICE_S[0])
-
-    def _run_heat(self, heat: Heat) -> HeatResult:
-        """Let the candidates of a heat train in turns, and keep what came of it."""
-        began, number = now(), len(self._ledger.order)
-        runs: dict[str, CellRun] = {}
-        keys: dict[str, str] = {}
-        impossible: dict[str, str] = {}
-        for place, candidate in enumerate(heat.candidates, 1):
-            name = f"launch-{number + place:04d}"
-            keys[name] = candidate.key
-            try:
-                cell = self._request.cell(candidate)
-            except StudyError as error:  # values that do not go together
-                impossible[name] = str(error)
-                continue
-            set_aside(self._directory / "runs" / name)
-            runs[name] = self._run(cell, name)
-        used_s, until_s, first_s = self._ledger.used_s, self._until_s(heat), math.nan
-
-        def policy(slices: Sequence[TurnSlice], left: Mapping[str, bool]) -> Collection[str]:
-            nonlocal first_s
-            if math.isnan(first_s):
-                first_s = now() - began
-            rounds = 1 + slices[-1].round if slices else 0
-            if rounds >= LEAST_ROUNDS and used_s + now() - began > until_s:
-                return ()
-            wanted = heat.wanted(rates(slices, keys)) if slices else keys.values()
-            return [name for name in left if keys[name] in wanted]
-
-        launch = BlockLaunch(block=heat.stage, launch=heat.number, seed=self._request.config.seed, policy=policy)
-        what = "confirming" if heat.stage == "confirm" else f"heat {heat.number}"
-        ended, made = launch.run(
-            runs, self._stop, self.line, lambda it: f"{what}: {len(it.left())} settings in turns, round {it.rounds}"
-        )
-        if self._stop.requested:
-            raise KeyboardInterrupt
-        took_s = now() - began
-        append_turns(self._directory, made)
-        for name, candidate in zip(keys, heat.candidates, strict=True):
-            own = [each for each in made if each.run == name]
-            speed = sum(each.samples for each in own) / sum(each.end_s - each.begin_s for each in own) if own else None
-            trial = _trial_of(
-                heat.stage, heat.number, candidate, ended.get(name), speed=speed, seconds=took_s / len(keys)
-            )
-            why = "" if own else "it ended before its first slice; let it train longer, or give --no-turns"
-            self._ledger.add(replace(trial, reason=impossible.get(name, "") or trial.reason or why), candidate)
-        if not math.isnan(first_s):
-            self._ledger.start_s = first_s / len(keys)
-        result = self._ledger.heat(heat)
-        assert result is not None
-        self._report_heat(heat, result)
-        return result
-
-    def _report_heat(self, heat: Heat, result: HeatResult) -> None:
-        """Keep one line on how a heat ended, who leads, and how much time is left."""
-        self._rounds.take(result.trials, result.slices)
-        rounds = 1 + max((each.round for each in result.slices), default=-1)
-        last = {each.cell for each in result.slices if each.round == rounds - 1}
-        failed = [each for each in result.trials if each.samples_per_s is None]
-        what = "confirming" if heat.stage == "confirm" else f"heat {heat.number}"
-        text = f"{what}: {len(heat.candidates)} settings, {rounds} rounds, {len(last)} to the end"
-        text += f", {len(failed)} failed" if failed else ""
-        self.line.keep(f"{text}{self._standing(self._rounds)}")
+        race = self.race = Race(candidates, self.way, seed=request.config.seed, rounds=request.rounds, room=room)
+        for stage in race.run():
+            for group in [[each] for each in stage.candidates] if request.alone else [stage.candidates]:
+                new = any(each.key not in ledger.found(stage) for each in group)
+                least_s = self._cost_s(len(group), 1, min(stage.rounds, LEAST_ROUNDS))
+                if new and ledger.used_s + least_s > self._until_s(stage):
+                    break
+                if new:
+                    self._launch(stage, group, alone=bool(request.alone))
+                trials = [ledger.found(stage)[each.key] for each in group]
+                for trial in trials:
+                    race.add(trial)
+                if new:
+                    self._report(stage, trials)
+        return race
 
     def _begin(self) -> list[Candidate]:
         """Launch the shipped settings of each runtime once, and return what is tried."""
-        request = self._request
-        kept = len(self._ledger.order)
+        request, kept = self.request, len(self.ledger.trials)
         say(
             f"tuning {', '.join(request.runtimes)} with {request.workers} workers, batch {request.config.batch}, "
             f"{f'{request.config.seconds:g} s per launch' if request.alone else 'in turns'}, "
@@ -671,159 +388,172 @@ class _Tuning:
 
     def _space(self, runtime: str) -> list[Candidate]:
         """Launch the shipped settings once, outside the race, and return what can be varied."""
-        shipped = Candidate(name="shipped settings", runtime=runtime, kind="shipped")
-        self._shipped[runtime] = shipped
-        if runtime not in self._ledger.facts:
-            launch = NextLaunch(stage="pilot", block=0, candidate=shipped)
-            record = self._launch(launch)
-            if record is None:
-                why = self._ledger.order[-1].reason
-                raise StudyError(f"tune: {runtime} does not run with its shipped settings: {why}")
-            facts: dict[str, Any] = {"effective": dict(record.effective), "environment": dict(record.environment)}
-            facts["worker_mb"] = record.totals.get("pss_mb_max") or record.totals.get("rss_mb_max")
-            self._ledger.facts[runtime] = json.loads(json.dumps(facts, default=str))
-            self._ledger.save()
-            self._report(launch, self._ledger.order[-1])
-        candidates, self.left_out[runtime] = space(
-            self._request, runtime, self._ledger.facts[runtime]["effective"], cores=self._cores
-        )
+        facts = self.ledger.facts
+        if runtime not in facts:
+            shipped = Candidate(name="shipped settings", runtime=runtime, kind="shipped")
+            stage = Stage(what="first look", number=0, candidates=(shipped,), rounds=1)
+            records = [each.record for each in self._launch(stage, stage.candidates, alone=True) if each.done]
+            if not records or (record := records[0]) is None:
+                reason = self.ledger.trials[-1].reason
+                raise StudyError(f"tune: {runtime} does not run with its shipped settings: {reason}")
+            told = {"effective": dict(record.effective), "environment": dict(record.environment)}
+            worker_mb = record.totals.get("pss_mb_max") or record.totals.get("rss_mb_max")
+            facts[runtime] = json.loads(json.dumps({**told, "worker_mb": worker_mb}, default=str))
+            self.ledger.save()
+            self._report(stage, self.ledger.trials[-1:])
+        candidates, self.left_out[runtime] = space(self.request, runtime, facts[runtime]["effective"])
         return candidates
 
-    def _time_for(self, launch: NextLaunch) -> bool:
-        budget_s, launch_s = 60 * self._request.minutes, self._ledger.launch_s
-        if launch.stage == "race" and launch.confirms:
-            budget_s -= min(15 * launch_s, _RESERVED * budget_s)
-        return self._ledger.used_s + launch_s <= budget_s
+    def _cost_s(self, count: int, launches: int, rounds: int) -> float:
+        """Return how long so many candidates probably take: so many launches of each, with rounds."""
+        each_s = self.start_s + rounds * SLICE_S[0]
+        if self.request.alone:
+            each_s = median(trial.seconds for trial in self.ledger.trials) if self.ledger.trials else 0.0
+        return count * launches * each_s
 
-    def _launch(self, launch: NextLaunch) -> RunRecord | None:
-        """Try a candidate and keep what came of it; return its record, None when it failed."""
-        candidate, ended, impossible = launch.candidate, None, ""
-        number = len(self._ledger.order) + 1
-        if self.line.due():
-            self.line.show(f"  launch {number}: {self._name(candidate)}")
-        try:
-            cell = self._request.cell(candidate)
-        except StudyError as error:  # values that do not go together
-            impossible = str(error)
-        else:
-            ended = self._attempt(self._run(cell, f"launch-{number:04d}"), self._stop)
-        record = ended.record if ended is not None and ended.done else None
-        speed = None if record is None else record.totals.get("samples_per_s")
-        seconds = 0.0 if ended is None else ended.seconds
-        trial = _trial_of(launch.stage, launch.block, candidate, ended, speed=speed, seconds=seconds)
-        self._ledger.add(replace(trial, reason=impossible or trial.reason), candidate)
-        return record
+    def _until_s(self, stage: Stage) -> float:
+        """Return the seconds at which a stage is to be over, so that there is time to confirm what leads."""
+        budget_s = 60 * self.request.minutes
+        if stage.what != "race" or self.race is None or self.race.leader() is self.race.candidates[0]:
+            return budget_s
+        return budget_s - min(self._cost_s(3, *self.way["confirm"]), budget_s * _RESERVED[bool(self.request.alone)])
+
+    def _launch(self, stage: Stage, group: Sequence[Candidate], *, alone: bool) -> list[Attempt]:
+        """Launch candidates, one or together in turns, and keep what came of them; return how they have ended."""
+        began, number = now(), len(self.ledger.trials)
+        names = {f"launch-{number + place:04d}": each for place, each in enumerate(group, 1)}
+        runs: dict[str, CellRun] = {}
+        why: dict[str, str] = {}
+        for name, candidate in names.items():
+            try:
+                runs[name] = self._run(self.request.cell(candidate), name)
+            except StudyError as error:  # values that do not go together
+                why[name] = str(error)
+        ended: dict[str, Attempt] = {}
+        slices: list[Slice] = []
+        if alone:
+            if self.line.due():
+                self.line.show(f"  launch {number + 1}: {self._name(group[0])}")
+            ended = {name: self.attempt(run, self.stop) for name, run in runs.items()}
+            slices = [
+                Slice(launch="", round=0, cell=names[name].key, rate=speed)
+                for name, each in ended.items()
+                if each.record and (speed := each.record.totals.get("samples_per_s"))
+            ]
+        elif runs:
+            ended, slices = self._in_turns(stage, runs, {name: each.key for name, each in names.items()})
+        why |= {name: f"{each.reason}; see {each.log}" for name, each in ended.items() if not each.done}
+        trials = []
+        for name, candidate in names.items():
+            attempt = ended.get(name)
+            steps = attempt.record.totals if attempt and attempt.record else {}
+            middle, p90 = steps.get("step_s_median"), steps.get("step_s_p90")
+            own = {each.round: each for each in slices if each.cell == candidate.key}  # of one made again the last
+            if not own:
+                why.setdefault(name, "it trained too little to be measured; let it train longer, or give --no-turns")
+            rounds = [(number, each.rate, finite_or_none(each.other_load)) for number, each in own.items()]
+            seconds = (attempt.seconds if attempt else 0.0) if alone else (now() - began) / len(names)
+            trials.append(
+                Trial(
+                    launch=stage.launch,
+                    candidate=candidate.key,
+                    rounds=() if name in why else tuple(rounds),
+                    step_spread=p90 / middle if middle and p90 else None,
+                    seconds=round(seconds, 3),
+                    reason=" ".join(why.get(name, "").split()),
+                )
+            )
+        self.ledger.add(trials)
+        return list(ended.values())
 
     def _run(self, cell: Cell, name: str) -> CellRun:
-        out, number = self._directory / "runs" / name, 1
-        while out.exists():  # of a command that was interrupted
-            number += 1
-            out = out.with_name(f"{name}-{number}")
+        out = self.directory / "runs" / name
+        set_aside(out)  # what a command that was interrupted has left
         return CellRun(
             cell=cell,
             out=out,
-            config=self._directory / "configs" / f"{out.name}.yaml",
-            log=self._directory / "logs" / f"{out.name}.log",
-            launch=self._start,
+            config=self.directory / "configs" / f"{name}.yaml",
+            log=self.directory / "logs" / f"{name}.log",
+            launch=self.start,
             timeout_s=_START_UP_S + 10 * (cell.config.seconds or SECONDS),
         )
 
-    def _name(self, candidate: Candidate) -> str:
-        return candidate.name if len(self._request.runtimes) == 1 else candidate.key
+    def _in_turns(
+        self, stage: Stage, runs: Mapping[str, CellRun], keys: Mapping[str, str]
+    ) -> tuple[dict[str, Attempt], list[Slice]]:
+        """Let candidates train in turns; return how they have ended, and their slices."""
+        began, used_s, until_s = now(), self.ledger.used_s, self._until_s(stage)
+        up_s: list[float] = []
 
-    def _report(self, launch: NextLaunch, trial: Trial) -> None:
-        """Keep one line on how a launch ended, who leads, and how much time is left."""
-        name = self._name(launch.candidate)
-        stage = {"pilot": "first look", "race": f"block {launch.block}", "confirm": "confirming"}[launch.stage]
-        speed = trial.samples_per_s
-        what = f"failed: {trial.reason}" if speed is None else f"{speed:,.0f} samples/s"
-        book = Book([*self._book.trials, trial]) if launch.stage != "pilot" else Book()
-        self.line.keep(f"[{len(self._ledger.order):>3}] {stage}: {name}  {what}{self._standing(book)}")
+        def policy(slices: Sequence[TurnSlice], left: Mapping[str, bool]) -> Collection[str]:
+            up_s.append(now() - began)
+            if slices and slices[-1].round + 1 >= LEAST_ROUNDS and used_s + now() - began > until_s:
+                return ()
+            more = racing.wanted(stage, rates(slices, keys)) if slices else keys.values()
+            return [name for name in left if keys[name] in more]
 
-    def _standing(self, book: Book) -> str:
-        """Return who leads, where that is known, and the time left."""
-        reference = next(iter(self._shipped.values())).key
-        left = f"; at most {duration(max(0.0, 60 * self._request.minutes - self._ledger.used_s))} left"
-        if not book.launches(reference):
-            return left
-        best, ratio = reference, Interval(value=math.nan)
-        for key in self._candidates:
-            one = book.ratio(key, reference)
-            if key != reference and key not in book.failed and not book.unstable(key) and one.value > 1:
-                if best == reference or one.value > ratio.value:
-                    best, ratio = key, one
-        if best == reference:
-            return f"; best: shipped settings{left}"
-        return f"; best: {self._name(self._candidates[best])}, {ratio_text(ratio)} of shipped{left}"
-
-
-def result_of(
-    request: TuneRequest,
-    outcome: Outcome,
-    ledger: _Ledger,
-    left_out: Mapping[str, Mapping[str, str]],
-    *,
-    command: str = "",
-) -> dict[str, Any]:
-    """Return the result as plain values: what report/figures/tune.py draws and `--json` prints."""
-    book, chosen = outcome.book, outcome.chosen
-    shipped = {each.runtime: each for each in outcome.candidates if each.kind == "shipped"}
-    library = {each.runtime: each for each in outcome.candidates if each.kind == "library"}
-    rows = []
-    for each in outcome.candidates:
-        launches, slow, failed = book.launches(each.key), book.slow_launches(each.key), book.failed.get(each.key)
-        if each.kind == "shipped":
-            ratio, verdict = Interval(value=1.0, low=1.0, high=1.0, n=launches), "what the others are compared with"
-        else:
-            ratio = book.ratio(each.key, shipped[each.runtime].key)
-            verdict = ratio_words(ratio)
-        if failed:
-            verdict = f"failed: {failed}"
-        elif slow:
-            verdict = f"unstable: {slow} of {launches} launches at half the speed"
-        rows.append(
-            {
-                "runtime": each.runtime,
-                "name": each.name,
-                "kind": each.kind,
-                "knob": each.knob,
-                "value": each.value,
-                "values": dict(each.values),
-                **ratio_record(ratio),
-                "samples_per_s": book.samples_per_s(each.key),
-                "step_spread": book.step_spread(each.key),
-                "launches": launches,
-                "slow_launches": slow,
-                "failed": failed,
-                "state": outcome.states.get(each.key, ""),
-                "verdict": verdict,
-                "chosen": each.key == chosen.key,
-            }
+        launch = BlockLaunch(block=stage.what, launch=stage.number, seed=self.request.config.seed, policy=policy)
+        ended, made = launch.run(
+            runs, self.stop, self.line, lambda it: f"{len(it.left())} settings in turns, round {it.rounds}"
         )
-    source = outcome.confirmation if outcome.confirmed else book
-    gains: dict[str, Any] = {}
-    for name, base in (("shipped", shipped[chosen.runtime]), ("library", library.get(chosen.runtime))):
-        gain = None if base is None or base.key == chosen.key else source.ratio(chosen.key, base.key)
-        gains[name] = None if gain is None else ratio_record(gain) | {"words": ratio_words(gain)}
+        if self.stop.requested:
+            raise KeyboardInterrupt
+        if up_s:
+            self.start_s = up_s[0] / len(runs)
+        return ended, rates(made, keys)
+
+    def _name(self, candidate: Candidate) -> str:
+        return candidate.name if len(self.request.runtimes) == 1 else candidate.key
+
+    def _report(self, stage: Stage, trials: Sequence[Trial]) -> None:
+        """Keep one line on how launches ended, who leads, where that is known, and the time left."""
+        race, one = self.race, trials[0]
+        told = f"{len(trials)} settings, {max(len(each.rounds) for each in trials)} rounds"
+        if len(trials) == 1:
+            name = self._name(next(each for each in stage.candidates if each.key == one.candidate))
+            told = f"{name}  " + (f"{one.samples_per_s:,.0f} samples/s" if one.rounds else f"failed: {one.reason}")
+        if race is not None and race.launches(shipped := race.candidates[0]):
+            best = race.leader()
+            ratio = (
+                ""
+                if best is shipped
+                else f", {racing.words(racing.ratio_of(race.slices(), best.key, shipped.key))} of shipped"
+            )
+            told += f"; best: {self._name(best)}{ratio}"
+        left_s = max(0.0, 60 * self.request.minutes - self.ledger.used_s)
+        what = f"{stage.what} {stage.number or ''}".strip()
+        self.line.keep(f"[{len(self.ledger.trials):>3}] {what}: {told}; at most {duration(left_s)} left")
+
+
+def _result(
+    request: TuneRequest, race: Race, ledger: _Ledger, left_out: Mapping[str, Mapping[str, str]]
+) -> dict[str, Any]:
+    """Return the result as plain values: what report/tune.py prints, and `--json`."""
+    chosen = race.chosen
+    base = {(each.runtime, each.kind): each for each in race.candidates if each.baseline}
+    measured = race.slices("confirm" if race.confirmed else "")
+    gains = {
+        kind: _record(racing.ratio_of(measured, chosen.key, other.key))
+        for kind in ("shipped", "library")
+        if (other := base.get((chosen.runtime, kind))) not in (None, chosen)
+    }
     facts, asked = ledger.facts[chosen.runtime], request.config.to_dict()
     effective, environment = facts["effective"], facts["environment"]
     backend, _, transport = chosen.runtime.partition("/")
-    noise = book.noise()
     return {
-        "command": command,
-        "verdict": outcome.text,
-        "stop": outcome.stop,
-        "resolved": outcome.resolved,
+        "verdict": race.text,
+        "stop": race.stop,
+        "resolved": race.stop == "resolved",
         "chosen": chosen.name,
         "runtime": chosen.runtime,
-        "gain_over_shipped": gains["shipped"],
-        "gain_over_library": gains["library"],
-        "gains_confirmed": outcome.confirmed,
+        "gain_over_shipped": gains.get("shipped"),
+        "gain_over_library": gains.get("library"),
+        "gains_confirmed": race.confirmed,
         "settings": {
             "backend": backend,
             "transport": transport,
             "threads": request.config.threads,
-            **({} if asked.get("horovod_build") is None else {"horovod_build": asked["horovod_build"]}),
+            **{name: asked[name] for name in ("horovod_build",) if asked.get(name) is not None},
             **chosen.values,
         },
         "for": {
@@ -835,14 +565,45 @@ def result_of(
             "runtime": chosen.runtime,
             **{name: environment.get(name) for name in ("cpu_model", "package", "torch", "horovod", "mpi")},
         },
-        "launches": len(ledger.order),
+        "launches": len(ledger.trials),
         "in_turns": not request.alone,
         "not_in_turns_because": request.alone or None,
         "used_s": ledger.used_s,
         "seconds": request.config.seconds,
         "minutes": request.minutes,
-        "noise": None if math.isnan(noise) else noise,
         "when": utc_now(),
         "left_out": {runtime: dict(each) for runtime, each in left_out.items()},
-        "candidates": rows,
+        "candidates": [_row(race, each, base[each.runtime, "shipped"]) for each in race.candidates],
+    }
+
+
+def _record(ratio: Interval) -> dict[str, Any]:
+    ends = ratio.to_dict()
+    return {"ratio": ends["value"], "low": ends["low"], "high": ends["high"], "blocks": ratio.n}
+
+
+def _row(race: Race, candidate: Candidate, shipped: Candidate) -> dict[str, Any]:
+    """Return what came of one candidate as plain values."""
+    launches, slow, failed = race.launches(candidate), race.slow()[candidate.key], race.failed.get(candidate.key)
+    ratio, verdict = racing.ratio_of(race.slices(), candidate.key, shipped.key), "too few launches to tell"
+    if candidate is shipped:
+        ratio, verdict = Interval(value=1.0, low=1.0, high=1.0), "what the others are compared with"
+    elif ratio.known:
+        verdict = "faster" if ratio.low > 1 else "slower" if ratio.high < 1 else "no difference resolved"
+    if slow or failed:
+        unstable = f"unstable: {slow} of {len(launches)} launches at half the speed"
+        verdict = f"failed: {failed}" if failed else unstable
+    spreads = [each.step_spread for each in launches if each.step_spread]
+    return {
+        **{name: getattr(candidate, name) for name in ("runtime", "name", "kind", "knob", "value")},
+        "values": dict(candidate.values),
+        **_record(ratio),
+        "samples_per_s": median(each.samples_per_s for each in launches) if launches else None,
+        "step_spread": median(spreads) if spreads else None,
+        "launches": len(launches),
+        "slow_launches": slow,
+        "failed": failed,
+        "state": race.states[candidate.key],
+        "verdict": verdict,
+        "chosen": candidate is race.chosen,
     }
