@@ -801,7 +801,8 @@ def _guessed(table: _CellRows, used: Mapping[int, _Column]) -> dict[int, _Column
     means = {at: each for at, name in enumerate(names) if at not in used and (each := _meaning(name, table.column(at)))}
     best = next((role for role in RATES if any(each.role == role for each in means.values())), "")
     left = {*RATES, "other"} - {best if not taken & set(RATES) else ""}
-    left |= {"global_batch"} if "batch_size" in taken | {each.role for each in means.values()} else set()
+    both = {"global_batch", "batch_size"} <= taken | {each.role for each in means.values()}
+    left |= {"global_batch" if "batch_size" in taken else "batch_size"} if both else set()
     means = {at: each for at, each in means.items() if each.role not in left | taken}
     found: dict[int, _Column] = {}
     for at, each in means.items():
@@ -998,15 +999,19 @@ def _work_out(frame: pd.DataFrame, by: Mapping[str, _Column], table: _CellRows, 
     elif role == "epoch_s":
         rate, unit, how = 1 / value, "epochs/s", f"1 / {told}: epochs/s, of the same data at every count"
     elif role == "efficiency":
-        rate = value / (100 if value.max() > 2 else 1) * workers
+        rate = value / (100 if "%" in told or value.max() > 2 else 1) * workers
         how = f"{told} x workers: throughput relative to what has efficiency 1"
     else:
-        fewest = workers.min()
-        relative = fewest > 1 and abs(value[workers == fewest].median() - 1) < 0.02
-        rate, how = value * (fewest if relative else 1), f"{told}: throughput relative to what has 1"
-        how = f"{told} x {fewest}: {fewest} workers are taken as {fewest} times as fast as one" if relative else how
+        rate, how = value, f"{told}: throughput relative to what has 1"
     frame["samples_per_s"] = rate
     read.append(f"samples_per_s = {how}")
+    if role == "step_s" and "global_batch" not in frame:
+        per_worker = (rate / workers).groupby(workers).median()
+        if per_worker.max() > 1.1 * per_worker.iloc[0]:
+            raise DataError(
+                f"{table.where}: {told!r} is shorter with more workers, so the work of a step is divided; say what the "
+                f"batch of all is: --columns global_batch=NAME; or, where all steps do the same: 'epoch_s={told}'"
+            )
     return unit
 
 
@@ -1311,7 +1316,7 @@ def _table_of_log(data: bytes, text: str, source: str, columns: Mapping[str, str
         return parse_points(data, source=source, columns=columns)
     except DataError:
         lines = [line for line in text.splitlines() if line.strip()]
-        logged = sum(bool(re.search(r"^\W*\[[^\]]*\]\S* ?\w|^\W*\d{4}-\d\d-\d\d|\w[:=] *\d", line)) for line in lines)
+        logged = sum(bool(re.search(r"^\W*\[[^\]]*\]\S* ?\w|[A-Za-z_)][:=] *\d", line)) for line in lines)
         if text.lstrip()[:1] == "{" or logged <= max(len(lines) / 2, 1):
             raise
     programs = ", ".join(dict.fromkeys(["MLPerf Training", *(each[0] for each in FORMATS)]))
@@ -1431,6 +1436,13 @@ def _spans(unit: str, events: Sequence[tuple[str, float, dict[str, Any], Any]]) 
             if begun is None or any(begun["first"].get(name) != told.get(name) for name in _PLACE):
                 known = not found or "after" in found[-1]
                 begun = {"begin": at_s, "first": told, "before": done if known else None, "counts": count}
+        elif (
+            begun
+            and key == "block_stop"
+            and told.get("first_epoch_num", begun["first"].get("first_epoch_num"))
+            != (begun["first"].get("first_epoch_num"))
+        ):
+            continue  # of a rank that is late
         elif begun and (key == f"{unit}_stop" or (key == "run_stop" and unit == "epoch" and "epoch_num" in told)):
             same = count is not None and begun["counts"] == count
             after = {} if count is None else {"after": count}

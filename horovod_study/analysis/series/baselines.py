@@ -53,7 +53,7 @@ def base_of(rows: pd.DataFrame, name: str = "", given: float | Mapping[str, floa
     if "nodes" in first and first["nodes"].notna().all():
         first = first[first["nodes"] == first["nodes"].min()]
     median = float(first["samples_per_s"].median())
-    if rows.attrs.get("unit") == SPEEDUP and median != 1:
+    if rows.attrs.get("unit") == SPEEDUP and abs(median - 1) >= 0.02:
         return Base(samples_per_s=1.0, words=OWN)
     text = f"median of {smallest} worker{'s' * (smallest > 1)} of this series"
     if smallest == 1:

@@ -228,7 +228,7 @@ def _argument(rows: pd.DataFrame, name: str) -> list[Any]:
 
 def _steps(events: pd.DataFrame, doubts: list[str]) -> tuple[Sequence[int], Floats]:
     """Return numbers, and begin and end, (S, 2), of the steps in order; each ends where the next one begins."""
-    marked = events[events["role"] == "step"]
+    marked = events[events["role"] == "step"].drop_duplicates("name")
     if len(marked):
         begins = marked["begin"].to_numpy()
         ends = np.minimum(marked["end"].to_numpy(), np.append(begins[1:], np.inf))
@@ -294,7 +294,7 @@ def _places(trace: _Trace, kernels: pd.DataFrame) -> Any:
     known = by_launch or not (of_name % count).any()
     place = _within(kernels["launched"], trace.steps) if by_launch else (alike.cumcount() * count // of_name).to_numpy()
     first = kernels["begin"].groupby(place).min().reindex(range(count)).to_numpy()
-    apart = np.append(np.diff(first), np.nan)
+    apart = np.append(np.where(np.diff(trace.labels) == 1, np.diff(first), np.nan), np.nan)
     if known and np.isfinite(apart).any():
         trace.parts["step"] = apart
     elif not known:
