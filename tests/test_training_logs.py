@@ -227,6 +227,42 @@ def test_how_many_workers_there_were_is_asked(tmp_path: Path, text: str, name: s
     assert placed["workers"] == (8 if name != "two.log" else 4) and placed.get("nodes", 2) == 2
 
 
+def titan(rate: float, steps: range) -> str:
+    return "".join(f"step: {step}  loss: 2.1  tps: {rate if step > steps[0] else 30}\n" for step in steps)
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        (horovod(4, 1200.0) + horovod(4, 800.0), "800 and with 1,200"),
+        (megatron(400.0) + megatron(800.0), "40 and with 80"),
+        (titan(5000, range(1, 20)) + titan(2500, range(1, 9)), "2,500 and with 5,000"),
+        (titan(5000, range(1, 20)) + titan(2500, range(12, 30)), "2,500 and with 5,000"),
+        (OLD_DEEPSPEED + OLD_DEEPSPEED.replace("=8", "=6"), "63.7 and with 83.7"),
+        (HF + HF.replace("6.709", "9.1"), "6.709 and with 9.1"),
+    ],
+)
+def test_two_runs_in_one_log_are_refused(tmp_path: Path, text: str, values: str) -> None:
+    (tmp_path / "4gpus.log").write_text(text)
+    with pytest.raises(DataError, match=f"several runs.*{values} a second; give each run a log of its own"):
+        api.read_points(tmp_path / "4gpus.log")
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        (titan(5000, range(1, 20)) + titan(5100, range(12, 30)), 4 * 5100),  # resumed
+        ("".join(line * 2 for line in titan(5000, range(1, 20)).splitlines(keepends=True)), 4 * 5000),  # of two ranks
+        (titan(5000, range(1, 20)) * 2, 4 * 5000),  # one rank after the other
+        (VISION + VISION.replace("[0] ", "[1] ").replace("250.0", "400.0"), 2 * 400),  # epochs
+        (horovod(4, 1200.0) + horovod(4, 1210.0), 1205),
+    ],
+)
+def test_a_run_that_reports_again_is_one(tmp_path: Path, text: str, rate: float) -> None:
+    (tmp_path / "4gpus.log").write_text(text)
+    assert api.read_points(tmp_path / "4gpus.log")["samples_per_s"].tolist() == [pytest.approx(rate)]
+
+
 def test_what_was_said_of_the_workers_is_compared(tmp_path: Path, golden: Golden) -> None:
     (tmp_path / "8gpus.log").write_text(horovod(4))
     with golden.raises(DataError, match="4 workers.*8 were given"):

@@ -1253,6 +1253,8 @@ _SHOWN = 5
 _COLUMNS = ["workers", "samples_per_s", "nodes", "batch_size", "series", "repeat", "workers_per_node"]
 _LOG = {"system": "", "unit": "samples/s", "nodes": math.nan, "workers_per_node": math.nan}
 """What a log that does not say it has."""
+_SAME_RUN = 1.1
+"""Of the rates of a run that was resumed: they differ by less."""
 
 
 def points_from(
@@ -1563,15 +1565,23 @@ FORMATS = (
     (_TF, "mean", r"\b{step}\s+images/sec: {rate} \+/-", r"Devices:\s+\['/[^j]"),
     ("GPT-NeoX", "each", r"samples/sec: {rate} \| iteration +{step}/ *\d+ \| elapsed time per iteration"),
     ("Megatron-LM", "each", r"\biteration +{step}/ *\d+ \|...elapsed time per iteration \({milli}s\): *{step_s}{gbs}"),
-    ("NeMo", "each", r"\biteration {step}/\d+ \|...global_batch_size: {global_batch} ...timing in s: {step_s}"),
-    (_DEEPSPEED, "each", r"/(?:global_step=)?{step}, RunningAvgSamplesPerSec=\S+ CurrSamplesPerSec={rate}"),
-    (_DEEPSPEED, "mean", r"/(?:global_step=)?{step}, (?:RunningAvg)?SamplesPerSec={rate}"),
+    (
+        "NeMo",
+        "each",
+        r"\bepoch {epoch}, iteration {step}/\d+ \|...global_batch_size: {global_batch} ...timing in s: {step_s}",
+    ),
+    (
+        _DEEPSPEED,
+        "each",
+        r"(?:\b{epoch})?/(?:global_step=)?{step}, RunningAvgSamplesPerSec=\S+ CurrSamplesPerSec={rate}",
+    ),
+    (_DEEPSPEED, "mean", r"(?:\b{epoch})?/(?:global_step=)?{step}, (?:RunningAvg)?SamplesPerSec={rate}"),
     ("MaxText", "each", r"completed step: {step}, ...Samples/s/device: {each}"),
     ("MaxText", "each", r"completed step: {step}, ...Tokens/s/device: {tokens_each}"),
     ("MaxText", "each", r"completed step: {step}, seconds: {step_s}"),
     ("torchtitan", "each", r"\bstep: *{step} +loss: ...\b[tw]ps: {tokens_each}"),
-    ("timm", "each", r"\bTrain: \d+ \[ *{step}/...Time: [\d.]+s, +{rate}/s"),
-    ("torchvision", "each", r"\bEpoch: \[\d+\] +\[ *{step}/...img/s: {each}"),
+    ("timm", "each", r"\bTrain: {epoch} \[ *{step}/...Time: [\d.]+s, +{rate}/s"),
+    ("torchvision", "each", r"\bEpoch: \[{epoch}\] +\[ *{step}/...img/s: {each}"),
     ("transformers", "whole", r"'train_samples_per_second': {rate}"),
     ("Lightning (tqdm)", "each", r"\bEpoch {step}[:/]...\b\d+/\d+ ...(?:{steps_per_s} ?it/s|{step_s} ?s/it)"),
 )
@@ -1678,9 +1688,11 @@ def _rate_of_log(
 ) -> tuple[float, str, str]:
     """Return the rate of a log, whose it is (`rate` of all, of `each` worker, `batches` of each), and how it is known.
 
-    Where the batch grows while a run goes on, the steps with the last one count.
+    Where the batch grows while a run goes on, the steps with the last one count. Steps that are trained again, of a run
+    that was resumed, count once; DataError where they are, or a total is, of another rate: they are of another run.
     """
-    steps: dict[Any, tuple[float, str, float]] = {}
+    runs: list[dict[Any, tuple[float, str, float]]] = [{}]
+    last: tuple[float, ...] = ()
     for place, got in enumerate(found):
         number = {name: known for name, value in got.items() if (known := _number(value))}
         whose = next((name for name in ("rate", "each", "tokens_each") if name in number), "")
@@ -1692,12 +1704,23 @@ def _rate_of_log(
             else (steps_per_s * (batch or 1), "rate" if batch else "batches", batch)
         )
         if report[0]:
-            steps[got.get("step") or place] = report
+            at = tuple(float((got.get(name) or "0").replace(",", "")) for name in ("epoch", "step"))
+            if runs[-1] and (at < last or "step" not in got):
+                runs.append({})
+            runs[-1][got.get("step") or place], last = report, at
+    steps = {step: report for run in runs for step, report in run.items()}
     if not steps:
         raise DataError(f"{source}: has no rate above 0")
-    kept = [*steps.values()]
-    kept = (kept[1:] or kept) if reports == "each" else kept[-1:] if reports in ("mean", "whole") else kept
+    kept = _steady(reports, steps)
     _, whose, batch = kept[-1]
+    long = [_steady(reports, run) for run in runs if reports != "each" or len(run) > 2]
+    rates = [float(np.median(own)) for run in long if (own := [value for value, _, of in run if of == batch])]
+    if rates and max(rates) > _SAME_RUN * min(rates):
+        what = "steps begin again" if "step" in found[0] else "there are totals"
+        raise DataError(
+            f"{source}: is of several runs, for {what} with "
+            f"{min(rates):,.6g} and with {max(rates):,.6g} a second; give each run a log of its own"
+        )
     if reports == "whole" or (reports == "each" and len(steps) == 1):
         doubts.append("the start-up is in its rate")
     if whose == "batches":
@@ -1705,6 +1728,12 @@ def _rate_of_log(
     left_out = ", the first left out" if reports == "each" and len(steps) > 1 else ""
     how = "the last mean" if reports in ("mean", "whole") else f"median of the reports{left_out}"
     return float(np.median([value for value, _, own in kept if own == batch])), whose, how
+
+
+def _steady(reports: str, run: Mapping[Any, tuple[float, str, float]]) -> list[tuple[float, str, float]]:
+    """Return the reports of a run that count: without that of the start-up, and the last one of means."""
+    kept = [*run.values()]
+    return (kept[1:] or kept) if reports == "each" else kept[-1:] if reports in ("mean", "whole") else kept
 
 
 def _workers(
