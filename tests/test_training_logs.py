@@ -164,6 +164,8 @@ HF = "{'train_runtime': 71.5487, 'train_samples_per_second': 6.709, 'train_steps
         (TIMM, "a.log", 8, 3345.5, "samples/s", None),
         (VISION, "a.log", 2, 500, "samples/s", None),
         (HF, "2gpus.log", 2, 6.709, "samples/s", None),
+        (HF.replace("6.709", "'6.709'"), "2gpus.log", 2, 6.709, "samples/s", None),
+        ("***** train metrics *****\n  train_samples_per_second =      6.709\n", "2gpus", 2, 6.709, "samples/s", None),
     ],
 )
 def test_a_log_is_a_point(
@@ -213,6 +215,12 @@ def test_what_launchers_put_before_a_line_does_not_matter(tmp_path: Path, before
         (megatron(), "2nodes_8gpus.log"),
         (megatron(), "slurm-12345.out"),
         (megatron(), "n8_n16.log"),
+        (megatron(), "n2_g4.log"),
+        (megatron(), "n2-gpu4.log"),
+        (megatron(), "12345/out.log"),
+        (megatron(), "2024/out.log"),
+        (megatron(), "0/out.log"),
+        (megatron(), "007/out.log"),
         (TITAN.format(mesh=""), "titan.log"),
         (LIGHTNING.partition("\n")[2], "lightning.log"),
         (horovod(2) + horovod(4), "two.log"),
@@ -220,9 +228,10 @@ def test_what_launchers_put_before_a_line_does_not_matter(tmp_path: Path, before
 )
 def test_how_many_workers_there_were_is_asked(tmp_path: Path, text: str, name: str, golden: Golden) -> None:
     path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
     path.write_text(text, encoding="utf-8")
     with golden.raises(DataError, match=re.escape(name)):
-        api.read_points(path)
+        api.read_points(tmp_path if "/" in name else path)
     placed = api.read_points(f"{path}@2x4" if name != "two.log" else f"{path}@4").iloc[0]
     assert placed["workers"] == (8 if name != "two.log" else 4) and placed.get("nodes", 2) == 2
 
@@ -286,6 +295,35 @@ def test_a_folder_of_logs_is_a_table(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "2200" in (tmp_path / "out/runs.csv").read_text()
     assert main(["export", str(tmp_path / "logs"), "--to", "points"]) == 0
     assert "8,2200.0" in capsys.readouterr().out.replace("2200,", "2200.0,")
+
+
+def test_folders_whose_numbers_are_counts(tmp_path: Path) -> None:
+    for name in ("8", "1024", "rerun/64"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "out.log").write_text(megatron())
+    read = api.read_points(tmp_path)
+    assert read["workers"].tolist() == [8, 64, 1024]
+    assert [doubt.split(":")[0] for doubt in read.attrs["doubts"]] == [f"Megatron-LM, {n} workers" for n in (64, 1024)]
+    assert "a batch of 0.5 for each worker" in read.attrs["doubts"][0]
+
+
+@pytest.mark.parametrize(
+    ("names", "rows", "told"),
+    [
+        (("rank0", "rank1", "rank2"), 1, ("2 logs not used: of further ranks or streams of a run",)),
+        (("run1/worker_0", "run1/worker_1", "run2/worker_0"), 2, ("1 log not used",)),
+        (("stdout", "stderr"), 1, ("1 log not used",)),
+        (("run1", "run2", "about"), 3, ()),
+    ],
+)
+def test_logs_of_the_ranks_are_one_run(tmp_path: Path, names: tuple[str, ...], rows: int, told: tuple[str]) -> None:
+    for place, name in enumerate(names):
+        path = tmp_path / f"8/{name}.log"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(megatron(400.0 + place / 10))
+    read = api.read_points(tmp_path)
+    assert read["workers"].tolist() == [8] * rows and read["repeat"].tolist() == [*range(rows)]
+    assert len(told) == len(read.attrs["doubts"]) and all(map(str.startswith, read.attrs["doubts"], told))
 
 
 def test_logs_of_different_batches_and_programs_are_series(tmp_path: Path) -> None:

@@ -1250,9 +1250,13 @@ Given = tuple[str, bytes, Mapping[str, Any], Sequence[str]]
 folders that may say how many workers there were."""
 _SHOWN = 5
 """Of the logs that are left out."""
-_COLUMNS = ["workers", "samples_per_s", "nodes", "batch_size", "series", "repeat", "workers_per_node"]
 _LOG = {"system": "", "unit": "samples/s", "nodes": math.nan, "workers_per_node": math.nan}
 """What a log that does not say it has."""
+_RANK_OF_RUN = re.compile(
+    r"(?i)(?<![a-z])(?:rank|worker|proc(?:ess)?)[_-]?\d+(?![a-z0-9])"
+    r"|(?<![a-z])(?:std)?(?:out|err)(?=\.\w+$)"
+)
+"""What differs in the names of the logs of one run, of each rank or stream."""
 _SAME_RUN = 1.1
 """Of the rates of a run that was resumed: they differ by less."""
 
@@ -1274,7 +1278,12 @@ def points_from(
     for source, data, system, names in given:
         text = text_of(data)
         if alone and not (placed or recognised(text)):
-            return _table_of_log(data, text, source, columns)
+            try:
+                return parse_points(data, source=source, columns=columns)
+            except DataError as error:
+                known = ", ".join(dict.fromkeys([f"{_MLPERF} Training", *(each[0] for each in FORMATS)]))
+                more = f"; nor is it a log of {known}" if source.endswith((".log", ".txt", ".out")) else ""
+                raise DataError(f"{error}{more}") from None
         if columns:
             raise DataError(f"{source}: is a log, which has no columns to name; leave columns out")
         try:
@@ -1286,8 +1295,12 @@ def points_from(
         except DataError as error:
             wrong.append(str(error))
     if not logs:
-        raise DataError(wrong[0] + (f"; nor is {plural(len(wrong) - 1, 'more log')} read" if len(wrong) > 1 else ""))
-    frame = pd.DataFrame(logs).sort_values(["series", "workers", "system", "source"]).reset_index(drop=True)
+        more = f"; nor {'is' if len(wrong) == 2 else 'are'} {plural(len(wrong) - 1, 'more log')} read"
+        raise DataError(wrong[0] + (more if len(wrong) > 1 else ""))
+    frame = pd.DataFrame(logs)
+    frame["one"] = frame["source"].map(lambda name: _RANK_OF_RUN.sub("#", name))
+    again = frame.duplicated(["one", "series", "workers"]) & frame["one"].str.contains("#", regex=False)
+    frame = frame[~again].sort_values(["series", "workers", "system", "source"]).reset_index(drop=True)
     units = frame.drop_duplicates("unit")
     if len(units) > 1:
         told = " and ".join(units["unit"] + " (" + units["source"] + ")")
@@ -1296,10 +1309,15 @@ def points_from(
     frame["repeat"] = frame.groupby(["series", "workers", "nodes"], dropna=False).cumcount().astype(float)
     rows: list[Any] = [*frame.itertuples()]
     doubts = [f"{row.series}, {plural(row.workers, 'worker')}: {each}" for row in rows for each in row.doubts]
+    doubts += (
+        [f"{plural(again.sum(), 'log')} not used: of further ranks or streams of a run, of which one log counts"]
+        if again.any()
+        else []
+    )
     doubts += [f"left out: {each}" for each in wrong[:_SHOWN]]
     doubts += [f"left out: {len(wrong) - _SHOWN} more logs"] if len(wrong) > _SHOWN else []
     doubts += _between(frame)
-    row, points = frame.iloc[0], frame[_COLUMNS].dropna(axis=1, how="all")
+    row, points = frame.iloc[0], frame[[name for name in COLUMNS if name in frame]].dropna(axis=1, how="all")
     one = f" of {plural(row.workers, 'worker')}: {row.samples_per_s:,.6g} {row.unit}" if len(frame) == 1 else ""
     programs, how = (" and ".join(dict.fromkeys(frame[name])) for name in ("program", "how"))
     points.attrs["read"] = (
@@ -1307,22 +1325,6 @@ def points_from(
     )
     points.attrs |= {"doubts": tuple(dict.fromkeys(doubts)), "unit": row.unit}
     return points
-
-
-def _table_of_log(data: bytes, text: str, source: str, columns: Mapping[str, str] | None) -> pd.DataFrame:
-    """Return the points of a table; DataError for anything else, which is called a log where most lines are as in logs.
-
-    Those have values behind names, or times and hosts in brackets before.
-    """
-    try:
-        return parse_points(data, source=source, columns=columns)
-    except DataError:
-        lines = [line for line in text.splitlines() if line.strip()]
-        logged = sum(bool(re.search(r"^\W*\[[^\]]*\]\S* ?\w|[A-Za-z_)][:=] *\d", line)) for line in lines)
-        if text.lstrip()[:1] == "{" or logged <= max(len(lines) / 2, 1):
-            raise
-    programs = ", ".join(dict.fromkeys(["MLPerf Training", *(each[0] for each in FORMATS)]))
-    raise DataError(f"{source}: is no table, and no log of {programs}; give a table with lines workers,samples_per_s")
 
 
 def _by_batch(frame: pd.DataFrame) -> pd.Series:
@@ -1349,7 +1351,7 @@ def _between(frame: pd.DataFrame) -> Iterator[str]:
                 yield f"{row.source} over {base.source}: {why}"
         for workers, same in own.groupby("workers")["system"]:
             if same.nunique() > 1:
-                yield f"{series}, {workers} workers: are of several systems, {', '.join(same.unique())}"
+                yield f"{series}, {plural(workers, 'worker')}: are of several systems, {', '.join(same.unique())}"
 
 
 # --- logs of MLPerf Training ------------------------------------------------------------------------------------------
@@ -1582,7 +1584,7 @@ FORMATS = (
     ("torchtitan", "each", r"\bstep: *{step} +loss: ...\b[tw]ps: {tokens_each}"),
     ("timm", "each", r"\bTrain: {epoch} \[ *{step}/...Time: [\d.]+s, +{rate}/s"),
     ("torchvision", "each", r"\bEpoch: \[{epoch}\] +\[ *{step}/...img/s: {each}"),
-    ("transformers", "whole", r"'train_samples_per_second': {rate}"),
+    ("transformers", "whole", r"\btrain_samples_per_second(?:': '?| += +){rate}"),
     ("Lightning (tqdm)", "each", r"\bEpoch {step}[:/]...\b\d+/\d+ ...(?:{steps_per_s} ?it/s|{step_s} ?s/it)"),
 )
 """Program, what its reports are, and their lines by a regular expression in which {NAME} is a number and ... what is
@@ -1607,6 +1609,9 @@ _BY_NAME = re.compile(
     r"|(\d{1,7})[_-]?(?:x|np|gpus?|ranks?|workers?|procs?|devices?|tpus?|gcds?|accelerators?))(?![a-z0-9]|\.\d)"
 )
 """Not rank3 or gpu0, which are one of several."""
+_OF_A_NODE = re.compile(r"node|(?<![a-z0-9])n[_=-]?\d+(?![a-z0-9]).*(?<![a-z0-9])(?:g|gpu|ppn)[_=-]?\d")
+_BARE = re.compile(r"(?!0|19\d\d|20[0-3]\d)\d{1,4}")
+"""Folders 8 and 1024 are counts; 2024 is a year, 007 a run and 12345 a job."""
 
 
 def _finder(pattern: str) -> re.Pattern[str]:
@@ -1666,6 +1671,8 @@ def _training(source: str, text: str, names: Sequence[str], placed: tuple[int, i
         )
     batch, length = facts.get("batch", [math.nan])[-1], facts.get("sequence", [math.nan])[-1]
     batch = facts["global_batch"][-1] / workers if "global_batch" in facts else batch
+    if batch < 1:
+        doubts.append(f"a batch of {batch:.2g} for each worker: several share a sample, or there were fewer workers")
     return {
         "program": program,
         "series": " ".join([program, *dict.fromkeys(facts.get("model", ()))]),
@@ -1743,16 +1750,16 @@ def _workers(
     given = placed[0] * placed[1] if placed else None
     told = " and ".join(map(str, sorted(said)))
     if given and said and given not in said:
-        raise DataError(f"{source}: says that there were {told} workers, and {given} were given; leave the number out")
+        there = f"{told} worker{'s' * (said != {1})}"
+        raise DataError(f"{source}: says that there were {there}, and {given} were given; leave the number out")
     if len(said) > 1 and not given:
         raise DataError(f"{source}: says that there were {told} workers; keep one run in a log, or type {source}@N")
-    counts, named = set(), None
+    named = None
     for name in () if given else map(str.lower, reversed(names)):
-        counts = {int(one or other) for one, other in _BY_NAME.findall(name)} | (
-            {int(name)} if name.isdecimal() else set()
-        )
-        if counts or "node" in name:
-            named = max(counts) if len(counts) == 1 and "node" not in name else None
+        counts = {int(one or other) for one, other in _BY_NAME.findall(name)}
+        counts |= {int(name)} if _BARE.fullmatch(name) else set()
+        if counts or _OF_A_NODE.search(name):
+            named = max(counts) if len(counts) == 1 and not _OF_A_NODE.search(name) else None
             break
     if named and said and named not in said:
         doubts.append(f"its name {names[-1]} says {named} workers, and the log {told}, which count")
