@@ -44,7 +44,7 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis.costs import moved_share
-from horovod_study.analysis.impossible import impossible
+from horovod_study.analysis.impossible import MOST_EPOCHS, impossible
 from horovod_study.analysis.machine.network import analyze
 from horovod_study.documents import parse_json
 from horovod_study.errors import AnalysisError, DataError, nearest, require_known
@@ -1367,6 +1367,8 @@ _EPOCHS: Mapping[str, tuple[int, ...]] = {
 _FRAMEWORKS = ("tensorflow", "pytorch", "mxnet", "jax", "mindspore", "paddle", "hugectr", "popart")
 _PLACE = ("first_epoch_num", "epoch_num", "samples_count", "step")
 """What tells one block or epoch from the next."""
+_FAST_STEP_S = 0.01
+"""Of a step on sequences: what is faster counts tokens."""
 
 
 def _mlperf(source: str, text: str, told: Mapping[str, Any], placed: tuple[int, int] | None) -> dict[str, Any]:
@@ -1440,12 +1442,12 @@ def _spans(unit: str, events: Sequence[tuple[str, float, dict[str, Any], Any]]) 
             if begun is None or any(begun["first"].get(name) != told.get(name) for name in _PLACE):
                 known = not found or "after" in found[-1]
                 begun = {"begin": at_s, "first": told, "before": done if known else None, "counts": count}
-        elif (
-            begun
-            and key == "block_stop"
-            and told.get("first_epoch_num", begun["first"].get("first_epoch_num"))
-            != (begun["first"].get("first_epoch_num"))
-        ):
+        elif key in ("eval_start", "eval_stop") and "epoch_num" in told and (begun or found):
+            span, reached = begun or found[-1], number(str(told["epoch_num"]))
+            if reached != span.get("eval", (math.nan,))[0]:
+                inside = begun is not None or span.get("eval", (0, 0, False))[2]
+                span["eval"] = reached, at_s - span["begin"] if begun else span["s"], inside
+        elif begun and key == "block_stop" and _first(told) < _first(begun["first"]):
             continue  # of a rank that is late
         elif begun and (key == f"{unit}_stop" or (key == "run_stop" and unit == "epoch" and "epoch_num" in told)):
             same = count is not None and begun["counts"] == count
@@ -1464,23 +1466,16 @@ def _rates(
     why = "has no block or epoch with begin and end; nothing says how long it trained"
     for unit in ("block", "epoch"):
         found, rates = _spans(unit, events), []
-        for place, epochs in enumerate(_epochs(unit, found)):
-            samples = _counted(place, found)
-            if samples is None and epochs is None:
+        for counted, epochs, seconds in _trained(unit, found, doubts):
+            samples = None
+            if not (counted or epochs):
                 why = f"no {unit} says how many samples or epochs it has; nothing says how much it trained"
-            elif samples is None and epochs is not None:
-                why = impossible("epochs", epochs=epochs)
-                length, batch = (
-                    _number(values.get(name)) or 0 for name in ("max_sequence_length", "global_batch_size")
-                )
-                steps = epochs / (length * batch or math.inf)
-                if not why:
-                    samples = epochs * _epoch_samples(benchmark, values, batch, source, doubts)
-                elif steps > 1 and steps % 1 == 0 and not impossible("step", step=found[place]["s"] / steps):
-                    # Whole batches of tokens, which hardly any number of samples is; of samples, a step takes hours.
-                    samples = epochs / length
-                    doubts.append(f"its epochs are tokens: samples of max_sequence_length {length:,.0f} count")
-            rates.append(samples and samples / found[place]["s"])
+            elif epochs and not counted and not impossible("epochs", epochs=epochs):
+                batch = _number(values.get("global_batch_size")) or 0
+                samples = epochs * _epoch_samples(benchmark, values, batch, source, doubts)
+            else:
+                samples, why = _samples_or_tokens(counted, epochs, seconds, benchmark, values, doubts)
+            rates.append(samples and samples / seconds)
         if kept := [rate for rate in rates[1:] if rate]:
             return kept
         if rates and rates[0]:
@@ -1489,37 +1484,67 @@ def _rates(
     raise DataError(f"{source}: {why}")
 
 
-def _counted(place: int, found: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the samples of a block by its counts: those that run on, or of one block beside a step that runs on."""
-    own, ends = found[place], [each["same"] for each in found]
-    if own["same"] and len(ends) > 1 and all(a < b for a, b in pairwise(ends)):  # at both ends what was done before
-        return float(ends[place + 1] - ends[place]) if place + 1 < len(ends) else None
-    after, before = own.get("after"), own["before"]
-    if after is not None and before is not None and after > before:
-        return float(after - before)
-    return _number(own["last"].get("samples_count")) if "step" in {**own["first"], **own["last"]} else None
+def _trained(
+    unit: str, found: Sequence[Mapping[str, Any]], doubts: list[str]
+) -> Iterator[tuple[float | None, float | None, float]]:
+    """Yield the samples that a span counts, else None, its epochs, and seconds.
 
-
-def _epochs(unit: str, found: Sequence[Mapping[str, Any]]) -> list[float | None]:
-    """Return the epochs of each span: declared by a block, else the number at its stop less what was done before.
-
-    An epoch that has one number at begin and end is whole, whether they are called 0, 1, 2 or 1, 2, 3.
+    Samples run on, or are of one block beside a step that runs on. Epochs are declared by a block, else the number at
+    its stop less what was done before; an epoch that has one number at begin and end is whole, whether they are called
+    0, 1, 2 or 1, 2, 3. Where evaluations show that a run ended early, it is what it had done when the last one began.
     """
-    epochs: list[float | None] = []
+    ends = [each["same"] for each in found]
+    runs_on = len(ends) > 1 and all(a < b for a, b in pairwise(ends))
     done = 0.0
-    for each in found:
+    for place, each in enumerate(found):
         first, last = each["first"], each["last"]
+        before, after = (math.nan if each.get(name) is None else float(each[name]) for name in ("before", "after"))
+        samples = after - before if after > before else None
+        if each["same"] and runs_on:  # at both ends what was done before
+            samples = float(ends[place + 1] - ends[place]) if place + 1 < len(ends) else None
+        elif samples is None and "step" in {**first, **last}:
+            samples = _number(last.get("samples_count"))
         begin, end = (_number(told.get("epoch_num")) or 0.0 for told in (first, last))
         if unit == "block":
-            number = _number(first.get("epoch_count")) or _number(last.get("epoch_count")) or 0.0
-            number = end - done if end % 1 and 0 < end - done < number else number
+            epochs = _number(first.get("epoch_count")) or _number(last.get("epoch_count")) or 0.0
+            epochs = end - done if end % 1 and 0 < end - done < epochs else epochs
         else:
-            if not epochs and begin > 1:  # of a run that was resumed
+            if place == 0 and begin > 1:  # of a run that was resumed
                 done = begin - (begin >= end)
-            number = 1.0 if "epoch_num" not in last or (end == begin and end % 1 == 0) else end - done
-        epochs.append(number if number > 0 else None)
-        done += max(number, 0.0)
-    return epochs
+            epochs = 1.0 if "epoch_num" not in last or (end == begin and end % 1 == 0) else end - done
+        seconds = each["s"]
+        reached, until, inside = each.get("eval", (math.nan, seconds, False))
+        if epochs % 1 == 0 and 0 < epochs <= MOST_EPOCHS and until > 0:
+            early = 0 < reached - done < epochs - (reached % 1 == 0) and (inside or reached % 1)
+            if early or reached - done > MOST_EPOCHS:
+                doubts.append(f"the last evaluation is at epoch {reached:,.7g}: it counts, not what the {unit} says")
+                epochs, seconds = reached - done, until
+        yield samples, epochs if epochs > 0 else None, seconds
+        done += max(epochs, 0.0)
+
+
+def _samples_or_tokens(
+    counted: float | None,
+    epochs: float | None,
+    seconds: float,
+    benchmark: str,
+    values: Mapping[str, Any],
+    doubts: list[str],
+) -> tuple[float | None, str]:
+    """Return the samples of a count of samples or tokens, which logs also call epochs; None and why, where unclear."""
+    length, batch = (_number(values.get(name)) or 0 for name in ("max_sequence_length", "global_batch_size"))
+    count, name = counted or epochs or math.nan, "samples" if counted else "epochs"
+    if benchmark == "bert":
+        doubts += [] if counted else ["its epochs are samples"]
+        return count, ""
+    steps = count / (length * batch or math.inf)
+    if steps > 1 and steps % 1 == 0 and not impossible("step", step=seconds / steps):
+        # Whole batches of tokens, which hardly any number of samples is.
+        if counted and seconds * batch / count > _FAST_STEP_S:
+            return None, f"{count:,.0f} may be samples or tokens: both are whole steps, none of them too fast"
+        doubts.append(f"its {name} are tokens: samples of max_sequence_length {length:,.0f} count")
+        return count / length, ""
+    return counted, "" if counted else impossible("epochs", epochs=count)
 
 
 def _epoch_samples(benchmark: str, values: Mapping[str, Any], batch: float, source: str, doubts: list[str]) -> float:
@@ -1549,11 +1574,12 @@ def _counts(system: Mapping[str, Any]) -> tuple[int, int] | None:
 
 def _number(value: Any) -> float | None:
     """Return a positive finite number, also of a text that is one; None for anything else."""
-    try:
-        number = float(value.replace(",", "") if isinstance(value, str) else value)
-    except (TypeError, ValueError):
-        return None
-    return number if math.isfinite(number) and number > 0 else None
+    known = number(str(value).strip(" ,"))
+    return known if 0 < known < math.inf else None
+
+
+def _first(told: Mapping[str, Any]) -> float:
+    return number(str(told.get("first_epoch_num")))
 
 
 # --- logs of other programs -------------------------------------------------------------------------------------------
