@@ -27,8 +27,6 @@ from horovod_study.analysis.importers import (
     benches_of,
     placed_name,
     points_from,
-    recognised,
-    text_of,
 )
 from horovod_study.analysis.machine.network import restored
 from horovod_study.analysis.series import exchange, reported
@@ -122,7 +120,7 @@ def is_table(place: Path) -> bool:
         return place.is_file() or Path(placed_name(str(place))[0]).is_file()
     with suppress(DataError):  # there are no logs
         no_runs = not records.holds_tables(place) and next(records.run_directories(place), None) is None
-        return no_runs and any(recognised(text_of(each[1])) for each in foreign_files.logs(place))
+        return no_runs and next(foreign_files.logs(place), None) is not None
     return False
 
 

@@ -209,6 +209,7 @@ IN_BERT = evaluated("block", ONCE, {}, *((150.0 * i, 600_000.0 * i) for i in (1,
         (gnn(*evaluated("block", {"epoch_count": 20}, {}, (60, 1), (600, 10))), 150_000, "at epoch 10|one block"),
         (gnn(*evaluated("block", {"epoch_count": 20}, {}, (60, 2), (570, 19))), 300_000, "one block is all"),
         (gnn(*blocks(*[(60, {"epoch_count": 4}, {})] * 2), (70, "eval_start", e(1))), 600_000, ""),
+        (run("dlrm", 8, *evaluated("epoch", e(0), n(6000, **e(0)), (300, 0.4))), 10, "one epoch"),
         # BERT counts samples
         (run("bert", 448, *IN_BERT, train_samples=156_725_653), 4000, "2,400,000|are samples|one block"),
         (run("bert", 448, *blocks(*[(60, {"epoch_count": 458_752}, {})] * 2), max_sequence_length=512), 7645.87,

@@ -220,6 +220,7 @@ def test_what_launchers_put_before_a_line_does_not_matter(tmp_path: Path, before
         (megatron(), "12345/out.log"),
         (megatron(), "2024/out.log"),
         (megatron(), "0/out.log"),
+        (megatron(), "n0.log"),
         (megatron(), "007/out.log"),
         (TITAN.format(mesh=""), "titan.log"),
         (LIGHTNING.partition("\n")[2], "lightning.log"),
@@ -339,6 +340,14 @@ def test_logs_of_different_batches_and_programs_are_series(tmp_path: Path) -> No
     }
 
 
+def test_a_folder_of_texts_that_are_no_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for place in range(4):
+        (tmp_path / f"{place}.txt").write_text("nothing\n")
+    for verb in ("fit", "report"):
+        assert main([verb, str(tmp_path)]) == 2
+        assert re.search("0.txt: is no log that is read; nor are 3 more logs read", capsys.readouterr().err)
+
+
 def test_odd_logs_in_a_folder(tmp_path: Path, golden: Golden) -> None:
     for n, rate in ((1, 10.0), (4, 300.0)):
         (tmp_path / f"{n}.log").write_text(horovod(n, rate))
@@ -364,6 +373,16 @@ TABLES = (
 @pytest.mark.parametrize("text", TABLES)
 def test_a_table_is_no_log(text: str, tmp_path: Path) -> None:
     assert recognised(text) is None
+
+
+@pytest.mark.parametrize("name", ["times.csv", "times.log"])
+def test_a_table_with_times_is_told_what_is_wrong_in_it(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text(
+        "GPUs,img/s,started,run:1\n1,x,2025-02-03 10:00:00,a:1\n2,190,2025-02-03 11:00:00,a:2\n"
+    )
+    with pytest.raises(DataError, match=r"line 2.*'x'") as raised:
+        api.read_points(tmp_path / name)
+    assert ("nor is it a log" in str(raised.value)) == name.endswith(".log")
 
 
 @pytest.mark.parametrize(

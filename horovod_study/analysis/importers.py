@@ -1252,10 +1252,7 @@ _SHOWN = 5
 """Of the logs that are left out."""
 _LOG = {"system": "", "unit": "samples/s", "nodes": math.nan, "workers_per_node": math.nan}
 """What a log that does not say it has."""
-_RANK_OF_RUN = re.compile(
-    r"(?i)(?<![a-z])(?:rank|worker|proc(?:ess)?)[_-]?\d+(?![a-z0-9])"
-    r"|(?<![a-z])(?:std)?(?:out|err)(?=\.\w+$)"
-)
+_RANK_OF_RUN = re.compile(r"(?i)(?<![a-z])((rank|worker|proc(ess)?)[_-]?\d+(?![a-z0-9])|(std)?(out|err)(?=\.\w+$))")
 """What differs in the names of the logs of one run, of each rank or stream."""
 _SAME_RUN = 1.1
 """Of the rates of a run that was resumed: they differ by less."""
@@ -1309,11 +1306,8 @@ def points_from(
     frame["repeat"] = frame.groupby(["series", "workers", "nodes"], dropna=False).cumcount().astype(float)
     rows: list[Any] = [*frame.itertuples()]
     doubts = [f"{row.series}, {plural(row.workers, 'worker')}: {each}" for row in rows for each in row.doubts]
-    doubts += (
-        [f"{plural(again.sum(), 'log')} not used: of further ranks or streams of a run, of which one log counts"]
-        if again.any()
-        else []
-    )
+    further = f"{plural(again.sum(), 'log')} not used: of further ranks or streams of a run, of which one log counts"
+    doubts += [further] * bool(again.any())
     doubts += [f"left out: {each}" for each in wrong[:_SHOWN]]
     doubts += [f"left out: {len(wrong) - _SHOWN} more logs"] if len(wrong) > _SHOWN else []
     doubts += _between(frame)
@@ -1351,7 +1345,7 @@ def _between(frame: pd.DataFrame) -> Iterator[str]:
                 yield f"{row.source} over {base.source}: {why}"
         for workers, same in own.groupby("workers")["system"]:
             if same.nunique() > 1:
-                yield f"{series}, {plural(workers, 'worker')}: are of several systems, {', '.join(same.unique())}"
+                yield f"{series}, workers {workers}: are of several systems, {', '.join(same.unique())}"
 
 
 # --- logs of MLPerf Training ------------------------------------------------------------------------------------------
@@ -1437,6 +1431,7 @@ def _spans(unit: str, events: Sequence[tuple[str, float, dict[str, Any], Any]]) 
             done = count
             if found and key != f"{unit}_stop":
                 found[-1].setdefault("after", count)
+        first = number(str(told.get("first_epoch_num")))
         if key == f"{unit}_start":
             # Every rank may print it: the first counts, unless its end was never printed.
             if begun is None or any(begun["first"].get(name) != told.get(name) for name in _PLACE):
@@ -1447,7 +1442,7 @@ def _spans(unit: str, events: Sequence[tuple[str, float, dict[str, Any], Any]]) 
             if reached != span.get("eval", (math.nan,))[0]:
                 inside = begun is not None or span.get("eval", (0, 0, False))[2]
                 span["eval"] = reached, at_s - span["begin"] if begun else span["s"], inside
-        elif begun and key == "block_stop" and _first(told) < _first(begun["first"]):
+        elif begun and key == "block_stop" and first < number(str(begun["first"].get("first_epoch_num"))):
             continue  # of a rank that is late
         elif begun and (key == f"{unit}_stop" or (key == "run_stop" and unit == "epoch" and "epoch_num" in told)):
             same = count is not None and begun["counts"] == count
@@ -1514,7 +1509,7 @@ def _trained(
             epochs = 1.0 if "epoch_num" not in last or (end == begin and end % 1 == 0) else end - done
         seconds = each["s"]
         reached, until, inside = each.get("eval", (math.nan, seconds, False))
-        if epochs % 1 == 0 and 0 < epochs <= MOST_EPOCHS and until > 0:
+        if samples is None and epochs % 1 == 0 and 0 < epochs <= MOST_EPOCHS and until > 0:
             early = 0 < reached - done < epochs - (reached % 1 == 0) and (inside or reached % 1)
             if early or reached - done > MOST_EPOCHS:
                 doubts.append(f"the last evaluation is at epoch {reached:,.7g}: it counts, not what the {unit} says")
@@ -1578,10 +1573,6 @@ def _number(value: Any) -> float | None:
     return known if 0 < known < math.inf else None
 
 
-def _first(told: Mapping[str, Any]) -> float:
-    return number(str(told.get("first_epoch_num")))
-
-
 # --- logs of other programs -------------------------------------------------------------------------------------------
 
 _HOROVOD, _TF, _DEEPSPEED = "Horovod's synthetic benchmark", "tf_cnn_benchmarks", "DeepSpeed"
@@ -1596,13 +1587,9 @@ FORMATS = (
     (
         "NeMo",
         "each",
-        r"\bepoch {epoch}, iteration {step}/\d+ \|...global_batch_size: {global_batch} ...timing in s: {step_s}",
+        r"\bepoch {epoch}, iteration {step}/...global_batch_size: {global_batch} ...timing in s: {step_s}",
     ),
-    (
-        _DEEPSPEED,
-        "each",
-        r"(?:\b{epoch})?/(?:global_step=)?{step}, RunningAvgSamplesPerSec=\S+ CurrSamplesPerSec={rate}",
-    ),
+    (_DEEPSPEED, "each", r"(?:\b{epoch})?/(?:global_step=)?{step}, Running\S+ CurrSamplesPerSec={rate}"),
     (_DEEPSPEED, "mean", r"(?:\b{epoch})?/(?:global_step=)?{step}, (?:RunningAvg)?SamplesPerSec={rate}"),
     ("MaxText", "each", r"completed step: {step}, ...Samples/s/device: {each}"),
     ("MaxText", "each", r"completed step: {step}, ...Tokens/s/device: {tokens_each}"),
@@ -1731,11 +1718,8 @@ def _rate_of_log(
         whose = next((name for name in ("rate", "each", "tokens_each") if name in number), "")
         steps_per_s = number.get("steps_per_s", (1e3 if got.get("milli") else 1) / number.get("step_s", math.inf))
         batch = number.get("global_batch") or facts.get("global_batch", [0.0])[-1]
-        report = (
-            (number[whose], whose, 0.0)
-            if whose
-            else (steps_per_s * (batch or 1), "rate" if batch else "batches", batch)
-        )
+        of_steps = (steps_per_s * (batch or 1), "rate" if batch else "batches", batch)
+        report = (number[whose], whose, 0.0) if whose else of_steps
         if report[0]:
             at = tuple(float((got.get(name) or "0").replace(",", "")) for name in ("epoch", "step"))
             if runs[-1] and (at < last or "step" not in got):
@@ -1789,7 +1773,7 @@ def _workers(
             break
     if named and said and named not in said:
         doubts.append(f"its name {names[-1]} says {named} workers, and the log {told}, which count")
-    return given or next(iter(said), None) or named
+    return given or next(iter(said), None) or named or None
 
 
 # --- benchmarks of networks -------------------------------------------------------------------------------------------
