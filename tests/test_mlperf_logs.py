@@ -250,6 +250,7 @@ def test_what_a_block_trained(tmp_path: Path, text: str, rate: float, doubt: str
             run("llm", 8, *blocks((9e3, {"epoch_count": 2**18}, {})), max_sequence_length=8192),
             "no training has as many",
         ),
+        (gnn(*[(at, key, {}) for at, key in enumerate(("run_start", "run_stop", "run_start"))]), "is of several runs"),
         (run("llm", 8, *IN_BERT, train_samples=10**6), "no training has as many"),
         (
             run("llm", 8, *blocks((900, n(0), n(2**18))), max_sequence_length=2048),

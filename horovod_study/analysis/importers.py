@@ -1380,6 +1380,8 @@ def _mlperf(source: str, text: str, told: Mapping[str, Any], placed: tuple[int, 
             "systems/SYSTEM.json, which is not there; give a folder as MLCommons publishes it, with "
             f"ORG/results/SYSTEM/BENCHMARK/result_0.txt and ORG/systems/SYSTEM.json, or type {source}@NODESxN"
         )
+    if ("run_stop", "run_start") in pairwise(key for key, *_ in events if key in ("run_stop", "run_start")):
+        raise DataError(f"{source}: is of several runs; give each run a log of its own")
     doubts: list[str] = []
     rates = _rates(events, values, benchmark, source, doubts)
     if any(key == "run_stop" and about.get("status") == "aborted" for key, _, about, _ in events):
