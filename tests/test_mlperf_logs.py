@@ -171,6 +171,16 @@ def of_ranks(ranks: int, seconds: float = 10.0, late: float = 0.1) -> list[tuple
     return sorted(events, key=lambda each: each[0])
 
 
+def of_runs(*slower: float) -> list[tuple[float, str, dict[str, Any]]]:
+    """Runs in one log, of which every step takes so many times as long."""
+    events: list[tuple[float, str, dict[str, Any]]] = []
+    for place, times in enumerate(slower):
+        at, own = 1000.0 * place, of_ranks(1, seconds=10 * times)
+        events += [(at, "run_start", {}), *((at + second, key, told) for second, key, told in own)]
+        events += [(at + 900, "run_stop", {})] * 2
+    return events
+
+
 ONCE = {"epoch_count": 1}
 IN_BERT = evaluated("block", ONCE, {}, *((150.0 * i, 600_000.0 * i) for i in (1, 2, 3, 4)))
 
@@ -218,6 +228,7 @@ IN_BERT = evaluated("block", ONCE, {}, *((150.0 * i, 600_000.0 * i) for i in (1,
          "epochs are samples"),
         # ranks that are late
         (gnn(*of_ranks(4)), 900_000, ""),
+        (gnn(*of_runs(1.0, 1.0)), 900_000, ""),
         # tokens are called samples, and are not
         (run("llm", 16, *blocks(*((200, n(i * 400 * 8192), n((i + 1) * 400 * 8192)) for i in range(3))),
              max_sequence_length=8192), 2, "its samples are tokens"),
@@ -250,7 +261,7 @@ def test_what_a_block_trained(tmp_path: Path, text: str, rate: float, doubt: str
             run("llm", 8, *blocks((9e3, {"epoch_count": 2**18}, {})), max_sequence_length=8192),
             "no training has as many",
         ),
-        (gnn(*[(at, key, {}) for at, key in enumerate(("run_start", "run_stop", "run_start"))]), "is of several runs"),
+        (gnn(*of_runs(1.0, 2.0)), "is of several runs, with 900,000 and with 450,000 a second; give each"),
         (run("llm", 8, *IN_BERT, train_samples=10**6), "no training has as many"),
         (
             run("llm", 8, *blocks((900, n(0), n(2**18))), max_sequence_length=2048),

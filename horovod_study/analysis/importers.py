@@ -1380,10 +1380,14 @@ def _mlperf(source: str, text: str, told: Mapping[str, Any], placed: tuple[int, 
             "systems/SYSTEM.json, which is not there; give a folder as MLCommons publishes it, with "
             f"ORG/results/SYSTEM/BENCHMARK/result_0.txt and ORG/systems/SYSTEM.json, or type {source}@NODESxN"
         )
-    if ("run_stop", "run_start") in pairwise(key for key, *_ in events if key in ("run_stop", "run_start")):
-        raise DataError(f"{source}: is of several runs; give each run a log of its own")
     doubts: list[str] = []
-    rates = _rates(events, values, benchmark, source, doubts)
+    keys = [key for key, *_ in events]
+    end = keys.index("run_stop") + 1 if "run_stop" in keys else 0
+    runs = (events[:end], events[end:]) if "run_start" in keys[end:] and end else (events,)
+    rates = [float(np.median(_rates(each, values, benchmark, source, doubts))) for each in runs]
+    if max(rates) > _SAME_RUN * min(rates):
+        both = " and with ".join(f"{each:,.6g}" for each in rates)
+        raise DataError(f"{source}: is of several runs, with {both} a second; give each run a log of its own")
     if any(key == "run_stop" and about.get("status") == "aborted" for key, _, about, _ in events):
         doubts.append("a run was aborted: what it did until then counts")
     if (steps := _number(values.get("gradient_accumulation_steps")) or 1) > 1:
