@@ -385,4 +385,4 @@ def test_batches_that_are_named_are_series_of_weak_scaling() -> None:
 def test_a_part_that_is_larger_than_its_step_is_left_out_and_said() -> None:
     frame = parse_points("workers,samples_per_s,batch_size,sync_s\n1,100,10,0.01\n2,190,10,5\n", "t")
 
-    assert frame["sync_s"].isna().tolist() == [False, True] and "sync_s of 5" in frame.attrs["doubts"][0]
+    assert frame["sync_s"].isna().tolist() == [False, True] and "synchronisation of 5" in frame.attrs["doubts"][0]

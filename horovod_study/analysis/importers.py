@@ -46,6 +46,7 @@ import pandas as pd
 from horovod_study.analysis.costs import moved_share
 from horovod_study.analysis.impossible import impossible
 from horovod_study.analysis.machine.network import analyze
+from horovod_study.analysis.series.baselines import SPEEDUP, impossibilities
 from horovod_study.documents import parse_json
 from horovod_study.errors import AnalysisError, DataError, nearest, require_known
 from horovod_study.files import unguarded
@@ -931,7 +932,6 @@ def parse_points(data: str | bytes, source: str, columns: Mapping[str, str] | No
     unit = _work_out(frame, {each.role: each for each in found}, table, read)
     doubts += _other_base(frame, table, unused)
     frame = _series(frame, table, found, unused, read, doubts)
-    _one_base(frame, unit, next(each for each in found if each.role in RATES), table)
     over = frame[frame["nodes"] > frame["workers"]] if "nodes" in frame else frame[:0]
     if len(over):
         raise DataError(
@@ -939,6 +939,7 @@ def parse_points(data: str | bytes, source: str, columns: Mapping[str, str] | No
             f"{over['workers'].iloc[0]} workers; every node has at least one worker, so correct either"
         )
     rate = next(each for each in found if each.role in RATES)
+    _one_base(frame, rate, table.source)
     names = [table.header[at] for at in unused if not unused[at] and table.header[at]]
     missing = {*COLUMNS} - {each.role for each in found}
     some = [_shown(name) + (nearest(name.lower(), missing) if meaning(name) is None else "") for name in names[:5]]
@@ -1122,20 +1123,6 @@ def _of_a_node(frame: pd.DataFrame, column: _Column, table: _CellRows, read: lis
 # --- series -----------------------------------------------------------------------------------------------------------
 
 
-def _told_apart(frame: pd.DataFrame, names: Sequence[str]) -> str:
-    """Return whether names tell configurations apart: "same" counts with each, "some" with several, "" not at all.
-
-    Rows of a series have the same workers, and their names come back at other counts.
-    """
-    key = frame["series"] if "series" in frame else ""
-    rows = pd.DataFrame({"series": key, "workers": frame["workers"], "name": list(names)}).drop_duplicates()
-    rows = rows[rows.groupby("series")["name"].transform("nunique") > 1]
-    counts = rows.groupby(["series", "name"])["workers"].agg(frozenset)
-    if not rows.duplicated(["series", "workers"]).any() or counts.map(len).min() < 2:
-        return ""
-    return "same" if (counts.groupby("series").nunique() == 1).all() else "some"
-
-
 def _series(
     frame: pd.DataFrame,
     table: _CellRows,
@@ -1174,22 +1161,19 @@ def _series(
     frame = _batches(frame, next((each.name for each in found if each.role == "batch_size"), "batch_size"), read)
     for at in [each for each in others if each in unused]:
         name, every = table.header[at], [cell.strip() for cell in table.column(at)]
-        cells = [every[row] for row in frame.index]
-        keys = [frame["workers"], *([frame["series"]] if "series" in frame else [])]
-        groups = frame["samples_per_s"].groupby([*keys, pd.Series(cells, index=frame.index)])
-        how = _told_apart(frame, cells) if all(map(quantity, cells)) else ""
-        if not how:
-            counts = frame["workers"].groupby([*keys[1:], pd.Series(cells, index=frame.index)]).nunique()
-            each = (
-                counts.groupby(level=0).agg(["size", "max"]) if keys[1:] else counts.agg(["size", "max"]).to_frame().T
-            )
-            if meaning(name) is None and ((each["size"] > 1) & (each["max"] > 1)).any():
-                doubts.append(f"{name!r} changes along a curve: if it makes series, say --columns 'series={name}'")
-            continue
-        rates = groups.median().groupby(level=[*range(len(keys))])
+        rows = pd.DataFrame({"series": frame.get("series", ""), "workers": frame["workers"], "name": ""})
+        rows["name"] = cells = [every[row] for row in frame.index]
+        rates = frame["samples_per_s"].groupby([rows[each] for each in rows]).median().groupby(level=[0, 1])
+        counts = rows.groupby(["series", "name"])["workers"].agg(frozenset)
+        counts = counts[counts.groupby("series").transform("size") > 1]
+        numbered = sorted({*cells}) in [[str(start + each) for each in range(len({*cells}))] for start in (0, 1)]
         apart = float((rates.max() / rates.min()).max()) - 1
-        counted = sorted({*cells}) in ([*map(str, range(len({*cells})))], [*map(str, range(1, len({*cells}) + 1))])
-        if how == "same" and not (counted and apart < 0.1):
+        if counts.map(len).max() == 1 or counts.empty:
+            continue
+        if rates.size().max() == 1 or counts.map(len).min() == 1 or not all(map(quantity, cells)):
+            if meaning(name) is None:
+                doubts.append(f"{name!r} changes along a curve: if it makes series, say --columns 'series={name}'")
+        elif (counts.groupby("series").nunique() == 1).all() and not (numbered and apart < 0.1):
             del unused[at]
             add([f"{name} {cell}" for cell in cells], f"{name}, which tells configurations apart")
         elif apart > 0.1:
@@ -1259,48 +1243,41 @@ def _other_base(frame: pd.DataFrame, table: _CellRows, unused: Mapping[int, str]
             name = table.header[at]
             return [
                 f"line {frame['line'][place]}: {name!r} is {said[place]:g}, and the rate is {speedup[place]:.3g} times "
-                f"that of {fewest} workers over {fewest}: say which counts: --columns 'speedup={name}'"
+                f"that of {plural(fewest, 'worker')} over {fewest}: say which counts: --columns 'speedup={name}'"
                 for place in off[:1]
             ]
     return []
 
 
-def _one_base(frame: pd.DataFrame, unit: str, rate: _Column, table: _CellRows) -> None:
+def _one_base(frame: pd.DataFrame, rate: _Column, source: str) -> None:
     """Raise DataError where a speedup of 1 at several workers is not that of the smallest count of every series."""
-    if rate.role != "speedup":
-        return
-    rows = frame.assign(series=frame["series"] if "series" in frame else "")
-    first = rows[rows["workers"] == rows.groupby("series")["workers"].transform("min")]
-    ones = first.groupby("series")["samples_per_s"].median().sub(1).abs() < 0.02
-    fewest = {*first["workers"]}
-    at_one = (rows["samples_per_s"] == 1) & (rows["workers"] > 1)
-    if (1 in fewest and len(fewest) == 1) or not at_one.any() or (ones.all() and len(fewest) == 1):
-        return
-    at = at_one.idxmax()
-    raise DataError(
-        f"{table.source} line {rows['line'][at]}: {rate.name!r} is 1 at {rows['workers'][at]} workers, and a smallest "
-        f"count has another: relative to which? give throughputs, or series over their own smallest counts: --columns "
-        f"'samples_per_s={rate.name}'"
-    )
+    workers, speedup = frame["workers"], frame["samples_per_s"]
+    fewest = workers.groupby(frame["series"] if "series" in frame else workers * 0).transform("min")
+    based = (workers != fewest) | ((speedup - 1).abs() < 0.02)
+    ones = frame.index[(speedup == 1) & (workers > 1)]
+    if rate.role == "speedup" and len(ones) and {*fewest} != {1} and not (based.all() and fewest.nunique() == 1):
+        raise DataError(
+            f"{source} line {frame['line'][ones[0]]}: {rate.name!r} is 1 at {workers[ones[0]]} workers: relative to "
+            f"which? where each series is to its own fewest: --columns 'samples_per_s={rate.name}'; else give rates"
+        )
 
 
 def _impossible(frame: pd.DataFrame, unit: str, rate: _Column, source: str) -> list[str]:
-    """Doubt rates, speedups and parts of steps that cannot be; a rate of which this was guessed is a DataError."""
-    rule = "speedup" if unit == "speedup" else "rate"
+    """Doubt speedups and parts of steps that cannot be, which are left out; a guessed rate is a DataError."""
     rows = zip(frame["line"], frame["workers"], frame["samples_per_s"], strict=True)
-    found = [f"line {at}: {why}" for at, n, x in rows if (why := impossible(rule, **{rule: x}, workers=n, unit=unit))]
-    if found and rule == "rate" and not rate.own:
-        raise DataError(f"{source} {found[0]}; correct it, or say what it is with --columns")
-    one = frame[(frame["workers"] == 1) & ((frame["samples_per_s"] - 1).abs() > 0.02) & (unit == "speedup")]
+    for at, n, x in rows if unit != SPEEDUP and not rate.own else ():
+        if why := impossible("rate", rate=x, workers=n, unit=unit):
+            raise DataError(f"{source} line {at}: {why}; correct it, or say what it is with --columns")
+    base = 1.0 if unit == SPEEDUP else math.inf  # fits and pages judge the speedups of rates
+    frame.attrs["unit"] = unit
+    found = impossibilities(frame, base)
+    one = frame[(frame["workers"] == 1) & ((frame["samples_per_s"] - 1).abs() > 0.02) & (unit == SPEEDUP)]
     for at, speedup in list(zip(one["line"], one["samples_per_s"], strict=True))[:1]:
         found.append(f"line {at}: one worker has a speedup of {speedup:g}: of what is 1?")
     if "sync_s" in frame and "batch_size" in frame:
         step = frame["batch_size"] * frame["workers"] / frame["samples_per_s"]
-        for at in frame.index[frame["sync_s"] > step]:
-            if why := impossible("part", part=frame["sync_s"][at], whole=step[at], what="sync_s", of="the step"):
-                found.append(f"line {frame['line'][at]}: {why}")
-                frame.loc[at, "sync_s"] = math.nan
-    return [*found[:3], *([f"{len(found) - 3} more of them"] if len(found) > 3 else [])]
+        frame.loc[frame["sync_s"] > 1.05 * step, "sync_s"] = math.nan
+    return found
 
 
 def _odd(frame: pd.DataFrame, rate: _Column, source: str) -> list[str]:

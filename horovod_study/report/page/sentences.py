@@ -86,17 +86,13 @@ def _largest(analysis: Analysis) -> Mapping[str, Any]:
 
     What was run at one count says nothing of scaling, and leads only where all was.
     """
-    alone = {
-        place for place, rows in analysis.points.groupby(["partition", "setting"]) if rows["workers"].nunique() == 1
-    }
-    return max(
-        analysis.provenance["findings"],
-        key=lambda found: (
-            (found["partition"], found["setting"]) not in alone,
-            found["workers"],
-            found["series"][0]["speedup"] or 0,
-        ),
-    )
+    counts = analysis.points.groupby(["partition", "setting"])["workers"].nunique()
+
+    def size(found: Mapping[str, Any]) -> tuple[bool, int, float]:
+        several = bool(counts.get((found["partition"], found["setting"]), 0) > 1)
+        return several, found["workers"], found["series"][0]["speedup"] or 0
+
+    return max(analysis.provenance["findings"], key=size)
 
 
 WHOLE = 1.05
