@@ -314,6 +314,10 @@ REFUSED = {
         "GPUs,depth,img/s\n1,50,100\n2,50,190\n4,50,370\n2,101,120\n4,101,230\n",
         "'series=depth'",
     ),
+    "words at some counts": (
+        "GPUs,precision,img/s\n1,fp32,100\n2,fp32,190\n4,fp32,370\n4,fp16,800\n",
+        "'series=precision'",
+    ),
     "a batch of 4k": ("GPUs,global batch,step time (s)\n1,4k,1\n2,4k,2\n", "global batch is '4k'"),
     "hours or minutes": ("GPUs,epoch time\n1,16:30\n2,8:20\n", "epoch time is '16:30'"),
     "280 of what": ("GPUs,epoch time\n1,16 min\n2,280\n", "epoch time is '280'"),

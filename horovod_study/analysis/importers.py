@@ -651,9 +651,7 @@ def _of_json(text: str, source: str) -> list[list[str]]:
 _AS_COUNT = re.compile(
     rf"(?:{_COUNT}{_WORKER}|n|np)? ?=? ?([0-9]+) ?(?:x(?: ?[a-z].*)?|{_KIND}{_WORKER}|{_NODE})?", re.IGNORECASE
 )
-_RUN = re.compile(
-    r"(?:run|rep|repeat|repetition|trial|seed|attempt) ?# ?[0-9]+|(?:run|rep|repeat|trial|seed|attempt) ?[0-9]+"
-)
+_RUN = re.compile(r"(?:run|rep|repeat|repetition|trial|seed|attempt) ?#? ?[0-9]+")
 _SETTING = re.compile(
     r"\b(?:lr|learning rate|bs|batch(?: size)?|steps|epochs?|warm ?up|length|seq len|layers|params)\b"
 )
@@ -863,9 +861,7 @@ def _guessed(table: _CellRows, used: Mapping[int, _Column]) -> dict[int, _Column
 def _require(table: _CellRows, roles: set[str]) -> None:
     """Raise DataError where the columns do not say how many workers there were, or how fast they were."""
     names, where = table.header, table.where
-    both = [
-        each for each in names if re.fullmatch(r"(?:strong |weak )?scaling(?: factor)?(?: %)?", _plain(each[:_LONG]))
-    ]
+    both = [each for each in names if re.fullmatch(r"(?:strong |weak )?scaling(?: %)?", _plain(each[:_LONG]))]
     if both and not roles & set(RATES):
         raise DataError(
             f"{where}: {both[0]!r} may be a speedup or an efficiency; say which: --columns 'speedup={both[0]}' or "
@@ -1041,6 +1037,8 @@ def _work_out(frame: pd.DataFrame, by: Mapping[str, _Column], table: _CellRows, 
     value, unit, told = frame[role], by[role].means.unit if role in RATES[:2] else "speedup", name[role]
     if role == "samples_per_s":
         return unit
+    in_cells = any("%" in cell for cell in table.column(by[role].at))
+    unsaid = "%" in told and not in_cells
     if role == "samples_per_s_per_worker":
         rate, how = value * workers, f"{told} x workers"
     elif role == "step_s" and "batch_size" in frame and frame["batch_size"].notna().all():
@@ -1058,16 +1056,13 @@ def _work_out(frame: pd.DataFrame, by: Mapping[str, _Column], table: _CellRows, 
                 )
         rate, unit, how = 1 / value, "epochs/s", f"1 / {told}: epochs/s, of the same data at every count"
     elif role == "efficiency":
-        unsaid = "%" in told and not any("%" in cell for cell in table.column(by[role].at))
         if (value.max() > 2 and value.min() < 1.5) or (unsaid and value.max() <= 2):
             raise DataError(f"{table.where}: {told!r} may have shares or percentages; write all of it in per cent")
         rate = value / (100 if value.max() > 2 else 1) * workers
         how = f"{told} x workers: throughput relative to what has efficiency 1"
     else:
-        cells = table.column(by[role].at)
-        percent = "%" in told and not any("%" in cell for cell in cells)
-        rate, how = value / (100 if percent else 1), f"{told}: throughput relative to what has 1"
-        if (percent or any("%" in cell for cell in cells)) and not ((rate - 1).abs() < 1e-6).any():
+        rate, how = value / (100 if unsaid else 1), f"{told}: throughput relative to what has 1"
+        if (unsaid or in_cells) and not ((rate - 1).abs() < 1e-6).any():
             raise DataError(f"{table.where}: {told!r} has no 100 %: of what is it? write it as times, such as 1.9")
     frame["samples_per_s"] = rate
     read.append(f"samples_per_s = {how}")
@@ -1170,10 +1165,11 @@ def _series(
         apart = float((rates.max() / rates.min()).max()) - 1
         if counts.map(len).max() == 1 or counts.empty:
             continue
-        if rates.size().max() == 1 or counts.map(len).min() == 1 or not all(map(quantity, cells)):
+        words = not all(map(quantity, cells))
+        if rates.size().max() == 1 or (counts.map(len).min() == 1 and not (words and apart > 0.1)):
             if meaning(name) is None:
                 doubts.append(f"{name!r} changes along a curve: if it makes series, say --columns 'series={name}'")
-        elif (counts.groupby("series").nunique() == 1).all() and not (numbered and apart < 0.1):
+        elif not words and (counts.groupby("series").nunique() == 1).all() and not (numbered and apart < 0.1):
             del unused[at]
             add([f"{name} {cell}" for cell in cells], f"{name}, which tells configurations apart")
         elif apart > 0.1:
@@ -1268,9 +1264,8 @@ def _impossible(frame: pd.DataFrame, unit: str, rate: _Column, source: str) -> l
     for at, n, x in rows if unit != SPEEDUP and not rate.own else ():
         if why := impossible("rate", rate=x, workers=n, unit=unit):
             raise DataError(f"{source} line {at}: {why}; correct it, or say what it is with --columns")
-    base = 1.0 if unit == SPEEDUP else math.inf  # fits and pages judge the speedups of rates
     frame.attrs["unit"] = unit
-    found = impossibilities(frame, base)
+    found = impossibilities(frame, 1.0 if unit == SPEEDUP else math.inf)  # fits and pages judge speedups of rates
     one = frame[(frame["workers"] == 1) & ((frame["samples_per_s"] - 1).abs() > 0.02) & (unit == SPEEDUP)]
     for at, speedup in list(zip(one["line"], one["samples_per_s"], strict=True))[:1]:
         found.append(f"line {at}: one worker has a speedup of {speedup:g}: of what is 1?")
