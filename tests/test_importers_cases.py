@@ -21,8 +21,8 @@ READ: dict[str, tuple[str, dict[str, dict[int, float]], str]] = {
         "",
     ),
     "a dash in the base of an efficiency": ("nodes;scaling efficiency\n1;—\n2;95 %\n", {"": {1: 1, 2: 1.9}}, ""),
-    "a dash that is no base": ("GPUs,speedup\n1,-\n2,1.0\n4,1.9\n", {"": {2: 2, 4: 3.8}}, "line 2"),
-    "relative to four": ("GPUs,speedup\n4,1\n8,1.9\n", {"": {4: 4, 8: 7.6}}, ""),
+    "a dash that is no base": ("GPUs,speedup\n1,-\n2,1.0\n4,1.9\n", {"": {2: 1, 4: 1.9}}, "line 2"),
+    "relative to four": ("GPUs,speedup\n4,1\n8,1.9\n", {"": {4: 1, 8: 1.9}}, ""),
     "a speedup with commas": ("GPUs\tspeedup\n1\t1,000\n2\t1,912\n", {"": {1: 1, 2: 1.912}}, ""),
     "one worker that is not 1": ("GPUs,speedup\n1,0.9\n2,1.7\n", {"": {1: 0.9, 2: 1.7}}, "speedup of 0.9"),
     "far above the workers": ("ranks,speedup\n1,1\n2,7\n", {"": {1: 1, 2: 7}}, "speedup of 7 with 2 workers"),
@@ -64,6 +64,32 @@ READ: dict[str, tuple[str, dict[str, dict[int, float]], str]] = {
         {"vgg": {1: 50, 2: 90}, "bert": {1: 20, 2: 38}},
         "",
     ),
+    "batches, and one row of another": (
+        "GPUs,batch/GPU,img/s\n1,64,100\n1,128,120\n2,64,190\n2,128,230\n2,32,150\n",
+        {"batch/GPU 64": {1: 100, 2: 190}, "batch/GPU 128": {1: 120, 2: 230}, "batch/GPU 32": {2: 150}},
+        "",
+    ),
+    "batches of all": (
+        "GPUs,global batch,img/s\n1,64,100\n1,128,120\n2,64,170\n2,128,230\n4,64,270\n4,128,440\n",
+        {"global batch 64": {1: 100, 2: 170, 4: 270}, "global batch 128": {1: 120, 2: 230, 4: 440}},
+        "",
+    ),
+    "words that change midway": (
+        "GPUs,precision,img/s\n1,fp32,100\n2,fp32,190\n4,fp16,800\n8,fp16,1500\n",
+        {"fp32": {1: 100, 2: 190}, "fp16": {4: 800, 8: 1500}},
+        "",
+    ),
+    "numbers that change midway": (
+        "GPUs,seq len,img/s\n1,2048,100\n2,2048,190\n4,1024,800\n8,1024,1500\n",
+        {"": {1: 100, 2: 190, 4: 800, 8: 1500}},
+        "'seq len' changes",
+    ),
+    "runs that are words": (
+        "GPUs,run,img/s\n1,fp32,100\n2,fp32,190\n1,fp16,180\n2,fp16,350\n",
+        {"fp32": {1: 100, 2: 190}, "fp16": {1: 180, 2: 350}},
+        "",
+    ),
+    "runs that are columns": ("GPUs,run1,run2\n1,100,102\n2,190,192\n", {"": {1: 101, 2: 191}}, ""),
     # --- strong and weak
     "strong and weak": (
         "workers,batch_size,samples_per_s\n1,64,500\n2,32,820\n4,16,1200\n8,8,1450\n2,64,960\n4,64,1850\n8,64,3500\n",
@@ -132,10 +158,22 @@ READ: dict[str, tuple[str, dict[str, dict[int, float]], str]] = {
     "remarks": ("GPUs,img/s\n1,**100** (base)\n2,~190*\n4,n/a\n", {"": {1: 100, 2: 190}}, "'n/a'"),
     "a spread before the unit": ("GPUs,throughput\n1,100 ± 2 img/s\n2,190 ± 3 img/s\n", {"": {1: 100, 2: 190}}, ""),
     "a comma beside long numbers": (
-        "GPUs\tstep time (ms)\n1\t1906\n2\t963,5\n",
-        {"": {1: 1 / 1.906, 2: 2 / 0.9635}},
+        "GPUs\tepoch time (s)\n1\t1906\n2\t963,5\n",
+        {"": {1: 1 / 1906, 2: 1 / 963.5}},
         "",
     ),
+    "shares and per cent": ("GPUs,efficiency (%)\n1,100\n2,98\n", {"": {1: 1, 2: 1.96}}, ""),
+    "an efficiency without a kind": ("GPUs,efficiency\n1,1\n2,0.98\n", {"": {1: 1, 2: 1.96}}, ""),
+    "per cent in head and cells": ("GPUs,efficiency (%)\n1,100 %\n2,98 %\n", {"": {1: 1, 2: 1.96}}, ""),
+    "a speedup of 190 %": ("GPUs,speedup\n1,100%\n2,190%\n", {"": {1: 1, 2: 1.9}}, ""),
+    "a relative throughput in per cent": ("GPUs,relative throughput (%)\n1,100\n2,190\n", {"": {1: 1, 2: 1.9}}, ""),
+    "billions a day": ("GPUs,B tokens/day\n1,8.64\n2,17\n", {"": {1: 1e5, 2: 17e9 / 86400}}, ""),
+    "a decimal comma of another column": (
+        "GPUs;img/s;hours\n1;1.250;1,05\n2;2.400;0,92\n",
+        {"": {1: 1250, 2: 2400}},
+        "",
+    ),
+    "hh:mm in the head": ("GPUs,epoch time (hh:mm)\n1,16:30\n2,8:20\n", {"": {1: 1 / 59400, 2: 1 / 30000}}, ""),
     # --- forms
     "a grid": (
         "+------+---------+\n| GPUs | img/s   |\n+======+=========+\n"
@@ -206,6 +244,21 @@ READ: dict[str, tuple[str, dict[str, dict[int, float]], str]] = {
         "line 5",
     ),
     # --- wide
+    "counts that are names of rows": (
+        "GPUs,32,64\n1,100,120\n2,190,230\n4,370,440\n",
+        {"32": {1: 100, 2: 190, 4: 370}, "64": {1: 120, 2: 230, 4: 440}},
+        "",
+    ),
+    "counts and units in the names": (
+        "model,1 GPU img/s,8 GPU img/s\nvgg,50,330\nbert,9,70\n",
+        {"vgg": {1: 50, 8: 330}, "bert": {1: 9, 8: 70}},
+        "",
+    ),
+    "a column a node": (
+        "model,1 node,2 nodes\nvgg,50,93\nbert,9,17\n",
+        {"vgg": {1: 50, 2: 93}, "bert": {1: 9, 2: 17}},
+        "",
+    ),
     "a column a model": (
         "GPUs,resnet50,vgg16\n1,310,190\n2,600,330\n8,2200,900\n",
         {"resnet50": {1: 310, 2: 600, 8: 2200}, "vgg16": {1: 190, 2: 330, 8: 900}},
@@ -261,6 +314,10 @@ REFUSED = {
         "GPUs,depth,img/s\n1,50,100\n2,50,190\n4,50,370\n2,101,120\n4,101,230\n",
         "'series=depth'",
     ),
+    "words at some counts": (
+        "GPUs,precision,img/s\n1,fp32,100\n2,fp32,190\n4,fp32,370\n4,fp16,800\n",
+        "'series=precision'",
+    ),
     "a batch of 4k": ("GPUs,global batch,step time (s)\n1,4k,1\n2,4k,2\n", "global batch is '4k'"),
     "hours or minutes": ("GPUs,epoch time\n1,16:30\n2,8:20\n", "epoch time is '16:30'"),
     "280 of what": ("GPUs,epoch time\n1,16 min\n2,280\n", "epoch time is '280'"),
@@ -278,6 +335,21 @@ REFUSED = {
         "second table",
     ),
     "wide times": ("GPUs,a,b\n1,100,50\n2,52,26\n4,30,14\n", "step_s=values"),
+    "1 at eight workers, for one system": ("system,GPUs,speedup\nddp,8,1\nhvd,8,1.1\n", "line 2.*relative to which"),
+    "1 in the middle": ("GPUs,speedup\n8,0.52\n16,1\n32,1.9\n", "line 3.*relative to which"),
+    "names and rows are numbers": (",32,64,128\n1,100,120,130\n2,190,230,250\n", "column of workers"),
+    "shares beside percentages": ("GPUs,efficiency\n1,1\n2,0.98\n4,95\n", "shares or percentages"),
+    "shares below a %": ("GPUs,efficiency (%)\n1,1\n2,0.98\n", "shares or percentages"),
+    "per cent without 100": ("GPUs,speedup (%)\n1,1\n2,90\n", "no 100 %"),
+    "thousands in the head": ("GPUs,x1000 samples/s\n1,1.2\n2,2.2\n", "'samples_per_s' is missing"),
+    "powers in the head": ("GPUs,a 10³ img/s,b 10³ img/s\n1,1.2,1.3\n2,2.2,2.3\n", "'samples_per_s' is missing"),
+    "settings alone": ("gpus,lr,total bs\n1,0.1,256\n2,0.2,512\n4,0.4,1024\n", "'samples_per_s' is missing"),
+    "epochs of more samples": ("GPUs,samples,epoch time (s)\n1,1000,10\n2,2000,11\n", "'samples' over 'epoch time"),
+    "scaling": ("GPUs,scaling\n1,1\n2,1.9\n", "efficiency=scaling"),
+    "three units": ("GPUs,A (img/s),B (seq/s),C (k tok/s)\n1,9,5,3\n2,17,9,5\n", r"A \(img/s\), B \(seq/s\) and C"),
+    "seconds of a count": ("model,1 GPU (s),2 GPUs (s)\na,100,52\nb,80,41\n", r"'step_s=time \(s\)'"),
+    "time to train": ("GPUs,time to train (min)\n1,100\n2,52\n", "'epoch_s=time to train"),
+    "times with a comma that are divided": ("GPUs\tstep time (ms)\n1\t1906\n2\t963,5\n", "global_batch=NAME"),
     "numbers without names": ("1,2,4\n100,190,370\n", "'workers' is missing"),
 }
 
@@ -317,4 +389,4 @@ def test_batches_that_are_named_are_series_of_weak_scaling() -> None:
 def test_a_part_that_is_larger_than_its_step_is_left_out_and_said() -> None:
     frame = parse_points("workers,samples_per_s,batch_size,sync_s\n1,100,10,0.01\n2,190,10,5\n", "t")
 
-    assert frame["sync_s"].isna().tolist() == [False, True] and "sync_s of 5" in frame.attrs["doubts"][0]
+    assert frame["sync_s"].isna().tolist() == [False, True] and "synchronisation of 5" in frame.attrs["doubts"][0]

@@ -233,7 +233,7 @@ class TestTablesAsPeopleHaveThem:
         assert (workers, rates) == ([1, 4], [100, 380])
         assert f"{name} x workers" in told
 
-    @pytest.mark.parametrize("name", ["efficiency", "std img/s", "images", "img/s/node", "TFLOPS/GPU", "loss"])
+    @pytest.mark.parametrize("name", ["energy efficiency", "std img/s", "images", "img/s/node", "TFLOPS/GPU", "loss"])
     def test_what_is_no_rate_of_workers_is_not_taken_for_one(self, name):
         assert "'samples_per_s' is missing" in refused(f"GPUs,{name}\n1,100\n")
 

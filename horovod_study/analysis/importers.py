@@ -46,6 +46,7 @@ import pandas as pd
 from horovod_study.analysis.costs import moved_share
 from horovod_study.analysis.impossible import MOST_EPOCHS, impossible
 from horovod_study.analysis.machine.network import analyze
+from horovod_study.analysis.series.baselines import SPEEDUP, impossibilities
 from horovod_study.documents import parse_json
 from horovod_study.errors import AnalysisError, DataError, nearest, require_known
 from horovod_study.files import unguarded
@@ -80,7 +81,7 @@ UNITS: Mapping[str, float] = MappingProxyType(
 """Units of time, in seconds."""
 
 PREFIXES: Mapping[str, float] = MappingProxyType(
-    {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "thousand": 1e3, "million": 1e6}
+    {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "thousand": 1e3, "million": 1e6, "billion": 1e9}
 )
 
 FAILED = frozenset(
@@ -109,11 +110,11 @@ HEADERS: Mapping[str, str] = MappingProxyType(
         rf"(?:ranks|slots) (?:/|per) node|local size",
         "workers": rf"{_COUNT}{_WORKER}(?: count)?|np|n ?procs?|n ?tasks|world size|ranks|parallelism|dp(?: size)?",
         "nodes": rf"{_COUNT}{_NODE}(?: count)?|n ?nodes",
-        "global_batch": r"(?:global|total|effective) (?:mini ?)?batch(?: ?size)?|gbs",
+        "global_batch": r"(?:global|total|effective) (?:(?:mini ?)?batch(?: ?size)?|bs)|gbs",
         "batch_size": rf"(?:local|micro|per {_WORKER})(?: train)? batch(?: ?size)?|mbs|"
         rf"batch(?: ?size)? ?(?:/|per) ?{_WORKER}",
         "accumulation": r"(?:gradient|grad) acc(?:um(?:ulation)?)?(?: steps?)?|accumulation steps|gas",
-        "speedup": r"(?:relative )?speed ?up|relative throughput",
+        "speedup": r"(?:(?:relative )?speed ?up|relative throughput)(?: %)?",
         "efficiency": r"(?:(?:weak |strong )?scaling|parallel) efficiency(?: %)?",
         "sync_s": r"exposed (?:sync|synchroni[sz]ation|communication|comm|all ?reduce)(?: time)?|sync(?: time)?",
         "epoch_s": r"epoch (?:time|duration)|(?:time|duration) ?(?:/|per) ?epoch",
@@ -129,10 +130,11 @@ HEADERS: Mapping[str, str] = MappingProxyType(
 """What the name of a column says that it is, as the whole of the name without units; rates are found by _RATE."""
 
 _RATE = re.compile(
-    rf"(?:\b(thousand|million|[kmg]) ?)?\b({_ITEM})(?:(?:/| per ){_WORKER})?(?: ?/ ?| per ){_TIME}\b"
+    rf"(?:\b(thousand|million|billion|[kmg]) ?)?\b({_ITEM})(?:(?:/| per ){_WORKER})?(?: ?/ ?| per ){_TIME}\b"
     rf"|\b([kmg])({_ITEM})(?:(?:/| per ){_WORKER})?(?: ?/ ?| per ){_TIME}\b"
     rf"|\b{_ITEM} ?ps\b|\b(?:throughput|fps|ips|tps|wps|tgs|training speed)\b"
 )
+_SCALE = re.compile(r"[x\u00d7] ?1,?0|\b10+s\b|10 ?\^|\b1e\d|[³⁶⁹]|\b(?:thousand|million|billion)s?\b")
 _INVERSE = re.compile(rf"({_STEP}|epochs?)(?: ?/ ?| per )({_TIME})")
 _STATISTIC = r"average|avg|mean|median|measured|observed|achieved"
 _NO_RATE = (
@@ -141,7 +143,8 @@ _NO_RATE = (
 )
 _BRACKET = re.compile(r"[(\[]([^)\]]*)[)\]]")
 _DURATION = re.compile(
-    r"(?:(?:total|wall|elapsed|training|train|execution|run) ?)*(?:clock ?)?(?:time|duration|runtime|elapsed)"
+    r"(?:(?:total|wall|elapsed|training|train|execution|run) ?)*(?:clock ?)?(?:time|duration|runtime|elapsed)|"
+    r"time to (?:train|accuracy|solution|target|convergence|quality)|latency"
 )
 _BATCH = re.compile(r"(?:mini[ _-]?)?batch(?:[ _-]?size)?|bs")  # of one worker, or of all: nobody can tell
 _OF_ALL = re.compile("total|world|rank|size|np|proc|parallel|task|core")  # workers that are never those of a node
@@ -164,7 +167,7 @@ def meaning(name: str) -> Meaning | None:
     if len(name) > _LONG:
         return None
     text = _plain(name)
-    if _RATE.search(text) and text != "relative throughput":
+    if _RATE.search(text) and text.rstrip(" %") != "relative throughput":
         return _rate(text)
     if each := _INVERSE.fullmatch(re.sub(rf"\b(?:throughput|speed|{_STATISTIC})\b", "", text).strip()):
         return Meaning(role="epoch_s" if each[1].startswith("epoch") else "step_s", factor=UNITS[each[2]], inverse=True)
@@ -172,6 +175,7 @@ def meaning(name: str) -> Meaning | None:
     without = re.sub(rf"\b(?:{_STATISTIC})\b", "", " ".join(_words(text, unit))).strip()
     if unit and re.fullmatch(rf"epoch|{_STEP}", without):
         without += " time"  # `epoch (s)`; without a unit it is the number of an epoch
+    without = re.sub("^(efficiency(?: %)?)$", r"scaling \1", without)
     for role, form in HEADERS.items():
         if re.fullmatch(form, without):
             if role in TIMES:
@@ -193,6 +197,9 @@ def _plain(name: str) -> str:
     """The name in small letters, its words and units separated by single spaces or `/`."""
     text = re.split(r"[(\[]?\s*(?:±|\+/-|\+-)", name.strip().strip("*`").lower().replace("#", "# "))[0]
     text = re.sub(r"[_\-.\s]+", " ", _BRACKET.sub(r" \1 ", text)).strip()
+    text = re.sub(r"\bb (?=tok\w*(?: ?/ ?| per )(?:d|days?|h|hrs?|hours?)\b)", "billion ", text)
+    for clock, unit in (("hh?:mm:ss", "s"), ("hh?:mm", "h"), ("mm?:ss", "min")):
+        text = re.sub(rf"\b{clock}\b", unit, text)
     return re.sub(r" ?/ ?", "/", text)
 
 
@@ -214,6 +221,8 @@ def _rate(text: str) -> Meaning | None:
         return None
     full = next((each for each in _RATE.finditer(text) if each[2] or each[4]), found)  # `throughput (img/s)`
     prefix = PREFIXES[full[1] or full[3] or ""] if full[2] or full[4] else 1.0
+    if _SCALE.search(_RATE.sub(" ", text)):
+        return None  # x1000, 10^3, (billions): of what is written, or of what is meant
     time = re.search(rf"(?:/|per ?){_TIME}\b", full[0])
     factor = prefix / (UNITS[re.sub(r"^(?:/|per) ?", "", time[0]).strip()] if time else 1.0)
     each = re.search(rf"(?:/|per |each ){_WORKER}\b|\btgs\b", text)
@@ -379,7 +388,7 @@ _UNITS_OF: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(("workers", "workers_per_node"), rf"|x(?: ?[a-z].*)?|{_KIND}{_WORKER}(?: .*)?"),
         "nodes": rf"|{_NODE}|x ?[a-z].*",
         **dict.fromkeys(TIMES, "|s"),
-        "speedup": "|x",
+        "speedup": "|x|%",
         "efficiency": "|%",
         **dict.fromkeys(("batch_size", "global_batch"), rf"|{_ITEM}"),
     }
@@ -613,10 +622,14 @@ def _of_json(text: str, source: str) -> list[list[str]]:
     else:
         content = parse_json(text, source=source, error=DataError, again=again)
 
-    def below(value: Any) -> bool:
-        return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(each, dict) for each in value))
+    def lists(value: Any) -> bool:
+        return isinstance(value, list) and any(isinstance(each, dict) for each in value)
 
-    while isinstance(content, dict) and len(tables := list(filter(below, content.values()))) == 1:
+    while isinstance(content, dict):
+        inner = [*content.values()]
+        tables = [*filter(lists, inner)] or [each for each in inner if isinstance(each, dict)]
+        if len(tables) != 1:
+            break
         content = tables[0]
     if isinstance(content, dict) and content and not any(isinstance(each, dict | list) for each in content.values()):
         content = [content]
@@ -636,7 +649,11 @@ def _of_json(text: str, source: str) -> list[list[str]]:
 # --- wide tables ------------------------------------------------------------------------------------------------------
 
 _AS_COUNT = re.compile(
-    rf"(?:{_COUNT}{_WORKER}|n|np)? ?=? ?([0-9]+) ?(?:x(?: ?[a-z].*)?|{_KIND}{_WORKER})?", re.IGNORECASE
+    rf"(?:{_COUNT}{_WORKER}|n|np)? ?=? ?([0-9]+) ?(?:x(?: ?[a-z].*)?|{_KIND}{_WORKER}|{_NODE})?", re.IGNORECASE
+)
+_RUN = re.compile(r"(?:run|rep|repeat|repetition|trial|seed|attempt) ?#? ?[0-9]+")
+_SETTING = re.compile(
+    r"\b(?:lr|learning rate|bs|batch(?: size)?|steps|epochs?|warm ?up|length|seq len|layers|params)\b"
 )
 _NAMES = {"samples_per_s": "throughput", "samples_per_s_per_worker": "throughput per worker", "speedup": "speedup"}
 VALUES = "values"
@@ -644,24 +661,37 @@ VALUES = "values"
 
 
 def _turned(table: _CellRows) -> _CellRows:
-    """Return a table whose names are worker counts (`1 GPU`, `8`) with a row for each of these counts."""
+    """Return a table whose names are worker or node counts (`1 GPU`, `8`) with a row for each of these counts."""
     header, body = table.header, table.rows[1:]
-    counts = {at: found[1] for at, name in enumerate(header) if (found := _AS_COUNT.fullmatch(name[:_LONG]))}
+    ends = [re.fullmatch(rf"([0-9]+ ?(?:{_WORKER}|{_NODE}))\b ?(.*)", _plain(name[:_LONG])) for name in header]
+    holds = {each[2] for each in ends if each}
+    more = holds.pop() if len(holds) == 1 else ""
+    shown = [
+        each[1] if each and (_rate(more) or more in UNITS) else name for name, each in zip(header, ends, strict=True)
+    ]
+    counts = {at: found[1] for at, name in enumerate(shown) if (found := _AS_COUNT.fullmatch(name[:_LONG]))}
+    nodes = bool(counts) and all(re.search(rf"{_NODE}$", shown[at], re.IGNORECASE) for at in counts)
     labels = [at for at in range(len(header)) if at not in counts]
     plain = all(header[at] == count for at, count in counts.items())
     corner = header[labels[0]] if labels else ""
     of = getattr(meaning(corner), "role", "")
+    below = [cells[labels[0]].strip() for _, cells in body] if labels else []
+    numbers = bool(below) and plain and all(re.fullmatch("[1-9][0-9]*", cell) for cell in below)
     bare = plain and not (labels and (not corner or of in ("workers", "series", *RATES)))  # numbers without names
+    bare = bare or (numbers and of == "workers")  # which are the counts
     if bare or len(set(counts.values())) < max(2 + plain, len(counts)) or not body:
         return table
+    if numbers and not corner:
+        raise DataError(f"{table.where}: names and first column are numbers; name the column of workers 'workers'")
     names = []
     for _, cells in body:
         words = [f"{header[at]} {cells[at]}" if _QUICK.fullmatch(cells[at]) else cells[at].strip() for at in labels]
         names.append(" ".join(filter(None, words)) or VALUES)
-    first = (table.rows[0][0], [corner if of == "workers" else "workers", *names])
+    first = (table.rows[0][0], [corner if of == "workers" else "nodes" if nodes else "workers", *names])
     rows = [(first[0], [count, *(cells[at] for _, cells in body)]) for at, count in counts.items()]
-    told = [*table.told, f"{listed([header[at] for at in counts])} are worker counts"]
-    return _CellRows(table.source, table.separator, [first, *rows], told, corner if of in RATES else "")
+    told = [*table.told, f"{listed([header[at] for at in counts])} are {'node' if nodes else 'worker'} counts"]
+    held = corner if of in RATES else f"time ({more})" if more in UNITS else more
+    return _CellRows(table.source, table.separator, [first, *rows], told, held)
 
 
 def _long(table: _CellRows, columns: Mapping[str, str]) -> _CellRows:
@@ -679,11 +709,13 @@ def _long(table: _CellRows, columns: Mapping[str, str]) -> _CellRows:
     counted = [
         at
         for at, name in enumerate(header)
-        if name == columns.get("workers", "workers") or (at in known and known[at].role == "workers")
+        if name == columns.get("workers", "workers") or (at in known and known[at].role in ("workers", "nodes"))
     ]
     wide, name = [at for at, each in known.items() if each.role == best], ""
     if wide and best not in columns and not table.holds:
         left = {re.sub(rf"\b{re.escape(known[at].label)}\b", "", _plain(header[at])).strip() for at in wide}
+        if len(left) == len({known[at].label for at in wide} - {""}) == len(wide) > 1:
+            raise DataError(f"{table.where}: {listed([header[at] for at in wide])} have different units; keep one unit")
         names = {at: header[at] if known[at].label == _plain(header[at]) else known[at].label for at in wide}
         name = (
             (left.pop() or _NAMES.get(best, "")) if len(left) == 1 < len(wide) == len({*names.values()} - {""}) else ""
@@ -693,6 +725,7 @@ def _long(table: _CellRows, columns: Mapping[str, str]) -> _CellRows:
             at
             for at, each in enumerate(header)
             if at not in known and each and each not in given and not _unclear(each)
+            if not _RATE.search(_plain(each[:_LONG])) and not _SETTING.search(_plain(each[:_LONG]))
         ]
         rest = [at for at in (range(1, len(header)) if table.holds else rest) if at not in counted]
         names = {at: header[at] for at in rest if any(map(quantity, table.column(at)))}
@@ -710,7 +743,11 @@ def _long(table: _CellRows, columns: Mapping[str, str]) -> _CellRows:
     told += [f"their values, which rise with the workers, are {name}s"] * (
         not best and not table.holds and name != VALUES
     )
-    first = (table.rows[0][0], [*(header[at] for at in kept), "series", name])
+    runs = [_RUN.fullmatch(_plain(label)) for label in names.values()]
+    if all(runs) and "repeat" not in header:
+        rows = [(line, [*cells[:-2], re.sub(r"\D", "", cells[-2]), cells[-1]]) for line, cells in rows]
+        told[0] = told[0].replace("are series", "are repeats")
+    first = (table.rows[0][0], [*(header[at] for at in kept), "repeat" if all(runs) else "series", name])
     return _CellRows(table.source, table.separator, [first, *rows], [*table.told, *told])
 
 
@@ -728,7 +765,8 @@ def _values(table: _CellRows, workers: int, wide: list[int]) -> str:
         logs = [(math.log(n), math.log(x)) for n, x in dict(both).items() if n > 0 < x]
         slopes = [(other[1] - one[1]) / (other[0] - one[0]) for one, other in pairwise(logs)]
         whole = (logs[-1][1] - logs[0][1]) / (logs[-1][0] - logs[0][0]) if slopes else 0.0
-        if not 0.5 < whole < 1.3 or slopes[-1] > slopes[0] + 0.1:
+        exact = len(slopes) > 1 and max(abs(each - 1) for each in slopes) < 1e-6  # a learning rate, a batch
+        if not 0.5 < whole < 1.3 or slopes[-1] > slopes[0] + 0.1 or exact:
             return VALUES
         ones = ones and both[0] == (1.0, 1.0)
     return "speedup" if ones else "throughput"
@@ -823,6 +861,12 @@ def _guessed(table: _CellRows, used: Mapping[int, _Column]) -> dict[int, _Column
 def _require(table: _CellRows, roles: set[str]) -> None:
     """Raise DataError where the columns do not say how many workers there were, or how fast they were."""
     names, where = table.header, table.where
+    both = [each for each in names if re.fullmatch(r"(?:strong |weak )?scaling(?: %)?", _plain(each[:_LONG]))]
+    if both and not roles & set(RATES):
+        raise DataError(
+            f"{where}: {both[0]!r} may be a speedup or an efficiency; say which: --columns 'speedup={both[0]}' or "
+            f"--columns 'efficiency={both[0]}'"
+        )
     lacking = [] if roles & {"workers", "nodes"} else ["workers"]
     lacking += [] if roles & set(RATES) else ["samples_per_s"]
     times = [other for other in names if is_duration(other)] if "samples_per_s" in lacking[:1] else []
@@ -883,8 +927,7 @@ def parse_points(data: str | bytes, source: str, columns: Mapping[str, str] | No
     frame, read = _frame(table, found, unused)
     unit = _work_out(frame, {each.role: each for each in found}, table, read)
     doubts += _other_base(frame, table, unused)
-    _series(frame, table, found, unused, read, doubts)
-    frame = _strong_and_weak(frame, read)
+    frame = _series(frame, table, found, unused, read, doubts)
     over = frame[frame["nodes"] > frame["workers"]] if "nodes" in frame else frame[:0]
     if len(over):
         raise DataError(
@@ -892,6 +935,7 @@ def parse_points(data: str | bytes, source: str, columns: Mapping[str, str] | No
             f"{over['workers'].iloc[0]} workers; every node has at least one worker, so correct either"
         )
     rate = next(each for each in found if each.role in RATES)
+    _one_base(frame, rate, table.source)
     names = [table.header[at] for at in unused if not unused[at] and table.header[at]]
     missing = {*COLUMNS} - {each.role for each in found}
     some = [_shown(name) + (nearest(name.lower(), missing) if meaning(name) is None else "") for name in names[:5]]
@@ -942,18 +986,22 @@ def _frame(table: _CellRows, found: list[_Column], unused: dict[int, str]) -> tu
         (each.role, columns[each.at] if quick[each.at] else [text for one in said[each.at] for text, _ in one.parts])
         for each in numeric
     ]
+    for at in unused:  # a decimal comma of any column is one of all
+        cells = [cell.strip() for cell in table.column(at)]
+        if all(re.fullmatch(r"[-+]?\d+(?:[.,]\d+)?", cell) for cell in cells):
+            texts.append(("", [cell for cell in cells if "," in cell]))
     comma = decimal_comma(texts, table.separator, table.where)
     frame = pd.DataFrame({"line": [line for line, _ in table.rows[1:]]})
     for each in numeric:
         low, high, allowed, _ = _CELLS[each.role]
-        if quick[each.at]:
+        if quick[each.at] and not (comma and any("." in cell for cell in columns[each.at])):
             values = pd.Series(columns[each.at]).astype(float)
             if (values.between(low, high) & ((values % 1 == 0) | bool(allowed))).all():
                 frame[each.role] = each.means.factor / values if each.means.inverse else values * each.means.factor
                 continue
-        cells = zip(frame["line"], columns[each.at], strict=True)
+        lines = zip(frame["line"], columns[each.at], strict=True)
         try:
-            frame[each.role] = [_value(cell, each, f"{table.source} line {at}", comma=comma) for at, cell in cells]
+            frame[each.role] = [_value(cell, each, f"{table.source} line {at}", comma=comma) for at, cell in lines]
         except DataError as error:
             if each.given or each.role in REQUIRED + RATES or ("step_s" in roles and "batch" in each.role):
                 raise
@@ -989,6 +1037,8 @@ def _work_out(frame: pd.DataFrame, by: Mapping[str, _Column], table: _CellRows, 
     value, unit, told = frame[role], by[role].means.unit if role in RATES[:2] else "speedup", name[role]
     if role == "samples_per_s":
         return unit
+    in_cells = any("%" in cell for cell in table.column(by[role].at))
+    unsaid = "%" in told and not in_cells
     if role == "samples_per_s_per_worker":
         rate, how = value * workers, f"{told} x workers"
     elif role == "step_s" and "batch_size" in frame and frame["batch_size"].notna().all():
@@ -997,12 +1047,23 @@ def _work_out(frame: pd.DataFrame, by: Mapping[str, _Column], table: _CellRows, 
         rate, unit = workers / value, "batches/s"
         how = f"workers / {told}: one batch per worker at every count is assumed"
     elif role == "epoch_s":
+        for at, other in enumerate(table.header):
+            work = re.fullmatch(rf"(?:\w+ )?{_ITEM}(?:(?:/| per )epoch)?|(?:dataset|data) size", _plain(other[:_LONG]))
+            if work and "series" not in by and len({*map(quantity, table.column(at))} - {None}) > 1:
+                raise DataError(
+                    f"{table.where}: {other!r} differs, so epochs are not the same work; give samples_per_s: "
+                    f"{other!r} over {told!r}"
+                )
         rate, unit, how = 1 / value, "epochs/s", f"1 / {told}: epochs/s, of the same data at every count"
     elif role == "efficiency":
-        rate = value / (100 if "%" in told or value.max() > 2 else 1) * workers
+        if (value.max() > 2 and value.min() < 1.5) or (unsaid and value.max() <= 2):
+            raise DataError(f"{table.where}: {told!r} may have shares or percentages; write all of it in per cent")
+        rate = value / (100 if value.max() > 2 else 1) * workers
         how = f"{told} x workers: throughput relative to what has efficiency 1"
     else:
-        rate, how = value, f"{told}: throughput relative to what has 1"
+        rate, how = value / (100 if unsaid else 1), f"{told}: throughput relative to what has 1"
+        if (unsaid or in_cells) and not ((rate - 1).abs() < 1e-6).any():
+            raise DataError(f"{table.where}: {told!r} has no 100 %: of what is it? write it as times, such as 1.9")
     frame["samples_per_s"] = rate
     read.append(f"samples_per_s = {how}")
     if role == "step_s" and "global_batch" not in frame:
@@ -1057,20 +1118,6 @@ def _of_a_node(frame: pd.DataFrame, column: _Column, table: _CellRows, read: lis
 # --- series -----------------------------------------------------------------------------------------------------------
 
 
-def _told_apart(frame: pd.DataFrame, names: Sequence[str]) -> str:
-    """Return whether names tell configurations apart: "same" counts with each, "some" with several, "" not at all.
-
-    Rows of a series have the same workers, and their names come back at other counts.
-    """
-    key = frame["series"] if "series" in frame else ""
-    rows = pd.DataFrame({"series": key, "workers": frame["workers"], "name": list(names)}).drop_duplicates()
-    rows = rows[rows.groupby("series")["name"].transform("nunique") > 1]
-    counts = rows.groupby(["series", "name"])["workers"].agg(frozenset)
-    if not rows.duplicated(["series", "workers"]).any() or counts.map(len).min() < 2:
-        return ""
-    return "same" if (counts.groupby("series").nunique() == 1).all() else "some"
-
-
 def _series(
     frame: pd.DataFrame,
     table: _CellRows,
@@ -1078,20 +1125,15 @@ def _series(
     unused: dict[int, str],
     read: list[str],
     doubts: list[str],
-) -> None:
-    """Add the names of the curves to `frame`, joined where several columns have them; tell which were guessed.
+) -> pd.DataFrame:
+    """Return the rows with the names of their curves, joined where several columns have them; tell which were guessed.
 
     Guessed are columns that are called so, unless every value has one worker count where the table has several; columns
-    of words whose values share a worker count and have several each; then batches and columns of numbers that tell
-    configurations apart. Of numbers that do so at some counts only, DataError asks what they are.
+    of words whose values have several each; then batches, and columns of numbers that tell configurations apart. Of
+    numbers that do so at some counts only, DataError asks what they are; what changes along a curve is doubted.
     """
     columns = {each.at: each.given for each in found if each.role == "series"}
-    others = [] if any(columns.values()) else [at for at in unused if not _is_other(table.header[at])]
-    batch: dict[str, list[str]] = {}
-    if "batch_size" in frame:
-        name = next((each.name for each in found if each.role == "batch_size"), "batch_size")
-        total = frame["batch_size"] * frame["workers"]
-        batch = {name: [f"{each:g}" for each in frame["batch_size"]], "global batch": [f"{each:.6g}" for each in total]}
+    others = [] if any(columns.values()) else [at for at in unused if not _is_other(table.header[at], table.column(at))]
 
     def add(names: Sequence[str], told: str = "") -> None:
         own = frame["series"] if "series" in frame else [""] * len(frame)
@@ -1109,56 +1151,78 @@ def _series(
         elif at in columns:
             add(cells, "" if columns[at] else told)
         elif not any(re.search(r"^$|^[-+.\d]", cell) for cell in cells) and len(counts) > 1 and counts.min() > 1:
-            if frame["workers"].duplicated().any():
-                del unused[at]
-                add(cells, told)
-    numbers = [(-1, name, cells) for name, cells in batch.items()]
-    for at, name, cells in [*numbers, *((at, table.header[at], table.column(at)) for at in others if at in unused)]:
-        cells = [each.strip() for each in cells]
-        if not all(map(quantity, cells)) or not (how := _told_apart(frame, cells)):
-            continue
-        keys = [frame["workers"], *([frame["series"]] if "series" in frame else [])]
-        rates = frame["samples_per_s"].groupby([*keys, pd.Series(cells)]).median().groupby(level=[*range(len(keys))])
+            del unused[at]
+            add(cells, told)
+    frame = _batches(frame, next((each.name for each in found if each.role == "batch_size"), "batch_size"), read)
+    for at in [each for each in others if each in unused]:
+        name, every = table.header[at], [cell.strip() for cell in table.column(at)]
+        rows = pd.DataFrame({"series": frame.get("series", ""), "workers": frame["workers"], "name": ""})
+        rows["name"] = cells = [every[row] for row in frame.index]
+        rates = frame["samples_per_s"].groupby([rows[each] for each in rows]).median().groupby(level=[0, 1])
+        counts = rows.groupby(["series", "name"])["workers"].agg(frozenset)
+        counts = counts[counts.groupby("series").transform("size") > 1]
+        numbered = sorted({*cells}) in [[str(start + each) for each in range(len({*cells}))] for start in (0, 1)]
         apart = float((rates.max() / rates.min()).max()) - 1
-        counted = sorted({*cells}) in ([*map(str, range(len({*cells})))], [*map(str, range(1, len({*cells}) + 1))])
-        if how == "same" and not (counted and apart < 0.1 and at >= 0):
-            unused.pop(at, None)
+        if counts.map(len).max() == 1 or counts.empty:
+            continue
+        words = not all(map(quantity, cells))
+        if rates.size().max() == 1 or (counts.map(len).min() == 1 and not (words and apart > 0.1)):
+            if meaning(name) is None:
+                doubts.append(f"{name!r} changes along a curve: if it makes series, say --columns 'series={name}'")
+        elif not words and (counts.groupby("series").nunique() == 1).all() and not (numbered and apart < 0.1):
+            del unused[at]
             add([f"{name} {cell}" for cell in cells], f"{name}, which tells configurations apart")
-        elif at >= 0 and apart > 0.1:
+        elif apart > 0.1:
             raise DataError(
                 f"{table.where}: rows with the same workers differ in {name!r} and by {100 * apart:.0f} % in their "
                 f"rates; say what it does: --columns 'series={name}' tells configurations apart, 'repeat={name}' runs"
             )
         else:
             doubts.append(f"rows that differ in {name!r} are taken for repeats; else name them in a column 'series'")
+    return frame.reset_index(drop=True)
 
 
-def _is_other(name: str) -> bool:
-    return getattr(meaning(name), "role", "") in ("other", "status", "repeat")
+def _is_other(name: str, cells: Sequence[str]) -> bool:
+    role = getattr(meaning(name), "role", "")
+    words = [
+        cell
+        for cell in cells
+        if not re.fullmatch(r"(?:[a-z]*(?:run|rep|repeat|trial|seed)|[a-z])?[\W_]*\d*", cell.lower())
+    ]
+    return role in ("other", "status") or (role == "repeat" and not words)
 
 
-def _strong_and_weak(frame: pd.DataFrame, read: list[str]) -> pd.DataFrame:
-    """Return two series for one in which rows with constant and with divided batches share those of fewest workers."""
-    if "batch_size" not in frame:
-        return frame
-    parts, count = [], len(read)
-    for name, rows in frame.groupby(frame["series"] if "series" in frame else [""] * len(frame), sort=False):
+def _batches(frame: pd.DataFrame, name: str, read: list[str]) -> pd.DataFrame:
+    """Return a series for each batch of a worker, or of all where these are fewer, where equal workers had several.
+
+    Strong and weak scaling that share the rows of fewest workers are two series, which both have these rows.
+    """
+    parts = []
+    key = frame["series"] if "series" in frame else pd.Series("", index=frame.index)
+    several = "batch_size" in frame and frame.groupby([key, "workers"])["batch_size"].nunique().max() > 1
+    for series, rows in frame.groupby(key, sort=False) if several else ():
         workers, batch = rows["workers"], rows["batch_size"]
         first = workers == workers.min()
-        base = batch[first].iloc[0]
-        weak, strong = batch == base, (batch - base * workers.min() / workers).abs() < 0.51
-        parts.append(rows)
-        if (
+        weak = batch == batch[first].iloc[0]
+        strong = (batch - batch[first].iloc[0] * workers.min() / workers).abs() < 0.51
+        ways = {name: batch.map("{:g}".format), "global batch": (batch * workers).map("{:.6g}".format)}
+        if batch.groupby(workers).nunique().max() < 2:
+            parts.append(rows)
+        elif (
             ((weak & strong) == first).all()
             and (weak | strong).all()
             and (weak & ~first).any()
             and (strong & ~first).any()
         ):
-            kinds = {f"{name} strong".strip(): strong, f"{name} weak".strip(): weak}
-            parts[-1:] = [rows[of].assign(series=kind) for kind, of in kinds.items()]
+            kinds = {f"{series} strong".strip(): strong, f"{series} weak".strip(): weak}
+            parts += [rows[of].assign(series=kind) for kind, of in kinds.items()]
             fewest = plural(workers.min(), "worker")
             read.append(f"{' and '.join(kinds)} scaling, by their batches, share the rows of {fewest}")
-    return pd.concat(parts, ignore_index=True) if len(read) > count else frame
+        else:
+            told = min(ways, key=lambda way: ways[way].nunique())
+            parts.append(rows.assign(series=[f"{series} {told} {each}".strip() for each in ways[told]]))
+            read.append(f"series = {told}, which tells configurations apart")
+    return pd.concat(parts).sort_index(kind="stable") if parts else frame
 
 
 # --- doubts -----------------------------------------------------------------------------------------------------------
@@ -1175,29 +1239,40 @@ def _other_base(frame: pd.DataFrame, table: _CellRows, unused: Mapping[int, str]
             name = table.header[at]
             return [
                 f"line {frame['line'][place]}: {name!r} is {said[place]:g}, and the rate is {speedup[place]:.3g} times "
-                f"that of {fewest} workers over {fewest}: say which counts: --columns 'speedup={name}'"
+                f"that of {plural(fewest, 'worker')} over {fewest}: say which counts: --columns 'speedup={name}'"
                 for place in off[:1]
             ]
     return []
 
 
+def _one_base(frame: pd.DataFrame, rate: _Column, source: str) -> None:
+    """Raise DataError where a speedup of 1 at several workers is not that of the smallest count of every series."""
+    workers, speedup = frame["workers"], frame["samples_per_s"]
+    fewest = workers.groupby(frame["series"] if "series" in frame else workers * 0).transform("min")
+    based = (workers != fewest) | ((speedup - 1).abs() < 0.02)
+    ones = frame.index[(speedup == 1) & (workers > 1)]
+    if rate.role == "speedup" and len(ones) and {*fewest} != {1} and not (based.all() and fewest.nunique() == 1):
+        raise DataError(
+            f"{source} line {frame['line'][ones[0]]}: {rate.name!r} is 1 at {workers[ones[0]]} workers: relative to "
+            f"which? where each series is to its own fewest: --columns 'samples_per_s={rate.name}'; else give rates"
+        )
+
+
 def _impossible(frame: pd.DataFrame, unit: str, rate: _Column, source: str) -> list[str]:
-    """Doubt rates, speedups and parts of steps that cannot be; a rate of which this was guessed is a DataError."""
-    rule = "speedup" if unit == "speedup" else "rate"
+    """Doubt speedups and parts of steps that cannot be, which are left out; a guessed rate is a DataError."""
     rows = zip(frame["line"], frame["workers"], frame["samples_per_s"], strict=True)
-    found = [f"line {at}: {why}" for at, n, x in rows if (why := impossible(rule, **{rule: x}, workers=n, unit=unit))]
-    if found and rule == "rate" and not rate.own:
-        raise DataError(f"{source} {found[0]}; correct it, or say what it is with --columns")
-    one = frame[(frame["workers"] == 1) & ((frame["samples_per_s"] - 1).abs() > 0.02) & (unit == "speedup")]
+    for at, n, x in rows if unit != SPEEDUP and not rate.own else ():
+        if why := impossible("rate", rate=x, workers=n, unit=unit):
+            raise DataError(f"{source} line {at}: {why}; correct it, or say what it is with --columns")
+    frame.attrs["unit"] = unit
+    found = impossibilities(frame, 1.0 if unit == SPEEDUP else math.inf)  # fits and pages judge speedups of rates
+    one = frame[(frame["workers"] == 1) & ((frame["samples_per_s"] - 1).abs() > 0.02) & (unit == SPEEDUP)]
     for at, speedup in list(zip(one["line"], one["samples_per_s"], strict=True))[:1]:
         found.append(f"line {at}: one worker has a speedup of {speedup:g}: of what is 1?")
     if "sync_s" in frame and "batch_size" in frame:
         step = frame["batch_size"] * frame["workers"] / frame["samples_per_s"]
-        for at in frame.index[frame["sync_s"] > step]:
-            if why := impossible("part", part=frame["sync_s"][at], whole=step[at], what="sync_s", of="the step"):
-                found.append(f"line {frame['line'][at]}: {why}")
-                frame.loc[at, "sync_s"] = math.nan
-    return [*found[:3], *([f"{len(found) - 3} more of them"] if len(found) > 3 else [])]
+        frame.loc[frame["sync_s"] > 1.05 * step, "sync_s"] = math.nan
+    return found
 
 
 def _odd(frame: pd.DataFrame, rate: _Column, source: str) -> list[str]:

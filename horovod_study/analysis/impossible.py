@@ -81,4 +81,4 @@ def impossible(rule: str, **values: Any) -> str:
         (digits for digits in (4, 6, 9) if len({f"{each:.{digits}g}" for each in numbers}) == len(numbers)), 12
     )
     texts = {name: value if isinstance(value, str) else f"{value:.{digits}g}" for name, value in values.items()}
-    return known.says.format_map({"unit": "s", **texts})
+    return known.says.format_map({"unit": "s", **texts}).replace(" 1 workers", " 1 worker")

@@ -47,7 +47,7 @@ def headline(analysis: Analysis) -> str:
         return f"The smallest test MSE is {scientific(best['best_mse_median'], 3)}" + (
             f", with {best['setting']}" if several else ""
         )
-    found = _largest(findings)
+    found = _largest(analysis)
     best = found["series"][0]
     place = _place(found, findings, always=analysis.provenance["partitions"] not in ([], ["local"]))
     if best["speedup"] is None:
@@ -70,7 +70,7 @@ def subheadline(analysis: Analysis) -> str:
     findings = analysis.provenance["findings"]
     if not findings:
         return ""
-    found = _largest(findings)
+    found = _largest(analysis)
     clauses = [clause for clause in (_loss(analysis, found), _worth(analysis, found)) if clause]
     text = "; ".join(clauses)
     return f"{text[0].upper()}{text[1:]}" if text else ""
@@ -81,9 +81,18 @@ def answer(analysis: Analysis) -> list[str]:
     return [f"{text.rstrip('.')}." for text in (headline(analysis), subheadline(analysis)) if text]
 
 
-def _largest(findings: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the finding that the headline is about: the most workers, and there the highest speedup."""
-    return max(findings, key=lambda found: (found["workers"], found["series"][0]["speedup"] or 0))
+def _largest(analysis: Analysis) -> Mapping[str, Any]:
+    """Return the finding that the headline is about: the most workers, and there the highest speedup.
+
+    What was run at one count says nothing of scaling, and leads only where all was.
+    """
+    counts = analysis.points.groupby(["partition", "setting"])["workers"].nunique()
+
+    def size(found: Mapping[str, Any]) -> tuple[bool, int, float]:
+        several = bool(counts.get((found["partition"], found["setting"]), 0) > 1)
+        return several, found["workers"], found["series"][0]["speedup"] or 0
+
+    return max(analysis.provenance["findings"], key=size)
 
 
 WHOLE = 1.05
@@ -150,7 +159,7 @@ def sentences(analysis: Analysis) -> list[list[str]]:
     """Return what was found, per partition and setting, in plain sentences; the first one says the most."""
     labels = series_labels(analysis.points)
     findings = analysis.provenance["findings"]
-    first = _largest(findings) if findings else None
+    first = _largest(analysis) if findings else None
     return [
         _sentences(found, findings, labels, analysis.transports, analysis.rate_unit)
         for found in sorted(findings, key=lambda each: each is not first)
