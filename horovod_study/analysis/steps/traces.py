@@ -85,7 +85,9 @@ def trace_paths(place: Path) -> list[Path]:
     Empty for anything else: a study file, a run directory, a folder of them with a ledger beside them.
     """
     alone = place.name.endswith(_TRACES) and not place.is_dir()
-    return [place] if alone else _files(place, _TRACES, rb'"(traceEvents|schemaVersion)"')
+    return (
+        [place] if alone else _files(place, _TRACES, rb'"(traceEvents|schemaVersion)"|\A\s*\[[^\0]*"(cpu_op|kernel)"')
+    )
 
 
 def inspector_paths(place: Path) -> list[Path]:
@@ -179,7 +181,7 @@ def _events(document: Any, source: str) -> tuple[pd.DataFrame, str, list[str]]:
     events = about.get("traceEvents")
     if not isinstance(events, list):
         raise AnalysisError(f"{source}: has no list traceEvents; give what torch.profiler's export_chrome_trace wrote")
-    events = [event for event in events if isinstance(event, dict)]
+    events = [*_with_ends(event for event in events if isinstance(event, dict))]
     categories = Counter([str(event.get("cat")) for event in events])
     kinds = {category: _KINDS.get(category.lower(), "") for category in categories}
     events = [event for event in events if event.get("ph") == "X" and kinds[str(event.get("cat"))]]
@@ -200,6 +202,23 @@ def _events(document: Any, source: str) -> tuple[pd.DataFrame, str, list[str]]:
     doubts = [f"left out: {bad:,} event{'s' * (bad > 1)} without a time"] if bad else []
     said = ", ".join(each for each, _ in categories.most_common(8) if each != "None") or "none"
     return frame[good].sort_values("begin", kind="stable", ignore_index=True), said, doubts
+
+
+def _with_ends(events: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield events, those with a begin and an end (ph B, E: the last begin of its name on its thread) as spans (X)."""
+    begun: dict[Any, list[dict[str, Any]]] = {}
+    for event in events:
+        if (phase := event.get("ph")) not in ("B", "E"):
+            yield event
+            continue
+        thread = begun.setdefault((str(event.get("pid")), str(event.get("tid"))), [])
+        own = [place for place, each in enumerate(thread) if event.get("name") in (None, each.get("name"))]
+        if phase == "B":
+            thread.append(event)
+        elif own:
+            begin = thread.pop(own[-1])
+            at, end = _floats([begin.get("ts"), event.get("ts")])
+            yield {**begin, "ph": "X", "dur": end - at}
 
 
 def _floats(values: Iterable[Any]) -> Floats:
