@@ -1885,17 +1885,12 @@ def _take(table: _Table, line: str, number: int) -> None:
     if len(words) not in (whole, *starts[1:]) or not starts:  # where one group is blank, the other is there alone
         table.left.append(f"line {number}: has {len(words)} words under {len(heads)} heads")
         return
-    ends = pairwise([*(start for start in starts if start < len(words)), len(words)])
-    parts = [dict(zip(heads[start:end], words[start:end], strict=False)) for start, end in ends]
+    parts = [dict(zip(heads[at:to], words[at:to], strict=False)) for at, to in pairwise([*starts, whole]) if words[at:]]
     part = next((part for part in reversed(parts) if _printed(part["time"])[0] > 0), None)
     if part is None or int(words[0]) == 0:
         return
-    cells: dict[str, Any] = {
-        "redop": "sum" if osu else "none",
-        "root": "-1",
-        "type": table.facts.get("type", "type unknown"),
-    }
-    cells |= {"count": words[0], **dict(zip(heads[: starts[0]], words, strict=False)), "line": number}
+    cells: dict[str, Any] = {"redop": "sum" if osu else "none", "root": "-1", "count": words[0], "line": number}
+    cells |= {"type": table.facts.get("type", "type unknown"), **dict(zip(heads[: starts[0]], words, strict=False))}
     cells |= {"cpu": "cputime" in table.heads, "in_place": len(starts) > 1 and part is parts[-1]}
     wrong = [_printed(part.get("#wrong", ""))[0] for part in parts]
     cells["wrong"] = words.count("Fail") + sum(int(each) for each in wrong if each > 0)

@@ -99,13 +99,7 @@ def outlook(
         documents[name] = document
     if not documents:
         return nothing()
-    return Outlook(
-        table=_table(lines),
-        document={
-            "series": documents,
-            "summary": holdout.summarise(scores),
-        },
-    )
+    return Outlook(table=_table(lines), document={"series": documents, "summary": holdout.summarise(scores)})
 
 
 def _lines(
