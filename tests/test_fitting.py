@@ -400,6 +400,7 @@ class TestSelection:
     def test_a_limit_below_a_point_by_less_than_noise_is_no_contradiction(self):
         series = fit_series(points([1, 2, 4, 8, 16], [100, 190, 340, 500, 420]))[""]
         assert series.selected == "usl" and math.isnan(series.fits["usl"].limit)
+        assert "usl: usl never exceeds 4.924, and 5 was measured, by less than noise" in series.doubts
 
     def test_repeats_are_no_witnesses_of_their_own(self):
         n, x = np.array([1, 2, 4, 8, 16, 32]), np.array([100, 190, 360, 650, 1100, 1700.0])
