@@ -61,6 +61,9 @@ def test_the_constants_behind_an_output_come_back_whatever_a_launcher_puts_befor
 ) -> None:
     text = printed(8)
     prefixed = "".join(f"[1,0]<stdout>:{line}\n" for line in text.splitlines())
+    for prefix in ("[prterun-node-123@1,0]<stdout>: ", "[0] "):
+        (content,) = benches_of(prefixed.replace("[1,0]<stdout>:", prefix), source="a.txt", gradient_bytes=1e8)
+        assert (content["workers"], len(content["measured"][0]["points"])) == (8, 13)
     rows = "".join(line + "\n" for line in text.splitlines() if "Rank" not in line)
     for each, how in ((text, "of the devices listed"), (prefixed, "of the devices"), (rows, "from busbw/algbw")):
         (content,) = benches_of(each, source="a.txt", gradient_bytes=1e8)
@@ -332,6 +335,40 @@ def test_all_who_take_a_benchmark_extrapolate_it_and_say_so(tmp_path: Path, caps
     assert "3.96 GB/s" in (told := capsys.readouterr().out) and "largest size measured is 1,048,576 bytes" in told
     assert main(["predict", f"{tmp_path}/points.csv", *bench, "--gradient-mb", "100", "--workers", "4"]) == 0
     assert "largest size measured is 1,048,576 bytes" in str(capsys.readouterr())
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is empty"),
+        ("hello\n", "holds no row of an all-reduce"),
+        ("#bytes #repetitions t_avg[usec]\n  4  1000  10.00\n", "holds no row of an all-reduce"),
+        (re.sub(r"(\d)\.(\d\d)", r"\1,\2", table(2)), "has 20,00 for a number.*decimal points"),
+        (OSU.replace(".00 ", ",00 "), "has 10,00 for a number"),
+        ("{", "is not valid JSON"),
+    ],
+    ids=["empty", "words", "IMB", "commas", "commas of OSU", "half a document"],
+)
+def test_what_cannot_be_read_says_what_it_is(text: str, said: str) -> None:
+    with pytest.raises(AnalysisError, match=said):
+        benches_of(text, source="log", gradient_bytes=1e8)
+
+
+def test_sizes_in_mib_are_those_that_the_counts_say() -> None:
+    plain = table(4, sizes=[2**20 * 4**k for k in range(6)])
+    short = re.sub(r"(?m)^ (\d+)(?=  \d+  float)", lambda size: f" {int(size[1]) >> 20}M", plain)
+    assert " 64M  16777216" in short and taken_s(short) == taken_s(plain)
+    with pytest.raises(AnalysisError, match="16,777,217 elements of float are not 67,108,864 bytes"):
+        benches_of(short.replace("16777216", "16777217"), source="log", gradient_bytes=1e8)
+
+
+@pytest.mark.parametrize(("device", "nodes"), [(lambda rank: rank % 4, 2), (lambda rank: rank, 1), (lambda rank: 0, 1)])
+def test_a_device_that_a_host_has_twice_is_of_another_node(device: Any, nodes: int) -> None:
+    listed = "".join(
+        f"#  Rank {n} Group 0 Pid {n} on box device {device(n)} [0000:1{device(n)}:00] X1\n" for n in range(8)
+    )
+    (content,) = benches_of(table(8, above=f"# Using devices\n{listed}"), source="log", gradient_bytes=1e8)
+    assert f"8 workers on {nodes} node{'s' * (nodes > 1)} (" in content["read"]
 
 
 def test_times_that_no_network_reaches_are_refused() -> None:

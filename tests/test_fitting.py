@@ -379,8 +379,28 @@ class TestSelection:
         golden(series[""].doubts)
 
     def test_a_best_law_that_is_bad_is_a_doubt(self, golden):
-        series = fit_series(points([1, 2, 3, 4, 5, 6], [100, 300, 90, 310, 95, 330]))[""]
+        series = fit_series(points([1, 2, 4, 8], [100, 60, 30, 15]))[""]
         golden(series.doubts, series.selected)
+
+    @pytest.mark.parametrize(
+        ("counts", "rates", "told"),
+        [
+            ([1, 2, 4, 8], [100, 190, 100, 60], "68 % lower at 8"),
+            ([1, 4, 8], [100, 300, 250], "none has the rise to 3 times the baseline at 4 workers"),
+            ([1, 2, 4, 8], [50, 190, 370, 700], "linear is the closest, and off by 61 %"),
+            ([1, 2, 4, 8], [100, 80, 160, 310], "is the closest, and off by"),
+            ([1, 2, 3, 4, 5, 6], [100, 300, 90, 310, 95, 330], "is the closest, and off by"),
+        ],
+        ids=["a steep fall", "a limit below", "a slow base", "a dip", "two kinds"],
+    )
+    def test_no_law_is_selected_that_a_point_contradicts_or_that_is_far_off(self, counts, rates, told):
+        series = fit_series(points(counts, rates))[""]
+        assert series.selected is None and "no law is selected" in (said := " ".join(series.doubts)) and told in said
+
+    def test_a_limit_below_a_point_by_less_than_noise_is_no_contradiction(self):
+        series = fit_series(points([1, 2, 4, 8, 16], [100, 190, 340, 500, 420]))[""]
+        assert series.selected == "usl" and math.isnan(series.fits["usl"].limit)
+        assert "usl: usl never exceeds 4.924, and 5 was measured, by less than noise" in series.doubts
 
     def test_repeats_are_no_witnesses_of_their_own(self):
         n, x = np.array([1, 2, 4, 8, 16, 32]), np.array([100, 190, 360, 650, 1100, 1700.0])

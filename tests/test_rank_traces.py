@@ -348,3 +348,33 @@ def test_a_step_without_kernels_has_no_length_and_one_alone_is_the_hosts() -> No
     hidden = answer([job(rank, link="correlation", host_ms=20, steps=1) for rank in (0, 1)])
     assert unknown(hidden, "step") and known(hidden, "exposed") == [[pytest.approx(20)], [pytest.approx(15)]]
     assert "the step is not known: a step of 20 ms with 80 ms of kernels" in " ".join(hidden["doubts"])
+
+
+def test_labels_of_two_threads_and_of_a_schedule_that_repeats_leave_the_step_as_it_is() -> None:
+    twice = [job(rank) for rank in (0, 1)]
+    for document in twice:
+        labels = [each for each in document["traceEvents"] if each["name"].startswith("ProfilerStep")]
+        document["traceEvents"] += [{**each, "tid": 2, "ts": each["ts"] + 3} for each in labels]
+    assert [known(answer(twice), *READ), answer(twice)["ranks"][0]["steps"]] == [RIGHT, 6]
+    gaps = [job(rank, steps=12, link="correlation") for rank in (0, 1)]
+    for document in gaps:
+        for each in document["traceEvents"]:
+            step = int((each["ts"] - 1e6) // 1e5)
+            each["ts"] += 7e5 * (step >= 6)
+            if each["name"].startswith("ProfilerStep"):
+                each["name"] = f"ProfilerStep#{step + 3 + 7 * (step >= 6)}"
+    assert known(answer(gaps), *READ) == RIGHT and answer(gaps)["ranks"][1]["steps"] == 12
+
+
+def test_begins_and_ends_are_spans_and_a_list_is_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for rank in (0, 1):
+        events = []
+        for each in job(rank)["traceEvents"]:
+            took, thread = each.pop("dur"), {"pid": 1, "tid": each["cat"] + each["name"]}
+            events.append({**each, **thread, "ph": "B"})
+            events.append({"ph": "E", "ts": each["ts"] + took, **thread})
+        (tmp_path / f"rank{rank}.json").write_text(json.dumps(events))
+    assert [path.name for path in trace_paths(tmp_path)] == ["rank0.json", "rank1.json"]
+    assert known(answer([json.loads(path.read_text()) for path in trace_paths(tmp_path)]), *READ) == RIGHT
+    assert main(["explain", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
+    assert "Rank 1 comes 5.00" in capsys.readouterr().out

@@ -25,7 +25,7 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis import stats
-from horovod_study.analysis.series.points import CELL, ENVIRONMENT, baseline_place, measured
+from horovod_study.analysis.series.points import CELL, ENVIRONMENT, REPORTED, baseline_place, measured
 from horovod_study.analysis.study import Analysis
 from horovod_study.errors import AnalysisError, ConfigError, require_known
 from horovod_study.roles import Role
@@ -365,6 +365,8 @@ def _changes(
 ) -> tuple[Mapping[str, str], ...]:
     """Return what is not the same besides the numbers: settings left out of the matching, machines, versions, ..."""
     found = {name: [_listed(each) for each in _values(cells, name)] for name in (*free, "repeats")}
+    if set(cells["backend"]) == {REPORTED}:
+        found.pop("partition", None)  # of tables it is the name of the file
     for column in ("host", *ENVIRONMENT):
         known = [{each.get(column) for each in study.provenance["environment"]} for study in studies]
         # As texts: 3.10 of a version is not a number.

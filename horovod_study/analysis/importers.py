@@ -1880,16 +1880,17 @@ _RATES = {"MB/s": 1e6, "GB/s": 1e9, "MiB/s": 2.0**20, "GiB/s": 2.0**30}
 _WIDTHS = {1: "int8 uint8 char f8e4m3 f8e5m2 fp8_e4m3 fp8_e5m2", 2: "half bfloat16", 4: "float int32 uint32 int"}
 _BYTES = {name: width for width, names in {**_WIDTHS, 8: "double int64 uint64"}.items() for name in names.split()}
 
-_LAUNCHER = re.compile(r"^(?:\[[\d,]+\]<std\w+>:|\d+:)\s?")
+_LAUNCHER = re.compile(r"^(?:\[[^\]\s]+\]<std\w+>:|\[\d+\](?=\s)|\d+:)\s?")
 _TESTS = "all_reduce|all_?gather|reduce_scatter|all_?to_?allv?|sendrecv|broadcast|reduce|gather|scatter|hypercube"
 _TEST = re.compile(rf"(?<![a-z_])({_TESTS})_(?:perf|test)")
 _OSU = re.compile(r"# OSU (\S+) (.+?) Test\b")
 _HEADS = re.compile(r"(?:^|\s)((?:size|bytes)\s+(?:count|N)\s+type\s[^:]*\balgbw\s[^:]*|Size\s+(?:Avg )?Lat.*)$")
 _OSU_TIME = re.compile(r"(?:(\w+)\s)?(?:Tail\s)?Lat(?:ency)?\s?\(us\)")
-_ROW = re.compile(r"(?:^|[\s:>\]|#])(\d+\s+\d+\s+[a-z]\w*\s+\S.*)$")
+_ROW = re.compile(r"(?:^|[\s:>\]|#])(\d+[KMG]?\s+\d+\s+[a-z]\w*\s+\S.*)$")
+_COMMA = re.compile(r"\s*\d+\s+(?:\d+\s+[a-z]\w*\s+[a-z]+\s+(?:-?\d+\s+)?)?(\d+,\d+)(?:\s|$)")
 _OSU_ROW = re.compile(r"^\s*(\d+\s+\d+\.\d+(?:\s+[\w.]+)*)\s*$")
 _RANK = re.compile(
-    r"\bRank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?(?:Pid\s+\d+\s+)?(?:on\s+(\S+)|uses)\s+device\b"
+    r"\bRank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?(?:Pid\s+\d+\s+)?(?:on\s+(\S+)|uses)\s+device\s+(\d+(?:\s+\[\S+\])?)"
     r"|\bDevice\s+(\d+)\s+->\s+\d+\s+\[0x"  # of NCCL 1
 )
 _SEEN = {"wrong": r"\bOut of bounds values : (\d+)", "type": r"# Datatype: (\w+)", "aggregated": r"\bagg iters: (\d+)"}
@@ -1911,7 +1912,7 @@ class _Table:
     test: str = ""  # of another collective, with its line, as a title or a command says
     heads: list[str] = field(default_factory=list)
     units: list[str] = field(default_factory=list)
-    ranks: list[tuple[str, str, str]] = field(default_factory=list)  # group, rank, host
+    ranks: list[tuple[str, str, str, str]] = field(default_factory=list)  # group, rank, host, device
     rows: list[dict[str, Any]] = field(default_factory=list)
     left: list[str] = field(default_factory=list)  # rows that are not taken
     facts: dict[str, str] = field(default_factory=dict)
@@ -1926,13 +1927,17 @@ def benches_of(text: str, *, source: str, gradient_bytes: float | None = None) -
     where nothing is left, for two configurations of the same workers, and where nobody says how many there were.
     """
     name, placed = placed_name(source)
-    tables = [] if text.lstrip().startswith("{") else list(_tables(text))
-    if not tables:
+    if text.lstrip().startswith("{"):
         content = parse_json(text, source=source, error=AnalysisError, again=f"give {BENCH_FILE}")
         for key in ("fits", "model"):
             if not isinstance(content, dict) or key not in content:
                 raise AnalysisError(f"{source}: has no {key!r}; give {BENCH_FILE}")
         return [content]
+    if comma := next(filter(None, (_COMMA.match(_LAUNCHER.sub("", line)) for line in text.splitlines())), None):
+        raise AnalysisError(f"{name}: has {comma[1]} for a number; print it with decimal points (LC_ALL=C)")
+    if not (tables := list(_tables(text))):
+        what = "holds no row of an all-reduce that is known" if text.strip() else "is empty"
+        raise AnalysisError(f"{name}: {what}; give {BENCH_FILE}")
     if gradient_bytes is None:
         raise AnalysisError(f"{name}: knows no model; say how many bytes the gradients have: --gradient-mb")
     found: dict[tuple[str, tuple[str, ...], str], list[tuple[_Table, pd.DataFrame]]] = {}
@@ -1993,8 +1998,10 @@ def _take(table: _Table, line: str, number: int) -> None:
     table.facts |= {name: found[1] for name, pattern in _SEEN.items() if (found := re.search(pattern, line))}
     osu = table.program == "osu_allreduce"
     if rank := _RANK.search(line):
-        table.ranks.append((rank[2] or "0", rank[1] or rank[4], rank[3] or "node0"))
+        table.ranks.append((rank[2] or "0", rank[1] or rank[5], rank[3] or "node0", rank[4] or ""))
     words = row[1].split() if (row := (_OSU_ROW if osu else _ROW).search(line)) else []
+    if words and words[0][-1] in "KMG":  # whether in units of 1024 says the count
+        words[0] = str(int(words[0][:-1]) << 10 * (1 + "KMG".index(words[0][-1])))
     heads = [_HEADS_OF.get(word, word) for word in table.heads]
     if not heads and len(words) in (8, 9, 12, 13) and words[3] in _OPERATIONS:
         heads = ["size", "count", "type", "redop", "root"][: 4 + len(words) % 4] + [*_GROUP] * (len(words) // 4 - 1)
@@ -2005,17 +2012,12 @@ def _take(table: _Table, line: str, number: int) -> None:
     if len(words) not in (whole, *starts[1:]) or not starts:  # where one group is blank, the other is there alone
         table.left.append(f"line {number}: has {len(words)} words under {len(heads)} heads")
         return
-    ends = pairwise([*(start for start in starts if start < len(words)), len(words)])
-    parts = [dict(zip(heads[start:end], words[start:end], strict=False)) for start, end in ends]
+    parts = [dict(zip(heads[at:to], words[at:to], strict=False)) for at, to in pairwise([*starts, whole]) if words[at:]]
     part = next((part for part in reversed(parts) if _printed(part["time"])[0] > 0), None)
     if part is None or int(words[0]) == 0:
         return
-    cells: dict[str, Any] = {
-        "redop": "sum" if osu else "none",
-        "root": "-1",
-        "type": table.facts.get("type", "type unknown"),
-    }
-    cells |= {"count": words[0], **dict(zip(heads[: starts[0]], words, strict=False)), "line": number}
+    cells: dict[str, Any] = {"redop": "sum" if osu else "none", "root": "-1", "count": words[0], "line": number}
+    cells |= {"type": table.facts.get("type", "type unknown"), **dict(zip(heads[: starts[0]], words, strict=False))}
     cells |= {"cpu": "cputime" in table.heads, "in_place": len(starts) > 1 and part is parts[-1]}
     wrong = [_printed(part.get("#wrong", ""))[0] for part in parts]
     cells["wrong"] = words.count("Fail") + sum(int(each) for each in wrong if each > 0)
@@ -2087,8 +2089,11 @@ def _hosts(
             f"{source}: rank {table.ranks[0][1]} is there {sum(each[1] == '0' for each in table.ranks)} times: each "
             "process measured alone; build the tests with MPI=1, and give the output of one job"
         )
-    first = min((group for group, _, _ in table.ranks), key=int, default="0")
-    hosts, how = tuple(host for group, _, host in table.ranks if group == first), "of the devices listed"
+    first, how = min((each[0] for each in table.ranks), key=int, default="0"), "of the devices listed"
+    own = pd.DataFrame([each[2:] for each in table.ranks if each[0] == first], columns=["host", "device"], dtype=object)
+    again = own.groupby(["host", "device"]).cumcount().where(own.groupby("host")["device"].transform("nunique") > 1, 0)
+    hosts = tuple(own["host"] + again.map(lambda node: f" ({node + 1})" if node else ""))
+    how += "; a device that a host has twice is of another node" if again.any() else ""
     if placed is not None:
         if hosts and len(hosts) != math.prod(placed):
             told = f"{math.prod(placed)} workers were said; leave the number out"

@@ -334,10 +334,10 @@ def _document(name: str, fit: SeriesFit, points: pd.DataFrame, baseline: str, un
 
 
 def _curves(fits: Mapping[str, SeriesFit]) -> pd.DataFrame:
-    """Return every fitted law on a grid of worker counts, with its 95 % band, as the lines that figures draw."""
+    """Return every law fitted to what can be, on a grid of worker counts, with its 95 % band, as figures draw it."""
     frames = []
     for name, series in fits.items():
-        for law, fit in series.fits.items():
+        for law, fit in series.fits.items() if series.possible else ():
             grid = fit.grid(fit.workers[1], whole=fit.law.staircase)
             speedup, (low, high) = fit(grid), fit.interval(grid)
             values = {"workers": grid, "speedup": speedup, "low": low, "high": high}

@@ -49,7 +49,7 @@ _CLEARLY = 2.0  # times the least error at counts left out: from there on a law 
 _SAME = 0.01  # errors that differ by less are alike, whatever their ratio
 _BAD = 0.10  # error of a selected law from which on none describes the points
 _GRACE, _MOST_NOISE = 0.03, 0.25  # least and largest share of a speedup that two points differ by for nothing
-_UNKNOWN_NOISE = 0.05  # the same where nothing repeats
+_HOPELESS = 0.25  # error of a law at counts left out from which on it is not selected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -482,9 +482,9 @@ def _slack(noise: float) -> float:
 def _select_possible(fits: Mapping[str, ScalingFit], sample: Sample) -> tuple[str | None, list[str], list[str]]:
     """The law of `_select` among those that no median refutes, doubts about it, and what the points have against laws.
 
-    A law is refuted where it never reaches the highest median, is clearly below it there, does not fall where the
-    medians beyond that one do, or does not rise where those before it do: by more than noise, which is the spread of
-    the repeats, else the scatter about the best of the other laws.
+    A law is refuted where its peak or limit contradicts a median, by more than the spread of the repeats; where it is
+    clearly below the highest median, does not fall where the medians beyond that one do, or does not rise where those
+    before it do: by more than noise, which is that spread, else the scatter about the best of the other laws.
     """
     n, medians, spread = sample.where.workers, sample.medians, _spread_of_medians(sample)
     if len(np.unique(n)) < 3:
@@ -499,7 +499,7 @@ def _select_possible(fits: Mapping[str, ScalingFit], sample: Sample) -> tuple[st
         slack = _slack(noise)
         less, curve = medians < medians[top] * (1 - slack), curves[name]
         before, after = np.flatnonzero(less & (n < n[top])), np.flatnonzero(less & (n > n[top]))
-        refuted = one.law.limit(**one.params) < medians[top] * (1 - slack)
+        refuted = one.law.limit(**one.params) < medians[top] * (1 - _slack(spread))
         refuted |= curve[top] < medians[top] * (1 - max(slack, _BAD))
         if len(before):
             refuted |= curve[top] <= curve[before[-1]]
@@ -512,7 +512,11 @@ def _select_possible(fits: Mapping[str, ScalingFit], sample: Sample) -> tuple[st
     if fits and not left:
         highest = f"{medians[top]:.4g} times the baseline at {n[top]:g} workers"
         return None, [], [*against, f"no law is selected: none has the rise to {highest} and what follows"]
-    return *_select(left, spread), against
+    selected, doubts = _select(left, spread)
+    if selected is not None and (off := fits[selected].holdout or 0.0) > _HOPELESS:
+        told = f"no law is selected: {selected} is the closest, and off by {100 * off:.0f} % at worker counts left out"
+        return None, [told], against
+    return selected, doubts, against
 
 
 def _mode(rows: pd.DataFrame) -> tuple[str, dict[str, str], str | None, list[str]]:
@@ -607,13 +611,15 @@ def _ends_of(law: Law, params: Mapping[str, float], sample: Sample) -> tuple[flo
     highest = float(sample.speedup.max())
     limit = highest if limit < highest < limit * (1 + 1e-6) else limit  # below it by rounding
     no_limit = impossible("limit", law=law.name, limit=limit, measured=highest)
-    slack = _slack(_spread_of_medians(sample)) if max(sample.runs) > 1 else _UNKNOWN_NOISE
+    slack = _slack(_spread_of_medians(sample))
     told = [
         impossible("peak", law=law.name, peak=peak, limit=limit, workers=float(n), measured=float(median))
         for n, median in zip(sample.where.workers, sample.medians, strict=True)
-        if median > limit * (1 + slack)
+        if limit < median * (1 - slack)
     ]
     no_peak = next(filter(None, reversed(told)), "")
+    if no_limit and limit >= sample.medians.max() * (1 - slack):
+        no_limit += ", by less than noise"
     refuted = [no_peak or no_limit] if no_peak or no_limit else []
     return math.nan if no_peak else peak, math.nan if no_limit else limit, refuted
 

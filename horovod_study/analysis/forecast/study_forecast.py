@@ -19,7 +19,7 @@ from horovod_study.analysis.forecast import holdout
 from horovod_study.analysis.forecast.prediction import predict
 from horovod_study.analysis.forecast.recommendation import knots, recommend
 from horovod_study.analysis.laws import LAWS
-from horovod_study.analysis.series.baselines import base_of
+from horovod_study.analysis.series.baselines import base_of, impossibilities
 
 _MULTIPLES = (2, 4, 8)
 """Times the largest measured worker count."""
@@ -83,6 +83,8 @@ def outlook(
         counts, most = own["workers"].nunique(), (room or {}).get(name)
         if counts < FEWEST_COUNTS:
             document["no_forecast"] = f"{counts} worker count{'s' * (counts > 1)}, and a law is tested by three or more"
+        elif odd := [why for why in impossibilities(own, base_of(own).samples_per_s) if "is a part of" not in why]:
+            document["no_forecast"] = odd[0]
         else:
             per_node = holdout.planned_per_node(own)
             if most is not None and most < _MULTIPLES[0] * own["workers"].max():
@@ -97,13 +99,7 @@ def outlook(
         documents[name] = document
     if not documents:
         return nothing()
-    return Outlook(
-        table=_table(lines),
-        document={
-            "series": documents,
-            "summary": holdout.summarise(scores),
-        },
-    )
+    return Outlook(table=_table(lines), document={"series": documents, "summary": holdout.summarise(scores)})
 
 
 def _lines(

@@ -60,13 +60,15 @@ _TRACES, _RECORDS = (".json", ".json.gz"), (".log", ".jsonl", ".log.gz", ".jsonl
 
 # ----------------------------------------------------------------------------------------------------------- files
 
-_BROKEN = (OSError, EOFError, zlib.error)
-
 
 @contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
-    with open_file(path) as stream:
-        yield cast(BinaryIO, gzip.GzipFile(fileobj=stream)) if path.name.endswith(".gz") else stream
+def _opened(path: Path, again: str = "") -> Iterator[BinaryIO]:
+    """Open a file, also a compressed one; DataError, which ends with what to do, where it cannot be read."""
+    try:
+        with open_file(path) as stream:
+            yield cast(BinaryIO, gzip.GzipFile(fileobj=stream)) if path.name.endswith(".gz") else stream
+    except (OSError, EOFError, zlib.error) as problem:
+        raise DataError(f"{shown(path)}: cannot be read ({problem}); {again}") from None
 
 
 def _files(place: Path, ends: tuple[str, ...], mark: bytes) -> list[Path]:
@@ -74,7 +76,7 @@ def _files(place: Path, ends: tuple[str, ...], mark: bytes) -> list[Path]:
     found = []
     for path in sorted(place.iterdir()) if place.is_dir() else [place]:
         if path.name.endswith(ends) and path.is_file():
-            with suppress(*_BROKEN), _opened(path) as stream:
+            with suppress(DataError), _opened(path) as stream:
                 found += [path] if re.search(mark, stream.read(4096)) else []
     return found
 
@@ -85,7 +87,9 @@ def trace_paths(place: Path) -> list[Path]:
     Empty for anything else: a study file, a run directory, a folder of them with a ledger beside them.
     """
     alone = place.name.endswith(_TRACES) and not place.is_dir()
-    return [place] if alone else _files(place, _TRACES, rb'"(traceEvents|schemaVersion)"')
+    return (
+        [place] if alone else _files(place, _TRACES, rb'"(traceEvents|schemaVersion)"|\A\s*\[[^\0]*"(cpu_op|kernel)"')
+    )
 
 
 def inspector_paths(place: Path) -> list[Path]:
@@ -99,24 +103,19 @@ def inspector_paths(place: Path) -> list[Path]:
 
 def inspector_lines(path: Path) -> Iterator[bytes]:
     """Yield the lines of such a file, an open bracket where a compressed one breaks off; DataError: unreadable."""
-    try:
-        with _opened(path) as stream:
+    with _opened(path, "name a file that NCCL Inspector wrote") as stream:
+        try:
             while line := stream.readline(4_000_000):  # a record with all its events has some kB
                 yield line
-    except EOFError:
-        yield b"{"
-    except _BROKEN as problem:
-        raise DataError(f"{shown(path)}: cannot be read ({problem}); name a file that NCCL Inspector wrote") from None
+        except EOFError:
+            yield b"{"
 
 
 def trace_document(path: Path) -> Any:
     """Return the document of a trace, also of a compressed one; DataError where it is none, or too large."""
     again = "name a trace that torch.profiler exported; profile fewer steps where it is too large"
-    try:
-        with _opened(path) as stream:
-            content = stream.read(MAX_JSON_BYTES + 1)
-    except _BROKEN as problem:
-        raise DataError(f"{shown(path)}: cannot be read ({problem}); {again}") from None
+    with _opened(path, again) as stream:
+        content = stream.read(MAX_JSON_BYTES + 1)
     if len(content) > MAX_JSON_BYTES:
         raise DataError(f"{shown(path)}: holds more than {MAX_JSON_BYTES:,} bytes; {again}")
     return parse_json(content, source=shown(path), error=DataError, again=again)
@@ -179,7 +178,7 @@ def _events(document: Any, source: str) -> tuple[pd.DataFrame, str, list[str]]:
     events = about.get("traceEvents")
     if not isinstance(events, list):
         raise AnalysisError(f"{source}: has no list traceEvents; give what torch.profiler's export_chrome_trace wrote")
-    events = [event for event in events if isinstance(event, dict)]
+    events = [*_with_ends(event for event in events if isinstance(event, dict))]
     categories = Counter([str(event.get("cat")) for event in events])
     kinds = {category: _KINDS.get(category.lower(), "") for category in categories}
     events = [event for event in events if event.get("ph") == "X" and kinds[str(event.get("cat"))]]
@@ -200,6 +199,23 @@ def _events(document: Any, source: str) -> tuple[pd.DataFrame, str, list[str]]:
     doubts = [f"left out: {bad:,} event{'s' * (bad > 1)} without a time"] if bad else []
     said = ", ".join(each for each, _ in categories.most_common(8) if each != "None") or "none"
     return frame[good].sort_values("begin", kind="stable", ignore_index=True), said, doubts
+
+
+def _with_ends(events: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield events, those with a begin and an end (ph B, E: the last begin of its name on its thread) as spans (X)."""
+    begun: dict[Any, list[dict[str, Any]]] = {}
+    for event in events:
+        if (phase := event.get("ph")) not in ("B", "E"):
+            yield event
+            continue
+        thread = begun.setdefault((str(event.get("pid")), str(event.get("tid"))), [])
+        own = [place for place, each in enumerate(thread) if event.get("name") in (None, each.get("name"))]
+        if phase == "B":
+            thread.append(event)
+        elif own:
+            begin = thread.pop(own[-1])
+            at, end = _floats([begin.get("ts"), event.get("ts")])
+            yield {**begin, "ph": "X", "dur": end - at}
 
 
 def _floats(values: Iterable[Any]) -> Floats:

@@ -1,7 +1,6 @@
 """What is beyond the measured worker counts, for readers: a figure, a table with the errors of the method, sentences.
 
-Forecasts look unlike measurements: dashed, with hollow
-marks, on grey, in a band.
+Forecasts look unlike measurements: dashed, with hollow marks, on grey, in a band.
 """
 
 import math
