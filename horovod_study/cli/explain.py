@@ -32,7 +32,7 @@ def _explain_arguments(parser: Parser) -> None:
         nargs="*",
         metavar="RUN|STUDY",
         help="run directories, folders of them, a study file; or traces of torch.profiler, one a rank; or what NCCL "
-        "Inspector wrote, and a run of which it is",
+        "Inspector wrote",
     )
     add("--part", choices=PARTS, help="one view in detail: " + ", ".join(PARTS))
     add("--out", **DIR, help="receives what is said, as text and JSON, and figures")
@@ -79,39 +79,32 @@ def explain(options: argparse.Namespace) -> Result:
     for find, answer in ((trace_paths, _traces), (inspector_paths, _inspector)) if options.part is None else ():
         paths = {place: find(place) for place in options.places}
         if any(paths.values()):
-            return answer(options, paths)
+            if other := [str(place) for place, own in paths.items() if not own]:
+                raise ConfigError(f"explain: {other[0]} is of another kind than the others; name one kind")
+            return answer(options, [path for own in paths.values() for path in own])
     options.places = [runs_folder(place) for place in options.places]
     part = "sync" if options.measure else options.part
     return _page(options) if part is None else PARTS[part](options)
 
 
-def _traces(options: argparse.Namespace, paths: Mapping[Path, Sequence[Path]]) -> Result:
+def _traces(options: argparse.Namespace, paths: Sequence[Path]) -> Result:
     """Traces of torch.profiler, one of each rank: laps, communication that computing does not cover, who is late."""
     from horovod_study.analysis.steps import traces
     from horovod_study.report.traces import rank_lines
 
-    if other := [str(place) for place, own in paths.items() if not own]:
-        raise ConfigError(f"explain: {other[0]} is no trace, and the others are; name one kind")
-    each = [path for own in paths.values() for path in own]
-    found = traces.compare([traces.read_trace(traces.trace_document(path), source=str(path)) for path in each])
+    found = traces.compare([traces.read_trace(traces.trace_document(path), source=str(path)) for path in paths])
     return _foreign(options, "rank_traces", found, rank_lines(found))
 
 
-def _inspector(options: argparse.Namespace, paths: Mapping[Path, Sequence[Path]]) -> Result:
-    """Records of NCCL Inspector: collectives by size, who comes last, and the sync of a recorded run beside them."""
-    from horovod_study import records
+def _inspector(options: argparse.Namespace, paths: Sequence[Path]) -> Result:
+    """Records of NCCL Inspector: collectives by size, and who comes last."""
     from horovod_study.analysis.steps import traces
     from horovod_study.report.traces import all_reduces, inspector_lines
 
-    runs = [run for place, own in paths.items() if not own for run in readable_runs(runs_folder(place))]
-    if len(runs) > 1:
-        raise ConfigError(f"explain: NCCL Inspector looked at one run, and {len(runs)} are named; name that one")
-    files = {str(path.resolve()): traces.inspector_lines(path) for own in paths.values() for path in own}
-    found = traces.inspect(files, records.recorded_run(runs[0]) if runs else None)
+    found = traces.inspect({str(path.resolve()): traces.inspector_lines(path) for path in paths})
     table = all_reduces(found["sizes"]) if found["timing"] == traces.KERNEL else ""
-    return _foreign(
-        options, "nccl_inspector", found, inspector_lines(found), {"all_reduce.txt": table} if table else {}
-    )
+    more = {"all_reduce.txt": table} if table else {}
+    return _foreign(options, "nccl_inspector", found, inspector_lines(found), more)
 
 
 def _foreign(

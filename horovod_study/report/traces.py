@@ -5,9 +5,8 @@ from typing import Any
 
 from horovod_study.analysis.stats import Interval
 from horovod_study.analysis.steps.traces import COLUMNS, KERNEL
-from horovod_study.text.numbers import THIN, alone, amount, known, milliseconds, percent, quoted
+from horovod_study.text.numbers import THIN, alone, known, milliseconds, percent, quoted
 from horovod_study.text.tables import NOTHING, table_of, to_lines
-from horovod_study.text.words import listed
 
 _SHOWN = 20
 _RANKS = ("rank", "host", "steps", *("comm." if name == "communication" else name for name in COLUMNS), "last in")
@@ -84,33 +83,7 @@ def inspector_lines(found: Mapping[str, Any]) -> list[str]:
         )
     elif found["timing"] == KERNEL:
         said.append("No rank comes later than the others beyond doubt.")
-    said += ["", *_clocks(found["beside"])] if found["beside"] else []
     return [line.replace(THIN, " ") for line in (*to_lines(table_of(_SIZES, rows[:_SHOWN])), *said)]
-
-
-def _clocks(both: Mapping[str, Any]) -> list[str]:
-    calls = listed([f"{alone(count)} {kind}" for kind, count in both["calls"].items()])
-    share = percent(both["collectives"].value / both["step"].value)
-    said = [
-        f"Beside {both['run']}: {_ms(both['collectives'])} ms of a step of {_ms(both['step'])} ms are in collectives "
-        f"({share}; {calls} a step with {amount(both['bytes'])}; {both['steps']:,} steps)."
-    ]
-    more = both["difference"]
-    if more is None:
-        return [*said, "Its laps do not see sync, so that there is nothing to compare."]
-    said.append(f"Its sync by laps is {_ms(both['sync'])} ms.")
-    if not more.excludes(0.0):
-        said.append(f"The clocks agree: they differ by {_ms(more)} ms.")
-    elif more.value > 0:
-        said.append(f"{_ms(more)} ms more are in collectives than in sync: they ran beside computing.")
-    else:
-        said.append(
-            f"{_ms(more.negated())} ms of sync are in no collective: copies, what the runtime does, and messages too "
-            "small to be recorded."
-        )
-    cells = [(str(rank), milliseconds(sync), milliseconds(nccl)) for rank, (sync, nccl) in both["ranks"].items()]
-    table = to_lines(table_of(("rank", "sync", "collectives"), cells[:_SHOWN], texts=()))
-    return [*said, *(["", *table] if len(cells) > 1 else [])]
 
 
 def all_reduces(sizes: Sequence[Mapping[str, Any]]) -> str:

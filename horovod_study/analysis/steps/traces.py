@@ -31,7 +31,6 @@ from horovod_study.analysis.impossible import impossible
 from horovod_study.analysis.stats import Floats, Interval
 from horovod_study.documents import MAX_JSON_BYTES, open_file, parse_json, shown
 from horovod_study.errors import AnalysisError, DataError
-from horovod_study.records import RecordedRun
 
 LAPS = ("data", "forward", "backward", "update", "rest")
 COLUMNS = ("step", *LAPS, "communication", "exposed", "late")
@@ -540,14 +539,13 @@ _NUMBERS = {"rank": "rank", "ranks": "n_ranks", "number": "coll_sn", "bytes": "c
 _NUMBERS |= {"seconds": "coll_exec_time_us", "nodes": "nnodes"}
 _FIELDS = _NUMBERS | {"kind": "coll", "group": "id", "host": "hostname", "timing": "coll_timing_source"}
 _NEEDED = ["rank", "ranks", "number", "bytes", "seconds", "kind"]
-_DUMPS = "NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS=1000000"
 
 
-def inspect(files: Mapping[str, Iterable[bytes]], run: RecordedRun | None = None) -> dict[str, Any]:
-    """Return what the lines of the files of a job say, and beside the sync of a recorded run the time in collectives.
+def inspect(files: Mapping[str, Iterable[bytes]]) -> dict[str, Any]:
+    """Return what the lines of the files of a job say.
 
     {"files", "timing": how times were taken, "sizes": a row for each collective and size, those that take most time
-    first, "late": the rank that comes last, "beside": see `_beside`, "doubts"}; times in s. Times of kernels count
+    first, "late": the rank that comes last, "doubts"}; times in s. Times of kernels count
     where there are any, else those of the host. Raises AnalysisError where no collective of several ranks was recorded
     by all ranks that are here, and for what two files hold.
     """
@@ -562,7 +560,7 @@ def inspect(files: Mapping[str, Iterable[bytes]], run: RecordedRun | None = None
     if not len(calls):
         raise AnalysisError(
             "no collective was recorded by all ranks whose files are here; give files of one job, which Inspector "
-            f"wrote now and then ({_DUMPS}), not only at its end"
+            "wrote now and then (NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS=1000000), not only at its end"
         )
     rows = [_size(key, own, doubts) for key, own in calls.groupby(["kind", "bytes", "ranks", "nodes"])]
     late = [found for each in groups if timing == KERNEL and (found := _last(each))]
@@ -572,7 +570,6 @@ def inspect(files: Mapping[str, Iterable[bytes]], run: RecordedRun | None = None
         "timing": timing,
         "sizes": sorted(rows, key=lambda row: (-row["total_s"], row["kind"], row["bytes"])),
         "late": max(late, key=lambda found: found[0])[1] if late else None,
-        "beside": None if run is None else _beside(groups, run, doubts),
         "doubts": doubts,
     }
 
@@ -656,7 +653,7 @@ def _completed(table: pd.DataFrame, doubts: list[str]) -> pd.DataFrame:
 def _group(name: str, every: pd.DataFrame, timing: str) -> pd.DataFrame:
     """Return seconds of the collectives that all ranks that are here recorded: kind, bytes, number; a column a rank.
 
-    attrs: "of" (group, ranks, nodes), "hosts" of ranks, "begun" (how many of a kind, with those without a record).
+    attrs: "of" (group, ranks, nodes), "hosts" of ranks.
     """
     for rank, sources in every.groupby("rank")["source"].unique().items():
         if len(sources) > 1:
@@ -669,7 +666,7 @@ def _group(name: str, every: pd.DataFrame, timing: str) -> pd.DataFrame:
     hosts = every.groupby("rank")["host"].first().to_dict()
     wide = wide.reindex(columns=list(hosts)).dropna()
     of = {"group": name, **every[["ranks", "nodes"]].iloc[0].to_dict()}
-    wide.attrs = {"of": of, "hosts": hosts, "begun": (every.groupby("kind")["number"].max() + 1).to_dict()}
+    wide.attrs = {"of": of, "hosts": hosts}
     return wide
 
 
@@ -731,63 +728,3 @@ def _record_doubts(table: pd.DataFrame, timing: str, groups: Sequence[pd.DataFra
         parts = [*(part for part in parts if not part & own), own.union(*touched)]
     if len(parts) > 1:
         yield f"{len(parts)} sets of processes share no communicator: if these are several jobs, give the files of one"
-
-
-def _beside(groups: Sequence[pd.DataFrame], run: RecordedRun, doubts: list[str]) -> dict[str, Any] | None:
-    """Return both clocks of a run's steps, s of a step, mean over the ranks; None where they cannot be compared.
-
-    {"run", "ranks": {rank: (sync, collectives)}, "steps", "step", "sync", "collectives", "difference", "calls": {kind:
-    how many a step}, "bytes"}. Every step makes as many collectives of a kind as the next, c: all that there were over
-    the steps, rounded where it is nearly whole. Collective k is of step k / c. Timed steps count, and of these such as
-    have records before and after them, too: a step at the edge of what was overwritten is incomplete.
-    """
-    fitting = [each for each in groups if each.attrs["of"]["ranks"] == run.workers]
-    if not fitting:
-        known = ", ".join(map(str, sorted({each.attrs["of"]["ranks"] for each in groups})))
-        raise AnalysisError(
-            f"{run.name}: has {run.workers} workers, and the communicators {known} ranks; give the run that Inspector "
-            "looked at"
-        )
-    own = max(fitting, key=len)
-    laps = {rank: run.rows[rank] for rank in own.attrs["hosts"] if rank in run.rows}
-    if not laps:
-        raise AnalysisError(f"{run.name}: none of its ranks with steps has a file of Inspector")
-    steps = min(int(rows["step"][-1]) + 1 for rows in laps.values())
-    calls = {kind: count / steps for kind, count in own.attrs["begun"].items() if count >= steps}  # of each step
-    uneven = {kind: each for kind, each in calls.items() if abs(each - round(each)) > 0.05 * each}
-    table = own[list(laps)].reset_index()
-    place = table["number"] // table["kind"].map({kind: uneven.get(kind, round(each)) for kind, each in calls.items()})
-    of_step = table.drop(columns=["kind", "number"]).groupby(place).sum()
-    there = of_step.index.to_numpy()
-    whole = of_step[(there >= run.first_step) & (there < steps) & np.isin(there - 1, there) & np.isin(there + 1, there)]
-    waits, lengths = (
-        pd.DataFrame({rank: pd.Series(rows[name], index=rows["step"]) for rank, rows in laps.items()})
-        .loc[run.first_step :]
-        .dropna()
-        for name in ("sync_s", "step_s")
-    )
-    collectives, step, sync = (
-        stats.student(each.mean(axis=1)) if len(each) else None for each in (whole[list(laps)], lengths, waits)
-    )
-    if len(whole) < 2 or collectives is None or step is None:
-        why = "fewer than two of its timed steps have records of all ranks that are here; let Inspector dump"
-        doubts.append(f"{run.name}: {why} now and then ({_DUMPS})")
-        return None
-    if why := impossible("part", part=collectives.value, whole=step.value, what="time in collectives", of="a step"):
-        doubts.append(f"{run.name}: {why}; those that ran side by side are counted one after the other")
-        return None
-    notes = {
-        f"both clocks are there for {len(laps)} of {run.workers} ranks": len(laps) < run.workers,
-        "measured more after its steps, and its collectives are taken for some of the steps'": (
-            run.synchronisation is not None or run.ablation is not None
-        ),
-        "was resumed; the steps before that are not in the files of its last processes": len(run.record.attempts) > 1,
-        f"of {len(groups)} communicators that of all workers ({own.attrs['of']['group']}) counts": len(groups) > 1,
-    }
-    for kind, each in uneven.items():
-        notes[f"{each:.2f} {kind} a step: not every step makes as many, and which are whose is a guess"] = True
-    doubts += [f"{run.name}: {what}" for what, holds in notes.items() if holds]
-    ranks = {rank: (stats.finite_or_none(waits[rank].mean()), float(whole[rank].mean())) for rank in laps}
-    found = {"run": run.name, "ranks": ranks, "steps": len(whole), "step": step, "sync": sync}
-    found |= {"collectives": collectives, "calls": calls, "bytes": float(whole["bytes"].mean())}
-    return found | {"difference": None if sync is None else stats.difference(collectives, sync)}
