@@ -104,9 +104,6 @@ def shown(path: str | os.PathLike[str]) -> str:
     return os.fspath(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
-# ---------------------------------------------------------------------------------------------------- JSON
-
-
 def read_json(
     path: Path,
     form: Any = Any,
@@ -192,9 +189,6 @@ def _values(content: Any) -> Iterable[tuple[str, Any]]:
         level = below
 
 
-# ---------------------------------------------------------------------------------------------------- form
-
-
 def conform(content: Any, form: Any, source: str, error: _Refusal = RecordError, again: str = "") -> Any:
     """Return `content` if it has the form that the pydantic type `form` declares; raises `error` naming the field."""
     if form is Any:
@@ -228,9 +222,6 @@ def _first_fault(faults: Sequence[Any]) -> str:
         allowed = fault["msg"].removeprefix("Value error, ").removeprefix("Input should be ").removeprefix("a valid ")
         text = f"{where} is {_short(fault['input'])}; allowed: {allowed[:1].lower()}{allowed[1:]}"
     return text + (f" (and {len(faults) - 1} more)" if len(faults) > 1 else "")
-
-
-# ---------------------------------------------------------------------------------------------------- YAML
 
 
 def load_yaml(path: Path) -> dict[str, Any]:
@@ -281,9 +272,6 @@ class _BoundedLoader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(
                 None, None, f"{text} is no value that can be read", node.start_mark
             ) from None
-
-
-# ---------------------------------------------------------------------------------------------------- CSV
 
 
 def parse_csv(

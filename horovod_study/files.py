@@ -187,9 +187,6 @@ def result_folder(folder: Path) -> Path:
     return folder
 
 
-# ---------------------------------------------------------------------------------------------------- CSV
-
-
 _FORMULA = re.compile(r"'*[=+\-@\t\r\n]")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _GUARDED = re.compile(r"'+[=+\-@\t\r\n]")

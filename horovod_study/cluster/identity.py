@@ -44,9 +44,6 @@ _MODULES = (
 _NAMED = 5  # so many names are listed before "and N more"
 
 
-# ---------------------------------------------------------------------------------------------------- the code
-
-
 def code_files(package: Path = PACKAGE) -> dict[str, str]:
     """Return the SHA-256 of each source that shapes a run, by its path in the package, sorted."""
     found = (path.relative_to(package) for each in _FOLDERS for path in (package / each).rglob("*.py"))
@@ -61,9 +58,6 @@ def code_digest(files: Mapping[str, str] | None = None) -> str:
 
 def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
-
-
-# ---------------------------------------------------------------------------------------------------- the environment
 
 
 def environment(partition: Partition | None = None) -> dict[str, Any]:
@@ -131,9 +125,6 @@ def identify(partition: Partition | None = None) -> str:
 
 def _identity(code: str, surroundings: Mapping[str, Any]) -> str:
     return _digest({"code": code, "environment": surroundings})
-
-
-# ---------------------------------------------------------------------------------------------------- remembering
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -206,9 +197,6 @@ def changes(before: Known, now: Known) -> str:
 def _listed(names: list[str]) -> str:
     more = len(names) - _NAMED
     return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
-
-
-# ---------------------------------------------------------------------------------------------------- snapshots
 
 
 def snapshot(directory: Path, package: Path = PACKAGE) -> Path:

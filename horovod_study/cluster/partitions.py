@@ -156,9 +156,6 @@ KEYS = tuple(each.name for each in fields(Partition) if each.name != "because")
 """What a partition's file may say."""
 
 
-# ---------------------------------------------------------------------------------------------------- files
-
-
 def load_partition(path: Path) -> Partition:
     """Read a partition's file; whatever is wrong with it is a ConfigError naming the file, the key and the value."""
     content, source = load_yaml(path), str(path)
@@ -259,9 +256,6 @@ def host_name(source: str, value: Any) -> str:
             "colon in the partition's file; user, port and key of ssh belong in ~/.ssh/config)"
         )
     return str(value)
-
-
-# ---------------------------------------------------------------------------------------------------- by name
 
 
 def this_machine(name: str = "local") -> Partition:

@@ -148,9 +148,6 @@ def free_port() -> int:
     raise StudyError(f"no free port from {PORTS[0]} to {PORTS[1]} on this machine; end what occupies them")
 
 
-# ---------------------------------------------------------------------- a Slurm job's nodes
-
-
 def hosts_of_allocation(environ: Mapping[str, str]) -> tuple[Host, ...]:
     """Return the nodes of the Slurm job that `environ` is of, with the tasks that Slurm counts on each as slots.
 

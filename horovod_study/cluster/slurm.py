@@ -49,9 +49,6 @@ if ! type module >/dev/null 2>&1; then
 fi"""
 
 
-# ---------------------------------------------------------------------------------------------------- text
-
-
 def script(
     allocation: Allocation,
     partition: Partition,

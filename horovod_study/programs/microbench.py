@@ -141,9 +141,6 @@ def step_flops(widths: tuple[int, int, int]) -> int:
     return 3 * (conv1 + conv2 + fc1 + fc2) - conv1
 
 
-# ----------------------------------------------------------------------------------------------------- a GPU's limits
-
-
 def launch_latency(*, seconds: float) -> dict[str, float]:
     """Measure what launching a kernel takes on a GPU, one by one and inside a CUDA graph.
 
@@ -223,9 +220,6 @@ def copy_seconds(source: torch.Tensor, target: torch.Tensor, seconds: float) -> 
     target.copy_(source)
     device = source.device if source.is_cuda else target.device
     return _seconds_per_call(lambda: target.copy_(source, non_blocking=True), seconds, device)
-
-
-# --------------------------------------------------------------------------------------------------- roofs of a step
 
 
 def step_bytes(widths: tuple[int, int, int], batch: int, *, kernels: str = "torch") -> int:

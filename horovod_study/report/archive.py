@@ -151,9 +151,6 @@ def _when(analysis: Analysis) -> tuple[int, int, int, int, int, int]:
     return max(_FIRST_DAY, (last.year, last.month, last.day, last.hour, last.minute, last.second))
 
 
-# ------------------------------------------------------------------------------------------------ what is said of it
-
-
 def size(count_b: int) -> str:
     """Return a number of bytes in kB, MB or GB (powers of ten), such as "3.4 MB"."""
     unit, name = next((each for each in ((1e9, "GB"), (1e6, "MB")) if count_b >= each[0]), (1e3, "kB"))

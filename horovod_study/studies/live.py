@@ -122,9 +122,6 @@ def _known(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
-# ---------------------------------------------------------------------------------------------------- showing
-
-
 def page(view: _RunNow, directory: Path, *, width: int) -> RenderableType:
     """Return what a terminal of `width` columns shows."""
     record, getting = view.record, view.getting
@@ -178,9 +175,6 @@ def line(view: _RunNow) -> str:
     """Return the same for a log."""
     told = "; ".join(f"{name} {text}" for name, text in summary(view).items())
     return f"{view.record.status}: {told}"
-
-
-# ---------------------------------------------------------------------------------------------------- watching
 
 
 def watch_run(directory: Path, console: Console | None = None, *, once: bool = False) -> int:

@@ -294,9 +294,6 @@ def _show(draft: _Draft, study: StudyConfig, directory: Path, console: Console) 
             say(console, f"# {study.name_of(cell)}\n{shlex.join(line.argv)}\n")
 
 
-# ---------------------------------------------------------------------------------------------------- taking back
-
-
 def cancel_jobs(directory: Path, *, keys: Collection[str] | None = None, console: Console, ask: Ask = ask) -> list[str]:
     """Take back the jobs, or tasks of jobs, all of whose cells are in `keys` (None: all of the study's that live).
 

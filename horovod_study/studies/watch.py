@@ -59,9 +59,6 @@ class _StatusView:
     busy: bool  # somebody runs the study, or will when the scheduler lets him
 
 
-# ---------------------------------------------------------------------------------------------------- reading
-
-
 def getting_on(record: RunRecord, at: tuple[int, int, float] | None) -> Getting:
     """Return how far a run is whose last row is `at` (`records.last_step`)."""
     if at is None:
@@ -153,9 +150,6 @@ def _somebody_is_at_work(ledger: Ledger) -> bool:
             if not lease.is_stale(claim, present=present):
                 return True
     return False
-
-
-# ---------------------------------------------------------------------------------------------------- showing
 
 
 def page(view: _StatusView, *, width: int, height: int) -> RenderableType:
@@ -264,9 +258,6 @@ def lines(view: _StatusView, before: _StatusView | None) -> list[str]:
     if before is None or before.ledger.counts() != ledger.counts():
         found.append(ledger.summary() + (f"; {view.left}" if view.left is not None else ""))
     return found
-
-
-# ---------------------------------------------------------------------------------------------------- watching
 
 
 def watch(study: StudyConfig, runs_dir: Path, console: Console | None = None, *, every_s: float = EVERY_S) -> int:

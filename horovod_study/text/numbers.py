@@ -85,9 +85,6 @@ def _bracketed(value: float, low: float, high: float, decimals: int) -> str:
     return f"{fixed(value, decimals)} [{fixed(low, decimals)}, {fixed(high, decimals)}]"
 
 
-# ---------------------------------------------------------------------------------------------------- in sentences
-
-
 def number(value: float | None, low: float | None = None, high: float | None = None) -> str:
     """Return a number with the digits that its interval leaves certain; three digits without an interval."""
     if known(value) and known(low) and known(high):

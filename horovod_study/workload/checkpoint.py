@@ -70,8 +70,6 @@ PROGRESS: dict[str, Any] = {
 }
 """What the loop of trainer.py needs of `progress`, by type."""
 
-# ------------------------------------------------------------------------------------------------ the file's bytes
-
 
 def encode(checkpoint: Checkpoint) -> bytes:
     """Return the bytes of the file; equal states give equal bytes. TypeError: something is not plain."""
@@ -184,9 +182,6 @@ def _plain(value: Any, where: str) -> Any:
     raise TypeError(f"checkpoint: {where} is a {type(value).__name__}; only tensors and plain values are stored")
 
 
-# ------------------------------------------------------------------------------------------------ writing
-
-
 def name_of(step: int) -> str:
     """Return the path of the checkpoint after `step` steps, below the run directory."""
     return f"{CHECKPOINTS}/step-{step:09d}.pt"
@@ -265,9 +260,6 @@ class Keeper:
         self.cost = {name: self.cost[name] + new[name] for name in self.cost}
 
 
-# ------------------------------------------------------------------------------------------------ reading
-
-
 def read_newest(run_directory: Path) -> bytes:
     """Return the bytes of the newest intact checkpoint, as one rank reads them and hands them to the others.
 
@@ -315,9 +307,6 @@ def _bytes_of(path: Path) -> bytes:
             return stream.read()
     except OSError as error:
         raise RecordError(f"{path}: cannot be read ({error.strerror or error})") from None
-
-
-# ------------------------------------------------------------------------------------------------ using
 
 
 @contextmanager

@@ -98,9 +98,6 @@ def runs_table(
     return table
 
 
-# ---------------------------------------------------------------------------------------------------- the course
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Profile:
     """The course of one run over its timed window, in P parts of as equal numbers of steps as can be."""
