@@ -474,7 +474,7 @@ class TestForm:
 
 class TestBadInput:
     def test_one_distinct_worker_count(self):
-        message = "all have 4 workers; a forecast needs at least 2 distinct worker counts, better 4"
+        message = "all points have 4 workers; a forecast needs at least 2 distinct worker counts, better 4"
         with pytest.raises(AnalysisError, match=message):
             predict(points([4, 4], [1, 2]), workers=[8])
         with pytest.raises(AnalysisError, match="series 'b'"):
