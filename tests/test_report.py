@@ -66,7 +66,7 @@ def test_a_number_that_stands_in_several_places_is_the_same_everywhere(noise, go
     analysis = analyze(run_table((1, 2, 4), noise=noise, failed=()))
     labels = style.series_labels(analysis.points)
     made = {table.name: table for table in tables(analysis)}
-    found = sentences._largest(analysis.provenance["findings"])
+    found = sentences._largest(analysis)
 
     def plain(text):
         return re.sub(r"(?<=\d) (?=\d{3}\b)", "", re.sub(r"[\u2009\u00a0\u202f]", " ", str(text)))

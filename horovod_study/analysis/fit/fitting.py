@@ -499,7 +499,7 @@ def _select_possible(fits: Mapping[str, ScalingFit], sample: Sample) -> tuple[st
         slack = _slack(noise)
         less, curve = medians < medians[top] * (1 - slack), curves[name]
         before, after = np.flatnonzero(less & (n < n[top])), np.flatnonzero(less & (n > n[top]))
-        refuted = one.law.limit(**one.params) < medians[top] * (1 - _slack(spread))
+        refuted = one.law.limit(**one.params) * (1 + _slack(spread)) < medians[top]
         refuted |= curve[top] < medians[top] * (1 - max(slack, _BAD))
         if len(before):
             refuted |= curve[top] <= curve[before[-1]]
@@ -615,10 +615,10 @@ def _ends_of(law: Law, params: Mapping[str, float], sample: Sample) -> tuple[flo
     told = [
         impossible("peak", law=law.name, peak=peak, limit=limit, workers=float(n), measured=float(median))
         for n, median in zip(sample.where.workers, sample.medians, strict=True)
-        if limit < median * (1 - slack)
+        if limit * (1 + slack) < median
     ]
     no_peak = next(filter(None, reversed(told)), "")
-    if no_limit and limit >= sample.medians.max() * (1 - slack):
+    if no_limit and limit * (1 + slack) >= sample.medians.max():
         no_limit += ", by less than noise"
     refuted = [no_peak or no_limit] if no_peak or no_limit else []
     return math.nan if no_peak else peak, math.nan if no_limit else limit, refuted
