@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int | str | None:
     os.environ.update(text.split("=", 1) for text in options.variables)
     os.environ.setdefault("OMP_NUM_THREADS", str(values["threads"]))
     if options.command:
-        from horovod_study.cluster import recorded
+        from horovod_study.recording import command as recorded
 
         requested = {"batch": values["batch"], "declared": "command"}
         return recorded.record(options.words, options.out, asked, own=own, requested=requested, steps=options.steps)
@@ -50,7 +50,7 @@ def _script(
 ) -> int | str | None:
     import torch  # in the environment of the cell
 
-    from horovod_study.cluster.recorded import NO_STEPS
+    from horovod_study.recording.command import NO_STEPS
     from horovod_study.recording import automatic
 
     words, out = options.words, options.out.absolute()
