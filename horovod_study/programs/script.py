@@ -1,9 +1,9 @@
 """Runs a script of somebody else as a rank of a cell, and has its training recorded: see scripted.py.
 
-    python -m horovod_study.programs.script --config CELL.yaml --out RUN_DIR -- train.py --batch-size 32
+    python -m horovod_study.programs.script --config CELL.yaml --out RUN_DIR --folder FOLDER -- train.py --batch 32
 
 The script sees itself as the program: `__main__`, sys.argv, and its own folder first on the path. With `--command` the
-words are a command that starts the ranks.
+words are a command that starts the ranks. Both run in FOLDER, with the variables that the shell has.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from typing import Any
 import yaml
 
 from horovod_study.files import PART, SEVERAL
+from horovod_study.variables import back_to_the_shell
 
 
 def main(arguments: Sequence[str] | None = None) -> int | str | None:
@@ -26,17 +27,26 @@ def main(arguments: Sequence[str] | None = None) -> int | str | None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--own", action="append", default=[])
     parser.add_argument("--set", action="append", default=[], dest="variables")
     parser.add_argument("--steps", type=int, help="end the training after so many")
+    parser.add_argument("--threads")
     parser.add_argument("--command", action="store_true")
     parser.add_argument("words", nargs="+")
     options = parser.parse_args(arguments)
     values = yaml.safe_load(options.config.read_text(encoding="utf-8"))
     asked = {name: values[name] for name in ("warmup_steps", "study", "partition", "repeat")} | {"disk_full": "go-on"}
     own = {name: str(values[name]) if isinstance(values[name], bool) else values[name] for name in options.own}
+    back_to_the_shell(os.environ)
+    os.environ.update({"OMP_NUM_THREADS": options.threads} if options.threads else {}, PWD=str(options.folder))
     os.environ.update(text.split("=", 1) for text in options.variables)
-    os.environ.setdefault("OMP_NUM_THREADS", str(values["threads"]))
+    if not options.command:
+        os.environ.setdefault("OMP_NUM_THREADS", str(values["threads"]))  # as all that this package starts
+    try:
+        os.chdir(options.folder)
+    except OSError as error:
+        return f"{options.folder}: {error.strerror}; every host must see the folder of the study file"
     if options.command:
         from horovod_study.cluster import recorded
 
@@ -48,13 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> int | str | None:
 def _script(
     options: argparse.Namespace, asked: Mapping[str, Any], own: Mapping[str, Any], values: Mapping[str, Any]
 ) -> int | str | None:
-    import torch  # in the environment of the cell
-
     from horovod_study.cluster.recorded import NO_STEPS
     from horovod_study.recording import automatic
 
     words, out = options.words, options.out.absolute()
-    torch.set_num_threads(values["threads"])
     # One launch has one folder in which its ranks meet: its configuration is written again for each, and seen by all.
     launch = options.config.stat().st_mtime_ns
     watcher = automatic.install(
@@ -74,7 +81,7 @@ def _script(
         )
     )
     sys.argv = list(words)
-    sys.path[0] = str(Path(words[0]).parent)
+    sys.path.insert(0, str(Path(words[0]).resolve().parent))
     code: Any = 0
     with _joined(values["backend"]):
         try:
