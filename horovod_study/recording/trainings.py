@@ -316,6 +316,8 @@ class Run:
     def write(self, training: Training, number: int, *, failed: str) -> int:
         """Write the run of a training that has ended; return 1 where it failed."""
         out = records.training_directory(self.out, number)
+        if number > 1:
+            say(f"horovod-study record: training {number} of this command is recorded in {os.path.relpath(out)}")
         try:
             if number > 1 or self._record is None:
                 record = self._begin(out, training)
