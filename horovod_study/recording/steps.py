@@ -1,12 +1,12 @@
 """Steps of a training from the events that its ranks have noted.
 
-    a step      one turn of the loop over the DataLoader in which parameters were updated, however many updates it made;
-                several turns where an update comes after several (accumulated gradients); where no loader is looped
-                over, from one update to the next; where no update is seen, from one backward to the next
-    laps        data: the wait for the loader; forward: the model's call with gradients; backward; sync: waits for other
-                ranks; update; residual: what is in none of them
-    outside     what is between steps, and what some steps have and most have not: loops over other data, and calls of
-                the model without gradients. Evaluations, rollouts and generation are there, and checkpoints after them
+a step      one turn of the loop over the DataLoader in which parameters were updated, however many updates it made;
+            several turns where an update comes after several (accumulated gradients); where no loader is looped
+            over, from one update to the next; where no update is seen, from one backward to the next
+laps        data: the wait for the loader; forward: the model's call with gradients; backward; sync: waits for other
+            ranks; update; residual: what is in none of them
+outside     what is between steps, and what some steps have and most have not: loops over other data, and calls of
+            the model without gradients. Evaluations, rollouts and generation are there, and checkpoints after them
 """
 
 from collections import Counter
@@ -94,9 +94,7 @@ class Steps:
         return len(self.columns["step_s"])
 
 
-def steps_of(
-    events: Events, *, batch: int | None = None, calls: Sequence[str] = (), waits_seen: bool = False
-) -> Steps:
+def steps_of(events: Events, *, batch: int | None = None, calls: Sequence[str] = (), waits_seen: bool = False) -> Steps:
     """Return the steps that one rank has made, from when all of them is seen.
 
     `batch`: samples of each; None: counted. `calls`: names of calls by number. `waits_seen`: a step without a wait for
@@ -181,8 +179,8 @@ def _of_loop(
             end = min([end, *started[started > fetches[-1]][:1].tolist()])
         low, high = np.searchsorted(trained, [begin, end])
         updates = np.searchsorted(updated, [begin, end])
-        if last:
-            end = int(trained[high - 1]) if high > low else end
+        if last and high > low:
+            end = _left(events, int(trained[high - 1]), begin, end)
         found.append(
             Turn(
                 begin=begin,
@@ -196,19 +194,31 @@ def _of_loop(
     if ended and (found[0].trains or not found[-1].trains):
         return found[:-1]
     if ended and all(each.trains for each in found[1:]):  # batches are fetched ahead of their turns
+        found[1] = replace(found[1], begin=found[0].begin)
         return [replace(each, samples=count) for each, count in zip(found[1:], samples, strict=False)]
     return found
 
 
+def _left(events: Events, trained: int, begin: int, end: int) -> int:
+    """Return the end of a turn in which its loop was left, after it had `trained`: there, or when the loop was gone.
+
+    One that a function held until long after it says nothing of its end.
+    """
+    gone = events.places("left")
+    for place in gone[(gone > trained) & (gone < end)][:1].tolist():
+        if events.host_s[place] - events.host_s[trained] <= 3 * (events.host_s[trained] - events.host_s[begin]):
+            return int(place)
+    return trained
+
+
 def _grouped(turns: Sequence[Turn]) -> list[list[Turn]]:
-    """Return the turns of each step: up to an update; those after the last update of a loop, and others, are none."""
+    """Return the turns of each step, up to an update; those after the last update of a loop are none."""
     found: list[list[Turn]] = []
     open_: list[Turn] = []
     for turn in turns:
-        if open_ and (turn.loop != open_[-1].loop or not turn.trains):
+        if open_ and turn.loop != open_[-1].loop:
             open_ = []
-        if turn.trains or turn.updates:
-            open_.append(turn)
+        open_.append(turn)
         if turn.updates:
             found.append(open_)
             open_ = []
@@ -238,11 +248,12 @@ def _labels(events: Events) -> np.ndarray:
     starts = events.places("start")
     starts = starts[starts + 1 < len(events.kind)]
     label[starts[events.kind[starts + 1] == NUMBER["fetch"]]] = LABELS.index("data")
+    follows = np.append(events.kind[1:], 0)
+    label[events.of("forwarded") & (follows == NUMBER["backward"])] = LABELS.index("backward")  # the loss
     label[events.inside("update", "updated")] = LABELS.index("update")
     label[_in_forward(events)] = LABELS.index("forward")
     backward = events.inside("backward", "backwarded")
     label[backward] = LABELS.index("backward")
-    follows = np.append(events.kind[1:], 0)
     label[events.of("gradient") & (follows == NUMBER["backwarded"])] = LABELS.index("sync")
     label[events.inside("sync", "synced")] = LABELS.index("sync")
     label[events.inside("pause", "resume")] = LABELS.index("outside")
@@ -273,17 +284,17 @@ def _asides(events: Events, steps: Sequence[Sequence[Turn]], *, looped: bool) ->
     step = np.searchsorted(begins, places, side="right") - 1
     within = (step >= 0) & (places < stops[step]) if len(steps) else places < 0
     places, step = places[within], step[within]
-    often = {
-        kind for kind in set(sort[places].tolist()) if len(set(step[sort[places] == kind])) >= _OFTEN * len(steps)
-    }
+    often = {kind for kind in set(sort[places].tolist()) if len(set(step[sort[places] == kind])) >= _OFTEN * len(steps)}
     rare = ~np.isin(sort[places], list(often))
     places, step = places[rare], step[rare]
     ends, trained = events.places("forwarded", "batch", "ended"), events.places("updated", "changed", "backwarded")
+    trains = np.flatnonzero(events.of("backward") | (events.of("forward") & (events.number % 2 == 1)))
     found: dict[int, tuple[int, int]] = {}
     for number in dict.fromkeys(step.tolist()):
         inside = places[step == number]
         begin, end, first = int(begins[number]), int(stops[number]), int(inside[0])
         over = min([end, *ends[np.searchsorted(ends, inside[-1]) :][:1].tolist()])
+        over = min([end, *trains[np.searchsorted(trains, over) :][:1].tolist()])
         before = trained[(trained > begin) & (trained < first)]
         if looped and len(before):  # after what was trained: the rest of the turn is none of it
             found[number] = (int(before[-1]), end)
@@ -437,9 +448,7 @@ def _calls(
     }, averages
 
 
-def stacks_of(
-    path: Path, names: Sequence[str], events: Events, steps: Steps, first: int
-) -> list[dict[str, Any]]:
+def stacks_of(path: Path, names: Sequence[str], events: Events, steps: Steps, first: int) -> list[dict[str, Any]]:
     """Return where the time of the steps from `first` on was, by samples of the stack: shares of 2 % or more."""
     if not path.is_file() or first >= len(steps):
         return []

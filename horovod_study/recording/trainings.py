@@ -10,16 +10,16 @@ import resource
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from horovod_study import alive, energy, lease, records
+from horovod_study import alive, lease, records
 from horovod_study.comm.launch import LAUNCH_VARIABLES, detect
 from horovod_study.config import LAPS
-from horovod_study.errors import BackendError, RecordError, StudyError
+from horovod_study.errors import BackendError, StudyError
 from horovod_study.measure import environment, evidence, steady, system
 from horovod_study.measure.clock import now, utc_now
 from horovod_study.progress import say
@@ -31,7 +31,16 @@ from horovod_study.recording.steps import Events, Steps, stacks_of, steps_of
 from horovod_study.text.words import plural
 
 OWN_RECORDER = "own recorder"
-_COUNTS = ("-np", "--np", "-n", "--nproc-per-node", "--nproc_per_node", "--num-processes", "--num_processes", "--num_gpus")
+_COUNTS = (
+    "-np",
+    "--np",
+    "-n",
+    "--nproc-per-node",
+    "--nproc_per_node",
+    "--num-processes",
+    "--num_processes",
+    "--num_gpus",
+)
 """Options by which launchers are told how many ranks to start."""
 _IRREGULAR = 0.05
 """Part of the steps whose updates may come otherwise, such as those that a loss scaler skips, without a doubt."""
@@ -147,7 +156,10 @@ def _is_of(process: Process, training: Training) -> bool:
 
     def launch(of: Process) -> tuple[Any, ...]:
         environ = of.opened["environ"]
-        return (of.workers, *(environ.get(name) for name in LAUNCH_VARIABLES if "RANK" not in name and "PROCID" not in name))
+        return (
+            of.workers,
+            *(environ.get(name) for name in LAUNCH_VARIABLES if "RANK" not in name and "PROCID" not in name),
+        )
 
     taken = {each.opened["rank"] for each in training.ranks}
     return launch(process) == launch(training.ranks[0]) and process.opened["rank"] not in taken
@@ -336,7 +348,7 @@ class Run:
         records.finish_run(out, record, status=status, finished=utc_now(), totals=totals, reason=reason)
         where = os.path.relpath(out)
         if reason:
-            say(f"horovod-study record: {where} is {'incomplete' if wrong else 'complete, but'}{':' * bool(wrong)} {reason}")
+            say(f"horovod-study record: {where} is {'incomplete:' if wrong else 'complete, but'} {reason}")
         if totals and not wrong:
             _say_found(record, totals, where)
         return int(bool(reason))
@@ -587,7 +599,9 @@ def _update_doubt(steps: Steps) -> str:
     total = sum(steps.turns.values())
     usual, count = steps.turns.most_common(1)[0] if steps.turns else (1, 0)
     if total - count > _IRREGULAR * total:
-        return f"{total - count:,} of {total:,} steps took another number of turns than {usual}: updates come irregularly"
+        return (
+            f"{total - count:,} of {total:,} steps took another number of turns than {usual}: updates come irregularly"
+        )
     return ""
 
 
@@ -649,14 +663,13 @@ def _summary(columns: Mapping[str, np.ndarray], first: int) -> dict[str, Any]:
 
 def _say_found(record: records.RunRecord, totals: Mapping[str, Any], where: str) -> None:
     workers, outside = record.effective["workers"], totals["outside"]
+    beside = (
+        f"{outside['share']:.0%} of the time is outside of steps, {outside['samples_per_s']:,.0f} samples/s with it"
+    )
     say(
         f"recorded {totals['steps']:,} steps after {totals['excluded_steps']:,} of warm-up: "
         f"{totals['samples_per_s']:,.0f} samples/s with {plural(workers, 'worker')}, step "
         f"{totals['step_s_median'] * 1e3:.2f} ms (median)"
-        + (
-            f"; {outside['share']:.0%} of the time is outside of steps, {outside['samples_per_s']:,.0f} samples/s with it"
-            if outside["share"] >= 0.02
-            else ""
-        )
+        + (f"; {beside}" if outside["share"] >= 0.02 else "")
         + f"; horovod-study explain {where}"
     )
