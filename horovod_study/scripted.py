@@ -71,6 +71,9 @@ def scripted(path: Path, content: Mapping[str, Any]) -> Workload | None:
         if not Path(words[0]).is_file():
             raise ConfigError(f"{path}: script {words[0]} is no file; it is looked for beside the study file")
     places = {name for word in words for name in _PLACE.findall(word)}
+    rate = check_rate(f"{path}: rate", content.get("rate"))
+    if rate is not None and kind == "script":
+        raise ConfigError(f"{path}: rate is what the output of a command says; the steps of a script are counted")
     factors = _factors(path, content, places)
     variables = tuple(name for name in factors if name not in places)
     missing = places - set(SHARED) - set(factors) - set(PLACED)
@@ -86,7 +89,8 @@ def scripted(path: Path, content: Mapping[str, Any]) -> Workload | None:
         own = [f"--own={name}" for name in factors if values[name] is not None]
         set_to = [f"--set={name}={values[name]}" for name in variables if values[name] is not None]
         end = [f"--steps={config.warmup_steps + config.steps}"] if config.steps and "steps" not in places else []
-        return (*own, *set_to, *end, *(["--command"] if kind == "command" else []), "--", *filled(words, values))
+        said = [] if rate is None else [f"--rate={rate}"]
+        return (*own, *set_to, *end, *said, *(["--command"] if kind == "command" else []), "--", *filled(words, values))
 
     return Workload(
         name=Path(words[0]).stem,
@@ -96,8 +100,21 @@ def scripted(path: Path, content: Mapping[str, Any]) -> Workload | None:
         starts_ranks=kind == "command",
         usual_runtime=_usual_runtime(words),
         file=path.resolve(),
-        version=_version(kind, words),
+        version=_version(kind, [*words, *filter(None, [rate])]),
     )
+
+
+def check_rate(source: str, value: Any) -> str | None:
+    """Return a pattern whose first group is the rate that a line of output says; ConfigError where it is none."""
+    if value is None:
+        return None
+    try:
+        groups = re.compile(f"{value}").groups
+    except re.error as error:
+        raise ConfigError(f"{source}: {value} is no regular expression ({error})") from None
+    if not groups:
+        raise ConfigError(f"{source}: {value} has no group; put the number in one: 'speed: ([0-9.]+)'")
+    return f"{value}"
 
 
 def filled(words: Sequence[str], values: Mapping[str, Any]) -> list[str]:

@@ -69,7 +69,14 @@ def _next_runs(options: argparse.Namespace, study: Any, ledger: Any) -> Result:
 
 def _run_arguments(parser: Parser) -> None:
     add = parser.add_argument
-    _study_arguments(parser, cells="with --retry: keys or names of cells (default: all there are)")
+    _study_arguments(
+        parser, study="the study file; or `-- COMMAND`", cells="with --retry: keys or names of cells (default: all)"
+    )
+    parser.epilog = (
+        "run -- torchrun --nproc-per-node {workers} train.py: 1, 2, 4, ... workers up to the cores or GPUs of this "
+        "machine, three times each; what it writes is a study file for the next time."
+    )
+    add("--rate", metavar="REGEX", help="of a command: where its output says a rate; the first group is the number")
     add(
         "--retry",
         action=argparse.BooleanOptionalAction,
@@ -91,7 +98,8 @@ def _run_arguments(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace) -> int | Result:
-    """Run what is missing of a study, then analyse and report it."""
+    """Run what is missing of a study, or a command with 1, 2, 4, ... {workers}; then analyse and report it."""
+    _take_command(options)
     if options.cells and not options.retry:
         raise ConfigError("CELL: names what to run again; give --retry too")
     options.retry, again = options.retry is not False, options.retry
@@ -121,6 +129,23 @@ def run(options: argparse.Namespace) -> int | Result:
     return _conclude(options, study, command, result)
 
 
+def _take_command(options: argparse.Namespace) -> None:
+    """Have `run -- COMMAND` run the study file of that command, and say what to type the next time."""
+    if options.command is None:
+        if options.study is None:
+            raise ConfigError("run: no study; name its file, or write `run -- COMMAND` with {workers} in it")
+        if options.rate is not None:
+            raise ConfigError("--rate: a study file says it by itself, as `rate: REGEX` beside command")
+        return
+    from horovod_study.studies.command_file import command_study
+
+    if options.study is not None:
+        raise ConfigError(f"run: {options.study} and a command are both given; name a study file or write a command")
+    options.study = command_study(options.command, rate=options.rate, hosts=_hosts(options))
+    # The user has typed what is to be run, and nobody knows how long it is.
+    options.yes = True
+
+
 def _command(options: argparse.Namespace) -> str:
     """Return what to type to go on."""
     elsewhere = [] if options.runs == Path("runs") else ["--runs", str(options.runs)]
@@ -146,6 +171,8 @@ def _conclude(options: argparse.Namespace, study: Any, command: str, result: Any
     write_page(directory / "analysis")
     print("", *answer_lines(api.read_analysis(directory / "analysis")), sep="\n")
     print(f"report: {directory / 'analysis' / 'report.html'}")
+    if options.command is not None:
+        print(f"study file: {options.study}; again, or with more in it: {command}")
     return int(result.exit_code)
 
 
@@ -229,7 +256,8 @@ def _hosts(options: argparse.Namespace) -> tuple[Any, ...]:
 
 
 def _study_arguments(parser: Parser, *, study: str = "the study file", cells: str = "") -> None:
-    parser.add_argument("study", type=Path, metavar="STUDY.yaml", help=study)
+    optional = {"nargs": "?"} if "COMMAND" in study else {}
+    parser.add_argument("study", type=Path, metavar="STUDY.yaml", help=study, **optional)
     if cells:
         parser.add_argument("cells", nargs="*", metavar="CELL", help=cells)
     _place_arguments(parser)

@@ -29,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int | str | None:
     parser.add_argument("--own", action="append", default=[])
     parser.add_argument("--set", action="append", default=[], dest="variables")
     parser.add_argument("--steps", type=int, help="end the training after so many")
+    parser.add_argument("--rate", help="of a command: where its output says a rate")
     parser.add_argument("--command", action="store_true")
     parser.add_argument("words", nargs="+")
     options = parser.parse_args(arguments)
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int | str | None:
     if options.command:
         from horovod_study.cluster import recorded
 
-        requested = {"batch": values["batch"], "declared": "command"}
+        requested = {"batch": values["batch"], "declared": "command", "rate": options.rate}
         return recorded.record(options.words, options.out, asked, own=own, requested=requested, steps=options.steps)
     return _script(options, asked, own, values)
 

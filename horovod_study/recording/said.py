@@ -1,0 +1,97 @@
+"""The rate that a program's output says, in the words that trainings usually have for it; standard library only.
+
+The last half of the values counts, because the first steps are slow, and their median. What all workers make together
+is preferred to what one of them makes, samples to steps, and what is said more often to what is said once.
+"""
+
+import re
+from collections.abc import Iterator
+from statistics import median
+from typing import NamedTuple
+
+_NUMBER = (
+    r"(?P<{0}>(?>(?:\d{{1,3}}(?:,\d{{3}})+|\d+)(?:\.\d+)?(?:e[+-]?\d+)?))"
+    r"(?:\s?(?P<{0}_unit>(?-i:[kKMG]))(?=\s|[a-z]*\b/|tok|$))?"
+)
+_SAMPLE = (
+    r"(?:samples?|images?|imgs?|examples?|tokens?|toks?|sentences?|sequences?|seqs?|words?|records?|frames?|items?)"
+)
+_STEP = r"(?:it|its|iter|iters|iterations?|steps?|batch|batches|updates?|global_steps?)"
+_PER_S = r"\s?(?:/|\bper\b|_per_|per)\s?s(?:ec(?:ond)?s?)?(?![a-rt-z])"
+_NO_RATE = r"(?!\s*(?:[kMGT]?i?B\b|[kMGT]?bits?|[kMGTP]?FLOP|m?s\b|%|\w*\]))"
+_FORMS = re.compile(
+    "|".join(
+        (
+            # Total img/sec on 4 GPU(s): 812.3; 'train_samples_per_second': 97.1; throughput = 1.2k; wps=21345
+            rf"(?P<label>(?:{_SAMPLE}{_PER_S}|(?P<label_step>{_STEP}{_PER_S})|throughput|\b[wif]ps\b)"
+            rf"[\w ()/]{{0,24}}?)['\"]?\s?(?:[:=]|\bis\b|(?<=wps) )\s*{_NUMBER.format('a')}{_NO_RATE}",
+            # 512.3 images/sec per GPU, 9.87it/s, 1040.32/s
+            rf"{_NUMBER.format('b')}\s?(?P<unit>(?P<step>{_STEP})?{_PER_S}|{_SAMPLE}{_PER_S})",
+            # 12ms/step, 86us/sample, 1.5s/it
+            rf"{_NUMBER.format('c')}\s?(?P<prefix>(?-i:[mun]?))s/(?P<of>{_STEP}|{_SAMPLE})\b",
+        )
+    ),
+    re.IGNORECASE,
+)
+_TIMES = {"k": 1e3, "m": 1e6, "g": 1e9}
+_SECONDS = {"": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+_ONE_OF_SEVERAL = re.compile(r"\s*(?:per|/)[ _]?(?:gpu|device|worker|rank|replica|core|chip)", re.IGNORECASE)
+_NO_TRAINING = re.compile(r"(?:^|[^a-z])(?:eval|valid|val|test|infer|predict)", re.IGNORECASE)
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
+
+
+class _Said(NamedTuple):
+    preferred: tuple[bool, bool, bool, bool]  # of training, of samples, of all workers, said to be so
+    form: str
+    value: float
+    one: bool  # it is that of one of several workers
+
+
+def rate_said(text: str, pattern: str | None = None, workers: int = 1) -> tuple[float, str] | None:
+    """Return the rate per second that an output says, of all `workers`, and in which words; None where it says none.
+
+    `pattern`: a regular expression whose first group is the number, in place of the usual words.
+    """
+    lines = [line for line in re.split(r"[\r\n\b]+", _CONTROL.sub("", text)) if line.strip()]
+    if pattern is not None:
+        told = [found[1] for line in lines for found in re.finditer(pattern, line)]
+        values = [value for each in told if (value := _number(each)) > 0]
+        return (rate := median(values[len(values) // 2 :]), f"{rate:g} by --rate") if values else None
+    said = [each for line in lines for each in _said(line) if each.value > 0]
+    if not said:
+        return None
+    best = max(each.preferred for each in said)
+    forms = [each.form for each in said if each.preferred == best]
+    most = max(dict.fromkeys(forms), key=forms.count)
+    chosen = [each for each in said if each.preferred == best and each.form == most]
+    rate = median(each.value for each in chosen[len(chosen) // 2 :])
+    if chosen[0].one and workers > 1:
+        return rate * workers, f"{workers} x {rate:g} {most}"
+    return rate, f"{rate:g} {most}"
+
+
+def _said(line: str) -> Iterator[_Said]:
+    for found in _FORMS.finditer(line):
+        part = "a" if found["label"] else "b" if found["unit"] else "c"
+        value = _number(found[part]) * _TIMES.get((found[f"{part}_unit"] or "").lower(), 1.0)
+        before, after = line[: found.start()], line[found.end() :]
+        form = " ".join((found["label"] or found["unit"] or f"{found['of']}s/s").split()).strip("_-# ")
+        one = bool(_ONE_OF_SEVERAL.search(form) or _ONE_OF_SEVERAL.match(after))
+        if found["of"]:
+            value = 1 / (value * _SECONDS[found["prefix"].lower()]) if value else 0.0
+        steps = found["label_step"] or found["step"] or (found["of"] and re.fullmatch(_STEP, found["of"], re.I))
+        form += " per GPU" if one and not _ONE_OF_SEVERAL.search(form) else ""
+        total = (
+            bool(found["label"] and re.search(r"(?<![a-z])(?:total|global|all)(?![a-z])[\w -]{0,12}$", before, re.I))
+            and not one
+        )
+        form = f"total {form}" if total else form
+        if "flop" not in form.lower():
+            yield _Said((not _NO_TRAINING.search(before), not steps, not one, total), form, value, one)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        return 0.0
