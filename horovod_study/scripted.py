@@ -10,6 +10,7 @@ under `run` it is ended after so many.
 """
 
 import hashlib
+import itertools
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,6 +36,7 @@ _OVER_TORCH = re.compile(  # in a script whose workers meet in torch.distributed
     re.MULTILINE,
 )
 _TORCH_LAUNCHERS = {"torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed"}
+SCRIPT = re.compile(r"([^/]+)\.(?:py|sh|bash|ipynb|jl|R)")
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
 _OF_THE_STUDY = ("workers", "nodes", "workers_per_node", "placement", "runtime", "backend", "transport", "global_batch")
 
@@ -102,6 +104,14 @@ def scripted(path: Path, content: Mapping[str, Any]) -> Workload | None:
         file=path.resolve(),
         version=_version(kind, [*words, *filter(None, [rate])]),
     )
+
+
+def command_name(command: Sequence[str]) -> str:
+    """Return what a command is called: its script, its module, else its program."""
+    scripts = [found[1] for word in command if (found := SCRIPT.fullmatch(Path(word).name))]
+    modules = [word for before, word in itertools.pairwise(command) if before in ("-m", "--module")]
+    name = [*scripts, *modules[-1:], Path(command[0]).name][0]
+    return re.sub(r"[^\w.-]+", "-", name).strip(".-") or "command"
 
 
 def check_rate(source: str, value: Any) -> str | None:

@@ -30,6 +30,7 @@ from horovod_study.records.format import (
     ALL_STEPS,
     BENCH_SCHEMA,
     CHECKPOINTS,
+    COMMAND,
     EPOCH_COLUMNS,
     MANIFEST,
     MAX_TRAININGS,
@@ -45,6 +46,7 @@ from horovod_study.records.format import (
     facts,
     finite,
     hosts_of,
+    is_command,
     max_over_ranks,
     mean_over_ranks,
     per_node,
@@ -89,6 +91,7 @@ from horovod_study.records.tables import (
     epoch_table,
     evaluation_table,
     joined_tables,
+    rate_unit,
     recorded_runs,
     run_table,
 )

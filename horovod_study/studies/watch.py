@@ -21,7 +21,7 @@ from horovod_study.cluster.jobs import JOBS, JobBook
 from horovod_study.config import Cell
 from horovod_study.errors import RecordError
 from horovod_study.progress import duration
-from horovod_study.records import RunRecord, last_step, read_run
+from horovod_study.records import COMMAND, RunRecord, last_step, read_run
 from horovod_study.studies.estimate import Estimate, TimeLeft
 from horovod_study.studies.ledger import BY_ITSELF, Entry, Ledger, past_durations, read_ledger
 from horovod_study.studies.progress import EVERY_S, live_on, look_again, say
@@ -62,7 +62,8 @@ class _StatusView:
 def getting_on(record: RunRecord, at: tuple[int, int, float] | None) -> Getting:
     """Return how far a run is whose last row is `at` (`records.last_step`)."""
     if at is None:
-        return Getting(share=0.0, text="starting")
+        seen = record.effective.get("measured") != COMMAND
+        return Getting(share=0.0 if seen else None, text="starting" if seen else "no steps seen")
     steps, epoch, seconds = at
     asked = record.requested
     warmup = asked.get("warmup_steps") or 0
