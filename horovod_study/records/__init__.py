@@ -87,6 +87,7 @@ from horovod_study.records.reader import (
     system_columns,
 )
 from horovod_study.records.tables import (
+    COMMANDS,
     OF_EVERY_RUN,
     epoch_table,
     evaluation_table,

@@ -91,6 +91,8 @@ _TOTALS = (
     *(f"{lap}_s" for lap in (*LAPS, "residual", "step")),
     *("train_mse", "test_mse", "g0_rmse_mpa", "a_rmse", "epochs", "wall_s", "cpu_s", "rss_mb_max", "pss_mb_max"),
 )
+COMMANDS = "runs/s"
+"""The unit of the rate of whole commands."""
 OF_EVERY_RUN = (
     *("backend", "transport", "workers", "nodes", "batch", "global_batch", "train_samples", "precision"),
     "reduction",
@@ -188,7 +190,7 @@ def rate_unit(rate_from: str) -> str:
     """Return the unit of a rate by the record's words for where it is from; that of whole commands is runs/s."""
     kind, _, said = rate_from.partition(": ")
     if kind != "output":
-        return "runs/s"
+        return COMMANDS
     unit = " ".join(re.sub(r"^(\d+ x )?[\d.e+-]+ |\d+| per GPU$", "", said).split())
     return unit if "/" in unit or "per" in unit else f"{unit}, per second"
 

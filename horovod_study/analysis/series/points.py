@@ -23,7 +23,7 @@ from horovod_study.analysis.series.turns import StudyTurns, against, components
 from horovod_study.analysis.series.turns import doubts as doubts_of_turns
 from horovod_study.config import LAPS
 from horovod_study.errors import AnalysisError
-from horovod_study.records import COMMAND, rate_unit
+from horovod_study.records import COMMAND, COMMANDS, rate_unit
 from horovod_study.roles import AS_SHIPPED, Role, named
 from horovod_study.runtimes import BACKENDS, LIBRARIES, TRANSPORTS
 from horovod_study.text.words import listed
@@ -93,7 +93,7 @@ _WORK = {
     "weak, other data": "fixed local batch, data sets of different sizes: weak per step",
     "strong, other data": "fixed global batch, data sets of different sizes: strong per step",
     "mixed": "neither the local nor the global batch is fixed: worker counts are not comparable",
-    COMMAND: "one command with several worker counts, in which no step was seen: what of its work is fixed is not known",
+    COMMAND: "one command with several worker counts, in which no step was seen: what is fixed is not known",
     "single": "one worker count only",
 }
 """What each way of scaling keeps fixed, in words for captions."""
@@ -735,7 +735,7 @@ def doubts(runs: pd.DataFrame, points: pd.DataFrame, precision: float | None = N
 def command_words(rate_from: Iterable[str]) -> str:
     """Return what the speedups of commands are of in which no step was seen, by where their rates are from."""
     units = sorted(set(map(rate_unit, rate_from)))
-    if units == ["runs/s"]:
+    if units == [COMMANDS]:
         return (
             "steps were not seen: speedups are of whole times, with start and end, and hold where the command does the "
             "same work with every worker count"

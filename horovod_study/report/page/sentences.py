@@ -9,8 +9,8 @@ from horovod_study.analysis.steps.breakdown import HOLDS_SYNC
 from horovod_study.analysis.study import Analysis
 from horovod_study.analysis.sync.cycle import AS_EXPECTED
 from horovod_study.analysis.sync.transports import RESOLVED
-from horovod_study.report.kit.style import LAPS, series_labels
 from horovod_study.records import COMMAND
+from horovod_study.report.kit.style import LAPS, series_labels
 from horovod_study.text.numbers import THIN, known, milliseconds, number, percent, rounded, scientific, with_interval
 from horovod_study.text.words import listed, plural
 
