@@ -44,8 +44,8 @@ def _record_arguments(parser: Parser) -> None:
 def record(options: argparse.Namespace) -> int:
     """Record the training of any PyTorch script as it is: record -- torchrun --nproc-per-node 2 train.py."""
     from horovod_study import records
-    from horovod_study.cluster import recorded
     from horovod_study.measure.clock import utc_stamp
+    from horovod_study.recording import command as recorded
     from horovod_study.scripted import check_rate
 
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
@@ -79,7 +79,8 @@ def record(options: argparse.Namespace) -> int:
             model_name=options.model_name,
             own=own,
             steps=options.steps,
-            requested={"typed": typed(options, command), "typed_in": os.getcwd(), "rate": options.rate},
+            rate=options.rate,
+            requested={"typed": typed(options, command), "typed_in": os.getcwd()},
         )
         if code:  # what has failed once is not run again, nor after Ctrl-C
             break

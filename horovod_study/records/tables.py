@@ -22,7 +22,6 @@ from horovod_study.records.format import (
     timed_from,
 )
 from horovod_study.records.reader import RecordedRun, counted_record, evaluations, readable_runs, recorded_run
-from horovod_study.scripted import command_name
 from horovod_study.workloads import packaged
 
 if TYPE_CHECKING:  # the run wing records without pandas
@@ -178,9 +177,7 @@ def _run_table(root: Path, found: Iterable[tuple[Path, RunRecord]]) -> "pd.DataF
 
 def _as_command(record: RunRecord) -> RunRecord:
     """Return the record of a command in which no step was seen as tables have it: nothing is known of its training."""
-    typed = list(record.requested.get("typed") or ())
-    command = typed[typed.index("--") + 1 :] if "--" in typed else []
-    name = record.effective.get("model") or (command_name(command) if command else record.study)
+    name = record.effective.get("model") or record.study
     told = {**dict.fromkeys(OF_EVERY_RUN), "backend": COMMAND, "transport": "none", "precision": "auto", "model": name}
     counts = {each: record.effective.get(each) for each in ("workers", "nodes")}
     return replace(record, effective={**record.effective, **told, **counts, "parameters": None})
@@ -188,10 +185,9 @@ def _as_command(record: RunRecord) -> RunRecord:
 
 def rate_unit(rate_from: str) -> str:
     """Return the unit of a rate by the record's words for where it is from; that of whole commands is runs/s."""
-    kind, _, said = rate_from.partition(": ")
-    if kind != "output":
+    if not rate_from or rate_from.startswith("whole command"):
         return COMMANDS
-    unit = " ".join(re.sub(r"^(\d+ x )?[\d.e+-]+ |\d+| per GPU$", "", said).split())
+    unit = " ".join(re.sub(r"^(\d+ x )?[\d.e+-]+ |\d+| per GPU$", "", rate_from).split())
     return unit if "/" in unit or "per" in unit else f"{unit}, per second"
 
 

@@ -1,5 +1,6 @@
 """The study file of a command that was typed: `horovod-study run -- COMMAND` writes it, and finds it the next time."""
 
+import itertools
 import re
 import shlex
 from collections.abc import Sequence
@@ -12,11 +13,12 @@ from horovod_study.documents import load_yaml
 from horovod_study.errors import ConfigError
 from horovod_study.files import write_file, writing
 from horovod_study.progress import say
-from horovod_study.scripted import PLACED, SCRIPT, check_rate, command_name
+from horovod_study.scripted import PLACED, check_rate
 from horovod_study.text.words import plural
 
-_PLACE = re.compile(r"\{(\w+)\}")
+_PLACE = re.compile(r"(?<!\$)\{(\w+)\}")
 _FILLED = (*(name for name in PLACED if name != "global_batch"), "seed")
+_SCRIPT = re.compile(r"([^/]+)\.(?:py|sh|bash|ipynb|jl|R)")
 _COUNT = re.compile(r"-np?|--np|--ntasks|--(?:nproc[-_]per[-_]node|num[-_](?:processes|proc|gpus))")
 """Options of launchers that say how many workers they start."""
 _PLAIN = re.compile(r"[\w@%+=:,./{}-]+")
@@ -50,7 +52,7 @@ def command_study(command: Sequence[str], *, rate: str | None = None, hosts: Seq
         )
     line = " ".join(word if _PLAIN.fullmatch(word) else shlex.quote(word) for word in command)
     content = {"command": line, **({} if rate is None else {"rate": rate})}
-    name = command_name(command)
+    name = _name(command)
     number, path = 1, Path(f"{name}-study.yaml")
     while path.exists():
         known = load_yaml(path)
@@ -66,11 +68,19 @@ def command_study(command: Sequence[str], *, rate: str | None = None, hosts: Seq
     return path
 
 
+def _name(command: Sequence[str]) -> str:
+    """Return what a command is called: its script, its module, else its program."""
+    scripts = [found[1] for word in command if (found := _SCRIPT.fullmatch(Path(word).name))]
+    modules = [word for before, word in itertools.pairwise(command) if before in ("-m", "--module")]
+    name = [*scripts, *modules[-1:], Path(command[0]).name][0]
+    return re.sub(r"[^\w.-]+", "-", name).strip(".-") or "command"
+
+
 def _said_count(command: Sequence[str]) -> int:
     """Return the worker count that a command without a place for one says to its launcher; 1 where it says none."""
     for word, following in zip(command, [*command[1:], ""], strict=True):
         option, equals, value = word.partition("=")
-        if SCRIPT.fullmatch(Path(word).name):
+        if _SCRIPT.fullmatch(Path(word).name):
             break
         if _COUNT.fullmatch(option) and (value if equals else following).isdecimal():
             return max(1, int(value if equals else following))

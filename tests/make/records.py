@@ -66,7 +66,7 @@ def write_command_run(
             "window_s": wall_s,
             "steps": 0,
             "samples_per_s": rate,
-            "rate_from": "whole command: 1 / seconds" if said is None else f"output: {said:g} images/sec",
+            "rate_from": "whole command: 1 / seconds" if said is None else f"{said:g} images/sec",
             "system": None,
             "energy": None,
         },
