@@ -58,7 +58,7 @@ def smoke_test(
         suppress(KeyboardInterrupt),
     ):
         for cell, site in small_cells(cells, sites):
-            told = f"{cell.runtime}, {_where(site)}"
+            told = _where(site) if cell.config.workload.starts_ranks else f"{cell.runtime}, {_where(site)}"
             if told in (passed := _read(directory)).get(cell.identity, []):
                 continue
             say(console, f"smoke test: {told}")
