@@ -1,7 +1,7 @@
-"""The rate that a program's output says, in the words that trainings usually have for it; standard library only.
+"""The rate that a program's output says, in the words that trainings usually have for it.
 
-The last half of the values counts, because the first steps are slow, and their median. What all workers make together
-is preferred to what one of them makes, samples to steps, and what is said more often to what is said once.
+The median of the last half of the values counts, because the first steps are slow: of samples before steps, of all
+workers before one of them, and of what is said most often.
 """
 
 import re
@@ -13,28 +13,23 @@ _NUMBER = (
     r"(?P<{0}>(?>(?:\d{{1,3}}(?:,\d{{3}})+|\d+)(?:\.\d+)?(?:e[+-]?\d+)?))"
     r"(?:\s?(?P<{0}_unit>(?-i:[kKMG]))(?=\s|[a-z]*\b/|tok|$))?"
 )
-_SAMPLE = (
-    r"(?:samples?|images?|imgs?|examples?|tokens?|toks?|sentences?|sequences?|seqs?|words?|records?|frames?|items?)"
-)
+_SAMPLE = r"(?:samples?|images?|imgs?|examples?|tokens?|toks?|sentences?|sequences?|seqs?|words?|frames?|items?)"
 _STEP = r"(?:it|its|iter|iters|iterations?|steps?|batch|batches|updates?|global_steps?)"
 _PER_S = r"\s?(?:/|\bper\b|_per_|per)\s?s(?:ec(?:ond)?s?)?(?![a-rt-z])"
 _NO_RATE = r"(?!\s*(?:[kMGT]?i?B\b|[kMGT]?bits?|[kMGTP]?FLOP|m?s\b|%|\w*\]))"
-_FORMS = re.compile(
-    "|".join(
-        (
-            # Total img/sec on 4 GPU(s): 812.3; 'train_samples_per_second': 97.1; throughput = 1.2k; wps=21345
-            rf"(?P<label>(?:{_SAMPLE}{_PER_S}|(?P<label_step>{_STEP}{_PER_S})|throughput|\b[wif]ps\b)"
-            rf"[\w ()/]{{0,24}}?)['\"]?\s?(?:[:=]|\bis\b|(?<=wps) )\s*{_NUMBER.format('a')}{_NO_RATE}",
-            # 512.3 images/sec per GPU, 9.87it/s, 1040.32/s
-            rf"{_NUMBER.format('b')}\s?(?P<unit>(?P<step>{_STEP})?{_PER_S}|{_SAMPLE}{_PER_S})",
-            # 12ms/step, 86us/sample, 1.5s/it
-            rf"{_NUMBER.format('c')}\s?(?P<prefix>(?-i:[mun]?))s/(?P<of>{_STEP}|{_SAMPLE})\b",
-        )
-    ),
-    re.IGNORECASE,
+# Total img/sec on 4 GPU(s): 812.3; 'train_samples_per_second': 97.1; throughput = 1.2k; wps=21345
+_LABELLED = (
+    rf"(?P<label>(?:{_SAMPLE}{_PER_S}|(?P<label_step>{_STEP}{_PER_S})|throughput|\b[wif]ps\b)[\w ()/]{{0,24}}?)['\"]?"
+    rf"\s?(?:[:=]|\bis\b|(?<=wps) )\s*{_NUMBER.format('a')}{_NO_RATE}"
 )
-_TIMES = {"k": 1e3, "m": 1e6, "g": 1e9}
-_SECONDS = {"": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+# 512.3 images/sec per GPU, 9.87it/s, 1040.32/s
+_AFTER = rf"{_NUMBER.format('b')}\s?(?P<unit>(?P<step>{_STEP})?{_PER_S}|{_SAMPLE}{_PER_S})"
+# 12ms/step, 86us/sample, 1.5s/it
+_TIME = rf"{_NUMBER.format('c')}\s?(?P<prefix>(?-i:[mun]?))s/(?P<of>{_STEP}|{_SAMPLE})\b"
+_FORMS = re.compile(f"{_LABELLED}|{_AFTER}|{_TIME}", re.IGNORECASE)
+_UNIT = re.compile(rf"\s?(?:[kKMG]\s?)?({_SAMPLE}{_PER_S})", re.IGNORECASE)
+_TIMES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+_TOTAL = re.compile(r"(?<![a-z])(?:total|global|all)(?![a-z])[\w -]{0,12}$", re.IGNORECASE)
 _ONE_OF_SEVERAL = re.compile(r"\s*(?:per|/)[ _]?(?:gpu|device|worker|rank|replica|core|chip)", re.IGNORECASE)
 _NO_TRAINING = re.compile(r"(?:^|[^a-z])(?:eval|valid|val|test|infer|predict)", re.IGNORECASE)
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
@@ -52,7 +47,7 @@ def rate_said(text: str, pattern: str | None = None, workers: int = 1) -> tuple[
 
     `pattern`: a regular expression whose first group is the number, in place of the usual words.
     """
-    lines = [line for line in re.split(r"[\r\n\b]+", _CONTROL.sub("", text)) if line.strip()]
+    lines = re.split(r"[\r\n\b]+", _CONTROL.sub("", text))
     if pattern is not None:
         told = [found[1] for line in lines for found in re.finditer(pattern, line)]
         values = [value for each in told if (value := _number(each)) > 0]
@@ -73,18 +68,16 @@ def rate_said(text: str, pattern: str | None = None, workers: int = 1) -> tuple[
 def _said(line: str) -> Iterator[_Said]:
     for found in _FORMS.finditer(line):
         part = "a" if found["label"] else "b" if found["unit"] else "c"
-        value = _number(found[part]) * _TIMES.get((found[f"{part}_unit"] or "").lower(), 1.0)
+        value = _number(found[part]) * _TIMES[found[f"{part}_unit"] or found["prefix"] or ""]
+        value = 1 / value if found["of"] and value else value
         before, after = line[: found.start()], line[found.end() :]
         form = " ".join((found["label"] or found["unit"] or f"{found['of']}s/s").split()).strip("_-# ")
         one = bool(_ONE_OF_SEVERAL.search(form) or _ONE_OF_SEVERAL.match(after))
-        if found["of"]:
-            value = 1 / (value * _SECONDS[found["prefix"].lower()]) if value else 0.0
+        if found["label"] and (unit := _UNIT.match(after)):  # Throughput: 512.3 images/sec
+            form = unit[1]
         steps = found["label_step"] or found["step"] or (found["of"] and re.fullmatch(_STEP, found["of"], re.I))
         form += " per GPU" if one and not _ONE_OF_SEVERAL.search(form) else ""
-        total = (
-            bool(found["label"] and re.search(r"(?<![a-z])(?:total|global|all)(?![a-z])[\w -]{0,12}$", before, re.I))
-            and not one
-        )
+        total = bool(found["label"] and not one and _TOTAL.search(before))
         form = f"total {form}" if total else form
         if "flop" not in form.lower():
             yield _Said((not _NO_TRAINING.search(before), not steps, not one, total), form, value, one)

@@ -51,7 +51,16 @@ def write_command_run(
         repeat=repeat,
         pid=1,
         requested={"typed": ["horovod-study", "record", "--", "./train.sh"], "declared": "command", "batch": 1},
-        effective={"workers": workers, "nodes": 1, "measured": "command"},
+        effective={
+            "measured": "command",
+            "workers": workers,
+            "nodes": 1,
+            "backend": "serial" if workers == 1 else "command",
+            "transport": "none",
+            "model": "train",
+            "batch": None,
+            "ranks": [],
+        },
         environment={"command": ["./train.sh"], "cores": 8},
     )
     records.create_run(directory, begun)
