@@ -94,18 +94,24 @@ class Steps:
         return len(self.columns["step_s"])
 
 
-def steps_of(events: Events, *, batch: int | None = None, calls: Sequence[str] = ()) -> Steps:
-    """Return the steps that one rank has made, from when all of them is seen; `calls`: names of calls by number."""
+def steps_of(
+    events: Events, *, batch: int | None = None, calls: Sequence[str] = (), waits_seen: bool = False
+) -> Steps:
+    """Return the steps that one rank has made, from when all of them is seen.
+
+    `batch`: samples of each; None: counted. `calls`: names of calls by number. `waits_seen`: a step without a wait for
+    other ranks had none.
+    """
     opened = events.places("opened")
     begin = int(opened[0]) if len(opened) else len(events.kind)
     by = next((name for name in ("updated", "changed", "backwarded") if events.of(name).any()), "updated")
     turns = _turns(events, by)
     if turns is None:
         steps = [[each] for each in _between(events, by, begin)]
-        return _made(events, steps, by, looped=False, batch=batch, calls=calls)
+        return _made(events, steps, by, looped=False, batch=batch, calls=calls, waits_seen=waits_seen)
     grouped = _grouped(turns)
     steps = [each for each in grouped if each[0].begin > begin]
-    found = _made(events, steps, by, looped=True, batch=batch, calls=calls)
+    found = _made(events, steps, by, looped=True, batch=batch, calls=calls, waits_seen=waits_seen)
     return replace(found, epoch_steps=_epoch_steps(events, grouped))
 
 
@@ -292,6 +298,7 @@ def _made(
     looped: bool,
     batch: int | None,
     calls: Sequence[str],
+    waits_seen: bool,
 ) -> Steps:
     label = _labels(events)
     for first, last in _asides(events, steps, looped=looped).values():
@@ -302,11 +309,12 @@ def _made(
     waits = events.places("pause")
     lap_s, host_s = (np.append(np.diff(each), 0.0) for each in (events.at_s, events.host_s))
     columns: dict[str, np.ndarray] = {}
-    known = _known(events)
+    known = _known(events) | ({"sync"} if waits_seen else set())
     for name in (*ORDINARY_LAPS, "residual"):
         own = label == LABELS.index(name)
-        if name in known:
-            columns[f"{name}_s"] = _sums(np.where(own, lap_s, 0.0), begins, ends)
+        seconds = _sums(np.where(own, lap_s, 0.0), begins, ends)
+        if name in known and (name != "data" or looped or seconds.any()):
+            columns[f"{name}_s"] = seconds
         if name == "sync" and name in known and events.at_s is not events.host_s:
             columns["sync_host_s"] = _sums(np.where(own, host_s, 0.0), begins, ends)
     inside = label != LABELS.index("outside")

@@ -358,7 +358,10 @@ class Run:
     def _measured(self, out: Path, training: Training, *, first: bool) -> tuple[dict[str, Any], dict[str, Any], str]:
         """Write the rows of a training; return its totals, what is only known now, and why it has failed."""
         events = [each.read() for each in training.ranks]
-        steps = [steps_of(each, batch=self._batch, calls=CALLS) for each in events]
+        steps = [
+            steps_of(each, batch=self._batch, calls=CALLS, waits_seen=process.workers == 1 or process.opened["waits"])
+            for process, each in zip(training.ranks, events, strict=True)
+        ]
         zero = _zeros(training, steps)
         for rank, (process, own) in enumerate(zip(training.ranks, steps, strict=True)):
             writer = records.StepWriter(out, rank)

@@ -148,9 +148,9 @@ def _inside(model: nn.Module) -> nn.Module | None:
     """
     package = type(model).__module__
     file = getattr(sys.modules.get(package), "__file__", None) or ""
-    if package.startswith("torch.nn.modules.") or not ("site-packages" in file or "dist-packages" in file):
-        return None
     own, wraps = set(map(id, model.parameters())), package.partition(".")[0] in _WRAPPERS
+    if package.startswith("torch.nn.modules.") or not (wraps or "site-packages" in file or "dist-packages" in file):
+        return None
     inside = [
         each
         for each in model.children()

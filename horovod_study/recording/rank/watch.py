@@ -646,6 +646,7 @@ class Watcher:
                 "data": self._lengths,
                 "script": sys.argv[0],
                 "width": self._log.width,
+                "waits": device.type != "cuda" and workers["backend"] in ("ddp", "horovod"),
                 "at": [wall(), now()],
             },
         )
