@@ -23,21 +23,13 @@ def _record_arguments(parser: Parser) -> None:
     add("--rate", metavar="REGEX", help="where the output says a rate, for a command in which no step is seen")
     add("--batch", **COUNT, help="samples of a step on one worker (default: counted)")
     add("--model-name", metavar="NAME", help="what tables call the model (default: its class)")
-    add(
-        "--warmup-steps",
-        **COUNT,
-        default=WARMUP_STEPS,
-        help=f"first steps that are recorded but not measured (default {WARMUP_STEPS}); a longer warm-up is found",
-    )
+    warmup = f"first steps that are recorded but not measured (default {WARMUP_STEPS}); a longer warm-up is found"
+    add("--warmup-steps", **COUNT, default=WARMUP_STEPS, help=warmup)
     add("--steps", **COUNT, help="end the training after so many steps (default: when it ends by itself)")
     add("--timer-mode", default="light", metavar="light|strict|off", help="how steps are timed")
     add("--system-interval-s", type=float, default=1.0, metavar="S", help="how often the host is sampled; 0: never")
-    add(
-        "--option",
-        **SEVERAL,
-        metavar="NAME=VALUE",
-        help="an option of the script in which runs differ; runs are repeats only where these are equal",
-    )
+    option = "an option of the script in which runs differ; runs are repeats only where these are equal"
+    add("--option", **SEVERAL, metavar="NAME=VALUE", help=option)
     add("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what starts the training")
 
 

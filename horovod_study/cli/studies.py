@@ -17,14 +17,8 @@ def _plan_arguments(parser: Parser) -> None:
     add = parser.add_argument
     _study_arguments(parser)
     add("--retry", **YES, help="try failed cells again (default: yes)")
-    add(
-        "--next",
-        **COUNT,
-        nargs="?",
-        const=0,
-        help="of what is done: the runs that narrow the forecast at N workers most per GPU hour (default: the count of "
-        "the study's question, else 4 times the largest)",
-    )
+    narrow = "the runs that narrow the forecast at N workers most per GPU hour (default: of the question, else 4 times)"
+    add("--next", **COUNT, nargs="?", const=0, help=narrow)
     add("--json", **FLAG, help="print one line of JSON")
 
 
@@ -69,26 +63,15 @@ def _next_runs(options: argparse.Namespace, study: Any, ledger: Any) -> Result:
 
 def _run_arguments(parser: Parser) -> None:
     add = parser.add_argument
-    _study_arguments(
-        parser, study="the study file; or `-- COMMAND`", cells="with --retry: keys or names of cells (default: all)"
-    )
-    parser.epilog = (
-        "run -- torchrun --nproc-per-node {workers} train.py: 1, 2, 4, ... workers up to the cores or GPUs of this "
-        "machine, three times each; what it writes is a study file for the next time."
-    )
+    cells = "with --retry: keys or names of cells (default: all)"
+    _study_arguments(parser, study="the study file; or `-- COMMAND` with {workers} in it", cells=cells)
     add("--rate", metavar="REGEX", help="of a command: where its output says a rate; the first group is the number")
-    add(
-        "--retry",
-        action=argparse.BooleanOptionalAction,
-        help="only cells that failed, timed out, were cancelled or pre-empted (--no-retry: all but these)",
-    )
+    retry = "only cells that failed, timed out, were cancelled or pre-empted (--no-retry: all but these)"
+    add("--retry", action=argparse.BooleanOptionalAction, help=retry)
     add("--plan", **FLAG, help="only print the plan, as the verb plan does")
     add("--dry-run", **FLAG, help="print job scripts and launch lines, and start nothing")
-    add(
-        "--until",
-        metavar="2%",
-        help="cells alternate until each speedup's 95 %% interval is so narrow to either side (study file: precision)",
-    )
+    until = "cells alternate until each speedup's 95 %% interval is so narrow to either side (study file: precision)"
+    add("--until", metavar="2%", help=until)
     add("--here", **FLAG, help="Slurm: run in the allocation this is typed in (salloc)")
     add("--wait", **FLAG, help="Slurm: wait until all jobs have ended, then report")
     add("--yes", **FLAG, help="do not ask before a study that is large")

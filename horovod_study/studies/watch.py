@@ -28,13 +28,6 @@ from horovod_study.studies.progress import EVERY_S, live_on, look_again, say
 from horovod_study.studies.study_file import StudyConfig
 from horovod_study.text.words import plural
 
-_COLOURS = {
-    "done": "green",
-    "running": "cyan",
-    "queued": "blue",
-    **dict.fromkeys(("failed", "timed out"), "red"),
-    **dict.fromkeys(("pre-empted", "cancelled", "stopped", "incomplete"), "yellow"),
-}
 # The worst first.
 _TROUBLE = ("failed", "timed out", "pre-empted", "cancelled", "stopped", "incomplete")
 _HEADS = {"running": "cyan", "queued": "blue", "did not end well": "red"}
@@ -68,19 +61,17 @@ def getting_on(record: RunRecord, at: tuple[int, int, float] | None) -> Getting:
     steps, epoch, seconds = at
     asked = record.requested
     warmup = asked.get("warmup_steps") or 0
-    if asked.get("steps"):
-        total = asked["steps"] + warmup
-        return Getting(share=min(1.0, steps / total), text=f"{steps:,} of {total:,} steps")
-    if asked.get("seconds"):
-        total_s = asked["seconds"]
-        text = f"{duration(min(seconds, total_s))} of {duration(total_s)}"
-        return Getting(share=min(1.0, seconds / total_s), text=text)
-    if asked.get("epochs"):
+    if total := asked.get("steps"):
+        made, text = steps / (total + warmup), f"{steps:,} of {total + warmup:,} steps"
+    elif total := asked.get("seconds"):
+        made, text = seconds / total, f"{duration(min(seconds, total))} of {duration(total)}"
+    elif total := asked.get("epochs"):
         samples, batch = record.effective.get("train_samples"), record.effective.get("global_batch")
         done = max(0, steps - warmup) * batch / samples if samples and batch else float(epoch)
-        text = f"epoch {min(int(done) + 1, math.ceil(asked['epochs']))} of {asked['epochs']:g}"
-        return Getting(share=min(1.0, done / asked["epochs"]), text=text)
-    return Getting(share=None, text=f"{steps:,} steps")
+        made, text = done / total, f"epoch {min(int(done) + 1, math.ceil(total))} of {total:g}"
+    else:
+        return Getting(share=None, text=f"{steps:,} steps")
+    return Getting(share=min(1.0, made), text=text)
 
 
 def _running_s(record: RunRecord) -> float | None:
@@ -160,9 +151,6 @@ def page(view: _StatusView, *, height: int) -> RenderableType:
     ended = sum(found[state] for state in ("done", "failed", "timed out", "cancelled"))
     whole = len(ledger.entries)
     bar = ProgressBar(total=max(1, whole), completed=ended, width=20)
-    counts = "   ".join(
-        f"[{_COLOURS.get(state, 'default')}]{count} {state}[/]" for state, count in found.items() if count
-    )
     queues = Counter(entry.reason for entry in ledger.entries if entry.state == "queued")
     sections = {
         "running": [f"{_percent(each)}{entry.name}: {_facts(entry, each)}" for entry, each in view.running],
@@ -176,7 +164,7 @@ def page(view: _StatusView, *, height: int) -> RenderableType:
     }
     parts: list[RenderableType] = [
         Text(f"study {ledger.study}", style="bold"),
-        Text.from_markup(counts),
+        Text("   ".join(f"{count} {state}" for state, count in found.items() if count)),
         Columns([bar, _line(f"{ended} of {whole} ended{'' if view.left is None else f', {view.left}'}")]),
     ]
     shown = {head: texts for head, texts in sections.items() if texts}
