@@ -21,8 +21,10 @@ from horovod_study.config import ORDINARY_LAPS
 from horovod_study.recording.rank.events import DATA_SETS, NUMBER, PLACES
 
 LABELS = (*ORDINARY_LAPS, "residual", "outside")
-AVERAGING = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "all_gather", "all_gather_into_tensor")
-AVERAGING += ("all_gather_object", "gather", "all_to_all", "all_to_all_single", "synchronize")
+AVERAGING = (
+    *("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "all_gather", "all_gather_into_tensor"),
+    *("all_gather_object", "gather", "all_to_all", "all_to_all_single", "synchronize"),
+)
 """Calls by which a script can average what its ranks have computed."""
 _OFTEN = 0.5
 """What is in so many of the steps is a part of a step."""
@@ -266,7 +268,8 @@ def _in_forward(events: Events) -> np.ndarray:
     begins = events.places("forward")
     last = np.searchsorted(begins, np.arange(len(events.kind)), side="right") - 1
     with_gradients = (events.number[begins] % 2 == 1)[np.maximum(last, 0)] if len(begins) else inside
-    return inside & with_gradients
+    found: np.ndarray = inside & with_gradients
+    return found
 
 
 def _asides(events: Events, steps: Sequence[Sequence[Turn]], *, looped: bool) -> dict[int, tuple[int, int]]:
@@ -366,9 +369,9 @@ def _begin(events: Events, inside: np.ndarray, begins: np.ndarray, ends: np.ndar
     """Return when each step began: at the first event of it that is not outside."""
     places = np.flatnonzero(inside)
     if not len(places) or not len(begins):
-        return events.at_s[begins]
+        return np.array(events.at_s[begins])
     first = places[np.minimum(np.searchsorted(places, begins), len(places) - 1)]
-    return events.at_s[np.where(first < ends, first, begins)]
+    return np.array(events.at_s[np.where(first < ends, first, begins)])
 
 
 def _samples(

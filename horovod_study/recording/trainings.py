@@ -483,9 +483,9 @@ class Run:
     ) -> int:
         """Write the run of a command in which no step was seen: whole times, and the rate that its output says."""
         text = "" if self.output is None else self.output.text()
-        said = None if code else rate_said(text, rate)
-        per_s, source = said or (1 / self._wall_s, "whole command: 1 / seconds")
         count = workers or _told_workers(command)
+        said = None if code else rate_said(text, rate, count)
+        per_s, source = said or (1 / self._wall_s, "whole command: 1 / seconds")
         record = records.RunRecord(
             **self._about(self.out),
             requested={

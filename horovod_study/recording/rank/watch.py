@@ -517,14 +517,12 @@ class Watcher:
         self._log.open(self._path("events"))
         if workers["workers"] > 1:
             self._hook_calls(waits=device.type != "cuda")
-            for each in map(facts.averaging, self._models):
-                if each is not None:
-                    self._hook_gradients(each)
-            for each in stepped:
-                if facts.averages_in_synchronize(each):
-                    self._hook_synchronize(each)
-        for each in self._models:
-            self._hook(each)
+            for wrapped in filter(None, map(facts.averaging, self._models)):
+                self._hook_gradients(wrapped)
+            for each in filter(facts.averages_in_synchronize, stepped):
+                self._hook_synchronize(each)
+        for model in self._models:
+            self._hook(model)
         self._precision = PrecisionObserver(nn.ModuleList(self._models), lambda call: Door(call, self.give_up))
         self._seen, self._probes = [], []
         self.state, self._fresh, self._updates = "recording", True, 0
