@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from horovod_study.cluster.doctor.checks import AREAS, LOAD_S, Finding, Look, Said, findings, machine
+from horovod_study.cluster.doctor.checks import AREAS, LOAD_S, Finding, Machine, Said, findings, machine
 from horovod_study.cluster.partitions import Host, Partition
 from horovod_study.cluster.remote import remote_argv, this_host
 from horovod_study.files import unfinished
@@ -50,19 +50,19 @@ def examine(
     seconds; nothing heavy is loaded, nothing is started on other hosts.
     """
     hosts = tuple(hosts) or (partition.hosts if partition is not None else ())
-    look = Look(environ=os.environ, runs=runs, partition=partition, several=len(hosts) > 1, quick=quick)
-    if partition is not None and look.slurm is None:  # nodes of Slurm have networks and variables elsewhere
-        look.environ, look.interface = {**os.environ, **partition.environment}, partition.interface
-        look.workers = partition.cores_per_node if partition.scheduler == "local" else 0
+    here = Machine(environ=os.environ, runs=runs, partition=partition, several=len(hosts) > 1, quick=quick)
+    if partition is not None and here.slurm is None:  # nodes of Slurm have networks and variables elsewhere
+        here.environ, here.interface = {**os.environ, **partition.environment}, partition.interface
+        here.workers = partition.cores_per_node if partition.scheduler == "local" else 0
     # In this order: the facts tell who computes already, here and there.
-    facts, problem = _asked(look, None, ask="facts", runs=str(runs.absolute()))
-    look.facts = facts or {"problems": {"this machine": problem}}
-    look.limit_s = 2.0 if quick else LOAD_S
-    over_ssh = findings("ssh", look, _hosts(look, hosts)) if hosts else []
+    facts, problem = _asked(here, None, ask="facts", runs=str(runs.absolute()))
+    here.facts = facts or {"problems": {"this machine": problem}}
+    here.limit_s = 2.0 if quick else LOAD_S
+    over_ssh = findings("ssh", here, _hosts(here, hosts)) if hosts else []
     software = ("Python", "PyTorch", "CUDA", "MPI", "Horovod")  # which compare with each other, and take their time
     chains = (software, [area for area in AREAS if area not in software])
     with ThreadPoolExecutor() as pool:
-        found = list(pool.map(lambda areas: [findings(area, look, AREAS[area](look)) for area in areas], chains))
+        found = list(pool.map(lambda areas: [findings(area, here, AREAS[area](here)) for area in areas], chains))
     return [each for area in (*found[0], *found[1], over_ssh) for each in area]
 
 
@@ -77,11 +77,11 @@ def to_dict(findings: Sequence[Finding]) -> dict[str, object]:
     return {"counts": counts, "findings": [asdict(finding) for finding in findings]}
 
 
-def _asked(look: Look, host: str | None, **question: Any) -> tuple[dict[str, Any], str]:
+def _asked(here: Machine, host: str | None, **question: Any) -> tuple[dict[str, Any], str]:
     """Return what the probe answers on a host, here for None, and what was wrong."""
     line = [sys.executable, "-P", "-c", "from horovod_study.cluster.doctor.probe import main; main()"]
     there = line if host is None or this_host(host) else _ssh(host, *line)
-    found, problem = look.told(*there, given=json.dumps(question) + "\n")
+    found, problem = here.told(*there, given=json.dumps(question) + "\n")
     return (found[-1], "") if found else ({}, problem)
 
 
@@ -91,39 +91,39 @@ def _ssh(host: str, *argv: str) -> list[str]:
     return [program, "-o", "ControlMaster=no", *rest]
 
 
-def _hosts(look: Look, hosts: Sequence[Host]) -> Iterator[Said]:
-    """Look at all hosts at once; say what was found host after host, then what is between them."""
+def _hosts(here: Machine, hosts: Sequence[Host]) -> Iterator[Said]:
+    """Machine at all hosts at once; say what was found host after host, then what is between them."""
     named = {host.name: host for host in hosts}
     if len(named) < len(hosts):
         yield Said("hosts", False, f"of {', '.join(host.name for host in hosts)} one is named twice")
     with ThreadPoolExecutor(len(named)) as pool, ExitStack() as stack:
-        logins = dict(zip(named, pool.map(lambda name: _login(look, name), named), strict=True))
+        logins = dict(zip(named, pool.map(lambda name: _login(here, name), named), strict=True))
         usable = [name for name in named if logins[name].passes is True or logins[name].check == "shell"]
         seen: list[str] = []
         with suppress(OSError, LookupError):  # the area of the folder says what is wrong there
-            place = Path(look.facts["folder"]["place"]) / "doctor"
+            place = Path(here.facts["folder"]["place"]) / "doctor"
             folder = stack.enter_context(unfinished(place, folder=True))
             (folder / "seen").write_text(folder.name)
             seen = [str(folder / "seen"), folder.name]
-        told = [] if look.quick else pool.map(lambda name: _facts(look, name, usable, seen), usable)
+        told = [] if here.quick else pool.map(lambda name: _facts(here, name, usable, seen), usable)
         facts = dict(zip(usable, told, strict=False))
         for name, said in logins.items():
             yield said
             if name in facts:
-                yield from _compared(look, replace(look, facts=facts[name], workers=named[name].slots), name)
+                yield from _compared(here, replace(here, facts=facts[name], workers=named[name].slots), name)
         ring = [name for name in facts if {"port", "interfaces"} <= set(facts[name])]
         if len(ring) > 1:
             called = [facts[name]["host"] for name in ring]
             twice = [name for name in ring if called.count(facts[name]["host"]) > 1]
             text = f"{', '.join(twice)} call themselves the same: Gloo and Open MPI take them for one machine"
             yield Said("host names", not twice, text if twice else ", ".join(called))
-            yield from pool.map(lambda name, peer: _way(look, name, peer, facts), ring, ring[1:] + ring[:1])
+            yield from pool.map(lambda name, peer: _way(here, name, peer, facts), ring, ring[1:] + ring[:1])
 
 
-def _login(look: Look, name: str) -> Said:
+def _login(here: Machine, name: str) -> Said:
     if this_host(name):
         return Said("login", True, "this machine: launchers need no ssh to it", name=name)
-    answer = look.call(*_ssh(name, "true"))
+    answer = here.call(*_ssh(name, "true"))
     if answer.code != 0:
         known = (text for sign, text in _SSH.items() if re.search(sign, answer.errors + answer.output))
         return Said("login", False, answer.reason, next(known, "").format(shlex.quote(name)), name)
@@ -133,18 +133,18 @@ def _login(look: Look, name: str) -> Said:
     return Said("login", True, "reached over ssh without a password; its shell prints nothing", name=name)
 
 
-def _facts(look: Look, name: str, names: Sequence[str], seen: Sequence[str]) -> dict[str, Any]:
+def _facts(here: Machine, name: str, names: Sequence[str], seen: Sequence[str]) -> dict[str, Any]:
     """Return the facts of a host, with how far its clock is ahead at least (s; negative: behind)."""
     asked_s = datetime.now(UTC).timestamp()
-    facts, problem = _asked(look, name, ask="facts", names=names, seen=seen)
+    facts, problem = _asked(here, name, ask="facts", names=names, seen=seen)
     heard_s = datetime.now(UTC).timestamp()
     first_s, last_s = facts.get("clock", (asked_s, heard_s))
     return {**facts, "problem": problem, "ahead": max(0.0, last_s - heard_s) or min(0.0, first_s - asked_s)}
 
 
-def _compared(look: Look, there: Look, name: str) -> Iterator[Said]:
+def _compared(here: Machine, there: Machine, name: str) -> Iterator[Said]:
     """Hold the facts of one host against those of this machine."""
-    facts, own = there.facts, look.facts
+    facts, own = there.facts, here.facts
     if facts["problem"]:
         yield Said("Python", False, f"{sys.executable} does not run there: {facts['problem']}", name=f"{name} Python")
         return
@@ -155,14 +155,14 @@ def _compared(look: Look, there: Look, name: str) -> Iterator[Said]:
     text = "the same source as here" if theirs == code else f"another source: {theirs} there, {code} here"
     yield Said("horovod_study", theirs == code, text, name=f"{name} horovod_study")
     if facts["seen"] is not None:
-        text = f"{'it sees' if facts['seen'] else 'it does not see'} what is written to {look.runs} here"
+        text = f"{'it sees' if facts['seen'] else 'it does not see'} what is written to {here.runs} here"
         yield Said("runs", facts["seen"], text, name=f"{name} runs")
     ahead_s = facts["ahead"]
     text = f"{abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} this machine's"
     yield Said("clock", abs(ahead_s) <= 1, text if ahead_s else "that of this machine", name=f"{name} clock")
     for known, addresses in facts.get("addresses", {}).items():
         own_name, lost = known in (name, facts["host"]), all(each.startswith("127.") for each in addresses)
-        if lost and not (own_name and (look.interface is not None or not look.several)):
+        if lost and not (own_name and (here.interface is not None or not here.several)):
             text = f"{known} is {', '.join(addresses) or 'unknown'} there: it is not reached by that name"
             yield Said("knows", "warning" if own_name else "fail", text, name=f"{name} knows {known}")
     for finding in (said.finding("machine") for said in machine(there)):
@@ -171,17 +171,17 @@ def _compared(look: Look, there: Look, name: str) -> Iterator[Said]:
             yield Said("worry", finding.verdict, finding.what, remedy, f"{name} {finding.name}")
 
 
-def _way(look: Look, name: str, peer: str, facts: Mapping[str, Any]) -> Said:
+def _way(here: Machine, name: str, peer: str, facts: Mapping[str, Any]) -> Said:
     """Let a host connect to the next one at every address that it has, while all do so."""
     own = {each["address"]: card for card, each in facts[name]["interfaces"].items()}
     addresses = [each["address"] for each in facts[peer]["interfaces"].values() if each["address"] not in own]
     to = {"port": facts[name]["port"], "addresses": addresses, "to": facts[peer]["port"]}
-    rows, problem = _asked(look, name, ask="reached", **to)
+    rows, problem = _asked(here, name, ask="reached", **to)
     ways = {own.get(source, "an interface"): address for address, (source, _) in rows.items() if source}
     text = "; ".join(f"through {card} to {address}" for card, address in ways.items())
     if not ways:
         why = [f"{address}: {each}" for address, (_, each) in rows.items()]
         text = f"no TCP connection to a free port ({'; '.join(why) or problem or 'it has no address of its own'})"
-    elif look.interface is not None and look.interface not in ways:
-        text, ways = f"{text}, not through {look.interface}, which is to be used", {}
+    elif here.interface is not None and here.interface not in ways:
+        text, ways = f"{text}, not through {here.interface}, which is to be used", {}
     return Said("to", bool(ways), text, name=f"{name} to {peer}")

@@ -48,7 +48,7 @@ _AGAIN = "run `make setup` again: it builds for the PyTorch and the MPI that are
 _FOLDER = "give a folder with --runs that all hosts mount, on a file system that does this"
 _SAME = "make setup there, in the same state as here, or use one folder for all hosts"
 CHECKS = (
-    Check("Python", "environment", "here", "warning", "start horovod-study from that one, or remove it"),
+    Check("Python", "environment", "here", "warning", "use that one, or remove it"),
     Check("Python", "PYTHONPATH", "here", "warning", "unset PYTHONPATH, unless that is what you want"),
     Check("Python", "packages", "here", "fail", "run `make setup`, or pip install '.[train]'"),
     Check("PyTorch", "version", "here", "fail", "run `make setup` again"),
@@ -133,7 +133,7 @@ class Said(NamedTuple):
         return Finding(area=area, name=self.name or self.check, verdict=verdict, what=what, remedy=remedy)
 
 
-def findings(area: str, look: "Look", rows: Iterable[Said]) -> list[Finding]:
+def findings(area: str, here: "Machine", rows: Iterable[Said]) -> list[Finding]:
     """Return what the checks of an area say, as they are made; what breaks is a finding, too."""
     found = []
     try:
@@ -141,7 +141,7 @@ def findings(area: str, look: "Look", rows: Iterable[Said]) -> list[Finding]:
             found.append(said.finding(area))
     except Exception as error:  # whatever it is, the other areas go on
         fact = str(error.args[0]) if isinstance(error, KeyError) else ""
-        why = look.facts["problems"].get(fact, f"{type(error).__name__}: {error}")
+        why = here.facts["problems"].get(fact, f"{type(error).__name__}: {error}")
         what = f"could not be checked: {cut(' '.join(why.split()), 240)}"
         found.append(Finding(area=area, name=area, verdict="warning", what=what, remedy="check it yourself"))
     return found
@@ -163,8 +163,8 @@ class Answer(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class Look:
-    """What is looked at: a machine by its facts, and what it is to be used for."""
+class Machine:
+    """A machine by its facts and its programs, and what it is to be used for."""
 
     environ: Mapping[str, str]
     facts: Mapping[str, Any] = field(default_factory=dict)  # of `probe`
@@ -183,7 +183,7 @@ class Look:
         return self.partition if self.partition is not None and self.partition.scheduler == "slurm" else None
 
     def which(self, name: str, *, beside: bool = False) -> str | None:
-        """Return a program on PATH; `beside`: where launch lines look, beside Python first."""
+        """Return a program on PATH; `beside`: where launch lines here, beside Python first."""
         return shutil.which(name, path=self._path if beside else self.environ.get("PATH", os.defpath))
 
     @property
@@ -225,17 +225,17 @@ class Look:
         """Run a program; return the JSON objects among the lines that it prints, and what went wrong."""
         answer, found = self.call(*argv, **how), []
         for line in answer.output.replace("}{", "}\n{").splitlines():  # mpirun may join those of its ranks
-            with suppress(ValueError):
-                found.append(dict(json.loads(line)))
+            with suppress(ValueError, TypeError):  # of other lines
+                found.append({**json.loads(line)})
         return found, "" if answer.code == 0 else answer.reason
 
 
-def _python(look: Look) -> Iterator[Said]:
+def _python(here: Machine) -> Iterator[Said]:
     own, used = Path(horovod_study.__file__).resolve().parent.parent / ".venv", Path(sys.prefix)
     other = (own / "bin" / "python").exists() and own.resolve() != used.resolve()
-    python = f"Python {look.facts['packages']['Python']} of {used}"
+    python = f"Python {here.facts['packages']['Python']} of {used}"
     yield Said("environment", not other, python + (f", but this checkout has one of its own, {own}" if other else ""))
-    for folder in filter(None, look.environ.get("PYTHONPATH", "").split(os.pathsep)):
+    for folder in filter(None, here.environ.get("PYTHONPATH", "").split(os.pathsep)):
         if hidden := [name for name in ("torch", "horovod", "mpi4py", "numpy") if Path(folder, name).is_dir()]:
             yield Said("PYTHONPATH", False, f"{folder} puts its {', '.join(hidden)} before those of the environment")
     missing = [name for name in ("numpy", "PyYAML", "rich", "pyarrow", "torch", "psutil") if installed(name) is None]
@@ -262,27 +262,27 @@ print(json.dumps(found))
 """
 
 
-def _torch(look: Look) -> Iterator[Said]:
-    if look.quick:
+def _torch(here: Machine) -> Iterator[Said]:
+    if here.quick:
         return
-    answers, problem = look.told(sys.executable, "-c", _ABOUT_TORCH, environ=look.of_a_cell)
+    answers, problem = here.told(sys.executable, "-c", _ABOUT_TORCH, environ=here.of_a_cell)
     if not answers:
         yield Said("version", False, f"PyTorch {installed('torch')} does not load: {problem}")
         return
-    found = look.known["torch"] = answers[-1]
+    found = here.known["torch"] = answers[-1]
     text = f"PyTorch {found['version']}, for {'CUDA ' + found['cuda'] if found['cuda'] else 'CPUs'}"
     lacks = "" if found["gloo"] else ", has no Gloo: leave ddp/gloo out of studies"
     yield Said("version", "warning" if lacks else "ok", text + lacks)
 
 
-def _cuda(look: Look) -> Iterator[Said]:
-    gpus, asked = look.facts["gpus"], look.partition.gpus_per_node if look.partition is not None else 0
+def _cuda(here: Machine) -> Iterator[Said]:
+    gpus, asked = here.facts["gpus"], here.partition.gpus_per_node if here.partition is not None else 0
     rows, newest, there = gpus["rows"], gpus["cuda"], plural(len(gpus["rows"]), "GPU")
     said = f"{there} ({rows[0][1]}), driver {rows[0][2]} for CUDA {newest}" if rows else "none here: runs use the CPUs"
     yield Said("driver", not gpus["problem"], f"NVIDIA driver: {gpus['problem'] or said}")
     if busy := ", ".join(row[0] for row in rows if row[3].isdigit() and int(row[3]) > 10):
         yield Said("others", False, f"at work already: GPU {busy}; runs would share with whoever uses them")
-    torch = look.known.get("torch")
+    torch = here.known.get("torch")
     if torch is None or not (rows or asked):
         return
     if torch["cuda"] is None:
@@ -291,7 +291,7 @@ def _cuda(look: Look) -> Iterator[Said]:
     elif rows and newest and int(torch["cuda"].split(".")[0]) > int(newest.split(".")[0]):
         yield Said("PyTorch and GPUs", False, f"PyTorch is built for CUDA {torch['cuda']}, the driver is for {newest}")
     elif rows:
-        hidden = f"CUDA_VISIBLE_DEVICES is {look.environ.get('CUDA_VISIBLE_DEVICES')!r}"
+        hidden = f"CUDA_VISIBLE_DEVICES is {here.environ.get('CUDA_VISIBLE_DEVICES')!r}"
         why = torch["problem"] or (hidden if torch["devices"] < len(rows) else "")
         worst = "fail" if torch["problem"] or not torch["devices"] else "warning"
         text = f"PyTorch computes on {torch['devices']} of {there}"
@@ -310,10 +310,10 @@ print(json.dumps({"size": MPI.COMM_WORLD.allreduce(1)}), flush=True)
 """
 
 
-def _mpi(look: Look) -> Iterator[Said]:
+def _mpi(here: Machine) -> Iterator[Said]:
     """Is the mpirun that will be used that of the library that mpi4py loads."""
-    used = look.which("mpirun", beside=True)
-    kind = mpi_of(look.call(used, "--version").output) if used else ""
+    used = here.which("mpirun", beside=True)
+    kind = mpi_of(here.call(used, "--version").output) if used else ""
     if used is None:
         yield Said("mpirun", False, "neither beside Python nor on PATH: horovod/mpi and mpi runs cannot start")
     elif re.search(r"(Open MPI\)|prterun\D*) ([5-9]|\d\d)\.", kind):
@@ -321,17 +321,17 @@ def _mpi(look: Look) -> Iterator[Said]:
         yield Said("mpirun", "fail" if installed("horovod") else "warning", text)
     else:
         yield Said("mpirun", bool(kind), f"{used} is {kind or 'none that says its version'}")
-    if look.quick:
+    if here.quick:
         return
     root = ["--allow-run-as-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
     placed = [*root, "--host", "localhost:2", "--bind-to", "none"] if re.search("Open MPI|prterun", kind) else []
     line = [used, *placed, "-np", "2"] if used else []
-    answers, problem = look.told(*line, sys.executable, "-c", _ABOUT_MPI4PY, environ=look.of_a_cell)
+    answers, problem = here.told(*line, sys.executable, "-c", _ABOUT_MPI4PY, environ=here.of_a_cell)
     if not answers:
         yield Said("mpi4py", "fail" if installed("mpi4py") else "warning", f"backend mpi cannot start: {problem}")
         return
     found, sizes = answers[0], {each["size"] for each in answers if "size" in each}
-    look.known["library"] = found["library"]
+    here.known["library"] = found["library"]
     loads = f"{mpi_of(found['says'])} ({found['library'] or 'library unknown'})"
     yield Said("mpi4py", True, f"{found['version']} loads {loads}")
     if used is not None:
@@ -366,23 +366,23 @@ hvd.shutdown()
 """
 
 
-def _horovod(look: Look) -> Iterator[Said]:
+def _horovod(here: Machine) -> Iterator[Said]:
     """The installed one and the builds beside it: do they load, with which transports, and start."""
     version, folder = installed("horovod"), Path(sys.executable).parent.parent / "lib" / "horovod-builds"
     places = {"installed": ""} if version else {}
     places |= {f"build {name}": str(folder / name) for name in builds.available(folder)}
     if not places:
         yield Said("version", False, "Horovod is not installed: only runs of serial, ddp, mpi and ps can start")
-    elif look.quick:
+    elif here.quick:
         yield Said("version", True, f"Horovod {version or ''}: {', '.join(places)} (not loaded in a quick examination)")
     else:
         for name, place in places.items():
-            yield from _build(look, name, place)
+            yield from _build(here, name, place)
 
 
-def _build(look: Look, name: str, place: str) -> Iterator[Said]:
+def _build(here: Machine, name: str, place: str) -> Iterator[Said]:
     line = [sys.executable, "-c", _ABOUT_HOROVOD, *filter(None, [place])]
-    found, problem = look.told(*line, environ=look.of_a_cell)
+    found, problem = here.told(*line, environ=here.of_a_cell)
     if not found:
         compiled = " (it was compiled for another PyTorch)" if "undefined symbol" in problem else ""
         yield Said("loads", False, f"it does not load: {problem}{compiled}", name=name)
@@ -396,7 +396,7 @@ def _build(look: Look, name: str, place: str) -> Iterator[Said]:
         yield Said("loads", False, f"{text}: not what its name says", 'make setup BUILDS="nccl mpi"', name)
     else:
         yield Said("loads", "ok" if {"MPI", "Gloo"} <= set(inside) else "warning", text, name=name)
-    mine, other = about["library"], look.known.get("library")
+    mine, other = about["library"], here.known.get("library")
     if mine and other and os.path.realpath(mine) != os.path.realpath(other):
         text = f"Horovod loads {mine}, mpi4py loads {other}: one mpirun cannot serve both"
         yield Said("and mpi4py", False, text, name=f"{name} and mpi4py")
@@ -405,40 +405,40 @@ def _build(look: Look, name: str, place: str) -> Iterator[Said]:
     yield Said("starts", good, f"hvd.init() of one worker {text}", name=f"{name} starts")
 
 
-def _network(look: Look) -> Iterator[Said]:
+def _network(here: Machine) -> Iterator[Said]:
     """Which interfaces would be used between hosts; what the own name stands for, where Gloo listens; variables."""
-    found = look.facts["interfaces"]
+    found = here.facts["interfaces"]
     cards = {name: f"{name} {each['address']} ({each['speed_mbits'] or '?'} Mbit/s)" for name, each in found.items()}
-    yield Said("interfaces", bool(found) or not look.several, "; ".join(cards.values()) or "only the loopback is up")
+    yield Said("interfaces", bool(found) or not here.several, "; ".join(cards.values()) or "only the loopback is up")
     inner = [name for name in found if name.startswith(("docker", "virbr", "br-", "cni", "lxc", "podman", "flannel"))]
-    if look.interface is not None and look.interface not in found:
-        yield Said("interface", False, f"{look.interface} is to be used, which is not up; here are {', '.join(found)}")
-    elif look.interface is None and look.several and len(found) > 1:
+    if here.interface is not None and here.interface not in found:
+        yield Said("interface", False, f"{here.interface} is to be used, which is not up; here are {', '.join(found)}")
+    elif here.interface is None and here.several and len(found) > 1:
         trap = f"; {', '.join(inner)} lead to containers of this machine, where libraries may hang" if inner else ""
         text = f"{', '.join(found)}: each library chooses by itself, and not always the fast one{trap}"
         yield Said("several networks", False, text)
-    name = look.facts["host"]
-    addresses = look.facts["addresses"][name]
+    name = here.facts["host"]
+    addresses = here.facts["addresses"][name]
     text = f"{name} is {', '.join(addresses) or 'unknown: PyTorch and Gloo look it up'}"
-    lost = look.several and look.interface is None and all(each.startswith("127.") for each in addresses)
+    lost = here.several and here.interface is None and all(each.startswith("127.") for each in addresses)
     text += ": Gloo would listen to this machine only" if lost else ""
     yield Said("own name", bool(addresses) and not lost, text)
     for variable in ("HOROVOD_GLOO_IFACE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include"):
-        text = look.environ.get(variable, "")
+        text = here.environ.get(variable, "")
         whole = variable != "NCCL_SOCKET_IFNAME" or text.startswith("=")  # else beginnings of names
         for name in text.lstrip("=").split(",") if not re.search(r"\^|/|^$", text) else ():  # all but these; a network
             if not any(each == name or (each.startswith(name) and not whole) for each in (*found, "lo")):
                 yield Said("variables", False, f"{variable} names {name}, which is not up; here are {', '.join(found)}")
     for variable in ("NCCL_IB_DISABLE", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"):
-        if look.environ.get(variable, "0") not in ("", "0"):
-            text = f"{variable} is {look.environ[variable]}: NCCL takes a slower way between GPUs"
+        if here.environ.get(variable, "0") not in ("", "0"):
+            text = f"{variable} is {here.environ[variable]}: NCCL takes a slower way between GPUs"
             yield Said("variables", "warning", text, "unset it, or set it in the partition's file with `because`")
 
 
-def _slurm(look: Look) -> Iterator[Said]:
+def _slurm(here: Machine) -> Iterator[Said]:
     """Does it answer, and is the partition what its file says."""
-    wanted = look.slurm
-    missing = [name for name in ("sinfo", "squeue", "sbatch", "srun", "scancel") if look.which(name) is None]
+    wanted = here.slurm
+    missing = [name for name in ("sinfo", "squeue", "sbatch", "srun", "scancel") if here.which(name) is None]
     worst = "warning" if wanted is None else "fail"
     if missing:
         unneeded = wanted is None and len(missing) == 5
@@ -446,20 +446,20 @@ def _slurm(look: Look) -> Iterator[Said]:
         return
     where = ["-p", wanted.slurm_partition] if wanted is not None and wanted.slurm_partition else []
     # name, cores, MB, gres, state, time limit, availability and partition of each node
-    answer = look.ask_slurm("sinfo", "-h", "-N", "-o", "%n|%c|%m|%G|%T|%l|%a|%P", *where)
+    answer = here.ask_slurm("sinfo", "-h", "-N", "-o", "%n|%c|%m|%G|%T|%l|%a|%P", *where)
     if answer.code != 0:
         yield Said("answers", worst, f"sinfo does not answer: {answer.reason}")
         return
     rows = [line.split("|") for line in answer.output.splitlines() if line.count("|") == 7]
-    job = f"; this shell is in job {look.environ['SLURM_JOB_ID']}" if "SLURM_JOB_ID" in look.environ else ""
+    job = f"; this shell is in job {here.environ['SLURM_JOB_ID']}" if "SLURM_JOB_ID" in here.environ else ""
     yield Said("answers", True, f"sinfo lists {plural(len({row[0] for row in rows}), 'node')}{job}")
     if wanted is not None:
         rows = rows if where else [row for row in rows if row[7].endswith("*")]
         yield from _nodes(wanted, rows)
-        if not look.quick:
-            yield from _submission(look, wanted)
+        if not here.quick:
+            yield from _submission(here, wanted)
     for line in ("squeue -h --me -o %T", "sacct -X -n -P -o JobID,State"):
-        answer = look.ask_slurm(*line.split())
+        answer = here.ask_slurm(*line.split())
         text = "answers" if answer.code == 0 else f"does not work: {answer.reason}"
         yield Said(line.split()[0], answer.code == 0, text)
 
@@ -500,7 +500,7 @@ def _nodes(wanted: Partition, rows: list[list[str]]) -> Iterator[Said]:
         yield Said("nodes", False, text, "set gres: gpu:{gpus} in the file", "GPUs per node")
 
 
-def _submission(look: Look, wanted: Partition) -> Iterator[Said]:
+def _submission(here: Machine, wanted: Partition) -> Iterator[Said]:
     """Would Slurm take a job such as those of a study (it is not given one), and can its modules be loaded."""
     workers, limit_s = wanted.slots_per_node, wanted.time_limit_s or 600.0
     placement = Placement(partition=wanted.name, workers=workers, workers_per_node=workers)
@@ -508,7 +508,7 @@ def _submission(look: Look, wanted: Partition) -> Iterator[Said]:
     node = Allocation(partition=wanted.name, nodes=1, tasks=((cell,),), seconds=limit_s, time_limit_s=limit_s)
     options = directives(node, wanted, name="horovod-study-doctor")
     asked = [f"--{option}" + ("" if value is None else f"={value}") for option, value in options]
-    answer = look.ask_slurm("sbatch", "--test-only", *asked, given="#!/bin/sh\ntrue\n")
+    answer = here.ask_slurm("sbatch", "--test-only", *asked, given="#!/bin/sh\ntrue\n")
     text = "a job of one full node would be " + ("taken" if answer.code == 0 else f"refused: {answer.reason}")
     remedy = f"sbatch --test-only {shlex.join(asked)} --wrap true shows it; change the file of {wanted.name}"
     if re.search("configuration|partition spec", answer.reason):
@@ -518,7 +518,7 @@ def _submission(look: Look, wanted: Partition) -> Iterator[Said]:
     yield Said("sbatch --test-only", answer.code == 0, text, remedy)
     if wanted.modules:
         # Whatever module does, it says what is wrong on standard error, and not always by its exit code.
-        answer = look.ask_slurm("bash", "-l", "-c", 'module load "$@"', "doctor", *wanted.modules)
+        answer = here.ask_slurm("bash", "-l", "-c", 'module load "$@"', "doctor", *wanted.modules)
         good = answer.code == 0 and not re.search("error|not found", answer.errors, re.IGNORECASE)
         yield Said("modules", good, f"module load {' '.join(wanted.modules)}{'' if good else ': ' + answer.reason}")
 
@@ -536,12 +536,12 @@ def seconds_of(limit: str) -> int | None:
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds if found else None
 
 
-def _folder(look: Look) -> Iterator[Said]:
+def _folder(here: Machine) -> Iterator[Said]:
     """Does the file system of the runs last, has it room, and does it what run directories and leases rely on."""
-    found, a_run = look.facts["folder"], 50 * 10**6  # records and two checkpoints of the shipped model, generously
+    found, a_run = here.facts["folder"], 50 * 10**6  # records and two checkpoints of the shipped model, generously
     place, kind, free = found["place"], found["kind"], found["free"]
     shared = "nfs nfs4 lustre gpfs beegfs ceph cifs smb3 9p afs fuse.sshfs fuse.glusterfs".split()
-    hidden = ": nodes see it only if this machine exports it" if look.slurm is not None and kind not in shared else ""
+    hidden = ": nodes see it only if this machine exports it" if here.slurm is not None and kind not in shared else ""
     lost = ": it is gone with the machine or the container" if kind in ("tmpfs", "ramfs", "overlay") else ""
     yield Said("kind", not (lost or hidden), f"{place} is on {kind or 'an unknown file system'}{lost or hidden}")
     few = found["files"] is not None and found["files"] < 10_000
@@ -554,11 +554,11 @@ def _folder(look: Look) -> Iterator[Said]:
         yield Said(name, not wrong, wrong or good)
 
 
-def machine(look: Look) -> Iterator[Said]:
+def machine(here: Machine) -> Iterator[Said]:
     """What may disturb a run or a measurement on a machine."""
-    facts = look.facts
+    facts = here.facts
     if usable := facts.get("cores"):
-        crowd = plural(look.workers, "worker") if look.workers > usable else "all workers" if usable == 1 else ""
+        crowd = plural(here.workers, "worker") if here.workers > usable else "all workers" if usable == 1 else ""
         text = plural(usable, "core") + (f" for {crowd}: they would share them" if crowd else "")
         yield Said("cores", not crowd, text)
         if (quota := facts.get("quota")) is not None and quota < usable - 0.01:
@@ -571,7 +571,7 @@ def machine(look: Look) -> Iterator[Said]:
         yield Said("shared memory", free > 2**26, text)  # a container gets 64 MiB; MPI takes 4 MiB a rank, NCCL more
     if "load" in facts:
         load = facts["load"]
-        elsewhere = look.slurm is not None and "SLURM_JOB_ID" not in look.environ
+        elsewhere = here.slurm is not None and "SLURM_JOB_ID" not in here.environ
         yield Said("load", elsewhere or not load, "jobs run on other nodes" if elsewhere else load or "nobody computes")
     if fast := facts.get("InfiniBand"):
         idle, ports, locked = fast["devices"] > len(fast["ports"]) == 0, fast["ports"], fast["locked"]
@@ -590,7 +590,7 @@ def machine(look: Look) -> Iterator[Said]:
         yield Said("facts", False, "could not be told: " + "; ".join(map(": ".join, facts["problems"].items())))
 
 
-AREAS: Mapping[str, Callable[[Look], Iterator[Said]]] = {
+AREAS: Mapping[str, Callable[[Machine], Iterator[Said]]] = {
     "Python": _python,
     "PyTorch": _torch,
     "CUDA": _cuda,
