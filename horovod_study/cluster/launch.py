@@ -66,7 +66,7 @@ _SCRUBBED_NAMES = frozenset(
     MASTER_ADDR MASTER_PORT
     """.split()
 )
-_KEPT_PREFIXES = ("OMPI_MCA_", "PMIX_MCA_", "PMIX_INSTALL_PREFIX")
+_KEPT_PREFIXES = ("OMPI_MCA_", "OMPI_ALLOW_RUN_AS_ROOT", "PMIX_MCA_", "PMIX_INSTALL_PREFIX")
 _JOB_PARAMETERS = tuple(  # written by mpirun itself, though they look like a user's settings
     f"OMPI_MCA_{name}"
     for name in """
