@@ -113,9 +113,9 @@ def without_working_directory(environ: Mapping[str, str]) -> dict[str, str]:
     return kept
 
 
-SHELL = "HOROVOD_STUDY_SHELL_"
+SHELL = "HOROVOD_SHELL_"
 """Begins the names of the copies."""
-_OURS = ("PATH", "PYTHONPATH", "PYTHONSAFEPATH", "PYTHONUNBUFFERED")  # set for the package's own Pythons
+_OURS = ("PATH", "PYTHONPATH", "PYTHONSAFEPATH", "PYTHONUNBUFFERED", "MPLBACKEND")  # set for the package's own Pythons
 
 
 def of_the_shell(name: str, environ: Mapping[str, str]) -> str:
