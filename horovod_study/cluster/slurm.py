@@ -186,13 +186,7 @@ def _comment(text: str) -> str:
 
 
 def submit_environment(environ: Mapping[str, str], *, as_typed: bool = False) -> dict[str, str]:
-    """Return what sbatch, and with it the job, gets of the caller's environment.
-
-    `as_typed`: the training has that of the shell, all but what tells of an enclosing job.
-    """
-
-    def kept(name: str) -> bool:
-        needed = name in _KEPT or name.startswith(_KEPT_PREFIXES)
-        return needed or (as_typed and not describes_enclosing_job(name))
-
-    return {name: value for name, value in environ.items() if kept(name)}
+    """Return what sbatch, and with it the job, gets of the caller's environment; `as_typed`: all that is no job's."""
+    kept = {name for name in environ if name in _KEPT or name.startswith(_KEPT_PREFIXES)}
+    kept |= {name for name in environ if as_typed and not describes_enclosing_job(name)}
+    return {name: environ[name] for name in environ if name in kept}
