@@ -89,7 +89,7 @@ def scripted(path: Path, content: Mapping[str, Any]) -> Workload | None:
         own += [f"--steps={config.warmup_steps + config.steps}"] if config.steps and "steps" not in places else []
         own += ["--command"] if kind == "command" else []
         own += [f"--threads={config.threads}"] if "threads" in told else []
-        return (f"--folder={folder}", *own, *set_to, "--", *filled(words, values))
+        return (f"--folder={folder}", f"--workers={placed['workers']}", *own, *set_to, "--", *filled(words, values))
 
     return Workload(
         name=Path(words[0]).stem,

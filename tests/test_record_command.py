@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import textwrap
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,10 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from horovod_study import cli, records
-from horovod_study.comm import meeting
-from horovod_study.comm.meeting import Meeting
 from horovod_study.errors import BackendError
-from horovod_study.recording import automatic, recorder, session
+from horovod_study.recording import command, recorder
+from horovod_study.recording.rank import facts, watch
+from horovod_study.recording.trainings import processes_in
 
 HEAD = """
 import importlib.util, os, sys, time
@@ -182,10 +181,10 @@ def rows_of(out: Path, rank: int = 0) -> dict[str, np.ndarray]:
 TRAININGS = {
     "a loader": (LOADER, 180 - 2, 4, {"data", "forward", "backward", "sync", "update"}),
     "no loader": (NO_LOADER, 100 - 2 - 5, 4, {"forward", "backward", "sync", "update"}),
-    "one batch": (ONE_BATCH, 100 - 2 - automatic.MAX_UPDATES, 6, {"forward", "backward", "sync", "update"}),
+    "one batch": (ONE_BATCH, 100 - 2, 6, {"forward", "backward", "sync", "update"}),
     "accumulated": (ACCUMULATED, 40 - 2, 24, {"data", "forward", "backward", "sync", "update"}),
     "another optimizer before, in a fork": (STEPPED_BEFORE, 100 - 2, 4, {"forward", "backward", "sync", "update"}),
-    "updates by hand": (BY_HAND, 60 - 4, 1, {"backward", "sync"}),
+    "updates by hand": (BY_HAND, 60 - 5, 1, {"backward", "sync"}),
     "evaluated on its own data": (SAME_DATA, 180 - 2, 4, {"data", "forward", "backward", "sync", "update"}),
     "evaluated midway": (MIDWAY, 60 - 2, 4, {"data", "forward", "backward", "sync", "update"}),
     "batches fetched before their update": (
@@ -351,31 +350,16 @@ for together in ((0.1, 0.2), (0.3,)):  # two at once, as workers that share a mo
 @pytest.mark.slow
 def test_trainings_of_other_processes_of_a_command_are_recorded_beside_the_first(tmp_path: Path) -> None:
     done, out = record(tmp_path, [sys.executable, script(tmp_path, PROCESSES)])
-    runs = [out, *(out.with_name(f"run-training{number}") for number in (2, 3))]
+    runs = [out, out.with_name("run-training2")]
     found = [records.read_run(each) for each in runs]
 
     assert done.returncode == 0, done.stderr
-    assert [(each.status, each.totals["steps"]) for each in found] == [("done", 48)] * 3
-    assert {each.effective["lr"] for each in found[:2]} == {0.1, 0.2}
-    assert found[2].effective["lr"] == 0.3
-    assert [done.stderr.count(f"training {number} of this command") for number in (1, 2, 3)] == [0, 1, 1]
+    assert [(each.status, each.totals["steps"]) for each in found] == [("done", 48)] * 2
+    assert [each.effective["workers"] for each in found] == [2, 1], "two at once are one measurement of two processes"
+    assert (found[0].effective["processes"], found[0].effective["averaging"]) == (2, "none")
+    assert found[1].effective["lr"] == 0.3
+    assert done.stderr.count("training 2 of this command") == 1
     assert sorted(each.name for each in tmp_path.iterdir()) == [*(each.name for each in runs), "training.py"]
-
-
-def test_ranks_come_to_the_same_place_among_the_trainings_of_a_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of two launches at once, of one after them, and of one too many."""
-
-    def place(launch: str, rank: int) -> str | None:
-        monkeypatch.setenv("TORCHELASTIC_RUN_ID", launch)
-        found = automatic.Watcher({"meeting": str(tmp_path)})._find_place(rank, 2)
-        return None if found is None else found.name
-
-    assert [place("a", 0), place("b", 1), place("a", 1), place("b", 0)] == [f"training-{n}" for n in (1, 2, 1, 2)]
-    assert [place("a", 0), place("a", 1)] == ["training-3"] * 2
-    assert [place("c", 0) for _ in range(6)][4:] == ["training-8", None]
-    assert automatic.Watcher({"meeting": str(tmp_path), "one_training": True})._find_place(0, 2) == tmp_path
 
 
 AHEAD = """
@@ -463,9 +447,13 @@ def test_step_times_are_those_of_a_stopwatch_in_the_script(tmp_path: Path) -> No
 ENDINGS = {
     "an error": ("raise ValueError('bad luck')", 1, "failed", "ValueError: bad luck"),
     "an end at once": ("os._exit(4)", 4, "failed", "exit code 4"),
-    "a signal": ("os.kill(os.getpid(), 9)", 137, "failed", "exit code 137"),
+    "a signal": ("os.kill(os.getpid(), 9)", 137, "done", ""),
+    "an end without Python's own": ("os._exit(0)", 0, "done", ""),
     "an exit code": ("sys.exit(3)", 3, "failed", "exit code 3 after"),
 }
+
+
+ENDS_AT_ONCE = ("a signal", "an end at once", "an end without Python's own")
 
 
 @pytest.mark.slow
@@ -477,30 +465,33 @@ def test_the_end_of_the_command_is_its_own(name: str, tmp_path: Path) -> None:
 
     assert (done.returncode, run.status) == (code, status)
     assert reason in (run.reason or "")
-    assert len(rows_of(out)["step"]) > (50 if "after" in reason else -1)
+    assert len(rows_of(out)["step"]) == 98, "whatever ends a process, what it has noted is there"
+    assert run.effective.get("ended", "") == {
+        "a signal": "by SIGKILL",
+        "an end without Python's own": "before Python's own end",
+    }.get(name, run.effective.get("ended", ""))
+    assert (run.totals["parameter_sha256"] is None) == (name in ENDS_AT_ONCE)
 
 
 NOTHING = {
-    "no torch": ("import json", "PYTHONPATH"),
-    "no training": ("import torch", "optimizer"),
-    "its own lines": (
-        "import horovod_study.recording.session, torch\n" + HEAD + ONE_BATCH,
-        "records itself",
-    ),
+    "no torch": ("import json", 0, "PYTHONPATH"),
+    "no training": ("import torch", 0, "optimizer"),
+    "it fails": ("import torch; raise ValueError", 1, "optimizer"),
+    "its own lines": ("import horovod_study.recording.session, torch\n" + HEAD + ONE_BATCH, 1, "records itself"),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NOTHING)
 def test_a_command_without_a_training_is_told_why(name: str, tmp_path: Path) -> None:
-    text, word = NOTHING[name]
+    text, code, word = NOTHING[name]
     (tmp_path / "x.py").write_text(text)
     done, out = record(tmp_path, [sys.executable, tmp_path / "x.py"])
 
-    assert done.returncode == 1
-    assert not out.exists()
+    assert done.returncode == code
+    assert out.exists() == (name != "its own lines")
     assert word in done.stderr
-    assert "Traceback" not in done.stderr
+    assert ("Traceback" in done.stderr) == (name == "it fails")
 
 
 def test_a_command_that_cannot_be_started_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -524,15 +515,12 @@ def test_what_fails_in_the_recorder_does_not_reach_the_training(tmp_path: Path) 
         timeout=120,
         env={
             **os.environ,
-            "PYTHONPATH": str(Path(automatic.__file__).parent / "inject"),
+            "PYTHONPATH": str(Path(command.__file__).parent / "inject"),
             "HOROVOD_STUDY_RECORD": json.dumps(
                 {
-                    "out": str(tmp_path / "file" / "run"),
-                    "meeting": str(tmp_path),
-                    "options": {},
-                    "batch": None,
-                    "model_name": None,
-                    "own": {},
+                    "meeting": str(tmp_path / "file"),
+                    "package": str(Path(command.__file__).parents[1]),
+                    "options": {"warmup_steps": 10},
                 }
             ),
         },
@@ -545,45 +533,40 @@ def test_what_fails_in_the_recorder_does_not_reach_the_training(tmp_path: Path) 
 
 
 PLACES = (
-    "hooks.Hooks.before_update",
-    "recorder.Recording.end_backward",
-    "hooks.Hooks.after_update",
-    "recorder.Recording.begin_turn",
-    "recorder.Recording.end_step",
-    "recorder.Recording.end_turn",
-    "automatic.Watcher._note_update",
-    "automatic.Watcher._before_forward",
-    "automatic.Watcher._ended",
-    "clock.LapClock.lap",
-    "clock.LapClock.lap.residual",
-    "clock.LapClock.lap.forward",
-    "clock.LapClock.drain",
+    "watch.Watcher._before_update",
+    "watch.Watcher._after_update",
+    "watch.Watcher._note_update",
+    "watch.Watcher._before_backward",
+    "watch.Watcher._after_backward",
+    "watch.Watcher._before_forward",
+    "watch.Watcher._after_forward",
+    "watch.Watcher._before_fetch",
+    "watch.Watcher._after_fetch",
+    "watch.Watcher._number_of",
+    "watch.Watcher._step",
+    "watch.Watcher._end",
+    "events.Log.write",
     "precision.PrecisionObserver._note",
+    "stacks.Stacks.stop",
 )
-"""One of each way into the recorder: forward, autograd, optimizer, loader, clock, a layer."""
+"""One of each way into the recorder: forward, autograd, optimizer, loader, file, a layer, the end."""
 BREAKING = """
 import json
-from horovod_study.measure import clock, precision
-from horovod_study.recording import automatic, hooks, recorder
-
-automatic._other_recorder = lambda: False  # these imports are the test's, and no lines of a script
+from horovod_study.recording.rank import events, precision, stacks, watch
 
 def train(place):
     turns = 0
     if place:
-        module, kind, name, *lap = place.split(".")
+        module, kind, name = place.split(".")
         holder = getattr(globals()[module], kind)
         original = getattr(holder, name)
         def breaks(*given, **named):
-            if turns >= 3 and (not lap or lap[0] == given[1]): raise RuntimeError("made to fail")
+            if turns >= 2: raise RuntimeError("made to fail")
             return original(*given, **named)
         setattr(holder, name, breaks)
     folder = os.path.join(sys.argv[1], place or "whole")
     os.makedirs(folder)
-    automatic.install(json.dumps({
-        "out": os.path.join(folder, "run"), "meeting": folder, "batch": None, "model_name": None, "own": {},
-        "options": {"warmup_steps": 5, "system_interval_s": 0},
-    }))
+    watch.install(json.dumps({"meeting": folder, "options": {"warmup_steps": 5}}))
     optimizer = torch.optim.Adam(model.parameters())
     for epoch in range(2):
         model.train()
@@ -613,10 +596,10 @@ def test_an_error_anywhere_in_the_recorder_ends_the_recording_and_not_the_traini
     assert "Traceback" not in done.stderr
     whole = (tmp_path / "whole" / "trained").read_text()
     for place in PLACES:
-        run = records.read_run(tmp_path / place / "run")
-        assert (run.status, "made to fail" in run.reason) == ("failed", True), place
+        _, (process,) = processes_in(tmp_path / place)
+        assert "made to fail" in process.stopped, place
         assert (tmp_path / place / "trained").read_text() == whole, place
-    assert records.read_run(tmp_path / "whole" / "run").status == "done"
+    assert not processes_in(tmp_path / "whole")[1][0].stopped
 
 
 @pytest.mark.slow
@@ -753,7 +736,7 @@ def test_a_rank_that_sleeps_is_late_by_what_it_slept(name: str, tmp_path: Path) 
     run, (quick, slow) = records.read_run(out), (rows_of(out, 0), rows_of(out, 1))
     lap = "forward_s" if name == "lightning" else "residual_s"
 
-    backend = {"fully_shard": "distributed", "horovod": "horovod"}.get(name, "ddp")
+    backend = "horovod" if name == "horovod" else "ddp"
     assert (run.status, run.effective["backend"], run.effective["workers"]) == ("done", backend, 2)
     for times in ([rows["step_s"] - rows["sync_s"] for rows in (quick, slow)], [quick[lap], slow[lap]]):
         assert np.median(times[1][10:]) - np.median(times[0][10:]) == pytest.approx(slept_s, rel=0.3)
@@ -774,31 +757,6 @@ def test_a_script_of_horovod_alone_needs_no_launcher(text: str) -> None:
     )
 
     assert (done.returncode, done.stdout.strip()) == (0, "1"), done.stderr
-
-
-def test_ranks_exchange_values_through_files(tmp_path: Path) -> None:
-    found: dict[int, list[Any]] = {}
-
-    def take_part(rank: int) -> None:
-        meeting = Meeting(tmp_path / "m", rank, 3)
-        found[rank] = [meeting.all_values({"rank": rank, "values": [1.5, None, "é"]}), meeting.all_values(rank * rank)]
-        meeting.close()
-
-    threads = [threading.Thread(target=take_part, args=(rank,)) for rank in range(3)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join(PATIENCE_S)
-    expected = [[{"rank": rank, "values": [1.5, None, "é"]} for rank in range(3)], [0, 1, 4]]
-    assert found == dict.fromkeys(range(3), expected)
-
-
-def test_nobody_waits_for_a_rank_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "FIRST_S", 0.05)
-    lonely = Meeting(tmp_path / "m", 0, 2)
-    with pytest.raises(BackendError, match="rank 1"):
-        lonely.all_values(1)
-    lonely.close()
 
 
 # ---------------------------------------------------------------------------------------------------- the models
@@ -840,50 +798,54 @@ def test_copies_and_pickles_of_a_recorded_model_have_no_part_of_the_recorder(tmp
     assert len(rows["step"]) == 6
 
 
-def test_a_batch_that_is_fetched_ahead_is_of_the_step_that_trains_on_it(tmp_path: Path) -> None:
-    """As Accelerate's loaders do: the first turn has two batches, and the last none."""
-    model = nn.Linear(3, 1)
-    options = session.RecordOptions.read({"warmup_steps": 1, "system_interval_s": 0}, source="test")
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with recorder.Recording(model, optimizer, out=tmp_path / "run", options=options, told=True) as record:
-
-        def fetch(samples: int) -> None:
-            record.begin_turn([torch.ones(samples, 3)], record.clock.mark())
-
-        record.begin_epoch()
-        fetch(4)
-        for samples in (5, 6, 7, 8):
-            record.end_turn()
-            fetch(samples)
-            record.end_backward()
-            record.updated = True
-        record.end_turn()
-        assert record.ahead
-        record.begin_step()
-        record.end_backward()
-        record.updated = True
-    run = records.read_run(tmp_path / "run")
-    assert list(rows_of(tmp_path / "run")["samples"]) == [4, 5, 6, 7, 8]
-    assert run.effective["turns_per_update"] == 1
-    assert "updates" not in run.totals["steady"]["doubt"]
-
-
-def test_who_fetches_in_another_thread_waits_beside_the_training() -> None:
-    watcher, iterator = automatic.Watcher({}), iter(DataLoader([1.0]))
-    other = threading.Thread(target=watcher._after_fetch, args=(iterator, None))
-    other.start()
-    other.join(PATIENCE_S)
-    assert watcher._fetched == []
-    watcher._after_fetch(iterator, None)
-    assert watcher._fetched == [[1.0]]
+def test_who_fetches_in_another_thread_waits_beside_the_training(tmp_path: Path) -> None:
+    text = """
+    import queue, threading
+    ready, optimizer = queue.Queue(2), torch.optim.SGD(model.parameters(), 0.1)
+    def fill():
+        for batch in DataLoader(data, batch_size=4): time.sleep(0.02); ready.put(batch)
+        ready.put(None)
+    threading.Thread(target=fill).start()
+    while batch := ready.get(): loss_of(*batch).backward(); optimizer.step(); optimizer.zero_grad()
+    """
+    _, out = record(tmp_path, [sys.executable, script(tmp_path, text)])
+    run, rows = records.read_run(out), rows_of(out)
+    assert (run.status, run.effective["loader_thread"], len(rows["step"])) == ("done", True, 58)
+    assert set(rows["samples"]) == {4}
+    assert np.median(rows["residual_s"]) > 0.01
+    assert run.totals["stacks"][0]["name"].startswith("queue/"), "what it waits for has a name"
 
 
 def test_a_vector_that_a_layer_takes_is_one_sample() -> None:
     model, tokens = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.arange(4)
+    watcher = watch.Watcher({})
 
-    assert recorder.batch_samples(automatic._as_batch(model, [torch.ones(4)])) == 1
-    for batch in ([torch.ones(4, 4)], [torch.ones(5)], [tokens], [None, {"x": torch.ones(6, 4)}], []):
-        assert automatic._as_batch(model, batch) is batch
+    assert watcher._samples_given(model, [torch.ones(4)]) == 1
+    for batch, samples in (
+        ([torch.ones(4, 4)], 4),
+        ([torch.ones(5)], 5),
+        ([tokens], 4),
+        ([None, {"x": torch.ones(6, 4)}], 6),
+    ):
+        assert watcher._samples_given(model, batch) == samples
+
+
+def test_the_batch_of_a_model_that_takes_time_first_is_the_second_dimension() -> None:
+    class Words(nn.Module):
+        def __init__(self, **options: bool) -> None:
+            super().__init__()
+            self.rnn = nn.LSTM(4, 8, **options)
+
+    assert [facts.time_first(each) for each in (Words(), Words(batch_first=True), nn.Linear(2, 2))] == [
+        True,
+        False,
+        False,
+    ]
+    assert facts.samples_of([torch.ones(35, 20)], second=True) == 20
+    assert facts.samples_of([torch.ones(35, 20)], size=35, second=True) == 35, "a loader that says what its batch is"
+    assert facts.samples_of([torch.ones(35, 20)], size=20) == 20
+    assert facts.samples_of(([], "text", {"a": torch.ones(3, 2)})) == 3
+    assert [facts.samples_of(each) for each in ("text", None, range(7), torch.ones(()))] == [0, 0, 7, 0]
 
 
 def test_a_model_is_named_by_the_class_of_the_script() -> None:
@@ -915,8 +877,8 @@ def test_a_model_is_named_by_the_class_of_the_script() -> None:
         (OptimizedModule(net), "Net (compiled)"),
         (nn.DataParallel(OptimizedModule(net)), "Net (compiled)"),
     ):
-        assert recorder._model_name(wrapped) == name
-    assert recorder._model_name(net.layers) == "Sequential", "which somebody has chosen"
+        assert facts.model_name(wrapped) == name
+    assert facts.model_name(net.layers) == "Sequential", "which somebody has chosen"
 
 
 def test_the_model_of_an_optimizer_is_the_outermost_one() -> None:
@@ -926,13 +888,13 @@ def test_the_model_of_an_optimizer_is_the_outermost_one() -> None:
 
     decoder = nn.Linear(1, 5)
 
-    assert automatic.models_of({id(each) for each in inner.parameters()}) == [outer]
-    assert automatic.models_of({id(each) for each in copied[0].parameters()}) == [copied]
-    assert automatic.models_of({id(each) for model in (decoder, outer) for each in model.parameters()}) == [
+    assert facts.models_of({id(each) for each in inner.parameters()}) == [outer]
+    assert facts.models_of({id(each) for each in copied[0].parameters()}) == [copied]
+    assert facts.models_of({id(each) for model in (decoder, outer) for each in model.parameters()}) == [
         outer,
         decoder,
     ]
-    assert automatic.models_of(set()) == []
+    assert facts.models_of(set()) == []
     both, alone = nn.ModuleList([outer, decoder]), nn.ModuleList([outer])
-    assert both in automatic._modules()
-    assert automatic.models_of({id(each) for each in outer.parameters()}) == [alone], "which holds nothing else"
+    assert both in facts.objects(nn.Module)
+    assert facts.models_of({id(each) for each in outer.parameters()}) == [alone], "which holds nothing else"

@@ -129,7 +129,11 @@ def launch_line(cell: Cell, start: Starting, *, config: Path, out: Path, resume:
     workers = cell.placement.workers
     if folder is not None and workload.starts_ranks:
         _require_program(job[job.index("--") + 1], folder, start)
-    return program_line(cell.runtime, workers, job, start, out=out, starts_ranks=workload.starts_ranks)
+    line = program_line(cell.runtime, workers, job, start, out=out, starts_ranks=workload.starts_ranks)
+    if folder is None or workload.starts_ranks:
+        return line
+    # What the ranks of a script leave becomes a run where they were launched.
+    return replace(line, argv=(str(start.python), *job[: job.index("--")], "--launcher", "--", *line.argv))
 
 
 def _require_program(word: str, folder: Path, start: Starting) -> None:
