@@ -15,9 +15,10 @@ import pandas as pd
 import pytest
 import yaml
 from conftest import BIN
+from doc_commands import ROOT, blocks
 from make.launch_lines import launch_line
-from make.waiting import PATIENCE_S
-from slurm_cluster import SlurmCluster
+from make.waiting import PATIENCE_S, until
+from slurm_cluster import SlurmCluster, free_ports
 from two_hosts import INTERFACE, TwoHosts
 
 from horovod_study import cli, scripted
@@ -280,8 +281,8 @@ def seen(project: Path) -> dict[str, Any]:
     return found
 
 
-def started(project: Path, content: dict[str, Any], shell: dict[str, str]) -> None:
-    """Start the first cell of a study beside the project from another folder."""
+def started(project: Path, content: dict[str, Any], shell: dict[str, str]) -> str:
+    """Start the first cell of a study beside the project from another folder; return what it printed."""
     (project / "study.yaml").write_text(
         yaml.safe_dump({"study": "typed", "run": {}, "sweep": {"workers": [1]}, **content})
     )
@@ -292,7 +293,10 @@ def started(project: Path, content: dict[str, Any], shell: dict[str, str]) -> No
     line = launch_line(
         cell, python=Path(sys.executable), config=elsewhere / "cell.yaml", out=elsewhere / "run", environ=shell
     )
-    subprocess.run(line.argv, env=line.environment, cwd=elsewhere, capture_output=True, timeout=PATIENCE_S)
+    ended = subprocess.run(
+        line.argv, env=line.environment, cwd=elsewhere, capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    return ended.stdout + ended.stderr
 
 
 @pytest.mark.parametrize(
@@ -503,6 +507,146 @@ def test_a_few_lines_end_in_a_report_with_a_resolved_speedup(folder: Path) -> No
 
     assert ended.returncode == 0, ended.stdout + ended.stderr
     check_doubled(folder, TWELVE_LINES)
+
+
+# ------------------------------------------------------------------------------------------------ each launcher
+
+TRAIN = """
+import argparse, os
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+def train(options):
+    torch.distributed.init_process_group("gloo")
+    model = nn.parallel.DistributedDataParallel(nn.Linear(64, 10))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for (x,) in DataLoader(TensorDataset(torch.randn(options.batch * 40, 64)), batch_size=options.batch):
+        optimizer.zero_grad(); model(x).square().mean().backward(); optimizer.step()
+
+def ranked(rank, options):
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(options.workers))
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=options.port)
+    train(options)
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--batch", type=int); parser.add_argument("--workers", type=int); parser.add_argument("--port")
+    options = parser.parse_args()
+    if options.workers:
+        torch.multiprocessing.spawn(ranked, (options,), options.workers)
+    else:
+        train(options)
+"""
+WITH_HOROVOD = """
+import argparse
+import horovod.torch as hvd
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch", type=int)
+options = parser.parse_args()
+hvd.init()
+model = nn.Linear(64, 10)
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+for (x,) in DataLoader(TensorDataset(torch.randn(options.batch * 40, 64)), batch_size=options.batch):
+    optimizer.zero_grad(); model(x).square().mean().backward(); optimizer.step()
+"""
+CELL = """
+import os, torch
+batch = int(os.environ["BATCH"])
+model = torch.nn.Linear(64, 10)
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+for x in torch.utils.data.DataLoader(torch.randn(batch * 40, 64), batch_size=batch):
+    optimizer.zero_grad(); model(x).square().mean().backward(); optimizer.step()
+"""
+LAUNCHED = {
+    "train.py": TRAIN,
+    "train_horovod.py": WITH_HOROVOD,
+    "train.ipynb": json.dumps({"cells": [{"source": CELL}]}),
+    "train.sh": 'exec torchrun --standalone --nproc-per-node "$1" train.py --batch "$2"',
+    "Makefile": "train:\n\ttorchrun --standalone --nproc-per-node $(WORKERS) train.py --batch $(BATCH)",
+    # Where a package is not installed, or starts one rank without GPUs: a program that starts ranks as it does.
+    "bin/accelerate": '#!/bin/sh\nshift 2; n=$1; shift; exec torchrun --standalone --nproc-per-node "$n" "$@"',
+    "bin/deepspeed": '#!/bin/sh\nshift; n=$1; shift; exec torchrun --standalone --nproc-per-node "$n" "$@"',
+    "bin/jupyter": "#!/bin/sh\nfor file; do :; done; exec python -c "
+    "\"import json; exec(json.load(open('$file'))['cells'][0]['source'])\"",
+}
+PAGE = (ROOT / "docs" / "study_files.md").read_text()
+NINE = {block.split()[1]: block for block in blocks(PAGE, "yaml") if block.startswith("study:")}
+
+
+@pytest.fixture
+def launched(tmp_path: Path) -> Path:
+    """What the study files of the page start, in a folder whose name has a blank."""
+    folder = tmp_path / "my project"
+    for name, text in LAUNCHED.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    (folder / "partitions").mkdir()
+    (folder / "partitions" / "mycluster.yaml").write_text(blocks(PAGE, "yaml")[-1])
+    return folder
+
+
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+def shell_with_launchers(folder: Path) -> dict[str, str]:
+    return {**SHELL, **AS_ROOT, "PATH": os.pathsep.join((str(folder / "bin"), str(BIN), os.environ["PATH"]))}
+
+
+def a_moment(name: str, **changes: Any) -> dict[str, Any]:
+    """Return a study file of the page with few steps and without repeats, and with two workers where it has several."""
+    content = {**yaml.safe_load(NINE[name]), "repeats": 1, "baselines": [], **changes}
+    content["run"] = {**content["run"], "warmup_steps": 3} | ({"steps": 10} if "steps" in content["run"] else {})
+    content["sweep"] |= {"BATCH": [32]} if name == "notebook" else {"workers": [2]}
+    if name == "spawn":
+        content["command"] += f" --port {free_ports(1)[0]}"
+    return content
+
+
+def check_done(name: str, run: Path, output: str) -> None:
+    found = read_run(run)
+    assert found.status == "done", output
+    backend = {"horovodrun": "horovod", "mpirun": "horovod", "notebook": "serial"}.get(name, "ddp")
+    workers = 1 if name == "notebook" else 2
+    assert (found.effective["workers"], found.effective["backend"]) == (workers, backend)
+    assert found.totals["steps"] >= 10
+
+
+def test_the_page_has_a_study_file_of_each_kind() -> None:
+    assert list(NINE) == "torchrun horovodrun mpirun accelerate deepspeed spawn shell make notebook".split()
+    assert all(len(block.splitlines()) <= 12 for block in NINE.values())
+
+
+@pytest.mark.slow
+@pytest.mark.horovod
+@pytest.mark.parametrize("name", NINE)
+def test_a_study_file_of_each_launcher(name: str, launched: Path) -> None:
+    output = started(launched, a_moment(name), shell_with_launchers(launched))
+    check_done(name, launched.parent / "elsewhere" / "run", output)
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+@pytest.mark.horovod
+@pytest.mark.parametrize("name", NINE)
+def test_the_same_study_file_on_slurm(name: str, slurm: SlurmCluster, launched: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (launched / "study.yaml").write_text(yaml.safe_dump(a_moment(name, partition="mycluster")))
+    shell = [f"{each}={value}" for each, value in shell_with_launchers(launched).items() if each in ("PATH", *AS_ROOT)]
+    submit = [*shell, str(BIN / "horovod-study"), "run", "--yes", str(launched / "study.yaml")]
+    output = slurm.run("sh", "-c", 'cd "$0" && exec env "$@"', str(elsewhere), *submit)
+    until(lambda: not slurm.run("squeue", "-h").strip(), "the job to end", told=slurm.logs)
+
+    logs = "\n".join(each.read_text()[-2000:] for each in elsewhere.glob("runs/*/logs/*.log"))
+    (run,) = run_directories(elsewhere / "runs" / name)
+    check_done(name, run, output + logs)
 
 
 # ------------------------------------------------------------------------------------------------ on two nodes
