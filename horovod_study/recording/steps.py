@@ -23,9 +23,11 @@ from horovod_study.recording.rank.events import DATA_SETS, NUMBER, PLACES
 LABELS = (*ORDINARY_LAPS, "residual", "outside")
 AVERAGING = (
     *("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "all_gather", "all_gather_into_tensor"),
-    *("all_gather_object", "gather", "all_to_all", "all_to_all_single", "synchronize"),
+    *("all_to_all", "all_to_all_single", "synchronize"),
 )
 """Calls by which a script can average what its ranks have computed."""
+UNKNOWN_SIZE = 2**40
+"""Stands for the bytes of a call that does not tell them."""
 _OFTEN = 0.5
 """What is in so many of the steps is a part of a step."""
 _MOST_UPDATES = 20
@@ -84,7 +86,7 @@ class Steps:
     epoch_steps: int | None = None
     turns: Counter[int] = field(default_factory=Counter)  # turns of the loop -> steps that took so many
     calls: dict[str, Any] | None = None
-    averages: bool = False  # whether any call was seen by which a script can average
+    averaged_bytes: int = 0  # the most that went through averaging calls of the script between two updates
     by: str = "updates"  # what ends a step: updates | changes | backwards
     uncounted: bool = False  # whether samples were not seen
     data: int | None = None  # number of the data set that is looped over
@@ -348,7 +350,7 @@ def _made(
         waits=[int(place) for place in np.searchsorted(ends, waits + 2, side="right")],  # a fetch may follow it
         waited_s=float(_sums(np.where(events.inside("pause", "resume"), host_s, 0.0), [0], [len(host_s) - 1])[0]),
     )
-    found.calls, found.averages = _calls(events, begins, ends, calls)
+    found.calls, found.averaged_bytes = _calls(events, begins, ends, calls)
     return found
 
 
@@ -427,28 +429,33 @@ def _data(events: Events, steps: Sequence[Sequence[Turn]]) -> int | None:
 
 def _calls(
     events: Events, begins: np.ndarray, ends: np.ndarray, names: Sequence[str]
-) -> tuple[dict[str, Any] | None, bool]:
-    """Return the script's own averaging calls in a step, by number and size, and whether it ever made any."""
+) -> tuple[dict[str, Any] | None, int]:
+    """Return the script's own averaging calls in a step, by number and size, and the most bytes between two updates."""
     places = events.places("sync", "called")
-    own = np.array([names[number % 32] in AVERAGING for number in events.number[places]], dtype=bool)
+    own = np.array([names[number % PLACES] in AVERAGING for number in events.number[places]], dtype=bool)
     places = places[own] if len(places) else places
     hidden = events.inside("backward", "backwarded") | events.inside("update", "updated")
     hidden |= events.inside("forward", "forwarded")
-    averages = bool(len(places))
+    averaged = 0
+    if len(places):
+        size = events.number[places] // PLACES
+        size = np.where(events.number[places] % PLACES == names.index("synchronize"), UNKNOWN_SIZE, size)
+        between = np.searchsorted(events.places("updated", "changed", "backwarded"), places)
+        averaged = int(np.bincount(between, weights=size).max())
     step = np.searchsorted(ends, places)
     within = (step < len(ends)) & ~hidden[places]
     within &= places >= begins[np.minimum(step, len(begins) - 1)] if len(begins) else within
     places = places[within]
     if not len(places) or not len(ends):
-        return None, averages
-    size = events.number[places] // 32
-    counted = Counter(names[number % 32] for number in events.number[places])
+        return None, averaged
+    size = events.number[places] // PLACES
+    counted = Counter(names[number % PLACES] for number in events.number[places])
     return {
         "per_step": round(len(places) / len(ends), 3),
         "bytes_median": float(np.median(size)),
         "bytes_max": int(size.max()),
         "names": {name: round(count / len(ends), 3) for name, count in counted.items()},
-    }, averages
+    }, averaged
 
 
 def stacks_of(path: Path, names: Sequence[str], events: Events, steps: Steps, first: int) -> list[dict[str, Any]]:

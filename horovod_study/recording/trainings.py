@@ -418,7 +418,9 @@ class Run:
         sharded = any(each.opened["sharded"] for each in ranks)
         averaging = ranks[0].opened["averaging"]
         if training.workers > 1 and averaging is None:
-            averaging = "calls" if any(each.averages for each in steps) else "none"
+            # A metric that is reduced has some bytes; gradients, however compressed, half a byte for each parameter.
+            most = max(each.averaged_bytes for each in steps)
+            averaging = "calls" if most >= 0.5 * ranks[0].opened["parameters"] else "none"
         data = ranks[0].ended.get("data", ranks[0].opened["data"])
         own = steps[0].data
         parts = len({each.opened["parameters"] for each in ranks}) > 1

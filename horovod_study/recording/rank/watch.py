@@ -47,6 +47,7 @@ _CHANGED, _OPENED, _CALLED = (NUMBER[name] for name in ("changed", "opened", "ca
 
 _LOOKED_AT = 4
 """After so many backwards and batches without an update that was seen, parameters are looked at for a change."""
+_PROBES = 256
 _MOST_UNSEEN = 64
 """So many of them, and a backward is a step although no parameter was seen to change."""
 _FEW_STEPS = 3
@@ -124,7 +125,7 @@ class Watcher:
         self._strangers: list[torch.optim.Optimizer] = []
         self._probe: torch.Tensor | None = None  # a parameter
         self._version = -1
-        self._probes: list[tuple[torch.Tensor, int]] = []
+        self._probes: list[tuple[torch.Tensor, Any]] = []
         self._unseen = 0  # backwards and batches without an update that was seen
         self._in_update = self._in_forward = self._in_backward = self._in_call = 0
         self._second = False  # the batch is the second dimension of what the model takes
@@ -252,9 +253,9 @@ class Watcher:
             return
         if number == self._unseen:
             leaves = (each for each in facts.objects(torch.Tensor) if each.is_leaf and each.requires_grad)
-            self._probes = [(each, each._version) for each in itertools.islice(leaves, 4096)]
+            self._probes = [(each, _state(each)) for each in itertools.islice(leaves, _PROBES)]
             return
-        changed = {id(each) for each, version in self._probes if each._version != version}
+        changed = {id(each) for each, before in self._probes if _state(each) != before}
         if changed or (backward and number >= _MOST_UNSEEN):
             owners = [
                 each
@@ -745,6 +746,13 @@ class Watcher:
 
 def _named(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
+
+
+def _state(tensor: torch.Tensor) -> tuple[int, list[float]]:
+    """Return what shows that a tensor was changed: its version, and, for changes through `.data`, some values."""
+    local = tensor.detach()
+    local = local.to_local() if hasattr(local, "to_local") else local
+    return tensor._version, local.reshape(-1)[:8].tolist()
 
 
 def _remove(handle: Any, parameter: torch.Tensor) -> None:
