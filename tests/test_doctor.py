@@ -1,7 +1,6 @@
 """The doctor: every check with facts and programs that are put in its place, and once for real."""
 
 import errno
-import itertools
 import json
 import os
 import platform
@@ -11,8 +10,8 @@ import socket
 import stat
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +19,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from make.waiting import PATIENCE_S
 from make.wording import Golden
 from rich.console import Console
 from slurm_cluster import SlurmCluster
@@ -40,6 +38,7 @@ from horovod_study.cluster.doctor.checks import (
     seconds_of,
 )
 from horovod_study.cluster.partitions import Host, Partition
+from horovod_study.cluster.site import free_port
 from horovod_study.report import doctor as report
 
 Told = dict[str, tuple[str, str, str]]
@@ -71,6 +70,11 @@ def card(address: str, speed_mbits: int = 1000) -> dict[str, Any]:
     return {"address": address, "speed_mbits": speed_mbits}
 
 
+def file(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
 class Place:
     """A machine made of small scripts."""
 
@@ -82,6 +86,7 @@ class Place:
             program = next(path for path in (f"/bin/{name}", f"/usr/bin/{name}") if Path(path).exists())
             (root / "tools" / name).symlink_to(program)
         self.environ = {"PATH": f"{root / 'site'}:{root / 'tools'}", "HOME": str(root)}
+        self.there = {"torch": "2.13.0", "horovod": "0.28.1", "mpi4py": "4.1.2"}  # installed
 
     def program(self, name: str, text: str, *, beside: bool = False) -> Path:
         """Put a shell script on PATH, or beside Python."""
@@ -107,10 +112,12 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    machine = Place(tmp_path)
+    monkeypatch.setattr(probe, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(probe, "SYSTEM", tmp_path / "sys")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
-    there = {"torch": "2.13.0", "horovod": "0.28.1", "mpi4py": "4.1.2"}
-    monkeypatch.setattr(checks, "installed", there.get)
-    return Place(tmp_path)
+    monkeypatch.setattr(checks, "installed", machine.there.get)
+    return machine
 
 
 def told(area: str, look: Machine) -> Told:
@@ -124,13 +131,8 @@ def wrong(found: Told) -> dict[str, str]:
     return {name: verdict for name, (verdict, _, _) in found.items() if verdict != "ok"}
 
 
-# --------------------------------------------------------------------------------------------- the table, and programs
-
-
 def test_the_table_names_each_check_once_with_a_remedy() -> None:
-    names = [(row.area, row.name) for row in CHECKS]
-
-    assert len(set(names)) == len(names)
+    assert len({(row.area, row.name) for row in CHECKS}) == len(CHECKS)
     assert {row.area for row in CHECKS} == {*AREAS, "ssh"}
     assert {row.otherwise for row in CHECKS} == {"warning", "fail"}
     assert {row.on for row in CHECKS} == {"here", "host", "hosts", "gpu", "slurm"}
@@ -138,12 +140,11 @@ def test_the_table_names_each_check_once_with_a_remedy() -> None:
 
 
 def test_a_finding_has_the_remedy_and_the_severity_of_the_table_where_it_says_no_other() -> None:
-    assert Said("packages", True, "two\n  lines").finding("Python") == Finding(
-        area="Python", name="packages", verdict="ok", what="two lines"
-    )
-    assert Said("packages", False, "none").finding("Python").verdict == "fail"
-    assert Said("packages", False, "none").finding("Python").remedy.startswith("run `make setup`")
+    good, bad = (Said("packages", passes, "two\n  lines").finding("Python") for passes in (True, False))
     other = Said("packages", "warning", "none", "do this", "title").finding("Python")
+
+    assert (good.verdict, good.what, good.remedy) == ("ok", "two lines", "")
+    assert (bad.verdict, bad.remedy) == ("fail", "run `make setup`, or pip install '.[train]'")
     assert (other.name, other.verdict, other.remedy) == ("title", "warning", "do this")
 
 
@@ -182,7 +183,7 @@ def test_why_a_program_did_not_work() -> None:
     assert Answer(1, "", "x\nImportError: libmpi.so.40: cannot open\n").reason.startswith("ImportError: libmpi.so.40")
     assert Answer(1, "told here\n", "").reason == "told here"
     assert Answer(3, "", "").reason == "exit code 3"
-    assert Machine(environ={}).call("/no/such").reason == "/no/such cannot be started (No such file or directory)"
+    assert Machine(environ={}).call("/no/such").reason.startswith("/no/such cannot be started (")
 
 
 def test_objects_are_found_among_other_lines_and_where_mpirun_joins_them(place: Place) -> None:
@@ -191,58 +192,17 @@ def test_objects_are_found_among_other_lines_and_where_mpirun_joins_them(place: 
     assert place.look().told("says") == ([{"a": 1}, {"b": 2}], "")
 
 
-# ------------------------------------------------------------------------------------------------ Python, PyTorch, CUDA
-
-
 def test_the_environment(place: Place, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
     own = place.root / "checkout" / ".venv"
     (own / "bin").mkdir(parents=True)
     (own / "bin" / "python").touch()
     (place.root / "other" / "torch").mkdir(parents=True)
-    monkeypatch.setattr(checks.horovod_study, "__file__", str(place.root / "checkout/horovod_study/__init__.py"))
+    monkeypatch.setattr("horovod_study.__file__", str(place.root / "checkout/horovod_study/__init__.py"))
     place.environ["PYTHONPATH"] = f":{place.root / 'other'}"
 
     golden(told("Python", place.look()), own, place.root / "other", "numpy")
     monkeypatch.setattr(sys, "prefix", str(own))
     assert told("Python", place.look())["environment"][0] == "ok"
-
-
-TORCH = {"version": "2.13.0", "cuda": None, "gloo": True, "devices": 0, "problem": ""}
-CUDA = {**TORCH, "cuda": "12.4", "devices": 2}
-GPUS = {"rows": [["0", "H200", "550.1", "0"], ["1", "H200", "550.1", "0"]], "cuda": "12.4", "problem": ""}
-BUSY = {**GPUS, "rows": [["0", "H200", "550.1", "93"], ["1", "H200", "550.1", "[N/A]"]]}
-NODES_OF_GPUS = Partition(name="alpha", scheduler="slurm", gpus_per_node=8, cores_per_node=48)
-
-
-@pytest.mark.parametrize(
-    ("torch", "gpus", "partition", "bad"),
-    [
-        (TORCH, FACTS["gpus"], None, {}),
-        (CUDA, GPUS, None, {}),
-        ("OSError: libc10.so: cannot open", GPUS, None, {"version": "fail"}),
-        ({**TORCH, "gloo": False}, FACTS["gpus"], None, {"version": "warning"}),
-        (TORCH, GPUS, None, {"PyTorch and GPUs": "warning"}),
-        (TORCH, FACTS["gpus"], NODES_OF_GPUS, {"PyTorch and GPUs": "warning"}),
-        (CUDA, FACTS["gpus"], NODES_OF_GPUS, {}),
-        ({**CUDA, "cuda": "13.0"}, GPUS, None, {"PyTorch and GPUs": "fail"}),
-        ({**CUDA, "problem": "out of memory"}, GPUS, None, {"PyTorch and GPUs": "fail"}),
-        ({**CUDA, "devices": 0}, GPUS, None, {"PyTorch and GPUs": "fail"}),
-        ({**CUDA, "devices": 1}, GPUS, None, {"PyTorch and GPUs": "warning"}),
-        (CUDA, {**GPUS, "rows": [], "problem": "Driver/library version mismatch"}, None, {"driver": "fail"}),
-        (CUDA, BUSY, None, {"others": "warning"}),
-    ],
-)
-def test_pytorch_driver_and_gpus(
-    place: Place, torch: object, gpus: object, partition: Partition | None, bad: dict[str, str], golden: Golden
-) -> None:
-    place.python(torch=torch)
-    place.environ["CUDA_VISIBLE_DEVICES"] = "0,7"
-    look = place.look(facts={"gpus": gpus}, partition=partition)
-
-    found = told("PyTorch", look) | told("CUDA", look)
-
-    assert wrong(found) == bad
-    golden([found[name] for name in bad])
 
 
 @pytest.mark.slow
@@ -264,8 +224,11 @@ def test_nothing_heavy_is_loaded_in_a_quick_examination(place: Place) -> None:
     assert [wrong(told(area, place.look(quick=True))) for area in ("PyTorch", "CUDA", "MPI", "Horovod")] == [{}] * 4
 
 
-# --------------------------------------------------------------------------------------------------- MPI and Horovod
-
+TORCH = {"version": "2.13.0", "cuda": None, "gloo": True, "devices": 0, "problem": ""}
+CUDA = {**TORCH, "cuda": "12.4", "devices": 2}
+GPUS = {"rows": [["0", "H200", "550.1", "0"], ["1", "H200", "550.1", "0"]], "cuda": "12.4", "problem": ""}
+BUSY = {**GPUS, "rows": [["0", "H200", "550.1", "93"], ["1", "H200", "550.1", "[N/A]"]]}
+NODES_OF_GPUS = Partition(name="alpha", scheduler="slurm", gpus_per_node=8, cores_per_node=48)
 MPI4PY = {"version": "4.1.2", "says": "Open MPI v4.1.8, package: ...", "library": "/env/lib/libmpi.so.40"}
 HYDRA = "HYDRA build details:\n    Version:    4.2.1"
 HVD = {"version": "0.28.1", "MPI": True, "Gloo": True, "NCCL": False, "library": MPI4PY["library"], "by": None}
@@ -290,68 +253,80 @@ def mpirun(place: Place, says: str, then: str = "") -> Path:
     return place.program("mpirun", f'[ "$1" = --version ] && {{ echo "{says}"; exit; }}\n{start}', beside=True)
 
 
+OPEN_MPI = "mpirun (Open MPI) 4.1.8"
+
+
 @pytest.mark.parametrize(
     ("says", "then", "answer", "bad"),
     [
-        ("mpirun (Open MPI) 4.1.8", "", [MPI4PY, MPI4PY, {"size": 2}, {"size": 2}], {}),
+        (OPEN_MPI, "", [MPI4PY, MPI4PY, {"size": 2}, {"size": 2}], {}),
         (HYDRA, "", [MPI4PY, MPI4PY, {"size": 1}, {"size": 1}], {"two ranks": "fail"}),
         ("mpirun (Open MPI) 5.0.3", "", [MPI4PY, {"size": 2}], {"mpirun": "fail"}),
         ("prterun (PRRTE) 3.0.2", "", [MPI4PY, {"size": 2}], {}),
         ("a program", "", [MPI4PY, {"size": 2}], {"mpirun": "warning"}),
-        ("mpirun (Open MPI) 4.1.8", "echo no slots >&2; exit 1", MPI4PY, {"mpi4py": "fail"}),
-        ("mpirun (Open MPI) 4.1.8", "", "ImportError: libmpi.so.40: cannot open", {"mpi4py": "fail"}),
-        ("mpirun (Open MPI) 4.1.8", "", [MPI4PY, MPI4PY], {"two ranks": "fail"}),
+        (OPEN_MPI, "echo no slots >&2; exit 1", MPI4PY, {"mpi4py": "fail"}),
+        (OPEN_MPI, "", "ImportError: libmpi.so.40: cannot open", {"mpi4py": "fail"}),
+        (OPEN_MPI, "", [MPI4PY, MPI4PY], {"two ranks": "fail"}),
     ],
 )
-def test_mpirun_and_mpi4py(
-    place: Place, says: str, then: str, answer: object, bad: dict[str, str], golden: Golden
-) -> None:
+def test_mpirun_and_mpi4py(place: Place, says: str, then: str, answer: Any, bad: Any, golden: Golden) -> None:
     mpirun(place, says, then)
     place.python(loaded_library=answer)
 
     found = told("MPI", place.look())
-
     assert wrong(found) == bad
     golden(found)
-
-
-def test_neither_mpirun_nor_mpi4py(place: Place, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
-    monkeypatch.setattr(checks, "installed", lambda name: None)
-    place.python(mpi4py="ModuleNotFoundError: No module named 'mpi4py'")
-
-    golden(told("MPI", place.look()), "mpirun", "mpi4py", "warning")
-    golden(told("Horovod", place.look()), "version", "warning")
 
 
 @pytest.mark.parametrize(
-    ("name", "answer", "bad"),
+    ("answer", "how", "bad"),
     [
-        ("", [HVD, {"size": 1}], {}),
-        ("", "ImportError: mpi_lib_v2.so: undefined symbol: _ZN3c10", {"installed": "fail"}),
-        ("", [{**HVD, "MPI": False}, {"size": 1}], {"installed": "warning"}),
-        ("", [{**HVD, "library": "/usr/lib/libmpi.so.12"}, {"size": 1}], {"installed and mpi4py": "fail"}),
-        ("", [HVD], {"installed starts": "fail"}),
-        ("", [HVD, {"size": 2}], {"installed starts": "fail"}),
-        ("mpi", [{**HVD, "by": "MPI"}, {"size": 1}], {}),
-        ("mpi", [{**HVD, "by": "host"}, {"size": 1}], {"build mpi": "fail"}),
-        ("nccl", [{**HVD, "by": "NCCL", "NCCL": True}, {"size": 1}], {}),
-        ("nccl", [HVD, {"size": 1}], {"build nccl": "fail"}),
+        (TORCH, {}, {}),
+        (CUDA, {"gpus": GPUS}, {}),
+        ("OSError: libc10.so: cannot open", {"gpus": GPUS}, {"version": "fail"}),
+        ({**TORCH, "gloo": False}, {}, {"version": "warning"}),
+        (TORCH, {"gpus": GPUS}, {"PyTorch and GPUs": "warning"}),
+        (TORCH, {"partition": NODES_OF_GPUS}, {"PyTorch and GPUs": "warning"}),
+        (CUDA, {"partition": NODES_OF_GPUS}, {}),
+        ({**CUDA, "cuda": "13.0"}, {"gpus": GPUS}, {"PyTorch and GPUs": "fail"}),
+        ({**CUDA, "problem": "out of memory"}, {"gpus": GPUS}, {"PyTorch and GPUs": "fail"}),
+        ({**CUDA, "devices": 0}, {"gpus": GPUS}, {"PyTorch and GPUs": "fail"}),
+        ({**CUDA, "devices": 1}, {"gpus": GPUS}, {"PyTorch and GPUs": "warning"}),
+        (CUDA, {"gpus": {**GPUS, "rows": [], "problem": "Driver/library version mismatch"}}, {"driver": "fail"}),
+        (CUDA, {"gpus": BUSY}, {"others": "warning"}),
+        ([HVD, {"size": 1}], {}, {}),
+        ("ImportError: mpi_lib_v2.so: undefined symbol: _ZN3c10", {}, {"installed": "fail"}),
+        ([{**HVD, "MPI": False}, {"size": 1}], {}, {"installed": "warning"}),
+        ([{**HVD, "library": "/usr/lib/libmpi.so.12"}, {"size": 1}], {}, {"installed and mpi4py": "fail"}),
+        ([HVD], {}, {"installed starts": "fail"}),
+        ([HVD, {"size": 2}], {}, {"installed starts": "fail"}),
+        ([{**HVD, "by": "MPI"}, {"size": 1}], {"build": "mpi"}, {}),
+        ([{**HVD, "by": "host"}, {"size": 1}], {"build": "mpi"}, {"build mpi": "fail"}),
+        ([{**HVD, "by": "NCCL", "NCCL": True}, {"size": 1}], {"build": "nccl"}, {}),
+        ([HVD, {"size": 1}], {"build": "nccl"}, {"build nccl": "fail"}),
     ],
 )
-def test_a_build_of_horovod(
-    place: Place, monkeypatch: pytest.MonkeyPatch, name: str, answer: object, bad: dict[str, str], golden: Golden
-) -> None:
-    if name:
-        package = place.root / "lib" / "horovod-builds" / name / "horovod"
-        package.mkdir(parents=True)
-        (package / "__init__.py").touch()
-        monkeypatch.setattr(checks, "installed", lambda name: None)
-    place.python(mpi_built=answer)
+def test_pytorch_gpus_and_horovod(place: Place, answer: Any, how: Any, bad: dict[str, str], golden: Golden) -> None:
+    if "build" in how:
+        file(place.root / "lib" / "horovod-builds" / how["build"] / "horovod" / "__init__.py", "")
+        place.there.clear()
+    place.python(torch=answer)
+    place.environ["CUDA_VISIBLE_DEVICES"] = "0,7"
+    facts = {"gpus": how.get("gpus", FACTS["gpus"])}
+    look = place.look(facts=facts, partition=how.get("partition"), known={"library": MPI4PY["library"]})
 
-    found = told("Horovod", place.look(known={"library": MPI4PY["library"]}))
+    areas = ("PyTorch", "CUDA") if "OSError" in str(answer) or "devices" in str(answer) else ("Horovod",)
+    found = {name: each for area in areas for name, each in told(area, look).items()}
 
     assert wrong(found) == bad
     golden(found)
+
+
+def test_neither_mpirun_nor_mpi4py(place: Place, golden: Golden) -> None:
+    place.there.clear()
+    place.python(mpi4py="ModuleNotFoundError: No module named 'mpi4py'")
+
+    golden([told("MPI", place.look()), told("Horovod", place.look())], "mpirun", "mpi4py", "Horovod")
 
 
 def test_a_horovod_that_hangs_ends_with_a_finding(place: Place) -> None:
@@ -360,9 +335,6 @@ def test_a_horovod_that_hangs_ends_with_a_finding(place: Place) -> None:
     found = told("Horovod", place.look(limit_s=1.5))
 
     assert found["installed starts"][:2] == ("fail", "hvd.init() of one worker python did not answer within 1.5 s")
-
-
-# ------------------------------------------------------------------------------------- network, runs folder, machine
 
 
 ETH, IB, DOCKER = {"eth0": card("10.0.0.1")}, {"ib0": card("10.1.0.1", 200_000)}, {"docker0": card("172.17.0.1", 0)}
@@ -443,13 +415,8 @@ def test_what_the_facts_say(
     golden([found[name] for name in bad] or found)
 
 
-# ------------------------------------------------------------------------------------------------------------- Slurm
-
-
-def with_slurm(
-    place: Place, *, state: str = "idle", second: str = "idle", up: str = "up", sbatch: str = "true"
-) -> None:
-    nodes = "\n".join(f"n{n}|4|4000|gpu:2|{each}|1:00:00|{up}|main*" for n, each in ((1, state), (2, second)))
+def with_slurm(place: Place, *, states: Sequence[str] = ("idle", "idle", "up"), sbatch: str = "true") -> None:
+    nodes = "\n".join(f"n{n}|4|4000|gpu:2|{states[n]}|1:00:00|{states[2]}|main*" for n in (0, 1))
     place.program("sinfo", f"case \"$*\" in *alpha*) ;; *) cat <<'END'\n{nodes}\nEND\n;; esac")
     for name in ("squeue", "srun", "scancel", "sacct"):
         place.program(name, "true")
@@ -489,8 +456,8 @@ def test_a_slurm_that_is_what_the_file_says(place: Place, golden: Golden) -> Non
         ({"modules": ("openmpi/4",)}, "modules", "fail", "openmpi/4"),
     ],
 )
-def test_a_partition_is_held_against_its_file(
-    place: Place, change: dict[str, Any], name: str, verdict: str, says: str, golden: Golden
+def test_a_partition_and_its_file(
+    place: Place, change: Any, name: str, verdict: str, says: str, golden: Golden
 ) -> None:
     with_slurm(place)
 
@@ -500,22 +467,20 @@ def test_a_partition_is_held_against_its_file(
     golden(found[name], says)
 
 
-@pytest.mark.parametrize(
-    ("state", "second", "up", "verdict"),
-    [
-        ("idle", "idle", "down", "fail"),
-        ("drained", "down*", "up", "fail"),
-        ("idle", "down*", "up", "warning"),
-        ("mixed-", "idle~", "up", "ok"),
-    ],
-)
-def test_states_of_a_partition(place: Place, state: str, second: str, up: str, verdict: str, golden: Golden) -> None:
-    with_slurm(place, state=state, second=second, up=up)
+def test_states_of_a_partition(place: Place, golden: Golden) -> None:
+    look = place.look(partition=replace(MAIN, slurm_partition=None))
+    found = {}
+    for states in (
+        ("idle", "idle", "down"),
+        ("drained", "down*", "up"),
+        ("idle", "down*", "up"),
+        ("mixed-", "idle~", "up"),
+    ):
+        with_slurm(place, states=states)
+        found["/".join(states)] = told("Slurm", look)["partition"]
 
-    found = told("Slurm", place.look(partition=replace(MAIN, slurm_partition=None)))["partition"]
-
-    assert found[0] == verdict
-    golden(found[1])
+    assert [verdict for verdict, _, _ in found.values()] == ["fail", "fail", "warning", "ok"]
+    golden(found)
 
 
 def test_a_slurm_that_does_not_answer(place: Place, golden: Golden) -> None:
@@ -526,22 +491,17 @@ def test_a_slurm_that_does_not_answer(place: Place, golden: Golden) -> None:
     golden(told("Slurm", place.look(partition=MAIN)), "answers", "fail", "Unable to contact slurm controller")
 
 
-@pytest.mark.parametrize(
-    ("said", "remedy"),
-    [
-        ("Invalid account or account/partition combination specified", "sacctmgr"),
-        ("Invalid qos specification", "sacctmgr"),
-        ("Requested node configuration is not available", "the lines above"),
-        ("Something else", "sbatch --test-only --job-name"),
-    ],
-)
-def test_a_job_that_would_be_refused(place: Place, said: str, remedy: str, golden: Golden) -> None:
-    with_slurm(place, sbatch=f"echo 'sbatch: error: {said}' >&2; exit 1")
-
-    found = told("Slurm", place.look(partition=MAIN))
-
-    assert wrong(found) == {"sbatch --test-only": "fail"}
-    golden(found["sbatch --test-only"], said, remedy)
+def test_a_job_that_would_be_refused(place: Place, golden: Golden) -> None:
+    for said, remedy in {
+        "Invalid account or account/partition combination specified": "sacctmgr",
+        "Invalid qos specification": "sacctmgr",
+        "Requested node configuration is not available": "the lines above",
+        "Something else": "sbatch --test-only --job-name",
+    }.items():
+        with_slurm(place, sbatch=f"echo 'sbatch: error: {said}' >&2; exit 1")
+        found = told("Slurm", place.look(partition=MAIN))
+        assert wrong(found) == {"sbatch --test-only": "fail"}
+        golden(found["sbatch --test-only"], said, remedy)
 
 
 def test_the_job_that_is_tried_is_that_of_a_study(place: Place) -> None:
@@ -577,22 +537,6 @@ def test_gpus_and_time_limits_as_slurm_writes_them() -> None:
     assert {each: seconds_of(each) for each in limits} == limits
 
 
-# ------------------------------------------------------------------------------------------------- facts, as they are
-
-
-def file(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-
-
-@pytest.fixture
-def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A place for /proc and /sys."""
-    monkeypatch.setattr(probe, "PROC", tmp_path / "proc")
-    monkeypatch.setattr(probe, "SYSTEM", tmp_path / "sys")
-    return tmp_path
-
-
 def test_a_fact_that_breaks_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> None:
         raise RuntimeError("broken")
@@ -608,54 +552,53 @@ def test_a_fact_that_breaks_does_not_hide_the_others(monkeypatch: pytest.MonkeyP
 
 
 def test_interfaces_are_those_that_are_up_and_lead_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    def each(address: str, family: int = socket.AF_INET) -> SimpleNamespace:
-        return SimpleNamespace(family=family, address=address)
-
+    v4, v6 = socket.AF_INET, socket.AF_INET6
     cards = {
-        "lo": [each("127.0.0.1")],
-        "eth0": [each("fe80::1", socket.AF_INET6), each("10.77.0.1")],
-        "down": [each("10.9.0.1")],
+        "lo": [(v4, "127.0.0.1")],
+        "eth0": [(v6, "fe80::1"), (v4, "10.77.0.1")],
+        "down": [(v4, "10.9.0.1")],
         "bare": [],
     }
-    monkeypatch.setattr(probe.psutil, "net_if_addrs", lambda: cards)
-    monkeypatch.setattr(
-        probe.psutil, "net_if_stats", lambda: {name: SimpleNamespace(isup=name != "down", speed=1000) for name in cards}
-    )
+    addresses = {
+        name: [SimpleNamespace(family=family, address=address) for family, address in rows]
+        for name, rows in cards.items()
+    }
+    stats = {name: SimpleNamespace(isup=name != "down", speed=1000) for name in cards}
+    monkeypatch.setattr("psutil.net_if_addrs", lambda: addresses)
+    monkeypatch.setattr("psutil.net_if_stats", lambda: stats)
 
     assert probe._interfaces() == {"eth0": card("10.77.0.1")}
 
 
-def test_the_quota_is_the_tightest_of_the_control_groups(system: Path) -> None:
-    file(system / "proc/self/cgroup", "0::/job/step")
-    file(system / "sys/fs/cgroup/job/cpu.max", "150000 100000")
-    file(system / "sys/fs/cgroup/job/step/cpu.max", "max 100000")
-    assert probe._quota() == 1.5
-    file(system / "sys/fs/cgroup/job/step/cpu.max", "250000 100000")
+def test_the_quota_is_the_tightest_of_the_control_groups(place: Place) -> None:
+    file(place.root / "proc/self/cgroup", "0::/job/step")
+    file(place.root / "sys/fs/cgroup/job/cpu.max", "150000 100000")
+    file(place.root / "sys/fs/cgroup/job/step/cpu.max", "250000 100000")
     assert probe._quota() == 1.5
 
-    file(system / "proc/self/cgroup", "5:cpu,cpuacct:/docker/x\n4:memory:/docker/x")
-    file(system / "sys/fs/cgroup/cpu/docker/x/cpu.cfs_quota_us", "-1")
-    file(system / "sys/fs/cgroup/cpu/docker/x/cpu.cfs_period_us", "100000")
+    file(place.root / "proc/self/cgroup", "5:cpu,cpuacct:/docker/x\n4:memory:/docker/x")
+    file(place.root / "sys/fs/cgroup/cpu/docker/x/cpu.cfs_quota_us", "-1")
+    file(place.root / "sys/fs/cgroup/cpu/docker/x/cpu.cfs_period_us", "100000")
     assert probe._quota() is None
-    file(system / "sys/fs/cgroup/cpu/docker/cpu.cfs_quota_us", "50000")
-    file(system / "sys/fs/cgroup/cpu/docker/cpu.cfs_period_us", "100000")
+    file(place.root / "sys/fs/cgroup/cpu/docker/cpu.cfs_quota_us", "50000")
+    file(place.root / "sys/fs/cgroup/cpu/docker/cpu.cfs_period_us", "100000")
     assert probe._quota() == 0.5
 
 
-def test_active_ports_of_infiniband(system: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_active_ports_of_infiniband(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY, 0))
     assert probe._infiniband() == {"devices": 0, "ports": "", "locked": None}
-    state = system / "sys/class/infiniband/mlx5_0/ports/1/state"
+    state = place.root / "sys/class/infiniband/mlx5_0/ports/1/state"
     file(state, "1: DOWN")
     assert probe._infiniband() == {"devices": 1, "ports": "", "locked": None}
     file(state, "4: ACTIVE")
     assert probe._infiniband() == FAST
 
 
-def test_what_nvidia_smi_says(place: Place, system: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_nvidia_smi_says(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", place.environ["PATH"])
     assert probe._gpus() == FACTS["gpus"]
-    file(system / "proc/driver/nvidia/version", "NVRM version: ...")
+    file(place.root / "proc/driver/nvidia/version", "NVRM version: ...")
     assert probe._gpus()["problem"] == "its module is loaded, but nvidia-smi is not on PATH"
 
     listed = 'case "$1" in --query*) printf "0, H200, 550.1, 0\\n1, H200, 550.1, 0\\n";; *)'
@@ -667,18 +610,13 @@ def test_what_nvidia_smi_says(place: Place, system: Path, monkeypatch: pytest.Mo
     assert probe._gpus()["problem"] == "nvidia-smi lists no GPU"
 
 
-def test_processes_that_earlier_runs_left(system: Path) -> None:
-    def process(pid: int, name: str, parent: int, run: str = "") -> None:
-        file(system / f"proc/{pid}/stat", f"{pid} ({name}) S {parent} " + "0 " * 31)
-        file(system / f"proc/{pid}/environ", f"A=1\0HOROVOD_STUDY_CELL={run}\0B=2" if run else "A=1")
+def test_processes_that_earlier_runs_left(place: Place) -> None:
+    alive = [(10, "horovod-study", 1, ""), (11, "mpirun", 10, "/runs/alive"), (20, "orted", 1, "/runs/remote")]
+    for pid, name, parent, run in [*alive, (21, "python", 20, "/runs/remote"), (30, "python", 1, "/runs/dead")]:
+        file(place.root / f"proc/{pid}/stat", f"{pid} ({name}) S {parent} " + "0 " * 31)
+        file(place.root / f"proc/{pid}/environ", f"A=1\0HOROVOD_STUDY_CELL={run}\0B=2" if run else "A=1")
 
-    process(10, "horovod-study", 1)
-    process(11, "mpirun", 10, "/runs/s/alive")
-    process(20, "orted", 1, "/runs/s/remote")
-    process(21, "python", 20, "/runs/s/remote")
-    assert probe._left_over() == []
-    process(30, "python", 1, "/runs/s/dead")
-    assert probe._left_over() == [(30, "/runs/s/dead")]
+    assert probe._left_over() == [(30, "/runs/dead")]
 
 
 def test_a_folder_that_works(tmp_path: Path) -> None:
@@ -687,15 +625,16 @@ def test_a_folder_that_works(tmp_path: Path) -> None:
     assert (found["place"], found["problems"]) == (str(tmp_path), {})
     assert found["free"] > 0
     assert list(tmp_path.iterdir()) == []
+    assert probe._folder(Path("/proc/runs"))["problems"].keys() == {"writable"}
 
 
-def test_the_file_system_of_a_folder(system: Path) -> None:
+def test_the_file_system_of_a_folder(place: Place) -> None:
     mounts = [("", "ext4"), ("/home", "nfs4"), ("/home/my\\040scratch", "lustre"), ("/run", "tmpfs")]
-    file(system / "proc/self/mounts", "\n".join(f"x {system}{point} {each} rw 0 0" for point, each in mounts))
+    file(place.root / "proc/self/mounts", "\n".join(f"x {place.root}{point} {each} rw 0 0" for point, each in mounts))
 
     for place_, kind in {"data": "ext4", "home/me": "nfs4", "home/my scratch": "lustre", "homes": "ext4"}.items():
-        (system / place_).mkdir(parents=True)
-        assert probe._folder(system / place_ / "runs")["kind"] == kind
+        (place.root / place_).mkdir(parents=True)
+        assert probe._folder(place.root / place_ / "runs")["kind"] == kind
 
 
 @pytest.mark.parametrize(
@@ -707,46 +646,28 @@ def test_the_file_system_of_a_folder(system: Path) -> None:
         ("write_bytes", errno.ENOSPC, {"writable": "No space left on device; make room"}),
     ],
 )
-def test_a_folder_that_does_not_do_what_is_relied_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, does: Any, problem: dict[str, str]
-) -> None:
+def test_a_poor_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, does: Any, problem: Any) -> None:
     def refused(*_: object) -> None:
         raise OSError(does, os.strerror(does))
 
     call: Callable[..., Any] = does if callable(does) else refused
-    monkeypatch.setattr(Path if function == "write_bytes" else probe.os, function, call)
+    monkeypatch.setattr(Path if function == "write_bytes" else os, function, call)
 
     assert probe._folder(tmp_path)["problems"] == problem
     monkeypatch.undo()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_written() -> None:
-    assert probe._folder(Path("/proc/runs"))["problems"].keys() == {"writable"}
-
-
 def test_hosts_reach_each_other_while_both_try(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "_TRIES", 4)
-    ports = [probe.free_port(), probe.free_port()]
-    ways: list[Any] = [None, None]
+    here, there = free_port(), free_port()
+    with ThreadPoolExecutor(2) as pool:
+        ways = list(pool.map(probe.reached, (here, there), [["127.0.0.1", "127.0.0.2"]] * 2, (there, here)))
 
-    def one(number: int) -> None:
-        ways[number] = probe.reached(ports[number], ["127.0.0.1", "127.0.0.2"], ports[1 - number])
-
-    threads = [threading.Thread(target=one, args=(number,)) for number in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE_S)
-
-    assert [{address: source for address, (source, _) in each.items()} for each in ways] == [
-        {"127.0.0.1": "127.0.0.1", "127.0.0.2": "127.0.0.1"}
-    ] * 2
+    assert ways == [{"127.0.0.1": ("127.0.0.1", ""), "127.0.0.2": ("127.0.0.1", "")}] * 2
     monkeypatch.setattr(probe, "_TRIES", 1)
-    assert probe.reached(ports[0], ["127.0.0.1"], ports[1]) == {"127.0.0.1": ("", "Connection refused")}
+    assert probe.reached(here, ["127.0.0.1"], there) == {"127.0.0.1": ("", "Connection refused")}
 
-
-# --------------------------------------------------------------------------------------------------------------- ssh
 
 FAKE_SSH = """
 while [ "$1" = -o ]; do shift 2; done
@@ -765,15 +686,9 @@ class Pair:
         self.place = place
         self.cases = {"none": "true"}
         self.ahead_s = 0.0
+        names = {"addresses": {"node1": ["10.0.0.1"], "node2": ["10.0.0.2"]}, "seen": True}
         self.stories: dict[str, dict[str, Any]] = {
-            f"node{n}": {
-                **FACTS,
-                "host": f"node{n}",
-                "port": 4000 + n,
-                "interfaces": {"eth0": card(f"10.0.0.{n}")},
-                "addresses": {"node1": ["10.0.0.1"], "node2": ["10.0.0.2"]},
-                "seen": True,
-            }
+            f"node{n}": FACTS | names | {"host": f"node{n}", "interfaces": {"eth0": card(f"10.0.0.{n}")}}
             for n in (1, 2)
         }
 
@@ -813,7 +728,7 @@ def test_two_hosts_that_work(pair: Pair, golden: Golden) -> None:
 
     assert wrong(found) == {}
     of_one = ("", " packages", " horovod_study", " runs", " clock")
-    own = [f"{host}{what}" for host, what in itertools.product(("node1", "node2"), of_one)]
+    own = [f"{host}{what}" for host in ("node1", "node2") for what in of_one]
     assert list(found) == [*own, "host names", "node1 to node2", "node2 to node1"]
     golden(found)
 
@@ -849,8 +764,7 @@ def test_an_ssh_that_hangs_prints_or_is_not_there(pair: Pair, golden: Golden) ->
     pair.cases["node2"] = "echo 'Welcome to node2'"
     golden(pair.look()["node2 shell"], "Welcome to node2", "fail")
     (pair.place.root / "site" / "ssh").unlink()
-    said = doctor._login(pair.place.look(), "node2")
-    golden([said.what, said.remedy], "openssh-client")
+    golden(doctor._login(pair.place.look(), "node2"), "openssh-client")
 
 
 @pytest.mark.parametrize(
@@ -891,7 +805,6 @@ def test_no_python_there(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_asked", lambda look, host, **question: ({}, "sh: python: not found"))
 
     found = pair.look()
-
     assert wrong(found) == {"node1 Python": "fail", "node2 Python": "fail"}
     assert found["node2 Python"][1].endswith("does not run there: sh: python: not found")
 
@@ -910,45 +823,36 @@ def test_a_quick_examination_only_logs_in_and_a_host_is_named_once(pair: Pair, g
     golden(pair.look("node1", "node1", quick=True)["hosts"], "fail", "node1")
 
 
-def test_the_probe_answers_through_ssh_as_it_does_here(
-    place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_probe_answers_through_ssh_as_it_does_here(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once for real: this machine is asked in the way that another host would be."""
     monkeypatch.undo()
     place.program("ssh", FAKE_SSH.format(cases="none) ;;"))
-    (tmp_path / "seen").write_text("content")
-    seen = {"names": ["localhost"], "seen": [str(tmp_path / "seen"), "content"]}
-    look = Machine(environ={**os.environ, "PATH": f"{tmp_path / 'site'}:{os.environ['PATH']}"}, limit_s=60.0)
+    file(place.root / "seen", "content")
+    seen = {"names": ["localhost"], "seen": [str(place.root / "seen"), "content"]}
+    look = Machine(environ={**os.environ, "PATH": f"{place.root / 'site'}:{os.environ['PATH']}"}, limit_s=60.0)
 
-    here, problem = doctor._asked(look, None, ask="facts", runs=str(tmp_path))
+    here, problem = doctor._asked(look, None, ask="facts", runs=str(place.root))
     there, other = doctor._asked(look, "no-such-host", ask="facts", **seen)
     assert doctor._asked(look, "no-such-host", ask="nothing")[0] == {}
 
-    assert (problem, other) == ("", "")
-    assert (here["problems"], there["problems"]) == ({}, {})
-    assert here["folder"]["place"] == str(tmp_path)
+    assert (problem, other, here["problems"], there["problems"]) == ("", "", {}, {})
+    assert here["folder"]["place"] == str(place.root)
     assert (there["seen"], there["host"], there["code"]) == (True, platform.node(), here["code"])
     assert there["addresses"]["localhost"] == ["127.0.0.1"]
 
 
-# -------------------------------------------------------------------------------------------------------- altogether
-
-
-def test_everything_hangs_and_the_doctor_still_answers(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_everything_hangs_and_the_doctor_still_answers(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("nvidia-smi", "mpirun", "sinfo", "squeue", "sbatch", "srun", "scancel", "ssh"):
         place.program(name, "exec sleep 60")
     place.program("python", "exec sleep 60", beside=True)
     monkeypatch.setenv("PATH", place.environ["PATH"])
     monkeypatch.setattr(Machine, "__init__", limited(Machine.__init__))
 
-    result = examine(hosts=[Host(name="node9", slots=1)], runs=tmp_path / "runs", quick=True)
+    result = examine(hosts=[Host(name="node9", slots=1)], runs=place.root / "runs", quick=True)
 
     text = {(each.area, each.name): each.what for each in result}
     assert text["machine", "facts"] == "could not be told: this machine: python did not answer within 0.3 s"
-    assert "did not answer within" in text["Slurm", "answers"]
-    assert "did not answer within" in text["ssh", "node9"]
+    assert all("did not answer within" in text[each] for each in (("Slurm", "answers"), ("ssh", "node9")))
     assert exit_code(result) == 1
 
 
@@ -971,7 +875,7 @@ def test_a_full_examination_of_this_machine(tmp_path: Path) -> None:
 
     assert [each for each in result if each.verdict == "fail"] == []
     told = {(each.area, each.name): each.what for each in result}
-    assert told["MPI", "two ranks"] == "mpirun started two, and they found each other"
+    assert told["MPI", "two ranks"].endswith("they found each other")
     assert told["Horovod", "installed starts"] == "hvd.init() of one worker works"
     assert list(tmp_path.iterdir()) == []
 
@@ -981,7 +885,16 @@ def test_two_real_hosts_and_one_that_is_cut_off(two_hosts: TwoHosts, tmp_path: P
     program = Path(sys.executable).parent / "horovod-study"
 
     def look(*options: str) -> tuple[int, dict[str, tuple[str, str]]]:
-        line = [program, "doctor", "--hosts", "node1:1,node2:1", "--runs", tmp_path, "--json", *options]
+        line: list[str | Path] = [
+            program,
+            "doctor",
+            "--hosts",
+            "node1:1,node2:1",
+            "--runs",
+            tmp_path,
+            "--json",
+            *options,
+        ]
         done = two_hosts.run("node1", line)
         rows = json.loads(done.stdout)["findings"]
         return done.returncode, {
@@ -989,13 +902,12 @@ def test_two_real_hosts_and_one_that_is_cut_off(two_hosts: TwoHosts, tmp_path: P
         }
 
     _, told = look()
+    assert [each for each in told if told[each][0] == "fail"] == []
     assert told["node1"] == ("ok", "this machine: launchers need no ssh to it")
     assert told["node2"] == ("ok", "reached over ssh without a password; its shell prints nothing")
     assert told["node2 runs"] == ("ok", f"it sees what is written to {tmp_path} here")
-    assert told["node2 horovod_study"] == ("ok", "the same source as here")
     assert told["node1 to node2"] == ("ok", "through eth0 to 10.77.0.2")
     assert told["node2 to node1"] == ("ok", "through eth0 to 10.77.0.1")
-    assert [each for each in told if told[each][0] == "fail"] == []
 
     two_hosts.cut("node2")
     try:
@@ -1021,24 +933,20 @@ def test_a_real_slurm_and_files_that_do_not_fit_it(slurm: SlurmCluster) -> None:
 
 
 def test_what_a_partition_says_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[Host, ...]] = []
-
-    def hosts(look: Machine, named: tuple[Host, ...]) -> list[Said]:
-        asked.append(named)
-        return []
-
-    monkeypatch.setattr(doctor, "_hosts", hosts)
-    monkeypatch.setattr(doctor, "_asked", lambda look, host, **question: (FACTS, ""))
+    asked: list[Any] = []
+    monkeypatch.setattr(doctor, "_hosts", lambda here, named: asked.insert(len(asked), named) or ())
+    monkeypatch.setattr(doctor, "_asked", lambda here, host, **question: (FACTS, ""))
     both = (Host(name="a", slots=1), Host(name="b", slots=1))
     pair = Partition(name="pair", scheduler="ssh", hosts=both, interface="ib0", environment={"NCCL_IB_DISABLE": "1"})
+    desk = Partition(name="desk", cores_per_node=9)
 
-    found = {each.name: each.verdict for each in examine(partition=pair, runs=tmp_path, quick=True)}
-    examine(partition=pair, hosts=both[:1], runs=tmp_path, quick=True)
-    desk = examine(partition=Partition(name="desk", cores_per_node=9), runs=tmp_path, quick=True)
+    cases: Any = ((pair, ()), (pair, both[:1]), (desk, ()))
+    found = [examine(partition=partition, hosts=hosts, runs=tmp_path, quick=True) for partition, hosts in cases]
+    verdicts = [{each.name: each.verdict for each in rows} for rows in found]
 
     assert asked == [both, both[:1]]
-    assert (found["interface"], found["variables"]) == ("fail", "warning")
-    assert {each.name: each.verdict for each in desk}["cores"] == "warning"
+    assert (verdicts[0]["interface"], verdicts[0]["variables"]) == ("fail", "warning")
+    assert verdicts[2]["cores"] == "warning"
 
 
 SAMPLE = [
@@ -1049,11 +957,12 @@ SAMPLE = [
 ]
 
 
-def test_plain_values_and_the_exit_code(golden: Golden) -> None:
-    plain = doctor.to_dict(SAMPLE)
+def test_plain_values_and_the_exit_code() -> None:
+    plain = json.loads(json.dumps(doctor.to_dict(SAMPLE)))
 
     assert plain["counts"] == {"ok": 2, "warning": 1, "fail": 1}
-    golden(json.loads(json.dumps(plain))["findings"][1], "area", "name", "verdict", "what", "remedy")
+    assert list(plain["findings"][1].items())[:3] == [("area", "ssh"), ("name", "node2"), ("verdict", "fail")]
+    assert list(plain["findings"][1])[3:] == ["what", "remedy"]
     assert (exit_code(SAMPLE), exit_code(SAMPLE[:1]), exit_code([])) == (1, 0, 0)
 
 

@@ -92,7 +92,7 @@ def _ssh(host: str, *argv: str) -> list[str]:
 
 
 def _hosts(here: Machine, hosts: Sequence[Host]) -> Iterator[Said]:
-    """Machine at all hosts at once; say what was found host after host, then what is between them."""
+    """Look at all hosts at once; say what was found host after host, then what is between them."""
     named = {host.name: host for host in hosts}
     if len(named) < len(hosts):
         yield Said("hosts", False, f"of {', '.join(host.name for host in hosts)} one is named twice")

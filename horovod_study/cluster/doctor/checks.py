@@ -267,7 +267,7 @@ def _torch(here: Machine) -> Iterator[Said]:
         return
     answers, problem = here.told(sys.executable, "-c", _ABOUT_TORCH, environ=here.of_a_cell)
     if not answers:
-        yield Said("version", False, f"PyTorch {installed('torch')} does not load: {problem}")
+        yield Said("version", False, f"PyTorch {installed('torch') or ''} does not load: {problem}")
         return
     found = here.known["torch"] = answers[-1]
     text = f"PyTorch {found['version']}, for {'CUDA ' + found['cuda'] if found['cuda'] else 'CPUs'}"
@@ -291,7 +291,7 @@ def _cuda(here: Machine) -> Iterator[Said]:
     elif rows and newest and int(torch["cuda"].split(".")[0]) > int(newest.split(".")[0]):
         yield Said("PyTorch and GPUs", False, f"PyTorch is built for CUDA {torch['cuda']}, the driver is for {newest}")
     elif rows:
-        hidden = f"CUDA_VISIBLE_DEVICES is {here.environ.get('CUDA_VISIBLE_DEVICES')!r}"
+        hidden = f"CUDA_VISIBLE_DEVICES is {here.environ.get('CUDA_VISIBLE_DEVICES', 'not set')!r}"
         why = torch["problem"] or (hidden if torch["devices"] < len(rows) else "")
         worst = "fail" if torch["problem"] or not torch["devices"] else "warning"
         text = f"PyTorch computes on {torch['devices']} of {there}"
