@@ -12,7 +12,7 @@ Needs neither PyTorch nor Horovod nor MPI.
 
 import os
 import shlex
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,15 +103,28 @@ def analysed(
         evaluations = evaluations[evaluations["run"].isin(list(counted))].reset_index(drop=True)
         recorded = (run for run in recorded if run.name in counted)
 
+    def with_steps() -> Iterator[records.RecordedRun]:
+        for run in recorded:
+            if not records.is_command(run.record):
+                yield run
+            elif beside is not None:
+                beside(run)
+
     def counted_up(done: int) -> None:
         if on_progress is not None:
             on_progress(done, len(table))
 
-    accounts = account_runs(recorded, threads=threads, on_progress=counted_up, beside=beside)
+    accounts = account_runs(with_steps(), threads=threads, on_progress=counted_up, beside=beside)
     accounting = account(table, accounts, views=False)
     known |= {"accounting": accounting, "turns": study_turns(root)}
-    found = analyze_tables(table, evaluations, commands=commands, **known)
+    found = analyze_tables(table, evaluations, commands=commands, unit=_unit_of(table), **known)
     return table, evaluations, accounting, found.with_left_out(left_out)
+
+
+def _unit_of(table: "pd.DataFrame") -> str:
+    """Return the unit of the rates of a run table: another than samples/s where all of them are said in one."""
+    units = set(table["rate_from"].map(records.rate_unit)) if (table["backend"] == records.COMMAND).all() else set()
+    return str(*units) if len(units) == 1 else SAMPLES
 
 
 def is_table(place: Path) -> bool:
@@ -169,7 +182,11 @@ def read_points(
     filled = points["series"].map(cores_of_one_machine(table))
     most = points.groupby("series")["workers"].transform("max")
     points["workers_per_node"] = filled.where(filled.isna() | (filled > most), most)
-    points.attrs["read"] = f"{plural(len(points), 'finished run')} of a communication library"
+    commands = bool((table["backend"] == records.COMMAND).all())
+    of = "a command" if commands else "a communication library"
+    points.attrs["read"] = f"{plural(len(points), 'finished run')} of {of}"
+    if commands:
+        points.attrs["unit"] = _unit_of(table)
     return points
 
 

@@ -65,6 +65,9 @@ def scripted(path: Path, content: Mapping[str, Any]) -> Workload | None:
     kind, folder, line = given[0], path.parent.resolve(), str(content[given[0]])
     words = _words(path, kind, folder, line)
     places = {name for word in words for name in _PLACE.findall(word)}
+    rate = check_rate(f"{path}: rate", content.get("rate"))
+    if rate is not None and kind == "script":
+        raise ConfigError(f"{path}: rate is what the output of a command says; the steps of a script are counted")
     told = _told(content)
     factors = _factors(path, told, places)
     variables = tuple(name for name in factors if name not in places)
@@ -88,6 +91,7 @@ def scripted(path: Path, content: Mapping[str, Any]) -> Workload | None:
             )
         own += [f"--steps={config.warmup_steps + config.steps}"] if config.steps and "steps" not in places else []
         own += ["--command"] if kind == "command" else []
+        own += [] if rate is None else [f"--rate={rate}"]
         own += [f"--threads={config.threads}"] if "threads" in told else []
         return (f"--folder={folder}", f"--workers={placed['workers']}", *own, *set_to, "--", *filled(words, values))
 
@@ -102,7 +106,7 @@ def scripted(path: Path, content: Mapping[str, Any]) -> Workload | None:
         file=folder / path.name,
         folder=folder,
         note=_note(kind, words, line),
-        version=_version(kind, words, sources),
+        version=_version(kind, [*words, *filter(None, [rate])], sources),
     )
 
 
@@ -133,6 +137,19 @@ def _note(kind: str, words: Sequence[str], line: str) -> str:
         f"note: {kind}: {found[1] or found[2]} is handed on as it is, since no shell reads the line; "
         "bash -c 'the line in quotes' starts one"
     )
+
+
+def check_rate(source: str, value: Any) -> str | None:
+    """Return a pattern whose first group is the rate that a line of output says; ConfigError where it is none."""
+    if value is None:
+        return None
+    try:
+        groups = re.compile(f"{value}").groups
+    except re.error as error:
+        raise ConfigError(f"{source}: {value} is no regular expression ({error})") from None
+    if not groups:
+        raise ConfigError(f"{source}: {value} has no group; put the number in one: 'speed: ([0-9.]+)'")
+    return f"{value}"
 
 
 def filled(words: Sequence[str], values: Mapping[str, Any]) -> list[str]:

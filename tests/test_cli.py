@@ -59,7 +59,7 @@ def test_every_verb_has_help(capsys: pytest.CaptureFixture[str], verb: str) -> N
         ),
         ([], "the following arguments are required: VERB; see horovod-study --help"),
         (["fit", "x.csv", "--jsn"], r"horovod-study fit: unknown argument '--jsn' \(did you mean '--json'\?\)"),
-        (["run"], "the following arguments are required: STUDY.yaml"),
+        (["run"], "run: no study; name its file, or write `run -- COMMAND` with {workers} in it"),
         (["run", "/none.yaml"], "/none.yaml: no such file; name an existing YAML file"),
         (["fit", "/none.csv"], "/none.csv: no such file; name a CSV file with workers,samples_per_s"),
         (["predict", "/none.csv"], "/none.csv: no such file; name a CSV file with workers,samples_per_s"),

@@ -28,8 +28,7 @@ from test_crash import Killer
 import horovod_study
 from horovod_study import cli, files, lease, records
 from horovod_study.cluster import identity, recorded
-from horovod_study.cluster.doctor import files as doctor_files
-from horovod_study.cluster.doctor.finding import Area
+from horovod_study.cluster.doctor import probe
 from horovod_study.errors import StudyError
 from horovod_study.report import export
 from horovod_study.report.kit import drawing
@@ -40,8 +39,8 @@ PACKAGE = Path(horovod_study.__file__).parent
 OLD, NEW = "old\n" * 3000, "new\n" * 5000
 
 WRITING = {
-    "cluster/doctor/files.py": "tries what a file system can do, in a folder of its own",
-    "cluster/doctor/hosts.py": "tries what hosts see of a file, in a folder of its own",
+    "cluster/doctor/__init__.py": "tries what hosts see of a file, in a folder of its own",
+    "cluster/doctor/probe.py": "tries what a file system can do, in a folder of its own",
     "cluster/identity.py": "copies the source into a hidden folder, which is renamed when it is whole",
     "comm/meeting.py": "empty files, whose age says that a rank lives",
     "recording/automatic.py": "a line on how far a process has come, in a temporary folder of its command",
@@ -529,7 +528,7 @@ MAKERS: dict[str, Callable[[Path], object]] = {
     "samples": lambda below: records.SystemWriter(below, "a", {}, keep_before_s=None).close(),
     "record": lambda below: recorded.record([sys.executable, "-c", "pass"], below / "run", {}, own={}),
     "source": lambda below: identity.snapshot(below),
-    "doctor": lambda below: doctor_files.works(Area("runs"), below),
+    "doctor": lambda below: probe._folder(below),
 }
 """What makes files and folders that are not complete for a while, in the folder that it is given."""
 

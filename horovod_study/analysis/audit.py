@@ -36,7 +36,15 @@ from horovod_study.analysis.steps.rank_steps import where
 from horovod_study.analysis.study import Analysis
 from horovod_study.config import COMMUNICATION, LAPS
 from horovod_study.documents import MAX_FIELD_CHARS
-from horovod_study.records import RecordedRun, RunRecord, RunSideFiles, max_over_ranks, mean_over_ranks, rows_lost
+from horovod_study.records import (
+    RecordedRun,
+    RunRecord,
+    RunSideFiles,
+    is_command,
+    max_over_ranks,
+    mean_over_ranks,
+    rows_lost,
+)
 from horovod_study.roles import Role, named
 from horovod_study.text.words import cut, listed
 from horovod_study.workloads import packaged
@@ -298,8 +306,9 @@ def recount(run: RecordedRun, beside: RunSideFiles) -> Recount:
     """
     run = run.whole()
     totals = run.record.totals
-    if run.state != "done" or not totals:
-        return Recount(run=run.name, not_recounted=(f"the run is {run.state}",))
+    if run.state != "done" or not totals or is_command(run.record):
+        why = "no step was seen" if is_command(run.record) else f"the run is {run.state}"
+        return Recount(run=run.name, not_recounted=(why,))
     found = [*_asked(run.record), *_oversubscribed(run.record), *_dated(run), *_unsampled(run, beside)]
     row_gaps = list(_row_gaps(run))
     openings = _openings(run, beside)

@@ -324,7 +324,11 @@ def _document(name: str, fit: SeriesFit, points: pd.DataFrame, baseline: str, un
     base = scaling.baseline_words(
         points[points["series"] == name], baseline, plain="one plain worker, no communication library"
     )
-    rate = f", {fit.base_samples_per_s:.0f} {unit} (median)" if row[f"base_{baseline}_repeats"] else ""
+    rate = (
+        f", {fit.base_samples_per_s:{'.0f' if fit.base_samples_per_s >= 10 else '.3g'}} {unit} (median)"
+        if row[f"base_{baseline}_repeats"]
+        else ""
+    )
     return {
         **fit.to_dict(),
         "baseline": f"{baseline}: {base}, {row['setting']}{rate}",

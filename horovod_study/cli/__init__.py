@@ -78,8 +78,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from horovod_study import train
 
             return train.main(words[2:])
-        options = parser.parse_strictly(words)
-        options.words = words
+        # What is behind `run --` is a command, whose options are no options of this program.
+        end = words.index("--") if words[:1] == ["run"] and "--" in words else len(words)
+        options = parser.parse_strictly(words[:end])
+        options.words, options.command = words, getattr(options, "command", words[end + 1 :] if words[end:] else None)
         done = options.verb(options)
         how = {f"as_{name}": getattr(options, name, False) for name in ("json", "files")}
         code: int = done.show(**how) if isinstance(done, Result) else done

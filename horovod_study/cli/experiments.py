@@ -12,28 +12,13 @@ from horovod_study.workloads import find_workload
 
 def _tune_arguments(parser: Parser) -> None:
     add = parser.add_argument
-    add(
-        "--runtime",
-        **SEVERAL,
-        metavar="NAME",
-        help="horovod/mpi, horovod/gloo, ddp/gloo, mpi/mpi, ...; may be given several times (default horovod/mpi)",
-    )
+    add("--runtime", **SEVERAL, metavar="NAME", help="such as ddp/gloo; again for further ones (default horovod/mpi)")
     add("--workers", **COUNT, help="workers that train (default: as many as cores allow)")
     add("--minutes", **NUMBER, help="for all launches (default 3, where settings cannot train in turns 10)")
-    add(
-        "--no-turns",
-        dest="turns",
-        action="store_false",
-        help="launch one setting after the other, also where they could train in turns",
-    )
+    add("--no-turns", dest="turns", action="store_false", help="launch one setting after the other in any case")
     add("--rounds", **COUNT, default=6, help="most stages of the race (default 6)")
     add("--knobs", nargs="+", default=[], metavar="NAME", help="settings to vary (default: all that matter)")
-    add(
-        "--knob",
-        **SEVERAL,
-        metavar="NAME=V1,V2",
-        help="try these values of a setting instead of the usual ones; may be given several times",
-    )
+    add("--knob", **SEVERAL, metavar="NAME=V1,V2", help="values of a setting instead of the usual; again for others")
     add("--config", type=Path, metavar="FILE.yaml", help="read options of the run from a YAML file first")
     add("--out", **DIR, default=Path("tune"), help="receives the result and all launches")
     add("--json", **FLAG, help="end with one line of JSON on standard output")
@@ -60,39 +45,19 @@ def tune(options: argparse.Namespace) -> int | Result:
 
 
 def _add_workload(parser: Parser) -> None:
-    parser.add_argument(
-        "--workload",
-        metavar="FILE.py",
-        help="another training than the package's own: a Python file that declares it as WORKLOAD (docs/studies.md)",
-    )
+    text = "another training than the package's own: a Python file that declares it as WORKLOAD (docs/studies.md)"
+    parser.add_argument("--workload", metavar="FILE.py", help=text)
 
 
 def _compare_arguments(parser: Parser) -> None:
     add = parser.add_argument
     for name in ("a", "b"):
-        add(
-            name,
-            metavar=name.upper(),
-            help="RUNTIME[,option=value...] such as horovod/gloo,thread_priority=off; "
-            "or a YAML file of train options with its runtime",
-        )
+        text = "RUNTIME[,option=value...], such as horovod/gloo,thread_priority=off; or a YAML file of options with it"
+        add(name, metavar=name.upper(), help=text)
     add("--workers", **COUNT, nargs="+", help="worker counts to compare at (default: one per core)")
-    add(
-        "--blocks",
-        **COUNT,
-        help="blocks per worker count (default 5; 10 at most with --until and by default without turns)",
-    )
-    add(
-        "--until",
-        metavar="P%",
-        help="add blocks until the 95 %% interval of B/A is so narrow to either side, such as 2%%",
-    )
-    add(
-        "--no-turns",
-        dest="turns",
-        action="store_false",
-        help="run A and B of a block one after the other, also where they could train in turns",
-    )
+    add("--blocks", **COUNT, help="blocks per worker count (default 5; with --until, and without turns, 10 at most)")
+    add("--until", metavar="P%", help="add blocks until the 95 %% interval of B/A is so narrow to either side: 2%%")
+    add("--no-turns", dest="turns", action="store_false", help="run A and B of a block one after the other in any case")
     add("--out", **DIR, default=Path("compare"), help="receives runs and result (default compare)")
     add("--json", **FLAG, help="print one line of JSON")
     _add_workload(parser)
@@ -148,25 +113,12 @@ def _verify_arguments(parser: Parser) -> None:
     add("--dataset", default="4000", metavar="PATH|SIZE", help="as for train (default 4000)")
     add("--seed", **COUNT, default=1, help="of parameters and data order (default 1)")
     add("--lr-scaling", default="none", metavar="NAME", help="none, linear or sqrt, as for train (default none)")
-    add(
-        "--input-scaling",
-        default="standard",
-        metavar="NAME",
-        help="none, fixed or standard, as for train (default standard: rounding is amplified least)",
-    )
-    add(
-        "--kernels",
-        default="torch",
-        metavar="NAME",
-        help="of the parallel runs: torch, or native with --dtype float32 --reduction flat (default torch)",
-    )
-    add(
-        "--break",
-        dest="broken",
-        metavar="HOW",
-        help="do it wrong on purpose, and fail: sum (of the gradients), shard (shifted by a curve), lr (scaled "
-        "otherwise), start (of one rank)",
-    )
+    scaling = "none, fixed or standard, as for train (default standard: rounding is amplified least)"
+    add("--input-scaling", default="standard", metavar="NAME", help=scaling)
+    kernels = "of the parallel runs: torch, or native with --dtype float32 --reduction flat (default torch)"
+    add("--kernels", default="torch", metavar="NAME", help=kernels)
+    broken = "do it wrong on purpose, and fail: sum of gradients, shard shifted by a curve, lr, start of one rank"
+    add("--break", dest="broken", metavar="HOW", help=broken)
     add("--out", **DIR, help="receives verify.txt, verify.json, verify.csv and logs")
     add("--json", **FLAG, help="print one line of JSON instead of the tables")
 

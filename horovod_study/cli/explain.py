@@ -127,12 +127,23 @@ def _page(options: argparse.Namespace) -> Result:
     from horovod_study import records
     from horovod_study.analysis.series.turns import study_turns
     from horovod_study.analysis.steps.explanation import explain as explain_runs
+    from horovod_study.report.commands import command_lines, command_rows
     from horovod_study.report.explanation import WIDE, page, write_explanation
+    from horovod_study.report.kit.files import write_result
 
     turns = study_turns(options.places[0]) if len(options.places) == 1 else None
     left_out: dict[str, str] = {}
-    found = explain_runs(*records.recorded_runs(options.places, left_out=left_out), turns)
+    table, runs = records.recorded_runs(options.places, left_out=left_out)
     say_left_out(left_out)
+    commands = table["backend"] == records.COMMAND
+    if commands.any():
+        lines, rows = command_lines(table), command_rows(table)
+        if commands.all():
+            files = write_result(options.out, {"explanation.txt": lines}) if options.out else []
+            return Result(document={"commands": rows}, lines=lines, files=files)
+        say_left_out(dict.fromkeys(table.loc[commands, "run"], "no step was seen"))
+    seen = table[~commands].reset_index(drop=True)
+    found = explain_runs(seen, (run for run in runs if not records.is_command(run.record)), turns)
     return Result(
         document=records.finite(found),
         lines=page(found, width=min(WIDE, shutil.get_terminal_size((WIDE, 0)).columns)),

@@ -19,30 +19,26 @@ def _record_arguments(parser: Parser) -> None:
     add("--study", default="script", metavar="NAME", help="the study that the run belongs to")
     add("--partition", default="local", metavar="NAME", help="the partition that it runs on")
     add("--repeat", **COUNT, default=0, help="which repeat it is (default 0)")
+    add("--repeats", **COUNT, default=1, help="run it so often, into DIR, DIR-2, ..., until it fails (default 1)")
+    add("--rate", metavar="REGEX", help="where the output says a rate, for a command in which no step is seen")
     add("--batch", **COUNT, help="samples of a step on one worker (default: counted)")
     add("--model-name", metavar="NAME", help="what tables call the model (default: its class)")
-    add(
-        "--warmup-steps",
-        **COUNT,
-        default=WARMUP_STEPS,
-        help=f"first steps that are recorded but not measured (default {WARMUP_STEPS}); a longer warm-up is found",
-    )
+    warmup = f"first steps that are recorded but not measured (default {WARMUP_STEPS}); a longer warm-up is found"
+    add("--warmup-steps", **COUNT, default=WARMUP_STEPS, help=warmup)
     add("--steps", **COUNT, help="end the training after so many steps (default: when it ends by itself)")
     add("--timer-mode", default="light", metavar="light|strict|off", help="how steps are timed")
     add("--system-interval-s", type=float, default=1.0, metavar="S", help="how often the host is sampled; 0: never")
-    add(
-        "--option",
-        **SEVERAL,
-        metavar="NAME=VALUE",
-        help="an option of the script in which runs differ; runs are repeats only where these are equal",
-    )
+    option = "an option of the script in which runs differ; runs are repeats only where these are equal"
+    add("--option", **SEVERAL, metavar="NAME=VALUE", help=option)
     add("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what starts the training")
 
 
 def record(options: argparse.Namespace) -> int:
     """Record the training of any PyTorch script as it is: record -- torchrun --nproc-per-node 2 train.py."""
-    from horovod_study.recording import command as recorded
+    from horovod_study import records
     from horovod_study.measure.clock import utc_stamp
+    from horovod_study.recording import command as recorded
+    from horovod_study.scripted import check_rate
 
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if options.steps is not None and options.steps <= options.warmup_steps:
@@ -51,23 +47,36 @@ def record(options: argparse.Namespace) -> int:
         )
     if not command:
         raise ConfigError("record: no command; write `horovod-study record -- python train.py`")
+    if options.repeats < 1:
+        raise ConfigError(f"--repeats {options.repeats}: give how often the command is to be run, 1 or more")
+    check_rate("--rate", options.rate)
     measured = named(packaged().options, Role.WINDOW | Role.CLOCK | Role.NAMING)
+    common = {**{name: value for name, value in vars(options).items() if name in measured}, "disk_full": "go-on"}
     own = {}
     for text in options.option:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise ConfigError(f"--option {text}: is not NAME=VALUE")
         own[name] = value
-    return recorded.record(
-        command,
-        options.out or Path("runs") / options.study / f"{utc_stamp()}-{Path(command[0]).name}",
-        {**{name: value for name, value in vars(options).items() if name in measured}, "disk_full": "go-on"},
-        batch=options.batch,
-        model_name=options.model_name,
-        own=own,
-        steps=options.steps,
-        requested={"typed": typed(options, command), "typed_in": os.getcwd()},
-    )
+    out = options.out or Path("runs") / options.study / f"{utc_stamp()}-{Path(command[0]).name}"
+    places = [out, *(out.with_name(f"{out.name}-{number}") for number in range(2, options.repeats + 1))]
+    for place in places:
+        records.require_no_run(place)
+    for repeat, place in enumerate(places, options.repeat):
+        code = recorded.record(
+            command,
+            place,
+            {**common, "repeat": repeat},
+            batch=options.batch,
+            model_name=options.model_name,
+            own=own,
+            steps=options.steps,
+            rate=options.rate,
+            requested={"typed": typed(options, command), "typed_in": os.getcwd()},
+        )
+        if code:  # what has failed once is not run again, nor after Ctrl-C
+            break
+    return code
 
 
 def typed(options: argparse.Namespace, command: Sequence[str]) -> list[str]:

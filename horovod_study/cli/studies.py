@@ -17,14 +17,8 @@ def _plan_arguments(parser: Parser) -> None:
     add = parser.add_argument
     _study_arguments(parser)
     add("--retry", **YES, help="try failed cells again (default: yes)")
-    add(
-        "--next",
-        **COUNT,
-        nargs="?",
-        const=0,
-        help="of what is done: the runs that narrow the forecast at N workers most per GPU hour (default: the count of "
-        "the study's question, else 4 times the largest)",
-    )
+    narrow = "the runs that narrow the forecast at N workers most per GPU hour (default: of the question, else 4 times)"
+    add("--next", **COUNT, nargs="?", const=0, help=narrow)
     add("--json", **FLAG, help="print one line of JSON")
 
 
@@ -69,19 +63,15 @@ def _next_runs(options: argparse.Namespace, study: Any, ledger: Any) -> Result:
 
 def _run_arguments(parser: Parser) -> None:
     add = parser.add_argument
-    _study_arguments(parser, cells="with --retry: keys or names of cells (default: all there are)")
-    add(
-        "--retry",
-        action=argparse.BooleanOptionalAction,
-        help="only cells that failed, timed out, were cancelled or pre-empted (--no-retry: all but these)",
-    )
+    cells = "with --retry: keys or names of cells (default: all)"
+    _study_arguments(parser, study="the study file; or `-- COMMAND` with {workers} in it", cells=cells)
+    add("--rate", metavar="REGEX", help="of a command: where its output says a rate; the first group is the number")
+    retry = "only cells that failed, timed out, were cancelled or pre-empted (--no-retry: all but these)"
+    add("--retry", action=argparse.BooleanOptionalAction, help=retry)
     add("--plan", **FLAG, help="only print the plan, as the verb plan does")
     add("--dry-run", **FLAG, help="print job scripts and launch lines, and start nothing")
-    add(
-        "--until",
-        metavar="2%",
-        help="cells alternate until each speedup's 95 %% interval is so narrow to either side (study file: precision)",
-    )
+    until = "cells alternate until each speedup's 95 %% interval is so narrow to either side (study file: precision)"
+    add("--until", metavar="2%", help=until)
     add("--here", **FLAG, help="Slurm: run in the allocation this is typed in (salloc)")
     add("--wait", **FLAG, help="Slurm: wait until all jobs have ended, then report")
     add("--yes", **FLAG, help="do not ask before a study that is large")
@@ -91,7 +81,8 @@ def _run_arguments(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace) -> int | Result:
-    """Run what is missing of a study, then analyse and report it."""
+    """Run what is missing of a study, or a command with 1, 2, 4, ... {workers}; then analyse and report it."""
+    _take_command(options)
     if options.cells and not options.retry:
         raise ConfigError("CELL: names what to run again; give --retry too")
     options.retry, again = options.retry is not False, options.retry
@@ -121,6 +112,23 @@ def run(options: argparse.Namespace) -> int | Result:
     return _conclude(options, study, command, result)
 
 
+def _take_command(options: argparse.Namespace) -> None:
+    """Have `run -- COMMAND` run the study file of that command, and say what to type the next time."""
+    if options.command is None:
+        if options.study is None:
+            raise ConfigError("run: no study; name its file, or write `run -- COMMAND` with {workers} in it")
+        if options.rate is not None:
+            raise ConfigError("--rate: a study file says it by itself, as `rate: REGEX` beside command")
+        return
+    from horovod_study.studies.command_file import command_study
+
+    if options.study is not None:
+        raise ConfigError(f"run: {options.study} and a command are both given; name a study file or write a command")
+    options.study = command_study(options.command, rate=options.rate, hosts=_hosts(options))
+    # The user has typed what is to be run, and nobody knows how long it is.
+    options.yes = True
+
+
 def _command(options: argparse.Namespace) -> str:
     """Return what to type to go on."""
     elsewhere = [] if options.runs == Path("runs") else ["--runs", str(options.runs)]
@@ -146,6 +154,8 @@ def _conclude(options: argparse.Namespace, study: Any, command: str, result: Any
     write_page(directory / "analysis")
     print("", *answer_lines(api.read_analysis(directory / "analysis")), sep="\n")
     print(f"report: {directory / 'analysis' / 'report.html'}")
+    if options.command is not None:
+        print(f"study file: {options.study}; again, or with more in it: {command}")
     return int(result.exit_code)
 
 
@@ -229,7 +239,8 @@ def _hosts(options: argparse.Namespace) -> tuple[Any, ...]:
 
 
 def _study_arguments(parser: Parser, *, study: str = "the study file", cells: str = "") -> None:
-    parser.add_argument("study", type=Path, metavar="STUDY.yaml", help=study)
+    optional = {"nargs": "?"} if "COMMAND" in study else {}
+    parser.add_argument("study", type=Path, metavar="STUDY.yaml", help=study, **optional)
     if cells:
         parser.add_argument("cells", nargs="*", metavar="CELL", help=cells)
     _place_arguments(parser)

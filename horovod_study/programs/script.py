@@ -32,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int | str | None:
     parser.add_argument("--steps", type=int, help="end the training after so many")
     parser.add_argument("--threads")
     parser.add_argument("--workers", type=int)
+    parser.add_argument("--rate", help="of a command: where its output says a rate")
     parser.add_argument("--command", action="store_true")
     parser.add_argument("--launcher", action="store_true")
     parser.add_argument("words", nargs="+")
@@ -66,6 +67,7 @@ def _recorded(
         requested={"batch": values["batch"], "declared": "command" if options.command else "script"},
         steps=options.steps,
         workers=options.workers,
+        rate=options.rate,
         told=options.launcher,
     )
 

@@ -21,8 +21,10 @@ from horovod_study.config import ORDINARY_LAPS
 from horovod_study.recording.rank.events import DATA_SETS, NUMBER, PLACES
 
 LABELS = (*ORDINARY_LAPS, "residual", "outside")
-AVERAGING = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "all_gather", "all_gather_into_tensor")
-AVERAGING += ("all_gather_object", "gather", "all_to_all", "all_to_all_single", "synchronize")
+AVERAGING = (
+    *("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "all_gather", "all_gather_into_tensor"),
+    *("all_gather_object", "gather", "all_to_all", "all_to_all_single", "synchronize"),
+)
 """Calls by which a script can average what its ranks have computed."""
 _OFTEN = 0.5
 """What is in so many of the steps is a part of a step."""
@@ -179,8 +181,8 @@ def _of_loop(
             end = min([end, *started[started > fetches[-1]][:1].tolist()])
         low, high = np.searchsorted(trained, [begin, end])
         updates = np.searchsorted(updated, [begin, end])
-        if last:
-            end = int(trained[high - 1]) if high > low else end
+        if last and high > low:
+            end = _left(events, int(trained[high - 1]), begin, end)
         found.append(
             Turn(
                 begin=begin,
@@ -194,19 +196,31 @@ def _of_loop(
     if ended and (found[0].trains or not found[-1].trains):
         return found[:-1]
     if ended and all(each.trains for each in found[1:]):  # batches are fetched ahead of their turns
+        found[1] = replace(found[1], begin=found[0].begin)
         return [replace(each, samples=count) for each, count in zip(found[1:], samples, strict=False)]
     return found
 
 
+def _left(events: Events, trained: int, begin: int, end: int) -> int:
+    """Return the end of a turn in which its loop was left, after it had `trained`: there, or when the loop was gone.
+
+    One that a function held until long after it says nothing of its end.
+    """
+    gone = events.places("left")
+    for place in gone[(gone > trained) & (gone < end)][:1].tolist():
+        if events.host_s[place] - events.host_s[trained] <= 3 * (events.host_s[trained] - events.host_s[begin]):
+            return int(place)
+    return trained
+
+
 def _grouped(turns: Sequence[Turn]) -> list[list[Turn]]:
-    """Return the turns of each step: up to an update; those after the last update of a loop, and others, are none."""
+    """Return the turns of each step, up to an update; those after the last update of a loop are none."""
     found: list[list[Turn]] = []
     open_: list[Turn] = []
     for turn in turns:
-        if open_ and (turn.loop != open_[-1].loop or not turn.trains):
+        if open_ and turn.loop != open_[-1].loop:
             open_ = []
-        if turn.trains or turn.updates:
-            open_.append(turn)
+        open_.append(turn)
         if turn.updates:
             found.append(open_)
             open_ = []
@@ -236,11 +250,12 @@ def _labels(events: Events) -> np.ndarray:
     starts = events.places("start")
     starts = starts[starts + 1 < len(events.kind)]
     label[starts[events.kind[starts + 1] == NUMBER["fetch"]]] = LABELS.index("data")
+    follows = np.append(events.kind[1:], 0)
+    label[events.of("forwarded") & (follows == NUMBER["backward"])] = LABELS.index("backward")  # the loss
     label[events.inside("update", "updated")] = LABELS.index("update")
     label[_in_forward(events)] = LABELS.index("forward")
     backward = events.inside("backward", "backwarded")
     label[backward] = LABELS.index("backward")
-    follows = np.append(events.kind[1:], 0)
     label[events.of("gradient") & (follows == NUMBER["backwarded"])] = LABELS.index("sync")
     label[events.inside("sync", "synced")] = LABELS.index("sync")
     label[events.inside("pause", "resume")] = LABELS.index("outside")
@@ -253,7 +268,8 @@ def _in_forward(events: Events) -> np.ndarray:
     begins = events.places("forward")
     last = np.searchsorted(begins, np.arange(len(events.kind)), side="right") - 1
     with_gradients = (events.number[begins] % 2 == 1)[np.maximum(last, 0)] if len(begins) else inside
-    return inside & with_gradients
+    found: np.ndarray = inside & with_gradients
+    return found
 
 
 def _asides(events: Events, steps: Sequence[Sequence[Turn]], *, looped: bool) -> dict[int, tuple[int, int]]:
@@ -275,11 +291,13 @@ def _asides(events: Events, steps: Sequence[Sequence[Turn]], *, looped: bool) ->
     rare = ~np.isin(sort[places], list(often))
     places, step = places[rare], step[rare]
     ends, trained = events.places("forwarded", "batch", "ended"), events.places("updated", "changed", "backwarded")
+    trains = np.flatnonzero(events.of("backward") | (events.of("forward") & (events.number % 2 == 1)))
     found: dict[int, tuple[int, int]] = {}
     for number in dict.fromkeys(step.tolist()):
         inside = places[step == number]
         begin, end, first = int(begins[number]), int(stops[number]), int(inside[0])
         over = min([end, *ends[np.searchsorted(ends, inside[-1]) :][:1].tolist()])
+        over = min([end, *trains[np.searchsorted(trains, over) :][:1].tolist()])
         before = trained[(trained > begin) & (trained < first)]
         if looped and len(before):  # after what was trained: the rest of the turn is none of it
             found[number] = (int(before[-1]), end)
@@ -351,9 +369,9 @@ def _begin(events: Events, inside: np.ndarray, begins: np.ndarray, ends: np.ndar
     """Return when each step began: at the first event of it that is not outside."""
     places = np.flatnonzero(inside)
     if not len(places) or not len(begins):
-        return events.at_s[begins]
+        return np.array(events.at_s[begins])
     first = places[np.minimum(np.searchsorted(places, begins), len(places) - 1)]
-    return events.at_s[np.where(first < ends, first, begins)]
+    return np.array(events.at_s[np.where(first < ends, first, begins)])
 
 
 def _samples(

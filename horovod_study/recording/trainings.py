@@ -10,16 +10,16 @@ import resource
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from horovod_study import alive, energy, lease, records
+from horovod_study import alive, lease, records
 from horovod_study.comm.launch import LAUNCH_VARIABLES, detect
 from horovod_study.config import LAPS
-from horovod_study.errors import BackendError, RecordError, StudyError
+from horovod_study.errors import BackendError, StudyError
 from horovod_study.measure import environment, evidence, steady, system
 from horovod_study.measure.clock import now, utc_now
 from horovod_study.progress import say
@@ -348,9 +348,7 @@ class Run:
         records.finish_run(out, record, status=status, finished=utc_now(), totals=totals, reason=reason)
         where = os.path.relpath(out)
         if reason:
-            say(
-                f"horovod-study record: {where} is {'incomplete' if wrong else 'complete, but'}{':' * bool(wrong)} {reason}"
-            )
+            say(f"horovod-study record: {where} is {'incomplete:' if wrong else 'complete, but'} {reason}")
         if totals and not wrong:
             _say_found(record, totals, where)
         return int(bool(reason))
@@ -485,9 +483,9 @@ class Run:
     ) -> int:
         """Write the run of a command in which no step was seen: whole times, and the rate that its output says."""
         text = "" if self.output is None else self.output.text()
-        said = None if code else rate_said(text, rate)
-        per_s, source = said or (1 / self._wall_s, "whole command: 1 / seconds")
         count = workers or _told_workers(command)
+        said = None if code else rate_said(text, rate, count)
+        per_s, source = said or (1 / self._wall_s, "whole command: 1 / seconds")
         record = records.RunRecord(
             **self._about(self.out),
             requested={
@@ -665,14 +663,13 @@ def _summary(columns: Mapping[str, np.ndarray], first: int) -> dict[str, Any]:
 
 def _say_found(record: records.RunRecord, totals: Mapping[str, Any], where: str) -> None:
     workers, outside = record.effective["workers"], totals["outside"]
+    beside = (
+        f"{outside['share']:.0%} of the time is outside of steps, {outside['samples_per_s']:,.0f} samples/s with it"
+    )
     say(
         f"recorded {totals['steps']:,} steps after {totals['excluded_steps']:,} of warm-up: "
         f"{totals['samples_per_s']:,.0f} samples/s with {plural(workers, 'worker')}, step "
         f"{totals['step_s_median'] * 1e3:.2f} ms (median)"
-        + (
-            f"; {outside['share']:.0%} of the time is outside of steps, {outside['samples_per_s']:,.0f} samples/s with it"
-            if outside["share"] >= 0.02
-            else ""
-        )
+        + (f"; {beside}" if outside["share"] >= 0.02 else "")
         + f"; horovod-study explain {where}"
     )

@@ -30,6 +30,7 @@ from horovod_study.records.format import (
     ALL_STEPS,
     BENCH_SCHEMA,
     CHECKPOINTS,
+    COMMAND,
     EPOCH_COLUMNS,
     MANIFEST,
     MAX_TRAININGS,
@@ -45,6 +46,7 @@ from horovod_study.records.format import (
     facts,
     finite,
     hosts_of,
+    is_command,
     max_over_ranks,
     mean_over_ranks,
     per_node,
@@ -85,10 +87,12 @@ from horovod_study.records.reader import (
     system_columns,
 )
 from horovod_study.records.tables import (
+    COMMANDS,
     OF_EVERY_RUN,
     epoch_table,
     evaluation_table,
     joined_tables,
+    rate_unit,
     recorded_runs,
     run_table,
 )

@@ -292,6 +292,11 @@ def timed_from(record: RunRecord) -> tuple[int, str]:
     return (0, "no warm-up is recorded") if warmup is None else (warmup, "declared as warm-up")
 
 
+def is_command(record: RunRecord) -> bool:
+    """Return whether a run is a whole command in which no step was seen: it has no rows."""
+    return record.effective.get("measured") == COMMAND
+
+
 def rows_lost(record: RunRecord) -> int:
     """Return how many steps of all ranks have no row because the disk was full; those of an older program had none."""
     lost = record.totals.get("rows_lost")
@@ -305,6 +310,8 @@ def declared_warmup(record: RunRecord) -> int | None:
 
 
 ALL_STEPS = (0, sys.maxsize)
+COMMAND = "command"
+"""The library, in tables, of a run of a command in which no step was seen, of which none is known."""
 
 
 def hosts_of(record: RunRecord, ranks: Iterable[int]) -> dict[int, str]:

@@ -1,17 +1,21 @@
 """The runs of a study as tables: one row per run, one per evaluation."""
 
 import math
+import re
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from horovod_study.config import LAPS
 from horovod_study.errors import RecordError
 from horovod_study.records.format import (
+    COMMAND,
     EPOCH_COLUMNS,
     RunRecord,
     declared_warmup,
+    is_command,
     per_node,
     rows_lost,
     run_name,
@@ -84,8 +88,10 @@ def _sensors(record: RunRecord) -> dict[str, float]:
 _TOTALS = (
     *("samples_per_s", "window_s", "steps", "excluded_steps", "step_s_median", "step_s_p90"),
     *(f"{lap}_s" for lap in (*LAPS, "residual", "step")),
-    *("train_mse", "test_mse", "g0_rmse_mpa", "a_rmse", "epochs", "wall_s", "rss_mb_max", "pss_mb_max"),
+    *("train_mse", "test_mse", "g0_rmse_mpa", "a_rmse", "epochs", "wall_s", "cpu_s", "rss_mb_max", "pss_mb_max"),
 )
+COMMANDS = "runs/s"
+"""The unit of the rate of whole commands."""
 OF_EVERY_RUN = (
     *("backend", "transport", "workers", "nodes", "batch", "global_batch", "train_samples", "precision"),
     "reduction",
@@ -113,7 +119,7 @@ def _run_table(root: Path, found: Iterable[tuple[Path, RunRecord]]) -> "pd.DataF
 
     rows: list[dict[str, Any]] = []
     for directory, kept in found:
-        record = counted_record(directory, kept)
+        record = _as_command(kept) if is_command(kept) else counted_record(directory, kept)
         wall_s, waited_s = record.totals.get("wall_s"), (record.totals.get("turns") or {}).get("waited_s")
         rows.append(
             {
@@ -138,6 +144,7 @@ def _run_table(root: Path, found: Iterable[tuple[Path, RunRecord]]) -> "pd.DataF
                 "device": record.effective.get("device"),
                 "sync_s_median": (record.totals.get("lap_medians_s") or {}).get("sync"),
                 "per_node": per_node(record.effective.get("ranks") or ()),
+                "rate_from": str(record.totals.get("rate_from") or ""),
                 "path": " and ".join(record.effective.get("path") or ()),
                 "rows_lost": rows_lost(record),
                 "excluded_by": timed_from(record)[1],
@@ -160,7 +167,28 @@ def _run_table(root: Path, found: Iterable[tuple[Path, RunRecord]]) -> "pd.DataF
     table = pd.DataFrame(rows)
     for column in (*_TOTALS, "energy_j", "energy_per_sample_j", "sync_s_median", "floor_mse", "warmup_steps"):
         table[column] = pd.to_numeric(table[column]).astype("float64")
+    for _, rows in table[table["backend"] == COMMAND].groupby(["study", "model"]):
+        if rows["rate_from"].map(rate_unit).nunique() > 1:  # what is said in different words is not compared
+            table.loc[rows.index, ["samples_per_s", "rate_from"]] = pd.DataFrame(
+                {"samples_per_s": 1 / rows["wall_s"], "rate_from": "whole command"}
+            )
     return table
+
+
+def _as_command(record: RunRecord) -> RunRecord:
+    """Return the record of a command in which no step was seen as tables have it: nothing is known of its training."""
+    name = record.effective.get("model") or record.study
+    told = {**dict.fromkeys(OF_EVERY_RUN), "backend": COMMAND, "transport": "none", "precision": "auto", "model": name}
+    counts = {each: record.effective.get(each) for each in ("workers", "nodes")}
+    return replace(record, effective={**record.effective, **told, **counts, "parameters": None})
+
+
+def rate_unit(rate_from: str) -> str:
+    """Return the unit of a rate by the record's words for where it is from; that of whole commands is runs/s."""
+    if not rate_from or rate_from.startswith("whole command"):
+        return COMMANDS
+    unit = " ".join(re.sub(r"^(\d+ x )?[\d.e+-]+ |\d+| per GPU$", "", rate_from).split())
+    return unit if "/" in unit or "per" in unit else f"{unit}, per second"
 
 
 def _hosts(record: RunRecord) -> list[str]:
@@ -222,7 +250,8 @@ def _model(record: RunRecord) -> str:
     if name is None:
         return OWN.model
     own = record.requested.get("options") or {}
-    return " ".join([f"{name}-{record.effective['parameters']}", *(f"{each} {value}" for each, value in own.items())])
+    size = [] if is_command(record) else [f"{record.effective['parameters']}"]
+    return " ".join(["-".join([name, *size]), *(f"{each} {value}" for each, value in own.items())])
 
 
 def _one_number(value: Any) -> Any:

@@ -6,12 +6,16 @@ launches are joined with those of the present one, and what was not resolved is 
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 
-from horovod_study.analysis.paired import Precision, RatioVerdict
+from horovod_study.analysis import stats
+from horovod_study.analysis.paired import Precision, RatioEstimate, RatioVerdict
 from horovod_study.config import Cell
 from horovod_study.measure.clock import now
 from horovod_study.progress import duration
 from horovod_study.records import TurnSlice
+from horovod_study.studies.attempt import record_in
 from horovod_study.studies.study_file import StudyConfig
 from horovod_study.studies.turns import rates
 
@@ -40,6 +44,7 @@ class Aim:
         self.before: list[TurnSlice] = []
         self._round_s = math.nan
         self._verdicts: dict[tuple[str, str], RatioVerdict] = {}
+        self._alone: Mapping[str, Sequence[float]] = {}
         self.take(slices)
 
     @classmethod
@@ -55,9 +60,9 @@ class Aim:
             slices=slices,
         )
 
-    def take(self, slices: Iterable[TurnSlice]) -> None:
-        """Take the slices of all launches that have ended."""
-        self.before = list(slices)
+    def take(self, slices: Iterable[TurnSlice], alone: Mapping[str, Sequence[float]] | None = None) -> None:
+        """Take the slices of all launches that have ended, and `alone`, what `runs_alone` says of the other runs."""
+        self.before, self._alone = list(slices), alone or {}
         self._verdicts = self._judged(self.before)
 
     @property
@@ -134,10 +139,9 @@ class Aim:
                 found.append(f"{said}; {aim} is out of reach")
             else:
                 more = duration(verdict.rounds * self._round_s) if math.isfinite(self._round_s) else "an unknown time"
-                found.append(
-                    f"{said}; {aim} takes about {verdict.rounds} more rounds, {more}, in {verdict.launches or 1} more "
-                    f"launch{'' if verdict.launches == 1 else 'es'}"
-                )
+                launches = f"{verdict.launches or 1} more launch{'' if verdict.launches == 1 else 'es'}"
+                rounds = f"{verdict.rounds} more rounds, {more}, in {launches}"
+                found.append(f"{said}; {aim} takes about {rounds if verdict.rounds else launches}")
         return found
 
     def _judged(self, slices: Sequence[TurnSlice]) -> dict[tuple[str, str], RatioVerdict]:
@@ -147,7 +151,33 @@ class Aim:
             span = max(each.end_s for each in last) - min(each.begin_s for each in last)
             self._round_s = span / (1 + max(each.round for each in last))
         verdicts = self.precision.judge(made, self.wanted)
-        return dict(zip(self.wanted, verdicts, strict=True))
+        return {
+            (each.cell, each.base): each if each.estimate is not None else self._judged_alone(each) for each in verdicts
+        }
+
+    def _judged_alone(self, verdict: RatioVerdict) -> RatioVerdict:
+        """Return the verdict on two cells that did not alternate: the ratio of medians over repeats, as in a report."""
+        both = [self._alone.get(name, ()) for name in (verdict.cell, verdict.base)]
+        repeats, aim = min(map(len, both)), self.precision
+        if repeats < stats.MIN_REPEATS:
+            return verdict
+        ratio = stats.median_ratio(*both)
+        unknown = dict.fromkeys(("round_sd", "memory", "round_error", "launch_sd", "cancelled"), math.nan)
+        estimate = RatioEstimate(ratio=ratio, launches=repeats, rounds=repeats, **unknown)
+        resolved = repeats >= aim.launches and estimate.half_width <= aim.half_width
+        more = 0 if resolved else math.ceil(repeats * ((estimate.half_width / aim.half_width) ** 2 - 1)) or 1
+        return replace(verdict, estimate=estimate, resolved=resolved, launch_done=True, rounds=0, launches=more)
+
+
+def runs_alone(study: StudyConfig, directory: Path, slices: Iterable[TurnSlice]) -> dict[str, list[float]]:
+    """Return {cell: rate of each of its runs} of the finished runs of a study that made no slice."""
+    alternated = {each.run for each in slices}
+    found: dict[str, list[float]] = {}
+    for cell in study.cells():
+        record = None if cell.key in alternated else record_in(directory / cell.key)
+        if record is not None and record.status == "done" and (rate := record.totals.get("samples_per_s")):
+            found.setdefault(study.label(cell), []).append(float(rate))
+    return found
 
 
 def wanted(study: StudyConfig, cells: Iterable[Cell]) -> list[tuple[str, str]]:

@@ -30,7 +30,7 @@ from horovod_study.lease import CLAIMS, Claim, Held, Lease, acquire, latest, req
 from horovod_study.measure.clock import now
 from horovod_study.measure.environment import BUSY_CORES
 from horovod_study.records import append_turns, read_turns
-from horovod_study.studies.aim import Aim
+from horovod_study.studies.aim import Aim, runs_alone
 from horovod_study.studies.attempt import (
     CANCELLED,
     TAKEN_OVER,
@@ -58,7 +58,7 @@ from horovod_study.studies.ledger import (
 )
 from horovod_study.studies.progress import Display
 from horovod_study.studies.study_file import StudyConfig
-from horovod_study.studies.turns import BlockLaunch, Conductor, Policy, groups, until_asked_for, worker_mb
+from horovod_study.studies.turns import BlockLaunch, Conductor, Policy, groups, sees_steps, until_asked_for, worker_mb
 
 _CHECK_S = 10.0  # how soon it is noticed that somebody else has taken the claim over
 
@@ -106,7 +106,8 @@ class Grid:
         self._began, self._drawn = now(), -math.inf
         self._warned = False
         self._source = identify()
-        self._aim = None if self.study.precision is None else Aim.of_study(self.study, read_turns(self.directory))
+        self._aim = None if self.study.precision is None else Aim.of_study(self.study)
+        self._look()
 
     def run(self, cells: Sequence[Cell], *, total: int | None = None, ended: int = 0) -> str:
         """Run `cells` in their order until all have ended or a stop is requested; return the one broken off, or "".
@@ -125,7 +126,10 @@ class Grid:
                 for part in parts:
                     needed = part.cells if self._aim is None else self._aim.needed(part.cells)
                     if needed and not self.stop.requested:
-                        self._run_part(needed, part.block, display)
+                        turns = part.block and sees_steps(self.study, self.directory)
+                        self._run_part(
+                            needed if turns else sorted(needed, key=cells.index), part.block if turns else "", display
+                        )
                 for line in () if self._aim is None or self.stop.requested else self._aim.lines():
                     display.note(line)
         except BrokenPipeError:  # the reader of the output left; that is no matter of the run folder
@@ -141,6 +145,7 @@ class Grid:
         """Run cells one after the other, or in turns where they have the name of a `block`."""
         if not block:
             sweep([self._lane(cells, display)], self.stop)
+            self._look()
             return
         earlier = [each.launch for each in read_turns(self.directory) if each.block == block]
         launch = max(earlier, default=-1) + 1
@@ -150,11 +155,16 @@ class Grid:
             loads = [each.other_load for each in conductor.slices if each.other_load is not None]
         if conductor.failure is not None:
             raise StudyError(f"turns of block {block}, launch {launch + 1}, have ended: {conductor.failure!r}")
-        if self._aim is not None:
-            self._aim.take(read_turns(self.directory))
+        self._look()
         if loads and self.places.notice_load and (used := median(loads)) >= BUSY_CORES and not self._warned:
             self._warned = True
             display.note(f"warning: other programs used {used:.1f} cores in half of the slices, or more")
+
+    def _look(self) -> None:
+        """Tell the aim of all runs that have ended."""
+        if self._aim is not None:
+            slices = read_turns(self.directory)
+            self._aim.take(slices, runs_alone(self.study, self.directory, slices))
 
     def _lane(self, cells: Sequence[Cell], display: Display, conductor: Conductor | None = None) -> Lane:
         for position, cell in enumerate(cells):

@@ -49,7 +49,7 @@ from horovod_study.config import Cell
 from horovod_study.documents import parse_csv, read_bytes, read_json, shown
 from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
 from horovod_study.files import append_text, csv_rows, write_file
-from horovod_study.records import MANIFEST, SILENT_S, RunRecord, checkpoint_paths, read_run, silent_s
+from horovod_study.records import MANIFEST, SILENT_S, RunRecord, checkpoint_paths, is_command, read_run, silent_s
 from horovod_study.studies.study_file import StudyConfig
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import plural
@@ -422,11 +422,12 @@ class _CellReader:
             wrong=wrong,
         )
         holder = claim.holder if claim is not None else None
+        timed = None if record is None or is_command(record) else record  # the rate of a command is one of anything
         return replace(
             entry,
             state=state,
             reason=reason,
-            samples_per_s=record.totals.get("samples_per_s") if record is not None and state == "done" else None,
+            samples_per_s=timed.totals.get("samples_per_s") if timed and state == "done" else None,
             host=(record.host if record is not None else holder.host if holder else "") if state == "running" else "",
             job=job.job_id if job is not None else holder.job if holder else "",
         )

@@ -70,7 +70,7 @@ class Display:
             if not done:
                 self._live.console.print(Padding(Text(f"{entry.reason}\nsee {log}"), (0, 0, 0, 4)))
             return
-        what = f"{rate}, {took}" if done else f"{entry.reason} (after {took}; see {log})"
+        what = ", ".join(filter(None, (rate, took))) if done else f"{entry.reason} (after {took}; see {log})"
         count = f"[{self._ended:>{len(str(self._total))}}/{self._total}]"
         say(self._console, f"{count} {entry.state:<6}  {entry.name}: {what}" + (f"; {left}" if left else ""))
 

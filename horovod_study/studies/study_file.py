@@ -27,7 +27,7 @@ from horovod_study.workloads import Configuration, Workload, find_workload
 
 STUDY_KEYS = (
     *("study", "partition", "account", "repeats", "seed", "timeout_s", "run", "sweep", "baselines", "targets"),
-    *("scaling", "hosts", "budget", "workload", "script", "command", "turns", "precision", "question"),
+    *("scaling", "hosts", "budget", "workload", "script", "command", "rate", "turns", "precision", "question"),
 )
 _PLACING = ("workers", "nodes", "workers_per_node", "placement")
 _QUESTION = re.compile(r"(speedup|throughput|efficiency) at ([0-9]{1,7})")
@@ -136,7 +136,9 @@ class StudyConfig:
     def label(self, cell: Cell) -> str:
         """Name what `cell` is a repeat of: runtime, workers, and whatever else the study varies."""
         placement, config = cell.placement, cell.config
-        parts = [cell.runtime, plural(placement.workers, "worker")]
+        parts = [plural(placement.workers, "worker")]
+        if not self.workload.starts_ranks or len(self.runtimes) > 1:  # else it is a guess of what the command uses
+            parts.insert(0, cell.runtime)
         if len(self.partitions) > 1:
             parts.insert(0, placement.partition)
         if placement.nodes > 1:
@@ -332,10 +334,10 @@ def load_study(path: Path) -> StudyConfig:
     """Read a study file; whatever is wrong with it is a ConfigError naming the file, the key and the value."""
     content, source = load_yaml(path), str(path)
     require_keys(source, content, STUDY_KEYS)
-    for key in ("study", "run", "sweep"):
+    for key in ("study", "sweep"):
         if key not in content:
-            raise ConfigError(f"{source}: key {key!r} is missing; a study needs study, run and sweep")
-    run_values = dict(mapping(source, "run", content["run"]))
+            raise ConfigError(f"{source}: key {key!r} is missing; a study needs study and sweep")
+    run_values = dict(mapping(source, "run", content.get("run")))
     sweep = dict(mapping(source, "sweep", content["sweep"]))
     workload = _workload(source, content, path)
     require_keys(f"{source}: sweep", sweep, sweep_keys(workload))

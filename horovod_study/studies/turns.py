@@ -187,6 +187,12 @@ def that_fit(cells: Mapping[str, Cell], room: float) -> list[dict[str, Cell]]:
     return boxes
 
 
+def sees_steps(study: StudyConfig, directory: Path) -> bool:
+    """Return whether the cells of a study can wait between steps: of a command, whether a step was ever seen in it."""
+    folders = ("*", ".smoke/*")
+    return not study.workload.starts_ranks or any(any(directory.glob(f"{each}/steps-*")) for each in folders)
+
+
 def alternating(
     study: StudyConfig, cells: Sequence[Cell], directory: Path | None = None
 ) -> tuple[list[AlternatingCells], dict[str, str]]:
@@ -198,6 +204,8 @@ def alternating(
         return study.partitions[cell.placement.partition].scheduler == "local"
 
     parts = groups(study, cells, here, each_mb=None if directory is None else worker_mb(directory))
+    if directory is not None and directory.exists() and not sees_steps(study, directory):
+        return [], {cell.key: "no step was seen in its command" for cell in cells}
     lone = "no other cell of its repeat fits into memory with it, or alternates"
     alone = [cell for part in parts if not part.block for cell in part.cells]
     return [part for part in parts if part.block], {

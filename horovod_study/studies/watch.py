@@ -6,14 +6,14 @@ and the reading takes a small share of one core: the cores may be those that are
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
 from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
 from horovod_study import lease
@@ -21,23 +21,17 @@ from horovod_study.cluster.jobs import JOBS, JobBook
 from horovod_study.config import Cell
 from horovod_study.errors import RecordError
 from horovod_study.progress import duration
-from horovod_study.records import RunRecord, last_step, read_run
+from horovod_study.records import COMMAND, RunRecord, last_step, read_run
 from horovod_study.studies.estimate import Estimate, TimeLeft
 from horovod_study.studies.ledger import BY_ITSELF, Entry, Ledger, past_durations, read_ledger
 from horovod_study.studies.progress import EVERY_S, live_on, look_again, say
 from horovod_study.studies.study_file import StudyConfig
 from horovod_study.text.words import plural
 
-_COLOURS = {
-    "done": "green",
-    "running": "cyan",
-    "queued": "blue",
-    **dict.fromkeys(("failed", "timed out"), "red"),
-    **dict.fromkeys(("pre-empted", "cancelled", "stopped", "incomplete"), "yellow"),
-}
 # The worst first.
 _TROUBLE = ("failed", "timed out", "pre-empted", "cancelled", "stopped", "incomplete")
-_LEAST_ROWS = 3  # of running cells, and of those in trouble, on the smallest terminal
+_HEADS = {"running": "cyan", "queued": "blue", "did not end well": "red"}
+_LEAST_ROWS = 3  # of each list, on the smallest terminal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,23 +56,22 @@ class _StatusView:
 def getting_on(record: RunRecord, at: tuple[int, int, float] | None) -> Getting:
     """Return how far a run is whose last row is `at` (`records.last_step`)."""
     if at is None:
-        return Getting(share=0.0, text="starting")
+        seen = record.effective.get("measured") != COMMAND
+        return Getting(share=0.0 if seen else None, text="starting" if seen else "no steps seen")
     steps, epoch, seconds = at
     asked = record.requested
     warmup = asked.get("warmup_steps") or 0
-    if asked.get("steps"):
-        total = asked["steps"] + warmup
-        return Getting(share=min(1.0, steps / total), text=f"{steps:,} of {total:,} steps")
-    if asked.get("seconds"):
-        total_s = asked["seconds"]
-        text = f"{duration(min(seconds, total_s))} of {duration(total_s)}"
-        return Getting(share=min(1.0, seconds / total_s), text=text)
-    if asked.get("epochs"):
+    if total := asked.get("steps"):
+        made, text = steps / (total + warmup), f"{steps:,} of {total + warmup:,} steps"
+    elif total := asked.get("seconds"):
+        made, text = seconds / total, f"{duration(min(seconds, total))} of {duration(total)}"
+    elif total := asked.get("epochs"):
         samples, batch = record.effective.get("train_samples"), record.effective.get("global_batch")
         done = max(0, steps - warmup) * batch / samples if samples and batch else float(epoch)
-        text = f"epoch {min(int(done) + 1, math.ceil(asked['epochs']))} of {asked['epochs']:g}"
-        return Getting(share=min(1.0, done / asked["epochs"]), text=text)
-    return Getting(share=None, text=f"{steps:,} steps")
+        made, text = done / total, f"epoch {min(int(done) + 1, math.ceil(total))} of {total:g}"
+    else:
+        return Getting(share=None, text=f"{steps:,} steps")
+    return Getting(share=min(1.0, made), text=text)
 
 
 def _running_s(record: RunRecord) -> float | None:
@@ -152,98 +145,49 @@ def _somebody_is_at_work(ledger: Ledger) -> bool:
     return False
 
 
-def page(view: _StatusView, *, width: int, height: int) -> RenderableType:
-    """Return what a terminal of `width` columns and `height` lines shows."""
-    ledger, narrow = view.ledger, width < 100
-    found = ledger.counts()
-    counts = _counts(found, width)
+def page(view: _StatusView, *, height: int) -> RenderableType:
+    """Return what a terminal of `height` lines shows; a line that is too long for it is cut at its end."""
+    ledger, found = view.ledger, view.ledger.counts()
     ended = sum(found[state] for state in ("done", "failed", "timed out", "cancelled"))
-    bar_width = 20 if narrow else 30
-    line = Table.grid(padding=(0, 2))
-    line.add_column(width=bar_width)
-    line.add_column(no_wrap=True, overflow="ellipsis")
-    line.add_column(no_wrap=True, overflow="ellipsis")
-    line.add_row(
-        ProgressBar(total=max(1, len(ledger.entries)), completed=ended, width=bar_width),
-        Text(f"{ended} of {len(ledger.entries)} ended"),
-        Text("" if view.left is None else str(view.left), style="bold"),
-    )
-    parts: list[RenderableType] = [Text(f"study {ledger.study}", style="bold"), *counts, line]
-    trouble = [entry for state in _TROUBLE for entry in ledger.entries if entry.state == state]
+    whole = len(ledger.entries)
+    bar = ProgressBar(total=max(1, whole), completed=ended, width=20)
     queues = Counter(entry.reason for entry in ledger.entries if entry.state == "queued")
-    # Beside the lists: the lines above, an empty line, a headline and "and 7 more" for each, and the cursor's own line.
-    room = max(2 * _LEAST_ROWS, height - 3 - len(counts) - 3 * sum(map(bool, (view.running, trouble, queues))))
-    queue_rows, each = min(len(queues), _LEAST_ROWS), 2 if narrow else 1
-    rows = max(_LEAST_ROWS, min(len(view.running), room - queue_rows - each * min(len(trouble), _LEAST_ROWS)))
-    if view.running:
-        parts += [Text(), Text("running", style="bold cyan"), _running(view.running[:rows], narrow)]
-        parts += _more(len(view.running) - rows)
-    if queues:
-        parts += [Text(), Text("queued", style="bold blue")]
-        for reason, count in queues.most_common(queue_rows):
-            parts.append(Text(f"  {plural(count, 'cell')}: {reason}", no_wrap=True, overflow="ellipsis"))
-        parts += _more(len(queues) - queue_rows, "reasons")
-    if trouble:
-        rows = max(_LEAST_ROWS, (room - queue_rows - min(len(view.running), rows)) // each)
-        parts += [Text(), Text("did not end well", style="bold red")]
-        parts += _troubled_narrowly(trouble[:rows]) if narrow else [_troubled(trouble[:rows])]
-        parts += _more(len(trouble) - rows)
+    sections = {
+        "running": [f"{_percent(each)}{entry.name}: {_facts(entry, each)}" for entry, each in view.running],
+        "queued": [f"{plural(count, 'cell')}: {reason}" for reason, count in queues.most_common()],
+        "did not end well": [
+            f"{entry.state}: {entry.name}: {entry.reason}"
+            for state in _TROUBLE
+            for entry in ledger.entries
+            if entry.state == state
+        ],
+    }
+    parts: list[RenderableType] = [
+        Text(f"study {ledger.study}", style="bold"),
+        Text("   ".join(f"{count} {state}" for state, count in found.items() if count)),
+        Columns([bar, _line(f"{ended} of {whole} ended{'' if view.left is None else f', {view.left}'}")]),
+    ]
+    shown = {head: texts for head, texts in sections.items() if texts}
+    # Beside the lists: the lines above, and for each an empty line, a headline, "and 7 more"; and the cursor's line.
+    room = height - 6 - 3 * len(shown)
+    for place, (head, texts) in enumerate(shown.items()):
+        rows = max(_LEAST_ROWS, room - _LEAST_ROWS * (len(shown) - place - 1))
+        room -= min(rows, len(texts))
+        parts += [Text(), Text(head, style=f"bold {_HEADS[head]}"), *(_line(f"  {text}") for text in texts[:rows])]
+        parts += [Text(f"  and {len(texts) - rows} more", style="dim")] if len(texts) > rows else []
     return Group(*parts)
 
 
-def _counts(found: Mapping[str, int], width: int) -> list[Text]:
-    """Return "12 done   3 running   ...", broken between states only."""
-    broken = [Text()]
-    for state, count in found.items():
-        text = f"{count} {state}"
-        if count and len(broken[-1]) + 3 + len(text) > width:
-            broken.append(Text())
-        if count:
-            broken[-1].append("   " if broken[-1] else "").append(text, style=_COLOURS.get(state, "default"))
-    return broken
+def _line(text: str) -> Text:
+    return Text(text, no_wrap=True, overflow="ellipsis")
 
 
-def _more(count: int, what: str = "") -> list[RenderableType]:
-    return [Text(f"  and {count} more{f' {what}' if what else ''}", style="dim")] if count > 0 else []
+def _percent(getting: Getting) -> str:
+    return "" if getting.share is None else f"{100 * getting.share:3.0f} %  "
 
 
-def _running(cells: Sequence[tuple[Entry, Getting]], narrow: bool) -> Table:
-    """Return a line for each: the cell, how far it is, and where it runs; names are the last to be cut."""
-    table = Table.grid(padding=(0, 2), expand=True)
-    table.add_column(no_wrap=True, overflow="ellipsis")
-    table.add_column(width=8 if narrow else 12)
-    table.add_column(no_wrap=True, justify="right" if narrow else "left")
-    table.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
-    for entry, getting in cells:
-        bar: RenderableType = Text("")
-        if getting.share is not None:
-            bar = ProgressBar(total=1.0, completed=getting.share, width=8 if narrow else 12)
-        text = f"{100 * getting.share:3.0f} %" if narrow and getting.share is not None else getting.text
-        where = ", ".join(part for part in (entry.host, f"job {entry.job}" if entry.job else "") if part)
-        table.add_row(Text(f"  {entry.name}"), bar, Text(text), Text(where, style="dim"))
-    return table
-
-
-def _troubled_narrowly(entries: Sequence[Entry]) -> list[RenderableType]:
-    """Return two lines for each: state and cell, and below them the reason."""
-    found: list[RenderableType] = []
-    for entry in entries:
-        head = Text(f"  {entry.state:<10}", style=_COLOURS[entry.state], no_wrap=True, overflow="ellipsis")
-        found.append(head.append(f"  {entry.name}", style="default"))
-        found.append(Text(f"      {entry.reason}", style="dim", no_wrap=True, overflow="ellipsis"))
-    return found
-
-
-def _troubled(entries: Sequence[Entry]) -> Table:
-    table = Table.grid(padding=(0, 2), expand=True)
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True, overflow="ellipsis")
-    table.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
-    for entry in entries:
-        table.add_row(
-            Text(f"  {entry.state}", style=_COLOURS[entry.state]), Text(entry.name), Text(entry.reason, style="dim")
-        )
-    return table
+def _facts(entry: Entry, getting: Getting) -> str:
+    return ", ".join(filter(None, (getting.text, entry.host, f"job {entry.job}" if entry.job else "")))
 
 
 def lines(view: _StatusView, before: _StatusView | None) -> list[str]:
@@ -279,7 +223,7 @@ def watch(study: StudyConfig, runs_dir: Path, console: Console | None = None, *,
             asked = began
         view = look(study, runs_dir, book)
         if live:
-            live.update(page(view, width=console.width, height=console.height), refresh=True)
+            live.update(page(view, height=console.height), refresh=True)
         else:
             for each in lines(view, before):
                 say(console, each)

@@ -40,3 +40,43 @@ def write_rows(directory: Path, rows: Mapping[int, Mapping[str, Any]]) -> None:
         writer = records.StepWriter(directory, rank)
         writer.append(columns)
         writer.close()
+
+
+def write_command_run(
+    directory: Path, *, workers: int, wall_s: float, repeat: int = 0, said: float | None = None
+) -> None:
+    """Write the run of a command in which no step was seen; `said`: the rate that its output says."""
+    rate = 1 / wall_s if said is None else said
+    begun = record(
+        repeat=repeat,
+        pid=1,
+        requested={"typed": ["horovod-study", "record", "--", "./train.sh"], "declared": "command", "batch": 1},
+        effective={
+            "measured": "command",
+            "workers": workers,
+            "nodes": 1,
+            "backend": "serial" if workers == 1 else "command",
+            "transport": "none",
+            "model": "train",
+            "batch": None,
+            "ranks": [],
+        },
+        environment={"command": ["./train.sh"], "cores": 8},
+    )
+    records.create_run(directory, begun)
+    records.finish_run(
+        directory,
+        begun,
+        status="done",
+        finished=FINISHED,
+        totals={
+            "wall_s": wall_s,
+            "cpu_s": 0.9 * workers * wall_s,
+            "window_s": wall_s,
+            "steps": 0,
+            "samples_per_s": rate,
+            "rate_from": "whole command: 1 / seconds" if said is None else f"{said:g} images/sec",
+            "system": None,
+            "energy": None,
+        },
+    )

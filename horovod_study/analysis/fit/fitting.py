@@ -39,7 +39,7 @@ from horovod_study.analysis.laws.law import Law, Places, best_counts, knee, plac
 from horovod_study.analysis.series.baselines import Base, base_of, impossibilities
 from horovod_study.analysis.stats import Floats
 from horovod_study.errors import AnalysisError
-from horovod_study.records import facts, finite
+from horovod_study.records import COMMANDS, facts, finite
 from horovod_study.text.words import cut, listed
 
 REACH = 1.5
@@ -524,6 +524,9 @@ def _mode(rows: pd.DataFrame) -> tuple[str, dict[str, str], str | None, list[str
 
     The batch per worker says it: constant is weak, a constant total is strong.
     """
+    if rows.attrs.get("unit") == COMMANDS:
+        assumed = "the same work with every worker count (strong scaling): what is known is the time of whole commands"
+        return "strong", _refused("strong", "a whole command is fixed work"), assumed, []
     if "batch_size" not in rows or rows["batch_size"].isna().any():
         return "unknown", {}, "fixed work per worker (weak scaling): batch sizes are not recorded", []
     batch = rows["batch_size"].to_numpy(dtype=np.float64)

@@ -6,6 +6,7 @@ NaN, a point without its baseline has no speedup, and `doubts` says so in words.
 """
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ from horovod_study.analysis.series.turns import StudyTurns, against, components
 from horovod_study.analysis.series.turns import doubts as doubts_of_turns
 from horovod_study.config import LAPS
 from horovod_study.errors import AnalysisError
+from horovod_study.records import COMMAND, COMMANDS, rate_unit
 from horovod_study.roles import AS_SHIPPED, Role, named
 from horovod_study.runtimes import BACKENDS, LIBRARIES, TRANSPORTS
 from horovod_study.text.words import listed
@@ -91,6 +93,7 @@ _WORK = {
     "weak, other data": "fixed local batch, data sets of different sizes: weak per step",
     "strong, other data": "fixed global batch, data sets of different sizes: strong per step",
     "mixed": "neither the local nor the global batch is fixed: worker counts are not comparable",
+    COMMAND: "one command with several worker counts, in which no step was seen: what is fixed is not known",
     "single": "one worker count only",
 }
 """What each way of scaling keeps fixed, in words for captions."""
@@ -226,6 +229,9 @@ def _claimed(group: pd.DataFrame, common: Mapping[str, Any], rules: Sequence[str
     found: list[_Family] = []
     rest = group
     own = common["model"] == _OWN_MODEL
+    if common["backend"] == COMMAND and group["workers"].nunique() > 1:
+        rows = tuple(group.index)
+        return [_Family(settings=common, kind=COMMAND, batch=math.nan, train_samples=math.nan, rows=rows)]
     for kind in (*rules, *(() if own else _ANY_DATA), "single"):
         if kind == "single" and not found and rest["workers"].nunique() > 1:
             rows = tuple(rest.index)
@@ -386,6 +392,7 @@ def _setting(family: _Family, told: Sequence[str]) -> str:
     size = "unknown" if math.isnan(family.batch) else f"{family.batch:.0f}"
     kind = family.kind.split(",")[0]
     batch = {"mixed": "mixed batches", "strong": f"global batch {size}"}.get(kind, f"batch {size}")
+    batch = "no steps seen" if family.settings["backend"] == COMMAND else batch
     precision = family.settings["precision"]
     named = {"fp32": [], "auto": [], UNSEEN: [f"{UNSEEN} precision"]}
     words = [batch, *named.get(precision, [precision])]
@@ -568,7 +575,7 @@ def _flags(row: Mapping[str, Any]) -> list[str]:
         "wide_spread": spread > _WIDE_SPREAD,
         "superlinear": resolved,
         "superlinear_unresolved": bool(above) and not resolved,
-        "few_steps": row["_steps"] < FEW_STEPS,
+        "few_steps": row["_steps"] < FEW_STEPS and row["backend"] != COMMAND,
     }
     return [name for name in FLAGS if holds.get(name, False)]
 
@@ -623,6 +630,11 @@ def baseline_place(cells: Sequence[Mapping[str, Any]], cell: Mapping[str, Any], 
         return None
     if not math.isnan(cell.get(GIVEN_BASE, math.nan)):
         return None
+    if cell["backend"] == COMMAND:  # which has no batch that could differ
+        same = [
+            place for place, other in enumerate(cells) if (other["series"], other["workers"]) == (cell["series"], 1)
+        ]
+        return next((place for place in same if cells[place]["repeats"] > 0), None) if kind == "wrapped" else None
     if kind == "wrapped" and cell["backend"] == REPORTED:
         own = [place for place, other in enumerate(cells) if other["series"] == cell["series"] and other["repeats"] > 0]
         return min(own, key=lambda place: cells[place]["workers"], default=None)
@@ -700,6 +712,7 @@ def doubts(runs: pd.DataFrame, points: pd.DataFrame, precision: float | None = N
     `precision`: half width that the study had as its aim, a share; None without one.
     """
     return [
+        *_doubt_commands(runs),
         *_doubt_failures(runs),
         *_doubt_impossible(points),
         *_doubt_baselines(runs, points),
@@ -717,6 +730,26 @@ def doubts(runs: pd.DataFrame, points: pd.DataFrame, precision: float | None = N
         *_doubt_settings(runs),
         *(doubts_of_turns(points.to_dict("records"), precision) if "turns_launches" in points or precision else ()),
     ]
+
+
+def command_words(rate_from: Iterable[str]) -> str:
+    """Return what the speedups of commands are of in which no step was seen, by where their rates are from."""
+    units = sorted(set(map(rate_unit, rate_from)))
+    if units == [COMMANDS]:
+        return (
+            "steps were not seen: speedups are of whole times, with start and end, and hold where the command does the "
+            "same work with every worker count"
+        )
+    told = f"steps were not seen: speedups are of the rate that the output says ({', '.join(units)})"
+    if any(re.match(r"it\b|its\b|steps?\b|batch|updates?|global_step|iter", unit) for unit in units):
+        told += "; they hold where a step has the same number of samples with every worker count"
+    return told
+
+
+def _doubt_commands(runs: pd.DataFrame) -> Iterator[str]:
+    named = with_series(runs)
+    for series, rows in named[(named["backend"] == COMMAND) & measured(named)].groupby("series", sort=False):
+        yield f"{series}: {command_words(rows['rate_from'])}."
 
 
 def _doubt_failures(runs: pd.DataFrame) -> list[str]:
@@ -768,6 +801,10 @@ def _doubt_baselines(runs: pd.DataFrame, points: pd.DataFrame) -> Iterator[str]:
 def _doubt_other_script(series: str, rows: pd.DataFrame, runs: pd.DataFrame) -> list[str]:
     """Say what the speedups of another script are over; without any, what to type for one."""
     first, several = rows.iloc[0], rows[rows["workers"] > 1]
+    if first["backend"] == COMMAND:
+        lacks = several["base_wrapped_repeats"].eq(0).any()
+        why = "the same command with one worker was not recorded"
+        return [f"{series}: no speedup for {worker_counts(several['workers'])}, because {why}."] if lacks else []
     if first["backend"] == REPORTED:
         fewest = f"{rows['workers'].min():.0f}"
         taken = f"the table has no row of one worker, so {fewest} workers are taken as {fewest} times as fast."
@@ -814,6 +851,8 @@ def _doubt_data(points: pd.DataFrame) -> Iterator[str]:
 
 def inside(backend: str, transport: str) -> str:
     """Return what a wrapped baseline is, in words: one worker inside PyTorch DDP (ddp/gloo)."""
+    if backend == COMMAND:
+        return "the same command with one worker"
     library = LIBRARIES.get(backend)
     return f"one worker inside {backend if library is None else library.label} ({backend}/{transport})"
 
@@ -916,7 +955,8 @@ def _doubt_settings(runs: pd.DataFrame) -> Iterator[str]:
     good = table[measured(table)]
     for partition, rows in good.groupby("partition", sort=True):
         yield from [f"partition {partition}: {text}" for text in _doubt_partition(rows)]
-    for series, rows in good[good["steps"] < FEW_STEPS].groupby("series", sort=False):
+    few = (good["steps"] < FEW_STEPS) & (good["backend"] != COMMAND)
+    for series, rows in good[few].groupby("series", sort=False):
         yield (
             f"{series}: as few as {rows['steps'].min():.0f} steps in the timed window at "
             f"{worker_counts(rows['workers'])}; at least {FEW_STEPS} make a mean worth quoting."

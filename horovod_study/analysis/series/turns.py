@@ -147,7 +147,7 @@ def _unresolved(points: Iterable[Mapping[Any, Any]], precision: float) -> list[s
             ends = [float(row[f"speedup_{kind}_{end}"]) for end in ("low", "high")]
             # A baseline has the speedup 1 over itself, without a width.
             speedup = ends if all(map(math.isfinite, ends)) and ends[0] < ends[1] else speedup
-        if not row.get("turns_launches", math.nan) > 0:
+        if not row.get("turns_launches", math.nan) > 0 and not speedup[0] < speedup[1]:
             if row["workers"] > 1 and not row["missing"]:
                 wide.setdefault(own[0], []).append(f"{own[1]} (not measured in turns)")
         elif not (half := math.log(speedup[1] / speedup[0]) / 2) <= precision:

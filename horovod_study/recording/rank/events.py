@@ -23,6 +23,7 @@ KINDS = (
     "fetch",  # a batch is asked for; the number of its loop, times DATA_SETS, and that of its data set
     "batch",  # it is there; its samples
     "ended",  # there is none any more
+    "left",  # a loop is gone, because it has ended or was left; its number as that of fetch
     "forward",  # the model is called; 1: with gradients, 2: in train mode, and 4 times its samples
     "forwarded",
     "backward",
@@ -83,6 +84,15 @@ class Log:
         elif len(self._pending) > _KEPT:
             del self._pending[: -_KEPT // 2]
 
+    def take(self) -> array[float]:
+        """Return what was noted since the last update, for the log of another training, and forget it."""
+        pending, self._pending[:] = self._pending[:], array("d")
+        return pending
+
+    def give(self, pending: array[float]) -> None:
+        """Begin with what another log has forgotten."""
+        self._pending.extend(pending)
+
     def close(self) -> None:
         """Write the rest."""
         if self._file is not None:
@@ -108,8 +118,13 @@ class DeviceLog(Log):
         self._torch.cuda.synchronize()
         self._newest, self._newest_s = self._event(), now()
         self._torch.cuda.synchronize()
-        for at, what in zip(before._pending[::2], before._pending[1::2]):
+        for place in range(0, len(before._pending), 2):
+            at, what = before._pending[place : place + 2]
             self._pending.extend((at, at, what))
+
+    def take(self) -> array[float]:
+        """Return nothing: where the device was then is not known yet."""
+        return array("d")
 
     def _event(self) -> Any:
         event = self._free.pop() if self._free else self._torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

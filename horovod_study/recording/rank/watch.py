@@ -19,11 +19,13 @@ import math
 import multiprocessing
 import os
 import sys
+import weakref
 from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from multiprocessing.util import Finalize
 from threading import get_ident
-from typing import Any, Callable
+from typing import Any
 
 import torch
 from torch import is_grad_enabled, nn
@@ -37,7 +39,7 @@ from horovod_study.recording.rank.precision import PrecisionObserver
 from horovod_study.recording.rank.stacks import Stacks
 from horovod_study.recording.rank.turns import Turns, connect
 
-_START, _FETCH, _BATCH, _ENDED = (NUMBER[name] for name in ("start", "fetch", "batch", "ended"))
+_START, _FETCH, _BATCH, _ENDED, _LEFT = (NUMBER[name] for name in ("start", "fetch", "batch", "ended", "left"))
 _FORWARD, _FORWARDED, _BACKWARD, _GRADIENT = (NUMBER[name] for name in ("forward", "forwarded", "backward", "gradient"))
 _BACKWARDED, _UPDATE, _UPDATED = (NUMBER[name] for name in ("backwarded", "update", "updated"))
 _SYNC, _SYNCED, _PAUSE, _RESUME = (NUMBER[name] for name in ("sync", "synced", "pause", "resume"))
@@ -47,7 +49,8 @@ _LOOKED_AT = 4
 """After so many backwards and batches without an update that was seen, parameters are looked at for a change."""
 _MOST_UNSEEN = 64
 """So many of them, and a backward is a step although no parameter was seen to change."""
-_PRECISION_STEPS = 3
+_FEW_STEPS = 3
+"""So many tell what a training computes in, which model is called, and which gradients come last."""
 _KEPT = 2
 """So many of the last gradients of a backward stay watched: the order of the last may change."""
 _MORE_UPDATES = 20
@@ -104,14 +107,16 @@ class Watcher:
         self._thread: int | None = None  # that trains
         self._undo: list[Callable[[], None]] = []
         self._told_elsewhere = False
+        self._data: dict[Any, int] = {}  # what is known again of a data set -> its number
+        self._lengths: list[int | None] = []  # samples of each
+        self._loops = 0  # over a loader, so far
+        self._loop: Any = None  # a reference to the newest, which says when it is gone
         self._begin()
 
     def _begin(self) -> None:
         """Know nothing of a training."""
         self._log = Log()
         self._note = self._log.note
-        self._data: dict[Any, int] = {}  # what is known again of a data set -> its number
-        self._lengths: list[int | None] = []  # samples of each
         self._optimizers: dict[int, torch.optim.Optimizer] = {}
         self._first: torch.optim.Optimizer | None = None
         self._seen: list[torch.optim.Optimizer] = []  # that have stepped, until it is open
@@ -121,7 +126,6 @@ class Watcher:
         self._version = -1
         self._probes: list[tuple[torch.Tensor, int]] = []
         self._unseen = 0  # backwards and batches without an update that was seen
-        self._loops = 0
         self._in_update = self._in_forward = self._in_backward = self._in_call = 0
         self._second = False  # the batch is the second dimension of what the model takes
         self._vectors: dict[int, bool] = {}  # features -> whether a vector of so many is one sample
@@ -133,6 +137,7 @@ class Watcher:
         self._opened_s = self._waited_s = 0.0
         self._stacks: Stacks | None = None
         self._precision: PrecisionObserver | None = None
+        self._called: set[int] = set()  # ids of models
         self._elsewhere = 0  # batches that another thread has fetched
         self._order: list[int] = []
         self._last_ones: set[int] = set()
@@ -169,7 +174,7 @@ class Watcher:
         self._in_update = 0
         if self.state == "over" or not self._here():
             return
-        self._note(_UPDATED, 0 if self._first in (None, optimizer) else 1)
+        self._note(_UPDATED, 0 if optimizer is self._first or self._first is None else 1)
         if self.state == "watching":
             self._unseen = 0
             self._watch_update(optimizer)
@@ -207,27 +212,25 @@ class Watcher:
     # ------------------------------------------------------------------------------------------------ backwards
 
     def _watched_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        before, after = Door(self._before_backward, self.give_up), Door(self._after_backward, self.give_up)
-
         @functools.wraps(original)
         def gradients(*given: Any, **named: Any) -> Any:
             if self._in_backward or self.state == "over" or is_compiling() or not self._here():
                 return original(*given, **named)
             self._in_backward = 1
-            before()
+            self._note(_BACKWARD)
             try:
                 return original(*given, **named)
             finally:
                 self._in_backward = 0
-                after()
+                self._note(_BACKWARDED)
+                try:
+                    self._after_backward()
+                except Exception as error:
+                    self.give_up(error)
 
         return gradients
 
-    def _before_backward(self) -> None:
-        self._note(_BACKWARD)
-
     def _after_backward(self) -> None:
-        self._note(_BACKWARDED)
         if self._learning:
             self._learn()
         if self.state == "watching":
@@ -339,7 +342,13 @@ class Watcher:
         if turn is None:
             self._loops += 1
             turn = iterator._horovod_study = self._loops * DATA_SETS + self._number_of(iterator._dataset)
+            left = functools.partial(self._leave_loop, turn)
+            self._loop = weakref.ref(iterator, Door(left, self.give_up))
         self._note(_FETCH, turn)
+
+    def _leave_loop(self, turn: int, _: Any) -> None:
+        if self.state != "over" and self._here():
+            self._note(_LEFT, turn)
 
     def _after_fetch(self, iterator: Any, batch: Any) -> None:
         size = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
@@ -355,6 +364,8 @@ class Watcher:
         self._in_forward += 1
         if self._in_forward > 1:
             return
+        if self.made < _FEW_STEPS:
+            self._called.add(id(module))
         what = is_grad_enabled() + 2 * module.training
         if what == 3 and not self._in_loop:
             samples = self._samples_given(module, [*given, *named.values()])
@@ -410,7 +421,7 @@ class Watcher:
         self._last_ones.update(self._order[-_KEPT:])
         del self._order[:]
         self._learnt += 1
-        if self._learnt == _PRECISION_STEPS:
+        if self._learnt == _FEW_STEPS:
             for number, undo in self._learning.items():
                 if number not in self._last_ones:
                     undo()
@@ -506,14 +517,12 @@ class Watcher:
         self._log.open(self._path("events"))
         if workers["workers"] > 1:
             self._hook_calls(waits=device.type != "cuda")
-            for each in map(facts.averaging, self._models):
-                if each is not None:
-                    self._hook_gradients(each)
-            for each in stepped:
-                if facts.averages_in_synchronize(each):
-                    self._hook_synchronize(each)
-        for each in self._models:
-            self._hook(each)
+            for wrapped in filter(None, map(facts.averaging, self._models)):
+                self._hook_gradients(wrapped)
+            for each in filter(facts.averages_in_synchronize, stepped):
+                self._hook_synchronize(each)
+        for model in self._models:
+            self._hook(model)
         self._precision = PrecisionObserver(nn.ModuleList(self._models), lambda call: Door(call, self.give_up))
         self._seen, self._probes = [], []
         self.state, self._fresh, self._updates = "recording", True, 0
@@ -556,9 +565,11 @@ class Watcher:
                 self._tell("more", "a further training of this process is not recorded")
             self._told_elsewhere = True
             return
+        begun = self._log.take()
         self._end()
         self._training += 1
         self._begin()
+        self._log.give(begun)
         self.state = "watching"
         for each in strangers:
             (self._watch_update if self.state == "watching" else self._note_update)(each)
@@ -568,8 +579,8 @@ class Watcher:
     def _step(self) -> None:
         """Count a step; end the training where it has made what was asked for, or wait for a turn."""
         self.made += 1
-        if self.made == _PRECISION_STEPS and self._precision is not None:
-            self._precision.stop()
+        if self.made == _FEW_STEPS:
+            self._look_at_few()
         if self.made < self._due:
             return
         if self._turns is not None and self.made >= self._turns.until:
@@ -580,10 +591,19 @@ class Watcher:
             raise SystemExit
         self._settle_due()
 
+    def _look_at_few(self) -> None:
+        """Do what a few steps suffice for."""
+        if self._precision is not None:
+            self._precision.stop()
+        for model in self._models:  # one that was not called in so many steps is a container; the models in it are
+            for module in () if id(model) in self._called else model.children():
+                if any(parameter.requires_grad for parameter in module.parameters()):
+                    self._hook(module)
+
     def _settle_due(self) -> None:
         granted = math.inf if self._turns is None else self._turns.until
         limit = math.inf if self._turns is not None else self._asked.get("steps") or math.inf
-        self._due = min(granted, limit)
+        self._due = min(granted, limit, _FEW_STEPS if self.made < _FEW_STEPS else math.inf)
 
     def _wait_for_turn(self) -> None:
         assert self._turns is not None

@@ -21,6 +21,7 @@ from matplotlib.textpath import TextToPath
 
 from horovod_study.analysis.series.points import REPORTED
 from horovod_study.errors import ConfigError
+from horovod_study.records import COMMAND
 from horovod_study.runtimes import LIBRARIES
 
 PRINT_WIDTH_IN = 5.9
@@ -421,6 +422,8 @@ def series_labels(points: pd.DataFrame) -> dict[str, str]:
     def words(row: Mapping[Any, Any], *, reduction: bool) -> str:
         if row["backend"] == REPORTED:
             return f"{row['partition']}"
+        if row["backend"] == COMMAND:
+            return f"{row['partition']}: the command" if several else "the command"
         text = runtime_label(row["backend"], row["transport"])
         text = f"{row['partition']}: {text}" if several else text
         extra = (["stock settings"] if row["horovod_defaults"] else []) + ([row["reduction"]] if reduction else [])

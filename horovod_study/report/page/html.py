@@ -28,6 +28,7 @@ from horovod_study.analysis.series.points import REPORTED, baseline_words
 from horovod_study.analysis.series.turns import ratios_are
 from horovod_study.analysis.study import Analysis
 from horovod_study.files import csv_of, write_file, writing
+from horovod_study.records import COMMAND
 from horovod_study.report.figures import boundary, convergence, forecast, pairs, resources, synchronisation
 from horovod_study.report.figures.catalogue import drawings, write_figures
 from horovod_study.report.kit.drawing import Drawing
@@ -172,6 +173,7 @@ def _page(analysis: Analysis, against: Any) -> dict[str, Any]:
         f"{plural(counts, 'point')}. With {FEWEST_COUNTS} worker counts or more (sweep: workers in the study file) "
         "both are here.",
         reported=bool((analysis.points["backend"] == REPORTED).all()),
+        commanded=bool((analysis.points["backend"] == COMMAND).all()),
         flat=convergence.is_flat(analysis.convergence),
         learned=learned(analysis),
         resources={"figure": figures.get(resources.NAME), "sentences": resources.sentences(analysis)},

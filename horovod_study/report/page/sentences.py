@@ -9,6 +9,7 @@ from horovod_study.analysis.steps.breakdown import HOLDS_SYNC
 from horovod_study.analysis.study import Analysis
 from horovod_study.analysis.sync.cycle import AS_EXPECTED
 from horovod_study.analysis.sync.transports import RESOLVED
+from horovod_study.records import COMMAND
 from horovod_study.report.kit.style import LAPS, series_labels
 from horovod_study.text.numbers import THIN, known, milliseconds, number, percent, rounded, scientific, with_interval
 from horovod_study.text.words import listed, plural
@@ -246,7 +247,8 @@ def _sentences(
     best, *others = found["series"]
     workers = plural(found["workers"], "worker")
     label = labels[best["series"]]
-    over = "" if label == found["partition"] else f" over {label}"  # of a table there is no more to be said
+    # Of a table, and of a command, there is no more to be said.
+    over = "" if label == found["partition"] or found["mode"] == COMMAND else f" over {label}"
     text = []
     if best["speedup"] is None:
         speed = f"{rounded(best['samples_per_s'])} {unit}"

@@ -24,6 +24,7 @@ from horovod_study.analysis.steps.breakdown import shown
 from horovod_study.analysis.study import Analysis
 from horovod_study.analysis.sync.boundary import INDIRECT
 from horovod_study.analysis.sync.transports import ROUNDS
+from horovod_study.records import COMMAND
 from horovod_study.report.figures import boundary, resources
 from horovod_study.report.kit.files import write_result
 from horovod_study.report.kit.style import LAPS, series_labels
@@ -1054,7 +1055,7 @@ def _table(
     for group, own in parts:
         first = own.iloc[0]
         more = [first["setting"]] if by and "setting" in own.columns else []
-        more += [f"{first['mode']} scaling"] if mode and first["mode"] != "single" else []
+        more += [f"{first['mode']} scaling"] if mode and first["mode"] not in ("single", COMMAND) else []
         rows = tuple(row_of(columns, each) for each in own.to_dict("records"))
         title = ", ".join(filter(None, ((labels or {}).get(group, f"{group}"), *more)))
         groups.append(Group(title=Cell(title, under(f"{group}"), doubts=doubts(f"{group}")), rows=rows))
