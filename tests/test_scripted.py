@@ -24,6 +24,8 @@ from slurm_cluster import SlurmCluster, free_ports
 from two_hosts import INTERFACE, TwoHosts
 
 from horovod_study import cli, scripted
+from horovod_study.cluster import slurm
+from horovod_study.cluster.allocations import allocate
 from horovod_study.cluster.jobs import cell_of, cell_values
 from horovod_study.cluster.partitions import Host
 from horovod_study.cluster.site import Site
@@ -322,6 +324,48 @@ def test_a_command_sees_what_it_sees_when_it_is_typed(line: str, project: Path) 
     assert os.path.normpath(typed["python"]) == str(project.parent / "own/bin/python")
 
     started(project, {"command": line}, shell)
+    assert seen(project) == typed
+
+
+@pytest.mark.slow
+def test_a_study_adds_nothing_to_what_its_command_sees(project: Path) -> None:
+    shell = shell_of(project)
+    subprocess.run(["python", "seen.py"], cwd=project, env={**shell, "PWD": str(project)}, check=True)
+    typed = seen(project)
+
+    study = {"study": "s", "command": "python seen.py", "repeats": 1, "run": {}, "sweep": {"workers": [1]}}
+    (project / "study.yaml").write_text(yaml.safe_dump(study))
+    subprocess.run(
+        [BIN / "horovod-study", "run", "--no-smoke", "my project/study.yaml"],
+        cwd=project.parent, env=shell, capture_output=True, timeout=PATIENCE_S, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert seen(project) == typed
+
+
+def test_a_job_of_slurm_has_the_environment_of_the_shell_that_submits_it(project: Path) -> None:
+    shell = shell_of(project, NCCL_ALGO="Ring", HOROVOD_CYCLE_TIME="2", PYTHONUNBUFFERED="x")
+    subprocess.run(["python", "seen.py"], cwd=project, env={**shell, "PWD": str(project)}, check=True)
+    typed = seen(project)
+
+    (project / "node.yaml").write_text("{scheduler: slurm, cores_per_node: 2}")
+    study = {"study": "s", "command": "python seen.py", "repeats": 1, "run": {}, "sweep": {"workers": [1]}}
+    (project / "study.yaml").write_text(yaml.safe_dump({**study, "partition": "node.yaml"}))
+    found = load_study(project / "study.yaml")
+    (partition,), (cell,) = found.partitions.values(), found.cells()
+    (allocation,) = allocate([cell], found.partitions, lambda cell: 90.0, seed=1)
+    python = project.parent / "python"
+    python.write_text(f"#!/bin/sh\nexec env -0 > '{project.parent / 'inside'}'")
+    python.chmod(0o755)
+    text = slurm.script(
+        allocation, partition, study="s", name_of=found.name_of, folder=project, name="job", python=python,
+        code=project.parent / "code",
+    )  # fmt: skip
+    caller = {**shell, "SLURM_PROCID": "7", "SBATCH_EXPORT": "NONE", "OMPI_COMM_WORLD_RANK": "0"}
+    subprocess.run(["bash", "-c", text], env=slurm.submit_environment(caller, as_typed=True), check=True)
+    inside = dict(each.split("=", 1) for each in (project.parent / "inside").read_text().split("\0")[:-1])
+    assert inside["PYTHONPATH"] == str(project.parent / "code")
+
+    started(project, study, inside)
     assert seen(project) == typed
 
 
