@@ -4,8 +4,10 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
+import tempfile
 import venv
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +24,8 @@ from slurm_cluster import SlurmCluster, free_ports
 from two_hosts import INTERFACE, TwoHosts
 
 from horovod_study import cli, scripted
+from horovod_study.cluster import slurm
+from horovod_study.cluster.allocations import allocate
 from horovod_study.cluster.jobs import cell_of, cell_values
 from horovod_study.cluster.partitions import Host
 from horovod_study.cluster.site import Site
@@ -77,6 +81,11 @@ def words_of(cell: Any, folder: Path, **start: Any) -> list[str]:
     return list(launch_line(cell, config=folder / "c", out=folder / "o", **start).argv)
 
 
+def typed(words: list[str]) -> list[str]:
+    """Return the words that are a person's, behind those of this package and of its launchers."""
+    return words[len(words) - words[::-1].index("--") :]
+
+
 def test_the_cells_of_a_script_are_crossed_from_its_places(folder: Path) -> None:
     study = load_study(written(folder, run={"batch": 8}, sweep={**STUDY["sweep"], "NCCL_ALGO": ["Ring", "Tree"]}))
     cells = study.cells()
@@ -86,7 +95,7 @@ def test_the_cells_of_a_script_are_crossed_from_its_places(folder: Path) -> None
     assert set(study.told()) == {"hidden", "NCCL_ALGO"}
     for cell in cells:
         words, config = words_of(cell, folder), cell.config.to_dict()
-        assert words[words.index("--") + 1 :] == [
+        assert typed(words) == [
             str(folder / "train.py"), "--batch", "8", "--hidden", str(config["hidden"]),
         ]  # fmt: skip
         assert f"--set=NCCL_ALGO={config['NCCL_ALGO']}" in words
@@ -109,7 +118,7 @@ def test_a_command_starts_its_ranks_by_itself(folder: Path) -> None:
     for cell in study.cells():
         words = words_of(cell, folder)
         assert words[0] == sys.executable
-        assert words[words.index("--") + 1 :][:4] == [
+        assert typed(words)[:4] == [
             "torchrun",
             "--standalone",
             "--nproc-per-node",
@@ -178,9 +187,7 @@ def test_a_command_is_told_where_its_ranks_go(folder: Path) -> None:
     )  # fmt: skip
 
     words = list(line.argv)
-    assert shlex.join(words[words.index("--") + 1 :]) == (
-        "srun --nodes 2 --ntasks 4 -H n1:2,n2:2 --at n1 --each 2 train.py 32 8"
-    )
+    assert shlex.join(typed(words)) == ("srun --nodes 2 --ntasks 4 -H n1:2,n2:2 --at n1 --each 2 train.py 32 8")
     assert line.environment["MASTER_ADDR"] == "n1" and line.environment["MASTER_PORT"].isdigit()
     assert line.remote == ("n1", "n2")
 
@@ -283,16 +290,14 @@ def seen(project: Path) -> dict[str, Any]:
 
 def started(project: Path, content: dict[str, Any], shell: dict[str, str]) -> str:
     """Start the first cell of a study beside the project from another folder; return what it printed."""
-    (project / "study.yaml").write_text(
-        yaml.safe_dump({"study": "typed", "run": {}, "sweep": {"workers": [1]}, **content})
-    )
-    elsewhere = project.parent / "elsewhere"
-    elsewhere.mkdir(exist_ok=True)
+    (project / "study.yaml").write_text(yaml.safe_dump({"study": "s", "run": {}, "sweep": {"workers": [1]}, **content}))
+    elsewhere = Path(tempfile.mkdtemp(dir=project.parent))
     cell = load_study(project / "study.yaml").cells()[0]
     (elsewhere / "cell.yaml").write_text(yaml.safe_dump(cell.config.to_dict()))
     line = launch_line(
-        cell, python=Path(sys.executable), config=elsewhere / "cell.yaml", out=elsewhere / "run", environ=shell
+        cell, python=Path(sys.executable), config=elsewhere / "cell.yaml", out=project.parent / "run", environ=shell
     )
+    shutil.rmtree(project.parent / "run", ignore_errors=True)
     ended = subprocess.run(
         line.argv, env=line.environment, cwd=elsewhere, capture_output=True, text=True, timeout=PATIENCE_S
     )
@@ -319,6 +324,48 @@ def test_a_command_sees_what_it_sees_when_it_is_typed(line: str, project: Path) 
     assert os.path.normpath(typed["python"]) == str(project.parent / "own/bin/python")
 
     started(project, {"command": line}, shell)
+    assert seen(project) == typed
+
+
+@pytest.mark.slow
+def test_a_study_adds_nothing_to_what_its_command_sees(project: Path) -> None:
+    shell = shell_of(project)
+    subprocess.run(["python", "seen.py"], cwd=project, env={**shell, "PWD": str(project)}, check=True)
+    typed = seen(project)
+
+    study = {"study": "s", "command": "python seen.py", "repeats": 1, "run": {}, "sweep": {"workers": [1]}}
+    (project / "study.yaml").write_text(yaml.safe_dump(study))
+    subprocess.run(
+        [BIN / "horovod-study", "run", "--no-smoke", "my project/study.yaml"],
+        cwd=project.parent, env=shell, capture_output=True, timeout=PATIENCE_S, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert seen(project) == typed
+
+
+def test_a_job_of_slurm_has_the_environment_of_the_shell_that_submits_it(project: Path) -> None:
+    shell = shell_of(project, NCCL_ALGO="Ring", HOROVOD_CYCLE_TIME="2", PYTHONUNBUFFERED="x")
+    subprocess.run(["python", "seen.py"], cwd=project, env={**shell, "PWD": str(project)}, check=True)
+    typed = seen(project)
+
+    (project / "node.yaml").write_text("{scheduler: slurm, cores_per_node: 2}")
+    study = {"study": "s", "command": "python seen.py", "repeats": 1, "run": {}, "sweep": {"workers": [1]}}
+    (project / "study.yaml").write_text(yaml.safe_dump({**study, "partition": "node.yaml"}))
+    found = load_study(project / "study.yaml")
+    (partition,), (cell,) = found.partitions.values(), found.cells()
+    (allocation,) = allocate([cell], found.partitions, lambda cell: 90.0, seed=1)
+    python = project.parent / "python"
+    python.write_text(f"#!/bin/sh\nexec env -0 > '{project.parent / 'inside'}'")
+    python.chmod(0o755)
+    text = slurm.script(
+        allocation, partition, study="s", name_of=found.name_of, folder=project, name="job", python=python,
+        code=project.parent / "code",
+    )  # fmt: skip
+    caller = {**shell, "SLURM_PROCID": "7", "SBATCH_EXPORT": "NONE", "OMPI_COMM_WORLD_RANK": "0"}
+    subprocess.run(["bash", "-c", text], env=slurm.submit_environment(caller, as_typed=True), check=True)
+    inside = dict(each.split("=", 1) for each in (project.parent / "inside").read_text().split("\0")[:-1])
+    assert inside["PYTHONPATH"] == str(project.parent / "code")
+
+    started(project, study, inside)
     assert seen(project) == typed
 
 
@@ -365,7 +412,7 @@ def test_what_a_shell_would_read_is_data_and_told(line: str, told: str, folder: 
     study = load_study(written(folder, script=None, command=line, run={}, sweep={"workers": [1]}))
     words = words_of(study.cells()[0], folder, which=lambda name, path: name)
 
-    assert words[words.index("--") + 1 :] == shlex.split(line)
+    assert typed(words) == shlex.split(line)
     assert study.workload.note == (told and f"note: command: {told} is handed on as it is, since no shell reads the "
                                    "line; bash -c 'the line in quotes' starts one")  # fmt: skip
 
@@ -628,7 +675,7 @@ def test_the_page_has_a_study_file_of_each_kind() -> None:
 @pytest.mark.parametrize("name", NINE)
 def test_a_study_file_of_each_launcher(name: str, launched: Path) -> None:
     output = started(launched, a_moment(name), shell_with_launchers(launched))
-    check_done(name, launched.parent / "elsewhere" / "run", output)
+    check_done(name, launched.parent / "run", output)
 
 
 @pytest.mark.cluster
