@@ -34,7 +34,7 @@ CURVE_COLUMNS = (
 
 _TEXTS = (
     *("reasons", "note", "reduction", "precision", "transport", "base", "base_series", "rate_interval", "why_not"),
-    *("flags", "device", "energy_of"),
+    *("flags", "apart", "device", "energy_of"),
     *("per_node", "path", "fewer_per_node", "fewer_path", "more_per_node", "more_path"),
     "doubts",
     *("setting", "lost_base", "form", "other_form", "interval", "test", "better"),
@@ -312,7 +312,7 @@ def _forecasts(
 
 def _scaling_rows(table: pd.DataFrame) -> pd.DataFrame:
     """Return the finished parallel runs with the columns that laws and forecasts are made from, as for a user."""
-    rows = table[scaling.measured(table) & (table["backend"] != "serial")]
+    rows = table[scaling.measured(table) & (table["backend"] != "serial") & (scaling.texts(table, "apart") == "")]
     rows = rows[boundary.fewest_nodes(rows)].astype({"samples_per_s": float})
     names = ["series", "workers", "nodes", "samples_per_s", "repeat", "sync_s", "batch", "train_samples"]
     return rows[names].rename(columns={"batch": "batch_size"})

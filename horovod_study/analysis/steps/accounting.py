@@ -45,6 +45,7 @@ from horovod_study.analysis.steps.attribution import (
     parts_of,
 )
 from horovod_study.analysis.steps.breakdown import BASES, PARTS, UNEXPLAINED, folded, split
+from horovod_study.analysis.steps.outside import Outside, Stalls, outside_of, stalls_of, stalls_over, whole_epoch
 from horovod_study.analysis.steps.rank_steps import common_steps, where
 from horovod_study.analysis.steps.run_profiles import ON_THE_WAY, SAMPLED, Course, Profile
 from horovod_study.analysis.steps.stragglers import Pop, Waiting, waiting
@@ -64,7 +65,8 @@ RUN_COLUMNS = (
     *("run", "series", "state", "workers", "rank", "steps", "excluded", "last", *_COLUMNS),
     *("residual_share_mean", "residual_share_median", "residual_share_p99", "residual_share_worst"),
     *("worst_step", "worst_rank", "gap_s", "open_steps"),
-    *("load_balance", "communication_efficiency", "parallel_efficiency", "skew_s", "why_not"),
+    *("load_balance", "communication_efficiency", "parallel_efficiency", "skew_s"),
+    *("outside_s", "outside_share", "stalls", "stall_s", "epoch_steps", "epoch_samples", "why_not"),
 )
 """Of `Accounting.run_rows`."""
 _GRADIENTS = ("compute_s", "backward_s", "residual_s")
@@ -103,6 +105,7 @@ class RankAccount:
     residual: Shares | None  # None where not timed
     gap_s: float  # the largest difference between the step and the sum of its parts
     partial_laps: Mapping[str, int]  # laps that some steps lack and others have -> how many lack them, with 0 there
+    stalls: Stalls | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -129,6 +132,10 @@ class RunAccount:
     why_not_left_out: str
     pop: Pop | None = None  # None where not known: one worker, a wait that is not visible, ranks that are incomplete
     skew_s: float = math.nan  # mean over steps and ranks; NaN where not known
+    outside: Outside | None = None  # None where not known
+    stalls: Stalls | None = None
+    epoch_steps: float = math.nan  # of a whole epoch on the first rank
+    epoch_samples: float = math.nan  # of a whole epoch on all ranks
     taken: Decomposition | None = None  # its synchronisation decomposed; None without the measurement that it needs
     profile: Profile | None = None  # its course over the timed window; None where nobody asked, or without steps
 
@@ -152,7 +159,7 @@ class RunAccount:
             **facts(self, "run", "state", "reason", "repeat", "workers", "why_not", "parts_s", "residual"),
             **facts(self, "steps", "first_step", "excluded", "excluded_by", "notes", "ranks"),
             "ablation": finite(self.left_out),
-            **facts(self, "pop", "skew_s"),
+            **facts(self, "pop", "skew_s", "outside", "stalls", "epoch_steps", "epoch_samples"),
         }
 
 
@@ -167,9 +174,11 @@ def account_run(run: RecordedRun, *, views: bool = True, profile: bool = False) 
     hosts = [str(each.get("host", "")) for each in run.record.effective.get("ranks") or ()]
     shares: list[Floats | None] = []
     ends: dict[int, int] = {}
+    between: dict[str, Any] = {}
     for rank, columns in run.rows.items():
         every = np.asarray(columns["step"])
         ends[rank] = int(every.max())
+        between = between or _between(run, columns, every)
         timed = every >= run.first_step
         if not timed.any():
             continue
@@ -212,9 +221,25 @@ def account_run(run: RecordedRun, *, views: bool = True, profile: bool = False) 
         why_not_left_out=why_not_left_out,
         pop=late.pop,
         skew_s=late.skew_s,
+        stalls=stalls_over([rank.stalls for rank in ranks]),
+        **between,
         taken=taken,
         profile=None if course is None else course.profile(run.system_samples(SAMPLED)),
     )
+
+
+def _between(run: RecordedRun, columns: Mapping[str, Any], every: NDArray[np.int64]) -> dict[str, Any]:
+    """Return what the rows of the first rank say of the time outside of steps, and of a whole epoch."""
+    timed = where(every >= run.first_step)
+    epoch, begin_s, step_s = (np.asarray(columns[name], dtype=np.float64) for name in ("epoch", "begin_s", "step_s"))
+    residual_s = np.nan_to_num(np.asarray(columns["residual_s"], dtype=np.float64))
+    known = [each[timed] for each in (every, epoch, begin_s, step_s, residual_s)]
+    steps = run.record.effective.get("epoch_steps")
+    batches = steps, (steps or 0) * (run.record.effective.get("batch") or math.nan)
+    counted = whole_epoch(epoch, np.nan_to_num(np.asarray(columns["samples"], dtype=np.float64)))
+    made, samples = batches if steps else counted or (math.nan, math.nan)
+    outside = outside_of(*known, run_turns(run.record).before)
+    return {"outside": outside, "epoch_steps": made, "epoch_samples": samples * run.workers}
 
 
 AT_ONCE_ROWS = 20_000_000
@@ -310,6 +335,9 @@ def _rank(
         open_steps=int((gap > CLOSES_S).sum()) if has_laps else 0,
         partial_laps={part: nulls[part] for part in PARTS if has_laps and part in known and nulls[part]},
     )
+    laps = [column for part, column in zip(PARTS, _COLUMNS, strict=True) if part in known and part != "step"]
+    timed_of = lambda name: np.nan_to_num(np.asarray(columns[name], dtype=np.float64)[timed])  # noqa: E731
+    own = replace(own, stalls=stalls_of(values, lambda: timed_of("epoch"), timed_of, laps))
     if not has_laps:
         return own, None
     share = np.divide(residual, values, out=np.zeros(len(step)), where=values > 0)
@@ -499,7 +527,13 @@ class Accounting:
                 "gap_s": max((rank.gap_s for rank in run.ranks), default=math.nan),
                 "open_steps": sum(rank.open_steps for rank in run.ranks),
                 "skew_s": run.skew_s,
+                "epoch_steps": run.epoch_steps,
+                "epoch_samples": run.epoch_samples,
+                "stalls": 0 if run.stalls is None else run.stalls.count,
+                "stall_s": 0.0 if run.stalls is None else run.stalls.mean_s,
             }
+            if run.outside is not None:
+                whole |= {"outside_s": run.outside.seconds, "outside_share": run.outside.share}
             if run.pop is not None:
                 whole |= {"load_balance": run.pop.load_balance, "communication_efficiency": run.pop.communication}
                 whole["parallel_efficiency"] = run.pop.parallel
@@ -509,7 +543,8 @@ class Accounting:
                 rows.append({**head, **_row(rank), **own, "why_not": run.why_not})
         table = pd.DataFrame(rows, columns=list(RUN_COLUMNS))
         kinds: dict[Any, Any] = dict.fromkeys(("rank", "last", "worst_step", "worst_rank"), "Int64")
-        numbers = ("residual_share", "load_balance", "communication_efficiency", "parallel_efficiency")
+        numbers = ("residual_share", "load_balance", "communication_efficiency", "parallel_efficiency", "outside")
+        numbers += ("stall", "epoch")
         kinds |= {name: "float64" for name in RUN_COLUMNS if name.startswith(numbers) or name.endswith("_s")}
         return table.astype(kinds)
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,14 +11,11 @@ from numpy.typing import NDArray
 
 from horovod_study.analysis.stats import Floats
 from horovod_study.analysis.steps.ablation import CommunicationCost, answer_of
-from horovod_study.analysis.steps.pauses import Pauses, StepStatistics, find_pauses
+from horovod_study.analysis.steps.pauses import Pauses, find_pauses
 from horovod_study.analysis.steps.rank_steps import PARTS, RankSteps, align
 from horovod_study.analysis.steps.stragglers import MIN_STEPS, Pop, Stragglers, find_stragglers, pop_of
 from horovod_study.errors import AnalysisError
 from horovod_study.records import RecordedRun, RunSideFiles, facts, finite, hosts_of
-
-ROWS_STEPS, ROWS_S, _AGREE_S = 512, 2.0, 0.25
-"""When the trainer writes rows, and about how often its ranks agree on the time; see trainer.py."""
 
 BINS = 240
 """The course of a run is drawn with at most so many bars."""
@@ -153,7 +150,7 @@ def inspect(run: RecordedRun, beside: RunSideFiles | None = None) -> Inspection:
         ranks=tuple(_rank_laps(rows, late)),
         stragglers=late,
         pop=pop_of(rows) if rows.workers > 1 else None,
-        pauses=find_pauses(rows, _step_statistics(run)),
+        pauses=find_pauses(rows),
         course=course(everything),
         rows_lost=None if lost is None else tuple(_counts(lost)),
         ablation=ablation,
@@ -209,20 +206,6 @@ def _facts(run: RecordedRun, hosts: list[str]) -> dict[str, Any]:
         "samples_per_s": run.record.totals.get("samples_per_s"),
         "window_s": run.record.totals.get("window_s"),
     }
-
-
-def _step_statistics(run: RecordedRun) -> StepStatistics:
-    effective, requested = run.record.effective, run.record.requested
-    found = StepStatistics(
-        steps_per_epoch=effective.get("steps_per_epoch"),
-        checkpoint_every=requested.get("checkpoint_every"),
-        evaluate_every=requested.get("evaluate_every"),
-        sampler_s=requested.get("system_interval_s"),
-    )
-    if "steps_per_epoch" not in effective:
-        return found
-    # This package's own trainer, whose intervals are known.
-    return replace(found, rows_steps=ROWS_STEPS, rows_s=ROWS_S, agree_s=_AGREE_S)
 
 
 def _rank_laps(rows: RankSteps, late: Stragglers) -> list[RankLaps]:

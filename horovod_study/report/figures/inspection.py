@@ -15,7 +15,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from horovod_study.analysis.steps.inspection import Inspection, RankLaps
-from horovod_study.analysis.steps.pauses import MOST, Pause, Period
+from horovod_study.analysis.steps.pauses import MOST, Pause
 from horovod_study.analysis.steps.rank_steps import PARTS
 from horovod_study.analysis.steps.stragglers import CAUSES, Lateness
 from horovod_study.records import RecordedRun, RunSideFiles
@@ -259,7 +259,7 @@ def _pause_lines(found: Inspection) -> list[str]:
             f"{1e3 * pauses.total_s:,.1f} ms in all, {100 * pauses.share:.2g} % of the time."
         )
         lines = wrapped(text, _WIDE)
-    lines += [line for each in pauses.periods for line in wrapped(_period_words(each), _WIDE, "  ")]
+    lines += [f"  They come every {pauses.every_steps:,} steps."] if pauses.every_steps else []
     shown = pauses.longest[:10]
     if shown:
         rest = f" (the {len(shown)} longest; inspect.json has up to {MOST})" if pauses.count > len(shown) else ""
@@ -274,20 +274,6 @@ def _pause_words(pause: Pause) -> str:
     several = f" over {pause.steps} steps" if pause.steps > 1 else ""
     at = "" if pause.at_s is None else f", {pause.at_s:.1f} s into the run"
     return f"{size}{several}, {_where(pause.lap, pause.ranks, pause.everywhere)}{at}"
-
-
-def _period_words(period: Period) -> str:
-    """Return regular pauses in a sentence."""
-    if period.unit == "steps":
-        seconds = "" if period.every_s is None else f" ({period.every_s:.3g} s)"
-        often = f"every {period.every_steps:,.0f} steps{seconds}"
-    else:
-        often = f"every {period.every_s:.3g} s ({period.every_steps:,.0f} steps)"
-    reason = f": {period.reason}" if period.reason else "; nothing in the record comes as often"
-    return (
-        f"About {often}: {1e3 * period.size_s:.2f} ms {_where(period.lap, period.ranks, period.everywhere)}, "
-        f"{period.count:,} times from step {period.first_step:,} on{reason}."
-    )
 
 
 def _where(lap: str, ranks: tuple[int, ...], everywhere: bool) -> str:

@@ -1,0 +1,140 @@
+"""What makes a number mean something else than it seems: rules over the points of a study, one line each.
+
+A rule has a name, which is a flag of the point too, when it holds, and what a reader must know. What to do is said by
+`analysis.steps.explanation`, from the same rows.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from horovod_study.text.numbers import milliseconds, percent, rounded
+from horovod_study.text.words import plural
+
+WORTH = 0.03
+"""A share of the training's time outside of steps, or of the mean step in stalls, below this is no doubt."""
+UNSTEADY = "the run is not steady"
+"""What the recorder's doubt about such a run begins with."""
+
+Row = Mapping[str, Any]
+
+APART = {
+    "processes": "{workers} processes without a library between them train at the same time, a model each: this is one "
+    "measurement of the machine that they share",
+    "none": "the {workers} workers never average their gradients or parameters, so that each trains a model of its own",
+    "parted": "the {workers} workers end with different parameters, so that they have not trained one model",
+}
+"""Why the workers of a run did not train together, by the column `apart` of the run table; format of a point."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Culprit:
+    """One rule; `holds` and `words` take a point, a row of points.scaling_points."""
+
+    name: str
+    flag: str  # what it says of a point, for the notes of a table
+    holds: Callable[[Row], bool]
+    words: Callable[[Row], str]
+
+
+def passes(row: Row) -> float:
+    """Return how many times an epoch of all workers goes through the data set; 1 where it is divided or not known."""
+    times = float(row.get("data_passes", 1.0))
+    return times if row["workers"] > 1 and times >= 1.5 and abs(times / round(times) - 1) <= 0.1 else 1.0
+
+
+def unsteady(row: Row) -> bool:
+    """Return whether half of the runs of a point, or more, were disturbed: what is made of them says nothing."""
+    return bool(row["repeats"]) and 2 * row.get("unsteady", 0) >= row["repeats"]
+
+
+def _other_threads(row: Row) -> bool:
+    return row["workers"] > 1 and row["rank_threads"] > 0 and row["base_threads"] > 0 and row["rank_threads"] != row["base_threads"]
+
+
+def _undivided(row: Row) -> str:
+    samples = row["data_passes"] * row["train_samples"]
+    whole = "" if samples != samples else f": {samples:,.0f} samples of a data set of {row['train_samples']:,.0f}"
+    return (
+        f"all {row['workers']:.0f} workers go through all of the data, {plural(round(row['epoch_steps']), 'step')} an "
+        f"epoch on each{whole}; a speedup in samples/s is none of the training, which does {passes(row):.0f} times the "
+        "work"
+    )
+
+
+def _threads(row: Row) -> str:
+    own, base = (plural(round(row[name]), "thread") for name in ("rank_threads", "base_threads"))
+    return (
+        f"each worker computes with {own}, the baseline with {base}: a speedup is over another use of the cores; "
+        f"OMP_NUM_THREADS={row['rank_threads']:.0f} (as torchrun --nproc-per-node 1 sets it) makes a baseline with the same"
+    )
+
+
+def _outside(row: Row) -> str:
+    whole = row["speedup_whole"]
+    with_it = "" if whole != whole else f", which is {rounded(whole)} times as fast as the baseline"
+    return (
+        f"{percent(row['outside_share_median'])} of the training's time is outside of steps: with it "
+        f"{rounded(row['whole_samples_per_s_median'])} samples/s; speedups and rates of steps are not those of the "
+        f"job{with_it}"
+    )
+
+
+def _stalls(row: Row) -> str:
+    return (
+        f"a few steps take more than 10 times the median one, and cost {milliseconds(row['stall_s_median'])} ms of the "
+        f"mean step of {milliseconds(row['step_mean_s_median'])} ms"
+    )
+
+
+CULPRITS = (
+    Culprit(
+        name="apart",
+        flag="its workers train models of their own: no speedup",
+        holds=lambda row: row["apart"] != "",
+        words=lambda row: f"{APART[row['apart']].format(workers=int(row['workers']))}; no speedup is given",
+    ),
+    Culprit(
+        name="undivided",
+        flag="all workers go through all of the data",
+        holds=lambda row: passes(row) > 1,
+        words=_undivided,
+    ),
+    Culprit(
+        name="threads",
+        flag="its workers compute with another number of threads than the baseline",
+        holds=_other_threads,
+        words=_threads,
+    ),
+    Culprit(
+        name="unsteady_baseline",
+        flag="its baseline was disturbed",
+        holds=lambda row: row["workers"] > 1 and bool(row["base_unsteady"]),
+        words=lambda row: "the baseline is not steady, so that speedups and efficiencies over it say nothing: record "
+        "it again on a quiet machine",
+    ),
+    Culprit(
+        name="outside",
+        flag="more than 3 % of the training's time is outside of steps",
+        holds=lambda row: row["outside_share_median"] >= WORTH,
+        words=_outside,
+    ),
+    Culprit(
+        name="stalls",
+        flag="a few steps take more than 10 times the median one",
+        holds=lambda row: row["stall_s_median"] >= 0.05 * row["step_mean_s_median"],
+        words=_stalls,
+    ),
+)
+"""What matters most first."""
+
+
+def culprits(points: pd.DataFrame) -> Iterator[str]:
+    """Yield a doubt for each rule and point that it holds of."""
+    rows = [{f"{name}": value for name, value in row.items()} for row in points.to_dict("records")]
+    for each in CULPRITS:
+        for row in rows:
+            if each.holds(row):
+                yield f"{row['series']} at {plural(int(row['workers']), 'worker')}: {each.words(row)}."
