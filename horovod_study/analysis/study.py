@@ -17,6 +17,7 @@ from horovod_study.analysis.importers import SAMPLES
 from horovod_study.analysis.learning import convergence
 from horovod_study.analysis.machine import resources, usage
 from horovod_study.analysis.series import points as scaling
+from horovod_study.analysis.series.culprits import briefly
 from horovod_study.analysis.series.turns import StudyTurns
 from horovod_study.analysis.steps import accounting as steps
 from horovod_study.analysis.steps import attribution, losses, run_profiles
@@ -359,7 +360,8 @@ def _findings(table: pd.DataFrame, points: pd.DataFrame, parts: pd.DataFrame, ba
     """
     table = table[scaling.measured(table)]
     found = []
-    parallel = points[(points["backend"] != "serial") & ~points["missing"] & (points["mode"] != "mixed")]
+    several = (points["backend"] != "serial") | (points["workers"] > 1)
+    parallel = points[several & ~points["missing"] & (points["mode"] != "mixed")]
     for (partition, setting), rows in parallel.groupby(["partition", "setting"], sort=False):
         top = rows[rows["workers"] == rows["workers"].max()]
         top = top.sort_values(["samples_per_s_median", "series"], ascending=[False, True], kind="stable")
@@ -383,9 +385,20 @@ def _findings(table: pd.DataFrame, points: pd.DataFrame, parts: pd.DataFrame, ba
                     for _, row in rows[(rows["workers"] == 1) & rows["speedup_plain"].notna()].iterrows()
                 ],
                 "step": _step(parts, best, baseline),
+                "apart": str(best["apart"]),
+                "culprits": briefly(best),
+                "outside": {name: _number(best[column]) for name, column in _OUTSIDE.items()},
             }
         )
     return found
+
+
+_OUTSIDE = {
+    "share": "outside_share_median",
+    "samples_per_s": "whole_samples_per_s_median",
+    "speedup": "speedup_whole",
+}
+"""What is said of the time outside of steps, by columns of the points."""
 
 
 def _result(row: Any, baseline: str) -> dict[str, Any]:

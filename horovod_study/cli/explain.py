@@ -131,7 +131,14 @@ def _page(options: argparse.Namespace) -> Result:
 
     turns = study_turns(options.places[0]) if len(options.places) == 1 else None
     left_out: dict[str, str] = {}
-    found = explain_runs(*records.recorded_runs(options.places, left_out=left_out), turns)
+    beside = records.runs_beside(options.places[0]) if len(options.places) == 1 else {}
+    about, *others = beside or [""]
+    if others:
+        parent = options.places[0].resolve().parent
+        runs = records.recorded_runs([parent], [name for name, alike in beside.items() if alike])
+    else:
+        runs = records.recorded_runs(options.places, left_out=left_out)
+    found = explain_runs(*runs, turns, about=about if others else "", taken=list(beside))
     say_left_out(left_out)
     return Result(
         document=records.finite(found),

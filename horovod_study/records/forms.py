@@ -76,7 +76,9 @@ _Effective = Annotated[  # what was read back from the live objects
     _Object,
     _open(
         _SETTINGS,
-        _unknown(Text, "model device launcher dataset dataset_digest initial_parameter_sha256 averaging ended measured"),
+        _unknown(
+            Text, "model device launcher dataset dataset_digest initial_parameter_sha256 averaging ended measured"
+        ),
         _unknown(Count, "parameters test_samples epoch_steps processes"),
         _unknown(bool, "parted"),
         {"calls": _Calls | None},

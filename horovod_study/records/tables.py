@@ -125,7 +125,9 @@ def _run_table(root: Path, found: Iterable[tuple[Path, RunRecord]]) -> "pd.DataF
                 **{name: record.effective.get(name, record.requested.get(name)) for name in OF_EVERY_RUN},
                 "backend": _backend(record),
                 "apart": _apart(record),
-                "rank_threads": max((rank.get("threads") or 0 for rank in record.effective.get("ranks") or ()), default=0)
+                "rank_threads": max(
+                    (rank.get("threads") or 0 for rank in record.effective.get("ranks") or ()), default=0
+                )
                 or None,
                 "horovod_defaults": bool(record.requested.get("horovod_defaults", False)),
                 "model": _model(record),

@@ -10,11 +10,13 @@ from typing import Any
 
 import pandas as pd
 
-from horovod_study.text.numbers import milliseconds, percent, rounded
+from horovod_study.text.numbers import THIN, milliseconds, percent, rounded
 from horovod_study.text.words import plural
 
 WORTH = 0.03
-"""A share of the training's time outside of steps, or of the mean step in stalls, below this is no doubt."""
+"""A share of the training's time outside of steps below this is no doubt."""
+STALLED = 0.05
+"""The same of the mean step in stalls."""
 UNSTEADY = "the run is not steady"
 """What the recorder's doubt about such a run begins with."""
 
@@ -34,7 +36,8 @@ class Culprit:
     """One rule; `holds` and `words` take a point, a row of points.scaling_points."""
 
     name: str
-    flag: str  # what it says of a point, for the notes of a table
+    flag: str  # what it says of any point, for the notes of a table
+    brief: Callable[[Row], str]  # of this one, behind the headline; empty where that says it
     holds: Callable[[Row], bool]
     words: Callable[[Row], str]
 
@@ -51,40 +54,50 @@ def unsteady(row: Row) -> bool:
 
 
 def _other_threads(row: Row) -> bool:
-    return row["workers"] > 1 and row["rank_threads"] > 0 and row["base_threads"] > 0 and row["rank_threads"] != row["base_threads"]
+    return (
+        row["workers"] > 1
+        and row["rank_threads"] > 0
+        and row["base_threads"] > 0
+        and row["rank_threads"] != row["base_threads"]
+    )
 
 
 def _undivided(row: Row) -> str:
     samples = row["data_passes"] * row["train_samples"]
-    whole = "" if samples != samples else f": {samples:,.0f} samples of a data set of {row['train_samples']:,.0f}"
+    whole = "" if samples != samples else f", {samples:,.0f} samples of {row['train_samples']:,.0f}"
     return (
-        f"all {row['workers']:.0f} workers go through all of the data, {plural(round(row['epoch_steps']), 'step')} an "
-        f"epoch on each{whole}; a speedup in samples/s is none of the training, which does {passes(row):.0f} times the "
-        "work"
+        f"each of the {row['workers']:.0f} workers goes through all of the data (an epoch is "
+        f"{row['epoch_steps']:,.0f} steps on each{whole}): {passes(row):.0f} times the work, which a speedup in "
+        "samples/s hides"
     )
 
 
 def _threads(row: Row) -> str:
-    own, base = (plural(round(row[name]), "thread") for name in ("rank_threads", "base_threads"))
+    own = plural(round(row["rank_threads"]), "thread")
     return (
-        f"each worker computes with {own}, the baseline with {base}: a speedup is over another use of the cores; "
-        f"OMP_NUM_THREADS={row['rank_threads']:.0f} (as torchrun --nproc-per-node 1 sets it) makes a baseline with the same"
+        f"each worker computes with {own}, the baseline with {row['base_threads']:.0f}: they are not compared alike; "
+        f"{same_threads(row)}"
     )
+
+
+def same_threads(row: Row) -> str:
+    """Return what makes a baseline with as many threads as the workers of a point."""
+    count = f"{row['rank_threads']:.0f}"
+    return f"OMP_NUM_THREADS={count}, also before torchrun --nproc-per-node 1, makes a baseline with {count}"
 
 
 def _outside(row: Row) -> str:
     whole = row["speedup_whole"]
-    with_it = "" if whole != whole else f", which is {rounded(whole)} times as fast as the baseline"
+    job = "" if whole != whole else f", {rounded(whole, 3)} times that of the baseline"
     return (
-        f"{percent(row['outside_share_median'])} of the training's time is outside of steps: with it "
-        f"{rounded(row['whole_samples_per_s_median'])} samples/s; speedups and rates of steps are not those of the "
-        f"job{with_it}"
+        f"{percent(row['outside_share_median'])} of the training's time is outside of steps: the rate of the job is "
+        f"{rounded(row['whole_samples_per_s_median'])} samples/s{job}; other rates and speedups are those of steps"
     )
 
 
 def _stalls(row: Row) -> str:
     return (
-        f"a few steps take more than 10 times the median one, and cost {milliseconds(row['stall_s_median'])} ms of the "
+        f"some steps take more than 10 times the median one, and cost {milliseconds(row['stall_s_median'])} ms of the "
         f"mean step of {milliseconds(row['step_mean_s_median'])} ms"
     )
 
@@ -93,38 +106,49 @@ CULPRITS = (
     Culprit(
         name="apart",
         flag="its workers train models of their own: no speedup",
+        brief=lambda row: "",
         holds=lambda row: row["apart"] != "",
         words=lambda row: f"{APART[row['apart']].format(workers=int(row['workers']))}; no speedup is given",
     ),
     Culprit(
         name="undivided",
         flag="all workers go through all of the data",
+        brief=lambda row: f"each goes through all of the data, {passes(row):.0f} times the work",
         holds=lambda row: passes(row) > 1,
         words=_undivided,
     ),
     Culprit(
         name="threads",
         flag="its workers compute with another number of threads than the baseline",
+        brief=lambda row: (
+            f"a worker computes with {plural(round(row['rank_threads']), 'thread')}, the baseline with "
+            f"{row['base_threads']:.0f}"
+        ),
         holds=_other_threads,
         words=_threads,
     ),
     Culprit(
         name="unsteady_baseline",
         flag="its baseline was disturbed",
+        brief=lambda row: "the baseline was disturbed",
         holds=lambda row: row["workers"] > 1 and bool(row["base_unsteady"]),
-        words=lambda row: "the baseline is not steady, so that speedups and efficiencies over it say nothing: record "
-        "it again on a quiet machine",
+        words=lambda row: (
+            "the baseline is not steady: do not quote speedups and efficiencies over it, and record it again on a "
+            "quiet machine"
+        ),
     ),
     Culprit(
         name="outside",
         flag="more than 3 % of the training's time is outside of steps",
+        brief=lambda row: "",  # a sentence of its own
         holds=lambda row: row["outside_share_median"] >= WORTH,
         words=_outside,
     ),
     Culprit(
         name="stalls",
-        flag="a few steps take more than 10 times the median one",
-        holds=lambda row: row["stall_s_median"] >= 0.05 * row["step_mean_s_median"],
+        flag="some steps take more than 10 times the median one",
+        brief=lambda row: "",
+        holds=lambda row: row["stall_s_median"] >= STALLED * row["step_mean_s_median"],
         words=_stalls,
     ),
 )
@@ -137,4 +161,10 @@ def culprits(points: pd.DataFrame) -> Iterator[str]:
     for each in CULPRITS:
         for row in rows:
             if each.holds(row):
-                yield f"{row['series']} at {plural(int(row['workers']), 'worker')}: {each.words(row)}."
+                words = each.words(row).replace(f"{THIN}%", " %").replace(THIN, ",")
+                yield f"{row['series']}, {plural(int(row['workers']), 'worker')}: {words}."
+
+
+def briefly(row: Row) -> list[str]:
+    """Return in a few words each what a reader of the point's speedup must know at once."""
+    return [each.brief(row) for each in CULPRITS if each.name in str(row["flags"]).split() and each.brief(row)]

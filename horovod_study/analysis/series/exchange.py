@@ -31,9 +31,9 @@ MIN_COUNTS = 5
 def points_of(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the finished runs of several workers' series of an analysis (its table `runs`) as rows of a points file.
 
-    Columns POINT_COLUMNS, without runs whose workers train models of their own; of a worker count those on the fewest nodes, which are what the laws of the analysis were
-    fitted to. Repeats are numbered again in a point whose numbers are not different. Raises AnalysisError where there
-    are none.
+    Columns POINT_COLUMNS; of a worker count those on the fewest nodes, which are what the laws of the analysis were
+    fitted to, and none whose workers train models of their own. Repeats are numbered again in a point whose numbers are
+    not different. Raises AnalysisError where there are none.
     """
     rows = runs[measured(runs) & (runs["backend"] != "serial") & (texts(runs, "apart") == "")]
     if rows.empty:

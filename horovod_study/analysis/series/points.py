@@ -608,7 +608,9 @@ def _point(cell: pd.DataFrame) -> dict[str, Any]:
     row |= {f"{column}_median": stats.of_all(good[column]) for column in (*LAP_COLUMNS, "test_mse", *OF_RANKS)}
     whole = ("outside_share", "stall_s", "whole_samples_per_s", "epoch_samples")
     row |= {f"{column}_median": stats.of_all(numbers(good, column)) for column in whole}
-    row["epoch_steps"], row["rank_threads"] = (stats.of_all(numbers(good, name), np.max) for name in ("epoch_steps", "rank_threads"))
+    row["epoch_steps"], row["rank_threads"] = (
+        stats.of_all(numbers(good, name), np.max) for name in ("epoch_steps", "rank_threads")
+    )
     row["data_passes"] = row["epoch_samples_median"] / (row["train_samples"] or math.nan)
     row["apart"] = max(texts(good, "apart"), default="")
     row["unsteady"] = int(texts(good, "steady_doubt").str.startswith(UNSTEADY).sum())
@@ -751,6 +753,11 @@ def doubts(runs: pd.DataFrame, points: pd.DataFrame, precision: float | None = N
         *_doubt_settings(runs),
         *(doubts_of_turns(points.to_dict("records"), precision) if "turns_launches" in points or precision else ()),
     ]
+
+
+def efficiency_doubts(points: pd.DataFrame) -> list[str]:
+    """Return those of `doubts` that say why an efficiency is not what it seems."""
+    return [*culprits(points[~points["missing"]]), *_doubt_impossible(points), *_doubt_superlinear(points)]
 
 
 def _doubt_failures(runs: pd.DataFrame) -> list[str]:

@@ -31,6 +31,7 @@ class Stalls:
     """Steps that took more than FAR times the median one: what is above it, as a mean over all steps and ranks."""
 
     count: int
+    of: int  # steps
     mean_s: float  # in the mean step
     longest_s: float
     lap: str  # that most of it is in, of the rank that lost it itself; sync where no rank did; several
@@ -91,6 +92,7 @@ def stalls_of(
     cause = next((name for name in (worst, "sync_s") if own.get(name, 0.0) >= excess / 2), "several")
     return Stalls(
         count=len(places),
+        of=len(step_s),
         mean_s=excess / len(step_s),
         longest_s=float(step_s[places].max()),
         lap=cause.removesuffix("_s"),
@@ -106,6 +108,7 @@ def stalls_over(ranks: Sequence[Stalls | None]) -> Stalls | None:
     told = next((each for each in found if each.lap != "sync"), found[0])
     return Stalls(
         count=max(each.count for each in found),
+        of=max(each.of for each in found),
         mean_s=sum(each.mean_s for each in found) / len(ranks),
         longest_s=max(each.longest_s for each in found),
         lap=told.lap,

@@ -69,6 +69,7 @@ class _Events:
     steps: NDArray[np.int64]  # (E,), in a row
     size_s: Floats  # (E,)
 
+
 def find_pauses(rows: RankSteps) -> Pauses:
     """Find the pauses of a run, and whether they are regular."""
     total = len(rows.step)

@@ -23,7 +23,7 @@ from horovod_study.report.figures.system import write_system
 from horovod_study.report.kit import style
 from horovod_study.report.kit.files import write_result
 from horovod_study.report.kit.panels import label_ticks, legend, lying_grid, note_at, paper_behind
-from horovod_study.text.numbers import milliseconds, quoted
+from horovod_study.text.numbers import milliseconds, percent, quoted
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import listed, plural, wrapped
 
@@ -182,7 +182,7 @@ def _straggler_sentences(found: Inspection) -> list[str]:
             f"({100 / len(late.ranks):.0f} % by chance).",
             *([balance_words(late.balanced, 1 / len(late.ranks))] if late.balanced else []),
         ]
-    sentences = [_late_words(each, late.period_s, len(late.ranks)) for each in late.named[:4]]
+    sentences = [late_words(each, 1 / len(late.ranks)) for each in late.named[:4]]
     if len(late.named) > 4:
         others = ", ".join(str(each.rank) for each in late.named[4 : 4 + _MOST_RANKS])
         sentences.append(f"So are ranks {others}{' and more' if len(late.named) > 4 + _MOST_RANKS else ''}.")
@@ -214,23 +214,22 @@ def balance_words(balanced: Sequence[Lateness], chance: float) -> str:
     return " ".join(words)
 
 
-def _late_words(late: Lateness, period_s: float, ranks: int) -> str:
+def late_words(late: Lateness, chance: float) -> str:
+    """Return by how much a rank is late, in which lap, and in how many steps it is the last one."""
     host = f" on {late.host}" if late.host else ""
-    half_ms = 1e3 * (late.high_s - late.low_s) / 2
-    decimals = 3 if half_ms < 0.01 else 2 if half_ms < 0.1 else 1
-    in_all, there = (
-        "{} ms per step [{}, {}]".format(*(f"{1e3 * each:.{decimals}f}" for each in times))
-        for times in ((late.value_s, late.low_s, late.high_s), (late.cause_s, late.cause_low_s, late.cause_high_s))
+    there = quoted(1e3 * late.cause_s, 1e3 * late.cause_low_s, 1e3 * late.cause_high_s)
+    in_all = held_up = ""
+    if abs(late.value_s - late.cause_s) > 0.1 * late.cause_s:  # else one number tells both
+        whole = quoted(1e3 * late.value_s, 1e3 * late.low_s, 1e3 * late.high_s)
+        in_all = f" (over all laps {whole} ms{', which scatter more than that' * (late.low_s <= 0 <= late.high_s)})"
+    if late.quickest_s < 0.2 * late.cause_s:  # of its lateness, it is as quick as the others itself
+        held_up = (
+            " Its quickest steps are not late: at times something holds it up, such as another program on its core."
+        )
+    return (
+        f"Rank {late.rank}{host} is {there} ms late per step {CAUSES[late.cause]}{in_all}, and is the last one in "
+        f"{percent(late.last_share)} of the steps (by chance: {percent(chance)}).{held_up}"
     )
-    other = "the other rank" if ranks == 2 else "the middle one of the others"
-    laps = sorted(late.laps_s.items(), key=lambda each: -each[1])
-    parts = [f"{lap} {1e3 * more:+.{decimals}f}" for lap, more in laps if abs(more) >= 0.1 * late.cause_s]
-    last = f"is the last one in {100 * late.last_share:.0f} % of the steps ({100 / ranks:.0f} % by chance)"
-    why = f"{CAUSES[late.cause]} ({', '.join(parts)} ms)"
-    if late.certain_s <= 0:  # known from one lap, while the sum of all scatters
-        return f"Rank {late.rank}{host} is slower than {other} by {there} {why}, by {in_all} in all, and {last}."
-    share = f"{100 * late.value_s / period_s:.1f} % of the step"
-    return f"Rank {late.rank}{host} is slower than {other} by {in_all}, {share}, and {last}. It loses them {why}."
 
 
 def _whole_hosts(found: Inspection) -> list[str]:
