@@ -77,10 +77,9 @@ def _head(found: Explanation) -> Iterable[Said]:
 
 def _time(found: Explanation) -> Iterable[Said]:
     yield from _one_cell(found.cells[0]) if len(found.cells) == 1 else _several_cells(found)
-    for cell in found.last[:_MAX_SERIES]:
-        outside = [_outside(cell)] if len(found.cells) == 1 or (cell.outside_share or 0.0) >= _LITTLE else []
-        where = _where(cell, len(found.last))
-        yield from (f"{where}{text}" for text in (*outside, *_stacks(cell), *_stalls(cell)))
+    top = max(found.last, key=lambda each: (each.workers, each.samples_per_s or 0.0))
+    where = _where(top, len(found.last))
+    yield from (f"{where}{text}" for text in (_outside(top), *_stacks(top), *_stalls(top)))
     several = [cell for cell in found.last if cell.workers > 1]
     for cell in several[:_MAX_SERIES]:
         yield _where(cell, len(several)) + _communication(cell)
@@ -93,16 +92,15 @@ def _outside(cell: Cell) -> str:
         return "Outside of steps: unknown."
     if share < _LITTLE:
         return f"Outside of steps: {percent(share)} of the training's time."
-    each = f", {rounded(outside.gap_s, 3)} s {outside.where}" if outside.where else ""
-    text = f"Outside of steps: {rounded(outside.seconds, 3)} s, {percent(share)} of the training's time{each}"
-    if cell.whole_samples_per_s is not None:
-        text += f"; with it {rounded(cell.whole_samples_per_s)} samples/s"
-    if cell.workers > 1 and outside.where:
+    each = ""
+    if outside.where:
         alone = cell.outside_alone_s
-        same = alone is not None and 0.9 < outside.gap_s / alone < 1.1
-        one = "" if alone is None else f"{rounded(alone, 3)} s with 1 worker"
-        text += f"; {one}{', so that ' * same if one else ''}{'more workers do nothing to it' * (same or not one)}"
-    return f"{text}."
+        nothing = alone is None or 0.9 < outside.gap_s / alone < 1.1
+        told = [] if alone is None else [f"1 worker: {rounded(alone, 3)} s"]
+        one = f" ({'; '.join([*told, *['more workers do nothing to it'] * nothing])})" if cell.workers > 1 else ""
+        each = f", {rounded(outside.gap_s, 3)} s {outside.where}{one}"
+    rate = "" if cell.whole_samples_per_s is None else f"; with it {rounded(cell.whole_samples_per_s)} samples/s"
+    return f"Outside of steps: {rounded(outside.seconds, 3)} s, {percent(share)} of all time{each}{rate}."
 
 
 def _stacks(cell: Cell) -> Iterable[str]:
@@ -179,8 +177,8 @@ def _communication(cell: Cell) -> str:
         known_why = "none" if cell.why_not == NO_EXCHANGE else "unknown"
         return f"Exposed communication is {known_why}: {cell.why_not}."
     text = (
-        f"Exposed communication (not hidden by computing): {_part(cell.exposed_s, cell.step_s)}; waiting for the last "
-        f"rank, mean of all ranks: {_part(cell.waiting_s, cell.step_s)}."
+        f"Communication that no computing hides: {_part(cell.exposed_s, cell.step_s)}; waiting for the last "
+        f"rank: {_part(cell.waiting_s, cell.step_s)}."
     )
     return f"{text} Together: {left_out}." if left_out else text
 
@@ -268,12 +266,12 @@ def _gain(each: Help) -> str:
 
 def _rests(found: Explanation) -> Iterable[Said]:
     steps = f"{found.steps:,}" if found.steps == found.steps_most else f"{found.steps:,} to {found.steps_most:,}"
-    what = "from the scatter between repeats"
+    what = "from the scatter of repeats"
     if all(len(cell.runs) == 1 for cell in found.cells):
         what = "from the steps of one run each, so that what differs from run to run is not in them"
-    yield f"{steps} steps of each rank after the warm-up; 95 % intervals in brackets, {what}."
+    yield f"{steps} steps of each rank after the warm-up; brackets: 95 % intervals {what}."
     for doubt in found.doubts[:_MAX_DOUBTS]:
-        text = textwrap.shorten(doubt.rstrip("."), 3 * WIDE - 20, placeholder=" ...")
+        text = textwrap.shorten(doubt.rstrip("."), 3 * WIDE - 60, placeholder=" ...")
         yield f"- {text}{'' if text.endswith('...') else '.'}"
     if len(found.doubts) > _MAX_DOUBTS:
         yield f"- and {plural(len(found.doubts) - _MAX_DOUBTS, 'doubt')} more: --part account"

@@ -88,10 +88,10 @@ def same_threads(row: Row) -> str:
 
 def _outside(row: Row) -> str:
     whole = row["speedup_whole"]
-    job = "" if whole != whole else f", {rounded(whole, 3)} times that of the baseline"
+    job = "" if whole != whole else f", {rounded(whole, 3)} times the baseline's"
     return (
         f"{percent(row['outside_share_median'])} of the training's time is outside of steps: the rate of the job is "
-        f"{rounded(row['whole_samples_per_s_median'])} samples/s{job}; other rates and speedups are those of steps"
+        f"{rounded(row['whole_samples_per_s_median'])} samples/s{job}; speedups are those of steps"
     )
 
 
@@ -156,13 +156,14 @@ CULPRITS = (
 
 
 def culprits(points: pd.DataFrame) -> Iterator[str]:
-    """Yield a doubt for each rule and point that it holds of."""
+    """Yield a doubt for each rule that holds of some point, with the numbers of the most workers."""
     rows = [{f"{name}": value for name, value in row.items()} for row in points.to_dict("records")]
     for each in CULPRITS:
-        for row in rows:
-            if each.holds(row):
-                words = each.words(row).replace(f"{THIN}%", " %").replace(THIN, ",")
-                yield f"{row['series']}, {plural(int(row['workers']), 'worker')}: {words}."
+        if held := [row for row in rows if each.holds(row)]:
+            row = max(held, key=lambda row: (row["workers"], row["samples_per_s_median"]))
+            words = each.words(row).replace(f"{THIN}%", " %").replace(THIN, ",")
+            more = f" (and {plural(len(held) - 1, 'point')} more)" if len(held) > 1 else ""
+            yield f"{row['series']}, {plural(int(row['workers']), 'worker')}{more}: {words}."
 
 
 def briefly(row: Row) -> list[str]:

@@ -479,7 +479,7 @@ def _uneven(facts: _Facts) -> Interval | None:
 def _outside_words(facts: _Facts) -> str:
     outside = facts.cell.outside
     each = "" if outside is None or not outside.where else f", {rounded(outside.gap_s, 3)} s {outside.where}"
-    alone = ": all ranks can share an evaluation, and a checkpoint need not be written as often" if each else ""
+    alone = ": let all ranks share the evaluation, and write fewer checkpoints" if each else ""
     return f"shorten what is outside of steps, {percent(facts.cell.outside_share or 0.0)} of the time{each}{alone}"
 
 

@@ -270,7 +270,7 @@ def _sentences(
     else:
         sentence = (
             f"{_place(found, findings)}{workers}{over} run {_speedup(best)} times as fast as {base_of(found)}, "
-            f"an efficiency of {percent(best['efficiency'])} (100 %: {found['workers']} times as fast)"
+            f"an efficiency of {percent(best['efficiency'])}"
         )
         rest = [
             f"over {labels[other['series']]} {_speedup(other)} times"
