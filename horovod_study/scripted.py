@@ -5,20 +5,22 @@
     sweep: {workers: [1, 2], runtime: ddp/gloo, hidden: [64, 128], NCCL_ALGO: [Ring, Tree]}
 
 What is varied is what the line has a place for, {hidden}, and variables of the environment, NCCL_ALGO. Values are put
-into the words of the line, and no shell reads them. The training is recorded as by `horovod-study record`; with `steps`
-under `run` it is ended after so many.
+into the words of the line, and no shell reads them. It runs in the folder of the study file, in the environment of the
+shell. The training is recorded as by `horovod-study record`; with `steps` under `run` it is ended after so many.
 """
 
 import hashlib
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from horovod_study.documents import load_yaml, read_bytes
-from horovod_study.errors import ConfigError
+from horovod_study.errors import ConfigError, StudyError
 from horovod_study.roles import Option, Role
 from horovod_study.workloads import SHARED, Configuration, Workload, configuration, load_workload
 
@@ -27,10 +29,11 @@ PLACED = ("workers", "nodes", "workers_per_node", "hosts", "host", "global_batch
 """Has a place in the line if wanted, and is not given under `run`."""
 WARMUP_STEPS = 10
 """Fewer than of our own training: scripts of others may be short, and the rest of the warm-up is found."""
-_PLACE = re.compile(r"\{(\w+)\}")
-_HOROVOD = re.compile(r"^[ \t]*(import|from)[ \t]+horovod\b", re.MULTILINE)
+_PLACE = re.compile(r"(?<!\$)\{(\w+)\}")
+_READ_BY_A_SHELL = re.compile(r"(?:^|\s)(~\S*|&&|[|;<>&]+)(?=\s|$)|(\$[\w({][^\s\"]*|`|[^\s\"]*\*[^\s\"]*)")
+_HOROVOD = re.compile(r"^[ \t\"]*(import|from)[ \t]+horovod\b", re.MULTILINE)
 _OVER_TORCH = re.compile(  # in a script whose workers meet in torch.distributed
-    r"torch\.distributed|init_process_group|^[ \t]*(import|from)[ \t]+"
+    r"torch\.distributed|init_process_group|torchrun|accelerate launch|^[ \t\"]*(import|from)[ \t]+"
     r"(accelerate|deepspeed|lightning|pytorch_lightning|transformers)\b",
     re.MULTILINE,
 )
@@ -59,24 +62,17 @@ def scripted(path: Path, content: Mapping[str, Any]) -> Workload | None:
         return None
     if len(given) > 1 or "workload" in content:
         raise ConfigError(f"{path}: give one of script, command and workload")
-    kind = given[0]
-    try:
-        words = shlex.split(str(content[kind]))
-    except ValueError as error:
-        raise ConfigError(f"{path}: {kind}: {error}; quote as for a shell") from None
-    if not words:
-        raise ConfigError(f"{path}: {kind} is empty; write e.g. train.py --batch-size {{batch}}")
-    if kind == "script":
-        words[0] = str((path.parent / words[0]).resolve())
-        if not Path(words[0]).is_file():
-            raise ConfigError(f"{path}: script {words[0]} is no file; it is looked for beside the study file")
+    kind, folder, line = given[0], path.parent.resolve(), str(content[given[0]])
+    words = _words(path, kind, folder, line)
     places = {name for word in words for name in _PLACE.findall(word)}
-    factors = _factors(path, content, places)
+    told = _told(content)
+    factors = _factors(path, told, places)
     variables = tuple(name for name in factors if name not in places)
     missing = places - set(SHARED) - set(factors) - set(PLACED)
     if missing:
         raise ConfigError(f"{path}: {kind} has a place for {min(missing)}, which neither run nor sweep gives")
     warmup = replace(SHARED["warmup_steps"], default=WARMUP_STEPS)
+    sources = list(_sources(words, folder))
 
     def command(config: Path, directory: Path, resume: bool) -> tuple[str, ...]:
         return ("-m", PROGRAM, "--config", str(config), "--out", str(directory))
@@ -85,18 +81,57 @@ def scripted(path: Path, content: Mapping[str, Any]) -> Workload | None:
         values = {**config.to_dict(), **placed, "global_batch": config.batch * placed["workers"]}
         own = [f"--own={name}" for name in factors if values[name] is not None]
         set_to = [f"--set={name}={values[name]}" for name in variables if values[name] is not None]
-        end = [f"--steps={config.warmup_steps + config.steps}"] if config.steps and "steps" not in places else []
-        return (*own, *set_to, *end, *(["--command"] if kind == "command" else []), "--", *filled(words, values))
+        if kind == "script" and find_spec("torch") is None:
+            raise StudyError(
+                f"{path}: script is run by {sys.executable}, which has no torch; install it there, or write `command: "
+                f"torchrun --nproc-per-node {{workers}} {line}`, which starts the one that is on PATH"
+            )
+        own += [f"--steps={config.warmup_steps + config.steps}"] if config.steps and "steps" not in places else []
+        own += ["--command"] if kind == "command" else []
+        own += [f"--threads={config.threads}"] if "threads" in told else []
+        return (f"--folder={folder}", f"--workers={placed['workers']}", *own, *set_to, "--", *filled(words, values))
 
     return Workload(
         name=Path(words[0]).stem,
         configuration=configuration("script", {**SHARED, "warmup_steps": warmup, **factors}),
         command=command,
         arguments=arguments,
+        threads_of=lambda config: config.threads if kind == "script" or "threads" in told else sys.maxsize,
         starts_ranks=kind == "command",
-        usual_runtime=_usual_runtime(words),
-        file=path.resolve(),
-        version=_version(kind, words),
+        usual_runtime=_usual_runtime(words, sources),
+        file=folder / path.name,
+        folder=folder,
+        note=_note(kind, words, line),
+        version=_version(kind, words, sources),
+    )
+
+
+def _words(path: Path, kind: str, folder: Path, line: str) -> list[str]:
+    """Return the words of a line; the script, which is the first, with its folder. ConfigError: there is none."""
+    try:
+        words = shlex.split(line)
+    except ValueError as error:
+        raise ConfigError(f"{path}: {kind}: {error}; quote as for a shell") from None
+    if not words:
+        raise ConfigError(f"{path}: {kind} is empty; write e.g. train.py --batch-size {{batch}}")
+    if kind == "script":
+        words[0] = str(folder / words[0])
+        if Path(words[0]).suffix not in (".py", "") or not Path(words[0]).is_file():
+            raise ConfigError(
+                f"{path}: script {words[0]} is no Python file; it is looked for beside the study file, and anything "
+                f"else is a command: `command: bash train.sh`, `command: python -m project.train`"
+            )
+    return words
+
+
+def _note(kind: str, words: Sequence[str], line: str) -> str:
+    """Return in one line what of a line a shell would have read, "" for nothing; one in it reads what is in quotes."""
+    found = _READ_BY_A_SHELL.search(re.sub(r"'[^']*'", "''", line))
+    if found is None or (Path(words[0]).name.endswith("sh") and "-c" in words):
+        return ""
+    return (
+        f"note: {kind}: {found[1] or found[2]} is handed on as it is, since no shell reads the line; "
+        "bash -c 'the line in quotes' starts one"
     )
 
 
@@ -105,8 +140,8 @@ def filled(words: Sequence[str], values: Mapping[str, Any]) -> list[str]:
     return [_PLACE.sub(lambda place: str(values.get(place[1], place[0])), word) for word in words]
 
 
-def _factors(path: Path, content: Mapping[str, Any], places: set[str]) -> dict[str, Option]:
-    """Return the options of the script that the file gives values, by name; ConfigError where one has no place."""
+def _told(content: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Return the values that the file gives options and variables, by their names."""
     given: dict[str, list[Any]] = {}
     run, sweep = (content.get(name) for name in ("run", "sweep"))
     rows = sweep.get("zip") if isinstance(sweep, Mapping) else None
@@ -114,6 +149,11 @@ def _factors(path: Path, content: Mapping[str, Any], places: set[str]) -> dict[s
         for name, values in source.items() if isinstance(source, Mapping) else ():
             if name != "zip" and name not in _OF_THE_STUDY:
                 given.setdefault(str(name), []).extend(values if isinstance(values, list) else [values])
+    return given
+
+
+def _factors(path: Path, given: Mapping[str, list[Any]], places: set[str]) -> dict[str, Option]:
+    """Return the options of the script that are `given` values, by name; ConfigError where one has no place."""
     taken = ("threads", "warmup_steps", "steps")  # by the program, which applies them
     for name in given:
         if name not in places and name not in taken and not _VARIABLE.fullmatch(name):
@@ -139,26 +179,27 @@ def _kind(values: Iterable[Any]) -> type:
     return next((kind for kind in (bool, int) if kinds == {kind}), float if kinds <= {int, float} else str)
 
 
-def _usual_runtime(words: Sequence[str]) -> str:
-    """Return the runtime that a line is taken to use, by its launcher and by what the script in it imports."""
+def _sources(words: Sequence[str], folder: Path) -> Iterator[str]:
+    """Yield the text of each file that says what a line does: scripts, notebooks, modules, a Makefile."""
+    for before, word in zip(("", *words), words, strict=False):
+        names = [word] if word.endswith((".py", ".sh", ".ipynb")) else []
+        names += [f"{word.replace('.', '/')}{end}" for end in (".py", "/__main__.py") if before == "-m"]
+        names += ["Makefile"] if Path(word).name == "make" else []
+        for path in (folder / name for name in names if (folder / name).is_file()):
+            yield read_bytes(path, error=ConfigError, again="the line of the study names it").decode(errors="replace")
+
+
+def _usual_runtime(words: Sequence[str], sources: Sequence[str]) -> str:
+    """Return the runtime that a line is taken to use, by its launcher and by what the files in it import."""
     launchers = {Path(word).name for word in words}
     if "horovodrun" in launchers:
         return "horovod/gloo" if "--gloo" in words else "horovod/mpi"
-    text = "\n".join(_content(word).decode(errors="replace") for word in words if word.endswith(".py"))
+    text = "\n".join(sources)
     over_torch = launchers & _TORCH_LAUNCHERS or _OVER_TORCH.search(text)
     return "ddp/gloo" if over_torch and not _HOROVOD.search(text) else "horovod/mpi"
 
 
-def _version(kind: str, words: Sequence[str]) -> str:
-    """Return a digest of the line and of the script, if it is named."""
-    digest = hashlib.sha256(repr((kind, [Path(words[0]).name, *words[1:]])).encode())
-    for word in words:
-        if word.endswith(".py"):
-            digest.update(_content(word))
-    return digest.hexdigest()[:12]
-
-
-def _content(script: str) -> bytes:
-    """Return what the script holds; nothing where there is none."""
-    path = Path(script)
-    return read_bytes(path, error=ConfigError, again="name the script that trains") if path.is_file() else b""
+def _version(kind: str, words: Sequence[str], sources: Sequence[str]) -> str:
+    """Return a digest of the line and of the files in it."""
+    told = (kind, [Path(words[0]).name, *words[1:]], sources)
+    return hashlib.sha256(repr(told).encode()).hexdigest()[:12]

@@ -10,7 +10,7 @@ import os
 import re
 import site
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from functools import cache
 from pathlib import Path
 
@@ -111,6 +111,35 @@ def without_working_directory(environ: Mapping[str, str]) -> dict[str, str]:
     if not _installed() and folder not in kept.get("PYTHONPATH", "").split(os.pathsep):
         kept["PYTHONPATH"] = os.pathsep.join(filter(None, [kept.get("PYTHONPATH"), folder]))
     return kept
+
+
+SHELL = "HOROVOD_STUDY_SHELL_"
+"""Begins the names of the copies."""
+_OURS = ("PATH", "PYTHONPATH", "PYTHONSAFEPATH", "PYTHONUNBUFFERED")  # set for the package's own Pythons
+
+
+def of_the_shell(name: str, environ: Mapping[str, str]) -> str:
+    """Return what the shell has in a variable, "" for nothing: the copy of it, where there is one."""
+    return environ.get(f"{SHELL}{name}", environ.get(name, ""))
+
+
+def keeping_the_shell(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """Return `environ` with copies of what the shell has in variables that are set for the package's own Pythons.
+
+    These find what PYTHONPATH names as a Python in `folder` does, wherever they are started.
+    """
+    paths = filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))
+    kept = {**environ, **{f"{SHELL}{name}": of_the_shell(name, environ) for name in _OURS}}
+    return {**kept, "PYTHONPATH": os.pathsep.join(str(folder / each) for each in paths)}
+
+
+def back_to_the_shell(environ: MutableMapping[str, str]) -> None:
+    """Put the copies back, for a training that is no part of the package; without copies nothing changes."""
+    for name in _OURS:
+        before = environ.pop(f"{SHELL}{name}", None)
+        if before is not None:  # Python takes a variable that is empty for none
+            environ.pop(name, None)
+            environ.update({name: before} if before else {})
 
 
 @cache

@@ -237,6 +237,9 @@ class Workload:
     """What a study runs that names no runtime; ddp/gloo stands for ddp/nccl where there are GPUs."""
     waits: bool = True
     """Whether it can wait between two steps: it is recorded by a session of this package."""
+    folder: Path | None = None
+    """In which it runs, in the environment of the shell; None: it is the package's, or made for it."""
+    note: str = ""  # told before it runs
     file: Path | None = None  # it was declared in; None: the package
     version: str = ""  # of what it runs; "": the content of its file
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from horovod_study import alive, records
-from horovod_study.recording import turns
+from horovod_study.recording.rank import turns
 
 if TYPE_CHECKING:  # what launches this program is not imported by it: it is started hundreds of times
     from horovod_study.cluster.launch import LaunchLine

@@ -18,7 +18,7 @@ from make.waiting import until
 from horovod_study.cluster.holding import Holding, used_s
 from horovod_study.errors import RecordError
 from horovod_study.measure.clock import sleep
-from horovod_study.recording.turns import connect, cores_of_threads
+from horovod_study.recording.rank.turns import connect, cores_of_threads
 from horovod_study.records import TURNS_FILE, TurnSlice, append_turns, read_turns, run_turns
 from horovod_study.studies import turns
 from horovod_study.studies.turns import BlockLaunch, Conductor

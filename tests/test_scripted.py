@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
+import venv
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,12 +20,12 @@ from make.waiting import PATIENCE_S
 from slurm_cluster import SlurmCluster
 from two_hosts import INTERFACE, TwoHosts
 
-from horovod_study import cli
+from horovod_study import cli, scripted
 from horovod_study.cluster.jobs import cell_of, cell_values
 from horovod_study.cluster.partitions import Host
 from horovod_study.cluster.site import Site
 from horovod_study.config import Placement
-from horovod_study.errors import ConfigError
+from horovod_study.errors import ConfigError, StudyError
 from horovod_study.records import read_run, run_directories
 from horovod_study.studies.smoke import STEPS, _small_config
 from horovod_study.studies.study_file import load_study
@@ -45,6 +47,7 @@ for (x,) in DataLoader(data, batch_size=options.batch):
     optimizer.zero_grad(); model(x).square().mean().backward(); optimizer.step()
 dist.destroy_process_group()
 """
+SHELL = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
 STUDY = {
     "study": "foreign",
     "script": "train.py --batch {batch} --hidden {hidden}",
@@ -68,9 +71,9 @@ def written(folder: Path, **changes: Any) -> Path:
     return path
 
 
-def words_of(cell: Any, folder: Path) -> list[str]:
-    line = launch_line(cell, python=Path(sys.executable), config=folder / "c", out=folder / "o", environ=os.environ)
-    return list(line.argv)
+def words_of(cell: Any, folder: Path, **start: Any) -> list[str]:
+    start = {"python": Path(sys.executable), "environ": SHELL, **start}
+    return list(launch_line(cell, config=folder / "c", out=folder / "o", **start).argv)
 
 
 def test_the_cells_of_a_script_are_crossed_from_its_places(folder: Path) -> None:
@@ -169,7 +172,7 @@ def test_a_command_is_told_where_its_ranks_go(folder: Path) -> None:
     cell = replace(cell, placement=placement)
     hosts = tuple(Host(name=name, slots=2) for name in ("n1", "n2"))
     line = launch_line(
-        cell, python=Path(sys.executable), config=folder / "c", out=folder / "o", environ={},
+        cell, python=Path(sys.executable), config=folder / "c", out=folder / "o", environ={"PATH": "/usr/bin"},
         site=Site(hosts=hosts, allocation=True),
     )  # fmt: skip
 
@@ -222,6 +225,181 @@ def test_what_does_not_fit_together_is_named(changes: dict[str, Any], what: str,
         load_study(written(folder, **changes))
 
 
+# ------------------------------------------------------------------------------------------------ as it is typed
+
+SEEN = """
+import json, os, sys
+import beside
+with open("seen.json", "w") as stream:
+    told = {"path": sys.path, "python": sys.executable, "folder": os.getcwd(), "words": sys.argv[1:]}
+    json.dump({**told, "text": beside.TEXT, "environ": dict(os.environ)}, stream)
+"""
+PROJECT = {
+    "beside.py": "TEXT = open('data.txt').read()",
+    "data.txt": "read by a relative path",
+    "seen.py": SEEN,
+    "project/__init__.py": "",
+    "project/train.py": "from project import inner\n" + SEEN,
+    "project/inner.py": "",
+    "train.sh": 'exec python seen.py "$@"',
+    "run me": '#!/bin/sh\nexec python seen.py "$@"',
+    "Makefile": "train:\n\tpython seen.py $(WORDS)",
+    "lib/usercustomize.py": "",
+}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project of several files, in a folder whose name has a blank; and beside it a Python environment."""
+    for name, text in PROJECT.items():
+        path = tmp_path / "my project" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+    venv.create(tmp_path / "own", with_pip=False, symlinks=True)
+    return tmp_path / "my project"
+
+
+def shell_of(project: Path, **more: str) -> dict[str, str]:
+    """Return the environment of a person's shell: with a Python of its own, paths, and a variable of `.env`."""
+    own = project.parent / "own"
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "OMP_", "PYTEST"))}
+    paths = {"PATH": f"{own / 'bin'}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": "lib", "VIRTUAL_ENV": str(own)}
+    return {**kept, **paths, "CONDA_PREFIX": str(own), "DATA_KEY": "of .env", "OMP_WAIT_POLICY": "passive", **more}
+
+
+def seen(project: Path) -> dict[str, Any]:
+    """Return what the program saw, without the recorder's own."""
+    found = json.loads((project / "seen.json").read_text())
+    (project / "seen.json").unlink()
+    environ = found["environ"]
+    environ["PYTHONPATH"] = environ["PYTHONPATH"].rpartition(f"recording/inject{os.pathsep}")[2]
+    for name in [name for name in environ if name.startswith("HOROVOD_STUDY_") or name in ("_", "SHLVL", "OLDPWD")]:
+        del environ[name]
+    found["path"] = [each for each in found["path"] if not each.endswith("recording/inject")]
+    return found
+
+
+def started(project: Path, content: dict[str, Any], shell: dict[str, str]) -> None:
+    """Start the first cell of a study beside the project from another folder."""
+    (project / "study.yaml").write_text(
+        yaml.safe_dump({"study": "typed", "run": {}, "sweep": {"workers": [1]}, **content})
+    )
+    elsewhere = project.parent / "elsewhere"
+    elsewhere.mkdir(exist_ok=True)
+    cell = load_study(project / "study.yaml").cells()[0]
+    (elsewhere / "cell.yaml").write_text(yaml.safe_dump(cell.config.to_dict()))
+    line = launch_line(
+        cell, python=Path(sys.executable), config=elsewhere / "cell.yaml", out=elsewhere / "run", environ=shell
+    )
+    subprocess.run(line.argv, env=line.environment, cwd=elsewhere, capture_output=True, timeout=PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "python seen.py --name 'a b' x",
+        "python -m project.train --more",
+        "'./run me' one",
+        "bash train.sh two",
+        "sh -c 'python seen.py $DATA_KEY'",
+        "env ONE=1 python seen.py",
+        "make train WORDS=three",
+        "../own/bin/python seen.py",
+    ],
+)
+def test_a_command_sees_what_it_sees_when_it_is_typed(line: str, project: Path) -> None:
+    shell = shell_of(project)
+    subprocess.run(shlex.split(line), cwd=project, env={**shell, "PWD": str(project)}, check=True)
+    typed = seen(project)
+    assert os.path.normpath(typed["python"]) == str(project.parent / "own/bin/python")
+
+    started(project, {"command": line}, shell)
+    assert seen(project) == typed
+
+
+def test_what_the_study_varies_comes_beside_it(project: Path) -> None:
+    started(project, {"command": "python seen.py", "run": {"MODE": "x", "threads": 2}}, shell_of(project, MODE="y"))
+    environ = seen(project)["environ"]
+    assert (environ["MODE"], environ["OMP_NUM_THREADS"]) == ("x", "2")
+
+    varied = {"PATH": "/usr/bin", "PYTHONUNBUFFERED": "1"}
+    started(project, {"command": "../own/bin/python seen.py", "run": varied}, shell_of(project))
+    assert varied.items() <= seen(project)["environ"].items()
+
+
+def test_a_script_sees_what_it_sees_when_it_is_typed(project: Path) -> None:
+    """But for the Python, which is the one that runs this program, its one thread, and what its launcher tells it."""
+    shell = shell_of(project)
+    subprocess.run([sys.executable, "seen.py", "x"], cwd=project, env={**shell, "PWD": str(project)}, check=True)
+    typed = seen(project)
+
+    for threads, given in (("1", {}), ("3", {"run": {"threads": 3}})):
+        started(project, {"script": "seen.py x", **given}, shell)
+        found = seen(project)
+        assert found["environ"]["OMP_NUM_THREADS"] == threads
+        assert typed["environ"].items() <= found["environ"].items()
+        assert {**found, "environ": typed["environ"]} == typed
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("python train.py --data ~/data", "~/data"),
+        ("python train.py --data $HOME/data", "$HOME/data"),
+        ('python train.py --data "${HOME}"', "${HOME}"),
+        ("cd lib && python train.py", "&&"),
+        ("python train.py > log", ">"),
+        ("python train.py data/*.csv", "data/*.csv"),
+        ("python train.py --data '$HOME/data'", ""),
+        ("bash -c 'python train.py --data ~/data'", ""),
+        ('bash -c "python train.py --data $HOME/data"', ""),
+        ("python train.py --lr 3~4 a&b 'x > y'", ""),
+    ],
+)
+def test_what_a_shell_would_read_is_data_and_told(line: str, told: str, folder: Path) -> None:
+    study = load_study(written(folder, script=None, command=line, run={}, sweep={"workers": [1]}))
+    words = words_of(study.cells()[0], folder, which=lambda name, path: name)
+
+    assert words[words.index("--") + 1 :] == shlex.split(line)
+    assert study.workload.note == (told and f"note: command: {told} is handed on as it is, since no shell reads the "
+                                   "line; bash -c 'the line in quotes' starts one")  # fmt: skip
+
+
+@pytest.mark.parametrize("word", ["trian", "./train", "~/own/bin/python", "LR=3", "cd"])
+def test_a_program_that_is_missing_is_told_before_anything_starts(word: str, folder: Path) -> None:
+    study = load_study(written(folder, script=None, command=f"{word} train.py", run={}, sweep={"workers": [1]}))
+    with pytest.raises(StudyError, match=f"command: {re.escape(word)} is not on PATH; .*, or write .*bash -c"):
+        words_of(study.cells()[0], folder, environ={"PATH": "bin"})
+
+    (folder / "bin").mkdir()
+    (folder / "bin" / "trian").write_text("")
+    (folder / "bin" / "trian").chmod(0o755)
+    if word == "trian":
+        words_of(study.cells()[0], folder, environ={"PATH": "bin"})
+
+
+def test_a_script_needs_torch_in_the_python_of_this_program(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scripted, "find_spec", lambda name: None)
+    with pytest.raises(StudyError, match=r"has no torch; install it there, or write `command: torchrun"):
+        words_of(load_study(written(folder)).cells()[0], folder)
+
+
+def test_a_changed_module_or_shell_script_makes_other_cells(project: Path) -> None:
+    for line, name in (
+        ("python -m project.train", "project/train.py"),
+        ("bash train.sh", "train.sh"),
+        ("make a", "Makefile"),
+    ):
+        (project / "study.yaml").write_text(yaml.safe_dump({"study": "s", "command": line, "run": {}, "sweep": {}}))
+        before = load_study(project / "study.yaml").cells()[0].key
+        (project / name).write_text((project / name).read_text() + "\n")
+        assert load_study(project / "study.yaml").cells()[0].key != before
+
+
+# ------------------------------------------------------------------------------------------------ the whole way
+
+
 @pytest.mark.slow
 @pytest.mark.horovod
 @pytest.mark.parametrize("kind", ["script", "command"])
@@ -231,10 +409,9 @@ def test_a_study_of_somebody_elses_training_goes_the_whole_way(kind: str, folder
     path = written(folder, **{**dict.fromkeys(lines), kind: lines[kind]}, sweep=sweep)
 
     def say(*words: str) -> str:
-        environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
         ended = subprocess.run(
             [sys.executable, "-m", "horovod_study.cli", *words],
-            cwd=folder, env=environment, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL,
+            cwd=folder, env=SHELL, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL,
         )  # fmt: skip
         assert ended.returncode == 0, ended.stdout + ended.stderr
         return ended.stdout

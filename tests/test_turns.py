@@ -17,7 +17,7 @@ from turn_giver import TurnGiver
 
 from horovod_study import records
 from horovod_study.errors import BackendError
-from horovod_study.recording import turns
+from horovod_study.recording.rank import turns
 
 LENGTH = 60
 TRAIN = (

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from horovod_study.measure.clock import now
-from horovod_study.recording.turns import TURNS, Channel
+from horovod_study.recording.rank.turns import TURNS, Channel
 
 WAIT_S = 60.0  # far beyond any test
 

@@ -41,7 +41,7 @@ def _record_arguments(parser: Parser) -> None:
 
 def record(options: argparse.Namespace) -> int:
     """Record the training of any PyTorch script as it is: record -- torchrun --nproc-per-node 2 train.py."""
-    from horovod_study.cluster import recorded
+    from horovod_study.recording import command as recorded
     from horovod_study.measure.clock import utc_stamp
 
     command = options.command[1:] if options.command[:1] == ["--"] else options.command

@@ -158,7 +158,7 @@ def _status_arguments(parser: Parser) -> None:
 
 def status(options: argparse.Namespace) -> int | Result:
     """Show the state of a study, or of one run while it goes on."""
-    from horovod_study.cluster.recorded import before_the_first_step
+    from horovod_study.recording.command import before_the_first_step
     from horovod_study.studies.live import look, watch_run
 
     if options.study.is_dir() or before_the_first_step(options.study):

@@ -41,7 +41,14 @@ from horovod_study.config import Cell, Placement
 from horovod_study.errors import StudyError
 from horovod_study.limits import mpi_hindrance
 from horovod_study.runtimes import CARRIED
-from horovod_study.variables import OF_HOROVOD, is_set, refuse_other_than_numbers, without_working_directory
+from horovod_study.variables import (
+    OF_HOROVOD,
+    is_set,
+    keeping_the_shell,
+    of_the_shell,
+    refuse_other_than_numbers,
+    without_working_directory,
+)
 
 _HOROVODRUN = {"mpi": ("--mpi",), "gloo": ("--gloo",), "nccl": ()}  # NCCL starts over whichever controller was built
 
@@ -102,19 +109,43 @@ class Starting:
     which: Callable[[str, str], str | None] | None = None  # looks a launcher up in a search path
     site: Site = HERE  # all its hosts see the same files under the same paths
 
+    def find(self, name: str, search: str) -> str | None:
+        """Return the path of a program in the folders `search`, None where it is in none."""
+        return self.which(name, search) if self.which else shutil.which(name, path=search)
+
 
 def launch_line(cell: Cell, start: Starting, *, config: Path, out: Path, resume: bool = False) -> LaunchLine:
     """Return how to start `cell`, given its configuration file and its run directory.
 
-    A launcher that is missing is a StudyError saying how to get it.
+    A launcher that is missing is a StudyError saying how to get it, and so is the program that a command begins with.
     """
     workload = cell.config.workload
+    if workload.folder is not None:
+        start = replace(start, environ=keeping_the_shell({**start.environ, **start.site.environment}, workload.folder))
     job = (
         *workload.command(config.absolute(), out.absolute(), resume),
         *workload.arguments(cell.config, placed(cell.placement, start.site)),
     )
     workers = cell.placement.workers
-    return program_line(cell.runtime, workers, job, start, out=out, starts_ranks=workload.starts_ranks)
+    if workload.folder is not None and workload.starts_ranks:
+        _require_program(job[job.index("--") + 1], workload.folder, start)
+    line = program_line(cell.runtime, workers, job, start, out=out, starts_ranks=workload.starts_ranks)
+    if workload.folder is None or workload.starts_ranks:
+        return line
+    # What the ranks of a script leave becomes a run where they were launched.
+    return replace(line, argv=(str(start.python), *job[: job.index("--")], "--launcher", "--", *line.argv))
+
+
+def _require_program(word: str, folder: Path, start: Starting) -> None:
+    """Raise StudyError where the shell, in `folder`, would not find the program `word`."""
+    shell = of_the_shell("PATH", start.environ).split(os.pathsep)
+    search = os.pathsep.join(str(folder / each) for each in shell)  # of a path that is relative, too
+    if start.find(str(folder / word) if "/" in word else word, search) is None:
+        own = start.python.parent / word
+        raise StudyError(
+            f"command: {word} is not on PATH; activate the environment that has it, or write "
+            f"{own if own.exists() else 'its whole path'} (~, $NAME and NAME=VALUE are for a shell: bash -c '...')"
+        )
 
 
 def placed(placement: Placement, site: Site) -> dict[str, Any]:
@@ -327,7 +358,7 @@ class _Line:
         return Path(launcher).parent == self.start.python.parent
 
     def _launcher(self, name: str) -> str:
-        found = self.start.which(name, self.search) if self.start.which else shutil.which(name, path=self.search)
+        found = self.start.find(name, self.search)
         if found is None:
             remedy = "load Slurm's commands in the job" if name == "srun" else "run `make setup`"
             raise StudyError(
@@ -352,7 +383,7 @@ def cell_environment(environ: Mapping[str, str], *, path: str, out: Path, site: 
     What `site` sets for its partition is added; inside a Slurm job what srun and mpirun need to know of it stays.
     """
     starts = SLURM_STARTS if site.allocation and not site.alone else frozenset[str]()
-    kept = {name: value for name, value in environ.items() if name in starts or not _describes_enclosing_job(name)}
+    kept = {name: value for name, value in environ.items() if name in starts or not describes_enclosing_job(name)}
     if not site.alone:  # functions of a shell and the like, which cannot be written into another's command
         kept = {name: value for name, value in kept.items() if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name)}
     if starts:
@@ -365,7 +396,8 @@ def cell_environment(environ: Mapping[str, str], *, path: str, out: Path, site: 
     return without_working_directory({name: value for name, value in made.items() if name not in empty})
 
 
-def _describes_enclosing_job(name: str) -> bool:
+def describes_enclosing_job(name: str) -> bool:
+    """Return whether a variable tells the ranks of a job about themselves."""
     if name.startswith(_JOB_PARAMETERS):
         return True
     if name.startswith("SLURM"):

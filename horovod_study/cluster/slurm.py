@@ -13,11 +13,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from horovod_study.cluster.allocations import Allocation
+from horovod_study.cluster.launch import describes_enclosing_job
 from horovod_study.cluster.partitions import Partition
 from horovod_study.config import Cell
 from horovod_study.errors import ConfigError
 from horovod_study.progress import duration
 from horovod_study.text.words import plural
+from horovod_study.variables import SHELL
 
 PROGRAM = "horovod_study.studies.job"
 
@@ -35,6 +37,13 @@ _KEPT = frozenset(
     """.split()
 )
 _KEPT_PREFIXES = ("HOROVOD_STUDY_", "BASH_FUNC_module", "BASH_FUNC_ml")
+_OWN_SETTINGS = [
+    "# Settings of the shell that submitted this are no part of the study.",
+    'for name in "${!HOROVOD_@}" "${!OMPI_@}" "${!PMIX_@}" "${!NCCL_@}" "${!SBATCH_@}" "${!PYTHON@}"; do',
+    '    case "$name" in HOROVOD_STUDY_*) ;; *) unset "$name" ;; esac',
+    "done",
+    "unset SLURM_EXPORT_ENV LD_PRELOAD",
+]
 _MODULES = """\
 # A job's shell does not always know `module`.
 if ! type module >/dev/null 2>&1; then
@@ -90,13 +99,8 @@ def script(
     if len(lines) > _LISTED:
         lines = [*lines[:_LISTED], _comment(f"  and {len(cells)} in all; job.json lists them")]
     lines += ["", "set -euo pipefail", ""]
-    lines += [
-        "# Settings of the shell that submitted this are no part of the study.",
-        'for name in "${!HOROVOD_@}" "${!OMPI_@}" "${!PMIX_@}" "${!NCCL_@}" "${!SBATCH_@}" "${!PYTHON@}"; do',
-        '    case "$name" in HOROVOD_STUDY_*) ;; *) unset "$name" ;; esac',
-        "done",
-        "unset SLURM_EXPORT_ENV LD_PRELOAD",
-    ]
+    as_typed = cells[0].config.workload.folder is not None
+    lines += [] if as_typed else _OWN_SETTINGS
     if partition.modules:
         lines += ["", *_MODULES.splitlines()]
         lines += ["set +u  # module functions use variables that are not set", "module purge"]
@@ -113,6 +117,8 @@ def script(
         if variable in partition.because and variable in partition.environment:
             lines += [_comment(f"{variable}: {line}") for line in partition.because[variable].splitlines()]
         lines.append(f"export {variable}={_quoted(f'environment: {variable}', value)}")
+    if as_typed:
+        lines.append(f'export {SHELL}PYTHONPATH="${{PYTHONPATH-}}"  # what follows is for this program alone')
     if code is not None:
         lines.append(f"export PYTHONPATH={_quoted('the folder of the study', str(code))}")
     command = (_quoted("the path of Python", str(python)), "-P", "-m", PROGRAM, _quoted("the folder", str(folder)))
@@ -179,6 +185,14 @@ def _comment(text: str) -> str:
     return "# " + "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
-def submit_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what sbatch, and with it the job, gets of the caller's environment."""
-    return {name: value for name, value in environ.items() if name in _KEPT or name.startswith(_KEPT_PREFIXES)}
+def submit_environment(environ: Mapping[str, str], *, as_typed: bool = False) -> dict[str, str]:
+    """Return what sbatch, and with it the job, gets of the caller's environment.
+
+    `as_typed`: the training has that of the shell, all but what tells of an enclosing job.
+    """
+
+    def kept(name: str) -> bool:
+        needed = name in _KEPT or name.startswith(_KEPT_PREFIXES)
+        return needed or (as_typed and not describes_enclosing_job(name))
+
+    return {name: value for name, value in environ.items() if kept(name)}

@@ -40,6 +40,12 @@ _LAUNCHERS = (
     # A batch script and an interactive shell have SLURM_PROCID and SLURM_NTASKS too; only a step tells of its tasks.
     ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", None),
 )
+_STARTS = (
+    *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "HOROVOD_GLOO_RENDEZVOUS_PORT", "PMIX_NAMESPACE"),
+    *("SLURM_STEP_ID", "MASTER_PORT"),
+)
+"""What launchers set alike for all ranks that they start together, and differently for those of another start."""
+LAUNCH_VARIABLES = tuple(dict.fromkeys([name for each in _LAUNCHERS for name in each[1:] if name] + [*_STARTS]))
 
 
 def detect(environ: Mapping[str, str]) -> Launch:

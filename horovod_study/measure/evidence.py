@@ -7,10 +7,7 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from horovod_study.config import COMMUNICATION, OPTIONS
 from horovod_study.errors import BackendError
@@ -18,17 +15,23 @@ from horovod_study.measure.clock import now, sleep
 from horovod_study.measure.environment import BUSY_CORES, busy_s, own_cpu_s
 from horovod_study.measure.sensors import Gpus
 
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
 
 def describe_rank(
     *,
     host: str,
     local_rank: int,
     cores: Sequence[int],
-    device: torch.device,
+    device: "torch.device",
     lr: float | None,
     settings: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return this rank's entry of the record; `settings` are those of its backend, `lr` its optimiser's."""
+    import torch
+
     return {
         "host": host,
         "local_rank": local_rank,
@@ -42,13 +45,15 @@ def describe_rank(
     }
 
 
-def gpu_identity(device: torch.device) -> dict[str, str]:
+def gpu_identity(device: "torch.device") -> dict[str, str]:
     """Return {"name", "uuid"} of a GPU, the UUID without the prefix "GPU-" that others write."""
+    import torch
+
     properties = torch.cuda.get_device_properties(device)
     return {"name": properties.name, "uuid": str(properties.uuid)}
 
 
-def _gpu(device: torch.device) -> dict[str, Any]:
+def _gpu(device: "torch.device") -> dict[str, Any]:
     """Return name and UUID of a GPU, and the numbers of the processes that hold it, None where that is not known."""
     known = gpu_identity(device)
     return {**known, "processes": Gpus([known["uuid"]]).processes().get("gpu 0")}
@@ -81,16 +86,18 @@ def _as_option(name: str, value: Any) -> Any:
     return OPTIONS[name].kind(value)
 
 
-def parameter_count(model: nn.Module) -> int:
+def parameter_count(model: "nn.Module") -> int:
     """Return the number of trained parameters."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def parameter_sha256(model: nn.Module) -> str:
+def parameter_sha256(model: "nn.Module") -> str:
     """Return the SHA-256 over all parameters in their logical order: equal only for models equal bit for bit.
 
     Of parameters that are sharded over ranks (DTensor) it is that of this rank's shards: nothing is communicated.
     """
+    import torch
+
     digest = hashlib.sha256()
     for parameter in model.parameters():
         own = parameter.detach()
@@ -101,7 +108,7 @@ def parameter_sha256(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def sharded(model: nn.Module) -> bool:
+def sharded(model: "nn.Module") -> bool:
     """Return whether ranks hold different parts of the parameters (FSDP, `fully_shard`)."""
     return any(hasattr(each, "to_local") for each in model.parameters()) or any(
         type(each).__name__ == "FullyShardedDataParallel" for each in model.modules()

@@ -1,24 +1,24 @@
 """Runs a script of somebody else as a rank of a cell, and has its training recorded: see scripted.py.
 
-    python -m horovod_study.programs.script --config CELL.yaml --out RUN_DIR -- train.py --batch-size 32
+    python -m horovod_study.programs.script --config CELL.yaml --out RUN_DIR --folder FOLDER -- train.py --batch 32
 
 The script sees itself as the program: `__main__`, sys.argv, and its own folder first on the path. With `--command` the
-words are a command that starts the ranks.
+words are a command that starts the ranks. Both run in FOLDER, with the variables that the shell has. With `--launcher`
+they are the package's own launch of ranks that run the script.
 """
 
 import argparse
-import json
 import os
 import runpy
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from horovod_study.files import PART, SEVERAL
+from horovod_study.variables import back_to_the_shell
 
 
 def main(arguments: Sequence[str] | None = None) -> int | str | None:
@@ -26,62 +26,64 @@ def main(arguments: Sequence[str] | None = None) -> int | str | None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--own", action="append", default=[])
     parser.add_argument("--set", action="append", default=[], dest="variables")
     parser.add_argument("--steps", type=int, help="end the training after so many")
+    parser.add_argument("--threads")
+    parser.add_argument("--workers", type=int)
     parser.add_argument("--command", action="store_true")
+    parser.add_argument("--launcher", action="store_true")
     parser.add_argument("words", nargs="+")
     options = parser.parse_args(arguments)
     values = yaml.safe_load(options.config.read_text(encoding="utf-8"))
     asked = {name: values[name] for name in ("warmup_steps", "study", "partition", "repeat")} | {"disk_full": "go-on"}
     own = {name: str(values[name]) if isinstance(values[name], bool) else values[name] for name in options.own}
+    if options.launcher:
+        return _recorded(options, asked, own, values)
+    back_to_the_shell(os.environ)
+    os.environ.update({"OMP_NUM_THREADS": options.threads} if options.threads else {}, PWD=str(options.folder))
     os.environ.update(text.split("=", 1) for text in options.variables)
-    os.environ.setdefault("OMP_NUM_THREADS", str(values["threads"]))
-    if options.command:
-        from horovod_study.cluster import recorded
+    if not options.command:
+        os.environ.setdefault("OMP_NUM_THREADS", str(values["threads"]))  # as all that this package starts
+    try:
+        os.chdir(options.folder)
+    except OSError as error:
+        return f"{options.folder}: {error.strerror}; every host must see the folder of the study file"
+    return _recorded(options, asked, own, values) if options.command else _script(options, values["backend"])
 
-        requested = {"batch": values["batch"], "declared": "command"}
-        return recorded.record(options.words, options.out, asked, own=own, requested=requested, steps=options.steps)
-    return _script(options, asked, own, values)
 
-
-def _script(
-    options: argparse.Namespace, asked: Mapping[str, Any], own: Mapping[str, Any], values: Mapping[str, Any]
+def _recorded(
+    options: argparse.Namespace, asked: dict[str, Any], own: dict[str, Any], values: dict[str, Any]
 ) -> int | str | None:
-    import torch  # in the environment of the cell
+    from horovod_study.recording import command
 
-    from horovod_study.cluster.recorded import NO_STEPS
-    from horovod_study.recording import automatic
-
-    words, out = options.words, options.out.absolute()
-    torch.set_num_threads(values["threads"])
-    # One launch has one folder in which its ranks meet: its configuration is written again for each, and seen by all.
-    launch = options.config.stat().st_mtime_ns
-    watcher = automatic.install(
-        json.dumps(
-            {
-                "out": str(out),
-                "meeting": str(out.parent / f".{out.name}.{SEVERAL}.{launch}{PART}"),
-                "options": asked,
-                "batch": None,
-                "model_name": None,
-                "own": own,
-                "requested": {"batch": values["batch"], "declared": "script"},
-                "steps": options.steps,
-                "remove_meeting": True,
-                "one_training": True,
-            }
-        )
+    return command.record(
+        options.words,
+        options.out,
+        asked,
+        own=own,
+        requested={"batch": values["batch"], "declared": "command" if options.command else "script"},
+        steps=options.steps,
+        workers=options.workers,
+        told=options.launcher,
     )
+
+
+def _script(options: argparse.Namespace, backend: str) -> int | str | None:
+    from horovod_study.recording.command import asked_file
+    from horovod_study.recording.rank import watch
+
+    words = options.words
+    watch.install(asked_file(options.out.absolute()).read_text(encoding="utf-8"))
     sys.argv = list(words)
-    sys.path[0] = str(Path(words[0]).parent)
-    code: Any = 0
-    with _joined(values["backend"]):
+    sys.path.insert(0, str(Path(words[0]).resolve().parent))
+    with _joined(backend):
         try:
             runpy.run_path(words[0], run_name="__main__")
         except SystemExit as end:
-            code = end.code
-    return code if code or watcher.began else f"no run was recorded: {NO_STEPS}"
+            return end.code
+    return 0
 
 
 @contextmanager

@@ -36,7 +36,7 @@ from horovod_study.errors import ConfigError, StudyError, nearest
 from horovod_study.measure import environment
 from horovod_study.measure.clock import LapClock, now, utc_stamp
 from horovod_study.measure.evidence import parameter_count, parameter_sha256, sharded
-from horovod_study.measure.precision import PrecisionObserver
+from horovod_study.recording.rank.precision import PrecisionObserver
 from horovod_study.progress import say
 from horovod_study.recording.hooks import Hook, Hooks
 from horovod_study.recording.session import RecordOptions, Session

@@ -38,7 +38,7 @@ from horovod_study.measure.clock import KernelStamps, LapClock, now, open_clock,
 from horovod_study.measure.ranges import ranged
 from horovod_study.measure.recorder import DRAIN_S, DRAIN_STEPS, Recorder
 from horovod_study.progress import say
-from horovod_study.recording import turns
+from horovod_study.recording.rank import turns
 from horovod_study.roles import Role, named
 from horovod_study.workloads import workload
 

@@ -22,7 +22,7 @@ import yaml
 from horovod_study.cluster.launch import MARKER, LaunchLine, Starting, launch_line, program_line
 from horovod_study.cluster.process import GRACE_S, CellProcess
 from horovod_study.cluster.reason import failure_reason, is_follow_on, told_to_end, without_tags
-from horovod_study.cluster.recorded import NO_STEPS
+from horovod_study.recording.command import NO_STEPS
 from horovod_study.cluster.remote import run_on, stop_marked_on
 from horovod_study.cluster.site import HERE, Site
 from horovod_study.config import Cell, Placement

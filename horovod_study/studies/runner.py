@@ -306,6 +306,8 @@ def _plan(
         cell.placement: _site(study, cell.placement, options)
         for cell in {cell.placement: cell for cell in here}.values()
     }
+    if study.workload.note:
+        say(console, study.workload.note)
     require_launchers(here, options.launch, sites)
     for line in plan.lines() if table else [ledger.summary()]:
         say(console, line)

@@ -209,7 +209,7 @@ def _submit(draft: _Draft, directory: Path, study: StudyConfig, console: Console
         write_file(folder / "study.yaml", study.text)
         write_file(folder / "partition.yaml", yaml.safe_dump(job.inside["partition"], sort_keys=False))
         write_job(directory, job)
-    number = _sbatch(draft, folder, directory)
+    number = _sbatch(draft, folder, directory, as_typed=study.workload.folder is not None)
     job = replace(job, job_id=number, submitted=utc_now())
     write_job(directory, job)
     count = len(draft.allocation.tasks)
@@ -223,7 +223,7 @@ def _submit(draft: _Draft, directory: Path, study: StudyConfig, console: Console
     return job
 
 
-def _sbatch(draft: _Draft, folder: Path, directory: Path) -> str:
+def _sbatch(draft: _Draft, folder: Path, directory: Path, *, as_typed: bool) -> str:
     """Return the number that sbatch gives; when its answer was lost on the way, Slurm is asked for the job's name."""
     told = ""
     for attempt in range(_TRIES):
@@ -233,7 +233,7 @@ def _sbatch(draft: _Draft, folder: Path, directory: Path) -> str:
             done = subprocess.run(
                 ("sbatch", "--parsable", "script.sh"),
                 cwd=folder,
-                env=submit_environment(os.environ),
+                env=submit_environment(os.environ, as_typed=as_typed),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=120.0,

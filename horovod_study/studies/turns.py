@@ -45,7 +45,7 @@ from horovod_study.errors import RecordError, StudyError
 from horovod_study.measure.clock import now, sleep
 from horovod_study.measure.environment import busy_s
 from horovod_study.progress import Line
-from horovod_study.recording.turns import TURNS, Channel
+from horovod_study.recording.rank.turns import TURNS, Channel
 from horovod_study.records import TurnSlice, read_run
 from horovod_study.roles import Role
 from horovod_study.studies.attempt import Attempt, CellRun, Running, Verdict

@@ -1,7 +1,8 @@
 """Loaded by every Python that is started below `horovod-study record`, before its script.
 
-It waits for `import torch`, and installs the recorder then; a Python that never imports torch notices nothing. Only
-this file is in its folder, which is put in front of PYTHONPATH, and it loads the sitecustomize that it hides.
+It waits for `import torch`, and installs the hooks of `recording.rank` then; a Python that never imports torch notices
+nothing. Only this file is in its folder, which is put in front of PYTHONPATH, and it loads the sitecustomize that it
+hides. The package is loaded from its file: the folders that this Python looks into stay what they are.
 """
 
 import importlib.machinery
@@ -14,7 +15,7 @@ VARIABLE = "HOROVOD_STUDY_RECORD"
 
 
 class AfterTorch:
-    """Finds torch through the other finders, and has the recorder installed when it is imported.
+    """Finds torch through the other finders, and has the hooks installed when it is imported.
 
     Until then it stays: many a library first asks whether there is a torch, and imports it later, or never.
     """
@@ -23,7 +24,7 @@ class AfterTorch:
         self._asks_others = False
 
     def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
-        """Return the specification of torch with a loader that goes on to the recorder."""
+        """Return the specification of torch with a loader that goes on to the hooks."""
         if name != "torch" or self._asks_others:
             return None
         self._asks_others = True
@@ -32,12 +33,12 @@ class AfterTorch:
         finally:
             self._asks_others = False
         if spec is not None and spec.loader is not None:
-            spec.loader = RecordingLoader(spec.loader, self)  # type: ignore[no-untyped-call,assignment]
+            spec.loader = HookingLoader(spec.loader, self)  # type: ignore[no-untyped-call,assignment]
         return spec
 
 
-class RecordingLoader:
-    """A loader like another one, that installs the recorder behind it."""
+class HookingLoader:
+    """A loader like another one, that installs the hooks behind it."""
 
     def __init__(self, loader, finder):  # type: ignore[no-untyped-def]
         self._loader, self._finder = loader, finder
@@ -50,20 +51,29 @@ class RecordingLoader:
         return self._loader.create_module(spec)
 
     def exec_module(self, module):  # type: ignore[no-untyped-def]
-        """Import torch, then the recorder."""
+        """Import torch, then the hooks."""
         module.__spec__.loader = module.__loader__ = self._loader
         if self._finder in sys.meta_path:
             sys.meta_path.remove(self._finder)
         self._loader.exec_module(module)
         asked = os.environ[VARIABLE]
         try:
-            if importlib.util.find_spec("horovod_study") is None:  # another Python than the one of the command line
-                sys.path.append(json.loads(asked)["package"])
-            from horovod_study.recording import automatic
+            load_package(json.loads(asked)["package"])
+            from horovod_study.recording.rank import watch
 
-            automatic.install(asked)
+            watch.install(asked)
         except Exception as error:  # the script comes first, whatever is wrong with its recorder
             print(f"horovod-study record: cannot record: {type(error).__name__}: {error}", file=sys.stderr)
+
+
+def load_package(folder):  # type: ignore[no-untyped-def]
+    """Load the package of the command line, unless this Python has loaded one already."""
+    if "horovod_study" not in sys.modules:
+        start = os.path.join(folder, "__init__.py")
+        spec = importlib.util.spec_from_file_location("horovod_study", start, submodule_search_locations=[folder])
+        assert spec is not None and spec.loader is not None
+        sys.modules["horovod_study"] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
 
 
 def load_hidden() -> None:

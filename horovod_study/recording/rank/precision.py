@@ -5,6 +5,8 @@ the autocast was put (around the loop's forward, into the model's forward as Acc
 as Lightning does). A layer of PyTorch that multiplies by its weights returns what it computed in.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Callable
 from typing import Any

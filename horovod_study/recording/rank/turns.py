@@ -18,6 +18,8 @@ When the connection is closed the runner is gone, or has been told to end: the c
 the same time, and measure each other. So a rank then makes no more steps.
 """
 
+from __future__ import annotations
+
 import json
 import math
 import os
@@ -89,7 +91,7 @@ def wanted(environ: Mapping[str, str] = os.environ) -> bool:
     return bool(environ.get(TURNS))
 
 
-def connect(environ: Mapping[str, str] = os.environ, *, rank: int, workers: int) -> "Turns | None":
+def connect(environ: Mapping[str, str] = os.environ, *, rank: int, workers: int) -> Turns | None:
     """Return this rank's side of the turns that the environment names; None where it names none, or nobody answers.
 
     Raises BackendError where the variable is damaged.

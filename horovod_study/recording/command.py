@@ -1,0 +1,176 @@
+"""A command whose training is recorded without a line in its script: `horovod-study record -- COMMAND`.
+
+The command is started as it is, with two environment variables more: one puts the recorder's folder in front of
+PYTHONPATH, so that every Python below it loads its sitecustomize, the other says what is asked. Its processes leave
+events and facts in a folder (recording/rank); how they end does not matter. Here they become run directories: of each
+training that was seen, and of the whole command where no step was.
+"""
+
+import glob
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from types import FrameType, MappingProxyType
+from typing import Any
+
+import horovod_study
+from horovod_study import lease, records
+from horovod_study.comm.launch import LAUNCH_VARIABLES
+from horovod_study.errors import RecordError, StudyError
+from horovod_study.files import PART, unfinished
+from horovod_study.progress import say
+from horovod_study.recording.output import Output
+from horovod_study.recording.trainings import OWN_RECORDER, Run, Training, processes_in, trainings_of
+
+VARIABLE = "HOROVOD_STUDY_RECORD"
+NO_STEPS = (
+    "neither optimizer steps nor backwards were seen, or fewer than two; a script in which nothing of them is "
+    "PyTorch's is recorded by three lines of its own, see docs/your_script.md"
+)
+PASSED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that go on to the command."""
+_LOOK_S = 0.5
+_BY_SIGNAL = {124: "timeout", 130: "SIGINT", 137: "SIGKILL", 143: "SIGTERM"}
+"""Exit codes of commands that were ended from outside: what they have trained until then is a measurement."""
+
+
+def environment(asked: Mapping[str, Any]) -> dict[str, str]:
+    """Return the environment of a command whose training is recorded as `asked`."""
+    inject = Path(__file__).parent / "inject"
+    paths = [str(inject), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), VARIABLE: json.dumps(asked)}
+
+
+def asked_file(out: Path) -> Path:
+    """Return the file that tells ranks which this package has started itself what is asked of them."""
+    return out.with_name(f".{out.name}.asked")
+
+
+def record(
+    command: Sequence[str],
+    out: Path,
+    options: Mapping[str, Any],
+    *,
+    batch: int | None = None,
+    model_name: str | None = None,
+    own: Mapping[str, Any] = MappingProxyType({}),
+    requested: Mapping[str, Any] = MappingProxyType({}),
+    steps: int | None = None,
+    workers: int | None = None,
+    rate: str | None = None,
+    environ: Mapping[str, str] | None = None,
+    told: bool = False,
+) -> int:
+    """Run `command`, have its training recorded in the run directory `out`, and return the exit code to end with.
+
+    The code is the command's; 1 where that is 0 and a training could not be recorded. `own`: options of the script in
+    which runs differ; `requested`: what else a study asked for; `steps`: the training is ended after so many;
+    `workers`: how many a study has started; `rate`: a regular expression, whose first group is the rate in the output
+    of a command without steps; `environ`: that of the command, instead of this process's; `told`: its ranks read what
+    is asked from `asked_file`. A command that cannot be started is a StudyError.
+    """
+    out = out.absolute()
+    one_training = "declared" in requested  # a cell of a study
+    for training in range(1, 2 if one_training else records.MAX_TRAININGS + 1):  # those of an earlier command, too
+        records.require_no_run(records.training_directory(out, training))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with unfinished(out, folder=True) as meeting, ExitStack() as held:
+        asked = {
+            "out": str(out),
+            "meeting": str(meeting),
+            "package": str(Path(horovod_study.__file__).parent),
+            "options": dict(options),
+            "steps": steps,
+            "one_training": one_training,
+            "trainings": records.MAX_TRAININGS,
+            "variables": LAUNCH_VARIABLES,
+        }
+        if told:
+            asked_file(out).write_text(json.dumps(asked), encoding="utf-8")
+            held.callback(asked_file(out).unlink, missing_ok=True)
+        run = Run(out, meeting, options, batch=batch, model_name=model_name, own=own, requested=requested)
+        held.callback(run.close)
+        code = _run(command, {**environment(asked), **(environ or {})} if not told else dict(environ or os.environ), run)
+        return _close(run, command, code, workers=workers, rate=rate, cell=one_training)
+
+
+def _run(command: Sequence[str], environ: Mapping[str, str], run: Run) -> int:
+    output = Output()
+    run.output = output
+    try:
+        process = subprocess.Popen(list(command), env=dict(environ), stdout=output.stdout, stderr=output.stderr)
+    except OSError as error:
+        raise StudyError(f"{command[0]}: cannot be started ({error.strerror}); is it on PATH?") from None
+    run.started(process.pid)
+
+    def pass_on(number: int, _: FrameType | None) -> None:
+        process.send_signal(number)
+
+    # Ctrl-C reaches the command from the terminal: it ends, then this program.
+    before = {number: signal.signal(number, pass_on) for number in PASSED}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        output.follow(process, run.look, every_s=_LOOK_S)
+        code = process.wait()
+    finally:
+        output.close()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    run.ended()
+    return code if code >= 0 else 128 - code
+
+
+def _close(run: Run, command: Sequence[str], code: int, *, workers: int | None, rate: str | None, cell: bool) -> int:
+    """Write what was seen, say what is to be known of it, and return the exit code to end with."""
+    seen, processes = processes_in(run.meeting)
+    trainings = trainings_of(processes)
+    if OWN_RECORDER in seen:
+        say("horovod-study record: the script records itself; start it without `horovod-study record --`")
+        return code or 1
+    stopped = next((each.stopped for each in processes if each.stopped and not each.events), "")
+    if stopped:
+        say(f"horovod-study record: no run was recorded: {stopped}")
+        return code or 1
+    if not trainings:
+        why = NO_STEPS if "torch" in seen else _UNSEEN
+        return run.write_command(command, code, workers=workers, rate=rate, why=why)
+    if len(trainings) > records.MAX_TRAININGS:
+        say(
+            f"horovod-study record: {len(trainings) - records.MAX_TRAININGS} trainings of this command after the first "
+            f"{records.MAX_TRAININGS} are not recorded"
+        )
+    wrong = 0
+    for number, training in enumerate(trainings[: 1 if cell else records.MAX_TRAININGS], 1):
+        ended = "" if not code else f"the command ended with exit code {code} after its training"
+        if code in _BY_SIGNAL and not cell:
+            training.ended, ended = f"by {_BY_SIGNAL[code]}", ""
+        wrong |= run.write(training, number, failed=ended)
+    return code or wrong
+
+
+_UNSEEN = (
+    "no Python of the command has imported torch with this environment; python -I, -E and -S hide the recorder, and so "
+    "does a command that sets PYTHONPATH itself (keep what is in it: PYTHONPATH=lib:$PYTHONPATH) or a launcher that "
+    f"passes PYTHONPATH and {VARIABLE} not on (mpirun -x PYTHONPATH -x {VARIABLE})"
+)
+
+
+def before_the_first_step(out: Path) -> str:
+    """Return how far a command has come whose run `out` has no record yet; "" where none is being recorded there."""
+    meetings = sorted(out.absolute().parent.glob(f".{glob.escape(out.name)}.*{PART}"))
+    if not meetings or (out / records.MANIFEST).exists():
+        return ""
+    seen, _ = processes_in(meetings[-1])
+    loaded = seen.count("torch")
+    if not loaded:
+        return "no steps seen yet: no process of the command has imported torch"
+    processes = f"{loaded} process{'' if loaded == 1 else 'es'}"
+    return (
+        f"no steps seen yet: {processes} of the command imported torch, and the record begins with the second "
+        f"step. If this stays so: {NO_STEPS}"
+    )

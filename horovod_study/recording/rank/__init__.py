@@ -1,0 +1,12 @@
+"""What is inside the ranks of somebody's training: the standard library and torch alone, of Python 3.9 and later.
+
+The Python of a training need not have what this package needs, so nothing here imports more of it than this folder.
+
+events    what happens in a training, 16 bytes an event, written as it comes
+watch     the hooks that see it: updates, the loader, backward, the model's call, the waits for other ranks
+facts     what runs: model, optimizer, library of the workers, machine
+stacks    where a training is, 20 times a second
+turns     the wait between slices of steps, where cells of a study train one at a time
+
+The parent, `recording.command`, makes the run directory of it.
+"""

@@ -1,0 +1,269 @@
+"""What runs in a rank: its models and optimizers by name, the library of its workers, its place and its numbers."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import os
+import platform
+import resource
+import sys
+from importlib import metadata
+from typing import Any, Iterable, Sequence
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+_LIBRARIES = ("torch", "horovod", "mpi4py", "numpy")
+_WRAPPERS = ("torch", "deepspeed", "accelerate", "lightning", "lightning_fabric", "pytorch_lightning", "apex", "timm")
+_MAX_NAMES = 4
+"""So many models are named, of those that are trained together."""
+
+
+class LooseParameters(nn.Module):
+    """Parameters that are in no module."""
+
+    def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
+        super().__init__()
+        # A tensor that is none itself shares its values with the one that stands for it here.
+        self.all = nn.ParameterList(
+            each if isinstance(each, nn.Parameter) else nn.Parameter(each.detach(), requires_grad=each.requires_grad)
+            for each in parameters
+        )
+
+
+def objects(kind: type) -> list[Any]:
+    """Return all objects of a kind in this process that the garbage collector knows."""
+    # by type(), because objects that stand in for others lie about their class, and are made to load by being asked
+    return [each for each in gc.get_objects() if issubclass(type(each), kind)]
+
+
+def optimizers() -> list[torch.optim.Optimizer]:
+    """Return all optimizers of this process."""
+    return objects(torch.optim.Optimizer)
+
+
+def models_of(wanted: set[int]) -> list[nn.Module]:
+    """Return the outermost modules that hold the parameters with these ids; first the one that holds most of them."""
+    modules = objects(nn.Module)
+    inside = {id(child) for module in modules for child in module._modules.values() if child is not None}
+    outermost = [(each, set(map(id, each.parameters()))) for each in modules if id(each) not in inside]
+    found: list[nn.Module] = []
+    left = set(wanted)
+    while left and outermost:
+        module, own = max(outermost, key=lambda each: (len(each[1] & left), -len(each[1] - wanted)))
+        if not own & left:
+            break
+        found.append(module)
+        left -= own
+    return found
+
+
+def models_with_gradients() -> list[nn.Module]:
+    """Return the outermost modules whose parameters have gradients; where none has, what else has some, as one."""
+    wanted = {
+        id(each)
+        for module in objects(nn.Module)
+        for each in module._parameters.values()
+        if each is not None and each.grad is not None
+    }
+    leaves = (each for each in objects(torch.Tensor) if each.is_leaf and each.requires_grad and each.grad is not None)
+    return models_of(wanted) or [LooseParameters(leaves)]
+
+
+def averaging(model: nn.Module) -> DistributedDataParallel | None:
+    """Return the DDP model that `model` is, or that holds all of its parameters inside a wrapper, as Fabric's does."""
+    if isinstance(model, DistributedDataParallel):
+        return model
+    found = [each for each in model.modules() if isinstance(each, DistributedDataParallel)]
+    same = len(found) == 1 and set(map(id, found[0].parameters())) == set(map(id, model.parameters()))
+    return found[0] if same else None
+
+
+def averages_in_synchronize(optimizer: object) -> bool:
+    """Return whether this is Horovod's DistributedOptimizer, whose `synchronize` waits for the averages."""
+    return callable(getattr(optimizer, "synchronize", None)) and hasattr(optimizer, "skip_synchronize")
+
+
+def sharded(model: nn.Module) -> bool:
+    """Return whether ranks hold different parts of the parameters (FSDP, `fully_shard`)."""
+    return any(hasattr(each, "to_local") for each in model.parameters()) or any(
+        type(each).__name__ == "FullyShardedDataParallel" for each in model.modules()
+    )
+
+
+def workers_of(models: Sequence[nn.Module], optimizer: object, *, on_gpu: bool) -> dict[str, Any]:
+    """Return the library that the ranks train with, rank and workers by it, and where gradients are averaged.
+
+    A DistributedDataParallel model averages over torch.distributed, a Horovod optimizer over Horovod. Where neither is
+    there, the library that the script has started does; one that it has not loaded is not loaded here.
+    """
+    dist = torch.distributed
+    horovod, mpi4py = sys.modules.get("horovod.torch"), sys.modules.get("mpi4py.MPI")
+    connected = dist.is_available() and dist.is_initialized()
+    wrapped = next(filter(None, map(averaging, models)), None)
+    if horovod is not None and horovod.is_initialized() and wrapped is None:
+        hooks = averages_in_synchronize(optimizer)
+        if hooks or not connected:
+            controller = "mpi" if horovod.mpi_enabled() else "gloo"
+            return {
+                "backend": "horovod",
+                "transport": "nccl" if on_gpu and horovod.nccl_built() else controller,
+                "averaging": "synchronize" if hooks else None,
+                "rank": int(horovod.rank()),
+                "workers": int(horovod.size()),
+            }
+    if connected:
+        group = None if wrapped is None else wrapped.process_group
+        named = str(dist.get_backend(group))
+        return {
+            "backend": "ddp",
+            # started without a name it has one library for each kind of device
+            "transport": named if named in ("nccl", "gloo", "mpi") else "nccl" if on_gpu else "gloo",
+            "averaging": "backward" if wrapped is not None or any(map(sharded, models)) else None,
+            "rank": int(dist.get_rank(group)),
+            "workers": int(dist.get_world_size(group)),
+        }
+    mpi = None if mpi4py is None or not mpi4py.Is_initialized() or mpi4py.Is_finalized() else mpi4py.COMM_WORLD
+    if mpi is not None and mpi.Get_size() > 1:
+        rank, size = int(mpi.Get_rank()), int(mpi.Get_size())
+        return {"backend": "mpi", "transport": "mpi", "averaging": "unseen", "rank": rank, "workers": size}
+    return {"backend": "serial", "transport": "none", "averaging": None, "rank": 0, "workers": 1}
+
+
+def model_name(model: nn.Module) -> str:
+    """Return the name of the class that somebody has written, inside of what libraries put around it."""
+    compiled = False
+    while (inner := _inside(model)) is not None:
+        compiled |= type(model).__name__ == "OptimizedModule"
+        model = inner
+    return f"{type(model).__name__}{' (compiled)' * compiled}"
+
+
+def _inside(model: nn.Module) -> nn.Module | None:
+    """Return the innermost module with all the parameters of a library's wrapper, None where it is none.
+
+    A model of a library that consists of one container of layers is no wrapper.
+    """
+    package = type(model).__module__
+    file = getattr(sys.modules.get(package), "__file__", None) or ""
+    if package.startswith("torch.nn.modules.") or not ("site-packages" in file or "dist-packages" in file):
+        return None
+    own, wraps = set(map(id, model.parameters())), package.partition(".")[0] in _WRAPPERS
+    inside = [
+        each
+        for each in model.children()
+        if set(map(id, each.parameters())) == own
+        and (wraps or not type(each).__module__.startswith("torch.nn.modules.container"))
+    ]
+    return min(inside, key=lambda each: sum(1 for _ in each.modules()), default=None)
+
+
+def names_of(models: Sequence[nn.Module], script: str) -> str:
+    """Return the names of the models that are trained together; the script's where parameters are in no module."""
+    names = [script if isinstance(each, LooseParameters) else model_name(each) for each in models]
+    more = [f"{len(names) - _MAX_NAMES} more"] if len(names) > _MAX_NAMES else []
+    return " + ".join([*names[:_MAX_NAMES], *more])
+
+
+def time_first(model: nn.Module) -> bool:
+    """Return whether the layers of a model that know a time take it as the first dimension, and the batch as second."""
+    known = [each.batch_first for each in model.modules() if isinstance(getattr(each, "batch_first", None), bool)]
+    return bool(known) and not any(known)
+
+
+def samples_of(batch: Any, *, size: int | None = None, second: bool = False) -> int:
+    """Return how many samples a batch has: the first dimension of its first tensor or array, or its length; 0: unknown.
+
+    `size`: what its loader calls the batch, `second`: the model takes the batch as second dimension. Where the first
+    dimension is not `size` and the second is, it is that one.
+    """
+    if type(batch) is list and batch and type(batch[0]) is torch.Tensor:  # of most loaders
+        shape: Any = batch[0].shape
+    else:
+        shape = _shape(batch)
+    if len(shape) > 1 and size != shape[0] and (size == shape[1] or (second and size is None)):
+        return int(shape[1])
+    return int(shape[0]) if shape else 0
+
+
+def _shape(batch: Any) -> Any:
+    if hasattr(batch, "keys") and hasattr(batch, "values"):
+        batch = tuple(batch.values())
+    shape = getattr(batch, "shape", None)
+    if shape is not None:
+        return shape
+    if isinstance(batch, (list, tuple)):
+        for part in batch:
+            if found := _shape(part):
+                return found
+    try:
+        return () if isinstance(batch, (str, bytes)) else (len(batch),)
+    except TypeError:
+        return ()
+
+
+def digest(models: Sequence[nn.Module]) -> str:
+    """Return the SHA-256 over all parameters: equal only for models equal bit for bit. Of shards, the rank's own."""
+    found = hashlib.sha256()
+    for model in models:
+        for parameter in model.parameters():
+            own = parameter.detach()
+            own = own.to_local() if hasattr(own, "to_local") else own
+            found.update(memoryview(_bytes(own.cpu().contiguous())))
+    return found.hexdigest()
+
+
+def _bytes(values: torch.Tensor) -> Any:
+    """Return the bytes of a tensor; without NumPy they are copied."""
+    flat = values.reshape(-1).view(torch.uint8)
+    try:
+        return flat.numpy()
+    except RuntimeError:
+        return bytes(flat.untyped_storage()[flat.storage_offset() : flat.storage_offset() + flat.numel()])
+
+
+def count(models: Sequence[nn.Module]) -> int:
+    """Return the number of trained parameters."""
+    return sum(each.numel() for model in models for each in model.parameters())
+
+
+def of_process(device: torch.device) -> dict[str, Any]:
+    """Return place, numbers and versions of this process."""
+    gpu = None
+    if device.type == "cuda":
+        about = torch.cuda.get_device_properties(device)
+        gpu = {"name": about.name, "uuid": str(getattr(about, "uuid", "")), "processes": None}
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    return {
+        "host": os.uname().nodename,
+        "pid": os.getpid(),
+        "cores": sorted(cores),
+        "threads": torch.get_num_threads(),
+        "device": str(device),
+        "gpu": gpu,
+        "environment": {
+            "python": platform.python_version(),
+            "command": [sys.executable, *sys.argv],
+            **{name: _version(name) for name in _LIBRARIES},
+        },
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def memory_mb() -> tuple[float, float | None]:
+    """Return the peak of the resident memory of this process and its proportional memory, in MB (1e6 bytes)."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e6
+    try:
+        with open("/proc/self/smaps_rollup", encoding="ascii") as stream:
+            own = next((int(line.split()[1]) for line in stream if line.startswith("Pss:")), None)
+    except OSError:
+        own = None
+    return peak, None if own is None else own * 1024 / 1e6

@@ -1,0 +1,92 @@
+"""Where a training is, 20 times a second: what time outside of all laps is spent in.
+
+A sample is named after the innermost frame of the script's own files: by the library that it has called,
+`gymnasium/step`, or, where it is in no other frame, by itself, `train.py/rollout`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import threading
+from array import array
+from typing import Any, Callable
+
+from horovod_study.recording.rank.events import now
+
+_INTERVAL_S = 0.05
+_WRITTEN = 64
+"""So many numbers are written at a time: two a sample."""
+_OWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+_SAYS_NOTHING = ("wrapper", "wrapped", "inner", "call", "decorate_context", "<lambda>")
+_LIBRARIES = tuple(
+    {os.path.join(folder, "") for name, folder in sysconfig.get_paths().items() if name.endswith(("lib", "stdlib"))}
+)
+
+
+class Stacks:
+    """Samples the stack of one thread into the file `path` until `stop`: float64 pairs of a moment and a name's number.
+
+    `told(names)` is called with each new name, in the order of their numbers.
+    """
+
+    def __init__(self, thread: int, path: str, told: Callable[[str], None]) -> None:
+        self._thread, self._told = thread, told
+        self._names: dict[Any, int] = {}
+        self._file = open(path, "wb", buffering=0)  # noqa: SIM115
+        self._over = threading.Event()
+        self._sampler = threading.Thread(target=self._sample, name="horovod-study-stacks", daemon=True)
+        self._sampler.start()
+
+    def stop(self) -> None:
+        """End the samples."""
+        self._over.set()
+        self._sampler.join(1.0)
+
+    def _sample(self) -> None:
+        pending = array("d")
+        try:
+            while not self._over.wait(_INTERVAL_S):
+                frame = sys._current_frames().get(self._thread)
+                if frame is not None:
+                    pending.extend((now(), self._number(frame)))
+                del frame  # it would keep what the training has let go
+                if len(pending) >= _WRITTEN:
+                    self._file.write(pending)
+                    del pending[:]
+            self._file.write(pending)
+        except Exception:  # what is sampled so far is enough
+            pass
+
+    def _number(self, frame: Any) -> int:
+        called = None
+        while frame.f_back is not None and _is_library(frame.f_code.co_filename):
+            code = frame.f_code
+            if not code.co_filename.startswith(_OWN) and (called is None or not _says_nothing(code.co_name)):
+                called = code
+            frame = frame.f_back
+        code = frame.f_code
+        place = (code, frame.f_lineno if code.co_name == "<module>" else 0, called)
+        if place not in self._names:
+            self._names[place] = len(self._names)
+            self._told(_name(*place))
+        return self._names[place]
+
+
+def _is_library(file: str) -> bool:
+    return file.startswith((*_LIBRARIES, _OWN, "<")) or "torchinductor_" in file
+
+
+def _says_nothing(name: str) -> bool:
+    return name.startswith("_") or name in _SAYS_NOTHING
+
+
+def _name(code: Any, line: int, called: Any) -> str:
+    """Return `library/function` of what own code has called, or `file.py/function` of it, `file.py:LINE` of a script."""
+    if called is None:
+        file = os.path.basename(code.co_filename)
+        return f"{file}:{line}" if line else f"{file}/{code.co_name}"
+    inside = next((called.co_filename[len(each) :] for each in _LIBRARIES if called.co_filename.startswith(each)), "")
+    package = inside.replace(f"site-packages{os.sep}", "").split(os.sep)[0].partition(".")[0]
+    return f"{package or 'compiled code'}/{called.co_name}"

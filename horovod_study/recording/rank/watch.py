@@ -1,0 +1,735 @@
+"""Sees a training that has no line of this package, and notes what happens in it.
+
+Hooks of PyTorch's own tell of it: optimizers step, a DataLoader gives a batch, autograd makes gradients; from the
+second update on also that the model is called and that the script waits for other ranks. They note events (events.py)
+and decide nothing: what a step is, is found out afterwards (recording/steps.py).
+
+All hooks go through one door, which Dynamo never enters, and behind which nothing is raised into the script: what goes
+wrong ends the recording, and the record says why.
+"""
+
+from __future__ import annotations
+
+import atexit
+import copyreg
+import functools
+import itertools
+import json
+import math
+import multiprocessing
+import os
+import sys
+from collections import OrderedDict
+from contextlib import nullcontext, suppress
+from multiprocessing.util import Finalize
+from threading import get_ident
+from typing import Any, Callable
+
+import torch
+from torch import is_grad_enabled, nn
+from torch.compiler import is_compiling
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data import dataloader
+
+from horovod_study.recording.rank import facts
+from horovod_study.recording.rank.events import CALLS, DATA_SETS, NUMBER, DeviceLog, Log, now, wall
+from horovod_study.recording.rank.precision import PrecisionObserver
+from horovod_study.recording.rank.stacks import Stacks
+from horovod_study.recording.rank.turns import Turns, connect
+
+_START, _FETCH, _BATCH, _ENDED = (NUMBER[name] for name in ("start", "fetch", "batch", "ended"))
+_FORWARD, _FORWARDED, _BACKWARD, _GRADIENT = (NUMBER[name] for name in ("forward", "forwarded", "backward", "gradient"))
+_BACKWARDED, _UPDATE, _UPDATED = (NUMBER[name] for name in ("backwarded", "update", "updated"))
+_SYNC, _SYNCED, _PAUSE, _RESUME = (NUMBER[name] for name in ("sync", "synced", "pause", "resume"))
+_CHANGED, _OPENED, _CALLED = (NUMBER[name] for name in ("changed", "opened", "called"))
+
+_LOOKED_AT = 4
+"""After so many backwards and batches without an update that was seen, parameters are looked at for a change."""
+_MOST_UNSEEN = 64
+"""So many of them, and a backward is a step although no parameter was seen to change."""
+_PRECISION_STEPS = 3
+_KEPT = 2
+"""So many of the last gradients of a backward stay watched: the order of the last may change."""
+_MORE_UPDATES = 20
+"""So many updates more than ever in a turn of the loop over the loader: the loop is over."""
+_STRANGERS = 3
+"""So many updates by optimizers that are not recorded, and none by those that are: another training has begun."""
+
+
+class Door:
+    """What PyTorch is given to call. Dynamo finds nothing behind it, and the training no error.
+
+    Copies and pickles of a model are without it: whoever loads them may have nothing of this package. The hooks of a
+    module are in an `OrderedDict`, from which `_without_doors` leaves them out; elsewhere something of the standard
+    library, which takes anything and does nothing, stands in its place.
+    """
+
+    def __init__(self, call: Callable[..., None], failed: Callable[[Exception], None]) -> None:
+        self._call, self._failed = call, failed
+
+    def __call__(self, *given: Any, **named: Any) -> None:
+        if is_compiling():
+            return
+        try:
+            self._call(*given, **named)
+        except Exception as error:
+            self._failed(error)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (nullcontext(), "__exit__")
+
+
+def _without_doors(values: OrderedDict[Any, Any]) -> Any:
+    """Return what makes a copy of an ordered dictionary, as it would be copied and pickled but for doors."""
+    made = values.__reduce__()
+    if not any(isinstance(each, Door) for each in values.values()):
+        return made
+    return (*made[:4], iter([(name, each) for name, each in values.items() if not isinstance(each, Door)]))
+
+
+def install(asked: str) -> Watcher:
+    """Watch for a training from now on; `asked` is the JSON text that the parent leaves for it."""
+    watcher = Watcher(json.loads(asked))
+    watcher.install()
+    return watcher
+
+
+class Watcher:
+    """Notes the events of the training of this process."""
+
+    def __init__(self, asked: dict[str, Any]) -> None:
+        self._asked = asked
+        self.state = "watching"  # -> recording -> over
+        self._training = 1  # which of this process
+        self._thread: int | None = None  # that trains
+        self._undo: list[Callable[[], None]] = []
+        self._told_elsewhere = False
+        self._begin()
+
+    def _begin(self) -> None:
+        """Know nothing of a training."""
+        self._log = Log()
+        self._note = self._log.note
+        self._data: dict[Any, int] = {}  # what is known again of a data set -> its number
+        self._lengths: list[int | None] = []  # samples of each
+        self._optimizers: dict[int, torch.optim.Optimizer] = {}
+        self._first: torch.optim.Optimizer | None = None
+        self._seen: list[torch.optim.Optimizer] = []  # that have stepped, until it is open
+        self._models: list[nn.Module] = []
+        self._strangers: list[torch.optim.Optimizer] = []
+        self._probe: torch.Tensor | None = None  # a parameter
+        self._version = -1
+        self._probes: list[tuple[torch.Tensor, int]] = []
+        self._unseen = 0  # backwards and batches without an update that was seen
+        self._loops = 0
+        self._in_update = self._in_forward = self._in_backward = self._in_call = 0
+        self._second = False  # the batch is the second dimension of what the model takes
+        self._vectors: dict[int, bool] = {}  # features -> whether a vector of so many is one sample
+        self.made = 0  # steps so far, as they are counted while it goes on: for their limit, and for turns
+        self._samples = 0
+        self._updates, self._most, self._in_loop, self._fresh = 0, 0, False, True
+        self._due: float = math.inf
+        self._turns: Turns | None = None
+        self._opened_s = self._waited_s = 0.0
+        self._stacks: Stacks | None = None
+        self._precision: PrecisionObserver | None = None
+        self._elsewhere = 0  # batches that another thread has fetched
+        self._order: list[int] = []
+        self._last_ones: set[int] = set()
+        self._learning: dict[int, Callable[[], None]] = {}
+        self._learnt = 0
+
+    def install(self) -> None:
+        """Put the hooks where they see every training of this process."""
+        self._tell("seen", "torch")
+        register_optimizer_step_pre_hook(Door(self._before_update, self.give_up))
+        register_optimizer_step_post_hook(Door(self._after_update, self.give_up))
+        # All that autograd does for a gradient, `torch.autograd.grad` included.
+        for name in ("backward", "grad"):
+            setattr(torch.autograd, name, self._watched_backward(getattr(torch.autograd, name)))
+        iterator: Any = dataloader._BaseDataLoaderIter
+        iterator.__next__ = self._watched_fetch(iterator.__next__)
+        self._watch_start(dataloader.DataLoader)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._leave)
+        atexit.register(self.finish)
+        self._watch_errors()
+
+    # ------------------------------------------------------------------------------------------------ updates
+
+    def _before_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._in_update += 1
+        if self._in_update == 1 and self._here():
+            self._note(_UPDATE)
+
+    def _after_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if self._in_update > 1:
+            self._in_update -= 1
+            return
+        self._in_update = 0
+        if self.state == "over" or not self._here():
+            return
+        self._note(_UPDATED, 0 if self._first in (None, optimizer) else 1)
+        if self.state == "watching":
+            self._unseen = 0
+            self._watch_update(optimizer)
+        else:
+            self._note_update(optimizer)
+
+    def _here(self) -> bool:
+        if self._thread is None:
+            self._thread = get_ident()
+        return self._thread == get_ident()
+
+    def _watch_update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Open the log when an optimizer steps again: those that stepped since are trained, in turns over its data."""
+        before = next((place for place, each in enumerate(self._seen) if each is optimizer), None)
+        self._seen.append(optimizer)
+        if before is not None:
+            self._open(self._seen[before:])
+
+    def _note_update(self, optimizer: torch.optim.Optimizer) -> None:
+        if id(optimizer) not in self._optimizers:
+            self._strangers.append(optimizer)
+            if len(self._strangers) >= _STRANGERS:
+                self._begin_again()
+            return
+        if self._strangers:  # they step in turns with those that are known
+            self._join(self._strangers)
+            self._strangers = []
+        self._log.write()
+        self._updates += 1
+        if self._in_loop and self._updates > _MORE_UPDATES + self._most:
+            self._in_loop = False
+        if not self._in_loop and optimizer is self._first:
+            self._step()
+
+    # ------------------------------------------------------------------------------------------------ backwards
+
+    def _watched_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        before, after = Door(self._before_backward, self.give_up), Door(self._after_backward, self.give_up)
+
+        @functools.wraps(original)
+        def gradients(*given: Any, **named: Any) -> Any:
+            if self._in_backward or self.state == "over" or is_compiling() or not self._here():
+                return original(*given, **named)
+            self._in_backward = 1
+            before()
+            try:
+                return original(*given, **named)
+            finally:
+                self._in_backward = 0
+                after()
+
+        return gradients
+
+    def _before_backward(self) -> None:
+        self._note(_BACKWARD)
+
+    def _after_backward(self) -> None:
+        self._note(_BACKWARDED)
+        if self._learning:
+            self._learn()
+        if self.state == "watching":
+            if not self._seen:
+                self._look_for_change(backward=True)
+        elif not self._optimizers and not self._in_loop:
+            self._notice_change()
+            self._log.write()
+            self._step()
+
+    def _look_for_change(self, *, backward: bool) -> None:
+        """Open the log where parameters change although no optimizer was seen to step: in compiled code, or by hand.
+
+        Looking takes a while: it is done after 4, 8, 16 ... backwards and batches, and compared one later.
+        """
+        self._unseen += 1
+        number = self._unseen if self._unseen & (self._unseen - 1) == 0 else self._unseen - 1
+        if number < _LOOKED_AT or number & (number - 1):
+            return
+        if number == self._unseen:
+            leaves = (each for each in facts.objects(torch.Tensor) if each.is_leaf and each.requires_grad)
+            self._probes = [(each, each._version) for each in itertools.islice(leaves, 4096)]
+            return
+        changed = {id(each) for each, version in self._probes if each._version != version}
+        if changed or (backward and number >= _MOST_UNSEEN):
+            owners = [
+                each
+                for each in facts.optimizers()
+                if any(id(own) in changed for group in each.param_groups for own in group["params"])
+            ]
+            self._open(owners, by_update=False)
+
+    def _notice_change(self) -> None:
+        """Note that the parameters are others than at the last look."""
+        if self._probe is not None and self._probe._version != self._version:
+            self._version = self._probe._version
+            self._note(_CHANGED)
+
+    # ------------------------------------------------------------------------------------------------ loaders
+
+    def _watched_fetch(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        before, after, failed = self._before_fetch, self._after_fetch, self.give_up
+
+        @functools.wraps(original)
+        def fetch(own: Any) -> Any:
+            if self.state == "over" or is_compiling():
+                return original(own)
+            if self._thread is not None and self._thread != get_ident():
+                self._elsewhere += 1
+                return original(own)
+            try:
+                before(own)
+            except Exception as error:
+                failed(error)
+            try:
+                batch = original(own)
+            except StopIteration:
+                self._note(_ENDED)
+                own.__dict__.pop("_horovod_study", None)
+                raise
+            try:
+                after(own, batch)
+            except Exception as error:
+                failed(error)
+            return batch
+
+        return fetch
+
+    def _watch_start(self, loader: Any) -> None:
+        """See a loop begin: starting the loader's processes is waited for, too."""
+        original = loader.__iter__
+        noted = Door(lambda own: self._note(_START, self._number_of(own.dataset)), self.give_up)
+
+        @functools.wraps(original)
+        def start(own: Any) -> Any:
+            if self.state != "over" and self._thread in (None, get_ident()):
+                noted(own)
+            return original(own)
+
+        loader.__iter__ = start
+
+    def _number_of(self, data: Any) -> int:
+        key = (id(data), type(data))
+        if key not in self._data:
+            if len(self._data) + 1 == DATA_SETS:
+                return 0
+            self._data[key] = len(self._data)
+            self._lengths.append(None)
+            with suppress(Exception):
+                self._lengths[-1] = len(data)
+        return self._data[key]
+
+    def _before_fetch(self, iterator: Any) -> None:
+        if self.state == "recording":
+            if self._fresh:
+                self._fresh, self._updates = False, 0
+            elif self._updates:
+                self._in_loop, self._most = True, max(self._most, self._updates)
+                self._updates = 0
+                self._step()
+            elif not self._optimizers:
+                self._in_loop = True
+                self._notice_change()
+                self._log.write()
+                self._step()
+        elif not self._seen:
+            self._look_for_change(backward=False)
+        turn = iterator.__dict__.get("_horovod_study")  # which loop it is of; another one where it begins again
+        if turn is None:
+            self._loops += 1
+            turn = iterator._horovod_study = self._loops * DATA_SETS + self._number_of(iterator._dataset)
+        self._note(_FETCH, turn)
+
+    def _after_fetch(self, iterator: Any, batch: Any) -> None:
+        size = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
+        samples = facts.samples_of(batch, size=size if isinstance(size, int) else None, second=self._second)
+        self._samples += samples
+        self._note(_BATCH, samples)
+
+    # ------------------------------------------------------------------------------------------------ the model's call
+
+    def _before_forward(self, module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if self._in_backward or not self._here():
+            return
+        self._in_forward += 1
+        if self._in_forward > 1:
+            return
+        what = is_grad_enabled() + 2 * module.training
+        if what == 3 and not self._in_loop:
+            samples = self._samples_given(module, [*given, *named.values()])
+            if not self._in_update:
+                self._samples += samples
+            what += 4 * samples
+        self._note(_FORWARD, what)
+
+    def _after_forward(self, *_: Any) -> None:
+        if self._in_backward or not self._here() or not self._in_forward:
+            return
+        self._in_forward -= 1
+        if not self._in_forward:
+            self._note(_FORWARDED)
+
+    def _samples_given(self, module: nn.Module, given: list[Any]) -> int:
+        """Return the samples that the model is called with; a vector with the features of a layer of it is one."""
+        first = next((each for each in given if isinstance(each, torch.Tensor)), None)
+        if first is not None and first.ndim == 1 and first.is_floating_point():
+            if len(first) not in self._vectors:
+                self._vectors[len(first)] = any(getattr(each, "in_features", 0) == len(first) for each in module.modules())
+            if self._vectors[len(first)]:
+                return 1
+        return facts.samples_of(given, second=self._second)
+
+    def _hook(self, module: nn.Module) -> None:
+        before, after = Door(self._before_forward, self.give_up), Door(self._after_forward, self.give_up)
+        self._undo.append(module.register_forward_pre_hook(before, prepend=True, with_kwargs=True).remove)
+        self._undo.append(module.register_forward_hook(after, always_call=True).remove)
+
+    # ------------------------------------------------------------------------------------------------ waits
+
+    def _hook_gradients(self, model: nn.Module) -> None:
+        """See the last own gradient of a model that averages in backward: what follows is a wait for other ranks."""
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                call = functools.partial(self._gradient, id(parameter))
+                handle = parameter.register_hook(Door(call, self.give_up))  # type: ignore[no-untyped-call]
+                self._learning[id(parameter)] = functools.partial(_remove, handle, parameter)
+        self._undo += self._learning.values()
+
+    def _gradient(self, number: int, _: torch.Tensor) -> None:
+        if not self._in_backward:
+            return
+        if self._learning:
+            self._order.append(number)
+        self._note(_GRADIENT)
+
+    def _learn(self) -> None:
+        """Keep the hooks of those gradients alone that come last."""
+        self._last_ones.update(self._order[-_KEPT:])
+        del self._order[:]
+        self._learnt += 1
+        if self._learnt == _PRECISION_STEPS:
+            for number, undo in self._learning.items():
+                if number not in self._last_ones:
+                    undo()
+            self._learning = {}
+
+    def _hook_calls(self, *, waits: bool) -> None:
+        """See the calls in which the script waits for other ranks; `waits`: the host does, as without a GPU."""
+        import torch.distributed as dist
+        from torch.distributed import _functional_collectives, distributed_c10d
+
+        places: list[tuple[Any, str]] = [(each, name) for name in CALLS for each in (dist, distributed_c10d)]
+        places += [(dist.Work, "wait"), (_functional_collectives, "wait_tensor")]
+        places += [(sys.modules.get("horovod.torch.mpi_ops"), "synchronize")]
+        for place, name in places:
+            if (original := getattr(place, name, None)) is not None and (name != "wait" or place is dist.Work):
+                self._wrap(place, name, original, CALLS.index(name), waits=waits)
+
+    def _wrap(self, place: Any, name: str, original: Callable[..., Any], number: int, *, waits: bool) -> None:
+        def before(given: tuple[Any, ...]) -> None:
+            if self._here():
+                sizes = [each.numel() * each.element_size() for each in given[:2] if isinstance(each, torch.Tensor)]
+                self._note(_SYNC if waits else _CALLED, 32 * max(sizes, default=0) + number)
+
+        def after() -> None:
+            if self._here() and waits:
+                self._note(_SYNCED)
+
+        entering, leaving = Door(before, self.give_up), Door(after, self.give_up)
+
+        @functools.wraps(original)
+        def observed(*given: Any, **named: Any) -> Any:
+            if self._in_call or self.state != "recording" or is_compiling():
+                return original(*given, **named)
+            self._in_call = 1
+            entering((*given, *named.values()))
+            try:
+                return original(*given, **named)
+            finally:
+                self._in_call = 0
+                leaving()
+
+        setattr(place, name, observed)
+        self._undo.append(lambda: setattr(place, name, original))
+
+    def _hook_synchronize(self, optimizer: Any) -> None:
+        """See the wait in `synchronize` of Horovod's optimizer, which its step calls, or the script."""
+        original = optimizer.synchronize
+        before = Door(lambda: self._note(_SYNC, CALLS.index("synchronize")), self.give_up)
+        after = Door(lambda: self._note(_SYNCED), self.give_up)
+
+        def synchronize(*given: Any, **named: Any) -> Any:
+            if self._in_call:
+                return original(*given, **named)
+            self._in_call = 1
+            before()
+            try:
+                return original(*given, **named)
+            finally:
+                self._in_call = 0
+                after()
+
+        optimizer.synchronize = synchronize
+        self._undo.append(lambda: delattr(optimizer, "synchronize"))
+
+    # ------------------------------------------------------------------------------------------------ the training
+
+    def _open(self, stepped: list[torch.optim.Optimizer], *, by_update: bool = True) -> None:
+        """Begin the record of a training: what is trained is known."""
+        if self._training == 1 and any(
+            name in sys.modules for name in ("horovod_study.recording.session", "horovod_study.train")
+        ):
+            self._tell("seen", "own recorder")
+            self._over()
+            return
+        if by_update:
+            self._optimizers = {id(each): each for each in stepped}
+            self._first = stepped[0]
+        stepped = list({id(each): each for each in stepped}.values())
+        groups = [each for one in stepped for each in one.param_groups]
+        parameters = [each for group in groups for each in group["params"]]
+        self._models = self._models_of(stepped)
+        self._probe = next((each for each in parameters if each.requires_grad), parameters[0] if parameters else None)
+        if self._probe is None:
+            self._probe = next((each for model in self._models for each in model.parameters()), None)
+        self._version = -1 if self._probe is None else self._probe._version
+        device = next((each.device for each in parameters if each.is_cuda), torch.device("cpu"))
+        workers = facts.workers_of(self._models, self._first, on_gpu=device.type == "cuda")
+        if device.type == "cuda":
+            self._log = DeviceLog(self._log)
+            self._note = self._log.note
+        self._second = any(map(facts.time_first, self._models))
+        self._tell_opened(workers, device, stepped, groups)
+        self._log.open(self._path("events"))
+        if workers["workers"] > 1:
+            self._hook_calls(waits=device.type != "cuda")
+            for each in map(facts.averaging, self._models):
+                if each is not None:
+                    self._hook_gradients(each)
+            for each in stepped:
+                if facts.averages_in_synchronize(each):
+                    self._hook_synchronize(each)
+        for each in self._models:
+            self._hook(each)
+        self._precision = PrecisionObserver(nn.ModuleList(self._models), lambda call: Door(call, self.give_up))
+        self._seen, self._probes = [], []
+        self.state, self._fresh, self._updates = "recording", True, 0
+        if multiprocessing.parent_process() is not None:
+            Finalize(None, self.finish, exitpriority=100)  # such a process ends without what atexit has
+        if self._asked.get("stacks", True):
+            self._stacks = Stacks(get_ident(), self._path("stacks"), functools.partial(self._tell, "name"))
+        self._turns = connect(rank=workers["rank"], workers=workers["workers"])
+        self._opened_s = now()
+        self._note(_OPENED)
+        self._settle_due()
+        if self._turns is not None:
+            self._wait_for_turn()
+
+    def _models_of(self, stepped: list[torch.optim.Optimizer]) -> list[nn.Module]:
+        found: list[nn.Module] = []
+        for optimizer in stepped:
+            own = [each for group in optimizer.param_groups for each in group["params"]]
+            found += facts.models_of(set(map(id, own))) or [facts.LooseParameters(own)]
+        if not stepped:
+            found = facts.models_with_gradients()
+        return list({id(each): each for each in found}.values())
+
+    def _join(self, optimizers: list[torch.optim.Optimizer]) -> None:
+        """Record those optimizers, too, that have stepped between two updates of the known ones."""
+        for optimizer in optimizers:
+            self._optimizers[id(optimizer)] = optimizer
+            for model in self._models_of([optimizer]):
+                if all(model is not each for each in self._models):
+                    self._models.append(model)
+                    self._hook(model)
+        self._tell("joined", self._about(list(self._optimizers.values())))
+
+    def _begin_again(self) -> None:
+        """Begin another record, because the optimizers of this one step no more while others do."""
+        strangers = self._strangers
+        if self._asked.get("one_training") or self._training == self._asked.get("trainings", 8):
+            self._strangers = []
+            if not self._told_elsewhere:
+                self._tell("more", "a further training of this process is not recorded")
+            self._told_elsewhere = True
+            return
+        self._end()
+        self._training += 1
+        self._begin()
+        self.state = "watching"
+        for each in strangers:
+            (self._watch_update if self.state == "watching" else self._note_update)(each)
+
+    # ------------------------------------------------------------------------------------------------ limit and turns
+
+    def _step(self) -> None:
+        """Count a step; end the training where it has made what was asked for, or wait for a turn."""
+        self.made += 1
+        if self.made == _PRECISION_STEPS and self._precision is not None:
+            self._precision.stop()
+        if self.made < self._due:
+            return
+        if self._turns is not None and self.made >= self._turns.until:
+            self._wait_for_turn()
+        limit = self._asked.get("steps") or math.inf
+        if self.state == "recording" and self._turns is None and self.made >= limit:
+            self._log.write()
+            raise SystemExit
+        self._settle_due()
+
+    def _settle_due(self) -> None:
+        granted = math.inf if self._turns is None else self._turns.until
+        limit = math.inf if self._turns is not None else self._asked.get("steps") or math.inf
+        self._due = min(granted, limit)
+
+    def _wait_for_turn(self) -> None:
+        assert self._turns is not None
+        least, began = self._asked.get("steps"), now()
+        self._note(_PAUSE)
+        self._log.write()
+        said = self._turns.wait(
+            steps=self.made,
+            samples=self._samples,
+            trained_s=began - self._opened_s - self._waited_s,
+            warm=self.made >= self._asked["options"]["warmup_steps"],
+            enough=least is not None and self.made >= least,
+            least=least,
+        )
+        self._note(_RESUME)
+        self._waited_s += now() - began
+        if said == "go":
+            if math.isinf(self._turns.until):
+                self._turns = None
+            self._settle_due()
+            return
+        if said == "lost":
+            self.give_up(RuntimeError("the runner that gave its turns has ended"))
+        self._turns = None
+        raise SystemExit
+
+    # ------------------------------------------------------------------------------------------------ what is told
+
+    def _path(self, ending: str) -> str:
+        name = f"{os.uname().nodename}-{os.getpid()}-{self._training}.{ending}"
+        return os.path.join(self._asked["meeting"], name)
+
+    def _tell(self, what: str, value: Any) -> None:
+        """Leave a line of JSON for the parent."""
+        with suppress(OSError), open(self._path("facts"), "a", encoding="utf-8") as stream:
+            stream.write(json.dumps([what, value]) + "\n")
+
+    def _about(self, stepped: list[torch.optim.Optimizer]) -> dict[str, Any]:
+        return {
+            "model": facts.names_of(self._models, os.path.basename(sys.argv[0])),
+            "optimizer": " + ".join(type(each).__name__ for each in stepped) or None,
+            "parameters": facts.count(self._models),
+        }
+
+    def _tell_opened(
+        self, workers: dict[str, Any], device: torch.device, stepped: list[Any], groups: list[dict[str, Any]]
+    ) -> None:
+        names = self._asked.get("variables", ())
+        self._tell(
+            "opened",
+            {
+                **facts.of_process(device),
+                **workers,
+                **self._about(stepped),
+                "environ": {name: os.environ[name] for name in names if name in os.environ},
+                "training": self._training,
+                "initial_sha256": facts.digest(self._models),
+                "sharded": any(map(facts.sharded, self._models)),
+                "lr": float(groups[0]["lr"]) if groups and "lr" in groups[0] else None,
+                "data": self._lengths,
+                "script": sys.argv[0],
+                "width": self._log.width,
+                "at": [wall(), now()],
+            },
+        )
+
+    def _end(self) -> None:
+        """Close the log, and tell what only now is known."""
+        if self.state != "recording":
+            return
+        self.state = "over"
+        if self._stacks is not None:
+            self._stacks.stop()
+        if self._precision is not None:
+            self._precision.stop()
+        if self._turns is not None:
+            self._turns.leave()
+        self._log.close()
+        rss_mb, pss_mb = facts.memory_mb()
+        self._tell(
+            "ended",
+            {
+                "sha256": facts.digest(self._models),
+                "precision": None if self._precision is None else self._precision.found(),
+                "rss_mb": rss_mb,
+                "pss_mb": pss_mb,
+                "elsewhere": self._elsewhere,
+                "data": self._lengths,
+            },
+        )
+        for undo in self._undo:
+            with suppress(Exception):
+                undo()
+        self._undo, self._models, self._optimizers = [], [], {}
+
+    def finish(self) -> None:
+        """End the record in good order; the process is about to end."""
+        try:
+            self._end()
+        except Exception as error:
+            self._tell("stopped", _named(error))
+        self.state = "over"
+
+    def give_up(self, error: Exception) -> None:
+        """End the recording because of an error of its own; the training goes on."""
+        if self.state == "over":
+            return
+        self.state = "over"
+        self._tell("stopped", f"at step {self.made:,}: {_named(error)}")
+        print(f"horovod-study: the training goes on, its recording has stopped: {_named(error)}", file=sys.stderr)
+        with suppress(Exception):
+            if self._turns is not None:  # nobody may wait for the steps of this rank any more
+                self._turns.leave()
+            if self._stacks is not None:
+                self._stacks.stop()
+
+    def _over(self) -> None:
+        self.state = "over"
+
+    def _leave(self) -> None:
+        """Leave the record to the parent of this fork; where it has none, the child may train, as a rank does."""
+        if self.state == "watching":
+            self._begin()
+            self._thread = None
+        else:
+            self.state = "over"
+
+    def _watch_errors(self) -> None:
+        original = sys.excepthook
+
+        def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+            if self.state == "recording":
+                self._tell("failed", _named(error))
+            original(kind, error, trace)
+
+        sys.excepthook = hook
+
+
+def _named(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
+
+
+def _remove(handle: Any, parameter: torch.Tensor) -> None:
+    """Take a hook away; where it was the last, the empty dictionary, too, that autograd goes on to visit."""
+    handle.remove()
+    if not parameter._backward_hooks:
+        parameter._backward_hooks = None
+
+
+if OrderedDict not in copyreg.dispatch_table:
+    copyreg.pickle(OrderedDict, _without_doors)

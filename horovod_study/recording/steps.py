@@ -1,0 +1,455 @@
+"""Steps of a training from the events that its ranks have noted.
+
+    a step      one turn of the loop over the DataLoader in which parameters were updated, however many updates it made;
+                several turns where an update comes after several (accumulated gradients); where no loader is looped
+                over, from one update to the next; where no update is seen, from one backward to the next
+    laps        data: the wait for the loader; forward: the model's call with gradients; backward; sync: waits for other
+                ranks; update; residual: what is in none of them
+    outside     what is between steps, and what some steps have and most have not: loops over other data, and calls of
+                the model without gradients. Evaluations, rollouts and generation are there, and checkpoints after them
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from horovod_study.config import ORDINARY_LAPS
+from horovod_study.recording.rank.events import DATA_SETS, NUMBER, PLACES
+
+LABELS = (*ORDINARY_LAPS, "residual", "outside")
+AVERAGING = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "all_gather", "all_gather_into_tensor")
+AVERAGING += ("all_gather_object", "gather", "all_to_all", "all_to_all_single", "synchronize")
+"""Calls by which a script can average what its ranks have computed."""
+_OFTEN = 0.5
+"""What is in so many of the steps is a part of a step."""
+_MOST_UPDATES = 20
+"""So many updates for a batch that was fetched by itself: it is one that is used again and again, and no loop."""
+_LEAST_SHARE = 0.02
+_MOST_STACKS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """A turn of a loop: events `begin` to `end`, whether it trains and updates, and its samples."""
+
+    begin: int
+    end: int
+    trains: bool
+    updates: bool
+    samples: int
+    loop: int  # which of the loops over the data
+
+
+@dataclass(kw_only=True)
+class Events:
+    """The events of one training in one process, in order; times in s on the clock of its host."""
+
+    host_s: np.ndarray
+    at_s: np.ndarray  # as host_s, or those of the device
+    kind: np.ndarray
+    number: np.ndarray
+
+    @classmethod
+    def read(cls, path: Path, width: int) -> "Events":
+        """Read the file of a process; what a killed one has written in part is left out."""
+        values = np.fromfile(path, np.float64)
+        table = values[: len(values) // width * width].reshape(-1, width)
+        what = table[:, -1].astype(np.int64)
+        return cls(host_s=table[:, 0], at_s=table[:, width - 2], kind=what % PLACES, number=what // PLACES)
+
+    def of(self, *names: str) -> np.ndarray:
+        """Return whether each event is of one of these kinds."""
+        return np.isin(self.kind, [NUMBER[name] for name in names])
+
+    def places(self, *names: str) -> np.ndarray:
+        """Return the places of the events of these kinds."""
+        return np.flatnonzero(self.of(*names))
+
+    def inside(self, begin: str, *ends: str) -> np.ndarray:
+        """Return whether each event, and what follows it, is between a begin and its end."""
+        return np.cumsum(self.of(begin).astype(int) - self.of(*ends)) > 0
+
+
+@dataclass(kw_only=True)
+class Steps:
+    """The steps of one rank: columns as those of its rows, of shape (steps,); `begin_s` is on the host's clock."""
+
+    columns: dict[str, np.ndarray]
+    epoch_steps: int | None = None
+    turns: Counter[int] = field(default_factory=Counter)  # turns of the loop -> steps that took so many
+    calls: dict[str, Any] | None = None
+    averages: bool = False  # whether any call was seen by which a script can average
+    by: str = "updates"  # what ends a step: updates | changes | backwards
+    uncounted: bool = False  # whether samples were not seen
+    data: int | None = None  # number of the data set that is looped over
+    from_calls: bool = False  # samples are those with which the model was called
+    waits: list[int] = field(default_factory=list)  # steps before which it waited for its turn
+    waited_s: float = 0.0
+
+    def __len__(self) -> int:
+        return len(self.columns["step_s"])
+
+
+def steps_of(events: Events, *, batch: int | None = None, calls: Sequence[str] = ()) -> Steps:
+    """Return the steps that one rank has made, from when all of them is seen; `calls`: names of calls by number."""
+    opened = events.places("opened")
+    begin = int(opened[0]) if len(opened) else len(events.kind)
+    by = next((name for name in ("updated", "changed", "backwarded") if events.of(name).any()), "updated")
+    turns = _turns(events, by)
+    if turns is None:
+        steps = [[each] for each in _between(events, by, begin)]
+        return _made(events, steps, by, looped=False, batch=batch, calls=calls)
+    grouped = _grouped(turns)
+    steps = [each for each in grouped if each[0].begin > begin]
+    found = _made(events, steps, by, looped=True, batch=batch, calls=calls)
+    return replace(found, epoch_steps=_epoch_steps(events, grouped))
+
+
+# ---------------------------------------------------------------------------------------------------- what a step is
+
+
+def _turns(events: Events, by: str) -> list[Turn] | None:
+    """Return the turns of the loop over a loader, those without an update too; None where there is no such loop."""
+    fetches, updated = events.places("fetch"), events.places(by)
+    loops = events.number[fetches]
+    ends = {int(fetches[place]) for place in np.searchsorted(fetches, events.places("ended")) - 1 if place >= 0}
+    found = {int(loop): fetches[loops == loop] for loop in dict.fromkeys(loops.tolist())}
+    single = {loop for loop, own in found.items() if len(own) == 1 and int(own[0]) not in ends}
+    found = _joined(found, single)
+    scores = {loop: _with_any(own, updated) for loop, own in found.items()}
+    of_data: Counter[int] = Counter()
+    for loop, score in scores.items():
+        of_data[loop % DATA_SETS] += score
+    chosen: list[int] = []
+    for loop in sorted(found, key=lambda each: (-of_data[each % DATA_SETS], int(found[each][0]))):
+        own = found[loop]
+        once = len(own) > 1 and loop in single and int((updated > own[0]).sum()) > _MOST_UPDATES * len(own)
+        if scores[loop] and not once and all(own[-1] < found[each][0] or own[0] > found[each][-1] for each in chosen):
+            chosen.append(loop)
+    chosen.sort(key=lambda each: int(found[each][0]))
+    turns: list[Turn] = []
+    inside = 0
+    for place, loop in enumerate(chosen):
+        limit = int(found[chosen[place + 1]][0]) if place + 1 < len(chosen) else len(events.kind)
+        inside += int(np.searchsorted(updated, found[loop][-1]) - np.searchsorted(updated, found[loop][0]))
+        turns += _of_loop(events, found[loop], updated, limit, ended=int(found[loop][-1]) in ends, loop=place)
+    first = found[chosen[0]][0] if chosen else 0
+    outside = int((updated > first).sum()) - inside
+    return turns if inside and outside <= inside + 1 else None
+
+
+def _joined(loops: Mapping[int, np.ndarray], single: set[int]) -> dict[int, np.ndarray]:
+    """Return the loops, those that fetched one batch each, as `next(iter(loader))` does, as one for each data set."""
+    found = {loop: own for loop, own in loops.items() if loop not in single}
+    first: dict[int, int] = {}
+    for loop in loops:
+        if loop in single:
+            known = first.setdefault(loop % DATA_SETS, loop)
+            found[known] = np.concatenate([found.get(known, loops[loop][:0]), loops[loop]])
+    return found
+
+
+def _with_any(bounds: np.ndarray, places: np.ndarray) -> int:
+    """Return how many of the stretches between two `bounds` have any of `places`."""
+    return int((np.diff(np.searchsorted(places, bounds)) > 0).sum())
+
+
+def _of_loop(
+    events: Events, fetches: np.ndarray, updated: np.ndarray, limit: int, *, ended: bool, loop: int
+) -> list[Turn]:
+    """Return the turns of one loop; `limit`: the first event of the next one."""
+    trained = events.places("updated", "changed", "backwarded")
+    got = np.append(events.kind[1:], 0)[fetches] == NUMBER["batch"]
+    samples = np.where(got, np.append(events.number[1:], 0)[fetches], 0).tolist()
+    begins = [int(at) - int(at > 0 and events.kind[at - 1] == NUMBER["start"]) for at in fetches]
+    found: list[Turn] = []
+    for place, begin in enumerate(begins):
+        last = place == len(begins) - 1
+        end = limit if last else begins[place + 1]
+        if last:  # left, or with the batch that was fetched ahead still before it
+            started = events.places("start")
+            end = min([end, *started[started > fetches[-1]][:1].tolist()])
+        low, high = np.searchsorted(trained, [begin, end])
+        updates = np.searchsorted(updated, [begin, end])
+        if last:
+            end = int(trained[high - 1]) if high > low else end
+        found.append(
+            Turn(
+                begin=begin,
+                end=end,
+                trains=bool(high > low),
+                updates=bool(updates[1] > updates[0]),
+                samples=samples[place],
+                loop=loop,
+            )
+        )
+    if ended and (found[0].trains or not found[-1].trains):
+        return found[:-1]
+    if ended and all(each.trains for each in found[1:]):  # batches are fetched ahead of their turns
+        return [replace(each, samples=count) for each, count in zip(found[1:], samples, strict=False)]
+    return found
+
+
+def _grouped(turns: Sequence[Turn]) -> list[list[Turn]]:
+    """Return the turns of each step: up to an update; those after the last update of a loop, and others, are none."""
+    found: list[list[Turn]] = []
+    open_: list[Turn] = []
+    for turn in turns:
+        if open_ and (turn.loop != open_[-1].loop or not turn.trains):
+            open_ = []
+        if turn.trains or turn.updates:
+            open_.append(turn)
+        if turn.updates:
+            found.append(open_)
+            open_ = []
+    return found
+
+
+def _between(events: Events, by: str, begin: int) -> list[Turn]:
+    """Return what is from one update of the first optimizer to the next, from the event `begin` on."""
+    ends = events.places(by)
+    ends = ends[(ends > begin) & (events.number[ends] == 0)]
+    bounds = np.concatenate([[begin], ends])
+    waits = np.append(events.kind[1:], 0)[bounds] == NUMBER["pause"]
+    begins = np.where(waits, bounds + 2, bounds)  # it begins when its turn has come
+    return [
+        Turn(begin=int(one), end=int(two), trains=True, updates=True, samples=0, loop=0)
+        for one, two in zip(begins, ends, strict=False)
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------- laps
+
+
+def _labels(events: Events) -> np.ndarray:
+    """Return which of LABELS the time after each event belongs to."""
+    label = np.full(len(events.kind), LABELS.index("residual"))
+    label[events.inside("fetch", "batch", "ended")] = LABELS.index("data")
+    starts = events.places("start")
+    starts = starts[starts + 1 < len(events.kind)]
+    label[starts[events.kind[starts + 1] == NUMBER["fetch"]]] = LABELS.index("data")
+    label[events.inside("update", "updated")] = LABELS.index("update")
+    label[_in_forward(events)] = LABELS.index("forward")
+    backward = events.inside("backward", "backwarded")
+    label[backward] = LABELS.index("backward")
+    follows = np.append(events.kind[1:], 0)
+    label[events.of("gradient") & (follows == NUMBER["backwarded"])] = LABELS.index("sync")
+    label[events.inside("sync", "synced")] = LABELS.index("sync")
+    label[events.inside("pause", "resume")] = LABELS.index("outside")
+    return label
+
+
+def _in_forward(events: Events) -> np.ndarray:
+    """Return whether each event is in a call of the model with gradients."""
+    inside = events.inside("forward", "forwarded")
+    begins = events.places("forward")
+    last = np.searchsorted(begins, np.arange(len(events.kind)), side="right") - 1
+    with_gradients = (events.number[begins] % 2 == 1)[np.maximum(last, 0)] if len(begins) else inside
+    return inside & with_gradients
+
+
+def _asides(events: Events, steps: Sequence[Sequence[Turn]], *, looped: bool) -> dict[int, tuple[int, int]]:
+    """Return {step: (begin, end)} of what is in a step and not of it: what is in few steps, and does not train."""
+    hidden = events.inside("backward", "backwarded") | events.inside("update", "updated")
+    without = events.of("forward") & (events.number % 2 == 0) & ~hidden
+    own = {place for step in steps for turn in step for place in (turn.begin, turn.begin + 1)} if looped else set()
+    sort = np.full(len(events.kind), -1)
+    sort[without] = events.number[without] % 4 - 4  # in train mode or not
+    for place in events.places("start", "fetch"):
+        if int(place) not in own:
+            sort[place] = events.number[place] % DATA_SETS
+    begins, stops = (np.array(each) for each in ([s[0].begin for s in steps], [s[-1].end for s in steps]))
+    places = np.flatnonzero(sort != -1)
+    step = np.searchsorted(begins, places, side="right") - 1
+    within = (step >= 0) & (places < stops[step]) if len(steps) else places < 0
+    places, step = places[within], step[within]
+    often = {
+        kind for kind in set(sort[places].tolist()) if len(set(step[sort[places] == kind])) >= _OFTEN * len(steps)
+    }
+    rare = ~np.isin(sort[places], list(often))
+    places, step = places[rare], step[rare]
+    ends, trained = events.places("forwarded", "batch", "ended"), events.places("updated", "changed", "backwarded")
+    found: dict[int, tuple[int, int]] = {}
+    for number in dict.fromkeys(step.tolist()):
+        inside = places[step == number]
+        begin, end, first = int(begins[number]), int(stops[number]), int(inside[0])
+        over = min([end, *ends[np.searchsorted(ends, inside[-1]) :][:1].tolist()])
+        before = trained[(trained > begin) & (trained < first)]
+        if looped and len(before):  # after what was trained: the rest of the turn is none of it
+            found[number] = (int(before[-1]), end)
+        else:
+            found[number] = (first if looped else begin, over)
+    return found
+
+
+def _made(
+    events: Events,
+    steps: list[list[Turn]],
+    by: str,
+    *,
+    looped: bool,
+    batch: int | None,
+    calls: Sequence[str],
+) -> Steps:
+    label = _labels(events)
+    for first, last in _asides(events, steps, looped=looped).values():
+        label[first:last] = LABELS.index("outside")
+    begins = np.array([step[0].begin for step in steps], dtype=int)
+    ends = np.array([step[-1].end for step in steps], dtype=int)
+    ends = np.minimum(ends, len(events.kind) - 1)
+    waits = events.places("pause")
+    lap_s, host_s = (np.append(np.diff(each), 0.0) for each in (events.at_s, events.host_s))
+    columns: dict[str, np.ndarray] = {}
+    known = _known(events)
+    for name in (*ORDINARY_LAPS, "residual"):
+        own = label == LABELS.index(name)
+        if name in known:
+            columns[f"{name}_s"] = _sums(np.where(own, lap_s, 0.0), begins, ends)
+        if name == "sync" and name in known and events.at_s is not events.host_s:
+            columns["sync_host_s"] = _sums(np.where(own, host_s, 0.0), begins, ends)
+    inside = label != LABELS.index("outside")
+    columns["step_s"] = _sums(np.where(inside, lap_s, 0.0), begins, ends)
+    columns["begin_s"] = _begin(events, inside, begins, ends)
+    samples, uncounted, from_calls = _samples(events, steps, looped=looped, batch=batch)
+    columns |= {"epoch": _epochs(steps), "samples": samples}
+    found = Steps(
+        columns=columns,
+        by={"updated": "updates", "changed": "changes"}.get(by, "backwards"),
+        turns=Counter(len(step) for step in steps),
+        uncounted=uncounted,
+        from_calls=from_calls,
+        data=_data(events, steps) if looped else None,
+        waits=[int(place) for place in np.searchsorted(ends, waits + 2, side="right")],  # a fetch may follow it
+        waited_s=float(_sums(np.where(events.inside("pause", "resume"), host_s, 0.0), [0], [len(host_s) - 1])[0]),
+    )
+    found.calls, found.averages = _calls(events, begins, ends, calls)
+    return found
+
+
+def _known(events: Events) -> set[str]:
+    """Return the laps that are seen in this training: of the others nobody knows how long they took."""
+    named = {"data": "fetch", "forward": "forward", "backward": "backward", "update": "update", "residual": "opened"}
+    found = {lap for lap, kind in named.items() if events.of(kind).any()}
+    return found | ({"sync"} if events.of("sync", "gradient").any() else set())
+
+
+def _sums(seconds: np.ndarray, begins: Any, ends: Any) -> np.ndarray:
+    total = np.concatenate([[0.0], np.cumsum(seconds)])
+    found: np.ndarray = total[ends] - total[begins]
+    return found
+
+
+def _begin(events: Events, inside: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Return when each step began: at the first event of it that is not outside."""
+    places = np.flatnonzero(inside)
+    if not len(places) or not len(begins):
+        return events.at_s[begins]
+    first = places[np.minimum(np.searchsorted(places, begins), len(places) - 1)]
+    return events.at_s[np.where(first < ends, first, begins)]
+
+
+def _samples(
+    events: Events, steps: Sequence[Sequence[Turn]], *, looped: bool, batch: int | None
+) -> tuple[np.ndarray, bool, bool]:
+    """Return the samples of each step, whether nobody knows them, and whether they are those of the model's calls."""
+    if batch is not None:
+        return np.full(len(steps), batch), False, False
+    found = np.array([sum(turn.samples for turn in step) for step in steps], dtype=int)
+    from_calls = not looped or not found.any()
+    if from_calls:
+        calls = events.places("forward")
+        calls = calls[events.number[calls] % 4 == 3]
+        counts = events.number[calls] // 4
+        # an optimizer that looks at one batch several times calls the model in its step, as LBFGS does
+        closures = events.inside("update", "updated")[calls]
+        again = closures & np.concatenate([[False], closures[:-1]]) if len(calls) else closures
+        updates = np.searchsorted(events.places("update"), calls)
+        again &= np.concatenate([[False], np.diff(updates) == 0]) if len(calls) else again
+        own = np.zeros(len(events.kind) + 1)
+        own[calls] = np.where(again, 0, counts)
+        bounds = [(step[0].begin, step[-1].end) for step in steps]
+        found = _sums(own, [one for one, _ in bounds], [two for _, two in bounds]).round().astype(int)
+    if not found.any():
+        return np.ones(len(steps), dtype=int), True, False
+    return found, False, from_calls
+
+
+def _epochs(steps: Sequence[Sequence[Turn]]) -> np.ndarray:
+    loops = [step[0].loop for step in steps]
+    numbers = {loop: number for number, loop in enumerate(dict.fromkeys(loops))}
+    return np.array([numbers[loop] for loop in loops], dtype=int)
+
+
+def _epoch_steps(events: Events, steps: Sequence[Sequence[Turn]]) -> int | None:
+    """Return the steps of a whole epoch: the most of a loop that came to its end."""
+    ended = events.places("ended")
+    found = []
+    for loop, count in Counter(step[0].loop for step in steps).items():
+        own = [step for step in steps if step[0].loop == loop]
+        at = np.searchsorted(ended, own[-1][-1].end)
+        if at < len(ended) and ended[at] - own[-1][-1].end <= 2:
+            found.append(count)
+    return max(found, default=None)
+
+
+def _data(events: Events, steps: Sequence[Sequence[Turn]]) -> int | None:
+    if not steps:
+        return None
+    begin = steps[0][0].begin
+    return int(events.number[begin + int(events.kind[begin] == NUMBER["start"])] % DATA_SETS)
+
+
+def _calls(
+    events: Events, begins: np.ndarray, ends: np.ndarray, names: Sequence[str]
+) -> tuple[dict[str, Any] | None, bool]:
+    """Return the script's own averaging calls in a step, by number and size, and whether it ever made any."""
+    places = events.places("sync", "called")
+    own = np.array([names[number % 32] in AVERAGING for number in events.number[places]], dtype=bool)
+    places = places[own] if len(places) else places
+    hidden = events.inside("backward", "backwarded") | events.inside("update", "updated")
+    hidden |= events.inside("forward", "forwarded")
+    averages = bool(len(places))
+    step = np.searchsorted(ends, places)
+    within = (step < len(ends)) & ~hidden[places]
+    within &= places >= begins[np.minimum(step, len(begins) - 1)] if len(begins) else within
+    places = places[within]
+    if not len(places) or not len(ends):
+        return None, averages
+    size = events.number[places] // 32
+    counted = Counter(names[number % 32] for number in events.number[places])
+    return {
+        "per_step": round(len(places) / len(ends), 3),
+        "bytes_median": float(np.median(size)),
+        "bytes_max": int(size.max()),
+        "names": {name: round(count / len(ends), 3) for name, count in counted.items()},
+    }, averages
+
+
+def stacks_of(
+    path: Path, names: Sequence[str], events: Events, steps: Steps, first: int
+) -> list[dict[str, Any]]:
+    """Return where the time of the steps from `first` on was, by samples of the stack: shares of 2 % or more."""
+    if not path.is_file() or first >= len(steps):
+        return []
+    samples = np.fromfile(path, np.float64)
+    samples = samples[: len(samples) // 2 * 2].reshape(-1, 2)
+    begin, length = steps.columns["begin_s"], steps.columns["step_s"]
+    samples = samples[(samples[:, 0] >= begin[first]) & (samples[:, 0] <= begin[-1] + length[-1])]
+    if not len(samples):
+        return []
+    label = _labels(events)[np.maximum(np.searchsorted(events.host_s, samples[:, 0]) - 1, 0)]
+    step = np.maximum(np.searchsorted(begin, samples[:, 0], side="right") - 1, 0)
+    label[samples[:, 0] > begin[step] + length[step]] = LABELS.index("outside")
+    counted = Counter(zip(label.tolist(), samples[:, 1].astype(int).tolist(), strict=True))
+    named: Counter[tuple[int, str]] = Counter()
+    for (where, number), count in counted.items():
+        named[where, names[number] if number < len(names) else "?"] += count
+    return [
+        {"where": LABELS[where], "share": round(count / len(samples), 4), "name": name}
+        for (where, name), count in named.most_common(_MOST_STACKS)
+        if count >= _LEAST_SHARE * len(samples)
+    ]

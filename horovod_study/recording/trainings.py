@@ -1,0 +1,659 @@
+"""From what the processes of a command have left to run directories.
+
+A training is all ranks that a library connects, or processes without one that train at the same time: these are one
+measurement of several processes. What trains after another training is one of its own.
+"""
+
+import json
+import os
+import resource
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from horovod_study import alive, energy, lease, records
+from horovod_study.comm.launch import LAUNCH_VARIABLES, detect
+from horovod_study.config import LAPS
+from horovod_study.errors import BackendError, RecordError, StudyError
+from horovod_study.measure import environment, evidence, steady, system
+from horovod_study.measure.clock import now, utc_now
+from horovod_study.progress import say
+from horovod_study.recording.output import Output
+from horovod_study.recording.rank import turns
+from horovod_study.recording.rank.events import CALLS
+from horovod_study.recording.said import rate_said
+from horovod_study.recording.steps import Events, Steps, stacks_of, steps_of
+from horovod_study.text.words import plural
+
+OWN_RECORDER = "own recorder"
+_COUNTS = ("-np", "--np", "-n", "--nproc-per-node", "--nproc_per_node", "--num-processes", "--num_processes", "--num_gpus")
+"""Options by which launchers are told how many ranks to start."""
+_IRREGULAR = 0.05
+"""Part of the steps whose updates may come otherwise, such as those that a loss scaler skips, without a doubt."""
+_GAP_S = 0.05
+"""A pause between two steps that is longer begins another stretch of the window, for energy and sensors."""
+_AT_ONCE = 65536
+
+
+@dataclass(kw_only=True)
+class Process:
+    """What one process has left of one training: facts, and where its events are."""
+
+    path: Path  # without the ending
+    opened: dict[str, Any]
+    names: list[str]
+    ended: dict[str, Any]
+    failed: str
+    stopped: str
+
+    @property
+    def events(self) -> Path | None:
+        """The file of its events, None where there is none."""
+        path = self.path.with_name(f"{self.path.name}.events")
+        return path if self.opened and path.exists() else None
+
+    @property
+    def workers(self) -> int:
+        """How many workers its library has connected."""
+        return int(self.opened["workers"])
+
+    def read(self) -> Events:
+        """Return its events."""
+        assert self.events is not None
+        return Events.read(self.events, int(self.opened["width"]))
+
+    @property
+    def span_s(self) -> tuple[float, float]:
+        """When it began to train, and its last event, in s of the clock of all hosts."""
+        wall, host = self.opened["at"]
+        assert self.events is not None
+        width = 8 * int(self.opened["width"])
+        with self.events.open("rb") as stream:
+            stream.seek(max(0, self.events.stat().st_size // width * width - width))
+            last = np.frombuffer(stream.read(8), np.float64)
+        return wall, wall + (float(last[0]) if len(last) else host) - host
+
+
+@dataclass(kw_only=True)
+class Training:
+    """The ranks that train together, in their order; `connected`: by a library."""
+
+    ranks: list[Process]
+    connected: bool
+    ended: str = ""  # how it was ended from outside
+
+    @property
+    def workers(self) -> int:
+        """How many workers it has, seen or not."""
+        return self.ranks[0].workers if self.connected else len(self.ranks)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every rank was seen."""
+        return len(self.ranks) == self.workers
+
+
+def processes_in(meeting: Path) -> tuple[list[str], list[Process]]:
+    """Return how far the processes of a command came, and those that have begun to train or could not be recorded."""
+    seen: list[str] = []
+    found = []
+    for path in sorted(meeting.glob("*.facts")):
+        told: dict[str, list[Any]] = {}
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            with suppress(ValueError, TypeError):
+                what, value = json.loads(line)
+                told.setdefault(what, []).append(value)
+        seen += told.get("seen", [])
+        opened = {**told.get("opened", [{}])[-1]}
+        if opened or "stopped" in told:
+            found.append(
+                Process(
+                    path=path.with_suffix(""),
+                    opened={**opened, **told.get("joined", [{}])[-1]} if opened else {},
+                    names=told.get("name", []),
+                    ended=told.get("ended", [{}])[-1],
+                    failed=next(iter(told.get("failed", [])), ""),
+                    stopped=next(iter(told.get("stopped", [])), ""),
+                )
+            )
+    return seen, found
+
+
+def trainings_of(processes: Sequence[Process]) -> list[Training]:
+    """Return the trainings of a command, in the order in which they began."""
+    there = sorted((each for each in processes if each.events is not None), key=lambda each: each.span_s)
+    found: list[Training] = []
+    for process in there:
+        if process.workers > 1:
+            same = (each for each in found if each.connected and _is_of(process, each))
+        else:
+            same = (each for each in found if not each.connected and _at_the_same_time(process, each.ranks[0]))
+        if (training := next(same, None)) is not None:
+            training.ranks.append(process)
+        else:
+            found.append(Training(ranks=[process], connected=process.workers > 1))
+    for training in found:
+        training.ranks.sort(key=lambda each: (int(each.opened["rank"]), each.span_s))
+    return found
+
+
+def _is_of(process: Process, training: Training) -> bool:
+    """Return whether a process has the launch of a training, and a rank that nobody of it has."""
+
+    def launch(of: Process) -> tuple[Any, ...]:
+        environ = of.opened["environ"]
+        return (of.workers, *(environ.get(name) for name in LAUNCH_VARIABLES if "RANK" not in name and "PROCID" not in name))
+
+    taken = {each.opened["rank"] for each in training.ranks}
+    return launch(process) == launch(training.ranks[0]) and process.opened["rank"] not in taken
+
+
+def _at_the_same_time(one: Process, other: Process) -> bool:
+    """Return whether two processes train at the same time for most of the shorter one."""
+    if one.path.name.rpartition("-")[0] == other.path.name.rpartition("-")[0]:
+        return False  # of one process, one after the other
+    (begin, end), (first, last) = one.span_s, other.span_s
+    return min(end, last) - max(begin, first) > 0.5 * min(end - begin, last - first)
+
+
+class Run:
+    """The run directories of one command while it goes on: the sampler of its host, and the first record."""
+
+    def __init__(
+        self,
+        out: Path,
+        meeting: Path,
+        options: Mapping[str, Any],
+        *,
+        batch: int | None,
+        model_name: str | None,
+        own: Mapping[str, Any],
+        requested: Mapping[str, Any],
+    ) -> None:
+        self.out, self.meeting, self.options = out, meeting, options
+        self.output: Output | None = None
+        self._batch, self._model_name, self._own, self._requested = batch, model_name, own, requested
+        self._host = os.uname().nodename
+        self._held = ExitStack()
+        self._record: records.RunRecord | None = None
+        self._pid = 0
+        # cells that start beside it are no other programs
+        load = evidence.OtherLoad(environment.affinity())
+        self._load = None if turns.wanted() else load.sample(at_least_s=0.2)
+        self._sampler = system.Sampler(self._host) if options.get("system_interval_s", 1.0) else None
+        self._environment = environment.describe()
+        self._cpu_s = _children_s()
+
+    def started(self, pid: int) -> None:
+        """The command runs."""
+        self._pid, self._began, self._began_at = pid, now(), utc_now()
+        self._watch({"host": self._host, "pid": pid, "gpu": None})
+
+    def _watch(self, *ranks: Mapping[str, Any]) -> None:
+        if self._sampler is not None:
+            self._sampler.watch(self.out, ranks, interval_s=self.options.get("system_interval_s", 1.0))
+
+    def look(self) -> bool:
+        """Begin the record when all ranks of the first training are seen; return whether that is still to come."""
+        complete = [each for each in trainings_of(processes_in(self.meeting)[1]) if each.complete]
+        if not complete:
+            return True
+        training = complete[0]
+        with suppress(StudyError, OSError):  # told at the end
+            self._begin(self.out, training)
+            if self._sampler is not None:
+                self._sampler.wait_ready()
+                self._watch(*self._record.effective["ranks"] if self._record else ())
+        return False
+
+    def ended(self) -> None:
+        """The command has ended."""
+        self._wall_s, self._cpu_s = now() - self._began, _children_s() - self._cpu_s
+
+    def close(self) -> None:
+        """Give everything back."""
+        self._held.close()
+        if self._sampler is not None:
+            self._sampler.close()
+
+    # ------------------------------------------------------------------------------------------------ the record
+
+    def _begin(self, out: Path, training: Training) -> records.RunRecord:
+        """Write run.json of a training that goes on."""
+        effective = self._effective(training)
+        record = records.RunRecord(
+            **self._about(out),
+            requested={
+                **{name: value for name, value in self.options.items() if name != "timer_mode"},
+                "batch": self._batch,
+                **self._requested,
+                "out": str(out),
+                "script": training.ranks[0].opened["script"],
+                **({"options": dict(self._own)} if self._own else {}),
+                "workers": effective["workers"],
+            },
+            effective=effective,
+            environment={**self._environment, **training.ranks[0].opened["environment"]},
+        )
+        self._create(out, record)
+        return record
+
+    def _about(self, out: Path) -> dict[str, Any]:
+        return {
+            "study": self.options["study"],
+            "key": out.name,
+            "repeat": self.options["repeat"],
+            "partition": self.options["partition"],
+            "status": "running",
+            "started": self._began_at,
+            "host": self._host,
+            "pid": os.getpid(),
+            "process": alive.identity(),
+        }
+
+    def _create(self, out: Path, record: records.RunRecord) -> None:
+        self._held.callback(lease.hold_run(out).give_back)
+        records.create_run(out, record)
+        if out == self.out:
+            self._record = record
+
+    def _effective(self, training: Training) -> dict[str, Any]:
+        """Return what ran, as it was before the first step."""
+        first = training.ranks[0].opened
+        hosts = [each.opened["host"] for each in training.ranks]
+        ranks = []
+        for number, each in enumerate(training.ranks):
+            named = ("host", "pid", "cores", "threads", "device", "gpu", "lr")
+            ranks.append(
+                {
+                    **{name: each.opened[name] for name in named},
+                    "local_rank": hosts[:number].count(hosts[number]),
+                    "communication": {},
+                }
+            )
+        others = None if self._load is None else round(self._load["busy_s"] / self._load["seconds"], 2)
+        busy = {host: others if host == self._host else None for host in dict.fromkeys(hosts)}
+        oversubscribed = evidence.oversubscribed(ranks)
+        doubts = (oversubscribed, evidence.disturbed(busy, ranks), evidence.shared_gpu(ranks))
+        self._doubts = [each for each in doubts if each]
+        try:
+            launcher = detect(first["environ"]).launcher
+        except BackendError:
+            launcher = "none"
+        return {
+            "workers": training.workers,
+            "nodes": len(set(hosts)),
+            "lr": first["lr"],
+            "device": first["gpu"]["name"] if first["gpu"] else first["device"],
+            "warmup_steps": self.options["warmup_steps"],
+            "timer_mode": {"value": self.options.get("timer_mode", "light"), "note": ""},
+            "ranks_per_host": list(Counter(hosts).values()),
+            "shared_cores": oversubscribed is not None,
+            "other_programs_cores": busy,
+            "other_gpu_processes": {},
+            "ranks": ranks,
+            "model": self._model_name or first["model"],
+            "backend": first["backend"],
+            "reduction": "none" if training.workers == 1 else "hooks" if first["averaging"] in _HOOKS else "own",
+            "parameters": first["parameters"],
+            "transport": first["transport"],
+            "launcher": launcher,
+            "batch": self._batch,
+            "global_batch": None if self._batch is None else self._batch * training.workers,
+            "optimizer": first["optimizer"],
+            "precision": None,
+            "initial_parameter_sha256": first["initial_sha256"],
+            "train_samples": None,
+        }
+
+    # ------------------------------------------------------------------------------------------------ the end
+
+    def write(self, training: Training, number: int, *, failed: str) -> int:
+        """Write the run of a training that has ended; return 1 where it failed."""
+        out = records.training_directory(self.out, number)
+        if number > 1:
+            say(f"horovod-study record: training {number} of this command is recorded in {os.path.relpath(out)}")
+        try:
+            if number > 1 or self._record is None:
+                record = self._begin(out, training)
+            else:
+                record = replace(self._record, effective={**self._record.effective, **self._effective(training)})
+            totals, effective, wrong = self._measured(out, training, first=number == 1)
+        except StudyError as error:
+            say(f"error: {out}: the recording failed: {error}")
+            with suppress(StudyError, OSError):
+                found = records.read_run(out)
+                records.finish_run(out, found, status="failed", finished=utc_now(), totals={}, reason=str(error))
+            return 1
+        record = replace(record, effective={**record.effective, **effective})
+        reason = wrong or failed
+        status = "failed" if reason else "done"
+        records.finish_run(out, record, status=status, finished=utc_now(), totals=totals, reason=reason)
+        where = os.path.relpath(out)
+        if reason:
+            say(f"horovod-study record: {where} is {'incomplete' if wrong else 'complete, but'}{':' * bool(wrong)} {reason}")
+        if totals and not wrong:
+            _say_found(record, totals, where)
+        return int(bool(reason))
+
+    def _measured(self, out: Path, training: Training, *, first: bool) -> tuple[dict[str, Any], dict[str, Any], str]:
+        """Write the rows of a training; return its totals, what is only known now, and why it has failed."""
+        events = [each.read() for each in training.ranks]
+        steps = [steps_of(each, batch=self._batch, calls=CALLS) for each in events]
+        zero = _zeros(training, steps)
+        for rank, (process, own) in enumerate(zip(training.ranks, steps, strict=True)):
+            writer = records.StepWriter(out, rank)
+            for begin in range(0, len(own), _AT_ONCE):
+                part = slice(begin, begin + _AT_ONCE)
+                columns = {name: each[part] for name, each in own.columns.items()}
+                columns["begin_s"] = columns["begin_s"] - zero[process.opened["host"]]
+                if self.options.get("timer_mode") == "off":
+                    columns = {name: columns[name] for name in ("epoch", "samples")}
+                writer.append({"step": np.arange(len(own))[part], **columns})
+            writer.close()
+        effective = self._learnt(training, steps)
+        if wrong := self._why_failed(training, steps, out):
+            return {}, effective, wrong
+        found = self._steady(steps, effective)
+        totals = _totals(training, steps, found)
+        starts = _stretches(steps[0], found.step, zero[training.ranks[0].opened["host"]])
+        told = None
+        if first and self._sampler is not None:
+            self._sampler.wait_ready()
+            self._sampler.begin(zero[self._host]) if self._host in zero else None
+            told = system.told(out, self._sampler, starts)
+        totals |= system.totals([told], samples=sum(int(each.columns["samples"][found.step :].sum()) for each in steps))
+        totals["wall_s"] = self._wall_s
+        totals["stacks"] = stacks_of(
+            training.ranks[0].path.with_name(f"{training.ranks[0].path.name}.stacks"),
+            training.ranks[0].names,
+            events[0],
+            steps[0],
+            found.step,
+        )
+        return totals, effective, ""
+
+    def _why_failed(self, training: Training, steps: Sequence[Steps], out: Path) -> str:
+        for number, each in enumerate(training.ranks):
+            who = f"rank {each.opened['rank'] if training.connected else number}: " if training.workers > 1 else ""
+            if each.failed or each.stopped:
+                return f"{who}{each.failed or 'the recorder stopped ' + each.stopped}"
+        if not training.complete:
+            missing = sorted(set(range(training.workers)) - {int(each.opened["rank"]) for each in training.ranks})
+            return f"no step of rank {missing[0]} was seen: it made fewer than two, or its process was not recorded"
+        warmup, made = self.options["warmup_steps"], min(map(len, steps))
+        if made <= warmup:
+            text = f"all {made} steps belong to the warm-up of {warmup}" if made else "not a single step was recorded"
+            return f"{text}, and none is left to measure; make more steps" + (
+                f", or set --warmup-steps below {made}" if made > 1 else ""
+            )
+        return ""
+
+    def _learnt(self, training: Training, steps: Sequence[Steps]) -> dict[str, Any]:
+        """Return what is only known at the end of what ran."""
+        ranks = training.ranks
+        usual = [int(np.median(each.columns["samples"])) if len(each) else None for each in steps]
+        known = [each for each in usual if each is not None]
+        ends = [each.ended.get("sha256") for each in ranks]
+        sharded = any(each.opened["sharded"] for each in ranks)
+        averaging = ranks[0].opened["averaging"]
+        if training.workers > 1 and averaging is None:
+            averaging = "calls" if any(each.averages for each in steps) else "none"
+        data = ranks[0].ended.get("data", ranks[0].opened["data"])
+        own = steps[0].data
+        parts = len({each.opened["parameters"] for each in ranks}) > 1
+        apart = None not in ends and len(set(ends)) > 1 and not (sharded or parts)
+        turns_made = sum((each.turns for each in steps), Counter())
+        return {
+            "batch": None if len(known) < len(usual) else round(sum(known) / len(known)),
+            "global_batch": None if len(known) < len(usual) else sum(known),
+            "train_samples": data[own] if own is not None and own < len(data) else None,
+            "precision": _common([each.ended.get("precision") for each in ranks]),
+            "turns_per_update": turns_made.most_common(1)[0][0] if turns_made else None,
+            "averaging": None if averaging == "unseen" else averaging,
+            "calls": steps[0].calls if training.workers > 1 else None,
+            "epoch_steps": steps[0].epoch_steps,
+            "loader_thread": any(each.ended.get("elsewhere", 0) for each in ranks),
+            **({"processes": len(ranks)} if not training.connected and len(ranks) > 1 else {}),
+            **({"parted": True} if apart and training.workers > 1 else {}),
+            **({"parts": True} if parts else {}),
+            **({"ended": training.ended or "before Python's own end"} if any(not each.ended for each in ranks) else {}),
+        }
+
+    def _steady(self, steps: Sequence[Steps], effective: Mapping[str, Any]) -> steady.Steady:
+        declared, made = self.options["warmup_steps"], min(map(len, steps))
+        found = steady.find_steady(steps[0].columns["step_s"][:made], declared)
+        doubts = [_update_doubt(steps[0])]
+        if steps[0].uncounted:
+            doubts.append("samples were not seen: each step counts as one, and samples/s are steps/s")
+        elif steps[0].from_calls:
+            say(
+                "note: samples are the first dimension of what the model was called with, because no loader was looped "
+                "over; where that is not the batch, --batch N says it"
+            )
+        if effective.get("parts"):
+            doubts.append("the ranks train models of different size, parts of one perhaps: the count is that of rank 0")
+        if effective.get("parted"):
+            doubts.append(
+                "the ranks end with different parameters: they have trained different models, and their gradients were "
+                "not averaged alike"
+            )
+        if effective.get("processes"):
+            doubts.append(
+                f"{effective['processes']} processes trained at the same time, and no library connects them: this is "
+                "one measurement of several processes, and no speedup"
+            )
+        elif effective.get("averaging") == "none" and effective.get("workers", 2) > 1:
+            doubts.append("no call was seen by which the ranks average: each trains a model of its own")
+        counts = {len(each) for each in steps}
+        if len(counts) > 1:
+            say(f"warning: the ranks made {min(counts)} to {max(counts)} steps; shares and sums of them are not equal")
+        made_in = effective.get("turns_per_update")
+        if made_in not in (None, 1):
+            say(f"note: the optimizer stepped every {made_in} turns of the loop: steps are counted by updates")
+        found = replace(found, doubt="; ".join(filter(None, (*doubts, found.doubt))))
+        for doubt in (*self._doubts, *([found.doubt] if found.doubt and any(doubts) else [])):
+            say(f"warning: {doubt.replace('--threads 1', 'torch.set_num_threads(1)')}")
+        return found
+
+    # ------------------------------------------------------------------------------------------------ no steps
+
+    def write_command(
+        self, command: Sequence[str], code: int, *, workers: int | None, rate: str | None, why: str
+    ) -> int:
+        """Write the run of a command in which no step was seen: whole times, and the rate that its output says."""
+        text = "" if self.output is None else self.output.text()
+        said = None if code else rate_said(text, rate)
+        per_s, source = said or (1 / self._wall_s, "whole command: 1 / seconds")
+        count = workers or _told_workers(command)
+        record = records.RunRecord(
+            **self._about(self.out),
+            requested={
+                **self.options,
+                **self._requested,
+                "out": str(self.out),
+                "command": list(command),
+                **({"options": dict(self._own)} if self._own else {}),
+                "workers": count,
+            },
+            effective={
+                "measured": "command",
+                "workers": count,
+                "nodes": 1,
+                "backend": "serial" if count == 1 else "command",
+                "transport": "none",
+                "reduction": "none" if count == 1 else "own",
+                "model": self._model_name or _named(command),
+                "batch": self._batch,
+                "ranks": [],
+                "warmup_steps": 0,
+            },
+            environment=self._environment,
+        )
+        self._create(self.out, record)
+        told = None
+        if self._sampler is not None:
+            self._sampler.wait_ready()
+            self._sampler.begin(self._began)
+            told = system.told(self.out, self._sampler, [[0.0, self._wall_s]])
+        totals = {
+            "wall_s": self._wall_s,
+            "window_s": self._wall_s,
+            "train_s": self._wall_s,
+            "cpu_s": self._cpu_s,
+            "steps": 0,
+            "samples_per_s": per_s,
+            "rate_from": source,
+            **system.totals([told], samples=max(1, round(per_s * self._wall_s))),
+        }
+        reason = f"the command ended with exit code {code}" if code else ""
+        status = "failed" if code else "done"
+        records.finish_run(self.out, record, status=status, finished=utc_now(), totals=totals, reason=reason)
+        say(
+            f"horovod-study record: no steps were seen: {why}; recorded as a whole: {self._wall_s:.2f} s, "
+            f"{self._cpu_s:.2f} s of processor time"
+            + (f", {per_s:,.6g} a second by its output ({source})" if said else "")
+            + f", in {os.path.relpath(self.out)}"
+        )
+        return code
+
+
+_HOOKS = ("backward", "synchronize")
+
+
+def _children_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _named(command: Sequence[str]) -> str:
+    """Return the name of the program that a command runs: its script, or its first word."""
+    scripts = [word for word in command if word.endswith((".py", ".sh", ".ipynb"))]
+    return Path(scripts[0] if scripts else command[0]).stem
+
+
+def _told_workers(command: Sequence[str]) -> int:
+    """Return how many ranks a command tells its launcher to start."""
+    for word, following in zip(command, [*command[1:], ""], strict=True):
+        name, _, value = word.partition("=")
+        number = value or following
+        if name in _COUNTS and number.isdecimal() and int(number):
+            return int(number)
+    return 1
+
+
+def _common(values: Sequence[str | None]) -> str | None:
+    return values[0] if len(set(values)) == 1 else None
+
+
+def _zeros(training: Training, steps: Sequence[Steps]) -> dict[str, float]:
+    """Return host -> the zero of the run's times on its clock: when the first of its ranks began its first step."""
+    found: dict[str, float] = {}
+    for process, own in zip(training.ranks, steps, strict=True):
+        if len(own):
+            begin, host = float(own.columns["begin_s"][0]), process.opened["host"]
+            found[host] = min(begin, found.get(host, begin))
+    return {each.opened["host"]: found.get(each.opened["host"], 0.0) for each in training.ranks}
+
+
+def _stretches(steps: Steps, first: int, zero: float) -> list[list[float]]:
+    """Return begin and end of each stretch of steps without a pause, from step `first` on."""
+    begin, length = steps.columns["begin_s"][first:] - zero, steps.columns["step_s"][first:]
+    if not len(begin):
+        return []
+    ends = begin + length
+    breaks = np.flatnonzero(begin[1:] - ends[:-1] > _GAP_S)
+    return [
+        [float(begin[one]), float(ends[two])]
+        for one, two in zip([0, *(breaks + 1)], [*breaks, len(begin) - 1], strict=True)
+    ]
+
+
+def _update_doubt(steps: Steps) -> str:
+    """Return what to doubt of steps as updates, "" for nothing."""
+    if steps.by == "backwards":
+        return (
+            "no optimizer stepped: a step is from one backward to the next, and the update is in no lap, unless "
+            "record.lap('update') marks it (docs/your_script.md)"
+        )
+    total = sum(steps.turns.values())
+    usual, count = steps.turns.most_common(1)[0] if steps.turns else (1, 0)
+    if total - count > _IRREGULAR * total:
+        return f"{total - count:,} of {total:,} steps took another number of turns than {usual}: updates come irregularly"
+    return ""
+
+
+def _totals(training: Training, steps: Sequence[Steps], found: steady.Steady) -> dict[str, Any]:
+    """Return the totals of the window, from step `found.step` on."""
+    first, ranks = found.step, training.ranks
+    made = min(map(len, steps))
+    windows = [float(each.columns["step_s"][first:].sum()) for each in steps]
+    samples = [int(each.columns["samples"][first:].sum()) for each in steps]
+    alone = not training.connected
+    rate = sum(a / b for a, b in zip(samples, windows, strict=True)) if alone else sum(samples) / max(windows)
+    rss = [each.ended.get("rss_mb") for each in ranks]
+    waits = steps[0].waits
+    sha256 = _common([each.ended.get("sha256") for each in ranks])
+    return {
+        "samples_per_s": rate,
+        "window_s": max(windows),
+        "steps": made - first,
+        "excluded_steps": first,
+        "steady": asdict(found),
+        **records.step_totals([_summary(each.columns, first) for each in steps]),
+        "rows_lost": [0 for _ in steps],
+        **({"turns": {"before": waits, "waited_s": steps[0].waited_s}} if waits else {}),
+        "rss_mb_max": records.max_over_ranks(rss),
+        "pss_mb_max": records.max_over_ranks([each.ended.get("pss_mb") for each in ranks]),
+        "epochs": int(steps[0].columns["epoch"][-1]) + 1,
+        **dict.fromkeys(("train_mse", "test_mse", "g0_rmse_mpa", "a_rmse", "target_reached")),
+        "train_s": max(windows),
+        "parameter_sha256": sha256,
+        "outside": _outside(steps[0], first, rate),
+    }
+
+
+def _outside(steps: Steps, first: int, rate: float) -> dict[str, Any]:
+    """Return the time between the steps of the window, and the rate with it."""
+    begin, length = steps.columns["begin_s"][first:], steps.columns["step_s"][first:]
+    gaps = np.maximum(begin[1:] - begin[:-1] - length[:-1], 0.0)
+    inside, outside = float(length.sum()), float(gaps.sum()) - steps.waited_s
+    outside = max(0.0, outside)
+    return {
+        "seconds": outside,
+        "share": outside / (inside + outside),
+        "samples_per_s": rate * inside / (inside + outside),
+        "longest_s": float(gaps.max(initial=0.0)),
+        "gaps": int((gaps > _GAP_S).sum()),
+    }
+
+
+def _summary(columns: Mapping[str, np.ndarray], first: int) -> dict[str, Any]:
+    """Return means and medians of each lap from a step on, None for a lap that is not known."""
+    mean: dict[str, float | None] = {}
+    median: dict[str, float | None] = {}
+    for name in (*(f"{lap}_s" for lap in (*LAPS, "residual")), "sync_host_s", "step_s"):
+        own = columns[name][first:] if name in columns else np.array([])
+        mean[name] = float(own.mean()) if len(own) else None
+        median[name] = float(np.median(own)) if len(own) else None
+    return {"mean": mean, "median": median, "step_s_p90": float(np.quantile(columns["step_s"][first:], 0.9))}
+
+
+def _say_found(record: records.RunRecord, totals: Mapping[str, Any], where: str) -> None:
+    workers, outside = record.effective["workers"], totals["outside"]
+    say(
+        f"recorded {totals['steps']:,} steps after {totals['excluded_steps']:,} of warm-up: "
+        f"{totals['samples_per_s']:,.0f} samples/s with {plural(workers, 'worker')}, step "
+        f"{totals['step_s_median'] * 1e3:.2f} ms (median)"
+        + (
+            f"; {outside['share']:.0%} of the time is outside of steps, {outside['samples_per_s']:,.0f} samples/s with it"
+            if outside["share"] >= 0.02
+            else ""
+        )
+        + f"; horovod-study explain {where}"
+    )
