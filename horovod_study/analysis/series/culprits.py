@@ -18,7 +18,7 @@ WORTH = 0.03
 STALLED = 0.05
 """The same of the mean step in stalls."""
 UNSTEADY = "the run is not steady"
-"""What the recorder's doubt about such a run begins with."""
+"""In the recorder's doubt about such a run."""
 
 Row = Mapping[str, Any]
 
@@ -131,7 +131,7 @@ CULPRITS = (
         name="unsteady_baseline",
         flag="its baseline was disturbed",
         brief=lambda row: "the baseline was disturbed",
-        holds=lambda row: row["workers"] > 1 and bool(row["base_unsteady"]),
+        holds=lambda row: row["workers"] > 1 and not row["apart"] and bool(row["base_unsteady"]),
         words=lambda row: (
             "the baseline is not steady: do not quote speedups and efficiencies over it, and record it again on a "
             "quiet machine"

@@ -613,7 +613,7 @@ def _point(cell: pd.DataFrame) -> dict[str, Any]:
     )
     row["data_passes"] = row["epoch_samples_median"] / (row["train_samples"] or math.nan)
     row["apart"] = max(texts(good, "apart"), default="")
-    row["unsteady"] = int(texts(good, "steady_doubt").str.startswith(UNSTEADY).sum())
+    row["unsteady"] = int(texts(good, "steady_doubt").str.contains(UNSTEADY).sum())
     row |= {"base_threads": math.nan, "base_unsteady": False, "speedup_whole": math.nan}
     for column in OF_RANKS:
         row[f"{column}_min"], row[f"{column}_max"] = (stats.of_all(good[column], of) for of in (np.min, np.max))
@@ -777,7 +777,7 @@ def _doubt_failures(runs: pd.DataFrame) -> list[str]:
 def _doubt_impossible(points: pd.DataFrame) -> Iterator[str]:
     """Say which throughputs, speedups and waits cannot be, by the one table of `analysis.impossible`."""
     names = {"samples_per_s_median": "samples_per_s", "sync_s_median": "sync_s", "batch": "batch_size"}
-    for series, rows in points[~points["missing"]].groupby("series", sort=False):
+    for series, rows in points[~points["missing"] & (points["apart"] == "")].groupby("series", sort=False):
         bases = {float(rows[f"base_{kind}_samples_per_s"].min()) for kind in ("plain", "wrapped")}
         table = rows[["workers", *names]].rename(columns=names)
         yield from dict.fromkeys(f"{series}: {why}." for base in sorted(bases) for why in impossibilities(table, base))

@@ -33,6 +33,7 @@ from horovod_study.analysis.steps.attribution import BUSY_CORES, INSIDE_BACKWARD
 from horovod_study.analysis.steps.breakdown import BASES, PARTS, UNEXPLAINED
 from horovod_study.analysis.steps.inspection import Inspection, inspect
 from horovod_study.analysis.steps.outside import Outside, Stalls
+from horovod_study.analysis.steps.rank_steps import NO_EXCHANGE
 from horovod_study.analysis.steps.stragglers import CAUSES, MIN_STEPS, Lateness
 from horovod_study.errors import AnalysisError
 from horovod_study.records import RecordedRun
@@ -50,6 +51,8 @@ _UNDISTURBED = 0.1  # the quantile of a lap that only its undisturbed steps dete
 _MANY_CALLS, _SMALL_BYTES = 4, 2_000_000
 """More collective calls than that in a step, of such a size at most, are one for each tensor."""
 _WORK = Role.DATA | Role.LEARNING | Role.COMPUTING
+_UNCONNECTED = ("processes", "none")
+"""Of culprits.APART, workers that never wait for each other."""
 _KINDS = ("outside", "residual")
 """Of `totals.stacks`, those that are told."""
 
@@ -263,8 +266,8 @@ def _with_records(cells: Sequence[Cell], runs: Mapping[str, RecordedRun]) -> lis
 
 def _with_communication(cell: Cell, runs: Sequence[RunAccount]) -> Cell:
     """Return a cell with what its communication costs, as far as its runs say so."""
-    if cell.workers == 1:
-        return replace(cell, why_not="one worker communicates with nobody")
+    if cell.workers == 1 or cell.apart in _UNCONNECTED:
+        return replace(cell, why_not=NO_EXCHANGE if cell.apart else "one worker communicates with nobody")
     left_out = [run.left_out.ablation_s for run in runs if run.left_out is not None]
     blocks = stats.together(left_out) if left_out else None
     parts = [parts_of(run.seen, seed=1 + place) for place, run in enumerate(runs) if run.seen is not None]
@@ -294,8 +297,10 @@ def _slow(cell: Cell, looked: Sequence[Inspection | str]) -> Slow:
     """Return who is slow in the runs of one cell, one or more; in repeats the same rank is counted."""
     told = [each for each in looked if isinstance(each, Inspection) and each.stragglers.verdict != "unknown"]
     head: dict[str, Any] = {"series": cell.series, "workers": cell.workers, "looked_at": len(looked)}
-    if not told:
-        why_not = looked[0] if isinstance(looked[0], str) else looked[0].stragglers.why_not
+    if not told or cell.apart in _UNCONNECTED:
+        why_not = (
+            NO_EXCHANGE if cell.apart else looked[0] if isinstance(looked[0], str) else looked[0].stragglers.why_not
+        )
         return Slow(**head, run=cell.runs[0], chance=1 / cell.workers, period_s=cell.step_s, why_not=why_not)
 
     def told_first(each: Inspection) -> tuple[bool, float, bool]:
@@ -433,7 +438,7 @@ class _Rule:
     line: Callable[[_Facts], str] = lambda facts: ""
     kind: str = "at most"
     of: str = "samples/s"
-    rank: int = 2  # 0: the numbers are of something else; 1: one cause of many; 2: a part of a step
+    rank: int = 2  # -1, 0: the numbers are of something else; 1: one cause of many; 2: a part of a step
     timed: bool = True  # it follows from times, which say nothing in a disturbed run
 
 
@@ -479,17 +484,20 @@ def _uneven(facts: _Facts) -> Interval | None:
 def _outside_words(facts: _Facts) -> str:
     outside = facts.cell.outside
     each = "" if outside is None or not outside.where else f", {rounded(outside.gap_s, 3)} s {outside.where}"
-    alone = ": let all ranks share the evaluation, and write fewer checkpoints" if each else ""
-    return f"shorten what is outside of steps, {percent(facts.cell.outside_share or 0.0)} of the time{each}{alone}"
+    share = "let all ranks share the evaluation, and write" if facts.cell.workers > 1 else "evaluate more rarely, write"
+    return (
+        f"shorten what is outside of steps, {percent(facts.cell.outside_share or 0.0)} of the time{each}: {share} "
+        "fewer checkpoints"
+    )
 
 
 def _call_words(facts: _Facts) -> str:
     calls = facts.cell.calls or {}
     names = " and ".join(calls.get("names") or {"collective": 0})
-    size = f" of {amount(calls['bytes_median'])}" if calls.get("bytes_median") else ""
+    size = f" of at most {amount(calls['bytes_max'])}" if calls.get("bytes_max") else ""
     return (
-        f"average all gradients in one message: the script makes {calls['per_step']:.0f} calls of {names}{size} in a "
-        "step, one for each tensor; one flat message, or DistributedDataParallel, takes their place"
+        f"average all gradients in one message: the script makes {calls['per_step']:.0f} calls of {names} in a step, "
+        f"each{size}; one flat message, or DistributedDataParallel, takes their place"
     )
 
 
@@ -559,7 +567,7 @@ _RULES = (
         name="apart",
         size=lambda f: _if(f.cell.apart != ""),
         what=lambda f: _TOGETHER[f.cell.apart].format(workers=f.cell.workers),
-        rank=0,
+        rank=-1,
         timed=False,
     ),
     _Rule(

@@ -337,7 +337,8 @@ def _step(found: Mapping[str, Any], label: str) -> list[str]:
         text += f"; the wait for gradients happens inside the {where}, where it cannot be separated"
     else:
         text += f", of which {percent(share['sync'])} is waiting for gradients"
-    if grown is not None and all(value is not None for value in growth.values() if share["sync"] is not None):
+    told = [value is not None for value in growth.values() if share["sync"] is not None]
+    if grown is not None and all(told) and any(value is not None for value in growth.values()):
         lap, part = max(((lap, value) for lap, value in growth.items() if value is not None), key=lambda each: each[1])
         than = {"weak": "than the step of the baseline", "strong": "than an ideal share of the baseline's step"}.get(
             found["mode"], "than the step of the baseline"
