@@ -95,9 +95,7 @@ def record(
             held.callback(asked_file(out).unlink, missing_ok=True)
         run = Run(out, meeting, options, batch=batch, model_name=model_name, own=own, requested=requested)
         held.callback(run.close)
-        code = _run(
-            command, {**environment(asked), **(environ or {})} if not told else dict(environ or os.environ), run
-        )
+        code = _run(command, {**environment(asked), **(environ or {})} if not told else dict(environ or os.environ), run)
         return _close(run, command, code, workers=workers, rate=rate, cell=one_training)
 
 

@@ -1,12 +1,12 @@
 """Steps of a training from the events that its ranks have noted.
 
-a step      one turn of the loop over the DataLoader in which parameters were updated, however many updates it made;
-            several turns where an update comes after several (accumulated gradients); where no loader is looped
-            over, from one update to the next; where no update is seen, from one backward to the next
-laps        data: the wait for the loader; forward: the model's call with gradients; backward; sync: waits for other
-            ranks; update; residual: what is in none of them
-outside     what is between steps, and what some steps have and most have not: loops over other data, and calls of
-            the model without gradients. Evaluations, rollouts and generation are there, and checkpoints after them
+    a step      one turn of the loop over the DataLoader in which parameters were updated, however many updates it made;
+                several turns where an update comes after several (accumulated gradients); where no loader is looped
+                over, from one update to the next; where no update is seen, from one backward to the next
+    laps        data: the wait for the loader; forward: the model's call with gradients; backward; sync: waits for other
+                ranks; update; residual: what is in none of them
+    outside     what is between steps, and what some steps have and most have not: loops over other data, and calls of
+                the model without gradients. Evaluations, rollouts and generation are there, and checkpoints after them
 """
 
 from collections import Counter
@@ -267,7 +267,9 @@ def _asides(events: Events, steps: Sequence[Sequence[Turn]], *, looped: bool) ->
     step = np.searchsorted(begins, places, side="right") - 1
     within = (step >= 0) & (places < stops[step]) if len(steps) else places < 0
     places, step = places[within], step[within]
-    often = {kind for kind in set(sort[places].tolist()) if len(set(step[sort[places] == kind])) >= _OFTEN * len(steps)}
+    often = {
+        kind for kind in set(sort[places].tolist()) if len(set(step[sort[places] == kind])) >= _OFTEN * len(steps)
+    }
     rare = ~np.isin(sort[places], list(often))
     places, step = places[rare], step[rare]
     ends, trained = events.places("forwarded", "batch", "ended"), events.places("updated", "changed", "backwarded")
@@ -427,7 +429,9 @@ def _calls(
     }, averages
 
 
-def stacks_of(path: Path, names: Sequence[str], events: Events, steps: Steps, first: int) -> list[dict[str, Any]]:
+def stacks_of(
+    path: Path, names: Sequence[str], events: Events, steps: Steps, first: int
+) -> list[dict[str, Any]]:
     """Return where the time of the steps from `first` on was, by samples of the stack: shares of 2 % or more."""
     if not path.is_file() or first >= len(steps):
         return []

@@ -31,16 +31,7 @@ from horovod_study.recording.steps import Events, Steps, stacks_of, steps_of
 from horovod_study.text.words import plural
 
 OWN_RECORDER = "own recorder"
-_COUNTS = (
-    "-np",
-    "--np",
-    "-n",
-    "--nproc-per-node",
-    "--nproc_per_node",
-    "--num-processes",
-    "--num_processes",
-    "--num_gpus",
-)
+_COUNTS = ("-np", "--np", "-n", "--nproc-per-node", "--nproc_per_node", "--num-processes", "--num_processes", "--num_gpus")
 """Options by which launchers are told how many ranks to start."""
 _IRREGULAR = 0.05
 """Part of the steps whose updates may come otherwise, such as those that a loss scaler skips, without a doubt."""
@@ -156,10 +147,7 @@ def _is_of(process: Process, training: Training) -> bool:
 
     def launch(of: Process) -> tuple[Any, ...]:
         environ = of.opened["environ"]
-        return (
-            of.workers,
-            *(environ.get(name) for name in LAUNCH_VARIABLES if "RANK" not in name and "PROCID" not in name),
-        )
+        return (of.workers, *(environ.get(name) for name in LAUNCH_VARIABLES if "RANK" not in name and "PROCID" not in name))
 
     taken = {each.opened["rank"] for each in training.ranks}
     return launch(process) == launch(training.ranks[0]) and process.opened["rank"] not in taken
@@ -348,9 +336,7 @@ class Run:
         records.finish_run(out, record, status=status, finished=utc_now(), totals=totals, reason=reason)
         where = os.path.relpath(out)
         if reason:
-            say(
-                f"horovod-study record: {where} is {'incomplete' if wrong else 'complete, but'}{':' * bool(wrong)} {reason}"
-            )
+            say(f"horovod-study record: {where} is {'incomplete' if wrong else 'complete, but'}{':' * bool(wrong)} {reason}")
         if totals and not wrong:
             _say_found(record, totals, where)
         return int(bool(reason))
@@ -598,9 +584,7 @@ def _update_doubt(steps: Steps) -> str:
     total = sum(steps.turns.values())
     usual, count = steps.turns.most_common(1)[0] if steps.turns else (1, 0)
     if total - count > _IRREGULAR * total:
-        return (
-            f"{total - count:,} of {total:,} steps took another number of turns than {usual}: updates come irregularly"
-        )
+        return f"{total - count:,} of {total:,} steps took another number of turns than {usual}: updates come irregularly"
     return ""
 
 

@@ -45,7 +45,8 @@ class Culprit:
 def passes(row: Row) -> float:
     """Return how many times an epoch of all workers goes through the data set; 1 where it is divided or not known."""
     times = float(row.get("data_passes", 1.0))
-    return times if row["workers"] > 1 and times >= 1.5 and abs(times / round(times) - 1) <= 0.1 else 1.0
+    several = row["workers"] > 1 and row["apart"] != "processes"
+    return times if several and times >= 1.5 and abs(times / round(times) - 1) <= 0.1 else 1.0
 
 
 def unsteady(row: Row) -> bool:

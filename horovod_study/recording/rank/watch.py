@@ -375,9 +375,7 @@ class Watcher:
         first = next((each for each in given if isinstance(each, torch.Tensor)), None)
         if first is not None and first.ndim == 1 and first.is_floating_point():
             if len(first) not in self._vectors:
-                self._vectors[len(first)] = any(
-                    getattr(each, "in_features", 0) == len(first) for each in module.modules()
-                )
+                self._vectors[len(first)] = any(getattr(each, "in_features", 0) == len(first) for each in module.modules())
             if self._vectors[len(first)]:
                 return 1
         return facts.samples_of(given, second=self._second)
