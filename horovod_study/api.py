@@ -108,7 +108,7 @@ def analysed(
             on_progress(done, len(table))
 
     accounts = account_runs(recorded, threads=threads, on_progress=counted_up, beside=beside)
-    accounting = account(table, accounts, views=False)
+    accounting = account(table, accounts)
     known |= {"accounting": accounting, "turns": study_turns(root)}
     found = analyze_tables(table, evaluations, commands=commands, **known)
     return table, evaluations, accounting, found.with_left_out(left_out)

@@ -194,7 +194,6 @@ def _account(options: argparse.Namespace) -> Result:
     from horovod_study.analysis.steps.accounting import account as account_all
     from horovod_study.analysis.steps.accounting import account_run, allowed_share, gate
     from horovod_study.report.figures.accounting import text, write_accounting
-    from horovod_study.report.kit.files import figure_lines
 
     allowed = None if options.max_residual is None else allowed_share(options.max_residual)
     left_out: dict[str, str] = {}
@@ -202,10 +201,10 @@ def _account(options: argparse.Namespace) -> Result:
     say_left_out(left_out)
     found = account_all(table, [account_run(run) for run in runs])
     judged = None if allowed is None else gate(found, allowed)
-    paths = write_accounting(found, judged, options.out, look=figure_look(options)) if options.out else []
+    paths = write_accounting(found, judged, options.out) if options.out else []
     return Result(
         document={**found.to_dict(), "gate": judged},
-        lines=[*text(found, judged), *(line for each in figure_lines(paths) for line in ("", each))],
+        lines=text(found, judged),
         files=paths,
         exit_code=0 if judged is None else judged.exit_code,
     )

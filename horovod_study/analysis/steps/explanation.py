@@ -182,7 +182,7 @@ def explain(
                 looked[run.name] = inspect(run)
             except AnalysisError as error:
                 looked[run.name] = str(error).partition(": ")[2]
-    accounting = account(table, accounts, views=False)
+    accounting = account(table, accounts)
     if accounting.cells.empty:
         why = next((run.why_not for run in accounts if run.why_not), "none holds a step")
         raise AnalysisError(f"{accounts[0].run}: nothing to explain: {why}; name a run that made steps")
