@@ -401,6 +401,7 @@ class _Facts:
     several_hosts: bool
     runtime: str
     base_line: str  # the command of the baseline, as it can be typed again
+    late_run: str  # directory of the run with the latest rank
 
     def part(self, lap: str) -> float:
         """Return the seconds of a lap that neither late ranks nor stalls explain."""
@@ -425,7 +426,7 @@ class _Facts:
         return _line(*words, "--workers", self.cell.workers, *_work_of(self.run))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class _Rule:
     """One line of what would help.
 
@@ -562,18 +563,19 @@ _TOGETHER = {
 }
 """By culprits.APART."""
 
+_COUNTED: dict[str, Any] = {"rank": 1, "timed": False}
 _RULES = (
     _Rule(
-        name="apart",
-        size=lambda f: _if(f.cell.apart != ""),
-        what=lambda f: _TOGETHER[f.cell.apart].format(workers=f.cell.workers),
+        "apart",
+        lambda f: _if(f.cell.apart != ""),
+        lambda f: _TOGETHER[f.cell.apart].format(workers=f.cell.workers),
         rank=-1,
         timed=False,
     ),
     _Rule(
-        name="undivided",
-        size=lambda f: _if(culprits.passes(f.point) > 1, Interval(value=culprits.passes(f.point) - 1)),
-        what=lambda f: (
+        "undivided",
+        lambda f: _if(culprits.passes(f.point) > 1, Interval(value=culprits.passes(f.point) - 1)),
+        lambda f: (
             f"divide the data among the ranks (DistributedSampler, or a sampler of your own): all "
             f"{f.cell.workers} go through all of it, {culprits.passes(f.point):.0f} times the work; an epoch is "
             f"{f.point['epoch_steps']:.0f} steps on each, and would be "
@@ -585,52 +587,47 @@ _RULES = (
         timed=False,
     ),
     _Rule(
-        name="threads",
-        size=lambda f: _if("threads" in f.point["flags"].split(), Interval(value=_more_threads(f.point))),
-        what=lambda f: (
+        "threads",
+        lambda f: _if("threads" in f.point["flags"].split(), Interval(value=_more_threads(f.point))),
+        lambda f: (
             f"compare with a baseline of as many threads: a worker computes with "
             f"{f.point['rank_threads']:.0f}, the baseline with {f.point['base_threads']:.0f}; "
             f"{culprits.same_threads(f.point)}"
         ),
         line=lambda f: f.base_line and f"OMP_NUM_THREADS={f.point['rank_threads']:.0f} {f.base_line}",
         of="speedup",
-        rank=1,
-        timed=False,
+        **_COUNTED,
     ),
     _Rule(
-        name="outside",
-        size=lambda f: _if((f.cell.outside_share or 0.0) >= culprits.WORTH, _gain(f.cell.outside_share or 0.0, 1.0)),
-        what=_outside_words,
+        "outside",
+        lambda f: _if((f.cell.outside_share or 0.0) >= culprits.WORTH, _gain(f.cell.outside_share or 0.0, 1.0)),
+        _outside_words,
         of="samples/s of the whole training",
-        rank=1,
-        timed=False,
+        **_COUNTED,
     ),
     _Rule(
-        name="stalls",
-        size=lambda f: _worth(f, f.cell.stall_s, culprits.STALLED),
-        what=_stall_words,
-        rank=1,
-        timed=False,
+        "stalls",
+        lambda f: _worth(f, f.cell.stall_s, culprits.STALLED),
+        _stall_words,
+        **_COUNTED,
     ),
     _Rule(
-        name="late rank",
-        size=_lateness,
-        what=_late_words,
-        line=lambda f: _line("explain", f.run.directory, "--part", "steps"),
+        "late rank",
+        _lateness,
+        _late_words,
+        line=lambda f: _line("explain", f.late_run, "--part", "steps"),
         kind="about",
     ),
     _Rule(
-        name="uneven",
-        size=_uneven,
-        what=lambda f: (
-            "make the steps of all ranks equally long: each rank is late in some of them; is the machine quiet?"
-        ),
+        "uneven",
+        _uneven,
+        lambda f: "make the steps of all ranks equally long: each rank is late in some of them; is the machine quiet?",
         line=lambda f: _line("doctor"),
     ),
     _Rule(
-        name="data",
-        size=lambda f: _worth(f, f.part("data")),
-        what=lambda f: (
+        "data",
+        lambda f: _worth(f, f.part("data")),
+        lambda f: (
             "load data while computing"
             + (
                 ", with another loader"
@@ -641,15 +638,15 @@ _RULES = (
         line=lambda f: _line("bench", "loading", "--batch", f.point["batch"]) if f.ours else "",
     ),
     _Rule(
-        name="residual",
-        size=lambda f: _worth(f, f.part("residual"), UNEXPLAINED),
-        what=_residual_words,
+        "residual",
+        lambda f: _worth(f, f.part("residual"), UNEXPLAINED),
+        _residual_words,
         line=lambda f: _line("explain", f.run.directory, "--part", "account") if f.ours else "",
     ),
     _Rule(
-        name="hooks",
-        size=_hidden,
-        what=lambda f: (
+        "hooks",
+        _hidden,
+        lambda f: (
             "send gradients while backward computes (hooks), not after it (flat)"
             + ("; in a study file, reduction: [flat, hooks]" if f.several_hosts else "")
         ),
@@ -658,54 +655,51 @@ _RULES = (
         ),
     ),
     _Rule(
-        name="tune",
-        size=lambda f: _worth(f, f.cost_s) if f.ours and not f.several_hosts else None,
-        what=lambda f: "find the fastest communication settings",
+        "tune",
+        lambda f: _worth(f, f.cost_s) if f.ours and not f.several_hosts else None,
+        lambda f: "find the fastest communication settings",
         line=lambda f: f.work("tune", "--runtime", f.runtime),
     ),
     _Rule(
-        name="tensors",
-        size=lambda f: _if(f.tensors, math.nan if f.cell.unsteady else f.cost_s),
-        what=_call_words,
-        rank=1,
-        timed=False,
+        "tensors",
+        lambda f: _if(f.tensors, math.nan if f.cell.unsteady else f.cost_s),
+        _call_words,
+        **_COUNTED,
     ),
-    _Rule(name="communication", size=lambda f: None if f.ours else _worth(f, f.cost_s), what=_less_communication),
+    _Rule("communication", lambda f: None if f.ours else _worth(f, f.cost_s), _less_communication),
     _Rule(
-        name="denormal",
-        size=lambda f: None if f.ours else _worth(f, f.slower_s),  # ours flushes denormal numbers to 0
-        what=lambda f: (
+        "denormal",
+        lambda f: None if f.ours else _worth(f, f.slower_s),  # ours flushes denormal numbers to 0
+        lambda f: (
             "call torch.set_flush_denormal(True) at the start of the script: the update became several "
             "times as long over the run, and forward and backward did not, as where moments of Adam fade into denormal "
             "numbers, with which processors compute slowly"
         ),
     ),
     _Rule(
-        name="beside",
-        size=lambda f: _worth(f, f.beside_s, UNEXPLAINED),
-        what=lambda f: (
-            "find out why workers compute more slowly beside each other: cores, memory or clock rates are shared"
-        ),
+        "beside",
+        lambda f: _worth(f, f.beside_s, UNEXPLAINED),
+        lambda f: "find out why workers compute more slowly beside each other: cores, memory or clock rates are shared",
         line=lambda f: _line("doctor"),
     ),
     _Rule(
-        name="ablation",
-        size=lambda f: _if(f.ours and f.cell.workers > 1 and math.isnan(f.cost_s) and f.run.state == "done"),
-        what=lambda f: "measure communication by leaving it out in some blocks: a run with this option",
+        "ablation",
+        lambda f: _if(f.ours and f.cell.workers > 1 and math.isnan(f.cost_s) and f.run.state == "done"),
+        lambda f: "measure communication by leaving it out in some blocks: a run with this option",
         line=lambda f: f"... python -m horovod_study.train --measure-ablation {shlex.join(_work_of(f.run))}",
     ),
     _Rule(
-        name="synchronisation",
-        size=lambda f: _if(
+        "synchronisation",
+        lambda f: _if(
             f.ours and not f.several_hosts and f.run.synchronisation is None and f.cost_s >= WORTH * f.cell.step_s
         ),
-        what=lambda f: "find out what the communication consists of: transfer, or the library around it",
+        lambda f: "find out what the communication consists of: transfer, or the library around it",
         line=lambda f: f.work("explain", "--measure", "--runtime", f.runtime),
     ),
     _Rule(
-        name="unsteady",
-        size=lambda f: _if(f.cell.unsteady),
-        what=lambda f: (
+        "unsteady",
+        lambda f: _if(f.cell.unsteady),
+        lambda f: (
             f"record {f.cell.runs[0]} again on a quiet machine: it was disturbed, so that no advice follows "
             "from its times"
         ),
@@ -750,6 +744,7 @@ def _facts(found: Explanation, study: _Study) -> _Facts:
         run=run,
         point={f"{name}": value for name, value in point.items()},
         slow=slow,
+        late_run=str((run if slow is None else study.runs[slow.run]).directory),
         late_s=late,
         beside_s=0.0 if growth is None else sum(growth.parts_s.get(part) or 0.0 for part in computing),
         slower_s=max(study.slower.get(name) or 0.0 for name in cell.runs),
