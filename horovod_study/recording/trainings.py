@@ -439,6 +439,7 @@ class Run:
             **({"processes": len(ranks)} if not training.connected and len(ranks) > 1 else {}),
             **({"parted": True} if apart and training.workers > 1 else {}),
             **({"parts": True} if parts else {}),
+            **({"sharded": True} if sharded else {}),
             **({"ended": training.ended or "before Python's own end"} if any(not each.ended for each in ranks) else {}),
         }
 
