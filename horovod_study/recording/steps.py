@@ -2,7 +2,8 @@
 
 a step      one turn of the loop over the DataLoader in which parameters were updated, however many updates it made;
             several turns where an update comes after several (accumulated gradients); where no loader is looped
-            over, from one update to the next; where no update is seen, from one backward to the next
+            over, from one update to the next; where no update is seen, from one backward to the next. Loops that
+            a script tells of are taken as they are told, and what is outside too
 laps        data: the wait for the loader; forward: the model's call with gradients; backward; sync: waits for other
             ranks; update; residual: what is in none of them
 outside     what is between steps, and what some steps have and most have not: loops over other data, and calls of
@@ -17,10 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from horovod_study.config import ORDINARY_LAPS
-from horovod_study.recording.rank.events import DATA_SETS, NUMBER, PLACES
+from horovod_study.recording.rank.events import DATA_SETS, LAPS, NUMBER, PLACES
 
-LABELS = (*ORDINARY_LAPS, "residual", "outside")
+LABELS = (*LAPS, "residual", "outside")
 AVERAGING = (
     *("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "all_gather", "all_gather_into_tensor"),
     *("all_to_all", "all_to_all_single", "synchronize"),
@@ -32,6 +32,8 @@ _OFTEN = 0.5
 """What is in so many of the steps is a part of a step."""
 _MOST_UPDATES = 20
 """So many updates for a batch that was fetched by itself: it is one that is used again and again, and no loop."""
+MOST_TURNS = 100
+"""After so many turns of told loops without any update each turn is a step."""
 _LEAST_SHARE = 0.02
 _MOST_STACKS = 8
 
@@ -83,11 +85,12 @@ class Steps:
     """The steps of one rank: columns as those of its rows, of shape (steps,); `begin_s` is on the host's clock."""
 
     columns: dict[str, np.ndarray]
+    begins: np.ndarray  # events with which they begin
     epoch_steps: int | None = None
     turns: Counter[int] = field(default_factory=Counter)  # turns of the loop -> steps that took so many
     calls: dict[str, Any] | None = None
     averaged_bytes: int = 0  # the most that went through averaging calls of the script between two updates
-    by: str = "updates"  # what ends a step: updates | changes | backwards
+    by: str = "updates"  # what ends a step: updates | changes | backwards | turns
     uncounted: bool = False  # whether samples were not seen
     data: int | None = None  # number of the data set that is looped over
     from_calls: bool = False  # samples are those with which the model was called
@@ -98,12 +101,28 @@ class Steps:
         return len(self.columns["step_s"])
 
 
-def steps_of(events: Events, *, batch: int | None = None, calls: Sequence[str] = (), waits_seen: bool = False) -> Steps:
+def steps_of(
+    events: Events,
+    *,
+    batch: int | None = None,
+    calls: Sequence[str] = (),
+    waits_seen: bool = False,
+    told: bool = False,
+) -> Steps:
     """Return the steps that one rank has made, from when all of them is seen.
 
     `batch`: samples of each; None: counted. `calls`: names of calls by number. `waits_seen`: a step without a wait for
-    other ranks had none.
+    other ranks had none. `told`: the script tells of its loops.
     """
+    if told:
+        turns = _told_turns(events)
+        updates = any(each.updates for each in turns)
+        if not updates:
+            turns = [replace(each, updates=True) for each in turns] if len(turns) > MOST_TURNS else []
+        grouped = _grouped(turns)
+        by = "updated" if updates else "turns"
+        found = _made(events, grouped, by, looped=True, batch=None, calls=calls, waits_seen=waits_seen, told=True)
+        return replace(found, epoch_steps=_epoch_steps(events, grouped))
     opened = events.places("opened")
     begin = int(opened[0]) if len(opened) else len(events.kind)
     by = next((name for name in ("updated", "changed", "backwarded") if events.of(name).any()), "updated")
@@ -148,6 +167,27 @@ def _turns(events: Events, by: str) -> list[Turn] | None:
     first = found[chosen[0]][0] if chosen else 0
     outside = int((updated > first).sum()) - inside
     return turns if inside and outside <= inside + 1 else None
+
+
+def _told_turns(events: Events) -> list[Turn]:
+    """Return the turns of the loops that a script has told of; those of a loop end where it asks for the next batch."""
+    updated = events.of("updated") | (events.of("lap") & (events.number == LAPS.index("update")))
+    starts, bounds = events.places("start"), events.places("start", "fetch", "left")
+    found: list[Turn] = []
+    for begin, end in zip(bounds.tolist(), [*bounds[1:].tolist(), len(events.kind)], strict=True):
+        if events.kind[begin] != NUMBER["fetch"] or begin + 1 >= end or events.kind[begin + 1] != NUMBER["batch"]:
+            continue
+        found.append(
+            Turn(
+                begin=begin - int(begin > 0 and events.kind[begin - 1] == NUMBER["start"]),
+                end=end,
+                trains=True,
+                updates=bool(updated[begin:end].any()),
+                samples=int(events.number[begin + 1]),
+                loop=int(np.searchsorted(starts, begin)),
+            )
+        )
+    return found
 
 
 def _joined(loops: Mapping[int, np.ndarray], single: set[int]) -> dict[int, np.ndarray]:
@@ -260,7 +300,9 @@ def _labels(events: Events) -> np.ndarray:
     label[backward] = LABELS.index("backward")
     label[events.of("gradient") & (follows == NUMBER["backwarded"])] = LABELS.index("sync")
     label[events.inside("sync", "synced")] = LABELS.index("sync")
-    label[events.inside("pause", "resume")] = LABELS.index("outside")
+    laps = events.places("lap")
+    label[laps - 1] = events.number[laps]  # LABELS begins with LAPS
+    label[events.inside("pause", "resume") | events.inside("skip", "skipped")] = LABELS.index("outside")
     return label
 
 
@@ -317,9 +359,10 @@ def _made(
     batch: int | None,
     calls: Sequence[str],
     waits_seen: bool,
+    told: bool = False,
 ) -> Steps:
     label = _labels(events)
-    for first, last in _asides(events, steps, looped=looped).values():
+    for first, last in () if told else _asides(events, steps, looped=looped).values():
         label[first:last] = LABELS.index("outside")
     begins = np.array([step[0].begin for step in steps], dtype=int)
     ends = np.array([step[-1].end for step in steps], dtype=int)
@@ -328,7 +371,7 @@ def _made(
     lap_s, host_s = (np.append(np.diff(each), 0.0) for each in (events.at_s, events.host_s))
     columns: dict[str, np.ndarray] = {}
     known = _known(events) | ({"sync"} if waits_seen else set())
-    for name in (*ORDINARY_LAPS, "residual"):
+    for name in (*LAPS, "residual"):
         own = label == LABELS.index(name)
         seconds = _sums(np.where(own, lap_s, 0.0), begins, ends)
         if name in known and (name != "data" or looped or seconds.any()):
@@ -342,7 +385,8 @@ def _made(
     columns |= {"epoch": _epochs(steps), "samples": samples}
     found = Steps(
         columns=columns,
-        by={"updated": "updates", "changed": "changes"}.get(by, "backwards"),
+        begins=begins,
+        by={"updated": "updates", "changed": "changes", "turns": "turns"}.get(by, "backwards"),
         turns=Counter(len(step) for step in steps),
         uncounted=uncounted,
         from_calls=from_calls,
@@ -358,6 +402,7 @@ def _known(events: Events) -> set[str]:
     """Return the laps that are seen in this training: of the others nobody knows how long they took."""
     named = {"data": "fetch", "forward": "forward", "backward": "backward", "update": "update", "residual": "opened"}
     found = {lap for lap, kind in named.items() if events.of(kind).any()}
+    found |= {LAPS[number] for number in set(events.number[events.places("lap")].tolist())}
     return found | ({"sync"} if events.of("sync", "gradient").any() else set())
 
 
@@ -456,6 +501,15 @@ def _calls(
         "bytes_max": int(size.max()),
         "names": {name: round(count / len(ends), 3) for name, count in counted.items()},
     }, averaged
+
+
+def losses_of(path: Path, events: Events, steps: Steps) -> np.ma.MaskedArray[Any, Any]:
+    """Return the loss of each step, masked where none was told: float64 pairs in a file, of a moment and the loss."""
+    told = np.fromfile(path, np.float64).reshape(-1, 2)
+    found = np.ma.masked_all(len(steps))
+    step = np.searchsorted(steps.begins, np.searchsorted(events.host_s, told[:, 0]), side="right") - 1
+    found[step[step >= 0]] = told[step >= 0, 1]
+    return found
 
 
 def stacks_of(path: Path, names: Sequence[str], events: Events, steps: Steps, first: int) -> list[dict[str, Any]]:

@@ -38,11 +38,16 @@ KINDS = (
     "changed",  # the parameters are others than at the last turn, and no update was seen
     "opened",  # from here on all of this is seen
     "called",  # as sync, where the host does not wait for it
+    "lap",  # the time since the event before it is what a script says: the place in LAPS
+    "skip",  # what follows is in no step, as a script says
+    "skipped",
+    "left",  # a loop that a script tells of is left before its loader has ended
 )
 NUMBER = {name: number for number, name in enumerate(KINDS)}
 PLACES = 32
 """An event is its kind, and its number times so many."""
 DATA_SETS = 1024
+LAPS = ("data", "compute", "forward", "backward", "sync", "update")
 CALLS = (
     *("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "broadcast", "scatter", "barrier", "recv"),
     *("monitored_barrier", "all_gather", "all_gather_into_tensor", "all_gather_object", "gather", "all_to_all"),
@@ -99,6 +104,17 @@ class Log:
             self.write()
             os.close(self._file)
             self._file = None
+
+
+class StrictLog(Log):
+    """Events of a training on a GPU that is waited for at each of them."""
+
+    def _note(self, kind: int, number: int = 0) -> None:
+        import torch
+
+        if not torch.cuda.is_current_stream_capturing():
+            torch.cuda.synchronize()
+            super()._note(kind, number)
 
 
 class DeviceLog(Log):

@@ -19,7 +19,7 @@ from horovod_study.recording.rank.events import now
 _INTERVAL_S = 0.05
 _WRITTEN = 64
 """So many numbers are written at a time: two a sample."""
-_OWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+_OWN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _SAYS_NOTHING = ("wrapper", "wrapped", "inner", "call", "decorate_context", "<lambda>")
 _LIBRARIES = tuple(
     {os.path.join(folder, "") for name, folder in sysconfig.get_paths().items() if name.endswith(("lib", "stdlib"))}
@@ -59,6 +59,8 @@ class Stacks:
             self._file.write(pending)
         except Exception:  # what is sampled so far is enough
             pass
+        finally:
+            self._file.close()
 
     def _number(self, frame: Any) -> int:
         called = None

@@ -34,7 +34,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import dataloader
 
 from horovod_study.recording.rank import facts
-from horovod_study.recording.rank.events import CALLS, DATA_SETS, NUMBER, DeviceLog, Log, now, wall
+from horovod_study.recording.rank.events import CALLS, DATA_SETS, LAPS, NUMBER, DeviceLog, Log, StrictLog, now, wall
 from horovod_study.recording.rank.precision import PrecisionObserver
 from horovod_study.recording.rank.stacks import Stacks
 from horovod_study.recording.rank.turns import Turns, connect
@@ -112,6 +112,10 @@ class Watcher:
         self._lengths: list[int | None] = []  # samples of each
         self._loops = 0  # over a loader, so far
         self._loop: Any = None  # a reference to the newest, which says when it is gone
+        self._told: bool = asked.get("told", False)  # a script tells of its loop itself
+        self._timed = not (self._told and asked["options"]["timer_mode"] == "off")
+        self.ended = False  # whoever gives turns wants no more steps of a loop that is told
+        self.failure: Exception | None = None  # why the recording has stopped before the training
         self._begin()
 
     def _begin(self) -> None:
@@ -132,7 +136,8 @@ class Watcher:
         self._vectors: dict[int, bool] = {}  # features -> whether a vector of so many is one sample
         self.made = 0  # steps so far, as they are counted while it goes on: for their limit, and for turns
         self._samples = 0
-        self._updates, self._most, self._in_loop, self._fresh = 0, 0, False, True
+        self._updates, self._in_loop, self._fresh = 0, False, True
+        self._most: float = 0
         self._due: float = math.inf
         self._turns: Turns | None = None
         self._opened_s = self._waited_s = 0.0
@@ -160,6 +165,59 @@ class Watcher:
             os.register_at_fork(after_in_child=self._leave)
         atexit.register(self.finish)
         self._watch_errors()
+
+    # ------------------------------------------------------------------------------------------------ told loops
+
+    def watch(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """See the training of these alone until `finish`, after which they and PyTorch are as they were."""
+        for name in ("backward", "grad") if self._timed else ():
+            original = getattr(torch.autograd, name)
+            setattr(torch.autograd, name, self._watched_backward(original))
+            self._undo.append(functools.partial(setattr, torch.autograd, name, original))
+        self._undo.append(optimizer.register_step_pre_hook(Door(self._before_update, self.give_up)).remove)
+        self._undo.append(optimizer.register_step_post_hook(Door(self._after_update, self.give_up)).remove)
+        if hasattr(os, "register_at_fork"):
+            me = weakref.ref(self)
+            os.register_at_fork(after_in_child=lambda: None if (own := me()) is None else own._leave())
+        self._models = [model]
+        self._in_loop, self._most = True, math.inf
+        self._open([optimizer])
+
+    def begin_loop(self, data: Any) -> None:
+        """A loop over a loader begins, whose data set is `data`."""
+        self._loops, self._fresh, self._thread = self._loops + 1, True, get_ident()
+        self._loop = self._loops * DATA_SETS + self._number_of(data)
+        self._note(_START, self._loop % DATA_SETS)
+
+    def fetch(self) -> None:
+        """The loop asks for a batch: its turn before is over."""
+        self._turn()
+        if self._turns is not None and self.made >= self._turns.until:
+            self._wait_for_turn()
+        self._log.write()
+        self._note(_FETCH, self._loop)
+
+    def samples_of(self, batch: Any, size: Any) -> int:
+        """Return how many samples a batch has, of a loader that calls it `size`; 0: unknown."""
+        return facts.samples_of(batch, size=size if isinstance(size, int) else None, second=self._second)
+
+    def tell(self, kind: str, number: int = 0) -> None:
+        """Note that something happens now."""
+        self._note(NUMBER[kind], number)
+        if kind in ("skip", "skipped"):
+            self._thread = 0 if kind == "skip" else get_ident()  # hooks see nothing of what is in no step
+        elif kind == "batch":
+            self._samples += number
+        elif kind == "left":
+            self._turn()
+            self._fresh = True
+        elif kind == "lap" and LAPS[number] == "update":
+            self._updates += 1
+
+    def keep(self, ending: str, content: bytes) -> None:
+        """Leave a file beside the events."""
+        with open(self._path(ending), "wb") as stream:
+            stream.write(content)
 
     # ------------------------------------------------------------------------------------------------ updates
 
@@ -324,14 +382,19 @@ class Watcher:
                 self._lengths[-1] = len(data)
         return self._data[key]
 
+    def _turn(self) -> None:
+        """Count a step where the turn of the loop that is over has made an update."""
+        if self._fresh:
+            self._fresh, self._updates = False, 0
+        elif self._updates:
+            self._in_loop, self._most = True, max(self._most, self._updates)
+            self._updates = 0
+            self._step()
+
     def _before_fetch(self, iterator: Any) -> None:
         if self.state == "recording":
-            if self._fresh:
-                self._fresh, self._updates = False, 0
-            elif self._updates:
-                self._in_loop, self._most = True, max(self._most, self._updates)
-                self._updates = 0
-                self._step()
+            if self._fresh or self._updates:
+                self._turn()
             elif not self._optimizers:
                 self._in_loop = True
                 self._notice_change()
@@ -352,8 +415,7 @@ class Watcher:
             self._note(_LEFT, turn)
 
     def _after_fetch(self, iterator: Any, batch: Any) -> None:
-        size = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
-        samples = facts.samples_of(batch, size=size if isinstance(size, int) else None, second=self._second)
+        samples = self.samples_of(batch, getattr(getattr(iterator, "_index_sampler", None), "batch_size", None))
         self._samples += samples
         self._note(_BATCH, samples)
 
@@ -491,8 +553,10 @@ class Watcher:
 
     def _open(self, stepped: list[torch.optim.Optimizer], *, by_update: bool = True) -> None:
         """Begin the record of a training: what is trained is known."""
-        if self._training == 1 and any(
-            name in sys.modules for name in ("horovod_study.recording.session", "horovod_study.train")
+        if (
+            self._training == 1
+            and not self._told
+            and any(name in sys.modules for name in ("horovod_study.recording.session", "horovod_study.train"))
         ):
             self._tell("seen", "own recorder")
             self._over()
@@ -503,7 +567,7 @@ class Watcher:
         stepped = list({id(each): each for each in stepped}.values())
         groups = [each for one in stepped for each in one.param_groups]
         parameters = [each for group in groups for each in group["params"]]
-        self._models = self._models_of(stepped)
+        self._models = self._models if self._told else self._models_of(stepped)
         self._probe = next((each for each in parameters if each.requires_grad), parameters[0] if parameters else None)
         if self._probe is None:
             self._probe = next((each for model in self._models for each in model.parameters()), None)
@@ -511,31 +575,34 @@ class Watcher:
         device = next((each.device for each in parameters if each.is_cuda), torch.device("cpu"))
         workers = facts.workers_of(self._models, self._first, on_gpu=device.type == "cuda")
         if device.type == "cuda":
-            self._log = DeviceLog(self._log)
+            strict = self._told and self._asked["options"]["timer_mode"] == "strict"
+            self._log = StrictLog() if strict else DeviceLog(self._log)
             self._note = self._log.note
         self._second = any(map(facts.time_first, self._models))
         self._tell_opened(workers, device, stepped, groups)
         self._log.open(self._path("events"))
-        if workers["workers"] > 1:
+        if workers["workers"] > 1 and self._timed:
             self._hook_calls(waits=device.type != "cuda")
-            for wrapped in filter(None, map(facts.averaging, self._models)):
-                self._hook_gradients(wrapped)
+        if (workers["workers"] > 1 or self._told) and self._timed:
+            for each in map(facts.averaging, self._models):
+                if each is not None:
+                    self._hook_gradients(each)
             for each in filter(facts.averages_in_synchronize, stepped):
                 self._hook_synchronize(each)
-        for model in self._models:
-            self._hook(model)
+        for each in self._models if self._timed and self._asked.get("forward", True) else ():
+            self._hook(each)
         self._precision = PrecisionObserver(nn.ModuleList(self._models), lambda call: Door(call, self.give_up))
         self._seen, self._probes = [], []
         self.state, self._fresh, self._updates = "recording", True, 0
-        if multiprocessing.parent_process() is not None:
+        if multiprocessing.parent_process() is not None and not self._told:
             Finalize(None, self.finish, exitpriority=100)  # such a process ends without what atexit has
-        if self._asked.get("stacks", True):
+        if self._timed and self._asked.get("stacks", True):
             self._stacks = Stacks(get_ident(), self._path("stacks"), functools.partial(self._tell, "name"))
         self._turns = connect(rank=workers["rank"], workers=workers["workers"])
         self._opened_s = now()
         self._note(_OPENED)
         self._settle_due()
-        if self._turns is not None:
+        if self._turns is not None and not self._told:  # who is told of a loop waits as it begins
             self._wait_for_turn()
 
     def _models_of(self, stepped: list[torch.optim.Optimizer]) -> list[nn.Module]:
@@ -568,6 +635,7 @@ class Watcher:
             return
         begun = self._log.take()
         self._end()
+        self._restore()
         self._training += 1
         self._begin()
         self._log.give(begun)
@@ -629,7 +697,10 @@ class Watcher:
         if said == "lost":
             self.give_up(RuntimeError("the runner that gave its turns has ended"))
         self._turns = None
-        raise SystemExit
+        if not self._told:
+            raise SystemExit
+        self.ended = True
+        self._settle_due()
 
     # ------------------------------------------------------------------------------------------------ what is told
 
@@ -661,6 +732,7 @@ class Watcher:
                 **self._about(stepped),
                 "environ": {name: os.environ[name] for name in names if name in os.environ},
                 "training": self._training,
+                "told": self._told,
                 "initial_sha256": facts.digest(self._models),
                 "sharded": any(map(facts.sharded, self._models)),
                 "lr": float(groups[0]["lr"]) if groups and "lr" in groups[0] else None,
@@ -676,7 +748,6 @@ class Watcher:
         """Close the log, and tell what only now is known."""
         if self.state != "recording":
             return
-        self.state = "over"
         if self._stacks is not None:
             self._stacks.stop()
         if self._precision is not None:
@@ -696,24 +767,30 @@ class Watcher:
                 "data": self._lengths,
             },
         )
-        for undo in self._undo:
-            with suppress(Exception):
-                undo()
-        self._undo, self._models, self._optimizers = [], [], {}
+        self.state = "over"
 
-    def finish(self) -> None:
-        """End the record in good order; the process is about to end."""
+    def finish(self, failed: str = "") -> None:
+        """End the record in good order, and take all hooks away; `failed`: why the training has failed."""
+        if failed:
+            self._tell("failed", failed)
         try:
             self._end()
         except Exception as error:
-            self._tell("stopped", _named(error))
+            self.give_up(error)
         self.state = "over"
+        self._restore()
+
+    def _restore(self) -> None:
+        for undo in reversed(self._undo):
+            with suppress(Exception):
+                undo()
+        self._undo, self._models, self._optimizers = [], [], {}
 
     def give_up(self, error: Exception) -> None:
         """End the recording because of an error of its own; the training goes on."""
         if self.state == "over":
             return
-        self.state = "over"
+        self.state, self.failure = "over", error
         self._tell("stopped", f"at step {self.made:,}: {_named(error)}")
         print(f"horovod-study: the training goes on, its recording has stopped: {_named(error)}", file=sys.stderr)
         with suppress(Exception):
