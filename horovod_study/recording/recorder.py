@@ -293,7 +293,7 @@ class Recording:
     def _finish(self, wrong: str) -> None:
         """Make the run directory when all ranks have left; raise what was wrong. Collective.
 
-        What was trained is worth more than the record: where that cannot be kept, the script goes on; wrong use ends it.
+        What was trained is worth more than the record: where that cannot be kept the script goes on; wrong use ends it.
         """
         failure = "" if self._watcher.failure is None else _named(self._watcher.failure)
         with _waiting("every rank must leave the recorder; one that still trains makes more steps than this one"):

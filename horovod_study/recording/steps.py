@@ -10,6 +10,7 @@ outside     what is between steps, and what some steps have and most have not: l
             the model without gradients. Evaluations, rollouts and generation are there, and checkpoints after them
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -115,11 +116,11 @@ def steps_of(
     other ranks had none. `told`: the script tells of its loops.
     """
     if told:
-        turns = _told_turns(events)
-        updates = any(each.updates for each in turns)
+        loop = _told_turns(events)
+        updates = any(each.updates for each in loop)
         if not updates:
-            turns = [replace(each, updates=True) for each in turns] if len(turns) > MOST_TURNS else []
-        grouped = _grouped(turns)
+            loop = [replace(each, updates=True) for each in loop] if len(loop) > MOST_TURNS else []
+        grouped = _grouped(loop)
         by = "updated" if updates else "turns"
         found = _made(events, grouped, by, looped=True, batch=None, calls=calls, waits_seen=waits_seen, told=True)
         return replace(found, epoch_steps=_epoch_steps(events, grouped))
@@ -236,10 +237,16 @@ def _of_loop(
             )
         )
     if ended and (found[0].trains or not found[-1].trains):
-        return found[:-1]
-    if ended and all(each.trains for each in found[1:]):  # batches are fetched ahead of their turns
-        found[1] = replace(found[1], begin=found[0].begin)
-        return [replace(each, samples=count) for each, count in zip(found[1:], samples, strict=False)]
+        found.pop()
+    # Batches that are fetched ahead of their turns: each backward takes the next.
+    made = np.diff(np.searchsorted(events.places("backwarded"), [*(each.begin for each in found), found[-1].end + 1]))
+    batches = [count for count, there in zip(samples, got, strict=True) if there]
+    if len(batches) - 1 <= made.sum() <= len(batches):
+        queue = iter(batches)
+        found = [
+            replace(each, samples=sum(itertools.islice(queue, int(count))))
+            for each, count in zip(found, made, strict=True)
+        ]
     return found
 
 
@@ -506,7 +513,7 @@ def _calls(
 def losses_of(path: Path, events: Events, steps: Steps) -> np.ma.MaskedArray[Any, Any]:
     """Return the loss of each step, masked where none was told: float64 pairs in a file, of a moment and the loss."""
     told = np.fromfile(path, np.float64).reshape(-1, 2)
-    found = np.ma.masked_all(len(steps))
+    found: np.ma.MaskedArray[Any, Any] = np.ma.array(np.zeros(len(steps)), mask=True)
     step = np.searchsorted(steps.begins, np.searchsorted(events.host_s, told[:, 0]), side="right") - 1
     found[step[step >= 0]] = told[step >= 0, 1]
     return found
