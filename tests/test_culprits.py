@@ -117,6 +117,18 @@ def test_divided_data_are_not_doubted(tmp_path: Path) -> None:
     assert row["epoch_s_median"] == pytest.approx(50 * row["step_mean_s_median"], rel=1e-3)
 
 
+def test_data_may_be_divided_among_some_and_epochs_may_be_short(tmp_path: Path) -> None:
+    """Four workers with the sampler of two; two whose last batch of three is small."""
+    train(tmp_path / "some", "4w", 4, epoch_steps=50)
+    some = of(explained(tmp_path / "some"), "undivided")
+    assert some is not None and "4 workers go through the data 2 times in an epoch" in some.what
+    train(tmp_path / "short", "2w", 2, epoch_steps=3, train_samples=2 * BATCH + 7)
+    short = of(explained(tmp_path / "short"), "undivided")
+    assert short is not None and "3 steps on each, and would be 2" in short.what
+    train(tmp_path / "good", "2w", 2, epoch_steps=2, train_samples=2 * BATCH + 7)
+    assert of(explained(tmp_path / "good"), "undivided") is None
+
+
 def test_a_data_set_without_a_size_is_that_of_one_worker(tmp_path: Path) -> None:
     train(tmp_path, "1w", 1, epoch_steps=100, train_samples=None)
     train(tmp_path, "4w", 4, epoch_steps=100, train_samples=None)
