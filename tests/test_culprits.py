@@ -192,10 +192,10 @@ def test_gaps_between_steps_have_their_place() -> None:
     step, step_s = np.arange(100), np.full(100, 0.01)
     gaps = np.where((step % 8 == 0) & (step > 0), 0.5, 0.0)
     begin_s = np.cumsum(gaps + np.concatenate([[0.0], step_s[:-1]]))
-    found = outside_of(step, step * 0.0, begin_s, step_s, step * 0.0, ())
+    found = outside_of(step, step * 0.0, begin_s, step_s, step * 0.0)
     assert found is not None and (found.where, found.gaps) == ("every 8 steps", 11)
     assert found.seconds == pytest.approx(6.0) and found.share == pytest.approx(6 / 7)
-    waited = outside_of(step, step * 0.0, begin_s, step_s, step * 0.0, range(0, 100, 8))
+    waited = outside_of(step, step * 0.0, begin_s, step_s, step * 0.0, waits=range(0, 100, 8))
     assert waited is not None and waited.seconds == 0, "a wait for a turn is none of it"
 
 
@@ -264,7 +264,7 @@ def test_steps_that_open_epochs_are_told_as_the_loader(tmp_path: Path) -> None:
 def test_even_steps_and_two_kinds_of_steps_have_no_stalls() -> None:
     even, half = np.full(100, 0.01), np.where(np.arange(100) % 2, 0.01, 1.0)
     for step_s in (even, half):
-        assert stalls_of(step_s, lambda: np.zeros(100), lambda name: np.empty(0), ()) is None
+        assert stalls_of(step_s, lambda name: np.zeros(100), ()) is None
 
 
 def test_a_whole_epoch_is_counted_where_there_are_two() -> None:

@@ -51,16 +51,12 @@ def passes(row: Row) -> float:
 
 def unsteady(row: Row) -> bool:
     """Return whether half of the runs of a point, or more, were disturbed: what is made of them says nothing."""
-    return bool(row["repeats"]) and 2 * row.get("unsteady", 0) >= row["repeats"]
+    return bool(row["repeats"]) and 2 * int(row["unsteady"]) >= int(row["repeats"])
 
 
 def _other_threads(row: Row) -> bool:
-    return (
-        row["workers"] > 1
-        and row["rank_threads"] > 0
-        and row["base_threads"] > 0
-        and row["rank_threads"] != row["base_threads"]
-    )
+    own, base = float(row["rank_threads"]), float(row["base_threads"])
+    return bool(row["workers"] > 1) and own > 0 and base > 0 and own != base
 
 
 def whose_data(row: Row) -> str:
