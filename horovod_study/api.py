@@ -115,7 +115,7 @@ def analysed(
             on_progress(done, len(table))
 
     accounts = account_runs(with_steps(), threads=threads, on_progress=counted_up, beside=beside)
-    accounting = account(table, accounts, views=False)
+    accounting = account(table, accounts)
     known |= {"accounting": accounting, "turns": study_turns(root)}
     found = analyze_tables(table, evaluations, commands=commands, unit=_unit_of(table), **known)
     return table, evaluations, accounting, found.with_left_out(left_out)

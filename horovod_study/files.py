@@ -91,7 +91,8 @@ def unfinished(path: Path, *, folder: bool = False) -> Iterator[Path]:
             _take_away_left(path.parent, here, os.stat(made).st_mtime)
         yield made
     finally:
-        _remove(made)
+        if os.getpid() == me.pid:  # a fork of the maker, in which this is forgotten, ends without it
+            _remove(made)
 
 
 def _new_file(suffix: str, prefix: str, folder: Path) -> str:

@@ -113,24 +113,16 @@ def without_working_directory(environ: Mapping[str, str]) -> dict[str, str]:
     return kept
 
 
-SHELL = "HOROVOD_STUDY_SHELL_"
-"""Begins the names of the copies."""
-_OURS = ("PATH", "PYTHONPATH", "PYTHONSAFEPATH", "PYTHONUNBUFFERED")  # set for the package's own Pythons
-
-
-def of_the_shell(name: str, environ: Mapping[str, str]) -> str:
-    """Return what the shell has in a variable, "" for nothing: the copy of it, where there is one."""
-    return environ.get(f"{SHELL}{name}", environ.get(name, ""))
+SHELL = "HOROVOD_SHELL_"
+"""Begins the names of copies of what the shell has in variables that are set for the package's own Pythons."""
+_OURS = ("PATH", "PYTHONPATH", "PYTHONSAFEPATH", "PYTHONUNBUFFERED", "MPLBACKEND")
 
 
 def keeping_the_shell(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """Return `environ` with copies of what the shell has in variables that are set for the package's own Pythons.
-
-    These find what PYTHONPATH names as a Python in `folder` does, wherever they are started.
-    """
+    """Return `environ` with these copies, for Pythons that find what PYTHONPATH names as one in `folder` does."""
+    copies = {f"{SHELL}{name}": environ.get(name, "") for name in _OURS}
     paths = filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))
-    kept = {**environ, **{f"{SHELL}{name}": of_the_shell(name, environ) for name in _OURS}}
-    return {**kept, "PYTHONPATH": os.pathsep.join(str(folder / each) for each in paths)}
+    return {**copies, **environ, "PYTHONPATH": os.pathsep.join(str(folder / each) for each in paths)}
 
 
 def back_to_the_shell(environ: MutableMapping[str, str]) -> None:

@@ -18,23 +18,12 @@ from make.properties import examples
 from make.wording import Golden
 
 from horovod_study import records, train
-from horovod_study.analysis.stats import Interval
 from horovod_study.analysis.steps import accounting
-from horovod_study.analysis.steps.accounting import (
-    View,
-    ViewComparison,
-    Views,
-    account,
-    account_run,
-    allowed_share,
-    gate,
-)
+from horovod_study.analysis.steps.accounting import account, account_run, allowed_share, gate
 from horovod_study.analysis.steps.breakdown import PARTS
 from horovod_study.cli import main
 from horovod_study.errors import ConfigError
 from horovod_study.measure.clock import LapClock, now
-from horovod_study.report.figures import accounting as report
-from horovod_study.report.kit.style import style
 from horovod_study.report.page import html
 from horovod_study.workload import trainer
 from horovod_study.workload.schedule import lr_factor
@@ -328,7 +317,6 @@ def test_a_run_without_timers_says_so_and_is_over(
     assert one.residual is None and math.isnan(one.parts_s["forward"]) and one.parts_s["step"] > 0
     assert code == 1
     golden(out, "1 worker", "--timer-mode")
-    assert not (tmp_path / "out" / "accounting.png").exists(), "there is nothing to draw"
 
 
 def test_a_run_without_any_times_is_no_error(
@@ -574,119 +562,11 @@ def test_a_clock_with_a_fake_time_and_an_account_agree(tmp_path: Path) -> None:
     assert one.open_rank is None
 
 
-# ---------------------------------------------------------------------------------------------------- three views
-
-
-def estimate(value: float, half: float) -> Interval:
-    return Interval(value=value / 1e3, low=(value - half) / 1e3, high=(value + half) / 1e3)
-
-
-def benched(root: Path, *, floor_ms: float, through_ms: float) -> None:
-    rng = np.random.default_rng(5)
-    found = {
-        "transport": "mpi", "reduction": "flat", "workers": 2, "gradient_bytes": 1000, "block": 10, "clock": "common",
-        "why_not_through": "",
-        **{
-            name: (ms / 1e3 * rng.uniform(0.99, 1.01, 100)).tolist()
-            for name, ms in (("floor_s", floor_ms), ("pack_s", 0.01), ("through_s", through_ms))
-        },
-    }  # fmt: skip
-    records.write_bench(root, "synchronisation", found)
-
-
-def left_out(root: Path, *, cost_ms: float, timer_ms: float, pairs: int = 20) -> None:
-    rng = np.random.default_rng(6)
-    rows: dict[str, list[Any]] = {name: [] for name in ("pair", "silent", "rank", *(f"{lap}_s" for lap in ORDINARY))}
-    for pair in range(pairs):
-        for silent in (False, True):
-            for rank in range(2):
-                laps = {lap: ms / 1e3 * rng.uniform(0.999, 1.001) for lap, ms in LAPS_MS.items()}
-                laps["sync"] = 0.0 if silent else timer_ms / 1e3 * rng.uniform(0.99, 1.01)
-                laps["backward"] += 0.0 if silent else (cost_ms - timer_ms) / 1e3
-                for name, value in {"pair": pair, "silent": silent, "rank": rank}.items():
-                    rows[name].append(value)
-                for lap in LAPS_MS:
-                    rows[f"{lap}_s"].append(laps[lap])
-                rows["step_s"].append(sum(laps.values()))
-    found = {
-        "workers": 2, "reduction": "flat", "pairs": pairs, "steps": 10, "seed": 1, "why_no_timer": "", "sha256": "x",
-        "blocks": rows,
-    }  # fmt: skip
-    records.write_bench(root, "ablation", found)
-
-
-def test_three_views_that_agree_say_so(tmp_path: Path, golden: Golden) -> None:
-    for repeat in range(3):
-        root = run(tmp_path / f"{repeat}", repeat=repeat, workers=2, sync=0.8)
-        seen = account_run(records.recorded_run(root)).seen
-        assert seen is not None
-        parts = accounting.parts_of(seen)
-        # One repeat a little above the truth, one below: what repeats scatter by is what an interval is made of.
-        scatter_ms = 0.02 * (repeat - 1)
-        benched(root, floor_ms=0.3, through_ms=(parts["sync"].value - parts["skew"].value) * 1e3 + scatter_ms)
-        left_out(root, cost_ms=0.8 + scatter_ms, timer_ms=0.8)
-    (views,) = accounted(tmp_path).views
-    told = {view.name: view.seconds for view in views.views}
-
-    for name in ("timer", "ablation", "micro-benchmark"):
-        assert told[name] is not None and told[name].value == pytest.approx(0.8e-3, rel=0.05), name
-    assert {each.verdict for each in views.comparisons} == {"agree"}
-    text = report.agreement(views)
-    golden(text)
-    assert views.floor_s is not None and views.floor_s.value == pytest.approx(0.3e-3, rel=0.02)
-
-
-def test_views_that_differ_say_by_how_much(tmp_path: Path) -> None:
-    root = run(tmp_path / "r", workers=2, sync=0.8)
-    benched(root, floor_ms=0.3, through_ms=0.4)
-    left_out(root, cost_ms=1.2, timer_ms=0.8)
-    (views,) = accounted(root).views
-    found = {(each.first, each.second): each for each in views.comparisons}
-
-    assert found["ablation", accounting.IN_BLOCKS].verdict == "differ"
-    assert found["ablation", accounting.IN_BLOCKS].difference_s.value == pytest.approx(0.4e-3, rel=0.05)
-    assert found["timer", "micro-benchmark"].verdict == "differ"
-    interval = r"\+0\.\d+ \[\+0\.\d+ to \+0\.\d+\] ms"
-    words = f"Ablation and timer in the same blocks do not agree: the first less the second is {interval}; "
-    words += r"it is in backward \(\+0\.\d+ ms\)\."  # where left_out puts it
-    assert re.search(words, report.agreement(views))
-
-
-def test_views_that_were_not_recorded_have_a_reason(tmp_path: Path, golden: Golden) -> None:
-    (views,) = accounted(run(tmp_path / "r", workers=2)).views
-    reasons = {view.name: view.why_not for view in views.views}
-
-    assert reasons["timer"] == ""
-    assert "has no bench.json" in reasons["ablation"] and "--measure-ablation" in reasons["ablation"]
-    assert "has no bench.json" in reasons["micro-benchmark"] and "--measure-sync" in reasons["micro-benchmark"]
-    golden(report.agreement(views))
-
-
-def test_a_difference_wider_than_the_cost_is_not_resolved(golden: Golden) -> None:
-    compared = accounting._compared("timer", "ablation", estimate(0.3, 0.1), estimate(0.1, 0.4))
-    nobody = View(name="timer", words="", seconds=None, why_not="off")
-    views = Views(
-        series="s",
-        workers=2,
-        nodes=1,
-        runs=1,
-        views=(nobody,),
-        floor_s=None,
-        skew_s=None,
-        block_timer_s=None,
-        comparisons=(compared,),
-    )
-
-    assert compared.verdict == "not resolved"
-    golden(report.agreement(views), "+0.100", "\u22120.300", "+0.500")
-    assert isinstance(compared, ViewComparison)
-
-
 # --------------------------------------------------------------------------------------------------- what is shown
 
 
 @pytest.mark.slow
-def test_account_writes_figure_numbers_and_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_account_writes_numbers_and_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     code, text, _ = call(
         capsys, "explain", "--part", "account", study(tmp_path / "runs"), "--out", out, "--max-residual", "5%"
@@ -696,15 +576,14 @@ def test_account_writes_figure_numbers_and_text(tmp_path: Path, capsys: pytest.C
 
     assert code == 0
     assert {path.name for path in out.iterdir()} == {
-        *(f"accounting.{ending}" for ending in ("pdf", "svg", "png", "json", "txt", "csv")),
+        *(f"accounting.{ending}" for ending in ("json", "txt", "csv")),
         "accounting-runs.csv",
     }
     assert document["gate"]["over"] == [] and len(document["runs"]) == 9
     assert cells["mean_s"].notna().all()
     assert len(pd.read_csv(out / "accounting-runs.csv")) == 9 + 3 * 1 + 3 * 1 + 3 * 2, "runs, and their ranks"
     assert "mean of 3 repeats" in text and "median of 3 (no sum)" in text
-    assert "T(N) \u2212 T(1) in ms, T(1): plain" in text and f"figure: {out / 'accounting.png'}" in text
-    assert "Where the time of a step goes" in (out / "accounting.txt").read_text()
+    assert "T(N) \u2212 T(1) in ms, T(1): plain" in text
 
 
 def test_account_prints_one_line_of_json_and_writes_nothing_unasked(
@@ -779,15 +658,3 @@ def test_the_report_of_runs_without_laps_says_so(tmp_path: Path, capsys: pytest.
         "off: the parts of its steps are not known: recorded with --timer-mode off."
         in (tmp_path / "an" / "report.html").read_text()
     )
-
-
-def test_bars_begin_with_the_plain_worker_and_hold_all_parts(tmp_path: Path) -> None:
-    cells = accounted(study(tmp_path)).cells
-    bars = report._bars(cells, MPI)
-
-    with style():
-        titles = [axes.get_title("left").replace("\n", " ") for axes in report.draw(cells, 5.9).axes]
-    assert titles[0] == MPI and not any("serial" in title for title in titles), "a plain worker has no line of its own"
-    assert [label for label, _ in bars] == ["1\nplain", "1\nwrapped", "2"]
-    assert all(set(bar) == set(ORDINARY) for _, bar in bars)
-    assert report.base_kind(cells) == "plain"

@@ -19,9 +19,10 @@ ROOT = Path(horovod_study.__file__).parent
 EXCEPTED = {
     "alive.py": "the rule",
     "measure/evidence.py": "reads the processor time of one of its own helpers",
-    "cluster/doctor/machine.py": "lists the processes of a host; whether a run goes on is not asked",
+    "cluster/doctor/probe.py": "lists the processes of a host; whether a run goes on is not asked",
     "measure/environment.py": "reads what the cores of the machine have done",
-    "recording/turns.py": "reads on which cores its own threads are",
+    "recording/rank/facts.py": "reads the memory of its own process",
+    "recording/rank/turns.py": "reads on which cores its own threads are",
     "measure/sensors.py": "reads what a process uses, of ranks whose identity it was given",
     "comm/priority.py": "reads the priority of its own threads",
     "cluster/process.py": "signals what bears the mark of a run directory in its environment",

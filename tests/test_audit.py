@@ -63,7 +63,7 @@ def study_of(runs: Path) -> Study:
     return Study(
         runs=named,
         analysis=analysis,
-        accounting=account(table, accounts, views=False),
+        accounting=account(table, accounts),
         recounts=recounts,
         records=dict(records.named_records(runs)),
         set_aside=dict(records.set_aside(runs)),
@@ -78,7 +78,7 @@ def _looked_at(run: records.RecordedRun) -> tuple[audit.Recount, RunAccount]:
     files = [path for path in sorted(run.directory.iterdir()) if path.is_file()]
     key = (run.name, *((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files))
     if key not in _SEEN:
-        _SEEN[key] = recount(run, records.run_side_files(run.directory)), account_run(run, views=False)
+        _SEEN[key] = recount(run, records.run_side_files(run.directory)), account_run(run)
     return _SEEN[key]
 
 

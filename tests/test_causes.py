@@ -30,7 +30,7 @@ WORKERS = (1, 2, 8, 16)
 def study(tmp_path_factory):
     root = write_study(tmp_path_factory.mktemp("study"), workers=WORKERS, repeats=3, steps=250)
     table, recorded = records.recorded_runs([root])
-    accounting = account(table, account_runs(recorded), views=False)
+    accounting = account(table, account_runs(recorded))
     return analyze(table, accounting=accounting, networks=[network.analyze(document()).to_dict()])
 
 

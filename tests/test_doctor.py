@@ -1,4 +1,4 @@
-"""The doctor: every check with programs and files that are put in its place, and once for real."""
+"""The doctor: every check with facts and programs that are put in its place, and once for real."""
 
 import errno
 import json
@@ -10,9 +10,10 @@ import socket
 import stat
 import subprocess
 import sys
-import threading
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,32 +25,68 @@ from slurm_cluster import SlurmCluster
 from two_hosts import TwoHosts
 
 from horovod_study.cluster import doctor
-from horovod_study.cluster.doctor import examine, exit_code, files, hosts, machine, mpi, network, probe, software
-from horovod_study.cluster.doctor.finding import Area, Finding, Here, ProgramResult, guarded
-from horovod_study.cluster.doctor.gpus import GpuChecks
-from horovod_study.cluster.doctor.hosts import Hosts
-from horovod_study.cluster.doctor.machine import Load
-from horovod_study.cluster.doctor.mpi import Mpi, mpi_of, nccl_version
-from horovod_study.cluster.doctor.network import NetworkChecks, interfaces
-from horovod_study.cluster.doctor.slurm import Slurm, gpus_in, seconds_of
-from horovod_study.cluster.doctor.software import Software
+from horovod_study.cluster.doctor import Finding, checks, examine, exit_code, probe
+from horovod_study.cluster.doctor.checks import (
+    AREAS,
+    CHECKS,
+    Answer,
+    Machine,
+    Said,
+    findings,
+    gpus_in,
+    mpi_of,
+    seconds_of,
+)
 from horovod_study.cluster.partitions import Host, Partition
+from horovod_study.cluster.site import free_port
 from horovod_study.report import doctor as report
+
+Told = dict[str, tuple[str, str, str]]
+"""name -> (verdict, what, remedy)"""
+
+FACTS: dict[str, Any] = {
+    "problems": {},
+    "host": "node1",
+    "packages": {"Python": "3.11.2", "torch": "2.13.0", "horovod": "0.28.1", "mpi4py": "4.1.2", "numpy": "2.4.0"},
+    "code": "abc",
+    "addresses": {"node1": ["10.0.0.1"]},
+    "seen": None,
+    "port": 4001,
+    "interfaces": {"eth0": {"address": "10.0.0.1", "speed_mbits": 1000}},
+    "InfiniBand": {"devices": 0, "ports": "", "locked": 8 * 2**20},
+    "gpus": {"rows": [], "cuda": "", "problem": ""},
+    "cores": 4,
+    "quota": None,
+    "memory": 8 * 10**9,
+    "load": None,
+    "shared memory": 2**35,
+    "left over": [],
+    "folder": {"place": "/runs", "kind": "ext4", "free": 10**12, "files": 10**6, "problems": {}},
+}
+"""Of a machine with which nothing is wrong."""
+
+
+def card(address: str, speed_mbits: int = 1000) -> dict[str, Any]:
+    return {"address": address, "speed_mbits": speed_mbits}
+
+
+def file(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
 
 
 class Place:
-    """A machine made of small scripts and files."""
+    """A machine made of small scripts."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        for name in ("bin", "site", "proc/self", "sys", "shm"):
-            (root / name).mkdir(parents=True)
+        for name in ("bin", "site", "tools"):
+            (root / name).mkdir()
+        for name in ("sh", "cat", "sleep", "bash"):  # and nothing else of this machine
+            program = next(path for path in (f"/bin/{name}", f"/usr/bin/{name}") if Path(path).exists())
+            (root / "tools" / name).symlink_to(program)
         self.environ = {"PATH": f"{root / 'site'}:{root / 'tools'}", "HOME": str(root)}
-        (root / "tools").mkdir()
-        for name in ("sh", "cat", "sleep", "grep"):  # and nothing else of this machine
-            (root / "tools" / name).symlink_to(
-                next(p for p in (f"/bin/{name}", f"/usr/bin/{name}") if Path(p).exists())
-            )
+        self.there = {"torch": "2.13.0", "horovod": "0.28.1", "mpi4py": "4.1.2"}  # installed
 
     def program(self, name: str, text: str, *, beside: bool = False) -> Path:
         """Put a shell script on PATH, or beside Python."""
@@ -64,203 +101,108 @@ class Place:
         for word, answer in answers.items():
             if isinstance(answer, str):
                 cases.append(f"*{word}*) echo {shlex.quote(answer)} >&2; exit 1 ;;")
-            elif isinstance(answer, int):
-                cases.append(f"*{word}*) exit {answer} ;;")
             else:
-                cases.append(f"*{word}*) echo {shlex.quote(json.dumps(answer))} ;;")
+                rows = answer if isinstance(answer, list) else [answer]
+                cases.append(f"*{word}*) echo {shlex.quote(chr(10).join(map(json.dumps, rows)))} ;;")
         self.program("python", 'case "$2$3" in\n' + "\n".join(cases) + "\nesac", beside=True)
 
-    def file(self, name: str, text: str) -> Path:
-        path = self.root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        return path
-
-    @property
-    def here(self) -> Here:
-        return Here(
-            environ=self.environ,
-            python=self.root / "bin" / "python",
-            proc=self.root / "proc",
-            system=self.root / "sys",
-            shared_memory=self.root / "shm",
-        )
+    def look(self, *, facts: dict[str, Any] | None = None, **how: Any) -> Machine:
+        return Machine(environ=self.environ, facts={**FACTS, **(facts or {})}, **how)
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    machine = Place(tmp_path)
+    monkeypatch.setattr(probe, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(probe, "SYSTEM", tmp_path / "sys")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
+    monkeypatch.setattr(checks, "installed", machine.there.get)
+    return machine
 
 
-def about(torch: dict[str, Any] | None) -> Any:
-    """Return what has found this of PyTorch, None: it was not looked at."""
-    return SimpleNamespace(about_torch=torch)
+def told(area: str, look: Machine) -> Told:
+    """Return what the checks of an area say."""
+    found = findings(area, look, AREAS[area](look))
+    assert len({each.name for each in found}) == len(found), "two findings have one name"
+    return {each.name: (each.verdict, each.what, each.remedy) for each in found}
 
 
-def found(check: Callable[[Area], None]) -> dict[str, tuple[str, str, str]]:
-    """Return name -> (verdict, what, remedy) of what a check says."""
-    area = Area("area")
-    check(area)
-    assert len({each.name for each in area.findings}) == len(area.findings), "two findings have one name"
-    return {each.name: (each.verdict, each.what, each.remedy) for each in area.findings}
+def wrong(found: Told) -> dict[str, str]:
+    return {name: verdict for name, (verdict, _, _) in found.items() if verdict != "ok"}
 
 
-def ok(what: str) -> tuple[str, str, str]:
-    return ("ok", what, "")
+def test_the_table_names_each_check_once_with_a_remedy() -> None:
+    assert len({(row.area, row.name) for row in CHECKS}) == len(CHECKS)
+    assert {row.area for row in CHECKS} == {*AREAS, "ssh"}
+    assert {row.otherwise for row in CHECKS} == {"warning", "fail"}
+    assert {row.on for row in CHECKS} == {"here", "host", "hosts", "gpu", "slurm"}
+    assert all(row.remedy for row in CHECKS)
 
 
-# ------------------------------------------------------------------------------------------------ findings and calls
+def test_a_finding_has_the_remedy_and_the_severity_of_the_table_where_it_says_no_other() -> None:
+    good, bad = (Said("packages", passes, "two\n  lines").finding("Python") for passes in (True, False))
+    other = Said("packages", "warning", "none", "do this", "title").finding("Python")
+
+    assert (good.verdict, good.what, good.remedy) == ("ok", "two lines", "")
+    assert (bad.verdict, bad.remedy) == ("fail", "run `make setup`, or pip install '.[train]'")
+    assert (other.name, other.verdict, other.remedy) == ("title", "warning", "do this")
 
 
-def test_what_is_found_is_one_line() -> None:
-    assert found(lambda area: area.ok("n", "two\n  lines"))["n"] == ok("two lines")
+def test_a_check_that_breaks_is_a_finding_behind_what_was_found(golden: Golden) -> None:
+    def breaks() -> Iterator[Said]:
+        yield Said("packages", True, "seen")
+        raise OSError("gone")
+
+    result = findings("Python", Machine(environ={}, facts=FACTS), breaks())
+    golden([(each.name, each.verdict, each.what) for each in result], "packages", "seen", "gone")
 
 
-def test_a_check_that_breaks_is_a_finding_and_the_others_go_on(golden: Golden) -> None:
-    def breaks(area: Area) -> None:
-        area.ok("before", "seen")
-        raise KeyError("gone")
+def test_a_fact_that_is_not_known_is_a_finding(place: Place, golden: Golden) -> None:
+    look = place.look(facts={"problems": {"interfaces": "TimeoutError: late"}})
+    look.facts = {name: fact for name, fact in look.facts.items() if name != "interfaces"}
 
-    result = guarded([("a", "breaks", breaks), ("b", "works", lambda area: area.ok("works", "well"))], 10.0)()
-
-    golden(
-        [(each.area, each.name, each.verdict, each.what) for each in result],
-        "before",
-        "ok",
-        "seen",
-        "breaks",
-        "warning",
-        "KeyError",
-        "gone",
-        "works",
-        "well",
-    )
-
-
-def test_a_check_that_hangs_is_a_finding(golden: Golden) -> None:
-    end = threading.Event()
-    checks = [
-        ("a", "quick", lambda area: area.ok("quick", "well")),
-        ("b", "hangs", lambda _: end.wait()),
-        ("c", "later", lambda area: area.ok("later", "well")),
-    ]
-    result = guarded(checks, 0.3)()  # type: ignore[arg-type]
-    end.set()
-
-    golden([(each.area, each.name, each.what) for each in result], "quick", "well", "b", "hangs", "0.3 s", "later")
+    golden([told("network", look), wrong(told("machine", look)), told("machine", look)["facts"]], "TimeoutError: late")
 
 
 def test_a_program_that_hangs_is_killed_with_its_children(place: Place) -> None:
     note = place.root / "child"
-    hangs = place.program("hangs", f"echo waiting >&2; sleep 60 & echo $! > {note}; wait")
+    hangs = place.program("hangs", f"sleep 60 & echo $! > {note}; wait")
 
     for limit_s in (1.0, 10.0, 100.0):  # until the shell has come so far; at once on a quiet machine
-        answer = place.here.call([hangs], timeout_s=limit_s)
+        answer = place.look(limit_s=limit_s).call(str(hangs))
         if note.exists() and note.read_text().endswith("\n"):
             break
 
-    told = f"hangs did not answer within {limit_s:g} s (waiting)"
-    assert (answer.code, answer.worked, answer.problem) == (None, False, told)
+    assert (answer.code, answer.reason) == (None, f"hangs did not answer within {limit_s:g} s")
     child = Path("/proc", note.read_text().strip(), "stat")
     assert not child.exists() or child.read_text().split()[2] == "Z"
 
 
-def test_a_program_that_is_not_there_is_a_reason(place: Place, golden: Golden) -> None:
-    answer = place.here.call([place.root / "nothing"], timeout_s=5.0)
-
-    golden(answer.reason(), place.root / "nothing")
-
-
-@pytest.mark.parametrize(
-    ("code", "output", "errors", "reason"),
-    [
-        (1, "", "sinfo: error: no daemon\nbye\n", "no daemon"),
-        (1, "", "x\nImportError: libmpi.so.40: cannot open\n", "ImportError: libmpi.so.40: cannot open"),
-        (1, "told here\n", "", "told here"),
-        (3, "", "", "it ended with exit code 3 and said nothing"),
-        (1, "", "y" * 500, "y" * 237 + "..."),
-    ],
-)
-def test_why_a_program_did_not_work(code: int, output: str, errors: str, reason: str) -> None:
-    assert ProgramResult(code=code, output=output, errors=errors).reason() == reason
+def test_why_a_program_did_not_work() -> None:
+    assert Answer(1, "", "sinfo: error: no daemon\nbye\n").reason == "no daemon"
+    assert Answer(1, "", "x\nImportError: libmpi.so.40: cannot open\n").reason.startswith("ImportError: libmpi.so.40")
+    assert Answer(1, "told here\n", "").reason == "told here"
+    assert Answer(3, "", "").reason == "exit code 3"
+    assert Machine(environ={}).call("/no/such").reason.startswith("/no/such cannot be started (")
 
 
-# ------------------------------------------------------------------------------------------------------------ Python
+def test_objects_are_found_among_other_lines_and_where_mpirun_joins_them(place: Place) -> None:
+    place.program("says", 'echo hello; echo \'{"a": 1}{"b": 2}\'; echo 3')
+
+    assert place.look().told("says") == ([{"a": 1}, {"b": 2}], "")
 
 
-def test_an_environment_beside_the_checkout_is_preferred(
-    place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, golden: Golden
-) -> None:
-    place.file("checkout/.venv/bin/python", "")
-    monkeypatch.setattr(software.horovod_study, "__file__", str(tmp_path / "checkout/horovod_study/__init__.py"))
-
-    own = tmp_path / "checkout" / ".venv"
-    golden(
-        found(Software(place.here, quick=True).environment)["environment"],
-        "warning",
-        sys.prefix,
-        own,
-        "/bin/horovod-study",
-    )
-    monkeypatch.setattr(sys, "prefix", str(own))
-    assert found(Software(place.here, quick=True).environment) == {"environment": ok(str(own))}
-
-
-def test_packages_that_pythonpath_puts_in_front_are_named(place: Place, golden: Golden) -> None:
+def test_the_environment(place: Place, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
+    own = place.root / "checkout" / ".venv"
+    (own / "bin").mkdir(parents=True)
+    (own / "bin" / "python").touch()
     (place.root / "other" / "torch").mkdir(parents=True)
+    monkeypatch.setattr("horovod_study.__file__", str(place.root / "checkout/horovod_study/__init__.py"))
     place.environ["PYTHONPATH"] = f":{place.root / 'other'}"
 
-    verdict, what, remedy = found(Software(place.here, quick=True).environment)["PYTHONPATH"]
-
-    assert verdict == "warning"
-    golden(what, place.root / "other")
-    assert remedy.startswith("unset PYTHONPATH")
-
-
-def test_missing_packages_are_named(place: Place, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
-    monkeypatch.setattr(software, "installed", lambda name: None if name in ("torch", "psutil") else "1")
-
-    golden(found(Software(place.here, quick=True).packages)["packages"], "fail")
-
-
-TORCH = {
-    "version": "2.13.0+cpu",
-    "cuda": None,
-    "threads": 2,
-    "computes": True,
-    "gloo": True,
-    "devices": 0,
-    "names": [],
-    "device_problem": "",
-    "nccl": None,
-}
-
-
-@pytest.fixture(autouse=True)
-def _versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is installed does not depend on the machine of the test."""
-    there = {"torch": "2.13.0+cpu", "horovod": "0.28.1", "mpi4py": "4.1.2", "numpy": "2.4.0", "horovod_study": "0.1.0"}
-    for module in (software, mpi, hosts):
-        monkeypatch.setattr(module, "installed", there.get)
-
-
-@pytest.mark.parametrize(
-    ("answer", "name", "verdict", "what"),
-    [
-        (TORCH, "version", "ok", "PyTorch 2.13.0+cpu"),
-        ({**TORCH, "cuda": "13.0"}, "version", "ok", "PyTorch 2.13.0+cpu"),
-        (TORCH, "computes", "ok", "2 threads"),
-        ({**TORCH, "computes": False}, "computes", "fail", ""),
-        ({**TORCH, "gloo": False}, "Gloo", "warning", "PyTorch"),
-        ("OSError: libc10.so", "loads", "fail", "PyTorch 2.13.0+cpu"),
-    ],
-)
-def test_pytorch_is_loaded_in_a_process_of_its_own(
-    place: Place, answer: object, name: str, verdict: str, what: str, golden: Golden
-) -> None:
-    place.python(ones=answer)
-
-    golden(found(Software(place.here, quick=False).torch)[name][:2], verdict, what)
+    golden(told("Python", place.look()), own, place.root / "other", "numpy")
+    monkeypatch.setattr(sys, "prefix", str(own))
+    assert told("Python", place.look())["environment"][0] == "ok"
 
 
 @pytest.mark.slow
@@ -269,1042 +211,136 @@ def test_the_examination_needs_no_pytorch(tmp_path: Path) -> None:
     program = "import sys; sys.modules['torch'] = None; from horovod_study import cli; sys.exit(cli.main(sys.argv[1:]))"
     words = [sys.executable, "-c", program, "doctor", "--quick", "--json"]
 
-    told = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
 
-    assert told.returncode in (0, 1), told.stderr
-    assert json.loads(told.stdout)["findings"]
-
-
-def test_pytorch_is_not_loaded_in_a_quick_examination(
-    place: Place, monkeypatch: pytest.MonkeyPatch, golden: Golden
-) -> None:
-    what = "PyTorch 2.13.0+cpu is installed (not loaded in a quick examination)"
-    assert found(Software(place.here, quick=True).torch) == {"version": ok(what)}
-
-    monkeypatch.setattr(software, "installed", lambda name: None)
-    golden(found(Software(place.here, quick=True).torch)["version"][:2], "fail", "PyTorch")
+    assert done.returncode in (0, 1), done.stderr
+    assert json.loads(done.stdout)["findings"]
 
 
-# -------------------------------------------------------------------------------------------------------------- GPUs
+def test_nothing_heavy_is_loaded_in_a_quick_examination(place: Place) -> None:
+    place.program("python", "exit 9", beside=True)
+    place.program("mpirun", "echo 'mpirun (Open MPI) 4.1.8'", beside=True)
 
-NVIDIA_SMI = """
-case "$1" in
---query*) cat <<'END'
-{rows}
-END
-;;
-*) echo '| NVIDIA-SMI 550.1  Driver Version: 550.1  CUDA Version: 12.4 |' ;;
-esac"""
-TWO_GPUS = "0, NVIDIA H200, 550.1, 143771, 0, {use}\n1, NVIDIA H200, 550.1, 143771, 0, 0"
-CUDA = {**TORCH, "version": "2.13.0+cu126", "cuda": "12.4", "devices": 2, "nccl": [2, 28, 9]}
+    assert [wrong(told(area, place.look(quick=True))) for area in ("PyTorch", "CUDA", "MPI", "Horovod")] == [{}] * 4
 
 
-def look_at_gpus(
-    place: Place, torch: dict[str, Any] | None = None, partition: Partition | None = None
-) -> dict[str, tuple[str, str, str]]:
-    return found(GpuChecks(place.here, about(torch), quick=False, partition=partition).cuda)
-
-
-def with_gpus(place: Place, *, use: int = 0) -> None:
-    place.program("nvidia-smi", NVIDIA_SMI.format(rows=TWO_GPUS.format(use=use)))
-
-
-def test_a_machine_without_gpus_is_fine(place: Place, golden: Golden) -> None:
-    golden(look_at_gpus(place), "driver", "ok", "NVIDIA", "CPUs")
-
-
-def test_a_container_without_nvidia_smi_is_told(place: Place, golden: Golden) -> None:
-    place.file("proc/driver/nvidia/version", "NVRM version: ...")
-
-    verdict, what, remedy = look_at_gpus(place)["driver"]
-
-    golden((verdict, what), "warning", "NVIDIA", "PATH")
-    assert "--gpus all" in remedy
-
-
-def test_gpus_that_work(place: Place, golden: Golden) -> None:
-    with_gpus(place)
-
-    golden(
-        look_at_gpus(place, CUDA),
-        "driver",
-        "ok",
-        "550.1",
-        "CUDA 12.4",
-        "2 GPUs",
-        "NVIDIA H200",
-        "PyTorch",
-        "toolkit",
-        "PATH",
-    )
-
-
-@pytest.mark.parametrize(
-    ("torch", "name", "verdict", "what"),
-    [
-        (
-            TORCH,
-            "PyTorch and GPUs",
-            "warning",
-            "PyTorch",
-        ),
-        (
-            {**CUDA, "cuda": "13.0"},
-            "PyTorch and driver",
-            "fail",
-            "CUDA 13.0",
-        ),
-        (
-            {**CUDA, "device_problem": "out of memory"},
-            "PyTorch and GPUs",
-            "fail",
-            "PyTorch",
-        ),
-        ({**CUDA, "devices": 0}, "PyTorch and GPUs", "fail", "PyTorch"),
-    ],
-)
-def test_pytorch_and_gpus_are_held_against_each_other(
-    place: Place, torch: dict[str, Any], name: str, verdict: str, what: str, golden: Golden
-) -> None:
-    with_gpus(place)
-
-    golden(look_at_gpus(place, torch)[name][:2], verdict, what)
-
-
-@pytest.mark.parametrize(
-    ("visible", "verdict", "what"),
-    [
-        ("0", "ok", "2 GPUs"),
-        ("0,1", "ok", "2 GPUs"),
-        ("", "warning", "2 GPUs"),
-        ("-1", "warning", "2 GPUs"),
-        ("NoDevFiles", "warning", "NoDevFiles"),
-        ("GPU-5f,1", "ok", "GPU-5f,1"),
-        ("1,-1,0", "fail", "1,-1,0"),
-        ("one", "fail", "GPUs"),
-        ("0,5", "fail", "GPUs"),
-        ("1,1", "fail", "1,1"),
-    ],
-)
-def test_what_cuda_visible_devices_does(place: Place, visible: str, verdict: str, what: str, golden: Golden) -> None:
-    with_gpus(place)
-    place.environ["CUDA_VISIBLE_DEVICES"] = visible
-
-    golden(look_at_gpus(place)["CUDA_VISIBLE_DEVICES"][:2], verdict, what)
-
-
-def test_cuda_visible_devices_without_gpus_is_odd(place: Place, golden: Golden) -> None:
-    place.environ["CUDA_VISIBLE_DEVICES"] = "0"
-
-    golden(look_at_gpus(place)["CUDA_VISIBLE_DEVICES"][:2], "warning", "GPU")
-
-
-def test_gpus_that_are_in_use(place: Place, golden: Golden) -> None:
-    with_gpus(place, use=93)
-
-    golden(look_at_gpus(place)["others"][:2], "warning", "GPU")
-
-
-def test_a_driver_that_does_not_work(place: Place, golden: Golden) -> None:
-    place.program("nvidia-smi", "echo 'Failed to initialize NVML: Driver/library version mismatch' >&2; exit 18")
-
-    verdict, what, _ = look_at_gpus(place)["driver"]
-
-    assert verdict == "fail"
-    golden(what, "NVML", "Driver/library")
-    place.program("nvidia-smi", "true")
-    golden(look_at_gpus(place)["driver"][:2], "fail", "GPU")
-
-
-def test_gpus_of_a_partition(place: Place, golden: Golden) -> None:
-    local = Partition(name="desk", gpus_per_node=2, cores_per_node=4)
-    far = Partition(name="alpha", scheduler="slurm", gpus_per_node=8, cores_per_node=48)
-
-    golden(look_at_gpus(place, partition=local)["partition"], "fail", "2 GPUs", "gpus_per_node")
-    golden(look_at_gpus(place, partition=far)["partition"], "ok", "GPUs")
-    assert "PyTorch and GPUs" not in look_at_gpus(place, partition=far, torch=CUDA)
-    golden(look_at_gpus(place, partition=far, torch=TORCH)["PyTorch and GPUs"], "warning", "alpha", "BUILDS")
-    with_gpus(place)
-    assert "partition" not in look_at_gpus(place, partition=local)
-
-
-def test_nccl_and_what_the_environment_tells_it(place: Place, golden: Golden) -> None:
-    place.environ |= {"NCCL_IB_DISABLE": "1", "NCCL_P2P_DISABLE": "0"}
-
-    result = found(GpuChecks(place.here, about(CUDA), quick=False).nccl)
-
-    assert result["PyTorch"] == ok("NCCL 2.28.9")
-    golden(result["NCCL_IB_DISABLE"][:2], "warning", "InfiniBand")
-    assert "NCCL_P2P_DISABLE" not in result
-    golden(found(GpuChecks(place.here, about(None), quick=True).nccl)["PyTorch"], "ok")
-    golden(found(GpuChecks(place.here, about(TORCH), quick=False).nccl)["PyTorch"], "ok", "PyTorch", "CPUs")
-
-
-# --------------------------------------------------------------------------------------------------- MPI and Horovod
-
-OPEN_MPI_4 = "echo 'mpirun (Open MPI) 4.1.8'"
+TORCH = {"version": "2.13.0", "cuda": None, "gloo": True, "devices": 0, "problem": ""}
+CUDA = {**TORCH, "cuda": "12.4", "devices": 2}
+GPUS = {"rows": [["0", "H200", "550.1", "0"], ["1", "H200", "550.1", "0"]], "cuda": "12.4", "problem": ""}
+BUSY = {**GPUS, "rows": [["0", "H200", "550.1", "93"], ["1", "H200", "550.1", "[N/A]"]]}
+NODES_OF_GPUS = Partition(name="alpha", scheduler="slurm", gpus_per_node=8, cores_per_node=48)
 MPI4PY = {"version": "4.1.2", "says": "Open MPI v4.1.8, package: ...", "library": "/env/lib/libmpi.so.40"}
+HYDRA = "HYDRA build details:\n    Version:    4.2.1"
+HVD = {"version": "0.28.1", "MPI": True, "Gloo": True, "NCCL": False, "library": MPI4PY["library"], "by": None}
 
 
-def look_at_mpi(place: Place, *, quick: bool = False) -> dict[str, tuple[str, str, str]]:
-    return found(Mpi(place.here, about(None), quick=quick).mpi)
-
-
-@pytest.mark.parametrize(
-    ("said", "kind", "version"),
-    [
-        ("mpirun (Open MPI) 4.1.8\n\nReport bugs", "Open MPI", "4.1.8"),
-        ("mpirun (Open MPI) 5.0.3rc1", "Open MPI", "5.0.3rc1"),
-        ("Open MPI v4.1.8, package: Open MPI root@x Distribution, ident: 4.1.8", "Open MPI", "4.1.8"),
-        ("HYDRA build details:\n    Version:                                 4.2.1\n", "MPICH", "4.2.1"),
-        ("MPICH Version:      4.2.1\nMPICH Release date: x", "MPICH", "4.2.1"),
-        (
-            "Intel(R) MPI Library for Linux* OS, Version 2021.12 Build 20240213",
-            "Intel MPI",
-            "2021.12",
-        ),
-        ("Intel(R) MPI Library 2021.12 for Linux* OS", "Intel MPI", "2021.12"),
-        ("MPI VERSION    : CRAY MPICH version 8.1.28.11 (ANL base 3.4a2)", "Cray MPICH", "8.1.28.11"),
-        ("MVAPICH2 Version      :\t2.3.7", "MVAPICH", "2.3.7"),
-        ("a program", None, ""),
-        ("", None, ""),
-    ],
-)
-def test_which_mpi_it_is(said: str, kind: str | None, version: str) -> None:
-    assert mpi_of(said)[:2] == (kind, version)
-
-
-@pytest.mark.parametrize(("code", "version"), [(22809, "2.28.9"), (2804, "2.8.4"), (21000, "2.10.0")])
-def test_the_version_of_nccl(code: int, version: str) -> None:
-    assert nccl_version(code) == version
-
-
-def test_an_mpi_that_belongs_together(place: Place) -> None:
-    used = place.program("mpirun", f'[ "$1" = --version ] && {OPEN_MPI_4}; exit 0', beside=True)
-    compiler = place.program("mpicc", "", beside=True)
-    place.python(Get_library_version=MPI4PY)
-
-    assert look_at_mpi(place) == {
-        "mpirun": ok(f"Open MPI 4.1.8 ({used}, beside Python)"),
-        "mpicc": ok(str(compiler)),
-        "mpi4py": ok("4.1.2 with Open MPI 4.1.8 (/env/lib/libmpi.so.40)"),
-        "mpirun and mpi4py": ok("both Open MPI 4.1.8"),
-        "two ranks": ok("mpirun started two, and they found each other"),
+def test_which_mpi_it_is() -> None:
+    said = {
+        "mpirun (Open MPI) 4.1.8\n\nReport bugs": "mpirun (Open MPI) 4.1.8",
+        "Open MPI v4.1.8, package: Open MPI root@x Distribution, ident: 4.1.8": "Open MPI v4.1.8",
+        f"{HYDRA}\n": "HYDRA build details: Version: 4.2.1",
+        "Intel(R) MPI Library 2021.12 for Linux* OS": "Intel(R) MPI Library 2021.12",
+        "MPI VERSION    : CRAY MPICH version 8.1.28.11 (ANL)": "MPI VERSION : CRAY MPICH version 8.1.28.11",
+        "a program": "",
+        "": "",
     }
+    assert {each: mpi_of(each) for each in said} == said
 
 
-def test_another_mpi_first_on_path_is_told(place: Place, golden: Golden) -> None:
-    place.program("mpirun", OPEN_MPI_4, beside=True)
-    other = place.program("mpirun", "echo 'HYDRA build details:'; echo '    Version: 4.2.1'")
-
-    golden(
-        look_at_mpi(place, quick=True)["mpirun on PATH"],
-        "warning",
-        other,
-        "MPICH 4.2.1",
-        "PATH=",
-        place.root / "bin",
-    )
+def mpirun(place: Place, says: str, then: str = "") -> Path:
+    """An mpirun that starts one process, whatever it is told."""
+    start = then or 'while [ "$1" != -np ]; do shift; done; shift 2; exec "$@"'
+    return place.program("mpirun", f'[ "$1" = --version ] && {{ echo "{says}"; exit; }}\n{start}', beside=True)
 
 
-def test_a_launcher_of_another_mpi_fails(place: Place, golden: Golden) -> None:
-    used = place.program(
-        "mpirun", "echo 'HYDRA build details:'; echo '    Version: 4.2.1'; [ $1 = --version ] || exit 3"
-    )
-    place.python(Get_library_version=MPI4PY)
-
-    result = look_at_mpi(place)
-
-    golden(result["mpirun and mpi4py"], "fail", "mpi4py", used, "MPICH 4.2.1", "MPI 4.1.8 first", "PATH", "MPI=site")
-    golden(result["two ranks"][:2], "fail", "MPI", "mpi4py")
-
-
-def test_open_mpi_5_cannot_be_started_by_horovodrun(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    used = place.program("mpirun", "echo 'mpirun (Open MPI) 5.0.3'")
-    what = (
-        f"{used} is Open MPI 5.0.3: its launcher refuses the options of horovodrun 0.28.1 (-bind-to none, single dash)"
-    )
-
-    verdict, said, remedy = look_at_mpi(place, quick=True)["mpirun"]
-    assert (verdict, said) == ("fail", what)
-    assert "make setup MPI=wheel" in remedy
-
-    monkeypatch.setattr(mpi, "installed", lambda name: None)
-    assert look_at_mpi(place, quick=True)["mpirun"][:2] == ("warning", what)
-
-
-def test_no_mpirun_and_no_mpi4py(place: Place, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
-    monkeypatch.setattr(mpi, "installed", lambda name: None)
-
-    result = look_at_mpi(place)
-
-    golden(result["mpirun"][:2], "warning", "PATH", "horovod/mpi")
-    golden(result["mpicc"], "ok", "PATH", "mpi4py")
-    golden(result["mpi4py"][:2], "warning")
-
-
-def test_an_mpi4py_without_its_library(place: Place, golden: Golden) -> None:
-    place.program("mpirun", "echo unknown things", beside=True)
-    place.python(Get_library_version="ImportError: libmpi.so.40: cannot open shared object file")
-
-    result = look_at_mpi(place)
-
-    golden(result["mpirun"][1])
-    golden(result["mpi4py"][:2], "fail", "ImportError", "libmpi.so.40")
-    assert "two ranks" not in result
-
-
-def test_two_ranks_that_cannot_start(place: Place, golden: Golden) -> None:
-    used = place.program(
-        "mpirun", f'[ "$1" = --version ] && {OPEN_MPI_4} && exit 0; echo "no slots" >&2; exit 1', beside=True
-    )
-    place.python(Get_library_version=MPI4PY)
-
-    verdict, what, remedy = look_at_mpi(place)["two ranks"]
-
-    golden((verdict, what), "fail", "-np 2 did")
-    golden(remedy, used, "-np", place.root / "bin" / "python", "-c")
-
-
-HVD = {
-    "version": "0.28.1",
-    "folder": "/env/horovod",
-    "mpi": True,
-    "gloo": True,
-    "nccl": 0,
-    "cuda": False,
-    "library": "/env/lib/libmpi.so.40",
-}
-
-
-def look_at_horovod(
-    place: Place, torch: dict[str, Any] | None = TORCH, *, quick: bool = False, patience: float = 1.0
-) -> dict[str, tuple[str, str, str]]:
-    checks = Mpi(replace(place.here, patience=patience), about(torch), quick=quick)
-    checks.mpi(Area("MPI"))
-    return found(checks.horovod)
-
-
-def test_a_horovod_that_works(place: Place, golden: Golden) -> None:
-    place.program("horovodrun", "", beside=True)
-    place.python(Get_library_version=MPI4PY, mpi_built=HVD, shutdown={"size": 1})
-
-    golden(look_at_horovod(place), "ok", "0.28.1", "MPI", "mpi4py", "installed starts", "hvd.init")
-
-
-def test_no_horovod_is_a_warning(place: Place, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
-    monkeypatch.setattr(mpi, "installed", lambda name: None)
-
-    golden(look_at_horovod(place), "version", "warning", "sweep.runtime")
+OPEN_MPI = "mpirun (Open MPI) 4.1.8"
 
 
 @pytest.mark.parametrize(
-    ("built", "starts", "name", "verdict", "what"),
+    ("says", "then", "answer", "bad"),
     [
-        (
-            "ImportError: mpi_lib_v2.so: undefined symbol: _ZN3c10",
-            {"size": 1},
-            "installed",
-            "fail",
-            "mpi_lib_v2.so",
-        ),
-        (
-            "ImportError: libmpi.so.40: cannot open shared object file",
-            {"size": 1},
-            "installed",
-            "fail",
-            "libmpi.so.40",
-        ),
-        ({**HVD, "mpi": False}, {"size": 1}, "installed", "warning", "0.28.1"),
-        (
-            {**HVD, "mpi": False, "gloo": False},
-            {"size": 1},
-            "installed",
-            "warning",
-            "0.28.1",
-        ),
-        (
-            {**HVD, "nccl": 22007},
-            {"size": 1},
-            "installed NCCL",
-            "warning",
-            "NCCL 2.20.7",
-        ),
-        (
-            {**HVD, "library": "/usr/lib/libmpi.so.12"},
-            {"size": 1},
-            "installed and mpi4py",
-            "fail",
-            "/usr/lib/libmpi.so.12",
-        ),
-        (
-            HVD,
-            "MPI_Init failed",
-            "installed starts",
-            "fail",
-            "hvd.init",
-        ),
-        (HVD, {"size": 2}, "installed starts", "fail", "2 workers"),
-        (
-            HVD,
-            {"size": 1},
-            "horovodrun",
-            "fail",
-            "PATH",
-        ),
+        (OPEN_MPI, "", [MPI4PY, MPI4PY, {"size": 2}, {"size": 2}], {}),
+        (HYDRA, "", [MPI4PY, MPI4PY, {"size": 1}, {"size": 1}], {"two ranks": "fail"}),
+        ("mpirun (Open MPI) 5.0.3", "", [MPI4PY, {"size": 2}], {"mpirun": "fail"}),
+        ("prterun (PRRTE) 3.0.2", "", [MPI4PY, {"size": 2}], {}),
+        ("a program", "", [MPI4PY, {"size": 2}], {"mpirun": "warning"}),
+        (OPEN_MPI, "echo no slots >&2; exit 1", MPI4PY, {"mpi4py": "fail"}),
+        (OPEN_MPI, "", "ImportError: libmpi.so.40: cannot open", {"mpi4py": "fail"}),
+        (OPEN_MPI, "", [MPI4PY, MPI4PY], {"two ranks": "fail"}),
     ],
 )
-def test_what_may_be_wrong_with_horovod(
-    place: Place, built: object, starts: object, name: str, verdict: str, what: str, golden: Golden
-) -> None:
-    place.python(Get_library_version=MPI4PY, mpi_built=built, shutdown=starts)
+def test_mpirun_and_mpi4py(place: Place, says: str, then: str, answer: Any, bad: Any, golden: Golden) -> None:
+    mpirun(place, says, then)
+    place.python(loaded_library=answer)
 
-    golden(look_at_horovod(place, CUDA)[name][:2], verdict, what)
-
-
-def test_a_horovod_that_hangs_ends_with_a_finding(place: Place, golden: Golden) -> None:
-    place.program(
-        "python",
-        'case "$2" in *shutdown*) sleep 60;; *mpi_built*) echo ' + shlex.quote(json.dumps(HVD)) + ";; esac",
-        beside=True,
-    )
-
-    verdict, what, remedy = look_at_horovod(place, patience=0.02)["installed starts"]
-
-    golden((verdict, what), "fail", "hvd.init", "0.6 s")
-    golden(remedy, "MPI_Init")
-
-
-def test_builds_side_by_side(place: Place, golden: Golden) -> None:
-    for name in ("mpi", "nccl"):
-        place.file(f"lib/horovod-builds/{name}/horovod/__init__.py", "")
-    place.python(Get_library_version=MPI4PY, mpi_built=HVD, shutdown={"size": 1})
-
-    result = look_at_horovod(place)
-
-    golden(result["build mpi"], "ok", "0.28.1", "MPI")
-    golden(result["build nccl"], "fail", "0.28.1", "MPI", "NCCL", 'BUILDS="nccl')
-    assert look_at_horovod(place, quick=True)["builds"] == ok("mpi, nccl")
+    found = told("MPI", place.look())
+    assert wrong(found) == bad
+    golden(found)
 
 
 @pytest.mark.parametrize(
-    ("by", "name", "wanted"),
+    ("answer", "how", "bad"),
     [
-        ("MPI", "mpi", ok("Horovod 0.28.1 with MPI, Gloo; GPU tensors are handed to MPI, which must be CUDA-aware")),
-        ("NCCL", "nccl", ok("Horovod 0.28.1 with MPI, Gloo, NCCL 2.28.9; GPU tensors go over NCCL")),
-        ("none", "cpu", ok("Horovod 0.28.1 with MPI, Gloo")),
-        (
-            "host",
-            "mpi",
-            (
-                "fail",
-                "Horovod 0.28.1 with MPI, Gloo; GPU tensors go through the host's memory: the build called mpi hands "
-                "no GPU tensors to MPI",
-                'make setup BUILDS="nccl mpi"',
-            ),
-        ),
+        (TORCH, {}, {}),
+        (CUDA, {"gpus": GPUS}, {}),
+        ("OSError: libc10.so: cannot open", {"gpus": GPUS}, {"version": "fail"}),
+        ({**TORCH, "gloo": False}, {}, {"version": "warning"}),
+        (TORCH, {"gpus": GPUS}, {"PyTorch and GPUs": "warning"}),
+        (TORCH, {"partition": NODES_OF_GPUS}, {"PyTorch and GPUs": "warning"}),
+        (CUDA, {"partition": NODES_OF_GPUS}, {}),
+        ({**CUDA, "cuda": "13.0"}, {"gpus": GPUS}, {"PyTorch and GPUs": "fail"}),
+        ({**CUDA, "problem": "out of memory"}, {"gpus": GPUS}, {"PyTorch and GPUs": "fail"}),
+        ({**CUDA, "devices": 0}, {"gpus": GPUS}, {"PyTorch and GPUs": "fail"}),
+        ({**CUDA, "devices": 1}, {"gpus": GPUS}, {"PyTorch and GPUs": "warning"}),
+        (CUDA, {"gpus": {**GPUS, "rows": [], "problem": "Driver/library version mismatch"}}, {"driver": "fail"}),
+        (CUDA, {"gpus": BUSY}, {"others": "warning"}),
+        ([HVD, {"size": 1}], {}, {}),
+        ("ImportError: mpi_lib_v2.so: undefined symbol: _ZN3c10", {}, {"installed": "fail"}),
+        ([{**HVD, "MPI": False}, {"size": 1}], {}, {"installed": "warning"}),
+        ([{**HVD, "library": "/usr/lib/libmpi.so.12"}, {"size": 1}], {}, {"installed and mpi4py": "fail"}),
+        ([HVD], {}, {"installed starts": "fail"}),
+        ([HVD, {"size": 2}], {}, {"installed starts": "fail"}),
+        ([{**HVD, "by": "MPI"}, {"size": 1}], {"build": "mpi"}, {}),
+        ([{**HVD, "by": "host"}, {"size": 1}], {"build": "mpi"}, {"build mpi": "fail"}),
+        ([{**HVD, "by": "NCCL", "NCCL": True}, {"size": 1}], {"build": "nccl"}, {}),
+        ([HVD, {"size": 1}], {"build": "nccl"}, {"build nccl": "fail"}),
     ],
 )
-def test_what_reduces_gpu_tensors_is_told(place: Place, by: str, name: str, wanted: tuple[str, str, str]) -> None:
-    place.file(f"lib/horovod-builds/{name}/horovod/__init__.py", "")
-    built = {**HVD, "gpu_allreduce": by, "nccl": 22809 if by == "NCCL" else 0}
-    place.python(Get_library_version=MPI4PY, mpi_built=built, shutdown={"size": 1})
+def test_pytorch_gpus_and_horovod(place: Place, answer: Any, how: Any, bad: dict[str, str], golden: Golden) -> None:
+    if "build" in how:
+        file(place.root / "lib" / "horovod-builds" / how["build"] / "horovod" / "__init__.py", "")
+        place.there.clear()
+    place.python(torch=answer)
+    place.environ["CUDA_VISIBLE_DEVICES"] = "0,7"
+    facts = {"gpus": how.get("gpus", FACTS["gpus"])}
+    look = place.look(facts=facts, partition=how.get("partition"), known={"library": MPI4PY["library"]})
 
-    assert look_at_horovod(place)[f"build {name}"] == wanted
+    areas = ("PyTorch", "CUDA") if "OSError" in str(answer) or "devices" in str(answer) else ("Horovod",)
+    found = {name: each for area in areas for name, each in told(area, look).items()}
 
+    assert wrong(found) == bad
+    golden(found)
 
-def test_a_horovod_for_another_pytorch_is_seen_without_loading_it(
-    place: Place, monkeypatch: pytest.MonkeyPatch, golden: Golden
-) -> None:
-    place.file("packages/horovod/__init__.py", "")
-    place.file("packages/horovod/metadata.json", '{"pytorch": "2.11.0+cpu"}')
-    monkeypatch.setattr(sys, "path", [str(place.root / "packages")])
 
-    golden(look_at_horovod(place, quick=True)["PyTorch"][:2], "fail", "PyTorch 2.11.0+cpu", "2.13.0+cpu")
+def test_neither_mpirun_nor_mpi4py(place: Place, golden: Golden) -> None:
+    place.there.clear()
+    place.python(mpi4py="ModuleNotFoundError: No module named 'mpi4py'")
 
+    golden([told("MPI", place.look()), told("Horovod", place.look())], "mpirun", "mpi4py", "Horovod")
 
-# ----------------------------------------------------------------------------------------------------------- network
 
+def test_a_horovod_that_hangs_ends_with_a_finding(place: Place) -> None:
+    place.program("python", f"echo {shlex.quote(json.dumps(HVD))}; exec sleep 60", beside=True)
 
-def card(name: str, address: str, *, speed_mbits: int = 1000, loopback: bool = False) -> dict[str, Any]:
-    return {
-        "name": name,
-        "address": address,
-        "network": f"{address}/24",
-        "loopback": loopback,
-        "speed_mbits": speed_mbits,
-        "mtu": 1500,
-    }
+    found = told("Horovod", place.look(limit_s=1.5))
 
+    assert found["installed starts"][:2] == ("fail", "hvd.init() of one worker python did not answer within 1.5 s")
 
-LO = card("lo", "127.0.0.1", loopback=True)
-ETH, IB, DOCKER = card("eth0", "10.0.0.1"), card("ib0", "10.1.0.1", speed_mbits=200_000), card("docker0", "172.17.0.1")
 
+ETH, IB, DOCKER = {"eth0": card("10.0.0.1")}, {"ib0": card("10.1.0.1", 200_000)}, {"docker0": card("172.17.0.1", 0)}
 
-def look_at_network(
-    place: Place, cards: list[dict[str, Any]], *, several: bool = True, interface: str | None = None
-) -> dict[str, tuple[str, str, str]]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(network, "own_interfaces", lambda: cards)
-        return found(NetworkChecks(place.here, several_hosts=several, interface=interface).check_interfaces)
 
-
-def test_interfaces_are_those_that_are_up_and_have_an_address() -> None:
-    def each(address: str, netmask: str = "255.255.255.0") -> SimpleNamespace:
-        return SimpleNamespace(family=socket.AF_INET, address=address, netmask=netmask)
-
-    addresses = {
-        "lo": [each("127.0.0.1", "255.0.0.0")],
-        "eth0": [each("10.77.0.1"), SimpleNamespace(family=socket.AF_INET6, address="fe80::1", netmask=None)],
-        "down": [each("10.9.0.1")],
-        "bare": [],
-    }
-    stats = {name: SimpleNamespace(isup=name != "down", speed=1000, mtu=1500) for name in addresses}
-
-    assert [(card["name"], card["network"], card["loopback"]) for card in interfaces(addresses, stats)] == [
-        ("eth0", "10.77.0.0/24", False),
-        ("lo", "127.0.0.0/8", True),
-    ]
-
-
-def test_one_network_is_fine(place: Place) -> None:
-    assert look_at_network(place, [LO, ETH]) == {"interfaces": ok("eth0 10.0.0.1 (1000 Mbit/s, MTU 1500)")}
-    assert look_at_network(place, [LO, card("eth0", "10.0.0.1", speed_mbits=0)]) == {
-        "interfaces": ok("eth0 10.0.0.1 (speed unknown, MTU 1500)")
-    }
-
-
-def test_only_the_loopback(place: Place, golden: Golden) -> None:
-    golden(look_at_network(place, [LO], several=False)["interfaces"], "ok")
-    golden(look_at_network(place, [LO])["interfaces"], "fail")
-
-
-def test_several_networks_ask_for_a_choice(place: Place, golden: Golden) -> None:
-    verdict, what, remedy = look_at_network(place, [LO, ETH, IB])["several networks"]
-
-    golden((verdict, what), "warning", "eth0", "ib0")
-    golden(remedy, "ib0")
-    assert "several networks" not in look_at_network(place, [LO, ETH, IB], interface="ib0")
-    assert "several networks" not in look_at_network(place, [LO, ETH, IB], several=False)
-
-
-def test_networks_of_containers_are_traps(place: Place, golden: Golden) -> None:
-    result = look_at_network(place, [LO, ETH, DOCKER])
-
-    golden(result["inner networks"][:2], "warning", "docker0", "MPI")
-    assert "several networks" not in result
-
-
-def test_an_interface_that_is_not_there(place: Place, golden: Golden) -> None:
-    golden(look_at_network(place, [LO, ETH], interface="ib0")["interface"], "fail", "ib0", "IPv4", "eth0")
-
-
-@pytest.mark.parametrize(
-    ("addresses", "several", "interface", "verdict", "what"),
-    [
-        (["10.0.0.1"], True, None, "ok", "10.0.0.1"),
-        (
-            ["127.0.1.1"],
-            False,
-            None,
-            "ok",
-            "127.0.1.1",
-        ),
-        (["127.0.1.1"], True, "eth0", "ok", "127.0.1.1"),
-        (
-            ["127.0.1.1"],
-            True,
-            None,
-            "warning",
-            "127.0.1.1",
-        ),
-    ],
-)
-def test_what_the_own_name_stands_for(
-    place: Place,
-    monkeypatch: pytest.MonkeyPatch,
-    addresses: list[str],
-    several: bool,
-    interface: str | None,
-    verdict: str,
-    what: str,
-    golden: Golden,
-) -> None:
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(0, 0, 0, "", (each, 0)) for each in addresses])
-    monkeypatch.setattr(platform, "node", lambda: "node1")
-
-    checks = NetworkChecks(place.here, several_hosts=several, interface=interface)
-
-    golden(found(checks.own_name)["own name"][:2], verdict, what)
-
-
-@pytest.mark.parametrize(("several", "verdict"), [(True, "fail"), (False, "warning")])
-def test_an_own_name_that_nobody_knows(
-    place: Place, monkeypatch: pytest.MonkeyPatch, several: bool, verdict: str, golden: Golden
-) -> None:
-    def unknown(*_: object, **__: object) -> None:
-        raise socket.gaierror(-2, "Name or service not known")
-
-    monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    monkeypatch.setattr(platform, "node", lambda: "node1")
-
-    result = found(NetworkChecks(place.here, several_hosts=several, interface=None).own_name)["own name"]
-
-    assert result[0] == verdict
-    golden(result[1], "node1")
-
-
-@pytest.mark.parametrize(
-    ("variable", "value", "verdict"),
-    [
-        ("HOROVOD_GLOO_IFACE", "eth0", "ok"),
-        ("HOROVOD_GLOO_IFACE", "ib0", "fail"),
-        ("NCCL_SOCKET_IFNAME", "eth", "ok"),
-        ("NCCL_SOCKET_IFNAME", "=eth", "fail"),
-        ("OMPI_MCA_btl_tcp_if_include", "eth0,ib0", "fail"),
-        ("OMPI_MCA_btl_tcp_if_include", "10.0.0.0/24", None),
-        ("NCCL_SOCKET_IFNAME", "^docker", None),
-    ],
-)
-def test_variables_that_name_an_interface(
-    place: Place, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, verdict: str | None, golden: Golden
-) -> None:
-    place.environ[variable] = value
-    monkeypatch.setattr(network, "own_interfaces", lambda: [LO, ETH])
-
-    result = found(NetworkChecks(place.here, several_hosts=True, interface=None).variables)
-
-    assert result.get(variable, (None,))[0] == verdict
-    if verdict == "fail":
-        golden(result[variable][1], "eth0")
-
-
-def test_infiniband_that_is_left_aside(place: Place, golden: Golden) -> None:
-    fast = NetworkChecks(place.here, several_hosts=True, interface=None).fast
-    golden(found(fast), "InfiniBand", "ok", "TCP")
-
-    place.file("sys/class/infiniband/mlx5_0/ports/1/state", "1: DOWN")
-    golden(found(fast)["InfiniBand"][:2], "warning", "TCP")
-    place.file("sys/class/infiniband/mlx5_0/ports/1/state", "4: ACTIVE")
-    assert found(fast)["InfiniBand"][1].startswith("1 active port: mlx5_0:1; ")
-
-
-# --------------------------------------------------------------------------------------------------------------- ssh
-
-FAKE_SSH = """
-while [ "$1" = -o ]; do shift 2; done
-host=$1; shift 2
-case "$host" in
-{cases}
-esac
-FAKE_HOST=$host; export FAKE_HOST
-exec sh -c "$*"
-"""
-FAKE_PYTHON = """#!{python} -S
-import json, os, sys
-host = os.environ["FAKE_HOST"]
-said = json.loads(sys.stdin.readline())
-assert "def main()" in said, "the probe is sent first"
-story = json.load(open(os.path.join({folder!r}, host + ".json")))
-def say(value): print("horovod-study-doctor:" + json.dumps(value), flush=True)
-print("a module was loaded")
-say({{"ready": True}})
-question = json.loads(sys.stdin.readline())
-say({{"utc_s": story.pop("utc_s", None) or {clock}}})
-reached = story.pop("reached")
-if story["scratch"]:
-    story["scratch"] = open(question["scratch"]).read() == question["content"]
-say(story)
-line = sys.stdin.readline()
-if line:
-    assert json.loads(line)["peers"][0][0] in question["names"]
-    say({{"reached": reached}})
-"""
-CLOCK = "__import__('datetime').datetime.now(__import__('datetime').timezone.utc).timestamp()"
-
-
-@pytest.fixture
-def pair(place: Place, monkeypatch: pytest.MonkeyPatch) -> "Pair":
-    monkeypatch.setattr(hosts, "this_host", lambda name: False)
-    monkeypatch.setattr(hosts, "code_digest", lambda: "abc")
-    return Pair(place)
-
-
-class Pair:
-    """node1 and node2 behind an ssh that is a script; what they say of themselves can be changed."""
-
-    def __init__(self, place: Place) -> None:
-        self.place = place
-        self.cases: dict[str, str] = {}
-        self.stories = {f"node{n}": self._story(n) for n in (1, 2)}
-
-    @staticmethod
-    def _story(n: int) -> dict[str, Any]:
-        other = 3 - n
-        return {
-            "host": f"node{n}",
-            "port": 4000 + n,
-            "python": "3.11.2",
-            "packages": {
-                "horovod_study": "0.1.0",
-                "torch": "2.13.0+cpu",
-                "horovod": "0.28.1",
-                "mpi4py": "4.1.2",
-                "numpy": "2.4.0",
-            },
-            "resolved": {f"node{n}": [f"10.0.0.{n}"], f"node{other}": [f"10.0.0.{other}"]},
-            "scratch": True,
-            "cores": 4,
-            "load": 0.0,
-            "boot": f"boot {n}",
-            "interfaces": [LO, card("eth0", f"10.0.0.{n}")],
-            "code": "abc",
-            "worries": [],
-            "reached": [{"peer": f"node{other}", "address": f"10.0.0.{other}", "from": f"10.0.0.{n}", "problem": ""}],
-        }
-
-    def look(
-        self, *named: str, interface: str | None = None, patience: float = 1.0, quick: bool = False, slots: int = 2
-    ) -> dict[str, tuple[str, str, str]]:
-        cases = "\n".join(f"{host}) {action} ;;" for host, action in self.cases.items())
-        self.place.program("ssh", FAKE_SSH.format(cases=cases))
-        stories = self.place.root / "stories"
-        stories.mkdir(exist_ok=True)
-        for name, story in self.stories.items():
-            (stories / f"{name}.json").write_text(json.dumps(story))
-        python = self.place.root / "bin" / "python"
-        if not python.exists():
-            python.write_text(FAKE_PYTHON.format(python=sys.executable, folder=str(stories), clock=CLOCK))
-            python.chmod(0o755)
-        wanted = [Host(name=name, slots=slots) for name in named or ("node1", "node2")]
-        here = replace(self.place.here, patience=patience)
-        check = Hosts(here, wanted, self.place.root / "runs", interface=interface, quick=quick).check
-        result = found(check)
-        assert list(self.place.root.glob(".doctor.*")) == [], "the scratch folder is removed"
-        return result
-
-
-def test_two_hosts_that_work(pair: Pair, golden: Golden) -> None:
-    result = pair.look()
-
-    assert {name: each[0] for name, each in result.items() if each[0] != "ok"} == {}
-    assert list(result) == [
-        *(
-            f"{host}{what}"
-            for host in ("node1", "node2")
-            for what in ("", " packages", " horovod_study", " runs", " clock")
-        ),
-        "host names",
-        "node1 to node2",
-        "node2 to node1",
-    ]
-    golden(result["node1"], "ok")
-    golden(result["node1 horovod_study"], "ok", "0.1.0")
-    assert result["node1 to node2"] == ok("through eth0 to 10.0.0.2")
-    golden(result["host names"], "ok", "2 hosts")
-
-
-@pytest.mark.parametrize(
-    ("said", "code", "what", "remedy"),
-    [
-        (
-            "node2: Permission denied (publickey,password).",
-            255,
-            "",
-            "-t ed25519",
-        ),
-        (
-            "Host key verification failed.",
-            255,
-            "",
-            "node2",
-        ),
-        (
-            "WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!\\nHost key verification failed.",
-            255,
-            "",
-            "-R node2",
-        ),
-        (
-            "ssh: Could not resolve hostname node2: Name or service not known",
-            255,
-            "node2",
-            "~/.ssh/config",
-        ),
-        (
-            "ssh: connect to host node2 port 22: Connection refused",
-            255,
-            "node2 port 22",
-            "~/.ssh/config",
-        ),
-        (
-            "ssh: connect to host node2 port 22: No route to host",
-            255,
-            "node2 port 22",
-            "",
-        ),
-        (
-            "ssh: connect to host node2 port 22: Connection timed out",
-            255,
-            "node2 port 22",
-            "",
-        ),
-        (
-            "Access denied by pam_slurm_adopt: you have no active jobs on this node",
-            255,
-            "pam_slurm_adopt",
-            "",
-        ),
-        (
-            "Permissions 0666 are too open: UNPROTECTED PRIVATE KEY FILE!\\nnode2: Permission denied (publickey).",
-            255,
-            "",
-            "600 ~/.ssh/id_ed25519",
-        ),
-        (
-            "ssh: connect to host node2 port 22: Network is unreachable",
-            255,
-            "node2 port 22",
-            "",
-        ),
-        (
-            "kex_exchange_identification: Connection closed by remote host",
-            255,
-            "",
-            "MaxStartups",
-        ),
-        ("strange", 7, "", "-o BatchMode=yes node2"),
-    ],
-)
-def test_why_ssh_does_not_work(pair: Pair, said: str, code: int, what: str, remedy: str, golden: Golden) -> None:
-    pair.cases["node2"] = f"printf '{said}\\n' >&2; exit {code}"
-
-    result = pair.look("node2")
-
-    golden(result, "node2", "fail", what, remedy)
-
-
-def test_one_host_that_is_out_of_reach_does_not_hide_the_other(pair: Pair, golden: Golden) -> None:
-    pair.cases["node2"] = "echo 'ssh: connect to host node2 port 22: Connection refused' >&2; exit 255"
-
-    result = pair.look()
-
-    assert result["node2"][0] == "fail"
-    golden(result["node1 packages"], "ok", "3.11.2")
-    assert "node1 to node2" not in result
-
-
-def test_an_ssh_that_hangs_ends_with_a_finding(pair: Pair, golden: Golden) -> None:
-    pair.cases["node2"] = "sleep 60"
-
-    golden(pair.look("node2", patience=0.05), "node2", "fail", "0.6 s")
-
-
-def test_a_shell_that_chatters_is_a_fail(pair: Pair, golden: Golden) -> None:
-    pair.cases["node2"] = "echo 'Welcome to node2'"
-
-    verdict, what, remedy = pair.look()["node2 shell"]
-
-    assert verdict == "fail"
-    golden(what, "node2")
-    assert remedy.startswith("in ~/.bashrc")
-
-
-def test_no_ssh_here(pair: Pair, golden: Golden) -> None:
-    (pair.place.root / "site" / "ssh").unlink(missing_ok=True)
-    area = Area("ssh")
-    Hosts(pair.place.here, [Host(name="node2", slots=1)], pair.place.root, interface=None, quick=False).check(area)
-
-    golden(area.findings[0].what)
-
-
-def test_this_machine_needs_no_ssh(pair: Pair, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
-    monkeypatch.setattr(hosts, "this_host", lambda name: name == "node1")
-    pair.place.environ["FAKE_HOST"] = "node1"
-    pair.cases["node1"] = "exit 1"
-
-    result = pair.look()
-
-    golden(result["node1"], "ok")
-    assert result["node1 to node2"] == ok("through eth0 to 10.0.0.2")
-
-
-def test_no_python_there(pair: Pair, golden: Golden) -> None:
-    python = pair.place.root / "bin" / "python"
-    pair.cases["node2"] = f'case "$*" in *python*) echo "sh: {python}: No such file or directory" >&2; exit 127;; esac'
-
-    result = pair.look()
-
-    golden(result["node2 Python"], "fail", python)
-    pair.cases["node2"] = 'case "$*" in *python*) sleep 60;; esac'
-    golden(pair.look("node2", patience=0.05)["node2 Python"][1], "1.5 s")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("change", "name", "verdict", "what"),
-    [
-        (
-            {
-                "packages": {
-                    "horovod_study": "0.1.0",
-                    "torch": "2.11.0",
-                    "horovod": None,
-                    "mpi4py": "4.1.2",
-                    "numpy": "2.4.0",
-                }
-            },
-            "node2 packages",
-            "fail",
-            "torch 2.11.0 there, 2.13.0+cpu here; horovod missing there, 0.28.1 here",
-        ),
-        ({"packages": {}}, "node2 horovod_study", "fail", "not installed there"),
-        (
-            {"code": "def"},
-            "node2 horovod_study",
-            "fail",
-            "its source differs from this machine's (digest def there, abc here)",
-        ),
-        (
-            {"code": None, "packages": {**Pair._story(2)["packages"], "horovod_study": "0.2.0"}},
-            "node2 horovod_study",
-            "fail",
-            "0.2.0 there, 0.1.0 here",
-        ),
-        ({"code": None}, "node2 horovod_study", "ok", "0.1.0, the same version as here"),
-        ({"utc_s": 4e9}, "node2 clock", "warning", " s ahead of this machine's"),
-        ({"utc_s": 1e9}, "node2 clock", "warning", " s behind this machine's"),
-        ({"cores": 1}, "node2 slots", "warning", "2 workers on 1 core: they would share cores"),
-        (
-            {"host": "node1"},
-            "host names",
-            "fail",
-            "node1 and node2 all call themselves node1: Gloo and Open MPI take them for one machine",
-        ),
-        (
-            {"resolved": {"node2": ["10.0.0.2"], "node1": []}},
-            "node2 knows",
-            "fail",
-            "node1 is unknown there: launchers on it cannot reach the others by name",
-        ),
-        (
-            {"resolved": {"node2": ["10.0.0.2"], "node1": ["127.0.0.1"]}},
-            "node2 knows",
-            "fail",
-            "there node1 stands for 127.0.0.1, the loopback",
-        ),
-        (
-            {"resolved": {"node2": ["127.0.1.1"], "node1": ["10.0.0.1"]}},
-            "node2 own name",
-            "warning",
-            "there node2 stands for 127.0.1.1: Gloo would listen where no other host reaches it",
-        ),
-        (
-            {"reached": [{"peer": "node1", "address": "10.0.0.1", "from": None, "problem": "timed out"}]},
-            "node2 to node1",
-            "fail",
-            "no TCP connection to a free port (10.0.0.1: timed out)",
-        ),
-        (
-            {"worries": [asdict(Finding(area="a", name="memory", verdict="warning", what="little", remedy="more"))]},
-            "node2 memory",
-            "warning",
-            "little",
-        ),
-    ],
-)
-def test_what_may_be_wrong_with_a_host(pair: Pair, change: dict[str, Any], name: str, verdict: str, what: str) -> None:
-    pair.stories["node2"] |= change
-
-    result = pair.look()
-
-    assert result[name][0] == verdict
-    assert what in result[name][1]
-
-
-def test_a_folder_that_is_not_shared(pair: Pair, golden: Golden) -> None:
-    pair.stories["node2"]["scratch"] = False
-
-    golden(pair.look()["node2 runs"], "fail", pair.place.root, "--runs")
-
-
-def test_several_ways_between_the_hosts(pair: Pair, golden: Golden) -> None:
-    for n, other in ((1, 2), (2, 1)):
-        story = pair.stories[f"node{n}"]
-        story["interfaces"].append(card("ib0", f"10.1.0.{n}"))
-        story["reached"].append(
-            {"peer": f"node{other}", "address": f"10.1.0.{other}", "from": f"10.1.0.{n}", "problem": ""}
-        )
-
-    result = pair.look()
-
-    golden(result["node1 to node2"], "ok", "eth0", "10.0.0.2", "ib0", "10.1.0.2")
-    golden(result["several networks"][:2], "warning", "eth0", "ib0")
-    assert "several networks" not in pair.look(interface="ib0")
-    golden(pair.look(interface="ib1")["node1 to node2"], "fail", "ib1", "eth0", "ib0")
-
-
-def test_a_quick_examination_only_logs_in(pair: Pair) -> None:
-    assert list(pair.look(quick=True)) == ["node1", "node2"]
-
-
-def test_a_host_that_is_named_twice(pair: Pair, golden: Golden) -> None:
-    result = pair.look("node1", "node1", quick=True)
-
-    golden(result["hosts"], "fail", "node1:2")
-
-
-def test_the_probe_reaches_and_does_not_talk_to_itself(tmp_path: Path) -> None:
-    with socket.socket() as listener, socket.socket() as closed:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        closed.bind(("127.0.0.1", 0))
-        open_port, closed_port = listener.getsockname()[1], closed.getsockname()[1]
-        peers = [["a", ["127.0.0.1"], open_port], ["b", ["127.0.0.1", "10.9.9.9"], closed_port]]
-
-        rows = probe.reached(peers, [{"address": "10.9.9.9"}])
-
-    assert [(row["peer"], row["from"], row["problem"]) for row in rows] == [
-        ("a", "127.0.0.1", ""),
-        ("b", None, "Connection refused"),
-    ]
-
-
-def test_a_file_server_may_take_a_moment_to_show_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = iter((None, "older", "content"))
-    monkeypatch.setattr(probe, "_content", lambda path: next(seen, None))
-    monkeypatch.setattr(probe.threading.Event, "wait", lambda self, seconds: None)
-
-    assert probe._seen("path", "content")
-    assert not probe._seen("path", "content")
-
-
-def test_the_probe_runs_as_it_is_sent(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once for real: this machine is asked in the way that another host would be."""
-    monkeypatch.setattr(hosts, "this_host", lambda name: True)
-    here = Here(environ=os.environ, python=Path(sys.executable))
-    (place.root / "seen").write_text("content")
-
-    with hosts.Conversation(here, "localhost") as talk:
-        assert talk.hear(60.0) == {"ready": True}
-        talk.say({"scratch": str(place.root / "seen"), "content": "content", "names": ["localhost"]})
-        clock, facts = talk.hear(60.0), talk.hear(60.0)
-        assert facts is not None and clock is not None
-        talk.say({"peers": [["localhost", ["127.0.0.1"], facts["port"]]]})
-        answer = talk.hear(60.0)
-
-    assert facts["scratch"] is True
-    assert facts["host"] == platform.node()
-    assert facts["resolved"]["localhost"] == ["127.0.0.1"]
-    assert "lo" in {each["name"] for each in facts["interfaces"]}
-    assert answer == {"reached": []} or answer["reached"][0]["from"] is not None  # 127.0.0.1 is its own address
-    assert facts["code"] == hosts.code_digest()
-    assert isinstance(facts["worries"], list)
-
-
-# ------------------------------------------------------------------------------------------------------------- Slurm
-
-NODES = "\n".join(f"n{n}|4|4000|gpu:2|{{state}}|1:00:00|{{up}}|main*" for n in (1, 2))
+FAST = {"devices": 1, "ports": "mlx5_0:1", "locked": None}
 MAIN = Partition(
     name="mine",
     scheduler="slurm",
@@ -1314,707 +350,603 @@ MAIN = Partition(
     gpus_per_node=2,
     gres="gpu:{gpus}",
 )
+SEVERAL = {"several": True}
+CROWD = "other programs use 2.0 of 4 cores (a 2.0)"
 
 
-def with_slurm(place: Place, *, state: str = "idle", up: str = "up", sacct: str = "true", sbatch: str = "") -> None:
-    nodes = NODES.format(state=state, up=up)
-    place.program(
-        "sinfo",
-        f"case \"$*\" in *alpha*) ;; *%R*) echo main; echo urgent ;; *) cat <<'END'\n{nodes}\nEND\n;; esac",
-    )
-    place.program("squeue", "echo RUNNING; echo PENDING")
-    place.program("sbatch", sbatch or "echo 'sbatch: Job 7 to start at noon' >&2")
-    place.program(
-        "srun", "printf 'MPI plugin types are...\\n\\tnone\\n\\tpmix\\nspecific versions available: pmix_v4\\n'"
-    )
-    place.program("scancel", "")
-    place.program("sacct", sacct)
+def folder(**change: object) -> dict[str, Any]:
+    return {"folder": {**FACTS["folder"], **change}}
 
 
-def look_at_slurm(
-    place: Place, partition: Partition | None = None, *, quick: bool = False
-) -> dict[str, tuple[str, str, str]]:
-    return found(Slurm(place.here, partition, quick=quick).check)
+@pytest.mark.parametrize(
+    ("area", "facts", "how", "bad"),
+    [
+        ("network", {}, SEVERAL, {}),
+        ("network", {"interfaces": {}}, {}, {}),
+        ("network", {"interfaces": {}}, SEVERAL, {"interfaces": "fail"}),
+        ("network", {"interfaces": ETH | IB}, SEVERAL, {"several networks": "warning"}),
+        ("network", {"interfaces": ETH | DOCKER}, SEVERAL, {"several networks": "warning"}),
+        ("network", {"interfaces": ETH | IB}, {"several": True, "interface": "ib0"}, {}),
+        ("network", {"interfaces": ETH | IB}, {}, {}),
+        ("network", {"interfaces": ETH}, {"several": True, "interface": "ib0"}, {"interface": "fail"}),
+        ("network", {"addresses": {"node1": ["127.0.1.1"]}}, {}, {}),
+        ("network", {"addresses": {"node1": ["127.0.1.1"]}}, {"several": True, "interface": "eth0"}, {}),
+        ("network", {"addresses": {"node1": ["127.0.1.1"]}}, SEVERAL, {"own name": "warning"}),
+        ("network", {"addresses": {"node1": []}}, {}, {"own name": "warning"}),
+        ("network", {}, {"environ": {"HOROVOD_GLOO_IFACE": "eth0"}}, {}),
+        ("network", {}, {"environ": {"HOROVOD_GLOO_IFACE": "ib0"}}, {"variables": "fail"}),
+        ("network", {}, {"environ": {"NCCL_SOCKET_IFNAME": "eth"}}, {}),
+        ("network", {}, {"environ": {"NCCL_SOCKET_IFNAME": "=eth"}}, {"variables": "fail"}),
+        ("network", {}, {"environ": {"NCCL_SOCKET_IFNAME": "^docker"}}, {}),
+        ("network", {}, {"environ": {"OMPI_MCA_btl_tcp_if_include": "eth0,ib0"}}, {"variables": "fail"}),
+        ("network", {}, {"environ": {"OMPI_MCA_btl_tcp_if_include": "10.0.0.0/24"}}, {}),
+        ("network", {}, {"environ": {"NCCL_IB_DISABLE": "1", "NCCL_P2P_DISABLE": "0"}}, {"variables": "warning"}),
+        ("runs folder", {}, {}, {}),
+        ("runs folder", folder(kind="tmpfs"), {}, {"kind": "warning"}),
+        ("runs folder", {}, {"partition": MAIN}, {"kind": "warning"}),
+        ("runs folder", folder(kind="lustre"), {"partition": MAIN}, {}),
+        ("runs folder", folder(kind="", files=None), {}, {}),
+        ("runs folder", folder(free=10**9), {}, {"space": "warning"}),
+        ("runs folder", folder(free=10**8), {}, {"space": "fail"}),
+        ("runs folder", folder(files=7), {}, {"space": "warning"}),
+        ("runs folder", folder(problems={"writable": "Read-only file system"}), {}, {"writable": "fail"}),
+        ("runs folder", folder(problems={"hard links": "Operation not permitted"}), {}, {"hard links": "fail"}),
+        ("machine", {}, {"workers": 4}, {}),
+        ("machine", {}, {"workers": 5}, {"cores": "warning"}),
+        ("machine", {"cores": 1}, {}, {"cores": "warning"}),
+        ("machine", {"quota": 1.5}, {}, {"processor quota": "warning"}),
+        ("machine", {"quota": 4.0, "memory": None, "shared memory": None}, {}, {}),
+        ("machine", {"memory": 10**8}, {}, {"memory": "warning"}),
+        ("machine", {"shared memory": 2**26}, {}, {"shared memory": "warning"}),
+        ("machine", {"load": CROWD}, {}, {"load": "warning"}),
+        ("machine", {"load": CROWD}, {"partition": MAIN}, {}),
+        ("machine", {"InfiniBand": FAST}, {}, {}),
+        ("machine", {"InfiniBand": {**FAST, "locked": 8 * 2**20}}, {}, {"locked memory": "warning"}),
+        ("machine", {"InfiniBand": {**FAST, "ports": ""}}, {}, {"InfiniBand": "warning"}),
+        ("machine", {"left over": [(30, "/runs/s/dead"), (31, "/runs/s/dead")]}, {}, {"earlier runs": "warning"}),
+    ],
+)
+def test_what_the_facts_say(
+    place: Place, area: str, facts: dict[str, Any], how: dict[str, Any], bad: dict[str, str], golden: Golden
+) -> None:
+    found = told(area, replace(place.look(facts=facts), **how))
+
+    assert wrong(found) == bad
+    golden([found[name] for name in bad] or found)
+
+
+def with_slurm(place: Place, *, states: Sequence[str] = ("idle", "idle", "up"), sbatch: str = "true") -> None:
+    nodes = "\n".join(f"n{n}|4|4000|gpu:2|{states[n]}|1:00:00|{states[2]}|main*" for n in (0, 1))
+    place.program("sinfo", f"case \"$*\" in *alpha*) ;; *) cat <<'END'\n{nodes}\nEND\n;; esac")
+    for name in ("squeue", "srun", "scancel", "sacct"):
+        place.program(name, "true")
+    place.program("sbatch", sbatch)
 
 
 def test_no_slurm_is_fine_unless_it_is_wanted(place: Place, golden: Golden) -> None:
-    golden(look_at_slurm(place), "programs", "ok")
-    golden(look_at_slurm(place, MAIN)["programs"][:2], "fail", "PATH")
+    assert wrong(told("Slurm", place.look())) == {}
+    golden(told("Slurm", place.look(partition=MAIN)), "answers", "fail")
     place.program("sinfo", "")
-    golden(look_at_slurm(place)["programs"][:2], "warning", "PATH")
+    assert wrong(told("Slurm", place.look())) == {"answers": "warning"}
 
 
 def test_a_slurm_that_is_what_the_file_says(place: Place, golden: Golden) -> None:
     with_slurm(place)
+    place.environ["SLURM_JOB_ID"] = "9"
 
-    golden(
-        look_at_slurm(place, replace(MAIN, memory_per_core_mb=1000, srun_mpi="pmix_v4")),
-        "allocation",
-        "ok",
-        "answers",
-        "2 nodes",
-        "partition",
-        "4000 MB",
-        "GPUs",
-        "srun --mpi",
-        "pmix_v4",
-        "--test-only",
-        "squeue",
-        "2 jobs",
-        "sacct",
-    )
+    found = told("Slurm", place.look(partition=replace(MAIN, memory_per_core_mb=1000)))
+
+    assert wrong(found) == {}
+    golden(found, "2 nodes", "job 9", "main")
 
 
 @pytest.mark.parametrize(
-    ("change", "name", "verdict", "what"),
+    ("change", "name", "verdict", "says"),
     [
-        ({"slurm_partition": "alpha"}, "partition", "fail", "alpha: there is no such partition, or it has no nodes"),
-        ({"cores_per_node": 8}, "cores per node", "fail", "the file of mine says 8, Slurm knows 4"),
-        ({"cores_per_node": 2}, "cores per node", "warning", "the file of mine says 2, Slurm knows 4"),
-        (
-            {"memory_per_core_mb": 10312},
-            "memory per node",
-            "fail",
-            "10312 MB for each of 4 cores are 41248 MB, a node has 4000 MB",
-        ),
-        ({"gpus_per_node": 4}, "GPUs per node", "fail", "the file of mine says 4, Slurm knows 2 (gres gpu:2)"),
-        ({"gpus_per_node": 1}, "GPUs per node", "warning", "the file of mine says 1, Slurm knows 2 (gres gpu:2)"),
-        (
-            {"gres": None},
-            "GPUs per node",
-            "warning",
-            "2, but the file of mine has no `gres`: jobs would not be given any",
-        ),
-        (
-            {"time_limit_s": 7200.0},
-            "time limit",
-            "fail",
-            "the file of mine says 7200 s, the longest job there is 3600 s",
-        ),
-        ({"nodes": 5}, "nodes", "warning", "the file of mine says 5, main has 2"),
-        (
-            {"nodes": None},
-            "nodes",
-            "warning",
-            "the file of mine does not say how many, main has 2: a study that needs more would be submitted, and wait "
-            "forever",
-        ),
-        ({"srun_mpi": "pmi2"}, "srun --mpi", "fail", "pmi2 is none of what this srun has: none, pmix, pmix_v4"),
-        ({"modules": ("openmpi/4",)}, "modules", "fail", "module load openmpi/4: "),
+        ({"slurm_partition": "alpha"}, "partition", "fail", ""),
+        ({"cores_per_node": 8}, "cores per node", "fail", "8, Slurm knows 4"),
+        ({"cores_per_node": 2}, "cores per node", "warning", "2, Slurm knows 4"),
+        ({"memory_per_core_mb": 10312}, "memory per node", "fail", "10312, Slurm knows 1000"),
+        ({"gpus_per_node": 4}, "GPUs per node", "fail", "4, Slurm knows 2"),
+        ({"gpus_per_node": 1}, "GPUs per node", "warning", "1, Slurm knows 2"),
+        ({"gres": None}, "GPUs per node", "warning", "gres"),
+        ({"time_limit_s": 7200.0}, "time limit", "fail", "7200.0, Slurm knows 3600"),
+        ({"nodes": 5}, "nodes", "warning", "5, Slurm knows 2"),
+        ({"nodes": None}, "nodes", "warning", "None, Slurm knows 2"),
+        ({"modules": ("openmpi/4",)}, "modules", "fail", "openmpi/4"),
     ],
 )
-def test_a_partition_is_held_against_its_file(
-    place: Place, change: dict[str, Any], name: str, verdict: str, what: str
+def test_a_partition_and_its_file(
+    place: Place, change: Any, name: str, verdict: str, says: str, golden: Golden
 ) -> None:
     with_slurm(place)
 
-    result = look_at_slurm(place, replace(MAIN, **change))
+    found = told("Slurm", place.look(partition=replace(MAIN, **change)))
 
-    assert result[name][0] == verdict
-    assert result[name][1].startswith(what)
-    assert result[name][2]
-
-
-def test_a_partition_without_a_name_is_the_default_one(place: Place, golden: Golden) -> None:
-    with_slurm(place)
-
-    golden(look_at_slurm(place, replace(MAIN, slurm_partition=None))["partition"], "ok", "2 nodes")
+    assert wrong(found) == {name: verdict}
+    golden(found[name], says)
 
 
-def test_modules_that_can_be_loaded(place: Place, golden: Golden) -> None:
-    with_slurm(place)
-    place.program("bash", "exit 0")
+def test_states_of_a_partition(place: Place, golden: Golden) -> None:
+    look = place.look(partition=replace(MAIN, slurm_partition=None))
+    found = {}
+    for states in (
+        ("idle", "idle", "down"),
+        ("drained", "down*", "up"),
+        ("idle", "down*", "up"),
+        ("mixed-", "idle~", "up"),
+    ):
+        with_slurm(place, states=states)
+        found["/".join(states)] = told("Slurm", look)["partition"]
 
-    golden(look_at_slurm(place, replace(MAIN, modules=("gcc", "openmpi/4")))["modules"], "ok", "openmpi/4")
-    place.program("bash", "echo 'Lmod has detected the following error: unknown: openmpi/9' >&2")
-    golden(look_at_slurm(place, replace(MAIN, modules=("openmpi/9",)))["modules"][:2], "fail", "openmpi/9")
-
-
-@pytest.mark.parametrize(
-    ("state", "up", "verdict", "what"),
-    [
-        ("idle", "down", "fail", ""),
-        ("drained", "up", "fail", "2 nodes"),
-        ("mixed-", "up", "ok", "2 nodes"),
-        ("idle~", "up", "ok", "2 nodes"),
-        ("down*", "up", "fail", "2 nodes"),
-    ],
-)
-def test_states_of_a_partition(place: Place, state: str, up: str, verdict: str, what: str, golden: Golden) -> None:
-    with_slurm(place, state=state, up=up)
-
-    golden(look_at_slurm(place, MAIN)["partition"][:2], verdict, what)
+    assert [verdict for verdict, _, _ in found.values()] == ["fail", "fail", "warning", "ok"]
+    golden(found)
 
 
-def test_one_node_that_is_down(place: Place, golden: Golden) -> None:
-    with_slurm(place)
-    rows = NODES.format(state="idle", up="up").replace("n2|4|4000|gpu:2|idle", "n2|4|4000|gpu:2|down*")
-    place.program("sinfo", f"cat <<'END'\n{rows}\nEND")
-
-    golden(look_at_slurm(place, MAIN)["partition"][:2], "warning", "2 nodes", "n2")
-
-
-@pytest.mark.parametrize(("partition", "verdict"), [(None, "warning"), (MAIN, "fail")])
-def test_a_slurm_that_does_not_answer(place: Place, partition: Partition | None, verdict: str, golden: Golden) -> None:
+def test_a_slurm_that_does_not_answer(place: Place, golden: Golden) -> None:
     with_slurm(place)
     place.program("sinfo", "echo 'slurm_load_partitions: Unable to contact slurm controller' >&2; exit 1")
 
-    result = look_at_slurm(place, partition)
-
-    golden(result["answers"][:2], verdict)
-    golden(result["answers"][2])
-    assert "squeue" not in result
+    assert wrong(told("Slurm", place.look())) == {"answers": "warning"}
+    golden(told("Slurm", place.look(partition=MAIN)), "answers", "fail", "Unable to contact slurm controller")
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        "Invalid account or account/partition combination specified",
-        "Invalid qos specification",
-        "Requested node configuration is not available",
-        "Something else",
-    ],
-)
-def test_a_job_that_would_be_refused(place: Place, said: str, golden: Golden) -> None:
-    with_slurm(place, sbatch=f"echo 'sbatch: error: {said}' >&2; exit 1")
-
-    result = look_at_slurm(place, MAIN)["sbatch --test-only"]
-
-    golden(result[:2], "fail", said)
-    golden(result[2])
+def test_a_job_that_would_be_refused(place: Place, golden: Golden) -> None:
+    for said, remedy in {
+        "Invalid account or account/partition combination specified": "sacctmgr",
+        "Invalid qos specification": "sacctmgr",
+        "Requested node configuration is not available": "the lines above",
+        "Something else": "sbatch --test-only --job-name",
+    }.items():
+        with_slurm(place, sbatch=f"echo 'sbatch: error: {said}' >&2; exit 1")
+        found = told("Slurm", place.look(partition=MAIN))
+        assert wrong(found) == {"sbatch --test-only": "fail"}
+        golden(found["sbatch --test-only"], said, remedy)
 
 
-def test_the_job_that_is_tried_is_that_of_a_study(place: Place, golden: Golden) -> None:
+def test_the_job_that_is_tried_is_that_of_a_study(place: Place) -> None:
     note = place.root / "asked"
     place.environ |= {"SBATCH_ACCOUNT": "wrong", "SLURM_CONF": "/etc/x.conf", "SLURM_JOB_ID": "9"}
     with_slurm(place, sbatch=f'echo "$* $SBATCH_ACCOUNT $SLURM_CONF $SLURM_JOB_ID" > {note}')
 
-    result = look_at_slurm(place, replace(MAIN, account="a1", qos="high", memory_per_core_mb=1000))
+    told("Slurm", place.look(partition=replace(MAIN, account="a1", qos="high", memory_per_core_mb=1000)))
 
     asked = note.read_text()
     assert asked.startswith("--test-only --job-name=horovod-study-doctor --partition=main --account=a1 --qos=high ")
     assert "--nodes=1 --ntasks-per-node=2 --cpus-per-task=1 --gres=gpu:2 --mem-per-cpu=1000M --exclusive" in asked
     assert "wrong" not in asked and asked.rstrip().endswith(" /etc/x.conf"), "the caller's own settings are left out"
-    golden(result["allocation"][1], "job 9")
 
 
-def test_no_accounting_means_less_is_known(place: Place, golden: Golden) -> None:
-    with_slurm(place, sacct="echo 'Slurm accounting storage is disabled' >&2; exit 1")
-
-    verdict, what, remedy = look_at_slurm(place)["sacct"]
-
-    golden((verdict, what), "warning")
-    golden(remedy)
+def test_modules_and_states_of_jobs(place: Place, golden: Golden) -> None:
+    with_slurm(place)
     (place.root / "site" / "sacct").unlink()
-    golden(look_at_slurm(place)["sacct"][1], "PATH")
+    place.program("bash", "echo 'Lmod has detected the following error: unknown: openmpi/9' >&2")
+    look = place.look(partition=replace(MAIN, modules=("gcc", "openmpi/9")))
+    golden([told("Slurm", look)[name] for name in ("modules", "sacct")], "openmpi/9", "sacct")
+
+    place.program("bash", "exit 0")
+    assert told("Slurm", look)["modules"][0] == "ok"
+    assert "modules" not in told("Slurm", replace(look, quick=True))
+
+
+def test_gpus_and_time_limits_as_slurm_writes_them() -> None:
+    gres = {"gpu:2": 2, "gpu:a100:4(S:0-1),shard:8": 4, "(null)": 0, "gpu:a100:2,gpu:h100:1": 3, "gpu": 1, "N/A": 0}
+    limits = {"1:00:00": 3600, "30:00": 1800, "2-12:00:00": 216_000, "infinite": None, "n/a": None}
+
+    assert {each: gpus_in(each) for each in gres} == gres
+    assert {each: seconds_of(each) for each in limits} == limits
+
+
+def test_a_fact_that_breaks_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(probe, "_quota", broken)
+    monkeypatch.setattr(probe, "other_load", lambda cores, *, seconds: None)
+
+    found = probe.facts()
+
+    assert found["problems"] == {"quota": "RuntimeError: broken"}
+    assert {*found, "quota"} == {*FACTS, "clock"}
+    assert found["addresses"].keys() == {platform.node()}
+
+
+def test_interfaces_are_those_that_are_up_and_lead_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    v4, v6 = socket.AF_INET, socket.AF_INET6
+    cards = {
+        "lo": [(v4, "127.0.0.1")],
+        "eth0": [(v6, "fe80::1"), (v4, "10.77.0.1")],
+        "down": [(v4, "10.9.0.1")],
+        "bare": [],
+    }
+    addresses = {
+        name: [SimpleNamespace(family=family, address=address) for family, address in rows]
+        for name, rows in cards.items()
+    }
+    stats = {name: SimpleNamespace(isup=name != "down", speed=1000) for name in cards}
+    monkeypatch.setattr("psutil.net_if_addrs", lambda: addresses)
+    monkeypatch.setattr("psutil.net_if_stats", lambda: stats)
+
+    assert probe._interfaces() == {"eth0": card("10.77.0.1")}
+
+
+def test_the_quota_is_the_tightest_of_the_control_groups(place: Place) -> None:
+    file(place.root / "proc/self/cgroup", "0::/job/step")
+    file(place.root / "sys/fs/cgroup/job/cpu.max", "150000 100000")
+    file(place.root / "sys/fs/cgroup/job/step/cpu.max", "250000 100000")
+    assert probe._quota() == 1.5
+
+    file(place.root / "proc/self/cgroup", "5:cpu,cpuacct:/docker/x\n4:memory:/docker/x")
+    file(place.root / "sys/fs/cgroup/cpu/docker/x/cpu.cfs_quota_us", "-1")
+    file(place.root / "sys/fs/cgroup/cpu/docker/x/cpu.cfs_period_us", "100000")
+    assert probe._quota() is None
+    file(place.root / "sys/fs/cgroup/cpu/docker/cpu.cfs_quota_us", "50000")
+    file(place.root / "sys/fs/cgroup/cpu/docker/cpu.cfs_period_us", "100000")
+    assert probe._quota() == 0.5
+
+
+def test_active_ports_of_infiniband(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY, 0))
+    assert probe._infiniband() == {"devices": 0, "ports": "", "locked": None}
+    state = place.root / "sys/class/infiniband/mlx5_0/ports/1/state"
+    file(state, "1: DOWN")
+    assert probe._infiniband() == {"devices": 1, "ports": "", "locked": None}
+    file(state, "4: ACTIVE")
+    assert probe._infiniband() == FAST
+
+
+def test_what_nvidia_smi_says(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", place.environ["PATH"])
+    assert probe._gpus() == FACTS["gpus"]
+    file(place.root / "proc/driver/nvidia/version", "NVRM version: ...")
+    assert probe._gpus()["problem"] == "its module is loaded, but nvidia-smi is not on PATH"
+
+    listed = 'case "$1" in --query*) printf "0, H200, 550.1, 0\\n1, H200, 550.1, 0\\n";; *)'
+    place.program("nvidia-smi", f'{listed} echo "| Driver Version: 550.1  CUDA Version: 12.4 |";; esac')
+    assert probe._gpus() == GPUS
+    place.program("nvidia-smi", "echo 'NVML: Driver/library version mismatch' >&2; exit 18")
+    assert probe._gpus()["problem"] == "NVML: Driver/library version mismatch"
+    place.program("nvidia-smi", "true")
+    assert probe._gpus()["problem"] == "nvidia-smi lists no GPU"
+
+
+def test_processes_that_earlier_runs_left(place: Place) -> None:
+    alive = [(10, "horovod-study", 1, ""), (11, "mpirun", 10, "/runs/alive"), (20, "orted", 1, "/runs/remote")]
+    for pid, name, parent, run in [*alive, (21, "python", 20, "/runs/remote"), (30, "python", 1, "/runs/dead")]:
+        file(place.root / f"proc/{pid}/stat", f"{pid} ({name}) S {parent} " + "0 " * 31)
+        file(place.root / f"proc/{pid}/environ", f"A=1\0HOROVOD_STUDY_CELL={run}\0B=2" if run else "A=1")
+
+    assert probe._left_over() == [(30, "/runs/dead")]
+
+
+def test_a_folder_that_works(tmp_path: Path) -> None:
+    found = probe._folder(tmp_path / "not" / "yet")
+
+    assert (found["place"], found["problems"]) == (str(tmp_path), {})
+    assert found["free"] > 0
+    assert list(tmp_path.iterdir()) == []
+    assert probe._folder(Path("/proc/runs"))["problems"].keys() == {"writable"}
+
+
+def test_the_file_system_of_a_folder(place: Place) -> None:
+    mounts = [("", "ext4"), ("/home", "nfs4"), ("/home/my\\040scratch", "lustre"), ("/run", "tmpfs")]
+    file(place.root / "proc/self/mounts", "\n".join(f"x {place.root}{point} {each} rw 0 0" for point, each in mounts))
+
+    for place_, kind in {"data": "ext4", "home/me": "nfs4", "home/my scratch": "lustre", "homes": "ext4"}.items():
+        (place.root / place_).mkdir(parents=True)
+        assert probe._folder(place.root / place_ / "runs")["kind"] == kind
 
 
 @pytest.mark.parametrize(
-    ("gres", "count"),
+    ("function", "does", "problem"),
     [
-        ("gpu:2", 2),
-        ("gpu:a100:4(S:0-1),shard:8", 4),
-        ("(null)", 0),
-        ("gpu:a100:2,gpu:h100:1", 3),
-        ("gpu", 1),
-        ("N/A", 0),
+        ("link", errno.EPERM, {"hard links": "Operation not permitted"}),
+        ("link", lambda there, name: Path(name).write_text("copy"), {"hard links": "they replace each other"}),
+        ("replace", errno.EXDEV, {"writable": "Invalid cross-device link"}),
+        ("write_bytes", errno.ENOSPC, {"writable": "No space left on device; make room"}),
     ],
 )
-def test_gpus_in_gres(gres: str, count: int) -> None:
-    assert gpus_in(gres) == count
+def test_a_poor_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, does: Any, problem: Any) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(does, os.strerror(does))
 
+    call: Callable[..., Any] = does if callable(does) else refused
+    monkeypatch.setattr(Path if function == "write_bytes" else os, function, call)
 
-@pytest.mark.parametrize(
-    ("limit", "seconds"),
-    [("1:00:00", 3600.0), ("30:00", 1800.0), ("2-12:00:00", 216_000.0), ("infinite", None), ("n/a", None)],
-)
-def test_a_time_limit_in_seconds(limit: str, seconds: float | None) -> None:
-    assert seconds_of(limit) == seconds
-
-
-# ------------------------------------------------------------------------------------------------------- runs folder
-
-
-def test_a_folder_that_works(tmp_path: Path, golden: Golden) -> None:
-    golden(
-        found(lambda area: files.works(area, tmp_path / "not" / "yet")),
-        "writable",
-        "ok",
-        tmp_path,
-        "rename",
-        "hard links",
-        "its clock",
-        "2 s",
-    )
+    assert probe._folder(tmp_path)["problems"] == problem
+    monkeypatch.undo()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_written(golden: Golden) -> None:
-    verdict, what, remedy = found(lambda area: files.works(area, Path("/proc/runs")))["writable"]
+def test_hosts_reach_each_other_while_both_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "_TRIES", 4)
+    here, there = free_port(), free_port()
+    with ThreadPoolExecutor(2) as pool:
+        ways = list(pool.map(probe.reached, (here, there), [["127.0.0.1", "127.0.0.2"]] * 2, (there, here)))
 
-    assert verdict == "fail"
-    golden(what, "/proc")
-    golden(remedy, "--runs")
-
-
-def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-
-    golden(found(lambda area: files.works(area, tmp_path))["writable"], "fail", tmp_path, "--runs")
-    assert list(tmp_path.iterdir()) == []
+    assert ways == [{"127.0.0.1": ("127.0.0.1", ""), "127.0.0.2": ("127.0.0.1", "")}] * 2
+    monkeypatch.setattr(probe, "_TRIES", 1)
+    assert probe.reached(here, ["127.0.0.1"], there) == {"127.0.0.1": ("", "Connection refused")}
 
 
-@pytest.mark.parametrize(
-    ("free", "verdict", "what"),
-    [
-        (10**12, "ok", "1 TB free at {}; a run takes up to about 50 MB"),
-        (10**9, "warning", "1 GB free at {}; a run takes up to about 50 MB"),
-        (10**8, "fail", "100 MB free at {}; a run takes up to about 50 MB"),
-    ],
-)
-def test_room_for_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, verdict: str, what: str) -> None:
-    monkeypatch.setattr(files.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
-
-    assert found(lambda area: files.space(area, tmp_path / "runs"))["space"][:2] == (verdict, what.format(tmp_path))
+FAKE_SSH = """
+while [ "$1" = -o ]; do shift 2; done
+host=$1; shift 2
+case "$host" in
+{cases}
+esac
+exec sh -c "$*"
+"""
 
 
-def test_no_room_for_more_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
-    monkeypatch.setattr(
-        files.os,
-        "statvfs",
-        lambda _: SimpleNamespace(f_files=100, f_favail=7, f_bavail=9, f_blocks=9, f_bfree=9, f_frsize=2**30),
-    )
+class Pair:
+    """node1 and node2 behind an ssh that is a script; what they say of themselves can be changed."""
 
-    golden(found(lambda area: files.space(area, tmp_path))["files"][:2], "warning", "7 more", tmp_path)
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.cases = {"none": "true"}
+        self.ahead_s = 0.0
+        names = {"addresses": {"node1": ["10.0.0.1"], "node2": ["10.0.0.2"]}, "seen": True}
+        self.stories: dict[str, dict[str, Any]] = {
+            f"node{n}": FACTS | names | {"host": f"node{n}", "interfaces": {"eth0": card(f"10.0.0.{n}")}}
+            for n in (1, 2)
+        }
 
+    def answer(self, look: Machine, host: str | None, **question: Any) -> tuple[dict[str, Any], str]:
+        """Stand in for the probe of a host."""
+        assert host is not None
+        if question["ask"] == "reached":
+            source = {f"10.{net}.0.{3 - n}": f"10.{net}.0.{n}" for net in (0, 1) for n in (1, 2)}
+            return {each: (source[each], "") for each in question["addresses"]}, ""
+        path, content = question["seen"]
+        assert Path(path).read_text() == content
+        clock_s = datetime.now(UTC).timestamp() + self.ahead_s
+        return {**self.stories[host], "clock": [clock_s, clock_s]}, ""
 
-def test_no_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
-    def refused(*_: object) -> None:
-        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
-
-    monkeypatch.setattr(files.os, "link", refused)
-
-    verdict, what, remedy = found(lambda area: files.works(area, tmp_path))["hard links"]
-
-    assert verdict == "fail"
-    golden(what)
-    assert "Lustre" in remedy
-
-
-def test_hard_links_that_replace_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
-    monkeypatch.setattr(files.os, "link", lambda there, name: Path(name).write_text("copy"))
-
-    golden(found(lambda area: files.works(area, tmp_path))["hard links"][1])
-
-
-def test_a_rename_that_does_not_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
-    monkeypatch.setattr(files.os, "replace", lambda *_: None)
-    golden(found(lambda area: files.works(area, tmp_path))["rename"][:2], "fail")
-
-    def refused(*_: object) -> None:
-        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
-
-    monkeypatch.setattr(files.os, "replace", refused)
-    golden(found(lambda area: files.works(area, tmp_path))["rename"][:2], "fail")
+    def look(self, *named: str, **how: Any) -> Told:
+        cases = "\n".join(f"{host}) {action} ;;" for host, action in self.cases.items())
+        self.place.program("ssh", FAKE_SSH.format(cases=cases))
+        folder = {"folder": {**FACTS["folder"], "place": str(self.place.root)}}
+        look = self.place.look(facts=folder, several=True, **how)
+        hosts = [Host(name=name, slots=2) for name in named or ("node1", "node2")]
+        found = findings("ssh", look, doctor._hosts(look, hosts))
+        assert list(self.place.root.glob(".doctor.*")) == [], "the scratch folder is removed"
+        assert len({each.name for each in found}) == len(found), "two findings have one name"
+        return {each.name: (each.verdict, each.what, each.remedy) for each in found}
 
 
-@pytest.mark.parametrize(("apart_s", "what"), [(90.0, "90.0 s in the future"), (-90.0, "90.0 s in the past")])
-def test_a_file_server_with_another_clock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart_s: float, what: str
-) -> None:
-    area = Area("files")
-    files._clock(area, files.datetime.now(files.UTC).timestamp() + apart_s)
-
-    assert area.findings[0].verdict == "warning"
-    assert what in area.findings[0].what
+@pytest.fixture
+def pair(place: Place, monkeypatch: pytest.MonkeyPatch) -> Pair:
+    hosts = Pair(place)
+    monkeypatch.setattr(doctor, "this_host", lambda name: False)
+    monkeypatch.setattr(doctor, "_asked", hosts.answer)
+    return hosts
 
 
-MOUNTS = "\n".join(
-    (
-        "/dev/vda / ext4 rw 0 0",
-        "server:/home /home nfs4 rw 0 0",
-        "mds:/scratch /home/my\\040scratch lustre rw 0 0",
-        "tmpfs /run tmpfs rw 0 0",
-    )
-)
+def test_two_hosts_that_work(pair: Pair, golden: Golden) -> None:
+    found = pair.look()
+
+    assert wrong(found) == {}
+    of_one = ("", " packages", " horovod_study", " runs", " clock")
+    own = [f"{host}{what}" for host in ("node1", "node2") for what in of_one]
+    assert list(found) == [*own, "host names", "node1 to node2", "node2 to node1"]
+    golden(found)
 
 
 @pytest.mark.parametrize(
-    ("place_", "kind"),
+    ("said", "remedy"),
     [
-        ("/data/runs", ("ext4", "/")),
-        ("/home/me/runs", ("nfs4", "/home")),
-        ("/home/my scratch/runs", ("lustre", "/home/my scratch")),
-        ("/homes", ("ext4", "/")),
+        ("node2: Permission denied (publickey,password).", "ssh-copy-id node2"),
+        ("Host key verification failed.", "ssh node2 once yourself"),
+        ("WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!\\nHost key verification failed.", "ssh-keygen -R node2"),
+        ("ssh: Could not resolve hostname node2: Name or service not known", "~/.ssh/config"),
+        ("ssh: connect to host node2 port 22: Connection refused", "start sshd on node2"),
+        ("ssh: connect to host node2 port 22: No route to host", "switched on"),
+        ("ssh: connect to host node2 port 22: Connection timed out", "switched on"),
+        ("Access denied by pam_slurm_adopt: you have no active jobs on this node", "scheduler: slurm"),
+        ("Permissions 0666 are too open: UNPROTECTED PRIVATE KEY FILE!\\nPermission denied (publickey).", "chmod 600"),
+        ("kex_exchange_identification: Connection closed by remote host", "MaxStartups"),
+        ("strange", "ssh -v HOST true"),
     ],
 )
-def test_the_file_system_of_a_folder(place_: str, kind: tuple[str, str]) -> None:
-    assert files.file_system(Path(place_), MOUNTS) == kind
-    assert files.file_system(Path(place_), "") is None
+def test_why_ssh_does_not_work(pair: Pair, said: str, remedy: str, golden: Golden) -> None:
+    pair.cases["node2"] = f"printf '{said}\\n' >&2; exit 255"
+
+    found = pair.look()
+
+    assert wrong(found) == {"node2": "fail"}, "the other host is looked at"
+    golden(found["node2"], remedy)
 
 
-def test_slurm_nodes_may_not_see_a_local_file_system(place: Place, golden: Golden) -> None:
-    place.file("proc/self/mounts", "x / ext4 rw 0 0")
-
-    def look(folder: Path) -> tuple[str, str, str]:
-        return found(lambda area: files.kind(area, place.here, folder, several_hosts=True, slurm=True))["kind"]
-
-    verdict, what, remedy = look(place.root / "runs")
-    golden((verdict, what), "warning", place.root, "/runs", "ext4")
-    golden(remedy)
+def test_an_ssh_that_hangs_prints_or_is_not_there(pair: Pair, golden: Golden) -> None:
+    pair.cases["node2"] = "exec sleep 60"
+    golden(pair.look("node2", limit_s=0.5), "node2", "0.5 s", "fail")
+    pair.cases["node2"] = "echo 'Welcome to node2'"
+    golden(pair.look()["node2 shell"], "Welcome to node2", "fail")
+    (pair.place.root / "site" / "ssh").unlink()
+    golden(doctor._login(pair.place.look(), "node2"), "openssh-client")
 
 
 @pytest.mark.parametrize(
-    ("system", "several", "verdict"),
+    ("change", "name", "verdict", "what"),
     [
-        ("ext4", False, "ok"),
-        ("ext4", True, "ok"),
-        ("nfs4", True, "ok"),
-        ("lustre", False, "ok"),
-        ("tmpfs", False, "warning"),
-        ("overlay", False, "warning"),
+        ({"packages": {**FACTS["packages"], "torch": "2.11.0", "horovod": None}}, "node2 packages", "fail", "2.11.0"),
+        ({"code": "def"}, "node2 horovod_study", "fail", "def there, abc here"),
+        ({"seen": False}, "node2 runs", "fail", "does not see"),
+        ({"cores": 1}, "node2 cores", "warning", "1 core for 2 workers"),
+        ({"host": "node1"}, "host names", "fail", "node1, node2 call themselves the same"),
+        ({"addresses": {"node2": ["10.0.0.2"], "node1": []}}, "node2 knows node1", "fail", "node1 is unknown there"),
+        ({"addresses": {"node2": ["10.0.0.2"], "node1": ["127.0.0.1"]}}, "node2 knows node1", "fail", "127.0.0.1"),
+        ({"addresses": {"node2": ["127.0.1.1"], "node1": ["10.0.0.1"]}}, "node2 knows node2", "warning", "127.0.1.1"),
+        ({"interfaces": {"eth0": card("10.0.0.1")}}, "node1 to node2", "fail", "no address of its own"),
+        ({"memory": 10}, "node2 memory", "warning", "10 bytes"),
+        ({"problems": {"quota": "E: x"}}, "node2 facts", "warning", "quota: E: x"),
     ],
 )
-def test_what_a_kind_of_file_system_means(
-    place: Place, system: str, several: bool, verdict: str, golden: Golden
-) -> None:
-    place.file("proc/self/mounts", f"x / {system} rw 0 0")
+def test_what_may_be_wrong_with_a_host(pair: Pair, change: dict[str, Any], name: str, verdict: str, what: str) -> None:
+    pair.stories["node2"] |= change
 
-    result = found(lambda area: files.kind(area, place.here, place.root / "runs", several_hosts=several))["kind"]
+    found = pair.look()
 
-    assert result[0] == verdict
-    golden(result[1])
-
-
-# ----------------------------------------------------------------------------------------------------------- machine
+    assert found[name][0] == verdict
+    assert what in found[name][1]
+    assert found[name][2]
 
 
-def stat_line(pid: int, name: str, parent: int) -> str:
-    return f"{pid} ({name}) S {parent} " + "0 " * 31
+def test_the_clock_of_another_host(pair: Pair) -> None:
+    assert pair.look()["node2 clock"] == ("ok", "that of this machine", "")
+    for ahead_s, text in ((90.0, "ahead of"), (-90.0, "behind")):
+        pair.ahead_s = ahead_s
+        verdict, what, _ = pair.look()["node2 clock"]
+        assert verdict == "warning" and what.endswith(f" s {text} this machine's")
 
 
-def test_who_uses_the_processors(monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
-    monkeypatch.setattr(machine, "other_load", lambda cores, seconds: "other programs use 2.0 of 4 cores (a 2.0)")
-    load = Load()
+def test_no_python_there(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_asked", lambda look, host, **question: ({}, "sh: python: not found"))
 
-    verdict, what, _ = found(load.check)["load"]
-    assert verdict == "warning"
-    golden(what.rpartition(" ")[0], "2.0", "4 cores")
-    assert found(lambda area: load.check(area, elsewhere=True))["load"][0] == "ok"
-    load.told = None
-    assert found(load.check)["load"][0] == "ok"
-    load.problem = "no /proc"
-    golden(found(load.check)["load"][1], "/proc")
+    found = pair.look()
+    assert wrong(found) == {"node1 Python": "fail", "node2 Python": "fail"}
+    assert found["node2 Python"][1].endswith("does not run there: sh: python: not found")
 
 
-def test_cores_and_quota(place: Place, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
-    monkeypatch.setattr(machine, "available_cores", lambda: 4)
-    monkeypatch.setattr(machine.os, "cpu_count", lambda: 8)
+def test_the_interface_that_is_to_be_used_between_hosts(pair: Pair, golden: Golden) -> None:
+    for n in (1, 2):
+        pair.stories[f"node{n}"]["interfaces"] = {"eth0": card(f"10.0.0.{n}"), "ib0": card(f"10.1.0.{n}")}
 
-    def look(workers: int = 0) -> dict[str, tuple[str, str, str]]:
-        return found(lambda area: machine.cores(area, place.here, workers))
-
-    golden(look(), "ok", "4 cores")
-    golden(look(5)["cores"][:2], "warning", "5 workers", "4 cores")
-    place.file("proc/self/cgroup", "0::/job/step")
-    place.file("sys/fs/cgroup/job/cpu.max", "150000 100000")
-    place.file("sys/fs/cgroup/job/step/cpu.max", "max 100000")
-    assert machine.quota_cores(place.here) == 1.5
-    place.file("sys/fs/cgroup/job/step/cpu.max", "250000 100000")  # the one around it is tighter
-    verdict, what, remedy = look()["processor quota"]
-    assert verdict == "warning"
-    golden(what, "1.5 cores", "4 cores")
-    golden(remedy, "1 workers")
-    place.file("proc/self/cgroup", "5:cpu,cpuacct:/docker/x\n4:memory:/docker/x")
-    place.file("sys/fs/cgroup/cpu/docker/x/cpu.cfs_quota_us", "-1")
-    place.file("sys/fs/cgroup/cpu/docker/x/cpu.cfs_period_us", "100000")
-    assert "processor quota" not in look()
-    place.file("sys/fs/cgroup/cpu/docker/cpu.cfs_quota_us", "50000")
-    place.file("sys/fs/cgroup/cpu/docker/cpu.cfs_period_us", "100000")
-    assert machine.quota_cores(place.here) == 0.5
-    monkeypatch.setattr(machine, "available_cores", lambda: 1)
-    golden(look()["cores"][:2], "warning", "1 core")
+    golden(pair.look()["node1 to node2"], "ok", "through eth0", "through ib0")
+    assert wrong(pair.look(interface="ib0")) == {}
+    golden(pair.look(interface="ib1")["node1 to node2"], "fail", "ib1", "eth0")
 
 
-@pytest.mark.parametrize(
-    ("free", "verdict", "what"),
-    [
-        (None, "ok", ""),
-        (8 * 10**9, "ok", "8 GB"),
-        (10**8, "warning", "100 MB"),
-    ],
-)
-def test_memory(monkeypatch: pytest.MonkeyPatch, free: int | None, verdict: str, what: str, golden: Golden) -> None:
-    monkeypatch.setattr(machine.room, "available_bytes", lambda: free)
-
-    golden(found(machine.memory)["memory"][:2], verdict, what)
+def test_a_quick_examination_only_logs_in_and_a_host_is_named_once(pair: Pair, golden: Golden) -> None:
+    assert list(pair.look(quick=True)) == ["node1", "node2"]
+    golden(pair.look("node1", "node1", quick=True)["hosts"], "fail", "node1")
 
 
-def test_shared_memory(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    def look(free: int) -> tuple[str, str, str]:
-        monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: (2**36, 0, free * 2**20))
-        return found(lambda area: machine.shared_memory(area, place.here))["shared memory"]
+def test_the_probe_answers_through_ssh_as_it_does_here(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for real: this machine is asked in the way that another host would be."""
+    monkeypatch.undo()
+    place.program("ssh", FAKE_SSH.format(cases="none) ;;"))
+    file(place.root / "seen", "content")
+    seen = {"names": ["localhost"], "seen": [str(place.root / "seen"), "content"]}
+    look = Machine(environ={**os.environ, "PATH": f"{place.root / 'site'}:{os.environ['PATH']}"}, limit_s=60.0)
 
-    shm = place.root / "shm"
-    assert look(2**15) == ok(f"{shm}: 34.4 GB of 68.7 GB free")
-    verdict, what, remedy = look(64)
-    assert (verdict, what.partition(":")[0]) == ("warning", str(shm))
-    assert "docker run --shm-size=1g" in remedy
-    monkeypatch.setattr(machine.os, "access", lambda *_: False)
-    assert look(2**15)[:2] == ("fail", f"{shm} cannot be written")
-    shm.rmdir()
-    assert look(2**15)[:2] == ("warning", f"there is no {shm}")
+    here, problem = doctor._asked(look, None, ask="facts", runs=str(place.root))
+    there, other = doctor._asked(look, "no-such-host", ask="facts", **seen)
+    assert doctor._asked(look, "no-such-host", ask="nothing")[0] == {}
 
-
-def test_limits(place: Place, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
-    values = {resource.RLIMIT_NOFILE: 256, resource.RLIMIT_MEMLOCK: 8 * 2**20}
-    monkeypatch.setattr(machine.resource, "getrlimit", lambda which: (values[which], values[which]))
-
-    def look() -> dict[str, tuple[str, str, str]]:
-        return found(lambda area: machine.limits(area, place.here))
-
-    golden(look(), "open files", "warning", "256 per", "ulimit -n 4096", "locked memory", "ok", "InfiniBand")
-    place.file("sys/class/infiniband/mlx5_0/ports/1/state", "4: ACTIVE")
-    values[resource.RLIMIT_NOFILE] = resource.RLIM_INFINITY
-    assert look()["open files"] == ok("unlimited")
-    golden(look()["locked memory"][:2], "warning", "8.39 MB", "InfiniBand", "mlx5_0:1", "MPI", "NCCL", "TCP")
-    values[resource.RLIMIT_MEMLOCK] = resource.RLIM_INFINITY
-    golden(look()["locked memory"], "ok", "InfiniBand")
+    assert (problem, other, here["problems"], there["problems"]) == ("", "", {}, {})
+    assert here["folder"]["place"] == str(place.root)
+    assert (there["seen"], there["host"], there["code"]) == (True, platform.node(), here["code"])
+    assert there["addresses"]["localhost"] == ["127.0.0.1"]
 
 
-@pytest.mark.parametrize(
-    ("state", "several", "verdict"),
-    [
-        (True, True, "ok"),
-        (None, True, "ok"),
-        (False, False, "ok"),
-        (False, True, "warning"),
-    ],
-)
-def test_the_clock(
-    place: Place, monkeypatch: pytest.MonkeyPatch, state: bool | None, several: bool, verdict: str, golden: Golden
-) -> None:
-    monkeypatch.setattr(machine, "synchronised", lambda: state)
-
-    result = found(lambda area: machine.clock(area, place.here, several_hosts=several))
-
-    golden(result["time server"][:2], verdict)
-    golden(result["clock source"], "ok")
-
-
-def test_a_clock_that_is_slow_to_read(place: Place, golden: Golden) -> None:
-    place.file("sys/devices/system/clocksource/clocksource0/current_clocksource", "hpet")
-
-    result = found(lambda area: machine.clock(area, place.here, several_hosts=False))
-
-    golden(result["clock source"][:2], "warning")
-
-
-@pytest.mark.parametrize(
-    ("code", "release", "what"),
-    [
-        (0, "5.1.0", "thread_priority"),
-        (1, "6.12.3-x", "thread_priority"),
-        (1, "5.15.0", "6.12"),
-    ],
-)
-def test_what_thread_priority_may_use(
-    place: Place, monkeypatch: pytest.MonkeyPatch, code: int, release: str, what: str, golden: Golden
-) -> None:
-    place.program("python", f"exit {code}", beside=True)
-    monkeypatch.setattr(platform, "release", lambda: release)
-
-    golden(found(lambda area: machine.priority(area, place.here)), "ok", what)
-
-
-def test_the_data_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
-    monkeypatch.setenv("HOROVOD_STUDY_DATA", str(tmp_path / "data"))
-
-    def look(free: int) -> tuple[str, str, str]:
-        monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
-        return found(machine.data_cache)["data cache"]
-
-    assert look(10**11) == ok(f"{tmp_path / 'data'}: 100 GB free")
-    golden(look(10**9)[:2], "warning", tmp_path / "data", "1 GB", "2.42 GB")
-    monkeypatch.setattr(machine.os, "access", lambda *_: False)
-    golden(look(10**11)[:2], "fail", tmp_path / "data")
-
-
-def test_processes_that_earlier_runs_left(place: Place, golden: Golden) -> None:
-    def process(pid: int, name: str, parent: int, run: str = "") -> None:
-        place.file(f"proc/{pid}/stat", stat_line(pid, name, parent))
-        place.file(f"proc/{pid}/environ", f"A=1\0HOROVOD_STUDY_CELL={run}\0B=2" if run else "A=1")
-
-    process(10, "horovod-study", 1)
-    process(11, "mpirun", 10, "/runs/s/alive")
-    process(12, "python", 11, "/runs/s/alive")
-    process(20, "orted", 1, "/runs/s/remote")
-    process(21, "python", 20, "/runs/s/remote")
-    golden(found(lambda area: machine.leftovers(area, place.here)), "earlier runs", "ok")
-
-    process(30, "python", 1, "/runs/s/dead")
-    golden(
-        found(lambda area: machine.leftovers(area, place.here))["earlier runs"],
-        "warning",
-        "1 process",
-        "/runs/s/dead",
-        "30",
-    )
-    process(31, "python", 30, "/runs/s/dead")
-    golden(
-        found(lambda area: machine.leftovers(area, place.here))["earlier runs"],
-        "warning",
-        "2 processes",
-        "/runs/s/dead",
-        "30 31",
-    )
-
-
-# -------------------------------------------------------------------------------------------------------- altogether
-
-
-def test_everything_hangs_and_the_doctor_still_answers(place: Place) -> None:
+def test_everything_hangs_and_the_doctor_still_answers(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("nvidia-smi", "mpirun", "sinfo", "squeue", "sbatch", "srun", "scancel", "ssh"):
-        place.program(name, "sleep 60")
-    place.program("python", "sleep 60", beside=True)
-    here = replace(place.here, patience=0.1)
+        place.program(name, "exec sleep 60")
+    place.program("python", "exec sleep 60", beside=True)
+    monkeypatch.setenv("PATH", place.environ["PATH"])
+    monkeypatch.setattr(Machine, "__init__", limited(Machine.__init__))
 
-    result = examine(hosts=[Host(name="node9", slots=1)], runs=place.root / "runs", here=here, quick=True)
+    result = examine(hosts=[Host(name="node9", slots=1)], runs=place.root / "runs", quick=True)
 
     text = {(each.area, each.name): each.what for each in result}
-    # On a busy machine the time of all is over before that of one is noticed: then its area says so in one line.
-    for area, name, what in (
-        ("CUDA", "driver", "nvidia-smi did not answer within 0.2 s"),
-        ("Slurm", "answers", "did not answer within 0.2 s"),
-        ("ssh", "node9", "it does not answer"),
-    ):
-        unanswered = any("no answer within" in told for (of, _), told in text.items() if of == area)
-        assert what in text.get((area, name), "") or unanswered, (area, text)
+    assert text["machine", "facts"] == "could not be told: this machine: python did not answer within 0.3 s"
+    assert all("did not answer within" in text[each] for each in (("Slurm", "answers"), ("ssh", "node9")))
     assert exit_code(result) == 1
 
 
-def test_a_quick_examination_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()  # the real versions
+def limited(init: Callable[..., None]) -> Callable[..., None]:
+    return lambda self, **how: init(self, **{**how, "limit_s": 0.3})
 
+
+def test_a_quick_examination_of_this_machine(tmp_path: Path) -> None:
     result = examine(runs=tmp_path, quick=True)
 
     assert [each for each in result if each.verdict == "fail"] == []
-    areas = list(dict.fromkeys(each.area for each in result))
-    assert areas == [
-        "Python",
-        "PyTorch",
-        "CUDA",
-        "NCCL",
-        "MPI",
-        "Horovod",
-        "network",
-        "Slurm",
-        "runs folder",
-        "machine",
-    ]
+    assert list(dict.fromkeys(each.area for each in result)) == [area for area in AREAS if area != "PyTorch"]
     assert list(tmp_path.iterdir()) == []
     assert exit_code(result) == 0
 
 
 @pytest.mark.horovod
-def test_a_full_examination_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()  # the real versions
-
+def test_a_full_examination_of_this_machine(tmp_path: Path) -> None:
     result = examine(runs=tmp_path)
 
     assert [each for each in result if each.verdict == "fail"] == []
     told = {(each.area, each.name): each.what for each in result}
-    assert told["MPI", "two ranks"] == "mpirun started two, and they found each other"
+    assert told["MPI", "two ranks"].endswith("they found each other")
     assert told["Horovod", "installed starts"] == "hvd.init() of one worker works"
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.cluster
 def test_two_real_hosts_and_one_that_is_cut_off(two_hosts: TwoHosts, tmp_path: Path) -> None:
-    ssh_alone = f"""
-import json
-from pathlib import Path
-from horovod_study.cluster.doctor.finding import Area, Here
-from horovod_study.cluster.doctor.hosts import Hosts
-from horovod_study.cluster.partitions import Host
-area, pair = Area("ssh"), [Host(name=name, slots=1) for name in ("node1", "node2")]
-Hosts(Here(), pair, Path({str(tmp_path)!r}), interface=None, quick=False).check(area)
-print(json.dumps({{each.name: (each.verdict, each.what) for each in area.findings}}))
-"""
-    told = json.loads(two_hosts.run("node1", [sys.executable, "-c", ssh_alone], check=True).stdout)
-    told = {name: tuple(each) for name, each in told.items()}
+    program = Path(sys.executable).parent / "horovod-study"
+
+    def look(*options: str) -> tuple[int, dict[str, tuple[str, str]]]:
+        line: list[str | Path] = [
+            program,
+            "doctor",
+            "--hosts",
+            "node1:1,node2:1",
+            "--runs",
+            tmp_path,
+            "--json",
+            *options,
+        ]
+        done = two_hosts.run("node1", line)
+        rows = json.loads(done.stdout)["findings"]
+        return done.returncode, {
+            each["name"]: (each["verdict"], each["what"]) for each in rows if each["area"] == "ssh"
+        }
+
+    _, told = look()
+    assert [each for each in told if told[each][0] == "fail"] == []
     assert told["node1"] == ("ok", "this machine: launchers need no ssh to it")
     assert told["node2"] == ("ok", "reached over ssh without a password; its shell prints nothing")
-    assert told["node2 runs"] == ("ok", f"it sees {tmp_path}")
-    assert told["node2 horovod_study"][1].endswith("the same source as here")
+    assert told["node2 runs"] == ("ok", f"it sees what is written to {tmp_path} here")
     assert told["node1 to node2"] == ("ok", "through eth0 to 10.77.0.2")
     assert told["node2 to node1"] == ("ok", "through eth0 to 10.77.0.1")
-    assert [each for each in told if told[each][0] == "fail"] == []
 
-    program = Path(sys.executable).parent / "horovod-study"
-    line = [program, "doctor", "--hosts", "node1:1,node2:1", "--runs", tmp_path, "--quick", "--json"]
     two_hosts.cut("node2")
     try:
-        done = two_hosts.run("node1", line)
+        code, told = look("--quick")
     finally:
         two_hosts.restore("node2")
-    after = {each["name"]: each for each in json.loads(done.stdout)["findings"] if each["area"] == "ssh"}
-    assert (done.returncode, after["node2"]["verdict"]) == (1, "fail")
-    assert after["node2"]["what"].startswith(("it does not answer (", "there is no way to it ("))
+    assert (code, told["node2"][0]) == (1, "fail")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.cluster
 def test_a_real_slurm_and_files_that_do_not_fit_it(slurm: SlurmCluster) -> None:
-    here = Here(environ=slurm.environment, python=Path(sys.executable))
-    good = found(Slurm(here, MAIN, quick=False).check)
-    bad = found(Slurm(here, replace(MAIN, gpus_per_node=3, cores_per_node=48, srun_mpi="pmix9"), quick=False).check)
-    unknown = found(Slurm(here, replace(MAIN, slurm_partition="alpha"), quick=False).check)
-    none = found(Slurm(here, None, quick=False).check)
+    def look(partition: Partition | None) -> Told:
+        return told("Slurm", Machine(environ=slurm.environment, facts=FACTS, partition=partition, limit_s=60.0))
 
-    assert {name for name, each in good.items() if each[0] != "ok"} == {"sacct"}
-    assert good["partition"] == ok("main is up, 2 of 2 nodes usable")
-    assert good["sbatch --test-only"][1].endswith("using 4 processors on nodes n1 in partition main")
-    assert good["sacct"][1] == "does not work: Slurm accounting storage is disabled"
-    assert {name for name, each in bad.items() if each[0] == "fail"} == {
-        "cores per node",
-        "GPUs per node",
-        "srun --mpi",
-        "sbatch --test-only",
-    }
-    assert bad["srun --mpi"][1].startswith("pmix9 is none of what this srun has: ")
-    assert unknown["partition"][2] == "set slurm_partition of mine to one of: main, urgent"
-    assert unknown["sbatch --test-only"][1].endswith("invalid partition specified: alpha")
-    assert none["squeue"] == ok("answers; 0 jobs of yours there")
+    assert wrong(look(MAIN)) == {"sacct": "warning"}
+    assert look(MAIN)["partition"][1] == "main is up, 2 of 2 nodes usable"
+    assert look(MAIN)["sacct"][1] == "does not work: Slurm accounting storage is disabled"
+    bad = wrong(look(replace(MAIN, gpus_per_node=3, cores_per_node=48)))
+    assert {*bad} == {"cores per node", "GPUs per node", "sbatch --test-only", "sacct"}
+    assert wrong(look(replace(MAIN, slurm_partition="alpha")))["partition"] == "fail"
+    assert look(None)["squeue"][0] == "ok"
 
 
-def test_hosts_come_from_the_partition_where_none_are_given(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, ...]] = []
-    monkeypatch.setattr(Hosts, "check", lambda self, area: asked.append(tuple(each.name for each in self._hosts)))
-    both = Partition(name="pair", scheduler="ssh", hosts=(Host(name="a", slots=1), Host(name="b", slots=1)))
+def test_what_a_partition_says_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(doctor, "_hosts", lambda here, named: asked.insert(len(asked), named) or ())
+    monkeypatch.setattr(doctor, "_asked", lambda here, host, **question: (FACTS, ""))
+    both = (Host(name="a", slots=1), Host(name="b", slots=1))
+    pair = Partition(name="pair", scheduler="ssh", hosts=both, interface="ib0", environment={"NCCL_IB_DISABLE": "1"})
+    desk = Partition(name="desk", cores_per_node=9)
 
-    examine(partition=both, runs=place.root, here=place.here, quick=True)
-    examine(partition=both, hosts=[Host(name="c", slots=1)], runs=place.root, here=place.here, quick=True)
+    cases: Any = ((pair, ()), (pair, both[:1]), (desk, ()))
+    found = [examine(partition=partition, hosts=hosts, runs=tmp_path, quick=True) for partition, hosts in cases]
+    verdicts = [{each.name: each.verdict for each in rows} for rows in found]
 
-    assert asked == [("a", "b"), ("c",)]
-
-
-def test_the_environment_of_the_partition_is_what_is_looked_at(place: Place, golden: Golden) -> None:
-    partition = Partition(name="desk", environment={"CUDA_VISIBLE_DEVICES": "3"})
-
-    result = examine(partition=partition, runs=place.root, here=place.here, quick=True)
-
-    golden.line([each.what for each in result], "GPU")
-
-
-def test_worries_are_what_is_not_well_with_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine.room, "available_bytes", lambda: 10)
-
-    assert "memory" in {each.name for each in machine.worries()}
-    assert "ok" not in {each.verdict for each in machine.worries()}
+    assert asked == [both, both[:1]]
+    assert (verdicts[0]["interface"], verdicts[0]["variables"]) == ("fail", "warning")
+    assert verdicts[2]["cores"] == "warning"
 
 
 SAMPLE = [
@@ -2025,21 +957,12 @@ SAMPLE = [
 ]
 
 
-def test_plain_values_and_the_exit_code(golden: Golden) -> None:
-    plain = doctor.to_dict(SAMPLE)
+def test_plain_values_and_the_exit_code() -> None:
+    plain = json.loads(json.dumps(doctor.to_dict(SAMPLE)))
 
     assert plain["counts"] == {"ok": 2, "warning": 1, "fail": 1}
-    golden(
-        json.loads(json.dumps(plain))["findings"][1],
-        "area",
-        "ssh",
-        "name",
-        "node2",
-        "verdict",
-        "fail",
-        "what",
-        "remedy",
-    )
+    assert list(plain["findings"][1].items())[:3] == [("area", "ssh"), ("name", "node2"), ("verdict", "fail")]
+    assert list(plain["findings"][1])[3:] == ["what", "remedy"]
     assert (exit_code(SAMPLE), exit_code(SAMPLE[:1]), exit_code([])) == (1, 0, 0)
 
 

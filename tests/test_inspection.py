@@ -13,11 +13,10 @@ from make.rank_rows import noise, rows_of
 from make.wording import Golden
 
 from horovod_study import cli, records
-from horovod_study.analysis.steps.inspection import BINS, Inspection, course, inspect
+from horovod_study.analysis.steps.inspection import Inspection, inspect
 from horovod_study.analysis.steps.rank_steps import align
 from horovod_study.errors import AnalysisError, RecordError
-from horovod_study.report.figures.inspection import draw_ranks, draw_steps, headline, result_lines
-from horovod_study.report.kit.style import PRINT_WIDTH_IN, style, to_bytes
+from horovod_study.report.figures.inspection import headline, result_lines
 
 EFFECTIVE = {
     "backend": "horovod",
@@ -86,7 +85,7 @@ def test_a_run_is_told_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[st
     lines = capsys.readouterr().out.splitlines()
     text = " ".join(" ".join(lines).split())
     golden(lines[0], "2 workers", "Horovod/MPI", "2 hosts", "batch 75", "18,000")
-    golden(text, "350 steps", "step 50", "0.7 %", "node1", "100 %", "50 %", "+5.0")
+    golden(text, "350 steps", "step 50", "0.7 %", "node1", "100 %", "50 %", "5.0")
     assert "Parallel efficiency" in text
     head = next(line for line in lines if line.startswith("  rank"))
     assert head.split("  ")[1:][0] == "rank"
@@ -137,13 +136,9 @@ def test_json_has_every_number(tmp_path: Path, capsys: pytest.CaptureFixture[str
     }
     assert printed["pop"]["parallel"] < 1
     names = [Path(path).name for path in files]
-    assert names == [
-        *(f"inspect_steps.{form}" for form in ("pdf", "svg", "png")),
-        *(f"inspect_ranks.{form}" for form in ("pdf", "svg", "png")),
-        *("inspect.json", "inspect.txt"),
-    ]
+    assert names == ["inspect.json", "inspect.txt"]
     assert all(Path(path).stat().st_size for path in files)
-    golden((out / "inspect.txt").read_text(), "inspect_ranks")
+    golden((out / "inspect.txt").read_text())
 
 
 def test_one_worker_has_no_stragglers_but_all_the_rest(
@@ -154,8 +149,7 @@ def test_one_worker_has_no_stragglers_but_all_the_rest(
     assert cli.main(["explain", "--part", "steps", str(run), "--out", str(out)]) == 0
     text = capsys.readouterr().out
     golden(text)
-    assert (out / "inspect_steps.png").exists()
-    assert not (out / "inspect_ranks.png").exists()
+    assert sorted(path.name for path in out.iterdir()) == ["inspect.json", "inspect.txt"]
 
 
 def test_pauses_are_marked_and_told(tmp_path: Path, golden: Golden) -> None:
@@ -163,10 +157,7 @@ def test_pauses_are_marked_and_told(tmp_path: Path, golden: Golden) -> None:
     extra[512::512] = 6e-3
     run = recorded(tmp_path / "run", rows_of(noise(1, 3000, 2), extra_s={"residual": extra}))
     text = " ".join(" ".join(result_lines(seen(run))).split())
-    assert re.search(
-        r"About every 512 steps \(1\.6\d s\): (5\.9|6\.0)\d ms outside all laps \(residual\) on all ranks at once", text
-    )
-    golden(text, "5 times", "step 512")
+    golden(text, "every 512 steps")
     assert re.search(r"2,560: [56]\.\d\d ms, outside all laps", text)
 
 
@@ -250,8 +241,6 @@ def test_a_script_without_laps_has_steps_and_pauses(tmp_path: Path, golden: Gold
     found = seen(recorded(tmp_path / "run", rows))
     text = " ".join(result_lines(found))
     golden(text)
-    with style():
-        assert to_bytes(draw_steps(found, PRINT_WIDTH_IN), "png")
 
 
 def test_other_recordings_are_named(tmp_path: Path, golden: Golden) -> None:
@@ -279,38 +268,11 @@ def test_damaged_system_samples_are_left_out_with_the_reason(tmp_path: Path, gol
     golden(found.doubts)
 
 
-# ----------------------------------------------------------------------------------------------------- the course
-
-
-def test_the_course_of_a_short_run_is_its_steps() -> None:
-    rows = align(rows_of(noise(1, 100, 2)), workers=2)
-    drawn = course(rows)
-    assert drawn.first.tolist() == drawn.last.tolist() == list(range(100))
-    assert np.allclose(drawn.middle_s, rows.step_s.mean(axis=1))
-    assert np.array_equal(drawn.low_s, drawn.high_s)
-
-
-def test_the_laps_of_a_bin_add_up_and_its_range_hides_nothing() -> None:
-    extra = np.zeros((5000, 2))
-    extra[3333] = 0.5
-    rows = align(rows_of(noise(1, 5000, 2), extra_s={"data": extra}), workers=2)
-    drawn = course(rows)
-    assert len(drawn.first) <= BINS
-    assert len(set((drawn.last - drawn.first).tolist()[:-1])) == 1
-    assert np.allclose(sum(drawn.laps_s.values()), drawn.middle_s)
-    assert drawn.high_s.max() == pytest.approx(0.5, abs=0.01)
-    assert drawn.middle_s.max() < 5e-3  # one step does not move the middle of its bin
-    assert (drawn.low_s <= drawn.middle_s).all()
-    assert (drawn.middle_s <= drawn.high_s).all()
-
-
-def test_many_ranks_are_drawn_and_printed_in_part(tmp_path: Path, golden: Golden) -> None:
+def test_many_ranks_are_printed_in_part(tmp_path: Path, golden: Golden) -> None:
     found = seen(recorded(tmp_path / "run", slow_rows(150, 40)))
     lines = result_lines(found)
     golden.line(lines, "16", "40 ranks")
     assert any(line.split()[:2] == ["1", "node1"] for line in lines)
-    with style():
-        assert len(draw_ranks(found, PRINT_WIDTH_IN).axes[0].get_yticks()) == 16
 
 
 def test_nothing_is_read_from_a_run_that_is_not_there(golden: Golden) -> None:

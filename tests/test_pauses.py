@@ -10,25 +10,13 @@ from make.properties import examples
 from make.rank_rows import noise, rows_of
 from make.wording import Golden
 
-from horovod_study.analysis.steps import inspection
-from horovod_study.analysis.steps.pauses import Pauses, Period, StepStatistics, find_pauses
+from horovod_study.analysis.steps.pauses import Pauses, find_pauses
 from horovod_study.analysis.steps.rank_steps import align
-from horovod_study.measure import recorder
 from horovod_study.records import finite
 
-STATISTICS = StepStatistics(
-    steps_per_epoch=1000,
-    checkpoint_every=700,
-    evaluate_every=0.5,
-    rows_steps=512,
-    rows_s=2.0,
-    agree_s=0.25,
-    sampler_s=1.0,
-)
 
-
-def found(own_s: np.ndarray, statistics: StepStatistics | None = None, **how: Any) -> Pauses:
-    return find_pauses(align(rows_of(own_s, **how), workers=own_s.shape[1]), statistics)
+def found(own_s: np.ndarray, **how: Any) -> Pauses:
+    return find_pauses(align(rows_of(own_s, **how), workers=own_s.shape[1]))
 
 
 def at(steps: int, ranks: int, places: Any, size_s: float, rank: int | None = None) -> np.ndarray:
@@ -36,11 +24,6 @@ def at(steps: int, ranks: int, places: Any, size_s: float, rank: int | None = No
     extra = np.zeros((steps, ranks))
     extra[places, slice(None) if rank is None else rank] = size_s
     return extra
-
-
-def one(pauses: Pauses) -> Period:
-    (period,) = pauses.periods
-    return period
 
 
 # -------------------------------------------------------------------------------------------------- single pauses
@@ -55,7 +38,7 @@ def test_a_pause_on_one_rank_is_found_with_its_lap(lap: str) -> None:
     assert seen.count == 1
     assert seen.total_s == pause.size_s
     assert seen.share == pytest.approx(0.04 / (400 * 3.3e-3 + 0.04), rel=0.05)
-    assert seen.periods == ()
+    assert seen.every_steps is None
 
 
 def test_a_pause_on_all_ranks_and_one_of_the_network() -> None:
@@ -97,7 +80,7 @@ def test_only_the_longest_are_listed_and_all_are_counted() -> None:
     seen = found(noise(1, 3000, 1), extra_s={"data": extra})
     assert (seen.count, len(seen.longest)) == (40, 20)
     assert [each.step for each in seen.longest] == places[::-1][:20].tolist()
-    assert seen.periods == ()
+    assert seen.every_steps is None
 
 
 def test_few_steps_are_said(golden: Golden) -> None:
@@ -109,82 +92,17 @@ def test_few_steps_are_said(golden: Golden) -> None:
 # -------------------------------------------------------------------------------------------------------- rhythms
 
 
-def test_rows_written_every_512_steps_are_recognised(golden: Golden) -> None:
-    places = np.arange(511, 4000, 512) + 1
-    seen = one(found(noise(1, 4000, 2), STATISTICS, extra_s={"residual": at(4000, 2, places, 1.2e-3)}))
-    assert (seen.unit, seen.every_steps, seen.count, seen.first_step) == ("steps", 512.0, 7, 512)
-    assert (seen.lap, seen.everywhere) == ("residual", True)
-    assert seen.size_s == pytest.approx(1.2e-3, abs=3e-4)
-    assert seen.every_s == pytest.approx(512 * 3.25e-3, rel=0.05)
-    golden(seen.reason, "512 steps")
-
-
-def test_the_first_step_of_each_epoch_is_recognised(golden: Golden) -> None:
-    how = {"extra_s": {"data": at(6000, 2, np.arange(0, 6000, 1000), 0.01)}, "per_epoch": 1000}
-    seen = one(found(noise(1, 6000, 2), STATISTICS, **how))
-    assert (seen.every_steps, seen.first_step, seen.lap) == (1000.0, 0, "data")
-    golden(seen.reason)
-
-
-def test_a_checkpoint_and_what_comes_as_often(golden: Golden) -> None:
-    how = {"extra_s": {"forward": at(6000, 2, np.arange(0, 6000, 700), 0.01)}, "stretch": 700}
-    golden(one(found(noise(1, 6000, 2), STATISTICS, **how)).reason)
-    how = {"extra_s": {"forward": at(6000, 2, np.arange(100, 6000, 700), 0.01)}}
-    golden(one(found(noise(1, 6000, 2), STATISTICS, **how)).reason)
-
-
-def test_pauses_every_2_seconds_are_regular_in_time_though_not_in_steps(golden: Golden) -> None:
-    own_s = noise(1, 12_000, 2)
-    own_s *= np.linspace(0.7, 1.6, 12_000)[:, None]  # steps get longer: so many seconds are ever fewer steps
-    begin_s = align(rows_of(own_s), workers=2).begin_s
-    assert begin_s is not None
-    places = np.unique(np.searchsorted(begin_s, np.arange(2.0, begin_s[-1], 2.0)))
-    seen = one(found(own_s, STATISTICS, extra_s={"residual": at(12_000, 2, places, 5e-3, rank=0)}))
-    assert seen.unit == "seconds"
-    assert seen.every_s == pytest.approx(2.0, abs=0.03)
-    assert seen.count >= 0.8 * len(places)
-    assert (seen.lap, seen.ranks, seen.everywhere) == ("residual", (0,), False)
-    golden(seen.reason, "512 steps")
-
-
-def test_a_sampler_that_looks_every_second_is_recognised(golden: Golden) -> None:
-    own_s = noise(1, 12_000, 1)
-    own_s *= np.linspace(0.7, 1.6, 12_000)[:, None]
-    begin_s = align(rows_of(own_s), workers=1).begin_s
-    assert begin_s is not None
-    places = np.unique(np.searchsorted(begin_s, np.arange(1.0, begin_s[-1], 1.0)))
-    seen = one(found(own_s, STATISTICS, extra_s={"backward": at(12_000, 1, places, 4e-3)}))
-    assert seen.every_s == pytest.approx(1.0, abs=0.02)
-    golden(seen.reason, "1 s")
-
-
-def test_a_rhythm_is_found_among_other_pauses_and_with_some_missing() -> None:
-    rng = np.random.default_rng(3)
-    places = np.arange(100, 8000, 300)
-    kept = places[rng.random(len(places)) > 0.15]
-    extra = at(8000, 2, kept, 5e-3, rank=1) + at(8000, 2, rng.choice(8000, 12, replace=False), 8e-3, rank=0)
-    seen = one(found(noise(1, 8000, 2), extra_s={"update": extra}))
-    assert (seen.every_steps, seen.lap, seen.ranks, seen.reason) == (300.0, "update", (1,), "")
-    assert len(kept) - 6 <= seen.count <= len(kept) + 1
-
-
-def test_two_rhythms_are_told_apart() -> None:
-    extra = {
-        "data": at(9000, 2, np.arange(40, 9000, 400), 5e-3),
-        "residual": at(9000, 2, np.arange(77, 9000, 730), 9e-3),
-    }
-    seen = found(noise(1, 9000, 2), extra_s=extra)
-    assert sorted((each.every_steps, each.lap) for each in seen.periods) == [(400.0, "data"), (730.0, "residual")]
-
-
 @settings(max_examples=examples(25))
 @given(every=st.integers(40, 600), first=st.integers(0, 500), seed=st.integers(0, 999), size_ms=st.floats(2, 50))
 def test_a_known_rhythm_is_found(every: int, first: int, seed: int, size_ms: float) -> None:
     seen = found(noise(seed, 4000, 1), extra_s={"forward": at(4000, 1, np.arange(first, 4000, every), size_ms * 1e-3)})
-    (period, *_) = seen.periods
-    assert period.every_steps == every
-    assert period.size_s * 1e3 == pytest.approx(size_ms, abs=0.6)
-    assert period.first_step == first
+    assert seen.every_steps == every
+
+
+def test_a_rhythm_is_found_with_some_missing() -> None:
+    places = np.arange(100, 8000, 300)
+    kept = places[np.random.default_rng(3).random(len(places)) > 0.15]
+    assert found(noise(1, 8000, 2), extra_s={"update": at(8000, 2, kept, 5e-3, rank=1)}).every_steps == 300
 
 
 NOISES = {
@@ -198,9 +116,9 @@ NOISES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", NOISES)
 def test_noise_has_no_pauses_and_no_rhythm(kind: str) -> None:
-    seen = [found(NOISES[kind](np.random.default_rng(seed)), STATISTICS) for seed in range(100)]
+    seen = [found(NOISES[kind](np.random.default_rng(seed))) for seed in range(100)]
     assert sum(each.count > 0 for each in seen) <= 5
-    assert sum(bool(each.periods) for each in seen) <= 1
+    assert sum(each.every_steps is not None for each in seen) <= 1
 
 
 @pytest.mark.slow
@@ -209,9 +127,5 @@ def test_pauses_at_random_have_no_rhythm() -> None:
     for seed in range(100):
         rng = np.random.default_rng(seed)
         places = rng.choice(4000, int(rng.integers(5, 60)), replace=False)
-        rhythms += bool(found(noise(seed, 4000, 1), STATISTICS, extra_s={"data": at(4000, 1, places, 0.01)}).periods)
+        rhythms += bool(found(noise(seed, 4000, 1), extra_s={"data": at(4000, 1, places, 0.01)}).every_steps)
     assert rhythms <= 5
-
-
-def test_the_habits_are_those_of_the_trainer() -> None:
-    assert (inspection.ROWS_STEPS, inspection.ROWS_S) == (recorder.DRAIN_STEPS, recorder.DRAIN_S)

@@ -12,7 +12,7 @@ from torch import nn
 
 from horovod_study.analysis.series.points import UNSEEN
 from horovod_study.analysis.study import analyze
-from horovod_study.measure import precision
+from horovod_study.recording.rank import precision
 from horovod_study.recording.rank.precision import PrecisionObserver
 from horovod_study.records import joined_tables
 

@@ -27,7 +27,7 @@ WAYS = (("serial", "none"), ("horovod", "nccl"), ("horovod", "mpi"))
 
 def analyzed(runs: Path, **how: object) -> Analysis:
     table, recorded = records.recorded_runs([runs])
-    return analyze(table, records.epoch_table(runs), accounting=account(table, account_runs(recorded), views=False))
+    return analyze(table, records.epoch_table(runs), accounting=account(table, account_runs(recorded)))
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ def test_permuted_run_tables_give_the_same_tables(study: tuple[Path, Analysis]):
     table, recorded = records.recorded_runs([runs])
     accounts = account_runs(recorded)
     mixed = table.sample(frac=1.0, random_state=3).reset_index(drop=True)
-    again = analyze(mixed, accounting=account(mixed, accounts[::-1], views=False))
+    again = analyze(mixed, accounting=account(mixed, accounts[::-1]))
 
     for name in ("runs", "run_profiles"):
         assert getattr(again, name).to_csv(index=False) == getattr(found, name).to_csv(index=False)
@@ -213,7 +213,7 @@ def test_ranks_that_end_apart_count_where_they_have_steps(tmp_path: Path):
     writer.append({name: rows.column(name).to_numpy() for name in rows.column_names})
     writer.close()
 
-    profile = account_run(records.recorded_run(directory), views=False, profile=True).profile
+    profile = account_run(records.recorded_run(directory), profile=True).profile
 
     assert profile is not None
     own = [records.read_steps(directory, rank).to_pandas().set_index("step")["step_s"] for rank in (0, 1)]
@@ -227,7 +227,7 @@ def test_a_damaged_file_of_samples_leaves_the_course_of_the_steps(tmp_path: Path
     (directory,) = runs.iterdir()
     (directory / "system-node1.arrows").write_bytes(b"no Arrow stream")
 
-    profile = account_run(records.recorded_run(directory), views=False, profile=True).profile
+    profile = account_run(records.recorded_run(directory), profile=True).profile
 
     assert profile is not None and len(profile.steps) == 10
     assert all(np.isnan(profile.columns[name]).all() for name in run_profiles.LOADS)

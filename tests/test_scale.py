@@ -76,7 +76,7 @@ from horovod_study import alive, records
 from horovod_study.analysis.steps.accounting import account_run
 run = records.recorded_run(Path(sys.argv[1]))
 tracemalloc.start()
-found = account_run(run, views=False)
+found = account_run(run)
 # Columns are in Arrow's memory, what is computed of them in NumPy's; the peaks of both need not fall together.
 peak = tracemalloc.get_traced_memory()[1] + pa.default_memory_pool().max_memory()
 print(sum(each.steps for each in found.ranks), peak)
@@ -150,7 +150,7 @@ def test_long_runs_are_taken_one_after_the_other(study: Path, monkeypatch: pytes
 def test_efficiencies_are_those_of_inspect(study: Path) -> None:
     table, runs = records.recorded_runs([study])
     kept = list(runs)
-    rows = account(table, account_runs(kept), views=False).run_rows()
+    rows = account(table, account_runs(kept)).run_rows()
     whole = rows[rows["rank"].isna()].set_index("run")
     for run in kept:
         row = whole.loc[run.name]
@@ -180,7 +180,7 @@ def test_ranks_of_different_lengths_and_torn_files(bench: ModuleType, tmp_path: 
     file["damaged"].write_bytes(b"\xff" * 400)
     file["gone"].unlink()
     runs = {name: records.recorded_run(tmp_path / name) for name in file}
-    found = {name: account_run(run, views=False) for name, run in runs.items()}
+    found = {name: account_run(run) for name, run in runs.items()}
 
     assert dict(runs["short"].missing) == dict(runs["torn"].missing) == {}
     assert [rank.last for rank in found["short"].ranks] == [1_999, 1_499]
@@ -214,7 +214,7 @@ def test_a_run_that_goes_on_is_read_at_once(bench: ModuleType, tmp_path: Path) -
     assert run.state == "running"
     assert [len(run.rows[rank]["step"]) for rank in run.rows] == [600, 600]
     assert run.row_count() == 1_200
-    assert account_run(run, views=False).pop is not None
+    assert account_run(run).pop is not None
 
 
 def test_evaluations_are_read_as_they_were_written(study: Path, tmp_path: Path) -> None:

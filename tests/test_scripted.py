@@ -4,8 +4,10 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
+import tempfile
 import venv
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +17,15 @@ import pandas as pd
 import pytest
 import yaml
 from conftest import BIN
+from doc_commands import ROOT, blocks
 from make.launch_lines import launch_line
-from make.waiting import PATIENCE_S
-from slurm_cluster import SlurmCluster
+from make.waiting import PATIENCE_S, until
+from slurm_cluster import SlurmCluster, free_ports
 from two_hosts import INTERFACE, TwoHosts
 
 from horovod_study import cli, scripted
+from horovod_study.cluster import slurm
+from horovod_study.cluster.allocations import allocate
 from horovod_study.cluster.jobs import cell_of, cell_values
 from horovod_study.cluster.partitions import Host
 from horovod_study.cluster.site import Site
@@ -76,6 +81,11 @@ def words_of(cell: Any, folder: Path, **start: Any) -> list[str]:
     return list(launch_line(cell, config=folder / "c", out=folder / "o", **start).argv)
 
 
+def typed(words: list[str]) -> list[str]:
+    """Return the words that are a person's, behind those of this package and of its launchers."""
+    return words[len(words) - words[::-1].index("--") :]
+
+
 def test_the_cells_of_a_script_are_crossed_from_its_places(folder: Path) -> None:
     study = load_study(written(folder, run={"batch": 8}, sweep={**STUDY["sweep"], "NCCL_ALGO": ["Ring", "Tree"]}))
     cells = study.cells()
@@ -85,7 +95,7 @@ def test_the_cells_of_a_script_are_crossed_from_its_places(folder: Path) -> None
     assert set(study.told()) == {"hidden", "NCCL_ALGO"}
     for cell in cells:
         words, config = words_of(cell, folder), cell.config.to_dict()
-        assert words[words.index("--") + 1 :] == [
+        assert typed(words) == [
             str(folder / "train.py"), "--batch", "8", "--hidden", str(config["hidden"]),
         ]  # fmt: skip
         assert f"--set=NCCL_ALGO={config['NCCL_ALGO']}" in words
@@ -108,7 +118,7 @@ def test_a_command_starts_its_ranks_by_itself(folder: Path) -> None:
     for cell in study.cells():
         words = words_of(cell, folder)
         assert words[0] == sys.executable
-        assert words[words.index("--") + 1 :][:4] == [
+        assert typed(words)[:4] == [
             "torchrun",
             "--standalone",
             "--nproc-per-node",
@@ -177,9 +187,7 @@ def test_a_command_is_told_where_its_ranks_go(folder: Path) -> None:
     )  # fmt: skip
 
     words = list(line.argv)
-    assert shlex.join(words[words.index("--") + 1 :]) == (
-        "srun --nodes 2 --ntasks 4 -H n1:2,n2:2 --at n1 --each 2 train.py 32 8"
-    )
+    assert shlex.join(typed(words)) == ("srun --nodes 2 --ntasks 4 -H n1:2,n2:2 --at n1 --each 2 train.py 32 8")
     assert line.environment["MASTER_ADDR"] == "n1" and line.environment["MASTER_PORT"].isdigit()
     assert line.remote == ("n1", "n2")
 
@@ -280,19 +288,20 @@ def seen(project: Path) -> dict[str, Any]:
     return found
 
 
-def started(project: Path, content: dict[str, Any], shell: dict[str, str]) -> None:
-    """Start the first cell of a study beside the project from another folder."""
-    (project / "study.yaml").write_text(
-        yaml.safe_dump({"study": "typed", "run": {}, "sweep": {"workers": [1]}, **content})
-    )
-    elsewhere = project.parent / "elsewhere"
-    elsewhere.mkdir(exist_ok=True)
+def started(project: Path, content: dict[str, Any], shell: dict[str, str]) -> str:
+    """Start the first cell of a study beside the project from another folder; return what it printed."""
+    (project / "study.yaml").write_text(yaml.safe_dump({"study": "s", "run": {}, "sweep": {"workers": [1]}, **content}))
+    elsewhere = Path(tempfile.mkdtemp(dir=project.parent))
     cell = load_study(project / "study.yaml").cells()[0]
     (elsewhere / "cell.yaml").write_text(yaml.safe_dump(cell.config.to_dict()))
     line = launch_line(
-        cell, python=Path(sys.executable), config=elsewhere / "cell.yaml", out=elsewhere / "run", environ=shell
+        cell, python=Path(sys.executable), config=elsewhere / "cell.yaml", out=project.parent / "run", environ=shell
     )
-    subprocess.run(line.argv, env=line.environment, cwd=elsewhere, capture_output=True, timeout=PATIENCE_S)
+    shutil.rmtree(project.parent / "run", ignore_errors=True)
+    ended = subprocess.run(
+        line.argv, env=line.environment, cwd=elsewhere, capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    return ended.stdout + ended.stderr
 
 
 @pytest.mark.parametrize(
@@ -315,6 +324,48 @@ def test_a_command_sees_what_it_sees_when_it_is_typed(line: str, project: Path) 
     assert os.path.normpath(typed["python"]) == str(project.parent / "own/bin/python")
 
     started(project, {"command": line}, shell)
+    assert seen(project) == typed
+
+
+@pytest.mark.slow
+def test_a_study_adds_nothing_to_what_its_command_sees(project: Path) -> None:
+    shell = shell_of(project)
+    subprocess.run(["python", "seen.py"], cwd=project, env={**shell, "PWD": str(project)}, check=True)
+    typed = seen(project)
+
+    study = {"study": "s", "command": "python seen.py", "repeats": 1, "run": {}, "sweep": {"workers": [1]}}
+    (project / "study.yaml").write_text(yaml.safe_dump(study))
+    subprocess.run(
+        [BIN / "horovod-study", "run", "--no-smoke", "my project/study.yaml"],
+        cwd=project.parent, env=shell, capture_output=True, timeout=PATIENCE_S, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert seen(project) == typed
+
+
+def test_a_job_of_slurm_has_the_environment_of_the_shell_that_submits_it(project: Path) -> None:
+    shell = shell_of(project, NCCL_ALGO="Ring", HOROVOD_CYCLE_TIME="2", PYTHONUNBUFFERED="x")
+    subprocess.run(["python", "seen.py"], cwd=project, env={**shell, "PWD": str(project)}, check=True)
+    typed = seen(project)
+
+    (project / "node.yaml").write_text("{scheduler: slurm, cores_per_node: 2}")
+    study = {"study": "s", "command": "python seen.py", "repeats": 1, "run": {}, "sweep": {"workers": [1]}}
+    (project / "study.yaml").write_text(yaml.safe_dump({**study, "partition": "node.yaml"}))
+    found = load_study(project / "study.yaml")
+    (partition,), (cell,) = found.partitions.values(), found.cells()
+    (allocation,) = allocate([cell], found.partitions, lambda cell: 90.0, seed=1)
+    python = project.parent / "python"
+    python.write_text(f"#!/bin/sh\nexec env -0 > '{project.parent / 'inside'}'")
+    python.chmod(0o755)
+    text = slurm.script(
+        allocation, partition, study="s", name_of=found.name_of, folder=project, name="job", python=python,
+        code=project.parent / "code",
+    )  # fmt: skip
+    caller = {**shell, "SLURM_PROCID": "7", "SBATCH_EXPORT": "NONE", "OMPI_COMM_WORLD_RANK": "0"}
+    subprocess.run(["bash", "-c", text], env=slurm.submit_environment(caller, as_typed=True), check=True)
+    inside = dict(each.split("=", 1) for each in (project.parent / "inside").read_text().split("\0")[:-1])
+    assert inside["PYTHONPATH"] == str(project.parent / "code")
+
+    started(project, study, inside)
     assert seen(project) == typed
 
 
@@ -361,7 +412,7 @@ def test_what_a_shell_would_read_is_data_and_told(line: str, told: str, folder: 
     study = load_study(written(folder, script=None, command=line, run={}, sweep={"workers": [1]}))
     words = words_of(study.cells()[0], folder, which=lambda name, path: name)
 
-    assert words[words.index("--") + 1 :] == shlex.split(line)
+    assert typed(words) == shlex.split(line)
     assert study.workload.note == (told and f"note: command: {told} is handed on as it is, since no shell reads the "
                                    "line; bash -c 'the line in quotes' starts one")  # fmt: skip
 
@@ -503,6 +554,146 @@ def test_a_few_lines_end_in_a_report_with_a_resolved_speedup(folder: Path) -> No
 
     assert ended.returncode == 0, ended.stdout + ended.stderr
     check_doubled(folder, TWELVE_LINES)
+
+
+# ------------------------------------------------------------------------------------------------ each launcher
+
+TRAIN = """
+import argparse, os
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+def train(options):
+    torch.distributed.init_process_group("gloo")
+    model = nn.parallel.DistributedDataParallel(nn.Linear(64, 10))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for (x,) in DataLoader(TensorDataset(torch.randn(options.batch * 40, 64)), batch_size=options.batch):
+        optimizer.zero_grad(); model(x).square().mean().backward(); optimizer.step()
+
+def ranked(rank, options):
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(options.workers))
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=options.port)
+    train(options)
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--batch", type=int); parser.add_argument("--workers", type=int); parser.add_argument("--port")
+    options = parser.parse_args()
+    if options.workers:
+        torch.multiprocessing.spawn(ranked, (options,), options.workers)
+    else:
+        train(options)
+"""
+WITH_HOROVOD = """
+import argparse
+import horovod.torch as hvd
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch", type=int)
+options = parser.parse_args()
+hvd.init()
+model = nn.Linear(64, 10)
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+for (x,) in DataLoader(TensorDataset(torch.randn(options.batch * 40, 64)), batch_size=options.batch):
+    optimizer.zero_grad(); model(x).square().mean().backward(); optimizer.step()
+"""
+CELL = """
+import os, torch
+batch = int(os.environ["BATCH"])
+model = torch.nn.Linear(64, 10)
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+for x in torch.utils.data.DataLoader(torch.randn(batch * 40, 64), batch_size=batch):
+    optimizer.zero_grad(); model(x).square().mean().backward(); optimizer.step()
+"""
+LAUNCHED = {
+    "train.py": TRAIN,
+    "train_horovod.py": WITH_HOROVOD,
+    "train.ipynb": json.dumps({"cells": [{"source": CELL}]}),
+    "train.sh": 'exec torchrun --standalone --nproc-per-node "$1" train.py --batch "$2"',
+    "Makefile": "train:\n\ttorchrun --standalone --nproc-per-node $(WORKERS) train.py --batch $(BATCH)",
+    # Where a package is not installed, or starts one rank without GPUs: a program that starts ranks as it does.
+    "bin/accelerate": '#!/bin/sh\nshift 2; n=$1; shift; exec torchrun --standalone --nproc-per-node "$n" "$@"',
+    "bin/deepspeed": '#!/bin/sh\nshift; n=$1; shift; exec torchrun --standalone --nproc-per-node "$n" "$@"',
+    "bin/jupyter": "#!/bin/sh\nfor file; do :; done; exec python -c "
+    "\"import json; exec(json.load(open('$file'))['cells'][0]['source'])\"",
+}
+PAGE = (ROOT / "docs" / "study_files.md").read_text()
+NINE = {block.split()[1]: block for block in blocks(PAGE, "yaml") if block.startswith("study:")}
+
+
+@pytest.fixture
+def launched(tmp_path: Path) -> Path:
+    """What the study files of the page start, in a folder whose name has a blank."""
+    folder = tmp_path / "my project"
+    for name, text in LAUNCHED.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    (folder / "partitions").mkdir()
+    (folder / "partitions" / "mycluster.yaml").write_text(blocks(PAGE, "yaml")[-1])
+    return folder
+
+
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+def shell_with_launchers(folder: Path) -> dict[str, str]:
+    return {**SHELL, **AS_ROOT, "PATH": os.pathsep.join((str(folder / "bin"), str(BIN), os.environ["PATH"]))}
+
+
+def a_moment(name: str, **changes: Any) -> dict[str, Any]:
+    """Return a study file of the page with few steps and without repeats, and with two workers where it has several."""
+    content = {**yaml.safe_load(NINE[name]), "repeats": 1, "baselines": [], **changes}
+    content["run"] = {**content["run"], "warmup_steps": 3} | ({"steps": 10} if "steps" in content["run"] else {})
+    content["sweep"] |= {"BATCH": [32]} if name == "notebook" else {"workers": [2]}
+    if name == "spawn":
+        content["command"] += f" --port {free_ports(1)[0]}"
+    return content
+
+
+def check_done(name: str, run: Path, output: str) -> None:
+    found = read_run(run)
+    assert found.status == "done", output
+    backend = {"horovodrun": "horovod", "mpirun": "horovod", "notebook": "serial"}.get(name, "ddp")
+    workers = 1 if name == "notebook" else 2
+    assert (found.effective["workers"], found.effective["backend"]) == (workers, backend)
+    assert found.totals["steps"] >= 10
+
+
+def test_the_page_has_a_study_file_of_each_kind() -> None:
+    assert list(NINE) == "torchrun horovodrun mpirun accelerate deepspeed spawn shell make notebook".split()
+    assert all(len(block.splitlines()) <= 12 for block in NINE.values())
+
+
+@pytest.mark.slow
+@pytest.mark.horovod
+@pytest.mark.parametrize("name", NINE)
+def test_a_study_file_of_each_launcher(name: str, launched: Path) -> None:
+    output = started(launched, a_moment(name), shell_with_launchers(launched))
+    check_done(name, launched.parent / "run", output)
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+@pytest.mark.horovod
+@pytest.mark.parametrize("name", NINE)
+def test_the_same_study_file_on_slurm(name: str, slurm: SlurmCluster, launched: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (launched / "study.yaml").write_text(yaml.safe_dump(a_moment(name, partition="mycluster")))
+    shell = [f"{each}={value}" for each, value in shell_with_launchers(launched).items() if each in ("PATH", *AS_ROOT)]
+    submit = [*shell, str(BIN / "horovod-study"), "run", "--yes", str(launched / "study.yaml")]
+    output = slurm.run("sh", "-c", 'cd "$0" && exec env "$@"', str(elsewhere), *submit)
+    until(lambda: not slurm.run("squeue", "-h").strip(), "the job to end", told=slurm.logs)
+
+    logs = "\n".join(each.read_text()[-2000:] for each in elsewhere.glob("runs/*/logs/*.log"))
+    (run,) = run_directories(elsewhere / "runs" / name)
+    check_done(name, run, output + logs)
 
 
 # ------------------------------------------------------------------------------------------------ on two nodes

@@ -476,6 +476,6 @@ def test_a_real_rank_that_sleeps_is_named(launcher: str, backend: str, tmp_path:
         parts = {(row["host"], row["part"]) for row in seen.system.rows}
         assert {(slow.host, "rank 0"), (slow.host, "rank 1"), (slow.host, "host")} <= parts
         names = {path.name for path in write_inspection(seen, run, beside, tmp_path / "inspected")}
-        assert {"inspect_steps.png", "inspect_ranks.png", f"system-{slow.host}.png"} <= names
+        assert {"inspect.txt", f"system-{slow.host}.png"} <= names
 
     quietly(check)

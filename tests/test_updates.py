@@ -13,6 +13,7 @@ from torch import nn
 from horovod_study import records
 from horovod_study.errors import ConfigError, StudyError
 from horovod_study.recording import recorder
+from horovod_study.recording.steps import MOST_TURNS
 
 
 def train(out: Path, *, turns: int, every: int, steps: Any = None, **options: Any) -> recorder.Recording:
@@ -94,11 +95,11 @@ def test_an_optimizer_that_never_steps_makes_no_step(tmp_path: Path, golden: Gol
 
 def test_a_long_loop_without_updates_is_recorded_by_its_turns_with_a_doubt(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    train(out, turns=recorder.MAX_TURNS + 30, every=10**9)
+    train(out, turns=MOST_TURNS + 30, every=10**9)
 
-    assert manifest(out)["totals"]["steps"] == 30
+    assert manifest(out)["totals"]["steps"] == MOST_TURNS + 30
     assert manifest(out)["effective"]["turns_per_update"] is None
-    assert "30 of 30 steps" in manifest(out)["totals"]["steady"]["doubt"]
+    assert "130 of 130 steps" in manifest(out)["totals"]["steady"]["doubt"]
 
 
 def test_updates_of_one_s_own_are_marked_as_a_lap(tmp_path: Path) -> None:

@@ -18,10 +18,10 @@ RUN_WING += ("recording", "lightning")
 ANALYSIS_WING = ("analysis", "report")
 ONLY_BELOW = {
     "horovod": ("comm/", "programs/equality.py"),
-    "torch.distributed": ("comm/", "programs/equality.py"),
+    "torch.distributed": ("comm/", "programs/equality.py", "recording/rank/"),
     "mpi4py": ("comm/", "programs/microbench.py"),
     "matplotlib": ("report/",),
-    "time": ("measure/clock.py",),
+    "time": ("measure/clock.py", "recording/rank/events.py"),  # the ranks of others have only the standard library
 }
 NEVER = ("pickle", "marshal", "shelve", "dill")
 RECORDS = {path.stem for path in (ROOT / "records").glob("*.py")}

@@ -27,10 +27,10 @@ from test_crash import Killer
 
 import horovod_study
 from horovod_study import cli, files, lease, records
-from horovod_study.cluster import identity, recorded
-from horovod_study.cluster.doctor import files as doctor_files
-from horovod_study.cluster.doctor.finding import Area
+from horovod_study.cluster import identity
+from horovod_study.cluster.doctor import probe
 from horovod_study.errors import StudyError
+from horovod_study.recording import command
 from horovod_study.report import export
 from horovod_study.report.kit import drawing
 from horovod_study.report.page import html
@@ -40,11 +40,13 @@ PACKAGE = Path(horovod_study.__file__).parent
 OLD, NEW = "old\n" * 3000, "new\n" * 5000
 
 WRITING = {
-    "cluster/doctor/files.py": "tries what a file system can do, in a folder of its own",
-    "cluster/doctor/hosts.py": "tries what hosts see of a file, in a folder of its own",
+    "cluster/doctor/__init__.py": "tries what hosts see of a file, in a folder of its own",
+    "cluster/doctor/probe.py": "tries what a file system can do, in a folder of its own",
     "cluster/identity.py": "copies the source into a hidden folder, which is renamed when it is whole",
     "comm/meeting.py": "empty files, whose age says that a rank lives",
-    "recording/automatic.py": "a line on how far a process has come, in a temporary folder of its command",
+    "recording/command.py": "what is asked of ranks, in a hidden file that is removed",
+    "recording/rank/": "events of a training, in a temporary folder of its command",
+    "recording/rank/watch.py": "a line on how far a process has come, in a temporary folder of its command",
     "studies/grid.py": "an empty file, which asks a runner to end",
     "studies/search.py": "a lock, which stays empty",
     "programs/equality.py": "arrays for the ranks that are compared, in a temporary folder",
@@ -519,6 +521,7 @@ def resume_rows(below: Path) -> None:
     records.StepWriter(below, 0, resume_at=30).close()
 
 
+OPTIONS = {"study": "s", "partition": "p", "repeat": 0, "warmup_steps": 1, "system_interval_s": 0}
 MAKERS: dict[str, Callable[[Path], object]] = {
     "report": lambda below: cli.main(["report", str(below / "runs")]),
     "archive": lambda below: cli.main(["export", str(below / "runs"), "--archive"]),
@@ -527,9 +530,9 @@ MAKERS: dict[str, Callable[[Path], object]] = {
     "claim": lambda below: lease.acquire(below, "run", what="the run").release(),
     "rows": resume_rows,
     "samples": lambda below: records.SystemWriter(below, "a", {}, keep_before_s=None).close(),
-    "record": lambda below: recorded.record([sys.executable, "-c", "pass"], below / "run", {}, own={}),
+    "record": lambda below: command.record([sys.executable, "-c", "pass"], below / "run", OPTIONS),
     "source": lambda below: identity.snapshot(below),
-    "doctor": lambda below: doctor_files.works(Area("runs"), below),
+    "doctor": lambda below: probe._folder(below),
 }
 """What makes files and folders that are not complete for a while, in the folder that it is given."""
 

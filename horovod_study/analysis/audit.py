@@ -548,7 +548,8 @@ def _totals(run: RecordedRun, ranks: Sequence[_Rank]) -> Iterable[tuple[str, Any
     if "excluded_steps" in totals:
         yield "excluded_steps", totals["excluded_steps"], min(rank.excluded for rank in ranks)
     window_s = totals.get("window_s")
-    if isinstance(window_s, int | float) and window_s > 0:
+    together = not run.record.effective.get("processes")  # else each has a window of its own
+    if together and isinstance(window_s, int | float) and window_s > 0:
         yield "samples_per_s", totals.get("samples_per_s"), sum(rank.samples for rank in ranks) / window_s
     if "step_s_median" in totals:
         yield "step_s_median", totals["step_s_median"], max_over_ranks([rank.median["step_s"] for rank in ranks])
@@ -757,6 +758,8 @@ def _asked(record: RunRecord) -> list[Fault]:
         wanted, got = asked.get(name), ran.get(name)
         if wanted in (None, "auto") or got is None or (name == "reduction" and workers == 1):
             continue  # one worker reduces nothing
+        if name == "workers" and ran.get("processes"):
+            continue  # processes without a library, each of which was asked for alone
         pairs.append((name, wanted, "cuda" if name == "device" and got != "cpu" else got))
     timer = ran.get("timer_mode")
     if isinstance(timer, Mapping) and not timer.get("note"):

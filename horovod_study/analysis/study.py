@@ -17,6 +17,7 @@ from horovod_study.analysis.importers import SAMPLES
 from horovod_study.analysis.learning import convergence
 from horovod_study.analysis.machine import resources, usage
 from horovod_study.analysis.series import points as scaling
+from horovod_study.analysis.series.culprits import briefly
 from horovod_study.analysis.series.turns import StudyTurns
 from horovod_study.analysis.steps import accounting as steps
 from horovod_study.analysis.steps import attribution, losses, run_profiles
@@ -34,7 +35,7 @@ CURVE_COLUMNS = (
 
 _TEXTS = (
     *("reasons", "note", "reduction", "precision", "transport", "base", "base_series", "rate_interval", "why_not"),
-    *("flags", "device", "energy_of"),
+    *("flags", "apart", "device", "energy_of"),
     *("per_node", "path", "fewer_per_node", "fewer_path", "more_per_node", "more_path"),
     "doubts",
     *("setting", "lost_base", "form", "other_form", "interval", "test", "better"),
@@ -312,7 +313,7 @@ def _forecasts(
 
 def _scaling_rows(table: pd.DataFrame) -> pd.DataFrame:
     """Return the finished parallel runs with the columns that laws and forecasts are made from, as for a user."""
-    rows = table[scaling.measured(table) & (table["backend"] != "serial")]
+    rows = table[scaling.measured(table) & (table["backend"] != "serial") & (scaling.texts(table, "apart") == "")]
     rows = rows[boundary.fewest_nodes(rows)].astype({"samples_per_s": float})
     names = ["series", "workers", "nodes", "samples_per_s", "repeat", "sync_s", "batch", "train_samples"]
     return rows[names].rename(columns={"batch": "batch_size"})
@@ -363,7 +364,8 @@ def _findings(table: pd.DataFrame, points: pd.DataFrame, parts: pd.DataFrame, ba
     """
     table = table[scaling.measured(table)]
     found = []
-    parallel = points[(points["backend"] != "serial") & ~points["missing"] & (points["mode"] != "mixed")]
+    several = (points["backend"] != "serial") | (points["workers"] > 1)
+    parallel = points[several & ~points["missing"] & (points["mode"] != "mixed")]
     for (partition, setting), rows in parallel.groupby(["partition", "setting"], sort=False):
         top = rows[rows["workers"] == rows["workers"].max()]
         top = top.sort_values(["samples_per_s_median", "series"], ascending=[False, True], kind="stable")
@@ -387,9 +389,20 @@ def _findings(table: pd.DataFrame, points: pd.DataFrame, parts: pd.DataFrame, ba
                     for _, row in rows[(rows["workers"] == 1) & rows["speedup_plain"].notna()].iterrows()
                 ],
                 "step": _step(parts, best, baseline),
+                "apart": str(best["apart"]),
+                "culprits": briefly(best),
+                "outside": {name: _number(best[column]) for name, column in _OUTSIDE.items()},
             }
         )
     return found
+
+
+_OUTSIDE = {
+    "share": "outside_share_median",
+    "samples_per_s": "whole_samples_per_s_median",
+    "speedup": "speedup_whole",
+}
+"""What is said of the time outside of steps, by columns of the points."""
 
 
 def _result(row: Any, baseline: str) -> dict[str, Any]:

@@ -41,7 +41,7 @@ from horovod_study.cli import (
 from horovod_study.cli.verbs import Result
 from horovod_study.errors import StudyError
 from horovod_study.options import Parser
-from horovod_study.variables import whole_number
+from horovod_study.variables import SHELL, whole_number
 
 VERBS = (
     *studies.VERBS,
@@ -67,7 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         gc.set_threshold(*limits.FEW_COLLECTIONS)
         atexit.register(gc.freeze)
         signal.signal(signal.SIGTERM, _end_in_order)
-        os.environ["MPLBACKEND"] = "agg"  # figures are written and never shown, whatever is set for other programs
+        if words[:1] != ["record"]:  # figures are written and never shown, whatever is set for other programs
+            os.environ |= {f"{SHELL}MPLBACKEND": os.environ.get("MPLBACKEND", ""), "MPLBACKEND": "agg"}
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # a name from a file that the terminal cannot show
     try:

@@ -133,7 +133,13 @@ def _page(options: argparse.Namespace) -> Result:
 
     turns = study_turns(options.places[0]) if len(options.places) == 1 else None
     left_out: dict[str, str] = {}
-    table, runs = records.recorded_runs(options.places, left_out=left_out)
+    beside = records.runs_beside(options.places[0]) if len(options.places) == 1 else {}
+    about, *others = beside or [""]
+    if others:
+        parent = options.places[0].resolve().parent
+        table, runs = records.recorded_runs([parent], [name for name, alike in beside.items() if alike])
+    else:
+        table, runs = records.recorded_runs(options.places, left_out=left_out)
     say_left_out(left_out)
     commands = table["backend"] == records.COMMAND
     if commands.any():
@@ -143,7 +149,8 @@ def _page(options: argparse.Namespace) -> Result:
             return Result(document={"commands": rows}, lines=lines, files=files)
         say_left_out(dict.fromkeys(table.loc[commands, "run"], "no step was seen"))
     seen = table[~commands].reset_index(drop=True)
-    found = explain_runs(seen, (run for run in runs if not records.is_command(run.record)), turns)
+    trained = (run for run in runs if not records.is_command(run.record))
+    found = explain_runs(seen, trained, turns, about=about if others else "", taken=list(beside))
     return Result(
         document=records.finite(found),
         lines=page(found, width=min(WIDE, shutil.get_terminal_size((WIDE, 0)).columns)),
@@ -198,7 +205,6 @@ def _account(options: argparse.Namespace) -> Result:
     from horovod_study.analysis.steps.accounting import account as account_all
     from horovod_study.analysis.steps.accounting import account_run, allowed_share, gate
     from horovod_study.report.figures.accounting import text, write_accounting
-    from horovod_study.report.kit.files import figure_lines
 
     allowed = None if options.max_residual is None else allowed_share(options.max_residual)
     left_out: dict[str, str] = {}
@@ -206,10 +212,10 @@ def _account(options: argparse.Namespace) -> Result:
     say_left_out(left_out)
     found = account_all(table, [account_run(run) for run in runs])
     judged = None if allowed is None else gate(found, allowed)
-    paths = write_accounting(found, judged, options.out, look=figure_look(options)) if options.out else []
+    paths = write_accounting(found, judged, options.out) if options.out else []
     return Result(
         document={**found.to_dict(), "gate": judged},
-        lines=[*text(found, judged), *(line for each in figure_lines(paths) for line in ("", each))],
+        lines=text(found, judged),
         files=paths,
         exit_code=0 if judged is None else judged.exit_code,
     )

@@ -43,9 +43,9 @@ from horovod_study.limits import mpi_hindrance
 from horovod_study.runtimes import CARRIED
 from horovod_study.variables import (
     OF_HOROVOD,
+    SHELL,
     is_set,
     keeping_the_shell,
-    of_the_shell,
     refuse_other_than_numbers,
     without_working_directory,
 )
@@ -66,7 +66,7 @@ _SCRUBBED_NAMES = frozenset(
     MASTER_ADDR MASTER_PORT
     """.split()
 )
-_KEPT_PREFIXES = ("OMPI_MCA_", "PMIX_MCA_", "PMIX_INSTALL_PREFIX")
+_KEPT_PREFIXES = ("OMPI_MCA_", "OMPI_ALLOW_RUN_AS_ROOT", "PMIX_MCA_", "PMIX_INSTALL_PREFIX")
 _JOB_PARAMETERS = tuple(  # written by mpirun itself, though they look like a user's settings
     f"OMPI_MCA_{name}"
     for name in """
@@ -120,17 +120,17 @@ def launch_line(cell: Cell, start: Starting, *, config: Path, out: Path, resume:
     A launcher that is missing is a StudyError saying how to get it, and so is the program that a command begins with.
     """
     workload = cell.config.workload
-    if workload.folder is not None:
-        start = replace(start, environ=keeping_the_shell({**start.environ, **start.site.environment}, workload.folder))
+    if (folder := workload.folder) is not None:
+        start = replace(start, environ=keeping_the_shell({**start.environ, **start.site.environment}, folder))
     job = (
         *workload.command(config.absolute(), out.absolute(), resume),
         *workload.arguments(cell.config, placed(cell.placement, start.site)),
     )
     workers = cell.placement.workers
-    if workload.folder is not None and workload.starts_ranks:
-        _require_program(job[job.index("--") + 1], workload.folder, start)
+    if folder is not None and workload.starts_ranks:
+        _require_program(job[job.index("--") + 1], folder, start)
     line = program_line(cell.runtime, workers, job, start, out=out, starts_ranks=workload.starts_ranks)
-    if workload.folder is None or workload.starts_ranks:
+    if folder is None or workload.starts_ranks:
         return line
     # What the ranks of a script leave becomes a run where they were launched.
     return replace(line, argv=(str(start.python), *job[: job.index("--")], "--launcher", "--", *line.argv))
@@ -138,8 +138,7 @@ def launch_line(cell: Cell, start: Starting, *, config: Path, out: Path, resume:
 
 def _require_program(word: str, folder: Path, start: Starting) -> None:
     """Raise StudyError where the shell, in `folder`, would not find the program `word`."""
-    shell = of_the_shell("PATH", start.environ).split(os.pathsep)
-    search = os.pathsep.join(str(folder / each) for each in shell)  # of a path that is relative, too
+    search = os.pathsep.join(str(folder / each) for each in start.environ[f"{SHELL}PATH"].split(os.pathsep))
     if start.find(str(folder / word) if "/" in word else word, search) is None:
         own = start.python.parent / word
         raise StudyError(

@@ -98,16 +98,16 @@ def script(
         lines += [_comment(f"  {name_of(cell)}  {cell.key}") for cell in task]
     if len(lines) > _LISTED:
         lines = [*lines[:_LISTED], _comment(f"  and {len(cells)} in all; job.json lists them")]
-    lines += ["", "set -euo pipefail", ""]
+    lines += ["", "set -euo pipefail"]
     as_typed = cells[0].config.workload.folder is not None
-    lines += [] if as_typed else _OWN_SETTINGS
+    lines += [] if as_typed else ["", *_OWN_SETTINGS]
     if partition.modules:
         lines += ["", *_MODULES.splitlines()]
         lines += ["set +u  # module functions use variables that are not set", "module purge"]
         lines += [f"module load {_quoted('modules', module)}" for module in partition.modules]
         lines += ["set -u"]
     lines.append("")
-    if _PATIENCE not in partition.environment:
+    if _PATIENCE not in partition.environment and not as_typed:
         lines.append("# When the job is taken off its nodes, mpirun lets its ranks write a checkpoint (default: 1 s).")
         lines.append(f"export {_PATIENCE}=3")
     exported = {**(variables or {}), **partition.environment}
@@ -186,13 +186,7 @@ def _comment(text: str) -> str:
 
 
 def submit_environment(environ: Mapping[str, str], *, as_typed: bool = False) -> dict[str, str]:
-    """Return what sbatch, and with it the job, gets of the caller's environment.
-
-    `as_typed`: the training has that of the shell, all but what tells of an enclosing job.
-    """
-
-    def kept(name: str) -> bool:
-        needed = name in _KEPT or name.startswith(_KEPT_PREFIXES)
-        return needed or (as_typed and not describes_enclosing_job(name))
-
-    return {name: value for name, value in environ.items() if kept(name)}
+    """Return what sbatch, and with it the job, gets of the caller's environment; `as_typed`: all that is no job's."""
+    kept = {name for name in environ if name in _KEPT or name.startswith(_KEPT_PREFIXES)}
+    kept |= {name for name in environ if as_typed and not describes_enclosing_job(name)}
+    return {name: environ[name] for name in environ if name in kept}

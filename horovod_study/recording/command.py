@@ -11,21 +11,20 @@ import json
 import os
 import signal
 import subprocess
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import Any
 
 import horovod_study
-from horovod_study import lease, records
+from horovod_study import records
 from horovod_study.comm.launch import LAUNCH_VARIABLES
-from horovod_study.errors import RecordError, StudyError
+from horovod_study.errors import StudyError
 from horovod_study.files import PART, unfinished
 from horovod_study.progress import say
 from horovod_study.recording.output import Output
-from horovod_study.recording.trainings import OWN_RECORDER, Run, Training, processes_in, trainings_of
+from horovod_study.recording.trainings import OWN_RECORDER, Run, processes_in, trainings_of
 
 VARIABLE = "HOROVOD_STUDY_RECORD"
 NO_STEPS = (
@@ -95,7 +94,9 @@ def record(
             held.callback(asked_file(out).unlink, missing_ok=True)
         run = Run(out, meeting, options, batch=batch, model_name=model_name, own=own, requested=requested)
         held.callback(run.close)
-        code = _run(command, {**environment(asked), **(environ or {})} if not told else dict(environ or os.environ), run)
+        code = _run(
+            command, {**environment(asked), **(environ or {})} if not told else dict(environ or os.environ), run
+        )
         return _close(run, command, code, workers=workers, rate=rate, cell=one_training)
 
 

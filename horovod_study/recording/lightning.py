@@ -1,6 +1,6 @@
 """Records the steps of a Lightning Trainer: `Trainer(callbacks=[StepRecorder("runs/mine/2w")])`.
 
-Only public hooks of Lightning's callbacks are used, and those of PyTorch that hooks.py uses. Lightning calls the
+Only public hooks of Lightning's callbacks are used, and those of PyTorch that rank/watch.py uses. Lightning calls the
 training step and backward from inside the optimizer's step, so the laps are these:
 
     data        from the end of one batch to the start of the next: the loader, and what Lightning does in between
@@ -47,7 +47,7 @@ class StepRecorder(_Callback):  # type: ignore[misc]
         super().__init__()
         self._out, self._options = out, options
         self._record: Recording | None = None
-        self._waits_since: Any = None
+        self._skipped: Any = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Open the record, now that the model is wrapped and on its device."""
@@ -58,16 +58,15 @@ class StepRecorder(_Callback):  # type: ignore[misc]
         self._record.__enter__()
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Open a stretch of steps."""
+        """Begin a loop over the batches of an epoch."""
         if self._record is not None:
-            self._record.begin_epoch()
+            self._record.begin_loop(trainer.train_dataloader)
             self._record.begin()
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """The batch is there."""
         if self._record is not None:
-            self._record.fetched(batch, begun=self._waits_since)
-            self._waits_since = None
+            self._record.fetched(batch)
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
         """The training step is done."""
@@ -76,33 +75,27 @@ class StepRecorder(_Callback):  # type: ignore[misc]
             self._record.loss(loss)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """End the step, unless more batches belong to it."""
-        if self._record is None:
-            return
-        if self._record.updated:
-            self._record.end()
-            trainer.should_stop |= self._record.ended
+        """Wait for the next batch; a step ends here where this one has made an update."""
+        if self._record is not None:
             self._record.begin()
-        else:
-            self._waits_since = self._record.mark()
+            trainer.should_stop |= self._record.ended
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Leave the validation out of all steps."""
         if self._record is not None:
-            self._record.close_step()
+            self._skipped = self._record.skip()
+            self._skipped.__enter__()
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Go on."""
         if self._record is not None:
-            self._waits_since = None
-            self._record.open_stretch()
+            self._skipped.__exit__(None, None, None)
             self._record.begin()
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Close the stretch; nothing was waited for after the last batch."""
+        """Nothing is waited for after the last batch."""
         if self._record is not None:
-            self._record.close_step()
-            self._waits_since = None
+            self._record.leave()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Finish the record."""

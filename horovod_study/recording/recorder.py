@@ -7,57 +7,53 @@
             loss.backward()
             optimizer.step()
 
-The run directory is the one of `horovod_study.train`, and so are its analysis and report. docs/your_script.md says what
-is seen by hooks, and what is not: that is residual, never guessed.
+What happens is noted as by `horovod-study record -- COMMAND` (rank/watch.py), and becomes the same run directory; here
+the script says where its loops are. docs/your_script.md says what is seen by hooks, and what is not: that is residual,
+never guessed.
 
-Inside the loop nothing is printed, nothing gathered and the device not waited for; rows are written every few seconds.
-Only entering and leaving are collective. What the training raises passes through unchanged.
+Inside the loop nothing is printed, nothing gathered and the device not waited for. Only entering and leaving are
+collective, through the library that the script has started. What the training raises passes through unchanged.
 """
 
 import functools
 import os
+import shutil
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict
+import threading
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
-import numpy as np
 import torch
 from torch import nn
 
-from horovod_study.comm import fail_together, require_parity
-from horovod_study.comm.attached import Attached, WaitNotice, attach, bare
+from horovod_study import records
+from horovod_study.comm import detect, fail_together, require_parity
+from horovod_study.comm.launch import LAUNCH_VARIABLES
 from horovod_study.config import LAPS
-from horovod_study.errors import ConfigError, StudyError, nearest
-from horovod_study.measure import environment
-from horovod_study.measure.clock import LapClock, now, utc_stamp
-from horovod_study.measure.evidence import parameter_count, parameter_sha256, sharded
-from horovod_study.recording.rank.precision import PrecisionObserver
+from horovod_study.errors import BackendError, ConfigError, StudyError, nearest
+from horovod_study.files import unfinished, writing
+from horovod_study.measure import environment, evidence
+from horovod_study.measure.clock import now, utc_now, utc_stamp
 from horovod_study.progress import say
-from horovod_study.recording.hooks import Hook, Hooks
-from horovod_study.recording.session import RecordOptions, Session
+from horovod_study.recording.rank import facts, turns, watch
+from horovod_study.recording.session import RecordOptions
+from horovod_study.recording.steps import MOST_TURNS
+from horovod_study.recording.trainings import Run, processes_in, trainings_of
+from horovod_study.text.words import plural
 
 T = TypeVar("T")
-
-_PRECISION_STEPS = 3
-"""So many steps tell what a training computes in; layers are not watched after them."""
-_MAX_IRREGULAR = 0.05
-"""Part of the steps whose updates may come otherwise, such as those that a loss scaler skips, without a doubt."""
-_BY_BACKWARDS = (
-    "no optimizer stepped: a step is from one backward to the next, and the update is in no lap, unless "
-    "record.lap('update') marks it (docs/your_script.md)"
-)
-_MAX_NAMES = 4
-"""So many models are named, of those that are trained together."""
-MAX_TURNS = 100
-"""After so many turns of a loop without an update from its beginning on, none is waited for any more."""
-
-
 Method = TypeVar("Method", bound=Callable[..., Any])
+
+PATIENCE_S = 30.0
+"""After so long somebody who waits for other ranks to enter or leave is told what for."""
+_LOSSES = 512
+"""So many losses of a GPU are kept one by one."""
+_CLOSING = "closing"
 
 
 def _in_loop(method: Method) -> Method:
@@ -67,15 +63,13 @@ def _in_loop(method: Method) -> Method:
     """
 
     @functools.wraps(method)
-    def safe(self: "Recording", *arguments: Any, **named: Any) -> Any:
-        if self.failure is not None:
-            return None
+    def safe(self: "Recording", *given: Any, **named: Any) -> Any:
         try:
-            return method(self, *arguments, **named)
+            return None if self._is_over() else method(self, *given, **named)
         except StudyError:
             raise
         except Exception as error:
-            self.give_up(error)
+            self._watcher.give_up(error)
             return None
 
     return cast(Method, safe)
@@ -102,37 +96,42 @@ def recorder(
     """Return what records the steps of a training loop; use it in a `with` statement, on every rank.
 
     Give the model and the optimizer that the loop uses, wrapped as they are (DistributedDataParallel, Horovod's
-    DistributedOptimizer). `out` is the run directory (by default a new one below runs/), rank 0's for all ranks.
-    `batch` is the samples of a step on one worker; without it they are counted, along the first dimension of what the
-    loader gives. `model_name` is what tables and figures call the model, by default its class. Without
-    `forward_hooks` the end of forward is what `record.lap("forward")` says. `options` are the script's own in which its
-    runs may differ, numbers and texts: runs are repeats of each other only where these are equal. The other options
-    are those of `horovod-study strain train`. Raises StudyError for an option that is not valid.
+    DistributedOptimizer). `out` is the run directory (by default a new one below runs/), rank 0's for all ranks, which
+    all of them must see. `batch` is the samples of a step on one worker; without it they are counted, along the first
+    dimension of what the loader gives. `model_name` is what tables and figures call the model, by default its class.
+    Without `forward_hooks` the end of forward is what `record.lap("forward")` says. `options` are the script's own in
+    which its runs may differ, numbers and texts: runs are repeats of each other only where these are equal. The other
+    options are those of `horovod-study strain train`. Raises StudyError for an option that is not valid.
     """
-    measured = RecordOptions.read(
-        {
-            "warmup_steps": warmup_steps,
-            "steady": steady,
-            "timer_mode": timer_mode,
-            "system_interval_s": system_interval_s,
-            "disk_full": disk_full,
-            "study": study,
-            "partition": partition,
-            "repeat": repeat,
-            **({} if batch is None else {"batch": batch}),
-        },
-        source="recorder",
-    )
-    return Recording(
-        model,
-        optimizer,
-        out=None if out is None else Path(out),
-        options=measured,
-        batch=batch,
-        model_name=model_name,
-        forward_hooks=forward_hooks,
-        own=options or {},
-    )
+    measured = {
+        "warmup_steps": warmup_steps,
+        "steady": steady,
+        "timer_mode": timer_mode,
+        "system_interval_s": system_interval_s,
+        "disk_full": disk_full,
+        "study": study,
+        "partition": partition,
+        "repeat": repeat,
+    }
+    read = RecordOptions.read({**measured, **({} if batch is None else {"batch": batch})}, source="recorder")
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"recorder: model is a {type(model).__name__}; give the torch.nn.Module that is trained")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigError(
+            f"recorder: optimizer is a {type(optimizer).__name__}; give the torch.optim.Optimizer that is stepped"
+        )
+    about = {"batch": batch, "model_name": model_name, "own": options or {}}
+    path = None if out is None else Path(out)
+    return Recording(model, _inner(optimizer), out=path, options=read, about=about, forward_hooks=forward_hooks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Ranks:
+    """The workers of somebody's script."""
+
+    rank: int
+    workers: int
+    gather: Callable[[Any], list[Any]]  # of small, plain values, in the order of ranks, on every rank
 
 
 class Recording:
@@ -141,373 +140,203 @@ class Recording:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer | None,
+        optimizer: torch.optim.Optimizer,
         *,
         out: Path | None,
         options: RecordOptions,
-        batch: int | None = None,
-        model_name: str | None = None,
-        forward_hooks: bool = True,
-        own: Mapping[str, Any] = MappingProxyType({}),
-        peers: Attached | None = None,
-        beside: Sequence[tuple[nn.Module, torch.optim.Optimizer | None]] = (),
-        count_samples: Callable[[Any], int] | None = None,
-        requested: Mapping[str, Any] = MappingProxyType({}),
-        told: bool = False,
+        about: Mapping[str, Any],
+        forward_hooks: bool,
     ) -> None:
-        """`optimizer` None: parameters are updated without one, a turn is a step. `peers` None: those of the script.
-
-        `beside`: other models that are trained in the same loop, each with its optimizer, as in a GAN, or without one
-        of its own, as a decoder that has that of its encoder. `count_samples` returns how many samples a batch has.
-        `requested`: what else a study has asked for, and the script was told. `told`: the caller sees backwards and
-        updates, and tells the hooks and `end_backward` of them.
-        """
-        if not isinstance(model, nn.Module):
-            raise ConfigError(f"recorder: model is a {type(model).__name__}; give the torch.nn.Module that is trained")
-        if not isinstance(optimizer, torch.optim.Optimizer | None):
-            raise ConfigError(
-                f"recorder: optimizer is a {type(optimizer).__name__}; give the torch.optim.Optimizer that is stepped"
-            )
-        self._model, self._optimizer = model, None if optimizer is None else _inner(optimizer)
-        self._given_peers = peers
-        self._beside = tuple((each, None if own is None else _inner(own)) for each, own in beside)
-        self._out, self._options, self._batch = out, options, batch
-        models = self._models()
-        self._bare = models[0] if len(models) == 1 else nn.ModuleList(models)
-        self._given_name = model_name
-        self._forward_hooks, self._own = forward_hooks, dict(own)
+        """`about`: what else the record says: batch, model_name and own, the options of the script."""
+        self._model, self._optimizer = model, optimizer
+        self._out, self._options, self._about = out, options, about
+        self._forward_hooks = forward_hooks
         self._state = "new"  # -> open -> closed
-        self.in_step = False  # whether a step is under way
-        self.updated = False  # whether the optimizer has stepped in it
-        self.made, self._epoch = 0, -1  # steps so far
-        self._look_at: float = 0  # so many steps are looked at for what is to be done between steps, ...
-        self._look_after = 0.0  # ... or the first after this moment
-        self._samples: int | None = None  # of the step so far
-        self._loss: torch.Tensor | None = None
-        self.train_samples: int | None = None  # of the data set; `steps` asks its loader
-        self._window_samples = 0  # of the steps after the warm-up
-        self._all_samples = 0
-        self.ended = False  # whoever gives turns wants no more steps
-        self.least: int | None = None  # so many steps are what was asked for
-        self.hooks: list[Hooks] = []
-        self._parts = ""  # how the ranks' models differ in size
-        self._apart = ""  # that they have been trained to different parameters
-        self._joined: dict[str, Any] = {}  # what the record says of models since others have joined
-        self._accumulate = 1
-        self._turns = self._backwards = 0  # of the loop, in the step so far
-        self._fetched: list[int] = []  # samples of each batch that was fetched for this step, or ahead
-        self._turns_of_steps: Counter[int] = Counter()  # turns -> steps that took so many; 0 turns: without an update
-        self._turns_left = 0  # in steps that ended without an update, and do not count
-        self._by_turns = optimizer is None  # no update was ever seen: a step is a turn
-        self._requested, self._told = dict(requested), told
-        self._count = count_samples or batch_samples
-        self.failure: StudyError | None = None  # why the recorder has stopped before the training
-        self._uncounted = False  # whether steps were counted for samples, because nobody knows how many they have
+        self.in_step = False  # whether there is a batch to train on
+        self._turns = 0  # of all loops
+        self._counted = False  # whether samples were ever counted
+        self._losses = array("d")  # pairs of a moment and the loss
+        self._on_device: list[torch.Tensor] = []  # losses that are not read yet, each behind a NaN in `_losses`
+        self._run: Run | None = None  # on rank 0
+        self._watcher = watch.Watcher({})
 
     # ------------------------------------------------------------------------------------------ beginning and end
 
     @property
     def workers(self) -> int:
         """The number of workers; known inside the `with` statement."""
-        return self._peers.workers
+        return self._ranks.workers
 
     @property
     def directory(self) -> Path:
         """The run directory, the same on all ranks; known from the beginning of the `with` statement on."""
         if self._state == "new":
             self._require_open("directory")
-        return self._session.directory
+        return self._directory
 
     @property
-    def is_root(self) -> bool:
-        """Whether this rank speaks for all; known from the beginning of the `with` statement on."""
-        return self._session.is_root
-
-    @property
-    def clock(self) -> LapClock:
-        """The clock of the steps, from the beginning of the `with` statement on."""
-        return self._clock
-
-    @property
-    def alone(self) -> bool:
-        """Whether it trains until its own end, instead of until whoever gives turns has enough of it."""
-        return self._session.turns is None
-
-    @_in_loop
-    def mark(self) -> Any:
-        """Return a stamp of this moment, for `begin` and `fetched`."""
-        return self._clock.mark()
-
-    def give_up(self, error: Exception) -> None:
-        """End the recording because of an error of its own: the training goes on, and the record will say why."""
-        if self.failure is not None:
-            return
-        self.failure = StudyError(f"the recorder stopped at step {self.made:,}: {_named(error)}")
-        self.in_step = False  # hooks do nothing now; they go at the end, because one of them may be running
-        if self._session.turns is not None:  # nobody may wait for the steps of this rank any more
-            self._session.turns.leave()
-        say(f"horovod-study: the training goes on, and {self.failure}")
+    def ended(self) -> bool:
+        """Whether whoever gives turns wants no more steps."""
+        return self._watcher.ended
 
     def __enter__(self) -> Self:
         if self._state != "new":
             raise StudyError(
                 "recorder: was used already; a recorder records one run, make another one with another out="
             )
-        self._state, self._pid = "closed", os.getpid()  # until it is open
-        device = next((parameter.device for parameter in self._bare.parameters()), torch.device("cpu"))
-        self._peers = self._given_peers or attach(self._model, self._optimizer, on_gpu=device.type == "cuda")
-        with WaitNotice("every rank must enter `with horovod_study.recorder(...)`"):
-            self._session = Session(self._peers, self._options)
-        try:
-            self._create(device)
-            self._session.start(device)
-            self._session.open_clock()
-        except BaseException as error:
-            self._session.close(error)
-            raise
-        self._clock = self._session.clock
-        self._precision = PrecisionObserver(self._bare, lambda call: Hook(call, self.give_up))
-        self.hooks = [
-            Hooks(self, self._clock, model, optimizer, forward=self._forward_hooks, told=self._told)
-            for model, optimizer in ((self._model, self._optimizer), *self._beside)
-        ]
+        self._state, self._pid, self._held = "closed", os.getpid(), ExitStack()  # until it is open
+        self._library = facts.workers_of([self._model], self._optimizer, on_gpu=self._on_gpu())
+        self._ranks = _Ranks(
+            rank=self._library["rank"],
+            workers=self._library["workers"],
+            gather=_gather(self._library["backend"], self._model),
+        )
+        with _waiting("every rank must enter `with horovod_study.recorder(...)`"):
+            self._ranks.gather(None)
+        with self._held:
+            try:
+                self._meet()
+                self._begin()
+            except StudyError as error:
+                raise StudyError(str(error).replace("--out", "out=")) from None
+            self._held = self._held.pop_all()
         self._state = "open"
-        if self._session.is_root:
-            say(_greeting(self._session.record.effective, self._peers, self._session.directory))
-        if self._session.granted <= self.made:
-            self._wait_for_turn()
         return self
 
-    def _create(self, device: torch.device) -> None:
-        """Describe what runs, before its first step, and settle where it is written. Collective."""
-        peers, session, model = self._peers, self._session, self._bare
-        asked = {**asdict(self._options), "batch": self._batch}
-        about = {
-            "model": self._model_names(),
-            "backend": peers.backend,
-            "reduction": peers.reduction,
-            "parameters": parameter_count(model),
-        }
-        # A script that divides its model among the ranks trains as it should; in lines of one's own it is a mistake.
-        divided = self._told and self._find_parts(parameter_count(model))
-        equal = {name: value for name, value in about.items() if not divided or name not in ("model", "parameters")}
-        require_parity(peers, {**asked, **equal, "package version": environment.describe_package()})
-        initial = parameter_sha256(model)
-        if len(set(peers.gather(initial))) > 1 and session.is_root and not (divided or sharded(model)):
-            say(
-                "warning: the ranks begin with different parameters; broadcast those of rank 0 before the recorder "
-                "(Horovod: broadcast_parameters), or they train different models"
-            )
-        rate = None if self._optimizer is None else float(self._optimizer.param_groups[0]["lr"])
-        session.describe_ranks(device, lr=rate, settings={})
-        for doubt in session.doubts if session.is_root else ():
-            say(f"warning: {doubt.replace('--threads 1', 'torch.set_num_threads(1)')}")
-        default = f"{utc_stamp()}-{peers.backend}-{peers.workers}w-{os.getpid()}"
-        try:
-            session.claim(self._out or Path("runs") / self._options.study / default)
-            session.create(
-                {
-                    **asked,
-                    **self._requested,
-                    "out": str(session.directory),
-                    "script": sys.argv[0],
-                    **({"options": self._own} if self._own else {}),
-                },
-                {
-                    **about,
-                    "transport": peers.transport,
-                    "launcher": peers.launcher,
-                    "batch": self._batch,
-                    "global_batch": None if self._batch is None else self._batch * peers.workers,
-                    "optimizer": self._optimizer_names(),
-                    "precision": None,  # seen in the first steps
-                    "initial_parameter_sha256": initial,
-                    "train_samples": None,
-                },
-                batch=self._batch or 0,
-            )
-        except StudyError as error:
-            raise StudyError(str(error).replace("--out", "out=")) from None
+    def _on_gpu(self) -> bool:
+        return any(each.is_cuda for each in self._model.parameters())
 
-    def _find_parts(self, parameters: int) -> bool:
-        """Return whether the ranks train parts of different sizes, and note it. Collective."""
-        counts = self._peers.gather(parameters)
-        if len(set(counts)) > 1:
-            self._parts = (
-                f"the ranks train models of {min(counts):,} to {max(counts):,} parameters, parts of one perhaps: the "
-                "count in the record is that of rank 0"
-            )
-        return bool(self._parts)
+    def _meet(self) -> None:
+        """Agree on what runs and where it is written. Collective."""
+        options, ranks, library = asdict(self._options), self._ranks, self._library
+        equal = {**options, "batch": self._about["batch"], "model": facts.names_of([self._model], "")}
+        equal |= {"backend": library["backend"], "averaging": library["averaging"]}
+        package = environment.describe_package()
+        require_parity(ranks, {**equal, "parameters": facts.count([self._model]), "package version": package})
+        places = ranks.gather((os.uname().nodename, environment.affinity()))
+        cores = {core for host, own in places if host == os.uname().nodename for core in own}
+        other = None if turns.wanted() else evidence.OtherLoad(sorted(cores)).sample(at_least_s=0.2)
+        loads, meeting = ranks.gather(other), Path()
+        name = f"{utc_stamp()}-{library['backend']}-{ranks.workers}w-{os.getpid()}"
+        self._directory = (self._out or Path("runs") / self._options.study / name).absolute()
+        with fail_together(ranks):
+            if ranks.rank == 0:
+                records.require_no_run(self._directory)
+                with writing(self._directory, "choose a writable --out"):
+                    self._directory.parent.mkdir(parents=True, exist_ok=True)
+                    meeting = self._held.enter_context(unfinished(self._directory, folder=True))
+                self._run = Run(self._directory, meeting, options, **self._about, requested={}, loads=loads)
+                self._held.callback(self._run.close)
+        self._directory, self._meeting = map(Path, ranks.gather((str(self._directory), str(meeting)))[0])
+        asked = {"meeting": str(self._meeting), "options": options, "variables": LAUNCH_VARIABLES, "told": True}
+        self._watcher = watch.Watcher({**asked, "forward": self._forward_hooks})
+        self._held.callback(self._watcher.finish)
 
-    def _models(self) -> list[nn.Module]:
-        """Return the models without what wraps them, each once, however many optimizers it has."""
-        found = [bare(each) for each in (self._model, *(model for model, _ in self._beside))]
-        return list({id(each): each for each in found}.values())
+    def _begin(self) -> None:
+        """Put the hooks where they are, and begin the record. Collective."""
+        with fail_together(self._ranks), writing(self._meeting, "all ranks must see and write the folder of --out"):
+            self._watcher.watch(self._model, self._optimizer)
+        with fail_together(self._ranks):
+            if self._run is not None:
+                self._run.started(os.getpid())
+                (training,) = trainings_of(processes_in(self._meeting)[1])
+                self._greet(self._run.begin(training).effective)
+                begins = {each.opened["initial_sha256"] for each in training.ranks}
+                if len(begins) > 1 and not training.ranks[0].opened["sharded"]:
+                    say(
+                        "warning: the ranks begin with different parameters; broadcast those of rank 0 before the "
+                        "recorder (Horovod: broadcast_parameters), or they train different models"
+                    )
 
-    def _model_names(self) -> str:
-        given = (self._model, *(model for model, _ in self._beside))
-        names = list({id(bare(each)): _model_name(each) for each in given}.values())
-        more = [f"{len(names) - _MAX_NAMES} more"] if len(names) > _MAX_NAMES else []
-        return self._given_name or " + ".join([*names[:_MAX_NAMES], *more])
-
-    def join(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
-        """Record another optimizer and its model, which has not stepped before."""
-        self._beside = (*self._beside, (model, optimizer))
-        self._joined = {
-            "model": self._model_names(),
-            "optimizer": self._optimizer_names(),
-            "parameters": parameter_count(nn.ModuleList(self._models())),
-        }
-        hooks = Hooks(self, self._clock, model, optimizer, forward=self._forward_hooks, told=self._told)
-        self.hooks.append(hooks)
-
-    def _optimizer_names(self) -> str | None:
-        if self._optimizer is None:
-            return None
-        owns = (self._optimizer, *(own for _, own in self._beside))
-        return " + ".join(type(each).__name__ for each in owns if each is not None)
+    def _greet(self, effective: Mapping[str, Any]) -> None:
+        way = f" ({effective['backend']} over {effective['transport']})" if self.workers > 1 else ""
+        say(
+            f"recording {plural(self.workers, 'worker')}{way}, {effective['model']} with "
+            f"{effective['parameters']:,} parameters, into {os.path.relpath(self._directory)}"
+        )
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if self._state != "open" or os.getpid() != self._pid:  # what a fork of the script leaves is not its own
             return
         self._state = "closed"
-        self._precision.stop()
-        for hooks in self.hooks:
-            hooks.remove()
-        ended, totals = error, None
-        try:
+        self.leave()
+        with self._held:
+            wrong = self._wrong_use() if error is None else ""
+            self._watcher.finish(wrong or (_named(error) if error else ""))
+            with suppress(OSError):
+                self._watcher.keep("losses", self._told_losses())
             if error is None:
-                with WaitNotice(
-                    "every rank must leave the recorder; one that still trains makes more steps than this one"
-                ):
-                    totals = self._finish()
-        except BaseException as own:
-            ended = own
-            if not self._can_go_on(own):
-                raise
-            if own is not self.failure:
-                say(f"error: the recording failed, and the training goes on without it: {_named(own)}")
-        finally:
-            if ended is not None:
-                with suppress(Exception):  # it may be what has failed, and is not the error to tell
-                    self.close_step()
-                    self._session.close_stretch()
-            self._session.close(ended)
-            self.hooks = []  # and with them the model, which may hold a process group that is destroyed before it
-        if totals is not None and self._session.is_root:
-            step = totals["step_s_median"]
-            say(
-                f"recorded {totals['steps']:,} steps after {totals['excluded_steps']:,} of warm-up: "
-                f"{totals['samples_per_s']:,.0f} samples/s with {self.workers} worker{'s' * (self.workers > 1)}"
-                + (f", step {step * 1e3:.2f} ms (median)" if step is not None else "")
-                + f"; horovod-study explain {os.path.relpath(self._session.directory)}"
+                self._finish(wrong)
+            else:
+                with suppress(Exception):  # it is not the error to tell
+                    self._close()
+
+    def _wrong_use(self) -> str:
+        """Return what leaves nothing to measure, "" where there is something."""
+        made, warmup = self._watcher.made, self._options.warmup_steps
+        if not made and self._turns > MOST_TURNS:  # each is a step
+            made = self._turns
+        if made > warmup or self._is_over():
+            return ""
+        if made:
+            return (
+                f"all {made} steps belong to the warm-up of {warmup}, and none is left to measure; make more steps, or "
+                f"set warmup_steps= below {made}"
             )
+        return "not a single step was recorded" + (
+            f": the optimizer did not step in {self._turns:,} turns; give the one that is stepped, or mark updates of "
+            "your own with record.lap('update')"
+            if self._turns
+            else "; loop over record.steps(loader), not over the loader itself"
+        )
 
-    def _can_go_on(self, error: BaseException) -> bool:
-        """Return whether the script goes on after an error in closing the record.
+    def _finish(self, wrong: str) -> None:
+        """Make the run directory when all ranks have left; raise what was wrong. Collective.
 
-        What it has trained is worth more than the record. Wrong use, which leaves nothing to measure, ends it.
+        What was trained is worth more than the record: where that cannot be kept, the script goes on; wrong use ends it.
         """
-        if self.failure is not None:
-            return True
-        wrong_use = self.made <= self._options.warmup_steps
-        return isinstance(error, Exception) and self._options.disk_full == "go-on" and not wrong_use
+        failure = "" if self._watcher.failure is None else _named(self._watcher.failure)
+        with _waiting("every rank must leave the recorder; one that still trains makes more steps than this one"):
+            everybody = self._ranks.gather((wrong, failure))
+        lost = self._close() if self._run is not None else ""
+        lost = self._ranks.gather(lost)[0]
+        for rank, (text, failed) in enumerate(everybody):
+            who = f"rank {rank}: " if self.workers > 1 and not wrong else ""
+            if text:
+                raise StudyError(f"{self._directory}: {who}{wrong or text}")
+            lost = lost or (f"{who}{failed}" if failed else "")
+        if lost and self._options.disk_full == "end":
+            raise StudyError(f"{self._directory}: the recording failed: {lost}")
+        if lost and self._run is not None and not failure:
+            say(f"error: the recording failed, and the training goes on without it: {lost}")
 
-    def _finish(self) -> dict[str, Any]:
-        """Close the record, and return the totals. Collective."""
-        session = self._session
-        session.stop_sampling()
-        with fail_together(self._peers):
-            self.close_step()
-        for rank, why in enumerate(self._peers.gather(None if self.failure is None else str(self.failure))):
-            if why is not None:
-                self.failure = self.failure or StudyError(f"rank {rank}: {why}")
-                raise self.failure
-        with fail_together(self._peers):
-            self._require_steps()
-        learnt, sha256 = self._learnt()
-        first = session.find_steady(self.made, doubt=self._doubt())
-        samples, window_s = self._window(first.step)
-        totals = session.totals(first, made=self.made, samples=samples, window_s=window_s)
-        totals |= {
-            "epochs": self._epoch + 1,
-            **dict.fromkeys(("train_mse", "test_mse", "g0_rmse_mpa", "a_rmse", "target_reached")),
-            "train_s": totals["window_s"],
-            "wall_s": now() - session.zero,
-            "parameter_sha256": sha256,
-        }
-        session.finish(totals, learnt)
-        return totals
-
-    def _doubt(self) -> str:
-        """Return what to doubt of steps and samples, "" for nothing."""
-        steps = _BY_BACKWARDS if self._optimizer is None else _update_doubt(self._turns_of_steps)
-        samples = "samples were not seen: each step counts as one, and samples/s are steps/s" if self._uncounted else ""
-        return "; ".join(filter(None, (steps, samples, self._parts, self._apart)))
-
-    def _require_steps(self) -> None:
-        where, warmup = self._session.directory, self._options.warmup_steps
-        if self.made == 0:
-            raise StudyError(
-                f"{where}: not a single step was recorded"
-                + (
-                    f": the optimizer did not step in {self._turns_left:,} turns; give the one that is stepped, or "
-                    "mark updates of your own with record.lap('update')"
-                    if self._turns_left
-                    else "; loop over record.steps(loader), not over the loader itself"
+    def _close(self) -> str:
+        """Make the run directory of what the ranks have left, the first that comes; return why it cannot be made."""
+        try:
+            (self._meeting / _CLOSING).mkdir()
+        except OSError:
+            return ""
+        try:
+            run = self._run
+            if run is None:
+                begun = records.read_run(self._directory)
+                options = asdict(self._options)
+                run = Run(self._directory, self._meeting, options, **self._about, requested={}, record=begun)
+                run.started(os.getpid())
+            run.ended()
+            (training,) = trainings_of(processes_in(self._meeting)[1])
+            run.write(training, 1, failed="")
+            if self._run is None:
+                shutil.rmtree(self._meeting, ignore_errors=True)
+            return records.read_run(self._directory).reason
+        except Exception as error:
+            with suppress(Exception):
+                begun = records.read_run(self._directory)
+                finished = utc_now()
+                records.finish_run(
+                    self._directory, begun, status="failed", finished=finished, totals={}, reason=_named(error)
                 )
-            )
-        if self.made <= warmup:
-            raise StudyError(
-                f"{where}: all {self.made} steps belong to the warm-up of {warmup}, and none is left to measure; make "
-                f"more steps, or set warmup_steps= below {self.made}"
-            )
-
-    def _window(self, first: int) -> tuple[int, float | None]:
-        """Return samples and seconds of the steps from `first` on: those of the rows, where all rows know them.
-
-        Laps tile the steps and steps tile a stretch: with all rows there, they are the window.
-        """
-        rows = self._session.rows
-        inside = rows.timed("step") >= first
-        step_s = rows.timed("step_s")[inside]
-        if rows.rows_lost or not np.isfinite(step_s).all():
-            return self._window_samples, None
-        return int(rows.timed("samples")[inside].sum()), float(step_s.sum())
-
-    def _learnt(self) -> tuple[dict[str, Any], str | None]:
-        """Return what only now is known of what ran, and the SHA-256 of all ranks' parameters. Collective."""
-        samples = self._session.rows.timed("samples")
-        mine = {
-            "steps": self.made,
-            "usual": int(np.median(samples)) if len(samples) else self._batch,
-            "sha256": parameter_sha256(self._bare),
-            "precision": self._precision.found(),
-            "turns": list(self._turns_of_steps.items()),
-            "train_samples": self.train_samples,
-        }
-        everybody = self._peers.gather(mine)
-        made, usual = ([each[name] for each in everybody] for name in ("steps", "usual"))
-        sha256, precision = (_common([each[name] for each in everybody]) for name in ("sha256", "precision"))
-        turns = _turns_per_update([dict(each["turns"]) for each in everybody])
-        if self._session.is_root:
-            if len(set(made)) > 1:
-                say(f"warning: the ranks made {min(made)} to {max(made)} steps; shares and sums of them are not equal")
-            if sha256 is None and not (self._parts or sharded(self._bare)):
-                self._apart = (
-                    "the ranks end with different parameters: they have trained different models, and their gradients "
-                    "were not averaged alike"
-                )
-            if turns not in (None, self._accumulate):
-                say(f"note: the optimizer stepped every {turns} turns of the loop: steps are counted by updates")
-        return {
-            "batch": None if None in usual else round(sum(usual) / len(usual)),
-            "global_batch": None if None in usual else sum(usual),
-            "train_samples": everybody[0]["train_samples"],
-            "precision": precision,
-            "turns_per_update": turns,
-            **self._joined,
-        }, sha256
+            return _named(error)
 
     # ------------------------------------------------------------------------------------------ the loop
 
@@ -521,234 +350,65 @@ class Recording:
         self._require_open("steps")
         if accumulate < 1:
             raise ConfigError(f"record.steps: accumulate is {accumulate}; it must be at least 1, the turns of a step")
-        data: Any = getattr(loader, "dataset", None)
-        if self.train_samples is None and hasattr(data, "__len__"):
-            self.train_samples = len(data)
-        self._accumulate = accumulate
-        self.begin_epoch()
         return self._over(loader, accumulate)
 
     def _over(self, loader: Iterable[T], accumulate: int) -> Iterator[T]:
+        self.begin_loop(loader)
         try:
-            began = self._clock.mark()
             batches = iter(loader)  # workers that it starts are waited for: that is data, too
-            while not self.ended:
+            size = getattr(loader, "batch_size", None)
+            while not self.begin() and not self.ended:
                 try:
                     batch = next(batches)
                 except StopIteration:
-                    self.end_loop(began)
-                    break
-                self.took(batch, began)
+                    self._tell("ended")
+                    return
+                self.fetched(batch, accumulate=accumulate, size=size)
                 yield batch
-                self.turn(accumulate)
-                began = self._clock.mark()
-        finally:
-            # After the last turn; or after `break`, or an error, in the middle of one.
-            if self._state == "open":
-                self.close_step()
+        finally:  # after the last turn; or after `break`, or an error, in the middle of one
+            self.leave()
 
-    # Methods for the loop have an unguarded one of the same effect, whose errors its caller catches: a call less each.
+    @_in_loop
+    def begin_loop(self, loader: Any) -> None:
+        """Begin a loop over a loader: an epoch. `steps` does so by itself, and what follows."""
+        self._watcher.begin_loop(getattr(loader, "dataset", None))
 
-    def begin_turn(self, batch: Any, began: Any) -> None:
-        """End a turn's wait for its batch, which began at the stamp `began`, and begin a step where none is open."""
-        if not self.in_step:  # at first, after an update, or after `skip`
-            self.begin_step(began)
-        elif self._turns:
-            self._settle()
-            self._clock.lap("residual", at=began)
-        self._clock.lap("data")
-        if self._batch is None:
-            if type(batch) is list and batch and type(batch[0]) is torch.Tensor and batch[0].ndim:  # of most loaders
-                samples = batch[0].size(0)
-            else:
-                samples = self._count(batch)
-            self._fetched.append(samples)
+    @_in_loop
+    def begin(self) -> None:
+        """Begin a turn, which waits for its batch from now on, and end the one before."""
+        self.in_step = False
+        self._watcher.fetch()
+
+    @_in_loop
+    def fetched(self, batch: Any, *, accumulate: int = 1, size: Any = None) -> None:
+        """End the wait for `batch`, of a loader that calls it `size`."""
+        whole, turn = self._about["batch"], self._turns % accumulate
+        if whole is None:
+            samples = self._watcher.samples_of(batch, size)
+            self._counted = self._counted or bool(samples)
+            if not self._counted:
+                raise ConfigError(
+                    f"recorder: how many samples a {type(batch).__name__} from the loader holds cannot be seen; give "
+                    "batch="
+                )
         else:
-            self._fetched.append(0)  # how many are told; that there is a batch counts
-
-    took = _in_loop(begin_turn)
-
-    def end_turn(self, accumulate: int = 1) -> None:
-        """End a turn of the loop, and with it the step where the parameters were updated. `steps` does so by itself."""
-        if not self.in_step:
-            return
+            samples = whole * (turn + 1) // accumulate - whole * turn // accumulate
+        self._watcher.tell("batch", samples)
         self._turns += 1
-        if self.updated or (self._by_turns and self._turns >= accumulate):
-            if self._batch is not None and self._turns != accumulate and not self._told:  # it is that of a step
-                self._samples = round(self._batch * self._turns / accumulate)
-            self.end_step()
-        elif self._turns >= MAX_TURNS and not self._turns_of_steps:
-            # Nobody will see an update here, such as in a loop that changes its parameters by itself.
-            self._by_turns, self.in_step = True, False
-            self._clock.forget()
-
-    turn = _in_loop(end_turn)
+        self.in_step = True
 
     @_in_loop
-    def end_loop(self, at: Any) -> None:
-        """End the last turn of a loop at the stamp `at`: what it did after its last lap is residual of its step."""
-        if not self.in_step:
-            self._clock.tail(at)
-
-    @property
-    def untrained(self) -> bool:
-        """Whether a step is under way in which nothing was trained yet."""
-        return self.in_step and not (self.updated or self._backwards)
-
-    @_in_loop
-    def end_before(self, at: Any) -> None:
-        """End a stretch at the stamp `at`: the step under way is none, and its time until then is of the one before."""
+    def leave(self) -> None:
+        """Leave a loop: what follows is in no step."""
         self.in_step = False
-        self._clock.forget()
-        self._clock.tail(at)
+        self._watcher.tell("left")
 
     @_in_loop
-    def begin_epoch(self) -> None:
-        """Begin an epoch, and a stretch of steps: what is before it is in none. `steps` does so by itself."""
-        self._require_open("begin_epoch")
-        self.close_step()
-        self._epoch += 1
-        self.open_stretch()
+    def _tell(self, kind: str, number: int = 0) -> None:
+        self._watcher.tell(kind, number)
 
-    def drop_epoch(self) -> None:
-        """Do not count the epoch that has begun: it was an evaluation."""
-        self._epoch -= 1
-
-    def begin_step(self, at: Any = None) -> None:
-        """Begin a step, which waits for its data from now on: for loops that cannot go over `steps`."""
-        self._clock.begin(at)
-        self.in_step, self.updated, self._samples, self._loss = True, False, None, None
-        self._turns = self._backwards = 0
-        for hooks in self.hooks:
-            hooks.reset()
-
-    begin = _in_loop(begin_step)
-
-    @_in_loop
-    def fetched(self, batch: Any, *, begun: Any = None) -> None:
-        """End the wait for `batch`, which counts as data; `begun` is the stamp at which it began, if not just now."""
-        if begun is not None:
-            self._settle()
-            self._clock.lap("residual", at=begun)
-        self._clock.lap("data")
-        if self._batch is None:
-            self.count(batch)
-
-    @_in_loop
-    def take_ahead(self, batch: Any) -> None:
-        """Take a batch that was fetched before this step, which is the one that trains on it."""
-        self._fetched.append(self._count(batch) if self._batch is None else 0)
-
-    @property
-    def counted(self) -> bool:
-        """Whether samples of this step were counted."""
-        return self._samples is not None
-
-    @property
-    def ahead(self) -> bool:
-        """Whether a batch was fetched that is not trained on yet."""
-        return bool(self._fetched)
-
-    @_in_loop
-    def count(self, batch: Any) -> None:
-        """Add the samples of `batch` to those of this step; `fetched` does so by itself."""
-        self._samples = (self._samples or 0) + self._count(batch)
-
-    def end_step(self) -> None:
-        """End a step; what follows until the next one begins is residual of that one."""
-        if not self.in_step:
-            return
-        for hooks in self.hooks:
-            if hooks.gradients:
-                hooks.settle()
-        self.in_step = False
-        turns = self._turns
-        if fetched := self._fetched:
-            # A batch that no backward has seen yet was fetched ahead, and is that of the next step.
-            used = self._backwards if 0 < self._backwards < len(fetched) else len(fetched)
-            if self._batch is None:
-                self._samples = (self._samples or 0) + sum(fetched[:used])
-            del fetched[:used]
-            turns = used  # a loop that has ended makes its last turn without a fetch
-        if self._samples is None and self._batch is None:
-            self._samples, self._uncounted = 1, True
-        self._session.rows.add(self.made, self._epoch, self._loss, samples=self._samples)
-        self._all_samples += self._samples or self._batch or 0
-        warmup_steps = self._options.warmup_steps
-        if self.made >= warmup_steps:
-            self._window_samples += self._samples or self._batch or 0
-        self.made += 1
-        self._turns_of_steps[max(turns, 1) if self.updated else 0] += 1
-        if self.made >= self._look_at or now() > self._look_after:
-            self._look()
-
-    end = _in_loop(end_step)
-
-    def _look(self) -> None:
-        """Do what is due after some steps, and settle when that is again."""
-        session, warmup_steps = self._session, self._options.warmup_steps
-        if self.made >= _PRECISION_STEPS:
-            self._precision.stop()
-        waits = self.made >= session.granted
-        if waits or self.made == warmup_steps:  # the window begins, and a stretch of its own
-            session.close_stretch()
-            if waits and not self.ended:
-                self._wait_for_turn()
-            session.open_stretch(timed=self.made >= warmup_steps)
-        else:
-            session.write_rows()
-        writing, self._look_after = session.next_writing()
-        due = (_PRECISION_STEPS, warmup_steps, session.granted, self.made + writing)
-        self._look_at = min(each for each in due if each > self.made)
-
-    def end_backward(self) -> None:
-        """End a backward of this step that was told: the time since the last own gradient is a wait for other ranks."""
-        last = None
-        self._backwards += 1
-        for hooks in self.hooks:
-            if hooks.gradients:
-                made = hooks.take_gradients()
-                if made is not None and (last is None or made > last):
-                    last = made
-        self._clock.lap("backward", at=last)
-        if last is not None:
-            self._clock.lap("sync")
-
-    def _wait_for_turn(self) -> None:
-        """Wait between two steps until more are granted, where cells of a study train one at a time.
-
-        Where nobody grants any more, the recording ends: what trains from here on does so beside the other cells.
-        """
-        enough = self.least is not None and self.made >= self.least
-        said = self._session.wait_for_turn(self.made, samples=self._all_samples, enough=enough, least=self.least)
-        self.ended = said != "go"
-        if said == "lost":
-            self.give_up(StudyError("the runner that gave its turns has ended"))
-
-    @_in_loop
-    def close_step(self) -> None:
-        """End a step that is open: it counts if its optimizer has stepped, otherwise it is forgotten."""
-        if self.in_step and self.updated:
-            self.end()
-        elif self.in_step:
-            self._turns_left += self._turns
-            self.in_step = False
-            self._clock.forget()
-        self._fetched = []
-        self._session.close_stretch()
-
-    @_in_loop
-    def open_stretch(self) -> None:
-        """Go on: what is between `close_step` and here belongs to no step."""
-        self._session.open_stretch(timed=self.made >= self._options.warmup_steps)
-
-    def _settle(self) -> None:
-        for hooks in self.hooks:
-            hooks.settle()
-
-    @_in_loop
     def lap(self, name: str) -> None:
-        """End the phase `name` of the step: data, forward, backward, sync, update; it began with the lap before it.
+        """End the phase `name` of the step: data, forward, backward, sync, update; it began with what was seen last.
 
         Where one CUDA graph holds forward and backward, the phase is called compute, as in steps captured by `train`.
         What hooks have seen of the step stays; a lap of the same name that comes again is added.
@@ -756,50 +416,98 @@ class Recording:
         if name not in LAPS:
             raise ConfigError(f"record.lap: unknown lap {name!r}{nearest(name, LAPS)}; allowed: {', '.join(LAPS)}")
         self._require_open(f"lap({name!r})")
-        if not self.in_step:
+        if not self.in_step and not self._is_over():
             raise StudyError(
-                f"record.lap({name!r}): outside a step; mark laps inside `for ... in record.steps(loader)`, and before "
-                "record.skip()"
+                f"record.lap({name!r}): outside a step; mark laps inside `for ... in record.steps(loader)`"
             )
-        self._settle()
-        self._clock.lap(name)
-        self.updated |= name == "update"
-
-    @_in_loop
-    def part(self, name: str) -> None:
-        """End a part of the phase `name`, which goes on; "residual": what is no phase."""
-        self._settle()
-        self._clock.lap(name)
+        if self._options.timer_mode != "off" or name == "update":
+            self._tell("lap", LAPS.index(name))
 
     @_in_loop
     def loss(self, loss: torch.Tensor) -> None:
-        """Keep the loss of this step, shape (), for its row; it is read later, and the device not waited for."""
+        """Keep the loss of this step, shape (), for its row; on a GPU it is read at the end, and not waited for."""
         if not self.in_step:
             raise StudyError("record.loss: outside a step; call it inside `for ... in record.steps(loader)`")
-        self._loss = loss.detach().reshape(())
+        told = loss.detach().reshape(())
+        if told.device.type == "cpu":
+            self._losses.extend((now(), float(told)))
+            return
+        self._losses.extend((now(), 0.0))
+        self._on_device.append(told.clone())  # a captured step writes the next one to the same place
+        if len(self._on_device) % _LOSSES == 0:
+            self._on_device[-_LOSSES:] = [torch.stack(self._on_device[-_LOSSES:])]
+
+    def _told_losses(self) -> bytes:
+        """Return pairs of a moment and a loss as float64."""
+        if self._on_device:
+            values = torch.cat([each.reshape(-1) for each in self._on_device]).double().tolist()
+            self._losses[1::2] = array("d", values)
+        return self._losses.tobytes()
 
     @contextmanager
     def skip(self) -> Iterator[None]:
-        """Leave out what is done inside, such as an evaluation: it belongs to no step and not to the timed window.
-
-        Inside the loop it is at the end of a turn, because it ends the step.
-        """
+        """Leave out what is done inside, such as an evaluation: it belongs to no step and not to the timed window."""
         self._require_open("skip")
-        if self.in_step:
-            self._settle()
-            self._clock.lap("residual")
-            self.end()
-        self.close_step()
+        self._tell("skip")
         try:
             yield
         finally:
-            self.open_stretch()
+            self._tell("skipped")
+
+    def _is_over(self) -> bool:
+        """Return whether nothing is recorded any more; raise why, where the script wants to end with the record."""
+        failure = self._watcher.failure
+        if failure is not None and self._options.disk_full == "end" and self._state == "open":
+            raise StudyError(f"{self._directory}: the recording failed: {_named(failure)}")
+        return self._watcher.state != "recording"
 
     def _require_open(self, what: str) -> None:
         if self._state != "open":
             raise StudyError(
                 f"record.{what}: the recorder is not open; use it inside `with horovod_study.recorder(...)`"
             )
+
+
+@contextmanager
+def _waiting(what: str) -> Iterator[None]:
+    """Say after a while that this rank waits for others, who may never come, and end nothing."""
+    timer = threading.Timer(PATIENCE_S, say, [f"still waiting for the other ranks: {what}"])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _gather(library: str, model: nn.Module) -> Callable[[Any], list[Any]]:
+    """Return what gathers values over the library that a script has started.
+
+    Raises BackendError where a launcher started several processes and the script has not connected them yet.
+    """
+    if library == "horovod":
+        # Named, or it would bear the name of its type: a text here and None there would wait for ever.
+        gather = functools.partial(sys.modules["horovod.torch"].allgather_object, name="horovod_study.recorder")
+        return lambda value: list(gather(value))
+    if library == "mpi":
+        return lambda value: list(sys.modules["mpi4py.MPI"].COMM_WORLD.allgather(value))
+    if library == "ddp":
+        wrapped, dist = facts.averaging(model), torch.distributed
+        group = None if wrapped is None else wrapped.process_group
+
+        def gather_objects(value: Any) -> list[Any]:
+            values: list[Any] = [None] * dist.get_world_size(group)
+            dist.all_gather_object(values, value, group=group)
+            return values
+
+        return gather_objects
+    launcher = detect(os.environ)
+    if launcher.workers > 1:
+        raise BackendError(
+            f"{launcher.launcher} started {launcher.workers} processes, but this script has not connected them; call "
+            "hvd.init() or torch.distributed.init_process_group() before the first step"
+        )
+    return lambda value: [value]
 
 
 def _inner(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -814,75 +522,6 @@ def _inner(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return optimizer
 
 
-def batch_samples(batch: Any) -> int:
-    """Return the first dimension of the first tensor or array in what a loader gave."""
-    if isinstance(batch, Mapping):
-        batch = tuple(batch.values())
-    if isinstance(batch, Sequence) and not isinstance(batch, str | bytes):
-        for part in batch:
-            with suppress(ConfigError):
-                return batch_samples(part)
-    elif getattr(batch, "shape", ()):
-        return int(batch.shape[0])
-    raise ConfigError(
-        f"recorder: how many samples a {type(batch).__name__} from the loader holds cannot be seen; give batch="
-    )
-
-
-def _model_name(model: nn.Module) -> str:
-    """Return the name of the class that somebody has written, inside of what libraries put around it."""
-    compiled = False
-    while (inner := _wrapped(model)) is not None:
-        compiled |= type(model).__name__ == "OptimizedModule"
-        model = inner
-    return f"{type(model).__name__}{' (compiled)' * compiled}"
-
-
-def _wrapped(model: nn.Module) -> nn.Module | None:
-    """Return the innermost module with all the parameters of a wrapper, None where it is none."""
-    package = type(model).__module__
-    if not any(
-        package == each or package.startswith(f"{each}.")
-        for each in ("torch.nn.parallel", "torch._dynamo", "lightning", "lightning_fabric", "pytorch_lightning")
-    ):
-        return None
-    own = set(map(id, model.parameters()))
-    inside = [each for each in model.children() if set(map(id, each.parameters())) == own]
-    return min(inside, key=lambda each: sum(1 for _ in each.modules()), default=None)
-
-
 def _named(error: BaseException) -> str:
     text = " ".join(str(error).split())
     return text if isinstance(error, StudyError) and text else f"{type(error).__name__}: {text}".removesuffix(": ")
-
-
-def _common(values: Sequence[str | None]) -> str | None:
-    return values[0] if len(set(values)) == 1 else None
-
-
-def _turns_per_update(turns: Sequence[Mapping[int, int]]) -> int | None:
-    """Return how many turns of the loop a step usually has, over all ranks; None where no update was seen."""
-    made: Counter[int] = sum((Counter(each) for each in turns), Counter())
-    return next((count for count, _ in made.most_common() if count), None)
-
-
-def _update_doubt(turns: Mapping[int, int]) -> str:
-    """Return what to doubt of steps as updates, "" for nothing; `turns`: turns -> steps that took so many."""
-    steps, usual = sum(turns.values()), _turns_per_update([turns])
-    without, other = turns.get(0, 0), sum(count for made, count in turns.items() if made not in (0, usual))
-    if without > _MAX_IRREGULAR * steps:
-        return f"{without:,} of {steps:,} steps made no update that was seen: they are turns of the loop"
-    if other > _MAX_IRREGULAR * steps:
-        return f"{other:,} of {steps:,} steps took another number of turns than {usual}: updates come irregularly"
-    return ""
-
-
-def _greeting(effective: Mapping[str, Any], peers: Attached, directory: Path) -> str:
-    way = f"{peers.backend} over {peers.transport}" if peers.workers > 1 else peers.backend
-    unseen = (
-        "" if peers.sync_seen else "; its waits for other workers are not seen, unless record.lap('sync') marks them"
-    )
-    return (
-        f"recording {peers.workers} worker{'s' * (peers.workers > 1)} ({way}), {effective['model']} with "
-        f"{effective['parameters']:,} parameters, into {os.path.relpath(directory)}{unseen}"
-    )

@@ -1,12 +1,13 @@
 """Steps of a training from the events that its ranks have noted.
 
-    a step      one turn of the loop over the DataLoader in which parameters were updated, however many updates it made;
-                several turns where an update comes after several (accumulated gradients); where no loader is looped
-                over, from one update to the next; where no update is seen, from one backward to the next
-    laps        data: the wait for the loader; forward: the model's call with gradients; backward; sync: waits for other
-                ranks; update; residual: what is in none of them
-    outside     what is between steps, and what some steps have and most have not: loops over other data, and calls of
-                the model without gradients. Evaluations, rollouts and generation are there, and checkpoints after them
+a step      one turn of the loop over the DataLoader in which parameters were updated, however many updates it made;
+            several turns where an update comes after several (accumulated gradients); where no loader is looped
+            over, from one update to the next; where no update is seen, from one backward to the next. Loops that
+            a script tells of are taken as they are told, and what is outside too
+laps        data: the wait for the loader; forward: the model's call with gradients; backward; sync: waits for other
+            ranks; update; residual: what is in none of them
+outside     what is between steps, and what some steps have and most have not: loops over other data, and calls of
+            the model without gradients. Evaluations, rollouts and generation are there, and checkpoints after them
 """
 
 from collections import Counter
@@ -17,17 +18,22 @@ from typing import Any
 
 import numpy as np
 
-from horovod_study.config import ORDINARY_LAPS
-from horovod_study.recording.rank.events import DATA_SETS, NUMBER, PLACES
+from horovod_study.recording.rank.events import DATA_SETS, LAPS, NUMBER, PLACES
 
-LABELS = (*ORDINARY_LAPS, "residual", "outside")
-AVERAGING = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "all_gather", "all_gather_into_tensor")
-AVERAGING += ("all_gather_object", "gather", "all_to_all", "all_to_all_single", "synchronize")
+LABELS = (*LAPS, "residual", "outside")
+AVERAGING = (
+    *("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "all_gather", "all_gather_into_tensor"),
+    *("all_to_all", "all_to_all_single", "synchronize"),
+)
 """Calls by which a script can average what its ranks have computed."""
+UNKNOWN_SIZE = 2**40
+"""Stands for the bytes of a call that does not tell them."""
 _OFTEN = 0.5
 """What is in so many of the steps is a part of a step."""
 _MOST_UPDATES = 20
 """So many updates for a batch that was fetched by itself: it is one that is used again and again, and no loop."""
+MOST_TURNS = 100
+"""After so many turns of told loops without any update each turn is a step."""
 _LEAST_SHARE = 0.02
 _MOST_STACKS = 8
 
@@ -79,11 +85,12 @@ class Steps:
     """The steps of one rank: columns as those of its rows, of shape (steps,); `begin_s` is on the host's clock."""
 
     columns: dict[str, np.ndarray]
+    begins: np.ndarray  # events with which they begin
     epoch_steps: int | None = None
     turns: Counter[int] = field(default_factory=Counter)  # turns of the loop -> steps that took so many
     calls: dict[str, Any] | None = None
-    averages: bool = False  # whether any call was seen by which a script can average
-    by: str = "updates"  # what ends a step: updates | changes | backwards
+    averaged_bytes: int = 0  # the most that went through averaging calls of the script between two updates
+    by: str = "updates"  # what ends a step: updates | changes | backwards | turns
     uncounted: bool = False  # whether samples were not seen
     data: int | None = None  # number of the data set that is looped over
     from_calls: bool = False  # samples are those with which the model was called
@@ -95,13 +102,27 @@ class Steps:
 
 
 def steps_of(
-    events: Events, *, batch: int | None = None, calls: Sequence[str] = (), waits_seen: bool = False
+    events: Events,
+    *,
+    batch: int | None = None,
+    calls: Sequence[str] = (),
+    waits_seen: bool = False,
+    told: bool = False,
 ) -> Steps:
     """Return the steps that one rank has made, from when all of them is seen.
 
     `batch`: samples of each; None: counted. `calls`: names of calls by number. `waits_seen`: a step without a wait for
-    other ranks had none.
+    other ranks had none. `told`: the script tells of its loops.
     """
+    if told:
+        turns = _told_turns(events)
+        updates = any(each.updates for each in turns)
+        if not updates:
+            turns = [replace(each, updates=True) for each in turns] if len(turns) > MOST_TURNS else []
+        grouped = _grouped(turns)
+        by = "updated" if updates else "turns"
+        found = _made(events, grouped, by, looped=True, batch=None, calls=calls, waits_seen=waits_seen, told=True)
+        return replace(found, epoch_steps=_epoch_steps(events, grouped))
     opened = events.places("opened")
     begin = int(opened[0]) if len(opened) else len(events.kind)
     by = next((name for name in ("updated", "changed", "backwarded") if events.of(name).any()), "updated")
@@ -148,6 +169,27 @@ def _turns(events: Events, by: str) -> list[Turn] | None:
     return turns if inside and outside <= inside + 1 else None
 
 
+def _told_turns(events: Events) -> list[Turn]:
+    """Return the turns of the loops that a script has told of; those of a loop end where it asks for the next batch."""
+    updated = events.of("updated") | (events.of("lap") & (events.number == LAPS.index("update")))
+    starts, bounds = events.places("start"), events.places("start", "fetch", "left")
+    found: list[Turn] = []
+    for begin, end in zip(bounds.tolist(), [*bounds[1:].tolist(), len(events.kind)], strict=True):
+        if events.kind[begin] != NUMBER["fetch"] or begin + 1 >= end or events.kind[begin + 1] != NUMBER["batch"]:
+            continue
+        found.append(
+            Turn(
+                begin=begin - int(begin > 0 and events.kind[begin - 1] == NUMBER["start"]),
+                end=end,
+                trains=True,
+                updates=bool(updated[begin:end].any()),
+                samples=int(events.number[begin + 1]),
+                loop=int(np.searchsorted(starts, begin)),
+            )
+        )
+    return found
+
+
 def _joined(loops: Mapping[int, np.ndarray], single: set[int]) -> dict[int, np.ndarray]:
     """Return the loops, those that fetched one batch each, as `next(iter(loader))` does, as one for each data set."""
     found = {loop: own for loop, own in loops.items() if loop not in single}
@@ -181,8 +223,8 @@ def _of_loop(
             end = min([end, *started[started > fetches[-1]][:1].tolist()])
         low, high = np.searchsorted(trained, [begin, end])
         updates = np.searchsorted(updated, [begin, end])
-        if last:
-            end = int(trained[high - 1]) if high > low else end
+        if last and high > low:
+            end = _left(events, int(trained[high - 1]), begin, end)
         found.append(
             Turn(
                 begin=begin,
@@ -196,19 +238,31 @@ def _of_loop(
     if ended and (found[0].trains or not found[-1].trains):
         return found[:-1]
     if ended and all(each.trains for each in found[1:]):  # batches are fetched ahead of their turns
+        found[1] = replace(found[1], begin=found[0].begin)
         return [replace(each, samples=count) for each, count in zip(found[1:], samples, strict=False)]
     return found
 
 
+def _left(events: Events, trained: int, begin: int, end: int) -> int:
+    """Return the end of a turn in which its loop was left, after it had `trained`: there, or when the loop was gone.
+
+    One that a function held until long after it says nothing of its end.
+    """
+    gone = events.places("left")
+    for place in gone[(gone > trained) & (gone < end)][:1].tolist():
+        if events.host_s[place] - events.host_s[trained] <= 3 * (events.host_s[trained] - events.host_s[begin]):
+            return int(place)
+    return trained
+
+
 def _grouped(turns: Sequence[Turn]) -> list[list[Turn]]:
-    """Return the turns of each step: up to an update; those after the last update of a loop, and others, are none."""
+    """Return the turns of each step, up to an update; those after the last update of a loop are none."""
     found: list[list[Turn]] = []
     open_: list[Turn] = []
     for turn in turns:
-        if open_ and (turn.loop != open_[-1].loop or not turn.trains):
+        if open_ and turn.loop != open_[-1].loop:
             open_ = []
-        if turn.trains or turn.updates:
-            open_.append(turn)
+        open_.append(turn)
         if turn.updates:
             found.append(open_)
             open_ = []
@@ -238,14 +292,17 @@ def _labels(events: Events) -> np.ndarray:
     starts = events.places("start")
     starts = starts[starts + 1 < len(events.kind)]
     label[starts[events.kind[starts + 1] == NUMBER["fetch"]]] = LABELS.index("data")
+    follows = np.append(events.kind[1:], 0)
+    label[events.of("forwarded") & (follows == NUMBER["backward"])] = LABELS.index("backward")  # the loss
     label[events.inside("update", "updated")] = LABELS.index("update")
     label[_in_forward(events)] = LABELS.index("forward")
     backward = events.inside("backward", "backwarded")
     label[backward] = LABELS.index("backward")
-    follows = np.append(events.kind[1:], 0)
     label[events.of("gradient") & (follows == NUMBER["backwarded"])] = LABELS.index("sync")
     label[events.inside("sync", "synced")] = LABELS.index("sync")
-    label[events.inside("pause", "resume")] = LABELS.index("outside")
+    laps = events.places("lap")
+    label[laps - 1] = events.number[laps]  # LABELS begins with LAPS
+    label[events.inside("pause", "resume") | events.inside("skip", "skipped")] = LABELS.index("outside")
     return label
 
 
@@ -255,7 +312,8 @@ def _in_forward(events: Events) -> np.ndarray:
     begins = events.places("forward")
     last = np.searchsorted(begins, np.arange(len(events.kind)), side="right") - 1
     with_gradients = (events.number[begins] % 2 == 1)[np.maximum(last, 0)] if len(begins) else inside
-    return inside & with_gradients
+    found: np.ndarray = inside & with_gradients
+    return found
 
 
 def _asides(events: Events, steps: Sequence[Sequence[Turn]], *, looped: bool) -> dict[int, tuple[int, int]]:
@@ -273,17 +331,17 @@ def _asides(events: Events, steps: Sequence[Sequence[Turn]], *, looped: bool) ->
     step = np.searchsorted(begins, places, side="right") - 1
     within = (step >= 0) & (places < stops[step]) if len(steps) else places < 0
     places, step = places[within], step[within]
-    often = {
-        kind for kind in set(sort[places].tolist()) if len(set(step[sort[places] == kind])) >= _OFTEN * len(steps)
-    }
+    often = {kind for kind in set(sort[places].tolist()) if len(set(step[sort[places] == kind])) >= _OFTEN * len(steps)}
     rare = ~np.isin(sort[places], list(often))
     places, step = places[rare], step[rare]
     ends, trained = events.places("forwarded", "batch", "ended"), events.places("updated", "changed", "backwarded")
+    trains = np.flatnonzero(events.of("backward") | (events.of("forward") & (events.number % 2 == 1)))
     found: dict[int, tuple[int, int]] = {}
     for number in dict.fromkeys(step.tolist()):
         inside = places[step == number]
         begin, end, first = int(begins[number]), int(stops[number]), int(inside[0])
         over = min([end, *ends[np.searchsorted(ends, inside[-1]) :][:1].tolist()])
+        over = min([end, *trains[np.searchsorted(trains, over) :][:1].tolist()])
         before = trained[(trained > begin) & (trained < first)]
         if looped and len(before):  # after what was trained: the rest of the turn is none of it
             found[number] = (int(before[-1]), end)
@@ -301,9 +359,10 @@ def _made(
     batch: int | None,
     calls: Sequence[str],
     waits_seen: bool,
+    told: bool = False,
 ) -> Steps:
     label = _labels(events)
-    for first, last in _asides(events, steps, looped=looped).values():
+    for first, last in () if told else _asides(events, steps, looped=looped).values():
         label[first:last] = LABELS.index("outside")
     begins = np.array([step[0].begin for step in steps], dtype=int)
     ends = np.array([step[-1].end for step in steps], dtype=int)
@@ -312,7 +371,7 @@ def _made(
     lap_s, host_s = (np.append(np.diff(each), 0.0) for each in (events.at_s, events.host_s))
     columns: dict[str, np.ndarray] = {}
     known = _known(events) | ({"sync"} if waits_seen else set())
-    for name in (*ORDINARY_LAPS, "residual"):
+    for name in (*LAPS, "residual"):
         own = label == LABELS.index(name)
         seconds = _sums(np.where(own, lap_s, 0.0), begins, ends)
         if name in known and (name != "data" or looped or seconds.any()):
@@ -326,7 +385,8 @@ def _made(
     columns |= {"epoch": _epochs(steps), "samples": samples}
     found = Steps(
         columns=columns,
-        by={"updated": "updates", "changed": "changes"}.get(by, "backwards"),
+        begins=begins,
+        by={"updated": "updates", "changed": "changes", "turns": "turns"}.get(by, "backwards"),
         turns=Counter(len(step) for step in steps),
         uncounted=uncounted,
         from_calls=from_calls,
@@ -334,7 +394,7 @@ def _made(
         waits=[int(place) for place in np.searchsorted(ends, waits + 2, side="right")],  # a fetch may follow it
         waited_s=float(_sums(np.where(events.inside("pause", "resume"), host_s, 0.0), [0], [len(host_s) - 1])[0]),
     )
-    found.calls, found.averages = _calls(events, begins, ends, calls)
+    found.calls, found.averaged_bytes = _calls(events, begins, ends, calls)
     return found
 
 
@@ -342,6 +402,7 @@ def _known(events: Events) -> set[str]:
     """Return the laps that are seen in this training: of the others nobody knows how long they took."""
     named = {"data": "fetch", "forward": "forward", "backward": "backward", "update": "update", "residual": "opened"}
     found = {lap for lap, kind in named.items() if events.of(kind).any()}
+    found |= {LAPS[number] for number in set(events.number[events.places("lap")].tolist())}
     return found | ({"sync"} if events.of("sync", "gradient").any() else set())
 
 
@@ -355,9 +416,9 @@ def _begin(events: Events, inside: np.ndarray, begins: np.ndarray, ends: np.ndar
     """Return when each step began: at the first event of it that is not outside."""
     places = np.flatnonzero(inside)
     if not len(places) or not len(begins):
-        return events.at_s[begins]
+        return np.array(events.at_s[begins])
     first = places[np.minimum(np.searchsorted(places, begins), len(places) - 1)]
-    return events.at_s[np.where(first < ends, first, begins)]
+    return np.array(events.at_s[np.where(first < ends, first, begins)])
 
 
 def _samples(
@@ -413,33 +474,45 @@ def _data(events: Events, steps: Sequence[Sequence[Turn]]) -> int | None:
 
 def _calls(
     events: Events, begins: np.ndarray, ends: np.ndarray, names: Sequence[str]
-) -> tuple[dict[str, Any] | None, bool]:
-    """Return the script's own averaging calls in a step, by number and size, and whether it ever made any."""
+) -> tuple[dict[str, Any] | None, int]:
+    """Return the script's own averaging calls in a step, by number and size, and the most bytes between two updates."""
     places = events.places("sync", "called")
-    own = np.array([names[number % 32] in AVERAGING for number in events.number[places]], dtype=bool)
+    own = np.array([names[number % PLACES] in AVERAGING for number in events.number[places]], dtype=bool)
     places = places[own] if len(places) else places
     hidden = events.inside("backward", "backwarded") | events.inside("update", "updated")
     hidden |= events.inside("forward", "forwarded")
-    averages = bool(len(places))
+    averaged = 0
+    if len(places):
+        size = events.number[places] // PLACES
+        size = np.where(events.number[places] % PLACES == names.index("synchronize"), UNKNOWN_SIZE, size)
+        between = np.searchsorted(events.places("updated", "changed", "backwarded"), places)
+        averaged = int(np.bincount(between, weights=size).max())
     step = np.searchsorted(ends, places)
     within = (step < len(ends)) & ~hidden[places]
     within &= places >= begins[np.minimum(step, len(begins) - 1)] if len(begins) else within
     places = places[within]
     if not len(places) or not len(ends):
-        return None, averages
-    size = events.number[places] // 32
-    counted = Counter(names[number % 32] for number in events.number[places])
+        return None, averaged
+    size = events.number[places] // PLACES
+    counted = Counter(names[number % PLACES] for number in events.number[places])
     return {
         "per_step": round(len(places) / len(ends), 3),
         "bytes_median": float(np.median(size)),
         "bytes_max": int(size.max()),
         "names": {name: round(count / len(ends), 3) for name, count in counted.items()},
-    }, averages
+    }, averaged
 
 
-def stacks_of(
-    path: Path, names: Sequence[str], events: Events, steps: Steps, first: int
-) -> list[dict[str, Any]]:
+def losses_of(path: Path, events: Events, steps: Steps) -> np.ma.MaskedArray[Any, Any]:
+    """Return the loss of each step, masked where none was told: float64 pairs in a file, of a moment and the loss."""
+    told = np.fromfile(path, np.float64).reshape(-1, 2)
+    found = np.ma.masked_all(len(steps))
+    step = np.searchsorted(steps.begins, np.searchsorted(events.host_s, told[:, 0]), side="right") - 1
+    found[step[step >= 0]] = told[step >= 0, 1]
+    return found
+
+
+def stacks_of(path: Path, names: Sequence[str], events: Events, steps: Steps, first: int) -> list[dict[str, Any]]:
     """Return where the time of the steps from `first` on was, by samples of the stack: shares of 2 % or more."""
     if not path.is_file() or first >= len(steps):
         return []

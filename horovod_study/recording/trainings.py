@@ -9,17 +9,17 @@ import os
 import resource
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import ExitStack, closing, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from horovod_study import alive, energy, lease, records
+from horovod_study import alive, lease, records
 from horovod_study.comm.launch import LAUNCH_VARIABLES, detect
 from horovod_study.config import LAPS
-from horovod_study.errors import BackendError, RecordError, StudyError
+from horovod_study.errors import BackendError, StudyError
 from horovod_study.measure import environment, evidence, steady, system
 from horovod_study.measure.clock import now, utc_now
 from horovod_study.progress import say
@@ -27,11 +27,20 @@ from horovod_study.recording.output import Output
 from horovod_study.recording.rank import turns
 from horovod_study.recording.rank.events import CALLS
 from horovod_study.recording.said import rate_said
-from horovod_study.recording.steps import Events, Steps, stacks_of, steps_of
+from horovod_study.recording.steps import Events, Steps, losses_of, stacks_of, steps_of
 from horovod_study.text.words import plural
 
 OWN_RECORDER = "own recorder"
-_COUNTS = ("-np", "--np", "-n", "--nproc-per-node", "--nproc_per_node", "--num-processes", "--num_processes", "--num_gpus")
+_COUNTS = (
+    "-np",
+    "--np",
+    "-n",
+    "--nproc-per-node",
+    "--nproc_per_node",
+    "--num-processes",
+    "--num_processes",
+    "--num_gpus",
+)
 """Options by which launchers are told how many ranks to start."""
 _IRREGULAR = 0.05
 """Part of the steps whose updates may come otherwise, such as those that a loss scaler skips, without a doubt."""
@@ -147,7 +156,10 @@ def _is_of(process: Process, training: Training) -> bool:
 
     def launch(of: Process) -> tuple[Any, ...]:
         environ = of.opened["environ"]
-        return (of.workers, *(environ.get(name) for name in LAUNCH_VARIABLES if "RANK" not in name and "PROCID" not in name))
+        return (
+            of.workers,
+            *(environ.get(name) for name in LAUNCH_VARIABLES if "RANK" not in name and "PROCID" not in name),
+        )
 
     taken = {each.opened["rank"] for each in training.ranks}
     return launch(process) == launch(training.ranks[0]) and process.opened["rank"] not in taken
@@ -174,18 +186,22 @@ class Run:
         model_name: str | None,
         own: Mapping[str, Any],
         requested: Mapping[str, Any],
+        loads: Sequence[Mapping[str, float] | None] = (),
+        record: records.RunRecord | None = None,
     ) -> None:
+        """`loads`: what each rank has seen of other programs, where they tell; `record`: a run that somebody began."""
         self.out, self.meeting, self.options = out, meeting, options
         self.output: Output | None = None
         self._batch, self._model_name, self._own, self._requested = batch, model_name, own, requested
         self._host = os.uname().nodename
         self._held = ExitStack()
-        self._record: records.RunRecord | None = None
+        self._record, self._loads = record, loads
         self._pid = 0
         # cells that start beside it are no other programs
-        load = evidence.OtherLoad(environment.affinity())
-        self._load = None if turns.wanted() else load.sample(at_least_s=0.2)
-        self._sampler = system.Sampler(self._host) if options.get("system_interval_s", 1.0) else None
+        load = None if turns.wanted() or loads or record else evidence.OtherLoad(environment.affinity())
+        self._load = None if load is None else load.sample(at_least_s=0.2)
+        sampled = options.get("system_interval_s", 1.0) and record is None
+        self._sampler = system.Sampler(self._host) if sampled else None
         self._environment = environment.describe()
         self._cpu_s = _children_s()
 
@@ -203,13 +219,17 @@ class Run:
         complete = [each for each in trainings_of(processes_in(self.meeting)[1]) if each.complete]
         if not complete:
             return True
-        training = complete[0]
         with suppress(StudyError, OSError):  # told at the end
-            self._begin(self.out, training)
-            if self._sampler is not None:
-                self._sampler.wait_ready()
-                self._watch(*self._record.effective["ranks"] if self._record else ())
+            self.begin(complete[0])
         return False
+
+    def begin(self, training: Training) -> records.RunRecord:
+        """Begin the record of the first training."""
+        record = self._begin(self.out, training)
+        if self._sampler is not None:
+            self._sampler.wait_ready()
+            self._watch(*record.effective["ranks"])
+        return record
 
     def ended(self) -> None:
         """The command has ended."""
@@ -229,7 +249,7 @@ class Run:
         record = records.RunRecord(
             **self._about(out),
             requested={
-                **{name: value for name, value in self.options.items() if name != "timer_mode"},
+                **self.options,
                 "batch": self._batch,
                 **self._requested,
                 "out": str(out),
@@ -278,6 +298,8 @@ class Run:
             )
         others = None if self._load is None else round(self._load["busy_s"] / self._load["seconds"], 2)
         busy = {host: others if host == self._host else None for host in dict.fromkeys(hosts)}
+        if self._loads:
+            busy = evidence.other_cores(self._loads, ranks)
         oversubscribed = evidence.oversubscribed(ranks)
         doubts = (oversubscribed, evidence.disturbed(busy, ranks), evidence.shared_gpu(ranks))
         self._doubts = [each for each in doubts if each]
@@ -336,7 +358,7 @@ class Run:
         records.finish_run(out, record, status=status, finished=utc_now(), totals=totals, reason=reason)
         where = os.path.relpath(out)
         if reason:
-            say(f"horovod-study record: {where} is {'incomplete' if wrong else 'complete, but'}{':' * bool(wrong)} {reason}")
+            say(f"horovod-study record: {where} is {'incomplete:' if wrong else 'complete, but'} {reason}")
         if totals and not wrong:
             _say_found(record, totals, where)
         return int(bool(reason))
@@ -345,25 +367,34 @@ class Run:
         """Write the rows of a training; return its totals, what is only known now, and why it has failed."""
         events = [each.read() for each in training.ranks]
         steps = [
-            steps_of(each, batch=self._batch, calls=CALLS, waits_seen=process.workers == 1 or process.opened["waits"])
+            steps_of(
+                each,
+                batch=self._batch,
+                calls=CALLS,
+                waits_seen=process.workers == 1 or process.opened["waits"],
+                told=process.opened["told"],
+            )
             for process, each in zip(training.ranks, events, strict=True)
         ]
+        off = self.options.get("timer_mode") == "off"
         zero = _zeros(training, steps)
         for rank, (process, own) in enumerate(zip(training.ranks, steps, strict=True)):
-            writer = records.StepWriter(out, rank)
-            for begin in range(0, len(own), _AT_ONCE):
-                part = slice(begin, begin + _AT_ONCE)
-                columns = {name: each[part] for name, each in own.columns.items()}
-                columns["begin_s"] = columns["begin_s"] - zero[process.opened["host"]]
-                if self.options.get("timer_mode") == "off":
-                    columns = {name: columns[name] for name in ("epoch", "samples")}
-                writer.append({"step": np.arange(len(own))[part], **columns})
-            writer.close()
+            losses = process.path.with_name(f"{process.path.name}.losses")
+            if losses.exists():
+                own.columns["loss"] = losses_of(losses, events[rank], own)
+            with closing(records.StepWriter(out, rank)) as writer:
+                for begin in range(0, len(own), _AT_ONCE):
+                    part = slice(begin, begin + _AT_ONCE)
+                    columns = {name: each[part] for name, each in own.columns.items()}
+                    columns["begin_s"] = columns["begin_s"] - zero[process.opened["host"]]
+                    if off:
+                        columns = {name: columns[name] for name in ("epoch", "samples", "loss") if name in columns}
+                    writer.append({"step": np.arange(len(own))[part], **columns})
         effective = self._learnt(training, steps)
         if wrong := self._why_failed(training, steps, out):
             return {}, effective, wrong
         found = self._steady(steps, effective)
-        totals = _totals(training, steps, found)
+        totals = _totals(training, steps, found, off=off)
         starts = _stretches(steps[0], found.step, zero[training.ranks[0].opened["host"]])
         told = None
         if first and self._sampler is not None:
@@ -406,7 +437,9 @@ class Run:
         sharded = any(each.opened["sharded"] for each in ranks)
         averaging = ranks[0].opened["averaging"]
         if training.workers > 1 and averaging is None:
-            averaging = "calls" if any(each.averages for each in steps) else "none"
+            # A metric that is reduced has some bytes; gradients, however compressed, half a byte for each parameter.
+            most = max(each.averaged_bytes for each in steps)
+            averaging = "calls" if most >= 0.5 * ranks[0].opened["parameters"] else "none"
         data = ranks[0].ended.get("data", ranks[0].opened["data"])
         own = steps[0].data
         parts = len({each.opened["parameters"] for each in ranks}) > 1
@@ -417,7 +450,7 @@ class Run:
             "global_batch": None if len(known) < len(usual) else sum(known),
             "train_samples": data[own] if own is not None and own < len(data) else None,
             "precision": _common([each.ended.get("precision") for each in ranks]),
-            "turns_per_update": turns_made.most_common(1)[0][0] if turns_made else None,
+            "turns_per_update": turns_made.most_common(1)[0][0] if turns_made and steps[0].by != "turns" else None,
             "averaging": None if averaging == "unseen" else averaging,
             "calls": steps[0].calls if training.workers > 1 else None,
             "epoch_steps": steps[0].epoch_steps,
@@ -425,12 +458,19 @@ class Run:
             **({"processes": len(ranks)} if not training.connected and len(ranks) > 1 else {}),
             **({"parted": True} if apart and training.workers > 1 else {}),
             **({"parts": True} if parts else {}),
+            **({"sharded": True} if sharded else {}),
             **({"ended": training.ended or "before Python's own end"} if any(not each.ended for each in ranks) else {}),
         }
 
     def _steady(self, steps: Sequence[Steps], effective: Mapping[str, Any]) -> steady.Steady:
         declared, made = self.options["warmup_steps"], min(map(len, steps))
-        found = steady.find_steady(steps[0].columns["step_s"][:made], declared)
+        if self.options.get("timer_mode") == "off" or self.options.get("steady") == "declared":
+            looked = (
+                "" if self.options.get("steady") == "declared" else "with timer_mode off no steady steps are looked for"
+            )
+            found = steady.declared(declared, looked)
+        else:
+            found = steady.find_steady(steps[0].columns["step_s"][:made], declared)
         doubts = [_update_doubt(steps[0])]
         if steps[0].uncounted:
             doubts.append("samples were not seen: each step counts as one, and samples/s are steps/s")
@@ -585,14 +625,18 @@ def _update_doubt(steps: Steps) -> str:
             "record.lap('update') marks it (docs/your_script.md)"
         )
     total = sum(steps.turns.values())
+    if steps.by == "turns":
+        return f"{total:,} of {total:,} steps made no update that was seen: they are turns of the loop"
     usual, count = steps.turns.most_common(1)[0] if steps.turns else (1, 0)
     if total - count > _IRREGULAR * total:
-        return f"{total - count:,} of {total:,} steps took another number of turns than {usual}: updates come irregularly"
+        return (
+            f"{total - count:,} of {total:,} steps took another number of turns than {usual}: updates come irregularly"
+        )
     return ""
 
 
-def _totals(training: Training, steps: Sequence[Steps], found: steady.Steady) -> dict[str, Any]:
-    """Return the totals of the window, from step `found.step` on."""
+def _totals(training: Training, steps: Sequence[Steps], found: steady.Steady, *, off: bool) -> dict[str, Any]:
+    """Return the totals of the window, from step `found.step` on; `off`: nothing but the window was timed."""
     first, ranks = found.step, training.ranks
     made = min(map(len, steps))
     windows = [float(each.columns["step_s"][first:].sum()) for each in steps]
@@ -608,7 +652,7 @@ def _totals(training: Training, steps: Sequence[Steps], found: steady.Steady) ->
         "steps": made - first,
         "excluded_steps": first,
         "steady": asdict(found),
-        **records.step_totals([_summary(each.columns, first) for each in steps]),
+        **records.step_totals([_summary({} if off else each.columns, first) for each in steps]),
         "rows_lost": [0 for _ in steps],
         **({"turns": {"before": waits, "waited_s": steps[0].waited_s}} if waits else {}),
         "rss_mb_max": records.max_over_ranks(rss),
@@ -644,19 +688,19 @@ def _summary(columns: Mapping[str, np.ndarray], first: int) -> dict[str, Any]:
         own = columns[name][first:] if name in columns else np.array([])
         mean[name] = float(own.mean()) if len(own) else None
         median[name] = float(np.median(own)) if len(own) else None
-    return {"mean": mean, "median": median, "step_s_p90": float(np.quantile(columns["step_s"][first:], 0.9))}
+    p90 = float(np.quantile(columns["step_s"][first:], 0.9)) if columns else None
+    return {"mean": mean, "median": median, "step_s_p90": p90}
 
 
 def _say_found(record: records.RunRecord, totals: Mapping[str, Any], where: str) -> None:
     workers, outside = record.effective["workers"], totals["outside"]
+    beside = (
+        f"{outside['share']:.0%} of the time is outside of steps, {outside['samples_per_s']:,.0f} samples/s with it"
+    )
     say(
         f"recorded {totals['steps']:,} steps after {totals['excluded_steps']:,} of warm-up: "
-        f"{totals['samples_per_s']:,.0f} samples/s with {plural(workers, 'worker')}, step "
-        f"{totals['step_s_median'] * 1e3:.2f} ms (median)"
-        + (
-            f"; {outside['share']:.0%} of the time is outside of steps, {outside['samples_per_s']:,.0f} samples/s with it"
-            if outside["share"] >= 0.02
-            else ""
-        )
+        f"{totals['samples_per_s']:,.0f} samples/s with {plural(workers, 'worker')}"
+        + (f", step {step * 1e3:.2f} ms (median)" if (step := totals["step_s_median"]) is not None else "")
+        + (f"; {beside}" if outside["share"] >= 0.02 else "")
         + f"; horovod-study explain {where}"
     )

@@ -82,6 +82,7 @@ from horovod_study.records.reader import (
     rows_between,
     run_directories,
     run_side_files,
+    runs_beside,
     set_aside,
     synchronised_run,
     system_columns,

@@ -68,12 +68,20 @@ Rank = Annotated[  # one process of the run
         _unknown(Texts, "path"),
     ),
 ]
+_Calls = Annotated[  # collective calls of the script's own in a step
+    _Object, _open(_unknown(Number, "per_step bytes_median bytes_max"), _unknown(Numbers, "names"))
+]
+_Stack = Annotated[_Object, _open({"where": Text, "name": Text, "share": Number})]
 _Effective = Annotated[  # what was read back from the live objects
     _Object,
     _open(
         _SETTINGS,
-        _unknown(Text, "model device launcher dataset dataset_digest initial_parameter_sha256"),
-        _unknown(Count, "parameters test_samples"),
+        _unknown(
+            Text, "model device launcher dataset dataset_digest initial_parameter_sha256 averaging ended measured"
+        ),
+        _unknown(Count, "parameters test_samples epoch_steps processes"),
+        _unknown(bool, "parted"),
+        {"calls": _Calls | None},
         _unknown(Number, "floor_mse steps_per_epoch"),
         _unknown(Texts, "path"),
         _unknown(Counts, "ranks_per_host"),
@@ -111,6 +119,7 @@ Totals = Annotated[  # what the timed window gave
         _unknown(Number, "epochs train_mse test_mse g0_rmse_mpa a_rmse rss_mb_max pss_mb_max"),
         _unknown(dict[str, Seconds | None], "lap_medians_s"),
         _unknown(Count | Counts, "rows_lost"),
+        _unknown(Annotated[list[_Stack], Field(max_length=100)], "stacks"),
         {"steady": _RecordedSteady | None, "turns": Waits | None, "system": System | None, "energy": Energy | None},
     ),
 ]

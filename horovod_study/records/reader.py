@@ -185,6 +185,32 @@ def readable_runs(
         left_out.update(missed)
 
 
+_MOST_BESIDE = 200
+
+
+def runs_beside(directory: Path) -> dict[str, bool]:
+    """Return the names of a run directory and of the runs in the same folder, itself first, and whether each trained
+    the same with another number of workers, as the baseline of a scaling does. Empty where it is no run.
+    """
+    own = directory.resolve()
+    if not (own / MANIFEST).is_file():
+        return {}
+    record = read_run(own)
+    found = {own.name: True}
+    names = ("model", "parameters", "device", "precision")
+    for path in sorted(own.parent.glob(f"*/{MANIFEST}"))[:_MOST_BESIDE]:
+        if path.parent.name in found:
+            continue
+        try:
+            other = read_run(path.parent)
+        except RecordError:
+            continue
+        same = all(other.effective.get(name) == record.effective.get(name) for name in names)
+        more = other.effective.get("workers") != record.effective.get("workers")
+        found[path.parent.name] = same and more and other.partition == record.partition and other.study == record.study
+    return found
+
+
 def read_steps(directory: Path, rank: int, *, mapped: bool = False) -> "pa.Table":
     """Return the step rows of one rank, up to the last complete batch if the run was killed.
 

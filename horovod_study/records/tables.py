@@ -129,6 +129,12 @@ def _run_table(root: Path, found: Iterable[tuple[Path, RunRecord]]) -> "pd.DataF
                 "status": record.state(),
                 "reason": record.reason,
                 **{name: record.effective.get(name, record.requested.get(name)) for name in OF_EVERY_RUN},
+                "backend": _backend(record),
+                "apart": _apart(record),
+                "rank_threads": max(
+                    (rank.get("threads") or 0 for rank in record.effective.get("ranks") or ()), default=0
+                )
+                or None,
                 "horovod_defaults": bool(record.requested.get("horovod_defaults", False)),
                 "model": _model(record),
                 **_options(record),
@@ -189,6 +195,29 @@ def rate_unit(rate_from: str) -> str:
         return COMMANDS
     unit = " ".join(re.sub(r"^(\d+ x )?[\d.e+-]+ |\d+| per GPU$", "", rate_from).split())
     return unit if "/" in unit or "per" in unit else f"{unit}, per second"
+
+
+def _backend(record: RunRecord) -> Any:
+    """Return the library of a run; collectives of torch.distributed without DDP were one of their own once."""
+    name = record.effective.get("backend", record.requested.get("backend"))
+    return "ddp" if name == "distributed" else name
+
+
+def _apart(record: RunRecord) -> str:
+    """Return why the workers of a run did not train one model together: processes | none | parted; else, and where it
+    is not known, ""."""
+    effective, totals = record.effective, record.totals
+    if (effective.get("workers") or 1) < 2:
+        return ""
+    if (effective.get("processes") or 1) > 1:
+        return "processes"
+    if effective.get("averaging") == "none":
+        return "none"
+    sharded = effective.get("sharded") or str(effective.get("model")).startswith("FSDP")
+    # A run that was closed by its parent, and one of an older recorder, may lack digests for another reason.
+    equal_once = effective.get("averaging") and effective.get("initial_parameter_sha256") and not effective.get("ended")
+    unlike = "parameter_sha256" in totals and totals["parameter_sha256"] is None and not sharded
+    return "parted" if effective.get("parted") is True or (equal_once and unlike) else ""
 
 
 def _hosts(record: RunRecord) -> list[str]:

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from horovod_study.analysis.series.culprits import STALLED
 from horovod_study.analysis.stats import Interval
 from horovod_study.analysis.steps.breakdown import PARTS
 from horovod_study.analysis.steps.explanation import Cell, Explanation, Growth, Help, Slow
 from horovod_study.analysis.steps.rank_steps import NO_EXCHANGE
-from horovod_study.analysis.steps.stragglers import CAUSES, Lateness
 from horovod_study.records import finite
-from horovod_study.report.figures.inspection import balance_words
+from horovod_study.report.figures.inspection import balance_words, late_words
 from horovod_study.report.kit.files import write_result
 from horovod_study.text.numbers import THIN, known, milliseconds, percent, quoted, rounded, signed
 from horovod_study.text.tables import NOTHING, Group, Table, table_of, to_lines
@@ -23,7 +23,9 @@ MAX_ROWS, _MAX_SERIES, _MAX_HELP, _MAX_DOUBTS = 10, 4, 5, 4
 """So many lines each part of the page has room for."""
 
 _NAMES = {"data": "loading data", "sync": "synchronising", "residual": "unexplained"}
-_HEADS = {**{part: part for part in PARTS}, "residual": "unexpl."}
+_HEADS = {**{part: part for part in PARTS}, "residual": "unexpl.", "outside": "outside"}
+_LITTLE = 0.01
+"""A share of the time outside of steps below this is told as a share alone."""
 
 Said: TypeAlias = str | list[str]
 """A text that is wrapped, or lines that stay as they are: of a table, or a command."""
@@ -75,9 +77,49 @@ def _head(found: Explanation) -> Iterable[Said]:
 
 def _time(found: Explanation) -> Iterable[Said]:
     yield from _one_cell(found.cells[0]) if len(found.cells) == 1 else _several_cells(found)
+    top = max(found.last, key=lambda each: (each.workers, each.samples_per_s or 0.0))
+    where = _where(top, len(found.last))
+    yield from (f"{where}{text}" for text in (_outside(top), *_stacks(top), *_stalls(top)))
     several = [cell for cell in found.last if cell.workers > 1]
     for cell in several[:_MAX_SERIES]:
         yield _where(cell, len(several)) + _communication(cell)
+
+
+def _outside(cell: Cell) -> str:
+    """Return how much of the training's time is in no step, and the rate with it."""
+    share, outside = cell.outside_share, cell.outside
+    if share is None or outside is None:
+        return "Outside of steps: unknown."
+    if share < _LITTLE:
+        return f"Outside of steps: {percent(share)} of the training's time."
+    each = ""
+    if outside.where:
+        alone = cell.outside_alone_s
+        nothing = alone is None or 0.9 < outside.gap_s / alone < 1.1
+        told = [] if alone is None else [f"1 worker: {rounded(alone, 3)} s"]
+        one = f" ({'; '.join([*told, *['more workers do nothing to it'] * nothing])})" if cell.workers > 1 else ""
+        each = f", {rounded(outside.gap_s, 3)} s {outside.where}{one}"
+    rate = "" if cell.whole_samples_per_s is None else f"; with it {rounded(cell.whole_samples_per_s)} samples/s"
+    return f"Outside of steps: {rounded(outside.seconds, 3)} s, {percent(share)} of all time{each}{rate}."
+
+
+def _stacks(cell: Cell) -> Iterable[str]:
+    """Yield in which functions the time is that no lap covers, as shares of all time."""
+    beside = cell.outside_share or 0.0
+    shares = {"outside": beside, "residual": (cell.parts_s["residual"] or 0.0) / cell.step_s * (1 - beside)}
+    for kind, words in (("outside", "outside of steps"), ("residual", "outside all laps")):
+        if own := [each for each in cell.stacks if each["where"] == kind]:
+            parts = ", ".join(f"{100 * each['share']:.0f} in {each['name']}" for each in own[:3])
+            yield f"Of all time {words} {percent(max(shares[kind], own[0]['share']))}, of it {parts}."
+
+
+def _stalls(cell: Cell) -> Iterable[str]:
+    stalls = cell.stalls
+    if stalls is not None and cell.stall_s >= STALLED * cell.step_s:
+        yield (
+            f"{stalls.count:,} of {plural(stalls.of, 'step', ',')} take more than 10 times the median one: they cost "
+            f"{milliseconds(cell.stall_s)} ms of the mean step."
+        )
 
 
 def _one_cell(cell: Cell) -> Iterable[Said]:
@@ -101,7 +143,7 @@ def _several_cells(found: Explanation) -> Iterable[Said]:
         cells = tuple(cell for cell in cells if cell in (*first.values(), *found.last))
     series = list(dict.fromkeys(cell.series for cell in cells))
     shown = [part for part in PARTS[:-1] if any(cell.parts_s[part] is not None for cell in cells)]
-    heads = ("workers", "samples/s", "efficiency", "step, ms", *(_HEADS[part] for part in shown))
+    heads = ("workers", "samples/s", "efficiency", "step, ms", *(_HEADS[part] for part in (*shown, "outside")))
     groups = tuple(
         Group(title=each, rows=tuple(_row(cell, shown) for cell in cells if cell.series == each))
         for each in series[: MAX_ROWS // 2]
@@ -115,7 +157,8 @@ def _row(cell: Cell, parts: Sequence[str]) -> tuple[str, ...]:
     rate = NOTHING if cell.samples_per_s is None else rounded(cell.samples_per_s)
     good = NOTHING if cell.efficiency is None else percent(cell.efficiency)
     shares = (NOTHING if (value := cell.parts_s[part]) is None else percent(value / cell.step_s) for part in parts)
-    return (str(cell.workers), rate, good, milliseconds(cell.step_s), *shares)
+    outside = NOTHING if cell.outside_share is None else percent(cell.outside_share)
+    return (str(cell.workers), rate, good, milliseconds(cell.step_s), *shares, outside)
 
 
 def _where(each: Cell | Slow, count: int) -> str:
@@ -134,20 +177,14 @@ def _communication(cell: Cell) -> str:
         known_why = "none" if cell.why_not == NO_EXCHANGE else "unknown"
         return f"Exposed communication is {known_why}: {cell.why_not}."
     text = (
-        f"Exposed communication (not hidden by computing): {_part(cell.exposed_s, cell.step_s)}; waiting for the last "
-        f"rank, mean of all ranks: {_part(cell.waiting_s, cell.step_s)}."
+        f"Communication that no computing hides: {_part(cell.exposed_s, cell.step_s)}; waiting for the last "
+        f"rank: {_part(cell.waiting_s, cell.step_s)}."
     )
     return f"{text} Together: {left_out}." if left_out else text
 
 
 def _part(seconds: Interval, step_s: float) -> str:
     return f"{_ms(seconds)} ms, {percent(seconds.value / step_s)} of the step"
-
-
-def _shares(share: Interval) -> str:
-    """Return a share in per cent with its interval."""
-    ends = f" [{percent(share.low)}, {percent(share.high)}]" if share.known else ""
-    return f"{percent(share.value)}{ends}"
 
 
 def _ms(seconds: Interval) -> str:
@@ -178,7 +215,7 @@ def _who(slow: Slow) -> str:
             share = percent(slow.waiting_s / slow.period_s)
             waits = f" A rank waits {milliseconds(slow.waiting_s)} ms per step for the last one, {share} of the step."
         return f"No rank is late beyond chance{seen}.{waits}"
-    words = " ".join(_late(each, slow) for each in slow.ranks[:3])
+    words = " ".join(late_words(each, slow.chance) for each in slow.ranks[:3])
     more = f" So are {len(slow.ranks) - 3} more." if len(slow.ranks) > 3 else ""
     runs = "" if slow.looked_at == 1 else f" It is so in {slow.named_in} of {slow.looked_at} runs."
     others = "The other ranks wait" if slow.chance < 0.5 else "The other rank waits"
@@ -186,24 +223,6 @@ def _who(slow: Slow) -> str:
     if slow.delay_low_s is not None and slow.delay_high_s is not None:
         delay = Interval(value=slow.delay_s, low=slow.delay_low_s, high=slow.delay_high_s)
     return f"{words}{more}{runs} {others} for that: {_part(delay, slow.period_s)}."
-
-
-def _late(late: Lateness, slow: Slow) -> str:
-    host = f" on {late.host}" if late.host else ""
-    there = _ms(Interval(value=late.cause_s, low=late.cause_low_s, high=late.cause_high_s))
-    in_all = ""
-    if abs(late.value_s - late.cause_s) > 0.1 * late.cause_s:  # else one number tells both
-        whole = Interval(value=late.value_s, low=late.low_s, high=late.high_s)
-        in_all = f" (over all laps {_ms(whole)} ms{'' if whole.excludes(0) else ', which scatter more than that'})"
-    held_up = ""
-    if late.quickest_s < 0.2 * late.cause_s:  # of its lateness, it is as quick as the others itself
-        held_up = (
-            " Its quickest steps are not late: at times something holds it up, such as another program on its core."
-        )
-    return (
-        f"Rank {late.rank}{host} is {there} ms late per step {CAUSES[late.cause]}{in_all}, and is the last one in "
-        f"{percent(late.last_share)} of the steps (by chance: {percent(slow.chance)}).{held_up}"
-    )
 
 
 def _growth(found: Explanation) -> Iterable[Said]:
@@ -218,18 +237,10 @@ def _growth(found: Explanation) -> Iterable[Said]:
 def _grown(growth: Growth) -> str:
     step = growth.step_s
     chance = ", which may be chance" if step.known and not step.excludes(0) else ""
+    chance = ", of which one was disturbed" if growth.unsteady else chance
     known_parts = [(part, value) for part, value in growth.parts_s.items() if value is not None]
     worth = sorted((each for each in known_parts if abs(each[1]) >= 0.05 * abs(step.value)), key=lambda each: -each[1])
     of_it = ", ".join(f"{_NAMES.get(part, part)} {signed(milliseconds(value))}" for part, value in worth)
-    if growth.nodes is not None:
-        fewer, more = growth.nodes
-        who = "The second node adds" if growth.nodes == (1, 2) else f"{more} nodes instead of {fewer} add"
-        waits = ""
-        if growth.waiting is not None and not chance:
-            waits = (
-                f" {_shares(growth.waiting)} of what {who.partition(' add')[0].lower()} adds is waiting for gradients."
-            )
-        return f"{who} {signed(_ms(step))} ms per step ({growth.workers} workers against {growth.base}){chance}.{waits}"
     return (
         f"{growth.workers} workers against {growth.base}: {signed(_ms(step))} ms per step{chance}. "
         f"Of it {of_it or 'no part is known'}."
@@ -250,17 +261,17 @@ def _gain(each: Help) -> str:
         return ""
     low, high = each.gain.low, each.gain.high
     ends = f" [{percent(low)}, {percent(high)}]" if known(low) and known(high) else ""
-    return f": {each.kind} {signed(percent(each.gain.value))}{ends} samples/s"
+    return f": {each.kind} {signed(percent(each.gain.value))}{ends} {each.of}"
 
 
 def _rests(found: Explanation) -> Iterable[Said]:
     steps = f"{found.steps:,}" if found.steps == found.steps_most else f"{found.steps:,} to {found.steps_most:,}"
-    what = "from the scatter between repeats"
+    what = "from the scatter of repeats"
     if all(len(cell.runs) == 1 for cell in found.cells):
         what = "from the steps of one run each, so that what differs from run to run is not in them"
-    yield f"{steps} steps of each rank after the warm-up; 95 % intervals in brackets, {what}."
+    yield f"{steps} steps of each rank after the warm-up; brackets: 95 % intervals {what}."
     for doubt in found.doubts[:_MAX_DOUBTS]:
-        text = textwrap.shorten(doubt.rstrip("."), 2 * WIDE - 20, placeholder=" ...")
+        text = textwrap.shorten(doubt.rstrip("."), 3 * WIDE - 60, placeholder=" ...")
         yield f"- {text}{'' if text.endswith('...') else '.'}"
     if len(found.doubts) > _MAX_DOUBTS:
         yield f"- and {plural(len(found.doubts) - _MAX_DOUBTS, 'doubt')} more: --part account"

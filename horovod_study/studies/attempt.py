@@ -22,7 +22,6 @@ import yaml
 from horovod_study.cluster.launch import MARKER, LaunchLine, Starting, launch_line, program_line
 from horovod_study.cluster.process import GRACE_S, CellProcess
 from horovod_study.cluster.reason import failure_reason, is_follow_on, told_to_end, without_tags
-from horovod_study.recording.command import NO_STEPS
 from horovod_study.cluster.remote import run_on, stop_marked_on
 from horovod_study.cluster.site import HERE, Site
 from horovod_study.config import Cell, Placement
@@ -30,6 +29,7 @@ from horovod_study.errors import StudyError
 from horovod_study.files import write_file
 from horovod_study.lease import end_run_claim, require_free
 from horovod_study.measure.clock import now, utc_now
+from horovod_study.recording.command import NO_STEPS
 from horovod_study.records import (
     MANIFEST,
     RunRecord,

@@ -15,8 +15,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from horovod_study.recording.command import before_the_first_step
 from horovod_study.errors import StudyError
+from horovod_study.recording.command import before_the_first_step
 from horovod_study.records import MANIFEST, RunRecord, hosts_of, last_step, read_run, read_steps, silent_s, step_ranks
 from horovod_study.studies.progress import live_on, look_again, say
 from horovod_study.studies.watch import Getting, getting_on

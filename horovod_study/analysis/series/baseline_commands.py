@@ -115,6 +115,16 @@ def baseline_command(run: Mapping[str, Any], *, batch: float, taken: Collection[
     return notes, shlex.join([*head, *single])
 
 
+def again(run: Mapping[str, Any], taken: Collection[str]) -> str:
+    """Return the line that recorded `run`, a row of a run table, with a run directory that is not `taken`; "" where it
+    is not known."""
+    words = shlex.split(str(run.get("typed") or ""))
+    if "--" not in words:
+        return ""
+    place = words.index("--")
+    return shlex.join([*_with_out(words[:place], taken), *words[place:]])
+
+
 def _started(line: Sequence[str], run: Mapping[str, Any]) -> list[str] | None:
     """Return what starts one rank of a script that records itself; `line` is the command of one of its ranks."""
     way = CARRIED.get(f"{run['backend']}/{run['transport']}")

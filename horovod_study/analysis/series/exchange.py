@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from horovod_study.analysis.series.points import measured, numbers
+from horovod_study.analysis.series.points import measured, numbers, texts
 from horovod_study.analysis.sync.boundary import fewest_nodes
 from horovod_study.errors import AnalysisError
 from horovod_study.files import csv_rows
@@ -32,10 +32,10 @@ def points_of(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the finished runs of several workers' series of an analysis (its table `runs`) as rows of a points file.
 
     Columns POINT_COLUMNS; of a worker count those on the fewest nodes, which are what the laws of the analysis were
-    fitted to. Repeats are numbered again in a point whose numbers are not different. Raises AnalysisError where there
-    are none.
+    fitted to, and none whose workers train models of their own. Repeats are numbered again in a point whose numbers are
+    not different. Raises AnalysisError where there are none.
     """
-    rows = runs[measured(runs) & (runs["backend"] != "serial")]
+    rows = runs[measured(runs) & (runs["backend"] != "serial") & (texts(runs, "apart") == "")]
     if rows.empty:
         raise AnalysisError("runs.csv: no run of a communication library is finished; nothing can be exported")
     rows = rows[fewest_nodes(rows)].rename(columns={"batch": "batch_size"})

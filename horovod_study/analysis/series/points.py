@@ -19,6 +19,7 @@ from horovod_study.analysis.impossible import impossible
 from horovod_study.analysis.laws.amdahl import karp_flatt
 from horovod_study.analysis.series.baseline_commands import remedy
 from horovod_study.analysis.series.baselines import OWN, impossibilities
+from horovod_study.analysis.series.culprits import CULPRITS, UNSTEADY, culprits, passes, unsteady
 from horovod_study.analysis.series.turns import StudyTurns, against, components
 from horovod_study.analysis.series.turns import doubts as doubts_of_turns
 from horovod_study.config import LAPS
@@ -109,11 +110,14 @@ FLAGS = {
     "superlinear": "an efficiency above 100 %, and its interval too",
     "superlinear_unresolved": "an efficiency above 100 %, within the scatter of the repeats or without an interval",
     "few_steps": "fewer than 100 steps in the timed window of some run",
+    **{each.name: each.flag for each in CULPRITS},
 }
 """Words of the column `flags`, in their order there, and what each says of a point."""
 
 OF_RANKS = ("load_balance", "communication_efficiency", "parallel_efficiency", "skew_s")
 """What the step rows say of the ranks of each run (`accounting.Accounting.run_rows`), as medians over repeats here."""
+OF_WINDOWS = ("outside_share", "stall_s", "epoch_steps", "epoch_samples")
+"""The same of its timed window and its epochs."""
 
 _WIDE_SPREAD = 0.10
 _UNEQUAL_BASELINES = 0.05
@@ -456,10 +460,11 @@ def scaling_points(
     `turns_...` have both components of variance (`series.turns`).
     """
     table = levelled(runs, turns).copy()
-    for name in OF_RANKS:
+    for name in (*OF_RANKS, *OF_WINDOWS):
         table[name] = math.nan
         if accounting is not None and name in accounting.columns:
             table[name] = table["run"].map(whole_runs(accounting)[name]).astype(float)
+    table["whole_samples_per_s"] = table["samples_per_s"].astype(float) * (1 - table["outside_share"])
     cells = cells_of(table)
     rows = [_point(cell) for cell in cells]
     names = [cell.loc[measured(cell), "run"].tolist() for cell in cells]
@@ -470,16 +475,20 @@ def scaling_points(
             share = 1 if base is None else rows[base]["workers"]  # of a table that does not begin with one worker
             over = None if base is None else values[base] / share
             row.update(_against(row, values[place], kind, over, base == place))
+            if base not in (None, place):
+                _beside(row, rows[base], kind)
             found = turns.estimate(names[place], names[base]) if turns and base not in (None, place) else None
             row |= against(found, kind, row["workers"], row[f"speedup_{kind}"]) if found is not None else {}
             if turns and not row.get("turns_launches", 0.0) > 0:
                 row |= components(found)
                 if found is None and base not in (None, place):
                     row["turns_shared"] = turns.shared(names[place], names[base])
+        for end, of in _EPOCH_ENDS.items():  # of the one that was made, where each worker went through all of the data
+            row[f"epoch_s_{end}"] = passes(row) * row["train_samples"] / (row[f"samples_per_s_{of}"] or math.nan)
         row |= _derived(row)
         row["flags"] = " ".join(_flags(row))
     for row in rows:
-        del row["_samples_per_s"], row["_steps"], row[GIVEN_BASE]
+        del row["_samples_per_s"], row["_steps"], row[GIVEN_BASE], row["epoch_samples_median"]
     points = pd.DataFrame(rows)
     foreign = points["model"] != _OWN_MODEL
     if foreign.any():
@@ -557,6 +566,8 @@ def _derived(row: Mapping[str, Any]) -> dict[str, float]:
     """
     ends = {"": "speedup_plain", "_low": "speedup_plain_high", "_high": "speedup_plain_low"}
     fractions = {f"karp_flatt{end}": float(karp_flatt(row[name], row["workers"])) for end, name in ends.items()}
+    if row["speedup_plain"] < 1:  # of a slowdown it is no fraction
+        fractions = dict.fromkeys(fractions, math.nan)
     return fractions | {"computation_scalability": row["efficiency_plain"] / row["parallel_efficiency_median"]}
 
 
@@ -576,6 +587,7 @@ def _flags(row: Mapping[str, Any]) -> list[str]:
         "superlinear": resolved,
         "superlinear_unresolved": bool(above) and not resolved,
         "few_steps": row["_steps"] < FEW_STEPS and row["backend"] != COMMAND,
+        **{each.name: each.holds(row) for each in CULPRITS},
     }
     return [name for name in FLAGS if holds.get(name, False)]
 
@@ -587,6 +599,7 @@ def _point(cell: pd.DataFrame) -> dict[str, Any]:
     of_series = ("setting", "global_batch", "mode", "work", "ref_batch", "ref_train_samples")
     row: dict[str, Any] = {
         **{column: first[column] for column in ("series", *CELL, *of_series)},
+        "device": first.get("device"),
         "repeats": len(good),
         "failed": len(bad),
         "missing": good.empty,
@@ -597,15 +610,37 @@ def _point(cell: pd.DataFrame) -> dict[str, Any]:
     }
     names = {"median": "median", "min": "min", "max": "max", "low": "ci95_low", "high": "ci95_high"}
     row |= {f"samples_per_s_{names[end]}": value for end, value in stats.spread(row["_samples_per_s"]).items()}
-    # An epoch takes training samples / X: the fastest repeat is the shortest.
-    ends = {"median": "median", "min": "max", "max": "min", "low": "ci95_high", "high": "ci95_low"}
-    for end, of in ends.items():
-        row[f"epoch_s_{end}"] = row["train_samples"] / (row[f"samples_per_s_{of}"] or math.nan)
+    row |= dict.fromkeys((f"epoch_s_{end}" for end in _EPOCH_ENDS), math.nan)  # known below, and has its place here
     row |= {"step_s_median": stats.of_all(good["step_s_median"]), "step_mean_s_median": stats.of_all(good["step_s"])}
     row |= {f"{column}_median": stats.of_all(good[column]) for column in (*LAP_COLUMNS, "test_mse", *OF_RANKS)}
+    whole = ("outside_share", "stall_s", "whole_samples_per_s", "epoch_samples")
+    row |= {f"{column}_median": stats.of_all(numbers(good, column)) for column in whole}
+    row["epoch_steps"], row["rank_threads"] = (
+        stats.of_all(numbers(good, name), np.max) for name in ("epoch_steps", "rank_threads")
+    )
+    row["data_passes"] = row["epoch_samples_median"] / (row["train_samples"] or math.nan)
+    row["apart"] = max(texts(good, "apart"), default="")
+    row["unsteady"] = int(texts(good, "steady_doubt").str.contains(UNSTEADY).sum())
+    row |= {"base_threads": math.nan, "base_unsteady": False, "speedup_whole": math.nan}
     for column in OF_RANKS:
         row[f"{column}_min"], row[f"{column}_max"] = (stats.of_all(good[column], of) for of in (np.min, np.max))
     return row
+
+
+_EPOCH_ENDS = {"median": "median", "min": "max", "max": "min", "low": "ci95_high", "high": "ci95_low"}
+"""An epoch takes training samples / X: the fastest repeat is the shortest."""
+
+
+def _beside(row: dict[str, Any], base: Mapping[str, Any], kind: str) -> None:
+    """Complete a row with what its baseline differs in; the plain one first."""
+    if kind == "wrapped" and row["base_threads"] == row["base_threads"]:
+        return
+    row["base_threads"] = base["rank_threads"] if row["device"] == "cpu" else math.nan
+    row["base_unsteady"] = row["base_unsteady"] or unsteady(base)
+    alone = math.nan if row["apart"] else base["whole_samples_per_s_median"]
+    row["speedup_whole"] = row["whole_samples_per_s_median"] / alone
+    if math.isnan(row["data_passes"]):  # the data set has no size: one worker's epoch is once through it
+        row["data_passes"] = row["epoch_samples_median"] / base["epoch_samples_median"]
 
 
 def _why(run: Any, *, status: bool = True) -> str:
@@ -686,7 +721,7 @@ def _against(row: dict[str, Any], x: Any, kind: str, base: Any, itself: bool) ->
     ends = {"": "median", "_min": "min", "_max": "max"}
     values = {end: row[f"samples_per_s_{name}"] / base_median for end, name in ends.items()}
     values |= {"_low": low, "_high": high}
-    if impossible("speedup", speedup=values[""], workers=n):  # `_doubt_impossible` says it
+    if row["apart"] or impossible("speedup", speedup=values[""], workers=n):  # a doubt says it
         values = dict.fromkeys(values, math.nan)
     columns |= {f"speedup_{kind}{name}": value for name, value in values.items()}
     columns |= {f"efficiency_{kind}{name}": value / n for name, value in values.items()}
@@ -713,6 +748,7 @@ def doubts(runs: pd.DataFrame, points: pd.DataFrame, precision: float | None = N
     """
     return [
         *_doubt_commands(runs),
+        *culprits(points[~points["missing"]]),
         *_doubt_failures(runs),
         *_doubt_impossible(points),
         *_doubt_baselines(runs, points),
@@ -752,6 +788,11 @@ def _doubt_commands(runs: pd.DataFrame) -> Iterator[str]:
         yield f"{series}: {command_words(rows['rate_from'])}."
 
 
+def efficiency_doubts(points: pd.DataFrame) -> list[str]:
+    """Return those of `doubts` that say why an efficiency is not what it seems."""
+    return [*culprits(points[~points["missing"]]), *_doubt_impossible(points), *_doubt_superlinear(points)]
+
+
 def _doubt_failures(runs: pd.DataFrame) -> list[str]:
     bad = failed_runs(runs)
     if bad.empty:
@@ -769,7 +810,7 @@ def _doubt_failures(runs: pd.DataFrame) -> list[str]:
 def _doubt_impossible(points: pd.DataFrame) -> Iterator[str]:
     """Say which throughputs, speedups and waits cannot be, by the one table of `analysis.impossible`."""
     names = {"samples_per_s_median": "samples_per_s", "sync_s_median": "sync_s", "batch": "batch_size"}
-    for series, rows in points[~points["missing"]].groupby("series", sort=False):
+    for series, rows in points[~points["missing"] & (points["apart"] == "")].groupby("series", sort=False):
         bases = {float(rows[f"base_{kind}_samples_per_s"].min()) for kind in ("plain", "wrapped")}
         table = rows[["workers", *names]].rename(columns=names)
         yield from dict.fromkeys(f"{series}: {why}." for base in sorted(bases) for why in impossibilities(table, base))

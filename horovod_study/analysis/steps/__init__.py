@@ -8,7 +8,8 @@ rank_steps.py    step rows of several ranks side by side, cut at the ends of syn
 run_profiles.py  each run for itself: one row with all that is known of it, and its course over the timed window
 stragglers.py    which rank is slow, by how much, and in which lap: from each rank's own clock
 pauses.py        steps that took far longer than their neighbours, and whether they come regularly
-inspection.py    one run in detail: whether its laps add up, who was late, what paused, the course of its steps
+outside.py       time that no mean of parts shows: between the steps, and in a few that take far longer
+inspection.py    one run in detail: whether its laps add up, who was late, and what paused
 timeline.py      Horovod's timeline decomposed: where the time of a collective goes
 traces.py        traces of torch.profiler and records of NCCL Inspector, one file a rank: who is late, what is exposed
 trace.py         recorded steps as events of the Chrome trace format, which Perfetto and chrome://tracing draw

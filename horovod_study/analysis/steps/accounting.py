@@ -6,16 +6,15 @@ For each rank and step
 
 (with compute in place of forward and backward where steps are captured in CUDA graphs) is checked on the rows as they
 were recorded, not on totals. The means of a run (over the steps of the timed window, then over ranks) tile like the
-rows do, and go through `breakdown.split`, which compares worker counts: T(N) - T(1) in the same parts. Beside the sync
-lap, which is the timer's answer to what communication costs, stand the answers of the same jobs that do not come from
-it: blocks without communication, and micro-benchmarks. docs/accounting.md explains how to read all of it.
+rows do, and go through `breakdown.split`, which compares worker counts: T(N) - T(1) in the same parts.
+docs/accounting.md explains how to read all of it.
 """
 
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -23,28 +22,24 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from horovod_study.analysis import stats
 from horovod_study.analysis.series.points import (
     CELL,
     LAP_COLUMNS,
-    cells_of,
     measured,
     whole_runs,
     with_series,
     worker_counts,
 )
-from horovod_study.analysis.stats import Floats, Interval
+from horovod_study.analysis.stats import Floats
 from horovod_study.analysis.steps import ablation
 from horovod_study.analysis.steps.attribution import (
-    INSIDE_BACKWARD,
     Decomposition,
     Observation,
     decompose_observation,
     observe,
-    over_runs,
-    parts_of,
 )
 from horovod_study.analysis.steps.breakdown import BASES, PARTS, UNEXPLAINED, folded, split
+from horovod_study.analysis.steps.outside import Outside, Stalls, outside_of, stalls_of, stalls_over, whole_epoch
 from horovod_study.analysis.steps.rank_steps import common_steps, where
 from horovod_study.analysis.steps.run_profiles import ON_THE_WAY, SAMPLED, Course, Profile
 from horovod_study.analysis.steps.stragglers import Pop, Waiting, waiting
@@ -56,15 +51,14 @@ CLOSES_S = 1e-6
 """Parts that miss their step by more than a microsecond do not add up."""
 
 _NOT_TIMED = "its steps have no laps"
-IN_BLOCKS = "timer in the same blocks"
 OFF = "recorded with --timer-mode off"
-AGREE, DIFFER, UNRESOLVED = "agree", "differ", "not resolved"
 _COLUMNS = (*LAP_COLUMNS, "step_s")
 RUN_COLUMNS = (
     *("run", "series", "state", "workers", "rank", "steps", "excluded", "last", *_COLUMNS),
     *("residual_share_mean", "residual_share_median", "residual_share_p99", "residual_share_worst"),
     *("worst_step", "worst_rank", "gap_s", "open_steps"),
-    *("load_balance", "communication_efficiency", "parallel_efficiency", "skew_s", "why_not"),
+    *("load_balance", "communication_efficiency", "parallel_efficiency", "skew_s"),
+    *("outside_s", "outside_share", "stalls", "stall_s", "epoch_steps", "epoch_samples", "why_not"),
 )
 """Of `Accounting.run_rows`."""
 _GRADIENTS = ("compute_s", "backward_s", "residual_s")
@@ -103,6 +97,7 @@ class RankAccount:
     residual: Shares | None  # None where not timed
     gap_s: float  # the largest difference between the step and the sum of its parts
     partial_laps: Mapping[str, int]  # laps that some steps lack and others have -> how many lack them, with 0 there
+    stalls: Stalls | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -124,11 +119,14 @@ class RunAccount:
     incomplete: bool  # whether ranks have no rows, or end before others; then the first note says so
     seen: Observation | None  # for the timer's answer and the micro-benchmark
     why_not_seen: str
-    why_not_benched: str
     left_out: ablation.CommunicationCost | None
     why_not_left_out: str
     pop: Pop | None = None  # None where not known: one worker, a wait that is not visible, ranks that are incomplete
     skew_s: float = math.nan  # mean over steps and ranks; NaN where not known
+    outside: Outside | None = None  # None where not known
+    stalls: Stalls | None = None
+    epoch_steps: float = math.nan  # of a whole epoch on the first rank
+    epoch_samples: float = math.nan  # of a whole epoch on all ranks
     taken: Decomposition | None = None  # its synchronisation decomposed; None without the measurement that it needs
     profile: Profile | None = None  # its course over the timed window; None where nobody asked, or without steps
 
@@ -152,24 +150,26 @@ class RunAccount:
             **facts(self, "run", "state", "reason", "repeat", "workers", "why_not", "parts_s", "residual"),
             **facts(self, "steps", "first_step", "excluded", "excluded_by", "notes", "ranks"),
             "ablation": finite(self.left_out),
-            **facts(self, "pop", "skew_s"),
+            **facts(self, "pop", "skew_s", "outside", "stalls", "epoch_steps", "epoch_samples"),
         }
 
 
-def account_run(run: RecordedRun, *, views: bool = True, profile: bool = False) -> RunAccount:
+def account_run(run: RecordedRun, *, views: bool = False, profile: bool = False) -> RunAccount:
     """Account for the steps of one run as far as they were recorded; nothing that a run lacks is an error.
 
-    Without `views`, what the other answers to the cost of communication need is left out: of it, arrays as long as the
-    run stay in memory. With `profile`, its course over the timed window is there too.
+    With `views`, what its synchronisation is decomposed from is there too, as long as the run; with `profile`, its
+    course over the timed window.
     """
     course = Course() if profile else None
     ranks, values = [], []
     hosts = [str(each.get("host", "")) for each in run.record.effective.get("ranks") or ()]
     shares: list[Floats | None] = []
     ends: dict[int, int] = {}
+    between: dict[str, Any] = {}
     for rank, columns in run.rows.items():
         every = np.asarray(columns["step"])
         ends[rank] = int(every.max())
+        between = between or _between(run, columns, every)
         timed = every >= run.first_step
         if not timed.any():
             continue
@@ -207,14 +207,29 @@ def account_run(run: RecordedRun, *, views: bool = True, profile: bool = False) 
         incomplete=incomplete,
         seen=seen if views else None,  # arrays as long as the run
         why_not_seen=why_not_seen,
-        why_not_benched=run.why_no_synchronisation,
         left_out=answer,
         why_not_left_out=why_not_left_out,
         pop=late.pop,
         skew_s=late.skew_s,
+        stalls=stalls_over([rank.stalls for rank in ranks]),
+        **between,
         taken=taken,
         profile=None if course is None else course.profile(run.system_samples(SAMPLED)),
     )
+
+
+def _between(run: RecordedRun, columns: Mapping[str, Any], every: NDArray[np.int64]) -> dict[str, Any]:
+    """Return what the rows of the first rank say of the time outside of steps, and of a whole epoch."""
+    timed = where(every >= run.first_step)
+    epoch, begin_s, step_s = (np.asarray(columns[name], dtype=np.float64) for name in ("epoch", "begin_s", "step_s"))
+    residual_s = np.nan_to_num(np.asarray(columns["residual_s"], dtype=np.float64))
+    known = [each[timed] for each in (every, epoch, begin_s, step_s, residual_s)]
+    steps = run.record.effective.get("epoch_steps")
+    batches = steps, (steps or 0) * (run.record.effective.get("batch") or math.nan)
+    counted = whole_epoch(epoch, np.nan_to_num(np.asarray(columns["samples"], dtype=np.float64)))
+    made, samples = batches if steps else counted or (math.nan, math.nan)
+    outside = outside_of(*known, run_turns(run.record).before)
+    return {"outside": outside, "epoch_steps": made, "epoch_samples": samples * run.workers}
 
 
 AT_ONCE_ROWS = 20_000_000
@@ -240,7 +255,7 @@ def account_runs(
     def work(run: RecordedRun) -> RunAccount:
         if beside is not None:
             beside(run)
-        return account_run(run, views=False, profile=True)
+        return account_run(run, profile=True)
 
     def finish() -> None:
         found.append(begun.popleft()[0].result())
@@ -310,6 +325,9 @@ def _rank(
         open_steps=int((gap > CLOSES_S).sum()) if has_laps else 0,
         partial_laps={part: nulls[part] for part in PARTS if has_laps and part in known and nulls[part]},
     )
+    laps = [column for part, column in zip(PARTS, _COLUMNS, strict=True) if part in known and part != "step"]
+    timed_of = lambda name: np.nan_to_num(np.asarray(columns[name], dtype=np.float64)[timed])  # noqa: E731
+    own = replace(own, stalls=stalls_of(values, lambda: timed_of("epoch"), timed_of, laps))
     if not has_laps:
         return own, None
     share = np.divide(residual, values, out=np.zeros(len(step)), where=values > 0)
@@ -437,42 +455,6 @@ def _seen(run: RecordedRun) -> tuple[Observation | None, str]:
 # ---------------------------------------------------------------------------------------------------- all of them
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class View:
-    """One answer to what communication costs a step, in s."""
-
-    name: str  # timer | ablation | micro-benchmark
-    words: str  # what it counts
-    seconds: Interval | None
-    why_not: str  # why there is none
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ViewComparison:
-    """One view less another, in s, and whether they agree."""
-
-    first: str
-    second: str
-    verdict: str  # agree | differ | not resolved
-    difference_s: Interval
-    laps_s: Mapping[str, float] = field(default_factory=dict)  # the laps that most of the difference is in
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Views:
-    """What communication costs at one worker count, measured in up to three ways."""
-
-    series: str
-    workers: int
-    runs: int
-    nodes: float
-    views: tuple[View, ...]
-    floor_s: Interval | None  # of the micro-benchmark: one raw transfer, which the cost cannot be below without overlap
-    skew_s: Interval | None  # waiting for the last rank, from the laps; part of the timer's answer
-    block_timer_s: Interval | None  # the timer's answer in the blocks of the ablation, which are steps after the window
-    comparisons: tuple[ViewComparison, ...]
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Accounting:
     """The account of a set of runs."""
@@ -480,12 +462,11 @@ class Accounting:
     runs: tuple[RunAccount, ...]  # in the order of the series
     series: Mapping[str, str]  # run -> its series
     cells: pd.DataFrame  # breakdown.split of the runs' own means, one row per (series, workers, nodes, part)
-    views: tuple[Views, ...]
     doubts: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
         runs = [{"series": self.series[run.run], **run.to_dict()} for run in self.runs]
-        return {"closes_within_s": CLOSES_S, "runs": runs, **facts(self, "cells", "views", "doubts")}
+        return {"closes_within_s": CLOSES_S, "runs": runs, **facts(self, "cells", "doubts")}
 
     def run_rows(self) -> pd.DataFrame:
         """Return one row per run and rank, and one for the mean over its ranks (rank is empty).
@@ -499,7 +480,13 @@ class Accounting:
                 "gap_s": max((rank.gap_s for rank in run.ranks), default=math.nan),
                 "open_steps": sum(rank.open_steps for rank in run.ranks),
                 "skew_s": run.skew_s,
+                "epoch_steps": run.epoch_steps,
+                "epoch_samples": run.epoch_samples,
+                "stalls": 0 if run.stalls is None else run.stalls.count,
+                "stall_s": 0.0 if run.stalls is None else run.stalls.mean_s,
             }
+            if run.outside is not None:
+                whole |= {"outside_s": run.outside.seconds, "outside_share": run.outside.share}
             if run.pop is not None:
                 whole |= {"load_balance": run.pop.load_balance, "communication_efficiency": run.pop.communication}
                 whole["parallel_efficiency"] = run.pop.parallel
@@ -509,7 +496,8 @@ class Accounting:
                 rows.append({**head, **_row(rank), **own, "why_not": run.why_not})
         table = pd.DataFrame(rows, columns=list(RUN_COLUMNS))
         kinds: dict[Any, Any] = dict.fromkeys(("rank", "last", "worst_step", "worst_rank"), "Int64")
-        numbers = ("residual_share", "load_balance", "communication_efficiency", "parallel_efficiency")
+        numbers = ("residual_share", "load_balance", "communication_efficiency", "parallel_efficiency", "outside")
+        numbers += ("stall", "epoch")
         kinds |= {name: "float64" for name in RUN_COLUMNS if name.startswith(numbers) or name.endswith("_s")}
         return table.astype(kinds)
 
@@ -523,11 +511,10 @@ def _row(each: RunAccount | RankAccount) -> dict[str, Any]:
     return found
 
 
-def account(table: pd.DataFrame, runs: Iterable[RunAccount], *, views: bool = True) -> Accounting:
+def account(table: pd.DataFrame, runs: Iterable[RunAccount]) -> Accounting:
     """Account for runs together; `table` (records.recorded_runs) has one row per run, under the same name.
 
-    Without `views`, the other answers to what communication costs are left out. A worker count that no run finished is
-    told from its unfinished ones, and a doubt says so.
+    A worker count that no run finished is told from its unfinished ones, and a doubt says so.
     """
     accounts = {run.run: run for run in runs}
     named = with_series(table)
@@ -542,17 +529,10 @@ def account(table: pd.DataFrame, runs: Iterable[RunAccount], *, views: bool = Tr
     finished = done[known].groupby(cell, dropna=False).transform("any")
     counted = known & (done | ~finished.reindex(named.index, fill_value=True))
     cells = split(named[counted])
-    several = []
-    for rows in cells_of(named[counted]):
-        first = rows.iloc[0]
-        if views and first["workers"] > 1:
-            own = [accounts[name] for name in rows["run"]]
-            several.append(_views(own, series=str(first["series"]), nodes=float(first["nodes"])))
     return Accounting(
         runs=tuple(placed),
         series=dict(zip(named["run"], named["series"], strict=True)),
         cells=cells,
-        views=tuple(several),
         doubts=tuple(_doubts(placed, named, counted)),
     )
 
@@ -604,93 +584,6 @@ def open_words(run: RunAccount) -> str:
         f"do{'' if count > 1 else 'es'} not add up; the largest gap is {rank.gap_s * 1e3:.3f} ms, in step "
         f"{rank.gap_step:,} of rank {rank.rank}"
     )
-
-
-# ---------------------------------------------------------------------------------------------------- three views
-
-
-def _views(runs: Sequence[RunAccount], *, series: str, nodes: float) -> Views:
-    """Put the answers of one worker count side by side; several runs are repeats."""
-    seen = [run.seen for run in runs if run.seen is not None]
-    parts = [parts_of(each, seed=1 + place) for place, each in enumerate(seen)]
-    sync, skew, floor, through = (
-        [each[name] for each in parts] if parts and all(name in each for each in parts) else None
-        for name in ("sync", "skew", "floor", "through")
-    )
-    alone = None
-    if skew is not None and through is not None:
-        alone = [a + b for a, b in zip(through, skew, strict=True)]
-    left_out = [run.left_out for run in runs if run.left_out is not None]
-    # Why a view is missing: the first reason that a run gives.
-    no_sync = next((each.why_no_sync for each in seen if each.sync_s is None), INSIDE_BACKWARD)
-    not_seen = _first([run.why_not_seen for run in runs])
-    not_benched = _first([*(run.why_not_benched for run in runs), *(each.why_not_through for each in seen)])
-    not_benched = not_benched or (no_sync if seen and sync is None else not_seen)
-    timer = View(
-        name="timer",
-        words="the sync lap: from a rank's own gradients to the averaged ones",
-        seconds=None if sync is None else over_runs(sync),
-        why_not="" if sync is not None else not_seen or no_sync,
-    )
-    blocks = View(
-        name="ablation",
-        words="steps with communication less steps without",
-        seconds=stats.together([each.ablation_s for each in left_out]) if left_out else None,
-        why_not="" if left_out else _first([run.why_not_left_out for run in runs]),
-    )
-    bench = View(
-        name="micro-benchmark",
-        words="a synchronisation of aligned ranks, and the skew of the laps",
-        seconds=None if alone is None else over_runs(alone),
-        why_not="" if alone is not None else not_benched,
-    )
-    comparisons = []
-    within = [each.difference_s for each in left_out if each.difference_s is not None]
-    timed = [each.timer_s for each in left_out if each.timer_s is not None]
-    if blocks.seconds is not None and len(within) == len(left_out):
-        compared = _compared("ablation", IN_BLOCKS, blocks.seconds, stats.together(within))
-        comparisons.append(replace(compared, laps_s=_outside(left_out, compared.difference_s.value)))
-    if sync is not None and alone is not None and bench.seconds is not None:
-        apart = [a - b for a, b in zip(sync, alone, strict=True)]
-        comparisons.append(_compared("timer", "micro-benchmark", bench.seconds, over_runs(apart)))
-    if blocks.seconds is not None and bench.seconds is not None:
-        comparisons.append(
-            _compared("ablation", "micro-benchmark", blocks.seconds, stats.difference(blocks.seconds, bench.seconds))
-        )
-    return Views(
-        series=series,
-        workers=runs[0].workers,
-        nodes=nodes,
-        runs=len(runs),
-        views=(timer, blocks, bench),
-        floor_s=None if floor is None else over_runs(floor),
-        skew_s=None if skew is None else over_runs(skew),
-        block_timer_s=stats.together(timed) if timed and len(timed) == len(left_out) else None,
-        comparisons=tuple(comparisons),
-    )
-
-
-def _outside(answers: Sequence[ablation.CommunicationCost], difference_s: float) -> dict[str, float]:
-    """Return by how much the laps but sync are longer with communication, the largest first: those that hold more than
-    a tenth of the difference between ablation and timer, and go its way."""
-    means = {}
-    for lap in ablation.PARTS:
-        values = [each.value for answer in answers if (each := answer.laps_s[lap]) is not None]
-        if lap != "sync" and len(values) == len(answers):
-            means[lap] = float(np.mean(values))
-    kept = {lap: value for lap, value in means.items() if difference_s and value / difference_s > 0.1}
-    return dict(sorted(kept.items(), key=lambda item: -abs(item[1])))
-
-
-def _first(reasons: Sequence[str]) -> str:
-    return next((reason for reason in reasons if reason), "")
-
-
-def _compared(first: str, second: str, size: Interval, difference: Interval) -> ViewComparison:
-    """Judge a difference: resolved where its interval has no zero in it, or is narrower than the cost itself."""
-    close = AGREE if difference.width <= abs(size.value) else UNRESOLVED
-    verdict = DIFFER if difference.excludes(0) else close
-    return ViewComparison(first=first, second=second, difference_s=difference, verdict=verdict)
 
 
 # ------------------------------------------------------------------------------------------------------- the gate

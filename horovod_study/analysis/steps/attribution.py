@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from horovod_study.analysis import paired, stats
 from horovod_study.analysis.stats import Floats, Interval
-from horovod_study.analysis.steps.rank_steps import CYCLE, NO_EXCHANGE, cycle_s, ready_steps, settings_of
+from horovod_study.analysis.steps.rank_steps import NO_EXCHANGE, cycle_s, ready_steps, settings_of
 from horovod_study.config import COMMUNICATION
 from horovod_study.errors import AnalysisError
 from horovod_study.records import RunTurns
@@ -295,21 +295,6 @@ class Arm:
     cycle_ms: float | None = None  # None where there is none, or where the thread is woken
     over_shipped: Interval | None = None  # step over that with shipped settings, within rounds
     rounds: int = 0  # of turns that its ratios come from; 0 where they come from whole runs
-    expected_cycle_wait_s: tuple[float, float] | None = None  # by `cycle_wait`: threads together, far apart
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Experiment:
-    """Two arms that differ in the cycle time alone: what moved, in s."""
-
-    short: str
-    long: str
-    backend: str
-    transport: str
-    factor: float
-    verdict: str  # confirmed | refuted | not resolved
-    expected_s: tuple[float, float]  # s, of the runtime's move: from, to
-    moves_s: Mapping[str, Interval]  # sync, floor, skew, runtime, unexplained
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -317,7 +302,6 @@ class Attribution:
     """Where the synchronisation time of a set of runs goes."""
 
     arms: tuple[Arm, ...]
-    experiments: tuple[Experiment, ...]
     one_worker_step_s: Mapping[int, Interval] = field(default_factory=dict)  # batch -> step of one worker alone
     doubts: tuple[str, ...] = ()  # the limitations of it
 
@@ -350,7 +334,6 @@ def attribute(observations: Iterable[Observation]) -> Attribution:
     )
     return Attribution(
         arms=arms,
-        experiments=tuple(_experiments(list(several.values()))),
         one_worker_step_s={batch: over_runs([parts["step"] for _, parts in group]) for batch, group in bases.items()},
         doubts=tuple(_doubts([seen for group in groups.values() for seen, _ in group], arms)),
     )
@@ -403,7 +386,6 @@ def _arm(group: Group, base: Group, shipped: Group) -> Arm:
     slowest = max(lag, key=lambda rank: lag[rank].value, default=None)
     # By twice the distance of the lower end: the latest of several is looked at, and neighbouring steps are alike.
     certain = slowest is not None and lag[slowest].value > 2 * (lag[slowest].value - lag[slowest].low)
-    waits = _waits(group, cycle) if cycle and "floor" in parts else None
     same = ("backend", "transport", "reduction", "workers", "batch", "arm", "hosts", "settings")
     return Arm(
         **{name: getattr(first, name) for name in same},
@@ -415,7 +397,6 @@ def _arm(group: Group, base: Group, shipped: Group) -> Arm:
         slow_rank=slowest if certain else None,
         leave_spread_s=float(np.mean([leave_spread(seen) for seen, _ in group])),
         cycle_ms=cycle * 1e3 or None,
-        expected_cycle_wait_s=waits,
         over_shipped=over_shipped,
         rounds=rounds,
     )
@@ -479,7 +460,7 @@ _ONCE = ("floor", "pack", "through", "runtime", "least", "rest")
 """What is measured once in a launch, when it has trained."""
 
 
-def _pairs(cell: Group, base: Group, of: Sequence[Callable[[Any], Any]], *, ratio: bool) -> paired.Pairs | None:
+def _pairs(cell: Group, base: Group, of: Sequence[Callable[[Any], Any]]) -> paired.Pairs | None:
     """Return what `of` the rounds of two arms is compared; None where some run of them did not alternate."""
     if not all(seen.turns.launch for seen, _ in (*cell, *base)):
         return None
@@ -491,14 +472,14 @@ def _pairs(cell: Group, base: Group, of: Sequence[Callable[[Any], Any]], *, rati
             for number, value in zip(numbers, value_of(columns).tolist(), strict=True):
                 load = loads[number]
                 slices.append(paired.Slice(launch=launch, round=number, cell=name, rate=value, other_load=load))
-    if ratio and not all(each.rate > 0 for each in slices):
+    if not all(each.rate > 0 for each in slices):
         return None
-    return paired.pairs(slices, "cell", "base", ratio=ratio)
+    return paired.pairs(slices, "cell", "base", ratio=True)
 
 
 def _ratio(cell: Group, base: Group, of_cell: Callable[[Any], Any], of_base: Callable[[Any], Any]) -> Interval | None:
     """Return a ratio within rounds; None where there are no two launches with rounds of both."""
-    found = _pairs(cell, base, (of_cell, of_base), ratio=True)
+    found = _pairs(cell, base, (of_cell, of_base))
     known = None if found is None else paired.estimate(found)
     return None if known is None or known.launches < FEWEST_LAUNCHES else known.ratio
 
@@ -569,87 +550,3 @@ def arm_rows(runs: pd.DataFrame, taken: Mapping[str, Decomposition]) -> pd.DataF
             ends = {"seconds": each.value, "low_s": each.low, "high_s": each.high}
             rows.append({**head, "runs": len(found), "part": name, **ends, **shares, "why_not": found[0].why_not})
     return pd.DataFrame(rows, columns=list(ARM_COLUMNS))
-
-
-# -------------------------------------------------------------------------------------------------- the experiment
-
-
-def cycle_wait(ready_s: Floats, operation_s: float, cycle_s: float, apart_s: float = 0.0) -> float:
-    """Return the mean time in s that gradients wait for the next look of threads that look every `cycle_s`.
-
-    ready_s, (S, R). The threads' cycle goes on from the last look that found work; that work took `operation_s`, and
-    the last rank comes `max ready` later. With busy = max ready + operation and looks every c, the wait is
-    c ceil(busy / c) - busy: c / 2 on average where busy varies by more than a cycle; c - busy where the cycle is longer
-    than the step, which then lasts one cycle.
-
-    Each rank's thread looks on its own, and the work begins with the look of the latest. `apart_s`, from 0 to c: how
-    much earlier the earliest looks. It must find the gradients too: c ceil((busy + apart) / c) - busy.
-    """
-    busy = ready_s.max(axis=1) + operation_s
-    return float(np.mean(np.ceil((busy + apart_s) / cycle_s) * cycle_s - busy))
-
-
-def _waits(group: Sequence[tuple[Observation, dict[str, Part]]], cycle_s: float) -> tuple[float, float]:
-    """Return the expected wait in s with threads that look together, and with threads as far apart as can be."""
-    low = float(np.mean([cycle_wait(seen.ready_s, parts["floor"].value, cycle_s) for seen, parts in group]))
-    return low, low + cycle_s
-
-
-def _experiments(groups: Sequence[Sequence[tuple[Observation, dict[str, Part]]]]) -> Iterable[Experiment]:
-    """Yield every pair of arms whose settings are alike but for a cycle time that is several times as long."""
-    for place, one in enumerate(groups):
-        for other in groups[place + 1 :]:
-            short, long = sorted((one, other), key=lambda group: cycle_s(group[0][0].settings))
-            a, b = short[0][0], long[0][0]
-            short_s, long_s = cycle_s(a.settings), cycle_s(b.settings)
-            alike = a.name[:-1] == b.name[:-1] and {**a.settings, CYCLE: 0} == {**b.settings, CYCLE: 0}
-            known = all("runtime" in parts for group in (short, long) for _, parts in group)
-            if short_s and long_s >= 2 * short_s and alike and known:
-                yield _experiment(short, long, short_s, long_s)
-
-
-def _experiment(short: Group, long: Group, short_s: float, long_s: float) -> Experiment:
-    moves = {name: _difference(short, long, name) for name in ("sync", *PARTS)}
-    before, after = _waits(short, short_s), _waits(long, long_s)
-    expected = (after[0] - before[1], after[1] - before[0])
-    return Experiment(
-        short=short[0][0].arm,
-        long=long[0][0].arm,
-        backend=short[0][0].backend,
-        transport=short[0][0].transport,
-        factor=long_s / short_s,
-        expected_s=expected,
-        moves_s=moves,
-        # The scatter between runs is not in one run: a single pair decides nothing.
-        verdict=verdict(moves["runtime"], moves["floor"], expected) if len(short) > 1 < len(long) else "not resolved",
-    )
-
-
-def _difference(short: Group, long: Group, name: str) -> Interval:
-    """Return long less short: within rounds, else within repeats where both have several, else between runs."""
-    within = None if name in _ONCE else _pairs(long, short, [lambda of: of[name]] * 2, ratio=False)
-    known = None if within is None else paired.difference(within)
-    if known is not None and known[1] >= FEWEST_LAUNCHES:
-        return known[0]
-    a = {seen.repeat: parts[name] for seen, parts in short}
-    b = {seen.repeat: parts[name] for seen, parts in long}
-    if sorted(a) == sorted(b) and 1 < len(a) == len(short) == len(long):
-        return stats.student([b[repeat].value - a[repeat].value for repeat in a])
-    means = [np.mean([each[name].draws for _, each in group], axis=0) for group in (short, long)]
-    values = [float(np.mean([each[name].value for _, each in group])) for group in (short, long)]
-    return stats.percentiles(values[1] - values[0], means[1] - means[0])
-
-
-def verdict(runtime: Interval, floor: Interval, expected: tuple[float, float]) -> str:
-    """Say whether a longer cycle has moved the runtime part as expected, and the floor not at all.
-
-    confirmed: the runtime's move, beyond chance, is in the expected range (widened by a tenth of its ends), and the
-    whole interval of the floor's move is within a tenth of it. refuted: the runtime's move is certainly outside the
-    range, or the floor has certainly moved by more than a tenth of it. Else: not resolved.
-    """
-    low, high = expected[0] - 0.1 * abs(expected[0]), expected[1] + 0.1 * abs(expected[1])
-    allowed = 0.1 * abs(runtime.value)  # a part that moves by less has not moved
-    if runtime.high < low or runtime.low > high or floor.low > allowed or floor.high < -allowed:
-        return "refuted"
-    still = -allowed <= floor.low and floor.high <= allowed
-    return "confirmed" if runtime.low > 0 and low <= runtime.value <= high and still else "not resolved"

@@ -1,8 +1,9 @@
 """One page about a run or a study: where the time of a step goes, who is slow, what more workers add, what would help.
 
 Nothing is measured or fitted here that another module does not do: laps and their growth are those of accounting.py,
-waiting and exposed communication those of attribution.py, slow ranks those of stragglers.py, more workers those of
-prediction.py. What is unknown is None, with the reason.
+waiting and exposed communication those of attribution.py, slow ranks those of stragglers.py, what makes a number mean
+something else those of series/culprits.py. What is unknown is None, with the reason. What would help is a table of
+rules, RULES, over the facts of the most workers.
 
 A gain is a share of the throughput. A step of T seconds that loses d of them makes d / (T - d) more samples per second:
 `at most` where d is all of a part, and nobody removes all of it.
@@ -11,7 +12,7 @@ A gain is a share of the throughput. A step of T seconds that loses d of them ma
 import math
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -21,52 +22,39 @@ import pandas as pd
 
 from horovod_study.analysis import stats
 from horovod_study.analysis.forecast.prediction import predict
-from horovod_study.analysis.series.baseline_commands import baseline_command
+from horovod_study.analysis.series import culprits
+from horovod_study.analysis.series.baseline_commands import again, baseline_command
 from horovod_study.analysis.series.exchange import points_of
-from horovod_study.analysis.series.points import levelled, measured, scaling_points
+from horovod_study.analysis.series.points import efficiency_doubts, levelled, measured, scaling_points
 from horovod_study.analysis.series.turns import StudyTurns
-from horovod_study.analysis.stats import Floats, Interval
+from horovod_study.analysis.stats import Interval
 from horovod_study.analysis.steps.accounting import Accounting, RunAccount, account, account_run
 from horovod_study.analysis.steps.attribution import BUSY_CORES, INSIDE_BACKWARD, over_runs, parts_of
 from horovod_study.analysis.steps.breakdown import BASES, PARTS, UNEXPLAINED
 from horovod_study.analysis.steps.inspection import Inspection, inspect
-from horovod_study.analysis.steps.stragglers import MIN_STEPS, Lateness
+from horovod_study.analysis.steps.outside import Outside, Stalls
+from horovod_study.analysis.steps.rank_steps import NO_EXCHANGE
+from horovod_study.analysis.steps.stragglers import CAUSES, MIN_STEPS, Lateness
 from horovod_study.errors import AnalysisError
 from horovod_study.records import RecordedRun
 from horovod_study.roles import Role
-from horovod_study.text.numbers import milliseconds, rounded
+from horovod_study.text.numbers import amount, milliseconds, percent, rounded
 from horovod_study.text.words import plural
 from horovod_study.workloads import packaged
 
 WORTH = 0.02
 """A share of the step below this is not worth an advice."""
-
-_SHARED = (
-    "does the script do more on it than on others, is its core or GPU shared with other programs, or clocked lower?"
-)
-_TRY = {
-    "data": "look at its data loader, and at the disk that it reads from",
-    **dict.fromkeys(("compute", "forward", "backward", "update", "computing"), _SHARED),
-    "residual": "look at what the script does there beside training: logging, checkpoints, evaluation",
-    "several": _SHARED,
-}
-"""What to try for a slow rank, by the lap in which it is slow (stragglers.CAUSES)."""
 _SLOWER_UPDATE, _SAME_COMPUTING = 2.0, 1.25
 """An update that has become so many times as long, while forward and backward have become no longer than this."""
 _EARLY_STEPS = slice(10, 60)
 _UNDISTURBED = 0.1  # the quantile of a lap that only its undisturbed steps determine
-_FEWER = "several batches per update, of which only the last averages"
-_LESS_COMMUNICATION = {
-    "ddp": f"a larger batch per worker, {_FEWER} (no_sync), gradients in 16 bits (bf16_compress_hook), other buckets "
-    "(bucket_cap_mb)",
-    "horovod": f"a larger batch per worker, {_FEWER} (backward_passes_per_step), gradients in 16 bits "
-    "(hvd.Compression.fp16)",
-    "FSDP": "a larger batch per worker, parameters kept whole from forward to backward (reshard_after_forward=False), "
-    "or gathered ahead (set_modules_to_forward_prefetch), 16 bits (MixedPrecisionPolicy)",
-}
-"""What makes another script wait less for gradients, by its library; FSDP: `fully_shard`, by the name of the model."""
-
+_MANY_CALLS, _SMALL_BYTES = 4, 2_000_000
+"""More collective calls than that in a step, of such a size at most, are one for each tensor."""
 _WORK = Role.DATA | Role.LEARNING | Role.COMPUTING
+_UNCONNECTED = ("processes", "none")
+"""Of culprits.APART, workers that never wait for each other."""
+_KINDS = ("outside", "residual")
+"""Of `totals.stacks`, those that are told."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +73,16 @@ class Cell:
     waiting_s: Interval | None = None  # for the last rank
     left_out_s: Interval | None = None  # what communication costs, by blocks without it
     why_not: str = ""  # why exposed and waiting are not known
+    outside: Outside | None = None  # between the steps, of its first run; None where not known
+    outside_alone_s: float | None = None  # the same of one worker, each time
+    outside_share: float | None = None  # of the training's time, median over repeats
+    whole_samples_per_s: float | None = None  # the rate with it
+    stalls: Stalls | None = None  # of its first run
+    stall_s: float = 0.0  # in the mean step, median over repeats
+    stacks: tuple[Mapping[str, Any], ...] = ()  # where the time is that no lap covers: where, name, share of all time
+    calls: Mapping[str, Any] | None = None  # collective calls of the script's own in a step
+    apart: str = ""  # why its workers do not train one model; see culprits.APART
+    unsteady: bool = False  # whether it was disturbed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,17 +115,7 @@ class Growth:
     workers: int
     parts_s: Mapping[str, float | None]  # breakdown.PARTS but step
     step_s: Interval
-    nodes: tuple[int, int] | None = None  # from how many to how many, where the baseline is on fewer
-    waiting: Interval | None = None  # share of `step_s` that is waiting for gradients, where a step became longer
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _SlowerUpdates:
-    """The update of a rank that became longer over a run while forward and backward did not, in s."""
-
-    early_s: float  # undisturbed
-    late_s: float
-    more_s: float  # mean over steps of what an update takes more than the early one
+    unsteady: bool = False  # whether one of the two was disturbed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,9 +123,11 @@ class Help:
     """Something to do next."""
 
     what: str
+    name: str  # of the rule
     command: str = ""  # a line to type
-    gain: Interval | None = None  # more throughput, as a share; None where nobody can say
+    gain: Interval | None = None  # as a share; None where nobody can say
     kind: str = ""  # about | at most | forecast | measured
+    of: str = "samples/s"  # what there is more of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,7 +143,7 @@ class Explanation:
     slow: tuple[Slow, ...]  # of the most workers of each series
     growth: tuple[Growth, ...]
     why_no_growth: str
-    help: tuple[Help, ...]  # the greatest gain first
+    help: tuple[Help, ...]  # what makes the numbers mean something else, then the greatest gain first
     doubts: tuple[str, ...]
 
     @property
@@ -162,101 +152,122 @@ class Explanation:
         return tuple({cell.series: cell for cell in self.cells}.values())
 
 
-def explain(table: pd.DataFrame, runs: Iterable[RecordedRun], turns: StudyTurns | None = None) -> Explanation:
+def explain(
+    table: pd.DataFrame,
+    runs: Iterable[RecordedRun],
+    turns: StudyTurns | None = None,
+    *,
+    about: str = "",
+    taken: Collection[str] = (),
+) -> Explanation:
     """Explain recorded runs; `table` and `runs` are those of records.recorded_runs, `turns` the slices of runs that
     alternated, by the column `run`.
 
-    Raises AnalysisError where no run has a step.
+    `about`: the run that is asked about, beside which the others are for comparison; `taken`: names of run directories
+    that no command may make. Raises AnalysisError where no run has a step.
     """
     named = levelled(table, turns)
     most = named.groupby("series")["workers"].transform("max")
-    largest = set(named.loc[(named["workers"] == most) & (named["workers"] > 1), "run"])
+    largest = set(named.loc[(named["workers"] == most) & (named["workers"] > 1), "run"]) | {about}
     accounts: list[RunAccount] = []
     looked: dict[str, Inspection | str] = {}
-    slower: dict[str, _SlowerUpdates | None] = {}
+    slower: dict[str, float | None] = {}
     kept: dict[str, RecordedRun] = {}
     for run in runs:
         accounts.append(account_run(run, views=run.name in largest))
         slower[run.name] = _slower_updates(run)
         kept[run.name] = replace(run, rows={})  # rows are large
-        if run.name in largest:
+        if run.name in largest and run.workers > 1:
             try:
                 looked[run.name] = inspect(run)
             except AnalysisError as error:
                 looked[run.name] = str(error).partition(": ")[2]
-    accounting = account(table, accounts, views=False)
+    accounting = account(table, accounts)
     if accounting.cells.empty:
         why = next((run.why_not for run in accounts if run.why_not), "none holds a step")
         raise AnalysisError(f"{accounts[0].run}: nothing to explain: {why}; name a run that made steps")
-    cells = _cells(named, accounting, turns)
-    growth, why_no_growth = _growth(accounting.cells, cells, named)
-    of_cells = [(cell, [looked[run] for run in cell.runs if run in looked]) for cell in _last(cells)]
-    slow = tuple(_slow(cell, seen) for cell, seen in of_cells if seen)
-    steps = [rank.steps for run in accounting.runs for rank in run.ranks] or [0]
+    points = scaling_points(named, accounting.run_rows(), turns)
+    cells = _with_records(_cells(named, points, accounting), kept)
+    growth, why_no_growth = _growth(accounting.cells, cells)
+    own = [cell for cell in cells if about in ("", *cell.runs)]
+    seen = [(cell, [looked[run] for run in cell.runs if run in looked]) for cell in {c.series: c for c in own}.values()]
+    told = [run for run in accounting.runs if about in ("", run.run)]
+    steps = [rank.steps for run in told for rank in run.ranks] or [0]
     found = Explanation(
-        names=tuple(run.run for run in accounting.runs),
-        states=dict(sorted(Counter(run.state for run in accounts).items())),
-        hosts=tuple(dict.fromkeys(rank.host for run in accounting.runs for rank in run.ranks if rank.host)),
+        names=tuple(run.run for run in told),
+        states=dict(sorted(Counter(run.state for run in accounts if about in ("", run.run)).items())),
+        hosts=tuple(dict.fromkeys(rank.host for run in told for rank in run.ranks if rank.host)),
         steps=min(steps),
         steps_most=max(steps),
-        cells=tuple(cells),
-        slow=slow,
+        cells=tuple(own),
+        slow=tuple(_slow(cell, each) for cell, each in seen if each),
         growth=tuple(growth),
         why_no_growth=why_no_growth,
         help=(),
-        doubts=tuple(_doubts(accounting, looked.values())),
+        doubts=tuple(
+            dict.fromkeys([*efficiency_doubts(_points_of(points, own)), *_doubts(accounting, looked.values())])
+        ),
     )
-    quicker = _quicker_series(found, dict(zip(named["run"], named["samples_per_s"], strict=True)), turns)
-    advice = [*_advice(found, kept, slower), *quicker, *_missing_baseline(named, found), *_more_workers(named, found)]
-    return replace(found, help=tuple(sorted(advice, key=lambda each: -_least(each))))
-
-
-def _least(each: Help) -> float:
-    """Return by what advice is sorted: a gain that is sure goes before one that is at most that."""
-    if each.gain is None:
-        return -1.0
-    if math.isfinite(each.gain.low):
-        return each.gain.low
-    return each.gain.value * (0.5 if each.kind == "at most" else 1.0)
+    study = _Study(named=named, points=points, cells=cells, runs=kept, slower=slower, taken=taken, turns=turns)
+    return replace(found, help=tuple(_advice(found, study)))
 
 
 # ---------------------------------------------------------------------------------------------------- what there is
 
 
-def _cells(named: pd.DataFrame, accounting: Accounting, turns: StudyTurns | None) -> list[Cell]:
+def _cells(named: pd.DataFrame, points: pd.DataFrame, accounting: Accounting) -> list[Cell]:
     """Return the cells in the order of the account: series after series, the fewest workers first."""
     accounts = {run.run: run for run in accounting.runs}
     done = measured(named)
-    points = scaling_points(named, turns=turns)
     cells: list[Cell] = []
     keys: Any
     for keys, rows in accounting.cells.groupby(["series", "workers", "nodes"], sort=False, dropna=False):
         series, workers, nodes = keys
         by_part = dict(zip(rows["lap"], rows["mean_s"], strict=True))
-        here = _rows_of(named, series, workers, nodes)
+        here, own = (_rows_of(each, series, workers, nodes) for each in (named, points))
         finished = here[done[here.index]]
         used = [str(each) for each in (here if finished.empty else finished)["run"]]
-        rate = float(finished["samples_per_s"].median()) if len(finished) else math.nan
-        point = _rows_of(points, series, workers, nodes)
-        good = [float(each) for kind in BASES for each in point[f"efficiency_{kind}"].dropna()]
+        recorded = [accounts[run] for run in used if run in accounts]
+        point = {f"{name}": value for name, value in own.iloc[0].items()}
         cell = Cell(
             series=str(series),
             workers=int(workers),
             nodes=float(nodes),
             runs=tuple(used),
-            samples_per_s=stats.finite_or_none(rate),
-            efficiency=next(iter(good), None),
+            samples_per_s=stats.finite_or_none(float(finished["samples_per_s"].median())),
+            efficiency=next((float(each) for kind in BASES for each in own[f"efficiency_{kind}"].dropna()), None),
             step_s=float(by_part["step"]),
             parts_s={part: stats.finite_or_none(by_part.get(part, math.nan)) for part in PARTS[:-1]},
+            outside=next((run.outside for run in recorded), None),
+            outside_share=stats.finite_or_none(point["outside_share_median"]),
+            whole_samples_per_s=stats.finite_or_none(point["whole_samples_per_s_median"]),
+            stalls=next((run.stalls for run in recorded), None),
+            stall_s=stats.finite_or_none(point["stall_s_median"]) or 0.0,
+            apart=point["apart"],
+            unsteady=culprits.unsteady(point),
         )
-        cells.append(_with_communication(cell, [accounts[run] for run in used if run in accounts]))
+        cells.append(_with_communication(cell, recorded))
     return cells
+
+
+def _with_records(cells: Sequence[Cell], runs: Mapping[str, RecordedRun]) -> list[Cell]:
+    """Return cells with what the record of their first run says of calls, and of where time is that no lap covers."""
+    alone = next(
+        (each.outside.gap_s for each in cells if each.workers == 1 and each.outside and each.outside.where), None
+    )
+    found = []
+    for cell in cells:
+        record = runs[cell.runs[0]].record
+        stacks = tuple(each for each in record.totals.get("stacks") or () if each.get("where") in _KINDS)
+        calls = record.effective.get("calls")
+        found.append(replace(cell, calls=calls, stacks=stacks, outside_alone_s=alone))
+    return found
 
 
 def _with_communication(cell: Cell, runs: Sequence[RunAccount]) -> Cell:
     """Return a cell with what its communication costs, as far as its runs say so."""
-    if cell.workers == 1:
-        return replace(cell, why_not="one worker communicates with nobody")
+    if cell.workers == 1 or cell.apart in _UNCONNECTED:
+        return replace(cell, why_not=NO_EXCHANGE if cell.apart else "one worker communicates with nobody")
     left_out = [run.left_out.ablation_s for run in runs if run.left_out is not None]
     blocks = stats.together(left_out) if left_out else None
     parts = [parts_of(run.seen, seed=1 + place) for place, run in enumerate(runs) if run.seen is not None]
@@ -278,16 +289,18 @@ def _rows_of(table: pd.DataFrame, series: str, workers: int, nodes: float) -> pd
     return table[(table["series"] == series) & (table["workers"] == workers) & same]
 
 
-def _last(cells: Sequence[Cell]) -> list[Cell]:
-    return list({cell.series: cell for cell in cells}.values())
+def _points_of(points: pd.DataFrame, cells: Sequence[Cell]) -> pd.DataFrame:
+    return pd.concat([_rows_of(points, cell.series, cell.workers, cell.nodes) for cell in cells])
 
 
 def _slow(cell: Cell, looked: Sequence[Inspection | str]) -> Slow:
     """Return who is slow in the runs of one cell, one or more; in repeats the same rank is counted."""
     told = [each for each in looked if isinstance(each, Inspection) and each.stragglers.verdict != "unknown"]
     head: dict[str, Any] = {"series": cell.series, "workers": cell.workers, "looked_at": len(looked)}
-    if not told:
-        why_not = looked[0] if isinstance(looked[0], str) else looked[0].stragglers.why_not
+    if not told or cell.apart in _UNCONNECTED:
+        why_not = (
+            NO_EXCHANGE if cell.apart else looked[0] if isinstance(looked[0], str) else looked[0].stragglers.why_not
+        )
         return Slow(**head, run=cell.runs[0], chance=1 / cell.workers, period_s=cell.step_s, why_not=why_not)
 
     def told_first(each: Inspection) -> tuple[bool, float, bool]:
@@ -313,10 +326,10 @@ def _slow(cell: Cell, looked: Sequence[Inspection | str]) -> Slow:
     )
 
 
-def _growth(table: pd.DataFrame, cells: Sequence[Cell], named: pd.DataFrame) -> tuple[list[Growth], str]:
+def _growth(table: pd.DataFrame, cells: Sequence[Cell]) -> tuple[list[Growth], str]:
     """Return what the most workers of each series add to a step of one worker, or to that of its fewest workers."""
     found = []
-    for cell in _last(cells):
+    for cell in {cell.series: cell for cell in cells}.values():
         rows = _rows_of(table, cell.series, cell.workers, cell.nodes).set_index("lap")
         whole: dict[Any, Any] = rows.loc["step"].to_dict()
         kind = next((each for each in BASES if math.isfinite(whole[f"minus_{each}_s"])), None)
@@ -327,65 +340,17 @@ def _growth(table: pd.DataFrame, cells: Sequence[Cell], named: pd.DataFrame) -> 
             step = Interval(value=float(minus["step"]), low=low, high=high)
             base = "1 worker alone" if kind == "plain" else "1 worker inside the library"
             parts = {part: stats.finite_or_none(float(minus.get(part, math.nan))) for part in PARTS[:-1]}
+            first = next(each for each in cells if each.series == whole[f"base_{kind}"] and each.workers == 1)
         elif first.workers < cell.workers:
             step, base = Interval(value=cell.step_s - first.step_s), f"{first.workers} workers"
             parts = {part: _less(cell.parts_s[part], first.parts_s[part]) for part in PARTS[:-1]}
         else:
             continue
-        found.append(Growth(series=cell.series, base=base, workers=cell.workers, parts_s=parts, step_s=step))
-    found += [each for cell in _last(cells) if (each := _node_growth(cell, cells, named)) is not None]
+        how: dict[str, Any] = {"series": cell.series, "base": base, "workers": cell.workers, "parts_s": parts}
+        found.append(Growth(**how, step_s=step, unsteady=cell.unsteady or first.unsteady))
     if found or all(cell.workers == 1 for cell in cells):
         return found, "" if found else "no run has several workers"
     return [], "one worker count only, and no run of one worker with the same work beside it"
-
-
-def _node_growth(cell: Cell, cells: Sequence[Cell], named: pd.DataFrame) -> Growth | None:
-    """Return what more nodes add to a step of a series: its most workers less the most of those on the fewest nodes.
-
-    With a fixed global batch the work of a step changes too: then it is not said.
-    """
-    same = [each for each in cells if each.series == cell.series and not math.isnan(each.nodes)]
-    few = [each for each in same if each.nodes < cell.nodes]
-    if not few:
-        return None
-    base = max((each for each in few if each.nodes == few[0].nodes), key=lambda each: each.workers)
-    more, less = (_rows_of(named, each.series, each.workers, each.nodes) for each in (cell, base))
-    more, less = more[measured(more)], less[measured(less)]
-    if more.empty or less.empty or set(more["mode"]) == {"strong"}:
-        return None
-    steps = [rows["step_s"].to_numpy(dtype=np.float64) for rows in (more, less)]
-    waits = [rows["sync_s"].to_numpy(dtype=np.float64) for rows in (more, less)]
-    step = stats.difference(*(stats.student(each) for each in steps))
-    share = _share(steps, waits) if step.value > 0 else None
-    return Growth(
-        series=cell.series,
-        base=f"{plural(base.workers, 'worker')} on {plural(int(base.nodes), 'node')}",
-        workers=cell.workers,
-        parts_s={part: _less(cell.parts_s[part], base.parts_s[part]) for part in PARTS[:-1]},
-        step_s=step,
-        nodes=(int(base.nodes), int(cell.nodes)),
-        waiting=share,
-    )
-
-
-def _share(steps: Sequence[Floats], waits: Sequence[Floats]) -> Interval | None:
-    """Return which share of the growth of the mean step is growth of the mean wait; None where waits are unknown.
-
-    steps, waits: those of the runs of the longer and of the shorter step. The interval is a percentile bootstrap over
-    the runs of each; none for fewer than three.
-    """
-    if not all(np.isfinite(each).all() for each in waits):
-        return None
-    value = float((waits[0].mean() - waits[1].mean()) / (steps[0].mean() - steps[1].mean()))
-    if min(map(len, steps)) < stats.MIN_REPEATS:
-        return Interval(value=value)
-    generator = np.random.default_rng(1)
-    drawn = [generator.integers(len(each), size=(2000, len(each))) for each in steps]
-    step = steps[0][drawn[0]].mean(axis=1) - steps[1][drawn[1]].mean(axis=1)
-    wait = waits[0][drawn[0]].mean(axis=1) - waits[1][drawn[1]].mean(axis=1)
-    if (step <= 0).any():  # the growth itself may be chance
-        return Interval(value=value)
-    return stats.percentiles(value, wait / step)
 
 
 def _less(a: float | None, b: float | None) -> float | None:
@@ -402,124 +367,425 @@ def _doubts(accounting: Accounting, looked: Iterable[Inspection | str]) -> list[
     if busy := [cores for cores in used if cores >= BUSY_CORES]:
         runs = f"{len(busy)} of {len(accounting.runs)} runs"
         doubts.append(f"other programs used up to {max(busy):.1f} cores during {runs}")
-    return list(dict.fromkeys(doubts))
+    return doubts
 
 
 # ------------------------------------------------------------------------------------------------- what would help
 
 
-def _advice(
-    found: Explanation, runs: Mapping[str, RecordedRun], slower: Mapping[str, _SlowerUpdates | None]
-) -> Iterable[Help]:
-    """Yield what the parts of the steps with the most workers suggest."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Study:
+    """All runs that are there, also those that were not asked about."""
+
+    named: pd.DataFrame
+    points: pd.DataFrame
+    cells: Sequence[Cell]
+    runs: Mapping[str, RecordedRun]
+    slower: Mapping[str, float | None]  # see _slower_updates
+    taken: Collection[str]
+    turns: StudyTurns | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Facts:
+    """What the rules are about: the cell with the most workers, and what belongs to it."""
+
+    cell: Cell
+    run: RecordedRun  # the first of its runs
+    point: Mapping[str, Any]
+    slow: Slow | None
+    late_s: Mapping[str, float]  # lap -> what late ranks make of it, which is told of them
+    beside_s: float  # what computing takes more than on one worker alone
+    slower_s: float
+    ours: bool  # whether this package's trainer made it, which other commands can start again
+    several_hosts: bool
+    runtime: str
+    base_line: str  # the command of the baseline, as it can be typed again
+    late_run: str  # directory of the run with the latest rank
+
+    def part(self, lap: str) -> float:
+        """Return the seconds of a lap that neither late ranks nor stalls explain."""
+        stalled = self.cell.stall_s if self.cell.stalls is not None and self.cell.stalls.lap == lap else 0.0
+        return (self.cell.parts_s[lap] or 0.0) - self.late_s.get(lap, 0.0) - stalled
+
+    @property
+    def cost_s(self) -> float:
+        """Return what communication costs a step; NaN where it is not known."""
+        cost = self.cell.exposed_s or self.cell.left_out_s
+        return math.nan if cost is None or self.cell.workers == 1 else cost.value
+
+    @property
+    def tensors(self) -> bool:
+        """Whether the script averages tensor by tensor."""
+        calls = self.cell.calls or {}
+        small = (calls.get("bytes_median") or 0) <= _SMALL_BYTES
+        return self.cell.workers > 1 and (calls.get("per_step") or 0) > _MANY_CALLS and small
+
+    def work(self, *words: object) -> str:
+        """Return a line to type about runs of the same work."""
+        return _line(*words, "--workers", self.cell.workers, *_work_of(self.run))
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """One line of what would help.
+
+    `size`: seconds of a step that it is worth, a gain, None where the rule does not hold; NaN where nobody can say.
+    """
+
+    name: str
+    size: Callable[[_Facts], float | Interval | None]
+    what: Callable[[_Facts], str]
+    line: Callable[[_Facts], str] = lambda facts: ""
+    kind: str = "at most"
+    of: str = "samples/s"
+    rank: int = 2  # -1, 0: the numbers are of something else; 1: one cause of many; 2: a part of a step
+    timed: bool = True  # it follows from times, which say nothing in a disturbed run
+
+
+def _if(holds: bool, size: float | Interval = math.nan) -> float | Interval | None:
+    return size if holds else None
+
+
+def _worth(facts: _Facts, seconds: float, share: float = WORTH) -> float | None:
+    return seconds if seconds > share * facts.cell.step_s else None
+
+
+def _more_threads(point: Mapping[str, Any]) -> float:
+    """Return how much higher a speedup can be over a baseline with as many threads as the workers have."""
+    return max(0.0, float(point["base_threads"] / point["rank_threads"] - 1))
+
+
+def _lateness(facts: _Facts) -> Interval | None:
+    slow = facts.slow
+    if slow is None or not slow.ranks:
+        return None
+    gain = _gain(slow.delay_s, slow.period_s)
+    if slow.delay_low_s is None or slow.delay_high_s is None:
+        return gain
+    low, high = (_gain(each, slow.period_s).value for each in (slow.delay_low_s, slow.delay_high_s))
+    return replace(gain, low=low, high=high)
+
+
+def _late_words(facts: _Facts) -> str:
+    assert facts.slow is not None
+    first, count = facts.slow.ranks[0], len(facts.slow.ranks)
+    where = f" on {first.host}" if first.host else ""
+    ranks = f"rank {first.rank}" if count == 1 else f"{count} ranks"
+    return f"make {ranks}{where} as quick as the others: {_TRY.get(first.cause, _SHARED)}; its steps in detail"
+
+
+def _uneven(facts: _Facts) -> Interval | None:
+    slow = facts.slow
+    if slow is None or slow.ranks or slow.waiting_s is None or slow.waiting_s <= WORTH * slow.period_s:
+        return None
+    return _gain(slow.waiting_s, slow.period_s)
+
+
+def _outside_words(facts: _Facts) -> str:
+    outside = facts.cell.outside
+    each = "" if outside is None or not outside.where else f", {rounded(outside.gap_s, 3)} s {outside.where}"
+    share = "let all ranks share the evaluation, and write" if facts.cell.workers > 1 else "evaluate more rarely, write"
+    return (
+        f"shorten what is outside of steps, {percent(facts.cell.outside_share or 0.0)} of the time{each}: {share} "
+        "fewer checkpoints"
+    )
+
+
+def _call_words(facts: _Facts) -> str:
+    calls = facts.cell.calls or {}
+    names = " and ".join(calls.get("names") or {"collective": 0})
+    size = f" of at most {amount(calls['bytes_max'])}" if calls.get("bytes_max") else ""
+    return (
+        f"average all gradients in one message: the script makes {calls['per_step']:.0f} calls of {names} in a step, "
+        f"each{size}; one flat message, or DistributedDataParallel, takes their place"
+    )
+
+
+def _stall_words(facts: _Facts) -> str:
+    stalls = facts.cell.stalls
+    assert stalls is not None
+    many = f"{stalls.count:,} of {plural(stalls.of, 'step', ',')}"
+    cost = f"they cost {milliseconds(facts.cell.stall_s)} ms of the mean step"
+    if stalls.opening and stalls.lap == "data":
+        return f"keep the loader's processes over epochs (persistent_workers): the first steps of epochs wait, {cost}"
+    where = {"sync": "while all ranks wait", "several": "in several laps"}.get(stalls.lap, CAUSES.get(stalls.lap, ""))
+    return f"find what stops {many} for up to {milliseconds(stalls.longest_s)} ms {where}: {cost}"
+
+
+def _less_communication(facts: _Facts) -> str:
+    effective = facts.run.record.effective
+    library = "FSDP" if str(effective.get("model")).startswith("FSDP") else str(effective.get("backend"))
+    own = {
+        "ddp": " (no_sync), gradients in 16 bits (bf16_compress_hook), other buckets (bucket_cap_mb)",
+        "horovod": " (backward_passes_per_step), gradients in 16 bits (hvd.Compression.fp16)",
+    }
+    if library == "FSDP":
+        how = (
+            "parameters kept whole from forward to backward (reshard_after_forward=False), or gathered ahead "
+            "(set_modules_to_forward_prefetch), 16 bits (MixedPrecisionPolicy)"
+        )
+    else:
+        how = f"several batches per update, of which only the last averages{own.get(library, '')}"
+    return f"communicate less: a larger batch per worker, {how}"
+
+
+def _hidden(facts: _Facts) -> float | None:
+    """Return what hooks could hide of the communication that comes after backward."""
+    flat = facts.run.record.effective.get("reduction") == "flat"
+    if not (facts.ours and flat and packaged().options["reduction"].matters(facts.runtime)):
+        return None
+    backward = facts.cell.parts_s.get("backward")
+    return _worth(facts, facts.cost_s if backward is None else min(facts.cost_s, backward))
+
+
+def _residual_words(facts: _Facts) -> str:
+    unseen = ", such as making its batches, for which no DataLoader was seen" * (facts.cell.parts_s["data"] is None)
+    theirs = f"the script does outside all laps{unseen}: three lines in it mark its parts (docs/your_script.md)"
+    return f"find what {'is outside all laps' if facts.ours else theirs}"
+
+
+_SHARED = (
+    "does the script do more on it than on others, is its core or GPU shared with other programs, or clocked lower?"
+)
+_TRY = {
+    "data": "look at its data loader, and at the disk that it reads from",
+    "residual": "look at what the script does there beside training: logging, checkpoints, evaluation",
+}
+"""What to try for a slow rank, by the lap in which it is slow (stragglers.CAUSES)."""
+_TOGETHER = {
+    "processes": "connect the {workers} processes (torchrun, and DistributedDataParallel around the model): they train "
+    "{workers} models side by side",
+    "none": "let the {workers} workers train one model: none averages gradients; wrap the model in "
+    "DistributedDataParallel, or average the gradients before each update",
+    "parted": "keep the parameters of the {workers} workers equal: begin with the same, and average all gradients, "
+    "also of parameters that not every worker uses",
+}
+"""By culprits.APART."""
+
+_COUNTED: dict[str, Any] = {"rank": 1, "timed": False}
+_RULES = (
+    _Rule(
+        "apart",
+        lambda f: _if(f.cell.apart != ""),
+        lambda f: _TOGETHER[f.cell.apart].format(workers=f.cell.workers),
+        rank=-1,
+        timed=False,
+    ),
+    _Rule(
+        "undivided",
+        lambda f: _if(culprits.passes(f.point) > 1, Interval(value=culprits.passes(f.point) - 1)),
+        lambda f: (
+            f"divide the data among the ranks (DistributedSampler, or a sampler of your own): all "
+            f"{f.cell.workers} go through all of it, {culprits.passes(f.point):.0f} times the work; an epoch is "
+            f"{f.point['epoch_steps']:.0f} steps on each, and would be "
+            f"{math.ceil(f.point['epoch_steps'] / culprits.passes(f.point))}"
+        ),
+        kind="about",
+        of="epochs per hour",
+        rank=0,
+        timed=False,
+    ),
+    _Rule(
+        "threads",
+        lambda f: _if("threads" in f.point["flags"].split(), Interval(value=_more_threads(f.point))),
+        lambda f: (
+            f"compare with a baseline of as many threads: a worker computes with "
+            f"{f.point['rank_threads']:.0f}, the baseline with {f.point['base_threads']:.0f}; "
+            f"{culprits.same_threads(f.point)}"
+        ),
+        line=lambda f: f.base_line and f"OMP_NUM_THREADS={f.point['rank_threads']:.0f} {f.base_line}",
+        of="speedup",
+        **_COUNTED,
+    ),
+    _Rule(
+        "outside",
+        lambda f: _if((f.cell.outside_share or 0.0) >= culprits.WORTH, _gain(f.cell.outside_share or 0.0, 1.0)),
+        _outside_words,
+        of="samples/s of the whole training",
+        **_COUNTED,
+    ),
+    _Rule(
+        "stalls",
+        lambda f: _worth(f, f.cell.stall_s, culprits.STALLED),
+        _stall_words,
+        **_COUNTED,
+    ),
+    _Rule(
+        "late rank",
+        _lateness,
+        _late_words,
+        line=lambda f: _line("explain", f.late_run, "--part", "steps"),
+        kind="about",
+    ),
+    _Rule(
+        "uneven",
+        _uneven,
+        lambda f: "make the steps of all ranks equally long: each rank is late in some of them; is the machine quiet?",
+        line=lambda f: _line("doctor"),
+    ),
+    _Rule(
+        "data",
+        lambda f: _worth(f, f.part("data")),
+        lambda f: (
+            "load data while computing"
+            + (
+                ", with another loader"
+                if f.ours
+                else ": more processes of the loader (num_workers), less work for each sample"
+            )
+        ),
+        line=lambda f: _line("bench", "loading", "--batch", f.point["batch"]) if f.ours else "",
+    ),
+    _Rule(
+        "residual",
+        lambda f: _worth(f, f.part("residual"), UNEXPLAINED),
+        _residual_words,
+        line=lambda f: _line("explain", f.run.directory, "--part", "account") if f.ours else "",
+    ),
+    _Rule(
+        "hooks",
+        _hidden,
+        lambda f: (
+            "send gradients while backward computes (hooks), not after it (flat)"
+            + ("; in a study file, reduction: [flat, hooks]" if f.several_hosts else "")
+        ),
+        line=lambda f: (
+            "" if f.several_hosts else f.work("compare", f"{f.runtime},reduction=flat", f"{f.runtime},reduction=hooks")
+        ),
+    ),
+    _Rule(
+        "tune",
+        lambda f: _worth(f, f.cost_s) if f.ours and not f.several_hosts else None,
+        lambda f: "find the fastest communication settings",
+        line=lambda f: f.work("tune", "--runtime", f.runtime),
+    ),
+    _Rule(
+        "tensors",
+        lambda f: _if(f.tensors, math.nan if f.cell.unsteady else f.cost_s),
+        _call_words,
+        **_COUNTED,
+    ),
+    _Rule("communication", lambda f: None if f.ours else _worth(f, f.cost_s), _less_communication),
+    _Rule(
+        "denormal",
+        lambda f: None if f.ours else _worth(f, f.slower_s),  # ours flushes denormal numbers to 0
+        lambda f: (
+            "call torch.set_flush_denormal(True) at the start of the script: the update became several "
+            "times as long over the run, and forward and backward did not, as where moments of Adam fade into denormal "
+            "numbers, with which processors compute slowly"
+        ),
+    ),
+    _Rule(
+        "beside",
+        lambda f: _worth(f, f.beside_s, UNEXPLAINED),
+        lambda f: "find out why workers compute more slowly beside each other: cores, memory or clock rates are shared",
+        line=lambda f: _line("doctor"),
+    ),
+    _Rule(
+        "ablation",
+        lambda f: _if(f.ours and f.cell.workers > 1 and math.isnan(f.cost_s) and f.run.state == "done"),
+        lambda f: "measure communication by leaving it out in some blocks: a run with this option",
+        line=lambda f: f"... python -m horovod_study.train --measure-ablation {shlex.join(_work_of(f.run))}",
+    ),
+    _Rule(
+        "synchronisation",
+        lambda f: _if(
+            f.ours and not f.several_hosts and f.run.synchronisation is None and f.cost_s >= WORTH * f.cell.step_s
+        ),
+        lambda f: "find out what the communication consists of: transfer, or the library around it",
+        line=lambda f: f.work("explain", "--measure", "--runtime", f.runtime),
+    ),
+    _Rule(
+        "unsteady",
+        lambda f: _if(f.cell.unsteady),
+        lambda f: (
+            f"record {f.cell.runs[0]} again on a quiet machine: it was disturbed, so that no advice follows "
+            "from its times"
+        ),
+        line=lambda f: _line("doctor"),
+        timed=False,
+    ),
+)
+"""In the order in which equal gains are told."""
+
+
+def _advice(found: Explanation, study: _Study) -> list[Help]:
+    """Return what the rules say of the steps with the most workers, and what the runs beside them say."""
+    facts = _facts(found, study)
+    told: list[tuple[tuple[int, float], Help]] = []
+    for rule in _RULES:
+        size = rule.size(facts)
+        if size is None or (rule.timed and facts.cell.unsteady):
+            continue
+        gain = size if isinstance(size, Interval) else _gain(size, facts.cell.step_s)
+        sized: dict[str, Any] = {} if math.isnan(gain.value) else {"gain": gain, "kind": rule.kind, "of": rule.of}
+        each = Help(what=rule.what(facts), name=rule.name, command=rule.line(facts), **sized)
+        told.append(((rule.rank, -_least(each)), each))
+    more = [*_quicker_series(found, study), *_missing_baseline(found, study), *_more_workers(found, study)]
+    told += [((2, -_least(each)), each) for each in more]
+    return [each for _, each in sorted(told, key=lambda pair: pair[0])]
+
+
+def _facts(found: Explanation, study: _Study) -> _Facts:
     cell = max(found.last, key=lambda each: (each.workers, each.samples_per_s or 0.0))
-    run = runs[cell.runs[0]]
-    yield from _late_ranks(found, cell, runs)
-    yield from _communication(cell, run)
-    yield from _other_parts(found, cell, run)
-    yield from _slower_computing(found, cell)
-    if not _ours(run):  # which flushes denormal numbers to 0
-        yield from _denormal(cell, [each for name in cell.runs if (each := slower.get(name)) is not None])
-
-
-def _late_ranks(found: Explanation, cell: Cell, runs: Mapping[str, RecordedRun]) -> Iterable[Help]:
-    slow = next((each for each in found.slow if each.series == cell.series), None)
-    if slow is None:
-        return
-    if slow.ranks:
-        first = slow.ranks[0]
-        ranks = f"rank {first.rank}" if len(slow.ranks) == 1 else f"{len(slow.ranks)} ranks"
-        where = f" on {first.host}" if first.host else ""
-        gain = _gain(slow.delay_s, slow.period_s)
-        if slow.delay_low_s is not None and slow.delay_high_s is not None:
-            low, high = (_gain(each, slow.period_s).value for each in (slow.delay_low_s, slow.delay_high_s))
-            gain = replace(gain, low=low, high=high)
-        yield Help(
-            what=f"make {ranks}{where} as quick as the others: {_TRY[first.cause]}; its steps in detail",
-            command=_line("explain", runs[slow.run].directory, "--part", "steps"),
-            gain=gain,
-            kind="about",
-        )
-    elif slow.waiting_s is not None and slow.waiting_s > WORTH * slow.period_s:
-        what = "make the steps of all ranks equally long: each rank is late in some of them; is the machine quiet?"
-        yield _at_most(what, slow.waiting_s, slow.period_s, _line("doctor"))
-
-
-def _communication(cell: Cell, run: RecordedRun) -> Iterable[Help]:
-    """Yield what a large exposed communication suggests, with commands where the run is one of this package."""
-    cost = cell.exposed_s or cell.left_out_s
-    if cell.workers == 1 or (cost is not None and cost.value < WORTH * cell.step_s):
-        return
+    run = study.runs[cell.runs[0]]
     effective = run.record.effective
-    several_hosts = len({rank.get("host") for rank in effective.get("ranks") or ()}) > 1
-    runtime = f"{effective.get('backend')}/{effective.get('transport')}"
-    several = ("--workers", cell.workers, *_work_of(run))
-    if cost is None:
-        if _ours(run) and run.state == "done":
-            what = "measure communication by leaving it out in some blocks: a run with this option"
-            line = f"... python -m horovod_study.train --measure-ablation {shlex.join(_work_of(run))}"
-            yield Help(what=what, command=line)
-        return
-    if not _ours(run):
-        library = "FSDP" if str(effective.get("model")).startswith("FSDP") else str(effective.get("backend"))
-        how = _LESS_COMMUNICATION.get(library, f"a larger batch per worker, {_FEWER}")
-        yield _at_most(f"communicate less: {how}", cost.value, cell.step_s)
-        return
-    if effective.get("reduction") == "flat" and packaged().options["reduction"].matters(runtime):
-        backward = cell.parts_s.get("backward")
-        hidden = cost.value if backward is None else min(cost.value, backward)
-        sides = (f"{runtime},reduction=flat", f"{runtime},reduction=hooks")
-        what = "send gradients while backward computes (hooks), not after it (flat)"
-        what += "; in a study file, reduction: [flat, hooks]" if several_hosts else ""
-        yield _at_most(what, hidden, cell.step_s, "" if several_hosts else _line("compare", *sides, *several))
-    if several_hosts:  # the experiments below run on one machine
-        return
-    line = _line("tune", "--runtime", runtime, *several)
-    yield _at_most("find the fastest communication settings", cost.value, cell.step_s, line)
-    if run.synchronisation is None:
-        yield Help(
-            what="find out what the communication consists of: transfer, or the library around it",
-            command=_line("explain", "--measure", "--runtime", runtime, *several),
-        )
+    slow = next((each for each in found.slow if each.series == cell.series), None)
+    late: Counter[str] = Counter()
+    for each in slow.ranks if slow is not None else ():
+        late[each.cause] += each.cause_s / cell.workers  # type: ignore[assignment]
+    growth = next((each for each in found.growth if each.series == cell.series and not each.unsteady), None)
+    computing = ("compute", "forward", "backward", "update")
+    point = _rows_of(study.points, cell.series, cell.workers, cell.nodes).iloc[0].to_dict()
+    alone = study.named[(study.named["workers"] == 1) & (study.named["model"] == point["model"])]
+    return _Facts(
+        cell=cell,
+        run=run,
+        point={f"{name}": value for name, value in point.items()},
+        slow=slow,
+        late_run=str((run if slow is None else study.runs[slow.run]).directory),
+        late_s=late,
+        beside_s=0.0 if growth is None else sum(growth.parts_s.get(part) or 0.0 for part in computing),
+        slower_s=max(study.slower.get(name) or 0.0 for name in cell.runs),
+        ours="steps_per_epoch" in effective,
+        several_hosts=len({rank.get("host") for rank in effective.get("ranks") or ()}) > 1,
+        runtime=f"{effective.get('backend')}/{effective.get('transport')}",
+        base_line=next((again(row, _taken(study)) for row in alone.to_dict("records")), ""),
+    )
 
 
-def _missing_baseline(named: pd.DataFrame, found: Explanation) -> Iterable[Help]:
+def _least(each: Help) -> float:
+    """Return by what advice is sorted: a gain that is sure goes before one that is at most that."""
+    if each.gain is None:
+        return -1.0
+    if math.isfinite(each.gain.low):
+        return each.gain.low
+    return each.gain.value * (0.5 if each.kind == "at most" else 1.0)
+
+
+def _taken(study: _Study) -> list[str]:
+    return [*study.taken, *(str(each) for each in study.named["run"])]
+
+
+def _missing_baseline(found: Explanation, study: _Study) -> Iterable[Help]:
     """Yield what to type for the one-worker run that the runs of another script lack."""
     cell = max(found.last, key=lambda each: (each.workers, each.samples_per_s or 0.0))
-    runs = _rows_of(named, cell.series, cell.workers, cell.nodes)
-    if not found.why_no_growth or cell.workers == 1 or runs.iloc[0]["model"] == packaged().model:
+    runs = _rows_of(study.named, cell.series, cell.workers, cell.nodes)
+    if not found.why_no_growth or cell.workers == 1 or cell.apart or runs.iloc[0]["model"] == packaged().model:
         return
     run = {f"{name}": value for name, value in runs.iloc[0].items()}
     what = "record one worker of the same script beside it: that says what more workers add"
     if run.get("declared"):
-        yield Help(what=f"{what}; in the study file: baselines: [wrapped]")
+        yield Help(name="baseline", what=f"{what}; in the study file: baselines: [wrapped]")
         return
-    notes, line = baseline_command(run, batch=float(run["ref_batch"]), taken=[str(each) for each in named["run"]])
-    yield Help(what="; ".join([what, *notes]), command=line)
+    notes, line = baseline_command(run, batch=float(run["ref_batch"]), taken=_taken(study))
+    yield Help(name="baseline", what="; ".join([what, *notes]), command=line)
 
 
-def _other_parts(found: Explanation, cell: Cell, run: RecordedRun) -> Iterable[Help]:
-    slow = next((each for each in found.slow if each.series == cell.series), None)
-    late = dict.fromkeys(("data", "residual"), 0.0)  # what the late ranks make of a part, which is told of them
-    for each in slow.ranks if slow is not None else ():
-        if each.cause in late:
-            late[each.cause] += each.cause_s / cell.workers
-    data, residual = ((cell.parts_s[part] or 0.0) - more for part, more in late.items())
-    ours, batch = _ours(run), run.record.effective.get("batch")
-    if data > WORTH * cell.step_s:
-        line = _line("bench", "loading", "--batch", batch) if ours and batch else ""
-        more = ": more processes of the loader (num_workers), less work for each sample"
-        what = f"load data while computing{', with another loader' if ours else more}"
-        yield _at_most(what, data, cell.step_s, line)
-    unseen = ", such as making its batches, for which no DataLoader was seen" * (cell.parts_s["data"] is None)
-    if residual > UNEXPLAINED * cell.step_s:
-        theirs = f"the script does outside all laps{unseen}: three lines in it mark its parts (docs/your_script.md)"
-        line = _line("explain", run.directory, "--part", "account") if ours else ""
-        yield _at_most(f"find what {'is outside all laps' if ours else theirs}", residual, cell.step_s, line)
-
-
-def _slower_updates(run: RecordedRun) -> _SlowerUpdates | None:
-    """Return what the updates on processors take more at the end of a run than at its beginning, of the rank with most.
+def _slower_updates(run: RecordedRun) -> float | None:
+    """Return what updates on processors take more than early ones, mean over steps in s, of the rank with most; None
+    where they have not become longer, or forward and backward have too.
 
     Compared are undisturbed steps: the 10 % quantiles of the first steps and of each of the last three tenths.
     """
@@ -543,63 +809,43 @@ def _slower_updates(run: RecordedRun) -> _SlowerUpdates | None:
             for lap in (update, computing)
         )
         if late_s >= _SLOWER_UPDATE * early_s and after_s <= _SAME_COMPUTING * before_s:
-            found.append(_SlowerUpdates(early_s=early_s, late_s=late_s, more_s=float(np.mean(update)) - early_s))
-    return max(found, key=lambda each: each.more_s, default=None)
+            found.append(float(np.mean(update)) - early_s)
+    return max(found, default=None)
 
 
-def _denormal(cell: Cell, slower: Sequence[_SlowerUpdates]) -> Iterable[Help]:
-    """Yield that numbers too small to matter may slow down the updates."""
-    seen = max(slower, key=lambda each: each.more_s, default=None)
-    if seen is not None and seen.more_s > WORTH * cell.step_s:
-        what = (
-            "call torch.set_flush_denormal(True) at the start of the script: the update became "
-            f"{rounded(seen.late_s / seen.early_s, 2)} times as long over the run ({milliseconds(seen.early_s)} to "
-            f"{milliseconds(seen.late_s)} ms) and forward and backward did not, as where moments of Adam fade into "
-            "denormal numbers, with which processors compute slowly"
-        )
-        yield _at_most(what, seen.more_s, cell.step_s)
+def _quicker_series(found: Explanation, study: _Study) -> Iterable[Help]:
+    """Yield that another library made more samples per second with as many workers: within rounds, else over repeats.
 
-
-def _slower_computing(found: Explanation, cell: Cell) -> Iterable[Help]:
-    """Yield that each worker computes more slowly beside others than alone; a batch of another size is no reason."""
-    growth = next((each for each in found.growth if each.series == cell.series), None)
-    if growth is None:
-        return
-    more = sum(growth.parts_s.get(part) or 0.0 for part in ("compute", "forward", "backward", "update"))
-    if more > UNEXPLAINED * cell.step_s:
-        what = "find out why workers compute more slowly beside each other: cores, memory or clock rates are shared"
-        yield _at_most(what, more, cell.step_s, _line("doctor"))
-
-
-def _quicker_series(found: Explanation, rates: Mapping[str, float], turns: StudyTurns | None) -> Iterable[Help]:
-    """Yield that another series made more samples per second with as many workers: within rounds, else over repeats.
-
-    `rates`: samples/s by run. None where the interval holds no gain.
+    Neither of a disturbed run, nor of one worker, nor of workers that train apart; none where the interval holds no
+    gain.
     """
-    last = [cell for cell in found.last if cell.samples_per_s]
+    rates = dict(zip(study.named["run"], study.named["samples_per_s"], strict=True))
+    last = [each for each in found.last if each.samples_per_s and each.workers > 1]
+    last = [each for each in last if not each.unsteady and not each.apart]
     for cell in last:
         rivals = [each for each in last if each.workers == cell.workers and each.series != cell.series]
         best = max(rivals, key=lambda each: each.samples_per_s or 0.0, default=None)
         if best is None:
             continue
-        rounds = turns.estimate(best.runs, cell.runs) if turns else None
+        rounds = study.turns.estimate(best.runs, cell.runs) if study.turns else None
         sides = ([rates[run] for run in each.runs] for each in (best, cell))
         ratio = stats.median_ratio(*sides) if rounds is None else rounds.ratio
         gain = Interval(value=ratio.value - 1, low=ratio.low - 1, high=ratio.high - 1)
         if gain.value > WORTH and not gain.low <= 0:
             what = f"{best.series} instead of {cell.series}, at {cell.workers} workers"
-            yield Help(what=what, gain=gain, kind="measured")
+            yield Help(name="quicker", what=what, gain=gain, kind="measured")
 
 
-def _more_workers(named: pd.DataFrame, found: Explanation) -> Iterable[Help]:
+def _more_workers(found: Explanation, study: _Study) -> Iterable[Help]:
     """Yield the forecast of twice as many workers for each series with enough worker counts."""
+    steady = {run for cell in study.cells if not cell.unsteady for run in cell.runs}
     try:
-        points = points_of(named)
+        points = points_of(study.named[study.named["run"].isin(steady)])
     except AnalysisError:
         return
     for cell in found.last:
         rows = points[points["series"] == cell.series]
-        if rows["workers"].nunique() < 3 or not cell.samples_per_s:
+        if rows["workers"].nunique() < 3 or not cell.samples_per_s or cell.unsteady:
             continue
         try:
             forecast = next(iter(predict(rows, workers=[2 * cell.workers]).values()))[0]
@@ -610,21 +856,12 @@ def _more_workers(named: pd.DataFrame, found: Explanation) -> Iterable[Help]:
         gain = Interval(value=more, low=low, high=high)
         if gain.low > WORTH:
             what = f"{2 * cell.workers} workers instead of {cell.workers} ({cell.series})"
-            yield Help(what=what, gain=gain, kind="forecast")
+            yield Help(name="workers", what=what, gain=gain, kind="forecast")
 
 
 def _gain(seconds: float, step_s: float) -> Interval:
     """Return how much more throughput it makes when a step loses so many seconds."""
-    return Interval(value=seconds / (step_s - seconds) if seconds < step_s else math.inf)
-
-
-def _at_most(what: str, seconds: float, step_s: float, command: str = "") -> Help:
-    return Help(what=what, command=command, gain=_gain(seconds, step_s), kind="at most")
-
-
-def _ours(run: RecordedRun) -> bool:
-    """Return whether this package's trainer made a run, which other commands can start again."""
-    return "steps_per_epoch" in run.record.effective
+    return Interval(value=math.inf if seconds >= step_s else seconds / (step_s - seconds))
 
 
 def _work_of(run: RecordedRun) -> Iterator[str]:

@@ -1,27 +1,18 @@
-"""One run in detail: what it was, whether its laps add up, who was late, what paused, and the course of its steps."""
+"""One run in detail: what it was, whether its laps add up, who was late, and what paused."""
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from horovod_study.analysis.stats import Floats
 from horovod_study.analysis.steps.ablation import CommunicationCost, answer_of
-from horovod_study.analysis.steps.pauses import Pauses, StepStatistics, find_pauses
+from horovod_study.analysis.steps.pauses import Pauses, find_pauses
 from horovod_study.analysis.steps.rank_steps import PARTS, RankSteps, align
 from horovod_study.analysis.steps.stragglers import MIN_STEPS, Pop, Stragglers, find_stragglers, pop_of
 from horovod_study.errors import AnalysisError
 from horovod_study.records import RecordedRun, RunSideFiles, facts, finite, hosts_of
-
-ROWS_STEPS, ROWS_S, _AGREE_S = 512, 2.0, 0.25
-"""When the trainer writes rows, and about how often its ranks agree on the time; see trainer.py."""
-
-BINS = 240
-"""The course of a run is drawn with at most so many bars."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,22 +27,6 @@ class RankLaps:
     gap: float | None  # greatest distance of the sum of laps from the step, as a share of it; None if laps are unknown
     own_s: float | None = None  # see rank_steps.py
     wait_s: float | None = None  # for the last rank
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _StepCourse:
-    """Step times over the run in B bins of consecutive steps, means over ranks, in s.
-
-    The laps of a bin are the means over its middle half of steps, those between the quartiles of the step time: unlike
-    medians of laps they add up, to about the median step.
-    """
-
-    first: NDArray[np.int64]  # (B,), step numbers
-    last: NDArray[np.int64]  # (B,)
-    laps_s: Mapping[str, Floats]  # lap -> (B,)
-    middle_s: Floats  # (B,), of the step, over the same steps as the laps
-    low_s: Floats  # (B,), shortest step
-    high_s: Floats  # (B,), longest step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +53,6 @@ class Inspection:
     stragglers: Stragglers
     pop: Pop | None
     pauses: Pauses
-    course: _StepCourse
     rows_lost: tuple[int, ...] | None  # of each rank, to a full disk
     ablation: CommunicationCost | None  # what communication costs by leaving it out
     why_no_ablation: str
@@ -93,7 +67,7 @@ class Inspection:
             "window": {"first_step": self.first_step, "by": self.first_step_by, **facts(self, "excluded", "steps")},
             **facts(self, "rows_lost", "ablation", "why_no_ablation", "system"),
             "recorded_beside": finite(self.files),
-            **facts(self, "doubts", "ranks", "stragglers", "pop", "pauses", "course"),
+            **facts(self, "doubts", "ranks", "stragglers", "pop", "pauses"),
         }
 
 
@@ -153,8 +127,7 @@ def inspect(run: RecordedRun, beside: RunSideFiles | None = None) -> Inspection:
         ranks=tuple(_rank_laps(rows, late)),
         stragglers=late,
         pop=pop_of(rows) if rows.workers > 1 else None,
-        pauses=find_pauses(rows, _step_statistics(run)),
-        course=course(everything),
+        pauses=find_pauses(rows),
         rows_lost=None if lost is None else tuple(_counts(lost)),
         ablation=ablation,
         why_no_ablation=why_no_ablation,
@@ -211,20 +184,6 @@ def _facts(run: RecordedRun, hosts: list[str]) -> dict[str, Any]:
     }
 
 
-def _step_statistics(run: RecordedRun) -> StepStatistics:
-    effective, requested = run.record.effective, run.record.requested
-    found = StepStatistics(
-        steps_per_epoch=effective.get("steps_per_epoch"),
-        checkpoint_every=requested.get("checkpoint_every"),
-        evaluate_every=requested.get("evaluate_every"),
-        sampler_s=requested.get("system_interval_s"),
-    )
-    if "steps_per_epoch" not in effective:
-        return found
-    # This package's own trainer, whose intervals are known.
-    return replace(found, rows_steps=ROWS_STEPS, rows_s=ROWS_S, agree_s=_AGREE_S)
-
-
 def _rank_laps(rows: RankSteps, late: Stragglers) -> list[RankLaps]:
     # Without the synchronisation `own` is a part only, and no column of a table.
     own = {} if rows.sync_s is None else {each.rank: each for each in late.ranks}
@@ -248,23 +207,3 @@ def _rank_laps(rows: RankSteps, late: Stragglers) -> list[RankLaps]:
             )
         )
     return found
-
-
-def course(rows: RankSteps, bins: int = BINS) -> _StepCourse:
-    """Return the course of the step times over all steps, in at most `bins` bins of equally many steps."""
-    step_s = rows.step_s.mean(axis=1)
-    laps = {lap: values.mean(axis=1) for lap, values in rows.laps.items()}
-    width = math.ceil(len(step_s) / bins)
-    parts = np.split(np.arange(len(step_s)), np.arange(width, len(step_s), width))
-    middles = []
-    for part in parts:  # without the shortest and the longest quarter
-        cut = math.floor(len(part) / 4)
-        middles.append(part[np.argsort(step_s[part], kind="stable")][cut : len(part) - cut])
-    return _StepCourse(
-        first=rows.step[[part[0] for part in parts]],
-        last=rows.step[[part[-1] for part in parts]],
-        laps_s={lap: np.array([values[some].mean() for some in middles]) for lap, values in laps.items()},
-        middle_s=np.array([step_s[some].mean() for some in middles]),
-        low_s=np.array([step_s[part].min() for part in parts]),
-        high_s=np.array([step_s[part].max() for part in parts]),
-    )

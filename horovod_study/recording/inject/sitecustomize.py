@@ -66,7 +66,7 @@ class HookingLoader:
             print(f"horovod-study record: cannot record: {type(error).__name__}: {error}", file=sys.stderr)
 
 
-def load_package(folder):  # type: ignore[no-untyped-def]
+def load_package(folder: str) -> None:
     """Load the package of the command line, unless this Python has loaded one already."""
     if "horovod_study" not in sys.modules:
         start = os.path.join(folder, "__init__.py")

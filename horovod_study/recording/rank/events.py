@@ -23,6 +23,7 @@ KINDS = (
     "fetch",  # a batch is asked for; the number of its loop, times DATA_SETS, and that of its data set
     "batch",  # it is there; its samples
     "ended",  # there is none any more
+    "left",  # a loop is gone, because it has ended or was left; its number as that of fetch
     "forward",  # the model is called; 1: with gradients, 2: in train mode, and 4 times its samples
     "forwarded",
     "backward",
@@ -37,11 +38,16 @@ KINDS = (
     "changed",  # the parameters are others than at the last turn, and no update was seen
     "opened",  # from here on all of this is seen
     "called",  # as sync, where the host does not wait for it
+    "lap",  # the time since the event before it is what a script says: the place in LAPS
+    "skip",  # what follows is in no step, as a script says
+    "skipped",
+    "left",  # a loop that a script tells of is left before its loader has ended
 )
 NUMBER = {name: number for number, name in enumerate(KINDS)}
 PLACES = 32
 """An event is its kind, and its number times so many."""
 DATA_SETS = 1024
+LAPS = ("data", "compute", "forward", "backward", "sync", "update")
 CALLS = (
     *("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "broadcast", "scatter", "barrier", "recv"),
     *("monitored_barrier", "all_gather", "all_gather_into_tensor", "all_gather_object", "gather", "all_to_all"),
@@ -83,12 +89,32 @@ class Log:
         elif len(self._pending) > _KEPT:
             del self._pending[: -_KEPT // 2]
 
+    def take(self) -> array[float]:
+        """Return what was noted since the last update, for the log of another training, and forget it."""
+        pending, self._pending[:] = self._pending[:], array("d")
+        return pending
+
+    def give(self, pending: array[float]) -> None:
+        """Begin with what another log has forgotten."""
+        self._pending.extend(pending)
+
     def close(self) -> None:
         """Write the rest."""
         if self._file is not None:
             self.write()
             os.close(self._file)
             self._file = None
+
+
+class StrictLog(Log):
+    """Events of a training on a GPU that is waited for at each of them."""
+
+    def _note(self, kind: int, number: int = 0) -> None:
+        import torch
+
+        if not torch.cuda.is_current_stream_capturing():
+            torch.cuda.synchronize()
+            super()._note(kind, number)
 
 
 class DeviceLog(Log):
@@ -108,8 +134,13 @@ class DeviceLog(Log):
         self._torch.cuda.synchronize()
         self._newest, self._newest_s = self._event(), now()
         self._torch.cuda.synchronize()
-        for at, what in zip(before._pending[::2], before._pending[1::2]):
+        for place in range(0, len(before._pending), 2):
+            at, what = before._pending[place : place + 2]
             self._pending.extend((at, at, what))
+
+    def take(self) -> array[float]:
+        """Return nothing: where the device was then is not known yet."""
+        return array("d")
 
     def _event(self) -> Any:
         event = self._free.pop() if self._free else self._torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

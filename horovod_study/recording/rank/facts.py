@@ -8,8 +8,9 @@ import os
 import platform
 import resource
 import sys
+from collections.abc import Iterable, Sequence
 from importlib import metadata
-from typing import Any, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -185,23 +186,21 @@ def samples_of(batch: Any, *, size: int | None = None, second: bool = False) -> 
         shape = _shape(batch)
     if len(shape) > 1 and size != shape[0] and (size == shape[1] or (second and size is None)):
         return int(shape[1])
-    return int(shape[0]) if shape else 0
+    if len(shape) or isinstance(batch, (str, bytes)) or not hasattr(batch, "__len__") or hasattr(batch, "shape"):
+        return int(shape[0]) if len(shape) else 0
+    return len(batch)
 
 
 def _shape(batch: Any) -> Any:
-    if hasattr(batch, "keys") and hasattr(batch, "values"):
-        batch = tuple(batch.values())
-    shape = getattr(batch, "shape", None)
-    if shape is not None:
-        return shape
-    if isinstance(batch, (list, tuple)):
-        for part in batch:
-            if found := _shape(part):
-                return found
-    try:
-        return () if isinstance(batch, (str, bytes)) else (len(batch),)
-    except TypeError:
-        return ()
+    """Return the shape of the first tensor or array in what a loader gave that has dimensions, () for none."""
+    parts = batch.values() if hasattr(batch, "keys") and hasattr(batch, "values") else batch
+    if hasattr(batch, "shape") or not hasattr(batch, "__len__") or isinstance(batch, (str, bytes)):
+        return getattr(batch, "shape", ())
+    return next((found for found in map(_shape, parts) if len(found)), ()) if _is_plain(batch) else ()
+
+
+def _is_plain(batch: Any) -> bool:
+    return isinstance(batch, (list, tuple)) or hasattr(batch, "keys")
 
 
 def digest(models: Sequence[nn.Module]) -> str:

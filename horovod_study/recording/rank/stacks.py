@@ -11,14 +11,15 @@ import sys
 import sysconfig
 import threading
 from array import array
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 from horovod_study.recording.rank.events import now
 
 _INTERVAL_S = 0.05
 _WRITTEN = 64
 """So many numbers are written at a time: two a sample."""
-_OWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+_OWN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _SAYS_NOTHING = ("wrapper", "wrapped", "inner", "call", "decorate_context", "<lambda>")
 _LIBRARIES = tuple(
     {os.path.join(folder, "") for name, folder in sysconfig.get_paths().items() if name.endswith(("lib", "stdlib"))}
@@ -34,7 +35,7 @@ class Stacks:
     def __init__(self, thread: int, path: str, told: Callable[[str], None]) -> None:
         self._thread, self._told = thread, told
         self._names: dict[Any, int] = {}
-        self._file = open(path, "wb", buffering=0)  # noqa: SIM115
+        self._file = open(path, "wb", buffering=0)
         self._over = threading.Event()
         self._sampler = threading.Thread(target=self._sample, name="horovod-study-stacks", daemon=True)
         self._sampler.start()
@@ -58,6 +59,8 @@ class Stacks:
             self._file.write(pending)
         except Exception:  # what is sampled so far is enough
             pass
+        finally:
+            self._file.close()
 
     def _number(self, frame: Any) -> int:
         called = None
@@ -83,7 +86,7 @@ def _says_nothing(name: str) -> bool:
 
 
 def _name(code: Any, line: int, called: Any) -> str:
-    """Return `library/function` of what own code has called, or `file.py/function` of it, `file.py:LINE` of a script."""
+    """Return `library/function` of what own code has called, or `file.py/function` of it, `file.py:LINE` at its top."""
     if called is None:
         file = os.path.basename(code.co_filename)
         return f"{file}:{line}" if line else f"{file}/{code.co_name}"

@@ -19,11 +19,13 @@ import math
 import multiprocessing
 import os
 import sys
+import weakref
 from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from multiprocessing.util import Finalize
 from threading import get_ident
-from typing import Any, Callable
+from typing import Any
 
 import torch
 from torch import is_grad_enabled, nn
@@ -32,12 +34,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import dataloader
 
 from horovod_study.recording.rank import facts
-from horovod_study.recording.rank.events import CALLS, DATA_SETS, NUMBER, DeviceLog, Log, now, wall
+from horovod_study.recording.rank.events import CALLS, DATA_SETS, LAPS, NUMBER, DeviceLog, Log, StrictLog, now, wall
 from horovod_study.recording.rank.precision import PrecisionObserver
 from horovod_study.recording.rank.stacks import Stacks
 from horovod_study.recording.rank.turns import Turns, connect
 
-_START, _FETCH, _BATCH, _ENDED = (NUMBER[name] for name in ("start", "fetch", "batch", "ended"))
+_START, _FETCH, _BATCH, _ENDED, _LEFT = (NUMBER[name] for name in ("start", "fetch", "batch", "ended", "left"))
 _FORWARD, _FORWARDED, _BACKWARD, _GRADIENT = (NUMBER[name] for name in ("forward", "forwarded", "backward", "gradient"))
 _BACKWARDED, _UPDATE, _UPDATED = (NUMBER[name] for name in ("backwarded", "update", "updated"))
 _SYNC, _SYNCED, _PAUSE, _RESUME = (NUMBER[name] for name in ("sync", "synced", "pause", "resume"))
@@ -45,9 +47,11 @@ _CHANGED, _OPENED, _CALLED = (NUMBER[name] for name in ("changed", "opened", "ca
 
 _LOOKED_AT = 4
 """After so many backwards and batches without an update that was seen, parameters are looked at for a change."""
+_PROBES = 256
 _MOST_UNSEEN = 64
 """So many of them, and a backward is a step although no parameter was seen to change."""
-_PRECISION_STEPS = 3
+_FEW_STEPS = 3
+"""So many tell what a training computes in, which model is called, and which gradients come last."""
 _KEPT = 2
 """So many of the last gradients of a backward stay watched: the order of the last may change."""
 _MORE_UPDATES = 20
@@ -104,14 +108,20 @@ class Watcher:
         self._thread: int | None = None  # that trains
         self._undo: list[Callable[[], None]] = []
         self._told_elsewhere = False
+        self._data: dict[Any, int] = {}  # what is known again of a data set -> its number
+        self._lengths: list[int | None] = []  # samples of each
+        self._loops = 0  # over a loader, so far
+        self._loop: Any = None  # a reference to the newest, which says when it is gone
+        self._told: bool = asked.get("told", False)  # a script tells of its loop itself
+        self._timed = not (self._told and asked["options"]["timer_mode"] == "off")
+        self.ended = False  # whoever gives turns wants no more steps of a loop that is told
+        self.failure: Exception | None = None  # why the recording has stopped before the training
         self._begin()
 
     def _begin(self) -> None:
         """Know nothing of a training."""
         self._log = Log()
         self._note = self._log.note
-        self._data: dict[Any, int] = {}  # what is known again of a data set -> its number
-        self._lengths: list[int | None] = []  # samples of each
         self._optimizers: dict[int, torch.optim.Optimizer] = {}
         self._first: torch.optim.Optimizer | None = None
         self._seen: list[torch.optim.Optimizer] = []  # that have stepped, until it is open
@@ -119,20 +129,21 @@ class Watcher:
         self._strangers: list[torch.optim.Optimizer] = []
         self._probe: torch.Tensor | None = None  # a parameter
         self._version = -1
-        self._probes: list[tuple[torch.Tensor, int]] = []
+        self._probes: list[tuple[torch.Tensor, Any]] = []
         self._unseen = 0  # backwards and batches without an update that was seen
-        self._loops = 0
         self._in_update = self._in_forward = self._in_backward = self._in_call = 0
         self._second = False  # the batch is the second dimension of what the model takes
         self._vectors: dict[int, bool] = {}  # features -> whether a vector of so many is one sample
         self.made = 0  # steps so far, as they are counted while it goes on: for their limit, and for turns
         self._samples = 0
-        self._updates, self._most, self._in_loop, self._fresh = 0, 0, False, True
+        self._updates, self._in_loop, self._fresh = 0, False, True
+        self._most: float = 0
         self._due: float = math.inf
         self._turns: Turns | None = None
         self._opened_s = self._waited_s = 0.0
         self._stacks: Stacks | None = None
         self._precision: PrecisionObserver | None = None
+        self._called: set[int] = set()  # ids of models
         self._elsewhere = 0  # batches that another thread has fetched
         self._order: list[int] = []
         self._last_ones: set[int] = set()
@@ -155,6 +166,59 @@ class Watcher:
         atexit.register(self.finish)
         self._watch_errors()
 
+    # ------------------------------------------------------------------------------------------------ told loops
+
+    def watch(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """See the training of these alone until `finish`, after which they and PyTorch are as they were."""
+        for name in ("backward", "grad") if self._timed else ():
+            original = getattr(torch.autograd, name)
+            setattr(torch.autograd, name, self._watched_backward(original))
+            self._undo.append(functools.partial(setattr, torch.autograd, name, original))
+        self._undo.append(optimizer.register_step_pre_hook(Door(self._before_update, self.give_up)).remove)
+        self._undo.append(optimizer.register_step_post_hook(Door(self._after_update, self.give_up)).remove)
+        if hasattr(os, "register_at_fork"):
+            me = weakref.ref(self)
+            os.register_at_fork(after_in_child=lambda: None if (own := me()) is None else own._leave())
+        self._models = [model]
+        self._in_loop, self._most = True, math.inf
+        self._open([optimizer])
+
+    def begin_loop(self, data: Any) -> None:
+        """A loop over a loader begins, whose data set is `data`."""
+        self._loops, self._fresh, self._thread = self._loops + 1, True, get_ident()
+        self._loop = self._loops * DATA_SETS + self._number_of(data)
+        self._note(_START, self._loop % DATA_SETS)
+
+    def fetch(self) -> None:
+        """The loop asks for a batch: its turn before is over."""
+        self._turn()
+        if self._turns is not None and self.made >= self._turns.until:
+            self._wait_for_turn()
+        self._log.write()
+        self._note(_FETCH, self._loop)
+
+    def samples_of(self, batch: Any, size: Any) -> int:
+        """Return how many samples a batch has, of a loader that calls it `size`; 0: unknown."""
+        return facts.samples_of(batch, size=size if isinstance(size, int) else None, second=self._second)
+
+    def tell(self, kind: str, number: int = 0) -> None:
+        """Note that something happens now."""
+        self._note(NUMBER[kind], number)
+        if kind in ("skip", "skipped"):
+            self._thread = 0 if kind == "skip" else get_ident()  # hooks see nothing of what is in no step
+        elif kind == "batch":
+            self._samples += number
+        elif kind == "left":
+            self._turn()
+            self._fresh = True
+        elif kind == "lap" and LAPS[number] == "update":
+            self._updates += 1
+
+    def keep(self, ending: str, content: bytes) -> None:
+        """Leave a file beside the events."""
+        with open(self._path(ending), "wb") as stream:
+            stream.write(content)
+
     # ------------------------------------------------------------------------------------------------ updates
 
     def _before_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -169,7 +233,7 @@ class Watcher:
         self._in_update = 0
         if self.state == "over" or not self._here():
             return
-        self._note(_UPDATED, 0 if self._first in (None, optimizer) else 1)
+        self._note(_UPDATED, 0 if optimizer is self._first or self._first is None else 1)
         if self.state == "watching":
             self._unseen = 0
             self._watch_update(optimizer)
@@ -207,27 +271,25 @@ class Watcher:
     # ------------------------------------------------------------------------------------------------ backwards
 
     def _watched_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        before, after = Door(self._before_backward, self.give_up), Door(self._after_backward, self.give_up)
-
         @functools.wraps(original)
         def gradients(*given: Any, **named: Any) -> Any:
             if self._in_backward or self.state == "over" or is_compiling() or not self._here():
                 return original(*given, **named)
             self._in_backward = 1
-            before()
+            self._note(_BACKWARD)
             try:
                 return original(*given, **named)
             finally:
                 self._in_backward = 0
-                after()
+                self._note(_BACKWARDED)
+                try:
+                    self._after_backward()
+                except Exception as error:
+                    self.give_up(error)
 
         return gradients
 
-    def _before_backward(self) -> None:
-        self._note(_BACKWARD)
-
     def _after_backward(self) -> None:
-        self._note(_BACKWARDED)
         if self._learning:
             self._learn()
         if self.state == "watching":
@@ -249,9 +311,9 @@ class Watcher:
             return
         if number == self._unseen:
             leaves = (each for each in facts.objects(torch.Tensor) if each.is_leaf and each.requires_grad)
-            self._probes = [(each, each._version) for each in itertools.islice(leaves, 4096)]
+            self._probes = [(each, _state(each)) for each in itertools.islice(leaves, _PROBES)]
             return
-        changed = {id(each) for each, version in self._probes if each._version != version}
+        changed = {id(each) for each, before in self._probes if _state(each) != before}
         if changed or (backward and number >= _MOST_UNSEEN):
             owners = [
                 each
@@ -320,14 +382,19 @@ class Watcher:
                 self._lengths[-1] = len(data)
         return self._data[key]
 
+    def _turn(self) -> None:
+        """Count a step where the turn of the loop that is over has made an update."""
+        if self._fresh:
+            self._fresh, self._updates = False, 0
+        elif self._updates:
+            self._in_loop, self._most = True, max(self._most, self._updates)
+            self._updates = 0
+            self._step()
+
     def _before_fetch(self, iterator: Any) -> None:
         if self.state == "recording":
-            if self._fresh:
-                self._fresh, self._updates = False, 0
-            elif self._updates:
-                self._in_loop, self._most = True, max(self._most, self._updates)
-                self._updates = 0
-                self._step()
+            if self._fresh or self._updates:
+                self._turn()
             elif not self._optimizers:
                 self._in_loop = True
                 self._notice_change()
@@ -339,11 +406,16 @@ class Watcher:
         if turn is None:
             self._loops += 1
             turn = iterator._horovod_study = self._loops * DATA_SETS + self._number_of(iterator._dataset)
+            left = functools.partial(self._leave_loop, turn)
+            self._loop = weakref.ref(iterator, Door(left, self.give_up))
         self._note(_FETCH, turn)
 
+    def _leave_loop(self, turn: int, _: Any) -> None:
+        if self.state != "over" and self._here():
+            self._note(_LEFT, turn)
+
     def _after_fetch(self, iterator: Any, batch: Any) -> None:
-        size = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
-        samples = facts.samples_of(batch, size=size if isinstance(size, int) else None, second=self._second)
+        samples = self.samples_of(batch, getattr(getattr(iterator, "_index_sampler", None), "batch_size", None))
         self._samples += samples
         self._note(_BATCH, samples)
 
@@ -355,6 +427,8 @@ class Watcher:
         self._in_forward += 1
         if self._in_forward > 1:
             return
+        if self.made < _FEW_STEPS:
+            self._called.add(id(module))
         what = is_grad_enabled() + 2 * module.training
         if what == 3 and not self._in_loop:
             samples = self._samples_given(module, [*given, *named.values()])
@@ -375,7 +449,9 @@ class Watcher:
         first = next((each for each in given if isinstance(each, torch.Tensor)), None)
         if first is not None and first.ndim == 1 and first.is_floating_point():
             if len(first) not in self._vectors:
-                self._vectors[len(first)] = any(getattr(each, "in_features", 0) == len(first) for each in module.modules())
+                self._vectors[len(first)] = any(
+                    getattr(each, "in_features", 0) == len(first) for each in module.modules()
+                )
             if self._vectors[len(first)]:
                 return 1
         return facts.samples_of(given, second=self._second)
@@ -408,7 +484,7 @@ class Watcher:
         self._last_ones.update(self._order[-_KEPT:])
         del self._order[:]
         self._learnt += 1
-        if self._learnt == _PRECISION_STEPS:
+        if self._learnt == _FEW_STEPS:
             for number, undo in self._learning.items():
                 if number not in self._last_ones:
                     undo()
@@ -477,8 +553,10 @@ class Watcher:
 
     def _open(self, stepped: list[torch.optim.Optimizer], *, by_update: bool = True) -> None:
         """Begin the record of a training: what is trained is known."""
-        if self._training == 1 and any(
-            name in sys.modules for name in ("horovod_study.recording.session", "horovod_study.train")
+        if (
+            self._training == 1
+            and not self._told
+            and any(name in sys.modules for name in ("horovod_study.recording.session", "horovod_study.train"))
         ):
             self._tell("seen", "own recorder")
             self._over()
@@ -489,7 +567,7 @@ class Watcher:
         stepped = list({id(each): each for each in stepped}.values())
         groups = [each for one in stepped for each in one.param_groups]
         parameters = [each for group in groups for each in group["params"]]
-        self._models = self._models_of(stepped)
+        self._models = self._models if self._told else self._models_of(stepped)
         self._probe = next((each for each in parameters if each.requires_grad), parameters[0] if parameters else None)
         if self._probe is None:
             self._probe = next((each for model in self._models for each in model.parameters()), None)
@@ -497,33 +575,34 @@ class Watcher:
         device = next((each.device for each in parameters if each.is_cuda), torch.device("cpu"))
         workers = facts.workers_of(self._models, self._first, on_gpu=device.type == "cuda")
         if device.type == "cuda":
-            self._log = DeviceLog(self._log)
+            strict = self._told and self._asked["options"]["timer_mode"] == "strict"
+            self._log = StrictLog() if strict else DeviceLog(self._log)
             self._note = self._log.note
         self._second = any(map(facts.time_first, self._models))
         self._tell_opened(workers, device, stepped, groups)
         self._log.open(self._path("events"))
-        if workers["workers"] > 1:
+        if workers["workers"] > 1 and self._timed:
             self._hook_calls(waits=device.type != "cuda")
+        if (workers["workers"] > 1 or self._told) and self._timed:
             for each in map(facts.averaging, self._models):
                 if each is not None:
                     self._hook_gradients(each)
-            for each in stepped:
-                if facts.averages_in_synchronize(each):
-                    self._hook_synchronize(each)
-        for each in self._models:
+            for each in filter(facts.averages_in_synchronize, stepped):
+                self._hook_synchronize(each)
+        for each in self._models if self._timed and self._asked.get("forward", True) else ():
             self._hook(each)
         self._precision = PrecisionObserver(nn.ModuleList(self._models), lambda call: Door(call, self.give_up))
         self._seen, self._probes = [], []
         self.state, self._fresh, self._updates = "recording", True, 0
-        if multiprocessing.parent_process() is not None:
+        if multiprocessing.parent_process() is not None and not self._told:
             Finalize(None, self.finish, exitpriority=100)  # such a process ends without what atexit has
-        if self._asked.get("stacks", True):
+        if self._timed and self._asked.get("stacks", True):
             self._stacks = Stacks(get_ident(), self._path("stacks"), functools.partial(self._tell, "name"))
         self._turns = connect(rank=workers["rank"], workers=workers["workers"])
         self._opened_s = now()
         self._note(_OPENED)
         self._settle_due()
-        if self._turns is not None:
+        if self._turns is not None and not self._told:  # who is told of a loop waits as it begins
             self._wait_for_turn()
 
     def _models_of(self, stepped: list[torch.optim.Optimizer]) -> list[nn.Module]:
@@ -554,9 +633,12 @@ class Watcher:
                 self._tell("more", "a further training of this process is not recorded")
             self._told_elsewhere = True
             return
+        begun = self._log.take()
         self._end()
+        self._restore()
         self._training += 1
         self._begin()
+        self._log.give(begun)
         self.state = "watching"
         for each in strangers:
             (self._watch_update if self.state == "watching" else self._note_update)(each)
@@ -566,8 +648,8 @@ class Watcher:
     def _step(self) -> None:
         """Count a step; end the training where it has made what was asked for, or wait for a turn."""
         self.made += 1
-        if self.made == _PRECISION_STEPS and self._precision is not None:
-            self._precision.stop()
+        if self.made == _FEW_STEPS:
+            self._look_at_few()
         if self.made < self._due:
             return
         if self._turns is not None and self.made >= self._turns.until:
@@ -578,10 +660,19 @@ class Watcher:
             raise SystemExit
         self._settle_due()
 
+    def _look_at_few(self) -> None:
+        """Do what a few steps suffice for."""
+        if self._precision is not None:
+            self._precision.stop()
+        for model in self._models:  # one that was not called in so many steps is a container; the models in it are
+            for module in () if id(model) in self._called else model.children():
+                if any(parameter.requires_grad for parameter in module.parameters()):
+                    self._hook(module)
+
     def _settle_due(self) -> None:
         granted = math.inf if self._turns is None else self._turns.until
         limit = math.inf if self._turns is not None else self._asked.get("steps") or math.inf
-        self._due = min(granted, limit)
+        self._due = min(granted, limit, _FEW_STEPS if self.made < _FEW_STEPS else math.inf)
 
     def _wait_for_turn(self) -> None:
         assert self._turns is not None
@@ -606,7 +697,10 @@ class Watcher:
         if said == "lost":
             self.give_up(RuntimeError("the runner that gave its turns has ended"))
         self._turns = None
-        raise SystemExit
+        if not self._told:
+            raise SystemExit
+        self.ended = True
+        self._settle_due()
 
     # ------------------------------------------------------------------------------------------------ what is told
 
@@ -638,6 +732,7 @@ class Watcher:
                 **self._about(stepped),
                 "environ": {name: os.environ[name] for name in names if name in os.environ},
                 "training": self._training,
+                "told": self._told,
                 "initial_sha256": facts.digest(self._models),
                 "sharded": any(map(facts.sharded, self._models)),
                 "lr": float(groups[0]["lr"]) if groups and "lr" in groups[0] else None,
@@ -653,7 +748,6 @@ class Watcher:
         """Close the log, and tell what only now is known."""
         if self.state != "recording":
             return
-        self.state = "over"
         if self._stacks is not None:
             self._stacks.stop()
         if self._precision is not None:
@@ -673,24 +767,30 @@ class Watcher:
                 "data": self._lengths,
             },
         )
-        for undo in self._undo:
-            with suppress(Exception):
-                undo()
-        self._undo, self._models, self._optimizers = [], [], {}
+        self.state = "over"
 
-    def finish(self) -> None:
-        """End the record in good order; the process is about to end."""
+    def finish(self, failed: str = "") -> None:
+        """End the record in good order, and take all hooks away; `failed`: why the training has failed."""
+        if failed:
+            self._tell("failed", failed)
         try:
             self._end()
         except Exception as error:
-            self._tell("stopped", _named(error))
+            self.give_up(error)
         self.state = "over"
+        self._restore()
+
+    def _restore(self) -> None:
+        for undo in reversed(self._undo):
+            with suppress(Exception):
+                undo()
+        self._undo, self._models, self._optimizers = [], [], {}
 
     def give_up(self, error: Exception) -> None:
         """End the recording because of an error of its own; the training goes on."""
         if self.state == "over":
             return
-        self.state = "over"
+        self.state, self.failure = "over", error
         self._tell("stopped", f"at step {self.made:,}: {_named(error)}")
         print(f"horovod-study: the training goes on, its recording has stopped: {_named(error)}", file=sys.stderr)
         with suppress(Exception):
@@ -723,6 +823,13 @@ class Watcher:
 
 def _named(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
+
+
+def _state(tensor: torch.Tensor) -> tuple[int, list[float]]:
+    """Return what shows that a tensor was changed: its version, and, for changes through `.data`, some values."""
+    local = tensor.detach()
+    local = local.to_local() if hasattr(local, "to_local") else local
+    return tensor._version, local.reshape(-1)[:8].tolist()
 
 
 def _remove(handle: Any, parameter: torch.Tensor) -> None:

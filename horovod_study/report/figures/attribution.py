@@ -1,4 +1,4 @@
-"""Where the synchronisation time goes, as a table, in sentences, and as a figure."""
+"""Where the synchronisation time goes, as a table and as a figure."""
 
 import math
 import textwrap
@@ -10,7 +10,7 @@ from typing import TypeAlias
 from matplotlib.figure import Figure
 
 from horovod_study.analysis.stats import Interval
-from horovod_study.analysis.steps.attribution import PARTS, Arm, Attribution, Experiment
+from horovod_study.analysis.steps.attribution import Arm, Attribution
 from horovod_study.records import finite
 from horovod_study.report.kit import style
 from horovod_study.report.kit.files import figure_lines, write_result
@@ -19,7 +19,7 @@ from horovod_study.report.kit.panels import legend, lying_bar, lying_grid, note_
 from horovod_study.report.kit.style import TEXT, FigureFormat
 from horovod_study.text.numbers import THIN, milliseconds, percent
 from horovod_study.text.tables import table_of, to_lines
-from horovod_study.text.words import listed, plural
+from horovod_study.text.words import plural
 
 NAME = "attribution"
 
@@ -43,18 +43,11 @@ _ROWS = (
     ("rest", "    the rest"),
     ("unexplained", "  unexplained"),
 )
-_THOUGHT = {
-    "floor": "the transfer",
-    "skew": "waiting for the last worker (skew)",
-    "runtime": "the runtime",
-    "unexplained": "unexplained",
-}
 
 
 def write_attribution(found: Attribution, directory: Path, *, look: FigureFormat = TEXT) -> list[Path]:
-    """Write attribution.json, attribution.txt (table and sentences) and the figure; return the paths."""
-    doubts = [f"Doubt: {text}." for text in found.doubts]
-    lines = [*table(found), "", *sentences(found), "", caption(found), *doubts]
+    """Write attribution.json, attribution.txt (the table) and the figure; return the paths."""
+    lines = [*table(found), "", *(f"Doubt: {text}." for text in found.doubts)]
     figures = {NAME: partial(draw, found)} if any(_drawn(arm) for arm in found.arms) else {}
     return write_result(directory, {f"{NAME}.json": finite(found), f"{NAME}.txt": lines}, figures, look=look)
 
@@ -78,136 +71,30 @@ def table(found: Attribution) -> list[str]:
                 label = "    cycle, negotiation" if name == "rest" and arm.backend == "horovod" else words
                 rows.append((label, _ms(arm.seconds[name]), of_sync, _share(arm, name, "step")))
         lines += to_lines(table_of(("", "ms", "of sync", "of step"), rows), indent=2)
-        if arm.why_not:
-            lines += textwrap.wrap(arm.why_not, 76, initial_indent="  not decomposed: ", subsequent_indent="    ")
+        for each in _beside(arm):
+            lines += textwrap.wrap(each, 100, initial_indent="  ", subsequent_indent="    ")
         lines.append("")
     return lines[:-1]
 
 
-def sentences(found: Attribution) -> list[str]:
-    """Return what was found in plain sentences, one paragraph per arm and per experiment."""
-    return [*(_arm_words(arm) for arm in found.arms), *(_experiment_words(each) for each in found.experiments)]
-
-
-def caption(found: Attribution) -> str:
-    """Return what a reader of the figure must know."""
-    several = any(len(arm.runs) > 1 for arm in found.arms)
-    return (
-        "What the synchronisation of a training step is made of. Floor: one raw all-reduce of the gradients in the "
-        "same job, without a runtime and undisturbed (10 % quantile). Skew: waiting for the last worker, from the "
-        "workers' own laps. Runtime: the same synchronisation with aligned workers, less the floor, so that the "
-        "scatter of all-reduces is in it; where nothing disturbs: 10 % quantiles of both. Packing on a processor is "
-        "the check and the norm of gradients that backward has copied already. Unexplained: what is left; left of "
-        "zero where the parts exceed the whole. Means over steps and workers but for the floor"
-        + (" and runs; intervals are 95 %" if several else "; intervals are 95 %")
-        + (
-            ", of ratios and differences of arms from rounds of turns."
-            if any(arm.rounds for arm in found.arms)
-            else "."
-        )
-    )
-
-
-def _arm_words(arm: Arm) -> str:
-    words = [f"{title(arm)}:"]
-    now = arm.efficiency.get("now")
-    if now:
-        words.append(f"the efficiency is {_percents(now)} (100 % is {arm.baseline}).")
+def _beside(arm: Arm) -> list[str]:
+    """Return what an arm says beside its parts: efficiencies, and which rank is slow."""
+    told = [f"{name} {_percents(each)}" for name, each in arm.efficiency.items()]
+    words = [f"efficiency (100 %: {arm.baseline}): {', '.join(told)}"] if told else []
     if arm.over_shipped is not None:
-        of = arm.over_shipped
-        more = Interval(value=of.value - 1, low=of.low - 1, high=of.high - 1)
-        words.append(f"Its step takes {_percents(more)} more than with shipped settings.")
-    sync = arm.seconds.get("sync")
-    if sync is None:
-        return " ".join([*words, f"The synchronisation cannot be decomposed: {arm.why_not}."])
-    words.append(f"Of a step of {_ms(arm.seconds['step'])} ms, {_ms(sync)} ms are synchronisation.")
-    if "unexplained" in arm.seconds:
-        known = sorted(PARTS[:-1], key=lambda part: -arm.seconds[part].value)
-        parts = [f"{_ms(arm.seconds[part])} ms {_THOUGHT[part]}" for part in known]
-        words.append(f"That is {listed(parts)}; {_unexplained_words(arm.seconds['unexplained'])}.")
-        least = arm.seconds["least"]
-        unresolved = "" if least.low > 0 else ", which is not distinguishable from zero"
-        words.append(f"Where nothing disturbs it, the runtime adds {_ms(least)} ms{unresolved}.")
-    else:
-        words.append(
-            f"{_ms(arm.seconds['skew'])} ms of it are skew. The remaining {_ms(arm.seconds['exposed'])} ms are "
-            f"transfer and runtime that backward did not hide; {arm.why_not}. A raw all-reduce of all gradients takes "
-            f"{_ms(arm.seconds['floor'])} ms."
-        )
-    words.append(_skew_words(arm))
-    without = [
-        f"{percent(arm.efficiency[name].value, decimals=1)} {case}"
-        for name, case in (
-            ("without runtime", "without the runtime"),
-            ("without skew", "without skew"),
-            ("at the floor", "if only the floor were left"),
-            ("without synchronisation", "without any synchronisation"),
-        )
-        if name in arm.efficiency
-    ]
-    if without:
-        words.append(f"The efficiency would be {listed(without)}.")
-        nothing = arm.efficiency["without synchronisation"]
-        if arm.baseline == "one worker alone" and nothing.value < 0.99:
-            words.append(
-                "What is missing from there to 100 % is computation: workers on the same machine compute more slowly "
-                "than one alone."
-            )
-    return " ".join(words)
+        words.append(f"step over that with shipped settings: {_percents(arm.over_shipped)}")
+    if arm.slow_rank is not None:
+        host = f" on {arm.hosts[arm.slow_rank]}" if arm.slow_rank < len(arm.hosts) and arm.hosts[arm.slow_rank] else ""
+        late = _ms(arm.seconds[f"lag {arm.slow_rank}"])
+        words.append(f"rank {arm.slow_rank}{host} is slow: its gradients come {late} ms after the mean worker's")
+    return words + ([f"not decomposed: {arm.why_not}"] if arm.why_not else [])
 
 
-def _unexplained_words(part: Interval) -> str:
-    if part.low <= 0 <= part.high:
-        return f"what is left, {_ms(part)} ms, is within chance"
-    if part.value < 0:
-        return (
-            f"together they exceed it by {_ms(part.negated())} ms: measured separately, they cost more than in "
-            "training, where they overlap or meet other conditions"
-        )
-    return f"{_ms(part)} ms remain unexplained"
-
-
-def _skew_words(arm: Arm) -> str:
-    skew = arm.seconds["skew"].value
-    if arm.slow_rank is None:
-        return "No worker is later than the others by more than chance: the skew varies from step to step."
-    host = f" on {arm.hosts[arm.slow_rank]}" if arm.slow_rank < len(arm.hosts) and arm.hosts[arm.slow_rank] else ""
-    steady = arm.seconds["steady"]
-    others = [arm.seconds[f"wait {rank}"] for rank in range(arm.workers) if rank != arm.slow_rank]
-    longest = max(others, key=lambda each: each.value)
-    share = steady.value / skew if skew > 0 else 0.0
-    return (
-        f"Rank {arm.slow_rank}{host} is slow: its gradients come {_ms(arm.seconds[f'lag {arm.slow_rank}'])} ms "
-        f"after the mean worker's, and another waits up to {_ms(longest)} ms per step for the last; this steady lag is "
-        f"{percent(min(1.0, share))} of the skew, the rest varies from step to step."
-    )
-
-
-def _experiment_words(each: Experiment) -> str:
-    moved = {name: _ms(move, sign=True) for name, move in each.moves_s.items()}
-    where = style.runtime_label(each.backend, each.transport)
-    by = (
-        f"{each.factor:g} times the cycle time moves the runtime part by {moved['runtime']} ms (expected: "
-        f"{_fixed(each.expected_s[0] * 1e3, 1)} to {_fixed(each.expected_s[1] * 1e3, 1)} ms) and the floor by "
-        f"{moved['floor']} ms"
-    )
-    beside = (
-        f"in training the synchronisation moves by {moved['sync']} ms, the skew by {moved['skew']} ms, the unexplained "
-        f"part by {moved['unexplained']} ms"
-    )
-    meaning = {
-        "confirmed": "Confirmed: the part called runtime belongs to the runtime",
-        "refuted": "Refuted: the parts do not change as expected",
-        "not resolved": "Not resolved: the runs vary too much, or are too few; use more --rounds",
-    }[each.verdict]
-    return f"{where}, {each.short} against {each.long}: {by}; {beside}. {meaning}."
-
-
-def _ms(estimate: Interval, *, sign: bool = False) -> str:
+def _ms(estimate: Interval) -> str:
     """Return `0.31 [0.28, 0.34]` in ms: as many decimals as the interval is worth, at most microseconds."""
     decimals = _decimals(estimate)
     value, low, high = (_fixed(each * 1e3, decimals) for each in (estimate.value, estimate.low, estimate.high))
-    return f"{'+' if sign and estimate.value > 0 else ''}{value} [{low}, {high}]"
+    return f"{value} [{low}, {high}]"
 
 
 def _decimals(estimate: Interval) -> int:
@@ -288,6 +175,5 @@ def _drawn(arm: Arm) -> bool:
 
 
 def result_lines(found: Attribution, paths: list[Path]) -> list[str]:
-    """Return what the command prints: the table, the sentences, and where the figure is."""
-    wide = [line for text in sentences(found) for line in ("", *textwrap.wrap(text, 110))]
-    return [*table(found), *wide, *(line for each in figure_lines(paths) for line in ("", each))]
+    """Return what the command prints: the table, and where the figure is."""
+    return [*table(found), *(line for each in figure_lines(paths) for line in ("", each))]

@@ -71,7 +71,7 @@ def breakdown(analysis: Analysis) -> Drawing | None:
                 if column == 0 and len(set(setting)) > 1:
                     words = (setting[series], axes.get_ylabel())
                     axes.set_ylabel("\n".join(folded(each, line_in - 0.6) for each in words))
-        legend(figure, lap_handles(parts), width_in)
+        legend(figure, _lap_handles(parts), width_in)
         return figure
 
     sync = parts[(parts["lap"] == "sync") & (parts["workers"] > 1)]
@@ -134,7 +134,7 @@ def _stack(
     upright = max(text_in(_height(bar)) for bar in bars) > 0.96 * bar_in
     for place, bar in enumerate(bars):
         values = {lap: bar[lap]["mean_s"] * 1000 for lap in LAPS if lap in bar and bar[lap]["mean_s"] > 0}
-        for lap, part in lap_bar(axes, place, bar, values).items():
+        for lap, part in _lap_bar(axes, place, bar, values).items():
             value, look = values[lap], LAPS[lap]
             row = bar[lap]
             time = f"{milliseconds(row['mean_s'])}{THIN}ms, {percent(row['share'])} of the step"
@@ -165,7 +165,7 @@ def _height(bar: Bar) -> str:
     return f"{bar['step']['mean_s'] * 1000:#.3g}"
 
 
-def lap_bar(axes: Axes, place: int, bar: Bar, values: Mapping[str, float]) -> dict[str, Any]:
+def _lap_bar(axes: Axes, place: int, bar: Bar, values: Mapping[str, float]) -> dict[str, Any]:
     """Draw laps one on the other from zero, what is negative downwards; return what was drawn of each lap.
 
     `values`: what is drawn of each lap; `bar`: rows of the cell, by which the lap that holds the synchronisation is
@@ -189,7 +189,7 @@ def _face(look: LapStyle) -> dict[str, Any]:
     return {**face(look), **({"edgecolor": look.ink} if look.hatch == _HIDDEN_HATCH else {})}
 
 
-def lap_handles(parts: pd.DataFrame) -> list[Patch]:
+def _lap_handles(parts: pd.DataFrame) -> list[Patch]:
     """Return the entries of a legend for the laps that a breakdown knows."""
     looks = [*(LAPS[lap] for lap in shown(parts, tuple(LAPS))), *map(_hidden, hiding(parts))]
     return [Patch(label=look.label, **_face(look)) for look in looks]

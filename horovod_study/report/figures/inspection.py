@@ -1,51 +1,36 @@
-"""One run in detail, as text, as JSON and in two figures: its steps over the run, and its ranks beside each other."""
+"""One run in detail, as text and as JSON: its steps, and its ranks beside each other."""
 
 import shlex
-import textwrap
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
 
 from horovod_study.analysis.steps.inspection import Inspection, RankLaps
-from horovod_study.analysis.steps.pauses import MOST, Pause, Period
+from horovod_study.analysis.steps.pauses import MOST, Pause
 from horovod_study.analysis.steps.rank_steps import PARTS
 from horovod_study.analysis.steps.stragglers import CAUSES, Lateness
 from horovod_study.records import RecordedRun, RunSideFiles
 from horovod_study.report.figures.system import write_system
 from horovod_study.report.kit import style
 from horovod_study.report.kit.files import write_result
-from horovod_study.report.kit.panels import label_ticks, legend, lying_grid, note_at, paper_behind
-from horovod_study.text.numbers import milliseconds, quoted
+from horovod_study.text.numbers import milliseconds, percent, quoted
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import listed, plural, wrapped
 
-STEPS, RANKS = "inspect_steps", "inspect_ranks"
 NAME = "inspect"
 
 _HEADS = {**{lap: lap for lap in PARTS}, "residual": "unexplained"}
 _WIDE = 110
 _MOST_RANKS = 16  # so many ranks are printed and drawn; beyond that those that differ most from the others
 
-_SLOW = "#b3305f"
-
 
 def write_inspection(
     found: Inspection, run: RecordedRun, beside: RunSideFiles, directory: Path, *, look: style.FigureFormat = style.TEXT
 ) -> list[Path]:
-    """Write inspect.json, inspect.txt and the figures (PDF, SVG, PNG), those of the hosts too; return the paths."""
-    figures = {STEPS: partial(draw_steps, found)}
-    if found.stragglers.ranks:
-        figures[RANKS] = partial(draw_ranks, found)
-    texts = {f"{NAME}.json": found.to_dict(), f"{NAME}.txt": [*result_lines(found), "", *captions(found)]}
-    return write_result(directory, texts, figures, look=look) + write_system_of(run, beside, directory, look=look)
+    """Write inspect.json and inspect.txt, and the figures of the hosts; return the paths."""
+    texts = {f"{NAME}.json": found.to_dict(), f"{NAME}.txt": result_lines(found)}
+    return write_result(directory, texts) + write_system_of(run, beside, directory, look=look)
 
 
 def write_system_of(
@@ -182,7 +167,7 @@ def _straggler_sentences(found: Inspection) -> list[str]:
             f"({100 / len(late.ranks):.0f} % by chance).",
             *([balance_words(late.balanced, 1 / len(late.ranks))] if late.balanced else []),
         ]
-    sentences = [_late_words(each, late.period_s, len(late.ranks)) for each in late.named[:4]]
+    sentences = [late_words(each, 1 / len(late.ranks)) for each in late.named[:4]]
     if len(late.named) > 4:
         others = ", ".join(str(each.rank) for each in late.named[4 : 4 + _MOST_RANKS])
         sentences.append(f"So are ranks {others}{' and more' if len(late.named) > 4 + _MOST_RANKS else ''}.")
@@ -214,23 +199,22 @@ def balance_words(balanced: Sequence[Lateness], chance: float) -> str:
     return " ".join(words)
 
 
-def _late_words(late: Lateness, period_s: float, ranks: int) -> str:
+def late_words(late: Lateness, chance: float) -> str:
+    """Return by how much a rank is late, in which lap, and in how many steps it is the last one."""
     host = f" on {late.host}" if late.host else ""
-    half_ms = 1e3 * (late.high_s - late.low_s) / 2
-    decimals = 3 if half_ms < 0.01 else 2 if half_ms < 0.1 else 1
-    in_all, there = (
-        "{} ms per step [{}, {}]".format(*(f"{1e3 * each:.{decimals}f}" for each in times))
-        for times in ((late.value_s, late.low_s, late.high_s), (late.cause_s, late.cause_low_s, late.cause_high_s))
+    there = quoted(1e3 * late.cause_s, 1e3 * late.cause_low_s, 1e3 * late.cause_high_s)
+    in_all = held_up = ""
+    if abs(late.value_s - late.cause_s) > 0.1 * late.cause_s:  # else one number tells both
+        whole = quoted(1e3 * late.value_s, 1e3 * late.low_s, 1e3 * late.high_s)
+        in_all = f" (over all laps {whole} ms{', which scatter more than that' * (late.low_s <= 0 <= late.high_s)})"
+    if late.quickest_s < 0.2 * late.cause_s:  # of its lateness, it is as quick as the others itself
+        held_up = (
+            " Its quickest steps are not late: at times something holds it up, such as another program on its core."
+        )
+    return (
+        f"Rank {late.rank}{host} is {there} ms late per step {CAUSES[late.cause]}{in_all}, and is the last one in "
+        f"{percent(late.last_share)} of the steps (by chance: {percent(chance)}).{held_up}"
     )
-    other = "the other rank" if ranks == 2 else "the middle one of the others"
-    laps = sorted(late.laps_s.items(), key=lambda each: -each[1])
-    parts = [f"{lap} {1e3 * more:+.{decimals}f}" for lap, more in laps if abs(more) >= 0.1 * late.cause_s]
-    last = f"is the last one in {100 * late.last_share:.0f} % of the steps ({100 / ranks:.0f} % by chance)"
-    why = f"{CAUSES[late.cause]} ({', '.join(parts)} ms)"
-    if late.certain_s <= 0:  # known from one lap, while the sum of all scatters
-        return f"Rank {late.rank}{host} is slower than {other} by {there} {why}, by {in_all} in all, and {last}."
-    share = f"{100 * late.value_s / period_s:.1f} % of the step"
-    return f"Rank {late.rank}{host} is slower than {other} by {in_all}, {share}, and {last}. It loses them {why}."
 
 
 def _whole_hosts(found: Inspection) -> list[str]:
@@ -259,7 +243,7 @@ def _pause_lines(found: Inspection) -> list[str]:
             f"{1e3 * pauses.total_s:,.1f} ms in all, {100 * pauses.share:.2g} % of the time."
         )
         lines = wrapped(text, _WIDE)
-    lines += [line for each in pauses.periods for line in wrapped(_period_words(each), _WIDE, "  ")]
+    lines += [f"  They come every {pauses.every_steps:,} steps."] if pauses.every_steps else []
     shown = pauses.longest[:10]
     if shown:
         rest = f" (the {len(shown)} longest; inspect.json has up to {MOST})" if pauses.count > len(shown) else ""
@@ -274,20 +258,6 @@ def _pause_words(pause: Pause) -> str:
     several = f" over {pause.steps} steps" if pause.steps > 1 else ""
     at = "" if pause.at_s is None else f", {pause.at_s:.1f} s into the run"
     return f"{size}{several}, {_where(pause.lap, pause.ranks, pause.everywhere)}{at}"
-
-
-def _period_words(period: Period) -> str:
-    """Return regular pauses in a sentence."""
-    if period.unit == "steps":
-        seconds = "" if period.every_s is None else f" ({period.every_s:.3g} s)"
-        often = f"every {period.every_steps:,.0f} steps{seconds}"
-    else:
-        often = f"every {period.every_s:.3g} s ({period.every_steps:,.0f} steps)"
-    reason = f": {period.reason}" if period.reason else "; nothing in the record comes as often"
-    return (
-        f"About {often}: {1e3 * period.size_s:.2f} ms {_where(period.lap, period.ranks, period.everywhere)}, "
-        f"{period.count:,} times from step {period.first_step:,} on{reason}."
-    )
 
 
 def _where(lap: str, ranks: tuple[int, ...], everywhere: bool) -> str:
@@ -335,118 +305,9 @@ def _file_lines(found: Inspection) -> list[str]:
     return lines
 
 
-def captions(found: Inspection) -> list[str]:
-    """Return what a reader of the figures must know."""
-    course = found.course
-    widest = int((course.last - course.first).max()) + 1
-    bins = f"in bins of up to {widest:,} steps, the mean of their middle half" if widest > 1 else "one bar per step"
-    texts = [
-        f"{STEPS}: step time over the run, mean over ranks, with its laps stacked; {bins}. Thin lines: the range "
-        "from the shortest to the longest step. Shaded: excluded from the timed window. Triangles: pauses, with the "
-        "numbers of the longest."
-    ]
-    if found.stragglers.ranks:
-        texts.append(
-            f"{RANKS}: left, by how much each rank is later than the middle one of the others, with 95 % intervals; "
-            "right, in how many steps it is the last one, with the share by chance."
-        )
-    return [line for text in texts for line in textwrap.wrap(text, _WIDE)]
-
-
 def _ms(seconds: float | None) -> str:
     """Return a time in ms with three digits, without its unit; `-` where it is not known."""
     if seconds is None:
         return "-"
     value = 1e3 * seconds
     return f"{value:.3f}" if abs(value) < 10 else f"{value:,.1f}"
-
-
-def draw_steps(found: Inspection, width_in: float) -> Figure:
-    """Return step times over the run with their laps stacked; call it inside style()."""
-    course = found.course
-    figure = Figure(figsize=(width_in, max(0.46 * width_in, 1.5) + 0.35), layout="constrained")
-    axes = figure.subplots()
-    edges = np.concatenate([course.first, course.last[-1:] + 1]) - 0.5
-    bottom = np.zeros(len(course.first))
-    shown = [lap for lap in style.LAPS if lap in course.laps_s]
-    for lap in shown:
-        look, top = style.LAPS[lap], bottom + 1e3 * course.laps_s[lap]
-        axes.stairs(
-            top, edges, baseline=bottom, fill=True, facecolor=look.color, hatch=look.hatch, linewidth=0, zorder=2
-        )
-        bottom = top
-    several = bool((course.last > course.first).any())
-    # The top of the axis in ms: room for the usual step and its scatter; what is longer is cut, and marked.
-    inside = course.last >= found.first_step
-    usual, high = ((each[inside] if inside.any() else each) for each in (course.middle_s, course.high_s))
-    roof = 1.25e3 * float(max(1.3 * np.median(usual), min(np.quantile(high, 0.9), 3 * np.median(usual))))
-    if several:
-        centres = (course.first + course.last) / 2
-        ends = 1e3 * course.low_s, np.minimum(1e3 * course.high_s, roof)
-        axes.vlines(centres, *ends, color=style.QUIET, linewidth=0.5, alpha=0.8, zorder=3.5)
-    axes.set(xlim=(edges[0], edges[-1]), ylim=(0, roof))
-    if found.excluded:
-        axes.axvspan(edges[0], found.first_step - 0.5, facecolor=style.SHADE, edgecolor="none", alpha=0.75, zorder=4)
-        axes.axvline(found.first_step - 0.5, color=style.QUIET, linewidth=0.8, zorder=4)
-    _mark_pauses(axes, found, roof, width_in)
-    axes.set_xlabel("Step")
-    axes.set_ylabel(style.folded("ms per step, mean over ranks", 1.4 if width_in >= style.NARROW_IN else 0.9))
-    label_ticks(axes.xaxis, MaxNLocator(integer=True, nbins=8 if width_in >= style.NARROW_IN else 4), "{:,.0f}".format)
-    handles = [
-        Patch(facecolor=look.color, edgecolor=style.QUIET, hatch=look.hatch, linewidth=0.4, label=look.label)
-        for look in (style.LAPS[lap] for lap in shown)
-    ]
-    if found.excluded:
-        handles.append(Patch(facecolor=style.SHADE, edgecolor=style.QUIET, linewidth=0.4, label="excluded"))
-    legend(figure, handles, width_in)
-    return figure
-
-
-def _mark_pauses(axes: Axes, found: Inspection, roof: float, wide_in: float) -> None:
-    """Put a triangle at each listed pause, and its number at those that have room beside longer ones."""
-    pauses = found.pauses.longest
-    if not pauses:
-        return
-    how: dict[str, Any] = {"markerfacecolor": _SLOW, "markeredgecolor": style.PAPER, "markeredgewidth": 0.4}
-    steps = [each.step for each in pauses]
-    axes.plot(steps, [0.965 * roof] * len(steps), "v", markersize=4, zorder=6, clip_on=False, **how)
-    left, right = axes.get_xlim()
-    placed: list[float] = []
-    for each in pauses:
-        if len(placed) == 6:
-            break
-        at = (each.step - left) / (right - left)
-        words = f"{each.step:,}\n+{1e3 * each.size_s:.{2 if each.size_s < 0.01 else 0}f} ms"
-        if all(abs(at - other) > (style.text_in(words) + 0.1) / (0.85 * wide_in) for other in placed):
-            placed.append(at)
-            edge = (style.text_in(words) / 2 + 0.03) / (0.85 * wide_in)
-            side = "left" if at < edge else "right" if at > 1 - edge else "center"
-            place, behind = (each.step, 0.94 * roof), paper_behind(1, 0.8)
-            note_at(axes, words, place, (0, -2), ha=side, va="top", color=style.INK, zorder=7, bbox=behind)
-
-
-def draw_ranks(found: Inspection, width_in: float) -> Figure:
-    """Return the lateness of each rank and how often it is the last one; call it inside style()."""
-    shown = {each.rank for each in _chosen(found)}
-    late = [each for each in found.stragglers.ranks if each.rank in shown]
-    narrow = width_in < style.NARROW_IN
-    tall_in = 0.5 + 0.24 * max(3, len(late))
-    figure = Figure(figsize=(width_in, 0.25 + (2 if narrow else 1) * tall_in), layout="constrained")
-    if narrow:
-        left, right = figure.subplots(2, 1, sharey=True)
-    else:
-        left, right = figure.subplots(1, 2, sharey=True, width_ratios=(1.5, 1))
-    for place, each in enumerate(late):
-        color = _SLOW if each.rank in found.stragglers.slow else "#4d5159"
-        left.plot([1e3 * each.low_s, 1e3 * each.high_s], [place, place], color=color, linewidth=1.2, zorder=3)
-        left.plot([1e3 * each.value_s], [place], marker="o", markersize=4.5, color=color, zorder=4)
-        right.barh(place, 100 * each.last_share, height=0.6, facecolor=color, zorder=2)
-    left.set_yticks(range(len(late)), [f"rank {each.rank}{f', {each.host}' if each.host else ''}" for each in late])
-    left.set_ylim(len(late) - 0.4, -0.6)
-    left.axvline(0, color=style.QUIET, linewidth=0.7, zorder=1)
-    left.set_xlabel("later than the others, ms per step")
-    right.axvline(100 / len(found.stragglers.ranks), color=style.INK, linewidth=0.8, linestyle=(0, (3, 1.5)), zorder=5)
-    right.set(xlabel="last in % of the steps", xlim=(0, 100))
-    for axes in (left, right):
-        lying_grid(axes)
-    return figure

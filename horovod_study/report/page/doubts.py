@@ -27,6 +27,15 @@ _SUBJECTS = (
         marks=(_OF_TABLE, "the table has no row", " not used"),
     ),
     _Subject(
+        title="What the numbers are of",
+        remedy="end the cause that is named, and record again",
+        command="horovod-study explain RUN_DIR",
+        marks=(
+            *("no speedup is given", "goes through all of the data", "not compared alike", "baseline is not steady"),
+            *("is outside of steps", "times the median one"),
+        ),
+    ),
+    _Subject(
         title="What is missing",
         remedy="run the study again: it runs only what is missing or failed",
         marks=("gave no result", "left out: ", "no run of ", "are lost", "lacks its points", "not accounted for"),

@@ -36,7 +36,7 @@ from horovod_study.report.kit.interactive import css_name, inline, script_json
 from horovod_study.report.kit.markup import by_series, to_html
 from horovod_study.report.kit.style import DARK, SCREEN_WIDTH_IN, TEXT, FigureFormat, series_labels
 from horovod_study.report.page.doubts import doubt_groups
-from horovod_study.report.page.sentences import ENVIRONMENT, base_of, headline, learned, sentences, subheadline
+from horovod_study.report.page.sentences import ENVIRONMENT, base_of, headline, learned, outside, sentences, subheadline
 from horovod_study.report.page.tables import tables, write_tables
 from horovod_study.text.numbers import THIN, milliseconds, number, percent, rounded, short_rate, with_interval
 from horovod_study.text.tables import NOTHING, Cell, Column, Row, Table, row_of
@@ -147,6 +147,7 @@ def _page(analysis: Analysis, against: Any) -> dict[str, Any]:
         eyebrow=_eyebrow(provenance),
         headline=headline(analysis),
         subheadline=subheadline(analysis),
+        outside=outside(analysis),
         policy=_policy(script),
         script=Markup(script),
         sheet=Markup(static(".css")),
@@ -312,12 +313,8 @@ def _figure(drawing: Drawing, widths_in: Mapping[str, float], csv: str | None) -
 
 
 def _eyebrow(provenance: Mapping[str, Any]) -> str:
-    runs = provenance["runs"]
-    words = [
-        f"{'study' if len(provenance['studies']) == 1 else 'studies'} {', '.join(provenance['studies'])}",
-        f"partition {', '.join(provenance['partitions'])}",
-        f"{runs['total']} runs",
-    ]
+    runs = plural(provenance["runs"]["total"], "run")
+    words = [f"{runs} of {', '.join(provenance['studies'])}", f"on {', '.join(provenance['partitions'])}"]
     for moment in provenance["started"][:1]:
         try:
             when = datetime.fromisoformat(moment)

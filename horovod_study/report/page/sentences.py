@@ -5,6 +5,7 @@ from typing import Any
 
 import pandas as pd
 
+from horovod_study.analysis.series.culprits import WORTH
 from horovod_study.analysis.steps.breakdown import HOLDS_SYNC
 from horovod_study.analysis.study import Analysis
 from horovod_study.analysis.sync.cycle import AS_EXPECTED
@@ -51,6 +52,8 @@ def headline(analysis: Analysis) -> str:
     found = _largest(analysis)
     best = found["series"][0]
     place = _place(found, findings, always=analysis.provenance["partitions"] not in ([], ["local"]))
+    if found.get("apart"):
+        return f"{place}{plural(found['workers'], 'worker')} train models of their own: no speedup"
     if best["speedup"] is None:
         rate = f"{rounded(best['samples_per_s'], 3)} {analysis.rate_unit}"
         return f"{place}{plural(found['workers'], 'worker')} process {rate}"
@@ -72,14 +75,26 @@ def subheadline(analysis: Analysis) -> str:
     if not findings:
         return ""
     found = _largest(analysis)
-    clauses = [clause for clause in (_loss(analysis, found), _worth(analysis, found)) if clause]
+    clauses = [*found.get("culprits", ()), *filter(None, (_loss(analysis, found), _worth(analysis, found)))]
     text = "; ".join(clauses)
     return f"{text[0].upper()}{text[1:]}" if text else ""
 
 
+def outside(analysis: Analysis) -> str:
+    """Return how much time is outside of steps where the headline is about, and the rate with it; empty if unknown."""
+    told = (_largest(analysis) if analysis.provenance["findings"] else {}).get("outside") or {}
+    if told.get("share") is None:
+        return ""
+    text = f"{percent(told['share'])} of the training's time is outside of steps (evaluation, checkpoints, waiting)"
+    if told["share"] < WORTH or told["samples_per_s"] is None:
+        return text
+    job = "" if told["speedup"] is None else f", {rounded(told['speedup'], 3)} times as many as one worker"
+    return f"{text}: the whole job makes {rounded(told['samples_per_s'])} {analysis.rate_unit}{job}"
+
+
 def answer(analysis: Analysis) -> list[str]:
-    """Return headline and subheadline as sentences, those that there are."""
-    return [f"{text.rstrip('.')}." for text in (headline(analysis), subheadline(analysis)) if text]
+    """Return headline, subheadline and the time outside of steps as sentences, those that there are."""
+    return [f"{text.rstrip('.')}." for make in (headline, subheadline, outside) if (text := make(analysis))]
 
 
 def _largest(analysis: Analysis) -> Mapping[str, Any]:
@@ -252,7 +267,8 @@ def _sentences(
     text = []
     if best["speedup"] is None:
         speed = f"{rounded(best['samples_per_s'])} {unit}"
-        text.append(f"{_place(found, findings)}{workers} process {speed}{over}; there is no baseline.")
+        why = "they train models of their own" if found.get("apart") else "there is no baseline"
+        text.append(f"{_place(found, findings)}{workers} process {speed}{over}; {why}.")
     else:
         sentence = (
             f"{_place(found, findings)}{workers}{over} run {_speedup(best)} times as fast as {base_of(found)}, "
@@ -323,7 +339,8 @@ def _step(found: Mapping[str, Any], label: str) -> list[str]:
         text += f"; the wait for gradients happens inside the {where}, where it cannot be separated"
     else:
         text += f", of which {percent(share['sync'])} is waiting for gradients"
-    if grown is not None and all(value is not None for value in growth.values() if share["sync"] is not None):
+    told = [value is not None for value in growth.values() if share["sync"] is not None]
+    if grown is not None and all(told) and any(value is not None for value in growth.values()):
         lap, part = max(((lap, value) for lap, value in growth.items() if value is not None), key=lambda each: each[1])
         than = {"weak": "than the step of the baseline", "strong": "than an ideal share of the baseline's step"}.get(
             found["mode"], "than the step of the baseline"

@@ -159,7 +159,8 @@ def _points(analysis: Analysis) -> Table | None:
         title="Throughput, speedup and efficiency",
         caption=f"Medians over repeats. Speedup: throughput over that of {_base(analysis, base)}, of the same batch "
         f"and data set, {ratios_are(analysis.points)}; efficiency: speedup over workers. Step: mean. Waiting for "
-        f"gradients: share of it. {_INTERVALS}; none from fewer than three repeats, and none for the baseline itself.",
+        f"gradients: share of it. Outside: share of the training's time that is in no step (evaluation, checkpoints). "
+        f"{_INTERVALS}; none from fewer than three repeats, and none for the baseline itself.",
         columns=(
             *_PLACE,
             Column(head="Repeats", cell=lambda row: _of(row["repeats"], row["repeats"] + row["failed"])),
@@ -170,6 +171,8 @@ def _points(analysis: Analysis) -> Table | None:
             _numbers("Efficiency", f"efficiency_{base}", unit="%"),
             _numbers(f"Efficiency\nover {other}", f"efficiency_{other}", unit="%", page_only=True),
             _numbers("Waiting", "waiting_share", unit="%", digits=2),
+            _numbers("Outside", "outside_share_median", unit="%", digits=2),
+            _numbers("Rate\nwith it", "whole_samples_per_s_median", unit=unit, scale=scale, page_only=True),
             _numbers("Karp-Flatt\nfraction", "karp_flatt", page_only=True),
             text_column("Notes", notes),
         ),
@@ -187,7 +190,7 @@ def _points(analysis: Analysis) -> Table | None:
                 for name in ("speedup", "efficiency")
                 for end in ("", "_low", "_high")
             ),
-            *("karp_flatt", "waiting_share", "flags", "reasons"),
+            *("karp_flatt", "waiting_share", "outside_share_median", "whole_samples_per_s_median", "flags", "reasons"),
         ),
     )
 

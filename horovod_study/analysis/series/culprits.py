@@ -1,0 +1,172 @@
+"""What makes a number mean something else than it seems: rules over the points of a study, one line each.
+
+A rule has a name, which is a flag of the point too, when it holds, and what a reader must know. What to do is said by
+`analysis.steps.explanation`, from the same rows.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from horovod_study.text.numbers import THIN, milliseconds, percent, rounded
+from horovod_study.text.words import plural
+
+WORTH = 0.03
+"""A share of the training's time outside of steps below this is no doubt."""
+STALLED = 0.05
+"""The same of the mean step in stalls."""
+UNSTEADY = "the run is not steady"
+"""In the recorder's doubt about such a run."""
+
+Row = Mapping[str, Any]
+
+APART = {
+    "processes": "{workers} processes without a library between them train at the same time, a model each: this is one "
+    "measurement of the machine that they share",
+    "none": "the {workers} workers never average their gradients or parameters, so that each trains a model of its own",
+    "parted": "the {workers} workers end with different parameters, so that they have not trained one model",
+}
+"""Why the workers of a run did not train together, by the column `apart` of the run table; format of a point."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Culprit:
+    """One rule; `holds` and `words` take a point, a row of points.scaling_points."""
+
+    name: str
+    flag: str  # what it says of any point, for the notes of a table
+    brief: Callable[[Row], str]  # of this one, behind the headline; empty where that says it
+    holds: Callable[[Row], bool]
+    words: Callable[[Row], str]
+
+
+def passes(row: Row) -> float:
+    """Return how many times an epoch of all workers goes through the data set; 1 where it is divided or not known."""
+    times = float(row.get("data_passes", 1.0))
+    several = row["workers"] > 1 and row["apart"] != "processes"
+    return times if several and times >= 1.5 and abs(times / round(times) - 1) <= 0.1 else 1.0
+
+
+def unsteady(row: Row) -> bool:
+    """Return whether half of the runs of a point, or more, were disturbed: what is made of them says nothing."""
+    return bool(row["repeats"]) and 2 * row.get("unsteady", 0) >= row["repeats"]
+
+
+def _other_threads(row: Row) -> bool:
+    return (
+        row["workers"] > 1
+        and row["rank_threads"] > 0
+        and row["base_threads"] > 0
+        and row["rank_threads"] != row["base_threads"]
+    )
+
+
+def _undivided(row: Row) -> str:
+    samples = row["data_passes"] * row["train_samples"]
+    whole = "" if samples != samples else f", {samples:,.0f} samples of {row['train_samples']:,.0f}"
+    return (
+        f"each of the {row['workers']:.0f} workers goes through all of the data (an epoch is "
+        f"{row['epoch_steps']:,.0f} steps on each{whole}): {passes(row):.0f} times the work, which a speedup in "
+        "samples/s hides"
+    )
+
+
+def _threads(row: Row) -> str:
+    own = plural(round(row["rank_threads"]), "thread")
+    return (
+        f"each worker computes with {own}, the baseline with {row['base_threads']:.0f}: they are not compared alike; "
+        f"{same_threads(row)}"
+    )
+
+
+def same_threads(row: Row) -> str:
+    """Return what makes a baseline with as many threads as the workers of a point."""
+    count = f"{row['rank_threads']:.0f}"
+    return f"OMP_NUM_THREADS={count}, also before torchrun --nproc-per-node 1, makes a baseline with {count}"
+
+
+def _outside(row: Row) -> str:
+    whole = row["speedup_whole"]
+    job = "" if whole != whole else f", {rounded(whole, 3)} times the baseline's"
+    return (
+        f"{percent(row['outside_share_median'])} of the training's time is outside of steps: the rate of the job is "
+        f"{rounded(row['whole_samples_per_s_median'])} samples/s{job}; speedups are those of steps"
+    )
+
+
+def _stalls(row: Row) -> str:
+    return (
+        f"some steps take more than 10 times the median one, and cost {milliseconds(row['stall_s_median'])} ms of the "
+        f"mean step of {milliseconds(row['step_mean_s_median'])} ms"
+    )
+
+
+CULPRITS = (
+    Culprit(
+        name="apart",
+        flag="its workers train models of their own: no speedup",
+        brief=lambda row: "",
+        holds=lambda row: row["apart"] != "",
+        words=lambda row: f"{APART[row['apart']].format(workers=int(row['workers']))}; no speedup is given",
+    ),
+    Culprit(
+        name="undivided",
+        flag="all workers go through all of the data",
+        brief=lambda row: f"each goes through all of the data, {passes(row):.0f} times the work",
+        holds=lambda row: passes(row) > 1,
+        words=_undivided,
+    ),
+    Culprit(
+        name="threads",
+        flag="its workers compute with another number of threads than the baseline",
+        brief=lambda row: (
+            f"a worker computes with {plural(round(row['rank_threads']), 'thread')}, the baseline with "
+            f"{row['base_threads']:.0f}"
+        ),
+        holds=_other_threads,
+        words=_threads,
+    ),
+    Culprit(
+        name="unsteady_baseline",
+        flag="its baseline was disturbed",
+        brief=lambda row: "the baseline was disturbed",
+        holds=lambda row: row["workers"] > 1 and not row["apart"] and bool(row["base_unsteady"]),
+        words=lambda row: (
+            "the baseline is not steady: do not quote speedups and efficiencies over it, and record it again on a "
+            "quiet machine"
+        ),
+    ),
+    Culprit(
+        name="outside",
+        flag="more than 3 % of the training's time is outside of steps",
+        brief=lambda row: "",  # a sentence of its own
+        holds=lambda row: row["outside_share_median"] >= WORTH,
+        words=_outside,
+    ),
+    Culprit(
+        name="stalls",
+        flag="some steps take more than 10 times the median one",
+        brief=lambda row: "",
+        holds=lambda row: row["stall_s_median"] >= STALLED * row["step_mean_s_median"],
+        words=_stalls,
+    ),
+)
+"""What matters most first."""
+
+
+def culprits(points: pd.DataFrame) -> Iterator[str]:
+    """Yield a doubt for each rule that holds of some point, with the numbers of the most workers."""
+    rows = [{f"{name}": value for name, value in row.items()} for row in points.to_dict("records")]
+    for each in CULPRITS:
+        if held := [row for row in rows if each.holds(row)]:
+            row = max(held, key=lambda row: (row["workers"], row["samples_per_s_median"]))
+            words = each.words(row).replace(f"{THIN}%", " %").replace(THIN, ",")
+            more = f" (and {plural(len(held) - 1, 'point')} more)" if len(held) > 1 else ""
+            yield f"{row['series']}, {plural(int(row['workers']), 'worker')}{more}: {words}."
+
+
+def briefly(row: Row) -> list[str]:
+    """Return in a few words each what a reader of the point's speedup must know at once."""
+    return [each.brief(row) for each in CULPRITS if each.name in str(row["flags"]).split() and each.brief(row)]

@@ -1,0 +1,129 @@
+"""Time that no mean of parts shows: between the steps of the timed window, and in a few steps that take far longer."""
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from horovod_study.analysis.stats import Floats
+
+FAR = 10.0
+"""A step that takes more than so many times the median one has stalled."""
+_MOST = 0.9  # the longest gaps that make up so much of the time say where it is
+_RARE = 1 / 3  # more steps than that are no stalls: a run of two kinds of steps
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outside:
+    """Time between the first and the last step of the window that is in no step, of the first rank."""
+
+    seconds: float
+    share: float  # of the time of steps and of what is outside of them
+    gaps: int  # the longest, with most of it
+    gap_s: float  # mean of these
+    where: str  # after each epoch | every 8 steps | ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stalls:
+    """Steps that took more than FAR times the median one: what is above it, as a mean over all steps and ranks."""
+
+    count: int
+    of: int  # steps
+    mean_s: float  # in the mean step
+    longest_s: float
+    lap: str  # that most of it is in, of the rank that lost it itself; sync where no rank did; several
+    opening: bool  # whether most of them open an epoch
+
+
+def outside_of(
+    step: NDArray[np.int64], epoch: Floats, begin_s: Floats, step_s: Floats, residual_s: Floats, waits: Collection[int]
+) -> Outside | None:
+    """Return what is between timed steps, (S,) each; None where it is not known.
+
+    A residual is before the begin of its step, or behind it: that of which fewer gaps come out negative. A gap before
+    a step of `waits` is a wait for a turn; where rows are missing nothing is known of the time.
+    """
+    if len(step) < 2 or not np.isfinite(begin_s).all() or not np.isfinite(step_s).all():
+        return None
+    ways = (np.diff(begin_s - residual_s) - step_s[:-1], np.diff(begin_s) - step_s[:-1])
+    gaps: Floats = min(ways, key=lambda each: float(-each[each < 0].sum()))
+    next_to = (np.diff(step) == 1) & ~np.isin(step[1:], list(waits))
+    gaps = np.where(next_to, gaps, 0.0)
+    seconds = max(0.0, float(gaps.sum()))
+    order = np.argsort(-gaps, kind="stable")
+    most = int(np.searchsorted(np.cumsum(gaps[order]), _MOST * seconds)) + 1
+    longest = np.sort(order[:most])
+    return Outside(
+        seconds=seconds,
+        share=seconds / (seconds + float(step_s.sum())) if seconds else 0.0,
+        gaps=most,
+        gap_s=float(gaps[longest].mean()),
+        where=_where(longest, step, epoch),
+    )
+
+
+def _where(longest: NDArray[np.int64], step: NDArray[np.int64], epoch: Floats) -> str:
+    """Return in words between which steps the longest gaps are; `longest`: the places before them."""
+    if (np.diff(epoch)[longest] != 0).mean() >= _MOST:
+        return "after each epoch"
+    apart = np.diff(step[longest])
+    usual = float(np.median(apart)) if len(apart) > 1 else 0.0
+    return f"every {usual:.0f} steps" if usual > 1 and (np.abs(apart - usual) <= 1).mean() >= _MOST else ""
+
+
+def stalls_of(
+    step_s: Floats, epoch: Callable[[], Floats], lap: Callable[[str], Floats], laps: Sequence[str]
+) -> Stalls | None:
+    """Return the stalls of one rank with step times `step_s`, (S,); None without any.
+
+    `epoch` and `lap` return other columns of the same rows, which are needed where there are stalls only.
+    """
+    usual = float(np.median(step_s)) if len(step_s) else math.nan
+    places = np.flatnonzero(step_s > FAR * usual) if usual > 0 else np.empty(0, dtype=np.int64)
+    if not 0 < len(places) <= _RARE * len(step_s):
+        return None
+    own = {name: float((values[places] - np.median(values)).sum()) for name in laps if len(values := lap(name))}
+    excess = float((step_s[places] - usual).sum())
+    worst = max((name for name in own if name != "sync_s"), key=lambda name: own[name], default="sync_s")
+    first = np.diff(epoch(), prepend=epoch()[:1] - 1) != 0
+    cause = next((name for name in (worst, "sync_s") if own.get(name, 0.0) >= excess / 2), "several")
+    return Stalls(
+        count=len(places),
+        of=len(step_s),
+        mean_s=excess / len(step_s),
+        longest_s=float(step_s[places].max()),
+        lap=cause.removesuffix("_s"),
+        opening=bool(first[places].mean() > 1 / 2),
+    )
+
+
+def stalls_over(ranks: Sequence[Stalls | None]) -> Stalls | None:
+    """Return the stalls of a run: means over its ranks, and the lap of the rank that lost the time itself."""
+    found = [each for each in ranks if each is not None]
+    if not found:
+        return None
+    told = next((each for each in found if each.lap != "sync"), found[0])
+    return Stalls(
+        count=max(each.count for each in found),
+        of=max(each.of for each in found),
+        mean_s=sum(each.mean_s for each in found) / len(ranks),
+        longest_s=max(each.longest_s for each in found),
+        lap=told.lap,
+        opening=told.opening,
+    )
+
+
+def whole_epoch(epoch: Floats, samples: Floats) -> tuple[int, float] | None:
+    """Return how many steps the longest epoch of these rows, (S,), has, and their samples; None of fewer than two.
+
+    The first rows of the first epoch, and the end of the last one, need not be there.
+    """
+    names, place = np.unique(epoch[epoch >= 0], return_inverse=True)
+    if len(names) < 2:
+        return None
+    steps = np.bincount(place)
+    longest = int(np.argmax(steps))
+    return int(steps[longest]), float(np.bincount(place, weights=samples[epoch >= 0])[longest])

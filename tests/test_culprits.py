@@ -1,0 +1,413 @@
+"""Planted causes come first in `explain` and `report`, with the right size; without them nothing is said of them."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from make.rank_rows import noise, rows_of
+from test_inspection import EFFECTIVE, recorded
+
+from horovod_study import api, records
+from horovod_study.analysis.series.points import scaling_points
+from horovod_study.analysis.steps.explanation import Explanation, Help, explain
+from horovod_study.analysis.steps.outside import outside_of, stalls_of, whole_epoch
+from horovod_study.analysis.study import Analysis
+from horovod_study.report.explanation import page
+from horovod_study.report.page import html
+from horovod_study.report.page.answer import answer_lines
+
+BATCH, STEPS = 75, 400
+NOT_STEADY = (
+    "the run is not steady: from step 120 to 200 a step takes 900.0 % longer (3 to 30 ms); the window holds both"
+)
+
+
+@pytest.fixture(autouse=True)
+def _of_another_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(EFFECTIVE, "steps_per_epoch")
+
+
+def train(
+    folder: Path,
+    name: str,
+    workers: int,
+    *,
+    own_s: np.ndarray | None = None,
+    rows: Mapping[str, Any] | None = None,
+    threads: int = 1,
+    totals: Mapping[str, Any] | None = None,
+    **effective: Any,
+) -> Path:
+    """Write a run of a script: 400 steps of 3 ms, a wait of 0.2 ms where there are several workers.
+
+    `rows`: how they are laid out; `effective`: what its record says beside the usual.
+    """
+    own = noise(workers, STEPS, workers) if own_s is None else own_s
+    made = rows_of(own, **{"transfer_s": 2e-4, **(rows or {})})
+    step_s = float(np.mean([columns["step_s"][50:].mean() for columns in made.values()]))
+    usual: dict[str, Any] = {"samples_per_s": workers * BATCH / step_s, "step_s": step_s, "steps": STEPS - 50}
+    usual |= {"step_s_median": step_s, "window_s": (STEPS - 50) * step_s}
+    usual |= {"steady": {"step": 50, "declared": 50, "found_by": "declared", "doubt": ""}}
+    how: dict[str, Any] = {
+        "backend": "ddp" if workers > 1 else "serial",
+        "transport": "gloo" if workers > 1 else "none",
+    }
+    how |= {"model": "Net", "parameters": 10, "global_batch": workers * BATCH, "train_samples": BATCH * 100}
+    how |= {"nodes": 1, "precision": "fp32", "averaging": "backward" if workers > 1 else None}
+    how |= {"ranks": [{"host": "node0", "threads": threads}] * workers}
+    return recorded(folder / name, made, totals={**usual, **(totals or {})}, **{**how, **effective})
+
+
+def explained(*places: Path) -> Explanation:
+    return explain(*records.recorded_runs(places))
+
+
+def analysed(folder: Path) -> Analysis:
+    return api.analyze(folder)
+
+
+def of(found: Explanation, name: str) -> Help | None:
+    return next((each for each in found.help if each.name == name), None)
+
+
+def text_of(found: Explanation) -> str:
+    return " ".join("\n".join(page(found)).split())
+
+
+def points(found: Analysis, workers: int = 2) -> pd.Series:
+    return found.points[found.points["workers"] == workers].iloc[0]
+
+
+def epochs(per_epoch: int, between_s: float = 0.0) -> dict[str, Any]:
+    return {"per_epoch": per_epoch, "between_s": between_s}
+
+
+# -------------------------------------------------------------------------------------------------- data not divided
+
+
+@pytest.mark.parametrize("counted", ["by the record", "in the rows"])
+def test_data_that_are_not_divided_come_first(tmp_path: Path, counted: str) -> None:
+    told = {"epoch_steps": 100} if counted == "by the record" else {}
+    train(tmp_path, "1w", 1, rows=epochs(100), **told)
+    train(tmp_path, "2w", 2, rows=epochs(100), **told)
+    found = explained(tmp_path)
+
+    first = found.help[0]
+    assert first.name == "undivided" and first.gain is not None and first.gain.value == pytest.approx(1.0)
+    assert "2 times the work" in first.what and "100 steps" in first.what and first.of == "epochs per hour"
+    assert "15,000 samples of 7,500" in found.doubts[0]
+    analysis = analysed(tmp_path)
+    row = points(analysis)
+    assert row["epoch_s_median"] == pytest.approx(100 * row["step_mean_s_median"], rel=1e-3)
+    assert "undivided" in row["flags"].split()
+    assert any("goes through all of the data" in line for line in answer_lines(analysis))
+
+
+def test_divided_data_are_not_doubted(tmp_path: Path) -> None:
+    train(tmp_path, "1w", 1, rows=epochs(100))
+    train(tmp_path, "2w", 2, rows=epochs(50))
+    found = explained(tmp_path)
+
+    assert of(found, "undivided") is None and "the data" not in " ".join(found.doubts)
+    row = points(analysed(tmp_path))
+    assert row["epoch_s_median"] == pytest.approx(50 * row["step_mean_s_median"], rel=1e-3)
+
+
+def test_a_data_set_without_a_size_is_that_of_one_worker(tmp_path: Path) -> None:
+    train(tmp_path, "1w", 1, epoch_steps=100, train_samples=None)
+    train(tmp_path, "4w", 4, epoch_steps=100, train_samples=None)
+    undivided = of(explained(tmp_path), "undivided")
+    assert undivided is not None and undivided.gain is not None and undivided.gain.value == pytest.approx(3.0)
+    assert np.isnan(points(analysed(tmp_path), 4)["epoch_s_median"])
+
+
+# ----------------------------------------------------------------------------------------------------------- threads
+
+
+@pytest.mark.parametrize(("alone", "told"), [(4, True), (1, False)])
+def test_other_threads_than_the_baseline_are_told(tmp_path: Path, alone: int, told: bool) -> None:
+    train(tmp_path, "1w", 1, threads=alone)
+    train(tmp_path, "2w", 2)
+    found = explained(tmp_path)
+
+    assert (found.help[:1] != () and found.help[0].name == "threads") == told
+    assert any("1 thread, the baseline with 4" in doubt for doubt in found.doubts) == told
+    assert any("OMP_NUM_THREADS=1" in doubt for doubt in analysed(tmp_path).provenance["doubts"]) == told
+
+
+# ----------------------------------------------------------------------------------------------- time outside of steps
+
+
+def test_time_outside_of_steps_is_told_with_its_place_and_the_rate_with_it(tmp_path: Path) -> None:
+    """2 s after each epoch of 50 steps of about 3.3 ms, and with two workers of 25."""
+    train(tmp_path, "1w", 1, rows=epochs(50, 2.0))
+    train(tmp_path, "2w", 2, rows=epochs(25, 2.0))
+    found = explained(tmp_path)
+
+    cell = found.cells[-1]
+    steps_s = 350 * cell.step_s
+    share = 26.0 / (26.0 + steps_s)  # the first of them are before the window
+    assert cell.outside is not None and cell.outside.where == "after each epoch"
+    assert cell.outside_share == pytest.approx(share, rel=2e-3)
+    assert cell.whole_samples_per_s == pytest.approx((1 - share) * (cell.samples_per_s or 0), rel=2e-3)
+    first = found.help[0]
+    assert first.name == "outside" and first.gain is not None
+    assert first.gain.value == pytest.approx(share / (1 - share), rel=0.02)
+    assert re.search(r"Outside of steps: 26.0 s, 96 % of all time, 2.00 s after each epoch .*nothing", text_of(found))
+    analysis = analysed(tmp_path)
+    row = points(analysis)
+    assert row["outside_share_median"] == pytest.approx(share, rel=2e-3) and "outside" in row["flags"].split()
+    assert row["speedup_whole"] == pytest.approx(1.0, rel=0.05) and row["speedup_plain"] > 1.9
+    assert any("96 % of the training's time is outside of steps" in line for line in answer_lines(analysis))
+    assert "outside of steps" in html.render(analysis)
+
+
+def test_a_share_of_time_outside_is_in_every_answer(tmp_path: Path) -> None:
+    train(tmp_path, "1w", 1)
+    train(tmp_path, "2w", 2)
+    found = explained(tmp_path)
+
+    assert of(found, "outside") is None and not any("outside of steps" in doubt for doubt in found.doubts)
+    assert "Outside of steps: 0" in text_of(found)
+    assert any("outside of steps" in line for line in answer_lines(analysed(tmp_path)))
+
+
+def test_gaps_between_steps_have_their_place() -> None:
+    step, step_s = np.arange(100), np.full(100, 0.01)
+    gaps = np.where((step % 8 == 0) & (step > 0), 0.5, 0.0)
+    begin_s = np.cumsum(gaps + np.concatenate([[0.0], step_s[:-1]]))
+    found = outside_of(step, step * 0.0, begin_s, step_s, step * 0.0, ())
+    assert found is not None and (found.where, found.gaps) == ("every 8 steps", 11)
+    assert found.seconds == pytest.approx(6.0) and found.share == pytest.approx(6 / 7)
+    waited = outside_of(step, step * 0.0, begin_s, step_s, step * 0.0, range(0, 100, 8))
+    assert waited is not None and waited.seconds == 0, "a wait for a turn is none of it"
+
+
+def test_where_time_is_that_no_lap_covers_is_named(tmp_path: Path) -> None:
+    stacks = [
+        {"where": "outside", "share": 0.61, "name": "gymnasium/step"},
+        {"where": "sync", "share": 0.1, "name": "torch/all_reduce"},
+    ]
+    run = train(tmp_path, "1w", 1, rows={"stretch": 50, "between_s": 0.5}, totals={"stacks": stacks})
+    found = explained(run)
+    text = text_of(found)
+    assert re.search(r"outside of steps 7\d %, of it 61 in gymnasium/step", text) and "all_reduce" not in text
+    assert found.cells[0].stacks == (stacks[0],)
+
+
+# ----------------------------------------------------------------------------------------------------- tensor by tensor
+
+
+@pytest.mark.parametrize(("calls", "told"), [(62.0, True), (1.0, False)])
+def test_calls_for_each_tensor_come_before_a_larger_batch(tmp_path: Path, calls: float, told: bool) -> None:
+    seen = {"per_step": calls, "bytes_median": 4224, "bytes_max": 4224, "names": {"all_reduce": calls}}
+    run = train(tmp_path, "2w", 2, rows={"transfer_s": 0.02}, averaging="calls", calls=seen)
+    found = explained(run)
+
+    names = [each.name for each in found.help]
+    assert names[:1] == (["tensors"] if told else ["communication"])
+    if told:
+        first = found.help[0]
+        assert "62 calls of all_reduce" in first.what and "4.22 kB" in first.what
+        assert "DistributedDataParallel" in first.what
+        assert first.gain is not None and first.gain.value == pytest.approx(0.02 / 0.0036, rel=0.2)
+
+
+# -------------------------------------------------------------------------------------------------------------- stalls
+
+
+def test_rare_stalls_cost_the_same_everywhere(tmp_path: Path) -> None:
+    """Three steps of 0.3 s in a window of 350."""
+    extra = np.zeros((STEPS, 1))
+    extra[[100, 200, 300]] = 0.3
+    train(tmp_path, "1w", 1, rows={"extra_s": {"forward": extra}})
+    found = explained(tmp_path)
+
+    cost_s = 0.9 / 350
+    first = found.help[0]
+    assert first.name == "stalls" and "3 of 350 steps" in first.what and "computing forward" in first.what
+    assert first.gain is not None
+    assert first.gain.value == pytest.approx(cost_s / (found.cells[0].step_s - cost_s), rel=0.03)
+    analysis = analysed(tmp_path)
+    row = points(analysis, 1)
+    assert row["stall_s_median"] == pytest.approx(cost_s, rel=0.02) == found.cells[0].stall_s
+    milliseconds = f"{1e3 * found.cells[0].stall_s:.2f} ms of the mean step"
+    assert text_of(found).count(milliseconds) == 3, "below the parts, as advice and as a doubt"
+    assert any(milliseconds in doubt for doubt in analysis.provenance["doubts"])
+
+
+def test_steps_that_open_epochs_are_told_as_the_loader(tmp_path: Path) -> None:
+    extra = np.zeros((STEPS, 1))
+    extra[::100] = 0.2
+    run = train(tmp_path, "1w", 1, rows={"extra_s": {"data": extra}, **epochs(100)})
+    stalls = of(explained(run), "stalls")
+    assert stalls is not None and "persistent_workers" in stalls.what
+    assert of(explained(run), "data") is None or "persistent" in explained(run).help[0].what
+
+
+def test_even_steps_and_two_kinds_of_steps_have_no_stalls() -> None:
+    even, half = np.full(100, 0.01), np.where(np.arange(100) % 2, 0.01, 1.0)
+    for step_s in (even, half):
+        assert stalls_of(step_s, lambda: np.zeros(100), lambda name: np.empty(0), ()) is None
+
+
+def test_a_whole_epoch_is_counted_where_there_are_two() -> None:
+    epoch = np.repeat([0.0, 1.0, 2.0], [98, 100, 40])
+    assert whole_epoch(epoch, np.full(238, 32.0)) == (100, 3200.0)
+    assert whole_epoch(np.zeros(98), np.full(98, 32.0)) is None and whole_epoch(-np.ones(9), np.ones(9)) is None
+
+
+def test_a_wait_for_data_has_the_size_of_its_lap(tmp_path: Path) -> None:
+    run = train(tmp_path, "1w", 1, rows={"extra_s": {"data": np.full((STEPS, 1), 6e-3)}})
+    found = explained(run)
+    assert found.help[0].name == "data" and found.help[0].gain is not None
+    data_s = found.cells[0].parts_s["data"] or 0.0
+    assert found.help[0].gain.value == pytest.approx(data_s / (found.cells[0].step_s - data_s)) and data_s > 6e-3
+
+
+# --------------------------------------------------------------------------------------------- workers that train apart
+
+
+APART: dict[str, dict[str, Any]] = {
+    "none": {"averaging": "none"},
+    "parted": {"parted": True},
+    "processes": {"processes": 2, "backend": "serial", "transport": "none", "averaging": "none"},
+}
+
+
+@pytest.mark.parametrize("kind", APART)
+def test_workers_that_train_apart_have_no_speedup(tmp_path: Path, kind: str) -> None:
+    train(tmp_path, "1w", 1)
+    train(tmp_path, "2w", 2, **APART[kind])
+    found = explained(tmp_path)
+
+    assert found.help[0].name == "apart" and found.cells[-1].efficiency is None
+    assert "no speedup is given" in found.doubts[0]
+    analysis = analysed(tmp_path)
+    row = points(analysis)
+    assert row["repeats"] == 1 and "apart" in row["flags"].split()
+    assert np.isnan([row["speedup_plain"], row["efficiency_plain"], row["karp_flatt"]]).all()
+    assert analysis.fits["series"] == {} and points(analysis, 1)["repeats"] == 1
+    assert "no speedup" in answer_lines(analysis)[0]
+    assert "no speedup" in re.findall(r"<h1>.*</h1>", html.render(analysis))[0]
+
+
+def test_no_law_is_made_of_workers_that_train_apart(tmp_path: Path) -> None:
+    for workers in (1, 2, 3, 4):
+        train(tmp_path, f"{workers}w", workers, **({} if workers == 1 else {"averaging": "none"}))
+    assert analysed(tmp_path).fits["series"] == {} and of(explained(tmp_path), "workers") is None
+
+
+@pytest.mark.parametrize(
+    "unknown", [{"averaging": None}, {"ended": "killed"}, {"model": "FSDPNet"}, {"initial_parameter_sha256": None}]
+)
+def test_missing_digests_are_parted_parameters_only_where_nothing_else_explains_them(
+    tmp_path: Path, unknown: dict[str, Any]
+) -> None:
+    train(tmp_path, "2w", 2, initial_parameter_sha256="a", totals={"parameter_sha256": None})
+    train(
+        tmp_path / "other", "2w", 2, totals={"parameter_sha256": None}, **{"initial_parameter_sha256": "a", **unknown}
+    )
+    told = {str(row["run"]): row["apart"] for row in records.run_table(tmp_path).to_dict("records")}
+    assert told == {"2w": "parted", "other/2w": ""}
+
+
+# ------------------------------------------------------------------------------------------------------- disturbed runs
+
+
+def test_no_advice_follows_from_a_disturbed_run(tmp_path: Path) -> None:
+    slow = noise(1, STEPS, 1)
+    slow[120:200] += 0.05
+    steady = {"steady": {"step": 50, "declared": 50, "found_by": "declared", "doubt": NOT_STEADY}}
+    train(tmp_path, "plain", 1)
+    train(tmp_path, "1w", 1, own_s=slow, backend="ddp", transport="gloo", totals=steady)
+    found = explained(tmp_path)
+
+    assert of(found, "quicker") is None and not any("instead of" in each.what for each in found.help)
+    alone = explained(tmp_path / "1w")
+    assert {each.name for each in alone.help} <= {"stalls", "unsteady"}
+    assert "record 1w again" in text_of(alone)
+
+
+def test_efficiencies_over_a_disturbed_baseline_are_doubted(tmp_path: Path) -> None:
+    slow = noise(1, STEPS, 1)
+    slow[120:200] += 0.05
+    steady = {"steady": {"step": 50, "declared": 50, "found_by": "declared", "doubt": NOT_STEADY}}
+    train(tmp_path, "1w", 1, own_s=slow, totals=steady)
+    train(tmp_path, "2w", 2)
+    found = explained(tmp_path)
+
+    assert any("the baseline is not steady" in doubt for doubt in found.doubts) and found.growth[0].unsteady
+    assert of(found, "beside") is None and "of which one was disturbed" in text_of(found)
+    assert any("the baseline is not steady" in doubt for doubt in analysed(tmp_path).provenance["doubts"])
+
+
+def test_never_is_one_worker_advised(tmp_path: Path) -> None:
+    train(tmp_path, "plain", 1)
+    train(tmp_path, "1w", 1, own_s=2 * noise(1, STEPS, 1), backend="ddp", transport="gloo")
+    assert of(explained(tmp_path), "quicker") is None
+
+
+# ------------------------------------------------------------------------------------------------------ runs beside one
+
+
+def test_the_runs_beside_the_one_that_is_asked_about_are_its_baseline(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from horovod_study import cli
+
+    train(tmp_path, "1w", 1)
+    train(tmp_path, "2w", 2)
+    train(tmp_path, "another", 3, parameters=11)
+    assert list(records.runs_beside(tmp_path / "2w").items()) == [("2w", True), ("1w", True), ("another", False)]
+    assert cli.main(["explain", str(tmp_path / "2w")]) == 0
+    one = capsys.readouterr().out
+    assert cli.main(["explain", str(tmp_path / "1w"), str(tmp_path / "2w")]) == 0
+    both = capsys.readouterr().out
+
+    def growth(text: str) -> list[str]:
+        lines = text.splitlines()
+        start = lines.index("What more workers add to a step")
+        return lines[start : lines.index("", start)]
+
+    assert one.startswith("2w: done; ") and growth(one) == growth(both) and "2 workers against 1" in one
+    assert "record" not in one.partition("What would help next")[2].partition("What this rests on")[0]
+
+
+def test_no_command_names_a_run_that_is_there(tmp_path: Path) -> None:
+    train(tmp_path, "2w", 2)
+    table, runs = records.recorded_runs([tmp_path / "2w"])
+    typed = "horovod-study record --out r/2w -- torchrun --nproc-per-node 2 t.py"
+    found = explain(table.assign(typed=typed), runs, taken=["2w", "1w"])
+    baseline = of(found, "baseline")
+    assert baseline is not None and "--out r/1w-2 " in baseline.command
+
+
+# ---------------------------------------------------------------------------------------------------------------- names
+
+
+def test_a_slowdown_has_no_karp_flatt_fraction(tmp_path: Path) -> None:
+    train(tmp_path, "1w", 1)
+    train(tmp_path, "2w", 2, rows={"transfer_s": 0.02})
+    row = points(analysed(tmp_path))
+    assert row["speedup_plain"] < 1 and np.isnan([row["karp_flatt"], row["karp_flatt_low"]]).all()
+
+
+def test_collectives_of_torch_are_called_by_their_library(tmp_path: Path) -> None:
+    train(tmp_path, "2w", 2, backend="distributed")
+    assert records.run_table(tmp_path)["backend"].tolist() == ["ddp"]
+    assert "distributed/gloo" not in text_of(explained(tmp_path))
+
+
+def test_runs_that_say_nothing_of_all_that_say_nothing_new(tmp_path: Path) -> None:
+    old = dict.fromkeys(("averaging", "epoch_steps", "calls", "parted", "processes"))
+    train(tmp_path, "1w", 1, ranks=[{"host": "node0"}], **old)
+    train(tmp_path, "2w", 2, ranks=[{"host": "node0"}] * 2, **old)
+    found = explained(tmp_path)
+    assert not {each.name for each in found.help} & {"apart", "undivided", "threads", "outside", "stalls", "tensors"}
+    table, runs = records.recorded_runs([tmp_path])
+    assert scaling_points(table)["apart"].eq("").all() and len(list(runs)) == 2
