@@ -96,8 +96,10 @@ RULES: dict[str, Here | ByTest | NotHere] = {
     r"horovod-study plan \S+ --next": ByTest(by="test_next_runs.py", mentions=('"--next"',)),
     r"horovod-study run experiments/\S+ --dry-run": Here(),
     r"horovod-study (status|retry) experiments/tour\.yaml": NotHere(reason=f"a terminal of a real study: {CLUSTER}"),
-    r"horovod-study status runs/mine/\S+ --watch": ByTest(by="test_live.py", mentions=("watch_run",)),
     r"horovod-study status \S+ --watch": ByTest(by="test_watch.py", mentions=("--watch",)),
+    r"horovod-study run -- torchrun .*": ByTest(
+        by="test_run_command.py", mentions=("command_study(TORCHRUN)", '"run", "--"')
+    ),
     r"horovod-study run \S+( --no-retry)?": ByTest(by="test_runner.py", mentions=("run_study", "retry=False")),
     r"horovod-study run \S+ --wait": ByTest(by="test_cluster_slurm.py", mentions=("wait=",)),
     r"horovod-study run \S+ --here": ByTest(by="test_jobs.py", mentions=("run_here",)),
@@ -225,7 +227,15 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     run = next(path for path in sorted(runs.iterdir()) if path.name.startswith("alpha-horovod-mpi-02w"))
     alone = next(path for path in sorted(runs.iterdir()) if path.name.startswith("alpha-serial"))
-    for name in ("RUN", "RUN_DIR", "runs/mine/2w", "runs/try/2w", "runs/resnet/2w", "runs/with-ablation"):
+    for name in (
+        "RUN",
+        "RUN_DIR",
+        "runs/mine/2w",
+        "runs/train/2w",
+        "runs/try/2w",
+        "runs/resnet/2w",
+        "runs/with-ablation",
+    ):
         shutil.copytree(run, here / name)
     for name in ("runs/mine/1w", "runs/try/1w", "runs/resnet/1w", "runs/alone", "runs/beside0", "runs/beside1"):
         shutil.copytree(alone, here / name)

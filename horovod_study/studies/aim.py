@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from horovod_study.analysis import stats
 from horovod_study.analysis.paired import Precision, RatioEstimate, RatioVerdict
+from horovod_study.analysis.stats import MIN_REPEATS, median_ratio
 from horovod_study.config import Cell
 from horovod_study.measure.clock import now
 from horovod_study.progress import duration
@@ -159,9 +159,9 @@ class Aim:
         """Return the verdict on two cells that did not alternate: the ratio of medians over repeats, as in a report."""
         both = [self._alone.get(name, ()) for name in (verdict.cell, verdict.base)]
         repeats, aim = min(map(len, both)), self.precision
-        if repeats < stats.MIN_REPEATS:
+        if repeats < MIN_REPEATS:
             return verdict
-        ratio = stats.median_ratio(*both)
+        ratio = median_ratio(*both)
         unknown = dict.fromkeys(("round_sd", "memory", "round_error", "launch_sd", "cancelled"), math.nan)
         estimate = RatioEstimate(ratio=ratio, launches=repeats, rounds=repeats, **unknown)
         resolved = repeats >= aim.launches and estimate.half_width <= aim.half_width

@@ -22,7 +22,7 @@ _SCRIPT = re.compile(r"([^/]+)\.(?:py|sh|bash|ipynb|jl|R)")
 _COUNT = re.compile(r"-np?|--np|--ntasks|--(?:nproc[-_]per[-_]node|num[-_](?:processes|proc|gpus))")
 """Options of launchers that say how many workers they start."""
 _PLAIN = re.compile(r"[\w@%+=:,./{}-]+")
-_RUN_S = 24 * 3600
+_RUN_S = 4 * 3600
 """What a run may take: nobody knows how long a command is."""
 
 
