@@ -173,9 +173,11 @@ def _told_turns(events: Events) -> list[Turn]:
     """Return the turns of the loops that a script has told of; those of a loop end where it asks for the next batch."""
     updated = events.of("updated") | (events.of("lap") & (events.number == LAPS.index("update")))
     starts, bounds = events.places("start"), events.places("start", "fetch", "left")
+    batches = np.append(events.places("batch"), len(events.kind))
     found: list[Turn] = []
     for begin, end in zip(bounds.tolist(), [*bounds[1:].tolist(), len(events.kind)], strict=True):
-        if events.kind[begin] != NUMBER["fetch"] or begin + 1 >= end or events.kind[begin + 1] != NUMBER["batch"]:
+        batch = int(batches[np.searchsorted(batches, begin)])
+        if events.kind[begin] != NUMBER["fetch"] or batch >= end:
             continue
         found.append(
             Turn(
@@ -183,7 +185,7 @@ def _told_turns(events: Events) -> list[Turn]:
                 end=end,
                 trains=True,
                 updates=bool(updated[begin:end].any()),
-                samples=int(events.number[begin + 1]),
+                samples=int(events.number[batch]),
                 loop=int(np.searchsorted(starts, begin)),
             )
         )

@@ -664,7 +664,9 @@ class Watcher:
         """Do what a few steps suffice for."""
         if self._precision is not None:
             self._precision.stop()
-        for model in self._models:  # one that was not called in so many steps is a container; the models in it are
+        for model in (
+            () if self._told else self._models
+        ):  # one that was not called in so many steps is a container; the models in it are
             for module in () if id(model) in self._called else model.children():
                 if any(parameter.requires_grad for parameter in module.parameters()):
                     self._hook(module)
