@@ -20,7 +20,7 @@ from torch import nn
 
 from horovod_study import records
 from horovod_study.comm import detect, fail_together, require_parity
-from horovod_study.errors import BackendError, StudyError
+from horovod_study.errors import BackendError, StudyError, error_line
 from horovod_study.files import unfinished, writing
 from horovod_study.measure import environment, evidence
 from horovod_study.measure.clock import utc_now, utc_stamp
@@ -149,9 +149,9 @@ class Ranks:
             return records.read_run(self.directory).reason
         except Exception as error:  # of the training one may be on its way
             with suppress(Exception):
-                begun, reason = records.read_run(self.directory), named(error)
+                begun, reason = records.read_run(self.directory), error_line(error)
                 records.finish_run(self.directory, begun, status="failed", finished=utc_now(), totals={}, reason=reason)
-            return named(error)
+            return error_line(error)
 
 
 @contextmanager
@@ -194,9 +194,3 @@ def gathering(library: str, model: nn.Module) -> Callable[[Any], list[Any]]:
             "hvd.init() or torch.distributed.init_process_group() before the first step"
         )
     return lambda value: [value]
-
-
-def named(error: BaseException) -> str:
-    """Return an error in one line: of this package its text, of others their kind before it."""
-    text = " ".join(str(error).split())
-    return text if isinstance(error, StudyError) and text else f"{type(error).__name__}: {text}".removesuffix(": ")

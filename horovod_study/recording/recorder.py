@@ -17,9 +17,8 @@ collective, through the library that the script has started. What the training r
 
 import functools
 import os
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -30,18 +29,14 @@ from torch import nn
 
 from horovod_study.comm.launch import LAUNCH_VARIABLES
 from horovod_study.config import LAPS
-from horovod_study.errors import ConfigError, StudyError, nearest
-from horovod_study.measure.clock import now
-from horovod_study.recording.rank.watch import Watcher
-from horovod_study.recording.ranks import Ranks, named
+from horovod_study.errors import ConfigError, StudyError, error_line, nearest
+from horovod_study.recording.rank.told import Told
+from horovod_study.recording.ranks import Ranks
 from horovod_study.recording.session import RecordOptions
 from horovod_study.recording.steps import MOST_TURNS
 
 T = TypeVar("T")
 Method = TypeVar("Method", bound=Callable[..., Any])
-
-_LOSSES = 512
-"""So many losses of a GPU are kept one by one."""
 
 
 def _in_loop(method: Method) -> Method:
@@ -91,17 +86,10 @@ def recorder(
     which its runs may differ, numbers and texts: runs are repeats of each other only where these are equal. The other
     options are those of `horovod-study strain train`. Raises StudyError for an option that is not valid.
     """
-    measured = {
-        "warmup_steps": warmup_steps,
-        "steady": steady,
-        "timer_mode": timer_mode,
-        "system_interval_s": system_interval_s,
-        "disk_full": disk_full,
-        "study": study,
-        "partition": partition,
-        "repeat": repeat,
-    }
-    read = RecordOptions.read({**measured, **({} if batch is None else {"batch": batch})}, source="recorder")
+    measured: dict[str, Any] = {} if batch is None else {"batch": batch}
+    measured |= {"warmup_steps": warmup_steps, "steady": steady, "timer_mode": timer_mode, "disk_full": disk_full}
+    measured |= {"system_interval_s": system_interval_s, "study": study, "partition": partition, "repeat": repeat}
+    read = RecordOptions.read(measured, source="recorder")
     if not isinstance(model, nn.Module):
         raise ConfigError(f"recorder: model is a {type(model).__name__}; give the torch.nn.Module that is trained")
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -133,10 +121,7 @@ class Recording:
         self._state = "new"  # -> open -> closed
         self.in_step = False  # whether there is a batch to train on
         self._turns = 0  # of all loops
-        self._counted = False  # whether samples were ever counted
-        self._losses = array("d")  # pairs of a moment and the loss
-        self._on_device: list[torch.Tensor] = []  # losses that are not read yet, each behind a NaN in `_losses`
-        self._watcher = Watcher({})
+        self._watcher = Told({"options": {"timer_mode": "off"}})
 
     # ------------------------------------------------------------------------------------------ beginning and end
 
@@ -167,8 +152,8 @@ class Recording:
             try:
                 self._ranks = held.enter_context(Ranks(self._model, self._optimizer, self._options, self._about))
                 meeting = self._ranks.meet(self._out)
-                asked = {"options": asdict(self._options), "variables": LAUNCH_VARIABLES, "told": True}
-                self._watcher = Watcher({**asked, "meeting": str(meeting), "forward": self._forward_hooks})
+                asked = {"options": asdict(self._options), "variables": LAUNCH_VARIABLES, "meeting": str(meeting)}
+                self._watcher = Told({**asked, "forward": self._forward_hooks})
                 held.callback(self._watcher.finish)
                 self._ranks.begin(lambda: self._watcher.watch(self._model, self._optimizer))
             except StudyError as error:
@@ -184,12 +169,10 @@ class Recording:
         self.leave()
         with self._held:
             wrong = self._wrong_use() if error is None else ""
-            self._watcher.finish(wrong or (named(error) if error else ""))
-            with suppress(OSError):
-                self._watcher.keep("losses", self._told_losses())
+            self._watcher.finish(wrong or (error_line(error) if error else ""))
             if error is None:
                 failure = self._watcher.failure
-                self._ranks.finish(wrong, "" if failure is None else named(failure))
+                self._ranks.finish(wrong, "" if failure is None else error_line(failure))
             else:
                 self._ranks.close()
 
@@ -205,11 +188,11 @@ class Recording:
                 f"all {made} steps belong to the warm-up of {warmup}, and none is left to measure; make more steps, or "
                 f"set warmup_steps= below {made}"
             )
-        return "not a single step was recorded" + (
-            f": the optimizer did not step in {self._turns:,} turns; give the one that is stepped, or mark updates of "
-            "your own with record.lap('update')"
-            if self._turns
-            else "; loop over record.steps(loader), not over the loader itself"
+        if not self._turns:
+            return "not a single step was recorded; loop over record.steps(loader), not over the loader itself"
+        return (
+            f"not a single step was recorded: the optimizer did not step in {self._turns:,} turns; give the one that "
+            "is stepped, or mark updates of your own with record.lap('update')"
         )
 
     # ------------------------------------------------------------------------------------------ the loop
@@ -259,8 +242,7 @@ class Recording:
         whole, turn = self._about["batch"], self._turns % accumulate
         if whole is None:
             samples = self._watcher.samples_of(batch, size)
-            self._counted = self._counted or bool(samples)
-            if not self._counted:
+            if not samples and not self._turns:
                 raise ConfigError(
                     f"recorder: how many samples a {type(batch).__name__} from the loader holds cannot be seen; give "
                     "batch="
@@ -302,21 +284,7 @@ class Recording:
         """Keep the loss of this step, shape (), for its row; on a GPU it is read at the end, and not waited for."""
         if not self.in_step:
             raise StudyError("record.loss: outside a step; call it inside `for ... in record.steps(loader)`")
-        told = loss.detach().reshape(())
-        if told.device.type == "cpu":
-            self._losses.extend((now(), float(told)))
-            return
-        self._losses.extend((now(), 0.0))
-        self._on_device.append(told.clone())  # a captured step writes the next one to the same place
-        if len(self._on_device) % _LOSSES == 0:
-            self._on_device[-_LOSSES:] = [torch.stack(self._on_device[-_LOSSES:])]
-
-    def _told_losses(self) -> bytes:
-        """Return pairs of a moment and a loss as float64."""
-        if self._on_device:
-            values = torch.cat([each.reshape(-1) for each in self._on_device]).double().tolist()
-            self._losses[1::2] = array("d", values)
-        return self._losses.tobytes()
+        self._watcher.loss(loss.detach().reshape(()))
 
     @contextmanager
     def skip(self) -> Iterator[None]:
@@ -332,7 +300,7 @@ class Recording:
         """Return whether nothing is recorded any more; raise why, where the script wants to end with the record."""
         failure = self._watcher.failure
         if failure is not None and self._options.disk_full == "end" and self._state == "open":
-            raise StudyError(f"{self._ranks.directory}: the recording failed: {named(failure)}")
+            raise StudyError(f"{self._ranks.directory}: the recording failed: {error_line(failure)}")
         return self._watcher.state != "recording"
 
     def _require_open(self, what: str) -> None:
