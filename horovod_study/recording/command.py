@@ -17,6 +17,8 @@ from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import Any
 
+import numpy as np
+
 import horovod_study
 from horovod_study import records
 from horovod_study.comm.launch import LAUNCH_VARIABLES
@@ -24,6 +26,7 @@ from horovod_study.errors import StudyError
 from horovod_study.files import PART, unfinished
 from horovod_study.progress import say
 from horovod_study.recording.output import Output
+from horovod_study.recording.steps import steps_of
 from horovod_study.recording.trainings import OWN_RECORDER, Run, processes_in, trainings_of
 
 VARIABLE = "HOROVOD_STUDY_RECORD"
@@ -163,7 +166,7 @@ _UNSEEN = (
 
 def before_the_first_step(out: Path) -> str:
     """Return how far a command has come whose run `out` has no record yet; "" where none is being recorded there."""
-    meetings = sorted(out.absolute().parent.glob(f".{glob.escape(out.name)}.*{PART}"))
+    meetings = _meetings(out)
     if not meetings or (out / records.MANIFEST).exists():
         return ""
     seen, _ = processes_in(meetings[-1])
@@ -175,3 +178,19 @@ def before_the_first_step(out: Path) -> str:
         f"no steps seen yet: {processes} of the command imported torch, and the record begins with the second "
         f"step. If this stays so: {NO_STEPS}"
     )
+
+
+def noted_steps(out: Path) -> dict[int, Mapping[str, Any]]:
+    """Return the steps that the ranks of a run that goes on have noted so far: rank -> columns as those of its rows."""
+    trainings = trainings_of(processes_in(_meetings(out)[-1])[1]) if _meetings(out) else []
+    if not trainings or not trainings[0].complete:
+        return {}
+    found = {}
+    for rank, process in enumerate(trainings[0].ranks):
+        columns = steps_of(process.read(), waits_seen=process.waits_seen).columns
+        found[rank] = {"sync_s": np.full(len(columns["step_s"]), np.nan), **columns}
+    return found
+
+
+def _meetings(out: Path) -> list[Path]:
+    return sorted(out.absolute().parent.glob(f".{glob.escape(out.name)}.*{PART}"))

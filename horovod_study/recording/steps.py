@@ -10,6 +10,7 @@ outside     what is between steps, and what some steps have and most have not: l
             the model without gradients. Evaluations, rollouts and generation are there, and checkpoints after them
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -65,7 +66,9 @@ class Events:
         values = np.fromfile(path, np.float64)
         table = values[: len(values) // width * width].reshape(-1, width)
         what = table[:, -1].astype(np.int64)
-        return cls(host_s=table[:, 0], at_s=table[:, width - 2], kind=what % PLACES, number=what // PLACES)
+        host_s = table[:, 0]
+        at_s = host_s if width == 2 else table[:, 1]
+        return cls(host_s=host_s, at_s=at_s, kind=what % PLACES, number=what // PLACES)
 
     def of(self, *names: str) -> np.ndarray:
         """Return whether each event is of one of these kinds."""
@@ -115,11 +118,11 @@ def steps_of(
     other ranks had none. `told`: the script tells of its loops.
     """
     if told:
-        turns = _told_turns(events)
-        updates = any(each.updates for each in turns)
+        loop = _told_turns(events)
+        updates = any(each.updates for each in loop)
         if not updates:
-            turns = [replace(each, updates=True) for each in turns] if len(turns) > MOST_TURNS else []
-        grouped = _grouped(turns)
+            loop = [replace(each, updates=True) for each in loop] if len(loop) > MOST_TURNS else []
+        grouped = _grouped(loop)
         by = "updated" if updates else "turns"
         found = _made(events, grouped, by, looped=True, batch=None, calls=calls, waits_seen=waits_seen, told=True)
         return replace(found, epoch_steps=_epoch_steps(events, grouped))
@@ -238,10 +241,16 @@ def _of_loop(
             )
         )
     if ended and (found[0].trains or not found[-1].trains):
-        return found[:-1]
-    if ended and all(each.trains for each in found[1:]):  # batches are fetched ahead of their turns
-        found[1] = replace(found[1], begin=found[0].begin)
-        return [replace(each, samples=count) for each, count in zip(found[1:], samples, strict=False)]
+        found.pop()
+    # Batches that are fetched ahead of their turns: each backward takes the next.
+    made = np.diff(np.searchsorted(events.places("backwarded"), [*(each.begin for each in found), found[-1].end + 1]))
+    batches = [count for count, there in zip(samples, got, strict=True) if there]
+    if len(batches) - 1 <= made.sum() <= len(batches):
+        queue = iter(batches)
+        found = [
+            replace(each, samples=sum(itertools.islice(queue, int(count))))
+            for each, count in zip(found, made, strict=True)
+        ]
     return found
 
 
@@ -295,7 +304,7 @@ def _labels(events: Events) -> np.ndarray:
     starts = starts[starts + 1 < len(events.kind)]
     label[starts[events.kind[starts + 1] == NUMBER["fetch"]]] = LABELS.index("data")
     follows = np.append(events.kind[1:], 0)
-    label[events.of("forwarded") & (follows == NUMBER["backward"])] = LABELS.index("backward")  # the loss
+    label[events.of("forwarded", "lap") & (follows == NUMBER["backward"])] = LABELS.index("backward")  # the loss
     label[events.inside("update", "updated")] = LABELS.index("update")
     label[_in_forward(events)] = LABELS.index("forward")
     backward = events.inside("backward", "backwarded")
@@ -508,7 +517,7 @@ def _calls(
 def losses_of(path: Path, events: Events, steps: Steps) -> np.ma.MaskedArray[Any, Any]:
     """Return the loss of each step, masked where none was told: float64 pairs in a file, of a moment and the loss."""
     told = np.fromfile(path, np.float64).reshape(-1, 2)
-    found = np.ma.masked_all(len(steps))
+    found: np.ma.MaskedArray[Any, Any] = np.ma.array(np.zeros(len(steps)), mask=True)
     step = np.searchsorted(steps.begins, np.searchsorted(events.host_s, told[:, 0]), side="right") - 1
     found[step[step >= 0]] = told[step >= 0, 1]
     return found

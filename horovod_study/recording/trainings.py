@@ -67,6 +67,11 @@ class Process:
         return path if self.opened and path.exists() else None
 
     @property
+    def waits_seen(self) -> bool:
+        """Whether all waits for other ranks are seen: a step without one had none."""
+        return self.workers == 1 or bool(self.opened["waits"])
+
+    @property
     def workers(self) -> int:
         """How many workers its library has connected."""
         return int(self.opened["workers"])
@@ -371,7 +376,7 @@ class Run:
                 each,
                 batch=self._batch,
                 calls=CALLS,
-                waits_seen=process.workers == 1 or process.opened["waits"],
+                waits_seen=process.waits_seen,
                 told=process.opened["told"],
             )
             for process, each in zip(training.ranks, events, strict=True)

@@ -100,7 +100,6 @@ class Told(Watcher):
         if self.state == "recording":
             with suppress(Exception), open(self._path("losses"), "wb") as stream:
                 values = [each.reshape(-1).tolist() for each in (*self._read_later, *self._newest)]
-                for pair in zip(self._moments, itertools.chain(*values)):
-                    self._losses.extend(pair)
+                self._losses.extend(itertools.chain(*zip(self._moments, itertools.chain(*values))))  # noqa: B905
                 self._losses.tofile(stream)
         super().finish(failed)

@@ -45,7 +45,7 @@ _BACKWARDED, _UPDATE, _UPDATED = (NUMBER[name] for name in ("backwarded", "updat
 _SYNC, _SYNCED, _PAUSE, _RESUME = (NUMBER[name] for name in ("sync", "synced", "pause", "resume"))
 _CHANGED, _OPENED, _CALLED = (NUMBER[name] for name in ("changed", "opened", "called"))
 
-_LOOKED_AT = 4
+_LOOKED_AT = 3
 """After so many backwards and batches without an update that was seen, parameters are looked at for a change."""
 _PROBES = 256
 _MOST_UNSEEN = 64
@@ -131,6 +131,7 @@ class Watcher:
         self._probe: torch.Tensor | None = None  # a parameter
         self._version = -1
         self._probes: list[tuple[torch.Tensor, Any]] = []
+        self._look_next = _LOOKED_AT
         self._unseen = 0  # backwards and batches without an update that was seen
         self._in_update = self._in_forward = self._in_backward = self._in_call = 0
         self._second = False  # the batch is the second dimension of what the model takes
@@ -251,18 +252,18 @@ class Watcher:
     def _look_for_change(self, *, backward: bool) -> None:
         """Open the log where parameters change although no optimizer was seen to step: in compiled code, or by hand.
 
-        Looking takes a while: it is done after 4, 8, 16 ... backwards and batches, and compared one later.
+        Looking takes a while: it is done after 3, 6, 12 ... backwards and batches, and compared at the two that follow.
         """
         self._unseen += 1
-        number = self._unseen if self._unseen & (self._unseen - 1) == 0 else self._unseen - 1
-        if number < _LOOKED_AT or number & (number - 1):
-            return
-        if number == self._unseen:
+        if self._unseen == self._look_next:
+            self._look_next *= 2
             leaves = (each for each in facts.objects(torch.Tensor) if each.is_leaf and each.requires_grad)
             self._probes = [(each, _state(each)) for each in itertools.islice(leaves, _PROBES)]
             return
+        if not self._probes or self._unseen > self._look_next // 2 + 2:
+            return
         changed = {id(each) for each, before in self._probes if _state(each) != before}
-        if changed or (backward and number >= _MOST_UNSEEN):
+        if changed or (backward and self._unseen >= _MOST_UNSEEN):
             owners = [
                 each
                 for each in facts.optimizers()
@@ -533,13 +534,12 @@ class Watcher:
         if workers["workers"] > 1 and self._timed:
             self._hook_calls(waits=device.type != "cuda")
         if (workers["workers"] > 1 or self._told) and self._timed:
-            for each in map(facts.averaging, self._models):
-                if each is not None:
-                    self._hook_gradients(each)
+            for wrapped in filter(None, map(facts.averaging, self._models)):
+                self._hook_gradients(wrapped)
             for each in filter(facts.averages_in_synchronize, stepped):
                 self._hook_synchronize(each)
-        for each in self._models if self._timed and self._asked.get("forward", True) else ():
-            self._hook(each)
+        for model in self._models if self._timed and self._asked.get("forward", True) else ():
+            self._hook(model)
         self._precision = PrecisionObserver(nn.ModuleList(self._models), lambda call: Door(call, self.give_up))
         self._seen, self._probes = [], []
         self.state, self._fresh, self._updates = "recording", True, 0
@@ -556,9 +556,10 @@ class Watcher:
 
     def _models_of(self, stepped: list[torch.optim.Optimizer]) -> list[nn.Module]:
         found: list[nn.Module] = []
+        modules = facts.objects(nn.Module)
         for optimizer in stepped:
             own = [each for group in optimizer.param_groups for each in group["params"]]
-            found += facts.models_of(set(map(id, own))) or [facts.LooseParameters(own)]
+            found += facts.models_of(set(map(id, own)), modules) or [facts.LooseParameters(own)]
         if not stepped:
             found = facts.models_with_gradients()
         return list({id(each): each for each in found}.values())
@@ -776,11 +777,12 @@ def _named(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
 
 
-def _state(tensor: torch.Tensor) -> tuple[int, list[float]]:
+def _state(tensor: torch.Tensor) -> tuple[int, Any]:
     """Return what shows that a tensor was changed: its version, and, for changes through `.data`, some values."""
-    local = tensor.detach()
-    local = local.to_local() if hasattr(local, "to_local") else local
-    return tensor._version, local.reshape(-1)[:8].tolist()
+    values = None
+    if type(tensor) in (torch.Tensor, nn.Parameter):  # and not one that only stands for it, as compilers have
+        values = tensor.detach().reshape(-1)[:8].tolist()
+    return tensor._version, values
 
 
 def _remove(handle: Any, parameter: torch.Tensor) -> None:
