@@ -66,7 +66,9 @@ class Events:
         values = np.fromfile(path, np.float64)
         table = values[: len(values) // width * width].reshape(-1, width)
         what = table[:, -1].astype(np.int64)
-        return cls(host_s=table[:, 0], at_s=table[:, width - 2], kind=what % PLACES, number=what // PLACES)
+        host_s = table[:, 0]
+        at_s = host_s if width == 2 else table[:, 1]
+        return cls(host_s=host_s, at_s=at_s, kind=what % PLACES, number=what // PLACES)
 
     def of(self, *names: str) -> np.ndarray:
         """Return whether each event is of one of these kinds."""
@@ -174,9 +176,11 @@ def _told_turns(events: Events) -> list[Turn]:
     """Return the turns of the loops that a script has told of; those of a loop end where it asks for the next batch."""
     updated = events.of("updated") | (events.of("lap") & (events.number == LAPS.index("update")))
     starts, bounds = events.places("start"), events.places("start", "fetch", "left")
+    batches = np.append(events.places("batch"), len(events.kind))
     found: list[Turn] = []
     for begin, end in zip(bounds.tolist(), [*bounds[1:].tolist(), len(events.kind)], strict=True):
-        if events.kind[begin] != NUMBER["fetch"] or begin + 1 >= end or events.kind[begin + 1] != NUMBER["batch"]:
+        batch = int(batches[np.searchsorted(batches, begin)])
+        if events.kind[begin] != NUMBER["fetch"] or batch >= end:
             continue
         found.append(
             Turn(
@@ -184,7 +188,7 @@ def _told_turns(events: Events) -> list[Turn]:
                 end=end,
                 trains=True,
                 updates=bool(updated[begin:end].any()),
-                samples=int(events.number[begin + 1]),
+                samples=int(events.number[batch]),
                 loop=int(np.searchsorted(starts, begin)),
             )
         )
@@ -300,7 +304,7 @@ def _labels(events: Events) -> np.ndarray:
     starts = starts[starts + 1 < len(events.kind)]
     label[starts[events.kind[starts + 1] == NUMBER["fetch"]]] = LABELS.index("data")
     follows = np.append(events.kind[1:], 0)
-    label[events.of("forwarded") & (follows == NUMBER["backward"])] = LABELS.index("backward")  # the loss
+    label[events.of("forwarded", "lap") & (follows == NUMBER["backward"])] = LABELS.index("backward")  # the loss
     label[events.inside("update", "updated")] = LABELS.index("update")
     label[_in_forward(events)] = LABELS.index("forward")
     backward = events.inside("backward", "backwarded")

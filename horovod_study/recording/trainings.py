@@ -201,7 +201,7 @@ class Run:
         self._host = os.uname().nodename
         self._held = ExitStack()
         self._record, self._loads = record, loads
-        self._pid = 0
+        self._began, self._began_at = now(), utc_now()
         # cells that start beside it are no other programs
         load = None if turns.wanted() or loads or record else evidence.OtherLoad(environment.affinity())
         self._load = None if load is None else load.sample(at_least_s=0.2)
@@ -212,7 +212,7 @@ class Run:
 
     def started(self, pid: int) -> None:
         """The command runs."""
-        self._pid, self._began, self._began_at = pid, now(), utc_now()
+        self._began, self._began_at = now(), utc_now()
         self._watch({"host": self._host, "pid": pid, "gpu": None})
 
     def _watch(self, *ranks: Mapping[str, Any]) -> None:

@@ -34,7 +34,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import dataloader
 
 from horovod_study.recording.rank import facts
-from horovod_study.recording.rank.events import CALLS, DATA_SETS, LAPS, NUMBER, DeviceLog, Log, StrictLog, now, wall
+from horovod_study.recording.rank.events import CALLS, DATA_SETS, NUMBER, DeviceLog, Log, StrictLog, now, wall
 from horovod_study.recording.rank.precision import PrecisionObserver
 from horovod_study.recording.rank.stacks import Stacks
 from horovod_study.recording.rank.turns import Turns, connect
@@ -101,6 +101,9 @@ def install(asked: str) -> Watcher:
 class Watcher:
     """Notes the events of the training of this process."""
 
+    _told = False  # whether a script tells of its loops itself
+    ended = False  # whether whoever gives turns wants no more steps of a loop that is told
+
     def __init__(self, asked: dict[str, Any]) -> None:
         self._asked = asked
         self.state = "watching"  # -> recording -> over
@@ -112,9 +115,7 @@ class Watcher:
         self._lengths: list[int | None] = []  # samples of each
         self._loops = 0  # over a loader, so far
         self._loop: Any = None  # a reference to the newest, which says when it is gone
-        self._told: bool = asked.get("told", False)  # a script tells of its loop itself
         self._timed = not (self._told and asked["options"]["timer_mode"] == "off")
-        self.ended = False  # whoever gives turns wants no more steps of a loop that is told
         self.failure: Exception | None = None  # why the recording has stopped before the training
         self._begin()
 
@@ -166,59 +167,6 @@ class Watcher:
             os.register_at_fork(after_in_child=self._leave)
         atexit.register(self.finish)
         self._watch_errors()
-
-    # ------------------------------------------------------------------------------------------------ told loops
-
-    def watch(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """See the training of these alone until `finish`, after which they and PyTorch are as they were."""
-        for name in ("backward", "grad") if self._timed else ():
-            original = getattr(torch.autograd, name)
-            setattr(torch.autograd, name, self._watched_backward(original))
-            self._undo.append(functools.partial(setattr, torch.autograd, name, original))
-        self._undo.append(optimizer.register_step_pre_hook(Door(self._before_update, self.give_up)).remove)
-        self._undo.append(optimizer.register_step_post_hook(Door(self._after_update, self.give_up)).remove)
-        if hasattr(os, "register_at_fork"):
-            me = weakref.ref(self)
-            os.register_at_fork(after_in_child=lambda: None if (own := me()) is None else own._leave())
-        self._models = [model]
-        self._in_loop, self._most = True, math.inf
-        self._open([optimizer])
-
-    def begin_loop(self, data: Any) -> None:
-        """A loop over a loader begins, whose data set is `data`."""
-        self._loops, self._fresh, self._thread = self._loops + 1, True, get_ident()
-        self._loop = self._loops * DATA_SETS + self._number_of(data)
-        self._note(_START, self._loop % DATA_SETS)
-
-    def fetch(self) -> None:
-        """The loop asks for a batch: its turn before is over."""
-        self._turn()
-        if self._turns is not None and self.made >= self._turns.until:
-            self._wait_for_turn()
-        self._log.write()
-        self._note(_FETCH, self._loop)
-
-    def samples_of(self, batch: Any, size: Any) -> int:
-        """Return how many samples a batch has, of a loader that calls it `size`; 0: unknown."""
-        return facts.samples_of(batch, size=size if isinstance(size, int) else None, second=self._second)
-
-    def tell(self, kind: str, number: int = 0) -> None:
-        """Note that something happens now."""
-        self._note(NUMBER[kind], number)
-        if kind in ("skip", "skipped"):
-            self._thread = 0 if kind == "skip" else get_ident()  # hooks see nothing of what is in no step
-        elif kind == "batch":
-            self._samples += number
-        elif kind == "left":
-            self._turn()
-            self._fresh = True
-        elif kind == "lap" and LAPS[number] == "update":
-            self._updates += 1
-
-    def keep(self, ending: str, content: bytes) -> None:
-        """Leave a file beside the events."""
-        with open(self._path(ending), "wb") as stream:
-            stream.write(content)
 
     # ------------------------------------------------------------------------------------------------ updates
 
@@ -416,7 +364,8 @@ class Watcher:
             self._note(_LEFT, turn)
 
     def _after_fetch(self, iterator: Any, batch: Any) -> None:
-        samples = self.samples_of(batch, getattr(getattr(iterator, "_index_sampler", None), "batch_size", None))
+        size = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
+        samples = facts.samples_of(batch, size=size if isinstance(size, int) else None, second=self._second)
         self._samples += samples
         self._note(_BATCH, samples)
 
@@ -665,7 +614,9 @@ class Watcher:
         """Do what a few steps suffice for."""
         if self._precision is not None:
             self._precision.stop()
-        for model in self._models:  # one that was not called in so many steps is a container; the models in it are
+        for model in (
+            () if self._told else self._models
+        ):  # one that was not called in so many steps is a container; the models in it are
             for module in () if id(model) in self._called else model.children():
                 if any(parameter.requires_grad for parameter in module.parameters()):
                     self._hook(module)
