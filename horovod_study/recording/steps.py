@@ -133,10 +133,9 @@ def steps_of(
     if turns is None:
         steps = [[each] for each in _between(events, by, begin)]
         return _made(events, steps, by, looped=False, batch=batch, calls=calls, waits_seen=waits_seen)
-    grouped = _grouped(turns)
-    steps = [each for each in grouped if each[0].begin > begin]
+    steps = _grouped([each for each in turns if each.begin > begin])
     found = _made(events, steps, by, looped=True, batch=batch, calls=calls, waits_seen=waits_seen)
-    return replace(found, epoch_steps=_epoch_steps(events, grouped))
+    return replace(found, epoch_steps=_epoch_steps(events, _grouped(turns)))
 
 
 # ---------------------------------------------------------------------------------------------------- what a step is

@@ -342,12 +342,13 @@ class Watcher:
 
     def _before_fetch(self, iterator: Any) -> None:
         if self.state == "recording":
+            if not self._optimizers:
+                self._notice_change()
+                self._log.write()
             if self._fresh or self._updates:
                 self._turn()
             elif not self._optimizers:
                 self._in_loop = True
-                self._notice_change()
-                self._log.write()
                 self._step()
         elif not self._seen:
             self._look_for_change(backward=False)
