@@ -280,9 +280,13 @@ def _grouped(turns: Sequence[Turn]) -> list[list[Turn]]:
 
 
 def _between(events: Events, by: str, begin: int) -> list[Turn]:
-    """Return what is from one update of the first optimizer to the next, from the event `begin` on."""
+    """Return what is from one update to the next, from the event `begin` on.
+
+    Of optimizers that step in turns those of the first count; in a phase of another one its own.
+    """
     ends = events.places(by)
-    ends = ends[(ends > begin) & (events.number[ends] == 0)]
+    which = events.number[ends]
+    ends = ends[(ends > begin) & ((which == 0) | (which == np.append([-1], which[:-1])))]
     bounds = np.concatenate([[begin], ends])
     waits = np.append(events.kind[1:], 0)[bounds] == NUMBER["pause"]
     begins = np.where(waits, bounds + 2, bounds)  # it begins when its turn has come

@@ -59,6 +59,7 @@ class Process:
     ended: dict[str, Any]
     failed: str
     stopped: str
+    more: bool  # whether it has trained again, and that is not recorded
 
     @property
     def events(self) -> Path | None:
@@ -133,6 +134,7 @@ def processes_in(meeting: Path) -> tuple[list[str], list[Process]]:
                     ended=told.get("ended", [{}])[-1],
                     failed=next(iter(told.get("failed", [])), ""),
                     stopped=next(iter(told.get("stopped", [])), ""),
+                    more="more" in told,
                 )
             )
     return seen, found
