@@ -156,8 +156,8 @@ def _close(run: Run, command: Sequence[str], code: int, *, workers: int | None, 
 
 
 _UNSEEN = (
-    "no Python of it has loaded the recorder; python -I, -E and -S hide it, and so does a PYTHONPATH without what was in "
-    f"it, or a launcher that passes it not on (mpirun -x PYTHONPATH -x {VARIABLE})"
+    "no Python of it has loaded the recorder; python -I, -E and -S hide it, and so does a PYTHONPATH without what was "
+    f"in it, or a launcher that passes it not on (mpirun -x PYTHONPATH -x {VARIABLE})"
 )
 
 

@@ -1,8 +1,9 @@
 """Loaded by every Python that is started below `horovod-study record`, before its script.
 
 It waits for `import torch`, and installs the hooks of `recording.rank` then; a Python that never imports torch leaves a
-word that it was started, and no more. Only this file is in its folder, which is put in front of PYTHONPATH, and it loads the sitecustomize that it
-hides. The package is loaded from its file: the folders that this Python looks into stay what they are.
+word that it was started, and no more. Only this file is in its folder, which is put in front of PYTHONPATH, and it
+loads the sitecustomize that it hides. The package is loaded from its file: the folders that this Python looks into stay
+what they are.
 """
 
 import importlib.machinery
