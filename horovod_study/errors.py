@@ -46,6 +46,12 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
+def error_line(error: BaseException) -> str:
+    """Return an error in one line: of this package its text, of others their kind before it."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, StudyError) and text else f"{type(error).__name__}: {text}".removesuffix(": ")
+
+
 def nearest(word: str, allowed: Iterable[str]) -> str:
     """Return ' (did you mean ...?)' for the closest of `allowed`, or '' when nothing is close."""
     close = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.6)

@@ -117,6 +117,18 @@ def test_divided_data_are_not_doubted(tmp_path: Path) -> None:
     assert row["epoch_s_median"] == pytest.approx(50 * row["step_mean_s_median"], rel=1e-3)
 
 
+def test_data_may_be_divided_among_some_and_epochs_may_be_short(tmp_path: Path) -> None:
+    """Four workers with the sampler of two; two whose last batch of three is small."""
+    train(tmp_path / "some", "4w", 4, epoch_steps=50)
+    some = of(explained(tmp_path / "some"), "undivided")
+    assert some is not None and "4 workers go through the data 2 times in an epoch" in some.what
+    train(tmp_path / "short", "2w", 2, epoch_steps=3, train_samples=2 * BATCH + 7)
+    short = of(explained(tmp_path / "short"), "undivided")
+    assert short is not None and "3 steps on each, and would be 2" in short.what
+    train(tmp_path / "good", "2w", 2, epoch_steps=2, train_samples=2 * BATCH + 7)
+    assert of(explained(tmp_path / "good"), "undivided") is None
+
+
 def test_a_data_set_without_a_size_is_that_of_one_worker(tmp_path: Path) -> None:
     train(tmp_path, "1w", 1, epoch_steps=100, train_samples=None)
     train(tmp_path, "4w", 4, epoch_steps=100, train_samples=None)
@@ -180,10 +192,10 @@ def test_gaps_between_steps_have_their_place() -> None:
     step, step_s = np.arange(100), np.full(100, 0.01)
     gaps = np.where((step % 8 == 0) & (step > 0), 0.5, 0.0)
     begin_s = np.cumsum(gaps + np.concatenate([[0.0], step_s[:-1]]))
-    found = outside_of(step, step * 0.0, begin_s, step_s, step * 0.0, ())
+    found = outside_of(step, step * 0.0, begin_s, step_s, step * 0.0)
     assert found is not None and (found.where, found.gaps) == ("every 8 steps", 11)
     assert found.seconds == pytest.approx(6.0) and found.share == pytest.approx(6 / 7)
-    waited = outside_of(step, step * 0.0, begin_s, step_s, step * 0.0, range(0, 100, 8))
+    waited = outside_of(step, step * 0.0, begin_s, step_s, step * 0.0, waits=range(0, 100, 8))
     assert waited is not None and waited.seconds == 0, "a wait for a turn is none of it"
 
 
@@ -252,7 +264,7 @@ def test_steps_that_open_epochs_are_told_as_the_loader(tmp_path: Path) -> None:
 def test_even_steps_and_two_kinds_of_steps_have_no_stalls() -> None:
     even, half = np.full(100, 0.01), np.where(np.arange(100) % 2, 0.01, 1.0)
     for step_s in (even, half):
-        assert stalls_of(step_s, lambda: np.zeros(100), lambda name: np.empty(0), ()) is None
+        assert stalls_of(step_s, lambda name: np.zeros(100), ()) is None
 
 
 def test_a_whole_epoch_is_counted_where_there_are_two() -> None:

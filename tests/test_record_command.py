@@ -1,5 +1,6 @@
 """`horovod-study record -- COMMAND`: trainings without a line of this package, and what must never happen to them."""
 
+import ast
 import copy
 import io
 import json
@@ -181,7 +182,7 @@ TRAININGS = {
     "one batch": (ONE_BATCH, 100 - 2, 6, {"forward", "backward", "sync", "update"}),
     "accumulated": (ACCUMULATED, 40 - 2, 24, {"data", "forward", "backward", "sync", "update"}),
     "another optimizer before, in a fork": (STEPPED_BEFORE, 100 - 2, 4, {"forward", "backward", "sync", "update"}),
-    "updates by hand": (BY_HAND, 60 - 5, 1, {"backward", "sync"}),
+    "updates by hand": (BY_HAND, 60 - 4, 1, {"backward", "sync"}),
     "evaluated on its own data": (SAME_DATA, 180 - 2, 4, {"data", "forward", "backward", "sync", "update"}),
     "evaluated midway": (MIDWAY, 60 - 2, 4, {"data", "forward", "backward", "sync", "update"}),
     "batches fetched before their update": (
@@ -258,6 +259,49 @@ def test_a_step_costs_few_calls_however_many_parameters_it_has(tmp_path: Path) -
         found.append(float(done.stdout))
     assert 5 < found[0] <= MOST_CALLS
     assert found[1] == pytest.approx(found[0], abs=2)
+
+
+COMPILED = """
+kind = sys.argv[1]
+optimizer = torch.optim.Adam(model.parameters())
+def update(): optimizer.step()
+def whole(x, y): optimizer.zero_grad(); loss_of(x, y).backward(); optimizer.step()
+if kind in ("forward", "forward in place"):
+    model.compile(backend="aot_eager") if kind == "forward in place" else None
+    called = model if kind == "forward in place" else torch.compile(model, backend="aot_eager", fullgraph=True)
+    def loss_of(x, y): return (called(x) - y).square().mean()
+if kind == "update": update = torch.compile(update, backend="aot_eager")
+if kind == "whole": whole = torch.compile(whole, backend="aot_eager")
+for epoch in range(2):
+    for x, y in DataLoader(data, batch_size=4):
+        if kind == "whole": whole(x, y); continue
+        optimizer.zero_grad(); loss_of(x, y).backward(); update()
+print([parameter.detach().double().sum().item().hex() for parameter in model.parameters()])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["forward", "forward in place", "update", "whole"])
+def test_compiled_code_is_never_entered_and_each_turn_is_a_step(kind: str, tmp_path: Path) -> None:
+    path = script(tmp_path, COMPILED)
+    plain = subprocess.run([sys.executable, path, kind], capture_output=True, text=True, timeout=120)
+    done, out = record(tmp_path, [sys.executable, path, kind])
+
+    assert (done.returncode, done.stdout) == (0, plain.stdout), done.stderr
+    assert len(rows_of(out)["step"]) == 120 - 2
+    assert "horovod" not in done.stderr.partition("recorded ")[0].lower()
+
+
+def test_what_is_in_the_ranks_needs_the_standard_library_and_torch_alone() -> None:
+    """Nothing else is imported by it, and no word of it is newer than Python 3.9."""
+    folder = Path(watch.__file__).parent
+    for path in [*folder.glob("*.py"), *folder.parent.glob("inject/*.py"), folder.parents[1] / "errors.py"]:
+        tree = ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 9))
+        names = {each.module or "" for each in ast.walk(tree) if isinstance(each, ast.ImportFrom)}
+        names |= {alias.name for each in ast.walk(tree) if isinstance(each, ast.Import) for alias in each.names}
+        for name in names:
+            own = name.startswith("horovod_study.recording.rank") or name == "horovod_study.errors"
+            assert own or name.partition(".")[0] in {*sys.stdlib_module_names, "torch"}, f"{path.name}: {name}"
 
 
 LOOSE = """
@@ -473,7 +517,7 @@ def test_the_end_of_the_command_is_its_own(name: str, tmp_path: Path) -> None:
 
 
 NOTHING = {
-    "no torch": ("import json", 0, "PYTHONPATH"),
+    "no torch": ("import json", 0, "no Python of it imports torch"),
     "no training": ("import torch", 0, "optimizer"),
     "it fails": ("import torch; raise ValueError", 1, "optimizer"),
     "its own lines": ("import horovod_study.recording.session, torch\n" + HEAD + ONE_BATCH, 1, "records itself"),

@@ -121,13 +121,13 @@ def test_only_timed_stretches_are_the_window_and_what_lies_between_is_none(time:
         make_steps(session, time, range(7, 11), 0.25, timed=True)
         first = session.find_steady(11)
         totals = session.totals(first, made=11, samples=80)
-        session.finish(totals, {"learnt": "late"})
+        session.finish(totals)
     found = records.read_run(tmp_path / "run")
 
     assert session.stretches == [[1024.0, 1026.0], [2026.0, 2027.0]]
     assert (totals["window_s"], totals["samples_per_s"]) == (3.0, 80 / 3.0)
     assert (totals["steps"], totals["excluded_steps"], totals["step_s_median"]) == (8, 3, 0.375)
-    assert (found.status, found.totals["window_s"], found.effective["learnt"]) == ("done", 3.0, "late")
+    assert (found.status, found.totals["window_s"]) == ("done", 3.0)
     assert (found.requested, found.effective["batch"]) == ({"asked": 1, "workers": 1}, 10)
 
 

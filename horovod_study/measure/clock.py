@@ -235,11 +235,6 @@ class LapClock:
         else:
             self._add(self.mark() if at is None else at)
 
-    def forget(self) -> None:
-        """Forget the step that was begun last: it came to nothing. It must not be drained yet."""
-        place = len(self._names) - 1 - self._names[::-1].index("begin")
-        del self._names[place:], self._hosts[place + 1 :], self._events[place + 1 :]
-
     def lap(self, name: str, at: Any = None) -> None:
         """Close the phase `name`, opened by the stamp before it; it ended now, or at a stamp taken by `mark`."""
         self._names.append(name)
@@ -247,24 +242,6 @@ class LapClock:
             self._hosts.append(self._now() if at is None else at)
         else:
             self._add(self.mark() if at is None else at)
-
-    def tail(self, at: Any) -> None:
-        """Give the time from the last lap to a stamp taken by `mark` to the step before it, unless that was drained.
-
-        No step begins then: it was the last one of a stretch, which steps tile to its end.
-        """
-        if self._names:
-            self.lap("residual", at)
-
-    def host_s(self, stamp: Any = None) -> float:
-        """Return the host's time of a stamp that `mark` took, in s; without one that of the latest lap."""
-        if stamp is None:
-            return self._hosts[-1]
-        return float(stamp if self._device is None else stamp[0])
-
-    def know(self, name: str) -> None:
-        """Give the lap `name` a column from now on, 0 in steps without it: it is known that such a step had none."""
-        self._seen.add(name)
 
     def mark(self) -> Any:
         """Return a stamp of this moment for a later `lap`, such as the moment that a hook saw the last gradient.
@@ -332,13 +309,7 @@ class Unstamped(LapClock):
     def begin(self, at: Any = None) -> None:
         """Do nothing."""
 
-    def forget(self) -> None:
-        """Do nothing."""
-
     def lap(self, name: str, at: Any = None) -> None:
-        """Do nothing."""
-
-    def tail(self, at: Any) -> None:
         """Do nothing."""
 
     def mark(self) -> Any:

@@ -108,13 +108,6 @@ def parameter_sha256(model: "nn.Module") -> str:
     return digest.hexdigest()
 
 
-def sharded(model: "nn.Module") -> bool:
-    """Return whether ranks hold different parts of the parameters (FSDP, `fully_shard`)."""
-    return any(hasattr(each, "to_local") for each in model.parameters()) or any(
-        type(each).__name__ == "FullyShardedDataParallel" for each in model.modules()
-    )
-
-
 def require_equal_rates(ranks: Sequence[Mapping[str, Any]]) -> None:
     """Raise BackendError if the optimisers of the ranks have different learning rates; names the first that differs."""
     for number, rank in enumerate(ranks):

@@ -17,6 +17,8 @@ from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import Any
 
+import numpy as np
+
 import horovod_study
 from horovod_study import records
 from horovod_study.comm.launch import LAUNCH_VARIABLES
@@ -24,6 +26,7 @@ from horovod_study.errors import StudyError
 from horovod_study.files import PART, unfinished
 from horovod_study.progress import say
 from horovod_study.recording.output import Output
+from horovod_study.recording.steps import steps_of
 from horovod_study.recording.trainings import OWN_RECORDER, Run, processes_in, trainings_of
 
 VARIABLE = "HOROVOD_STUDY_RECORD"
@@ -138,15 +141,13 @@ def _close(run: Run, command: Sequence[str], code: int, *, workers: int | None, 
         say(f"horovod-study record: no run was recorded: {stopped}")
         return code or 1
     if not trainings:
-        why = NO_STEPS if "torch" in seen else _UNSEEN
+        why = NO_STEPS if "torch" in seen else "no Python of it imports torch" if "python" in seen else _UNSEEN
         return run.write_command(command, code, workers=workers, rate=rate, why=why)
-    if len(trainings) > records.MAX_TRAININGS:
-        say(
-            f"horovod-study record: {len(trainings) - records.MAX_TRAININGS} trainings of this command after the first "
-            f"{records.MAX_TRAININGS} are not recorded"
-        )
+    kept = trainings[: 1 if cell else records.MAX_TRAININGS]
+    if len(trainings) > len(kept) or any(each.more for each in processes):
+        say(f"horovod-study record: what this command has trained after training {len(kept)} is not recorded")
     wrong = 0
-    for number, training in enumerate(trainings[: 1 if cell else records.MAX_TRAININGS], 1):
+    for number, training in enumerate(kept, 1):
         ended = "" if not code else f"the command ended with exit code {code} after its training"
         if code in _BY_SIGNAL and not cell:
             training.ended, ended = f"by {_BY_SIGNAL[code]}", ""
@@ -155,15 +156,14 @@ def _close(run: Run, command: Sequence[str], code: int, *, workers: int | None, 
 
 
 _UNSEEN = (
-    "no Python of the command has imported torch with this environment; python -I, -E and -S hide the recorder, and so "
-    "does a command that sets PYTHONPATH itself (keep what is in it: PYTHONPATH=lib:$PYTHONPATH) or a launcher that "
-    f"passes PYTHONPATH and {VARIABLE} not on (mpirun -x PYTHONPATH -x {VARIABLE})"
+    "no Python of it has loaded the recorder; python -I, -E and -S hide it, and so does a PYTHONPATH without what was "
+    f"in it, or a launcher that passes it not on (mpirun -x PYTHONPATH -x {VARIABLE})"
 )
 
 
 def before_the_first_step(out: Path) -> str:
     """Return how far a command has come whose run `out` has no record yet; "" where none is being recorded there."""
-    meetings = sorted(out.absolute().parent.glob(f".{glob.escape(out.name)}.*{PART}"))
+    meetings = _meetings(out)
     if not meetings or (out / records.MANIFEST).exists():
         return ""
     seen, _ = processes_in(meetings[-1])
@@ -175,3 +175,19 @@ def before_the_first_step(out: Path) -> str:
         f"no steps seen yet: {processes} of the command imported torch, and the record begins with the second "
         f"step. If this stays so: {NO_STEPS}"
     )
+
+
+def noted_steps(out: Path) -> dict[int, Mapping[str, Any]]:
+    """Return the steps that the ranks of a run that goes on have noted so far: rank -> columns as those of its rows."""
+    trainings = trainings_of(processes_in(_meetings(out)[-1])[1]) if _meetings(out) else []
+    if not trainings or not trainings[0].complete:
+        return {}
+    found: dict[int, Mapping[str, Any]] = {}
+    for rank, process in enumerate(trainings[0].ranks):
+        columns = steps_of(process.read(), waits_seen=process.waits_seen).columns
+        found[rank] = {"sync_s": np.full(len(columns["step_s"]), np.nan), **columns}
+    return found
+
+
+def _meetings(out: Path) -> list[Path]:
+    return sorted(out.absolute().parent.glob(f".{glob.escape(out.name)}.*{PART}"))

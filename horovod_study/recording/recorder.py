@@ -17,13 +17,9 @@ collective, through the library that the script has started. What the training r
 
 import functools
 import os
-import shutil
-import sys
-import threading
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
@@ -31,29 +27,16 @@ from typing import Any, Self, TypeVar, cast
 import torch
 from torch import nn
 
-from horovod_study import records
-from horovod_study.comm import detect, fail_together, require_parity
 from horovod_study.comm.launch import LAUNCH_VARIABLES
 from horovod_study.config import LAPS
-from horovod_study.errors import BackendError, ConfigError, StudyError, nearest
-from horovod_study.files import unfinished, writing
-from horovod_study.measure import environment, evidence
-from horovod_study.measure.clock import now, utc_now, utc_stamp
-from horovod_study.progress import say
-from horovod_study.recording.rank import facts, turns, watch
+from horovod_study.errors import ConfigError, StudyError, error_line, nearest
+from horovod_study.recording.rank.told import Told
+from horovod_study.recording.ranks import Ranks
 from horovod_study.recording.session import RecordOptions
 from horovod_study.recording.steps import MOST_TURNS
-from horovod_study.recording.trainings import Run, processes_in, trainings_of
-from horovod_study.text.words import plural
 
 T = TypeVar("T")
 Method = TypeVar("Method", bound=Callable[..., Any])
-
-PATIENCE_S = 30.0
-"""After so long somebody who waits for other ranks to enter or leave is told what for."""
-_LOSSES = 512
-"""So many losses of a GPU are kept one by one."""
-_CLOSING = "closing"
 
 
 def _in_loop(method: Method) -> Method:
@@ -103,17 +86,10 @@ def recorder(
     which its runs may differ, numbers and texts: runs are repeats of each other only where these are equal. The other
     options are those of `horovod-study strain train`. Raises StudyError for an option that is not valid.
     """
-    measured = {
-        "warmup_steps": warmup_steps,
-        "steady": steady,
-        "timer_mode": timer_mode,
-        "system_interval_s": system_interval_s,
-        "disk_full": disk_full,
-        "study": study,
-        "partition": partition,
-        "repeat": repeat,
-    }
-    read = RecordOptions.read({**measured, **({} if batch is None else {"batch": batch})}, source="recorder")
+    measured: dict[str, Any] = {} if batch is None else {"batch": batch}
+    measured |= {"warmup_steps": warmup_steps, "steady": steady, "timer_mode": timer_mode, "disk_full": disk_full}
+    measured |= {"system_interval_s": system_interval_s, "study": study, "partition": partition, "repeat": repeat}
+    read = RecordOptions.read(measured, source="recorder")
     if not isinstance(model, nn.Module):
         raise ConfigError(f"recorder: model is a {type(model).__name__}; give the torch.nn.Module that is trained")
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -123,15 +99,6 @@ def recorder(
     about = {"batch": batch, "model_name": model_name, "own": options or {}}
     path = None if out is None else Path(out)
     return Recording(model, _inner(optimizer), out=path, options=read, about=about, forward_hooks=forward_hooks)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Ranks:
-    """The workers of somebody's script."""
-
-    rank: int
-    workers: int
-    gather: Callable[[Any], list[Any]]  # of small, plain values, in the order of ranks, on every rank
 
 
 class Recording:
@@ -154,11 +121,7 @@ class Recording:
         self._state = "new"  # -> open -> closed
         self.in_step = False  # whether there is a batch to train on
         self._turns = 0  # of all loops
-        self._counted = False  # whether samples were ever counted
-        self._losses = array("d")  # pairs of a moment and the loss
-        self._on_device: list[torch.Tensor] = []  # losses that are not read yet, each behind a NaN in `_losses`
-        self._run: Run | None = None  # on rank 0
-        self._watcher = watch.Watcher({})
+        self._watcher = Told({"options": {"timer_mode": "off"}})
 
     # ------------------------------------------------------------------------------------------ beginning and end
 
@@ -172,7 +135,7 @@ class Recording:
         """The run directory, the same on all ranks; known from the beginning of the `with` statement on."""
         if self._state == "new":
             self._require_open("directory")
-        return self._directory
+        return self._ranks.directory
 
     @property
     def ended(self) -> bool:
@@ -184,76 +147,20 @@ class Recording:
             raise StudyError(
                 "recorder: was used already; a recorder records one run, make another one with another out="
             )
-        self._state, self._pid, self._held = "closed", os.getpid(), ExitStack()  # until it is open
-        self._library = facts.workers_of([self._model], self._optimizer, on_gpu=self._on_gpu())
-        self._ranks = _Ranks(
-            rank=self._library["rank"],
-            workers=self._library["workers"],
-            gather=_gather(self._library["backend"], self._model),
-        )
-        with _waiting("every rank must enter `with horovod_study.recorder(...)`"):
-            self._ranks.gather(None)
-        with self._held:
+        self._state, self._pid = "closed", os.getpid()  # until it is open
+        with ExitStack() as held:
             try:
-                self._meet()
-                self._begin()
+                self._ranks = held.enter_context(Ranks(self._model, self._optimizer, self._options, self._about))
+                meeting = self._ranks.meet(self._out)
+                asked = {"options": asdict(self._options), "variables": LAUNCH_VARIABLES, "meeting": str(meeting)}
+                self._watcher = Told({**asked, "forward": self._forward_hooks})
+                held.callback(self._watcher.finish)
+                self._ranks.begin(lambda: self._watcher.watch(self._model, self._optimizer))
             except StudyError as error:
                 raise StudyError(str(error).replace("--out", "out=")) from None
-            self._held = self._held.pop_all()
+            self._held = held.pop_all()
         self._state = "open"
         return self
-
-    def _on_gpu(self) -> bool:
-        return any(each.is_cuda for each in self._model.parameters())
-
-    def _meet(self) -> None:
-        """Agree on what runs and where it is written. Collective."""
-        options, ranks, library = asdict(self._options), self._ranks, self._library
-        equal = {**options, "batch": self._about["batch"], "model": facts.names_of([self._model], "")}
-        equal |= {"backend": library["backend"], "averaging": library["averaging"]}
-        package = environment.describe_package()
-        require_parity(ranks, {**equal, "parameters": facts.count([self._model]), "package version": package})
-        places = ranks.gather((os.uname().nodename, environment.affinity()))
-        cores = {core for host, own in places if host == os.uname().nodename for core in own}
-        other = None if turns.wanted() else evidence.OtherLoad(sorted(cores)).sample(at_least_s=0.2)
-        loads, meeting = ranks.gather(other), Path()
-        name = f"{utc_stamp()}-{library['backend']}-{ranks.workers}w-{os.getpid()}"
-        self._directory = (self._out or Path("runs") / self._options.study / name).absolute()
-        with fail_together(ranks):
-            if ranks.rank == 0:
-                records.require_no_run(self._directory)
-                with writing(self._directory, "choose a writable --out"):
-                    self._directory.parent.mkdir(parents=True, exist_ok=True)
-                    meeting = self._held.enter_context(unfinished(self._directory, folder=True))
-                self._run = Run(self._directory, meeting, options, **self._about, requested={}, loads=loads)
-                self._held.callback(self._run.close)
-        self._directory, self._meeting = map(Path, ranks.gather((str(self._directory), str(meeting)))[0])
-        asked = {"meeting": str(self._meeting), "options": options, "variables": LAUNCH_VARIABLES, "told": True}
-        self._watcher = watch.Watcher({**asked, "forward": self._forward_hooks})
-        self._held.callback(self._watcher.finish)
-
-    def _begin(self) -> None:
-        """Put the hooks where they are, and begin the record. Collective."""
-        with fail_together(self._ranks), writing(self._meeting, "all ranks must see and write the folder of --out"):
-            self._watcher.watch(self._model, self._optimizer)
-        with fail_together(self._ranks):
-            if self._run is not None:
-                self._run.started(os.getpid())
-                (training,) = trainings_of(processes_in(self._meeting)[1])
-                self._greet(self._run.begin(training).effective)
-                begins = {each.opened["initial_sha256"] for each in training.ranks}
-                if len(begins) > 1 and not training.ranks[0].opened["sharded"]:
-                    say(
-                        "warning: the ranks begin with different parameters; broadcast those of rank 0 before the "
-                        "recorder (Horovod: broadcast_parameters), or they train different models"
-                    )
-
-    def _greet(self, effective: Mapping[str, Any]) -> None:
-        way = f" ({effective['backend']} over {effective['transport']})" if self.workers > 1 else ""
-        say(
-            f"recording {plural(self.workers, 'worker')}{way}, {effective['model']} with "
-            f"{effective['parameters']:,} parameters, into {os.path.relpath(self._directory)}"
-        )
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if self._state != "open" or os.getpid() != self._pid:  # what a fork of the script leaves is not its own
@@ -262,14 +169,12 @@ class Recording:
         self.leave()
         with self._held:
             wrong = self._wrong_use() if error is None else ""
-            self._watcher.finish(wrong or (_named(error) if error else ""))
-            with suppress(OSError):
-                self._watcher.keep("losses", self._told_losses())
+            self._watcher.finish(wrong or (error_line(error) if error else ""))
             if error is None:
-                self._finish(wrong)
+                failure = self._watcher.failure
+                self._ranks.finish(wrong, "" if failure is None else error_line(failure))
             else:
-                with suppress(Exception):  # it is not the error to tell
-                    self._close()
+                self._ranks.close()
 
     def _wrong_use(self) -> str:
         """Return what leaves nothing to measure, "" where there is something."""
@@ -283,60 +188,12 @@ class Recording:
                 f"all {made} steps belong to the warm-up of {warmup}, and none is left to measure; make more steps, or "
                 f"set warmup_steps= below {made}"
             )
-        return "not a single step was recorded" + (
-            f": the optimizer did not step in {self._turns:,} turns; give the one that is stepped, or mark updates of "
-            "your own with record.lap('update')"
-            if self._turns
-            else "; loop over record.steps(loader), not over the loader itself"
+        if not self._turns:
+            return "not a single step was recorded; loop over record.steps(loader), not over the loader itself"
+        return (
+            f"not a single step was recorded: the optimizer did not step in {self._turns:,} turns; give the one that "
+            "is stepped, or mark updates of your own with record.lap('update')"
         )
-
-    def _finish(self, wrong: str) -> None:
-        """Make the run directory when all ranks have left; raise what was wrong. Collective.
-
-        What was trained is worth more than the record: where that cannot be kept, the script goes on; wrong use ends it.
-        """
-        failure = "" if self._watcher.failure is None else _named(self._watcher.failure)
-        with _waiting("every rank must leave the recorder; one that still trains makes more steps than this one"):
-            everybody = self._ranks.gather((wrong, failure))
-        lost = self._close() if self._run is not None else ""
-        lost = self._ranks.gather(lost)[0]
-        for rank, (text, failed) in enumerate(everybody):
-            who = f"rank {rank}: " if self.workers > 1 and not wrong else ""
-            if text:
-                raise StudyError(f"{self._directory}: {who}{wrong or text}")
-            lost = lost or (f"{who}{failed}" if failed else "")
-        if lost and self._options.disk_full == "end":
-            raise StudyError(f"{self._directory}: the recording failed: {lost}")
-        if lost and self._run is not None and not failure:
-            say(f"error: the recording failed, and the training goes on without it: {lost}")
-
-    def _close(self) -> str:
-        """Make the run directory of what the ranks have left, the first that comes; return why it cannot be made."""
-        try:
-            (self._meeting / _CLOSING).mkdir()
-        except OSError:
-            return ""
-        try:
-            run = self._run
-            if run is None:
-                begun = records.read_run(self._directory)
-                options = asdict(self._options)
-                run = Run(self._directory, self._meeting, options, **self._about, requested={}, record=begun)
-                run.started(os.getpid())
-            run.ended()
-            (training,) = trainings_of(processes_in(self._meeting)[1])
-            run.write(training, 1, failed="")
-            if self._run is None:
-                shutil.rmtree(self._meeting, ignore_errors=True)
-            return records.read_run(self._directory).reason
-        except Exception as error:
-            with suppress(Exception):
-                begun = records.read_run(self._directory)
-                finished = utc_now()
-                records.finish_run(
-                    self._directory, begun, status="failed", finished=finished, totals={}, reason=_named(error)
-                )
-            return _named(error)
 
     # ------------------------------------------------------------------------------------------ the loop
 
@@ -385,8 +242,7 @@ class Recording:
         whole, turn = self._about["batch"], self._turns % accumulate
         if whole is None:
             samples = self._watcher.samples_of(batch, size)
-            self._counted = self._counted or bool(samples)
-            if not self._counted:
+            if not samples and not self._turns:
                 raise ConfigError(
                     f"recorder: how many samples a {type(batch).__name__} from the loader holds cannot be seen; give "
                     "batch="
@@ -428,21 +284,7 @@ class Recording:
         """Keep the loss of this step, shape (), for its row; on a GPU it is read at the end, and not waited for."""
         if not self.in_step:
             raise StudyError("record.loss: outside a step; call it inside `for ... in record.steps(loader)`")
-        told = loss.detach().reshape(())
-        if told.device.type == "cpu":
-            self._losses.extend((now(), float(told)))
-            return
-        self._losses.extend((now(), 0.0))
-        self._on_device.append(told.clone())  # a captured step writes the next one to the same place
-        if len(self._on_device) % _LOSSES == 0:
-            self._on_device[-_LOSSES:] = [torch.stack(self._on_device[-_LOSSES:])]
-
-    def _told_losses(self) -> bytes:
-        """Return pairs of a moment and a loss as float64."""
-        if self._on_device:
-            values = torch.cat([each.reshape(-1) for each in self._on_device]).double().tolist()
-            self._losses[1::2] = array("d", values)
-        return self._losses.tobytes()
+        self._watcher.loss(loss.detach().reshape(()))
 
     @contextmanager
     def skip(self) -> Iterator[None]:
@@ -458,7 +300,7 @@ class Recording:
         """Return whether nothing is recorded any more; raise why, where the script wants to end with the record."""
         failure = self._watcher.failure
         if failure is not None and self._options.disk_full == "end" and self._state == "open":
-            raise StudyError(f"{self._directory}: the recording failed: {_named(failure)}")
+            raise StudyError(f"{self._ranks.directory}: the recording failed: {error_line(failure)}")
         return self._watcher.state != "recording"
 
     def _require_open(self, what: str) -> None:
@@ -466,48 +308,6 @@ class Recording:
             raise StudyError(
                 f"record.{what}: the recorder is not open; use it inside `with horovod_study.recorder(...)`"
             )
-
-
-@contextmanager
-def _waiting(what: str) -> Iterator[None]:
-    """Say after a while that this rank waits for others, who may never come, and end nothing."""
-    timer = threading.Timer(PATIENCE_S, say, [f"still waiting for the other ranks: {what}"])
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
-def _gather(library: str, model: nn.Module) -> Callable[[Any], list[Any]]:
-    """Return what gathers values over the library that a script has started.
-
-    Raises BackendError where a launcher started several processes and the script has not connected them yet.
-    """
-    if library == "horovod":
-        # Named, or it would bear the name of its type: a text here and None there would wait for ever.
-        gather = functools.partial(sys.modules["horovod.torch"].allgather_object, name="horovod_study.recorder")
-        return lambda value: list(gather(value))
-    if library == "mpi":
-        return lambda value: list(sys.modules["mpi4py.MPI"].COMM_WORLD.allgather(value))
-    if library == "ddp":
-        wrapped, dist = facts.averaging(model), torch.distributed
-        group = None if wrapped is None else wrapped.process_group
-
-        def gather_objects(value: Any) -> list[Any]:
-            values: list[Any] = [None] * dist.get_world_size(group)
-            dist.all_gather_object(values, value, group=group)
-            return values
-
-        return gather_objects
-    launcher = detect(os.environ)
-    if launcher.workers > 1:
-        raise BackendError(
-            f"{launcher.launcher} started {launcher.workers} processes, but this script has not connected them; call "
-            "hvd.init() or torch.distributed.init_process_group() before the first step"
-        )
-    return lambda value: [value]
 
 
 def _inner(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -520,8 +320,3 @@ def _inner(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
             )
         optimizer = inside
     return optimizer
-
-
-def _named(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return text if isinstance(error, StudyError) and text else f"{type(error).__name__}: {text}".removesuffix(": ")

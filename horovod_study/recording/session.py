@@ -10,8 +10,8 @@
         ...                                           the loop: open_stretch, clock.lap, rows.add, close_stretch
         session.finish(session.totals(...))
 
-`train` and the recorder of anybody's loop are recorded by it. Of what is trained it knows what it is told in these
-calls, and nothing more. All methods but those of the loop are collective.
+Our own trainer is recorded by it. Of what is trained it knows what it is told in these calls, and nothing more. All
+methods but those of the loop are collective.
 """
 
 import math
@@ -19,9 +19,9 @@ import os
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import Any, Protocol, Self
 
 import torch
@@ -32,7 +32,7 @@ from horovod_study.comm.base import Peers
 from horovod_study.comm.liveness import Liveness
 from horovod_study.comm.stop import LostPeer, Stopped, Terminated
 from horovod_study.config import OPTIONS, ORDINARY_LAPS
-from horovod_study.errors import RecordError, StudyError
+from horovod_study.errors import RecordError, error_line
 from horovod_study.measure import environment, evidence, steady, system
 from horovod_study.measure.clock import KernelStamps, LapClock, now, open_clock, utc_now
 from horovod_study.measure.ranges import ranged
@@ -186,21 +186,20 @@ class Session:
             "ranks": ranks,
         }
 
-    def claim(self, wanted: Path, *, again: bool | None = None, earlier: records.RunRecord | None = None) -> None:
+    def claim(self, wanted: Path, *, again: bool = False, earlier: records.RunRecord | None = None) -> None:
         """Claim the run directory, that of rank 0, before anything is written there.
 
-        `again` moves a run that has ended aside; None: there is no such option. `earlier` is the run that goes on.
+        `again` moves a run that has ended aside; `earlier` is the run that goes on.
         Raises StudyError, on all ranks, where there is a run, somebody else trains it, or has gone on with it.
         """
         self.directory = directory = Path(self.workers.gather(str(wanted.absolute()))[0])
-        self._again = "" if again is None else "--again"
         with fail_together(self.workers):
             if not self.is_root:
                 return
             if again and earlier is None and records.is_over(directory):
                 say(f"the earlier run is kept in {lease.move_run(directory, directory.parent / lease.ATTEMPTS)}")
             if earlier is None and lease.holder_of_run(directory) is None:
-                records.require_no_run(directory, again=self._again)  # before a claim is left in it
+                records.require_no_run(directory, again="--again")  # before a claim is left in it
             self._held.callback(lease.hold_run(directory).give_back)
             if earlier is not None and records.read_run(directory) != earlier:
                 raise RecordError(f"{directory}: somebody else has gone on with the run meanwhile; resume it again")
@@ -234,7 +233,7 @@ class Session:
             if self.is_root and earlier is not None:
                 self.record = records.resume_run(self.directory, self.record, from_step=from_step or 0, began=utc_now())
             elif self.is_root:
-                records.create_run(self.directory, self.record, again=self._again)
+                records.create_run(self.directory, self.record, again="--again")
         self._created = True
         if self.liveness is not None:
             self.liveness.fail = self._mark_failed
@@ -293,11 +292,10 @@ class Session:
         """The number of steps after which this run is to wait; endless where it trains alone."""
         return math.inf if self.turns is None else self.turns.until
 
-    def wait_for_turn(self, made: int, *, samples: int, enough: bool, least: int | None = None) -> turns.Said:
+    def wait_for_turn(self, made: int, *, samples: int, enough: bool) -> turns.Said:
         """Wait, between two stretches, until steps beyond the `made` ones are granted; return how that ended.
 
-        `samples` of this rank so far; `enough`: the run has made what it was asked for, which are `least` steps where
-        that is known. Not collective.
+        `samples` of this rank so far; `enough`: the run has made what it was asked for. Not collective.
         """
         if self.turns is None:
             return "go"
@@ -308,7 +306,6 @@ class Session:
             trained_s=self.trained_s,
             warm=made >= self.options.warmup_steps,
             enough=enough,
-            least=least,
         )
         self._waits.append(made)
         self._waited_s += now() - began
@@ -344,10 +341,6 @@ class Session:
         if len(self.rows) >= DRAIN_STEPS or now() - self.rows.drained > DRAIN_S:
             self.rows.drain_made(self.clock)
 
-    def next_writing(self) -> tuple[int, float]:
-        """Return after how many more steps, and from which moment on, `write_rows` is to be called."""
-        return max(1, DRAIN_STEPS - len(self.rows)), self.rows.drained + DRAIN_S
-
     def close_stretch(self) -> None:
         """End a stretch when its work is done, and write its rows."""
         settle(self.device)
@@ -371,7 +364,7 @@ class Session:
         if self.sampler is not None:
             self.sampler.stop()
 
-    def find_steady(self, made: int, *, resumed: bool = False, doubt: str = "") -> steady.Steady:
+    def find_steady(self, made: int, *, resumed: bool = False) -> steady.Steady:
         """Return the first step of the timed window of `made` steps, the same on all ranks, and say what to doubt.
 
         It is found in the step times of rank 0: workers that average their gradients wait for each other in every step.
@@ -391,16 +384,15 @@ class Session:
         with fail_together(self.workers):
             if self.is_root and self.options.steady == "found" and not why:
                 found = steady.find_steady(self.rows.timed("step_s"), declared)
-        found = replace(found, doubt="; ".join(each for each in (doubt, found.doubt) if each))
         found = steady.Steady(**self.workers.gather(asdict(found))[0])
-        if self.is_root and (why or doubt or (found.doubt and found.found_by != "declared")):
+        if self.is_root and (why or (found.doubt and found.found_by != "declared")):
             say(f"{'note' if why else 'warning'}: {found.doubt}")
         return found
 
-    def totals(self, first: steady.Steady, *, made: int, samples: int, window_s: float | None = None) -> dict[str, Any]:
+    def totals(self, first: steady.Steady, *, made: int, samples: int) -> dict[str, Any]:
         """Return the totals of the timed window, which begins at step `first`, after `made` steps of this rank.
 
-        `samples` are those of this rank in the window; `window_s` is its length where its rows tell it better.
+        `samples` are those of this rank in the window.
         """
         stretches, cut_s = self.stretches, 0.0
         if first.step > first.declared:  # the laps tile the window: what it loses is the time of these steps
@@ -408,7 +400,7 @@ class Session:
             stretches = energy.since(stretches, float(self.rows.timed("begin_s")[first.step]))
         everybody = self.workers.gather(
             {
-                "window_s": self.window_s - cut_s if window_s is None else window_s,
+                "window_s": self.window_s - cut_s,
                 "samples": samples,
                 "steps": made,
                 "summary": self.rows.summary(first.step),
@@ -432,15 +424,14 @@ class Session:
             **system.totals([each["system"] for each in everybody], samples=done),
         }
 
-    def finish(self, totals: Mapping[str, Any], learnt: Mapping[str, Any] = MappingProxyType({})) -> None:
-        """Close the files and the record; `learnt` is what only now is known of what ran."""
+    def finish(self, totals: Mapping[str, Any]) -> None:
+        """Close the files and the record."""
         assert self.writer is not None
         with fail_together(self.workers):  # rank 0 takes digests of the files of all ranks
             self.writer.close()
         with fail_together(self.workers):
             if self.is_root:
-                record = replace(self.record, effective={**self.record.effective, **learnt})
-                records.finish_run(self.directory, record, status="done", finished=utc_now(), totals=totals)
+                records.finish_run(self.directory, self.record, status="done", finished=utc_now(), totals=totals)
         self.workers.barrier()
 
     # ------------------------------------------------------------------------------------------------- failure
@@ -457,11 +448,8 @@ class Session:
         elif isinstance(explained, LostPeer):
             if explained.speaks:
                 self._mark_failed(str(explained))
-        elif self.is_root or self.liveness is None:  # without it nobody else learns of this rank's error
-            who = f"rank {self.workers.rank}: " if self.workers.workers > 1 and self.liveness is None else ""
-            text = " ".join(str(error).split())
-            name = "" if isinstance(error, StudyError) and text else type(error).__name__
-            self._mark_failed(f"{who}{name}{': ' if name and text else ''}{text}")
+        elif self.is_root:
+            self._mark_failed(error_line(error))
         if self.liveness is not None and not isinstance(explained, LostPeer | Terminated):
             self.liveness.end()
         if explained is not error:

@@ -10,6 +10,7 @@ outside     what is between steps, and what some steps have and most have not: l
             the model without gradients. Evaluations, rollouts and generation are there, and checkpoints after them
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -65,7 +66,9 @@ class Events:
         values = np.fromfile(path, np.float64)
         table = values[: len(values) // width * width].reshape(-1, width)
         what = table[:, -1].astype(np.int64)
-        return cls(host_s=table[:, 0], at_s=table[:, width - 2], kind=what % PLACES, number=what // PLACES)
+        host_s = table[:, 0]
+        at_s = host_s if width == 2 else table[:, 1]
+        return cls(host_s=host_s, at_s=at_s, kind=what % PLACES, number=what // PLACES)
 
     def of(self, *names: str) -> np.ndarray:
         """Return whether each event is of one of these kinds."""
@@ -115,11 +118,11 @@ def steps_of(
     other ranks had none. `told`: the script tells of its loops.
     """
     if told:
-        turns = _told_turns(events)
-        updates = any(each.updates for each in turns)
+        loop = _told_turns(events)
+        updates = any(each.updates for each in loop)
         if not updates:
-            turns = [replace(each, updates=True) for each in turns] if len(turns) > MOST_TURNS else []
-        grouped = _grouped(turns)
+            loop = [replace(each, updates=True) for each in loop] if len(loop) > MOST_TURNS else []
+        grouped = _grouped(loop)
         by = "updated" if updates else "turns"
         found = _made(events, grouped, by, looped=True, batch=None, calls=calls, waits_seen=waits_seen, told=True)
         return replace(found, epoch_steps=_epoch_steps(events, grouped))
@@ -130,10 +133,9 @@ def steps_of(
     if turns is None:
         steps = [[each] for each in _between(events, by, begin)]
         return _made(events, steps, by, looped=False, batch=batch, calls=calls, waits_seen=waits_seen)
-    grouped = _grouped(turns)
-    steps = [each for each in grouped if each[0].begin > begin]
+    steps = _grouped([each for each in turns if each.begin > begin])
     found = _made(events, steps, by, looped=True, batch=batch, calls=calls, waits_seen=waits_seen)
-    return replace(found, epoch_steps=_epoch_steps(events, grouped))
+    return replace(found, epoch_steps=_epoch_steps(events, _grouped(turns)))
 
 
 # ---------------------------------------------------------------------------------------------------- what a step is
@@ -173,9 +175,11 @@ def _told_turns(events: Events) -> list[Turn]:
     """Return the turns of the loops that a script has told of; those of a loop end where it asks for the next batch."""
     updated = events.of("updated") | (events.of("lap") & (events.number == LAPS.index("update")))
     starts, bounds = events.places("start"), events.places("start", "fetch", "left")
+    batches = np.append(events.places("batch"), len(events.kind))
     found: list[Turn] = []
     for begin, end in zip(bounds.tolist(), [*bounds[1:].tolist(), len(events.kind)], strict=True):
-        if events.kind[begin] != NUMBER["fetch"] or begin + 1 >= end or events.kind[begin + 1] != NUMBER["batch"]:
+        batch = int(batches[np.searchsorted(batches, begin)])
+        if events.kind[begin] != NUMBER["fetch"] or batch >= end:
             continue
         found.append(
             Turn(
@@ -183,7 +187,7 @@ def _told_turns(events: Events) -> list[Turn]:
                 end=end,
                 trains=True,
                 updates=bool(updated[begin:end].any()),
-                samples=int(events.number[begin + 1]),
+                samples=int(events.number[batch]),
                 loop=int(np.searchsorted(starts, begin)),
             )
         )
@@ -236,10 +240,16 @@ def _of_loop(
             )
         )
     if ended and (found[0].trains or not found[-1].trains):
-        return found[:-1]
-    if ended and all(each.trains for each in found[1:]):  # batches are fetched ahead of their turns
-        found[1] = replace(found[1], begin=found[0].begin)
-        return [replace(each, samples=count) for each, count in zip(found[1:], samples, strict=False)]
+        found.pop()
+    # Batches that are fetched ahead of their turns: each backward takes the next.
+    made = np.diff(np.searchsorted(events.places("backwarded"), [*(each.begin for each in found), found[-1].end + 1]))
+    batches = [count for count, there in zip(samples, got, strict=True) if there]
+    if len(batches) - 1 <= made.sum() <= len(batches):
+        queue = iter(batches)
+        found = [
+            replace(each, samples=sum(itertools.islice(queue, int(count))))
+            for each, count in zip(found, made, strict=True)
+        ]
     return found
 
 
@@ -270,9 +280,13 @@ def _grouped(turns: Sequence[Turn]) -> list[list[Turn]]:
 
 
 def _between(events: Events, by: str, begin: int) -> list[Turn]:
-    """Return what is from one update of the first optimizer to the next, from the event `begin` on."""
+    """Return what is from one update to the next, from the event `begin` on.
+
+    Of optimizers that step in turns those of the first count; in a phase of another one its own.
+    """
     ends = events.places(by)
-    ends = ends[(ends > begin) & (events.number[ends] == 0)]
+    which = events.number[ends]
+    ends = ends[(ends > begin) & ((which == 0) | (which == np.append([-1], which[:-1])))]
     bounds = np.concatenate([[begin], ends])
     waits = np.append(events.kind[1:], 0)[bounds] == NUMBER["pause"]
     begins = np.where(waits, bounds + 2, bounds)  # it begins when its turn has come
@@ -293,7 +307,7 @@ def _labels(events: Events) -> np.ndarray:
     starts = starts[starts + 1 < len(events.kind)]
     label[starts[events.kind[starts + 1] == NUMBER["fetch"]]] = LABELS.index("data")
     follows = np.append(events.kind[1:], 0)
-    label[events.of("forwarded") & (follows == NUMBER["backward"])] = LABELS.index("backward")  # the loss
+    label[events.of("forwarded", "lap") & (follows == NUMBER["backward"])] = LABELS.index("backward")  # the loss
     label[events.inside("update", "updated")] = LABELS.index("update")
     label[_in_forward(events)] = LABELS.index("forward")
     backward = events.inside("backward", "backwarded")
@@ -506,7 +520,7 @@ def _calls(
 def losses_of(path: Path, events: Events, steps: Steps) -> np.ma.MaskedArray[Any, Any]:
     """Return the loss of each step, masked where none was told: float64 pairs in a file, of a moment and the loss."""
     told = np.fromfile(path, np.float64).reshape(-1, 2)
-    found = np.ma.masked_all(len(steps))
+    found: np.ma.MaskedArray[Any, Any] = np.ma.array(np.zeros(len(steps)), mask=True)
     step = np.searchsorted(steps.begins, np.searchsorted(events.host_s, told[:, 0]), side="right") - 1
     found[step[step >= 0]] = told[step >= 0, 1]
     return found

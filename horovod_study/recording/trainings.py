@@ -59,12 +59,18 @@ class Process:
     ended: dict[str, Any]
     failed: str
     stopped: str
+    more: bool  # whether it has trained again, and that is not recorded
 
     @property
     def events(self) -> Path | None:
         """The file of its events, None where there is none."""
         path = self.path.with_name(f"{self.path.name}.events")
         return path if self.opened and path.exists() else None
+
+    @property
+    def waits_seen(self) -> bool:
+        """Whether all waits for other ranks are seen: a step without one had none."""
+        return self.workers == 1 or bool(self.opened["waits"])
 
     @property
     def workers(self) -> int:
@@ -109,7 +115,7 @@ class Training:
 
 def processes_in(meeting: Path) -> tuple[list[str], list[Process]]:
     """Return how far the processes of a command came, and those that have begun to train or could not be recorded."""
-    seen: list[str] = []
+    seen = ["python"] if (meeting / "pythons").exists() else []
     found = []
     for path in sorted(meeting.glob("*.facts")):
         told: dict[str, list[Any]] = {}
@@ -128,6 +134,7 @@ def processes_in(meeting: Path) -> tuple[list[str], list[Process]]:
                     ended=told.get("ended", [{}])[-1],
                     failed=next(iter(told.get("failed", [])), ""),
                     stopped=next(iter(told.get("stopped", [])), ""),
+                    more="more" in told,
                 )
             )
     return seen, found
@@ -196,7 +203,7 @@ class Run:
         self._host = os.uname().nodename
         self._held = ExitStack()
         self._record, self._loads = record, loads
-        self._pid = 0
+        self._began, self._began_at = now(), utc_now()
         # cells that start beside it are no other programs
         load = None if turns.wanted() or loads or record else evidence.OtherLoad(environment.affinity())
         self._load = None if load is None else load.sample(at_least_s=0.2)
@@ -207,7 +214,7 @@ class Run:
 
     def started(self, pid: int) -> None:
         """The command runs."""
-        self._pid, self._began, self._began_at = pid, now(), utc_now()
+        self._began, self._began_at = now(), utc_now()
         self._watch({"host": self._host, "pid": pid, "gpu": None})
 
     def _watch(self, *ranks: Mapping[str, Any]) -> None:
@@ -371,7 +378,7 @@ class Run:
                 each,
                 batch=self._batch,
                 calls=CALLS,
-                waits_seen=process.workers == 1 or process.opened["waits"],
+                waits_seen=process.waits_seen,
                 told=process.opened["told"],
             )
             for process, each in zip(training.ranks, events, strict=True)

@@ -212,6 +212,8 @@ class StepWriter:
             self._file = open(self.path, "xb", buffering=0)
             self._write(self._schema.serialize(), at=0)
         except OSError as error:
+            with suppress(AttributeError):
+                self._file.close()
             raise RecordError(f"{self.path}: cannot be created ({error.strerror}); choose a writable --out") from None
 
     def _resume(self, directory: Path, rank: int, step: int) -> None:

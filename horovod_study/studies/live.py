@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from horovod_study.errors import StudyError
-from horovod_study.recording.command import before_the_first_step
+from horovod_study.recording.command import before_the_first_step, noted_steps
 from horovod_study.records import MANIFEST, RunRecord, hosts_of, last_step, read_run, read_steps, silent_s, step_ranks
 from horovod_study.studies.progress import live_on, look_again, say
 from horovod_study.studies.watch import Getting, getting_on
@@ -82,7 +82,7 @@ def look(directory: Path) -> _RunNow:
     known = _RunNow(
         record=record, silent_s=silent_s(directory), getting=getting_on(record, at), steps=at[0] if at else 0
     )
-    rows = {rank: read_steps(directory, rank) for rank in step_ranks(directory)}
+    rows = {rank: read_steps(directory, rank) for rank in step_ranks(directory)} or noted_steps(directory)
     workers = record.effective.get("workers")
     if not rows or len(rows) != workers or not (common := min(map(len, rows.values()))):
         return known
@@ -91,7 +91,7 @@ def look(directory: Path) -> _RunNow:
     def recent(name: str) -> np.ndarray:
         """Return a column as ranks x steps."""
         return np.array(
-            [each.column(name).slice(first, common - first).to_numpy(zero_copy_only=False) for each in rows.values()],
+            [np.asarray(each[name])[first:common] for each in rows.values()],
             dtype=float,
         )
 

@@ -51,25 +51,28 @@ def passes(row: Row) -> float:
 
 def unsteady(row: Row) -> bool:
     """Return whether half of the runs of a point, or more, were disturbed: what is made of them says nothing."""
-    return bool(row["repeats"]) and 2 * row.get("unsteady", 0) >= row["repeats"]
+    return bool(row["repeats"]) and 2 * int(row["unsteady"]) >= int(row["repeats"])
 
 
 def _other_threads(row: Row) -> bool:
-    return (
-        row["workers"] > 1
-        and row["rank_threads"] > 0
-        and row["base_threads"] > 0
-        and row["rank_threads"] != row["base_threads"]
-    )
+    own, base = float(row["rank_threads"]), float(row["base_threads"])
+    return bool(row["workers"] > 1) and own > 0 and base > 0 and own != base
+
+
+def whose_data(row: Row) -> str:
+    """Return in words how the workers of a point go through data that are not divided among them."""
+    workers = f"{row['workers']:.0f} workers"
+    if round(passes(row)) == row["workers"]:
+        return f"each of the {workers} goes through all of the data"
+    return f"the {workers} go through the data {passes(row):.0f} times in an epoch"
 
 
 def _undivided(row: Row) -> str:
     samples = row["data_passes"] * row["train_samples"]
     whole = "" if samples != samples else f", {samples:,.0f} samples of {row['train_samples']:,.0f}"
     return (
-        f"each of the {row['workers']:.0f} workers goes through all of the data (an epoch is "
-        f"{row['epoch_steps']:,.0f} steps on each{whole}): {passes(row):.0f} times the work, which a speedup in "
-        "samples/s hides"
+        f"{whose_data(row)} (an epoch is {row['epoch_steps']:,.0f} steps on each{whole}): {passes(row):.0f} times the "
+        "work, which a speedup in samples/s hides"
     )
 
 
@@ -113,8 +116,8 @@ CULPRITS = (
     ),
     Culprit(
         name="undivided",
-        flag="all workers go through all of the data",
-        brief=lambda row: f"each goes through all of the data, {passes(row):.0f} times the work",
+        flag="its data are not divided among the workers",
+        brief=lambda row: f"{whose_data(row)}, {passes(row):.0f} times the work",
         holds=lambda row: passes(row) > 1,
         words=_undivided,
     ),

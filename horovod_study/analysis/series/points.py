@@ -613,12 +613,17 @@ def _point(cell: pd.DataFrame) -> dict[str, Any]:
     row |= dict.fromkeys((f"epoch_s_{end}" for end in _EPOCH_ENDS), math.nan)  # known below, and has its place here
     row |= {"step_s_median": stats.of_all(good["step_s_median"]), "step_mean_s_median": stats.of_all(good["step_s"])}
     row |= {f"{column}_median": stats.of_all(good[column]) for column in (*LAP_COLUMNS, "test_mse", *OF_RANKS)}
-    whole = ("outside_share", "stall_s", "whole_samples_per_s", "epoch_samples")
-    row |= {f"{column}_median": stats.of_all(numbers(good, column)) for column in whole}
+    named = ("outside_share", "stall_s", "whole_samples_per_s", "epoch_samples")
+    row |= {f"{column}_median": stats.of_all(numbers(good, column)) for column in named}
     row["epoch_steps"], row["rank_threads"] = (
         stats.of_all(numbers(good, name), np.max) for name in ("epoch_steps", "rank_threads")
     )
     row["data_passes"] = row["epoch_samples_median"] / (row["train_samples"] or math.nan)
+    whole = row["train_samples"] / row["batch"]  # the last batch of a short epoch may be much of it
+    if math.isfinite(whole) and row["epoch_steps"] <= math.ceil(whole / row["workers"]):
+        row["data_passes"] = min(1.0, row["data_passes"])
+    elif math.isfinite(whole) and row["epoch_steps"] in (int(whole), math.ceil(whole)):
+        row["data_passes"] = float(row["workers"])
     row["apart"] = max(texts(good, "apart"), default="")
     row["unsteady"] = int(texts(good, "steady_doubt").str.contains(UNSTEADY).sum())
     row |= {"base_threads": math.nan, "base_unsteady": False, "speedup_whole": math.nan}

@@ -223,12 +223,12 @@ def _between(run: RecordedRun, columns: Mapping[str, Any], every: NDArray[np.int
     timed = where(every >= run.first_step)
     epoch, begin_s, step_s = (np.asarray(columns[name], dtype=np.float64) for name in ("epoch", "begin_s", "step_s"))
     residual_s = np.nan_to_num(np.asarray(columns["residual_s"], dtype=np.float64))
-    known = [each[timed] for each in (every, epoch, begin_s, step_s, residual_s)]
+    known = [each[timed] for each in (epoch, begin_s, step_s, residual_s)]
     steps = run.record.effective.get("epoch_steps")
     batches = steps, (steps or 0) * (run.record.effective.get("batch") or math.nan)
     counted = whole_epoch(epoch, np.nan_to_num(np.asarray(columns["samples"], dtype=np.float64)))
     made, samples = batches if steps else counted or (math.nan, math.nan)
-    outside = outside_of(*known, run_turns(run.record).before)
+    outside = outside_of(every[timed], *known, waits=run_turns(run.record).before)
     return {"outside": outside, "epoch_steps": made, "epoch_samples": samples * run.workers}
 
 
@@ -326,8 +326,11 @@ def _rank(
         partial_laps={part: nulls[part] for part in PARTS if has_laps and part in known and nulls[part]},
     )
     laps = [column for part, column in zip(PARTS, _COLUMNS, strict=True) if part in known and part != "step"]
-    timed_of = lambda name: np.nan_to_num(np.asarray(columns[name], dtype=np.float64)[timed])  # noqa: E731
-    own = replace(own, stalls=stalls_of(values, lambda: timed_of("epoch"), timed_of, laps))
+
+    def timed_of(name: str) -> Floats:
+        return np.nan_to_num(np.asarray(columns[name], dtype=np.float64)[timed])
+
+    own = replace(own, stalls=stalls_of(values, timed_of, laps))
     if not has_laps:
         return own, None
     share = np.divide(residual, values, out=np.zeros(len(step)), where=values > 0)
@@ -496,8 +499,8 @@ class Accounting:
                 rows.append({**head, **_row(rank), **own, "why_not": run.why_not})
         table = pd.DataFrame(rows, columns=list(RUN_COLUMNS))
         kinds: dict[Any, Any] = dict.fromkeys(("rank", "last", "worst_step", "worst_rank"), "Int64")
-        numbers = ("residual_share", "load_balance", "communication_efficiency", "parallel_efficiency", "outside")
-        numbers += ("stall", "epoch")
+        shares = ("residual_share", "load_balance", "communication_efficiency", "parallel_efficiency")
+        numbers = (*shares, "outside", "stall", "epoch")
         kinds |= {name: "float64" for name in RUN_COLUMNS if name.startswith(numbers) or name.endswith("_s")}
         return table.astype(kinds)
 

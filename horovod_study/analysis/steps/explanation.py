@@ -576,8 +576,8 @@ _RULES = (
         "undivided",
         lambda f: _if(culprits.passes(f.point) > 1, Interval(value=culprits.passes(f.point) - 1)),
         lambda f: (
-            f"divide the data among the ranks (DistributedSampler, or a sampler of your own): all "
-            f"{f.cell.workers} go through all of it, {culprits.passes(f.point):.0f} times the work; an epoch is "
+            "divide the data among the ranks (DistributedSampler, or a sampler of your own): "
+            f"{culprits.whose_data(f.point)}, {culprits.passes(f.point):.0f} times the work; an epoch is "
             f"{f.point['epoch_steps']:.0f} steps on each, and would be "
             f"{math.ceil(f.point['epoch_steps'] / culprits.passes(f.point))}"
         ),

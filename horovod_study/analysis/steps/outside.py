@@ -39,7 +39,13 @@ class Stalls:
 
 
 def outside_of(
-    step: NDArray[np.int64], epoch: Floats, begin_s: Floats, step_s: Floats, residual_s: Floats, waits: Collection[int]
+    step: NDArray[np.int64],
+    epoch: Floats,
+    begin_s: Floats,
+    step_s: Floats,
+    residual_s: Floats,
+    *,
+    waits: Collection[int] = (),
 ) -> Outside | None:
     """Return what is between timed steps, (S,) each; None where it is not known.
 
@@ -74,21 +80,20 @@ def _where(longest: NDArray[np.int64], step: NDArray[np.int64], epoch: Floats) -
     return f"every {usual:.0f} steps" if usual > 1 and (np.abs(apart - usual) <= 1).mean() >= _MOST else ""
 
 
-def stalls_of(
-    step_s: Floats, epoch: Callable[[], Floats], lap: Callable[[str], Floats], laps: Sequence[str]
-) -> Stalls | None:
+def stalls_of(step_s: Floats, column: Callable[[str], Floats], laps: Sequence[str]) -> Stalls | None:
     """Return the stalls of one rank with step times `step_s`, (S,); None without any.
 
-    `epoch` and `lap` return other columns of the same rows, which are needed where there are stalls only.
+    `column` returns another of the same rows, which are needed where there are stalls only; `laps`: those to look at.
     """
     usual = float(np.median(step_s)) if len(step_s) else math.nan
     places = np.flatnonzero(step_s > FAR * usual) if usual > 0 else np.empty(0, dtype=np.int64)
     if not 0 < len(places) <= _RARE * len(step_s):
         return None
-    own = {name: float((values[places] - np.median(values)).sum()) for name in laps if len(values := lap(name))}
+    own = {name: float((values[places] - np.median(values)).sum()) for name in laps if len(values := column(name))}
     excess = float((step_s[places] - usual).sum())
     worst = max((name for name in own if name != "sync_s"), key=lambda name: own[name], default="sync_s")
-    first = np.diff(epoch(), prepend=epoch()[:1] - 1) != 0
+    epoch = column("epoch")
+    first = np.diff(epoch, prepend=epoch[:1] - 1) != 0
     cause = next((name for name in (worst, "sync_s") if own.get(name, 0.0) >= excess / 2), "several")
     return Stalls(
         count=len(places),

@@ -45,9 +45,12 @@ def optimizers() -> list[torch.optim.Optimizer]:
     return objects(torch.optim.Optimizer)
 
 
-def models_of(wanted: set[int]) -> list[nn.Module]:
-    """Return the outermost modules that hold the parameters with these ids; first the one that holds most of them."""
-    modules = objects(nn.Module)
+def models_of(wanted: set[int], modules: Sequence[nn.Module] | None = None) -> list[nn.Module]:
+    """Return the outermost of `modules` that hold the parameters with these ids; first the one that holds most of them.
+
+    None: of all modules of this process.
+    """
+    modules = objects(nn.Module) if modules is None else modules
     inside = {id(child) for module in modules for child in module._modules.values() if child is not None}
     outermost = [(each, set(map(id, each.parameters()))) for each in modules if id(each) not in inside]
     found: list[nn.Module] = []
@@ -143,21 +146,14 @@ def model_name(model: nn.Module) -> str:
 
 
 def _inside(model: nn.Module) -> nn.Module | None:
-    """Return the innermost module with all the parameters of a library's wrapper, None where it is none.
-
-    A model of a library that consists of one container of layers is no wrapper.
-    """
-    package = type(model).__module__
-    file = getattr(sys.modules.get(package), "__file__", None) or ""
-    own, wraps = set(map(id, model.parameters())), package.partition(".")[0] in _WRAPPERS
-    if package.startswith("torch.nn.modules.") or not (wraps or "site-packages" in file or "dist-packages" in file):
+    """Return the innermost module with all the parameters of a library's wrapper, None where it is none."""
+    if (
+        type(model).__module__.startswith("torch.nn.modules.")
+        or type(model).__module__.partition(".")[0] not in _WRAPPERS
+    ):
         return None
-    inside = [
-        each
-        for each in model.children()
-        if set(map(id, each.parameters())) == own
-        and (wraps or not type(each).__module__.startswith("torch.nn.modules.container"))
-    ]
+    own = set(map(id, model.parameters()))
+    inside = [each for each in model.children() if set(map(id, each.parameters())) == own]
     return min(inside, key=lambda each: sum(1 for _ in each.modules()), default=None)
 
 

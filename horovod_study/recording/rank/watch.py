@@ -34,7 +34,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import dataloader
 
 from horovod_study.recording.rank import facts
-from horovod_study.recording.rank.events import CALLS, DATA_SETS, LAPS, NUMBER, DeviceLog, Log, StrictLog, now, wall
+from horovod_study.recording.rank.events import CALLS, DATA_SETS, NUMBER, DeviceLog, Log, StrictLog, now, wall
 from horovod_study.recording.rank.precision import PrecisionObserver
 from horovod_study.recording.rank.stacks import Stacks
 from horovod_study.recording.rank.turns import Turns, connect
@@ -45,7 +45,7 @@ _BACKWARDED, _UPDATE, _UPDATED = (NUMBER[name] for name in ("backwarded", "updat
 _SYNC, _SYNCED, _PAUSE, _RESUME = (NUMBER[name] for name in ("sync", "synced", "pause", "resume"))
 _CHANGED, _OPENED, _CALLED = (NUMBER[name] for name in ("changed", "opened", "called"))
 
-_LOOKED_AT = 4
+_LOOKED_AT = 3
 """After so many backwards and batches without an update that was seen, parameters are looked at for a change."""
 _PROBES = 256
 _MOST_UNSEEN = 64
@@ -101,20 +101,20 @@ def install(asked: str) -> Watcher:
 class Watcher:
     """Notes the events of the training of this process."""
 
+    _told = False  # whether a script tells of its loops itself
+    ended = False  # whether whoever gives turns wants no more steps of a loop that is told
+
     def __init__(self, asked: dict[str, Any]) -> None:
         self._asked = asked
         self.state = "watching"  # -> recording -> over
         self._training = 1  # which of this process
         self._thread: int | None = None  # that trains
         self._undo: list[Callable[[], None]] = []
-        self._told_elsewhere = False
         self._data: dict[Any, int] = {}  # what is known again of a data set -> its number
         self._lengths: list[int | None] = []  # samples of each
         self._loops = 0  # over a loader, so far
         self._loop: Any = None  # a reference to the newest, which says when it is gone
-        self._told: bool = asked.get("told", False)  # a script tells of its loop itself
         self._timed = not (self._told and asked["options"]["timer_mode"] == "off")
-        self.ended = False  # whoever gives turns wants no more steps of a loop that is told
         self.failure: Exception | None = None  # why the recording has stopped before the training
         self._begin()
 
@@ -124,12 +124,15 @@ class Watcher:
         self._note = self._log.note
         self._optimizers: dict[int, torch.optim.Optimizer] = {}
         self._first: torch.optim.Optimizer | None = None
+        self._last: torch.optim.Optimizer | None = None  # that has stepped
+        self._alive: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers that were there when it was opened
         self._seen: list[torch.optim.Optimizer] = []  # that have stepped, until it is open
         self._models: list[nn.Module] = []
         self._strangers: list[torch.optim.Optimizer] = []
         self._probe: torch.Tensor | None = None  # a parameter
         self._version = -1
         self._probes: list[tuple[torch.Tensor, Any]] = []
+        self._look_next = _LOOKED_AT
         self._unseen = 0  # backwards and batches without an update that was seen
         self._in_update = self._in_forward = self._in_backward = self._in_call = 0
         self._second = False  # the batch is the second dimension of what the model takes
@@ -166,59 +169,6 @@ class Watcher:
         atexit.register(self.finish)
         self._watch_errors()
 
-    # ------------------------------------------------------------------------------------------------ told loops
-
-    def watch(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """See the training of these alone until `finish`, after which they and PyTorch are as they were."""
-        for name in ("backward", "grad") if self._timed else ():
-            original = getattr(torch.autograd, name)
-            setattr(torch.autograd, name, self._watched_backward(original))
-            self._undo.append(functools.partial(setattr, torch.autograd, name, original))
-        self._undo.append(optimizer.register_step_pre_hook(Door(self._before_update, self.give_up)).remove)
-        self._undo.append(optimizer.register_step_post_hook(Door(self._after_update, self.give_up)).remove)
-        if hasattr(os, "register_at_fork"):
-            me = weakref.ref(self)
-            os.register_at_fork(after_in_child=lambda: None if (own := me()) is None else own._leave())
-        self._models = [model]
-        self._in_loop, self._most = True, math.inf
-        self._open([optimizer])
-
-    def begin_loop(self, data: Any) -> None:
-        """A loop over a loader begins, whose data set is `data`."""
-        self._loops, self._fresh, self._thread = self._loops + 1, True, get_ident()
-        self._loop = self._loops * DATA_SETS + self._number_of(data)
-        self._note(_START, self._loop % DATA_SETS)
-
-    def fetch(self) -> None:
-        """The loop asks for a batch: its turn before is over."""
-        self._turn()
-        if self._turns is not None and self.made >= self._turns.until:
-            self._wait_for_turn()
-        self._log.write()
-        self._note(_FETCH, self._loop)
-
-    def samples_of(self, batch: Any, size: Any) -> int:
-        """Return how many samples a batch has, of a loader that calls it `size`; 0: unknown."""
-        return facts.samples_of(batch, size=size if isinstance(size, int) else None, second=self._second)
-
-    def tell(self, kind: str, number: int = 0) -> None:
-        """Note that something happens now."""
-        self._note(NUMBER[kind], number)
-        if kind in ("skip", "skipped"):
-            self._thread = 0 if kind == "skip" else get_ident()  # hooks see nothing of what is in no step
-        elif kind == "batch":
-            self._samples += number
-        elif kind == "left":
-            self._turn()
-            self._fresh = True
-        elif kind == "lap" and LAPS[number] == "update":
-            self._updates += 1
-
-    def keep(self, ending: str, content: bytes) -> None:
-        """Leave a file beside the events."""
-        with open(self._path(ending), "wb") as stream:
-            stream.write(content)
-
     # ------------------------------------------------------------------------------------------------ updates
 
     def _before_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -233,7 +183,7 @@ class Watcher:
         self._in_update = 0
         if self.state == "over" or not self._here():
             return
-        self._note(_UPDATED, 0 if optimizer is self._first or self._first is None else 1)
+        self._note(_UPDATED, self._place(optimizer))
         if self.state == "watching":
             self._unseen = 0
             self._watch_update(optimizer)
@@ -254,6 +204,9 @@ class Watcher:
 
     def _note_update(self, optimizer: torch.optim.Optimizer) -> None:
         if id(optimizer) not in self._optimizers:
+            if optimizer in self._alive:  # it was there when the first ones stepped, and has another phase
+                self._join([optimizer])
+                return
             self._strangers.append(optimizer)
             if len(self._strangers) >= _STRANGERS:
                 self._begin_again()
@@ -265,8 +218,14 @@ class Watcher:
         self._updates += 1
         if self._in_loop and self._updates > _MORE_UPDATES + self._most:
             self._in_loop = False
-        if not self._in_loop and optimizer is self._first:
+        ends = optimizer is self._first or optimizer is self._last
+        self._last = optimizer
+        if not self._in_loop and ends:
             self._step()
+
+    def _place(self, optimizer: torch.optim.Optimizer) -> int:
+        """Return which of the optimizers this is, in the order in which they have stepped first."""
+        return next((place for place, number in enumerate(self._optimizers) if number == id(optimizer)), 0)
 
     # ------------------------------------------------------------------------------------------------ backwards
 
@@ -303,18 +262,18 @@ class Watcher:
     def _look_for_change(self, *, backward: bool) -> None:
         """Open the log where parameters change although no optimizer was seen to step: in compiled code, or by hand.
 
-        Looking takes a while: it is done after 4, 8, 16 ... backwards and batches, and compared one later.
+        Looking takes a while: it is done after 3, 6, 12 ... backwards and batches, and compared at the two that follow.
         """
         self._unseen += 1
-        number = self._unseen if self._unseen & (self._unseen - 1) == 0 else self._unseen - 1
-        if number < _LOOKED_AT or number & (number - 1):
-            return
-        if number == self._unseen:
+        if self._unseen == self._look_next:
+            self._look_next *= 2
             leaves = (each for each in facts.objects(torch.Tensor) if each.is_leaf and each.requires_grad)
             self._probes = [(each, _state(each)) for each in itertools.islice(leaves, _PROBES)]
             return
+        if not self._probes or self._unseen > self._look_next // 2 + 2:
+            return
         changed = {id(each) for each, before in self._probes if _state(each) != before}
-        if changed or (backward and number >= _MOST_UNSEEN):
+        if changed or (backward and self._unseen >= _MOST_UNSEEN):
             owners = [
                 each
                 for each in facts.optimizers()
@@ -393,12 +352,13 @@ class Watcher:
 
     def _before_fetch(self, iterator: Any) -> None:
         if self.state == "recording":
+            if not self._optimizers:
+                self._notice_change()
+                self._log.write()
             if self._fresh or self._updates:
                 self._turn()
             elif not self._optimizers:
                 self._in_loop = True
-                self._notice_change()
-                self._log.write()
                 self._step()
         elif not self._seen:
             self._look_for_change(backward=False)
@@ -415,7 +375,8 @@ class Watcher:
             self._note(_LEFT, turn)
 
     def _after_fetch(self, iterator: Any, batch: Any) -> None:
-        samples = self.samples_of(batch, getattr(getattr(iterator, "_index_sampler", None), "batch_size", None))
+        size = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
+        samples = facts.samples_of(batch, size=size if isinstance(size, int) else None, second=self._second)
         self._samples += samples
         self._note(_BATCH, samples)
 
@@ -564,6 +525,7 @@ class Watcher:
         if by_update:
             self._optimizers = {id(each): each for each in stepped}
             self._first = stepped[0]
+            self._alive = weakref.WeakSet(facts.optimizers())
         stepped = list({id(each): each for each in stepped}.values())
         groups = [each for one in stepped for each in one.param_groups]
         parameters = [each for group in groups for each in group["params"]]
@@ -584,13 +546,12 @@ class Watcher:
         if workers["workers"] > 1 and self._timed:
             self._hook_calls(waits=device.type != "cuda")
         if (workers["workers"] > 1 or self._told) and self._timed:
-            for each in map(facts.averaging, self._models):
-                if each is not None:
-                    self._hook_gradients(each)
+            for wrapped in filter(None, map(facts.averaging, self._models)):
+                self._hook_gradients(wrapped)
             for each in filter(facts.averages_in_synchronize, stepped):
                 self._hook_synchronize(each)
-        for each in self._models if self._timed and self._asked.get("forward", True) else ():
-            self._hook(each)
+        for model in self._models if self._timed and self._asked.get("forward", True) else ():
+            self._hook(model)
         self._precision = PrecisionObserver(nn.ModuleList(self._models), lambda call: Door(call, self.give_up))
         self._seen, self._probes = [], []
         self.state, self._fresh, self._updates = "recording", True, 0
@@ -607,9 +568,10 @@ class Watcher:
 
     def _models_of(self, stepped: list[torch.optim.Optimizer]) -> list[nn.Module]:
         found: list[nn.Module] = []
+        modules = facts.objects(nn.Module)
         for optimizer in stepped:
             own = [each for group in optimizer.param_groups for each in group["params"]]
-            found += facts.models_of(set(map(id, own))) or [facts.LooseParameters(own)]
+            found += facts.models_of(set(map(id, own)), modules) or [facts.LooseParameters(own)]
         if not stepped:
             found = facts.models_with_gradients()
         return list({id(each): each for each in found}.values())
@@ -628,10 +590,8 @@ class Watcher:
         """Begin another record, because the optimizers of this one step no more while others do."""
         strangers = self._strangers
         if self._asked.get("one_training") or self._training == self._asked.get("trainings", 8):
-            self._strangers = []
-            if not self._told_elsewhere:
-                self._tell("more", "a further training of this process is not recorded")
-            self._told_elsewhere = True
+            self._tell("more", "a training after this one is not recorded")
+            self.finish()
             return
         begun = self._log.take()
         self._end()
@@ -664,7 +624,9 @@ class Watcher:
         """Do what a few steps suffice for."""
         if self._precision is not None:
             self._precision.stop()
-        for model in self._models:  # one that was not called in so many steps is a container; the models in it are
+        for model in (
+            () if self._told else self._models
+        ):  # one that was not called in so many steps is a container; the models in it are
             for module in () if id(model) in self._called else model.children():
                 if any(parameter.requires_grad for parameter in module.parameters()):
                     self._hook(module)
@@ -825,11 +787,12 @@ def _named(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
 
 
-def _state(tensor: torch.Tensor) -> tuple[int, list[float]]:
+def _state(tensor: torch.Tensor) -> tuple[int, Any]:
     """Return what shows that a tensor was changed: its version, and, for changes through `.data`, some values."""
-    local = tensor.detach()
-    local = local.to_local() if hasattr(local, "to_local") else local
-    return tensor._version, local.reshape(-1)[:8].tolist()
+    values = None
+    if type(tensor) in (torch.Tensor, nn.Parameter):  # and not one that only stands for it, as compilers have
+        values = tensor.detach().reshape(-1)[:8].tolist()
+    return tensor._version, values
 
 
 def _remove(handle: Any, parameter: torch.Tensor) -> None:
