@@ -141,15 +141,13 @@ def _close(run: Run, command: Sequence[str], code: int, *, workers: int | None, 
         say(f"horovod-study record: no run was recorded: {stopped}")
         return code or 1
     if not trainings:
-        why = NO_STEPS if "torch" in seen else _UNSEEN
+        why = NO_STEPS if "torch" in seen else "no Python of it imports torch" if "python" in seen else _UNSEEN
         return run.write_command(command, code, workers=workers, rate=rate, why=why)
-    if len(trainings) > records.MAX_TRAININGS:
-        say(
-            f"horovod-study record: {len(trainings) - records.MAX_TRAININGS} trainings of this command after the first "
-            f"{records.MAX_TRAININGS} are not recorded"
-        )
+    kept = trainings[: 1 if cell else records.MAX_TRAININGS]
+    if len(trainings) > len(kept) or any(each.more for each in processes):
+        say(f"horovod-study record: what this command has trained after training {len(kept)} is not recorded")
     wrong = 0
-    for number, training in enumerate(trainings[: 1 if cell else records.MAX_TRAININGS], 1):
+    for number, training in enumerate(kept, 1):
         ended = "" if not code else f"the command ended with exit code {code} after its training"
         if code in _BY_SIGNAL and not cell:
             training.ended, ended = f"by {_BY_SIGNAL[code]}", ""
@@ -158,9 +156,8 @@ def _close(run: Run, command: Sequence[str], code: int, *, workers: int | None, 
 
 
 _UNSEEN = (
-    "no Python of the command has imported torch with this environment; python -I, -E and -S hide the recorder, and so "
-    "does a command that sets PYTHONPATH itself (keep what is in it: PYTHONPATH=lib:$PYTHONPATH) or a launcher that "
-    f"passes PYTHONPATH and {VARIABLE} not on (mpirun -x PYTHONPATH -x {VARIABLE})"
+    "no Python of it has loaded the recorder; python -I, -E and -S hide it, and so does a PYTHONPATH without what was "
+    f"in it, or a launcher that passes it not on (mpirun -x PYTHONPATH -x {VARIABLE})"
 )
 
 
@@ -185,7 +182,7 @@ def noted_steps(out: Path) -> dict[int, Mapping[str, Any]]:
     trainings = trainings_of(processes_in(_meetings(out)[-1])[1]) if _meetings(out) else []
     if not trainings or not trainings[0].complete:
         return {}
-    found = {}
+    found: dict[int, Mapping[str, Any]] = {}
     for rank, process in enumerate(trainings[0].ranks):
         columns = steps_of(process.read(), waits_seen=process.waits_seen).columns
         found[rank] = {"sync_s": np.full(len(columns["step_s"]), np.nan), **columns}

@@ -28,7 +28,7 @@ class Output:
         self._kept: dict[int, bytearray] = {}  # descriptor that is read -> what came last
         self._to: dict[int, int] = {}  # descriptor that is read -> that of ours
         self._theirs: list[int] = []
-        self._file: tuple[Path, int] | None = None  # what the command writes to by itself, and where it begins
+        self._files: dict[Path, int] = {}  # what the command writes to by itself, and where it begins
         sys.stdout.flush()
         self.stdout = self._between(1)
         same = os.path.sameopenfile(1, 2) and self.stdout is not None
@@ -45,8 +45,8 @@ class Output:
         elif stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind):
             read, write = os.pipe()
         else:
-            if own == 1 and stat.S_ISREG(kind):
-                self._file = (Path(f"/proc/{os.getpid()}/fd/1").resolve(), os.fstat(own).st_size)
+            if stat.S_ISREG(kind):
+                self._files[Path(f"/proc/{os.getpid()}/fd/{own}").resolve()] = os.fstat(own).st_size
             return None
         self._kept[read], self._to[read] = bytearray(), own
         self._theirs.append(write)
@@ -96,8 +96,7 @@ class Output:
     def text(self) -> str:
         """Return the last of what the command has printed."""
         parts = [bytes(each) for each in self._kept.values()]
-        if self._file is not None:
-            path, begin = self._file
+        for path, begin in self._files.items():
             with suppress(OSError), path.open("rb") as stream:
                 stream.seek(max(begin, path.stat().st_size - _KEPT))
                 parts.append(stream.read())

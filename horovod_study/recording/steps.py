@@ -59,6 +59,7 @@ class Events:
     at_s: np.ndarray  # as host_s, or those of the device
     kind: np.ndarray
     number: np.ndarray
+    _places: dict[tuple[str, ...], np.ndarray] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path, width: int) -> "Events":
@@ -76,7 +77,9 @@ class Events:
 
     def places(self, *names: str) -> np.ndarray:
         """Return the places of the events of these kinds."""
-        return np.flatnonzero(self.of(*names))
+        if names not in self._places:
+            self._places[names] = np.flatnonzero(self.of(*names))
+        return self._places[names]
 
     def inside(self, begin: str, *ends: str) -> np.ndarray:
         """Return whether each event, and what follows it, is between a begin and its end."""
@@ -217,28 +220,19 @@ def _of_loop(
     trained = events.places("updated", "changed", "backwarded")
     got = np.append(events.kind[1:], 0)[fetches] == NUMBER["batch"]
     samples = np.where(got, np.append(events.number[1:], 0)[fetches], 0).tolist()
-    begins = [int(at) - int(at > 0 and events.kind[at - 1] == NUMBER["start"]) for at in fetches]
-    found: list[Turn] = []
-    for place, begin in enumerate(begins):
-        last = place == len(begins) - 1
-        end = limit if last else begins[place + 1]
-        if last:  # left, or with the batch that was fetched ahead still before it
-            started = events.places("start")
-            end = min([end, *started[started > fetches[-1]][:1].tolist()])
-        low, high = np.searchsorted(trained, [begin, end])
-        updates = np.searchsorted(updated, [begin, end])
-        if last and high > low:
-            end = _left(events, int(trained[high - 1]), begin, end)
-        found.append(
-            Turn(
-                begin=begin,
-                end=end,
-                trains=bool(high > low),
-                updates=bool(updates[1] > updates[0]),
-                samples=samples[place],
-                loop=loop,
-            )
-        )
+    begins = fetches - (events.kind[np.maximum(fetches - 1, 0)] == NUMBER["start"])
+    started = events.places("start")
+    started = started[np.searchsorted(started, fetches[-1], side="right") :]
+    bounds = np.append(begins, min([limit, *started[:1].tolist()]))
+    trains, updates = (np.diff(np.searchsorted(each, bounds)) > 0 for each in (trained, updated))
+    if trains[-1]:  # left, or with the batch that was fetched ahead still before it
+        newest = int(trained[np.searchsorted(trained, bounds[-1]) - 1])
+        bounds[-1] = _left(events, newest, int(bounds[-2]), int(bounds[-1]))
+    rows = zip(bounds.tolist(), bounds[1:].tolist(), trains.tolist(), updates.tolist(), samples, strict=False)
+    found = [
+        Turn(begin=begin, end=end, trains=own, updates=made, samples=count, loop=loop)
+        for begin, end, own, made, count in rows
+    ]
     if ended and (found[0].trains or not found[-1].trains):
         found.pop()
     # Batches that are fetched ahead of their turns: each backward takes the next.
@@ -280,9 +274,13 @@ def _grouped(turns: Sequence[Turn]) -> list[list[Turn]]:
 
 
 def _between(events: Events, by: str, begin: int) -> list[Turn]:
-    """Return what is from one update of the first optimizer to the next, from the event `begin` on."""
+    """Return what is from one update to the next, from the event `begin` on.
+
+    Of optimizers that step in turns those of the first count; in a phase of another one its own.
+    """
     ends = events.places(by)
-    ends = ends[(ends > begin) & (events.number[ends] == 0)]
+    which = events.number[ends]
+    ends = ends[(ends > begin) & ((which == 0) | (which == np.append([-1], which[:-1])))]
     bounds = np.concatenate([[begin], ends])
     waits = np.append(events.kind[1:], 0)[bounds] == NUMBER["pause"]
     begins = np.where(waits, bounds + 2, bounds)  # it begins when its turn has come
@@ -465,13 +463,12 @@ def _epochs(steps: Sequence[Sequence[Turn]]) -> np.ndarray:
 
 def _epoch_steps(events: Events, steps: Sequence[Sequence[Turn]]) -> int | None:
     """Return the steps of a whole epoch: the most of a loop that came to its end."""
-    ended = events.places("ended")
-    found = []
-    for loop, count in Counter(step[0].loop for step in steps).items():
-        own = [step for step in steps if step[0].loop == loop]
-        at = np.searchsorted(ended, own[-1][-1].end)
-        if at < len(ended) and ended[at] - own[-1][-1].end <= 2:
-            found.append(count)
+    ended, found = events.places("ended"), []
+    for _, own in itertools.groupby(steps, key=lambda step: step[0].loop):
+        whole = list(own)
+        at = np.searchsorted(ended, whole[-1][-1].end)
+        if at < len(ended) and ended[at] - whole[-1][-1].end <= 2:
+            found.append(len(whole))
     return max(found, default=None)
 
 

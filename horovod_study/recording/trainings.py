@@ -59,6 +59,7 @@ class Process:
     ended: dict[str, Any]
     failed: str
     stopped: str
+    more: bool  # whether it has trained again, and that is not recorded
 
     @property
     def events(self) -> Path | None:
@@ -114,7 +115,7 @@ class Training:
 
 def processes_in(meeting: Path) -> tuple[list[str], list[Process]]:
     """Return how far the processes of a command came, and those that have begun to train or could not be recorded."""
-    seen: list[str] = []
+    seen = ["python"] if (meeting / "pythons").exists() else []
     found = []
     for path in sorted(meeting.glob("*.facts")):
         told: dict[str, list[Any]] = {}
@@ -133,6 +134,7 @@ def processes_in(meeting: Path) -> tuple[list[str], list[Process]]:
                     ended=told.get("ended", [{}])[-1],
                     failed=next(iter(told.get("failed", [])), ""),
                     stopped=next(iter(told.get("stopped", [])), ""),
+                    more="more" in told,
                 )
             )
     return seen, found

@@ -110,7 +110,6 @@ class Watcher:
         self._training = 1  # which of this process
         self._thread: int | None = None  # that trains
         self._undo: list[Callable[[], None]] = []
-        self._told_elsewhere = False
         self._data: dict[Any, int] = {}  # what is known again of a data set -> its number
         self._lengths: list[int | None] = []  # samples of each
         self._loops = 0  # over a loader, so far
@@ -125,6 +124,8 @@ class Watcher:
         self._note = self._log.note
         self._optimizers: dict[int, torch.optim.Optimizer] = {}
         self._first: torch.optim.Optimizer | None = None
+        self._last: torch.optim.Optimizer | None = None  # that has stepped
+        self._alive: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers that were there when it was opened
         self._seen: list[torch.optim.Optimizer] = []  # that have stepped, until it is open
         self._models: list[nn.Module] = []
         self._strangers: list[torch.optim.Optimizer] = []
@@ -182,7 +183,7 @@ class Watcher:
         self._in_update = 0
         if self.state == "over" or not self._here():
             return
-        self._note(_UPDATED, 0 if optimizer is self._first or self._first is None else 1)
+        self._note(_UPDATED, self._place(optimizer))
         if self.state == "watching":
             self._unseen = 0
             self._watch_update(optimizer)
@@ -203,6 +204,9 @@ class Watcher:
 
     def _note_update(self, optimizer: torch.optim.Optimizer) -> None:
         if id(optimizer) not in self._optimizers:
+            if optimizer in self._alive:  # it was there when the first ones stepped, and has another phase
+                self._join([optimizer])
+                return
             self._strangers.append(optimizer)
             if len(self._strangers) >= _STRANGERS:
                 self._begin_again()
@@ -214,8 +218,14 @@ class Watcher:
         self._updates += 1
         if self._in_loop and self._updates > _MORE_UPDATES + self._most:
             self._in_loop = False
-        if not self._in_loop and optimizer is self._first:
+        ends = optimizer is self._first or optimizer is self._last
+        self._last = optimizer
+        if not self._in_loop and ends:
             self._step()
+
+    def _place(self, optimizer: torch.optim.Optimizer) -> int:
+        """Return which of the optimizers this is, in the order in which they have stepped first."""
+        return next((place for place, number in enumerate(self._optimizers) if number == id(optimizer)), 0)
 
     # ------------------------------------------------------------------------------------------------ backwards
 
@@ -515,6 +525,7 @@ class Watcher:
         if by_update:
             self._optimizers = {id(each): each for each in stepped}
             self._first = stepped[0]
+            self._alive = weakref.WeakSet(facts.optimizers())
         stepped = list({id(each): each for each in stepped}.values())
         groups = [each for one in stepped for each in one.param_groups]
         parameters = [each for group in groups for each in group["params"]]
@@ -579,10 +590,8 @@ class Watcher:
         """Begin another record, because the optimizers of this one step no more while others do."""
         strangers = self._strangers
         if self._asked.get("one_training") or self._training == self._asked.get("trainings", 8):
-            self._strangers = []
-            if not self._told_elsewhere:
-                self._tell("more", "a further training of this process is not recorded")
-            self._told_elsewhere = True
+            self._tell("more", "a training after this one is not recorded")
+            self.finish()
             return
         begun = self._log.take()
         self._end()
