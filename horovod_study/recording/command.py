@@ -43,9 +43,10 @@ _BY_SIGNAL = {124: "timeout", 130: "SIGINT", 137: "SIGKILL", 143: "SIGTERM"}
 
 def environment(asked: Mapping[str, Any]) -> dict[str, str]:
     """Return the environment of a command whose training is recorded as `asked`."""
-    inject = Path(__file__).parent / "inject"
-    paths = [str(inject), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), VARIABLE: json.dumps(asked)}
+    inject = str(Path(__file__).parent / "inject")
+    kept = os.environ.get("PYTHONPATH")
+    path = inject if not kept else os.pathsep.join([inject, kept])  # an empty part of it is the working directory
+    return {**os.environ, "PYTHONPATH": path, VARIABLE: json.dumps(asked)}
 
 
 def asked_file(out: Path) -> Path:

@@ -427,7 +427,7 @@ class _Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rule:
+class _AdviceRule:
     """One line of what would help.
 
     `size`: seconds of a step that it is worth, a gain, None where the rule does not hold; NaN where nobody can say.
@@ -565,14 +565,14 @@ _TOGETHER = {
 
 _COUNTED: dict[str, Any] = {"rank": 1, "timed": False}
 _RULES = (
-    _Rule(
+    _AdviceRule(
         "apart",
         lambda f: _if(f.cell.apart != ""),
         lambda f: _TOGETHER[f.cell.apart].format(workers=f.cell.workers),
         rank=-1,
         timed=False,
     ),
-    _Rule(
+    _AdviceRule(
         "undivided",
         lambda f: _if(culprits.passes(f.point) > 1, Interval(value=culprits.passes(f.point) - 1)),
         lambda f: (
@@ -586,7 +586,7 @@ _RULES = (
         rank=0,
         timed=False,
     ),
-    _Rule(
+    _AdviceRule(
         "threads",
         lambda f: _if("threads" in f.point["flags"].split(), Interval(value=_more_threads(f.point))),
         lambda f: (
@@ -598,33 +598,33 @@ _RULES = (
         of="speedup",
         **_COUNTED,
     ),
-    _Rule(
+    _AdviceRule(
         "outside",
         lambda f: _if((f.cell.outside_share or 0.0) >= culprits.WORTH, _gain(f.cell.outside_share or 0.0, 1.0)),
         _outside_words,
         of="samples/s of the whole training",
         **_COUNTED,
     ),
-    _Rule(
+    _AdviceRule(
         "stalls",
         lambda f: _worth(f, f.cell.stall_s, culprits.STALLED),
         _stall_words,
         **_COUNTED,
     ),
-    _Rule(
+    _AdviceRule(
         "late rank",
         _lateness,
         _late_words,
         line=lambda f: _line("explain", f.late_run, "--part", "steps"),
         kind="about",
     ),
-    _Rule(
+    _AdviceRule(
         "uneven",
         _uneven,
         lambda f: "make the steps of all ranks equally long: each rank is late in some of them; is the machine quiet?",
         line=lambda f: _line("doctor"),
     ),
-    _Rule(
+    _AdviceRule(
         "data",
         lambda f: _worth(f, f.part("data")),
         lambda f: (
@@ -637,13 +637,13 @@ _RULES = (
         ),
         line=lambda f: _line("bench", "loading", "--batch", f.point["batch"]) if f.ours else "",
     ),
-    _Rule(
+    _AdviceRule(
         "residual",
         lambda f: _worth(f, f.part("residual"), UNEXPLAINED),
         _residual_words,
         line=lambda f: _line("explain", f.run.directory, "--part", "account") if f.ours else "",
     ),
-    _Rule(
+    _AdviceRule(
         "hooks",
         _hidden,
         lambda f: (
@@ -654,20 +654,20 @@ _RULES = (
             "" if f.several_hosts else f.work("compare", f"{f.runtime},reduction=flat", f"{f.runtime},reduction=hooks")
         ),
     ),
-    _Rule(
+    _AdviceRule(
         "tune",
         lambda f: _worth(f, f.cost_s) if f.ours and not f.several_hosts else None,
         lambda f: "find the fastest communication settings",
         line=lambda f: f.work("tune", "--runtime", f.runtime),
     ),
-    _Rule(
+    _AdviceRule(
         "tensors",
         lambda f: _if(f.tensors, math.nan if f.cell.unsteady else f.cost_s),
         _call_words,
         **_COUNTED,
     ),
-    _Rule("communication", lambda f: None if f.ours else _worth(f, f.cost_s), _less_communication),
-    _Rule(
+    _AdviceRule("communication", lambda f: None if f.ours else _worth(f, f.cost_s), _less_communication),
+    _AdviceRule(
         "denormal",
         lambda f: None if f.ours else _worth(f, f.slower_s),  # ours flushes denormal numbers to 0
         lambda f: (
@@ -676,19 +676,19 @@ _RULES = (
             "numbers, with which processors compute slowly"
         ),
     ),
-    _Rule(
+    _AdviceRule(
         "beside",
         lambda f: _worth(f, f.beside_s, UNEXPLAINED),
         lambda f: "find out why workers compute more slowly beside each other: cores, memory or clock rates are shared",
         line=lambda f: _line("doctor"),
     ),
-    _Rule(
+    _AdviceRule(
         "ablation",
         lambda f: _if(f.ours and f.cell.workers > 1 and math.isnan(f.cost_s) and f.run.state == "done"),
         lambda f: "measure communication by leaving it out in some blocks: a run with this option",
         line=lambda f: f"... python -m horovod_study.train --measure-ablation {shlex.join(_work_of(f.run))}",
     ),
-    _Rule(
+    _AdviceRule(
         "synchronisation",
         lambda f: _if(
             f.ours and not f.several_hosts and f.run.synchronisation is None and f.cost_s >= WORTH * f.cell.step_s
@@ -696,7 +696,7 @@ _RULES = (
         lambda f: "find out what the communication consists of: transfer, or the library around it",
         line=lambda f: f.work("explain", "--measure", "--runtime", f.runtime),
     ),
-    _Rule(
+    _AdviceRule(
         "unsteady",
         lambda f: _if(f.cell.unsteady),
         lambda f: (

@@ -137,6 +137,7 @@ class Watcher:
         self._in_update = self._in_forward = self._in_backward = self._in_call = 0
         self._second = False  # the batch is the second dimension of what the model takes
         self._vectors: dict[int, bool] = {}  # features -> whether a vector of so many is one sample
+        self._counted = 0  # of them in this turn, while no loop is known
         self.made = 0  # steps so far, as they are counted while it goes on: for their limit, and for turns
         self._samples = 0
         self._updates, self._in_loop, self._fresh = 0, False, True
@@ -221,6 +222,7 @@ class Watcher:
         ends = optimizer is self._first or optimizer is self._last
         self._last = optimizer
         if not self._in_loop and ends:
+            self._counted += 1
             self._step()
 
     def _place(self, optimizer: torch.optim.Optimizer) -> int:
@@ -346,9 +348,13 @@ class Watcher:
         if self._fresh:
             self._fresh, self._updates = False, 0
         elif self._updates:
-            self._in_loop, self._most = True, max(self._most, self._updates)
-            self._updates = 0
-            self._step()
+            self._most, self._updates = max(self._most, self._updates), 0
+            if self._in_loop:
+                self._step()
+            else:  # its updates were counted, before it was known that there is a loop
+                self.made -= self._counted - 1
+                self._in_loop = True
+        self._counted = 0
 
     def _before_fetch(self, iterator: Any) -> None:
         if self.state == "recording":
