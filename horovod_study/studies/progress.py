@@ -1,7 +1,5 @@
 """What a person sees while a study runs: a live display on a terminal, plain lines in a log, and the time left."""
 
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
 from typing import Self
 
 from rich.console import Console, Group
@@ -10,12 +8,9 @@ from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
-from horovod_study.measure.clock import now, sleep
 from horovod_study.progress import duration
 from horovod_study.studies.estimate import TimeLeft
 from horovod_study.studies.ledger import Entry
-
-EVERY_S = 2.0
 
 
 class Display:
@@ -73,23 +68,6 @@ class Display:
         what = ", ".join(filter(None, (rate, took))) if done else f"{entry.reason} (after {took}; see {log})"
         count = f"[{self._ended:>{len(str(self._total))}}/{self._total}]"
         say(self._console, f"{count} {entry.state:<6}  {entry.name}: {what}" + (f"; {left}" if left else ""))
-
-
-def live_on(console: Console) -> Live | None:
-    """Return a page of a terminal that is redrawn when told to, None where there is none."""
-    if not console.is_terminal or console.is_dumb_terminal:
-        return None
-    return Live(console=console, auto_refresh=False, vertical_overflow="crop", redirect_stderr=False)
-
-
-def look_again(live: Live | None, look: Callable[[float], bool], *, every_s: float = EVERY_S) -> None:
-    """Call `look` with the time until it is over or Ctrl-C, every `every_s` seconds, less often where it takes long."""
-    with suppress(KeyboardInterrupt), live or nullcontext():  # whoever watches leaves; what is watched goes on
-        while True:
-            began = now()
-            if look(began):
-                return
-            sleep(max(every_s, 20 * (now() - began)))  # reading takes 5 % of one core at most
 
 
 def say(console: Console, text: str) -> None:
