@@ -14,6 +14,7 @@ from test_ledger import FAILED, FakeBook, FakeJob, claim, make_study, put_claim,
 
 from horovod_study import records
 from horovod_study.studies import ledger, watch
+from horovod_study.studies.estimate import together
 from horovod_study.workload.options import StrainConfig
 
 RUNNING = {"status": "running", "totals": {}}
@@ -199,15 +200,16 @@ def test_time_left_is_shared_by_what_runs_at_a_time(tmp_path, study):
     half, begun = (watch._going(directory, entries[cell.key], estimate)[1] for cell in cells[:2])
 
     def left_s(waiting, *going):
-        return watch._left([estimate.left(waiting), *going], len(going)).seconds
+        return together([*going, *map(estimate.of, waiting)], lanes=max(1, len(going))).seconds
 
+    rest_s = 60.0 - 20 * 60 / 1050
     assert 30.0 == pytest.approx(left_s([], half))
-    assert 60.0 - 20 * 60 / 1050 == pytest.approx(left_s([], begun))
+    assert rest_s == pytest.approx(left_s([], begun))
     assert 30.0 + 120.0 == pytest.approx(left_s(cells[1:3], half))
-    assert (30.0 + 58.857 + 120.0) / 2 == pytest.approx(left_s(cells[1:3], half, begun), rel=1e-5)
-    assert 58.857 == pytest.approx(left_s([], half, begun), rel=1e-5)
+    assert (30.0 + rest_s + 120.0) / 2 == pytest.approx(left_s(cells[1:3], half, begun))
+    assert rest_s == pytest.approx(left_s([], half, begun))
     assert 120.0 == left_s(cells[1:3])
-    assert watch._left([watch.Estimate().left(cells[:1])], 0).seconds is None
+    assert together([watch.Estimate().of(cells[0]), half]).seconds is None
 
 
 # ---------------------------------------------------------------------------------------------------- watching

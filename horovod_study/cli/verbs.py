@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -163,16 +163,8 @@ def progress(text_of: Callable[..., str]) -> Iterator[Callable[..., None]]:
     """Give a function that shows now and then what `text_of` makes of its arguments, in one line."""
     from horovod_study.progress import Line
 
-    line = Line()
-
-    def on_progress(*told: Any) -> None:
-        if line.due():
-            line.show(text_of(*told))
-
-    try:
-        yield on_progress
-    finally:
-        line.close()
+    with closing(Line()) as line:
+        yield lambda *told: line.now_and_then(text_of(*told))
 
 
 @contextmanager

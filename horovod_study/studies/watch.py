@@ -23,7 +23,7 @@ from horovod_study.errors import RecordError, StudyError
 from horovod_study.measure.clock import now, sleep
 from horovod_study.progress import duration
 from horovod_study.recording.command import before_the_first_step, noted_steps
-from horovod_study.studies.estimate import Estimate, TimeLeft
+from horovod_study.studies.estimate import Estimate, TimeLeft, together
 from horovod_study.studies.ledger import BY_ITSELF, Entry, Ledger, past_durations, read_ledger
 from horovod_study.studies.progress import say
 from horovod_study.studies.study_file import StudyConfig
@@ -79,7 +79,8 @@ def study_view(study: StudyConfig, runs_dir: Path, *, height: int) -> View:
     busy, wrong = bool(going or ahead or at_work), [entry for each in _TROUBLE for entry in state[each]]
     left = "nothing runs and nothing is queued"
     if busy:
-        left = str(_left([estimate.left([entry.cell for entry in ahead]), *(rest for *_, rest in going)], len(going)))
+        parts = [*(rest for *_, rest in going), *(estimate.of(entry.cell) for entry in ahead)]
+        left = str(together(parts, lanes=max(1, len(going))))
     groups: list[list[_Row]] = [
         [("running", entry.name, "; ".join(filter(None, (text, entry.reason)))) for entry, text, _ in going],
         [
@@ -120,15 +121,6 @@ def _going(directory: Path, entry: Entry, estimate: Estimate) -> tuple[str, Time
     if at is not None and share is not None and share > 0.05:
         return text, TimeLeft(seconds=at[2] * (1 / share - 1), guess=False)
     return text, estimate.left([entry.cell], running_s=at[2] if at else 0.0)
-
-
-def _left(parts: Sequence[TimeLeft], lanes: int) -> TimeLeft:
-    """Return the time left if as many cells go on at a time as do now; the first part is that of cells that wait."""
-    known = [each.seconds for each in parts if each.seconds is not None]
-    if len(known) < len(parts):
-        return TimeLeft(seconds=None, guess=True)
-    longest = max(sum(known) / max(1, lanes), *known[1:], 0.0)
-    return TimeLeft(seconds=longest, guess=any(each.guess for each in parts))
 
 
 def _somebody_is_at_work(ledger: Ledger) -> bool:
