@@ -1,7 +1,5 @@
 """What a person sees while a study runs: a line per cell that has ended, on a terminal a live one below them."""
 
-from typing import Self
-
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
@@ -22,24 +20,17 @@ class Display:
         shown = console.is_terminal and not console.is_dumb_terminal
         self._live = Live(console=console, auto_refresh=False, transient=True) if shown else None
 
-    def __enter__(self) -> Self:
-        if self._live:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Take away what runs."""
         if self._live:
             self._live.stop()
 
     def running(self, name: str, *, elapsed_s: float, left: TimeLeft) -> None:
         """Show what runs now, for how long the study has been running, and how much is left."""
         if self._live:
+            self._live.start()
             text = f"{self._ended} of {self._total} ended, {duration(elapsed_s)}, {left}; running {name}"
             self._live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
-
-    def note(self, text: str) -> None:
-        """Say something that is no end of a cell."""
-        say(self._console, text)
 
     def ended(self, entry: Entry, *, seconds: float, left: TimeLeft | None, log: str) -> None:
         """Say how a cell ended; `left` is None after the last one."""
@@ -47,7 +38,7 @@ class Display:
         rate, took = "" if entry.samples_per_s is None else f"{entry.samples_per_s:,.0f} samples/s, ", duration(seconds)
         what = f"{rate}{took}" if entry.state == "done" else f"{entry.reason} (after {took}; see {log})"
         count = f"[{self._ended:>{len(str(self._total))}}/{self._total}]"
-        self.note(f"{count} {entry.state:<6}  {entry.name}: {what}" + (f"; {left}" if left else ""))
+        say(self._console, f"{count} {entry.state:<6}  {entry.name}: {what}" + (f"; {left}" if left else ""))
 
 
 def say(console: Console, text: str) -> None:

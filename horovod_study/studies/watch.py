@@ -81,12 +81,10 @@ def study_view(study: StudyConfig, runs_dir: Path, *, height: int) -> View:
     if busy:
         parts = [*(rest for *_, rest in going), *(estimate.of(entry.cell) for entry in ahead)]
         left = str(together(parts, lanes=max(1, len(going))))
+    queues = Counter(entry.reason for entry in state["queued"])
     groups: list[list[_Row]] = [
         [("running", entry.name, "; ".join(filter(None, (text, entry.reason)))) for entry, text, _ in going],
-        [
-            ("queued", plural(n, "cell"), why)
-            for why, n in Counter(each.reason for each in state["queued"]).most_common()
-        ],
+        [("queued", plural(count, "cell"), reason) for reason, count in queues.most_common()],
         [(entry.state, entry.name, entry.reason) for entry in wrong],
     ]
     most = max(2, (height - 6) // sum(map(bool, groups)) - 1) if any(groups) else 0
@@ -125,9 +123,9 @@ def _going(directory: Path, entry: Entry, estimate: Estimate) -> tuple[str, Time
 
 def _somebody_is_at_work(ledger: Ledger) -> bool:
     """Return whether a live process holds anything of the study beside its cells: it will go on to the next one."""
-    folder, cells = ledger.directory / lease.CLAIMS, {entry.key for entry in ledger.entries}
-    for name, generation in lease.generations(folder).items():
-        claim = None if name in cells else lease.read_claim(folder, name, generation)
+    folder = ledger.directory / lease.CLAIMS
+    for name in lease.generations(folder).keys() - {entry.key for entry in ledger.entries}:
+        claim = lease.latest(folder, name)
         if claim is not None and claim.released is None:
             present = claim.touched
             with suppress(OSError):  # a reader that may not write
@@ -224,8 +222,8 @@ def watch(look: Callable[..., View], console: Console) -> int:
             if live:
                 live.update(page(view), refresh=True)
             else:
-                for text in [text for key, text in view.news.items() if key not in told]:
-                    say(console, text)
+                for key in [key for key in view.news if key not in told]:
+                    say(console, view.news[key])
             told = view.news
             if view.over:
                 break
