@@ -149,7 +149,7 @@ def timers(folder: Path, seconds: float, workers: Sequence[int]) -> tuple[list[T
                 workers=[count],
                 over="horovod/mpi",
                 options={"widths": "15-38-197", "device": "auto", "threads": 1},
-                on_progress=lambda told: line.show(f"  {told}") if line.due() else None,
+                on_progress=lambda told: line.now_and_then(f"  {told}"),
             )
     line.close()
     return [timer_cost(case) for case in cases], cases

@@ -41,6 +41,11 @@ class Line:
         """Return whether it is time for a new text."""
         return self._enabled and now() - self._last >= self._every_s
 
+    def now_and_then(self, text: str) -> None:
+        """Show `text` if it is time for a new one."""
+        if self.due():
+            self.show(text)
+
     def show(self, text: str) -> None:
         """Show `text`, in place of the text before it on a terminal."""
         self._last = now()

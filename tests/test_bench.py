@@ -14,7 +14,6 @@ from horovod_study.errors import ConfigError, StudyError
 from horovod_study.programs.microbench import step_roofline
 from horovod_study.report.figures.bench import allreduce_table, text, write_bench
 from horovod_study.studies import bench
-from horovod_study.studies.attempt import ProgramRun
 from horovod_study.studies.bench import BenchJob, byte_count, message_sizes, plan_jobs, run_bench, worker_count
 
 # ------------------------------------------------------------------------------------------------------- jobs
@@ -154,13 +153,15 @@ def test_wrong_use_is_refused_in_one_line(capsys: pytest.CaptureFixture[str], wo
 
 
 def fake_ranks(monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
-    def run_ranks(run: ProgramRun, **_: Any) -> dict[str, Any]:
-        if run.runtime == failing:
-            raise StudyError(f"{run.runtime} with {run.workers} workers failed: no such library; see output.log")
+    def run_ranks(module: str, runtime: str, workers: int, folder: Path, content: Any, **_: Any) -> dict[str, Any]:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "plan.json").write_text(json.dumps(content))
+        if runtime == failing:
+            raise StudyError(f"{runtime} with {workers} workers failed: no such library; see output.log")
         answered: dict[str, Any] = document()["jobs"][0]
         return answered
 
-    monkeypatch.setattr("horovod_study.studies.ranks.run_ranks", run_ranks)
+    monkeypatch.setattr("horovod_study.studies.bench.run_ranks", run_ranks)
 
 
 @pytest.mark.parametrize("asked", [True, False])

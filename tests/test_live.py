@@ -1,6 +1,7 @@
 """A run that goes on, as `status RUN` shows it: known rows in, numbers and a page out."""
 
 import json
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ from rich.console import Console
 
 from horovod_study import cli
 from horovod_study.records import create_run, finish_run, read_run
-from horovod_study.studies import progress
-from horovod_study.studies.live import RECENT_STEPS, look, watch_run
+from horovod_study.studies import watch
+from horovod_study.studies.watch import RECENT_STEPS, page, run_now, run_view
 
 LATE_S = 5e-3
 STEPS = 3 * RECENT_STEPS
@@ -34,26 +35,26 @@ def running(folder: Path, *, ranks: int = 3, visible: bool = True, name: str = "
 
 
 def test_the_recent_steps_name_rank_lateness_and_wait(tmp_path: Path) -> None:
-    view = look(running(tmp_path))
+    now = run_now(running(tmp_path))
+    slowest = now["ranks"][1]
 
-    assert view.steps == STEPS and view.getting.text == f"{STEPS:,} steps"
-    assert view.slowest is not None
-    assert (view.slowest.rank, view.slowest.host) == (1, "node1")
-    assert view.slowest.late_s == pytest.approx(LATE_S, rel=1e-6)
+    assert now["status"] == "running" and now["steps"] == STEPS and now["slowest_rank"] == 1
+    assert (slowest["rank"], slowest["host"]) == (1, "node1")
+    assert slowest["late_s"] == pytest.approx(LATE_S, rel=1e-6)
     step_s = 10e-3 + LATE_S + 2e-4  # own work, the late rank's, the transfer
-    assert view.steps_per_s == pytest.approx(1 / step_s, rel=0.01)
-    assert view.samples_per_s == pytest.approx(3 * 75 / step_s, rel=0.01)
-    assert view.wait_share == pytest.approx((2 * LATE_S / 3 + 2e-4) / step_s, rel=0.01)
+    assert now["steps_per_s"] == pytest.approx(1 / step_s, rel=0.01)
+    assert now["samples_per_s"] == pytest.approx(3 * 75 / step_s, rel=0.01)
+    assert now["wait_share"] == pytest.approx((2 * LATE_S / 3 + 2e-4) / step_s, rel=0.01)
 
 
 def test_what_nobody_saw_is_unknown(tmp_path: Path) -> None:
-    hidden, alone = look(running(tmp_path, visible=False)), look(running(tmp_path, ranks=1, name="1w"))
+    hidden, alone = run_now(running(tmp_path, visible=False)), run_now(running(tmp_path, ranks=1, name="1w"))
 
-    assert hidden.wait_share is None and hidden.slowest is None and hidden.steps_per_s is not None
-    assert alone.slowest is None
+    assert hidden["wait_share"] is None and hidden["slowest_rank"] is None and hidden["steps_per_s"] is not None
+    assert alone["slowest_rank"] is None
     empty = tmp_path / "empty"
     create_run(empty, record(effective={"workers": 2}))
-    assert look(empty).steps == 0 and look(empty).steps_per_s is None
+    assert run_now(empty)["steps"] == 0 and run_now(empty)["steps_per_s"] is None
 
 
 def test_rows_that_are_being_written_are_read_up_to_the_last_batch(tmp_path: Path) -> None:
@@ -61,7 +62,7 @@ def test_rows_that_are_being_written_are_read_up_to_the_last_batch(tmp_path: Pat
     path = directory / "steps-00001.arrows"
     path.write_bytes(path.read_bytes() + b"\xff\xff\xff\xff\x10\x00")
 
-    assert look(directory).steps == STEPS
+    assert run_now(directory)["steps"] == STEPS
 
 
 def test_it_is_watched_until_it_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,12 +73,28 @@ def test_it_is_watched_until_it_has_ended(tmp_path: Path, monkeypatch: pytest.Mo
         if len(rests) == 2:
             finish_run(directory, read_run(directory), status="done", finished=FINISHED, totals={}, reason="")
 
-    monkeypatch.setattr(progress, "sleep", rest)
-    assert watch_run(directory, Console(file=out, width=200)) == 0
+    monkeypatch.setattr(watch, "sleep", rest)
+    assert watch.watch(partial(run_view, directory), Console(file=out, width=200)) == 0
     assert len(rests) == 2, "it looks once more after the end"
     shown = out.getvalue().splitlines()
     assert [line.partition(":")[0] for line in shown] == ["running", "done"], "a log has a line for what has changed"
     assert "1 on node1" in shown[0] and "5.00 ms" in shown[0]
+
+
+def test_a_silent_run_is_shown_with_that_and_the_slowest_rank_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch.records, "silent_s", lambda directory: 90.0)
+    directory, out = running(tmp_path, ranks=40), StringIO()
+    Console(file=out, width=60, force_terminal=True, color_system=None).print(page(run_view(directory, height=24)))
+    lines = out.getvalue().splitlines()
+
+    assert lines[0].rstrip() == "2w: running, nothing was written for 90 s"
+    first = next(place for place, line in enumerate(lines) if line.startswith("rank")) + 1
+    assert lines[first].split() == ["1", "15.20", "0.20", "5.00", "node1"]
+    assert len(lines) < 24 and "more" in lines[-1] and max(map(len, lines)) <= 60
+    finish_run(directory, read_run(directory), status="done", finished=FINISHED, totals={}, reason="")
+    assert run_view(directory).lines[0] == "2w: done"
 
 
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,6 +113,7 @@ def test_a_run_without_a_step_yet_says_how_far_its_command_has_come(
     meeting.mkdir()
     assert cli.main(["status", str(tmp_path / "2w")]) == 2
     golden(capsys.readouterr().err)
-    (meeting / "seen").write_text('["torch", ""]\n["torch", ""]\n')
+    for process in ("1", "2"):
+        (meeting / f"{process}.facts").write_text('["seen", "torch"]\n')
     assert cli.main(["status", str(tmp_path / "2w"), "--watch"]) == 2
     golden(capsys.readouterr().err, "2 processes")

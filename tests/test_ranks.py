@@ -12,13 +12,12 @@ from make.wording import Golden
 from horovod_study.cluster.launch import MARKER
 from horovod_study.errors import StudyError
 from horovod_study.programs.answer import ANSWER
-from horovod_study.studies.attempt import ProgramRun
 from horovod_study.studies.ranks import run_ranks
 
 PROGRAM = """
-import os, sys, time
+import json, os, sys, time
 from horovod_study.programs.answer import answer
-what, *words = sys.argv[1:]
+what, *words = json.load(open(sys.argv[1]))
 print("words:", *words, flush=True)
 if what == "answer":
     answer({"words": words, "set": os.environ.get("RANKS_TEST")})
@@ -39,15 +38,14 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "rank_program"
 
 
-def program(module: str, *arguments: str, folder: Path, **changes: Any) -> ProgramRun:
-    log = folder / "output.log"
-    return ProgramRun(runtime="serial", workers=1, module=module, arguments=arguments, out=folder, log=log, **changes)
+def run(module: str, *words: Any, folder: Path, timeout_s: float = 60.0, **how: Any) -> dict[str, Any]:
+    return run_ranks(module, "serial", 1, folder, words, timeout_s=timeout_s, **how)  # type: ignore[arg-type]
 
 
 def test_the_answer_of_rank_0_comes_back(module: str, tmp_path: Path) -> None:
     told: list[str] = []
-    asked = program(module, "answer", "a b", "c", folder=tmp_path / "job", environment={"RANKS_TEST": "7"})
-    found = run_ranks(asked, on_progress=told.append)
+    how = {"variables": {"RANKS_TEST": "7"}, "on_progress": told.append}
+    found = run(module, "answer", "a b", "c", folder=tmp_path / "job", **how)
 
     assert found == {"words": ["a b", "c"], "set": "7"}
     assert set(told) <= {"starting", "words: a b c"}
@@ -56,7 +54,7 @@ def test_the_answer_of_rank_0_comes_back(module: str, tmp_path: Path) -> None:
 def test_the_answer_of_an_earlier_job_is_not_taken(module: str, tmp_path: Path, golden: Golden) -> None:
     (tmp_path / ANSWER).write_text("{}")
     with golden.raises(StudyError, match="1 worker"):
-        run_ranks(program(module, "silent", folder=tmp_path))
+        run(module, "silent", folder=tmp_path)
 
 
 @pytest.mark.slow
@@ -70,7 +68,7 @@ def test_the_answer_of_an_earlier_job_is_not_taken(module: str, tmp_path: Path, 
 )
 def test_a_failure_is_one_line(module: str, tmp_path: Path, what: str, message: str, golden: Golden) -> None:
     with golden.raises(StudyError, match=message) as caught:
-        run_ranks(program(module, what, folder=tmp_path / "job"))
+        run(module, what, folder=tmp_path / "job")
 
     assert "\n" not in str(caught.value)
 
@@ -78,7 +76,7 @@ def test_a_failure_is_one_line(module: str, tmp_path: Path, what: str, message: 
 def test_a_program_that_hangs_is_ended(module: str, tmp_path: Path) -> None:
     folder = tmp_path / "job"
     with pytest.raises(StudyError, match=r"serial with 1 worker gave no answer within 0\.5 s; see .*output\.log"):
-        run_ranks(program(module, "sleep", folder=folder, timeout_s=0.5))
+        run(module, "sleep", folder=folder, timeout_s=0.5)
 
     left = [each for each in psutil.Process().children() if each.environ().get(MARKER) == str(folder)]
     assert left == []
@@ -86,4 +84,4 @@ def test_a_program_that_hangs_is_ended(module: str, tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written(module: str, golden: Golden) -> None:
     with golden.raises(StudyError, match="/proc/none"):
-        run_ranks(program(module, "answer", folder=Path("/proc/none")))
+        run(module, "answer", folder=Path("/proc/none"))

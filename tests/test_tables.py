@@ -50,7 +50,6 @@ def test_a_table_in_a_terminal_is_aligned_by_what_is_seen():
 ALIGNED_BY_HAND = {
     "analysis/forecast/recommendation.py": "texts that are folded below each other",
     "cli/forecasts.py": "laws with their parameters, folded below each other",
-    "cli/verbs.py": "a bar",
     "progress.py": "lines that are printed one at a time",
     "report/doctor.py": "texts that are folded below each other, in colours",
     "report/figures/bench.py": "the layout of nccl-tests, which other programs read",
@@ -60,7 +59,6 @@ ALIGNED_BY_HAND = {
     "studies/progress.py": "lines that are printed one at a time",
     "studies/search.py": "lines that are printed one at a time",
     "studies/tune.py": "lines that are printed one at a time",
-    "studies/watch.py": "a live view",
     "text/tables.py": "the place where it is done",
 }
 """Modules that pad texts with blanks -> why they need no Table."""

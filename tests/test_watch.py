@@ -1,11 +1,10 @@
-"""`status --watch`: what is shown of a running study on a terminal and in a log, and when it ends."""
+"""`status --watch`: what is shown of a study and of a run on a terminal and in a log, and when it ends."""
 
 import io
 import os
 import subprocess
 import sys
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,15 +13,11 @@ from rich.console import Console
 from test_ledger import FAILED, FakeBook, FakeJob, claim, make_study, put_claim, record
 
 from horovod_study import records
-from horovod_study.studies import ledger, progress, watch
-from horovod_study.studies.watch import Getting
+from horovod_study.studies import ledger, watch
+from horovod_study.studies.estimate import together
 from horovod_study.workload.options import StrainConfig
 
 RUNNING = {"status": "running", "totals": {}}
-
-
-def ago(seconds: float) -> str:
-    return (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat(timespec="seconds")
 
 
 def write_steps(directory: Path, steps: int, *, epoch: int = 0, step_s: float = 0.01) -> Path:
@@ -43,10 +38,14 @@ def console(width: int = 120, *, terminal: bool = False, height: int = 40) -> Co
     return Console(file=io.StringIO(), force_terminal=terminal, width=width, height=height, color_system=None)
 
 
-def shown(view, *, width: int = 120, height: int = 40) -> list[str]:
+def shown(look, *, width: int = 120, height: int = 40) -> list[str]:
     screen = console(width, terminal=True)
-    screen.print(watch.page(view, height=height))
+    screen.print(watch.page(look(height=height)))
     return [line.rstrip() for line in screen.file.getvalue().splitlines()]
+
+
+def follow(study, runs_dir, out) -> int:
+    return watch.watch(partial(watch.study_view, study, runs_dir), out)
 
 
 @pytest.fixture
@@ -56,12 +55,12 @@ def study():
 
 
 @pytest.fixture
-def mixed(tmp_path, study):
-    """Make a study with cells in many states; return what is seen of it."""
+def mixed(tmp_path, study, monkeypatch):
+    """Make a study with cells in many states; return what looks at it."""
     directory, cells = tmp_path / "tiny", study.cells()
     records.create_run(directory / cells[0].key, record(study, cells[0]))
     for cell, steps in ((cells[1], 525), (cells[2], 0)):
-        records.create_run(directory / cell.key, record(study, cell, started=ago(30), **RUNNING))
+        records.create_run(directory / cell.key, record(study, cell, **RUNNING))
         write_steps(directory / cell.key, steps)
     records.create_run(directory / cells[3].key, record(study, cells[3], **{**FAILED, "reason": "lost " * 40}))
     put_claim(directory, cells[4].key, claim("cancelled", "cancelled by anna"))
@@ -72,7 +71,9 @@ def mixed(tmp_path, study):
             waiting = [cell.key for cell in cells[6:]]
             return FakeJob("pending", "Priority", job_id="4712") if key in waiting else None
 
-    return watch.look(study, tmp_path, Book())
+    monkeypatch.setattr(watch, "JobBook", lambda directory: Book())
+    (directory / ".jobs").mkdir()
+    return partial(watch.study_view, study, tmp_path)
 
 
 # ---------------------------------------------------------------------------------------------------- how far
@@ -95,13 +96,13 @@ def test_share_is_that_of_the_budget(study, asked, at, share, text):
     cell = study.cells()[0]
     run = record(study, cell, requested=asked, effective={"train_samples": 1000, "global_batch": 10}, **RUNNING)
 
-    assert Getting(share=share, text=text) == watch.getting_on(run, at)
+    assert (share, text) == watch.how_far(run, at)
 
 
 def test_epochs_are_counted_where_nothing_else_is_known(study):
     run = record(study, study.cells()[0], requested={"epochs": 4}, **RUNNING)
 
-    assert Getting(share=0.25, text="epoch 2 of 4") == watch.getting_on(run, (99, 1, 5.0))
+    assert (0.25, "epoch 2 of 4") == watch.how_far(run, (99, 1, 5.0))
 
 
 def test_last_step_is_that_of_the_last_whole_batch(tmp_path):
@@ -132,85 +133,83 @@ def test_looking_at_a_run_imports_no_pandas(tmp_path):
 # ---------------------------------------------------------------------------------------------------- the page
 
 
-def test_page_shows_counts_progress_queues_and_what_went_wrong(mixed, golden):
+def test_page_shows_counts_progress_queues_and_what_went_wrong(mixed):
     lines = shown(mixed)
 
-    assert "study tiny" == lines[0]
-    assert "1 done   3 running   4 queued   1 failed   1 cancelled" == lines[1]
-    assert "3 of 10 ended" in lines[2] and "left" in lines[2]
+    assert "study tiny: 1 of 10 cells done (3 running, 4 queued, 1 failed, 1 cancelled)" == lines[0]
+    assert "3 of 10 ended" in lines[1] and "left" in lines[1]
     host = os.uname().nodename
-    assert [
-        "running",
-        f"   50 %  horovod/mpi, 1 worker, batch 75, repeat 1: 525 of 1,050 steps, {host}",
-        f"    0 %  horovod/mpi, 2 workers, batch 75, repeat 1: starting, {host}",
-        "    0 %  serial, 1 worker, batch 75, repeat 2: starting, node9, job 4711",
-    ] == lines[4:8]
-    assert ["queued", "  4 cells: job 4712 pending (Priority)"] == lines[9:11]
-    golden(lines[12])
-    golden(lines[13], "horovod/gloo", "1 worker", "batch 75", "repeat 1")
-    assert lines[13].endswith("…") and 120 >= len(lines[13])
-    golden(lines[14], "horovod/gloo", "2 workers", "batch 75", "repeat 1")
+    texts = [" ".join(line.split()) for line in lines[4:]]
+    assert texts[0].startswith("running horovod/mpi, 1 worker, batch 75, repeat 1 50 %, 525 of 1,050 steps; process")
+    assert host in texts[0]
+    assert texts[1].startswith("running horovod/mpi, 2 workers, batch 75, repeat 1 0 %, starting; process")
+    assert (
+        texts[2].startswith("running serial, 1 worker, batch 75, repeat 2")
+        and "node9" in texts[2]
+        and "4711" in texts[2]
+    )
+    assert texts[3] == "queued 4 cells job 4712 pending (Priority)"
+    assert texts[4].startswith("failed horovod/gloo, 1 worker, batch 75, repeat 1 lost lost") and texts[4].endswith("…")
+    assert texts[5] == "cancelled horovod/gloo, 2 workers, batch 75, repeat 1 cancelled by anna"
 
 
 @pytest.mark.parametrize("width", [40, 80, 99, 120, 200])
 @pytest.mark.parametrize("height", [24, 50])
-def test_page_fits_the_terminal(mixed, width, height):
-    entries = mixed.ledger.entries * 6
-    big = replace(mixed, ledger=replace(mixed.ledger, entries=entries), running=mixed.running * 6)
+def test_page_fits_the_terminal(tmp_path, width, height):
+    """Each of the lists has room, also where another one is long."""
+    study = make_study(run=StrainConfig(study="tiny", steps=1000), repeats=20, varied={"batch": (75,)})
+    for place, cell in enumerate(study.cells()):
+        changes = RUNNING if place % 2 else {**FAILED, "reason": "lost " * 40}
+        records.create_run(tmp_path / "tiny" / cell.key, record(study, cell, **changes))
 
-    lines = shown(big, width=width, height=height)
+    lines = shown(partial(watch.study_view, study, tmp_path), width=width, height=height)
 
     assert max(map(len, lines)) <= width
-    assert height >= len(lines)
+    assert 18 <= len(lines) < height
+    assert {"running", "failed"} <= {line.partition(" ")[0] for line in lines}
+    assert sum("more" in line for line in lines) == 2
 
 
 def test_narrow_page_does_not_cut_the_names(mixed):
     lines = shown(mixed, width=80)
 
-    assert lines[5].startswith("   50 %  horovod/mpi, 1 worker, batch 75, repeat 1: ")
-    assert lines[13].startswith("  failed: horovod/gloo, 1 worker, batch 75, repeat 1: lost lost")
-    assert lines[13].endswith("…")
+    assert "horovod/mpi, 1 worker, batch 75, repeat 1  " in lines[4]
+    assert "horovod/gloo, 1 worker, batch 75, repeat 1  " in lines[8] and lines[8].endswith("…")
 
 
-def test_text_of_a_user_is_no_markup(mixed):
-    entries = [replace(entry, name="[red]x[/red]", reason=":smile: [b]") for entry in mixed.ledger.entries]
-    running = [(entry, Getting(share=None, text="[i]")) for entry in entries[:1]]
-    odd = replace(mixed, ledger=replace(mixed.ledger, entries=tuple(entries)), running=tuple(running))
+def test_text_of_a_user_is_no_markup():
+    view = watch.View(lines=["[red]x[/red] :smile: [b]"], news={}, over=True)
 
-    text = "\n".join(shown(odd))
-
-    assert "[red]x[/red]" in text and ":smile: [b]" in text and "[i]" in text
+    assert "[red]x[/red] :smile: [b]" == shown(lambda height: view)[0]
 
 
 # ---------------------------------------------------------------------------------------------------- time left
 
 
-def test_time_left_is_shared_by_what_runs_at_a_time(tmp_path, study, mixed):
-    cells = study.cells()
+def test_time_left_is_shared_by_what_runs_at_a_time(tmp_path, study):
+    """A run that is half through goes on as before; of one that has begun the rest of the usual time is left."""
+    directory, cells = tmp_path / "tiny", study.cells()
+    directory.mkdir()
     for cell in cells[:3]:
-        ledger.note_attempt(tmp_path / "tiny", cell, started="t", state="done", seconds=60.0, exit_code=0, reason="")
-    estimate = watch.Estimate(ledger.past_durations(tmp_path / "tiny"))
-    entry = mixed.running[0][0]
-    half = (entry, Getting(share=0.5, text="", running_s=30.0))
-    begun = (entry, Getting(share=0.01, text="", running_s=20.0))
+        ledger.note_attempt(directory, cell, started="t", state="done", seconds=60.0, exit_code=0, reason="")
+    estimate = watch.Estimate(ledger.past_durations(directory))
+    for cell, steps in ((cells[0], 525), (cells[1], 20)):
+        records.create_run(directory / cell.key, record(study, cell, **RUNNING))
+        write_steps(directory / cell.key, steps, step_s=60 / 1050)
+    entries = {each.key: each for each in ledger.read_ledger(study, tmp_path).entries}
+    half, begun = (watch._going(directory, entries[cell.key], estimate)[1] for cell in cells[:2])
 
-    def left_s(going, waiting):
-        return round(watch._left(estimate, going, waiting).seconds, 6)
+    def left_s(waiting, *going):
+        return together([*going, *map(estimate.of, waiting)], lanes=max(1, len(going))).seconds
 
-    assert 30.0 == left_s([half], [])
-    assert 40.0 == left_s([begun], [])
-    assert 30.0 + 120.0 == left_s([half], cells[1:3])
-    assert (30.0 + 40.0 + 120.0) / 2 == left_s([half, begun], cells[1:3])
-    assert 120.0 == left_s([], cells[1:3])
-    assert watch._left(watch.Estimate(), [begun], []).seconds is None
-
-
-def test_clock_of_another_host_that_is_ahead_says_nothing(study):
-    cell = study.cells()[0]
-
-    assert watch._running_s(record(study, cell, started=ago(-100))) is None
-    assert 90 <= watch._running_s(record(study, cell, started=ago(100))) <= 200
-    assert watch._running_s(record(study, cell, started="no date")) is None
+    rest_s = 60.0 - 20 * 60 / 1050
+    assert 30.0 == pytest.approx(left_s([], half))
+    assert rest_s == pytest.approx(left_s([], begun))
+    assert 30.0 + 120.0 == pytest.approx(left_s(cells[1:3], half))
+    assert (30.0 + rest_s + 120.0) / 2 == pytest.approx(left_s(cells[1:3], half, begun))
+    assert rest_s == pytest.approx(left_s([], half, begun))
+    assert 120.0 == left_s(cells[1:3])
+    assert together([watch.Estimate().of(cells[0]), half]).seconds is None
 
 
 # ---------------------------------------------------------------------------------------------------- watching
@@ -221,7 +220,7 @@ class Days:
 
     def __init__(self, monkeypatch, *nights) -> None:
         self.nights, self.slept_s = list(nights), []
-        monkeypatch.setattr(progress, "sleep", self)
+        monkeypatch.setattr(watch, "sleep", self)
 
     def __call__(self, seconds: float) -> None:
         self.slept_s.append(seconds)
@@ -235,10 +234,10 @@ def test_it_ends_when_nothing_runs_or_waits(tmp_path, study, terminal, monkeypat
     monkeypatch.setenv("TERM", "xterm")  # a dumb terminal gets lines, whatever this test runs in
     out = console(terminal=terminal)
 
-    assert 0 == watch.watch(study, tmp_path, out)
+    assert 0 == follow(study, tmp_path, out)
 
-    last = "study tiny: 0 of 10 cells done (10 missing)" if terminal else "nothing runs and nothing is queued"
-    assert out.file.getvalue().rstrip().endswith(last)
+    shown = out.file.getvalue()
+    assert "study tiny: 0 of 10 cells done (10 missing)" in shown and "nothing runs and nothing is queued" in shown
 
 
 def test_log_says_what_has_changed_and_nothing_else(tmp_path, study, monkeypatch, golden):
@@ -258,7 +257,7 @@ def test_log_says_what_has_changed_and_nothing_else(tmp_path, study, monkeypatch
     )
     out = console()
 
-    assert 0 == watch.watch(study, tmp_path, out)
+    assert 0 == follow(study, tmp_path, out)
 
     golden(
         out.file.getvalue().splitlines(),
@@ -279,9 +278,9 @@ def test_ctrl_c_leaves_quietly(tmp_path, study, monkeypatch, terminal):
     days = Days(monkeypatch)
     out = console(terminal=terminal)
 
-    assert 0 == watch.watch(study, tmp_path, out, every_s=3.0)
+    assert 0 == follow(study, tmp_path, out)
 
-    assert 1 == len(days.slept_s) and 3.0 <= days.slept_s[0]
+    assert 1 == len(days.slept_s) and 2.0 <= days.slept_s[0]
     assert "Traceback" not in out.file.getvalue() and "nothing runs" not in out.file.getvalue()
 
 
@@ -292,7 +291,7 @@ def test_between_two_cells_of_a_runner_it_stays(tmp_path, study, monkeypatch):
     days = Days(monkeypatch, lambda: put_claim(directory, "host-node9", claim("done")))
     out = console()
 
-    assert 0 == watch.watch(study, tmp_path, out)
+    assert 0 == follow(study, tmp_path, out)
 
     assert 1 == len(days.slept_s)
     assert out.file.getvalue().startswith("study tiny: 0 of 10 cells done (10 missing); time left unknown")
@@ -302,39 +301,26 @@ def test_runner_that_died_is_not_waited_for(tmp_path, study, monkeypatch):
     put_claim(tmp_path / "tiny", "host-node9", claim(), age_s=500.0)
     days = Days(monkeypatch)
 
-    assert 0 == watch.watch(study, tmp_path, console())
+    assert 0 == follow(study, tmp_path, console())
     assert [] == days.slept_s
 
 
-def test_scheduler_is_not_asked_at_every_look(tmp_path, study, monkeypatch):
-    clock = [0.0]
-    monkeypatch.setattr(progress, "now", lambda: clock[0])
-    asked = []
+def test_scheduler_is_not_asked_all_the_time(mixed, monkeypatch):
+    days = Days(monkeypatch, lambda: None)
 
-    def jobs(directory):
-        asked.append(clock[0])
-        return FakeBook(FakeJob("pending"))
+    watch.watch(mixed, console())
 
-    def later():
-        clock[0] += 5.0
-
-    Days(monkeypatch, *[later] * 7)
-
-    monkeypatch.setattr(watch, "JobBook", jobs)
-    (tmp_path / study.name / ".jobs").mkdir(parents=True, exist_ok=True)
-    watch.watch(study, tmp_path, console())
-
-    assert [0.0, 15.0, 30.0] == asked
+    assert len(days.slept_s) == 2 and min(days.slept_s) >= 15.0
 
 
 def test_reading_takes_a_small_share_of_a_core(tmp_path, study, monkeypatch):
     """With thousands of cells a look takes long: they are further apart then."""
     times = iter([0.0, 1.0])
-    monkeypatch.setattr(progress, "now", lambda: next(times))
+    monkeypatch.setattr(watch, "now", lambda: next(times))
     days = Days(monkeypatch)
 
     monkeypatch.setattr(watch, "JobBook", lambda directory: FakeBook(FakeJob("pending")))
     (tmp_path / study.name / ".jobs").mkdir(parents=True, exist_ok=True)
-    watch.watch(study, tmp_path, console())
+    follow(study, tmp_path, console())
 
     assert [20.0] == days.slept_s

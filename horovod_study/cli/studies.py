@@ -169,17 +169,18 @@ def _status_arguments(parser: Parser) -> None:
 def status(options: argparse.Namespace) -> int | Result:
     """Show the state of a study, or of one run while it goes on."""
     from horovod_study.recording.command import before_the_first_step
-    from horovod_study.studies.live import look, watch_run
+    from horovod_study.studies.watch import run_view, study_view, watch
 
-    if options.study.is_dir() or before_the_first_step(options.study):
-        if options.json:
-            return Result(document=look(options.study).to_dict(), lines=())
-        return watch_run(options.study, once=not options.watch)
-    study = _study(options)
-    if options.watch:
-        from horovod_study.studies.watch import watch
+    one = options.study.is_dir() or before_the_first_step(options.study)
+    study = None if one else _study(options)
+    if options.watch and not options.json:
+        from rich.console import Console
 
-        return watch(study, options.runs)
+        looked = partial(run_view, options.study) if one else partial(study_view, study, options.runs)
+        return watch(looked, Console())
+    if one:
+        view = run_view(options.study)
+        return Result(document=view.document, lines=view.lines)
     ledger = _ledger(options, study)
     return Result(document=ledger.to_dict(), lines=[*ledger.lines(), "", ledger.summary()])
 

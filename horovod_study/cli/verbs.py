@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -163,32 +163,21 @@ def progress(text_of: Callable[..., str]) -> Iterator[Callable[..., None]]:
     """Give a function that shows now and then what `text_of` makes of its arguments, in one line."""
     from horovod_study.progress import Line
 
-    line = Line()
-
-    def on_progress(*told: Any) -> None:
-        if line.due():
-            line.show(text_of(*told))
-
-    try:
-        yield on_progress
-    finally:
-        line.close()
+    with closing(Line()) as line:
+        yield lambda *told: line.now_and_then(text_of(*told))
 
 
-@contextmanager
-def curve_progress() -> Iterator[Callable[[int, int], None]]:
-    """Give a function of (curves done, curves in all) that shows a bar, the rate and the time left."""
+def curve_progress() -> AbstractContextManager[Callable[..., None]]:
+    """Give a function of (curves done, curves in all) that shows them and the time left."""
     from horovod_study.measure.clock import now
+    from horovod_study.progress import duration
 
     began = now()
 
-    def text_of(done: int, total: int) -> str:
-        rate, bar = max(done, 1) / (now() - began), "#" * (20 * done // total)
-        counted = f"{100 * done / total:4.0f} %  {done:,} of {total:,} curves"
-        return f"  [{bar:<20}] {counted}  {rate:,.0f}/s  {(total - done) / rate:.0f} s left"
+    def left(done: int, total: int) -> str:
+        return duration((now() - began) * (total / max(done, 1) - 1))
 
-    with progress(text_of) as on_progress:
-        yield on_progress
+    return progress(lambda *told: f"  {told[0]:,} of {told[1]:,} curves, about {left(*told)} left")
 
 
 def given(options: argparse.Namespace, *names: str) -> dict[str, Any]:

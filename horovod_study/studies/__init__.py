@@ -5,8 +5,7 @@
     estimate    how long cells take, learned or guessed
     plan        what a study will do and take, before anything runs
     ledger      the state of every cell: done, running, queued, failed, missing, ...
-    watch       a study that is being run, as it gets on, on a terminal or in a log
-    live        one run, as its training goes on: steps/s, waits, the slowest rank
+    watch       a study that is being run, or one training, as it gets on, on a terminal or in a log
     progress    the display of a running study
 
     attempt     one attempt at a cell or a program: started, waited for, ended, explained

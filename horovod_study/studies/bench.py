@@ -23,7 +23,7 @@ from horovod_study.options import require_workers
 from horovod_study.programs.answer import leave, leaving_together
 from horovod_study.progress import Line
 from horovod_study.runtimes import RUNTIMES
-from horovod_study.studies.ranks import run_planned
+from horovod_study.studies.ranks import run_ranks
 from horovod_study.workload.options import StrainConfig, strain_config
 
 if TYPE_CHECKING:  # PyTorch is for the ranks
@@ -176,7 +176,8 @@ def run_bench(
         share |= {"transports": job.transports, "runtime": job.itself}
         content = {"plan": share, "config": strain_config(values).to_dict()}
         try:
-            found = run_planned(RANK_PROGRAM, job.runtime, workers, folder, content, threads=1, on_progress=on_progress)
+            how: dict[str, Any] = {"timeout_s": 600.0 + 10 * share["seconds"], "on_progress": on_progress}
+            found = run_ranks(RANK_PROGRAM, job.runtime, workers, folder, content, **how)
         except StudyError as error:
             if job.asked:
                 raise
@@ -214,11 +215,7 @@ def bench_document(
     launched = launch.workers > 1
     together = leaving_together(launch.rank) if launched else nullcontext()
     line = Line(enabled=launch.rank == 0)
-
-    def on_progress(text: str) -> None:
-        if line.due():
-            line.show(f"  {text}")
-
+    how: dict[str, Any] = {"on_progress": lambda text: line.now_and_then(f"  {text}")}
     with together, closing(line):
         jobs = plan_jobs(transports, runtimes)
         count = launch.workers if launched else worker_count(workers, available_cores())
@@ -229,10 +226,10 @@ def bench_document(
         plan = {"sizes": message_sizes(**sizes, workers=count, model=model), **plan}
         plan_from({**plan, "transports": (), "runtime": False})  # for its complaints, before anything is started
         if launched:
-            document = _measure_here(plan, model, launch, transports, runtimes, on_progress)
+            document = _measure_here(plan, model, launch, transports, runtimes, **how)
         else:
             fields = {**plan, "insist": transports is not None}
-            document = run_bench(jobs, fields, model, out, workers=count, on_progress=on_progress, keep=line.keep)
+            document = run_bench(jobs, fields, model, out, workers=count, keep=line.keep, **how)
     return document
 
 

@@ -725,8 +725,7 @@ class _Pairs:
 
     def _cell_run(self, cell: Cell, out: Path, what: str) -> CellRun:
         def watch(running: Running) -> None:
-            if self.line.due():
-                self.line.show(f"  {what}: running for {running.seconds:.0f} s{self._left(running.seconds)}")
+            self.line.now_and_then(f"  {what}: running for {running.seconds:.0f} s{self._left(running.seconds)}")
 
         return CellRun(
             cell=cell,

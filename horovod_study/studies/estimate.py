@@ -1,7 +1,7 @@
 """How long cells take: learned from those that are done, guessed where none is, and said so."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from horovod_study.config import Cell
@@ -71,14 +71,18 @@ class Estimate:
 
     def left(self, cells: Sequence[Cell], *, running_s: float = 0.0) -> TimeLeft:
         """Return the time left for `cells`, the first of which has been running for `running_s`."""
-        total, guess = 0.0, False
-        for position, cell in enumerate(cells):
-            one = self.of(cell)
-            if one.seconds is None:
-                return one
-            total += max(0.0, one.seconds - running_s) if position == 0 else one.seconds
-            guess = guess or one.guess
-        return TimeLeft(seconds=total, guess=guess)
+        parts = [self.of(cell) for cell in cells]
+        if parts and parts[0].seconds is not None:
+            parts[0] = replace(parts[0], seconds=max(0.0, parts[0].seconds - running_s))
+        return together(parts)
+
+
+def together(parts: Sequence[TimeLeft], *, lanes: int = 1) -> TimeLeft:
+    """Return the time left for all of `parts`, of which `lanes` go on at a time; unknown where one is."""
+    known = [each.seconds for each in parts if each.seconds is not None]
+    if len(known) < len(parts):
+        return TimeLeft(seconds=None, guess=True)
+    return TimeLeft(seconds=max([*known, sum(known) / lanes], default=0.0), guess=any(each.guess for each in parts))
 
 
 def rough_s(cell: Cell) -> float | None:

@@ -11,6 +11,7 @@ of them is a lane of its own.
 import math
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -56,7 +57,7 @@ from horovod_study.studies.ledger import (
     read_entry,
     set_aside,
 )
-from horovod_study.studies.progress import Display
+from horovod_study.studies.progress import Display, say
 from horovod_study.studies.study_file import StudyConfig
 from horovod_study.studies.turns import BlockLaunch, Conductor, Policy, groups, sees_steps, until_asked_for, worker_mb
 
@@ -103,7 +104,7 @@ class Grid:
         self._until = now() + self.lasts_s
         self._claims = self.directory / CLAIMS
         self._estimate = Estimate(past_durations(self.directory))
-        self._began, self._drawn = now(), -math.inf
+        self._began = now()
         self._warned = False
         self._source = identify()
         self._aim = None if self.study.precision is None else Aim.of_study(self.study)
@@ -120,18 +121,18 @@ class Grid:
             remember(self.directory, self.study.partitions.values())
         try:
             (self.directory / "logs").mkdir(parents=True, exist_ok=True)
-            with Display(self.console, total=len(cells) if total is None else total, ended=ended) as display:
+            self._display = Display(self.console, total=len(cells) if total is None else total, ended=ended)
+            with closing(self._display):
                 each_mb = worker_mb(self.directory) if self.study.turns else None
                 parts = groups(self.study, cells, lambda cell: self.places.site_of(cell).alone, each_mb=each_mb)
                 for part in parts:
                     needed = part.cells if self._aim is None else self._aim.needed(part.cells)
                     if needed and not self.stop.requested:
                         turns = part.block and sees_steps(self.study, self.directory)
-                        self._run_part(
-                            needed if turns else sorted(needed, key=cells.index), part.block if turns else "", display
-                        )
+                        order = needed if turns else sorted(needed, key=cells.index)
+                        self._run_part(order, part.block if turns else "")
                 for line in () if self._aim is None or self.stop.requested else self._aim.lines():
-                    display.note(line)
+                    say(self.console, line)
         except BrokenPipeError:  # the reader of the output left; that is no matter of the run folder
             raise
         except OSError as error:
@@ -141,24 +142,24 @@ class Grid:
             ) from error
         return self.broken_off
 
-    def _run_part(self, cells: Sequence[Cell], block: str, display: Display) -> None:
+    def _run_part(self, cells: Sequence[Cell], block: str) -> None:
         """Run cells one after the other, or in turns where they have the name of a `block`."""
         if not block:
-            sweep([self._lane(cells, display)], self.stop)
+            sweep([self._lane(cells)], self.stop)
             self._look()
             return
         earlier = [each.launch for each in read_turns(self.directory) if each.block == block]
         launch = max(earlier, default=-1) + 1
         how = BlockLaunch(block=block, launch=launch, seed=self.study.seed, policy=self._aim or self.places.policy)
         with how.conductor({cell.key: cell for cell in cells}) as conductor:
-            sweep([self._lane([cell], display, conductor) for cell in cells], self.stop)
+            sweep([self._lane([cell], conductor) for cell in cells], self.stop)
             loads = [each.other_load for each in conductor.slices if each.other_load is not None]
         if conductor.failure is not None:
             raise StudyError(f"turns of block {block}, launch {launch + 1}, have ended: {conductor.failure!r}")
         self._look()
         if loads and self.places.notice_load and (used := median(loads)) >= BUSY_CORES and not self._warned:
             self._warned = True
-            display.note(f"warning: other programs used {used:.1f} cores in half of the slices, or more")
+            say(self.console, f"warning: other programs used {used:.1f} cores in half of the slices, or more")
 
     def _look(self) -> None:
         """Tell the aim of all runs that have ended."""
@@ -166,7 +167,7 @@ class Grid:
             slices = read_turns(self.directory)
             self._aim.take(slices, runs_alone(self.study, self.directory, slices))
 
-    def _lane(self, cells: Sequence[Cell], display: Display, conductor: Conductor | None = None) -> Lane:
+    def _lane(self, cells: Sequence[Cell], conductor: Conductor | None = None) -> Lane:
         for position, cell in enumerate(cells):
             while conductor is not None and not self.stop.requested and not conductor.may_start(cell.key):
                 yield None
@@ -179,10 +180,10 @@ class Grid:
                 )
             name = self.study.name_of(cell)
             if now() + (self._estimate.of(cell).seconds or 0.0) > self._until:
-                display.note(f"not begun: {name} would not end in the time that is left here")
+                say(self.console, f"not begun: {name} would not end in the time that is left here")
                 continue
             try:
-                end = yield from self._turn(cell, cells[position:], display, conductor)
+                end = yield from self._turn(cell, cells[position:], conductor)
             finally:
                 if conductor is not None:
                     conductor.ended(cell.key)
@@ -199,16 +200,16 @@ class Grid:
             ahead = cells[position + 1 :]
             left: TimeLeft | None = self._estimate.left(ahead) if ahead else None
             entry = read_entry(self.study, self.directory, cell)
-            display.ended(entry, seconds=seconds, left=left, log=str(log_path(self.directory, cell)))
+            self._display.ended(entry, seconds=seconds, left=left, log=str(log_path(self.directory, cell)))
 
     def _turn(
-        self, cell: Cell, ahead: Sequence[Cell], display: Display, conductor: Conductor | None
+        self, cell: Cell, ahead: Sequence[Cell], conductor: Conductor | None
     ) -> Generator[CellRun, Any, _End | None]:
         """Run one cell under its claim and release it with how it ended; None when it was not for us to run."""
         name, site = self.study.name_of(cell), self.places.site_of(cell)
         before = latest(self._claims, cell.key)
         if before is not None and before.state == CANCELLED != self.planned.get(cell.key, CANCELLED):
-            display.note(f"left out: {name} was cancelled")
+            say(self.console, f"left out: {name} was cancelled")
             return None
         end = _End(state=INTERRUPTED)
         try:
@@ -217,20 +218,20 @@ class Grid:
                 self._claims, cell.key, what=name, ended=lambda number: JobBook(self.directory).has_ended(number)
             )
             try:
-                watch = self._watch(name, lease, ahead, display, conductor)
-                end = yield from self._under_claim(cell, site, watch, display, conductor)
+                watch = self._watch(name, lease, ahead, conductor)
+                end = yield from self._under_claim(cell, site, watch, conductor)
             except Held as held:  # somebody trains in its directory who is no runner
                 end = replace(end, reason=f"left to {held.claim}")
                 raise
             finally:
                 lease.release(end.state, end.reason)
         except Held as held:
-            display.note(f"left alone: {name} is being run by {held.claim}")
+            say(self.console, f"left alone: {name} is being run by {held.claim}")
             return None
         return end
 
     def _under_claim(
-        self, cell: Cell, site: Site, watch: Watch, display: Display, conductor: Conductor | None
+        self, cell: Cell, site: Site, watch: Watch, conductor: Conductor | None
     ) -> Generator[CellRun, Any, _End]:
         """Run a cell whose claim is held, unless it has finished meanwhile, and write down how it ended."""
         out = self.directory.resolve() / cell.key
@@ -264,7 +265,7 @@ class Grid:
         )
         attempt: Attempt = yield run if conductor is None else conductor.with_turns(run, cell.key, self.stop)
         if attempt.unreached:
-            display.note(f"warning: {attempt.unreached}")
+            say(self.console, f"warning: {attempt.unreached}")
         if attempt.state == TAKEN_OVER:  # the run directory is another's now
             return _End(state=INTERRUPTED, reason=attempt.reason, attempt=attempt)
         note_attempt(
@@ -279,12 +280,10 @@ class Grid:
         told = disturbance(others, cores) if attempt.done and others is not None and not self._warned else None
         if told:
             self._warned = True
-            display.note(f"warning: {told} while that cell ran; its times are not those of a quiet machine")
+            say(self.console, f"warning: {told} while that cell ran; its times are not those of a quiet machine")
         return _End(state=attempt.state, reason=attempt.reason, attempt=attempt, resumed=resume)
 
-    def _watch(
-        self, name: str, lease: Lease, ahead: Sequence[Cell], display: Display, conductor: Conductor | None
-    ) -> Watch:
+    def _watch(self, name: str, lease: Lease, ahead: Sequence[Cell], conductor: Conductor | None) -> Watch:
         """Return what looks at a running cell: it redraws the display, and ends what was cancelled or taken over."""
         checked, asked, drawn = now(), -math.inf, -math.inf
 
@@ -296,7 +295,7 @@ class Grid:
                 left = self._estimate.left(ahead, running_s=running.seconds)
                 what = name if conductor is None else f"{len(conductor.left())} in turns, round {conductor.rounds}"
                 what += "" if self._aim is None else f", {self._aim.progress()}"
-                display.running(what, elapsed_s=now() - self._began, left=left)
+                self._display.running(what, elapsed_s=now() - self._began, left=left)
             if self.stop.requested or now() - asked >= 1.0:  # so soon a request to cancel is noticed
                 asked = now()
                 if any(request(self.directory, each.claim).exists() for each in self.held):

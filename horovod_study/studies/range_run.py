@@ -20,7 +20,7 @@ from horovod_study.options import BY_RUNTIME, SET_BY_RANGE_TEST, refuse_set, req
 from horovod_study.progress import Line, say
 from horovod_study.records import RunRecord, read_steps, step_ranks
 from horovod_study.runtimes import RUNTIMES
-from horovod_study.studies.attempt import CellRun, Running, local_launch
+from horovod_study.studies.attempt import CellRun, local_launch
 from horovod_study.studies.engine import attempt, set_aside_unless_done, working_in
 from horovod_study.workload.options import STRAIN, StrainConfig, strain_config
 from horovod_study.workload.schedule import lr_factor
@@ -73,12 +73,6 @@ def run_range(
     require_workers("lr-range", workers, available_cores())
     run = out / "run"
     length = f"{config.steps} steps" if config.steps else f"{config.epochs} epochs"
-    line = Line()
-
-    def watch(running: Running) -> None:
-        if line.due():
-            line.show(running.last_line() or "  starting")
-
     with working_in(out, "range test") as stop:
         if set_aside_unless_done(run):
             raise RecordError(
@@ -86,9 +80,9 @@ def run_range(
             )
         say(f"range test: {length} while the rate rises from {config.lr:g} to {config.lr_end:g}; records in {out}")
         config_path, log = out / "config.yaml", out / "output.log"
-        with closing(line):
-            test = CellRun(cell=cell, out=run, config=config_path, log=log, launch=local_launch, watch=watch)
-            ended = attempt(test, stop)
+        with closing(Line()) as line:
+            how: dict[str, Any] = {"watch": lambda running: line.now_and_then(running.last_line() or "  starting")}
+            ended = attempt(CellRun(cell=cell, out=run, config=config_path, log=log, launch=local_launch, **how), stop)
     if ended.record is None or not step_ranks(run):
         raise StudyError(f"the range test failed: {ended.reason}; see {ended.log}")
     record = ended.record

@@ -6,78 +6,59 @@ What trains is a cell of a study (`runner.py`). This is for everything else that
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from horovod_study.documents import conform, parse_json
+from horovod_study.documents import read_json
 from horovod_study.errors import StudyError
 from horovod_study.files import write_file, writing
 from horovod_study.programs.answer import ANSWER
-from horovod_study.studies.attempt import TIMED_OUT, ProgramRun, Running
+from horovod_study.studies.attempt import TIMED_OUT, ProgramRun
 from horovod_study.studies.engine import attempt
 from horovod_study.studies.interruption import Interruption
 from horovod_study.text.words import plural
 
 
-def run_planned(
+def run_ranks(
     module: str,
     runtime: str,
     workers: int,
     folder: Path,
     content: Mapping[str, Any],
     *,
-    threads: int,
+    timeout_s: float,
     variables: Mapping[str, str] = MappingProxyType({}),
-    on_progress: Callable[[str], None],
+    on_progress: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Run a benchmark on its ranks as `run_ranks` does, having written into `folder` the `content` that it reads.
+    """Run a program on its ranks and return what rank 0 answered; `content` is written into `folder`, and they read it.
 
-    That is its "plan", with the seconds that it measures, and the "config" of its runs. `threads`: of each rank, where
-    the environment says nothing; `variables`: more of its environment.
+    `variables`: of their environment; each rank has one thread where nothing says otherwise. `on_progress` hears the
+    last line that was printed, about four times a second. Raises StudyError with the reason in one line when it fails
+    or takes too long, and KeyboardInterrupt after Ctrl-C; no process is left either way.
     """
-    path = folder / "plan.json"
-    with writing(folder, "choose a writable --out"):
-        folder.mkdir(parents=True, exist_ok=True)
-        write_file(path, json.dumps(content, indent=1))
+    plan, log = folder / "plan.json", folder / "output.log"
     run = ProgramRun(
         runtime=runtime,
         workers=workers,
         module=module,
-        arguments=(str(path.absolute()),),
+        arguments=(str(plan.absolute()),),
         out=folder,
-        log=folder / "output.log",
-        environment={"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)), **variables},
-        timeout_s=600.0 + 10 * content["plan"]["seconds"],
+        log=log,
+        environment={"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), **variables},
+        timeout_s=timeout_s,
+        watch=lambda running: on_progress(running.last_line() or "starting"),
     )
-    return run_ranks(run, on_progress=on_progress)
-
-
-def run_ranks(run: ProgramRun, *, on_progress: Callable[[str], None] | None = None) -> dict[str, Any]:
-    """Run a program on its ranks and return what rank 0 answered.
-
-    `on_progress` hears the last line that was printed, about four times a second. Raises StudyError with the reason in
-    one line when it fails or takes too long, and KeyboardInterrupt after Ctrl-C; no process is left either way.
-    """
-
-    def watch(running: Running) -> None:
-        if on_progress is not None:
-            on_progress(running.last_line() or "starting")
-
-    path = run.out / ANSWER
-    with writing(run.out, "choose a writable folder", error=StudyError):
-        run.out.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)
+    with writing(folder, "choose a writable folder", error=StudyError):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_file(plan, json.dumps(content, indent=1))
+        (folder / ANSWER).unlink(missing_ok=True)
         with Interruption() as stop:
-            ended = attempt(replace(run, watch=watch), stop)
-        found = path.read_text(encoding="utf-8") if path.exists() else ""
-    who = f"{run.runtime} with {plural(run.workers, 'worker')}"
+            ended = attempt(run, stop)
+    who, again = f"{runtime} with {plural(workers, 'worker')}", f"see {log}"
     if ended.state == TIMED_OUT:
-        raise StudyError(f"{who} gave no answer within {run.timeout_s:g} s; see {run.log}")
-    if not ended.done or not found:
-        raise StudyError(f"{who} failed: {ended.reason or ended.said}; see {run.log}")
-    again = f"see {run.log}"
-    content = parse_json(found, source=str(path), error=StudyError, again=again)
-    answered: dict[str, Any] = conform(content, dict[str, Any], str(path), StudyError, again)
+        raise StudyError(f"{who} gave no answer within {timeout_s:g} s; {again}")
+    if not ended.done or not (folder / ANSWER).exists():
+        raise StudyError(f"{who} failed: {ended.reason or ended.said}; {again}")
+    answered: dict[str, Any] = read_json(folder / ANSWER, dict[str, Any], again=again, error=StudyError)
     return answered

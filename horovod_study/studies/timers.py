@@ -11,7 +11,7 @@ from horovod_study.errors import ConfigError, require_known
 from horovod_study.options import require_workers
 from horovod_study.programs.answer import ROWS
 from horovod_study.runtimes import RUNTIMES
-from horovod_study.studies.ranks import run_planned
+from horovod_study.studies.ranks import run_ranks
 from horovod_study.text.words import plural
 from horovod_study.workload.options import StrainConfig, strain_config
 
@@ -67,14 +67,17 @@ def measure_timers(
         folder = out / "jobs" / name
         shutil.rmtree(folder / ROWS, ignore_errors=True)
         text = f"batch {config.batch}, {plural(count, 'worker')}"
-        answered = run_planned(
+        answered = run_ranks(
             RANK_PROGRAM,
             runtime,
             count,
             folder,
             {"plan": plan, "config": config.to_dict()},
-            threads=config.threads,
-            variables={"KINETO_LOG_LEVEL": "99"},  # else torch.profiler says that it starts and stops
+            timeout_s=600.0 + 10 * plan["seconds"],
+            variables={
+                "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(config.threads)),
+                "KINETO_LOG_LEVEL": "99",  # else torch.profiler says that it starts and stops
+            },
             on_progress=lambda last, text=text: on_progress(f"{text}: {last}"),  # type: ignore[misc]
         )
         shutil.rmtree(folder / ROWS, ignore_errors=True)  # they were written to see what that takes

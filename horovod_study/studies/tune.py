@@ -432,8 +432,7 @@ class _Tuning:
         ended: dict[str, Attempt] = {}
         slices: list[Slice] = []
         if alone:
-            if self.line.due():
-                self.line.show(f"  launch {number + 1}: {self._name(group[0])}")
+            self.line.now_and_then(f"  launch {number + 1}: {self._name(group[0])}")
             ended = {name: self.attempt(run, self.stop) for name, run in runs.items()}
             slices = [
                 Slice(launch="", round=0, cell=names[name].key, rate=speed)

@@ -286,8 +286,7 @@ class BlockLaunch:
         conductor = self.conductor({name: run.cell for name, run in runs.items()})
 
         def watch(running: Running) -> None:
-            if line.due():
-                line.show(f"  {what(conductor)}; running for {running.seconds:.0f} s")
+            line.now_and_then(f"  {what(conductor)}; running for {running.seconds:.0f} s")
 
         ended = alternate(conductor, {name: replace(run, watch=watch) for name, run in runs.items()}, stop)
         return ended, conductor.slices

@@ -14,7 +14,6 @@ The last is not implied by the first: Adam divides the gradient by its own size,
 moves the parameters. docs/verify.md says what the figures mean.
 """
 
-import json
 import math
 import shutil
 import tempfile
@@ -25,10 +24,8 @@ from typing import Any
 
 from horovod_study.config import available_cores
 from horovod_study.errors import ConfigError, StudyError, require_known
-from horovod_study.files import write_file
 from horovod_study.progress import say
 from horovod_study.runtimes import RUNTIMES
-from horovod_study.studies.attempt import ProgramRun
 from horovod_study.studies.ranks import run_ranks
 from horovod_study.text.words import plural
 from horovod_study.workload import dataset as data
@@ -193,7 +190,7 @@ def _verify(question: Question, scratch: Path, logs: Path, on_progress: Callable
     def train_alone(device: str) -> dict[str, Any]:
         trials = {one["reference"]: one for count in counts for one in question.sequential(count, device)}
         on_progress(f"sequential training, the reference: {question.steps} steps, {len(trials)} runs on {device}")
-        alone = _launched("serial", 1, {**job, "device": device, "trials": list(trials.values())}, scratch, logs)
+        alone = _launched("serial", 1, {**job, "device": device, "trials": list(trials.values())}, logs)
         references.update({one["reference"]: {**trials[one["reference"]], **one} for one in alone["references"]})
         return alone
 
@@ -222,7 +219,7 @@ def _verify(question: Question, scratch: Path, logs: Path, on_progress: Callable
             "reductions": reductions,
         }
         try:
-            found = _launched(runtime, count, doing, scratch, logs)["cases"]
+            found = _launched(runtime, count, doing, logs)["cases"]
         except StudyError as error:
             if question.runtimes is not None:
                 raise
@@ -243,22 +240,17 @@ def _verify(question: Question, scratch: Path, logs: Path, on_progress: Callable
     }
 
 
-def _launched(runtime: str, workers: int, job: Mapping[str, Any], scratch: Path, logs: Path) -> dict[str, Any]:
+def _launched(runtime: str, workers: int, job: Mapping[str, Any], logs: Path) -> dict[str, Any]:
     name = "-".join([runtime.replace("/", "-"), f"{workers}w", *job["reductions"]])
-    path = scratch / f"{name}.json"
-    write_file(path, json.dumps({**job, "runtime": runtime}))
     runs = len(job["trials"]) * len(job["reductions"]) * job["steps"]
     return run_ranks(
-        ProgramRun(
-            runtime=runtime,
-            workers=workers,
-            module=PROGRAM,
-            arguments=(str(path),),
-            out=logs / name,
-            log=logs / name / "output.log",
-            environment={"OMP_NUM_THREADS": "1"},
-            timeout_s=120.0 + 2.0 * runs,  # slow machines and many ranks per core included
-        )
+        PROGRAM,
+        runtime,
+        workers,
+        logs / name,
+        {**job, "runtime": runtime},
+        timeout_s=120.0 + 2.0 * runs,  # slow machines and many ranks per core included
+        variables={"OMP_NUM_THREADS": "1"},
     )
 
 

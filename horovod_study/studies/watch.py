@@ -1,63 +1,56 @@
-"""`horovod-study status --watch`: a study that is being run, by whomever and wherever, as it gets on.
+"""`horovod-study status --watch`: a study, or one training, as it gets on, by whomever and wherever it is run.
 
-It reads what `status` reads, and of running cells how far their step rows go. Nothing is asked of the runs themselves,
-and the reading takes a small share of one core: the cores may be those that are being measured.
+It is read only: what `status` reads, and the rows that the ranks have written so far. Nothing is asked of the runs, and
+the reading takes a small share of one core: the cores may be those that are being measured.
 """
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
-from rich.columns import Columns
-from rich.console import Console, Group, RenderableType
-from rich.progress_bar import ProgressBar
+import numpy as np
+from rich.console import Console, Group
+from rich.live import Live
 from rich.text import Text
 
-from horovod_study import lease
+from horovod_study import lease, records
 from horovod_study.cluster.jobs import JOBS, JobBook
-from horovod_study.config import Cell
-from horovod_study.errors import RecordError
+from horovod_study.errors import RecordError, StudyError
+from horovod_study.measure.clock import now, sleep
 from horovod_study.progress import duration
-from horovod_study.records import COMMAND, RunRecord, last_step, read_run
-from horovod_study.studies.estimate import Estimate, TimeLeft
+from horovod_study.recording.command import before_the_first_step, noted_steps
+from horovod_study.studies.estimate import Estimate, TimeLeft, together
 from horovod_study.studies.ledger import BY_ITSELF, Entry, Ledger, past_durations, read_ledger
-from horovod_study.studies.progress import EVERY_S, live_on, look_again, say
+from horovod_study.studies.progress import say
 from horovod_study.studies.study_file import StudyConfig
+from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import plural
 
-# The worst first.
-_TROUBLE = ("failed", "timed out", "pre-empted", "cancelled", "stopped", "incomplete")
-_HEADS = {"running": "cyan", "queued": "blue", "did not end well": "red"}
-_LEAST_ROWS = 3  # of each list, on the smallest terminal
+RECENT_STEPS = 200
+"""So many steps, the last that all ranks have, are what is shown as now."""
+_SILENT_S = 60.0  # a run of which nothing was heard for so long is shown with that
+_TROUBLE = ("failed", "timed out", "pre-empted", "cancelled", "stopped", "incomplete")  # the worst first
+_Row = tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Getting:
-    """How far a running cell is: the share of its budget, None where there is none, in words, and for how long."""
+class View(NamedTuple):
+    """What one look at a study or a run shows."""
 
-    share: float | None
-    text: str
-    running_s: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _StatusView:
-    """What is shown: the ledger, running cells and how far they are, and the time that is left."""
-
-    ledger: Ledger
-    running: tuple[tuple[Entry, Getting], ...]
-    left: TimeLeft | None  # None: nothing is ahead, or nobody is at it
-    busy: bool  # somebody runs the study, or will when the scheduler lets him
+    lines: Sequence[str]
+    news: Mapping[str, str]  # what a log is told, each by what has to change for it to be told again
+    over: bool  # nothing of it runs, or is going to
+    every_s: float = 2.0  # it is worth another look after so long
+    document: Mapping[str, Any] = MappingProxyType({})  # of a run, what `run_now` returns
 
 
-def getting_on(record: RunRecord, at: tuple[int, int, float] | None) -> Getting:
-    """Return how far a run is whose last row is `at` (`records.last_step`)."""
+def how_far(record: records.RunRecord, at: tuple[int, int, float] | None) -> tuple[float | None, str]:
+    """Return how far a run is whose last row is `at` (`records.last_step`): the share of its budget, and words."""
     if at is None:
-        seen = record.effective.get("measured") != COMMAND
-        return Getting(share=0.0 if seen else None, text="starting" if seen else "no steps seen")
+        return (None, "no steps seen") if records.is_command(record) else (0.0, "starting")
     steps, epoch, seconds = at
     asked = record.requested
     warmup = asked.get("warmup_steps") or 0
@@ -70,167 +63,174 @@ def getting_on(record: RunRecord, at: tuple[int, int, float] | None) -> Getting:
         done = max(0, steps - warmup) * batch / samples if samples and batch else float(epoch)
         made, text = done / total, f"epoch {min(int(done) + 1, math.ceil(total))} of {total:g}"
     else:
-        return Getting(share=None, text=f"{steps:,} steps")
-    return Getting(share=min(1.0, made), text=text)
+        return None, f"{steps:,} steps"
+    return min(1.0, made), text
 
 
-def _running_s(record: RunRecord) -> float | None:
-    """Return for how long the present attempt has been running, by two hosts' clocks; None where they disagree."""
-    try:
-        began = datetime.fromisoformat(str(record.attempts[-1]["started"]))
-        seconds = (datetime.now(UTC) - began).total_seconds()
-    except (KeyError, ValueError, TypeError):
-        return None
-    return seconds if seconds >= 0 else None
+def study_view(study: StudyConfig, runs_dir: Path, *, height: int) -> View:
+    """Return what there is to see of a study now, on a terminal of `height` lines."""
+    submitted = (runs_dir / study.name / JOBS).is_dir()
+    ledger = read_ledger(study, runs_dir, jobs=JobBook(runs_dir / study.name) if submitted else None)
+    estimate, summary = Estimate(past_durations(ledger.directory)), ledger.summary()
+    state = {each: [entry for entry in ledger.entries if entry.state == each] for each in ledger.counts()}
+    going = [(entry, *_going(ledger.directory, entry, estimate)) for entry in state["running"]]
+    at_work = _somebody_is_at_work(ledger)  # and takes one cell after the other
+    ahead = state["queued"] + [entry for each in BY_ITSELF if at_work for entry in state[each]]
+    busy, wrong = bool(going or ahead or at_work), [entry for each in _TROUBLE for entry in state[each]]
+    left = "nothing runs and nothing is queued"
+    if busy:
+        parts = [*(rest for *_, rest in going), *(estimate.of(entry.cell) for entry in ahead)]
+        left = str(together(parts, lanes=max(1, len(going))))
+    queues = Counter(entry.reason for entry in state["queued"])
+    groups: list[list[_Row]] = [
+        [("running", entry.name, "; ".join(filter(None, (text, entry.reason)))) for entry, text, _ in going],
+        [("queued", plural(count, "cell"), reason) for reason, count in queues.most_common()],
+        [(entry.state, entry.name, entry.reason) for entry in wrong],
+    ]
+    most = max(2, (height - 6) // sum(map(bool, groups)) - 1) if any(groups) else 0
+    rows = [row for rows in groups for row in (*rows[:most], *_more(len(rows) - most))]
+    ended = ledger.count("done", "failed", "timed out", "cancelled")
+    lines = [summary, f"{ended} of {len(ledger.entries)} ended; {left}", ""]
+    news = {f"{entry.key} {entry.state}": f"{entry.state}: {entry.name}: {entry.reason}" for entry in wrong}
+    return View(
+        lines=lines + (to_lines(table_of(("state", "cell", ""), rows, texts=(0, 1, 2))) if rows else []),
+        news=news | {f"{summary} {busy}": f"{summary}; {left}"},
+        over=not busy,
+        every_s=15.0 if submitted else 2.0,  # sites do not like their scheduler to be asked all the time
+    )
 
 
-def _getting(directory: Path, entry: Entry) -> Getting:
-    try:
-        record = read_run(directory / entry.key) if entry.recorded else None
-    except RecordError:  # moved away since
-        record = None
+def _more(count: int) -> list[_Row]:
+    return [("", f"and {count} more", "")] if count > 0 else []
+
+
+def _going(directory: Path, entry: Entry, estimate: Estimate) -> tuple[str, TimeLeft]:
+    """Return how far a running cell is, and how long it goes on."""
+    record, at = None, None
+    with suppress(RecordError):  # moved away since
+        record = records.read_run(directory / entry.key) if entry.recorded else None
     if record is None or record.status != "running":  # what is there is that of the attempt before
         foreign = entry.cell.config.workload.small is None  # its record begins with its second step
-        return Getting(share=0.0, text="no steps seen yet" if foreign else "starting")
-    return replace(getting_on(record, last_step(directory / entry.key)), running_s=_running_s(record))
-
-
-def look(study: StudyConfig, runs_dir: Path, jobs: JobBook | None) -> _StatusView:
-    """Read the state of the study now."""
-    ledger = read_ledger(study, runs_dir, jobs=jobs)
-    going = [(entry, _getting(ledger.directory, entry)) for entry in ledger.entries if entry.state == "running"]
-    at_work = _somebody_is_at_work(ledger)
-    waiting = [
-        entry.cell
-        for entry in ledger.entries
-        if entry.state == "queued" or (at_work and entry.state in BY_ITSELF)  # a runner takes these one by one
-    ]
-    busy = bool(going or at_work or ledger.count("queued"))
-    left = _left(Estimate(past_durations(ledger.directory)), going, waiting) if going or waiting else None
-    return _StatusView(ledger=ledger, running=tuple(going), left=left, busy=busy)
-
-
-def _left(estimate: Estimate, going: Sequence[tuple[Entry, Getting]], waiting: Sequence[Cell]) -> TimeLeft:
-    """Estimate the time left if as many cells go on at a time as do now."""
-    total_s, longest_s, guess = 0.0, 0.0, False
-    for entry, getting in going:
-        whole = estimate.of(entry.cell)
-        if getting.running_s is not None and getting.share is not None and 0.05 < getting.share < 1.0:
-            one_s = getting.running_s * (1 / getting.share - 1)
-        elif whole.seconds is None:
-            return whole
-        else:
-            one_s, guess = max(0.0, whole.seconds - (getting.running_s or 0.0)), guess or whole.guess
-        total_s, longest_s = total_s + one_s, max(longest_s, one_s)
-    ahead = estimate.left(waiting) if waiting else TimeLeft(seconds=0.0, guess=False)
-    if ahead.seconds is None:
-        return ahead
-    seconds = max(longest_s, (total_s + ahead.seconds) / max(1, len(going)))
-    return TimeLeft(seconds=seconds, guess=guess or ahead.guess)
+        share, text = None, "no steps seen yet" if foreign else ""
+    else:
+        at = records.last_step(directory / entry.key)
+        share, text = how_far(record, at)
+    text = text if share is None else f"{100 * share:.0f} %, {text}"
+    if at is not None and share is not None and share > 0.05:
+        return text, TimeLeft(seconds=at[2] * (1 / share - 1), guess=False)
+    return text, estimate.left([entry.cell], running_s=at[2] if at else 0.0)
 
 
 def _somebody_is_at_work(ledger: Ledger) -> bool:
     """Return whether a live process holds anything of the study beside its cells: it will go on to the next one."""
     folder = ledger.directory / lease.CLAIMS
-    cells = {entry.key for entry in ledger.entries}
-    for name, generation in lease.generations(folder).items():
-        claim = None if name in cells else lease.read_claim(folder, name, generation)
+    for name in lease.generations(folder).keys() - {entry.key for entry in ledger.entries}:
+        claim = lease.latest(folder, name)
         if claim is not None and claim.released is None:
-            try:
+            present = claim.touched
+            with suppress(OSError):  # a reader that may not write
                 present = lease.server_time(folder)
-            except OSError:  # a reader that may not write
-                present = claim.touched
             if not lease.is_stale(claim, present=present):
                 return True
     return False
 
 
-def page(view: _StatusView, *, height: int) -> RenderableType:
-    """Return what a terminal of `height` lines shows; a line that is too long for it is cut at its end."""
-    ledger, found = view.ledger, view.ledger.counts()
-    ended = sum(found[state] for state in ("done", "failed", "timed out", "cancelled"))
-    whole = len(ledger.entries)
-    bar = ProgressBar(total=max(1, whole), completed=ended, width=20)
-    queues = Counter(entry.reason for entry in ledger.entries if entry.state == "queued")
-    sections = {
-        "running": [f"{_percent(each)}{entry.name}: {_facts(entry, each)}" for entry, each in view.running],
-        "queued": [f"{plural(count, 'cell')}: {reason}" for reason, count in queues.most_common()],
-        "did not end well": [
-            f"{entry.state}: {entry.name}: {entry.reason}"
-            for state in _TROUBLE
-            for entry in ledger.entries
-            if entry.state == state
-        ],
-    }
-    parts: list[RenderableType] = [
-        Text(f"study {ledger.study}", style="bold"),
-        Text("   ".join(f"{count} {state}" for state, count in found.items() if count)),
-        Columns([bar, _line(f"{ended} of {whole} ended{'' if view.left is None else f', {view.left}'}")]),
-    ]
-    shown = {head: texts for head, texts in sections.items() if texts}
-    # Beside the lists: the lines above, and for each an empty line, a headline, "and 7 more"; and the cursor's line.
-    room = height - 6 - 3 * len(shown)
-    for place, (head, texts) in enumerate(shown.items()):
-        rows = max(_LEAST_ROWS, room - _LEAST_ROWS * (len(shown) - place - 1))
-        room -= min(rows, len(texts))
-        parts += [Text(), Text(head, style=f"bold {_HEADS[head]}"), *(_line(f"  {text}") for text in texts[:rows])]
-        parts += [Text(f"  and {len(texts) - rows} more", style="dim")] if len(texts) > rows else []
-    return Group(*parts)
+def run_now(directory: Path) -> dict[str, Any]:
+    """Return what a run did in its recent steps, as `status RUN --json` prints it: seconds per step, None is unknown.
 
-
-def _line(text: str) -> Text:
-    return Text(text, no_wrap=True, overflow="ellipsis")
-
-
-def _percent(getting: Getting) -> str:
-    return "" if getting.share is None else f"{100 * getting.share:3.0f} %  "
-
-
-def _facts(entry: Entry, getting: Getting) -> str:
-    return ", ".join(filter(None, (getting.text, entry.host, f"job {entry.job}" if entry.job else "")))
-
-
-def lines(view: _StatusView, before: _StatusView | None) -> list[str]:
-    """Return what a log shows: how many cells are in each state when that has changed, and what went wrong since."""
-    ledger = view.ledger
-    told = {entry.key: entry.state for entry in before.ledger.entries} if before else {}
-    found = [
-        f"{entry.state}: {entry.name}: {entry.reason}"
-        for entry in ledger.entries
-        if entry.state in _TROUBLE and told.get(entry.key) != entry.state
-    ]
-    if before is None or before.ledger.counts() != ledger.counts():
-        found.append(ledger.summary() + (f"; {view.left}" if view.left is not None else ""))
-    return found
-
-
-def watch(study: StudyConfig, runs_dir: Path, console: Console | None = None, *, every_s: float = EVERY_S) -> int:
-    """Show the study until nothing of it runs or waits in a queue, or until Ctrl-C; return the exit code, 0.
-
-    On a terminal the page is redrawn every `every_s` seconds, and less often where reading takes long. Elsewhere a line
-    is printed when something has changed.
+    Any run directory will do: of the package's trainer, of the recorder in a script, of `record -- COMMAND`. Raises
+    RecordError where there is none, and StudyError with how far a command is that has made no step yet.
     """
-    console = console or Console()
-    live, directory = live_on(console), runs_dir / study.name
-    before: _StatusView | None = None
-    book: JobBook | None = None
-    asked = -math.inf
+    if not (directory / records.MANIFEST).exists() and (waiting := before_the_first_step(directory)):
+        raise StudyError(f"{directory}: {waiting}")
+    record, at = records.read_run(directory), records.last_step(directory)
+    found: dict[str, Any] = {
+        "status": record.status,
+        "silent_s": records.silent_s(directory),
+        "steps": at[0] if at else 0,
+    }
+    found |= {**dict.fromkeys(("steps_per_s", "samples_per_s", "wait_share", "slowest_rank")), "ranks": []}
+    ranks = records.step_ranks(directory)
+    rows = {rank: records.read_steps(directory, rank) for rank in ranks} or noted_steps(directory)
+    if not rows or len(rows) != record.effective.get("workers") or not (common := min(map(len, rows.values()))):
+        return found
+    first = max(0, common - RECENT_STEPS)
+    step, sync, begin, samples = (
+        np.array([np.asarray(each[name])[first:common] for each in rows.values()], dtype=float)  # ranks x steps
+        for name in ("step_s", "sync_s", "begin_s", "samples")
+    )
+    seconds = float(begin[0, -1] + step[0, -1] - begin[0, 0]) or math.nan
+    own = np.median(step - sync, axis=1)  # all but the wait for other ranks
+    late = [own[k] - np.median(np.delete(own, k)) if len(own) > 1 else math.nan for k in range(len(own))]
+    for k, (rank, host) in enumerate(records.hosts_of(record, rows).items()):
+        times = {"step_s": _known(step[k].mean()), "wait_s": _known(sync[k].mean()), "late_s": _known(late[k])}
+        found["ranks"].append({"rank": rank, "host": host, **times})
+    return found | {
+        "steps_per_s": _known((common - first) / seconds),
+        "samples_per_s": _known(samples.sum() / seconds),
+        "wait_share": _known(sync.sum() / step.sum()),
+        "slowest_rank": list(rows)[int(np.nanargmax(late))] if np.isfinite(late).any() else None,
+    }
 
-    def show(began: float) -> bool:
-        nonlocal before, book, asked
-        if began - asked >= 15.0:  # sites do not like their scheduler to be asked all the time
-            book = JobBook(directory) if (directory / JOBS).is_dir() else None  # else none was ever submitted
-            asked = began
-        view = look(study, runs_dir, book)
-        if live:
-            live.update(page(view, height=console.height), refresh=True)
-        else:
-            for each in lines(view, before):
-                say(console, each)
-        before = view
-        return not view.busy
 
-    look_again(live, show, every_s=every_s)
-    if before is not None and not before.busy:
-        say(console, before.ledger.summary() if live else "nothing runs and nothing is queued")
+def _known(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def run_view(directory: Path, *, height: int = 24) -> View:
+    """Return what there is to see of a run now, on a terminal of `height` lines."""
+    seen, record = run_now(directory), records.read_run(directory)
+    ranks = sorted(seen["ranks"], key=lambda each: -(each["late_s"] or 0.0))
+    share, text = how_far(record, records.last_step(directory))
+    facts = [f"steps {text}" if share is None else f"steps {text}, {100 * share:.0f} %"]
+    if seen["steps_per_s"] is not None:
+        rate = "" if seen["samples_per_s"] is None else f", {seen['samples_per_s']:,.0f} samples/s"
+        waits = "unknown" if seen["wait_share"] is None else f"{100 * seen['wait_share']:.1f} % of the ranks' time"
+        facts += [f"speed {seen['steps_per_s']:,.1f} steps/s{rate}", f"waiting for gradients {waits}"]
+    if seen["slowest_rank"] is not None:
+        facts += [
+            f"slowest rank {ranks[0]['rank']} on {ranks[0]['host']}, {_ms(ranks[0]['late_s'])} ms over the others"
+        ]
+    line, table = f"{seen['status']}: {'; '.join(facts)}", []
+    silent = seen["status"] == "running" and seen["silent_s"] > _SILENT_S
+    if len(ranks) > 1:
+        most = max(3, height - len(facts) - 6)
+        times = [[str(each["rank"]), *(_ms(each[name]) for name in ("step_s", "wait_s", "late_s"))] for each in ranks]
+        rows = [(*each, rank["host"]) for each, rank in zip(times, ranks, strict=True)][:most]
+        table = ["", *to_lines(table_of(("rank", "step ms", "wait ms", "over others ms", "host"), rows, texts=(4,)))]
+        table += [each for _, each, _ in _more(len(ranks) - most)]
+    head = f"{directory.name}: {seen['status']}" + f", nothing was written for {seen['silent_s']:.0f} s" * silent
+    return View(lines=[head, *facts, *table], news={line: line}, over=seen["status"] != "running", document=seen)
+
+
+def _ms(seconds: float | None) -> str:
+    return "" if seconds is None else f"{1e3 * seconds:.2f}"
+
+
+def watch(look: Callable[..., View], console: Console) -> int:
+    """Show what `look` finds, told the `height` of a page, until it is over or Ctrl-C; return the exit code, 0.
+
+    A terminal shows the page, whose lines are cut and not wrapped. Elsewhere a line is printed when something changes.
+    """
+    live: Live | None = None
+    told: Mapping[str, str] = {}
+    if console.is_terminal and not console.is_dumb_terminal:
+        live = Live(console=console, auto_refresh=False, vertical_overflow="crop", redirect_stderr=False)
+    with suppress(KeyboardInterrupt), live or nullcontext():  # whoever watches leaves; what is watched goes on
+        while True:
+            began, view = now(), look(height=console.height)
+            if live:
+                live.update(page(view), refresh=True)
+            else:
+                for key in [key for key in view.news if key not in told]:
+                    say(console, view.news[key])
+            told = view.news
+            if view.over:
+                break
+            sleep(max(view.every_s, 20 * (now() - began)))  # reading takes 5 % of one core at most
     return 0
+
+
+def page(view: View) -> Group:
+    """Return the lines of a view, each to be cut at the end of a line of the terminal."""
+    return Group(*(Text(line, no_wrap=True, overflow="ellipsis") for line in view.lines))
