@@ -113,11 +113,24 @@ def test_what_is_in_every_step_is_a_part_of_it() -> None:
     story = opened()
     for _ in range(6):
         story.fetch(1)
-        story.forward(0)  # of the model before, as a teacher
+        story.forward(2)  # of the model before, as a teacher
         story.train()
     story.fetch(1, None)
     assert list(story.steps().columns["step_s"]) == [17.0] * 6
     assert list(story.steps().columns["residual_s"]) == [2.0] * 6
+
+
+def test_an_evaluation_after_every_update_is_in_no_step() -> None:
+    for looped in (True, False):
+        story = opened()
+        for _ in range(6):
+            if looped:
+                story.fetch(1)
+            story.train(samples=4)
+            story.forward(0)
+        if looped:
+            story.fetch(1, None)
+        assert list(story.steps().columns["step_s"]) == [15.0 if looped else 14.0] * 6
 
 
 def test_gradients_that_are_added_up_make_one_step_and_what_is_left_over_none() -> None:

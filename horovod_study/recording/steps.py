@@ -30,7 +30,8 @@ AVERAGING = (
 UNKNOWN_SIZE = 2**40
 """Stands for the bytes of a call that does not tell them."""
 _OFTEN = 0.5
-"""What is in so many of the steps is a part of a step."""
+"""What is in so many of the steps is a part of a step, but for calls of what is trained in eval mode."""
+_EVALUATION = -4
 _MOST_UPDATES = 20
 """So many updates for a batch that was fetched by itself: it is one that is used again and again, and no loop."""
 MOST_TURNS = 100
@@ -330,7 +331,7 @@ def _asides(events: Events, steps: Sequence[Sequence[Turn]], *, looped: bool) ->
     without = events.of("forward") & (events.number % 2 == 0) & ~hidden
     own = {place for step in steps for turn in step for place in (turn.begin, turn.begin + 1)} if looped else set()
     sort = np.full(len(events.kind), -1)
-    sort[without] = events.number[without] % 4 - 4  # in train mode or not
+    sort[without] = events.number[without] % 4 + _EVALUATION  # 2 more in train mode
     for place in events.places("start", "fetch"):
         if int(place) not in own:
             sort[place] = events.number[place] % DATA_SETS
@@ -339,7 +340,11 @@ def _asides(events: Events, steps: Sequence[Sequence[Turn]], *, looped: bool) ->
     step = np.searchsorted(begins, places, side="right") - 1
     within = (step >= 0) & (places < stops[step]) if len(steps) else places < 0
     places, step = places[within], step[within]
-    often = {kind for kind in set(sort[places].tolist()) if len(set(step[sort[places] == kind])) >= _OFTEN * len(steps)}
+    often = {
+        kind
+        for kind in set(sort[places].tolist()) - {_EVALUATION}
+        if len(set(step[sort[places] == kind])) >= _OFTEN * len(steps)
+    }
     rare = ~np.isin(sort[places], list(often))
     places, step = places[rare], step[rare]
     ends, trained = events.places("forwarded", "batch", "ended"), events.places("updated", "changed", "backwarded")

@@ -83,6 +83,12 @@ class Cell:
     calls: Mapping[str, Any] | None = None  # collective calls of the script's own in a step
     apart: str = ""  # why its workers do not train one model; see culprits.APART
     unsteady: bool = False  # whether it was disturbed
+    loader_thread: bool = False  # whether another thread than the training's has fetched batches
+
+    @property
+    def unconnected(self) -> bool:
+        """Whether its workers exchange nothing: neither gradients nor a metric."""
+        return self.apart in _UNCONNECTED and not self.parts_s.get("sync")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -260,13 +266,14 @@ def _with_records(cells: Sequence[Cell], runs: Mapping[str, RecordedRun]) -> lis
         record = runs[cell.runs[0]].record
         stacks = tuple(each for each in record.totals.get("stacks") or () if each.get("where") in _KINDS)
         calls = record.effective.get("calls")
-        found.append(replace(cell, calls=calls, stacks=stacks, outside_alone_s=alone))
+        thread = bool(record.effective.get("loader_thread"))
+        found.append(replace(cell, calls=calls, stacks=stacks, outside_alone_s=alone, loader_thread=thread))
     return found
 
 
 def _with_communication(cell: Cell, runs: Sequence[RunAccount]) -> Cell:
     """Return a cell with what its communication costs, as far as its runs say so."""
-    if cell.workers == 1 or cell.apart in _UNCONNECTED:
+    if cell.workers == 1 or cell.unconnected:
         return replace(cell, why_not=NO_EXCHANGE if cell.apart else "one worker communicates with nobody")
     left_out = [run.left_out.ablation_s for run in runs if run.left_out is not None]
     blocks = stats.together(left_out) if left_out else None
@@ -297,9 +304,13 @@ def _slow(cell: Cell, looked: Sequence[Inspection | str]) -> Slow:
     """Return who is slow in the runs of one cell, one or more; in repeats the same rank is counted."""
     told = [each for each in looked if isinstance(each, Inspection) and each.stragglers.verdict != "unknown"]
     head: dict[str, Any] = {"series": cell.series, "workers": cell.workers, "looked_at": len(looked)}
-    if not told or cell.apart in _UNCONNECTED:
+    if not told or cell.unconnected:
         why_not = (
-            NO_EXCHANGE if cell.apart else looked[0] if isinstance(looked[0], str) else looked[0].stragglers.why_not
+            NO_EXCHANGE
+            if cell.unconnected
+            else looked[0]
+            if isinstance(looked[0], str)
+            else looked[0].stragglers.why_not
         )
         return Slow(**head, run=cell.runs[0], chance=1 / cell.workers, period_s=cell.step_s, why_not=why_not)
 
@@ -540,6 +551,8 @@ def _hidden(facts: _Facts) -> float | None:
 
 
 def _residual_words(facts: _Facts) -> str:
+    if facts.cell.loader_thread:
+        return "wait less for the loader, which runs in a thread: a DataLoader with num_workers, or a longer queue"
     unseen = ", such as making its batches, for which no DataLoader was seen" * (facts.cell.parts_s["data"] is None)
     theirs = f"the script does outside all laps{unseen}: three lines in it mark its parts (docs/your_script.md)"
     return f"find what {'is outside all laps' if facts.ours else theirs}"
