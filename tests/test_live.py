@@ -1,6 +1,7 @@
 """A run that goes on, as `status RUN` shows it: known rows in, numbers and a page out."""
 
 import json
+import os
 from functools import partial
 from io import StringIO
 from pathlib import Path
@@ -95,6 +96,26 @@ def test_a_silent_run_is_shown_with_that_and_the_slowest_rank_comes_first(
     assert len(lines) < 24 and "more" in lines[-1] and max(map(len, lines)) <= 60
     finish_run(directory, read_run(directory), status="done", finished=FINISHED, totals={}, reason="")
     assert run_view(directory).lines[0] == "2w: done"
+
+
+def test_a_command_is_known_by_what_its_ranks_have_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows are written when it has ended; before that, notes of its ranks say how far it is."""
+    directory = tmp_path / "2w"
+    create_run(directory, record(effective={"workers": 2}, requested={"steps": 400, "warmup_steps": 0}))
+    for path in directory.iterdir():
+        os.utime(path, (0, 0))
+    assert run_now(directory)["silent_s"] > 1000
+    notes = tmp_path / ".2w.abc.part"
+    notes.mkdir()
+    (notes / "events").touch()
+    begin = 0.1 * np.arange(100)
+    columns = {"step_s": np.full(100, 0.1), "sync_s": np.zeros(100), "begin_s": begin, "samples": np.full(100, 8)}
+    monkeypatch.setattr(watch, "noted_steps", lambda out: dict.fromkeys((0, 1), columns | {"epoch": np.zeros(100)}))
+
+    now = run_now(directory)
+    assert now["silent_s"] < 100 and now["steps"] == 100
+    assert now["steps_per_s"] == pytest.approx(10) and now["samples_per_s"] == pytest.approx(160)
+    assert run_view(directory).lines[1] == "steps 100 of 400 steps, 25 %"
 
 
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

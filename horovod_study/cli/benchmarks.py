@@ -5,7 +5,7 @@ import json
 import sys
 from pathlib import Path
 
-from horovod_study.cli.verbs import COUNT, DIR, FLAG, NUMBER, Result, Verb, curve_progress, given, progress
+from horovod_study.cli.verbs import COUNT, CURVES, DIR, FLAG, NUMBER, Result, Verb, given, progress
 from horovod_study.config import available_cores
 from horovod_study.options import Parser
 
@@ -83,7 +83,7 @@ def _dataset(options: argparse.Namespace) -> Path:
     """Return the data set that --dataset and --data-seed name; it is made where it is not there."""
     from horovod_study.workload.dataset import ensure
 
-    with curve_progress() as on_progress:
+    with progress(CURVES) as on_progress:
         return ensure(options.dataset, seed=options.data_seed, processes=available_cores(), on_progress=on_progress)
 
 

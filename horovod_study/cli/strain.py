@@ -7,7 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from horovod_study.cli.verbs import COUNT, DIR, FILE, FLAG, Result, Verb, curve_progress, progress
+from horovod_study.cli.verbs import COUNT, CURVES, DIR, FILE, FLAG, Result, Verb, progress
 from horovod_study.config import available_cores
 from horovod_study.errors import DataError
 from horovod_study.options import (
@@ -50,7 +50,7 @@ def generate(options: argparse.Namespace) -> int:
     if doubt:
         say(f"warning: {doubt}")
     began = now()
-    with curve_progress() as on_progress:
+    with progress(CURVES) as on_progress:
         dataset.generate(
             path,
             size,
@@ -78,7 +78,7 @@ def check(options: argparse.Namespace) -> Result:
     from horovod_study.workload import dataset
 
     path = dataset.path_of(options.dataset, seed=options.seed, noise_max_mpa=_noise_max_mpa(options))
-    with curve_progress() as on_progress:
+    with progress(CURVES) as on_progress:
         facts = dataset.check(path, on_progress=on_progress)
     (g0_low, g0_high), (a_low, a_high) = facts["target_bounds"]
     if facts["kind"] == "generated":

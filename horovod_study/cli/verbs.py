@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -158,6 +158,10 @@ def say_left_out(left_out: Mapping[str, str]) -> None:
         print(f"doubt: left out: {name}: {why}", file=sys.stderr)
 
 
+CURVES = "  {:,} of {:,} curves".format
+"""What `progress` shows of curves done, curves in all."""
+
+
 @contextmanager
 def progress(text_of: Callable[..., str]) -> Iterator[Callable[..., None]]:
     """Give a function that shows now and then what `text_of` makes of its arguments, in one line."""
@@ -165,19 +169,6 @@ def progress(text_of: Callable[..., str]) -> Iterator[Callable[..., None]]:
 
     with closing(Line()) as line:
         yield lambda *told: line.now_and_then(text_of(*told))
-
-
-def curve_progress() -> AbstractContextManager[Callable[..., None]]:
-    """Give a function of (curves done, curves in all) that shows them and the time left."""
-    from horovod_study.measure.clock import now
-    from horovod_study.progress import duration
-
-    began = now()
-
-    def left(done: int, total: int) -> str:
-        return duration((now() - began) * (total / max(done, 1) - 1))
-
-    return progress(lambda *told: f"  {told[0]:,} of {told[1]:,} curves, about {left(*told)} left")
 
 
 def given(options: argparse.Namespace, *names: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ It is read only: what `status` reads, and the rows that the ranks have written s
 the reading takes a small share of one core: the cores may be those that are being measured.
 """
 
+import glob
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from rich.text import Text
 from horovod_study import lease, records
 from horovod_study.cluster.jobs import JOBS, JobBook
 from horovod_study.errors import RecordError, StudyError
+from horovod_study.files import PART
 from horovod_study.measure.clock import now, sleep
 from horovod_study.progress import duration
 from horovod_study.recording.command import before_the_first_step, noted_steps
@@ -113,7 +115,7 @@ def _going(directory: Path, entry: Entry, estimate: Estimate) -> tuple[str, Time
         foreign = entry.cell.config.workload.small is None  # its record begins with its second step
         share, text = None, "no steps seen yet" if foreign else ""
     else:
-        at = records.last_step(directory / entry.key)
+        at = _last_step(directory / entry.key)
         share, text = how_far(record, at)
     text = text if share is None else f"{100 * share:.0f} %, {text}"
     if at is not None and share is not None and share > 0.05:
@@ -143,16 +145,18 @@ def run_now(directory: Path) -> dict[str, Any]:
     """
     if not (directory / records.MANIFEST).exists() and (waiting := before_the_first_step(directory)):
         raise StudyError(f"{directory}: {waiting}")
-    record, at = records.read_run(directory), records.last_step(directory)
-    found: dict[str, Any] = {
-        "status": record.status,
-        "silent_s": records.silent_s(directory),
-        "steps": at[0] if at else 0,
-    }
-    found |= {**dict.fromkeys(("steps_per_s", "samples_per_s", "wait_share", "slowest_rank")), "ranks": []}
+    record, at = records.read_run(directory), _last_step(directory)
+    written = [directory, *directory.absolute().parent.glob(f".{glob.escape(directory.name)}.*{PART}")]
+    found: dict[str, Any] = {"status": record.status, "silent_s": min(map(records.silent_s, written))}
+    found |= {"steps": at[0] if at else 0, "ranks": []}
+    found |= dict.fromkeys(("steps_per_s", "samples_per_s", "wait_share", "slowest_rank"))
     ranks = records.step_ranks(directory)
     rows = {rank: records.read_steps(directory, rank) for rank in ranks} or noted_steps(directory)
-    if not rows or len(rows) != record.effective.get("workers") or not (common := min(map(len, rows.values()))):
+    if (
+        not rows
+        or len(rows) != record.effective.get("workers")
+        or not (common := min(len(each["step_s"]) for each in rows.values()))
+    ):
         return found
     first = max(0, common - RECENT_STEPS)
     step, sync, begin, samples = (
@@ -173,6 +177,14 @@ def run_now(directory: Path) -> dict[str, Any]:
     }
 
 
+def _last_step(directory: Path) -> tuple[int, int, float] | None:
+    """Return what `records.last_step` does, also of a command whose steps are noted and no rows yet."""
+    at = records.last_step(directory)
+    if at is None and (rows := noted_steps(directory).get(0)) and (steps := len(rows["step_s"])):
+        at = steps, int(rows["epoch"][-1]), float(rows["begin_s"][-1] + rows["step_s"][-1] - rows["begin_s"][0])
+    return at
+
+
 def _known(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
@@ -181,7 +193,7 @@ def run_view(directory: Path, *, height: int = 24) -> View:
     """Return what there is to see of a run now, on a terminal of `height` lines."""
     seen, record = run_now(directory), records.read_run(directory)
     ranks = sorted(seen["ranks"], key=lambda each: -(each["late_s"] or 0.0))
-    share, text = how_far(record, records.last_step(directory))
+    share, text = how_far(record, _last_step(directory))
     facts = [f"steps {text}" if share is None else f"steps {text}, {100 * share:.0f} %"]
     if seen["steps_per_s"] is not None:
         rate = "" if seen["samples_per_s"] is None else f", {seen['samples_per_s']:,.0f} samples/s"
