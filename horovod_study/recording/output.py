@@ -89,9 +89,12 @@ class Output:
         if len(kept) > 2 * _KEPT:
             del kept[:-_KEPT]
         view = memoryview(data)
-        with suppress(OSError):  # nobody reads it any more
+        try:
             while view:
                 view = view[os.write(self._to[read], view) :]
+        except OSError:  # nobody reads it any more: the command is to learn that, too
+            os.close(read)
+            del self._to[read]
 
     def text(self) -> str:
         """Return the last of what the command has printed."""
@@ -103,7 +106,14 @@ class Output:
         return b"\n".join(parts).decode(errors="replace")
 
     def close(self) -> None:
-        """Read no more."""
+        """Read no more; where processes that the command has left print on, a process of its own passes that on."""
+        if self._to and not self._theirs and os.fork() == 0:
+            with suppress(BaseException):
+                os.setsid()
+                while self._to:
+                    for each in select.select(list(self._to), [], [])[0]:
+                        self._pass_on(each)
+            os._exit(0)
         for each in (*self._to, *self._theirs):
             with suppress(OSError):
                 os.close(each)
