@@ -8,7 +8,7 @@ import pytest
 
 from horovod_study.recording.rank import events
 from horovod_study.recording.rank.events import CALLS, DATA_SETS, KINDS, NUMBER, PLACES, DeviceLog, Log
-from horovod_study.recording.steps import Events, Steps, steps_of
+from horovod_study.recording.steps import Events, NotedSteps, steps_of
 
 LAP_S = {"data": 1.0, "forward": 2.0, "backward": 4.0, "update": 8.0}
 
@@ -44,7 +44,7 @@ class Story:
         self.backward()
         self.update(which)
 
-    def steps(self, **more: Any) -> Steps:
+    def steps(self, **more: Any) -> NotedSteps:
         at, kind, number = np.array(self.told).T
         found = Events(host_s=at, at_s=at, kind=kind.astype(int), number=number.astype(int))
         return steps_of(found, calls=CALLS, **more)

@@ -89,7 +89,6 @@ OPENING = {
     "report/page/check.py": "files that it has written itself",
     "report/page/html.py": "files of this package",
     "studies/attempt.py": "the log that it writes",
-    "studies/ranks.py": "the log and the answer of ranks that this program started",
     "studies/study_file.py": "a file that was read through the door before",
     "workload/probes/profiling.py": "what a profiler that this program started wrote",
     "workload/room.py": "facts of the system",

@@ -134,8 +134,6 @@ NAMED = {
     ("analysis/steps/breakdown.py", "cuda_graphs"): "says why a captured step has no data lap",
     ("analysis/learning/convergence.py", "schedule"): "a rate that depends on the length of the run",
     ("studies/compare.py", "schedule"): "a rate that depends on the length of the run",
-    ("analysis/steps/inspection.py", "checkpoint_every"): "knows when the package's own trainer does not train",
-    ("analysis/steps/inspection.py", "evaluate_every"): "knows when the package's own trainer does not train",
     ("recording/recorder.py", "dataset"): "an attribute of PyTorch's DataLoader",
     ("report/archive.py", "dataset"): "a kind of upload, as Zenodo calls it",
 }

@@ -27,7 +27,7 @@ from horovod_study.files import PART, unfinished
 from horovod_study.progress import say
 from horovod_study.recording.output import Output
 from horovod_study.recording.steps import steps_of
-from horovod_study.recording.trainings import OWN_RECORDER, Run, processes_in, trainings_of
+from horovod_study.recording.trainings import OWN_RECORDER, CommandRun, processes_in, trainings_of
 
 VARIABLE = "HOROVOD_STUDY_RECORD"
 NO_STEPS = (
@@ -96,7 +96,7 @@ def record(
         if told:
             asked_file(out).write_text(json.dumps(asked), encoding="utf-8")
             held.callback(asked_file(out).unlink, missing_ok=True)
-        run = Run(out, meeting, options, batch=batch, model_name=model_name, own=own, requested=requested)
+        run = CommandRun(out, meeting, options, batch=batch, model_name=model_name, own=own, requested=requested)
         held.callback(run.close)
         code = _run(
             command, {**environment(asked), **(environ or {})} if not told else dict(environ or os.environ), run
@@ -104,7 +104,7 @@ def record(
         return _close(run, command, code, workers=workers, rate=rate, cell=one_training)
 
 
-def _run(command: Sequence[str], environ: Mapping[str, str], run: Run) -> int:
+def _run(command: Sequence[str], environ: Mapping[str, str], run: CommandRun) -> int:
     output = Output()
     run.output = output
     try:
@@ -130,7 +130,9 @@ def _run(command: Sequence[str], environ: Mapping[str, str], run: Run) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _close(run: Run, command: Sequence[str], code: int, *, workers: int | None, rate: str | None, cell: bool) -> int:
+def _close(
+    run: CommandRun, command: Sequence[str], code: int, *, workers: int | None, rate: str | None, cell: bool
+) -> int:
     """Write what was seen, say what is to be known of it, and return the exit code to end with."""
     seen, processes = processes_in(run.meeting)
     trainings = trainings_of(processes)

@@ -27,7 +27,7 @@ from horovod_study.measure.clock import utc_now, utc_stamp
 from horovod_study.progress import say
 from horovod_study.recording.rank import facts, turns
 from horovod_study.recording.session import RecordOptions
-from horovod_study.recording.trainings import Run, processes_in, trainings_of
+from horovod_study.recording.trainings import CommandRun, processes_in, trainings_of
 from horovod_study.text.words import plural
 
 PATIENCE_S = 30.0
@@ -49,7 +49,7 @@ class Ranks:
         self._library = facts.workers_of([model], optimizer, on_gpu=on_gpu)
         self.rank, self.workers = self._library["rank"], self._library["workers"]
         self.gather = gathering(self._library["backend"], model)
-        self._run: Run | None = None  # on rank 0
+        self._run: CommandRun | None = None  # on rank 0
         self._held = ExitStack()
 
     def __enter__(self) -> Self:
@@ -78,7 +78,7 @@ class Ranks:
                 with writing(directory, "choose a writable --out"):
                     directory.parent.mkdir(parents=True, exist_ok=True)
                     meeting = self._held.enter_context(unfinished(directory, folder=True))
-                self._run = Run(directory, meeting, options, **self._about, requested={}, loads=loads)
+                self._run = CommandRun(directory, meeting, options, **self._about, requested={}, loads=loads)
                 self._held.callback(self._run.close)
         self.directory, self._meeting = map(Path, self.gather((str(directory), str(meeting)))[0])
         return self._meeting
@@ -133,7 +133,7 @@ class Ranks:
         except OSError:
             return ""
         try:
-            run = self._run or Run(
+            run = self._run or CommandRun(
                 self.directory,
                 self._meeting,
                 asdict(self._options),

@@ -218,7 +218,7 @@ class Recording:
                 try:
                     batch = next(batches)
                 except StopIteration:
-                    self._tell("ended")
+                    self._report("ended")
                     return
                 self.fetched(batch, accumulate=accumulate, size=size)
                 yield batch
@@ -249,7 +249,7 @@ class Recording:
                 )
         else:
             samples = whole * (turn + 1) // accumulate - whole * turn // accumulate
-        self._watcher.tell("batch", samples)
+        self._watcher.report("batch", samples)
         self._turns += 1
         self.in_step = True
 
@@ -257,11 +257,11 @@ class Recording:
     def leave(self) -> None:
         """Leave a loop: what follows is in no step."""
         self.in_step = False
-        self._watcher.tell("left")
+        self._watcher.report("left")
 
     @_in_loop
-    def _tell(self, kind: str, number: int = 0) -> None:
-        self._watcher.tell(kind, number)
+    def _report(self, kind: str, number: int = 0) -> None:
+        self._watcher.report(kind, number)
 
     def lap(self, name: str) -> None:
         """End the phase `name` of the step: data, forward, backward, sync, update; it began with what was seen last.
@@ -277,7 +277,7 @@ class Recording:
                 f"record.lap({name!r}): outside a step; mark laps inside `for ... in record.steps(loader)`"
             )
         if self._options.timer_mode != "off" or name == "update":
-            self._tell("lap", LAPS.index(name))
+            self._report("lap", LAPS.index(name))
 
     @_in_loop
     def loss(self, loss: torch.Tensor) -> None:
@@ -290,11 +290,11 @@ class Recording:
     def skip(self) -> Iterator[None]:
         """Leave out what is done inside, such as an evaluation: it belongs to no step and not to the timed window."""
         self._require_open("skip")
-        self._tell("skip")
+        self._report("skip")
         try:
             yield
         finally:
-            self._tell("skipped")
+            self._report("skipped")
 
     def _is_over(self) -> bool:
         """Return whether nothing is recorded any more; raise why, where the script wants to end with the record."""

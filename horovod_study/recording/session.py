@@ -292,10 +292,11 @@ class Session:
         """The number of steps after which this run is to wait; endless where it trains alone."""
         return math.inf if self.turns is None else self.turns.until
 
-    def wait_for_turn(self, made: int, *, samples: int, enough: bool) -> turns.Said:
+    def wait_for_turn(self, made: int, *, samples: int, enough: bool, least: int | None = None) -> turns.Said:
         """Wait, between two stretches, until steps beyond the `made` ones are granted; return how that ended.
 
-        `samples` of this rank so far; `enough`: the run has made what it was asked for. Not collective.
+        `samples` of this rank so far; `enough`: the run has made what it was asked for, which are `least` steps where
+        that is known. Not collective.
         """
         if self.turns is None:
             return "go"
@@ -306,6 +307,7 @@ class Session:
             trained_s=self.trained_s,
             warm=made >= self.options.warmup_steps,
             enough=enough,
+            least=least,
         )
         self._waits.append(made)
         self._waited_s += now() - began

@@ -41,7 +41,7 @@ _MOST_STACKS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Turn:
+class LoopTurn:
     """A turn of a loop: events `begin` to `end`, whether it trains and updates, and its samples."""
 
     begin: int
@@ -88,7 +88,7 @@ class Events:
 
 
 @dataclass(kw_only=True)
-class Steps:
+class NotedSteps:
     """The steps of one rank: columns as those of its rows, of shape (steps,); `begin_s` is on the host's clock."""
 
     columns: dict[str, np.ndarray]
@@ -115,7 +115,7 @@ def steps_of(
     calls: Sequence[str] = (),
     waits_seen: bool = False,
     told: bool = False,
-) -> Steps:
+) -> NotedSteps:
     """Return the steps that one rank has made, from when all of them is seen.
 
     `batch`: samples of each; None: counted. `calls`: names of calls by number. `waits_seen`: a step without a wait for
@@ -145,7 +145,7 @@ def steps_of(
 # ---------------------------------------------------------------------------------------------------- what a step is
 
 
-def _turns(events: Events, by: str) -> list[Turn] | None:
+def _turns(events: Events, by: str) -> list[LoopTurn] | None:
     """Return the turns of the loop over a loader, those without an update too; None where there is no such loop."""
     fetches, updated = events.places("fetch"), events.places(by)
     loops = events.number[fetches]
@@ -164,7 +164,7 @@ def _turns(events: Events, by: str) -> list[Turn] | None:
         if scores[loop] and not once and all(own[-1] < found[each][0] or own[0] > found[each][-1] for each in chosen):
             chosen.append(loop)
     chosen.sort(key=lambda each: int(found[each][0]))
-    turns: list[Turn] = []
+    turns: list[LoopTurn] = []
     inside = 0
     for place, loop in enumerate(chosen):
         limit = int(found[chosen[place + 1]][0]) if place + 1 < len(chosen) else len(events.kind)
@@ -175,18 +175,18 @@ def _turns(events: Events, by: str) -> list[Turn] | None:
     return turns if inside and outside <= inside + 1 else None
 
 
-def _told_turns(events: Events) -> list[Turn]:
+def _told_turns(events: Events) -> list[LoopTurn]:
     """Return the turns of the loops that a script has told of; those of a loop end where it asks for the next batch."""
     updated = events.of("updated") | (events.of("lap") & (events.number == LAPS.index("update")))
     starts, bounds = events.places("start"), events.places("start", "fetch", "left")
     batches = np.append(events.places("batch"), len(events.kind))
-    found: list[Turn] = []
+    found: list[LoopTurn] = []
     for begin, end in zip(bounds.tolist(), [*bounds[1:].tolist(), len(events.kind)], strict=True):
         batch = int(batches[np.searchsorted(batches, begin)])
         if events.kind[begin] != NUMBER["fetch"] or batch >= end:
             continue
         found.append(
-            Turn(
+            LoopTurn(
                 begin=begin - int(begin > 0 and events.kind[begin - 1] == NUMBER["start"]),
                 end=end,
                 trains=True,
@@ -216,7 +216,7 @@ def _with_any(bounds: np.ndarray, places: np.ndarray) -> int:
 
 def _of_loop(
     events: Events, fetches: np.ndarray, updated: np.ndarray, limit: int, *, ended: bool, loop: int
-) -> list[Turn]:
+) -> list[LoopTurn]:
     """Return the turns of one loop; `limit`: the first event of the next one."""
     trained = events.places("updated", "changed", "backwarded")
     got = np.append(events.kind[1:], 0)[fetches] == NUMBER["batch"]
@@ -231,7 +231,7 @@ def _of_loop(
         bounds[-1] = _left(events, newest, int(bounds[-2]), int(bounds[-1]))
     rows = zip(bounds.tolist(), bounds[1:].tolist(), trains.tolist(), updates.tolist(), samples, strict=False)
     found = [
-        Turn(begin=begin, end=end, trains=own, updates=made, samples=count, loop=loop)
+        LoopTurn(begin=begin, end=end, trains=own, updates=made, samples=count, loop=loop)
         for begin, end, own, made, count in rows
     ]
     if ended and (found[0].trains or not found[-1].trains):
@@ -260,10 +260,10 @@ def _left(events: Events, trained: int, begin: int, end: int) -> int:
     return trained
 
 
-def _grouped(turns: Sequence[Turn]) -> list[list[Turn]]:
+def _grouped(turns: Sequence[LoopTurn]) -> list[list[LoopTurn]]:
     """Return the turns of each step, up to an update; those after the last update of a loop are none."""
-    found: list[list[Turn]] = []
-    open_: list[Turn] = []
+    found: list[list[LoopTurn]] = []
+    open_: list[LoopTurn] = []
     for turn in turns:
         if open_ and turn.loop != open_[-1].loop:
             open_ = []
@@ -274,7 +274,7 @@ def _grouped(turns: Sequence[Turn]) -> list[list[Turn]]:
     return found
 
 
-def _between(events: Events, by: str, begin: int) -> list[Turn]:
+def _between(events: Events, by: str, begin: int) -> list[LoopTurn]:
     """Return what is from one update to the next, from the event `begin` on.
 
     Of optimizers that step in turns those of the first count; in a phase of another one its own.
@@ -286,7 +286,7 @@ def _between(events: Events, by: str, begin: int) -> list[Turn]:
     waits = np.append(events.kind[1:], 0)[bounds] == NUMBER["pause"]
     begins = np.where(waits, bounds + 2, bounds)  # it begins when its turn has come
     return [
-        Turn(begin=int(one), end=int(two), trains=True, updates=True, samples=0, loop=0)
+        LoopTurn(begin=int(one), end=int(two), trains=True, updates=True, samples=0, loop=0)
         for one, two in zip(begins, ends, strict=False)
     ]
 
@@ -325,7 +325,7 @@ def _in_forward(events: Events) -> np.ndarray:
     return found
 
 
-def _asides(events: Events, steps: Sequence[Sequence[Turn]], *, looped: bool) -> dict[int, tuple[int, int]]:
+def _asides(events: Events, steps: Sequence[Sequence[LoopTurn]], *, looped: bool) -> dict[int, tuple[int, int]]:
     """Return {step: (begin, end)} of what is in a step and not of it: what is in few steps, and does not train."""
     hidden = events.inside("backward", "backwarded") | events.inside("update", "updated")
     without = events.of("forward") & (events.number % 2 == 0) & ~hidden
@@ -365,7 +365,7 @@ def _asides(events: Events, steps: Sequence[Sequence[Turn]], *, looped: bool) ->
 
 def _made(
     events: Events,
-    steps: list[list[Turn]],
+    steps: list[list[LoopTurn]],
     by: str,
     *,
     looped: bool,
@@ -373,7 +373,7 @@ def _made(
     calls: Sequence[str],
     waits_seen: bool,
     told: bool = False,
-) -> Steps:
+) -> NotedSteps:
     label = _labels(events)
     for first, last in () if told else _asides(events, steps, looped=looped).values():
         label[first:last] = LABELS.index("outside")
@@ -396,7 +396,7 @@ def _made(
     columns["begin_s"] = _begin(events, inside, begins, ends)
     samples, uncounted, from_calls = _samples(events, steps, looped=looped, batch=batch)
     columns |= {"epoch": _epochs(steps), "samples": samples}
-    found = Steps(
+    found = NotedSteps(
         columns=columns,
         begins=begins,
         by={"updated": "updates", "changed": "changes", "turns": "turns"}.get(by, "backwards"),
@@ -435,7 +435,7 @@ def _begin(events: Events, inside: np.ndarray, begins: np.ndarray, ends: np.ndar
 
 
 def _samples(
-    events: Events, steps: Sequence[Sequence[Turn]], *, looped: bool, batch: int | None
+    events: Events, steps: Sequence[Sequence[LoopTurn]], *, looped: bool, batch: int | None
 ) -> tuple[np.ndarray, bool, bool]:
     """Return the samples of each step, whether nobody knows them, and whether they are those of the model's calls."""
     if batch is not None:
@@ -460,13 +460,13 @@ def _samples(
     return found, False, from_calls
 
 
-def _epochs(steps: Sequence[Sequence[Turn]]) -> np.ndarray:
+def _epochs(steps: Sequence[Sequence[LoopTurn]]) -> np.ndarray:
     loops = [step[0].loop for step in steps]
     numbers = {loop: number for number, loop in enumerate(dict.fromkeys(loops))}
     return np.array([numbers[loop] for loop in loops], dtype=int)
 
 
-def _epoch_steps(events: Events, steps: Sequence[Sequence[Turn]]) -> int | None:
+def _epoch_steps(events: Events, steps: Sequence[Sequence[LoopTurn]]) -> int | None:
     """Return the steps of a whole epoch: the most of a loop that came to its end."""
     ended, found = events.places("ended"), []
     for _, own in itertools.groupby(steps, key=lambda step: step[0].loop):
@@ -477,7 +477,7 @@ def _epoch_steps(events: Events, steps: Sequence[Sequence[Turn]]) -> int | None:
     return max(found, default=None)
 
 
-def _data(events: Events, steps: Sequence[Sequence[Turn]]) -> int | None:
+def _data(events: Events, steps: Sequence[Sequence[LoopTurn]]) -> int | None:
     if not steps:
         return None
     begin = steps[0][0].begin
@@ -515,7 +515,7 @@ def _calls(
     }, averaged
 
 
-def losses_of(path: Path, events: Events, steps: Steps) -> np.ma.MaskedArray[Any, Any]:
+def losses_of(path: Path, events: Events, steps: NotedSteps) -> np.ma.MaskedArray[Any, Any]:
     """Return the loss of each step, masked where none was told: float64 pairs in a file, of a moment and the loss."""
     told = np.fromfile(path, np.float64).reshape(-1, 2)
     found: np.ma.MaskedArray[Any, Any] = np.ma.array(np.zeros(len(steps)), mask=True)
@@ -524,7 +524,7 @@ def losses_of(path: Path, events: Events, steps: Steps) -> np.ma.MaskedArray[Any
     return found
 
 
-def stacks_of(path: Path, names: Sequence[str], events: Events, steps: Steps, first: int) -> list[dict[str, Any]]:
+def stacks_of(path: Path, names: Sequence[str], events: Events, steps: NotedSteps, first: int) -> list[dict[str, Any]]:
     """Return where the time of the steps from `first` on was, by samples of the stack: shares of 2 % or more."""
     if not path.is_file() or first >= len(steps):
         return []

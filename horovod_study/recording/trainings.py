@@ -27,7 +27,8 @@ from horovod_study.recording.output import Output
 from horovod_study.recording.rank import turns
 from horovod_study.recording.rank.events import CALLS
 from horovod_study.recording.said import rate_said
-from horovod_study.recording.steps import Events, Steps, losses_of, stacks_of, steps_of
+from horovod_study.recording.steps import Events, NotedSteps, losses_of, stacks_of, steps_of
+from horovod_study.text.numbers import percent
 from horovod_study.text.words import plural
 
 OWN_RECORDER = "own recorder"
@@ -50,7 +51,7 @@ _AT_ONCE = 65536
 
 
 @dataclass(kw_only=True)
-class Process:
+class RankNotes:
     """What one process has left of one training: facts, and where its events are."""
 
     path: Path  # without the ending
@@ -95,10 +96,10 @@ class Process:
 
 
 @dataclass(kw_only=True)
-class Training:
+class RankGroup:
     """The ranks that train together, in their order; `connected`: by a library."""
 
-    ranks: list[Process]
+    ranks: list[RankNotes]
     connected: bool
     ended: str = ""  # how it was ended from outside
 
@@ -113,7 +114,7 @@ class Training:
         return len(self.ranks) == self.workers
 
 
-def processes_in(meeting: Path) -> tuple[list[str], list[Process]]:
+def processes_in(meeting: Path) -> tuple[list[str], list[RankNotes]]:
     """Return how far the processes of a command came, and those that have begun to train or could not be recorded."""
     seen = ["python"] if (meeting / "pythons").exists() else []
     found = []
@@ -127,7 +128,7 @@ def processes_in(meeting: Path) -> tuple[list[str], list[Process]]:
         opened = {**told.get("opened", [{}])[-1]}
         if opened or "stopped" in told:
             found.append(
-                Process(
+                RankNotes(
                     path=path.with_suffix(""),
                     opened={**opened, **told.get("joined", [{}])[-1]} if opened else {},
                     names=told.get("name", []),
@@ -140,10 +141,10 @@ def processes_in(meeting: Path) -> tuple[list[str], list[Process]]:
     return seen, found
 
 
-def trainings_of(processes: Sequence[Process]) -> list[Training]:
+def trainings_of(processes: Sequence[RankNotes]) -> list[RankGroup]:
     """Return the trainings of a command, in the order in which they began."""
     there = sorted((each for each in processes if each.events is not None), key=lambda each: each.span_s)
-    found: list[Training] = []
+    found: list[RankGroup] = []
     for process in there:
         if process.workers > 1:
             same = (each for each in found if each.connected and _is_of(process, each))
@@ -152,16 +153,16 @@ def trainings_of(processes: Sequence[Process]) -> list[Training]:
         if (training := next(same, None)) is not None:
             training.ranks.append(process)
         else:
-            found.append(Training(ranks=[process], connected=process.workers > 1))
+            found.append(RankGroup(ranks=[process], connected=process.workers > 1))
     for training in found:
         training.ranks.sort(key=lambda each: (int(each.opened["rank"]), each.span_s))
     return found
 
 
-def _is_of(process: Process, training: Training) -> bool:
+def _is_of(process: RankNotes, training: RankGroup) -> bool:
     """Return whether a process has the launch of a training, and a rank that nobody of it has."""
 
-    def launch(of: Process) -> tuple[Any, ...]:
+    def launch(of: RankNotes) -> tuple[Any, ...]:
         environ = of.opened["environ"]
         return (
             of.workers,
@@ -172,7 +173,7 @@ def _is_of(process: Process, training: Training) -> bool:
     return launch(process) == launch(training.ranks[0]) and process.opened["rank"] not in taken
 
 
-def _at_the_same_time(one: Process, other: Process) -> bool:
+def _at_the_same_time(one: RankNotes, other: RankNotes) -> bool:
     """Return whether two processes train at the same time for most of the shorter one."""
     if one.path.name.rpartition("-")[0] == other.path.name.rpartition("-")[0]:
         return False  # of one process, one after the other
@@ -180,7 +181,7 @@ def _at_the_same_time(one: Process, other: Process) -> bool:
     return min(end, last) - max(begin, first) > 0.5 * min(end - begin, last - first)
 
 
-class Run:
+class CommandRun:
     """The run directories of one command while it goes on: the sampler of its host, and the first record."""
 
     def __init__(
@@ -230,7 +231,7 @@ class Run:
             self.begin(complete[0])
         return False
 
-    def begin(self, training: Training) -> records.RunRecord:
+    def begin(self, training: RankGroup) -> records.RunRecord:
         """Begin the record of the first training."""
         record = self._begin(self.out, training)
         if self._sampler is not None:
@@ -250,7 +251,7 @@ class Run:
 
     # ------------------------------------------------------------------------------------------------ the record
 
-    def _begin(self, out: Path, training: Training) -> records.RunRecord:
+    def _begin(self, out: Path, training: RankGroup) -> records.RunRecord:
         """Write run.json of a training that goes on."""
         effective = self._effective(training)
         record = records.RunRecord(
@@ -289,7 +290,7 @@ class Run:
         if out == self.out:
             self._record = record
 
-    def _effective(self, training: Training) -> dict[str, Any]:
+    def _effective(self, training: RankGroup) -> dict[str, Any]:
         """Return what ran, as it was before the first step."""
         first = training.ranks[0].opened
         hosts = [each.opened["host"] for each in training.ranks]
@@ -342,7 +343,7 @@ class Run:
 
     # ------------------------------------------------------------------------------------------------ the end
 
-    def write(self, training: Training, number: int, *, failed: str) -> int:
+    def write(self, training: RankGroup, number: int, *, failed: str) -> int:
         """Write the run of a training that has ended; return 1 where it failed."""
         out = records.training_directory(self.out, number)
         if number > 1:
@@ -370,7 +371,7 @@ class Run:
             _say_found(record, totals, where)
         return int(bool(reason))
 
-    def _measured(self, out: Path, training: Training, *, first: bool) -> tuple[dict[str, Any], dict[str, Any], str]:
+    def _measured(self, out: Path, training: RankGroup, *, first: bool) -> tuple[dict[str, Any], dict[str, Any], str]:
         """Write the rows of a training; return its totals, what is only known now, and why it has failed."""
         events = [each.read() for each in training.ranks]
         steps = [
@@ -419,7 +420,7 @@ class Run:
         )
         return totals, effective, ""
 
-    def _why_failed(self, training: Training, steps: Sequence[Steps], out: Path) -> str:
+    def _why_failed(self, training: RankGroup, steps: Sequence[NotedSteps], out: Path) -> str:
         for number, each in enumerate(training.ranks):
             who = f"rank {each.opened['rank'] if training.connected else number}: " if training.workers > 1 else ""
             if each.failed or each.stopped:
@@ -435,7 +436,7 @@ class Run:
             )
         return ""
 
-    def _learnt(self, training: Training, steps: Sequence[Steps]) -> dict[str, Any]:
+    def _learnt(self, training: RankGroup, steps: Sequence[NotedSteps]) -> dict[str, Any]:
         """Return what is only known at the end of what ran."""
         ranks = training.ranks
         usual = [int(np.median(each.columns["samples"])) if len(each) else None for each in steps]
@@ -469,7 +470,7 @@ class Run:
             **({"ended": training.ended or "before Python's own end"} if any(not each.ended for each in ranks) else {}),
         }
 
-    def _steady(self, steps: Sequence[Steps], effective: Mapping[str, Any]) -> steady.Steady:
+    def _steady(self, steps: Sequence[NotedSteps], effective: Mapping[str, Any]) -> steady.Steady:
         declared, made = self.options["warmup_steps"], min(map(len, steps))
         if self.options.get("timer_mode") == "off" or self.options.get("steady") == "declared":
             looked = (
@@ -601,7 +602,7 @@ def _common(values: Sequence[str | None]) -> str | None:
     return values[0] if len(set(values)) == 1 else None
 
 
-def _zeros(training: Training, steps: Sequence[Steps]) -> dict[str, float]:
+def _zeros(training: RankGroup, steps: Sequence[NotedSteps]) -> dict[str, float]:
     """Return host -> the zero of the run's times on its clock: when the first of its ranks began its first step."""
     found: dict[str, float] = {}
     for process, own in zip(training.ranks, steps, strict=True):
@@ -611,7 +612,7 @@ def _zeros(training: Training, steps: Sequence[Steps]) -> dict[str, float]:
     return {each.opened["host"]: found.get(each.opened["host"], 0.0) for each in training.ranks}
 
 
-def _stretches(steps: Steps, first: int, zero: float) -> list[list[float]]:
+def _stretches(steps: NotedSteps, first: int, zero: float) -> list[list[float]]:
     """Return begin and end of each stretch of steps without a pause, from step `first` on."""
     begin, length = steps.columns["begin_s"][first:] - zero, steps.columns["step_s"][first:]
     if not len(begin):
@@ -624,7 +625,7 @@ def _stretches(steps: Steps, first: int, zero: float) -> list[list[float]]:
     ]
 
 
-def _update_doubt(steps: Steps) -> str:
+def _update_doubt(steps: NotedSteps) -> str:
     """Return what to doubt of steps as updates, "" for nothing."""
     if steps.by == "backwards":
         return (
@@ -642,7 +643,7 @@ def _update_doubt(steps: Steps) -> str:
     return ""
 
 
-def _totals(training: Training, steps: Sequence[Steps], found: steady.Steady, *, off: bool) -> dict[str, Any]:
+def _totals(training: RankGroup, steps: Sequence[NotedSteps], found: steady.Steady, *, off: bool) -> dict[str, Any]:
     """Return the totals of the window, from step `found.step` on; `off`: nothing but the window was timed."""
     first, ranks = found.step, training.ranks
     made = min(map(len, steps))
@@ -672,7 +673,7 @@ def _totals(training: Training, steps: Sequence[Steps], found: steady.Steady, *,
     }
 
 
-def _outside(steps: Steps, first: int, rate: float) -> dict[str, Any]:
+def _outside(steps: NotedSteps, first: int, rate: float) -> dict[str, Any]:
     """Return the time between the steps of the window, and the rate with it."""
     begin, length = steps.columns["begin_s"][first:], steps.columns["step_s"][first:]
     gaps = np.maximum(begin[1:] - begin[:-1] - length[:-1], 0.0)
@@ -701,9 +702,7 @@ def _summary(columns: Mapping[str, np.ndarray], first: int) -> dict[str, Any]:
 
 def _say_found(record: records.RunRecord, totals: Mapping[str, Any], where: str) -> None:
     workers, outside = record.effective["workers"], totals["outside"]
-    beside = (
-        f"{outside['share']:.0%} of the time is outside of steps, {outside['samples_per_s']:,.0f} samples/s with it"
-    )
+    beside = f"{percent(outside['share'], decimals=0)} of the time is outside of steps, {outside['samples_per_s']:,.0f} samples/s with it"
     say(
         f"recorded {totals['steps']:,} steps after {totals['excluded_steps']:,} of warm-up: "
         f"{totals['samples_per_s']:,.0f} samples/s with {plural(workers, 'worker')}"

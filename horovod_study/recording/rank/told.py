@@ -71,7 +71,7 @@ class Told(Watcher):
         """Return how many samples a batch has, of a loader that calls it `size`; 0: unknown."""
         return facts.samples_of(batch, size=size if isinstance(size, int) else None, second=self._second)
 
-    def tell(self, kind: str, number: int = 0) -> None:
+    def report(self, kind: str, number: int = 0) -> None:
         """Note that something of these kinds happens now: batch, ended, lap, skip, skipped, left."""
         self._note(NUMBER[kind], number)
         if kind == "batch":

@@ -157,7 +157,7 @@ class Watcher:
 
     def install(self) -> None:
         """Put the hooks where they see every training of this process."""
-        self._tell("seen", "torch")
+        self._report("seen", "torch")
         register_optimizer_step_pre_hook(Door(self._before_update, self.give_up))
         register_optimizer_step_post_hook(Door(self._after_update, self.give_up))
         # All that autograd does for a gradient, `torch.autograd.grad` included.
@@ -263,7 +263,7 @@ class Watcher:
             self._step()
 
     def _look_for_change(self, *, backward: bool) -> None:
-        """Open the log where parameters change although no optimizer was seen to step: in compiled code, or by hand.
+        """Open the log where parameters change although no optimizer was seen to step: in compiled code, or without one.
 
         Looking takes a while: it is done after 3, 6, 12 ... backwards and batches, and compared at the two that follow.
         """
@@ -282,7 +282,7 @@ class Watcher:
                 for each in facts.optimizers()
                 if any(id(own) in changed for group in each.param_groups for own in group["params"])
             ]
-            self._open(owners, by_update=False)
+            self._open(owners, changed=changed)
 
     def _notice_change(self) -> None:
         """Note that the parameters are others than at the last look."""
@@ -521,14 +521,18 @@ class Watcher:
 
     # ------------------------------------------------------------------------------------------------ the training
 
-    def _open(self, stepped: list[torch.optim.Optimizer], *, by_update: bool = True) -> None:
-        """Begin the record of a training: what is trained is known."""
+    def _open(self, stepped: list[torch.optim.Optimizer], *, changed: set[int] | None = None) -> None:
+        """Begin the record of a training: what is trained is known.
+
+        `changed`: ids of parameters that are others than before, where no update was seen.
+        """
+        by_update = changed is None
         if (
             self._training == 1
             and not self._told
             and any(name in sys.modules for name in ("horovod_study.recording.session", "horovod_study.train"))
         ):
-            self._tell("seen", "own recorder")
+            self._report("seen", "own recorder")
             self._over()
             return
         if by_update:
@@ -540,7 +544,7 @@ class Watcher:
         stepped = list({id(each): each for each in stepped}.values())
         groups = [each for one in stepped for each in one.param_groups]
         parameters = [each for group in groups for each in group["params"]]
-        self._models = self._models if self._told else self._models_of(stepped, there)
+        self._models = self._models if self._told else self._models_of(stepped, there, changed or set())
         self._probe = next((each for each in parameters if each.requires_grad), parameters[0] if parameters else None)
         if self._probe is None:
             self._probe = next((each for model in self._models for each in model.parameters()), None)
@@ -569,7 +573,7 @@ class Watcher:
         if multiprocessing.parent_process() is not None and not self._told:
             Finalize(None, self.finish, exitpriority=100)  # such a process ends without what atexit has
         if self._timed and self._asked.get("stacks", True):
-            self._stacks = Stacks(get_ident(), self._path("stacks"), functools.partial(self._tell, "name"))
+            self._stacks = Stacks(get_ident(), self._path("stacks"), functools.partial(self._report, "name"))
         self._turns = connect(rank=workers["rank"], workers=workers["workers"])
         self._opened_s = now()
         self._note(_OPENED)
@@ -577,32 +581,32 @@ class Watcher:
         if self._turns is not None and not self._told:  # who is told of a loop waits as it begins
             self._wait_for_turn()
 
-    def _models_of(self, stepped: list[torch.optim.Optimizer], there: list[Any]) -> list[nn.Module]:
-        """Return the models that optimizers train; `there`: all modules of this process."""
+    def _models_of(self, stepped: list[torch.optim.Optimizer], there: list[Any], changed: set[int]) -> list[nn.Module]:
+        """Return the models that optimizers train, or that have `changed`; `there`: all modules of this process."""
         found: list[nn.Module] = []
         modules = [each for each in there if issubclass(type(each), nn.Module)]
         for optimizer in stepped:
             own = [each for group in optimizer.param_groups for each in group["params"]]
             found += facts.models_of(set(map(id, own)), modules) or [facts.LooseParameters(own)]
         if not stepped:
-            found = facts.models_with_gradients()
+            found = facts.models_of(changed, modules) or facts.models_with_gradients()
         return list({id(each): each for each in found}.values())
 
     def _join(self, optimizers: list[torch.optim.Optimizer]) -> None:
         """Record those optimizers, too, that have stepped between two updates of the known ones."""
         for optimizer in optimizers:
             self._optimizers[id(optimizer)] = optimizer
-            for model in self._models_of([optimizer], facts.objects(nn.Module)):
+            for model in self._models_of([optimizer], facts.objects(nn.Module), set()):
                 if all(model is not each for each in self._models):
                     self._models.append(model)
                     self._hook(model)
-        self._tell("joined", self._about(list(self._optimizers.values())))
+        self._report("joined", self._about(list(self._optimizers.values())))
 
     def _begin_again(self) -> None:
         """Begin another record, because the optimizers of this one step no more while others do."""
         strangers = self._strangers
         if self._asked.get("one_training") or self._training == self._asked.get("trainings", 8):
-            self._tell("more", "a training after this one is not recorded")
+            self._report("more", "a training after this one is not recorded")
             self.finish()
             return
         begun = self._log.take()
@@ -682,7 +686,7 @@ class Watcher:
         name = f"{os.uname().nodename}-{os.getpid()}-{self._training}.{ending}"
         return os.path.join(self._asked["meeting"], name)
 
-    def _tell(self, what: str, value: Any) -> None:
+    def _report(self, what: str, value: Any) -> None:
         """Leave a line of JSON for the parent."""
         with suppress(OSError), open(self._path("facts"), "a", encoding="utf-8") as stream:
             stream.write(json.dumps([what, value]) + "\n")
@@ -698,7 +702,7 @@ class Watcher:
         self, workers: dict[str, Any], device: torch.device, stepped: list[Any], groups: list[dict[str, Any]]
     ) -> None:
         names = self._asked.get("variables", ())
-        self._tell(
+        self._report(
             "opened",
             {
                 **facts.of_process(device),
@@ -730,7 +734,7 @@ class Watcher:
             self._turns.leave()
         self._log.close()
         rss_mb, pss_mb = facts.memory_mb()
-        self._tell(
+        self._report(
             "ended",
             {
                 "sha256": facts.digest(self._models),
@@ -746,7 +750,7 @@ class Watcher:
     def finish(self, failed: str = "") -> None:
         """End the record in good order, and take all hooks away; `failed`: why the training has failed."""
         if failed:
-            self._tell("failed", failed)
+            self._report("failed", failed)
         try:
             self._end()
         except Exception as error:
@@ -765,7 +769,7 @@ class Watcher:
         if self.state == "over":
             return
         self.state, self.failure = "over", error
-        self._tell("stopped", f"at step {self.made:,}: {_named(error)}")
+        self._report("stopped", f"at step {self.made:,}: {_named(error)}")
         print(f"horovod-study: the training goes on, its recording has stopped: {_named(error)}", file=sys.stderr)
         with suppress(Exception):
             if self._turns is not None:  # nobody may wait for the steps of this rank any more
@@ -789,7 +793,7 @@ class Watcher:
 
         def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
             if self.state == "recording":
-                self._tell("failed", _named(error))
+                self._report("failed", _named(error))
             original(kind, error, trace)
 
         sys.excepthook = hook
