@@ -263,7 +263,7 @@ class Watcher:
             self._step()
 
     def _look_for_change(self, *, backward: bool) -> None:
-        """Open the log where parameters change although no optimizer was seen to step: in compiled code, or without one.
+        """Open the log where parameters change although no optimizer was seen to step: in compiled code, or without.
 
         Looking takes a while: it is done after 3, 6, 12 ... backwards and batches, and compared at the two that follow.
         """
