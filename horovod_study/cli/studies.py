@@ -172,7 +172,7 @@ def status(options: argparse.Namespace) -> int | Result:
     from horovod_study.studies.watch import run_view, study_view, watch
 
     one = options.study.is_dir() or before_the_first_step(options.study)
-    study = None if one else _study(options)
+    study: Any = None if one else _study(options)
     if options.watch and not options.json:
         from rich.console import Console
 
