@@ -49,7 +49,6 @@ READING = {
     "workload/probes/profiling.py": "the file of a profiler that this program started",
     "measure/system.py": "messages between sampler and trainer",
     "recording/trainings.py": "notes of the processes of a command that this program started",
-    "comm/meeting.py": "messages between ranks",
     "programs/script.py": "the cell of the program that started it",
     "recording/rank/watch.py": "what the command that started it asks",
     "recording/rank/turns.py": "messages between a rank and the runner",

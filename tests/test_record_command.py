@@ -517,7 +517,7 @@ def test_the_end_of_the_command_is_its_own(name: str, tmp_path: Path) -> None:
 
 
 NOTHING = {
-    "no torch": ("import json", 0, "PYTHONPATH"),
+    "no torch": ("import json", 0, "no Python of it imports torch"),
     "no training": ("import torch", 0, "optimizer"),
     "it fails": ("import torch; raise ValueError", 1, "optimizer"),
     "its own lines": ("import horovod_study.recording.session, torch\n" + HEAD + ONE_BATCH, 1, "records itself"),

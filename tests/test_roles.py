@@ -33,8 +33,9 @@ ALLOWED = {
         "cuda_graphs kernels loader threads widths",
     ): "options of `bench timers`, which declares its own",
     ("studies/verify.py", "dataset input_scaling kernels lr_scaling"): "the job that the proof hands to its program",
-    ("recording/recorder.py", "disk_full steady system_interval_s timer_mode warmup_steps"): "arguments of recorder()",
+    ("recording/recorder.py", "disk_full steady timer_mode warmup_steps"): "arguments of recorder()",
     ("recording/session.py", "lr timer_mode warmup_steps"): "keys of `effective` in run.json",
+    ("recording/trainings.py", "lr optimizer timer_mode warmup_steps"): "keys of `effective` in run.json",
 }
 """(module, names in alphabetical order): why they are there."""
 

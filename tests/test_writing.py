@@ -43,7 +43,6 @@ WRITING = {
     "cluster/doctor/__init__.py": "tries what hosts see of a file, in a folder of its own",
     "cluster/doctor/probe.py": "tries what a file system can do, in a folder of its own",
     "cluster/identity.py": "copies the source into a hidden folder, which is renamed when it is whole",
-    "comm/meeting.py": "empty files, whose age says that a rank lives",
     "recording/command.py": "what is asked of ranks, in a hidden file that is removed",
     "recording/rank/": "events of a training, in a temporary folder of its command",
     "recording/rank/watch.py": "a line on how far a process has come, in a temporary folder of its command",

@@ -240,7 +240,7 @@ def _hosts(options: argparse.Namespace) -> tuple[Any, ...]:
 
 
 def _study_arguments(parser: Parser, *, study: str = "the study file", cells: str = "") -> None:
-    optional = {"nargs": "?"} if "COMMAND" in study else {}
+    optional: dict[str, Any] = {"nargs": "?"} if "COMMAND" in study else {}
     parser.add_argument("study", type=Path, metavar="STUDY.yaml", help=study, **optional)
     if cells:
         parser.add_argument("cells", nargs="*", metavar="CELL", help=cells)

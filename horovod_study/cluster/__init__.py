@@ -12,6 +12,5 @@ reason      why ranks failed, in one line, from what they printed
 identity    the code and the environment that distinguish cells beside their configuration
 slurm       the script of a job as pure text
 jobs        submitted jobs: what each was asked to run, and where it stands
-recorded    a command whose training is recorded without a line in its script
 doctor/     what is wrong with this machine, other hosts, a partition, and what to do about it
 """

@@ -12,13 +12,10 @@ ps            a parameter server over MPI
 buckets       gradients that leave from hooks during backward
 priority      who gets the core when gradients arrive
 traffic       the path that the gradients really took, from the kernel's counters
-meeting       small values exchanged through a folder, where the training's own communication must not be touched
-observed      the calls of torch.distributed in which a script waits for other ranks
 nccl_log      what NCCL says about the way it took
 gpus          which GPU is a rank's, and who shares one
 libmpi        the MPI library that is loaded: where from, what it can, whether it is the launcher's
 raw           all-reduce over MPI, Gloo or NCCL without a runtime around it: the floor
-attached      the library that somebody's own script has started, for horovod_study.recorder
 watchdog      ends a rank whose peers never arrive
 liveness      names the rank that stalls or dies in training, and ends the run
 stop          SIGTERM and SIGUSR1: a request to stop that all ranks follow at the same step

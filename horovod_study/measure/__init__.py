@@ -4,7 +4,6 @@ clock         the only reader of time; laps that tile a training step
 steady        from which step on a run is steady
 ranges        laps as named ranges, for profilers
 recorder      what one rank keeps of its steps until it is written
-precision     what the first steps of a training computed in
 environment   what the run ran on
 evidence      what each rank really has: cores, threads, device, learning rate, settings; who else uses its cores
 system        the sampler of a host, a program of its own beside the ranks, and how the trainer starts and stops it

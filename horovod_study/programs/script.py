@@ -18,6 +18,7 @@ from typing import Any
 
 import yaml
 
+from horovod_study.errors import StudyError
 from horovod_study.variables import back_to_the_shell
 
 
@@ -59,17 +60,20 @@ def _recorded(
 ) -> int | str | None:
     from horovod_study.recording import command
 
-    return command.record(
-        options.words,
-        options.out,
-        asked,
-        own=own,
-        requested={"batch": values["batch"], "declared": "command" if options.command else "script"},
-        steps=options.steps,
-        workers=options.workers,
-        rate=options.rate,
-        told=options.launcher,
-    )
+    try:
+        return command.record(
+            options.words,
+            options.out,
+            asked,
+            own=own,
+            requested={"batch": values["batch"], "declared": "command" if options.command else "script"},
+            steps=options.steps,
+            workers=options.workers,
+            rate=options.rate,
+            told=options.launcher,
+        )
+    except StudyError as error:
+        return f"error: {error}"
 
 
 def _script(options: argparse.Namespace, backend: str) -> int | str | None:

@@ -1,12 +1,11 @@
 """Recorded runs: what surrounds a training loop, so that its run directory can be analysed.
 
-session      ONE recorded run: ranks, sampler, claim, run.json, clock and rows, steady window, totals, failure
-recorder     `horovod_study.recorder`: three lines around anybody's PyTorch loop
-hooks        the laps of such a loop, seen from public hooks
-automatic    the same for a script without a line of this package: `horovod-study record -- COMMAND`, which has every
-             Python below the command load inject/sitecustomize.py
-turns        a rank's wait between slices of steps, where cells of a study train one at a time
+session      ONE recorded run of our own trainer: ranks, sampler, claim, run.json, clock, steady window, totals, failure
+command      `horovod-study record -- COMMAND`: a script without a line of this package, whose processes load `inject`
+recorder     `horovod_study.recorder`: three lines around anybody's PyTorch loop; ranks: how its ranks begin and end
 lightning    the same for Lightning's Trainer, imported as `horovod_study.lightning`
-
-The worked example's trainer is recorded by the same session.
+rank         what is inside the ranks of both: hooks that note events
+steps        steps and their laps, from events
+trainings    run directories, from what ranks have noted
+output       what a command prints, and the rate that it says (said)
 """

@@ -43,9 +43,10 @@ _BY_SIGNAL = {124: "timeout", 130: "SIGINT", 137: "SIGKILL", 143: "SIGTERM"}
 
 def environment(asked: Mapping[str, Any]) -> dict[str, str]:
     """Return the environment of a command whose training is recorded as `asked`."""
-    inject = Path(__file__).parent / "inject"
-    paths = [str(inject), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), VARIABLE: json.dumps(asked)}
+    inject = str(Path(__file__).parent / "inject")
+    kept = os.environ.get("PYTHONPATH")
+    path = inject if not kept else os.pathsep.join([inject, kept])  # an empty part of it is the working directory
+    return {**os.environ, "PYTHONPATH": path, VARIABLE: json.dumps(asked)}
 
 
 def asked_file(out: Path) -> Path:
@@ -141,7 +142,7 @@ def _close(run: Run, command: Sequence[str], code: int, *, workers: int | None, 
         say(f"horovod-study record: no run was recorded: {stopped}")
         return code or 1
     if not trainings:
-        why = NO_STEPS if "torch" in seen else _UNSEEN
+        why = NO_STEPS if "torch" in seen else "no Python of it imports torch" if "python" in seen else _UNSEEN
         return run.write_command(command, code, workers=workers, rate=rate, why=why)
     kept = trainings[: 1 if cell else records.MAX_TRAININGS]
     if len(trainings) > len(kept) or any(each.more for each in processes):
@@ -156,9 +157,8 @@ def _close(run: Run, command: Sequence[str], code: int, *, workers: int | None, 
 
 
 _UNSEEN = (
-    "no Python of the command has imported torch with this environment; python -I, -E and -S hide the recorder, and so "
-    "does a command that sets PYTHONPATH itself (keep what is in it: PYTHONPATH=lib:$PYTHONPATH) or a launcher that "
-    f"passes PYTHONPATH and {VARIABLE} not on (mpirun -x PYTHONPATH -x {VARIABLE})"
+    "no Python of it has loaded the recorder; python -I, -E and -S hide it, and so does a PYTHONPATH without what was "
+    f"in it, or a launcher that passes it not on (mpirun -x PYTHONPATH -x {VARIABLE})"
 )
 
 

@@ -28,7 +28,7 @@ class Output:
         self._kept: dict[int, bytearray] = {}  # descriptor that is read -> what came last
         self._to: dict[int, int] = {}  # descriptor that is read -> that of ours
         self._theirs: list[int] = []
-        self._file: tuple[Path, int] | None = None  # what the command writes to by itself, and where it begins
+        self._files: dict[Path, int] = {}  # what the command writes to by itself, and where it begins
         sys.stdout.flush()
         self.stdout = self._between(1)
         same = os.path.sameopenfile(1, 2) and self.stdout is not None
@@ -45,8 +45,8 @@ class Output:
         elif stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind):
             read, write = os.pipe()
         else:
-            if own == 1 and stat.S_ISREG(kind):
-                self._file = (Path(f"/proc/{os.getpid()}/fd/1").resolve(), os.fstat(own).st_size)
+            if stat.S_ISREG(kind):
+                self._files[Path(f"/proc/{os.getpid()}/fd/{own}").resolve()] = os.fstat(own).st_size
             return None
         self._kept[read], self._to[read] = bytearray(), own
         self._theirs.append(write)
@@ -89,22 +89,31 @@ class Output:
         if len(kept) > 2 * _KEPT:
             del kept[:-_KEPT]
         view = memoryview(data)
-        with suppress(OSError):  # nobody reads it any more
+        try:
             while view:
                 view = view[os.write(self._to[read], view) :]
+        except OSError:  # nobody reads it any more: the command is to learn that, too
+            os.close(read)
+            del self._to[read]
 
     def text(self) -> str:
         """Return the last of what the command has printed."""
         parts = [bytes(each) for each in self._kept.values()]
-        if self._file is not None:
-            path, begin = self._file
+        for path, begin in self._files.items():
             with suppress(OSError), path.open("rb") as stream:
                 stream.seek(max(begin, path.stat().st_size - _KEPT))
                 parts.append(stream.read())
         return b"\n".join(parts).decode(errors="replace")
 
     def close(self) -> None:
-        """Read no more."""
+        """Read no more; where processes that the command has left print on, a process of its own passes that on."""
+        if self._to and not self._theirs and os.fork() == 0:
+            with suppress(BaseException):
+                os.setsid()
+                while self._to:
+                    for each in select.select(list(self._to), [], [])[0]:
+                        self._pass_on(each)
+            os._exit(0)
         for each in (*self._to, *self._theirs):
             with suppress(OSError):
                 os.close(each)

@@ -128,7 +128,7 @@ class Recording:
     @property
     def workers(self) -> int:
         """The number of workers; known inside the `with` statement."""
-        return self._ranks.workers
+        return int(self._ranks.workers)
 
     @property
     def directory(self) -> Path:

@@ -30,7 +30,8 @@ AVERAGING = (
 UNKNOWN_SIZE = 2**40
 """Stands for the bytes of a call that does not tell them."""
 _OFTEN = 0.5
-"""What is in so many of the steps is a part of a step."""
+"""What is in so many of the steps is a part of a step, but for calls of what is trained in eval mode."""
+_EVALUATION = -4
 _MOST_UPDATES = 20
 """So many updates for a batch that was fetched by itself: it is one that is used again and again, and no loop."""
 MOST_TURNS = 100
@@ -59,6 +60,7 @@ class Events:
     at_s: np.ndarray  # as host_s, or those of the device
     kind: np.ndarray
     number: np.ndarray
+    _places: dict[tuple[str, ...], np.ndarray] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path, width: int) -> "Events":
@@ -76,7 +78,9 @@ class Events:
 
     def places(self, *names: str) -> np.ndarray:
         """Return the places of the events of these kinds."""
-        return np.flatnonzero(self.of(*names))
+        if names not in self._places:
+            self._places[names] = np.flatnonzero(self.of(*names))
+        return self._places[names]
 
     def inside(self, begin: str, *ends: str) -> np.ndarray:
         """Return whether each event, and what follows it, is between a begin and its end."""
@@ -217,28 +221,19 @@ def _of_loop(
     trained = events.places("updated", "changed", "backwarded")
     got = np.append(events.kind[1:], 0)[fetches] == NUMBER["batch"]
     samples = np.where(got, np.append(events.number[1:], 0)[fetches], 0).tolist()
-    begins = [int(at) - int(at > 0 and events.kind[at - 1] == NUMBER["start"]) for at in fetches]
-    found: list[Turn] = []
-    for place, begin in enumerate(begins):
-        last = place == len(begins) - 1
-        end = limit if last else begins[place + 1]
-        if last:  # left, or with the batch that was fetched ahead still before it
-            started = events.places("start")
-            end = min([end, *started[started > fetches[-1]][:1].tolist()])
-        low, high = np.searchsorted(trained, [begin, end])
-        updates = np.searchsorted(updated, [begin, end])
-        if last and high > low:
-            end = _left(events, int(trained[high - 1]), begin, end)
-        found.append(
-            Turn(
-                begin=begin,
-                end=end,
-                trains=bool(high > low),
-                updates=bool(updates[1] > updates[0]),
-                samples=samples[place],
-                loop=loop,
-            )
-        )
+    begins = fetches - (events.kind[np.maximum(fetches - 1, 0)] == NUMBER["start"])
+    started = events.places("start")
+    started = started[np.searchsorted(started, fetches[-1], side="right") :]
+    bounds = np.append(begins, min([limit, *started[:1].tolist()]))
+    trains, updates = (np.diff(np.searchsorted(each, bounds)) > 0 for each in (trained, updated))
+    if trains[-1]:  # left, or with the batch that was fetched ahead still before it
+        newest = int(trained[np.searchsorted(trained, bounds[-1]) - 1])
+        bounds[-1] = _left(events, newest, int(bounds[-2]), int(bounds[-1]))
+    rows = zip(bounds.tolist(), bounds[1:].tolist(), trains.tolist(), updates.tolist(), samples, strict=False)
+    found = [
+        Turn(begin=begin, end=end, trains=own, updates=made, samples=count, loop=loop)
+        for begin, end, own, made, count in rows
+    ]
     if ended and (found[0].trains or not found[-1].trains):
         found.pop()
     # Batches that are fetched ahead of their turns: each backward takes the next.
@@ -336,7 +331,7 @@ def _asides(events: Events, steps: Sequence[Sequence[Turn]], *, looped: bool) ->
     without = events.of("forward") & (events.number % 2 == 0) & ~hidden
     own = {place for step in steps for turn in step for place in (turn.begin, turn.begin + 1)} if looped else set()
     sort = np.full(len(events.kind), -1)
-    sort[without] = events.number[without] % 4 - 4  # in train mode or not
+    sort[without] = events.number[without] % 4 + _EVALUATION  # 2 more in train mode
     for place in events.places("start", "fetch"):
         if int(place) not in own:
             sort[place] = events.number[place] % DATA_SETS
@@ -345,7 +340,11 @@ def _asides(events: Events, steps: Sequence[Sequence[Turn]], *, looped: bool) ->
     step = np.searchsorted(begins, places, side="right") - 1
     within = (step >= 0) & (places < stops[step]) if len(steps) else places < 0
     places, step = places[within], step[within]
-    often = {kind for kind in set(sort[places].tolist()) if len(set(step[sort[places] == kind])) >= _OFTEN * len(steps)}
+    often = {
+        kind
+        for kind in set(sort[places].tolist()) - {_EVALUATION}
+        if len(set(step[sort[places] == kind])) >= _OFTEN * len(steps)
+    }
     rare = ~np.isin(sort[places], list(often))
     places, step = places[rare], step[rare]
     ends, trained = events.places("forwarded", "batch", "ended"), events.places("updated", "changed", "backwarded")
@@ -469,13 +468,12 @@ def _epochs(steps: Sequence[Sequence[Turn]]) -> np.ndarray:
 
 def _epoch_steps(events: Events, steps: Sequence[Sequence[Turn]]) -> int | None:
     """Return the steps of a whole epoch: the most of a loop that came to its end."""
-    ended = events.places("ended")
-    found = []
-    for loop, count in Counter(step[0].loop for step in steps).items():
-        own = [step for step in steps if step[0].loop == loop]
-        at = np.searchsorted(ended, own[-1][-1].end)
-        if at < len(ended) and ended[at] - own[-1][-1].end <= 2:
-            found.append(count)
+    ended, found = events.places("ended"), []
+    for _, own in itertools.groupby(steps, key=lambda step: step[0].loop):
+        whole = list(own)
+        at = np.searchsorted(ended, whole[-1][-1].end)
+        if at < len(ended) and ended[at] - whole[-1][-1].end <= 2:
+            found.append(len(whole))
     return max(found, default=None)
 
 

@@ -115,7 +115,7 @@ class Training:
 
 def processes_in(meeting: Path) -> tuple[list[str], list[Process]]:
     """Return how far the processes of a command came, and those that have begun to train or could not be recorded."""
-    seen: list[str] = []
+    seen = ["python"] if (meeting / "pythons").exists() else []
     found = []
     for path in sorted(meeting.glob("*.facts")):
         told: dict[str, list[Any]] = {}

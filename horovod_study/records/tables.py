@@ -173,11 +173,10 @@ def _run_table(root: Path, found: Iterable[tuple[Path, RunRecord]]) -> "pd.DataF
     table = pd.DataFrame(rows)
     for column in (*_TOTALS, "energy_j", "energy_per_sample_j", "sync_s_median", "floor_mse", "warmup_steps"):
         table[column] = pd.to_numeric(table[column]).astype("float64")
-    for _, rows in table[table["backend"] == COMMAND].groupby(["study", "model"]):
-        if rows["rate_from"].map(rate_unit).nunique() > 1:  # what is said in different words is not compared
-            table.loc[rows.index, ["samples_per_s", "rate_from"]] = pd.DataFrame(
-                {"samples_per_s": 1 / rows["wall_s"], "rate_from": "whole command"}
-            )
+    for _, commands in table[table["backend"] == COMMAND].groupby(["study", "model"]):
+        if commands["rate_from"].map(rate_unit).nunique() > 1:  # what is said in different words is not compared
+            whole = pd.DataFrame({"samples_per_s": 1 / commands["wall_s"], "rate_from": "whole command"})
+            table.loc[commands.index, list(whole)] = whole
     return table
 
 

@@ -8,6 +8,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from horovod_study.analysis.paired import Precision, RatioEstimate, RatioVerdict
 from horovod_study.analysis.stats import MIN_REPEATS, median_ratio
@@ -162,7 +163,9 @@ class Aim:
         if repeats < MIN_REPEATS:
             return verdict
         ratio = median_ratio(*both)
-        unknown = dict.fromkeys(("round_sd", "memory", "round_error", "launch_sd", "cancelled"), math.nan)
+        unknown: dict[str, Any] = dict.fromkeys(
+            ("round_sd", "memory", "round_error", "launch_sd", "cancelled"), math.nan
+        )
         estimate = RatioEstimate(ratio=ratio, launches=repeats, rounds=repeats, **unknown)
         resolved = repeats >= aim.launches and estimate.half_width <= aim.half_width
         more = 0 if resolved else math.ceil(repeats * ((estimate.half_width / aim.half_width) ** 2 - 1)) or 1

@@ -83,6 +83,12 @@ class Cell:
     calls: Mapping[str, Any] | None = None  # collective calls of the script's own in a step
     apart: str = ""  # why its workers do not train one model; see culprits.APART
     unsteady: bool = False  # whether it was disturbed
+    loader_thread: bool = False  # whether another thread than the training's has fetched batches
+
+    @property
+    def unconnected(self) -> bool:
+        """Whether its workers exchange nothing: neither gradients nor a metric."""
+        return self.apart in _UNCONNECTED and not self.parts_s.get("sync")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -260,13 +266,14 @@ def _with_records(cells: Sequence[Cell], runs: Mapping[str, RecordedRun]) -> lis
         record = runs[cell.runs[0]].record
         stacks = tuple(each for each in record.totals.get("stacks") or () if each.get("where") in _KINDS)
         calls = record.effective.get("calls")
-        found.append(replace(cell, calls=calls, stacks=stacks, outside_alone_s=alone))
+        thread = bool(record.effective.get("loader_thread"))
+        found.append(replace(cell, calls=calls, stacks=stacks, outside_alone_s=alone, loader_thread=thread))
     return found
 
 
 def _with_communication(cell: Cell, runs: Sequence[RunAccount]) -> Cell:
     """Return a cell with what its communication costs, as far as its runs say so."""
-    if cell.workers == 1 or cell.apart in _UNCONNECTED:
+    if cell.workers == 1 or cell.unconnected:
         return replace(cell, why_not=NO_EXCHANGE if cell.apart else "one worker communicates with nobody")
     left_out = [run.left_out.ablation_s for run in runs if run.left_out is not None]
     blocks = stats.together(left_out) if left_out else None
@@ -297,9 +304,13 @@ def _slow(cell: Cell, looked: Sequence[Inspection | str]) -> Slow:
     """Return who is slow in the runs of one cell, one or more; in repeats the same rank is counted."""
     told = [each for each in looked if isinstance(each, Inspection) and each.stragglers.verdict != "unknown"]
     head: dict[str, Any] = {"series": cell.series, "workers": cell.workers, "looked_at": len(looked)}
-    if not told or cell.apart in _UNCONNECTED:
+    if not told or cell.unconnected:
         why_not = (
-            NO_EXCHANGE if cell.apart else looked[0] if isinstance(looked[0], str) else looked[0].stragglers.why_not
+            NO_EXCHANGE
+            if cell.unconnected
+            else looked[0]
+            if isinstance(looked[0], str)
+            else looked[0].stragglers.why_not
         )
         return Slow(**head, run=cell.runs[0], chance=1 / cell.workers, period_s=cell.step_s, why_not=why_not)
 
@@ -427,7 +438,7 @@ class _Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rule:
+class _AdviceRule:
     """One line of what would help.
 
     `size`: seconds of a step that it is worth, a gain, None where the rule does not hold; NaN where nobody can say.
@@ -540,6 +551,8 @@ def _hidden(facts: _Facts) -> float | None:
 
 
 def _residual_words(facts: _Facts) -> str:
+    if facts.cell.loader_thread:
+        return "wait less for the loader, which runs in a thread: a DataLoader with num_workers, or a longer queue"
     unseen = ", such as making its batches, for which no DataLoader was seen" * (facts.cell.parts_s["data"] is None)
     theirs = f"the script does outside all laps{unseen}: three lines in it mark its parts (docs/your_script.md)"
     return f"find what {'is outside all laps' if facts.ours else theirs}"
@@ -565,14 +578,14 @@ _TOGETHER = {
 
 _COUNTED: dict[str, Any] = {"rank": 1, "timed": False}
 _RULES = (
-    _Rule(
+    _AdviceRule(
         "apart",
         lambda f: _if(f.cell.apart != ""),
         lambda f: _TOGETHER[f.cell.apart].format(workers=f.cell.workers),
         rank=-1,
         timed=False,
     ),
-    _Rule(
+    _AdviceRule(
         "undivided",
         lambda f: _if(culprits.passes(f.point) > 1, Interval(value=culprits.passes(f.point) - 1)),
         lambda f: (
@@ -586,7 +599,7 @@ _RULES = (
         rank=0,
         timed=False,
     ),
-    _Rule(
+    _AdviceRule(
         "threads",
         lambda f: _if("threads" in f.point["flags"].split(), Interval(value=_more_threads(f.point))),
         lambda f: (
@@ -598,33 +611,33 @@ _RULES = (
         of="speedup",
         **_COUNTED,
     ),
-    _Rule(
+    _AdviceRule(
         "outside",
         lambda f: _if((f.cell.outside_share or 0.0) >= culprits.WORTH, _gain(f.cell.outside_share or 0.0, 1.0)),
         _outside_words,
         of="samples/s of the whole training",
         **_COUNTED,
     ),
-    _Rule(
+    _AdviceRule(
         "stalls",
         lambda f: _worth(f, f.cell.stall_s, culprits.STALLED),
         _stall_words,
         **_COUNTED,
     ),
-    _Rule(
+    _AdviceRule(
         "late rank",
         _lateness,
         _late_words,
         line=lambda f: _line("explain", f.late_run, "--part", "steps"),
         kind="about",
     ),
-    _Rule(
+    _AdviceRule(
         "uneven",
         _uneven,
         lambda f: "make the steps of all ranks equally long: each rank is late in some of them; is the machine quiet?",
         line=lambda f: _line("doctor"),
     ),
-    _Rule(
+    _AdviceRule(
         "data",
         lambda f: _worth(f, f.part("data")),
         lambda f: (
@@ -637,13 +650,13 @@ _RULES = (
         ),
         line=lambda f: _line("bench", "loading", "--batch", f.point["batch"]) if f.ours else "",
     ),
-    _Rule(
+    _AdviceRule(
         "residual",
         lambda f: _worth(f, f.part("residual"), UNEXPLAINED),
         _residual_words,
         line=lambda f: _line("explain", f.run.directory, "--part", "account") if f.ours else "",
     ),
-    _Rule(
+    _AdviceRule(
         "hooks",
         _hidden,
         lambda f: (
@@ -654,20 +667,20 @@ _RULES = (
             "" if f.several_hosts else f.work("compare", f"{f.runtime},reduction=flat", f"{f.runtime},reduction=hooks")
         ),
     ),
-    _Rule(
+    _AdviceRule(
         "tune",
         lambda f: _worth(f, f.cost_s) if f.ours and not f.several_hosts else None,
         lambda f: "find the fastest communication settings",
         line=lambda f: f.work("tune", "--runtime", f.runtime),
     ),
-    _Rule(
+    _AdviceRule(
         "tensors",
         lambda f: _if(f.tensors, math.nan if f.cell.unsteady else f.cost_s),
         _call_words,
         **_COUNTED,
     ),
-    _Rule("communication", lambda f: None if f.ours else _worth(f, f.cost_s), _less_communication),
-    _Rule(
+    _AdviceRule("communication", lambda f: None if f.ours else _worth(f, f.cost_s), _less_communication),
+    _AdviceRule(
         "denormal",
         lambda f: None if f.ours else _worth(f, f.slower_s),  # ours flushes denormal numbers to 0
         lambda f: (
@@ -676,19 +689,19 @@ _RULES = (
             "numbers, with which processors compute slowly"
         ),
     ),
-    _Rule(
+    _AdviceRule(
         "beside",
         lambda f: _worth(f, f.beside_s, UNEXPLAINED),
         lambda f: "find out why workers compute more slowly beside each other: cores, memory or clock rates are shared",
         line=lambda f: _line("doctor"),
     ),
-    _Rule(
+    _AdviceRule(
         "ablation",
         lambda f: _if(f.ours and f.cell.workers > 1 and math.isnan(f.cost_s) and f.run.state == "done"),
         lambda f: "measure communication by leaving it out in some blocks: a run with this option",
         line=lambda f: f"... python -m horovod_study.train --measure-ablation {shlex.join(_work_of(f.run))}",
     ),
-    _Rule(
+    _AdviceRule(
         "synchronisation",
         lambda f: _if(
             f.ours and not f.several_hosts and f.run.synchronisation is None and f.cost_s >= WORTH * f.cell.step_s
@@ -696,7 +709,7 @@ _RULES = (
         lambda f: "find out what the communication consists of: transfer, or the library around it",
         line=lambda f: f.work("explain", "--measure", "--runtime", f.runtime),
     ),
-    _Rule(
+    _AdviceRule(
         "unsteady",
         lambda f: _if(f.cell.unsteady),
         lambda f: (

@@ -1,8 +1,9 @@
 """Loaded by every Python that is started below `horovod-study record`, before its script.
 
-It waits for `import torch`, and installs the hooks of `recording.rank` then; a Python that never imports torch notices
-nothing. Only this file is in its folder, which is put in front of PYTHONPATH, and it loads the sitecustomize that it
-hides. The package is loaded from its file: the folders that this Python looks into stay what they are.
+It waits for `import torch`, and installs the hooks of `recording.rank` then; a Python that never imports torch leaves a
+word that it was started, and no more. Only this file is in its folder, which is put in front of PYTHONPATH, and it
+loads the sitecustomize that it hides. The package is loaded from its file: the folders that this Python looks into stay
+what they are.
 """
 
 import importlib.machinery
@@ -85,6 +86,16 @@ def load_hidden() -> None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
+def tell_started() -> None:
+    """Leave a word for `horovod-study record` that a Python has loaded this file."""
+    try:
+        with open(os.path.join(json.loads(os.environ[VARIABLE])["meeting"], "pythons"), "a", encoding="utf-8") as told:
+            told.write(f"{os.getpid()}\n")
+    except (OSError, ValueError, KeyError):
+        pass
+
+
 load_hidden()
 if VARIABLE in os.environ:
+    tell_started()
     sys.meta_path.insert(0, AfterTorch())  # type: ignore[no-untyped-call]

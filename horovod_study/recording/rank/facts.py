@@ -9,7 +9,6 @@ import platform
 import resource
 import sys
 from collections.abc import Iterable, Sequence
-from importlib import metadata
 from typing import Any
 
 import torch
@@ -34,8 +33,8 @@ class LooseParameters(nn.Module):
         )
 
 
-def objects(kind: type) -> list[Any]:
-    """Return all objects of a kind in this process that the garbage collector knows."""
+def objects(kind: Any) -> list[Any]:
+    """Return all objects of a kind, or of several, in this process that the garbage collector knows."""
     # by type(), because objects that stand in for others lie about their class, and are made to load by being asked
     return [each for each in gc.get_objects() if issubclass(type(each), kind)]
 
@@ -241,16 +240,9 @@ def of_process(device: torch.device) -> dict[str, Any]:
         "environment": {
             "python": platform.python_version(),
             "command": [sys.executable, *sys.argv],
-            **{name: _version(name) for name in _LIBRARIES},
+            **{name: getattr(sys.modules.get(name), "__version__", None) for name in _LIBRARIES},
         },
     }
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def memory_mb() -> tuple[float, float | None]:

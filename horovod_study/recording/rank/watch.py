@@ -137,6 +137,7 @@ class Watcher:
         self._in_update = self._in_forward = self._in_backward = self._in_call = 0
         self._second = False  # the batch is the second dimension of what the model takes
         self._vectors: dict[int, bool] = {}  # features -> whether a vector of so many is one sample
+        self._counted = 0  # of them in this turn, while no loop is known
         self.made = 0  # steps so far, as they are counted while it goes on: for their limit, and for turns
         self._samples = 0
         self._updates, self._in_loop, self._fresh = 0, False, True
@@ -147,6 +148,7 @@ class Watcher:
         self._stacks: Stacks | None = None
         self._precision: PrecisionObserver | None = None
         self._called: set[int] = set()  # ids of models
+        self._counting: int | None = None  # id of the one whose samples are counted where no loader gives them
         self._elsewhere = 0  # batches that another thread has fetched
         self._order: list[int] = []
         self._last_ones: set[int] = set()
@@ -221,6 +223,7 @@ class Watcher:
         ends = optimizer is self._first or optimizer is self._last
         self._last = optimizer
         if not self._in_loop and ends:
+            self._counted += 1
             self._step()
 
     def _place(self, optimizer: torch.optim.Optimizer) -> int:
@@ -346,9 +349,13 @@ class Watcher:
         if self._fresh:
             self._fresh, self._updates = False, 0
         elif self._updates:
-            self._in_loop, self._most = True, max(self._most, self._updates)
-            self._updates = 0
-            self._step()
+            self._most, self._updates = max(self._most, self._updates), 0
+            if self._in_loop:
+                self._step()
+            else:  # its updates were counted, before it was known that there is a loop
+                self.made -= self._counted - 1
+                self._in_loop = True
+        self._counted = 0
 
     def _before_fetch(self, iterator: Any) -> None:
         if self.state == "recording":
@@ -391,7 +398,9 @@ class Watcher:
         if self.made < _FEW_STEPS:
             self._called.add(id(module))
         what = is_grad_enabled() + 2 * module.training
-        if what == 3 and not self._in_loop:
+        if what == 3 and self._counting is None:
+            self._counting = id(module)  # of several models, or parts of one, that which is called first
+        if what == 3 and not self._in_loop and self._counting == id(module):
             samples = self._samples_given(module, [*given, *named.values()])
             if not self._in_update:
                 self._samples += samples
@@ -525,11 +534,13 @@ class Watcher:
         if by_update:
             self._optimizers = {id(each): each for each in stepped}
             self._first = stepped[0]
-            self._alive = weakref.WeakSet(facts.optimizers())
+        there = [] if self._told else facts.objects((nn.Module, torch.optim.Optimizer))  # which takes a while
+        if by_update:
+            self._alive = weakref.WeakSet(each for each in there if issubclass(type(each), torch.optim.Optimizer))
         stepped = list({id(each): each for each in stepped}.values())
         groups = [each for one in stepped for each in one.param_groups]
         parameters = [each for group in groups for each in group["params"]]
-        self._models = self._models if self._told else self._models_of(stepped)
+        self._models = self._models if self._told else self._models_of(stepped, there)
         self._probe = next((each for each in parameters if each.requires_grad), parameters[0] if parameters else None)
         if self._probe is None:
             self._probe = next((each for model in self._models for each in model.parameters()), None)
@@ -566,9 +577,10 @@ class Watcher:
         if self._turns is not None and not self._told:  # who is told of a loop waits as it begins
             self._wait_for_turn()
 
-    def _models_of(self, stepped: list[torch.optim.Optimizer]) -> list[nn.Module]:
+    def _models_of(self, stepped: list[torch.optim.Optimizer], there: list[Any]) -> list[nn.Module]:
+        """Return the models that optimizers train; `there`: all modules of this process."""
         found: list[nn.Module] = []
-        modules = facts.objects(nn.Module)
+        modules = [each for each in there if issubclass(type(each), nn.Module)]
         for optimizer in stepped:
             own = [each for group in optimizer.param_groups for each in group["params"]]
             found += facts.models_of(set(map(id, own)), modules) or [facts.LooseParameters(own)]
@@ -580,7 +592,7 @@ class Watcher:
         """Record those optimizers, too, that have stepped between two updates of the known ones."""
         for optimizer in optimizers:
             self._optimizers[id(optimizer)] = optimizer
-            for model in self._models_of([optimizer]):
+            for model in self._models_of([optimizer], facts.objects(nn.Module)):
                 if all(model is not each for each in self._models):
                     self._models.append(model)
                     self._hook(model)

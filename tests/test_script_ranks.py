@@ -9,21 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from make.wording import Golden
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from horovod_study.comm import attached
-from horovod_study.comm.attached import (
-    WaitNotice,
-    attach,
-    averages_in_backward,
-    averages_in_synchronize,
-    averaging,
-    bare,
-)
 from horovod_study.errors import BackendError
+from horovod_study.recording import ranks
+from horovod_study.recording.rank import facts
 
 
 def fake_horovod(*, size: int = 2, rank: int = 1, mpi: bool = True, nccl: bool = False, started: bool = True) -> Any:
@@ -65,21 +57,15 @@ def gloo(tmp_path: Path) -> Any:
     distributed.destroy_process_group()
 
 
-def found(
-    model: nn.Module = PLAIN, optimizer: object = None, *, on_gpu: bool = False, **environ: str
-) -> tuple[Any, ...]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "environ", environ)
-        it = attach(model, optimizer, on_gpu=on_gpu)
-    return it.backend, it.transport, it.reduction, it.rank, it.workers
+def found(model: nn.Module = PLAIN, optimizer: object = None, *, on_gpu: bool = False) -> tuple[Any, ...]:
+    return tuple(facts.workers_of([model], optimizer, on_gpu=on_gpu).values())
 
 
-def test_a_process_of_its_own_is_one_plain_worker() -> None:
-    it = attach(PLAIN, None, on_gpu=False)
-    it.barrier()
-
-    assert found() == ("serial", "none", "none", 0, 1)
-    assert it.gather("me") == ["me"] and it.sync_seen
+def test_a_process_of_its_own_is_one_plain_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    for environ in ({}, {"RANK": "0", "WORLD_SIZE": "1"}):
+        monkeypatch.setattr(os, "environ", environ)
+        assert found() == ("serial", "none", None, 0, 1)
+        assert ranks.gathering("serial", PLAIN)("me") == ["me"]
 
 
 @pytest.mark.parametrize(
@@ -90,10 +76,13 @@ def test_a_process_of_its_own_is_one_plain_worker() -> None:
     ],
 )
 def test_processes_that_nobody_has_connected_are_refused(
-    environ: dict[str, str], launcher: str, golden: Golden
+    environ: dict[str, str], launcher: str, golden: Golden, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also where mpi4py was imported by some library, and knows nothing of the others."""
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", fake_mpi(size=1))
+    monkeypatch.setattr(os, "environ", environ)
     with pytest.raises(BackendError) as caught:
-        found(**environ)
+        ranks.gathering(found()[0], PLAIN)
 
     golden(
         str(caught.value),
@@ -104,23 +93,18 @@ def test_processes_that_nobody_has_connected_are_refused(
     )
 
 
-def test_a_launcher_of_one_process_is_one_plain_worker() -> None:
-    assert found(RANK="0", WORLD_SIZE="1") == ("serial", "none", "none", 0, 1)
-
-
 @pytest.mark.parametrize(
     ("horovod", "optimizer", "on_gpu", "expected"),
     [
-        ({}, HOROVODS_OPTIMIZER, False, ("horovod", "mpi", "hooks", 1, 2)),
-        ({"mpi": False}, HOROVODS_OPTIMIZER, False, ("horovod", "gloo", "hooks", 1, 2)),
-        ({"nccl": True}, HOROVODS_OPTIMIZER, False, ("horovod", "mpi", "hooks", 1, 2)),
-        ({"nccl": True}, HOROVODS_OPTIMIZER, True, ("horovod", "nccl", "hooks", 1, 2)),
-        ({}, None, False, ("horovod", "mpi", "own", 1, 2)),
-        ({"size": 1, "rank": 0}, HOROVODS_OPTIMIZER, False, ("horovod", "mpi", "none", 0, 1)),
-        ({"started": False}, None, False, ("serial", "none", "none", 0, 1)),
+        ({}, HOROVODS_OPTIMIZER, False, ("horovod", "mpi", "synchronize", 1, 2)),
+        ({"mpi": False}, HOROVODS_OPTIMIZER, False, ("horovod", "gloo", "synchronize", 1, 2)),
+        ({"nccl": True}, HOROVODS_OPTIMIZER, False, ("horovod", "mpi", "synchronize", 1, 2)),
+        ({"nccl": True}, HOROVODS_OPTIMIZER, True, ("horovod", "nccl", "synchronize", 1, 2)),
+        ({}, None, False, ("horovod", "mpi", None, 1, 2)),
+        ({"started": False}, None, False, ("serial", "none", None, 0, 1)),
     ],
 )
-def test_horovod_that_runs_is_attached_to(
+def test_horovod_that_runs_is_found(
     horovod: dict[str, Any],
     optimizer: object,
     on_gpu: bool,
@@ -130,59 +114,36 @@ def test_horovod_that_runs_is_attached_to(
     monkeypatch.setitem(sys.modules, "horovod.torch", fake_horovod(**horovod))
 
     assert found(optimizer=optimizer, on_gpu=on_gpu) == expected
+    assert ranks.gathering(expected[0], PLAIN)("me") == ["me"] * expected[-1]
 
 
 @pytest.mark.parametrize(
     ("mpi", "expected"),
     [
-        ({"size": 3, "rank": 2}, ("mpi", "mpi", "own", 2, 3)),
-        ({"size": 1}, ("serial", "none", "none", 0, 1)),
-        ({"size": 3, "started": False}, ("serial", "none", "none", 0, 1)),
+        ({"size": 3, "rank": 2}, ("mpi", "mpi", "unseen", 2, 3)),
+        ({"size": 1}, ("serial", "none", None, 0, 1)),
+        ({"size": 3, "started": False}, ("serial", "none", None, 0, 1)),
     ],
 )
-def test_mpi_that_runs_is_attached_to(
+def test_mpi_that_runs_is_found(
     mpi: dict[str, Any], expected: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", fake_mpi(**mpi))
 
     assert found() == expected
-
-
-def test_mpi_of_one_process_does_not_hide_that_torchrun_started_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    """mpi4py was imported by some library, and knows nothing of the others."""
-    monkeypatch.setitem(sys.modules, "mpi4py.MPI", fake_mpi(size=1))
-
-    with pytest.raises(BackendError, match="torchrun started 2 processes"):
-        found(RANK="0", WORLD_SIZE="2")
-
-
-def test_torch_distributed_is_attached_to(gloo: None) -> None:
-    it = attach(PLAIN, None, on_gpu=False)
-
-    assert found() == ("distributed", "gloo", "none", 0, 1)
-    assert it.gather({"a": 1}) == [{"a": 1}]
+    assert ranks.gathering(expected[0], PLAIN)("me") == ["me"] * expected[-1]
 
 
 def test_the_model_and_the_optimizer_say_over_what_they_average(gloo: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a script has started both, as some do for their data loading."""
+    assert ranks.gathering("ddp", PLAIN)({"a": 1}) == [{"a": 1}]
     monkeypatch.setitem(sys.modules, "horovod.torch", fake_horovod())
     wrapped = DistributedDataParallel(nn.Linear(1, 1))
 
-    assert found(wrapped)[0] == "ddp"
+    assert found(wrapped)[:3] == ("ddp", "gloo", "backward")
     assert found(PLAIN, HOROVODS_OPTIMIZER)[0] == "horovod"
-    assert found(PLAIN)[0] == "distributed"
-
-
-def test_what_averages_is_told_from_what_does_not(gloo: None) -> None:
-    inner = nn.Linear(1, 1)
-    wrapped = DistributedDataParallel(inner)
-    with wrapped.no_sync():
-        inside = averages_in_backward(wrapped)
-
-    assert (averages_in_backward(wrapped), inside, averages_in_backward(inner)) == (True, False, False)
-    assert averages_in_synchronize(HOROVODS_OPTIMIZER)
-    assert not averages_in_synchronize(torch.optim.SGD(inner.parameters(), lr=0.1))
-    assert bare(wrapped) is inner and bare(inner) is inner
+    assert found(PLAIN)[:3] == ("ddp", "gloo", None)
+    assert ranks.gathering("ddp", wrapped)({"a": 1}) == [{"a": 1}]
 
 
 class Around(nn.Module):
@@ -197,31 +158,30 @@ def test_a_ddp_model_inside_a_wrapper_averages(gloo: None) -> None:
     inner = nn.Linear(1, 1)
     around = Around(DistributedDataParallel(inner), inner)
 
-    assert averaging(around) is around.forward_module and bare(around) is inner
-    assert found(around)[0] == "ddp"
+    assert facts.averaging(around) is around.forward_module and found(around)[2] == "backward"
     partly = Around(DistributedDataParallel(inner), nn.Linear(1, 1))
-    assert averaging(partly) is None and bare(partly) is partly, "some of its parameters are averaged by nobody"
+    assert facts.averaging(partly) is None, "some of its parameters are averaged by nobody"
 
 
 def test_somebody_who_waits_is_told_for_what(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], golden: Golden
 ) -> None:
-    with WaitNotice("nobody reads this"):
+    with ranks.waiting("nobody reads this"):
         pass
-    monkeypatch.setattr(attached, "PATIENCE_S", 0.01)
-    with WaitNotice("every rank must enter"):
+    monkeypatch.setattr(ranks, "PATIENCE_S", 0.01)
+    with ranks.waiting("every rank must enter"):
         time.sleep(0.1)
 
     golden(capsys.readouterr().err)
 
 
 @pytest.mark.slow
-def test_no_library_is_loaded_by_attaching() -> None:
+def test_no_library_is_loaded_by_looking_for_one() -> None:
     program = """
 import sys
 from torch import nn
-from horovod_study.comm.attached import attach
-attach(nn.Linear(1, 1), None, on_gpu=False)
+from horovod_study.recording.rank import facts
+facts.workers_of([nn.Linear(1, 1)], None, on_gpu=False)
 sys.exit(str({"horovod", "mpi4py"} & set(sys.modules) or ""))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)

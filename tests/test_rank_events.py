@@ -1,0 +1,331 @@
+"""What happens in a training, noted as events, and the steps that are made of them."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from horovod_study.recording.rank import events
+from horovod_study.recording.rank.events import CALLS, DATA_SETS, KINDS, NUMBER, PLACES, DeviceLog, Log
+from horovod_study.recording.steps import Events, Steps, steps_of
+
+LAP_S = {"data": 1.0, "forward": 2.0, "backward": 4.0, "update": 8.0}
+
+
+class Story:
+    """A training as it would be noted: what happens, one after the other, in times of its own."""
+
+    def __init__(self) -> None:
+        self.at, self.told = 0.0, []
+
+    def note(self, kind: str, number: int = 0, after: float = 0.0) -> None:
+        self.at += after
+        self.told.append((self.at, NUMBER[kind], number))
+
+    def fetch(self, loop: int, samples: int | None = 5, *, data: int = 0) -> None:
+        self.note("fetch", loop * DATA_SETS + data)
+        self.note("batch" if samples is not None else "ended", samples or 0, after=LAP_S["data"])
+
+    def forward(self, what: int = 3, samples: int = 0) -> None:
+        self.note("forward", what + 4 * samples)
+        self.note("forwarded", after=LAP_S["forward"])
+
+    def backward(self) -> None:
+        self.note("backward")
+        self.note("backwarded", after=LAP_S["backward"])
+
+    def update(self, which: int = 0) -> None:
+        self.note("update")
+        self.note("updated", which, after=LAP_S["update"])
+
+    def train(self, which: int = 0, samples: int = 0) -> None:
+        self.forward(samples=samples)
+        self.backward()
+        self.update(which)
+
+    def steps(self, **more: Any) -> Steps:
+        at, kind, number = np.array(self.told).T
+        found = Events(host_s=at, at_s=at, kind=kind.astype(int), number=number.astype(int))
+        return steps_of(found, calls=CALLS, **more)
+
+
+def opened() -> Story:
+    story = Story()
+    story.note("opened")
+    return story
+
+
+def epoch(story: Story, loop: int, batches: int = 4, **more: Any) -> None:
+    for batch in range(batches):
+        story.fetch(loop, 5 if batch < batches - 1 else 3, **more)
+        story.train()
+    story.fetch(loop, None, **more)
+
+
+def test_a_step_is_a_turn_of_the_loop_and_its_laps_tile_it() -> None:
+    story = opened()
+    epoch(story, 1)
+    epoch(story, 2)
+    found = story.steps()
+    assert list(found.columns["samples"]) == [5, 5, 5, 3] * 2
+    assert list(found.columns["epoch"]) == [0] * 4 + [1] * 4
+    assert found.epoch_steps == 4
+    for lap, seconds in LAP_S.items():
+        assert list(found.columns[f"{lap}_s"]) == [seconds] * 8
+    assert list(found.columns["step_s"]) == [sum(LAP_S.values())] * 8
+    assert not found.columns["residual_s"].any()
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_an_evaluation_is_in_no_step_on_data_of_its_own_or_the_trainings(same: bool) -> None:
+    story = opened()
+    for loop in (1, 3, 5):
+        epoch(story, loop)
+        for _ in range(3):
+            story.fetch(loop + 1, data=0 if same else 1)
+            story.forward(0)
+        story.fetch(loop + 1, None, data=0 if same else 1)
+    found = story.steps()
+    assert len(found) == 12 and set(found.columns["step_s"]) == {15.0}
+    gaps = np.diff(found.columns["begin_s"]) - found.columns["step_s"][:-1]
+    assert list(np.flatnonzero(gaps)) == [3, 7]
+
+
+def test_an_evaluation_in_the_midst_of_a_turn_is_outside_of_it() -> None:
+    story = opened()
+    for batch in range(8):
+        story.fetch(1)
+        if batch == 4:
+            story.forward(0)
+            story.note("forward", 0, after=100.0)
+            story.note("forwarded", after=1.0)
+        story.train()
+        if batch == 2:
+            story.fetch(9, data=1)
+            story.fetch(9, None, data=1)
+    story.fetch(1, None)
+    found = story.steps()
+    assert list(found.columns["step_s"]) == [15.0] * 8
+
+
+def test_what_is_in_every_step_is_a_part_of_it() -> None:
+    story = opened()
+    for _ in range(6):
+        story.fetch(1)
+        story.forward(2)  # of the model before, as a teacher
+        story.train()
+    story.fetch(1, None)
+    assert list(story.steps().columns["step_s"]) == [17.0] * 6
+    assert list(story.steps().columns["residual_s"]) == [2.0] * 6
+
+
+def test_an_evaluation_after_every_update_is_in_no_step() -> None:
+    for looped in (True, False):
+        story = opened()
+        for _ in range(6):
+            if looped:
+                story.fetch(1)
+            story.train(samples=4)
+            story.forward(0)
+        if looped:
+            story.fetch(1, None)
+        assert list(story.steps().columns["step_s"]) == [15.0 if looped else 14.0] * 6
+
+
+def test_gradients_that_are_added_up_make_one_step_and_what_is_left_over_none() -> None:
+    story = opened()
+    for turn in range(7):
+        story.fetch(1)
+        story.forward()
+        story.backward()
+        if turn % 3 == 2:
+            story.update()
+    story.fetch(1, None)
+    found = story.steps()
+    assert list(found.columns["samples"]) == [15, 15]
+    assert found.turns == {3: 2}
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_a_batch_that_is_fetched_ahead_is_of_the_step_that_trains_on_it(left: bool) -> None:
+    story = opened()
+    story.fetch(1, 4)
+    for samples in (5, 6, 7):
+        story.fetch(1, samples)
+        story.train()
+    if not left:
+        story.fetch(1, None)
+        story.train()
+    found = story.steps()
+    assert list(found.columns["samples"]) == [4, 5, 6, *([] if left else [7])]
+    assert found.columns["data_s"][0] == 2.0, "both are waited for"
+
+
+def test_several_updates_of_a_batch_are_one_step_and_phases_of_two_optimizers_many() -> None:
+    critic = opened()
+    for _ in range(5):
+        critic.fetch(1)
+        for _ in range(30):
+            critic.train(1)
+        critic.train()
+    critic.fetch(1, None)
+    assert len(critic.steps()) == 5
+
+    phases = opened()
+    for _ in range(3):
+        for which in (0, 1):
+            for _ in range(10):
+                phases.train(which, samples=8)
+    found = phases.steps()
+    assert len(found) == 30 + 3 * 9, "of the second one all but its first"
+    assert found.columns["samples"].sum() == 8 * 60 and found.from_calls
+
+
+def test_a_batch_that_is_used_again_and_again_is_no_loop() -> None:
+    story = opened()
+    story.fetch(1)
+    for _ in range(50):
+        story.train(samples=6)
+    found = story.steps()
+    assert len(found) == 50 and set(found.columns["samples"]) == {6}
+
+
+def test_one_batch_of_each_new_loop_is_a_turn() -> None:
+    story = opened()
+    for loop in range(1, 21):
+        story.note("start")
+        story.fetch(loop)
+        story.train()
+    assert len(story.steps()) == 20 and set(story.steps().columns["samples"]) == {5}
+
+
+def test_rollouts_between_updates_are_outside_and_a_rate_stays_that_of_the_steps() -> None:
+    story = opened()
+    for _ in range(5):
+        for _ in range(20):
+            story.forward(2)
+        for _ in range(8):
+            story.train(samples=4)
+    found = story.steps()
+    assert len(found) == 40 and set(found.columns["step_s"]) == {14.0}
+    assert (np.diff(found.columns["begin_s"]) > 20.0).sum() == 4
+
+
+def test_updates_that_are_not_seen_are_turns_in_which_parameters_changed() -> None:
+    story = opened()
+    for _ in range(6):
+        story.fetch(1)
+        story.note("changed", after=3.0)
+    story.fetch(1, None)
+    found = story.steps()
+    assert (len(found), found.by) == (6, "changes")
+    assert "forward_s" not in found.columns and "update_s" not in found.columns
+
+
+def test_the_wait_for_a_turn_is_in_no_step() -> None:
+    for looped in (True, False):
+        story = opened()
+        for batch in range(6):
+            if batch == 3:
+                story.note("pause")
+                story.note("resume", after=50.0)
+            if looped:
+                story.fetch(1)
+            story.train(samples=4)
+        if looped:
+            story.fetch(1, None)
+        found = story.steps()
+        assert set(found.columns["step_s"]) == {15.0 if looped else 14.0}
+        assert (found.waits, found.waited_s) == ([3], 50.0)
+
+
+def test_calls_that_average_are_counted_and_metrics_do_not_average() -> None:
+    story = opened()
+    for _ in range(4):
+        story.fetch(1)
+        story.forward()
+        story.backward()
+        for size in (400, 40, 4000):
+            story.note("sync", size * PLACES + CALLS.index("all_reduce"))
+            story.note("synced", after=1.0)
+        story.note("sync", CALLS.index("barrier"))
+        story.note("synced", after=1.0)
+        story.update()
+    story.fetch(1, None)
+    found = story.steps()
+    assert found.calls == {"per_step": 3.0, "bytes_median": 400.0, "bytes_max": 4000, "names": {"all_reduce": 3.0}}
+    assert found.averaged_bytes == 4440
+    assert list(found.columns["sync_s"]) == [4.0] * 4
+
+
+def test_a_log_keeps_all_that_was_written_and_no_part_of_an_event(tmp_path: Path) -> None:
+    log = Log()
+    log.note(NUMBER["fetch"], 7)
+    log.open(str(tmp_path / "log"))
+    log.note(NUMBER["batch"], 3)
+    log.write()
+    with (tmp_path / "log").open("ab") as stream:
+        stream.write(b"torn")
+    found = Events.read(tmp_path / "log", Log.width)
+    assert [(KINDS[kind], number) for kind, number in zip(found.kind, found.number, strict=True)] == [
+        ("fetch", 7),
+        ("batch", 3),
+    ]
+    before = Log()
+    for _ in range(100_000):
+        before.note(NUMBER["fetch"])
+        before.write()
+    assert len(before._pending) < 10_000, "a process that never trains keeps few"
+
+
+class Gpu:
+    """Stands in for torch.cuda: work of 2 s each is given at once, and made one after the other."""
+
+    class Event:
+        def __init__(self, enable_timing: bool = False) -> None:
+            self.at = 0.0
+
+        def record(self) -> None:
+            Gpu.given += 2.0
+            self.at = Gpu.given
+
+        def query(self) -> bool:
+            return self.at <= Gpu.made
+
+        def elapsed_time(self, other: "Gpu.Event") -> float:
+            return 1e3 * (other.at - self.at)
+
+    given = made = 0.0
+
+    @staticmethod
+    def synchronize() -> None:
+        Gpu.made = Gpu.given
+
+    @staticmethod
+    def is_current_stream_capturing() -> bool:
+        return False
+
+
+def test_a_device_is_read_when_it_has_made_its_work_and_never_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    for name in ("Event", "synchronize", "is_current_stream_capturing"):
+        monkeypatch.setattr(torch.cuda, name, getattr(Gpu, name))
+    monkeypatch.setattr(events, "now", lambda: 1000.0)
+    log = DeviceLog(Log())
+    log.open(str(tmp_path / "log"))
+    for _ in range(200):
+        log.note(NUMBER["fetch"])
+        log.write()
+    assert not (tmp_path / "log").stat().st_size
+    Gpu.made += 101.0
+    log.note(NUMBER["fetch"])
+    log.write()
+    assert len(Events.read(tmp_path / "log", log.width).at_s) == 50
+    log.close()
+    found = Events.read(tmp_path / "log", log.width)
+    assert len(found.at_s) == 201 and set(np.diff(found.at_s)) == {2.0}
+    assert set(found.host_s) == {1000.0}
