@@ -23,7 +23,7 @@ import horovod_study
 from horovod_study import records
 from horovod_study.comm.launch import LAUNCH_VARIABLES
 from horovod_study.errors import StudyError
-from horovod_study.files import PART, unfinished
+from horovod_study.files import PART, unfinished, writing
 from horovod_study.progress import say
 from horovod_study.recording.output import Output
 from horovod_study.recording.steps import steps_of
@@ -81,7 +81,8 @@ def record(
     one_training = "declared" in requested  # a cell of a study
     for training in range(1, 2 if one_training else records.MAX_TRAININGS + 1):  # those of an earlier command, too
         records.require_no_run(records.training_directory(out, training))
-    out.parent.mkdir(parents=True, exist_ok=True)
+    with writing(out, "choose a writable --out"):
+        out.parent.mkdir(parents=True, exist_ok=True)
     with unfinished(out, folder=True) as meeting, ExitStack() as held:
         asked = {
             "out": str(out),
@@ -110,15 +111,20 @@ def _run(command: Sequence[str], environ: Mapping[str, str], run: CommandRun) ->
     try:
         process = subprocess.Popen(list(command), env=dict(environ), stdout=output.stdout, stderr=output.stderr)
     except OSError as error:
-        raise StudyError(f"{command[0]}: cannot be started ({error.strerror}); is it on PATH?") from None
+        words = "; give the words of the command without quotes around them" if " " in command[0] else "; is it on PATH?"
+        raise StudyError(f"{command[0]}: cannot be started ({error.strerror}){words}") from None
     run.started(process.pid)
 
     def pass_on(number: int, _: FrameType | None) -> None:
         process.send_signal(number)
 
-    # Ctrl-C reaches the command from the terminal: it ends, then this program.
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        # Ctrl-C reaches the command from the terminal: it ends, then this program.
+        if not any(os.isatty(each) and os.tcgetpgrp(each) == os.getpgrp() for each in (0, 1, 2)):
+            pass_on(number, frame)
+
     before = {number: signal.signal(number, pass_on) for number in PASSED}
-    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
     try:
         output.follow(process, run.look, every_s=_LOOK_S)
         code = process.wait()

@@ -24,7 +24,7 @@ from horovod_study.recording.rank.events import DATA_SETS, LAPS, NUMBER, PLACES
 LABELS = (*LAPS, "residual", "outside")
 AVERAGING = (
     *("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "all_gather", "all_gather_into_tensor"),
-    *("all_to_all", "all_to_all_single", "synchronize"),
+    *("all_to_all", "all_to_all_single", "synchronize", "send", "isend", "recv", "irecv", "batch_isend_irecv"),
 )
 """Calls by which a script can average what its ranks have computed."""
 UNKNOWN_SIZE = 2**40

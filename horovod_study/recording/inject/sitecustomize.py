@@ -95,7 +95,7 @@ def tell_started() -> None:
         pass
 
 
-load_hidden()
 if VARIABLE in os.environ:
     tell_started()
     sys.meta_path.insert(0, AfterTorch())  # type: ignore[no-untyped-call]
+load_hidden()

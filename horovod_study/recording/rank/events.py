@@ -51,7 +51,7 @@ LAPS = ("data", "compute", "forward", "backward", "sync", "update")
 CALLS = (
     *("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "broadcast", "scatter", "barrier", "recv"),
     *("monitored_barrier", "all_gather", "all_gather_into_tensor", "all_gather_object", "gather", "all_to_all"),
-    *("all_to_all_single", "wait", "wait_tensor", "synchronize"),
+    *("all_to_all_single", "wait", "wait_tensor", "synchronize", "send", "isend", "irecv", "batch_isend_irecv"),
 )
 """Calls in which a script waits for other ranks: torch.distributed's, and Horovod's `synchronize`."""
 _KEPT = 4096

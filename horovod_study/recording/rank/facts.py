@@ -163,10 +163,10 @@ def names_of(models: Sequence[nn.Module], script: str) -> str:
     return " + ".join([*names[:_MAX_NAMES], *more])
 
 
-def time_first(model: nn.Module) -> bool:
-    """Return whether the layers of a model that know a time take it as the first dimension, and the batch as second."""
-    known = [each.batch_first for each in model.modules() if isinstance(getattr(each, "batch_first", None), bool)]
-    return bool(known) and not any(known)
+def time_first(model: nn.Module) -> nn.Module | None:
+    """Return the first layer that takes the time as first dimension and the batch as second, None: there is none."""
+    kinds = (nn.RNNBase, nn.MultiheadAttention)
+    return next((each for each in model.modules() if isinstance(each, kinds) and not each.batch_first), None)
 
 
 def samples_of(batch: Any, *, size: int | None = None, second: bool = False) -> int:

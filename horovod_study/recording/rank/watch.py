@@ -113,6 +113,7 @@ class Watcher:
         self._data: dict[Any, int] = {}  # what is known again of a data set -> its number
         self._lengths: list[int | None] = []  # samples of each
         self._loops = 0  # over a loader, so far
+        self._more = False
         self._loop: Any = None  # a reference to the newest, which says when it is gone
         self._timed = not (self._told and asked["options"]["timer_mode"] == "off")
         self.failure: Exception | None = None  # why the recording has stopped before the training
@@ -136,6 +137,8 @@ class Watcher:
         self._unseen = 0  # backwards and batches without an update that was seen
         self._in_update = self._in_forward = self._in_backward = self._in_call = 0
         self._second = False  # the batch is the second dimension of what the model takes
+        self._given: Any = None  # the first tensor that the model was called with, in the first steps
+        self._watched_layers: list[Callable[[], None]] = []
         self._vectors: dict[int, bool] = {}  # features -> whether a vector of so many is one sample
         self._counted = 0  # of them in this turn, while no loop is known
         self.made = 0  # steps so far, as they are counted while it goes on: for their limit, and for turns
@@ -174,6 +177,8 @@ class Watcher:
     # ------------------------------------------------------------------------------------------------ updates
 
     def _before_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if self.state == "watching":
+            self._thread = get_ident()  # a look at the model may have made backwards in another one
         self._in_update += 1
         if self._in_update == 1 and self._here():
             self._note(_UPDATE)
@@ -183,7 +188,10 @@ class Watcher:
             self._in_update -= 1
             return
         self._in_update = 0
-        if self.state == "over" or not self._here():
+        if self.state == "over":
+            return
+        if not self._here():
+            self._report_more()
             return
         self._note(_UPDATED, self._place(optimizer))
         if self.state == "watching":
@@ -405,6 +413,8 @@ class Watcher:
             if not self._in_update:
                 self._samples += samples
             what += 4 * samples
+        if self.made < _FEW_STEPS:
+            self._given = next((each for each in (*given, *named.values()) if isinstance(each, torch.Tensor)), None)
         self._note(_FORWARD, what)
 
     def _after_forward(self, *_: Any) -> None:
@@ -425,6 +435,12 @@ class Watcher:
             if self._vectors[len(first)]:
                 return 1
         return facts.samples_of(given, second=self._second)
+
+    def _before_layer(self, _: nn.Module, given: tuple[Any, ...]) -> None:
+        """Find out, in the first steps, which dimension of what the model is given is the second of this layer."""
+        shapes = [each.shape for each in (self._given, *given[:1]) if isinstance(each, torch.Tensor)]
+        if len(shapes) == 2 and min(map(len, shapes)) > 1 and shapes[0][0] != shapes[1][1]:
+            self._second = shapes[0][1] == shapes[1][1]
 
     def _hook(self, module: nn.Module) -> None:
         before, after = Door(self._before_forward, self.give_up), Door(self._after_forward, self.give_up)
@@ -555,7 +571,6 @@ class Watcher:
             strict = self._told and self._asked["options"]["timer_mode"] == "strict"
             self._log = StrictLog() if strict else DeviceLog(self._log)
             self._note = self._log.note
-        self._second = any(map(facts.time_first, self._models))
         self._tell_opened(workers, device, stepped, groups)
         self._log.open(self._path("events"))
         if workers["workers"] > 1 and self._timed:
@@ -567,6 +582,9 @@ class Watcher:
                 self._hook_synchronize(each)
         for model in self._models if self._timed and self._asked.get("forward", True) else ():
             self._hook(model)
+        for layer in filter(None, map(facts.time_first, self._models)):
+            called = Door(self._before_layer, self.give_up)
+            self._watched_layers.append(layer.register_forward_pre_hook(called).remove)
         self._precision = PrecisionObserver(nn.ModuleList(self._models), lambda call: Door(call, self.give_up))
         self._seen, self._probes = [], []
         self.state, self._fresh, self._updates = "recording", True, 0
@@ -606,7 +624,7 @@ class Watcher:
         """Begin another record, because the optimizers of this one step no more while others do."""
         strangers = self._strangers
         if self._asked.get("one_training") or self._training == self._asked.get("trainings", 8):
-            self._report("more", "a training after this one is not recorded")
+            self._report_more()
             self.finish()
             return
         begun = self._log.take()
@@ -690,6 +708,12 @@ class Watcher:
         """Leave a line of JSON for the parent."""
         with suppress(OSError), open(self._path("facts"), "a", encoding="utf-8") as stream:
             stream.write(json.dumps([what, value]) + "\n")
+
+    def _report_more(self) -> None:
+        """Say once that this process trains what is not recorded: after this training, or in another thread."""
+        if not self._more:
+            self._more = True
+            self._report("more", True)
 
     def _about(self, stepped: list[torch.optim.Optimizer]) -> dict[str, Any]:
         return {
@@ -792,7 +816,7 @@ class Watcher:
         original = sys.excepthook
 
         def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-            if self.state == "recording":
+            if self.state == "recording" and not issubclass(kind, KeyboardInterrupt):
                 self._report("failed", _named(error))
             original(kind, error, trace)
 
