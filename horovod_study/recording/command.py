@@ -111,7 +111,9 @@ def _run(command: Sequence[str], environ: Mapping[str, str], run: CommandRun) ->
     try:
         process = subprocess.Popen(list(command), env=dict(environ), stdout=output.stdout, stderr=output.stderr)
     except OSError as error:
-        words = "; give the words of the command without quotes around them" if " " in command[0] else "; is it on PATH?"
+        words = (
+            "; give the words of the command without quotes around them" if " " in command[0] else "; is it on PATH?"
+        )
         raise StudyError(f"{command[0]}: cannot be started ({error.strerror}){words}") from None
     run.started(process.pid)
 

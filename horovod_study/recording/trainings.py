@@ -7,6 +7,7 @@ measurement of several processes. What trains after another training is one of i
 import json
 import os
 import resource
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
@@ -448,15 +449,21 @@ class CommandRun:
             # A metric that is reduced has some bytes; gradients, however compressed, half a byte for each parameter.
             most = max(each.averaged_bytes for each in steps)
             averaging = "calls" if most >= 0.5 * ranks[0].opened["parameters"] else "none"
+        alike = None not in ends and len(set(ends)) == 1 and ends[0] != ranks[0].opened["initial_sha256"]
         data = ranks[0].ended.get("data", ranks[0].opened["data"])
         own = steps[0].data
         parts = len({each.opened["parameters"] for each in ranks}) > 1
-        apart = None not in ends and len(set(ends)) > 1 and not (sharded or parts)
+        # Who averages by calls may do so every few updates, and end between two of them.
+        apart = None not in ends and len(set(ends)) > 1 and not (sharded or parts or averaging == "calls")
+        samples = None if own is None or own >= len(data) else data[own]
+        if averaging == "none" and alike and samples and steps[0].epoch_steps:
+            if steps[0].epoch_steps * sum(filter(None, usual)) < 1.5 * samples:
+                averaging = "unseen"  # other data, and yet the same parameters: by means that were not seen
         turns_made = sum((each.turns for each in steps), Counter())
         return {
             "batch": None if len(known) < len(usual) else round(sum(known) / len(known)),
             "global_batch": None if len(known) < len(usual) else sum(known),
-            "train_samples": data[own] if own is not None and own < len(data) else None,
+            "train_samples": samples,
             "precision": _common([each.ended.get("precision") for each in ranks]),
             "turns_per_update": turns_made.most_common(1)[0][0] if turns_made and steps[0].by != "turns" else None,
             "averaging": None if averaging == "unseen" else averaging,
@@ -484,8 +491,8 @@ class CommandRun:
             doubts.append("samples were not seen: each step counts as one, and samples/s are steps/s")
         elif steps[0].from_calls:
             say(
-                "note: samples are the first dimension of what the model was called with, because no loader was looped "
-                "over; where that is not the batch, --batch N says it"
+                "note: samples are the first dimension of what the model was called with (the second, where its layers "
+                "take time first), because no loader was looped over; where that is not the batch, --batch N says it"
             )
         if effective.get("parts"):
             doubts.append("the ranks train models of different size, parts of one perhaps: the count is that of rank 0")
@@ -702,11 +709,12 @@ def _summary(columns: Mapping[str, np.ndarray], first: int) -> dict[str, Any]:
 
 def _say_found(record: records.RunRecord, totals: Mapping[str, Any], where: str) -> None:
     workers, outside = record.effective["workers"], totals["outside"]
-    beside = f"{percent(outside['share'], decimals=0)} of the time is outside of steps, {outside['samples_per_s']:,.0f} samples/s with it"
+    share = percent(outside["share"], decimals=0)
+    beside = f"{share} of the time is outside of steps, {outside['samples_per_s']:,.0f} samples/s with it"
     say(
         f"recorded {totals['steps']:,} steps after {totals['excluded_steps']:,} of warm-up: "
         f"{totals['samples_per_s']:,.0f} samples/s with {plural(workers, 'worker')}"
         + (f", step {step * 1e3:.2f} ms (median)" if (step := totals["step_s_median"]) is not None else "")
         + (f"; {beside}" if outside["share"] >= 0.02 else "")
-        + f"; horovod-study explain {where}"
+        + f"; horovod-study explain {shlex.quote(where)}"
     )

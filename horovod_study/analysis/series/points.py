@@ -644,6 +644,8 @@ def _beside(row: dict[str, Any], base: Mapping[str, Any], kind: str) -> None:
     row["base_unsteady"] = row["base_unsteady"] or unsteady(base)
     alone = math.nan if row["apart"] else base["whole_samples_per_s_median"]
     row["speedup_whole"] = row["whole_samples_per_s_median"] / alone
+    if row["base_unsteady"] or impossible("speedup", speedup=row["speedup_whole"], workers=row["workers"]):
+        row["speedup_whole"] = math.nan
     if math.isnan(row["data_passes"]):  # the data set has no size: one worker's epoch is once through it
         row["data_passes"] = row["epoch_samples_median"] / base["epoch_samples_median"]
 
