@@ -77,6 +77,7 @@ class Log:
     def open(self, path: str) -> None:
         """Write what was noted, and what will be, to a new file."""
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+        self._inode = os.fstat(self._file).st_ino
         self.write()
 
     def write(self) -> None:
@@ -84,6 +85,9 @@ class Log:
         if self._file is not None:
             data = self._pending.tobytes()
             del self._pending[:]
+            if os.fstat(self._file).st_ino != self._inode:  # a script that has closed it may have opened its own
+                self._file = None
+                raise OSError("the file of its events was closed")
             if os.write(self._file, data) < len(data):
                 raise OSError("no space left for the events of this training")
         elif len(self._pending) > _KEPT:

@@ -56,6 +56,8 @@ _KEPT = 2
 """So many of the last gradients of a backward stay watched: the order of the last may change."""
 _MORE_UPDATES = 20
 """So many updates more than ever in a turn of the loop over the loader: the loop is over."""
+_MOST_JOINED = 16
+"""So many optimizers of one training are looked at for their models."""
 _STRANGERS = 3
 """So many updates by optimizers that are not recorded, and none by those that are: another training has begun."""
 
@@ -130,8 +132,10 @@ class Watcher:
         self._seen: list[torch.optim.Optimizer] = []  # that have stepped, until it is open
         self._models: list[nn.Module] = []
         self._strangers: list[torch.optim.Optimizer] = []
+        self._places: dict[int, int] = {}  # id of an optimizer -> which it is
+        self._parameters: set[int] = set()  # ids
         self._probe: torch.Tensor | None = None  # a parameter
-        self._version = -1
+        self._version: Any = None  # what it was like
         self._probes: list[tuple[torch.Tensor, Any]] = []
         self._look_next = _LOOKED_AT
         self._unseen = 0  # backwards and batches without an update that was seen
@@ -213,14 +217,13 @@ class Watcher:
             self._open(self._seen[before:])
 
     def _note_update(self, optimizer: torch.optim.Optimizer) -> None:
-        if id(optimizer) not in self._optimizers:
-            if optimizer in self._alive:  # it was there when the first ones stepped, and has another phase
-                self._join([optimizer])
-                return
+        if id(optimizer) not in self._optimizers and not self._is_of_training(optimizer):
             self._strangers.append(optimizer)
-            if len(self._strangers) >= _STRANGERS:
+            if len(self._strangers) < _STRANGERS:
+                return
+            if self.made > self._asked["options"]["warmup_steps"]:
                 self._begin_again()
-            return
+                return
         if self._strangers:  # they step in turns with those that are known
             self._join(self._strangers)
             self._strangers = []
@@ -234,9 +237,24 @@ class Watcher:
             self._counted += 1
             self._step()
 
+    def _is_of_training(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Take up an optimizer that was made anew for the same parameters, or was there and has another phase."""
+        own = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        if not self._optimizers:  # the training was found without an update
+            self._first = optimizer
+        elif own & self._parameters:
+            self._places[id(optimizer)] = 0
+        elif optimizer in self._alive:
+            self._join([optimizer])
+            return True
+        else:
+            return False
+        self._optimizers[id(optimizer)] = optimizer
+        return True
+
     def _place(self, optimizer: torch.optim.Optimizer) -> int:
         """Return which of the optimizers this is, in the order in which they have stepped first."""
-        return next((place for place, number in enumerate(self._optimizers) if number == id(optimizer)), 0)
+        return self._places.setdefault(id(optimizer), len(self._places)) if self.state == "recording" else 0
 
     # ------------------------------------------------------------------------------------------------ backwards
 
@@ -263,7 +281,7 @@ class Watcher:
         if self._learning:
             self._learn()
         if self.state == "watching":
-            if not self._seen:
+            if not self._seen and not self._in_update:
                 self._look_for_change(backward=True)
         elif not self._optimizers and not self._in_loop:
             self._notice_change()
@@ -283,7 +301,12 @@ class Watcher:
             return
         if not self._probes or self._unseen > self._look_next // 2 + 2:
             return
-        changed = {id(each) for each, before in self._probes if _state(each) != before}
+        others = [each for each, before in self._probes if _state(each) != before]
+        if (
+            facts.optimizers()
+        ):  # one of them will step: of other tensors, such as inputs that are attacked, none is trained
+            others = [each for each in others if isinstance(each, nn.Parameter)]
+        changed = set(map(id, others))
         if changed or (backward and self._unseen >= _MOST_UNSEEN):
             owners = [
                 each
@@ -294,8 +317,8 @@ class Watcher:
 
     def _notice_change(self) -> None:
         """Note that the parameters are others than at the last look."""
-        if self._probe is not None and self._probe._version != self._version:
-            self._version = self._probe._version
+        if self._probe is not None and (state := _state(self._probe, on_gpu=False)) != self._version:
+            self._version = state
             self._note(_CHANGED)
 
     # ------------------------------------------------------------------------------------------------ loaders
@@ -554,17 +577,19 @@ class Watcher:
         if by_update:
             self._optimizers = {id(each): each for each in stepped}
             self._first = stepped[0]
+            self._places[id(self._first)] = 0
         there = [] if self._told else facts.objects((nn.Module, torch.optim.Optimizer))  # which takes a while
         if by_update:
             self._alive = weakref.WeakSet(each for each in there if issubclass(type(each), torch.optim.Optimizer))
         stepped = list({id(each): each for each in stepped}.values())
         groups = [each for one in stepped for each in one.param_groups]
         parameters = [each for group in groups for each in group["params"]]
+        self._parameters = {id(each) for each in parameters}
         self._models = self._models if self._told else self._models_of(stepped, there, changed or set())
         self._probe = next((each for each in parameters if each.requires_grad), parameters[0] if parameters else None)
         if self._probe is None:
             self._probe = next((each for model in self._models for each in model.parameters()), None)
-        self._version = -1 if self._probe is None else self._probe._version
+        self._version = None if self._probe is None else _state(self._probe, on_gpu=False)
         device = next((each.device for each in parameters if each.is_cuda), torch.device("cpu"))
         workers = facts.workers_of(self._models, self._first, on_gpu=device.type == "cuda")
         if device.type == "cuda":
@@ -614,11 +639,14 @@ class Watcher:
         """Record those optimizers, too, that have stepped between two updates of the known ones."""
         for optimizer in optimizers:
             self._optimizers[id(optimizer)] = optimizer
+            if len(self._optimizers) > _MOST_JOINED:  # as those that are made anew for each task
+                continue
             for model in self._models_of([optimizer], facts.objects(nn.Module), set()):
                 if all(model is not each for each in self._models):
                     self._models.append(model)
                     self._hook(model)
-        self._report("joined", self._about(list(self._optimizers.values())))
+        if len(self._optimizers) <= _MOST_JOINED:
+            self._report("joined", self._about(list(self._optimizers.values())))
 
     def _begin_again(self) -> None:
         """Begin another record, because the optimizers of this one step no more while others do."""
@@ -827,10 +855,15 @@ def _named(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
 
 
-def _state(tensor: torch.Tensor) -> tuple[int, Any]:
-    """Return what shows that a tensor was changed: its version, and, for changes through `.data`, some values."""
+def _state(tensor: torch.Tensor, *, on_gpu: bool = True) -> tuple[int, Any]:
+    """Return what shows that a tensor was changed: its version, and, for changes through `.data`, some values.
+
+    `on_gpu`: read them from a GPU, too, which waits for it.
+    """
     values = None
-    if type(tensor) in (torch.Tensor, nn.Parameter):  # and not one that only stands for it, as compilers have
+    if type(tensor) in (torch.Tensor, nn.Parameter) and (
+        on_gpu or not tensor.is_cuda
+    ):  # and not one that only stands for it, as compilers have
         values = tensor.detach().reshape(-1)[:8].tolist()
     return tensor._version, values
 
