@@ -494,7 +494,8 @@ def scaling_points(
     if foreign.any():
         points["horovod_defaults"] = points["horovod_defaults"].astype(object).mask(foreign, UNKNOWN)
     counts = ("batch", "train_samples", "global_batch", "workers", "nodes", "repeats", "failed")
-    return whole_numbers(points, (*counts, "ref_batch", "ref_train_samples"))
+    # One block of memory again: a frame of many columns that were set one by one is slow, and pandas warns of it.
+    return whole_numbers(points, (*counts, "ref_batch", "ref_train_samples")).copy()
 
 
 def levelled(runs: pd.DataFrame, turns: StudyTurns | None) -> pd.DataFrame:
