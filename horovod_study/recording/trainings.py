@@ -422,7 +422,11 @@ class CommandRun:
         return totals, effective, ""
 
     def _why_failed(self, training: RankGroup, steps: Sequence[NotedSteps], out: Path) -> str:
+        failed = any(each.failed for each in training.ranks)
+        gone = [str(each.opened["rank"]) for each in training.ranks if not (each.ended or each.failed or each.stopped)]
         for number, each in enumerate(training.ranks):
+            if failed and gone:  # the others fail because of it
+                return f"rank {', '.join(gone)} ended without a word; {each.failed}"
             who = f"rank {each.opened['rank'] if training.connected else number}: " if training.workers > 1 else ""
             if each.failed or each.stopped:
                 return f"{who}{each.failed or 'the recorder stopped ' + each.stopped}"

@@ -177,6 +177,7 @@ class Watcher:
             os.register_at_fork(after_in_child=self._leave)
         atexit.register(self.finish)
         self._watch_errors()
+        torch.jit.script = self._without_hooks(torch.jit.script)
 
     # ------------------------------------------------------------------------------------------------ updates
 
@@ -469,6 +470,23 @@ class Watcher:
         before, after = Door(self._before_forward, self.give_up), Door(self._after_forward, self.give_up)
         self._undo.append(module.register_forward_pre_hook(before, prepend=True, with_kwargs=True).remove)
         self._undo.append(module.register_forward_hook(after, always_call=True).remove)
+
+    def _without_hooks(self, compiles: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what compiles a model as without hooks: it would compile them, too."""
+
+        @functools.wraps(compiles)
+        def script(*given: Any, **named: Any) -> Any:
+            places = [each for model in self._models for part in model.modules() for each in _hooks_of(part)]
+            doors = [(each, number, call) for each in places for number, call in each.items() if isinstance(call, Door)]
+            for place, number, _ in doors:
+                del place[number]
+            try:
+                return compiles(*given, **named)
+            finally:
+                for place, number, call in doors:
+                    place[number] = call
+
+        return script
 
     # ------------------------------------------------------------------------------------------------ waits
 
@@ -849,6 +867,10 @@ class Watcher:
             original(kind, error, trace)
 
         sys.excepthook = hook
+
+
+def _hooks_of(module: nn.Module) -> tuple[OrderedDict[int, Any], ...]:
+    return (module._forward_pre_hooks, module._forward_hooks)  # type: ignore[return-value]
 
 
 def _named(error: BaseException) -> str:
