@@ -239,7 +239,7 @@ class Watcher:
             self._step()
 
     def _is_of_training(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Take up an optimizer that was made anew for the same parameters, or was there and has another phase."""
+        """Take up an optimizer that was made again for the same parameters, or was there and has another phase."""
         own = {id(each) for group in optimizer.param_groups for each in group["params"]}
         if not self._optimizers:  # the training was found without an update
             self._first = optimizer
@@ -657,7 +657,7 @@ class Watcher:
         """Record those optimizers, too, that have stepped between two updates of the known ones."""
         for optimizer in optimizers:
             self._optimizers[id(optimizer)] = optimizer
-            if len(self._optimizers) > _MOST_JOINED:  # as those that are made anew for each task
+            if len(self._optimizers) > _MOST_JOINED:  # as those that are made again for each task
                 continue
             for model in self._models_of([optimizer], facts.objects(nn.Module), set()):
                 if all(model is not each for each in self._models):
