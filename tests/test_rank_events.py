@@ -92,6 +92,16 @@ def test_an_evaluation_is_in_no_step_on_data_of_its_own_or_the_trainings(same: b
     assert list(np.flatnonzero(gaps)) == [3, 7]
 
 
+def test_an_evaluation_behind_the_last_step_is_told() -> None:
+    story = opened()
+    epoch(story, 1)
+    assert story.steps().after_s == 0.0
+    for _ in range(3):
+        story.fetch(2, data=1)
+        story.forward(0)
+    assert story.steps().after_s == 10.0, "with the end of the loop before"
+
+
 def test_an_evaluation_in_the_midst_of_a_turn_is_outside_of_it() -> None:
     story = opened()
     for batch in range(8):

@@ -101,6 +101,7 @@ class NotedSteps:
     uncounted: bool = False  # whether samples were not seen
     data: int | None = None  # number of the data set that is looped over
     from_calls: bool = False  # samples are those with which the model was called
+    after_s: float = 0.0  # from the last step to the end of what is evaluated behind it
     waits: list[int] = field(default_factory=list)  # steps before which it waited for its turn
     waited_s: float = 0.0
 
@@ -407,6 +408,9 @@ def _made(
         waits=[int(place) for place in np.searchsorted(ends, waits + 2, side="right")],  # a fetch may follow it
         waited_s=float(_sums(np.where(events.inside("pause", "resume"), host_s, 0.0), [0], [len(host_s) - 1])[0]),
     )
+    evaluated = events.places("forwarded", "batch", "skipped")
+    if len(ends) and len(evaluated) and evaluated[-1] > ends[-1]:
+        found.after_s = float(events.at_s[evaluated[-1]] - events.at_s[ends[-1]])
     found.calls, found.averaged_bytes = _calls(events, begins, ends, calls)
     return found
 

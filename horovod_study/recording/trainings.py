@@ -685,9 +685,10 @@ def _totals(training: RankGroup, steps: Sequence[NotedSteps], found: steady.Stea
 
 
 def _outside(steps: NotedSteps, first: int, rate: float) -> dict[str, Any]:
-    """Return the time between the steps of the window, and the rate with it."""
+    """Return the time between the steps of the window, and of what is evaluated behind them, and the rate with it."""
     begin, length = steps.columns["begin_s"][first:], steps.columns["step_s"][first:]
     gaps = np.maximum(begin[1:] - begin[:-1] - length[:-1], 0.0)
+    gaps = np.append(gaps, steps.after_s)
     inside, outside = float(length.sum()), float(gaps.sum()) - steps.waited_s
     outside = max(0.0, outside)
     return {
@@ -696,6 +697,7 @@ def _outside(steps: NotedSteps, first: int, rate: float) -> dict[str, Any]:
         "samples_per_s": rate * inside / (inside + outside),
         "longest_s": float(gaps.max(initial=0.0)),
         "gaps": int((gaps > _GAP_S).sum()),
+        "after_s": steps.after_s,
     }
 
 

@@ -228,7 +228,8 @@ def _between(run: RecordedRun, columns: Mapping[str, Any], every: NDArray[np.int
     batches = steps, (steps or 0) * (run.record.effective.get("batch") or math.nan)
     counted = whole_epoch(epoch, np.nan_to_num(np.asarray(columns["samples"], dtype=np.float64)))
     made, samples = batches if steps else counted or (math.nan, math.nan)
-    outside = outside_of(every[timed], *known, waits=run_turns(run.record).before)
+    after = float((run.record.totals.get("outside") or {}).get("after_s") or 0.0)
+    outside = outside_of(every[timed], *known, waits=run_turns(run.record).before, after_s=after)
     return {"outside": outside, "epoch_steps": made, "epoch_samples": samples * run.workers}
 
 

@@ -17,7 +17,7 @@ _RARE = 1 / 3  # more steps than that are no stalls: a run of two kinds of steps
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outside:
-    """Time between the first and the last step of the window that is in no step, of the first rank."""
+    """Time from the first step of the window on that is in no step, of the first rank; with what is behind the last."""
 
     seconds: float
     share: float  # of the time of steps and of what is outside of them
@@ -46,8 +46,9 @@ def outside_of(
     residual_s: Floats,
     *,
     waits: Collection[int] = (),
+    after_s: float = 0.0,
 ) -> Outside | None:
-    """Return what is between timed steps, (S,) each; None where it is not known.
+    """Return what is between timed steps, (S,) each, and `after_s` behind the last; None where it is not known.
 
     A residual is before the begin of its step, or behind it: that of which fewer gaps come out negative. A gap before
     a step of `waits` is a wait for a turn; where rows are missing nothing is known of the time.
@@ -57,7 +58,7 @@ def outside_of(
     ways = (np.diff(begin_s - residual_s) - step_s[:-1], np.diff(begin_s) - step_s[:-1])
     gaps: Floats = min(ways, key=lambda each: float(-each[each < 0].sum()))
     next_to = (np.diff(step) == 1) & ~np.isin(step[1:], list(waits))
-    gaps = np.where(next_to, gaps, 0.0)
+    gaps = np.append(np.where(next_to, gaps, 0.0), after_s)
     seconds = max(0.0, float(gaps.sum()))
     order = np.argsort(-gaps, kind="stable")
     most = int(np.searchsorted(np.cumsum(gaps[order]), _MOST * seconds)) + 1
@@ -73,7 +74,7 @@ def outside_of(
 
 def _where(longest: NDArray[np.int64], step: NDArray[np.int64], epoch: Floats) -> str:
     """Return in words between which steps the longest gaps are; `longest`: the places before them."""
-    if (np.diff(epoch)[longest] != 0).mean() >= _MOST:
+    if (np.append(np.diff(epoch), 1)[longest] != 0).mean() >= _MOST:
         return "after each epoch"
     apart = np.diff(step[longest])
     usual = float(np.median(apart)) if len(apart) > 1 else 0.0
