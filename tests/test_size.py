@@ -21,7 +21,7 @@ BUDGET = {
     "analysis/machine": (1967, 97),
     "analysis/series": (1933, 103),
     "analysis/simulate": (1900, 96),
-    "analysis/steps": (5673, 259),
+    "analysis/steps": (5675, 259),
     "analysis/sync": (1409, 67),
     "cli": (2594, 117),
     "cluster": (2817, 165),
@@ -29,9 +29,9 @@ BUDGET = {
     "comm": (3542, 239),
     "measure": (2157, 155),
     "programs": (2306, 108),
-    "recording": (2794, 163),
+    "recording": (2804, 163),
     "recording/inject": (101, 9),
-    "recording/rank": (1778, 135),
+    "recording/rank": (1800, 138),
     "records": (2850, 159),
     "report": (1446, 101),
     "report/figures": (5259, 261),
@@ -43,7 +43,7 @@ BUDGET = {
     "workload": (5530, 296),
     "workload/curves": (2785, 134),
     "workload/probes": (1183, 61),
-    "total": (81600, 4422),
+    "total": (81634, 4425),
 }
 """Of each folder with Python files, those of folders below it left out: lines and functions."""
 
