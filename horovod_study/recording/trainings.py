@@ -175,11 +175,11 @@ def _is_of(process: RankNotes, training: RankGroup) -> bool:
 
 
 def _at_the_same_time(one: RankNotes, other: RankNotes) -> bool:
-    """Return whether two processes train at the same time for most of the shorter one."""
+    """Return whether two processes train at the same time for most of the longer one."""
     if one.path.name.rpartition("-")[0] == other.path.name.rpartition("-")[0]:
         return False  # of one process, one after the other
     (begin, end), (first, last) = one.span_s, other.span_s
-    return min(end, last) - max(begin, first) > 0.5 * min(end - begin, last - first)
+    return min(end, last) - max(begin, first) > 0.5 * max(end - begin, last - first)
 
 
 class CommandRun:

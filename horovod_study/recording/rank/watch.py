@@ -116,6 +116,7 @@ class Watcher:
         self._lengths: list[int | None] = []  # samples of each
         self._loops = 0  # over a loader, so far
         self._more = False
+        self._fetching = False  # whether a batch is asked for
         self._loop: Any = None  # a reference to the newest, which says when it is gone
         self._timed = not (self._told and asked["options"]["timer_mode"] == "off")
         self.failure: Exception | None = None  # why the recording has stopped before the training
@@ -196,7 +197,8 @@ class Watcher:
         if self.state == "over":
             return
         if not self._here():
-            self._report_more()
+            if not self._fetching:
+                self._report_more()
             return
         self._note(_UPDATED, self._place(optimizer))
         if self.state == "watching":
@@ -206,9 +208,10 @@ class Watcher:
             self._note_update(optimizer)
 
     def _here(self) -> bool:
+        """Return whether this is the thread that trains, and not in the midst of making a batch."""
         if self._thread is None:
             self._thread = get_ident()
-        return self._thread == get_ident()
+        return self._thread == get_ident() and not self._fetching
 
     def _watch_update(self, optimizer: torch.optim.Optimizer) -> None:
         """Open the log when an optimizer steps again: those that stepped since are trained, in turns over its data."""
@@ -338,12 +341,15 @@ class Watcher:
                 before(own)
             except Exception as error:
                 failed(error)
+            self._fetching = True
             try:
                 batch = original(own)
             except StopIteration:
                 self._note(_ENDED)
                 own.__dict__.pop("_horovod_study", None)
                 raise
+            finally:
+                self._fetching = False
             try:
                 after(own, batch)
             except Exception as error:
@@ -590,6 +596,9 @@ class Watcher:
             and any(name in sys.modules for name in ("horovod_study.recording.session", "horovod_study.train"))
         ):
             self._report("seen", "own recorder")
+            self._over()
+            return
+        if torch.utils.data.get_worker_info() is not None:  # a data set that optimizes something
             self._over()
             return
         if by_update:
