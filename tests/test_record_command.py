@@ -520,7 +520,7 @@ NOTHING = {
     "no torch": ("import json", 0, "no Python of it imports torch"),
     "no training": ("import torch", 0, "optimizer"),
     "it fails": ("import torch; raise ValueError", 1, "optimizer"),
-    "its own lines": ("import horovod_study.recording.session, torch\n" + HEAD + ONE_BATCH, 1, "records itself"),
+    "its own lines": ("import horovod_study.recording.session, torch\n" + HEAD + ONE_BATCH, 0, "records itself"),
 }
 
 
@@ -579,7 +579,6 @@ PLACES = (
     "watch.Watcher._before_update",
     "watch.Watcher._after_update",
     "watch.Watcher._note_update",
-    "watch.Watcher._before_backward",
     "watch.Watcher._after_backward",
     "watch.Watcher._before_forward",
     "watch.Watcher._after_forward",

@@ -27,7 +27,7 @@ from horovod_study.files import PART, unfinished, writing
 from horovod_study.progress import say
 from horovod_study.recording.output import Output
 from horovod_study.recording.steps import steps_of
-from horovod_study.recording.trainings import OWN_RECORDER, CommandRun, processes_in, trainings_of
+from horovod_study.recording.trainings import OWN_RECORDER, CommandRun, processes_in, trainings_of, worth_keeping
 
 VARIABLE = "HOROVOD_STUDY_RECORD"
 NO_STEPS = (
@@ -71,7 +71,7 @@ def record(
 ) -> int:
     """Run `command`, have its training recorded in the run directory `out`, and return the exit code to end with.
 
-    The code is the command's; 1 where that is 0 and a training could not be recorded. `own`: options of the script in
+    The code is the command's, also where nothing could be recorded. `own`: options of the script in
     which runs differ; `requested`: what else a study asked for; `steps`: the training is ended after so many;
     `workers`: how many a study has started; `rate`: a regular expression, whose first group is the rate in the output
     of a command without steps; `environ`: that of the command, instead of this process's; `told`: its ranks read what
@@ -143,27 +143,26 @@ def _close(
 ) -> int:
     """Write what was seen, say what is to be known of it, and return the exit code to end with."""
     seen, processes = processes_in(run.meeting)
-    trainings = trainings_of(processes)
+    trainings = worth_keeping(trainings_of(processes), run.options["warmup_steps"])
     if OWN_RECORDER in seen:
         say("horovod-study record: the script records itself; start it without `horovod-study record --`")
-        return code or 1
+        return code
     stopped = next((each.stopped for each in processes if each.stopped and not each.events), "")
     if stopped:
         say(f"horovod-study record: no run was recorded: {stopped}")
-        return code or 1
+        return code
     if not trainings:
         why = NO_STEPS if "torch" in seen else "no Python of it imports torch" if "python" in seen else _UNSEEN
         return run.write_command(command, code, workers=workers, rate=rate, why=why)
     kept = trainings[: 1 if cell else records.MAX_TRAININGS]
     if len(trainings) > len(kept) or any(each.more for each in processes):
         say(f"horovod-study record: what this command has trained after training {len(kept)} is not recorded")
-    wrong = 0
     for number, training in enumerate(kept, 1):
         ended = "" if not code else f"the command ended with exit code {code} after its training"
         if code in _BY_SIGNAL and not cell:
             training.ended, ended = f"by {_BY_SIGNAL[code]}", ""
-        wrong |= run.write(training, number, failed=ended)
-    return code or wrong
+        run.write(training, number, failed=ended)
+    return code
 
 
 _UNSEEN = (

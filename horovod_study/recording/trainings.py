@@ -79,6 +79,12 @@ class RankNotes:
         """How many workers its library has connected."""
         return int(self.opened["workers"])
 
+    @property
+    def updates(self) -> int:
+        """How many updates it has made, seen or not; backwards where there is none."""
+        events = self.read()
+        return max(len(events.places("updated", "changed")), len(events.places("backwarded")))
+
     def read(self) -> Events:
         """Return its events."""
         assert self.events is not None
@@ -161,14 +167,12 @@ def trainings_of(processes: Sequence[RankNotes]) -> list[RankGroup]:
 
 
 def _is_of(process: RankNotes, training: RankGroup) -> bool:
-    """Return whether a process has the launch of a training, and a rank that nobody of it has."""
+    """Return whether a process has the launch of a training, averages as it does, and a rank that is free in it."""
 
     def launch(of: RankNotes) -> tuple[Any, ...]:
         environ = of.opened["environ"]
-        return (
-            of.workers,
-            *(environ.get(name) for name in LAUNCH_VARIABLES if "RANK" not in name and "PROCID" not in name),
-        )
+        names = (name for name in LAUNCH_VARIABLES if "RANK" not in name and "PROCID" not in name)
+        return (of.workers, of.opened["averaging"], *(environ.get(name) for name in names))
 
     taken = {each.opened["rank"] for each in training.ranks}
     return launch(process) == launch(training.ranks[0]) and process.opened["rank"] not in taken
@@ -180,6 +184,15 @@ def _at_the_same_time(one: RankNotes, other: RankNotes) -> bool:
         return False  # of one process, one after the other
     (begin, end), (first, last) = one.span_s, other.span_s
     return min(end, last) - max(begin, first) > 0.5 * max(end - begin, last - first)
+
+
+def worth_keeping(trainings: Sequence[RankGroup], warmup: int) -> list[RankGroup]:
+    """Return the trainings that have steps behind a warm-up on all ranks; all of them, where none has.
+
+    What a command tries before its training, such as a learning rate or a batch that fits, is none beside it.
+    """
+    long = [each for each in trainings if each.complete and min(rank.updates for rank in each.ranks) > warmup]
+    return long or list(trainings)
 
 
 class CommandRun:

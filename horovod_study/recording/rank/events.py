@@ -23,7 +23,6 @@ KINDS = (
     "fetch",  # a batch is asked for; the number of its loop, times DATA_SETS, and that of its data set
     "batch",  # it is there; its samples
     "ended",  # there is none any more
-    "left",  # a loop is gone, because it has ended or was left; its number as that of fetch
     "forward",  # the model is called; 1: with gradients, 2: in train mode, and 4 times its samples
     "forwarded",
     "backward",
@@ -41,7 +40,7 @@ KINDS = (
     "lap",  # the time since the event before it is what a script says: the place in LAPS
     "skip",  # what follows is in no step, as a script says
     "skipped",
-    "left",  # a loop that a script tells of is left before its loader has ended
+    "left",  # a loop is gone, because it has ended or was left; its number as that of fetch
 )
 NUMBER = {name: number for number, name in enumerate(KINDS)}
 PLACES = 32

@@ -6,6 +6,7 @@ A sample is named after the innermost frame of the script's own files: by the li
 
 from __future__ import annotations
 
+import _thread
 import os
 import sys
 import sysconfig
@@ -36,14 +37,13 @@ class Stacks:
         self._thread, self._told = thread, told
         self._names: dict[Any, int] = {}
         self._file = open(path, "wb", buffering=0)
-        self._over = threading.Event()
-        self._sampler = threading.Thread(target=self._sample, name="horovod-study-stacks", daemon=True)
-        self._sampler.start()
+        self._over, self._ended = threading.Event(), threading.Event()
+        _thread.start_new_thread(self._sample, ())  # a script that joins all of its threads knows nothing of it
 
     def stop(self) -> None:
         """End the samples."""
         self._over.set()
-        self._sampler.join(1.0)
+        self._ended.wait(1.0)
 
     def _sample(self) -> None:
         pending = array("d")
@@ -61,6 +61,7 @@ class Stacks:
             pass
         finally:
             self._file.close()
+            self._ended.set()
 
     def _number(self, frame: Any) -> int:
         called = None

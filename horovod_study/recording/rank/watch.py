@@ -285,7 +285,8 @@ class Watcher:
         if self._learning:
             self._learn()
         if self.state == "watching":
-            if not self._seen and not self._in_update:
+            # A compiler that traces calls autograd, too.
+            if not (self._seen or self._in_update or torch._C._len_torch_dispatch_stack()):
                 self._look_for_change(backward=True)
         elif not self._optimizers and not self._in_loop:
             self._notice_change()
@@ -306,9 +307,7 @@ class Watcher:
         if not self._probes or self._unseen > self._look_next // 2 + 2:
             return
         others = [each for each, before in self._probes if _state(each) != before]
-        if (
-            facts.optimizers()
-        ):  # one of them will step: of other tensors, such as inputs that are attacked, none is trained
+        if facts.optimizers():  # one will step: other tensors, such as inputs that are attacked, are not trained
             others = [each for each in others if isinstance(each, nn.Parameter)]
         changed = set(map(id, others))
         if changed or (backward and self._unseen >= _MOST_UNSEEN):
@@ -440,7 +439,7 @@ class Watcher:
             self._counting = id(module)  # of several models, or parts of one, that which is called first
         if what == 3 and not self._in_loop and self._counting == id(module):
             samples = self._samples_given(module, [*given, *named.values()])
-            if not self._in_update:
+            if not self._in_update and self._fresh:
                 self._samples += samples
             what += 4 * samples
         if self.made < _FEW_STEPS:
@@ -638,11 +637,11 @@ class Watcher:
             called = Door(self._before_layer, self.give_up)
             self._watched_layers.append(layer.register_forward_pre_hook(called).remove)
         self._precision = PrecisionObserver(nn.ModuleList(self._models), lambda call: Door(call, self.give_up))
-        self._seen, self._probes = [], []
+        self._seen, self._probes, self._samples = [], [], 0
         self.state, self._fresh, self._updates = "recording", True, 0
         if multiprocessing.parent_process() is not None and not self._told:
             Finalize(None, self.finish, exitpriority=100)  # such a process ends without what atexit has
-        if self._timed and self._asked.get("stacks", True):
+        if self._timed:
             self._stacks = Stacks(get_ident(), self._path("stacks"), functools.partial(self._report, "name"))
         self._turns = connect(rank=workers["rank"], workers=workers["workers"])
         self._opened_s = now()
