@@ -138,7 +138,7 @@ class Watcher:
         self._probe: torch.Tensor | None = None  # a parameter
         self._version: Any = None  # what it was like
         self._probes: list[tuple[torch.Tensor, Any]] = []
-        self._look_next = _LOOKED_AT
+        self._looked, self._look_next = 0, _LOOKED_AT
         self._unseen = 0  # backwards and batches without an update that was seen
         self._in_update = self._in_forward = self._in_backward = self._in_call = 0
         self._second = False  # the batch is the second dimension of what the model takes
@@ -296,15 +296,16 @@ class Watcher:
     def _look_for_change(self, *, backward: bool) -> None:
         """Open the log where parameters change although no optimizer was seen to step: in compiled code, or without.
 
-        Looking takes a while: it is done after 3, 6, 12 ... backwards and batches, and compared at the two that follow.
+        Looking takes a while: it is done after 3, 6, 12 ... backwards and batches, and compared at the two that follow;
+        after 2 batches without a backward, which may all be in compiled code.
         """
         self._unseen += 1
-        if self._unseen == self._look_next:
-            self._look_next *= 2
+        if self._unseen == self._look_next or (self._unseen == 2 and not backward):
+            self._looked, self._look_next = self._unseen, max(2 * self._unseen, 2 * _LOOKED_AT)
             leaves = (each for each in facts.objects(torch.Tensor) if each.is_leaf and each.requires_grad)
             self._probes = [(each, _state(each)) for each in itertools.islice(leaves, _PROBES)]
             return
-        if not self._probes or self._unseen > self._look_next // 2 + 2:
+        if not self._probes or self._unseen > self._looked + 2:
             return
         others = [each for each, before in self._probes if _state(each) != before]
         if facts.optimizers():  # one will step: other tensors, such as inputs that are attacked, are not trained
