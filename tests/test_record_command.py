@@ -840,6 +840,7 @@ def test_copies_and_pickles_of_a_recorded_model_have_no_part_of_the_recorder(tmp
     assert len(rows["step"]) == 6
 
 
+@pytest.mark.slow
 def test_who_fetches_in_another_thread_waits_beside_the_training(tmp_path: Path) -> None:
     text = """
     import queue, threading
@@ -855,7 +856,8 @@ def test_who_fetches_in_another_thread_waits_beside_the_training(tmp_path: Path)
     assert (run.status, run.effective["loader_thread"], len(rows["step"])) == ("done", True, 58)
     assert set(rows["samples"]) == {4}
     assert np.median(rows["residual_s"]) > 0.01
-    assert run.totals["stacks"][0]["name"].startswith("queue/"), "what it waits for has a name"
+    waited = [each["share"] for each in run.totals["stacks"] if each["name"].startswith("queue/")]
+    assert sum(waited) > 0.3, "what it waits for has a name"
 
 
 def test_a_vector_that_a_layer_takes_is_one_sample() -> None:

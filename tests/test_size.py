@@ -31,7 +31,7 @@ BUDGET = {
     "programs": (2306, 108),
     "recording": (2816, 165),
     "recording/inject": (101, 9),
-    "recording/rank": (1811, 138),
+    "recording/rank": (1814, 138),
     "records": (2850, 159),
     "report": (1446, 101),
     "report/figures": (5259, 261),
@@ -43,7 +43,7 @@ BUDGET = {
     "workload": (5530, 296),
     "workload/curves": (2785, 134),
     "workload/probes": (1183, 61),
-    "total": (81657, 4427),
+    "total": (81660, 4427),
 }
 """Of each folder with Python files, those of folders below it left out: lines and functions."""
 

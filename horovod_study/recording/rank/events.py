@@ -53,6 +53,8 @@ CALLS = (
     *("all_to_all_single", "wait", "wait_tensor", "synchronize", "send", "isend", "irecv", "batch_isend_irecv"),
 )
 """Calls in which a script waits for other ranks: torch.distributed's, and Horovod's `synchronize`."""
+_LOOKED = 8
+"""Every so many writes it is looked whether the file is still its own."""
 _KEPT = 4096
 """So many numbers are kept of a process in which no training was seen yet."""
 
@@ -76,19 +78,20 @@ class Log:
     def open(self, path: str) -> None:
         """Write what was noted, and what will be, to a new file."""
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
-        self._inode = os.fstat(self._file).st_ino
+        self._inode, self._written = os.fstat(self._file).st_ino, 0
         self.write()
 
     def write(self) -> None:
         """Give what was noted to the operating system."""
         if self._file is not None:
-            data = self._pending.tobytes()
-            del self._pending[:]
-            if os.fstat(self._file).st_ino != self._inode:  # a script that has closed it may have opened its own
-                self._file = None
+            self._written += 1
+            if self._written % _LOOKED == 1 and os.fstat(self._file).st_ino != self._inode:
+                self._file = None  # a script that has closed it may have opened its own
                 raise OSError("the file of its events was closed")
-            if os.write(self._file, data) < len(data):
+            size = len(self._pending) * self._pending.itemsize
+            if os.write(self._file, self._pending) < size:
                 raise OSError("no space left for the events of this training")
+            del self._pending[:]
         elif len(self._pending) > _KEPT:
             del self._pending[: -_KEPT // 2]
 

@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 from torch import is_grad_enabled, nn
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling as is_compiling  # one call less than is_compiling
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import dataloader
 
