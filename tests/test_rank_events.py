@@ -1,5 +1,7 @@
 """What happens in a training, noted as events, and the steps that are made of them."""
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -269,24 +271,58 @@ def test_calls_that_average_are_counted_and_metrics_do_not_average() -> None:
     assert list(found.columns["sync_s"]) == [4.0] * 4
 
 
-def test_a_log_keeps_all_that_was_written_and_no_part_of_an_event(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mapped", [True, False])
+def test_a_log_keeps_all_that_was_noted_until_its_process_was_killed(
+    mapped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not mapped:  # as on a file system that cannot, or one that is nearly full
+        monkeypatch.setattr(events, "_AMPLE", 1 << 62)
+    many = 30_000  # more than a part of the file holds
+    if (child := os.fork()) == 0:
+        log = Log()
+        log.note(NUMBER["fetch"], 7)
+        log.open(str(tmp_path / "log"))
+        for number in range(many):
+            log.note(NUMBER["batch"], number)
+            if not mapped:
+                log.write()
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    found = Events.read(tmp_path / "log", Log.width)
+    assert [KINDS[kind] for kind in found.kind] == ["fetch", *["batch"] * many]
+    assert list(found.number) == [7, *range(many)] and (np.diff(found.at_s) >= 0).all()
+
+
+def test_a_log_that_is_closed_has_no_zeros_and_no_part_of_an_event(tmp_path: Path) -> None:
     log = Log()
-    log.note(NUMBER["fetch"], 7)
     log.open(str(tmp_path / "log"))
     log.note(NUMBER["batch"], 3)
-    log.write()
+    log.close()
+    log.note(NUMBER["batch"], 4)  # as a hook that was under way: not behind the end of the file
+    assert (tmp_path / "log").stat().st_size == 8 * Log.width
     with (tmp_path / "log").open("ab") as stream:
         stream.write(b"torn")
-    found = Events.read(tmp_path / "log", Log.width)
-    assert [(KINDS[kind], number) for kind, number in zip(found.kind, found.number, strict=True)] == [
-        ("fetch", 7),
-        ("batch", 3),
-    ]
-    before = Log()
-    for _ in range(100_000):
-        before.note(NUMBER["fetch"])
-        before.write()
-    assert len(before._pending) < 10_000, "a process that never trains keeps few"
+    assert list(Events.read(tmp_path / "log", Log.width).number) == [3]
+
+
+def test_a_log_hands_what_is_not_of_its_training_to_the_next(tmp_path: Path) -> None:
+    log, after = Log(), Log()
+    log.open(str(tmp_path / "log"))
+    log.note(NUMBER["updated"], 1)
+    log.write()
+    log.note(NUMBER["fetch"], 2)
+    after.give(log.take())
+    after.open(str(tmp_path / "after"))
+    log.close()
+    assert [list(Events.read(tmp_path / name, Log.width).number) for name in ("log", "after")] == [[1], [2]]
+
+
+def test_a_process_that_never_trains_keeps_the_newest_events() -> None:
+    log = Log()
+    for number in range(100_000):
+        log.note(NUMBER["fetch"], number)
+    newest = log.take()[1::2]
+    assert len(newest) < 10_000 and newest[-1] // PLACES == 99_999
 
 
 class Gpu:
@@ -330,7 +366,7 @@ def test_a_device_is_read_when_it_has_made_its_work_and_never_waited_for(
     for _ in range(200):
         log.note(NUMBER["fetch"])
         log.write()
-    assert not (tmp_path / "log").stat().st_size
+    assert not len(Events.read(tmp_path / "log", log.width).at_s)
     Gpu.made += 101.0
     log.note(NUMBER["fetch"])
     log.write()

@@ -67,6 +67,7 @@ class Events:
         """Read the file of a process; what a killed one has written in part is left out."""
         values = np.fromfile(path, np.float64)
         table = values[: len(values) // width * width].reshape(-1, width)
+        table = table[table[:, 0] != 0]  # behind the last event of a process that goes on, or was killed
         what = table[:, -1].astype(np.int64)
         host_s = table[:, 0]
         at_s = host_s if width == 2 else table[:, 1]
@@ -544,7 +545,8 @@ def stacks_of(path: Path, names: Sequence[str], events: Events, steps: NotedStep
     counted = Counter(zip(label.tolist(), samples[:, 1].astype(int).tolist(), strict=True))
     named: Counter[tuple[int, str]] = Counter()
     for (where, number), count in counted.items():
-        named[where, names[number] if number < len(names) else "?"] += count
+        if number >= 0:
+            named[where, names[number] if number < len(names) else "?"] += count
     return [
         {"where": LABELS[where], "share": round(count / len(samples), 4), "name": name}
         for (where, name), count in named.most_common(_MOST_STACKS)

@@ -94,11 +94,7 @@ class RankNotes:
     def span_s(self) -> tuple[float, float]:
         """When it began to train, and its last event, in s of the clock of all hosts."""
         wall, host = self.opened["at"]
-        assert self.events is not None
-        width = 8 * int(self.opened["width"])
-        with self.events.open("rb") as stream:
-            stream.seek(max(0, self.events.stat().st_size // width * width - width))
-            last = np.frombuffer(stream.read(8), np.float64)
+        last = self.read().host_s[-1:]
         return wall, wall + (float(last[0]) if len(last) else host) - host
 
 

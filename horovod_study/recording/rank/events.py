@@ -7,10 +7,12 @@ is killed leaves all of them. `recording.steps` makes step rows of them.
 
 from __future__ import annotations
 
+import mmap
 import os
 import time
 from array import array
 from collections import deque
+from contextlib import suppress
 from typing import Any
 
 now = time.perf_counter
@@ -53,63 +55,102 @@ CALLS = (
     *("all_to_all_single", "wait", "wait_tensor", "synchronize", "send", "isend", "irecv", "batch_isend_irecv"),
 )
 """Calls in which a script waits for other ranks: torch.distributed's, and Horovod's `synchronize`."""
-_LOOKED = 8
-"""Every so many writes it is looked whether the file is still its own."""
-_KEPT = 4096
+_KEPT = 6144
 """So many numbers are kept of a process in which no training was seen yet."""
+_PART = 3 << 16
+"""Bytes by which a file of events grows: whole events of either width, and whole pages."""
+_AMPLE = 1 << 28
+"""With fewer bytes left on the disk a file is written and not mapped: a store to it could not fail with an error."""
 
 
 class Log:
-    """The events of one training in one process; in memory until `open` gives it a file."""
+    """The events of one training in one process; in memory until `open` gives it a file.
+
+    The file is mapped, so that what a process has noted when it is killed is in it. It ends with zeros.
+    """
 
     width = 2
 
     def __init__(self) -> None:
-        self._pending = array("d")
-        self._file: int | None = None
+        self._room = memoryview(bytearray(8 * _KEPT)).cast("d")
+        self._at = 0  # where the next number goes
+        self._since = 0  # where it was at the last `write`
+        self._path, self._size, self._mapped = "", 0, False
         self.note = self._note
 
     def _note(self, kind: int, number: int = 0) -> None:
         """Note that something happens now."""
-        add = self._pending.append
-        add(now())
-        add(kind + PLACES * number)
+        at = self._at
+        try:
+            self._room[at + 1] = kind + PLACES * number
+        except IndexError:
+            at = self._make_room()
+            self._room[at + 1] = kind + PLACES * number
+        self._room[at] = now()  # last: an event without a time is none
+        self._at = at + 2
+
+    def _make_room(self) -> int:
+        """Return where to go on: in the next part of the file, or, without one, behind the newer half of all."""
+        if self._path:
+            self.write()
+            self._grow()
+        else:
+            half = len(self._room) // 2
+            self._room[:half] = self._room[half:]
+            self._at, self._since = half, max(0, self._since - half)
+        return self._at
+
+    def _grow(self) -> None:
+        room: Any = bytearray(_PART)
+        with open(self._path, "r+b") as stream:
+            stream.seek(self._size)
+            stream.write(room)  # it has its place before anything is stored there: a full disk raises here
+            stream.flush()
+            free = os.statvfs(self._path)
+            if free.f_bavail * free.f_frsize > _AMPLE:
+                with suppress(OSError):  # as of file systems that cannot
+                    room = mmap.mmap(stream.fileno(), _PART, offset=self._size)
+        self._mapped = isinstance(room, mmap.mmap)
+        self._room, self._at, self._since = memoryview(room).cast("d"), 0, 0
+        self._size += _PART
 
     def open(self, path: str) -> None:
         """Write what was noted, and what will be, to a new file."""
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
-        self._inode, self._written = os.fstat(self._file).st_ino, 0
+        pending = self._room[: self._at]
+        open(path, "xb").close()
+        self._path = path
+        self._grow()
+        self._room[: len(pending)] = pending
+        self._at = len(pending)
         self.write()
 
     def write(self) -> None:
-        """Give what was noted to the operating system."""
-        if self._file is not None:
-            self._written += 1
-            if self._written % _LOOKED == 1 and os.fstat(self._file).st_ino != self._inode:
-                self._file = None  # a script that has closed it may have opened its own
-                raise OSError("the file of its events was closed")
-            size = len(self._pending) * self._pending.itemsize
-            if os.write(self._file, self._pending) < size:
-                raise OSError("no space left for the events of this training")
-            del self._pending[:]
-        elif len(self._pending) > _KEPT:
-            del self._pending[: -_KEPT // 2]
+        """Give what was noted to the operating system; it belongs to this training."""
+        if self._path and not self._mapped:
+            with open(self._path, "r+b") as stream:
+                stream.seek(self._size - _PART + 8 * self._since)
+                stream.write(self._room[self._since : self._at])
+        self._since = self._at
 
     def take(self) -> array[float]:
-        """Return what was noted since the last update, for the log of another training, and forget it."""
-        pending, self._pending[:] = self._pending[:], array("d")
+        """Return what was noted since the last `write`, for the log of another training, and forget it."""
+        pending = array("d", self._room[self._since : self._at])
+        self._room[self._since : self._at] = array("d", bytes(8 * len(pending)))
+        self._at = self._since
         return pending
 
     def give(self, pending: array[float]) -> None:
         """Begin with what another log has forgotten."""
-        self._pending.extend(pending)
+        self._room[: len(pending)] = pending
+        self._at = len(pending)
 
     def close(self) -> None:
-        """Write the rest."""
-        if self._file is not None:
+        """Write the rest, and leave no zeros."""
+        if self._path:
             self.write()
-            os.close(self._file)
-            self._file = None
+            size, path = self._size - _PART + 8 * self._at, self._path
+            Log.__init__(self)  # before the file is shorter: nothing may be stored behind its end
+            os.truncate(path, size)
 
 
 class StrictLog(Log):
@@ -140,9 +181,8 @@ class DeviceLog(Log):
         self._torch.cuda.synchronize()
         self._newest, self._newest_s = self._event(), now()
         self._torch.cuda.synchronize()
-        for place in range(0, len(before._pending), 2):
-            at, what = before._pending[place : place + 2]
-            self._pending.extend((at, at, what))
+        for place in range(0, before._at, 2):
+            self._put(before._room[place], before._room[place], before._room[place + 1])
 
     def take(self) -> array[float]:
         """Return nothing: where the device was then is not known yet."""
@@ -170,8 +210,14 @@ class DeviceLog(Log):
             self._newest_s += self._newest.elapsed_time(event) / 1e3
             self._free.append(self._newest)
             self._newest = event
-            self._pending.extend((at, self._newest_s, what))
+            self._put(at, self._newest_s, what)
         super().write()
+
+    def _put(self, at: float, device_s: float, what: float) -> None:
+        place = self._at if self._at + 3 <= len(self._room) else self._make_room()
+        self._room[place + 1], self._room[place + 2] = device_s, what
+        self._room[place] = at
+        self._at = place + 3
 
     def close(self) -> None:
         """Wait for the device, and write the rest."""

@@ -7,10 +7,10 @@ A sample is named after the innermost frame of the script's own files: by the li
 from __future__ import annotations
 
 import _thread
+import functools
 import os
 import sys
 import sysconfig
-import threading
 from array import array
 from collections.abc import Callable
 from typing import Any
@@ -30,29 +30,31 @@ _LIBRARIES = tuple(
 class Stacks:
     """Samples the stack of one thread into the file `path` until `stop`: float64 pairs of a moment and a name's number.
 
-    `told(names)` is called with each new name, in the order of their numbers.
+    `told(name)` is called with each new name, in the order of their numbers; -1 stands for the time inside laps, when
+    `in_lap()` is true: nobody asks for it, and it takes a while to look.
     """
 
-    def __init__(self, thread: int, path: str, told: Callable[[str], None]) -> None:
-        self._thread, self._told = thread, told
+    def __init__(self, thread: int, path: str, told: Callable[[str], None], in_lap: Callable[[], bool]) -> None:
+        self._thread, self._told, self._in_lap, self._stopped = thread, told, in_lap, False
         self._names: dict[Any, int] = {}
         self._file = open(path, "wb", buffering=0)
-        self._over, self._ended = threading.Event(), threading.Event()
+        self._over, self._ended = _thread.allocate_lock(), _thread.allocate_lock()  # held until then
+        self._over.acquire()
+        self._ended.acquire()
         _thread.start_new_thread(self._sample, ())  # a script that joins all of its threads knows nothing of it
 
     def stop(self) -> None:
         """End the samples."""
-        self._over.set()
-        self._ended.wait(1.0)
+        if not self._stopped:
+            self._stopped = True
+            self._over.release()
+            self._ended.acquire(timeout=1.0)
 
     def _sample(self) -> None:
         pending = array("d")
         try:
-            while not self._over.wait(_INTERVAL_S):
-                frame = sys._current_frames().get(self._thread)
-                if frame is not None:
-                    pending.extend((now(), self._number(frame)))
-                del frame  # it would keep what the training has let go
+            while not self._over.acquire(timeout=_INTERVAL_S):
+                pending.extend((now(), -1 if self._in_lap() else self._number(sys._current_frames().get(self._thread))))
                 if len(pending) >= _WRITTEN:
                     self._file.write(pending)
                     del pending[:]
@@ -61,9 +63,11 @@ class Stacks:
             pass
         finally:
             self._file.close()
-            self._ended.set()
+            self._ended.release()
 
     def _number(self, frame: Any) -> int:
+        if frame is None:
+            return -1
         called = None
         while frame.f_back is not None and _is_library(frame.f_code.co_filename):
             code = frame.f_code
@@ -78,6 +82,7 @@ class Stacks:
         return self._names[place]
 
 
+@functools.lru_cache(maxsize=4096)
 def _is_library(file: str) -> bool:
     return file.startswith((*_LIBRARIES, _OWN, "<")) or "torchinductor_" in file
 

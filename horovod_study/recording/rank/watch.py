@@ -141,6 +141,7 @@ class Watcher:
         self._looked, self._look_next = 0, _LOOKED_AT
         self._unseen = 0  # backwards and batches without an update that was seen
         self._in_update = self._in_forward = self._in_backward = self._in_call = 0
+        self._what = 0  # how the model was called last
         self._second = False  # the batch is the second dimension of what the model takes
         self._given: Any = None  # the first tensor that the model was called with, in the first steps
         self._watched_layers: list[Callable[[], None]] = []
@@ -186,7 +187,7 @@ class Watcher:
         if self.state == "watching":
             self._thread = get_ident()  # a look at the model may have made backwards in another one
         self._in_update += 1
-        if self._in_update == 1 and self._here():
+        if self._in_update == 1 and self._thread == get_ident() and not self._fetching:
             self._note(_UPDATE)
 
     def _after_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -196,16 +197,18 @@ class Watcher:
         self._in_update = 0
         if self.state == "over":
             return
-        if not self._here():
+        if self._fetching or self._thread != get_ident():
             if not self._fetching:
                 self._report_more()
             return
-        self._note(_UPDATED, self._place(optimizer))
         if self.state == "watching":
+            self._note(_UPDATED)
             self._unseen = 0
             self._watch_update(optimizer)
-        else:
-            self._note_update(optimizer)
+            return
+        # Which of the optimizers it is, in the order in which they have stepped first.
+        self._note(_UPDATED, self._places.setdefault(id(optimizer), len(self._places)))
+        self._note_update(optimizer)
 
     def _here(self) -> bool:
         """Return whether this is the thread that trains, and not in the midst of making a batch."""
@@ -255,10 +258,6 @@ class Watcher:
             return False
         self._optimizers[id(optimizer)] = optimizer
         return True
-
-    def _place(self, optimizer: torch.optim.Optimizer) -> int:
-        """Return which of the optimizers this is, in the order in which they have stepped first."""
-        return self._places.setdefault(id(optimizer), len(self._places)) if self.state == "recording" else 0
 
     # ------------------------------------------------------------------------------------------------ backwards
 
@@ -389,7 +388,9 @@ class Watcher:
         elif self._updates:
             self._most, self._updates = max(self._most, self._updates), 0
             if self._in_loop:
-                self._step()
+                self.made += 1
+                if self.made >= self._due:
+                    self._reach()
             else:  # its updates were counted, before it was known that there is a loop
                 self.made -= self._counted - 1
                 self._in_loop = True
@@ -428,27 +429,38 @@ class Watcher:
     # ------------------------------------------------------------------------------------------------ the model's call
 
     def _before_forward(self, module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        if self._in_backward or not self._here():
+        if self._in_backward or self._fetching or self._thread != get_ident():
             return
         self._in_forward += 1
         if self._in_forward > 1:
             return
-        if self.made < _FEW_STEPS:
-            self._called.add(id(module))
-        what = is_grad_enabled() + 2 * module.training
-        if what == 3 and self._counting is None:
-            self._counting = id(module)  # of several models, or parts of one, that which is called first
-        if what == 3 and not self._in_loop and self._counting == id(module):
-            samples = self._samples_given(module, [*given, *named.values()])
-            if not self._in_update and self._fresh:
-                self._samples += samples
-            what += 4 * samples
-        if self.made < _FEW_STEPS:
-            self._given = next((each for each in (*given, *named.values()) if isinstance(each, torch.Tensor)), None)
+        self._what = what = is_grad_enabled() + 2 * module.training
+        if not self._in_loop or self.made < _FEW_STEPS:
+            what += 4 * self._look_at_call(module, [*given, *named.values()], trains=what == 3)
         self._note(_FORWARD, what)
 
+    def _in_lap(self) -> bool:
+        """Return whether the training is where a lap covers it; a call without gradients may be an evaluation."""
+        return bool(self._fetching or self._in_backward or self._in_update or self._in_call) or (
+            self._in_forward > 0 and self._what == 3
+        )
+
+    def _look_at_call(self, module: nn.Module, given: list[Any], *, trains: bool) -> int:
+        """Return the samples that a model is called with, where no loader gives them; learn of it in a few steps."""
+        if self.made < _FEW_STEPS:
+            self._called.add(id(module))
+            self._given = next((each for each in given if isinstance(each, torch.Tensor)), None)
+        if trains and self._counting is None:
+            self._counting = id(module)  # of several models, or parts of one, that which is called first
+        if not trains or self._in_loop or self._counting != id(module):
+            return 0
+        samples = self._samples_given(module, given)
+        if not self._in_update and self._fresh:
+            self._samples += samples
+        return samples
+
     def _after_forward(self, *_: Any) -> None:
-        if self._in_backward or not self._here() or not self._in_forward:
+        if self._in_backward or self._fetching or not self._in_forward or self._thread != get_ident():
             return
         self._in_forward -= 1
         if not self._in_forward:
@@ -643,7 +655,9 @@ class Watcher:
         if multiprocessing.parent_process() is not None and not self._told:
             Finalize(None, self.finish, exitpriority=100)  # such a process ends without what atexit has
         if self._timed:
-            self._stacks = Stacks(get_ident(), self._path("stacks"), functools.partial(self._report, "name"))
+            self._stacks = Stacks(
+                get_ident(), self._path("stacks"), functools.partial(self._report, "name"), self._in_lap
+            )
         self._turns = connect(rank=workers["rank"], workers=workers["workers"])
         self._opened_s = now()
         self._note(_OPENED)
@@ -695,12 +709,14 @@ class Watcher:
     # ------------------------------------------------------------------------------------------------ limit and turns
 
     def _step(self) -> None:
-        """Count a step; end the training where it has made what was asked for, or wait for a turn."""
         self.made += 1
+        if self.made >= self._due:
+            self._reach()
+
+    def _reach(self) -> None:
+        """End the training where it has made the steps that were asked for, or wait for a turn."""
         if self.made == _FEW_STEPS:
             self._look_at_few()
-        if self.made < self._due:
-            return
         if self._turns is not None and self.made >= self._turns.until:
             self._wait_for_turn()
         limit = self._asked.get("steps") or math.inf
