@@ -28,6 +28,7 @@ import os
 import re
 import shlex
 import shutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -121,14 +122,14 @@ def launch_line(cell: Cell, start: Starting, *, config: Path, out: Path, resume:
     """
     workload = cell.config.workload
     if (folder := workload.folder) is not None:
-        start = replace(start, environ=keeping_the_shell({**start.environ, **start.site.environment}, folder))
+        start = replace(start, environ=keeping_the_shell({**start.environ, **start.site.environment}))
     job = (
         *workload.command(config.absolute(), out.absolute(), resume),
         *workload.arguments(cell.config, placed(cell.placement, start.site)),
     )
     workers = cell.placement.workers
     if folder is not None and workload.starts_ranks:
-        _require_program(job[job.index("--") + 1], folder, start)
+        require_program(job[job.index("--") + 1], folder, start.environ[f"{SHELL}PATH"], start.find)
     line = program_line(cell.runtime, workers, job, start, out=out, starts_ranks=workload.starts_ranks)
     if folder is None or workload.starts_ranks:
         return line
@@ -136,15 +137,19 @@ def launch_line(cell: Cell, start: Starting, *, config: Path, out: Path, resume:
     return replace(line, argv=(str(start.python), *job[: job.index("--")], "--launcher", "--", *line.argv))
 
 
-def _require_program(word: str, folder: Path, start: Starting) -> None:
-    """Raise StudyError where the shell, in `folder`, would not find the program `word`."""
-    search = os.pathsep.join(str(folder / each) for each in start.environ[f"{SHELL}PATH"].split(os.pathsep))
-    if start.find(str(folder / word) if "/" in word else word, search) is None:
-        own = start.python.parent / word
-        raise StudyError(
-            f"command: {word} is not on PATH; activate the environment that has it, or write "
-            f"{own if own.exists() else 'its whole path'} (~, $NAME and NAME=VALUE are for a shell: bash -c '...')"
-        )
+def require_program(word: str, folder: Path, path: str, find: Callable[[str, str], str | None]) -> None:
+    """Raise StudyError where a shell in `folder`, with `path` as PATH, would not find the program `word`."""
+    search = os.pathsep.join(str(folder / each) for each in path.split(os.pathsep))
+    file, own = folder / word, Path(sys.executable).parent / Path(word).name
+    if find(str(file) if "/" in word else word, search) is not None:
+        return
+    if "/" not in word:
+        wrong = f"is not on PATH; activate the environment that has it, or write {own if own.exists() else 'its path'}"
+    elif file.is_file():
+        wrong = f"may not be executed; chmod +x {shlex.quote(word)}, or write what runs it, as in `bash {word}`"
+    else:
+        wrong = f"is not in {folder}, the folder of the study file"
+    raise StudyError(f"command: {word} {wrong} (~, $NAME and NAME=VALUE are for a shell: bash -c '...')")
 
 
 def placed(placement: Placement, site: Site) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from horovod_study.errors import StudyError
 from horovod_study.files import write_file
 from horovod_study.lease import end_run_claim, require_free
 from horovod_study.measure.clock import now, utc_now
-from horovod_study.recording.command import NO_STEPS
+from horovod_study.recording.command import ENDED_WITH, NO_STEPS
 from horovod_study.records import (
     MANIFEST,
     RunRecord,
@@ -290,7 +290,7 @@ class Running:
             status = "stopped" if record.status == "stopped" else "running"
             return finish_run(out, record, status=status, finished=utc_now(), totals=record.totals, reason=problem)
         explained = begun and record is not None and record.status == FAILED and not is_follow_on(record.reason)
-        if explained and not problem:
+        if explained and not problem and not record.reason.startswith(ENDED_WITH):
             return record
         reason = problem or self._said()
         told = not problem and told_to_end(reason, self.exit_code, begun=begun)
