@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import shlex
 from functools import partial
 from pathlib import Path
@@ -120,10 +121,13 @@ def _take_command(options: argparse.Namespace) -> None:
         if options.rate is not None:
             raise ConfigError("--rate: a study file says it by itself, as `rate: REGEX` beside command")
         return
+    from horovod_study.cluster.launch import require_program
     from horovod_study.studies.command_file import command_study
 
     if options.study is not None:
         raise ConfigError(f"run: {options.study} and a command are both given; name a study file or write a command")
+    for program in options.command[:1]:
+        require_program(program, Path.cwd(), os.environ.get("PATH", ""))
     options.study = command_study(options.command, rate=options.rate, hosts=_hosts(options))
     # The user has typed what is to be run, and nobody knows how long it is.
     options.yes = True

@@ -100,6 +100,11 @@ class LaunchLine:
     allocation: bool = False  # these are reached by srun, not by ssh
 
 
+def _which(name: str, search: str) -> str | None:
+    """Return the path of a program in the folders `search`, None where it is in none."""
+    return shutil.which(name, path=search)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Starting:
     """By what ranks are started, and where they go."""
@@ -107,12 +112,8 @@ class Starting:
     python: Path  # the interpreter; launchers are taken from its folder, else from PATH
     environ: Mapping[str, str]
     root: bool = False  # Open MPI starts for root only when told to
-    which: Callable[[str, str], str | None] | None = None  # looks a launcher up in a search path
+    which: Callable[[str, str], str | None] = _which
     site: Site = HERE  # all its hosts see the same files under the same paths
-
-    def find(self, name: str, search: str) -> str | None:
-        """Return the path of a program in the folders `search`, None where it is in none."""
-        return self.which(name, search) if self.which else shutil.which(name, path=search)
 
 
 def launch_line(cell: Cell, start: Starting, *, config: Path, out: Path, resume: bool = False) -> LaunchLine:
@@ -129,7 +130,7 @@ def launch_line(cell: Cell, start: Starting, *, config: Path, out: Path, resume:
     )
     workers = cell.placement.workers
     if folder is not None and workload.starts_ranks:
-        require_program(job[job.index("--") + 1], folder, start.environ[f"{SHELL}PATH"], start.find)
+        require_program(job[job.index("--") + 1], folder, start.environ[f"{SHELL}PATH"], start.which)
     line = program_line(cell.runtime, workers, job, start, out=out, starts_ranks=workload.starts_ranks)
     if folder is None or workload.starts_ranks:
         return line
@@ -137,11 +138,11 @@ def launch_line(cell: Cell, start: Starting, *, config: Path, out: Path, resume:
     return replace(line, argv=(str(start.python), *job[: job.index("--")], "--launcher", "--", *line.argv))
 
 
-def require_program(word: str, folder: Path, path: str, find: Callable[[str, str], str | None]) -> None:
+def require_program(word: str, folder: Path, path: str, which: Callable[[str, str], str | None] = _which) -> None:
     """Raise StudyError where a shell in `folder`, with `path` as PATH, would not find the program `word`."""
     search = os.pathsep.join(str(folder / each) for each in path.split(os.pathsep))
     file, own = folder / word, Path(sys.executable).parent / Path(word).name
-    if find(str(file) if "/" in word else word, search) is not None:
+    if which(str(file) if "/" in word else word, search) is not None:
         return
     if "/" not in word:
         wrong = f"is not on PATH; activate the environment that has it, or write {own if own.exists() else 'its path'}"
@@ -362,7 +363,7 @@ class _Line:
         return Path(launcher).parent == self.start.python.parent
 
     def _launcher(self, name: str) -> str:
-        found = self.start.find(name, self.search)
+        found = self.start.which(name, self.search)
         if found is None:
             remedy = "load Slurm's commands in the job" if name == "srun" else "run `make setup`"
             raise StudyError(

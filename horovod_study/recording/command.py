@@ -104,7 +104,11 @@ def record(
         code = _run(
             command, {**environment(asked), **(environ or {})} if not told else dict(environ or os.environ), run
         )
-        return _close(run, command, code, workers=workers, rate=rate, cell=one_training)
+        try:
+            return _close(run, command, code, workers=workers, rate=rate, cell=one_training)
+        except (StudyError, OSError) as error:  # the command has run, and how it ended is what counts
+            say(f"error: not recorded: {error}")
+            return code
 
 
 def _run(command: Sequence[str], environ: Mapping[str, str], run: CommandRun) -> int:
@@ -168,8 +172,9 @@ def _close(
 
 
 _UNSEEN = (
-    "no Python of it has loaded the recorder; a Python before 3.9 is not recorded, python -I, -E and -S hide it, and so does a PYTHONPATH without what was "
-    f"in it, or a launcher that passes it not on (mpirun -x PYTHONPATH -x {VARIABLE})"
+    "no Python of it has loaded the recorder; one before 3.9 is not recorded, python -I, -E and -S hide it, and so "
+    "does a PYTHONPATH without what was in it, or a launcher that passes it not on (mpirun -x PYTHONPATH -x "
+    f"{VARIABLE})"
 )
 
 

@@ -1,16 +1,13 @@
 """The study file of a command that was typed: `horovod-study run -- COMMAND` writes it, and finds it the next time."""
 
 import itertools
-import os
 import re
 import shlex
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
 
-from horovod_study.cluster.launch import require_program
 from horovod_study.cluster.partitions import Host, this_machine
 from horovod_study.documents import load_yaml
 from horovod_study.errors import ConfigError
@@ -45,7 +42,6 @@ def command_study(command: Sequence[str], *, rate: str | None = None, hosts: Seq
             f"run: nothing is known to put in the place of {{{unknown[0]}}}; there are {{{'}, {'.join(_FILLED)}}}, and "
             "a study file (docs/studies.md) gives others their values"
         )
-    require_program(command[0], Path.cwd(), os.environ.get("PATH", ""), lambda word, path: shutil.which(word, path=path))
     most = sum(host.slots for host in hosts) or this_machine().slots_per_node
     counts = sorted({*(2**power for power in range(most.bit_length())), most})
     if "workers" not in places:
