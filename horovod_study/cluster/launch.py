@@ -1,25 +1,9 @@
 """Launch lines: the command that starts the workers of one cell, as a pure function, and its environment.
 
-On this machine:
-
-    serial          python -m horovod_study.train
-    horovod/mpi     horovodrun --mpi -np N python -m horovod_study.train
-    horovod/gloo    horovodrun --gloo -np N python -m horovod_study.train
-    horovod/nccl    horovodrun -np N python -m horovod_study.train
-    ddp/gloo, nccl  python -m torch.distributed.run --standalone --nproc-per-node N -m horovod_study.train
-    others/mpi      mpirun --host localhost:N --bind-to none -np N python -m horovod_study.train
-
-On hosts over ssh, and on the nodes of a Slurm job:
-
-                    over ssh                        in a job
-    horovod/mpi     horovodrun --mpi -H a:1,a:1,b:1 mpirun, which starts its daemons by srun; srun --mpi=X where the
-    horovod/nccl    horovodrun -H a:2,b:1           partition says srun_mpi
-    horovod/gloo    horovodrun --gloo -H a:2,b:1    srun (ranks meet at MASTER_ADDR)
-    ddp/gloo, nccl  mpirun (the same)               srun (the same)
-    others/mpi      mpirun --host a,a,b             as horovod/mpi
-    serial          mpirun --host b                 srun
-
-A partition's `launcher` comes before these where it can start the runtime. Each is followed by
+Which launcher starts a runtime on this machine, over ssh and in a job says `runtimes.CARRIED`; a partition's `launcher`
+comes before these where it can. serial needs none. horovodrun starts --mpi or --gloo, torchrun is
+`python -m torch.distributed.run --standalone`, and in a job mpirun starts its daemons by srun. The ranks of srun, and
+those of mpirun on several hosts, that no launcher tells of each other, meet at MASTER_ADDR. Each is followed by
 `--config CELL.yaml --out DIR`, or `--resume DIR` for a cell that goes on from its checkpoint.
 """
 

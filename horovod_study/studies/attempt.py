@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -51,11 +51,8 @@ TAKEN_OVER = "taken over"
 """How an attempt ended whose run directory is another one's now."""
 
 
-class Launcher(Protocol):
-    """Says how to start a cell."""
-
-    def __call__(self, cell: Cell, config: Path, out: Path, *, resume: bool = False, site: Site = HERE) -> LaunchLine:
-        """Return how to start `cell` at `site`, given its configuration file and run directory, or to resume it."""
+Launcher = Callable[..., LaunchLine]
+"""Says how to start a cell, as `local_launch` does."""
 
 
 def local_launch(cell: Cell, config: Path, out: Path, *, resume: bool = False, site: Site = HERE) -> LaunchLine:
