@@ -51,7 +51,8 @@ def _look_there_last() -> None:
     It is for the user's trainings, and may hold a NumPy of another Python or a typing.py of an old one. Nothing that
     could lie there is imported before this; the environment, and so what trainings see, stays as it is.
     """
-    program = os.path.basename("".join(sys.orig_argv[-len(sys.argv) :][:1])).removeprefix("-m").replace("-", "_")
+    words = getattr(sys, "orig_argv", [])[-len(getattr(sys, "argv", [])) :]
+    program = os.path.basename(words[0] if words else "").removeprefix("-m").replace("-", "_")
     if program.partition(".")[0] != "horovod_study":
         return
     own = {os.path.dirname(os.path.dirname(__file__)), os.path.dirname(os.__file__), *site.getsitepackages()}

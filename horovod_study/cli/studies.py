@@ -138,7 +138,9 @@ def _command(options: argparse.Namespace) -> str:
     elsewhere = [] if options.runs == Path("runs") else ["--runs", str(options.runs)]
     hosts = ["--hosts", options.hosts] if options.hosts else []
     until = [] if options.until is None else ["--until", options.until]
-    return shlex.join(["horovod-study", "run", str(options.study), *elsewhere, *hosts, *until])
+    typed = options.words[: options.words.index("--") if "--" in options.words else None]
+    flags = [word for word in ("--oversubscribe", "--no-smoke", "--no-pin") if word in typed]
+    return shlex.join(["horovod-study", "run", str(options.study), *elsewhere, *hosts, *until, *flags])
 
 
 def _conclude(options: argparse.Namespace, study: Any, command: str, result: Any) -> int:

@@ -173,8 +173,8 @@ def _close(
 
 _UNSEEN = (
     "no Python of it has loaded the recorder; one before 3.9 is not recorded, python -I, -E and -S hide it, and so "
-    "does a PYTHONPATH without what was in it, or a launcher that passes it not on (mpirun -x PYTHONPATH -x "
-    f"{VARIABLE})"
+    "does what empties the environment or sets PYTHONPATH anew (env -i, sudo), or a launcher that does not pass it on "
+    f"(mpirun -x PYTHONPATH -x {VARIABLE})"
 )
 
 
