@@ -173,7 +173,7 @@ def _close(
 
 _UNSEEN = (
     "no Python of it has loaded the recorder; one before 3.9 is not recorded, python -I, -E and -S hide it, and so "
-    "does what empties the environment or sets PYTHONPATH anew (env -i, sudo), or a launcher that does not pass it on "
+    "does what empties the environment or sets another PYTHONPATH (env -i, sudo), or a launcher that keeps it back "
     f"(mpirun -x PYTHONPATH -x {VARIABLE})"
 )
 

@@ -287,7 +287,7 @@ class Running:
             status = "stopped" if record.status == "stopped" else "running"
             return finish_run(out, record, status=status, finished=utc_now(), totals=record.totals, reason=problem)
         explained = begun and record is not None and record.status == FAILED and not is_follow_on(record.reason)
-        if explained and not problem and not record.reason.startswith(ENDED_WITH):
+        if explained and record is not None and not problem and not record.reason.startswith(ENDED_WITH):
             return record
         reason = problem or self._said()
         told = not problem and told_to_end(reason, self.exit_code, begun=begun)

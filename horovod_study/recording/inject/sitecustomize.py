@@ -104,5 +104,5 @@ def tell_started():  # type: ignore[no-untyped-def]
 
 if VARIABLE in os.environ and sys.version_info >= OLDEST:
     tell_started()  # type: ignore[no-untyped-call]
-    sys.meta_path.insert(0, AfterTorch())  # type: ignore[no-untyped-call,arg-type]
+    sys.meta_path.insert(0, AfterTorch())  # type: ignore[no-untyped-call]
 load_hidden()  # type: ignore[no-untyped-call]
