@@ -40,9 +40,31 @@ The run wing writes run directories, the analysis wing reads them, and neither i
 Importing the package or its analysis wing needs neither PyTorch nor Horovod nor MPI.
 """
 
-from typing import TYPE_CHECKING, Any
+import os
+import site
+import sys
 
-from horovod_study.errors import StudyError
+
+def _look_there_last() -> None:
+    """Let the package's own programs look last into what PYTHONPATH names, and into the working directory.
+
+    It is for the user's trainings, and may hold a NumPy of another Python or a typing.py of an old one. Nothing that
+    could lie there is imported before this; the environment, and so what trainings see, stays as it is.
+    """
+    words = getattr(sys, "orig_argv", [])[-len(getattr(sys, "argv", [])) :]
+    program = os.path.basename(words[0] if words else "").removeprefix("-m").replace("-", "_")
+    if program.partition(".")[0] != "horovod_study":
+        return
+    own = {os.path.dirname(os.path.dirname(__file__)), os.path.dirname(os.__file__), *site.getsitepackages()}
+    named = {os.path.abspath(each) for each in os.environ.get("PYTHONPATH", "").split(os.pathsep)}
+    sys.path.sort(key=lambda folder: folder in named - own)
+
+
+_look_there_last()
+
+from typing import TYPE_CHECKING, Any  # noqa: E402
+
+from horovod_study.errors import StudyError  # noqa: E402
 
 if TYPE_CHECKING:
     from horovod_study.api import analyze, figures, fit, points_of, predict, read_analysis, read_points, simulate

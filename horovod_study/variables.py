@@ -118,11 +118,9 @@ SHELL = "HOROVOD_SHELL_"
 _OURS = ("PATH", "PYTHONPATH", "PYTHONSAFEPATH", "PYTHONUNBUFFERED", "MPLBACKEND")
 
 
-def keeping_the_shell(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """Return `environ` with these copies, for Pythons that find what PYTHONPATH names as one in `folder` does."""
-    copies = {f"{SHELL}{name}": environ.get(name, "") for name in _OURS}
-    paths = filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))
-    return {**copies, **environ, "PYTHONPATH": os.pathsep.join(str(folder / each) for each in paths)}
+def keeping_the_shell(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return `environ` with these copies."""
+    return {**{f"{SHELL}{name}": environ.get(name, "") for name in _OURS}, **environ}
 
 
 def back_to_the_shell(environ: MutableMapping[str, str]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import BIN
 from make.launch_lines import program_line
 from make.wording import Golden
 
@@ -379,6 +380,30 @@ def test_pythons_that_are_started_do_not_import_from_the_working_directory(tmp_p
         )
         assert ended.stderr == ""
         assert Path(ended.stdout.strip()).parent == PACKAGE
+
+
+@pytest.mark.parametrize("program", [[str(BIN / "horovod-study")], [sys.executable, "-m", "horovod_study.cli"]])
+@pytest.mark.slow
+def test_what_pythonpath_names_is_for_trainings_and_not_for_the_program(program: list[str], tmp_path: Path) -> None:
+    """A NumPy of another Python, a typing.py of an old one, a damaged package; in the working directory, too."""
+    theirs = {
+        "numpy": "MINE = 'theirs'",
+        "typing": "raise ImportError",
+        "pydantic/__init__": "print 1",
+        "yaml": "1 / 0",
+    }
+    for name, text in theirs.items():
+        (tmp_path / f"{name}.py").parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.py").write_text(text)
+    path = os.pathsep.join((str(tmp_path), str(PACKAGE.parent)))  # behind it the folder of this package
+    training = "import numpy, os; print(numpy.MINE, os.environ['PYTHONPATH'])"
+    ended = subprocess.run(
+        [*program, "record", "--out", "run", "--", sys.executable, "-c", training],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True,
+    )  # fmt: skip
+
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("theirs ") and ended.stdout.endswith(f"{os.pathsep}{path}\n")
 
 
 def test_a_package_that_is_not_installed_is_found_by_the_pythons_that_it_starts(

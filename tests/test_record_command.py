@@ -537,6 +537,64 @@ def test_a_command_without_a_training_is_told_why(name: str, tmp_path: Path) -> 
     assert ("Traceback" in done.stderr) == (name == "it fails")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "code", "why"),
+    [
+        ([sys.executable, "training.py"], 0, "belong to the warm-up"),
+        (["sh", "-c", "mv ../taken ../moved; touch ../taken; exit 5"], 5, "error: not recorded: "),
+    ],
+)
+def test_the_exit_code_is_the_commands_where_nothing_could_be_recorded(
+    words: list[str], code: int, why: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    script(folder, ONE_BATCH.replace("100", "8"))
+    done = subprocess.run(
+        [BIN / "horovod-study", "record", "--out", tmp_path / "taken" / "run", "--", *words],
+        cwd=folder, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
+    assert done.returncode == code, done.stderr
+    assert why in done.stderr and "Traceback" not in done.stderr
+
+
+OF_PYTHON_3 = (ast.JoinedStr, ast.AnnAssign, ast.NamedExpr, ast.Nonlocal, ast.Starred, ast.AsyncFunctionDef)
+
+
+def test_every_python_reads_the_file_that_is_put_before_its_scripts(tmp_path: Path) -> None:
+    source = (Path(command.__file__).parent / "inject" / "sitecustomize.py").read_text(encoding="ascii")
+    for node in ast.walk(ast.parse(source, feature_version=(3, 4))):
+        assert not isinstance(node, OF_PYTHON_3)
+        assert not (isinstance(node, ast.arguments) and node.kwonlyargs)
+        assert not getattr(node, "annotation", None) and not getattr(node, "returns", None)
+        assert not (isinstance(node, ast.Raise) and node.cause)
+        assert not (isinstance(node, ast.Call) and ast.unparse(node.func) == "print")
+    heavy = [each for each in ast.parse(source).body if isinstance(each, ast.Import | ast.ImportFrom)]
+    assert [ast.unparse(each) for each in heavy] == ["import json", "import os", "import sys"]
+
+
+def test_a_python_that_is_too_old_is_left_alone_and_the_users_own_file_is_loaded(tmp_path: Path) -> None:
+    source = (Path(command.__file__).parent / "inject" / "sitecustomize.py").read_text()
+    (tmp_path / "user").mkdir()
+    (tmp_path / "user" / "sitecustomize.py").write_text("import sys\nsys.path.append('/added')\nWHO = 'the user'")
+    program = "import sitecustomize, sys; print(sitecustomize.WHO, sys.path[1:], len(sys.meta_path))"
+    told: dict[str, str] = {}
+    for name, text in {"as it is": source, "old": source.replace("OLDEST = (3, 9)", "OLDEST = (9, 9)")}.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "sitecustomize.py").write_text(text)
+        environ = {**os.environ, "HOROVOD_STUDY_RECORD": json.dumps({"meeting": str(folder)})}
+        for before in ("", f"{folder}{os.pathsep}"):
+            environ["PYTHONPATH"] = f"{before}{tmp_path / 'user'}"
+            told[name + before] = subprocess.check_output([sys.executable, "-c", program], env=environ, text=True)
+        assert (folder / "pythons").exists() == (name == "as it is")
+        head, _, finders = told[name + before].rstrip().rpartition(" ")
+        plain, _, usual = told[name].rstrip().rpartition(" ")
+        assert head == plain and int(finders) - int(usual) == (name == "as it is")
+
+
 def test_a_command_that_cannot_be_started_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["record", "--out", str(tmp_path / "run"), "--", "no-such-program"]) == 2
     assert "no-such-program" in capsys.readouterr().err

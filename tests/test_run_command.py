@@ -156,6 +156,8 @@ def test_without_a_place_there_is_the_count_that_the_command_says(
             "nothing is known to put in the place of {lr}; there are",
         ),
         (["run", "x.yaml", "--", "python", "train.py"], "run: x.yaml and a command are both given"),
+        (["run", "--", "./missing.sh", "{workers}"], "./missing.sh is not in"),
+        (["run", "--", "missing.sh", "{workers}"], "missing.sh is not on PATH"),
         (["run", "--rate", "x", "x.yaml"], "--rate: a study file says it by itself"),
         (["run", "--rate", "speed", "--", "make"], "--rate: speed has no group"),
         (["run", "--rate", "(", "--", "make"], "--rate: ( is no regular expression"),
@@ -326,6 +328,20 @@ def test_one_command_from_a_script_to_its_answer_and_again(tmp_path: Path) -> No
     again = typed(*words, cwd=tmp_path)
     assert again.returncode == 0 and "done    " not in again.stdout, "nothing is run twice"
     assert "report: runs/train/analysis/report.html" in again.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("smoke", [True, False])
+def test_a_command_that_fails_says_its_last_words_and_how_it_ended(smoke: bool, tmp_path: Path) -> None:
+    (tmp_path / "bad.sh").write_text("#!/bin/sh\necho hello\necho boom >&2\nexit 3\n")
+    (tmp_path / "bad.sh").chmod(0o755)
+    ended = typed("run", *([] if smoke else ["--no-smoke"]), "--", "./bad.sh", "{workers}", cwd=tmp_path)
+    said = ended.stdout + ended.stderr
+
+    assert ended.returncode == (2 if smoke else 1)
+    assert "boom (exit code 3)" in said
+    assert not [word for word in ("sinfo", "Slurm", "looking for the cause") if word in said]
+    assert ("2 workers on this machine failed: boom (exit code 3); see runs/bad/.smoke/command-" in said) == smoke
 
 
 @pytest.mark.slow

@@ -237,13 +237,15 @@ def test_what_does_not_fit_together_is_named(changes: dict[str, Any], what: str,
 
 SEEN = """
 import json, os, sys
-import beside
+import beside, yaml
+assert yaml.MINE
 with open("seen.json", "w") as stream:
     told = {"path": sys.path, "python": sys.executable, "folder": os.getcwd(), "words": sys.argv[1:]}
     json.dump({**told, "text": beside.TEXT, "environ": dict(os.environ)}, stream)
 """
 PROJECT = {
     "beside.py": "TEXT = open('data.txt').read()",
+    "yaml.py": "MINE = True",
     "data.txt": "read by a relative path",
     "seen.py": SEEN,
     "project/__init__.py": "",
@@ -417,16 +419,28 @@ def test_what_a_shell_would_read_is_data_and_told(line: str, told: str, folder: 
                                    "line; bash -c 'the line in quotes' starts one")  # fmt: skip
 
 
-@pytest.mark.parametrize("word", ["trian", "./train", "~/own/bin/python", "LR=3", "cd"])
-def test_a_program_that_is_missing_is_told_before_anything_starts(word: str, folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("word", "what"),
+    [
+        ("trian", "is not on PATH; .*, or write .*bash -c"),
+        ("LR=3", "is not on PATH; .*, or write .*bash -c"),
+        ("cd", "is not on PATH; .*, or write .*bash -c"),
+        ("./train", "is not in .*, the folder of the study file .*bash -c"),
+        ("~/own/bin/python", "is not in .*, the folder of the study file .*bash -c"),
+        ("./data.sh", "may not be executed; chmod \\+x ./data.sh, or write what runs it, as in `bash ./data.sh`"),
+    ],
+)
+def test_a_program_that_is_missing_is_told_before_anything_starts(word: str, what: str, folder: Path) -> None:
+    (folder / "data.sh").write_text("")
     study = load_study(written(folder, script=None, command=f"{word} train.py", run={}, sweep={"workers": [1]}))
-    with pytest.raises(StudyError, match=f"command: {re.escape(word)} is not on PATH; .*, or write .*bash -c"):
+    with pytest.raises(StudyError, match=f"command: {re.escape(word)} {what}"):
         words_of(study.cells()[0], folder, environ={"PATH": "bin"})
 
     (folder / "bin").mkdir()
-    (folder / "bin" / "trian").write_text("")
-    (folder / "bin" / "trian").chmod(0o755)
-    if word == "trian":
+    for path in (folder / "bin" / "trian", folder / "data.sh"):
+        path.write_text("")
+        path.chmod(0o755)
+    if word in ("trian", "./data.sh"):
         words_of(study.cells()[0], folder, environ={"PATH": "bin"})
 
 

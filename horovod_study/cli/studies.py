@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import shlex
 from functools import partial
 from pathlib import Path
@@ -120,10 +121,13 @@ def _take_command(options: argparse.Namespace) -> None:
         if options.rate is not None:
             raise ConfigError("--rate: a study file says it by itself, as `rate: REGEX` beside command")
         return
+    from horovod_study.cluster.launch import require_program
     from horovod_study.studies.command_file import command_study
 
     if options.study is not None:
         raise ConfigError(f"run: {options.study} and a command are both given; name a study file or write a command")
+    for program in options.command[:1]:
+        require_program(program, Path.cwd(), os.environ.get("PATH", ""))
     options.study = command_study(options.command, rate=options.rate, hosts=_hosts(options))
     # The user has typed what is to be run, and nobody knows how long it is.
     options.yes = True
@@ -134,7 +138,9 @@ def _command(options: argparse.Namespace) -> str:
     elsewhere = [] if options.runs == Path("runs") else ["--runs", str(options.runs)]
     hosts = ["--hosts", options.hosts] if options.hosts else []
     until = [] if options.until is None else ["--until", options.until]
-    return shlex.join(["horovod-study", "run", str(options.study), *elsewhere, *hosts, *until])
+    typed = options.words[: options.words.index("--") if "--" in options.words else None]
+    flags = [word for word in ("--oversubscribe", "--no-smoke", "--no-pin") if word in typed]
+    return shlex.join(["horovod-study", "run", str(options.study), *elsewhere, *hosts, *until, *flags])
 
 
 def _conclude(options: argparse.Namespace, study: Any, command: str, result: Any) -> int:

@@ -38,7 +38,7 @@ _FOLDERS = ("comm", "measure", "recording", "records", "runtimes", "workload")
 _MODULES = (
     *("__init__.py", "alive.py", "config.py", "documents.py", "energy.py", "errors.py", "files.py"),
     *("lease.py", "limits.py", "options.py", "progress.py", "requirements.py", "roles.py"),
-    *("train.py", "variables.py", "workloads.py", "text/numbers.py", "text/tables.py"),
+    *("train.py", "variables.py", "workloads.py", "text/numbers.py", "text/tables.py", "text/words.py"),
     *("analysis/costs.py", "analysis/paired.py", "analysis/stats.py"),
 )
 _NAMED = 5  # so many names are listed before "and N more"

@@ -1,25 +1,9 @@
 """Launch lines: the command that starts the workers of one cell, as a pure function, and its environment.
 
-On this machine:
-
-    serial          python -m horovod_study.train
-    horovod/mpi     horovodrun --mpi -np N python -m horovod_study.train
-    horovod/gloo    horovodrun --gloo -np N python -m horovod_study.train
-    horovod/nccl    horovodrun -np N python -m horovod_study.train
-    ddp/gloo, nccl  python -m torch.distributed.run --standalone --nproc-per-node N -m horovod_study.train
-    others/mpi      mpirun --host localhost:N --bind-to none -np N python -m horovod_study.train
-
-On hosts over ssh, and on the nodes of a Slurm job:
-
-                    over ssh                        in a job
-    horovod/mpi     horovodrun --mpi -H a:1,a:1,b:1 mpirun, which starts its daemons by srun; srun --mpi=X where the
-    horovod/nccl    horovodrun -H a:2,b:1           partition says srun_mpi
-    horovod/gloo    horovodrun --gloo -H a:2,b:1    srun (ranks meet at MASTER_ADDR)
-    ddp/gloo, nccl  mpirun (the same)               srun (the same)
-    others/mpi      mpirun --host a,a,b             as horovod/mpi
-    serial          mpirun --host b                 srun
-
-A partition's `launcher` comes before these where it can start the runtime. Each is followed by
+Which launcher starts a runtime on this machine, over ssh and in a job says `runtimes.CARRIED`; a partition's `launcher`
+comes before these where it can. serial needs none. horovodrun starts --mpi or --gloo, torchrun is
+`python -m torch.distributed.run --standalone`, and in a job mpirun starts its daemons by srun. The ranks of srun, and
+those of mpirun on several hosts, that no launcher tells of each other, meet at MASTER_ADDR. Each is followed by
 `--config CELL.yaml --out DIR`, or `--resume DIR` for a cell that goes on from its checkpoint.
 """
 
@@ -28,6 +12,7 @@ import os
 import re
 import shlex
 import shutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -99,6 +84,11 @@ class LaunchLine:
     allocation: bool = False  # these are reached by srun, not by ssh
 
 
+def _which(name: str, search: str) -> str | None:
+    """Return the path of a program in the folders `search`, None where it is in none."""
+    return shutil.which(name, path=search)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Starting:
     """By what ranks are started, and where they go."""
@@ -106,12 +96,8 @@ class Starting:
     python: Path  # the interpreter; launchers are taken from its folder, else from PATH
     environ: Mapping[str, str]
     root: bool = False  # Open MPI starts for root only when told to
-    which: Callable[[str, str], str | None] | None = None  # looks a launcher up in a search path
+    which: Callable[[str, str], str | None] = _which
     site: Site = HERE  # all its hosts see the same files under the same paths
-
-    def find(self, name: str, search: str) -> str | None:
-        """Return the path of a program in the folders `search`, None where it is in none."""
-        return self.which(name, search) if self.which else shutil.which(name, path=search)
 
 
 def launch_line(cell: Cell, start: Starting, *, config: Path, out: Path, resume: bool = False) -> LaunchLine:
@@ -121,14 +107,14 @@ def launch_line(cell: Cell, start: Starting, *, config: Path, out: Path, resume:
     """
     workload = cell.config.workload
     if (folder := workload.folder) is not None:
-        start = replace(start, environ=keeping_the_shell({**start.environ, **start.site.environment}, folder))
+        start = replace(start, environ=keeping_the_shell({**start.environ, **start.site.environment}))
     job = (
         *workload.command(config.absolute(), out.absolute(), resume),
         *workload.arguments(cell.config, placed(cell.placement, start.site)),
     )
     workers = cell.placement.workers
     if folder is not None and workload.starts_ranks:
-        _require_program(job[job.index("--") + 1], folder, start)
+        require_program(job[job.index("--") + 1], folder, start.environ[f"{SHELL}PATH"], start.which)
     line = program_line(cell.runtime, workers, job, start, out=out, starts_ranks=workload.starts_ranks)
     if folder is None or workload.starts_ranks:
         return line
@@ -136,15 +122,19 @@ def launch_line(cell: Cell, start: Starting, *, config: Path, out: Path, resume:
     return replace(line, argv=(str(start.python), *job[: job.index("--")], "--launcher", "--", *line.argv))
 
 
-def _require_program(word: str, folder: Path, start: Starting) -> None:
-    """Raise StudyError where the shell, in `folder`, would not find the program `word`."""
-    search = os.pathsep.join(str(folder / each) for each in start.environ[f"{SHELL}PATH"].split(os.pathsep))
-    if start.find(str(folder / word) if "/" in word else word, search) is None:
-        own = start.python.parent / word
-        raise StudyError(
-            f"command: {word} is not on PATH; activate the environment that has it, or write "
-            f"{own if own.exists() else 'its whole path'} (~, $NAME and NAME=VALUE are for a shell: bash -c '...')"
-        )
+def require_program(word: str, folder: Path, path: str, which: Callable[[str, str], str | None] = _which) -> None:
+    """Raise StudyError where a shell in `folder`, with `path` as PATH, would not find the program `word`."""
+    search = os.pathsep.join(str(folder / each) for each in path.split(os.pathsep))
+    file, own = folder / word, Path(sys.executable).parent / Path(word).name
+    if which(str(file) if "/" in word else word, search) is not None:
+        return
+    if "/" not in word:
+        wrong = f"is not on PATH; activate the environment that has it, or write {own if own.exists() else 'its path'}"
+    elif file.is_file():
+        wrong = f"may not be executed; chmod +x {shlex.quote(word)}, or write what runs it, as in `bash {word}`"
+    else:
+        wrong = f"is not in {folder}, the folder of the study file"
+    raise StudyError(f"command: {word} {wrong} (~, $NAME and NAME=VALUE are for a shell: bash -c '...')")
 
 
 def placed(placement: Placement, site: Site) -> dict[str, Any]:
@@ -357,7 +347,7 @@ class _Line:
         return Path(launcher).parent == self.start.python.parent
 
     def _launcher(self, name: str) -> str:
-        found = self.start.find(name, self.search)
+        found = self.start.which(name, self.search)
         if found is None:
             remedy = "load Slurm's commands in the job" if name == "srun" else "run `make setup`"
             raise StudyError(

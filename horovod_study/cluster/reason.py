@@ -28,6 +28,8 @@ _OF_SRUN = re.compile(  # how tasks ended; why, they have said themselves
 )
 _FIRST = re.compile(r"^Terminating remaining workers after failure of Process (?P<rank>\d+)\.", re.M)
 """Said by horovodrun --gloo, which kills the others then."""
+_OURS = ("$ ", "horovod-study record: ")
+"""Begins what is in a log beside the output of what was started."""
 _OF_SSH = 255  # ssh ends with when the program over there was killed, or the connection broke
 _ASKED = (signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGTERM)
 
@@ -40,7 +42,7 @@ def failure_reason(log: str, exit_code: int | None) -> str:
     launcher itself (or a run without one) killed by a signal; what a launcher says between its rules; any other
     traceback; the last line.
     """
-    lines = [line.rstrip() for line in re.split(r"[\r\n]+", log) if not line.startswith("$ ")]
+    lines = [line.rstrip() for line in re.split(r"[\r\n]+", log) if not line.startswith(_OURS)]
     workers = [_TAG.sub("", line) for line in lines if _TAG.match(line)]
     lost: re.Match[str] | None = None
     for line in workers or lines:

@@ -2,17 +2,17 @@
 
     python -m horovod_study.programs.script --config CELL.yaml --out RUN_DIR --folder FOLDER -- train.py --batch 32
 
-The script sees itself as the program: `__main__`, sys.argv, and its own folder first on the path. With `--command` the
+The script is run by this Python, in a process that has nothing of this package but the recorder. With `--command` the
 words are a command that starts the ranks. Both run in FOLDER, with the variables that the shell has. With `--launcher`
 they are the package's own launch of ranks that run the script.
 """
 
 import argparse
+import json
 import os
-import runpy
+import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,40 +76,26 @@ def _recorded(
         return f"error: {error}"
 
 
-def _script(options: argparse.Namespace, backend: str) -> int | str | None:
-    from horovod_study.recording.command import asked_file
-    from horovod_study.recording.rank import watch
-
-    words = options.words
-    watch.install(asked_file(options.out.absolute()).read_text(encoding="utf-8"))
-    sys.argv = list(words)
-    sys.path.insert(0, str(Path(words[0]).resolve().parent))
-    with _joined(backend):
-        try:
-            runpy.run_path(words[0], run_name="__main__")
-        except SystemExit as end:
-            return end.code
-    return 0
-
-
-@contextmanager
-def _joined(backend: str) -> Iterator[None]:
-    """Tell the script what torchrun or horovodrun would, where mpirun or srun has started its ranks."""
-    from horovod_study.comm.distributed import local_rank
-    from horovod_study.comm.horovod import find_open_mpi, meeting
+def _script(options: argparse.Namespace, backend: str) -> int:
+    """Become the script; its ranks that mpirun or srun has started are told what torchrun or horovodrun would."""
     from horovod_study.comm.launch import detect, meeting_point
+    from horovod_study.recording.command import asked_file, environment
 
+    asked = json.loads(asked_file(options.out.absolute()).read_text(encoding="utf-8"))
+    words = [sys.executable, *options.words]
     launch, met = detect(os.environ), meeting_point(os.environ)
-    if launch.launcher not in ("mpirun", "srun"):
-        yield
-    elif backend == "horovod" and met and os.environ.get("HOROVOD_CONTROLLER") == "gloo":
-        with meeting(*met, launch, 600.0):  # the file server of a site may be slow
-            yield
-    else:
+    if launch.launcher in ("mpirun", "srun"):
+        from horovod_study.comm.distributed import local_rank
+        from horovod_study.comm.horovod import find_open_mpi, meeting
+
+        if backend == "horovod" and met and os.environ.get("HOROVOD_CONTROLLER") == "gloo":
+            with meeting(*met, launch, 600.0):  # the file server of a site may be slow
+                code = subprocess.call(words, env=environment(asked))
+                return code if code >= 0 else 128 - code
         find_open_mpi()
         told = {"RANK": launch.rank, "WORLD_SIZE": launch.workers, "LOCAL_RANK": local_rank(os.environ)}
         os.environ.update({name: str(value) for name, value in told.items()} if backend == "ddp" else {})
-        yield
+    os.execve(sys.executable, words, environment(asked))
 
 
 if __name__ == "__main__":

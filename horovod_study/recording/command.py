@@ -34,6 +34,8 @@ NO_STEPS = (
     "neither optimizer steps nor backwards were seen, or fewer than two; a script in which nothing of them is "
     "PyTorch's is recorded by three lines of its own, see docs/your_script.md"
 )
+ENDED_WITH = "the command ended with exit code"
+"""Begins the reason of a run whose command has failed; why, its output says."""
 PASSED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that go on to the command."""
 _LOOK_S = 0.5
@@ -102,7 +104,11 @@ def record(
         code = _run(
             command, {**environment(asked), **(environ or {})} if not told else dict(environ or os.environ), run
         )
-        return _close(run, command, code, workers=workers, rate=rate, cell=one_training)
+        try:
+            return _close(run, command, code, workers=workers, rate=rate, cell=one_training)
+        except (StudyError, OSError) as error:  # the command has run, and how it ended is what counts
+            say(f"error: not recorded: {error}")
+            return code
 
 
 def _run(command: Sequence[str], environ: Mapping[str, str], run: CommandRun) -> int:
@@ -111,9 +117,9 @@ def _run(command: Sequence[str], environ: Mapping[str, str], run: CommandRun) ->
     try:
         process = subprocess.Popen(list(command), env=dict(environ), stdout=output.stdout, stderr=output.stderr)
     except OSError as error:
-        words = (
-            "; give the words of the command without quotes around them" if " " in command[0] else "; is it on PATH?"
-        )
+        words = "" if "/" in command[0] else "; is it on PATH?"
+        if " " in command[0]:
+            words = "; give the words of the command without quotes around them"
         raise StudyError(f"{command[0]}: cannot be started ({error.strerror}){words}") from None
     run.started(process.pid)
 
@@ -158,7 +164,7 @@ def _close(
     if len(trainings) > len(kept) or any(each.more for each in processes):
         say(f"horovod-study record: what this command has trained after training {len(kept)} is not recorded")
     for number, training in enumerate(kept, 1):
-        ended = "" if not code else f"the command ended with exit code {code} after its training"
+        ended = "" if not code else f"{ENDED_WITH} {code} after its training"
         if code in _BY_SIGNAL and not cell:
             training.ended, ended = f"by {_BY_SIGNAL[code]}", ""
         run.write(training, number, failed=ended)
@@ -166,8 +172,9 @@ def _close(
 
 
 _UNSEEN = (
-    "no Python of it has loaded the recorder; python -I, -E and -S hide it, and so does a PYTHONPATH without what was "
-    f"in it, or a launcher that passes it not on (mpirun -x PYTHONPATH -x {VARIABLE})"
+    "no Python of it has loaded the recorder; one before 3.9 is not recorded, python -I, -E and -S hide it, and so "
+    "does what empties the environment or sets another PYTHONPATH (env -i, sudo), or a launcher that keeps it back "
+    f"(mpirun -x PYTHONPATH -x {VARIABLE})"
 )
 
 

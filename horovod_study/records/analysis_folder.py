@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -215,7 +216,7 @@ def load_tables(
     known: dict[str, Any] = {}
     if (directory / SOURCE).exists():
         known = read_source(directory).get("files") or {}
-    again = f"run `horovod-study report RUNS --out {directory}` again"
+    again = f"run `horovod-study report RUNS --out {shlex.quote(str(directory))}` again"
     # Before pandas 3 numbers are read nearly as they were written, unless asked for.
     exact: dict[str, Any] = {"float_precision": "round_trip"} if int(pd.__version__.partition(".")[0]) < 3 else {}
     frames: dict[str, pd.DataFrame] = {}
@@ -223,7 +224,7 @@ def load_tables(
     wanted = [*(f"{name}.csv" for name in tables), *(f"{name}.json" for name in documents)]
     for file in dict.fromkeys([*wanted, *known]):
         path = directory / file
-        missing = f"no such file; run `horovod-study report RUNS --out {directory}` first"
+        missing = f"no such file; run `horovod-study report RUNS --out {shlex.quote(str(directory))}` first"
         content = read_bytes(path, again=again, missing=missing)
         _require_same(path, content, known.get(file), again)
         if file not in wanted:

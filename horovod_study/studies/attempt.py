@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -29,7 +29,7 @@ from horovod_study.errors import StudyError
 from horovod_study.files import write_file
 from horovod_study.lease import end_run_claim, require_free
 from horovod_study.measure.clock import now, utc_now
-from horovod_study.recording.command import NO_STEPS
+from horovod_study.recording.command import ENDED_WITH, NO_STEPS
 from horovod_study.records import (
     MANIFEST,
     RunRecord,
@@ -51,11 +51,8 @@ TAKEN_OVER = "taken over"
 """How an attempt ended whose run directory is another one's now."""
 
 
-class Launcher(Protocol):
-    """Says how to start a cell."""
-
-    def __call__(self, cell: Cell, config: Path, out: Path, *, resume: bool = False, site: Site = HERE) -> LaunchLine:
-        """Return how to start `cell` at `site`, given its configuration file and run directory, or to resume it."""
+Launcher = Callable[..., LaunchLine]
+"""Says how to start a cell, as `local_launch` does."""
 
 
 def local_launch(cell: Cell, config: Path, out: Path, *, resume: bool = False, site: Site = HERE) -> LaunchLine:
@@ -290,7 +287,7 @@ class Running:
             status = "stopped" if record.status == "stopped" else "running"
             return finish_run(out, record, status=status, finished=utc_now(), totals=record.totals, reason=problem)
         explained = begun and record is not None and record.status == FAILED and not is_follow_on(record.reason)
-        if explained and not problem:
+        if explained and record is not None and not problem and not record.reason.startswith(ENDED_WITH):
             return record
         reason = problem or self._said()
         told = not problem and told_to_end(reason, self.exit_code, begun=begun)

@@ -70,7 +70,8 @@ def command_study(command: Sequence[str], *, rate: str | None = None, hosts: Seq
 
 def _name(command: Sequence[str]) -> str:
     """Return what a command is called: its script, its module, else its program."""
-    scripts = [found[1] for word in command if (found := _SCRIPT.fullmatch(Path(word).name))]
+    words = " ".join(command).split()  # also of what `bash -c` is given
+    scripts = [found[1] for word in words if (found := _SCRIPT.fullmatch(Path(word).name))]
     modules = [word for before, word in itertools.pairwise(command) if before in ("-m", "--module")]
     name = [*scripts, *modules[-1:], Path(command[0]).name][0]
     return re.sub(r"[^\w.-]+", "-", name).strip(".-") or "command"

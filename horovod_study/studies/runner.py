@@ -18,7 +18,7 @@ from pathlib import Path
 from rich.console import Console
 
 from horovod_study.cluster.jobs import JOBS, JobBook
-from horovod_study.cluster.partitions import Host, Partition
+from horovod_study.cluster.partitions import Host
 from horovod_study.cluster.pinning import cell_cores, cores_in_order, cores_near_gpus, other_load
 from horovod_study.cluster.process import GRACE_S, marked_below, stop_marked
 from horovod_study.cluster.remote import stop_marked_on
@@ -65,7 +65,6 @@ class RunOptions:
     command: str  # what the user typed; it is repeated where typing it again continues
     retry: bool = True  # run failed cells again
     only: Collection[str] | None = None  # keys of the cells to run
-    hosts: Sequence[Host] = ()  # in the place of the partitions' own
     yes: bool = False  # do not ask when the plan is large
     oversubscribe: bool = False  # let workers share cores
     smoke: bool = True  # try two workers first
@@ -114,9 +113,9 @@ def run_study(
     two workers cannot communicate, or when the study is already being run from this machine.
     """
     console = console or Console()
-    study = on_hosts(study, options.hosts) if options.hosts else study
     directory = runs_dir / study.name
-    names = {name for each in study.partitions.values() for name in _hosts(each)}
+    places = [each for each in study.partitions.values() if each.scheduler != "slurm"]
+    names = {name for each in places for name in {host.name for host in each.hosts} or {platform.node()}}
     broken_off = ""
     with ExitStack() as stack:
         # Two runners of a study on one host would disturb each other's measurements.
@@ -133,14 +132,14 @@ def run_study(
         if there:
             submit_study(study, there, directory, console=console, planned=planned)
         if here:
-            places = _places(study, sites, options)
+            started = _places(study, sites, options)
             if options.smoke:
-                smoke_test(here, directory, places, sites, study.partitions, console=console, stop=stop)
+                smoke_test(here, directory, started, sites, study.partitions, console=console, stop=stop)
             watched = options.watch_load_s > 0 and any(site.alone for site in sites.values())
             if watched and (told := other_load(sorted(os.sched_getaffinity(0)), seconds=options.watch_load_s)):
                 say(console, f"warning: {told}; times will not be those of a quiet machine")
             grid = Grid(
-                study=study, directory=directory, console=console, stop=stop, places=places, planned=planned, held=held
+                study=study, directory=directory, console=console, stop=stop, places=started, planned=planned, held=held
             )
             broken_off = grid.run(here, total=len(ledger.entries), ended=len(ledger.entries) - len(here))
         waiting = any(each.scheduler == "slurm" for each in study.partitions.values())
@@ -159,7 +158,6 @@ def show_plan(
 ) -> StudyResult:
     """Print what `run_study` would do, with launch lines and what would be submitted. Nothing runs."""
     console = console or Console()
-    study = on_hosts(study, options.hosts) if options.hosts else study
     directory = runs_dir / study.name
     ledger = read_ledger(study, runs_dir, jobs=JobBook(directory))
     _, here, there, sites = _plan(study, ledger, options, console, table=True)
@@ -214,14 +212,13 @@ def retry_cells(
     How cells are named: `Ledger.select`.
     """
     console = console or Console()
-    study = on_hosts(study, options.hosts) if options.hosts else study
     ledger = read_ledger(study, runs_dir, jobs=JobBook(runs_dir / study.name))
     keys = {entry.key for entry in ledger.select(AGAIN, which)}
     if not keys:
         say(console, ledger.summary())
         say(console, f"nothing to run again: no cell is {', '.join(AGAIN)}")
         return StudyResult(ledger=ledger, submitted=bool(ledger.count("queued")))
-    return run_study(study, runs_dir, replace(options, hosts=(), only=keys, retry=True), console=console)
+    return run_study(study, runs_dir, replace(options, only=keys, retry=True), console=console)
 
 
 def cancel_cells(
@@ -259,14 +256,15 @@ def cancel_cells(
             ask_to_end(directory, held.claim)
             asked.append((entry, held.claim))
     deadline = now() + GRACE_S + _ANSWER_S
-    for entry, claim in asked:
-        while (state := _answer(claims, entry.key, claim)) is None and now() < deadline:
+    for entry, asked_of in asked:
+        while (claim := read_claim(claims, entry.key, asked_of.generation)) is None or claim.released is None:
+            if now() >= deadline:
+                say(console, f"asked to end: {entry.name}, run by {asked_of}, which has not answered yet")
+                break
             sleep(_WAKE_S)
-        if state is None:
-            say(console, f"asked to end: {entry.name}, run by {claim}, which has not answered yet")
         else:
-            say(console, f"{state}: {entry.name}")
-            count += state == CANCELLED
+            say(console, f"{claim.state or INTERRUPTED}: {entry.name}")
+            count += claim.state == CANCELLED
     return count
 
 
@@ -276,12 +274,6 @@ def _release(lease: Lease, out: Path, state: str, reason: str) -> bool:
     done = record is not None and record.status == "done"
     lease.release("done" if done else state, "" if done else reason)
     return done
-
-
-def _answer(claims: Path, key: str, asked: Claim) -> str | None:
-    """Return how a cell ended whose holder was asked to end it; None while it has not."""
-    claim = read_claim(claims, key, asked.generation)
-    return claim.state or INTERRUPTED if claim is not None and claim.released is not None else None
 
 
 # ---------------------------------------------------------------------------------------------------- before a sweep
@@ -347,13 +339,6 @@ def _places(study: StudyConfig, sites: Mapping[Placement, Site], options: RunOpt
         grace_s=options.grace_s,
         notice_load=options.watch_load_s > 0,
     )
-
-
-def _hosts(partition: Partition) -> set[str]:
-    """Return the hosts on which this program runs cells of `partition`; none where a batch system does."""
-    if partition.scheduler == "slurm":
-        return set()
-    return {host.name for host in partition.hosts} or {platform.node()}
 
 
 def _refuse_sharing(study: StudyConfig, cells: Sequence[Cell], cores: int, oversubscribe: bool) -> str:

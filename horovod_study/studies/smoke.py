@@ -68,7 +68,8 @@ def smoke_test(
             # A command of which no step is seen cannot be ended after some: that it does not fail so soon is enough.
             slow = ended.state == TIMED_OUT and cell.config.workload.starts_ranks
             if not ended.done and not slow:
-                _diagnose(site.hosts, partitions.get(cell.placement.partition), directory, console)
+                if site.hosts or not cell.config.workload.starts_ranks:  # else it has said itself what is wrong
+                    _diagnose(site.hosts, partitions.get(cell.placement.partition), directory, console)
                 reason = f"{ended.reason} ({ended.said})" if ended.state == TIMED_OUT else ended.reason
                 raise StudyError(
                     f"smoke test of {told} failed: {reason}; see {ended.log}, fix it, or start without this test "
@@ -82,7 +83,8 @@ def smoke_test(
 
 
 def _run(cell: Cell, site: Site, folder: Path, places: CellPlaces) -> CellRun:
-    out = folder.resolve() / f"{cell.runtime.replace('/', '-')}-{utc_stamp()}"
+    name = "command" if cell.config.workload.starts_ranks else cell.runtime.replace("/", "-")
+    out = folder.resolve() / f"{name}-{utc_stamp()}"
     number = 1
     while out.exists():
         number += 1
@@ -172,7 +174,9 @@ def _diagnose(hosts: Sequence[Host], partition: Partition | None, directory: Pat
 
     say(console, "looking for the cause (horovod-study doctor):")
     findings = [
-        each for each in examine(hosts=hosts, partition=partition, runs=directory.parent) if each.verdict != "ok"
+        each
+        for each in examine(hosts=hosts, partition=partition, runs=directory.parent)
+        if each.verdict != "ok" and (each.area != "Slurm" or (partition and partition.scheduler == "slurm"))
     ]
     for finding in findings:
         say(console, f"  {finding.verdict}: {finding.name}: {finding.what}; {finding.remedy}")

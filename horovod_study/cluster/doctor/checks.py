@@ -198,9 +198,10 @@ class Machine:
     def call(self, *argv: str, given: str = "", environ: Mapping[str, str] | None = None) -> Answer:
         """Run a program in this environment, or in `environ`; after its time it and what it started are killed."""
         pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-        own = without_working_directory(self.environ if environ is None else environ)
+        pipes |= {"text": True, "errors": "replace", "start_new_session": True}
+        own = self.environ if environ is None else environ
         try:
-            process = subprocess.Popen(argv, **pipes, env=own, text=True, errors="replace", start_new_session=True)
+            process = subprocess.Popen(argv, **pipes, env=without_working_directory(own))
         except OSError as error:
             return Answer(None, f"{argv[0]} cannot be started ({error.strerror})")
         try:

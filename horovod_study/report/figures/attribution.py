@@ -87,7 +87,9 @@ def _beside(arm: Arm) -> list[str]:
         host = f" on {arm.hosts[arm.slow_rank]}" if arm.slow_rank < len(arm.hosts) and arm.hosts[arm.slow_rank] else ""
         late = _ms(arm.seconds[f"lag {arm.slow_rank}"])
         words.append(f"rank {arm.slow_rank}{host} is slow: its gradients come {late} ms after the mean worker's")
-    return words + ([f"not decomposed: {arm.why_not}"] if arm.why_not else [])
+    left = arm.seconds.get("exposed")
+    rest = f"{_ms(left)} ms are transfer and runtime that backward did not hide; " if left else ""
+    return words + ([f"not decomposed: {rest}{arm.why_not}"] if arm.why_not else [])
 
 
 def _ms(estimate: Interval) -> str:

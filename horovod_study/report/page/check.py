@@ -10,6 +10,7 @@ No finding hides another one: what --allow accepts are doubts, and every error s
 
 import csv
 import re
+import shlex
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -416,7 +417,7 @@ def _drawn(
         if reported:
             found.append(Fault(name="file-missing", text="is not there", where=f"{name}/"))
         else:
-            notes.append(f"{name}/ is not there; horovod-study report {directory} makes it")
+            notes.append(f"{name}/ is not there; horovod-study report {shlex.quote(str(directory))} makes it")
     look = _look(reported)
     again = look if _same_program(source) else None
     expected, pictures = _made(analysis, folders, again)
@@ -575,7 +576,7 @@ def _page(
     if kept is None:
         if path.exists() or source.get("report"):
             return [Fault(name="file-missing", text=why, where=path.name)], 0
-        notes.append(f"{path.name} is not there; horovod-study report {directory} makes it")
+        notes.append(f"{path.name} is not there; horovod-study report {shlex.quote(str(directory))} makes it")
         return [], 0
     try:
         again = render(analysis, against=against(analysis))

@@ -6,6 +6,7 @@ more. What follows are scratch steps, the first of them before the recording, be
 to be measured after it: the thread stays until the end.
 """
 
+import shlex
 import statistics
 from pathlib import Path
 
@@ -64,5 +65,6 @@ def record(scratch: Scratch, *, steps: int, directory: Path, timed_step_s: float
         f"timeline: {made} scratch steps after the timed window, {slow_s * 1e3:.2f} ms (median of the slowest rank), "
         f"{slow_s / timed_s:.2f} times the {timed_s * 1e3:.2f} ms of timed ones; these steps are not the timed ones",
         *([f"warning: the timeline ends after {made} of {steps} steps, at {amount(_LIMIT_BYTES)}"] if ended_at else []),
-        f"  wrote {path} ({amount(size)}); read it with horovod-study explain --part timeline {directory}",
+        f"  wrote {path} ({amount(size)}); read it with horovod-study explain --part timeline "
+        f"{shlex.quote(str(directory))}",
     ]
