@@ -212,7 +212,6 @@ NO_ROOM = {
     "runs.zip": ["export", "runs", "--archive"],
     "explanation.json": ["explain", "runs", "--out", "out"],
     "trace.json": ["export", "runs/RUN", "--to", "trace"],
-    "mine.csv": ["export", "runs/analysis", "--to", "points", "--out", "mine.csv"],
 }
 """What a file system refuses to take -> the command that writes it."""
 
