@@ -871,7 +871,7 @@ def test_plain_values_and_the_exit_code() -> None:
 
 
 def test_lines_are_grouped_and_aligned() -> None:
-    assert [text.plain for text, _ in report._rows(SAMPLE)] == [
+    assert [text.plain for text in report.lines(SAMPLE)] == [
         "Python",
         "  ok       version      Python 3.11.2",
         "  ok       packages     all there",
@@ -900,5 +900,5 @@ def test_colours_are_for_terminals_only(capsys: pytest.CaptureFixture[str]) -> N
     assert "\x1b[1;31mfail" in coloured
     wrapped = [line for line in coloured.splitlines() if "word" in line]
     assert len(wrapped) > 2
-    assert all(line.startswith(" " * 18 + "word") for line in wrapped[1:])
+    assert all(line.startswith(" " * 14 + "word") for line in wrapped[1:])
     assert max(map(len, wrapped[1:])) <= 60

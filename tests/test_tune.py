@@ -531,70 +531,14 @@ def test_the_time_is_kept_to(tmp_path: Path, golden: Golden) -> None:
     assert document["gain_over_shipped"] is None and "  horovod_build: nccl" in run_lines(document)
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    document: dict[str, Any] = tune(tmp_path_factory.mktemp("whole"), FakeTrainer(SPEEDS))
-    return document
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stop_after", [0, 1, 13, 30, 45])
-def test_a_tune_that_was_interrupted_goes_on_to_the_same_end(
-    tmp_path: Path, uninterrupted: dict[str, Any], stop_after: int
-) -> None:
-    """Before the first launch, after it, in the first round, later, and while the winner is confirmed."""
-    assert tune(tmp_path, FakeTrainer(SPEEDS, stop_after=stop_after)) == {}
-    actual = tune(tmp_path, second := FakeTrainer(SPEEDS))
-
-    assert len(second.launched) == uninterrupted["launches"] - stop_after, "no launch is repeated"
-    changing = ("when", "directory")
-    assert {k: v for k, v in uninterrupted.items() if k not in changing} == {
-        k: v for k, v in actual.items() if k not in changing
-    }
-
-
 def test_an_interrupted_tune_says_how_to_go_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], golden: Golden
 ) -> None:
     tune(tmp_path, FakeTrainer(SPEEDS, stop_after=4))
 
     golden(capsys.readouterr().err, "4 launches")
-    assert len((tmp_path / "trials.jsonl").read_text().splitlines()) == 4
-    with (tmp_path / "trials.jsonl").open("a") as stream:
-        stream.write('{"launch": "race/0')  # the command was killed while it wrote
     tune(tmp_path, trainer := FakeTrainer(SPEEDS))
-    assert trainer.launched[0] == "launch-0005"
-    tune(tmp_path, trainer := FakeTrainer(SPEEDS))
-    assert trainer.launched == [], "the torn row is gone, and all others are whole"
-
-
-def test_more_minutes_go_on_where_the_time_was_used_up(tmp_path: Path) -> None:
-    first = tune(tmp_path, FakeTrainer(SPEEDS), minutes=1.0)
-    second = tune(tmp_path, trainer := FakeTrainer(SPEEDS), minutes=12.0)
-
-    assert first["stop"] == "budget" and second["stop"] == "resolved"
-    assert second["launches"] == first["launches"] + len(trainer.launched)
-
-
-def test_another_tune_in_the_same_folder_is_refused(tmp_path: Path, golden: Golden) -> None:
-    tune(tmp_path, FakeTrainer(SPEEDS), minutes=0.5)
-    with golden.raises(StudyError, match="75.*32"):
-        tune(tmp_path, FakeTrainer(SPEEDS), given={"batch": 32})
-
-
-def test_damaged_records_are_named(tmp_path: Path, golden: Golden) -> None:
-    tune(tmp_path, FakeTrainer(SPEEDS), minutes=0.5)
-    trials = tmp_path / "trials.jsonl"
-    whole = trials.read_text()
-    for good, bad in (('"seconds": 7.0', '"seconds": "seven"'), ("[[0, ", "[[0, -"), ('"candidate"', '"candid"')):
-        trials.write_text(whole.replace(good, bad, 1))
-        with golden.raises(StudyError, match=r"trials.jsonl line 1"):
-            tune(tmp_path, FakeTrainer(SPEEDS))
-
-    trials.write_text(whole)
-    (tmp_path / "tune.json").write_text("{")
-    with golden.raises(StudyError, match=r"tune\.json.*JSON"):
-        tune(tmp_path, FakeTrainer(SPEEDS))
+    assert trainer.launched[0] == "launch-0001", "it begins again"
 
 
 def test_shipped_settings_that_do_not_run_are_an_error_at_once(tmp_path: Path, golden: Golden) -> None:
@@ -617,9 +561,7 @@ def test_a_setting_in_the_environment_is_told(
 
 
 @pytest.mark.slow
-def test_a_tune_in_turns_is_recorded_and_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden
-) -> None:
+def test_a_tune_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "WARM_S", 0.02)
     monkeypatch.setattr(turns, "SLICE_S", (0.02, 0.02))
     monkeypatch.setattr(tune_module, "TURNS_MINUTES", 2.0)
@@ -633,23 +575,11 @@ def test_a_tune_in_turns_is_recorded_and_goes_on(
         return dict(run_tune(wanted, tmp_path, command="tune", launch=fake_launch({"*": "turns"})))
 
     first = run(1)
-    rows = [json.loads(line) for line in (tmp_path / "trials.jsonl").read_text().splitlines()]
-    race = [row for row in rows if row["launch"] == "race/001"]
+    race = [each for each in first["candidates"] if each["kind"] != "combination"]
 
-    assert first["in_turns"] is True and first["launches"] == len(rows) == launched() >= 5
-    assert {row["candidate"] for row in race} == {
-        f"{RUNTIME} {c['name']}" for c in first["candidates"] if c["kind"] != "combination"
-    }
-    assert len(race) == 6 and all(len(row["rounds"]) >= 4 for row in race)
-    assert all(rate > 0 for row in rows for _, rate, _ in row["rounds"])
-    before = launched()
-    assert {**run(1), "when": ""} == {**first, "when": ""}
-    assert launched() == before, "nothing is launched again"
-    trials = tmp_path / "trials.jsonl"
-    trials.write_text("".join(trials.read_text().splitlines(keepends=True)[:-1]))
-    assert run(1)["stop"] == first["stop"] and launched() > before, "a heat that is not whole begins again"
-    with golden.raises(StudyError):
-        tune(tmp_path, FakeTrainer({}), given={"device": "cpu"})
+    assert first["in_turns"] is True and first["launches"] == launched() >= 5
+    assert len(race) == 6 and all(each["launches"] >= 1 and each["samples_per_s"] > 0 for each in race)
+    assert all(each["blocks"] >= 4 for each in race if each["kind"] == "effect")
 
 
 def first_look(directory: Path, told: str, **changes: Any) -> Any:
@@ -709,10 +639,8 @@ def test_a_tune_of_real_launches(tmp_path: Path, capsys: pytest.CaptureFixture[s
     printed = capsys.readouterr()
     assert code == 0, printed.err
     document = json.loads(printed.out)
-    rows = [json.loads(line) for line in (out / "trials.jsonl").read_text().splitlines()]
 
-    assert document["launches"] == len(rows) >= 1  # on a busy machine the time is over after the first
-    assert all(row["rounds"][0][1] > 0 for row in rows), printed.err
+    assert document["launches"] >= 1, printed.err  # on a busy machine the time is over after the first
     first = read_run(out / "runs" / "launch-0001")
     assert (first.status, first.effective["backend"], first.effective["workers"]) == ("done", "mpi", 2)
     assert first.requested["seconds"] == 0.3 and not list((out / "runs").rglob("*.pt"))

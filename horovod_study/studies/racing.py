@@ -17,10 +17,9 @@ from collections import Counter
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
-from typing import Annotated, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
-from pydantic import Field
 
 from horovod_study.analysis.paired import MIN_ROUNDS, Slice, estimate, pairs
 from horovod_study.analysis.stats import LEVEL, Interval, moderated_ratio
@@ -86,7 +85,7 @@ class Trial:
 
     launch: str  # of its stage
     candidate: str  # key
-    rounds: tuple[tuple[int, Annotated[float, Field(gt=0)], float | None], ...] = ()
+    rounds: tuple[tuple[int, float, float | None], ...] = ()
     """Number, samples/s, and cores that other programs used."""
     step_spread: float | None = None  # p90 / median of its steps
     seconds: float = 0.0
@@ -155,8 +154,7 @@ def slow_launches(trials: Sequence[Trial]) -> list[Trial]:
 class Race:
     """Candidates that are raced: `run` says what to measure, `add` is told what came of each launch.
 
-    The first candidate is what the race is about to beat, the shipped settings of the first runtime. The same trials
-    lead to the same stages, so that a race can be continued.
+    The first candidate is what the race is about to beat, the shipped settings of the first runtime.
     """
 
     stop = "rounds"  # resolved | kept | budget | rounds

@@ -1,11 +1,7 @@
 """Tunes how workers communicate: short training launches of this model at this placement, raced against each other.
 
-A tune lives in a folder DIR:
-
-    tune.json           what is tuned, and what the first launch of each runtime told about itself
-    trials.jsonl        one line per launch, appended as it ends; the same command again goes on from here
-    runs/, configs/, logs/      the run directory of each launch, what it was asked to do, what it printed
-    result.json         what came of it
+A tune takes minutes and lives in a folder DIR: runs/, configs/, logs/ (the run directory of each launch, what it was
+asked to do, what it printed), and result.json, what came of it. One that was interrupted begins again.
 
 Libraries read their settings when they start, so that every candidate is launched: the usual trainer, no checkpoint,
 evaluated once at its end. Candidates are launched together and train in turns (turns.py), or launches of a few seconds
@@ -17,7 +13,7 @@ import math
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,13 +21,13 @@ from typing import Any
 from horovod_study.analysis.paired import Slice
 from horovod_study.analysis.stats import Interval, finite_or_none
 from horovod_study.config import Cell, available_cores, local_cell
-from horovod_study.documents import conform, load_yaml, parse_json, read_json, read_text
+from horovod_study.documents import load_yaml
 from horovod_study.errors import ConfigError, StudyError, nearest, require_known
-from horovod_study.files import append_text, write_file
+from horovod_study.files import write_file
 from horovod_study.measure.clock import now, utc_now
 from horovod_study.options import BY_RUNTIME, SET_BY_TUNE, refuse_set, require_workers
 from horovod_study.progress import Line, duration, say
-from horovod_study.records import TurnSlice
+from horovod_study.records import RunRecord, TurnSlice
 from horovod_study.roles import TRUTH, Option, Role, check_field, plain
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies import engine, racing
@@ -64,18 +60,6 @@ class TuneRequest:
     knobs: tuple[str, ...]  # none: all that matter
     values: Mapping[str, tuple[Any, ...]]  # knob -> the user's own candidates
     alone: str  # why candidates are launched one after the other; "": they train in turns
-
-    def meaning(self) -> dict[str, Any]:
-        """Return what must be the same for launches to be compared; the time and the rounds may be extended."""
-        return {
-            "config": self.config.meaning(),
-            "workload": self.config.workload.identity or None,
-            "runtimes": list(self.runtimes),
-            "workers": self.workers,
-            "turns": not self.alone,
-            "knobs": sorted(self.knobs),
-            "values": {name: list(values) for name, values in sorted(self.values.items())},
-        }
 
     def cell(self, candidate: Candidate) -> Cell:
         """Return the run that tries a candidate; ConfigError when its values do not fit together."""
@@ -245,61 +229,6 @@ def shipped_values(effective: Mapping[str, Any], workload: Workload) -> dict[str
     return found
 
 
-@dataclass
-class _State:
-    meaning: dict[str, Any]
-    facts: dict[str, dict[str, Any]]
-
-
-class _Ledger:
-    def __init__(self, directory: Path, request: TuneRequest) -> None:
-        self._path, self._state = directory / "trials.jsonl", directory / "tune.json"
-        self.facts: dict[str, dict[str, Any]] = {}  # runtime -> effective, environment of its first launch
-        self.trials: list[Trial] = []
-        self._meaning = json.loads(json.dumps(request.meaning()))
-        if self._state.exists():
-            again = "move the folder away, or choose another --out"
-            state: _State = read_json(self._state, _State, error=StudyError, again=again)
-            self.facts = state.facts
-            if told := engine.difference(state.meaning, self._meaning):
-                raise StudyError(
-                    f"{self._state.parent}: holds the tuning of something else ({told}), whose launches cannot be "
-                    "compared with new ones; choose another --out"
-                )
-        elif self._path.exists():
-            raise StudyError(f"{self._path}: its tune.json is missing; move the folder away, or choose another --out")
-        else:
-            self.save()
-        if self._path.exists():
-            text = read_text(self._path, error=StudyError, again="choose another --out")
-            whole = text[: text.rfind("\n") + 1]
-            if whole != text:  # torn: the command was killed while it wrote
-                write_file(self._path, whole)
-            again = "remove that line, or choose another --out"
-            for number, line in enumerate(whole.splitlines(), 1):
-                source = f"{self._path} line {number}"
-                told = parse_json(line, source=source, error=StudyError, again=again)
-                self.trials.append(conform(told, Trial, source, StudyError, again))
-
-    @property
-    def used_s(self) -> float:
-        """Seconds of all launches so far."""
-        return sum(trial.seconds for trial in self.trials)
-
-    def found(self, stage: Stage) -> dict[str, Trial]:
-        """Return what came of the candidates of a stage; of one that was measured again the last launch counts."""
-        return {trial.candidate: trial for trial in self.trials if trial.launch == stage.launch}
-
-    def save(self) -> None:
-        """Write tune.json."""
-        write_file(self._state, json.dumps({"meaning": self._meaning, "facts": self.facts}, indent=1) + "\n")
-
-    def add(self, trials: Sequence[Trial]) -> None:
-        """Append launches; they are on the disk when this returns."""
-        self.trials += trials
-        append_text(self._path, "".join(json.dumps(asdict(each), allow_nan=False) + "\n" for each in trials))
-
-
 def run_tune(
     request: TuneRequest,
     directory: Path,
@@ -310,21 +239,19 @@ def run_tune(
 ) -> dict[str, Any]:
     """Race settings against each other until the best is known or the time is used up; return the result.
 
-    It is empty where the tune was interrupted. Launches of an earlier command in `directory` count, in the result and
-    in the time. `command` is what the user typed, to be repeated. StudyError when the shipped settings do not run.
+    It is empty where the tune was interrupted. `command` is what the user typed, to be repeated. StudyError when the
+    shipped settings do not run.
     """
     with working_in(directory, "tune", command=command) as stop:
-        ledger = _Ledger(directory, request)
-        tuning = _Tuning(request, directory, ledger, launch, stop, attempt, ALONE if request.alone else IN_TURNS)
+        tuning = _Tuning(request, directory, launch, stop, attempt)
         try:
             race = tuning.run()
         except KeyboardInterrupt:
-            say(f"interrupted; {len(ledger.trials)} launches are kept, continue with: {command}")
+            say(f"interrupted after {len(tuning.trials)} launches; begin again with: {command}")
             return {}
         finally:
             tuning.line.close()
-        document = _result(request, race, ledger, tuning.left_out)
-        document |= {"command": command, "directory": str(directory)}
+        document = _result(tuning, race) | {"command": command, "directory": str(directory)}
         write_file(directory / "result.json", json.dumps(document, indent=1, allow_nan=False) + "\n")
     return document
 
@@ -333,47 +260,53 @@ def run_tune(
 class _Tuning:
     request: TuneRequest
     directory: Path
-    ledger: _Ledger
     start: Launcher
     stop: Interruption
     attempt: Callable[[CellRun, Interruption], Attempt]
-    way: racing.Way
     race: Race | None = None
     start_s: float = 5.0  # what a candidate of a heat takes to start, as far as is known
+    trials: list[Trial] = field(default_factory=list)
+    records: dict[str, RunRecord] = field(default_factory=dict)  # of the first launch of each runtime
     left_out: dict[str, dict[str, str]] = field(default_factory=dict)
     line: Line = field(default_factory=Line)
 
+    @property
+    def way(self) -> racing.Way:
+        """How candidates are measured."""
+        return ALONE if self.request.alone else IN_TURNS
+
+    @property
+    def used_s(self) -> float:
+        """Seconds of all launches so far."""
+        return sum(trial.seconds for trial in self.trials)
+
     def run(self) -> Race:
         """Launch what the race asks for, as long as there is time; KeyboardInterrupt after a request to stop."""
-        request, candidates, ledger = self.request, self._begin(), self.ledger
-        facts, room = ledger.facts[request.runtimes[0]], math.inf
-        if not request.alone:  # the same when the tune goes on
-            room = facts.setdefault("room", int(workers_that_fit(facts.get("worker_mb")) / request.workers))
-            ledger.save()
+        request, candidates, room = self.request, self._begin(), math.inf
+        if not request.alone:
+            used = self.records[request.runtimes[0]].totals
+            room = int(workers_that_fit(used.get("pss_mb_max") or used.get("rss_mb_max")) / request.workers)
         # The shipped settings of the first runtime come first: they are what is to be beaten.
         race = self.race = Race(candidates, self.way, seed=request.config.seed, rounds=request.rounds, room=room)
         for stage in race.run():
             for group in [[each] for each in stage.candidates] if request.alone else [stage.candidates]:
-                new = any(each.key not in ledger.found(stage) for each in group)
                 least_s = self._cost_s(len(group), 1, min(stage.rounds, LEAST_ROUNDS))
-                if new and ledger.used_s + least_s > self._until_s(stage):
+                if self.used_s + least_s > self._until_s(stage):
                     break
-                if new:
-                    self._launch(stage, group, alone=bool(request.alone))
-                trials = [ledger.found(stage)[each.key] for each in group]
+                self._launch(stage, group, alone=bool(request.alone))
+                trials = self.trials[-len(group) :]
                 for trial in trials:
                     race.add(trial)
-                if new:
-                    self._report(stage, trials)
+                self._report(stage, trials)
         return race
 
     def _begin(self) -> list[Candidate]:
         """Launch the shipped settings of each runtime once, and return what is tried."""
-        request, kept = self.request, len(self.ledger.trials)
+        request = self.request
         say(
             f"tuning {', '.join(request.runtimes)} with {request.workers} workers, batch {request.config.batch}, "
             f"{f'{request.config.seconds:g} s per launch' if request.alone else 'in turns'}, "
-            f"at most {duration(60 * request.minutes)}" + (f"; {kept} launches of before count" if kept else "")
+            f"at most {duration(60 * request.minutes)}"
         )
         for each in request.config.workload.options.values():
             if each.variable in os.environ and any(each.matters(runtime) for runtime in request.runtimes):
@@ -388,27 +321,21 @@ class _Tuning:
 
     def _space(self, runtime: str) -> list[Candidate]:
         """Launch the shipped settings once, outside the race, and return what can be varied."""
-        facts = self.ledger.facts
-        if runtime not in facts:
-            shipped = Candidate(name="shipped settings", runtime=runtime, kind="shipped")
-            stage = Stage(what="first look", number=0, candidates=(shipped,), rounds=1)
-            records = [each.record for each in self._launch(stage, stage.candidates, alone=True) if each.done]
-            if not records or (record := records[0]) is None:
-                reason = self.ledger.trials[-1].reason
-                raise StudyError(f"tune: {runtime} does not run with its shipped settings: {reason}")
-            told = {"effective": dict(record.effective), "environment": dict(record.environment)}
-            worker_mb = record.totals.get("pss_mb_max") or record.totals.get("rss_mb_max")
-            facts[runtime] = json.loads(json.dumps({**told, "worker_mb": worker_mb}, default=str))
-            self.ledger.save()
-            self._report(stage, self.ledger.trials[-1:])
-        candidates, self.left_out[runtime] = space(self.request, runtime, facts[runtime]["effective"])
+        shipped = Candidate(name="shipped settings", runtime=runtime, kind="shipped")
+        stage = Stage(what="first look", number=0, candidates=(shipped,), rounds=1)
+        (ended,) = self._launch(stage, stage.candidates, alone=True) or [None]
+        if ended is None or not ended.done or ended.record is None:
+            raise StudyError(f"tune: {runtime} does not run with its shipped settings: {self.trials[-1].reason}")
+        self.records[runtime] = ended.record
+        self._report(stage, self.trials[-1:])
+        candidates, self.left_out[runtime] = space(self.request, runtime, ended.record.effective)
         return candidates
 
     def _cost_s(self, count: int, launches: int, rounds: int) -> float:
         """Return how long so many candidates probably take: so many launches of each, with rounds."""
         each_s = self.start_s + rounds * SLICE_S[0]
         if self.request.alone:
-            each_s = median(trial.seconds for trial in self.ledger.trials) if self.ledger.trials else 0.0
+            each_s = median(trial.seconds for trial in self.trials)
         return count * launches * each_s
 
     def _until_s(self, stage: Stage) -> float:
@@ -420,7 +347,7 @@ class _Tuning:
 
     def _launch(self, stage: Stage, group: Sequence[Candidate], *, alone: bool) -> list[Attempt]:
         """Launch candidates, one or together in turns, and keep what came of them; return how they have ended."""
-        began, number = now(), len(self.ledger.trials)
+        began, number = now(), len(self.trials)
         names = {f"launch-{number + place:04d}": each for place, each in enumerate(group, 1)}
         runs: dict[str, CellRun] = {}
         why: dict[str, str] = {}
@@ -442,7 +369,6 @@ class _Tuning:
         elif runs:
             ended, slices = self._in_turns(stage, runs, {name: each.key for name, each in names.items()})
         why |= {name: f"{each.reason}; see {each.log}" for name, each in ended.items() if not each.done}
-        trials = []
         for name, candidate in names.items():
             attempt = ended.get(name)
             steps = attempt.record.totals if attempt and attempt.record else {}
@@ -452,7 +378,7 @@ class _Tuning:
                 why.setdefault(name, "it trained too little to be measured; let it train longer, or give --no-turns")
             rounds = [(number, each.rate, finite_or_none(each.other_load)) for number, each in own.items()]
             seconds = (attempt.seconds if attempt else 0.0) if alone else (now() - began) / len(names)
-            trials.append(
+            self.trials.append(
                 Trial(
                     launch=stage.launch,
                     candidate=candidate.key,
@@ -462,7 +388,6 @@ class _Tuning:
                     reason=" ".join(why.get(name, "").split()),
                 )
             )
-        self.ledger.add(trials)
         return list(ended.values())
 
     def _run(self, cell: Cell, name: str) -> CellRun:
@@ -481,7 +406,7 @@ class _Tuning:
         self, stage: Stage, runs: Mapping[str, CellRun], keys: Mapping[str, str]
     ) -> tuple[dict[str, Attempt], list[Slice]]:
         """Let candidates train in turns; return how they have ended, and their slices."""
-        began, used_s, until_s = now(), self.ledger.used_s, self._until_s(stage)
+        began, used_s, until_s = now(), self.used_s, self._until_s(stage)
         up_s: list[float] = []
 
         def policy(slices: Sequence[TurnSlice], left: Mapping[str, bool]) -> Collection[str]:
@@ -519,16 +444,14 @@ class _Tuning:
                 else f", {racing.words(racing.ratio_of(race.slices(), best.key, shipped.key))} of shipped"
             )
             told += f"; best: {self._name(best)}{ratio}"
-        left_s = max(0.0, 60 * self.request.minutes - self.ledger.used_s)
+        left_s = max(0.0, 60 * self.request.minutes - self.used_s)
         what = f"{stage.what} {stage.number or ''}".strip()
-        self.line.keep(f"[{len(self.ledger.trials):>3}] {what}: {told}; at most {duration(left_s)} left")
+        self.line.keep(f"[{len(self.trials):>3}] {what}: {told}; at most {duration(left_s)} left")
 
 
-def _result(
-    request: TuneRequest, race: Race, ledger: _Ledger, left_out: Mapping[str, Mapping[str, str]]
-) -> dict[str, Any]:
+def _result(tuning: _Tuning, race: Race) -> dict[str, Any]:
     """Return the result as plain values: what report/tune.py prints, and `--json`."""
-    chosen = race.chosen
+    request, chosen = tuning.request, race.chosen
     base = {(each.runtime, each.kind): each for each in race.candidates if each.baseline}
     measured = race.slices("confirm" if race.confirmed else "")
     gains = {
@@ -536,8 +459,8 @@ def _result(
         for kind in ("shipped", "library")
         if (other := base.get((chosen.runtime, kind))) not in (None, chosen)
     }
-    facts, asked = ledger.facts[chosen.runtime], request.config.to_dict()
-    effective, environment = facts["effective"], facts["environment"]
+    asked, record = request.config.to_dict(), tuning.records[chosen.runtime]
+    effective, environment = record.effective, record.environment
     backend, _, transport = chosen.runtime.partition("/")
     return {
         "verdict": race.text,
@@ -564,14 +487,14 @@ def _result(
             "runtime": chosen.runtime,
             **{name: environment.get(name) for name in ("cpu_model", "package", "torch", "horovod", "mpi")},
         },
-        "launches": len(ledger.trials),
+        "launches": len(tuning.trials),
         "in_turns": not request.alone,
         "not_in_turns_because": request.alone or None,
-        "used_s": ledger.used_s,
+        "used_s": tuning.used_s,
         "seconds": request.config.seconds,
         "minutes": request.minutes,
         "when": utc_now(),
-        "left_out": {runtime: dict(each) for runtime, each in left_out.items()},
+        "left_out": tuning.left_out,
         "candidates": [_row(race, each, base[each.runtime, "shipped"]) for each in race.candidates],
     }
 
