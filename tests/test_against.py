@@ -196,23 +196,6 @@ def test_too_few_repeats_are_no_verdict(before, golden):
     assert not gate(found, read_limits([*limits, "unresolved"]))["passed"]
 
 
-def test_runs_that_took_turns_are_paired(before, golden):
-    def drifting(table, minute):
-        drift = np.array([1.0, 0.9, 1.1, 0.95, 1.05])[table["repeat"].to_numpy()]
-        started = [f"2026-03-14T{9 + repeat:02d}:{minute:02d}:00+00:00" for repeat in table["repeat"]]
-        return quick(before, table.assign(samples_per_s=table["samples_per_s"] * drift, started=started))
-
-    old, new = drifting(study(repeats=5), 0), drifting(study(repeats=5, slower=1 / 0.95, seed=9), 30)
-    paired = compare_studies(new, old)
-    apart = compare_studies(replace(new, runs=new.runs.assign(started="2026-04-01T09:00:00+00:00")), old)
-
-    assert paired.interleaved and set(paired.of("throughput")["test"]) == {"paired t on logarithms"}
-    assert not any("alternate" in doubt for doubt in paired.doubts)
-    assert set(paired.of("throughput").query("backend != 'serial'")["word"]) == {"slower"}, "the common drift cancels"
-    assert set(apart.of("throughput")["verdict"]) == {"no difference resolved"}
-    golden(apart.doubts, "2026-03-14", "2026-04-01")
-
-
 def test_what_else_differs_is_named_and_a_plain_worker_that_changed_points_at_the_machine(before, golden):
     other = analyze(later(study(change={"torch": "2.14.0", "host": "node7"})).assign(budget="9 s"))
     found = compare_studies(other, before, names=("new", "old"))

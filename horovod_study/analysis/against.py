@@ -3,8 +3,8 @@
 A cell of AFTER is compared with the one of BEFORE that is defined by the same settings, batch, data, workers and nodes.
 Every number is a ratio AFTER / BEFORE of geometric means over repeats, with Welch's t on logarithms, 95 % (see
 stats.log_contrast), and Holm's p over all cells (and targets) of one metric. A throughput has two parts; a speedup has
-four, because the baselines of both studies were measured with errors of their own. Where the runs of both studies
-alternated, repeat by repeat, a drift of the machine cancels in the ratio of each repeat: Student's paired t of these.
+four, because the baselines of both studies were measured with errors of their own. Studies are made one after the
+other: to decide between two configurations on one machine, `compare` runs both in turns.
 
 A difference is resolved when p after Holm is below stats.ALPHA and the interval leaves out 1, as in transports.py.
 Fewer than stats.MIN_REPEATS repeats on any side give neither interval nor verdict.
@@ -83,7 +83,6 @@ class StudyComparison:
     unmatched: pd.DataFrame
     matched_by_all_but: tuple[str, ...]  # settings in which matched cells may differ
     matching: str  # the same in words
-    interleaved: bool  # whether all matched runs alternated
     changes: tuple[Mapping[str, str], ...]  # what else differs: what, before, after
     doubts: tuple[str, ...]
 
@@ -107,11 +106,10 @@ def compare_studies(
     free = _free(match, cells)
     pairs, unmatched = _matched(cells, free, names)
     own = runs[runs["cell"].isin(np.ravel(pairs))]
-    turns = all(_taking_turns(own[own["cell"].isin(pair)]) for pair in pairs)
     rows: list[dict[str, Any]] = []
     for metric in METRICS:
         table = crossings if metric == "target" else runs
-        told = [row for pair in pairs for row in _effects(metric, cells, table, pair, turns=turns)]
+        told = [row for pair in pairs for row in _effects(metric, cells, table, pair)]
         effects = [stats.Interval(value=r["ratio"], low=r["ratio_low"], high=r["ratio_high"], p=r["p"]) for r in told]
         words = {BETTER: METRICS[metric].better, WORSE: METRICS[metric].worse}
         for row, each, (verdict, p_holm) in zip(told, effects, verdicts(metric, effects), strict=True):
@@ -129,9 +127,8 @@ def compare_studies(
         unmatched=unmatched,
         matched_by_all_but=free,
         matching=f"Cells are matched by {how}.",
-        interleaved=turns,
         changes=changes,
-        doubts=tuple(_doubts(own, differences, changes, names, turns=turns)),
+        doubts=tuple(_doubts(own, differences, changes, names)),
     )
 
 
@@ -280,9 +277,7 @@ def _nothing_shared(known: pd.DataFrame, free: Sequence[str], names: tuple[str, 
     return f"{names[0]} and {names[1]} have no cell in common: {why}{advice}"
 
 
-def _effects(
-    metric: str, cells: pd.DataFrame, table: pd.DataFrame, pair: tuple[int, int], *, turns: bool
-) -> Iterator[dict[str, Any]]:
+def _effects(metric: str, cells: pd.DataFrame, table: pd.DataFrame, pair: tuple[int, int]) -> Iterator[dict[str, Any]]:
     """Yield the row of a pair (one for each target) that its runs or crossings in `table` give; none if not known."""
     (after, before), bases = (cells.loc[place] for place in pair), list(cells["base"][[*pair]])
     if (metric == "speedup" and set(bases) & {-1, *pair}) or (metric == "sync" and after["workers"] == 1):
@@ -301,12 +296,12 @@ def _effects(
         for target in sorted(set(parts[0]["target_mse"]) & set(parts[1]["target_mse"]), reverse=True):
             own = [each[each["target_mse"] == target] for each in parts]
             row |= {"target_mse": target, "after_repeats": len(own[0]), "before_repeats": len(own[1])}
-            yield row | _effect(metric, own, turns=False)
+            yield row | _effect(metric, own)
     elif any(pd.to_numeric(each[METRICS[metric].column], errors="coerce").notna().any() for each in parts):
-        yield row | _effect(metric, parts, turns=turns)
+        yield row | _effect(metric, parts)
 
 
-def _effect(metric: str, parts: Sequence[pd.DataFrame], *, turns: bool) -> dict[str, Any]:
+def _effect(metric: str, parts: Sequence[pd.DataFrame]) -> dict[str, Any]:
     """Return the numbers, or the note, of AFTER and BEFORE, and their baselines where `parts` has those, too."""
     values = [pd.to_numeric(each[METRICS[metric].column], errors="coerce").to_numpy(np.float64) for each in parts]
     for rows, each, when in zip(parts, values, _STUDIES * 2, strict=False):
@@ -318,24 +313,9 @@ def _effect(metric: str, parts: Sequence[pd.DataFrame], *, turns: bool) -> dict[
     if after != before:
         return {"note": f"energy of {before or 'unknown devices'} before, of {after or 'unknown devices'} after"}
     means = [float(np.log(each).mean()) for each in values]
-    signed = list(zip((1, -1, -1, 1), values, strict=False))
-    paired = turns and len({tuple(each["repeat"]) for each in parts}) == 1
-    ratios = [(1, np.exp(sum(sign * np.log(each) for sign, each in signed)))] if paired else signed
-    found, test = stats.log_contrast(ratios), "paired t on logarithms" if paired else "Welch t on logarithms"
-    named = {**found.named("ratio", "ratio_low", "ratio_high"), "p": found.p, "test": test}
+    found = stats.log_contrast(list(zip((1, -1, -1, 1), values, strict=False)))
+    named = {**found.named("ratio", "ratio_low", "ratio_high"), "p": found.p, "test": "Welch t on logarithms"}
     return {"after": math.exp(means[0] - sum(means[2:3])), "before": math.exp(means[1] - sum(means[3:])), **named}
-
-
-def _taking_turns(runs: pd.DataFrame) -> bool:
-    """Return whether repeat by repeat the runs of both cells were made before either had its next repeat."""
-    if runs.duplicated(["study", "repeat"]).any():
-        return False
-    runs = runs.assign(started=pd.to_datetime(runs["started"], utc=True, errors="coerce", format="ISO8601"))
-    begun = runs.pivot(index="repeat", columns="study", values="started")
-    first, last = begun.min(axis=1).sort_values(), begun.max(axis=1).sort_values()
-    # Runs that began at the same moment ran beside each other, which is another thing.
-    apart = (begun["after"] != begun["before"]).all() and (last.to_numpy()[:-1] < first.to_numpy()[1:]).all()
-    return bool(len(begun) > 1 and begun.notna().all(axis=None) and apart)
 
 
 def _changes(
@@ -358,12 +338,7 @@ def _changes(
 
 
 def _doubts(
-    runs: pd.DataFrame,
-    differences: pd.DataFrame,
-    changes: Sequence[Mapping[str, str]],
-    names: tuple[str, str],
-    *,
-    turns: bool,
+    runs: pd.DataFrame, differences: pd.DataFrame, changes: Sequence[Mapping[str, str]], names: tuple[str, str]
 ) -> Iterator[str]:
     """Yield what speaks against the numbers, and against their causes; `runs`: the matched ones."""
     after, before = names
@@ -373,14 +348,13 @@ def _doubts(
             f"{same} of the {(runs['study'] == 'after').sum()} matched runs of {after} are runs of {before} too, with "
             "the same start and throughput: nothing new was measured there."
         )
-    elif not turns and (differences["partition"] == differences["before_partition"]).any():
+    elif (differences["partition"] == differences["before_partition"]).any():
         days = [sorted(told["started"][told["study"] == study].str[:10]) for study in ("before", "after")]
         spans = [" to ".join(dict.fromkeys((each[0], each[-1]))) for each in days if each]
         when = f" ({' and '.join(spans)})" if len(set(spans)) == 2 else ""
         yield (
-            f"The runs of {before} and {after} did not alternate{when}: what drifted on the machine between them "
-            "(temperature, clock rates, other users) counts as a difference. Run both again in turns, or "
-            "horovod-study compare, before you blame the change."
+            f"The runs of {before} and {after} were not made in turns{when}: what drifted on the machine between them "
+            "(temperature, clock rates, other users) counts as a difference. horovod-study compare runs both in turns."
         )
     if (several := sum(each["what"] != "repeats" for each in changes)) > 1:
         yield f"{several} things differ between {before} and {after}; each is a possible cause of a difference."
