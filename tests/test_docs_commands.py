@@ -76,7 +76,7 @@ RULES: dict[str, Here | ByTest | NotHere] = {
     ),
     r"horovod-study report runs/scaling": Here(instead={"runs/scaling": "runs/laptop"}),
     r"horovod-study report .*": Here(),
-    r"horovod-study export \S+ --archive": ByTest(by="test_export.py", mentions=('"--archive"', "SHA256SUMS")),
+    r"horovod-study export \S+ --archive": ByTest(by="test_export.py", mentions=('"--archive"', "README.md")),
     r"horovod-study export RUN_DIR --to trace.*": Here(instead={"1000:1200": "10:20"}),
     r"horovod-study export \S+ --to extra-p.*": Here(),
     r"horovod-study export \S+ --to (tensorboard|wandb|mlflow) .*": ByTest(

@@ -1,11 +1,11 @@
-"""A study as one file to publish: runs, tables, page, digests and how all of it was made, in a ZIP archive.
+"""A study as one file to publish: runs, tables and page, in a ZIP archive.
 
-Unpacked anywhere, `horovod-study report DIR --check` makes every number again from the runs beside the tables: files
-keep their places relative to each other. Equal studies give equal bytes.
+Unpacked anywhere, `horovod-study report DIR --check` makes every number again from the runs beside the tables, and
+compares digests: files keep their places relative to each other. Equal studies give equal bytes.
 """
 
-import hashlib
 import os
+import shutil
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from horovod_study import __version__
 from horovod_study.analysis.study import Analysis
-from horovod_study.documents import open_file, shown
+from horovod_study.documents import open_file
 from horovod_study.errors import RecordError
 from horovod_study.files import PART, new_file, writing
 from horovod_study.records import CHECKPOINTS
@@ -71,7 +71,7 @@ def _files_below(place: Path) -> Iterator[Path]:
 
 
 def write_archive(archived: Archived, path: Path, analysis: Analysis, source: Mapping[str, Any]) -> Path:
-    """Write the archive with its README and SHA-256 of every file; return its path.
+    """Write the archive with its README; return its path.
 
     Raises RecordError while a run of the study goes on, and where the archive cannot be written.
     """
@@ -81,39 +81,21 @@ def write_archive(archived: Archived, path: Path, analysis: Analysis, source: Ma
     when = _FIRST_DAY  # of all entries: when the last run began
     if started := analysis.provenance["started"]:
         when = max(_FIRST_DAY, datetime.fromisoformat(f"{started[-1]}").timetuple()[:6])
-    sums: dict[str, str] = {}
+    readme = "\n".join([*_readme(archived, analysis, source), ""]).encode("utf-8", "backslashreplace")
     with writing(path, "choose a writable --out"):
         path.parent.mkdir(parents=True, exist_ok=True)
         with new_file(path) as stream, zipfile.ZipFile(stream, "w") as packed:
-
-            def entry(name: str) -> zipfile.ZipInfo:
-                made = zipfile.ZipInfo(f"{archived.name}/{name}", when)
-                made.compress_type, made.external_attr = zipfile.ZIP_DEFLATED, 0o100644 << 16
-                made.create_system = 3  # the same bytes wherever it is written
-                return made
-
-            def text(name: str, content: str) -> None:
-                sums[name] = hashlib.sha256(data := content.encode("utf-8", "backslashreplace")).hexdigest()
-                packed.writestr(entry(name), data)
-
-            text("README.md", "\n".join(_readme(archived, analysis, source)) + "\n")
-            for name, file in archived.files.items():
-                sums[name] = _pack(packed, entry(name), file)
-            text("SHA256SUMS", "".join(f"{digest}  {name}\n" for name, digest in sorted(sums.items())))
+            for name in dict.fromkeys(("README.md", *archived.files)):
+                entry = zipfile.ZipInfo(f"{archived.name}/{name}", when)
+                entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o100644 << 16
+                entry.create_system = 3  # the same bytes wherever it is written
+                with packed.open(entry, "w", force_zip64=True) as into:
+                    if file := archived.files.get(name):
+                        with open_file(file) as content:
+                            shutil.copyfileobj(content, into)
+                    else:
+                        into.write(readme)
     return path
-
-
-def _pack(packed: zipfile.ZipFile, entry: zipfile.ZipInfo, file: Path) -> str:
-    """Copy one file block by block, and return its SHA-256."""
-    digest = hashlib.sha256()
-    try:
-        with open_file(file) as stream, packed.open(entry, "w") as into:
-            while block := stream.read(1 << 20):
-                digest.update(block)
-                into.write(block)
-    except RuntimeError:  # it grew beyond what its head has room for
-        raise RecordError(f"{shown(file)}: grew while it was read; export the study when its runs have ended") from None
-    return digest.hexdigest()
 
 
 def summary(archived: Archived, analysis: Analysis) -> list[str]:
@@ -136,10 +118,9 @@ def _readme(archived: Archived, analysis: Analysis, source: Mapping[str, Any]) -
     yield from (f"{line[:1].upper()}{line[1:]}.\n" for line in summary(archived, analysis))
     yield f"""With horovod_study {__version__} (its part for analysis needs no PyTorch and no MPI):
 
-    sha256sum --check --quiet SHA256SUMS
     horovod-study report {archived.table} --check
 
-The second command makes every number of the tables, figures and page again from the rows of single steps. It names
+makes every number of the tables, figures and page again from the rows of single steps, and compares digests. It names
 doubts, too, and ends with 1 where there are any; `--allow NAME ...` accepts them. `{archived.table}/report.html` is the
 page; `run.json` of each folder says of a run what was asked for and in effect; authors and licence are yours to add.
 """
