@@ -155,7 +155,8 @@ def _joined(after: Analysis, before: Analysis, names: tuple[str, str]) -> tuple[
     def of_both(name: str) -> pd.DataFrame:
         # As objects: what one study does not know changes no value of the other.
         both = zip(_STUDIES, (after, before), strict=True)
-        return pd.concat([getattr(one, name).astype(object).assign(study=study) for study, one in both])
+        frames = [getattr(one, name).astype(object).assign(study=study) for study, one in both]
+        return pd.DataFrame(pd.concat(frames))
 
     known = {"backend": [*BACKENDS], "transport": [*TRANSPORTS]}
     ranks = {name: {value: place for place, value in enumerate(values)} for name, values in known.items()}
@@ -252,11 +253,11 @@ def _matched(
     for place, cell in cells[cells["repeats"] > 0].sort_values("study", ascending=False, kind="stable").iterrows():
         name, mate = names[cell["study"] == "after"], partner.get(place)
         if mate is None:
-            several = f" once {', '.join(free)} may differ" if free else ""
-            rows.append({**cell, "kind": "absent", "reason": f"no one cell of {name} fits it{several}"})
+            once = f" once {', '.join(free)} may differ" if free else ""
+            rows.append({**cell, "kind": "absent", "reason": f"no one cell of {name} fits it{once}"})
         elif not cells["repeats"][mate]:
-            reason = cells["reasons"][mate] or "no reason recorded"
-            rows.append({**cell, "kind": "no result", "reason": f"no result in {name}: {reason}"})
+            why = cells["reasons"][mate] or "no reason recorded"
+            rows.append({**cell, "kind": "no result", "reason": f"no result in {name}: {why}"})
     pairs = [pair for pair in sorted(partner.items()) if pair[0] < pair[1] and cells["repeats"][[*pair]].all()]
     if not pairs:
         raise AnalysisError(_nothing_shared(cells[cells["repeats"] > 0], free, names))
@@ -390,7 +391,11 @@ def gate(found: StudyComparison, limits: Mapping[str, float]) -> dict[str, Any]:
     """
     checks: list[dict[Any, Any]] = []
     for word in (each for each in limits if each in GATE_WORDS):
-        nothing = {"metric": GATE_WORDS[word], "verdict": UNKNOWN, "note": "not known in any matched cell"}
+        nothing: dict[Any, Any] = {
+            "metric": GATE_WORDS[word],
+            "verdict": UNKNOWN,
+            "note": "not known in any matched cell",
+        }
         for row in found.of(GATE_WORDS[word]).to_dict("records") or [nothing]:
             checks.append({**row, "word": word, "limit": limits[word], "outcome": outcome(row, limits[word])})
     missing = found.unmatched.query("study == 'before'").to_dict("records") if "missing" in limits else None

@@ -323,12 +323,12 @@ class _Tuning:
         """Launch the shipped settings once, outside the race, and return what can be varied."""
         shipped = Candidate(name="shipped settings", runtime=runtime, kind="shipped")
         stage = Stage(what="first look", number=0, candidates=(shipped,), rounds=1)
-        (ended,) = self._launch(stage, stage.candidates, alone=True) or [None]
-        if ended is None or not ended.done or ended.record is None:
+        records = [each.record for each in self._launch(stage, stage.candidates, alone=True) if each.done]
+        if not records or (record := records[0]) is None:
             raise StudyError(f"tune: {runtime} does not run with its shipped settings: {self.trials[-1].reason}")
-        self.records[runtime] = ended.record
+        self.records[runtime] = record
         self._report(stage, self.trials[-1:])
-        candidates, self.left_out[runtime] = space(self.request, runtime, ended.record.effective)
+        candidates, self.left_out[runtime] = space(self.request, runtime, record.effective)
         return candidates
 
     def _cost_s(self, count: int, launches: int, rounds: int) -> float:

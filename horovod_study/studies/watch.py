@@ -79,7 +79,7 @@ def study_view(study: StudyConfig, runs_dir: Path, *, height: int) -> View:
     if busy := bool(going or ahead or at_work):
         parts = [*(rest for *_, rest in going), *(estimate.of(entry.cell) for entry in ahead)]
         left = str(together(parts, lanes=max(1, len(going))))
-    wrong = [(entry.state, entry.name, entry.reason) for each in _TROUBLE for entry in state[each]]
+    wrong: list[_Row] = [(entry.state, entry.name, entry.reason) for each in _TROUBLE for entry in state[each]]
     groups: list[list[_Row]] = [
         [("running", entry.name, "; ".join(filter(None, (text, entry.reason)))) for entry, text, _ in going],
         [
