@@ -52,7 +52,7 @@ class TuneRequest:
     """What is to be tuned: a run, where it runs, and how much may be spent on it."""
 
     config: Configuration
-    runtimes: tuple[str, ...]
+    runtime: str
     workers: int
     cores: int
     minutes: float
@@ -65,7 +65,7 @@ class TuneRequest:
         """Return the run that tries a candidate; ConfigError when its values do not fit together."""
         values = {**self.config.to_dict(), **candidate.values}
         return local_cell(
-            candidate.runtime, values, workers=self.workers, source=candidate.name, workload=self.config.workload
+            self.runtime, values, workers=self.workers, source=candidate.name, workload=self.config.workload
         )
 
 
@@ -73,7 +73,7 @@ def tune_request(
     path: Path | None,
     given: Mapping[str, Any],
     *,
-    runtimes: Sequence[str] = (),
+    runtime: str = "horovod/mpi",
     workers: int | None = None,
     minutes: float | None = None,
     rounds: int = ROUNDS,
@@ -94,9 +94,8 @@ def tune_request(
         raise ConfigError(f"tune: --minutes is {minutes:g}; it must be greater than 0")
     if rounds < 1:
         raise ConfigError(f"tune: --rounds is {rounds}; it must be at least 1")
-    runtimes = tuple(dict.fromkeys(runtimes)) or ("horovod/mpi",)
-    tunable = [runtime for runtime in RUNTIMES if runtime != "serial"]
-    for runtime in [each for each in runtimes if each not in tunable]:
+    tunable = [each for each in RUNTIMES if each != "serial"]
+    if runtime not in tunable:
         why = "does not communicate" if runtime == "serial" else f"is not known{nearest(runtime, tunable)}"
         raise ConfigError(f"tune: --runtime {runtime!r} {why}; allowed: {', '.join(tunable)}")
     file = load_yaml(path) if path else {}
@@ -110,11 +109,11 @@ def tune_request(
     own = dict(_own_values(text, workload) for text in values)
     knobs = tuple(dict.fromkeys(name.replace("-", "_") for name in knobs))
     for name in (*knobs, *own):
-        _require_effect(name, runtimes, workload)
-    two = [local_cell(runtimes[0], config.to_dict(), workers=workers, source="tune", workload=workload)] * 2
+        _require_effect(name, runtime, workload)
+    two = [local_cell(runtime, config.to_dict(), workers=workers, source="tune", workload=workload)] * 2
     alone = apart_because(two) if turns else "as asked for"  # that two fit is the least
     minutes = minutes or (MINUTES if alone else TURNS_MINUTES)
-    return TuneRequest(config, runtimes, workers, cores, minutes, rounds, knobs, own, alone)
+    return TuneRequest(config, runtime, workers, cores, minutes, rounds, knobs, own, alone)
 
 
 def _own_values(text: str, workload: Workload) -> tuple[str, tuple[Any, ...]]:
@@ -130,14 +129,12 @@ def _own_values(text: str, workload: Workload) -> tuple[str, tuple[Any, ...]]:
     return name, tuple(dict.fromkeys(values))
 
 
-def _require_effect(name: str, runtimes: Sequence[str], workload: Workload) -> None:
+def _require_effect(name: str, runtime: str, workload: Workload) -> None:
     require_known("tune: knob", name, workload.tuned)
-    why = {knob: [why_not(workload.options[knob], runtime) for runtime in runtimes] for knob in workload.tuned}
-    if all(why[name]):
-        useful = ", ".join(knob for knob, reasons in why.items() if not all(reasons))
-        raise ConfigError(
-            f"tune: knob {name} {why[name][0]}; knobs that do something over {', '.join(runtimes)}: {useful}"
-        )
+    why = {knob: why_not(workload.options[knob], runtime) for knob in workload.tuned}
+    if why[name]:
+        useful = ", ".join(knob for knob, reason in why.items() if not reason)
+        raise ConfigError(f"tune: knob {name} {why[name]}; knobs that do something over {runtime}: {useful}")
 
 
 def why_not(knob: Option, runtime: str) -> str:
@@ -147,16 +144,16 @@ def why_not(knob: Option, runtime: str) -> str:
     return "means something on several hosts only, and this is one" if knob.several_hosts else ""
 
 
-def space(request: TuneRequest, runtime: str, effective: Mapping[str, Any]) -> tuple[list[Candidate], dict[str, str]]:
-    """Return the candidates of a runtime, baselines first, and why which knob is not varied.
+def space(request: TuneRequest, effective: Mapping[str, Any]) -> tuple[list[Candidate], dict[str, str]]:
+    """Return the candidates, baselines first, and why which knob is not varied.
 
     `effective` is that of a run with the shipped settings: a value that they have anyway is no candidate.
     """
-    workload = request.config.workload
+    workload, runtime = request.config.workload, request.runtime
     shipped = shipped_values(effective, workload)
-    candidates = [Candidate(name="shipped settings", runtime=runtime, kind="shipped")]
+    candidates = [Candidate(name="shipped settings", kind="shipped")]
     if library := library_values(runtime, request.config):
-        candidates.append(Candidate(name="library defaults", runtime=runtime, kind="library", values=library))
+        candidates.append(Candidate(name="library defaults", kind="library", values=library))
     left_out: dict[str, str] = {}
     for knob in request.knobs or workload.tuned:
         option, why = workload.options[knob], why_not(workload.options[knob], runtime)
@@ -178,7 +175,7 @@ def space(request: TuneRequest, runtime: str, effective: Mapping[str, Any]) -> t
             text = plain(value) + (" with hooks" if hooks else "")
             told = {"name": f"{knob}={text}", "knob": knob, "value": text}
             values = {"reduction": "hooks", knob: value} if hooks else {knob: value}
-            candidate = Candidate(runtime=runtime, kind="effect", values=values, **told)
+            candidate = Candidate(kind="effect", values=values, **told)
             try:
                 request.cell(candidate)
             except ConfigError as error:
@@ -266,8 +263,8 @@ class _Tuning:
     race: Race | None = None
     start_s: float = 5.0  # what a candidate of a heat takes to start, as far as is known
     trials: list[Trial] = field(default_factory=list)
-    records: dict[str, RunRecord] = field(default_factory=dict)  # of the first launch of each runtime
-    left_out: dict[str, dict[str, str]] = field(default_factory=dict)
+    record: RunRecord | None = None  # of the first launch
+    left_out: dict[str, str] = field(default_factory=dict)
     line: Line = field(default_factory=Line)
 
     @property
@@ -284,9 +281,9 @@ class _Tuning:
         """Launch what the race asks for, as long as there is time; KeyboardInterrupt after a request to stop."""
         request, candidates, room = self.request, self._begin(), math.inf
         if not request.alone:
-            used = self.records[request.runtimes[0]].totals
+            used = self.record.totals if self.record else {}
             room = int(workers_that_fit(used.get("pss_mb_max") or used.get("rss_mb_max")) / request.workers)
-        # The shipped settings of the first runtime come first: they are what is to be beaten.
+        # The shipped settings come first: they are what is to be beaten.
         race = self.race = Race(candidates, self.way, seed=request.config.seed, rounds=request.rounds, room=room)
         for stage in race.run():
             for group in [[each] for each in stage.candidates] if request.alone else [stage.candidates]:
@@ -301,34 +298,30 @@ class _Tuning:
         return race
 
     def _begin(self) -> list[Candidate]:
-        """Launch the shipped settings of each runtime once, and return what is tried."""
+        """Launch the shipped settings once, outside the race, and return what is tried."""
         request = self.request
         say(
-            f"tuning {', '.join(request.runtimes)} with {request.workers} workers, batch {request.config.batch}, "
+            f"tuning {request.runtime} with {request.workers} workers, batch {request.config.batch}, "
             f"{f'{request.config.seconds:g} s per launch' if request.alone else 'in turns'}, "
             f"at most {duration(60 * request.minutes)}"
         )
         for each in request.config.workload.options.values():
-            if each.variable in os.environ and any(each.matters(runtime) for runtime in request.runtimes):
+            if each.variable in os.environ and each.matters(request.runtime):
                 say(f"warning: {each.variable} is set in the environment, and holds for the shipped settings; unset it")
         if request.alone and request.alone != "as asked for":
             say(f"one launch after the other: {request.alone}")
-        candidates = [each for runtime in request.runtimes for each in self._space(runtime)]
-        if all(each.baseline for each in candidates):
-            reasons = "; ".join(f"{knob} {why}" for each in self.left_out.values() for knob, why in each.items())
-            raise StudyError(f"tune: there is nothing to vary: {reasons}; name other --knobs, or values with --knob")
-        return candidates
-
-    def _space(self, runtime: str) -> list[Candidate]:
-        """Launch the shipped settings once, outside the race, and return what can be varied."""
-        shipped = Candidate(name="shipped settings", runtime=runtime, kind="shipped")
+        shipped = Candidate(name="shipped settings", kind="shipped")
         stage = Stage(what="first look", number=0, candidates=(shipped,), rounds=1)
         records = [each.record for each in self._launch(stage, stage.candidates, alone=True) if each.done]
         if not records or (record := records[0]) is None:
-            raise StudyError(f"tune: {runtime} does not run with its shipped settings: {self.trials[-1].reason}")
-        self.records[runtime] = record
+            reason = self.trials[-1].reason
+            raise StudyError(f"tune: {request.runtime} does not run with its shipped settings: {reason}")
+        self.record = record
         self._report(stage, self.trials[-1:])
-        candidates, self.left_out[runtime] = space(self.request, runtime, record.effective)
+        candidates, self.left_out = space(request, record.effective)
+        if all(each.baseline for each in candidates):
+            reasons = "; ".join(f"{knob} {why}" for knob, why in self.left_out.items())
+            raise StudyError(f"tune: there is nothing to vary: {reasons}; name other --knobs, or values with --knob")
         return candidates
 
     def _cost_s(self, count: int, launches: int, rounds: int) -> float:
@@ -359,21 +352,21 @@ class _Tuning:
         ended: dict[str, Attempt] = {}
         slices: list[Slice] = []
         if alone:
-            self.line.now_and_then(f"  launch {number + 1}: {self._name(group[0])}")
+            self.line.now_and_then(f"  launch {number + 1}: {group[0].name}")
             ended = {name: self.attempt(run, self.stop) for name, run in runs.items()}
             slices = [
-                Slice(launch="", round=0, cell=names[name].key, rate=speed)
+                Slice(launch="", round=0, cell=names[name].name, rate=speed)
                 for name, each in ended.items()
                 if each.record and (speed := each.record.totals.get("samples_per_s"))
             ]
         elif runs:
-            ended, slices = self._in_turns(stage, runs, {name: each.key for name, each in names.items()})
+            ended, slices = self._in_turns(stage, runs, {name: each.name for name, each in names.items()})
         why |= {name: f"{each.reason}; see {each.log}" for name, each in ended.items() if not each.done}
         for name, candidate in names.items():
             attempt = ended.get(name)
             steps = attempt.record.totals if attempt and attempt.record else {}
             middle, p90 = steps.get("step_s_median"), steps.get("step_s_p90")
-            own = {each.round: each for each in slices if each.cell == candidate.key}  # of one made again the last
+            own = {each.round: each for each in slices if each.cell == candidate.name}  # of one made again the last
             if not own:
                 why.setdefault(name, "it trained too little to be measured; let it train longer, or give --no-turns")
             rounds = [(number, each.rate, finite_or_none(each.other_load)) for number, each in own.items()]
@@ -381,7 +374,7 @@ class _Tuning:
             self.trials.append(
                 Trial(
                     launch=stage.launch,
-                    candidate=candidate.key,
+                    candidate=candidate.name,
                     rounds=() if name in why else tuple(rounds),
                     step_spread=p90 / middle if middle and p90 else None,
                     seconds=round(seconds, 3),
@@ -426,24 +419,22 @@ class _Tuning:
             self.start_s = up_s[0] / len(runs)
         return ended, rates(made, keys)
 
-    def _name(self, candidate: Candidate) -> str:
-        return candidate.name if len(self.request.runtimes) == 1 else candidate.key
-
     def _report(self, stage: Stage, trials: Sequence[Trial]) -> None:
         """Keep one line on how launches ended, who leads, where that is known, and the time left."""
         race, one = self.race, trials[0]
         told = f"{len(trials)} settings, {max(len(each.rounds) for each in trials)} rounds"
         if len(trials) == 1:
-            name = self._name(next(each for each in stage.candidates if each.key == one.candidate))
-            told = f"{name}  " + (f"{one.samples_per_s:,.0f} samples/s" if one.rounds else f"failed: {one.reason}")
+            told = f"{one.candidate}  " + (
+                f"{one.samples_per_s:,.0f} samples/s" if one.rounds else f"failed: {one.reason}"
+            )
         if race is not None and race.launches(shipped := race.candidates[0]):
             best = race.leader()
             ratio = (
                 ""
                 if best is shipped
-                else f", {racing.words(racing.ratio_of(race.slices(), best.key, shipped.key))} of shipped"
+                else f", {racing.words(racing.ratio_of(race.slices(), best.name, shipped.name))} of shipped"
             )
-            told += f"; best: {self._name(best)}{ratio}"
+            told += f"; best: {best.name}{ratio}"
         left_s = max(0.0, 60 * self.request.minutes - self.used_s)
         what = f"{stage.what} {stage.number or ''}".strip()
         self.line.keep(f"[{len(self.trials):>3}] {what}: {told}; at most {duration(left_s)} left")
@@ -452,22 +443,22 @@ class _Tuning:
 def _result(tuning: _Tuning, race: Race) -> dict[str, Any]:
     """Return the result as plain values: what report/tune.py prints, and `--json`."""
     request, chosen = tuning.request, race.chosen
-    base = {(each.runtime, each.kind): each for each in race.candidates if each.baseline}
+    base = {each.kind: each for each in race.candidates if each.baseline}
     measured = race.slices("confirm" if race.confirmed else "")
     gains = {
-        kind: _record(racing.ratio_of(measured, chosen.key, other.key))
+        kind: _record(racing.ratio_of(measured, chosen.name, other.name))
         for kind in ("shipped", "library")
-        if (other := base.get((chosen.runtime, kind))) not in (None, chosen)
+        if (other := base.get(kind)) not in (None, chosen)
     }
-    asked, record = request.config.to_dict(), tuning.records[chosen.runtime]
-    effective, environment = record.effective, record.environment
-    backend, _, transport = chosen.runtime.partition("/")
+    asked, record = request.config.to_dict(), tuning.record
+    effective, environment = (record.effective, record.environment) if record else ({}, {})
+    backend, _, transport = request.runtime.partition("/")
     return {
         "verdict": race.text,
         "stop": race.stop,
         "resolved": race.stop == "resolved",
         "chosen": chosen.name,
-        "runtime": chosen.runtime,
+        "runtime": request.runtime,
         "gain_over_shipped": gains.get("shipped"),
         "gain_over_library": gains.get("library"),
         "gains_confirmed": race.confirmed,
@@ -484,7 +475,7 @@ def _result(tuning: _Tuning, race: Race) -> dict[str, Any]:
             "batch": request.config.batch,
             "workers": request.workers,
             "nodes": effective.get("nodes", 1),
-            "runtime": chosen.runtime,
+            "runtime": request.runtime,
             **{name: environment.get(name) for name in ("cpu_model", "package", "torch", "horovod", "mpi")},
         },
         "launches": len(tuning.trials),
@@ -495,7 +486,7 @@ def _result(tuning: _Tuning, race: Race) -> dict[str, Any]:
         "minutes": request.minutes,
         "when": utc_now(),
         "left_out": tuning.left_out,
-        "candidates": [_row(race, each, base[each.runtime, "shipped"]) for each in race.candidates],
+        "candidates": [_row(race, each, base["shipped"]) for each in race.candidates],
     }
 
 
@@ -506,8 +497,8 @@ def _record(ratio: Interval) -> dict[str, Any]:
 
 def _row(race: Race, candidate: Candidate, shipped: Candidate) -> dict[str, Any]:
     """Return what came of one candidate as plain values."""
-    launches, slow, failed = race.launches(candidate), race.slow()[candidate.key], race.failed.get(candidate.key)
-    ratio, verdict = racing.ratio_of(race.slices(), candidate.key, shipped.key), "too few launches to tell"
+    launches, slow, failed = race.launches(candidate), race.slow()[candidate.name], race.failed.get(candidate.name)
+    ratio, verdict = racing.ratio_of(race.slices(), candidate.name, shipped.name), "too few launches to tell"
     if candidate is shipped:
         ratio, verdict = Interval(value=1.0, low=1.0, high=1.0), "what the others are compared with"
     elif ratio.known:
@@ -517,7 +508,7 @@ def _row(race: Race, candidate: Candidate, shipped: Candidate) -> dict[str, Any]
         verdict = f"failed: {failed}" if failed else unstable
     spreads = [each.step_spread for each in launches if each.step_spread]
     return {
-        **{name: getattr(candidate, name) for name in ("runtime", "name", "kind", "knob", "value")},
+        **{name: getattr(candidate, name) for name in ("name", "kind", "knob", "value")},
         "values": dict(candidate.values),
         **_record(ratio),
         "samples_per_s": median(each.samples_per_s for each in launches) if launches else None,
@@ -525,7 +516,7 @@ def _row(race: Race, candidate: Candidate, shipped: Candidate) -> dict[str, Any]
         "launches": len(launches),
         "slow_launches": slow,
         "failed": failed,
-        "state": race.states[candidate.key],
+        "state": race.states[candidate.name],
         "verdict": verdict,
         "chosen": candidate is race.chosen,
     }
