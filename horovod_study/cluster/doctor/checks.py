@@ -33,6 +33,7 @@ from horovod_study.cluster.identity import code_digest, installed
 from horovod_study.cluster.launch import cell_environment
 from horovod_study.cluster.partitions import Partition
 from horovod_study.cluster.pinning import other_load
+from horovod_study.cluster.site import free_port
 from horovod_study.cluster.slurm import directives
 from horovod_study.comm import builds
 from horovod_study.config import Cell, Placement, available_cores
@@ -635,15 +636,12 @@ def answer(question: Mapping[str, Any]) -> dict[str, Any]:
         return _reached(**question["reached"])
     begun_s, (path, content) = datetime.now(UTC).timestamp(), question["seen"]
     found = look(Machine(environ=os.environ, workers=question["workers"]), on=("host",))
-    with socket.socket() as free:
-        free.bind(("", 0))
-        port = free.getsockname()[1]
     return {
         "findings": [[each.name, each.verdict, each.what, each.remedy] for each in found],
         "host": platform.node(),
         "names": {name: _addresses(name) for name in question["names"]},
         "seen": text_of(Path(path)) == content,
-        "port": port,
+        "port": free_port(),
         "cards": cards(),
         "clock": [begun_s, datetime.now(UTC).timestamp()],
     }
