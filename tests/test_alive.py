@@ -19,7 +19,6 @@ ROOT = Path(horovod_study.__file__).parent
 EXCEPTED = {
     "alive.py": "the rule",
     "measure/evidence.py": "reads the processor time of one of its own helpers",
-    "cluster/doctor/probe.py": "lists the processes of a host; whether a run goes on is not asked",
     "measure/environment.py": "reads what the cores of the machine have done",
     "recording/rank/facts.py": "reads the memory of its own process",
     "recording/rank/turns.py": "reads on which cores its own threads are",

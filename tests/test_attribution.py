@@ -362,7 +362,7 @@ def test_the_plan_runs_every_arm_in_every_round_in_another_order() -> None:
 
 @pytest.mark.slow
 def test_arms_of_a_launch_train_in_turns_and_a_broken_one_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(turns, "WARM_S", 0.02)
     monkeypatch.setattr(turns, "SLICE_S", (0.02, 0.02))
@@ -378,12 +378,10 @@ def test_arms_of_a_launch_train_in_turns_and_a_broken_one_is_made_again(
     with pytest.raises(StudyError, match=r"1-mpi-mpi-.* failed: ValueError: the loss is not a number"):
         run("turns, fails")
     assert {each.launch for each in read_turns(tmp_path / "runs")} == {0}, "of a launch that is not whole none is kept"
-    names = run("turns, slow", rounds=4, precision=0.9)
-    said = capsys.readouterr().err
-    assert "mpi-mpi-shipped / one-worker: " in said and "aim 90 %" in said
+    names = run("turns, slow", rounds=3)
     slices = read_turns(tmp_path / "runs")
     arms = ["one-worker", "mpi-mpi-shipped", "mpi-mpi-defaults"]
-    assert names == [f"{number}-{arm}" for arm in arms for number in (0, 1, 2)], "three launches are enough"
+    assert names == [f"{number}-{arm}" for arm in arms for number in (0, 1, 2)]
     assert {(each.launch, each.run) for each in slices} == {(int(name[0]), name) for name in names}
     assert all(
         sorted(each.run[2:] for each in slices if (each.launch, each.round) == (launch, 0)) == sorted(arms)
@@ -393,15 +391,6 @@ def test_arms_of_a_launch_train_in_turns_and_a_broken_one_is_made_again(
     assert starts == Counter([*names, *(name for name in names if name[0] == "1")]), "its partners ran at another time"
     assert run("turns", rounds=3) == names and read_turns(tmp_path / "runs") == slices
     assert starts == Counter((tmp_path / "runs" / "starts.txt").read_text().split()), "what is done is not run again"
-
-
-def test_arms_that_cannot_alternate_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
-    monkeypatch.setattr("horovod_study.studies.attribute.available_cores", lambda: 2)
-    with golden.raises(ConfigError, match="--until"):
-        run_experiment({}, tmp_path, workers=2, turns=False, precision=0.02)
-    monkeypatch.setattr(turns, "gpus_here", lambda: 1)
-    with golden.raises(ConfigError, match="--until.*GPUs"):
-        run_experiment({}, tmp_path, workers=2, precision=0.02)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Exporting recorded runs: traces that tile, and trackers' own readers that find what was recorded."""
 
 import contextlib
-import hashlib
 import json
 import re
 import subprocess
@@ -20,8 +19,7 @@ from make.synthetic_study import write_study
 from make.wording import Golden
 
 from horovod_study import records
-from horovod_study.analysis.importers import parse_points
-from horovod_study.analysis.series.exchange import extra_p, points_of, points_text
+from horovod_study.analysis.series.exchange import extra_p, points_of
 from horovod_study.analysis.series.history import history
 from horovod_study.analysis.series.points import with_series
 from horovod_study.analysis.steps.trace import events
@@ -249,33 +247,15 @@ def tables(directory: Path, **how: object) -> Path:
 
 
 @pytest.mark.slow
-def test_points_that_are_read_back_give_the_laws_of_the_study(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], golden: Golden
-) -> None:
+def test_extra_p_gets_the_finished_runs_of_an_analysis(tmp_path: Path) -> None:
     place = tables(tmp_path / "analysis")
-    fits = json.loads((place / "fits.json").read_text())["series"]
-    assert main(["export", str(place), "--format", "points", "--out", str(tmp_path / "all.csv")]) == 0
-    whole = (tmp_path / "all.csv").read_text()
 
-    assert len(fits) == 3
-    for name, study in fits.items():
-        file = tmp_path / "points.csv"
-        capsys.readouterr()
-        assert main(["export", str(place), "--to", "points", "--series", name]) == 0
-        file.write_text(capsys.readouterr().out)
-        base = repr(study["base_samples_per_s"])
-        golden(file.read_text(), name, "--baseline", base)
-        assert set(file.read_text().splitlines()) <= set(whole.splitlines())
-        assert main(["fit", str(file), "--baseline", base, "--json"]) == 0
-        again = json.loads(capsys.readouterr().out)["series"][name]
+    assert main(["export", str(place), "--to", "extra-p"]) == 0
 
-        assert again["selected"] == study["selected"]
-        assert list(again["laws"]) == list(study["laws"])
-        for law, fitted in study["laws"].items():
-            for key in ("params", "ci95", "rmse", "aicc", "loo_error", "identifiable"):
-                assert again["laws"][law][key] == fitted[key], (law, key)
-    repeats = parse_points(whole, "all.csv").groupby(["series", "workers"]).size()
-    assert repeats.min() == 2 and repeats.max() == 3, "every finished run is a row; the one that failed is none"
+    (document,) = (json.loads(path.read_text()) for path in (place / "extra-p").iterdir())
+    counts = [len(each["values"]) for curve in document["measurements"].values() for each in curve["step_s"]]
+    assert len(document["measurements"]) == 3
+    assert set(counts) == {2, 3}, "every finished run is a value; the one that failed is none"
 
 
 def test_extra_p_gets_every_repeat_of_every_point(tmp_path: Path) -> None:
@@ -351,17 +331,6 @@ def test_extra_p_reads_the_file_and_finds_the_law_in_it(tmp_path: Path) -> None:
     assert models["step_s"] == pytest.approx(2e-3 + 5e-4 * 64, rel=1e-6), "linear in the workers, as it was made"
 
 
-def test_repeats_with_one_number_are_told_apart() -> None:
-    """Two recordings of a study are below one folder: each began to number its repeats at 0."""
-    table = run_table(workers=(1, 2), ways=(("horovod", "mpi"),), repeats=2, failed=())
-    both = pd.concat([table, table.assign(run="again/" + table["run"])], ignore_index=True)
-    points = points_of(with_series(both.iloc[::-1]))
-
-    assert points["repeat"].tolist() == [0, 1, 2, 3] * 2
-    assert parse_points(points_text(points), "points.csv")["samples_per_s"].tolist() == points["samples_per_s"].tolist()
-    assert points_of(with_series(table))["repeat"].tolist() == [0, 1, 0, 1]
-
-
 def test_mistakes_in_what_is_to_be_exported_are_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], golden: Golden
 ) -> None:
@@ -372,10 +341,9 @@ def test_mistakes_in_what_is_to_be_exported_are_told(
     file = tmp_path / "points.csv"
     file.write_text("workers,samples_per_s,series\n1,10,a\n1,11,a\n2,19,b\n")
     place = str(tmp_path)
-    golden(error(place, "--to", "points"), "runs.csv", "RUNS --out")
+    golden(error(place, "--to", "extra-p"), "runs.csv", "RUNS --out")
     golden(error(str(file), "--to", "extra-p"))
-    golden(error(str(file), "--to", "points", "--series", "c"), "--series")
-    golden(error(str(file), "--to", "points", "--steps", "1:2"), "--steps", "--to")
+    golden(error(str(file), "--to", "extra-p", "--steps", "1:2"), "--steps", "--to")
     golden(error(str(tmp_path / "none.csv"), "--to", "extra-p"))
     file.write_text("workers,samples_per_s\n1,-10\n")
     golden(error(str(file), "--to", "extra-p"))
@@ -409,13 +377,10 @@ def test_an_unpacked_archive_is_checked_where_it_is_and_a_changed_slice_is_found
     with zipfile.ZipFile(packed) as archive:
         archive.extractall(tmp_path)
     study = tmp_path / "s"
-    sums = dict(reversed(line.split("  ")) for line in (study / "SHA256SUMS").read_text().splitlines())
     there = {path.relative_to(study).as_posix() for path in study.rglob("*") if path.is_file()}
-    assert there - {"SHA256SUMS"} == set(sums)
-    assert all(hashlib.sha256((study / name).read_bytes()).hexdigest() == each for name, each in sums.items())
     assert not any("step-1.pt" in name or name.startswith(".") for name in there)
     readme = (study / "README.md").read_text()
-    assert "1 checkpoint, 0.0 kB" in readme
+    assert "1 checkpoint, 7 bytes" in readme
     command = re.search(r"horovod-study (report analysis --check.*)", readme)[1].split()
     with figures_only("breakdown"), contextlib.chdir(study):
         assert main([*command, "--json"]) in (0, 1)

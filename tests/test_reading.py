@@ -24,7 +24,7 @@ import horovod_study
 from horovod_study import documents
 from horovod_study.cluster import jobs
 from horovod_study.errors import ConfigError, RecordError, StudyError
-from horovod_study.studies import compare, ledger, smoke, tune
+from horovod_study.studies import compare, ledger, smoke
 from horovod_study.workload import checkpoint, dataset
 from horovod_study.workload.curves.arrays import read_npz
 from horovod_study.workload.curves.values import ReadOptions
@@ -36,12 +36,11 @@ READING = {
     "analysis/audit.py": "rows of a table that is compared, damaged ones included",
     "analysis/importers.py": "anybody's table, with its own checks by line",
     "analysis/steps/timeline.py": "Horovod's timeline, which may be cut short",
-    "cluster/doctor/checks.py": "the answers of programs that it started",
-    "cluster/doctor/probe.py": "the question of the doctor that started it, the answer of nvidia-smi",
+    "cluster/doctor/__init__.py": "the answers of the checks that it started on a host",
+    "cluster/doctor/checks.py": "the question of the doctor that started it",
     "cluster/identity.py": "what pip and `make setup` wrote",
     "cluster/remote.py": "the answer of a program that this one started on a host",
     "studies/search.py": "its own values as JSON has them",
-    "studies/tune.py": "its own values as JSON has them",
     "comm/builds.py": "what `make setup` wrote",
     "programs/answer.py": "the plan of the program that started it",
     "programs/equality.py": "the arrays of the program that started it",
@@ -464,25 +463,7 @@ def test_an_archive_with_changed_bytes_is_read_or_named(tmp_path: Path, drawn: s
         assert "curves.npz" in str(error)
 
 
-# ------------------------------------------------------------------------------------------------ tuning, comparing
-
-
-def test_the_state_of_a_tuning_that_was_changed_is_named(tmp_path: Path) -> None:
-    class Request:
-        def meaning(self) -> dict[str, Any]:
-            return {"model": {"widths": "15,38,197"}}
-
-    request: Any = Request()
-    tune._Ledger(tmp_path, request)
-    path = tmp_path / "tune.json"
-    good = json.loads(path.read_text())
-    tune._Ledger(tmp_path, request)
-    for value in mutations(good):
-        path.write_text(json.dumps(value))
-        try:
-            tune._Ledger(tmp_path, request)
-        except StudyError as error:
-            assert "\n" not in str(error)
+# ------------------------------------------------------------------------------------------------ comparing
 
 
 def test_the_plan_of_a_comparison_has_a_form() -> None:

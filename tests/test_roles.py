@@ -135,7 +135,6 @@ NAMED = {
     ("analysis/learning/convergence.py", "schedule"): "a rate that depends on the length of the run",
     ("studies/compare.py", "schedule"): "a rate that depends on the length of the run",
     ("recording/recorder.py", "dataset"): "an attribute of PyTorch's DataLoader",
-    ("report/archive.py", "dataset"): "a kind of upload, as Zenodo calls it",
 }
 """(module, option) that is still named elsewhere, and why."""
 

@@ -294,8 +294,6 @@ def test_a_folder_of_logs_is_a_table(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "Horovod's synthetic benchmark ResNet50" in capsys.readouterr().out
     assert main(["report", str(tmp_path / "logs"), "--tables", "--out", str(tmp_path / "out")]) == 0
     assert "2200" in (tmp_path / "out/runs.csv").read_text()
-    assert main(["export", str(tmp_path / "logs"), "--to", "points"]) == 0
-    assert "8,2200.0" in capsys.readouterr().out.replace("2200,", "2200.0,")
 
 
 def test_folders_whose_numbers_are_counts(tmp_path: Path) -> None:

@@ -106,10 +106,10 @@ TWO: Effects = {"a": {"1": 1.06, "2": 0.97}, "b": {"1": 1.06, "2": 1.0}, "c": {"
 def field(effects: Effects) -> list[Candidate]:
     """Return baselines and one candidate per value."""
     return [
-        Candidate(name="shipped settings", runtime=RUNTIME, kind="shipped"),
-        Candidate(name="library defaults", runtime=RUNTIME, kind="library", values={"horovod_defaults": True}),
+        Candidate(name="shipped settings", kind="shipped"),
+        Candidate(name="library defaults", kind="library", values={"horovod_defaults": True}),
         *(
-            Candidate(name=f"{knob}={value}", runtime=RUNTIME, kind="effect", values={knob: value}, knob=knob)
+            Candidate(name=f"{knob}={value}", kind="effect", values={knob: value}, knob=knob)
             for knob, values in effects.items()
             for value in values
         ),
@@ -152,18 +152,20 @@ def simulate(
         until_s = 60 * at["minutes"] - (reserved_s if confirms else 0.0)
         if used_s + len(stage.candidates) * (at["start_s"] + min(stage.rounds, 4) * at["slice_s"]) > until_s:
             continue
-        levels = {each.key: 0.005 * generator.standard_normal() if way == "turns" else 0.0 for each in stage.candidates}
+        levels = {
+            each.name: 0.005 * generator.standard_normal() if way == "turns" else 0.0 for each in stage.candidates
+        }
         used_s += at["start_s"] * len(levels)
         slices: list[Slice] = []
-        left, number = {each.key for each in stage.candidates if change(stage, each, 1.0) > 0}, 0
+        left, number = {each.name for each in stage.candidates if change(stage, each, 1.0) > 0}, 0
         while left and not (number >= 4 and used_s > until_s):
-            for each in (each for each in stage.candidates if each.key in left):
+            for each in (each for each in stage.candidates if each.name in left):
                 used_s += at["slice_s"]
                 wander += at["noise"] / 2 * generator.standard_normal() if way == "alone" else 0.0
-                log = levels[each.key] + at["drift"] * math.sin(used_s / at["period_s"]) + wander
+                log = levels[each.name] + at["drift"] * math.sin(used_s / at["period_s"]) + wander
                 rate = true_speed(effects, each) * math.exp(log + at["noise"] * generator.standard_normal())
                 rate = change(stage, each, rate)
-                slices.append(Slice(launch=stage.launch, round=number, cell=each.key, rate=rate))
+                slices.append(Slice(launch=stage.launch, round=number, cell=each.name, rate=rate))
             left &= set(wanted(stage, slices))
             number += 1
         for key in levels:
@@ -208,7 +210,7 @@ def test_a_clear_winner_ends_the_race_early_and_is_confirmed_by_launches_of_its_
     assert (race.chosen.name, race.stop, race.confirmed) == ("b=1", "resolved", True)
     assert len(launched(done)) < 60
     assert sorted(set(confirming)) == ["b=1", "library defaults", "shipped settings"] and len(confirming) == 15
-    assert ratio_of(race.slices("confirm"), race.chosen.key, f"{RUNTIME} shipped settings").n == 5
+    assert ratio_of(race.slices("confirm"), race.chosen.name, "shipped settings").n == 5
     golden(race.text, "b=1")
 
 
@@ -226,12 +228,12 @@ def test_each_stage_has_half_of_those_before_with_both_baselines() -> None:
 def test_who_is_resolved_to_be_slower_leaves_a_heat_and_the_baselines_stay(golden: Golden) -> None:
     fails: Change = lambda _, each, rate: 0.0 if each.name == "c=1" else rate  # noqa: E731
     race, ((first, slices), *later), _ = simulate(BEST, 3, "turns", change=fails)
-    made = {each.name: sum(one.cell == each.key for one in slices) for each in first.candidates}
+    made = {each.name: sum(one.cell == each.name for one in slices) for each in first.candidates}
 
     assert made["d=1"] in (4, 5, 7)
-    golden(race.states[f"{RUNTIME} d=1"])
+    golden(race.states["d=1"])
     assert made["shipped settings"] == made["library defaults"] == made["b=1"] == first.rounds == 8
-    assert race.states[f"{RUNTIME} c=1"] == "failed: crash"
+    assert race.states["c=1"] == "failed: crash"
     assert not {"d=1", "c=1"} & set(launched(later)) and race.chosen.name == "b=1"
 
 
@@ -254,7 +256,7 @@ def test_helping_values_are_combined() -> None:
 def test_a_setting_that_fails_is_out_with_its_reason() -> None:
     race, done, _ = simulate(BEST, 1, change=lambda _, each, rate: 0.0 if each.name == "b=1" else rate)
 
-    assert race.states[f"{RUNTIME} b=1"] == "failed: crash" and race.chosen.name != "b=1"
+    assert race.states["b=1"] == "failed: crash" and race.chosen.name != "b=1"
     assert launched(done).count("b=1") == 1
 
 
@@ -267,7 +269,7 @@ def test_a_fast_setting_that_falls_into_a_slow_mode_is_neither_confirmed_nor_cho
 
     race, done, _ = simulate({"a": {"1": 1.2, "2": 2.0, "3": 0.9, "4": 0.9}}, 1, change=slow)
 
-    assert race.slow()[f"{RUNTIME} a=2"] and race.chosen.name == "a=1", "nor does it take out what it is faster than"
+    assert race.slow()["a=2"] and race.chosen.name == "a=1", "nor does it take out what it is faster than"
     assert "a=2" not in launched(done, "confirm")
 
 
@@ -289,20 +291,8 @@ def test_a_leader_that_is_slow_when_it_is_launched_again_is_not_kept(
 
 
 def test_shipped_settings_that_keep_failing_end_the_race(golden: Golden) -> None:
-    with golden.raises(StudyError, match="horovod/mpi.*3 times"):
+    with golden.raises(StudyError, match="3 times"):
         simulate(BEST, 1, change=lambda _, each, rate: 0.0 if each.kind == "shipped" else rate)
-
-
-def test_of_two_runtimes_the_faster_one_is_chosen_against_both_shipped_settings() -> None:
-    other = [replace(each, runtime="mpi/mpi") for each in field({"a": {"1": 1.3}})]
-    race = Race([*field({"a": {"1": 1.0}}), *other], ALONE, seed=1, rounds=6)
-    for stage in race.run():
-        for place, each in enumerate(stage.candidates):
-            speed = (1.2 if each.runtime == "mpi/mpi" else 1.0) * (0.5 if each.kind == "library" else 1 + place / 500)
-            race.add(Trial(launch=stage.launch, candidate=each.key, rounds=((0, speed, None),)))
-
-    assert race.chosen.key == "mpi/mpi shipped settings" and race.confirmed
-    assert "shipped settings of mpi/mpi" in race.text
 
 
 def test_without_time_for_one_block_nothing_is_claimed(golden: Golden) -> None:
@@ -325,13 +315,13 @@ EFFECTIVE: dict[str, Any] = {"reduction": "flat", "nodes": 1, "parameters": 153_
 
 
 def request(**changes: Any) -> TuneRequest:
-    values: dict[str, Any] = {"runtimes": [RUNTIME], "workers": 2, "cores": 2, "turns": False, **changes}
+    values: dict[str, Any] = {"runtime": RUNTIME, "workers": 2, "cores": 2, "turns": False, **changes}
     return tune_request(None, values.pop("given", {}), workload=STRAIN, **values)
 
 
 def tried(runtime: str = RUNTIME, effective: Mapping[str, Any] = EFFECTIVE, **changes: Any) -> Any:
     """Return the candidates by name, and why which knobs are left out."""
-    candidates, left_out = space(request(runtimes=[runtime], **changes), runtime, effective)
+    candidates, left_out = space(request(runtime=runtime, **changes), effective)
     return {each.name: each.values for each in candidates}, left_out
 
 
@@ -380,8 +370,8 @@ def test_threads_are_varied_where_there_are_cores() -> None:
 
 @pytest.mark.parametrize("runtime", ["horovod/mpi", "horovod/gloo", "ddp/gloo", "mpi/mpi", "ps/mpi"])
 def test_every_candidate_is_a_run_that_can_be_asked_for(runtime: str) -> None:
-    wanted_ = request(runtimes=[runtime], workers=4, cores=8)
-    candidates, _ = space(wanted_, runtime, {"reduction": "flat", "settings": {}})
+    wanted_ = request(runtime=runtime, workers=4, cores=8)
+    candidates, _ = space(wanted_, {"reduction": "flat", "settings": {}})
     configs = [wanted_.cell(each).config for each in candidates]
 
     assert len(configs) > 3 and {f"{each.backend}/{each.transport}" for each in configs} == {runtime}
@@ -415,8 +405,8 @@ def test_a_configuration_file_for_a_long_run_is_shortened(tmp_path: Path) -> Non
         ({"minutes": 0.0}, "--minutes is 0; it must be greater than 0"),
         ({"minutes": math.nan}, "--minutes is nan; it must be greater than 0"),
         ({"rounds": 0}, "--rounds is 0; it must be at least 1"),
-        ({"runtimes": ["horovod/mpl"]}, "'horovod/mpl' is not known (did you mean 'horovod/mpi'?); allowed: "),
-        ({"runtimes": ["serial"]}, "'serial' does not communicate"),
+        ({"runtime": "horovod/mpl"}, "'horovod/mpl' is not known (did you mean 'horovod/mpi'?); allowed: "),
+        ({"runtime": "serial"}, "'serial' does not communicate"),
         ({"knobs": ["cycle_time"]}, "knob 'cycle_time' is not known (did you mean 'cycle_time_ms'?); allowed: "),
         ({"knobs": ["bucket_mb"]}, "knob bucket_mb has no effect over horovod/mpi; knobs that do something over "),
         ({"knobs": ["hierarchical"]}, "knob hierarchical means something on several hosts only"),
@@ -531,70 +521,14 @@ def test_the_time_is_kept_to(tmp_path: Path, golden: Golden) -> None:
     assert document["gain_over_shipped"] is None and "  horovod_build: nccl" in run_lines(document)
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    document: dict[str, Any] = tune(tmp_path_factory.mktemp("whole"), FakeTrainer(SPEEDS))
-    return document
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stop_after", [0, 1, 13, 30, 45])
-def test_a_tune_that_was_interrupted_goes_on_to_the_same_end(
-    tmp_path: Path, uninterrupted: dict[str, Any], stop_after: int
-) -> None:
-    """Before the first launch, after it, in the first round, later, and while the winner is confirmed."""
-    assert tune(tmp_path, FakeTrainer(SPEEDS, stop_after=stop_after)) == {}
-    actual = tune(tmp_path, second := FakeTrainer(SPEEDS))
-
-    assert len(second.launched) == uninterrupted["launches"] - stop_after, "no launch is repeated"
-    changing = ("when", "directory")
-    assert {k: v for k, v in uninterrupted.items() if k not in changing} == {
-        k: v for k, v in actual.items() if k not in changing
-    }
-
-
 def test_an_interrupted_tune_says_how_to_go_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], golden: Golden
 ) -> None:
     tune(tmp_path, FakeTrainer(SPEEDS, stop_after=4))
 
     golden(capsys.readouterr().err, "4 launches")
-    assert len((tmp_path / "trials.jsonl").read_text().splitlines()) == 4
-    with (tmp_path / "trials.jsonl").open("a") as stream:
-        stream.write('{"launch": "race/0')  # the command was killed while it wrote
     tune(tmp_path, trainer := FakeTrainer(SPEEDS))
-    assert trainer.launched[0] == "launch-0005"
-    tune(tmp_path, trainer := FakeTrainer(SPEEDS))
-    assert trainer.launched == [], "the torn row is gone, and all others are whole"
-
-
-def test_more_minutes_go_on_where_the_time_was_used_up(tmp_path: Path) -> None:
-    first = tune(tmp_path, FakeTrainer(SPEEDS), minutes=1.0)
-    second = tune(tmp_path, trainer := FakeTrainer(SPEEDS), minutes=12.0)
-
-    assert first["stop"] == "budget" and second["stop"] == "resolved"
-    assert second["launches"] == first["launches"] + len(trainer.launched)
-
-
-def test_another_tune_in_the_same_folder_is_refused(tmp_path: Path, golden: Golden) -> None:
-    tune(tmp_path, FakeTrainer(SPEEDS), minutes=0.5)
-    with golden.raises(StudyError, match="75.*32"):
-        tune(tmp_path, FakeTrainer(SPEEDS), given={"batch": 32})
-
-
-def test_damaged_records_are_named(tmp_path: Path, golden: Golden) -> None:
-    tune(tmp_path, FakeTrainer(SPEEDS), minutes=0.5)
-    trials = tmp_path / "trials.jsonl"
-    whole = trials.read_text()
-    for good, bad in (('"seconds": 7.0', '"seconds": "seven"'), ("[[0, ", "[[0, -"), ('"candidate"', '"candid"')):
-        trials.write_text(whole.replace(good, bad, 1))
-        with golden.raises(StudyError, match=r"trials.jsonl line 1"):
-            tune(tmp_path, FakeTrainer(SPEEDS))
-
-    trials.write_text(whole)
-    (tmp_path / "tune.json").write_text("{")
-    with golden.raises(StudyError, match=r"tune\.json.*JSON"):
-        tune(tmp_path, FakeTrainer(SPEEDS))
+    assert trainer.launched[0] == "launch-0001", "it begins again"
 
 
 def test_shipped_settings_that_do_not_run_are_an_error_at_once(tmp_path: Path, golden: Golden) -> None:
@@ -617,9 +551,7 @@ def test_a_setting_in_the_environment_is_told(
 
 
 @pytest.mark.slow
-def test_a_tune_in_turns_is_recorded_and_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden
-) -> None:
+def test_a_tune_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "WARM_S", 0.02)
     monkeypatch.setattr(turns, "SLICE_S", (0.02, 0.02))
     monkeypatch.setattr(tune_module, "TURNS_MINUTES", 2.0)
@@ -633,23 +565,11 @@ def test_a_tune_in_turns_is_recorded_and_goes_on(
         return dict(run_tune(wanted, tmp_path, command="tune", launch=fake_launch({"*": "turns"})))
 
     first = run(1)
-    rows = [json.loads(line) for line in (tmp_path / "trials.jsonl").read_text().splitlines()]
-    race = [row for row in rows if row["launch"] == "race/001"]
+    race = [each for each in first["candidates"] if each["kind"] != "combination"]
 
-    assert first["in_turns"] is True and first["launches"] == len(rows) == launched() >= 5
-    assert {row["candidate"] for row in race} == {
-        f"{RUNTIME} {c['name']}" for c in first["candidates"] if c["kind"] != "combination"
-    }
-    assert len(race) == 6 and all(len(row["rounds"]) >= 4 for row in race)
-    assert all(rate > 0 for row in rows for _, rate, _ in row["rounds"])
-    before = launched()
-    assert {**run(1), "when": ""} == {**first, "when": ""}
-    assert launched() == before, "nothing is launched again"
-    trials = tmp_path / "trials.jsonl"
-    trials.write_text("".join(trials.read_text().splitlines(keepends=True)[:-1]))
-    assert run(1)["stop"] == first["stop"] and launched() > before, "a heat that is not whole begins again"
-    with golden.raises(StudyError):
-        tune(tmp_path, FakeTrainer({}), given={"device": "cpu"})
+    assert first["in_turns"] is True and first["launches"] == launched() >= 5
+    assert len(race) == 6 and all(each["launches"] >= 1 and each["samples_per_s"] > 0 for each in race)
+    assert all(each["blocks"] >= 4 for each in race if each["kind"] == "effect")
 
 
 def first_look(directory: Path, told: str, **changes: Any) -> Any:
@@ -709,10 +629,8 @@ def test_a_tune_of_real_launches(tmp_path: Path, capsys: pytest.CaptureFixture[s
     printed = capsys.readouterr()
     assert code == 0, printed.err
     document = json.loads(printed.out)
-    rows = [json.loads(line) for line in (out / "trials.jsonl").read_text().splitlines()]
 
-    assert document["launches"] == len(rows) >= 1  # on a busy machine the time is over after the first
-    assert all(row["rounds"][0][1] > 0 for row in rows), printed.err
+    assert document["launches"] >= 1, printed.err  # on a busy machine the time is over after the first
     first = read_run(out / "runs" / "launch-0001")
     assert (first.status, first.effective["backend"], first.effective["workers"]) == ("done", "mpi", 2)
     assert first.requested["seconds"] == 0.3 and not list((out / "runs").rglob("*.pt"))

@@ -28,7 +28,7 @@ from test_crash import Killer
 import horovod_study
 from horovod_study import cli, files, lease, records
 from horovod_study.cluster import identity
-from horovod_study.cluster.doctor import probe
+from horovod_study.cluster.doctor import checks
 from horovod_study.errors import StudyError
 from horovod_study.recording import command
 from horovod_study.report import export
@@ -41,7 +41,7 @@ OLD, NEW = "old\n" * 3000, "new\n" * 5000
 
 WRITING = {
     "cluster/doctor/__init__.py": "tries what hosts see of a file, in a folder of its own",
-    "cluster/doctor/probe.py": "tries what a file system can do, in a folder of its own",
+    "cluster/doctor/checks.py": "tries what a file system can do, in a folder of its own",
     "cluster/identity.py": "copies the source into a hidden folder, which is renamed when it is whole",
     "recording/command.py": "what is asked of ranks, in a hidden file that is removed",
     "recording/inject/sitecustomize.py": "a word that a Python was started, in a temporary folder of its command",
@@ -212,7 +212,6 @@ NO_ROOM = {
     "runs.zip": ["export", "runs", "--archive"],
     "explanation.json": ["explain", "runs", "--out", "out"],
     "trace.json": ["export", "runs/RUN", "--to", "trace"],
-    "mine.csv": ["export", "runs/analysis", "--to", "points", "--out", "mine.csv"],
 }
 """What a file system refuses to take -> the command that writes it."""
 
@@ -534,7 +533,7 @@ MAKERS: dict[str, Callable[[Path], object]] = {
     "samples": lambda below: records.SystemWriter(below, "a", {}, keep_before_s=None).close(),
     "record": lambda below: command.record([sys.executable, "-c", "pass"], below / f"run-{os.getpid()}", OPTIONS),
     "source": lambda below: identity.snapshot(below),
-    "doctor": lambda below: probe._folder(below),
+    "doctor": lambda below: checks._writable(checks.Machine(environ={}, runs=below)),
 }
 """What makes files and folders that are not complete for a while, in the folder that it is given."""
 

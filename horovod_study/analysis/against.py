@@ -1,16 +1,10 @@
 """Two studies, cell by cell: what is faster or slower after a change or on another cluster, and can the runs tell.
 
 A cell of AFTER is compared with the one of BEFORE that is defined by the same settings, batch, data, workers and nodes.
-Every number is a ratio AFTER / BEFORE of geometric means over repeats, on logarithms throughout:
-
-    estimate    exp of the sum of the means of ln x, those of AFTER counted +, those of BEFORE -
-    interval    Welch's t, 95 %: the variances s^2/n of all parts add, degrees of freedom by Satterthwaite
-    p           of the same t
-    Holm        over all cells (and targets) of one metric (stats.holm)
-
-A throughput has two parts; a speedup has four, because the baselines of both studies were measured with errors of their
-own. Where the runs of both studies alternated (repeat by repeat), a drift of the machine cancels in the ratio of each
-repeat: these ratios are the one part then, and the t is Student's paired one.
+Every number is a ratio AFTER / BEFORE of geometric means over repeats, with Welch's t on logarithms, 95 % (see
+stats.log_contrast), and Holm's p over all cells (and targets) of one metric. A throughput has two parts; a speedup has
+four, because the baselines of both studies were measured with errors of their own. Studies are made one after the
+other: to decide between two configurations on one machine, `compare` runs both in turns.
 
 A difference is resolved when p after Holm is below stats.ALPHA and the interval leaves out 1, as in transports.py.
 Fewer than stats.MIN_REPEATS repeats on any side give neither interval nor verdict.
@@ -19,7 +13,7 @@ Fewer than stats.MIN_REPEATS repeats on any side give neither interval nor verdi
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -45,10 +39,6 @@ class Metric(NamedTuple):
     worse: str
     sign: int = 1  # -1 where higher is better
 
-    def worsening(self, ratio: float) -> float:
-        """Return by which share of BEFORE a ratio is worse; negative where it is better."""
-        return self.sign * (ratio - 1)
-
 
 METRICS: Mapping[str, Metric] = {
     "throughput": Metric("samples_per_s", "throughput", "samples/s", 1, "slower", "faster", "slower", -1),
@@ -62,6 +52,10 @@ METRICS: Mapping[str, Metric] = {
 
 BETTER, WORSE, ALIKE, TOO_FEW, UNKNOWN = "better", "worse", "no difference resolved", "too few repeats", "not known"
 """Verdicts: of AFTER against BEFORE."""
+FAILED, PASSED, UNDECIDED = "failed", "passed", "undecided"
+GATE_WORDS: Mapping[str, str] = {metric.word: name for name, metric in METRICS.items()} | {"efficiency": "speedup"}
+"""Words of `--fail-on WORD=LIMIT`, and the metric that each one is about."""
+BARE_WORDS = ("missing", "unresolved")
 
 _OPTIONS = packaged().options
 _CHOICES = (name for name in packaged().distinguishing if not _OPTIONS[name].roles & Role.LEARNING)
@@ -70,8 +64,8 @@ _HOW = ("partition", "backend", "transport", *_CHOICES)
 _SEEN = ("budget", "warmup_steps", "per_node", "path", "device", "energy_of")
 """Columns of the runs that should not differ unless they are the change."""
 _OF_CELL = ["study", "series", "workers", "nodes", "batch", "train_samples"]
-_TESTS = ("Welch t on logarithms", "paired t on logarithms")
 _SHOWN = ("series", "setting", "partition", "backend", "transport", "workers", "nodes", "batch")
+_STUDIES = ("after", "before")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +83,6 @@ class StudyComparison:
     unmatched: pd.DataFrame
     matched_by_all_but: tuple[str, ...]  # settings in which matched cells may differ
     matching: str  # the same in words
-    interleaved: bool  # whether all matched runs alternated
     changes: tuple[Mapping[str, str], ...]  # what else differs: what, before, after
     doubts: tuple[str, ...]
 
@@ -98,12 +91,8 @@ class StudyComparison:
         return self.differences[self.differences["metric"] == metric]
 
 
-_Pair: TypeAlias = tuple[int, int]
-"""Places of matched cells, of AFTER and of BEFORE."""
-
-
 def compare_studies(
-    after: Analysis, before: Analysis, *, match: str | None = None, names: tuple[str, str] = ("after", "before")
+    after: Analysis, before: Analysis, *, match: str | None = None, names: tuple[str, str] = _STUDIES
 ) -> StudyComparison:
     """Return what `after` says against `before`; equal analyses with rows in any order give equal results.
 
@@ -116,54 +105,45 @@ def compare_studies(
     cells, runs, crossings = _joined(after, before, names)
     free = _free(match, cells)
     pairs, unmatched = _matched(cells, free, names)
-    if not pairs:
-        raise AnalysisError(_nothing_shared(cells, free, names, several="ambiguous" in set(unmatched["kind"])))
-    turns = all(_taking_turns(runs[runs["cell"].isin(pair)]) for pair in pairs)
+    own = runs[runs["cell"].isin(np.ravel(pairs))]
     rows: list[dict[str, Any]] = []
     for metric in METRICS:
         table = crossings if metric == "target" else runs
-        rows += _judged(metric, [row for pair in pairs for row in _effects(metric, cells, table, pair, turns=turns)])
-    own = [runs[runs["cell"].isin(places)] for places in zip(*pairs, strict=True)]
-    changes = _changes(cells.loc[[place for pair in pairs for place in pair]], own, (before, after), free)
-    several = sum(each["what"] != "repeats" for each in changes)
-    differences, words = pd.DataFrame(rows), [f"everything that defines them{' but ' * bool(free)}{', '.join(free)}"]
-    words += ["equal workers on other numbers of nodes too"] if "partition" in free else []
+        told = [row for pair in pairs for row in _effects(metric, cells, table, pair)]
+        effects = [stats.Interval(value=r["ratio"], low=r["ratio_low"], high=r["ratio_high"], p=r["p"]) for r in told]
+        words = {BETTER: METRICS[metric].better, WORSE: METRICS[metric].worse}
+        for row, each, (verdict, p_holm) in zip(told, effects, verdicts(metric, effects), strict=True):
+            row |= {"p_holm": p_holm, "verdict": verdict, "word": words.get(verdict, "")}
+            row["tests"] = sum(math.isfinite(one.p) for one in effects)
+            row["no_more_than"] = max(abs(each.low - 1), abs(each.high - 1)) if verdict == ALIKE else math.nan
+        rows += told
+    changes = _changes(cells.loc[np.ravel(pairs)], own, (after, before), free)
+    differences, how = pd.DataFrame(rows), f"everything that defines them{' but ' * bool(free)}{', '.join(free)}"
+    how += "; equal workers on other numbers of nodes too" if "partition" in free else ""
     return StudyComparison(
         points=(after.points, before.points),
         names=names,
         differences=differences,
         unmatched=unmatched,
         matched_by_all_but=free,
-        matching=f"Cells are matched by {'; '.join(words)}.",
-        interleaved=turns,
+        matching=f"Cells are matched by {how}.",
         changes=changes,
-        doubts=tuple(_doubts(own, differences, several, names, turns=turns)),
+        doubts=tuple(_doubts(own, differences, changes, names)),
     )
 
 
 def verdicts(metric: str, effects: Sequence[stats.Interval]) -> list[tuple[str, float]]:
     """Return verdict and p after Holm of each effect of one of METRICS; all of them are one family."""
-    tested = [place for place, each in enumerate(effects) if math.isfinite(each.p)]
-    adjusted = dict(zip(tested, stats.holm([effects[place].p for place in tested]), strict=True))
+    adjusted = iter(stats.holm([each.p for each in effects if math.isfinite(each.p)]))
     found = []
-    for place, each in enumerate(effects):
-        verdict = TOO_FEW if math.isfinite(each.value) else UNKNOWN
-        if place in adjusted:
-            resolved = adjusted[place] < stats.ALPHA and each.excludes(1)
-            verdict = ALIKE if not resolved else WORSE if METRICS[metric].worsening(each.value) > 0 else BETTER
-        found.append((verdict, adjusted.get(place, math.nan)))
+    for each in effects:
+        verdict, p_holm = TOO_FEW if math.isfinite(each.value) else UNKNOWN, math.nan
+        if math.isfinite(each.p):
+            p_holm = next(adjusted)
+            resolved = p_holm < stats.ALPHA and each.excludes(1)
+            verdict = ALIKE if not resolved else WORSE if METRICS[metric].sign * (each.value - 1) > 0 else BETTER
+        found.append((verdict, p_holm))
     return found
-
-
-def _judged(metric: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Add p after Holm, verdict and what follows from it to all rows of one metric."""
-    effects = [stats.Interval(value=r["ratio"], low=r["ratio_low"], high=r["ratio_high"], p=r["p"]) for r in rows]
-    tests = sum(math.isfinite(each.p) for each in effects)
-    words = {BETTER: METRICS[metric].better, WORSE: METRICS[metric].worse}
-    for row, each, (verdict, p_holm) in zip(rows, effects, verdicts(metric, effects), strict=True):
-        row |= {"tests": tests, "p_holm": p_holm, "verdict": verdict, "word": words.get(verdict, "")}
-        row["no_more_than"] = max(abs(each.low - 1), abs(each.high - 1)) if verdict == ALIKE else math.nan
-    return rows
 
 
 def _joined(after: Analysis, before: Analysis, names: tuple[str, str]) -> tuple[pd.DataFrame, ...]:
@@ -171,29 +151,28 @@ def _joined(after: Analysis, before: Analysis, names: tuple[str, str]) -> tuple[
 
     The place of a point is the `cell` of its runs and crossings; `base` is that of its baseline, -1 without one.
     """
-    studies = {"after": after, "before": before}
-    ranks: dict[Any, Any] = {"backend": dict(zip(BACKENDS, range(99), strict=False))}
-    ranks["transport"] = dict(zip(TRANSPORTS, range(99), strict=False))
 
     def of_both(name: str) -> pd.DataFrame:
         # As objects: what one study does not know changes no value of the other.
-        frames = [getattr(each, name).astype(object).assign(study=study) for study, each in studies.items()]
-        return pd.DataFrame(pd.concat(frames, ignore_index=True))
+        both = zip(_STUDIES, (after, before), strict=True)
+        frames = [getattr(one, name).astype(object).assign(study=study) for study, one in both]
+        return pd.DataFrame(pd.concat(frames))
 
-    cells, runs = of_both("points"), of_both("runs")
+    known = {"backend": [*BACKENDS], "transport": [*TRANSPORTS]}
+    ranks = {name: {value: place for place, value in enumerate(values)} for name, values in known.items()}
     by = ["study", "partition", *ranks, "ref_batch", "setting", *_OF_CELL[1:]]
-    cells = cells.sort_values(by, key=lambda each: each.map(ranks.get(each.name, lambda x: x)), ignore_index=True)
+    key = lambda each: each.map(ranks[each.name].get) if each.name in ranks else each  # noqa: E731
+    cells = of_both("points").sort_values(by, key=key, ignore_index=True)
+    runs = of_both("runs")
     runs = runs[measured(runs)].sort_values(["study", "repeat", "run"], ignore_index=True)
     runs = runs.reindex(columns=list(dict.fromkeys((*runs.columns, *_SEEN))))
     keys = _texts(cells, _OF_CELL).assign(cell=cells.index)
     runs["cell"] = _texts(runs, _OF_CELL).merge(keys, how="left", on=_OF_CELL)["cell"].to_numpy()
-    counted = runs["cell"].value_counts().reindex(cells.index, fill_value=0)
-    for study in cells["study"][counted != cells["repeats"]]:
+    for study in cells["study"][runs["cell"].value_counts().reindex(cells.index, fill_value=0) != cells["repeats"]]:
         again = "make the directory again with horovod-study report"
-        raise AnalysisError(
-            f"{names[study == 'before']}: runs.csv and points.csv do not tell of the same runs; {again}"
-        )
-    kinds = [k for k in ("plain", "wrapped") if all(s.points[f"speedup_{k}"].notna().any() for s in studies.values())]
+        name = names[study == "before"]
+        raise AnalysisError(f"{name}: runs.csv and points.csv do not tell of the same runs; {again}")
+    kinds = [k for k in ("plain", "wrapped") if all(s.points[f"speedup_{k}"].notna().any() for s in (after, before))]
     cells["base"] = -1
     for _, own in cells.groupby("study") if kinds else ():
         records: list[Any] = own.to_dict("records")
@@ -224,19 +203,20 @@ def _number(text: Any) -> float:
         return math.inf
 
 
-def _listed(values: Iterable[Any], most: int = 99) -> str:
-    """Return distinct values, those that are known, as texts, smallest number first; dots stand for further ones."""
-    ordered = sorted(set(map(_text, values)) - {""}, key=lambda text: (_number(text), text))
-    return ", ".join([*ordered[:most], *(["..."] if len(ordered) > most else [])])
+def _listed(values: Iterable[Any]) -> str:
+    """Return distinct values, those that are known, as texts, smallest number first."""
+    return ", ".join(sorted(set(map(_text, values)) - {""}, key=lambda text: (_number(text), text)))
 
 
 def _values(cells: pd.DataFrame, name: str) -> list[set[str]]:
-    """Return the values of a setting before and after; how workers communicate means nothing to one alone."""
+    """Return the values of a setting after and before; how workers communicate means nothing to one alone."""
+    several = (cells["backend"] != "serial") & (cells["workers"] > 1)
     found = []
-    for study in ("before", "after"):
-        own = cells[cells["study"] == study]
-        several = own[(own["backend"] != "serial") & (own["workers"] > 1)]
-        found.append(set((several if len(several) and name in _HOW[1:] else own)[name].map(_text)))
+    for study in _STUDIES:
+        own = cells["study"] == study
+        found.append(
+            set(cells.loc[own & several if name in _HOW[1:] and (own & several).any() else own, name].map(_text))
+        )
     return found
 
 
@@ -255,56 +235,50 @@ def _free(match: str | None, cells: pd.DataFrame) -> tuple[str, ...]:
     return tuple(name for name in allowed if name in chosen)
 
 
-def _matched(cells: pd.DataFrame, free: Sequence[str], names: tuple[str, str]) -> tuple[list[_Pair], pd.DataFrame]:
-    """Return the pairs with results in the order of AFTER, and the cells that one study alone has a result of."""
+def _matched(
+    cells: pd.DataFrame, free: Sequence[str], names: tuple[str, str]
+) -> tuple[list[tuple[int, int]], pd.DataFrame]:
+    """Return places of matched cells with results, (AFTER, BEFORE) each, and the cells of one study alone."""
     keys = ["serial", *(name for name in CELL if name not in free)]  # a plain worker is no partner of a library's one
     texts = _texts(cells, CELL).assign(serial=cells["backend"] == "serial", study=cells["study"], place=cells.index)
     partner: dict[Any, int] = {}
-    rivals: set[int] = set()
     # Nodes of two clusters hold different numbers of workers: equal nodes first, then any where that is not ambiguous.
     for on in (keys, [name for name in keys if name != "nodes"])[: 2 if "partition" in free else 1]:
-        one, other = (texts.drop(list(partner)).query("study == @study") for study in ("after", "before"))
+        one, other = (texts.drop(list(partner)).query("study == @study") for study in _STUDIES)
         found = one.merge(other, on=on, suffixes=("", "_before"))
         several = found.duplicated(on, keep=False)
         for own, theirs in (("place", "place_before"), ("place_before", "place")):
             partner |= dict(zip(found[own][~several], found[theirs][~several], strict=True))
-            rivals |= set(found[own][several])
     rows = []
     for place, cell in cells[cells["repeats"] > 0].sort_values("study", ascending=False, kind="stable").iterrows():
         name, mate = names[cell["study"] == "after"], partner.get(place)
-        kind, reason = "absent", f"not measured in {name}"
-        if place in rivals:
-            more = "name fewer settings after --match except:"
-            kind, reason = "ambiguous", f"several cells fit, here or in {name}; {more}"
-        if mate is not None:
-            kind, reason = "no result", f"no result in {name}: {cells['reasons'][mate] or 'no reason recorded'}"
-        if mate is None or not cells["repeats"][mate]:
-            rows.append({**cell, "kind": kind, "reason": reason})
+        if mate is None:
+            once = f" once {', '.join(free)} may differ" if free else ""
+            rows.append({**cell, "kind": "absent", "reason": f"no one cell of {name} fits it{once}"})
+        elif not cells["repeats"][mate]:
+            why = cells["reasons"][mate] or "no reason recorded"
+            rows.append({**cell, "kind": "no result", "reason": f"no result in {name}: {why}"})
     pairs = [pair for pair in sorted(partner.items()) if pair[0] < pair[1] and cells["repeats"][[*pair]].all()]
+    if not pairs:
+        raise AnalysisError(_nothing_shared(cells[cells["repeats"] > 0], free, names))
     return pairs, pd.DataFrame(rows, columns=["study", *_SHOWN, "repeats", "kind", "reason"])
 
 
-def _nothing_shared(cells: pd.DataFrame, free: Sequence[str], names: tuple[str, str], *, several: bool) -> str:
+def _nothing_shared(known: pd.DataFrame, free: Sequence[str], names: tuple[str, str]) -> str:
     """Return why no cell has a partner: the settings that differ between the studies, and what can be done."""
-    known = cells[cells["repeats"] > 0]
-    for study, name in zip(("after", "before"), names, strict=True):
+    for study, name in zip(_STUDIES, names, strict=True):
         if study not in set(known["study"]):
             return f"{name}: holds no finished run; there is nothing to compare"
-    values = {name: _values(known, name) for name in CELL if name not in free}
-    differ = [name for name, (one, other) in values.items() if not one & other]
-    told = [f"{name} ({_listed(values[name][1], 4)} against {_listed(values[name][0], 4)})" for name in differ]
-    alone = (
-        f"several fit each other once {', '.join(free)} may differ; name fewer" if several else "all differ somewhere"
-    )
-    why = f"they differ in {', '.join(told)}" if told else alone
+    differ = {n: two for n in CELL if n not in free and not set.intersection(*(two := _values(known, n)))}
+    told = ", ".join(f"{name} ({_listed(two[0])} against {_listed(two[1])})" for name, two in differ.items())
+    alone = f"none fits, or several do once {', '.join(free)} may differ; name fewer" if free else "none fits"
+    why = f"they differ in {told}" if told else alone
     but = ",".join(name for name in differ if name != "workers")
     advice = f"; --match except:{but} matches cells all the same" if but else ""
     return f"{names[0]} and {names[1]} have no cell in common: {why}{advice}"
 
 
-def _effects(
-    metric: str, cells: pd.DataFrame, table: pd.DataFrame, pair: _Pair, *, turns: bool
-) -> Iterator[dict[str, Any]]:
+def _effects(metric: str, cells: pd.DataFrame, table: pd.DataFrame, pair: tuple[int, int]) -> Iterator[dict[str, Any]]:
     """Yield the row of a pair (one for each target) that its runs or crossings in `table` give; none if not known."""
     (after, before), bases = (cells.loc[place] for place in pair), list(cells["base"][[*pair]])
     if (metric == "speedup" and set(bases) & {-1, *pair}) or (metric == "sync" and after["workers"] == 1):
@@ -323,15 +297,15 @@ def _effects(
         for target in sorted(set(parts[0]["target_mse"]) & set(parts[1]["target_mse"]), reverse=True):
             own = [each[each["target_mse"] == target] for each in parts]
             row |= {"target_mse": target, "after_repeats": len(own[0]), "before_repeats": len(own[1])}
-            yield row | _effect(metric, own, turns=False)
+            yield row | _effect(metric, own)
     elif any(pd.to_numeric(each[METRICS[metric].column], errors="coerce").notna().any() for each in parts):
-        yield row | _effect(metric, parts, turns=turns)
+        yield row | _effect(metric, parts)
 
 
-def _effect(metric: str, parts: Sequence[pd.DataFrame], *, turns: bool) -> dict[str, Any]:
+def _effect(metric: str, parts: Sequence[pd.DataFrame]) -> dict[str, Any]:
     """Return the numbers, or the note, of AFTER and BEFORE, and their baselines where `parts` has those, too."""
     values = [pd.to_numeric(each[METRICS[metric].column], errors="coerce").to_numpy(np.float64) for each in parts]
-    for rows, each, when in zip(parts, values, ("after", "before") * 2, strict=False):
+    for rows, each, when in zip(parts, values, _STUDIES * 2, strict=False):
         if metric == "target" and (missed := int((~rows["reached"].astype(bool)).sum())):
             return {"note": f"{missed} of {len(rows)} runs {when} missed the target: the times are lower bounds"}
         if not (each > 0).all():
@@ -340,28 +314,13 @@ def _effect(metric: str, parts: Sequence[pd.DataFrame], *, turns: bool) -> dict[
     if after != before:
         return {"note": f"energy of {before or 'unknown devices'} before, of {after or 'unknown devices'} after"}
     means = [float(np.log(each).mean()) for each in values]
-    signed = list(zip((1, -1, -1, 1), values, strict=False))
-    paired = turns and len({tuple(each["repeat"]) for each in parts}) == 1
-    ratios = [(1, np.exp(sum(sign * np.log(each) for sign, each in signed)))] if paired else signed
-    found = stats.log_contrast(ratios)
-    named = {**found.named("ratio", "ratio_low", "ratio_high"), "p": found.p, "test": _TESTS[paired]}
+    found = stats.log_contrast(list(zip((1, -1, -1, 1), values, strict=False)))
+    named = {**found.named("ratio", "ratio_low", "ratio_high"), "p": found.p, "test": "Welch t on logarithms"}
     return {"after": math.exp(means[0] - sum(means[2:3])), "before": math.exp(means[1] - sum(means[3:])), **named}
 
 
-def _taking_turns(runs: pd.DataFrame) -> bool:
-    """Return whether repeat by repeat the runs of both cells were made before either had its next repeat."""
-    if runs.duplicated(["study", "repeat"]).any():
-        return False
-    runs = runs.assign(started=pd.to_datetime(runs["started"], utc=True, errors="coerce", format="ISO8601"))
-    begun = runs.pivot(index="repeat", columns="study", values="started")
-    first, last = begun.min(axis=1).sort_values(), begun.max(axis=1).sort_values()
-    # Runs that began at the same moment ran beside each other, which is another thing.
-    apart = (begun["after"] != begun["before"]).all() and (last.to_numpy()[:-1] < first.to_numpy()[1:]).all()
-    return bool(len(begun) > 1 and begun.notna().all(axis=None) and apart)
-
-
 def _changes(
-    cells: pd.DataFrame, runs: Sequence[pd.DataFrame], studies: tuple[Analysis, Analysis], free: Sequence[str]
+    cells: pd.DataFrame, runs: pd.DataFrame, studies: tuple[Analysis, Analysis], free: Sequence[str]
 ) -> tuple[Mapping[str, str], ...]:
     """Return what is not the same besides the numbers: settings left out of the matching, machines, versions, ..."""
     found = {name: [_listed(each) for each in _values(cells, name)] for name in (*free, "repeats")}
@@ -371,56 +330,43 @@ def _changes(
         known = [{each.get(column) for each in study.provenance["environment"]} for study in studies]
         # As texts: 3.10 of a version is not a number.
         found[column] = [", ".join(sorted(f"{value}" for value in each if value not in (None, ""))) for each in known]
-    for column in _SEEN:
-        found[column] = [_listed(each[column]) for each in reversed(runs)]
-    differ = ((name.replace("_", " "), *two) for name, two in found.items() if two[0] != two[1])
-    return tuple(dict(zip(("what", "before", "after"), each, strict=True)) for each in differ)
+    found |= {name: [_listed(runs[name][runs["study"] == study]) for study in _STUDIES] for name in _SEEN}
+    return tuple(
+        {"what": name.replace("_", " "), "before": before, "after": after}
+        for name, (after, before) in found.items()
+        if after != before
+    )
 
 
 def _doubts(
-    runs: Sequence[pd.DataFrame], differences: pd.DataFrame, several: int, names: tuple[str, str], *, turns: bool
+    runs: pd.DataFrame, differences: pd.DataFrame, changes: Sequence[Mapping[str, str]], names: tuple[str, str]
 ) -> Iterator[str]:
-    """Yield what speaks against the numbers, and against their causes; `runs`: the matched ones of AFTER and BEFORE."""
+    """Yield what speaks against the numbers, and against their causes; `runs`: the matched ones."""
     after, before = names
-    started = ["run", "started", "samples_per_s"]
-    told = [_texts(each.dropna(subset="started"), started).drop_duplicates() for each in runs]
-    if same := len(told[0].merge(told[1], on=started)):
+    told = _texts(runs.dropna(subset="started"), ["study", "run", "started", "samples_per_s"]).drop_duplicates()
+    if same := int(told.duplicated(["run", "started", "samples_per_s"]).sum()):
         yield (
-            f"{same} of the {len(runs[0])} matched runs of {after} are runs of {before} too, with the same start and "
-            "throughput: nothing new was measured there."
+            f"{same} of the {(runs['study'] == 'after').sum()} matched runs of {after} are runs of {before} too, with "
+            "the same start and throughput: nothing new was measured there."
         )
-    elif not turns and (differences["partition"] == differences["before_partition"]).any():
-        days = [sorted(each["started"].dropna().astype(str).str[:10]) for each in reversed(runs)]
+    elif (differences["partition"] == differences["before_partition"]).any():
+        days = [sorted(told["started"][told["study"] == study].str[:10]) for study in ("before", "after")]
         spans = [" to ".join(dict.fromkeys((each[0], each[-1]))) for each in days if each]
         when = f" ({' and '.join(spans)})" if len(set(spans)) == 2 else ""
         yield (
-            f"The runs of {before} and {after} did not alternate{when}: what drifted on the machine between them "
-            "(temperature, clock rates, other users) counts as a difference. Run both again in turns, or "
-            "horovod-study compare, before you blame the change."
+            f"The runs of {before} and {after} were not made in turns{when}: what drifted on the machine between them "
+            "(temperature, clock rates, other users) counts as a difference. horovod-study compare runs both in turns."
         )
-    if several > 1:
+    if (several := sum(each["what"] != "repeats" for each in changes)) > 1:
         yield f"{several} things differ between {before} and {after}; each is a possible cause of a difference."
     rows = differences[differences["metric"] == "throughput"]
-    for row in rows[rows["backend"] == "serial"].to_dict("records"):
-        if row["verdict"] in (BETTER, WORSE) and abs(row["ratio"] - 1) > 0.02:  # a smaller change is not worth a doubt
+    for row in rows[(rows["backend"] == "serial") & rows["verdict"].isin((BETTER, WORSE))].to_dict("records"):
+        if (share := abs(row["ratio"] - 1)) > 0.02:  # a smaller change is not worth a doubt
             yield (
-                f"One plain worker ({row['setting']}), which does not communicate, is "
-                f"{100 * abs(row['ratio'] - 1):.1f} % {row['word']} too: that part of a difference in throughput is "
-                "not one of communication; speedups are free of it."
+                f"One plain worker ({row['setting']}), which does not communicate, is {100 * share:.1f} % "
+                f"{row['word']} too: that part of a difference in throughput is not one of communication; speedups "
+                "are free of it."
             )
-    if few := (rows["verdict"] == TOO_FEW).sum():
-        less = f"fewer than {stats.MIN_REPEATS} repeats in one of the studies"
-        yield f"{few} of {len(rows)} matched cells have {less}: no interval, and no verdict."
-    if "speedup" not in set(differences["metric"]) and (differences["workers"] > 1).any():
-        yield "No baseline that both studies have: speedups and efficiencies are not compared."
-
-
-FAILED, PASSED, UNDECIDED = "failed", "passed", "undecided"
-
-GATE_WORDS: Mapping[str, str] = {metric.word: name for name, metric in METRICS.items()} | {"efficiency": "speedup"}
-"""Words of `--fail-on WORD=LIMIT`, and the metric that each one is about."""
-
-BARE_WORDS = ("missing", "unresolved")
 
 
 def read_limits(words: Sequence[str]) -> dict[str, float]:
@@ -440,31 +386,32 @@ def read_limits(words: Sequence[str]) -> dict[str, float]:
 def gate(found: StudyComparison, limits: Mapping[str, float]) -> dict[str, Any]:
     """Return what `limits` (of `read_limits`) say of a comparison: `passed`, `unresolved_fails`, `checks`, `missing`.
 
-    `checks` has a row of `differences` with `limit` and `outcome` for each cell and limit. A cell fails when it is
-    resolved to be worse, and worse by the limit or more. It passes when its whole 95 % interval is on the good side of
-    the limit. Whatever is in between is undecided, as are cells without an interval and metrics that no cell knows.
-    `missing`: rows of `unmatched`; None where nobody asked.
+    `checks` has a row of `differences` with `limit` and `outcome` for each cell and limit, one without a cell for a
+    metric that no cell knows. `missing`: rows of `unmatched`; None where nobody asked.
     """
     checks: list[dict[Any, Any]] = []
-    for word, limit in ((word, limit) for word, limit in limits.items() if word in GATE_WORDS):
+    for word in (each for each in limits if each in GATE_WORDS):
         nothing: dict[Any, Any] = {
             "metric": GATE_WORDS[word],
             "verdict": UNKNOWN,
             "note": "not known in any matched cell",
         }
-        rows = found.of(GATE_WORDS[word]).to_dict("records") or [nothing]
-        checks += [{**row, "word": word, "limit": limit, "outcome": outcome(row, limit)} for row in rows]
-    gone = found.unmatched.query("study == 'before' and kind != 'ambiguous'").to_dict("records")
-    missing = gone if "missing" in limits else None
+        for row in found.of(GATE_WORDS[word]).to_dict("records") or [nothing]:
+            checks.append({**row, "word": word, "limit": limits[word], "outcome": outcome(row, limits[word])})
+    missing = found.unmatched.query("study == 'before'").to_dict("records") if "missing" in limits else None
     bad = (FAILED, UNDECIDED) if "unresolved" in limits else (FAILED,)
     passed = not missing and not any(each["outcome"] in bad for each in checks)
     return {"passed": passed, "unresolved_fails": "unresolved" in limits, "checks": checks, "missing": missing}
 
 
 def outcome(row: Mapping[Any, Any], limit: float) -> str:
-    """Return FAILED, PASSED or UNDECIDED for one row of `differences` and a limit as a share."""
-    metric = METRICS[row["metric"]]
-    if row["verdict"] == WORSE and metric.worsening(row["ratio"]) >= limit:
+    """Return FAILED, PASSED or UNDECIDED for one row of `differences` and a limit as a share.
+
+    A cell fails when it is resolved to be worse, and worse by the limit or more. It passes when its whole 95 % interval
+    is on the good side of the limit. What is in between is undecided, as are cells without an interval.
+    """
+    sign = METRICS[row["metric"]].sign
+    if row["verdict"] == WORSE and sign * (row["ratio"] - 1) >= limit:
         return FAILED
-    worst = row.get("ratio_low" if metric.sign < 0 else "ratio_high", math.nan)
-    return PASSED if metric.worsening(worst) < limit else UNDECIDED  # NaN compares false: undecided
+    worst = row.get("ratio_low" if sign < 0 else "ratio_high", math.nan)
+    return PASSED if sign * (worst - 1) < limit else UNDECIDED  # NaN compares false: undecided

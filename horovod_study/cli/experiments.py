@@ -12,7 +12,7 @@ from horovod_study.workloads import find_workload
 
 def _tune_arguments(parser: Parser) -> None:
     add = parser.add_argument
-    add("--runtime", **SEVERAL, metavar="NAME", help="such as ddp/gloo; again for further ones (default horovod/mpi)")
+    add("--runtime", default="horovod/mpi", metavar="NAME", help="such as ddp/gloo (default horovod/mpi)")
     add("--workers", **COUNT, help="workers that train (default: as many as cores allow)")
     add("--minutes", **NUMBER, help="for all launches (default 3, where settings cannot train in turns 10)")
     add("--no-turns", dest="turns", action="store_false", help="launch one setting after the other in any case")
@@ -35,7 +35,7 @@ def tune(options: argparse.Namespace) -> int | Result:
     request = tune_request(
         options.config,
         run_values(options),
-        runtimes=options.runtime,
+        runtime=options.runtime,
         values=options.knob,
         **given(options, "workers", "minutes", "rounds", "knobs", "turns"),
         workload=find_workload(options.workload),

@@ -17,7 +17,6 @@ from horovod_study.cli.verbs import (
     readable_runs,
     runs_folder,
     say_left_out,
-    until_share,
 )
 from horovod_study.errors import ConfigError
 from horovod_study.options import Parser, add_run_options, run_values
@@ -54,13 +53,7 @@ def _explain_arguments(parser: Parser) -> None:
         "--runtime", nargs="+", metavar="NAME", help="how workers communicate (default: those usual here)"
     )
     measuring.add_argument("--workers", **COUNT, help="workers (default: one per core)")
-    measuring.add_argument("--rounds", **COUNT, help="launches of all arms (default 5; 10 at most with --until)")
-    measuring.add_argument(
-        "--until",
-        metavar="P%",
-        help="launch arms until the 95 %% interval of each one's rate over that of one worker is so narrow to either "
-        "side, such as 5%%",
-    )
+    measuring.add_argument("--rounds", **COUNT, help="launches of all arms (default 5)")
     measuring.add_argument(
         "--no-turns",
         **FLAG,
@@ -160,7 +153,7 @@ def _page(options: argparse.Namespace) -> Result:
 
 _TAKEN_BY: Mapping[str, tuple[str, ...]] = {  # options that only these parts take
     "max_residual": ("account",),
-    **dict.fromkeys(("runtime", "workers", "rounds", "until", "no_turns", *packaged().options), ("measure",)),
+    **dict.fromkeys(("runtime", "workers", "rounds", "no_turns", *packaged().options), ("measure",)),
 }
 
 
@@ -234,7 +227,6 @@ def _sync(options: argparse.Namespace) -> Result:
             run_values(options),
             out,
             runtimes=options.runtime or DEFAULT_RUNTIMES,
-            precision=None if options.until is None else until_share(options.until),
             turns=not options.no_turns,
             **given(options, "workers", "rounds"),
         )

@@ -16,14 +16,14 @@ def _export_arguments(parser: Parser) -> None:
         "runs",
         type=Path,
         metavar="PLACE",
-        help="a run directory, or (not for a trace) a folder of them; for extra-p and points the tables of an analysis "
-        "or a points file; for --archive a study's file, its folder of runs, or its tables",
+        help="a run directory, or (not for a trace) a folder of them; for extra-p the tables of an analysis or "
+        "a points file; for --archive a study's file, its folder of runs, or its tables",
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument(
         "--to",
         "--format",
-        choices=("trace", "tensorboard", "wandb", "mlflow", "extra-p", "points"),
+        choices=("trace", "tensorboard", "wandb", "mlflow", "extra-p"),
         help="what to write",
     )
     what.add_argument(
@@ -31,7 +31,6 @@ def _export_arguments(parser: Parser) -> None:
         **FLAG,
         help="one ZIP file to publish: runs, tables, page, how it was made, digests",
     )
-    add("--series", metavar="NAME", help="of extra-p and points: one series (default all)")
     add(
         "--steps",
         type=_steps,
@@ -43,22 +42,23 @@ def _export_arguments(parser: Parser) -> None:
         "--out",
         type=Path,
         metavar="PATH",
-        help="the trace (default RUN_DIR/trace.json), the points (default: printed), the archive (RUNS.zip), or a "
-        "new folder (default runs/tensorboard, ..., PLACE/extra-p)",
+        help="the trace (default RUN_DIR/trace.json), the archive (RUNS.zip), or a new folder (default "
+        "runs/tensorboard, ..., PLACE/extra-p)",
     )
     add("--json", **FLAG, help="print the paths as one line of JSON")
 
 
-def export(options: argparse.Namespace) -> int | Result:
-    """Write what was recorded for other programs (traces, trackers, Extra-P, points), or a study as one file."""
+def export(options: argparse.Namespace) -> Result:
+    """Write what was recorded for other programs (traces, trackers, Extra-P), or a study as one file."""
+    if options.steps != (0, sys.maxsize) and options.to != "trace":
+        raise ConfigError("export: --steps is for --to trace; leave it out")
     if options.archive:
         return _export_archive(options)
-    if options.to in ("points", "extra-p"):
-        return _export_points(options)
+    if options.to == "extra-p":
+        return _export_extra_p(options)
     from horovod_study import records
     from horovod_study.analysis.series.history import history
-    from horovod_study.analysis.steps.trace import events
-    from horovod_study.report.export import Recorded, write_trace, write_tracker
+    from horovod_study.report.export import Recorded, write_tracker
 
     directories = readable_runs(options.runs)
     if not directories:
@@ -66,21 +66,8 @@ def export(options: argparse.Namespace) -> int | Result:
     if options.to == "trace":
         if len(directories) > 1:
             raise ConfigError(f"{options.runs}: holds {len(directories)} runs, and a trace shows one; name its folder")
-        directory = directories[0]
-        record = records.read_run(directory)
-        rows = records.rows_between(directory, options.steps)
-        found = events(
-            rows,
-            records.hosts_of(record, rows),
-            evaluations=records.epoch_rows(directory),
-            warmup_steps=records.timed_from(record)[0],
-        )
-        about = {"run": str(directory), "study": record.study, "steps": f"{options.steps[0]}:{options.steps[1]}"}
-        about["clock"] = "time since the first step of the run; there the ranks of all hosts waited at a barrier"
-        paths = [write_trace(found, options.out or directory / "trace.json", about=about)]
+        paths = [_export_trace(options, directories[0])]
     else:
-        if options.steps != records.ALL_STEPS:
-            raise ConfigError(f"export --to {options.to}: --steps is for --to trace; leave it out")
         runs = [
             Recorded(
                 name=records.run_name(directory, options.runs),
@@ -93,13 +80,23 @@ def export(options: argparse.Namespace) -> int | Result:
     return Result(document={"to": options.to, "runs": len(directories)}, lines=map(str, paths), files=paths)
 
 
+def _export_trace(options: argparse.Namespace, directory: Path) -> Path:
+    from horovod_study import records
+    from horovod_study.analysis.steps.trace import events
+    from horovod_study.report.export import write_trace
+
+    record, rows = records.read_run(directory), records.rows_between(directory, options.steps)
+    marks, first = records.epoch_rows(directory), records.timed_from(record)[0]
+    found = events(rows, records.hosts_of(record, rows), evaluations=marks, warmup_steps=first)
+    about = {"run": str(directory), "study": record.study, "steps": f"{options.steps[0]}:{options.steps[1]}"}
+    about["clock"] = "time since the first step of the run; there the ranks of all hosts waited at a barrier"
+    return write_trace(found, options.out or directory / "trace.json", about=about)
+
+
 def _export_archive(options: argparse.Namespace) -> Result:
     from horovod_study import api, records
     from horovod_study.report.archive import gather, summary, write_archive
 
-    for name, value, default in (("series", options.series, None), ("steps", options.steps, records.ALL_STEPS)):
-        if value != default:
-            raise ConfigError(f"export --archive: --{name} is for --to; an archive has everything")
     if api.is_table(options.runs) and not options.runs.name.endswith((".yaml", ".yml")):
         raise ConfigError(f"export --archive: archives the runs of a study, and {options.runs} is a table of points")
     directory = up_to_date(runs_folder(options.runs))
@@ -113,49 +110,38 @@ def _export_archive(options: argparse.Namespace) -> Result:
     say_left_out(analysis.provenance.get("left_out", {}))
     path = write_archive(archived, options.out or runs.with_name(f"{runs.name}.zip"), analysis, source)
     return Result(
-        document={"archive": str(path), "runs": analysis.provenance["runs"]["total"], "files_b": archived.size_b()},
+        document={
+            "archive": str(path),
+            "runs": analysis.provenance["runs"]["total"],
+            "left_out": len(archived.left_out),
+        },
         lines=[f"{path}", *summary(archived, analysis)],
         files=[path],
     )
 
 
-def _export_points(options: argparse.Namespace) -> int | Result:
+def _export_extra_p(options: argparse.Namespace) -> Result:
     from horovod_study import api, records
     from horovod_study.analysis.series import exchange
-    from horovod_study.report.export import write_extra_p, write_text
+    from horovod_study.report.export import write_extra_p
 
-    if options.steps != records.ALL_STEPS:
-        raise ConfigError(f"export --to {options.to}: --steps is for --to trace; leave it out")
-    notes = []
     if options.runs.is_dir() and not api.is_table(options.runs):
-        tables, documents = records.load_tables(options.runs, ("runs",), ("fits",))
-        points = exchange.points_of(tables["runs"])
-        bases = {name: each["base_samples_per_s"] for name, each in documents["fits"]["series"].items()}
-        notes = [f"{name}: its laws there are those of fit --baseline {base!r}" for name, base in bases.items()]
+        points = exchange.points_of(records.load_tables(options.runs, ("runs",), ())[0]["runs"])
     else:
-        data = read_data(options.runs) if str(options.runs) == "-" else None
-        points = api.read_points(options.runs, data=data)
-    names = list(dict.fromkeys(points["series"])) if "series" in points else [""]
-    if options.series is not None:
-        if options.series not in names:
-            raise ConfigError(f"--series {options.series}: is not there; allowed: {', '.join(names)}")
-        points = points[points["series"] == options.series]
-        notes = [note for note in notes if note.startswith(f"{options.series}: ")]
-    if options.to == "points":
-        text = exchange.points_text(points, notes)
-        paths = [write_text(text, options.out)] if options.out else []
-        if not paths:
-            print(text, end="")
-            return 0
-    else:
-        found = exchange.extra_p(points)
-        for counts in map(exchange.counts_of, found):
-            if len(counts) < exchange.MIN_COUNTS:
-                told = f"{len(counts)} worker counts ({', '.join(map(str, counts))})"
-                print(f"doubt: {told}; Extra-P asks for at least {exchange.MIN_COUNTS}", file=sys.stderr)
-        beside = options.runs if options.runs.is_dir() else options.runs.parent
-        paths = write_extra_p(found, options.out or beside / "extra-p")
-    return Result(document={"to": options.to, "series": len(names)}, lines=map(str, paths), files=paths)
+        points = api.read_points(options.runs, data=read_data(options.runs) if str(options.runs) == "-" else None)
+    found = exchange.extra_p(points)
+    for counts in map(exchange.counts_of, found):
+        if len(counts) < exchange.MIN_COUNTS:
+            told = f"{len(counts)} worker counts ({', '.join(map(str, counts))})"
+            print(f"doubt: {told}; Extra-P asks for at least {exchange.MIN_COUNTS}", file=sys.stderr)
+    paths = write_extra_p(
+        found, options.out or (options.runs if options.runs.is_dir() else options.runs.parent) / "extra-p"
+    )
+    return Result(
+        document={"to": options.to, "series": len({name for each in found for name in each["measurements"]})},
+        lines=map(str, paths),
+        files=paths,
+    )
 
 
 def _steps(text: str) -> tuple[int, int]:

@@ -129,22 +129,13 @@ def marked_below(folder: Path) -> set[str]:
 
 def _marks() -> Iterator[tuple[int, str]]:
     """Yield the number and the mark of every marked process but this one."""
+    name = f"{MARKER}=".encode()
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # ended meanwhile, or another user's
-            if (mark := mark_of(entry)) is not None:
-                yield int(entry.name), mark
-
-
-def mark_of(entry: Path) -> str | None:
-    """Return the run directory that a process, by its folder in /proc, is marked with; None without one, and for us.
-
-    OSError: it has ended, or is another user's.
-    """
-    name = f"{MARKER}=".encode()
-    variables = (entry / "environ").read_bytes().split(b"\0")
-    if int(entry.name) == os.getpid():
-        return None
-    return next((os.fsdecode(each[len(name) :]) for each in variables if each.startswith(name)), None)
+            variables = (entry / "environ").read_bytes().split(b"\0")
+            mark = next((each[len(name) :] for each in variables if each.startswith(name)), None)
+            if mark is not None and int(entry.name) != os.getpid():
+                yield int(entry.name), os.fsdecode(mark)
 
 
 def _signal(pid: int, number: int) -> bool:

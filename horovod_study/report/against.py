@@ -37,7 +37,7 @@ def write_against(found: StudyComparison, directory: Path, gate: Mapping[str, An
 
 def document(found: StudyComparison, gate: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return everything in plain values, with the headline and what the gate said."""
-    told = ("matching", "matched_by_all_but", "interleaved", "differences", "unmatched", "changes", "doubts")
+    told = ("matching", "matched_by_all_but", "differences", "unmatched", "changes", "doubts")
     named = {"after": found.names[0], "before": found.names[1], "headline": headline(found), "gate": finite(gate)}
     return {**named, **facts(found, *told)}
 

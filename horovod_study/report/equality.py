@@ -5,31 +5,50 @@ What comes in is `horovod-study verify --json`: a mapping with `cases`, one for 
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from horovod_study.files import csv_rows, write_file, writing
+import pandas as pd
+
+from horovod_study.files import write_file, writing
 from horovod_study.records import finite
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import plural
 
 Case = Mapping[str, Any]
+_ERRORS = ["relative_error", "max_error", "gradient_error", "gradient_error_later"]
+_KEYS = ["runtime", "workers", "reduction", "dtype", "shards", "batch", "steps", "optimizer", "lr"]
 _LONGEST_LIST = 8
 _FAILED = "FAILED"
+
+
+def _frame(cases: Sequence[Case]) -> pd.DataFrame:
+    """Return a row for each case and tensor; an error that is no number is NaN."""
+    about = [*_KEYS, "passed", "judged", "float32_rounding"]
+    rows = [
+        {**{name: case[name] for name in about}, "tensor": each["name"], **each}
+        for case in cases
+        for each in case["tensors"]
+    ]
+    return pd.DataFrame(rows, columns=[*about, "tensor", *_ERRORS]).astype(dict.fromkeys([*_ERRORS, about[-1]], float))
 
 
 def text(result: Mapping[str, Any]) -> str:
     """Return the tables, what is the same in both kinds of training, what was left out, and the verdict."""
     cases = [case for case in result["cases"] if case["tensors"]]
-    parts = [_head(result), *_tables(cases, result["bounds"])]
+    wrong = f"\nWrong on purpose: --break {result['broken']}." if result["broken"] else ""
+    head = (
+        f"Parallel against sequential training, {plural(result['steps'], 'step', ',')} of at most "
+        f"{plural(result['batch'], 'curve', ',')}: relative error ||p - q|| / ||q|| of every\nweight and bias p "
+        f"against the sequential q, the worst of all ranks, of even and uneven shards and of the optimisers.{wrong}"
+    )
+    parts = [head, *_tables(_frame(cases), result["bounds"])]
     if cases:
-        parts += [_kinds(cases, result["moved"]), _conditions(cases)]
-    if failures := _failures(result["cases"]):
-        parts.append(failures)
-    if result["unavailable"]:
-        parts.append("\n".join(f"not available: {name}: {why}" for name, why in result["unavailable"].items()))
-    return "\n\n".join([*parts, summary(result)])
+        parts += [_kinds(_frame(cases), result["moved"]), _conditions(cases)]
+    parts += ["\n".join(_failures([case for case in result["cases"] if not case["passed"]]))]
+    parts += ["\n".join(f"not available: {name}: {why}" for name, why in result["unavailable"].items())]
+    return "\n\n".join([*filter(None, parts), summary(result)])
 
 
 def summary(result: Mapping[str, Any]) -> str:
@@ -52,7 +71,7 @@ def write(result: Mapping[str, Any], out: Path) -> list[Path]:
     files = {
         "verify.txt": text(result) + "\n",
         "verify.json": json.dumps(finite(dict(result)), allow_nan=False) + "\n",
-        "verify.csv": _csv(result["cases"]),
+        "verify.csv": _frame(result["cases"])[[*_KEYS, "tensor", *_ERRORS, "passed"]].to_csv(index=False),
     }
     with writing(out, "choose a writable --out"):
         out.mkdir(parents=True, exist_ok=True)
@@ -61,57 +80,44 @@ def write(result: Mapping[str, Any], out: Path) -> list[Path]:
     return [out / name for name in files]
 
 
-def _head(result: Mapping[str, Any]) -> str:
-    wrong = f"\nWrong on purpose: --break {result['broken']}." if result["broken"] else ""
-    return (
-        f"Parallel against sequential training, {plural(result['steps'], 'step', ',')} of at most "
-        f"{plural(result['batch'], 'curve', ',')}: relative error ||p - q|| / ||q|| of every\nweight and bias p "
-        f"against the sequential q, the worst of all ranks, of even and uneven shards and of the optimisers.{wrong}"
-    )
-
-
-def _tables(cases: Sequence[Case], bounds: Mapping[str, float]) -> list[str]:
-    """Return one table for each precision: a row for each runtime, number of workers and reduction."""
-    tables = []
+def _tables(rows: pd.DataFrame, bounds: Mapping[str, float]) -> Iterator[str]:
+    """Yield one table for each precision: a row for each runtime, number of workers and reduction."""
+    by = ["runtime", "workers", "reduction"]
     for dtype, bound in bounds.items():
-        here = [case for case in cases if case["dtype"] == dtype]
-        if not here:
+        here = rows[rows["dtype"] == dtype]
+        if here.empty:
             continue
-        judged = [case for case in here if case["judged"]]
-        groups, verdicts = (_grouped(those, "runtime", "workers", "reduction") for those in (judged or here, here))
-        names = [tensor["name"] for tensor in here[0]["tensors"]]
+        judged = bool(here["judged"].any())
+        shown = here[here["judged"]] if judged else here
+        names = list(dict.fromkeys(here["tensor"]))
         heads = ("runtime", "workers", "reduction", *(name.replace(".", "\n", 1) for name in names), "verdict")
-        rows = []
-        for key, group in groups.items():
-            errors = [
-                _largest(case["tensors"][place]["relative_error"] for case in group) for place in range(len(names))
-            ]
-            good = "equal" if judged else "reported"
-            verdict = good if all(case["passed"] for case in verdicts[key]) else _FAILED
-            rows.append([*map(str, key), *map(_number, errors), verdict])
-        optimizers = " and ".join(dict.fromkeys(case["optimizer"] for case in judged or here))
+        failed = set(here.loc[~here["passed"].astype(bool), by].itertuples(index=False, name=None))
+        told = []
+        for key, own in shown.groupby(by, sort=False):
+            worst = own.fillna(math.inf).groupby("tensor")["relative_error"].max()
+            verdict = _FAILED if key in failed else "equal" if judged else "reported"
+            told.append([*map(str, key), *map(_number, worst[names]), verdict])
         what = f"bound {bound:g}" if judged else "no bound"
-        lines = to_lines(table_of(heads, rows, texts=(0, 2, len(heads) - 1)))
-        tables.append("\n".join([f"{dtype}, {optimizers}, {what}", *lines]))
-    return tables
+        lines = to_lines(table_of(heads, told, texts=(0, 2, len(heads) - 1)))
+        yield "\n".join([f"{dtype}, {' and '.join(dict.fromkeys(shown['optimizer']))}, {what}", *lines])
 
 
-def _kinds(cases: Sequence[Case], moved: Mapping[str, Mapping[str, float]]) -> str:
+def _kinds(rows: pd.DataFrame, moved: Mapping[str, Mapping[str, float]]) -> str:
     """Return what else was measured, the worst of all cases of a precision and an optimiser."""
     heads = (
         *("", "parameters\n||p-q||/||q||", "largest\nelement", "gradient\nin step 1", "gradient\nlater"),
         *("float32 rounding\nof the gradient", "moved by\nat least", ""),
     )
-    rows = []
-    for (dtype, optimizer), group in _grouped(cases, "dtype", "optimizer").items():
-        columns = ("relative_error", "max_error", "gradient_error", "gradient_error_later")
-        tensors = [tensor for case in group for tensor in case["tensors"]]
-        errors = [_number(_largest(tensor[name] for tensor in tensors)) for name in columns]
-        known = group[0]["float32_rounding"] is not None
-        rounding = _number(max(_float(case["float32_rounding"]) for case in group)) if known else "-"
-        way = _number(min(moved[f"{dtype} {optimizer}"].values()))
-        rows.append([f"{dtype} {optimizer}", *errors, rounding, way, "judged" if group[0]["judged"] else "reported"])
-    return "\n".join(to_lines(table_of(heads, rows, texts=(0, 7))))
+    told = []
+    for (dtype, optimizer), own in rows.groupby(["dtype", "optimizer"], sort=False):
+        name, rounding = f"{dtype} {optimizer}", own["float32_rounding"].max()
+        errors = [
+            *map(_number, own[_ERRORS].fillna(math.inf).max()),
+            "-" if math.isnan(rounding) else _number(rounding),
+        ]
+        judged = "judged" if own["judged"].iloc[0] else "reported"
+        told.append([name, *errors, _number(min(moved[name].values())), judged])
+    return "\n".join(to_lines(table_of(heads, told, texts=(0, 7))))
 
 
 def _conditions(cases: Sequence[Case]) -> str:
@@ -125,7 +131,8 @@ def _conditions(cases: Sequence[Case]) -> str:
     ):
         held = sum(case[name] for case in cases)
         parts.append(f"{words} in {'all' if held == len(cases) else held} of {len(cases)} cases")
-    factor = max((_float(case["gradient_factor"]) for case in cases), key=lambda one: _order(abs(one - 1)))
+    factors = [math.nan if case["gradient_factor"] is None else case["gradient_factor"] for case in cases]
+    factor = max(factors, key=lambda one: math.inf if math.isnan(one) else abs(one - 1))
     rates = " and ".join(sorted({f"{case['lr']:g}" for case in cases}))
     return (
         f"{parts[0]}, {parts[1]} ({rates}), {parts[2]},\n{parts[3]} (the averaged gradient is the sequential one "
@@ -133,56 +140,24 @@ def _conditions(cases: Sequence[Case]) -> str:
     )
 
 
-def _failures(cases: Sequence[Case]) -> str:
-    failed = _grouped([case for case in cases if not case["passed"]], "why", "worst")
-    lines = []
-    for (why, worst), group in list(failed.items())[:_LONGEST_LIST]:
+def _failures(failed: Sequence[Case]) -> Iterator[str]:
+    reasons = list(dict.fromkeys((case["why"], case["worst"]) for case in failed))
+    for why, worst in reasons[:_LONGEST_LIST]:
+        group = [case for case in failed if (case["why"], case["worst"]) == (why, worst)]
         first = group[0]
         what = [first["runtime"], plural(first["workers"], "worker", ",")]
         what += [str(first[name]) for name in ("reduction", "dtype", "optimizer", "shards") if first[name]]
         error = f"; worst is {worst}, {_number(_worst(first))}" if worst else ""
         more = f" (and {len(group) - 1} more)" if len(group) > 1 else ""
-        lines.append(f"{_FAILED} {', '.join(what)}{more}: {why}{error}")
-    if len(failed) > _LONGEST_LIST:
-        lines.append(f"{len(failed) - _LONGEST_LIST} other failures are in --json")
-    return "\n".join(lines)
-
-
-def _csv(cases: Sequence[Case]) -> str:
-    keys = ("runtime", "workers", "reduction", "dtype", "shards", "batch", "steps", "optimizer", "lr")
-    errors = ("relative_error", "max_error", "gradient_error", "gradient_error_later")
-    rows = []
-    for case in cases:
-        for tensor in case["tensors"]:
-            values = {name: "" if tensor[name] is None else repr(tensor[name]) for name in errors}
-            about = {"tensor": tensor["name"], "passed": case["passed"]}
-            rows.append({**{key: case[key] for key in keys}, **values, **about})
-    return csv_rows([*keys, "tensor", *errors, "passed"], rows)
-
-
-def _grouped(cases: Sequence[Case], *names: str) -> dict[tuple[Any, ...], list[Case]]:
-    groups: dict[tuple[Any, ...], list[Case]] = {}
-    for case in cases:
-        groups.setdefault(tuple(case[name] for name in names), []).append(case)
-    return groups
-
-
-def _largest(errors: Iterable[float | None]) -> float:
-    """Return the largest error, or one that is not a number where there is any."""
-    return max(map(_float, errors), key=_order)
+        yield f"{_FAILED} {', '.join(what)}{more}: {why}{error}"
+    if len(reasons) > _LONGEST_LIST:
+        yield f"{len(reasons) - _LONGEST_LIST} other failures are in --json"
 
 
 def _worst(case: Case) -> float:
     """Return the largest error of a case, infinite where one is not a number or there is none."""
-    return max((_order(_float(tensor["relative_error"])) for tensor in case["tensors"]), default=math.inf)
-
-
-def _float(value: float | None) -> float:
-    return math.nan if value is None else value
-
-
-def _order(value: float) -> float:
-    return math.inf if math.isnan(value) else value
+    errors = [tensor["relative_error"] for tensor in case["tensors"]]
+    return max((math.inf if each is None or math.isnan(each) else each for each in errors), default=math.inf)
 
 
 def _number(value: float) -> str:

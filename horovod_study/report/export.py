@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-_TRACKERS = ("tensorboard", "wandb", "mlflow")
 _ROOM_BYTES = 65_536
 """Where these find no room afterwards, what was written before may be cut: W&B writes 32 KiB at a time."""
 
@@ -57,12 +56,8 @@ class Recorded:
     @property
     def totals(self) -> dict[str, float]:
         """The numbers of the timed window, empty before the run is done."""
-        numbers = {name: value for name, value in self.record.totals.items() if not isinstance(value, bool)}
-        return {
-            name: float(value)
-            for name, value in numbers.items()
-            if isinstance(value, int | float) and math.isfinite(value)
-        }
+        found = {name: each for name, each in self.record.totals.items() if isinstance(each, int | float)}
+        return {name: float(each) for name, each in found.items() if not isinstance(each, bool) and math.isfinite(each)}
 
 
 def write_trace(events: Sequence[Mapping[str, Any]], path: Path, *, about: Mapping[str, Any]) -> Path:
@@ -71,7 +66,10 @@ def write_trace(events: Sequence[Mapping[str, Any]], path: Path, *, about: Mappi
     `about` is stored as the trace's metadata. Raises RecordError when it cannot be written.
     """
     content = {"traceEvents": list(events), "displayTimeUnit": "ms", "metadata": dict(about)}
-    return write_text(json.dumps(content, allow_nan=False, separators=(",", ":")) + "\n", path)
+    with writing(path, "choose a writable --out"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, json.dumps(content, allow_nan=False, separators=(",", ":")) + "\n")
+    return path
 
 
 def write_extra_p(documents: Sequence[Mapping[str, Any]], directory: Path) -> list[Path]:
@@ -91,16 +89,8 @@ def write_extra_p(documents: Sequence[Mapping[str, Any]], directory: Path) -> li
     return paths
 
 
-def write_text(text: str, path: Path) -> Path:
-    """Write a text and return its path; RecordError when it cannot be written."""
-    with writing(path, "choose a writable --out"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, text)
-    return path
-
-
 def write_tracker(tracker: str, runs: Sequence[Recorded], directory: Path) -> list[Path]:
-    """Write `runs` as files of `tracker`, one of _TRACKERS, into `directory`, which must be new or empty.
+    """Write `runs` as files of `tracker` (tensorboard, wandb, mlflow) into `directory`, which must be new or empty.
 
     Returns what was written: for each run its folder (tensorboard, wandb), or the one database (mlflow).
     Raises ConfigError if the tracker's package is not installed, RecordError if the folder is not empty or cannot be
@@ -157,23 +147,16 @@ def _wandb(runs: Sequence[Recorded], directory: Path) -> list[Path]:
     paths = []
     for run in runs:
         # Offline, and nothing of this process or machine is looked at: it is not the one that trained.
+        off = {"console": "off", "silent": True, "disable_git": True, "disable_code": True}
         settings = wandb.Settings(
-            mode="offline",
-            root_dir=str(directory),
-            console="off",
-            silent=True,
-            disable_git=True,
-            disable_code=True,
-            x_disable_meta=True,
-            x_disable_stats=True,
+            mode="offline", root_dir=str(directory), x_disable_meta=True, x_disable_stats=True, **off
         )
         tracked = wandb.init(project=run.record.study, name=run.name, config=run.settings, settings=settings)
         paths.append(Path(tracked.dir).parent)
         for _, values in run.history.groupby("step", sort=True):
             row = dict(zip(values["tag"], values["value"], strict=True))
-            tracked.log(
-                {**row, "_timestamp": run.started_s + float(values["at_s"].max())}, step=int(values["step"].iloc[0])
-            )
+            at_s = run.started_s + float(values["at_s"].max())
+            tracked.log({**row, "_timestamp": at_s}, step=int(values["step"].iloc[0]))
         tracked.summary.update({f"totals/{name}": value for name, value in run.totals.items()})
         tracked.finish(exit_code=0 if run.record.state() == "done" else 1)
     wandb.teardown()  # finish() may return before the process that writes the files has written the last records
@@ -216,21 +199,19 @@ def _mlflow(runs: Sequence[Recorded], directory: Path) -> list[Path]:
 @contextmanager
 def _quiet_mlflow() -> "Iterator[None]":
     """Keep MLflow from telling of its database, of what is deprecated in it, and from sending usage statistics."""
-    names = ("mlflow", "alembic")
-    levels = [logging.getLogger(name).level for name in names]
-    before = {name: os.environ.get(name) for name in ("MLFLOW_DISABLE_TELEMETRY", "MLFLOW_CONFIGURE_LOGGING")}
-    os.environ.update(MLFLOW_DISABLE_TELEMETRY="true", MLFLOW_CONFIGURE_LOGGING="false")
+    quiet = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_CONFIGURE_LOGGING": "false"}
+    before = {name: os.environ.get(name) for name in quiet}
+    levels = {each: each.level for each in map(logging.getLogger, ("mlflow", "alembic"))}
+    os.environ.update(quiet)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for name in names:
-                logging.getLogger(name).setLevel(logging.ERROR)
+            for each in levels:
+                each.setLevel(logging.ERROR)
             yield
     finally:
-        for name, level in zip(names, levels, strict=True):
-            logging.getLogger(name).setLevel(level)
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for each, level in levels.items():
+            each.setLevel(level)
+        for name in quiet:
+            os.environ.pop(name, None)
+        os.environ.update({name: value for name, value in before.items() if value is not None})

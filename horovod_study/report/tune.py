@@ -13,15 +13,11 @@ _HEADS = ("setting", "of shipped", "95 % interval", "samples/s", "p90/median", "
 
 def table(document: Mapping[str, Any]) -> list[str]:
     """Return the lines of the table: setting, ratio to shipped with interval, spread of the step, verdict."""
-    lines = []
-    for runtime in dict.fromkeys(row["runtime"] for row in document["candidates"]):
-        tuned = document["for"]
-        lines.append(f"{runtime_label(*runtime.split('/'))}, {tuned['workers']} workers, batch {tuned['batch']}")
-        rows = [_cells(row) for row in document["candidates"] if row["runtime"] == runtime]
-        lines += to_lines(table_of(_HEADS, rows, texts=(0, 6)), indent=2)
-        for knob, why in document["left_out"].get(runtime, {}).items():
-            lines.append(f"    {knob} was not varied: it {why}")
-        lines.append("")
+    tuned = document["for"]
+    lines = [f"{runtime_label(*document['runtime'].split('/'))}, {tuned['workers']} workers, batch {tuned['batch']}"]
+    lines += to_lines(table_of(_HEADS, map(_cells, document["candidates"]), texts=(0, 6)), indent=2)
+    lines += [f"    {knob} was not varied: it {why}" for knob, why in document["left_out"].items()]
+    lines.append("")
     lines.append(f"{document['verdict'][:1].upper()}{document['verdict'][1:]}.")
     where = "measured again" if document["gains_confirmed"] else "in the launches it led in, so a little flattering"
     for key, words in (("gain_over_shipped", "shipped settings"), ("gain_over_library", "library defaults")):

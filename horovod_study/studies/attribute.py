@@ -15,28 +15,25 @@ experiment goes on; a launch in turns that was broken off is made again as a who
 
 import random
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from horovod_study.analysis.paired import MOST_LAUNCHES
 from horovod_study.config import COMMUNICATION, Cell, available_cores, local_cell
 from horovod_study.errors import ConfigError, RecordError, StudyError, require_known
 from horovod_study.measure.clock import now
 from horovod_study.options import BY_RUNTIME, SET_BY_ATTRIBUTION, refuse_set, require_workers
 from horovod_study.progress import Line, duration, say
-from horovod_study.records import MANIFEST, append_turns, read_turns
+from horovod_study.records import append_turns, read_turns
 from horovod_study.roles import Role, named
 from horovod_study.runtimes import RUNTIMES
-from horovod_study.studies.aim import Aim
 from horovod_study.studies.attempt import Attempt, CellRun, local_launch, record_in
 from horovod_study.studies.engine import attempt, set_aside, set_aside_unless_done, working_in
 from horovod_study.studies.interruption import Interruption
 from horovod_study.studies.turns import (
     BlockLaunch,
-    Conductor,
     apart_because,
     that_fit,
     until_asked_for,
@@ -112,35 +109,38 @@ def run_experiment(
     *,
     runtimes: Sequence[str] = DEFAULT_RUNTIMES,
     workers: int | None = None,
-    rounds: int | None = None,
+    rounds: int = ROUNDS,
     turns: bool = True,
-    precision: float | None = None,
 ) -> list[Path]:
     """Run the experiment below `out` and return its run directories: the worker alone, then arm by arm.
 
-    `rounds`: launches of all arms; by default ROUNDS, or as many as `precision`, the relative half width of the
-    interval of each arm's rate over that of one worker, takes.
-    Raises StudyError with the reason of a run that fails, and KeyboardInterrupt after Ctrl-C; no process is left.
+    `rounds`: launches of all arms. Raises StudyError with the reason of a run that fails, and KeyboardInterrupt after
+    Ctrl-C; no process is left.
     """
     cores = available_cores()
-    rounds = (ROUNDS if precision is None else MOST_LAUNCHES) if rounds is None else rounds
     order = plan(given, runtimes=runtimes, workers=workers or cores, rounds=rounds, cores=cores)
     largest = max((cell for _, cell in order[0]), key=lambda cell: cell.placement.workers)
-    alone = apart_because([largest] * 2, worker_mb=worker_mb(out / "runs")) if turns else "as asked for"
-    if alone and precision is not None:
-        raise ConfigError(f"explain --measure: --until needs arms that train in turns, but {alone}; leave it out")
+    used_mb = worker_mb(out / "runs")
+    alone = apart_because([largest] * 2, worker_mb=used_mb) if turns else "as asked for"
     how = f"one after the other: {alone}" if alone else "in turns"
-    most = f"{'at most ' if precision is not None else ''}{rounds}"
-    say(f"attribution: {len(order[0])} arms of {largest.config.steps} steps, {how}, launches: {most}; records in {out}")
+    what = f"{len(order[0])} arms of {largest.config.steps} steps"
+    say(f"attribution: {what}, {how}, launches: {rounds}; records in {out}")
     with working_in(out, "attribution") as stop:
-        arms = _Arms(order, out, stop)
+        arms = _Arms(out, stop, left=sum(map(len, order)))
         with closing(arms.line):
-            if alone:
-                arms.one_by_one([each for cells in order for each in cells])
-            else:
-                arms.alternate(precision)
+            for number, cells in enumerate(order):
+                boxes = [{name: cell} for name, cell in cells]
+                if not alone:
+                    boxes = that_fit(dict(sorted(cells)), workers_that_fit(used_mb))
+                for place, box in enumerate(boxes, 1):
+                    if len(box) == 1:
+                        arms.one(*next(iter(box.items())))
+                    else:
+                        arms.in_turns(
+                            box, "arms" if place == 1 else f"arms-{place}", f"launch {number + 1} of {rounds}"
+                        )
     in_order = sorted(
-        (each for cells in order[: arms.launched or rounds] for each in cells),
+        (each for cells in order for each in cells),
         key=lambda each: (
             -1 if each[1].runtime == "serial" else list(runtimes).index(each[1].runtime),
             *(value or 0.0 for name, value in each[1].config.to_dict().items() if OPTIONS[name].attributed),
@@ -153,49 +153,19 @@ def run_experiment(
 class _Arms:
     """The runs of one experiment, with what they need at hand."""
 
-    def __init__(self, order: Sequence[Sequence[tuple[str, Cell]]], out: Path, stop: Interruption) -> None:
-        self._order, self._out, self._stop = order, out, stop
+    def __init__(self, out: Path, stop: Interruption, *, left: int) -> None:
+        self._out, self._stop, self._left = out, stop, left
         self.line, self._began, self._ran = Line(), now(), 0
-        self._left = sum(map(len, order))
-        self.launched = 0  # launches in turns that there are
 
-    def one_by_one(self, cells: Iterable[tuple[str, Cell]]) -> None:
-        """Run what is not done, one after the other; StudyError: it fails."""
-        for name, cell in cells:
-            self._left -= 1
-            _require_same(self._directory(name), cell)
-            if set_aside_unless_done(self._directory(name)):
-                continue
+    def one(self, name: str, cell: Cell) -> None:
+        """Run an arm alone unless it is done; StudyError: it fails."""
+        self._left -= 1
+        _require_same(self._directory(name), cell)
+        if not set_aside_unless_done(self._directory(name)):
             self.line.show(f"  {name}{self._time_left(1)}")
             self._require_done({name: attempt(self._run(name, cell), self._stop)})
 
-    def alternate(self, precision: float | None) -> None:
-        """Let the arms of each launch train in turns, as many as fit into memory, until the intervals are narrow."""
-        runs = self._out / "runs"
-        room, aim = workers_that_fit(worker_mb(runs)), None
-        if precision is not None:
-            arms = {name: name.partition("-")[2] for cells in self._order for name, _ in cells}
-            wanted = [(arm, ALONE) for arm in sorted({*arms.values()} - {ALONE})]
-            aim = Aim(precision, arms, wanted, slices=read_turns(runs))
-        for cells in self._order:
-            boxes = that_fit(dict(sorted(cells)), room)
-            if len(boxes) > 1 and aim is not None:
-                raise ConfigError("explain --measure: --until needs memory for all arms; name fewer with --runtime")
-            there = all((self._directory(name) / MANIFEST).exists() for name, _ in cells)
-            if aim is not None and not aim.open() and not there:
-                break
-            for number, box in enumerate(boxes, 1):
-                if len(box) == 1:
-                    if not self.launched:
-                        say(f"  {next(iter(box)).partition('-')[2]} runs alone: no other arm fits into memory with it")
-                    self.one_by_one(box.items())
-                else:
-                    self._in_turns(box, "arms" if number == 1 else f"arms-{number}", aim)
-            self.launched += 1
-        for line in () if aim is None else aim.lines():
-            self.line.keep(f"  {line}")
-
-    def _in_turns(self, cells: Mapping[str, Cell], block: str, aim: Aim | None) -> None:
+    def in_turns(self, cells: Mapping[str, Cell], block: str, what: str) -> None:
         """Launch arms together, unless all of them are done: one that ran at another time is no partner."""
         runs = self._out / "runs"
         self._left -= len(cells)
@@ -205,36 +175,30 @@ class _Arms:
         if len(done) == len(cells):
             return
         if done:
-            say(f"  launch {self.launched + 1} is made again: its arms are to train side by side")
+            say(f"  {what} is made again: its arms are to train side by side")
         for name in done:
             set_aside(self._directory(name))
         launch = BlockLaunch(
             block=block,
             launch=1 + max((each.launch for each in read_turns(runs) if each.block == block), default=-1),
             seed=next(iter(cells.values())).config.seed,
-            policy=aim or until_asked_for,
+            policy=until_asked_for,
             equal_steps=True,
             least_steps=_LEAST_STEPS,
         )
-        what = f"launch {self.launched + 1} of {len(self._order)}"
-
-        def shown(conductor: Conductor) -> str:
-            reached = "" if aim is None else f", {aim.progress()}"
-            return f"{what}: {len(conductor.left())} in turns, round {conductor.rounds}{reached}{left}"
-
         left = self._time_left(len(cells))
         ended, made = launch.run(
-            {name: self._run(name, cell) for name, cell in cells.items()}, self._stop, self.line, shown
+            {name: self._run(name, cell) for name, cell in cells.items()},
+            self._stop,
+            self.line,
+            lambda it: f"{what}: {len(it.left())} in turns, round {it.rounds}{left}",
         )
         if self._stop.requested:
             raise KeyboardInterrupt
         self._require_done(ended)
         append_turns(runs, made)
-        if aim is not None:
-            aim.take(read_turns(runs))
         rounds = 1 + max((each.round for each in made), default=-1)
-        reached = "" if aim is None else f"; {aim.progress()}"
-        self.line.keep(f"  {what}: {len(cells)} arms, {plural(rounds, 'round')}{reached}{self._time_left(0)}")
+        self.line.keep(f"  {what}: {len(cells)} arms, {plural(rounds, 'round')}{self._time_left(0)}")
 
     def _run(self, name: str, cell: Cell) -> CellRun:
         return CellRun(

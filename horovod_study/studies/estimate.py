@@ -1,8 +1,8 @@
 """How long cells take: learned from those that are done, guessed where none is, and said so."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from statistics import median
+from typing import NamedTuple
 
 from horovod_study.config import Cell
 from horovod_study.progress import duration
@@ -12,8 +12,7 @@ SAMPLES_GUESS_PER_S = 10_000.0
 """Guessed samples per second and worker, a cautious figure for one core, where a budget counts steps or epochs."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TimeLeft:
+class TimeLeft(NamedTuple):
     """An estimate of seconds, None when nothing is known; a guess where no cell of some runtime has ended yet."""
 
     seconds: float | None
@@ -30,16 +29,13 @@ class Estimate:
 
     def __init__(self, past: Iterable[tuple[str, int, float]] = ()) -> None:
         """`past`: (runtime, workers, seconds) of finished cells."""
-        self._seen: dict[tuple[str | None, int | None], list[float]] = {}
+        self._past = [*past]
         self._known: dict[tuple[str, int, float | None], TimeLeft] = {}  # a study has many cells of few kinds
-        for runtime, workers, seconds in past:
-            self.add(runtime, workers, seconds)
 
     def add(self, runtime: str, workers: int, seconds: float) -> None:
         """Learn from a finished cell."""
+        self._past.append((runtime, workers, seconds))
         self._known.clear()
-        for case in ((runtime, workers), (runtime, None), (None, None)):
-            self._seen.setdefault(case, []).append(seconds)
 
     def of(self, cell: Cell) -> TimeLeft:
         """Return how long `cell` will take."""
@@ -49,14 +45,12 @@ class Estimate:
         return self._known[kind]
 
     def _of(self, cell: Cell) -> TimeLeft:
-        for case in ((cell.runtime, cell.placement.workers), (cell.runtime, None)):
-            if case in self._seen:
-                return TimeLeft(seconds=median(self._seen[case]), guess=False)
+        alike = [each for each in self._past if each[0] == cell.runtime]
+        if seen := [each for each in alike if each[1] == cell.placement.workers] or alike:
+            return TimeLeft(median(seconds for *_, seconds in seen), guess=False)
         if cell.config.seconds is not None:
-            start_up = CARRIED[cell.runtime][0].start_up_s
-            return TimeLeft(seconds=cell.config.seconds + start_up, guess=True)
-        anything = self._seen.get((None, None))
-        return TimeLeft(seconds=median(anything) if anything else None, guess=True)
+            return TimeLeft(cell.config.seconds + CARRIED[cell.runtime][0].start_up_s, guess=True)
+        return TimeLeft(median(seconds for *_, seconds in self._past) if self._past else None, guess=True)
 
     def expected(self, cell: Cell, *, at_most_s: float) -> tuple[float, str]:
         """Return the seconds to count `cell` with, and whether they are "" (learned), "guess" or "unknown".
@@ -73,7 +67,7 @@ class Estimate:
         """Return the time left for `cells`, the first of which has been running for `running_s`."""
         parts = [self.of(cell) for cell in cells]
         if parts and parts[0].seconds is not None:
-            parts[0] = replace(parts[0], seconds=max(0.0, parts[0].seconds - running_s))
+            parts[0] = TimeLeft(max(0.0, parts[0].seconds - running_s), parts[0].guess)
         return together(parts)
 
 
@@ -81,8 +75,8 @@ def together(parts: Sequence[TimeLeft], *, lanes: int = 1) -> TimeLeft:
     """Return the time left for all of `parts`, of which `lanes` go on at a time; unknown where one is."""
     known = [each.seconds for each in parts if each.seconds is not None]
     if len(known) < len(parts):
-        return TimeLeft(seconds=None, guess=True)
-    return TimeLeft(seconds=max([*known, sum(known) / lanes], default=0.0), guess=any(each.guess for each in parts))
+        return TimeLeft(None, guess=True)
+    return TimeLeft(max([*known, sum(known) / lanes], default=0.0), guess=any(each.guess for each in parts))
 
 
 def rough_s(cell: Cell) -> float | None:

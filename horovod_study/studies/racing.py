@@ -17,10 +17,9 @@ from collections import Counter
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
-from typing import Annotated, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
-from pydantic import Field
 
 from horovod_study.analysis.paired import MIN_ROUNDS, Slice, estimate, pairs
 from horovod_study.analysis.stats import LEVEL, Interval, moderated_ratio
@@ -38,19 +37,13 @@ _LOOKS_AT = (LEAST_ROUNDS, 5, 7, 9, 12, 15, 19)  # rounds of a heat, each about 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """Settings to be tried: what is changed from the shipped settings of a runtime."""
+    """Settings to be tried: what is changed from the shipped ones."""
 
-    name: str  # unique within its runtime
-    runtime: str
+    name: str
     kind: str  # shipped | library | effect | combination
     values: Mapping[str, Any] = field(default_factory=dict)  # options of the workload
     knob: str = ""  # of an effect
     value: str = ""
-
-    @property
-    def key(self) -> str:
-        """Unique name over all runtimes."""
-        return f"{self.runtime} {self.name}"
 
     @property
     def baseline(self) -> bool:
@@ -85,8 +78,8 @@ class Trial:
     """What came of one launch; it has no rounds where it failed, with the `reason`."""
 
     launch: str  # of its stage
-    candidate: str  # key
-    rounds: tuple[tuple[int, Annotated[float, Field(gt=0)], float | None], ...] = ()
+    candidate: str  # its name
+    rounds: tuple[tuple[int, float, float | None], ...] = ()
     """Number, samples/s, and cores that other programs used."""
     step_spread: float | None = None  # p90 / median of its steps
     seconds: float = 0.0
@@ -134,7 +127,7 @@ def wanted(stage: Stage, slices: Sequence[Slice]) -> Collection[str]:
     last = {each.cell for each in slices if each.round == made - 1}
     if stage.what == "confirm" or made not in _LOOKS_AT:
         return last
-    return last - slower(slices) | {each.key for each in stage.candidates if each.baseline and each.key in last}
+    return last - slower(slices) | {each.name for each in stage.candidates if each.baseline and each.name in last}
 
 
 def slow_launches(trials: Sequence[Trial]) -> list[Trial]:
@@ -155,8 +148,7 @@ def slow_launches(trials: Sequence[Trial]) -> list[Trial]:
 class Race:
     """Candidates that are raced: `run` says what to measure, `add` is told what came of each launch.
 
-    The first candidate is what the race is about to beat, the shipped settings of the first runtime. The same trials
-    lead to the same stages, so that a race can be continued.
+    The first candidate is what the race is about to beat, the shipped settings.
     """
 
     stop = "rounds"  # resolved | kept | budget | rounds
@@ -168,7 +160,7 @@ class Race:
     ) -> None:
         """`rounds`: most stages; `room`: so many candidates fit into memory together."""
         self.candidates, self.chosen = list(candidates), candidates[0]
-        self.states = {each.key: "" for each in candidates}  # "" while in the race, else why it is out
+        self.states = {each.name: "" for each in candidates}  # "" while in the race, else why it is out
         self.failed: dict[str, str] = {}  # candidate -> reason of its last failed launch
         self.trials: list[Trial] = []
         self._reference, self._way, self._seed = candidates[0], way, seed
@@ -187,22 +179,21 @@ class Race:
                 self.stop = "resolved"
                 break
         if (leader := self.leader()) is not self._reference:
-            near = [each for each in self._left(baselines=True) if each.baseline and each.runtime == leader.runtime]
-            group = [leader, *(each for each in near if each is not leader)]
-            yield from self._measure("confirm", group, "confirm")
+            near = [each for each in self._left(baselines=True) if each.baseline and each is not leader]
+            yield from self._measure("confirm", [leader, *near], "confirm")
         self._choose(leader)
 
     def _of(self, key: str) -> Candidate:
-        return next(each for each in self.candidates if each.key == key)
+        return next(each for each in self.candidates if each.name == key)
 
     def _left(self, *, baselines: bool = False) -> list[Candidate]:
-        return [each for each in self.candidates if not self.states[each.key] and (baselines or not each.baseline)]
+        return [each for each in self.candidates if not self.states[each.name] and (baselines or not each.baseline)]
 
     def _measure(self, what: str, group: Sequence[Candidate], effort: str) -> Generator[Stage, None, bool]:
         """Yield launches of a group with the reference, in parts that fit; return False when time was up before."""
         launches, rounds = self._way[effort]
         for _ in range(launches):
-            others = [each for each in group if each is not self._reference and not self.states[each.key]]
+            others = [each for each in group if each is not self._reference and not self.states[each.name]]
             size = int(min(max(self._room, 2) - 1, max(len(others), 1)))
             for place in range(0, len(others), size):
                 self._number += 1
@@ -220,19 +211,18 @@ class Race:
         if trial.rounds:
             return
         candidate, reason = self._of(trial.candidate), trial.reason or "no samples were trained"
-        self.failed[candidate.key] = reason
-        failures = sum(each.candidate == candidate.key and not each.rounds for each in self.trials)
+        self.failed[candidate.name] = reason
+        failures = sum(each.candidate == candidate.name and not each.rounds for each in self.trials)
         if candidate.kind != "shipped":
-            self.states[candidate.key] = f"failed: {reason}"
+            self.states[candidate.name] = f"failed: {reason}"
         elif failures == 3:
             raise StudyError(
-                f"{candidate.runtime} with its shipped settings failed {failures} times, so that there is nothing to "
-                f"compare with: {reason}"
+                f"the shipped settings failed {failures} times, so that there is nothing to compare with: {reason}"
             )
 
     def launches(self, candidate: Candidate) -> list[Trial]:
         """Return the launches of a candidate that ran to their end."""
-        return [each for each in self.trials if each.candidate == candidate.key and each.rounds]
+        return [each for each in self.trials if each.candidate == candidate.name and each.rounds]
 
     def slow(self) -> Counter[str]:
         """Return how many launches of a candidate fell into a slow mode."""
@@ -251,7 +241,9 @@ class Race:
     def _gains(self) -> dict[str, float]:
         """Return the ratio of each candidate that was measured, is not out, and never was slow, to the reference."""
         slices, slow = self.slices(), self.slow()
-        found = {each.key: ratio_of(slices, each.key, self._reference.key).value for each in self._left(baselines=True)}
+        found = {
+            each.name: ratio_of(slices, each.name, self._reference.name).value for each in self._left(baselines=True)
+        }
         return {key: value for key, value in found.items() if not math.isnan(value) and key not in slow}
 
     def leader(self) -> Candidate:
@@ -264,7 +256,7 @@ class Race:
         if best <= 1 + EQUAL:
             return self._reference
         close = [self._of(key) for key, value in gains.items() if value * (1 + EQUAL) >= best]
-        return min(close, key=lambda each: (len(each.values), -gains[each.key]))
+        return min(close, key=lambda each: (len(each.values), -gains[each.name]))
 
     def _halve(self, number: int) -> None:
         """Take out what fell into a slow mode, what is resolved to be slower, and the slower half of the rest."""
@@ -273,63 +265,53 @@ class Race:
         worse = slower(slices)  # over all launches, and within a heat, whose rounds are many
         for launch in {each.launch for each in slices}:
             worse |= slower([each for each in slices if each.launch == launch])
-        alive = sorted(self._left(), key=lambda each: -gains.get(each.key, 0.0))
+        alive = sorted(self._left(), key=lambda each: -gains.get(each.name, 0.0))
         for place, each in enumerate(alive):
-            if each.key in slow:
-                why = f"unstable: {slow[each.key]} of {len(self.launches(each))} launches at less than half its speed"
-            elif each.key in worse:
+            if each.name in slow:
+                why = f"unstable: {slow[each.name]} of {len(self.launches(each))} launches at less than half its speed"
+            elif each.name in worse:
                 why = f"slower than the fastest, after stage {number}"
             else:
                 why = f"in the slower half after stage {number}" if 2 * place >= len(alive) > 1 else ""
-            self.states[each.key] = why
+            self.states[each.name] = why
 
     def _combine(self) -> None:
         """Add combinations of the best value of each knob that seems to help by EQUAL: the best two, three, ..."""
-        slices, out = self.slices(), {*self.failed, *self.slow()}
-        for shipped in [each for each in self.candidates if each.kind == "shipped"]:
-            tried = [each for each in self.candidates if each.runtime == shipped.runtime and each.kind == "effect"]
-            gains = {each.key: ratio_of(slices, each.key, shipped.key).value for each in tried if each.key not in out}
-            helping = [each for each in tried if gains.get(each.key, 0.0) > 1 + EQUAL]
-            knobs: list[str] = []
-            values: dict[str, Any] = {}
-            for each in sorted(helping, key=lambda each: -gains[each.key]):
-                clash = any(values.get(name, value) != value for name, value in each.values.items())  # hooks, and flat
-                if clash or each.knob in knobs or len(knobs) == 5:
-                    continue
-                knobs, values = [*knobs, each.knob], {**values, **each.values}
-                if len(knobs) > 1:
-                    name = " ".join(f"{knob}={plain(value)}" for knob, value in values.items())
-                    combined = Candidate(name=name, runtime=shipped.runtime, kind="combination", values=values)
-                    self.candidates.append(combined)
-                    self.states[combined.key] = ""
+        slices, base, out = self.slices(), self._reference.name, {*self.failed, *self.slow()}
+        tried = [each for each in self.candidates if each.kind == "effect" and each.name not in out]
+        gains = {each.name: ratio_of(slices, each.name, base).value for each in tried}
+        helping = [each for each in tried if gains[each.name] > 1 + EQUAL]
+        knobs: list[str] = []
+        values: dict[str, Any] = {}
+        for each in sorted(helping, key=lambda each: -gains[each.name]):
+            clash = any(values.get(name, value) != value for name, value in each.values.items())  # hooks, and flat
+            if clash or each.knob in knobs or len(knobs) == 5:
+                continue
+            knobs, values = [*knobs, each.knob], {**values, **each.values}
+            if len(knobs) > 1:
+                name = " ".join(f"{knob}={plain(value)}" for knob, value in values.items())
+                self.candidates.append(Candidate(name=name, kind="combination", values=values))
+                self.states[name] = ""
 
     def _choose(self, leader: Candidate) -> None:
         """Choose the leader where the launches of its own resolve that it gains, else the shipped settings."""
-        shipped = next(each for each in self.candidates if each.runtime == leader.runtime and each.kind == "shipped")
-        again, slow, self.chosen, why = self.slices("confirm"), self.slow(), leader, ""
-        for base in (shipped, self._reference):
-            gain, name, key = ratio_of(again, self.chosen.key, base.key), self.chosen.name, self.chosen.key
-            if self.chosen is base:
-                continue
-            if key in self.failed:
-                why = f"{name} failed when it was launched again ({self.failed[key]})"
-            elif key in slow:
+        gain, name, why = ratio_of(self.slices("confirm"), leader.name, self._reference.name), leader.name, ""
+        if leader is not self._reference:
+            if name in self.failed:
+                why = f"{name} failed when it was launched again ({self.failed[name]})"
+            elif name in self.slow():
                 why = f"{name} fell into a slow mode when it was launched again"
             elif not (gain.n >= LEAST_ROUNDS and gain.low > 1):
                 why = f"{name} led, but launched again its gain ({words(gain)}) is not resolved"
-            else:
-                continue
-            self.chosen = base
+        self.chosen = self._reference if why else leader
         self.confirmed = self.chosen is not self._reference
         spent = {"budget": "the time was used up; ", "rounds": "the rounds were used up; "}.get(self.stop, "")
         if self.stop == "resolved" and (why or not self.confirmed):
             self.stop = "kept"
-        name = "the shipped settings" if self.chosen.kind == "shipped" else self.chosen.name
-        name += "" if self.chosen.runtime == self._reference.runtime else f" of {self.chosen.runtime}"
         if self.stop == "resolved":
             self.text = f"resolved: the fastest tried is {name}, which gains over the shipped settings"
-        elif self.confirmed and not why:
+        elif self.confirmed:
             self.text = f"not resolved: {spent}others may be faster than {name}, which gains over the shipped settings"
         else:
             why = why or f"{spent}nothing that was tried gains more than {100 * EQUAL:.0f} %"
-            self.text = f"not resolved: {why}; {name} are kept"
+            self.text = f"not resolved: {why}; the shipped settings are kept"

@@ -1,11 +1,7 @@
 """Tunes how workers communicate: short training launches of this model at this placement, raced against each other.
 
-A tune lives in a folder DIR:
-
-    tune.json           what is tuned, and what the first launch of each runtime told about itself
-    trials.jsonl        one line per launch, appended as it ends; the same command again goes on from here
-    runs/, configs/, logs/      the run directory of each launch, what it was asked to do, what it printed
-    result.json         what came of it
+A tune takes minutes and lives in a folder DIR: runs/, configs/, logs/ (the run directory of each launch, what it was
+asked to do, what it printed), and result.json, what came of it. One that was interrupted begins again.
 
 Libraries read their settings when they start, so that every candidate is launched: the usual trainer, no checkpoint,
 evaluated once at its end. Candidates are launched together and train in turns (turns.py), or launches of a few seconds
@@ -17,7 +13,7 @@ import math
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,13 +21,13 @@ from typing import Any
 from horovod_study.analysis.paired import Slice
 from horovod_study.analysis.stats import Interval, finite_or_none
 from horovod_study.config import Cell, available_cores, local_cell
-from horovod_study.documents import conform, load_yaml, parse_json, read_json, read_text
+from horovod_study.documents import load_yaml
 from horovod_study.errors import ConfigError, StudyError, nearest, require_known
-from horovod_study.files import append_text, write_file
+from horovod_study.files import write_file
 from horovod_study.measure.clock import now, utc_now
 from horovod_study.options import BY_RUNTIME, SET_BY_TUNE, refuse_set, require_workers
 from horovod_study.progress import Line, duration, say
-from horovod_study.records import TurnSlice
+from horovod_study.records import RunRecord, TurnSlice
 from horovod_study.roles import TRUTH, Option, Role, check_field, plain
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies import engine, racing
@@ -56,7 +52,7 @@ class TuneRequest:
     """What is to be tuned: a run, where it runs, and how much may be spent on it."""
 
     config: Configuration
-    runtimes: tuple[str, ...]
+    runtime: str
     workers: int
     cores: int
     minutes: float
@@ -65,23 +61,11 @@ class TuneRequest:
     values: Mapping[str, tuple[Any, ...]]  # knob -> the user's own candidates
     alone: str  # why candidates are launched one after the other; "": they train in turns
 
-    def meaning(self) -> dict[str, Any]:
-        """Return what must be the same for launches to be compared; the time and the rounds may be extended."""
-        return {
-            "config": self.config.meaning(),
-            "workload": self.config.workload.identity or None,
-            "runtimes": list(self.runtimes),
-            "workers": self.workers,
-            "turns": not self.alone,
-            "knobs": sorted(self.knobs),
-            "values": {name: list(values) for name, values in sorted(self.values.items())},
-        }
-
     def cell(self, candidate: Candidate) -> Cell:
         """Return the run that tries a candidate; ConfigError when its values do not fit together."""
         values = {**self.config.to_dict(), **candidate.values}
         return local_cell(
-            candidate.runtime, values, workers=self.workers, source=candidate.name, workload=self.config.workload
+            self.runtime, values, workers=self.workers, source=candidate.name, workload=self.config.workload
         )
 
 
@@ -89,7 +73,7 @@ def tune_request(
     path: Path | None,
     given: Mapping[str, Any],
     *,
-    runtimes: Sequence[str] = (),
+    runtime: str = "horovod/mpi",
     workers: int | None = None,
     minutes: float | None = None,
     rounds: int = ROUNDS,
@@ -110,9 +94,8 @@ def tune_request(
         raise ConfigError(f"tune: --minutes is {minutes:g}; it must be greater than 0")
     if rounds < 1:
         raise ConfigError(f"tune: --rounds is {rounds}; it must be at least 1")
-    runtimes = tuple(dict.fromkeys(runtimes)) or ("horovod/mpi",)
-    tunable = [runtime for runtime in RUNTIMES if runtime != "serial"]
-    for runtime in [each for each in runtimes if each not in tunable]:
+    tunable = [each for each in RUNTIMES if each != "serial"]
+    if runtime not in tunable:
         why = "does not communicate" if runtime == "serial" else f"is not known{nearest(runtime, tunable)}"
         raise ConfigError(f"tune: --runtime {runtime!r} {why}; allowed: {', '.join(tunable)}")
     file = load_yaml(path) if path else {}
@@ -126,11 +109,11 @@ def tune_request(
     own = dict(_own_values(text, workload) for text in values)
     knobs = tuple(dict.fromkeys(name.replace("-", "_") for name in knobs))
     for name in (*knobs, *own):
-        _require_effect(name, runtimes, workload)
-    two = [local_cell(runtimes[0], config.to_dict(), workers=workers, source="tune", workload=workload)] * 2
+        _require_effect(name, runtime, workload)
+    two = [local_cell(runtime, config.to_dict(), workers=workers, source="tune", workload=workload)] * 2
     alone = apart_because(two) if turns else "as asked for"  # that two fit is the least
     minutes = minutes or (MINUTES if alone else TURNS_MINUTES)
-    return TuneRequest(config, runtimes, workers, cores, minutes, rounds, knobs, own, alone)
+    return TuneRequest(config, runtime, workers, cores, minutes, rounds, knobs, own, alone)
 
 
 def _own_values(text: str, workload: Workload) -> tuple[str, tuple[Any, ...]]:
@@ -146,14 +129,12 @@ def _own_values(text: str, workload: Workload) -> tuple[str, tuple[Any, ...]]:
     return name, tuple(dict.fromkeys(values))
 
 
-def _require_effect(name: str, runtimes: Sequence[str], workload: Workload) -> None:
+def _require_effect(name: str, runtime: str, workload: Workload) -> None:
     require_known("tune: knob", name, workload.tuned)
-    why = {knob: [why_not(workload.options[knob], runtime) for runtime in runtimes] for knob in workload.tuned}
-    if all(why[name]):
-        useful = ", ".join(knob for knob, reasons in why.items() if not all(reasons))
-        raise ConfigError(
-            f"tune: knob {name} {why[name][0]}; knobs that do something over {', '.join(runtimes)}: {useful}"
-        )
+    why = {knob: why_not(workload.options[knob], runtime) for knob in workload.tuned}
+    if why[name]:
+        useful = ", ".join(knob for knob, reason in why.items() if not reason)
+        raise ConfigError(f"tune: knob {name} {why[name]}; knobs that do something over {runtime}: {useful}")
 
 
 def why_not(knob: Option, runtime: str) -> str:
@@ -163,16 +144,16 @@ def why_not(knob: Option, runtime: str) -> str:
     return "means something on several hosts only, and this is one" if knob.several_hosts else ""
 
 
-def space(request: TuneRequest, runtime: str, effective: Mapping[str, Any]) -> tuple[list[Candidate], dict[str, str]]:
-    """Return the candidates of a runtime, baselines first, and why which knob is not varied.
+def space(request: TuneRequest, effective: Mapping[str, Any]) -> tuple[list[Candidate], dict[str, str]]:
+    """Return the candidates, baselines first, and why which knob is not varied.
 
     `effective` is that of a run with the shipped settings: a value that they have anyway is no candidate.
     """
-    workload = request.config.workload
+    workload, runtime = request.config.workload, request.runtime
     shipped = shipped_values(effective, workload)
-    candidates = [Candidate(name="shipped settings", runtime=runtime, kind="shipped")]
+    candidates = [Candidate(name="shipped settings", kind="shipped")]
     if library := library_values(runtime, request.config):
-        candidates.append(Candidate(name="library defaults", runtime=runtime, kind="library", values=library))
+        candidates.append(Candidate(name="library defaults", kind="library", values=library))
     left_out: dict[str, str] = {}
     for knob in request.knobs or workload.tuned:
         option, why = workload.options[knob], why_not(workload.options[knob], runtime)
@@ -194,7 +175,7 @@ def space(request: TuneRequest, runtime: str, effective: Mapping[str, Any]) -> t
             text = plain(value) + (" with hooks" if hooks else "")
             told = {"name": f"{knob}={text}", "knob": knob, "value": text}
             values = {"reduction": "hooks", knob: value} if hooks else {knob: value}
-            candidate = Candidate(runtime=runtime, kind="effect", values=values, **told)
+            candidate = Candidate(kind="effect", values=values, **told)
             try:
                 request.cell(candidate)
             except ConfigError as error:
@@ -245,61 +226,6 @@ def shipped_values(effective: Mapping[str, Any], workload: Workload) -> dict[str
     return found
 
 
-@dataclass
-class _State:
-    meaning: dict[str, Any]
-    facts: dict[str, dict[str, Any]]
-
-
-class _Ledger:
-    def __init__(self, directory: Path, request: TuneRequest) -> None:
-        self._path, self._state = directory / "trials.jsonl", directory / "tune.json"
-        self.facts: dict[str, dict[str, Any]] = {}  # runtime -> effective, environment of its first launch
-        self.trials: list[Trial] = []
-        self._meaning = json.loads(json.dumps(request.meaning()))
-        if self._state.exists():
-            again = "move the folder away, or choose another --out"
-            state: _State = read_json(self._state, _State, error=StudyError, again=again)
-            self.facts = state.facts
-            if told := engine.difference(state.meaning, self._meaning):
-                raise StudyError(
-                    f"{self._state.parent}: holds the tuning of something else ({told}), whose launches cannot be "
-                    "compared with new ones; choose another --out"
-                )
-        elif self._path.exists():
-            raise StudyError(f"{self._path}: its tune.json is missing; move the folder away, or choose another --out")
-        else:
-            self.save()
-        if self._path.exists():
-            text = read_text(self._path, error=StudyError, again="choose another --out")
-            whole = text[: text.rfind("\n") + 1]
-            if whole != text:  # torn: the command was killed while it wrote
-                write_file(self._path, whole)
-            again = "remove that line, or choose another --out"
-            for number, line in enumerate(whole.splitlines(), 1):
-                source = f"{self._path} line {number}"
-                told = parse_json(line, source=source, error=StudyError, again=again)
-                self.trials.append(conform(told, Trial, source, StudyError, again))
-
-    @property
-    def used_s(self) -> float:
-        """Seconds of all launches so far."""
-        return sum(trial.seconds for trial in self.trials)
-
-    def found(self, stage: Stage) -> dict[str, Trial]:
-        """Return what came of the candidates of a stage; of one that was measured again the last launch counts."""
-        return {trial.candidate: trial for trial in self.trials if trial.launch == stage.launch}
-
-    def save(self) -> None:
-        """Write tune.json."""
-        write_file(self._state, json.dumps({"meaning": self._meaning, "facts": self.facts}, indent=1) + "\n")
-
-    def add(self, trials: Sequence[Trial]) -> None:
-        """Append launches; they are on the disk when this returns."""
-        self.trials += trials
-        append_text(self._path, "".join(json.dumps(asdict(each), allow_nan=False) + "\n" for each in trials))
-
-
 def run_tune(
     request: TuneRequest,
     directory: Path,
@@ -310,21 +236,19 @@ def run_tune(
 ) -> dict[str, Any]:
     """Race settings against each other until the best is known or the time is used up; return the result.
 
-    It is empty where the tune was interrupted. Launches of an earlier command in `directory` count, in the result and
-    in the time. `command` is what the user typed, to be repeated. StudyError when the shipped settings do not run.
+    It is empty where the tune was interrupted. `command` is what the user typed, to be repeated. StudyError when the
+    shipped settings do not run.
     """
     with working_in(directory, "tune", command=command) as stop:
-        ledger = _Ledger(directory, request)
-        tuning = _Tuning(request, directory, ledger, launch, stop, attempt, ALONE if request.alone else IN_TURNS)
+        tuning = _Tuning(request, directory, launch, stop, attempt)
         try:
             race = tuning.run()
         except KeyboardInterrupt:
-            say(f"interrupted; {len(ledger.trials)} launches are kept, continue with: {command}")
+            say(f"interrupted after {len(tuning.trials)} launches; begin again with: {command}")
             return {}
         finally:
             tuning.line.close()
-        document = _result(request, race, ledger, tuning.left_out)
-        document |= {"command": command, "directory": str(directory)}
+        document = _result(tuning, race) | {"command": command, "directory": str(directory)}
         write_file(directory / "result.json", json.dumps(document, indent=1, allow_nan=False) + "\n")
     return document
 
@@ -333,82 +257,78 @@ def run_tune(
 class _Tuning:
     request: TuneRequest
     directory: Path
-    ledger: _Ledger
     start: Launcher
     stop: Interruption
     attempt: Callable[[CellRun, Interruption], Attempt]
-    way: racing.Way
     race: Race | None = None
     start_s: float = 5.0  # what a candidate of a heat takes to start, as far as is known
-    left_out: dict[str, dict[str, str]] = field(default_factory=dict)
+    trials: list[Trial] = field(default_factory=list)
+    record: RunRecord | None = None  # of the first launch
+    left_out: dict[str, str] = field(default_factory=dict)
     line: Line = field(default_factory=Line)
+
+    @property
+    def way(self) -> racing.Way:
+        """How candidates are measured."""
+        return ALONE if self.request.alone else IN_TURNS
+
+    @property
+    def used_s(self) -> float:
+        """Seconds of all launches so far."""
+        return sum(trial.seconds for trial in self.trials)
 
     def run(self) -> Race:
         """Launch what the race asks for, as long as there is time; KeyboardInterrupt after a request to stop."""
-        request, candidates, ledger = self.request, self._begin(), self.ledger
-        facts, room = ledger.facts[request.runtimes[0]], math.inf
-        if not request.alone:  # the same when the tune goes on
-            room = facts.setdefault("room", int(workers_that_fit(facts.get("worker_mb")) / request.workers))
-            ledger.save()
-        # The shipped settings of the first runtime come first: they are what is to be beaten.
+        request, candidates, room = self.request, self._begin(), math.inf
+        if not request.alone:
+            used = self.record.totals if self.record else {}
+            room = int(workers_that_fit(used.get("pss_mb_max") or used.get("rss_mb_max")) / request.workers)
+        # The shipped settings come first: they are what is to be beaten.
         race = self.race = Race(candidates, self.way, seed=request.config.seed, rounds=request.rounds, room=room)
         for stage in race.run():
             for group in [[each] for each in stage.candidates] if request.alone else [stage.candidates]:
-                new = any(each.key not in ledger.found(stage) for each in group)
                 least_s = self._cost_s(len(group), 1, min(stage.rounds, LEAST_ROUNDS))
-                if new and ledger.used_s + least_s > self._until_s(stage):
+                if self.used_s + least_s > self._until_s(stage):
                     break
-                if new:
-                    self._launch(stage, group, alone=bool(request.alone))
-                trials = [ledger.found(stage)[each.key] for each in group]
+                self._launch(stage, group, alone=bool(request.alone))
+                trials = self.trials[-len(group) :]
                 for trial in trials:
                     race.add(trial)
-                if new:
-                    self._report(stage, trials)
+                self._report(stage, trials)
         return race
 
     def _begin(self) -> list[Candidate]:
-        """Launch the shipped settings of each runtime once, and return what is tried."""
-        request, kept = self.request, len(self.ledger.trials)
+        """Launch the shipped settings once, outside the race, and return what is tried."""
+        request = self.request
         say(
-            f"tuning {', '.join(request.runtimes)} with {request.workers} workers, batch {request.config.batch}, "
+            f"tuning {request.runtime} with {request.workers} workers, batch {request.config.batch}, "
             f"{f'{request.config.seconds:g} s per launch' if request.alone else 'in turns'}, "
-            f"at most {duration(60 * request.minutes)}" + (f"; {kept} launches of before count" if kept else "")
+            f"at most {duration(60 * request.minutes)}"
         )
         for each in request.config.workload.options.values():
-            if each.variable in os.environ and any(each.matters(runtime) for runtime in request.runtimes):
+            if each.variable in os.environ and each.matters(request.runtime):
                 say(f"warning: {each.variable} is set in the environment, and holds for the shipped settings; unset it")
         if request.alone and request.alone != "as asked for":
             say(f"one launch after the other: {request.alone}")
-        candidates = [each for runtime in request.runtimes for each in self._space(runtime)]
+        shipped = Candidate(name="shipped settings", kind="shipped")
+        stage = Stage(what="first look", number=0, candidates=(shipped,), rounds=1)
+        records = [each.record for each in self._launch(stage, stage.candidates, alone=True) if each.done]
+        if not records or (record := records[0]) is None:
+            reason = self.trials[-1].reason
+            raise StudyError(f"tune: {request.runtime} does not run with its shipped settings: {reason}")
+        self.record = record
+        self._report(stage, self.trials[-1:])
+        candidates, self.left_out = space(request, record.effective)
         if all(each.baseline for each in candidates):
-            reasons = "; ".join(f"{knob} {why}" for each in self.left_out.values() for knob, why in each.items())
+            reasons = "; ".join(f"{knob} {why}" for knob, why in self.left_out.items())
             raise StudyError(f"tune: there is nothing to vary: {reasons}; name other --knobs, or values with --knob")
-        return candidates
-
-    def _space(self, runtime: str) -> list[Candidate]:
-        """Launch the shipped settings once, outside the race, and return what can be varied."""
-        facts = self.ledger.facts
-        if runtime not in facts:
-            shipped = Candidate(name="shipped settings", runtime=runtime, kind="shipped")
-            stage = Stage(what="first look", number=0, candidates=(shipped,), rounds=1)
-            records = [each.record for each in self._launch(stage, stage.candidates, alone=True) if each.done]
-            if not records or (record := records[0]) is None:
-                reason = self.ledger.trials[-1].reason
-                raise StudyError(f"tune: {runtime} does not run with its shipped settings: {reason}")
-            told = {"effective": dict(record.effective), "environment": dict(record.environment)}
-            worker_mb = record.totals.get("pss_mb_max") or record.totals.get("rss_mb_max")
-            facts[runtime] = json.loads(json.dumps({**told, "worker_mb": worker_mb}, default=str))
-            self.ledger.save()
-            self._report(stage, self.ledger.trials[-1:])
-        candidates, self.left_out[runtime] = space(self.request, runtime, facts[runtime]["effective"])
         return candidates
 
     def _cost_s(self, count: int, launches: int, rounds: int) -> float:
         """Return how long so many candidates probably take: so many launches of each, with rounds."""
         each_s = self.start_s + rounds * SLICE_S[0]
         if self.request.alone:
-            each_s = median(trial.seconds for trial in self.ledger.trials) if self.ledger.trials else 0.0
+            each_s = median(trial.seconds for trial in self.trials)
         return count * launches * each_s
 
     def _until_s(self, stage: Stage) -> float:
@@ -420,7 +340,7 @@ class _Tuning:
 
     def _launch(self, stage: Stage, group: Sequence[Candidate], *, alone: bool) -> list[Attempt]:
         """Launch candidates, one or together in turns, and keep what came of them; return how they have ended."""
-        began, number = now(), len(self.ledger.trials)
+        began, number = now(), len(self.trials)
         names = {f"launch-{number + place:04d}": each for place, each in enumerate(group, 1)}
         runs: dict[str, CellRun] = {}
         why: dict[str, str] = {}
@@ -432,37 +352,35 @@ class _Tuning:
         ended: dict[str, Attempt] = {}
         slices: list[Slice] = []
         if alone:
-            self.line.now_and_then(f"  launch {number + 1}: {self._name(group[0])}")
+            self.line.now_and_then(f"  launch {number + 1}: {group[0].name}")
             ended = {name: self.attempt(run, self.stop) for name, run in runs.items()}
             slices = [
-                Slice(launch="", round=0, cell=names[name].key, rate=speed)
+                Slice(launch="", round=0, cell=names[name].name, rate=speed)
                 for name, each in ended.items()
                 if each.record and (speed := each.record.totals.get("samples_per_s"))
             ]
         elif runs:
-            ended, slices = self._in_turns(stage, runs, {name: each.key for name, each in names.items()})
+            ended, slices = self._in_turns(stage, runs, {name: each.name for name, each in names.items()})
         why |= {name: f"{each.reason}; see {each.log}" for name, each in ended.items() if not each.done}
-        trials = []
         for name, candidate in names.items():
             attempt = ended.get(name)
             steps = attempt.record.totals if attempt and attempt.record else {}
             middle, p90 = steps.get("step_s_median"), steps.get("step_s_p90")
-            own = {each.round: each for each in slices if each.cell == candidate.key}  # of one made again the last
+            own = {each.round: each for each in slices if each.cell == candidate.name}  # of one made again the last
             if not own:
                 why.setdefault(name, "it trained too little to be measured; let it train longer, or give --no-turns")
             rounds = [(number, each.rate, finite_or_none(each.other_load)) for number, each in own.items()]
             seconds = (attempt.seconds if attempt else 0.0) if alone else (now() - began) / len(names)
-            trials.append(
+            self.trials.append(
                 Trial(
                     launch=stage.launch,
-                    candidate=candidate.key,
+                    candidate=candidate.name,
                     rounds=() if name in why else tuple(rounds),
                     step_spread=p90 / middle if middle and p90 else None,
                     seconds=round(seconds, 3),
                     reason=" ".join(why.get(name, "").split()),
                 )
             )
-        self.ledger.add(trials)
         return list(ended.values())
 
     def _run(self, cell: Cell, name: str) -> CellRun:
@@ -481,7 +399,7 @@ class _Tuning:
         self, stage: Stage, runs: Mapping[str, CellRun], keys: Mapping[str, str]
     ) -> tuple[dict[str, Attempt], list[Slice]]:
         """Let candidates train in turns; return how they have ended, and their slices."""
-        began, used_s, until_s = now(), self.ledger.used_s, self._until_s(stage)
+        began, used_s, until_s = now(), self.used_s, self._until_s(stage)
         up_s: list[float] = []
 
         def policy(slices: Sequence[TurnSlice], left: Mapping[str, bool]) -> Collection[str]:
@@ -501,50 +419,46 @@ class _Tuning:
             self.start_s = up_s[0] / len(runs)
         return ended, rates(made, keys)
 
-    def _name(self, candidate: Candidate) -> str:
-        return candidate.name if len(self.request.runtimes) == 1 else candidate.key
-
     def _report(self, stage: Stage, trials: Sequence[Trial]) -> None:
         """Keep one line on how launches ended, who leads, where that is known, and the time left."""
         race, one = self.race, trials[0]
         told = f"{len(trials)} settings, {max(len(each.rounds) for each in trials)} rounds"
         if len(trials) == 1:
-            name = self._name(next(each for each in stage.candidates if each.key == one.candidate))
-            told = f"{name}  " + (f"{one.samples_per_s:,.0f} samples/s" if one.rounds else f"failed: {one.reason}")
+            told = f"{one.candidate}  " + (
+                f"{one.samples_per_s:,.0f} samples/s" if one.rounds else f"failed: {one.reason}"
+            )
         if race is not None and race.launches(shipped := race.candidates[0]):
             best = race.leader()
             ratio = (
                 ""
                 if best is shipped
-                else f", {racing.words(racing.ratio_of(race.slices(), best.key, shipped.key))} of shipped"
+                else f", {racing.words(racing.ratio_of(race.slices(), best.name, shipped.name))} of shipped"
             )
-            told += f"; best: {self._name(best)}{ratio}"
-        left_s = max(0.0, 60 * self.request.minutes - self.ledger.used_s)
+            told += f"; best: {best.name}{ratio}"
+        left_s = max(0.0, 60 * self.request.minutes - self.used_s)
         what = f"{stage.what} {stage.number or ''}".strip()
-        self.line.keep(f"[{len(self.ledger.trials):>3}] {what}: {told}; at most {duration(left_s)} left")
+        self.line.keep(f"[{len(self.trials):>3}] {what}: {told}; at most {duration(left_s)} left")
 
 
-def _result(
-    request: TuneRequest, race: Race, ledger: _Ledger, left_out: Mapping[str, Mapping[str, str]]
-) -> dict[str, Any]:
+def _result(tuning: _Tuning, race: Race) -> dict[str, Any]:
     """Return the result as plain values: what report/tune.py prints, and `--json`."""
-    chosen = race.chosen
-    base = {(each.runtime, each.kind): each for each in race.candidates if each.baseline}
+    request, chosen = tuning.request, race.chosen
+    base = {each.kind: each for each in race.candidates if each.baseline}
     measured = race.slices("confirm" if race.confirmed else "")
     gains = {
-        kind: _record(racing.ratio_of(measured, chosen.key, other.key))
+        kind: _record(racing.ratio_of(measured, chosen.name, other.name))
         for kind in ("shipped", "library")
-        if (other := base.get((chosen.runtime, kind))) not in (None, chosen)
+        if (other := base.get(kind)) not in (None, chosen)
     }
-    facts, asked = ledger.facts[chosen.runtime], request.config.to_dict()
-    effective, environment = facts["effective"], facts["environment"]
-    backend, _, transport = chosen.runtime.partition("/")
+    asked, record = request.config.to_dict(), tuning.record
+    effective, environment = (record.effective, record.environment) if record else ({}, {})
+    backend, _, transport = request.runtime.partition("/")
     return {
         "verdict": race.text,
         "stop": race.stop,
         "resolved": race.stop == "resolved",
         "chosen": chosen.name,
-        "runtime": chosen.runtime,
+        "runtime": request.runtime,
         "gain_over_shipped": gains.get("shipped"),
         "gain_over_library": gains.get("library"),
         "gains_confirmed": race.confirmed,
@@ -561,18 +475,18 @@ def _result(
             "batch": request.config.batch,
             "workers": request.workers,
             "nodes": effective.get("nodes", 1),
-            "runtime": chosen.runtime,
+            "runtime": request.runtime,
             **{name: environment.get(name) for name in ("cpu_model", "package", "torch", "horovod", "mpi")},
         },
-        "launches": len(ledger.trials),
+        "launches": len(tuning.trials),
         "in_turns": not request.alone,
         "not_in_turns_because": request.alone or None,
-        "used_s": ledger.used_s,
+        "used_s": tuning.used_s,
         "seconds": request.config.seconds,
         "minutes": request.minutes,
         "when": utc_now(),
-        "left_out": {runtime: dict(each) for runtime, each in left_out.items()},
-        "candidates": [_row(race, each, base[each.runtime, "shipped"]) for each in race.candidates],
+        "left_out": tuning.left_out,
+        "candidates": [_row(race, each, base["shipped"]) for each in race.candidates],
     }
 
 
@@ -583,8 +497,8 @@ def _record(ratio: Interval) -> dict[str, Any]:
 
 def _row(race: Race, candidate: Candidate, shipped: Candidate) -> dict[str, Any]:
     """Return what came of one candidate as plain values."""
-    launches, slow, failed = race.launches(candidate), race.slow()[candidate.key], race.failed.get(candidate.key)
-    ratio, verdict = racing.ratio_of(race.slices(), candidate.key, shipped.key), "too few launches to tell"
+    launches, slow, failed = race.launches(candidate), race.slow()[candidate.name], race.failed.get(candidate.name)
+    ratio, verdict = racing.ratio_of(race.slices(), candidate.name, shipped.name), "too few launches to tell"
     if candidate is shipped:
         ratio, verdict = Interval(value=1.0, low=1.0, high=1.0), "what the others are compared with"
     elif ratio.known:
@@ -594,7 +508,7 @@ def _row(race: Race, candidate: Candidate, shipped: Candidate) -> dict[str, Any]
         verdict = f"failed: {failed}" if failed else unstable
     spreads = [each.step_spread for each in launches if each.step_spread]
     return {
-        **{name: getattr(candidate, name) for name in ("runtime", "name", "kind", "knob", "value")},
+        **{name: getattr(candidate, name) for name in ("name", "kind", "knob", "value")},
         "values": dict(candidate.values),
         **_record(ratio),
         "samples_per_s": median(each.samples_per_s for each in launches) if launches else None,
@@ -602,7 +516,7 @@ def _row(race: Race, candidate: Candidate, shipped: Candidate) -> dict[str, Any]
         "launches": len(launches),
         "slow_launches": slow,
         "failed": failed,
-        "state": race.states[candidate.key],
+        "state": race.states[candidate.name],
         "verdict": verdict,
         "chosen": candidate is race.chosen,
     }

@@ -48,6 +48,18 @@ BREAKS = ("sum", "shard", "lr", "start")
 PARALLEL = tuple(runtime for runtime in RUNTIMES if runtime != "serial")
 _RANKS_PER_CORE = 8  # more ranks than cores prove as much as few, but slowly
 PROGRAM = "horovod_study.programs.equality"
+_KEPT = (
+    "runtime",
+    "transport",
+    "workers",
+    "reduction",
+    "dtype",
+    "shards",
+    "batch",
+    "steps",
+    "optimizer",
+    "order_sha256",
+)
 _NEAR = 1e-3  # so near a factor of the gradient must be to N to be called a sum over N workers
 
 
@@ -208,16 +220,9 @@ def _verify(question: Question, scratch: Path, logs: Path, on_progress: Callable
         known = {"runtime": runtime, "workers": count, "steps": question.steps}
         words = "" if set(reductions) >= set(question.reductions) or count == 1 else f", {reductions[0]}"
         head = f"[{number}/{len(launches)}] {runtime}, {plural(count, 'worker')}{words}"
-        doing = {
-            **job,
-            "device": _device(runtime),
-            "write": False,
-            "break": question.broken,
-            "lr_scaling": question.lr_scaling,
-            "kernels": question.kernels,
-            "trials": question.trials(count, _device(runtime)),
-            "reductions": reductions,
-        }
+        doing = {**job, "write": False, "break": question.broken, "reductions": reductions, "device": _device(runtime)}
+        doing |= {name: getattr(question, name) for name in ("lr_scaling", "kernels")}
+        doing["trials"] = question.trials(count, _device(runtime))
         try:
             found = _launched(runtime, count, doing, logs)["cases"]
         except StudyError as error:
@@ -289,28 +294,28 @@ def judge(case: Mapping[str, Any], reference: Mapping[str, Any]) -> dict[str, An
 
     An error that is not a number, None in the case, passes nothing.
     """
-    bound, workers = BOUNDS[case["dtype"]], case["workers"]
-    tensors: list[Mapping[str, Any]] = case["tensors"]
+    bound, factor, tensors = BOUNDS[case["dtype"]], case["factor"], case["tensors"]
     worst = max(tensors, key=lambda tensor: _size(tensor["relative_error"]))
-    finite = all(None not in tensor.values() for tensor in tensors)
     judged = (case["dtype"], case["optimizer"]) not in _UNJUDGED
-    same_order = case["order_sha256"] == reference["order_sha256"]
-    same_lr = all(rates == reference["rates"] for rates in case["rates"])
-    same_start = all(apart == 0 for apart in case["starts"])
-    same_operation = _size(case["factor"]) < math.inf and abs(case["factor"] - 1) <= bound
+    same = {
+        "same_order": case["order_sha256"] == reference["order_sha256"],
+        "same_lr": all(rates == reference["rates"] for rates in case["rates"]),
+        "same_start": all(apart == 0 for apart in case["starts"]),
+        "same_operation": abs(_size(factor) - 1) <= bound,
+    }
+    finite = all(None not in tensor.values() for tensor in tensors)
     within = finite and (not judged or worst["relative_error"] <= bound)
     why = []
-    if not same_order:
+    if not same["same_order"]:
         why.append(f"order differs: {case['order_difference']}")
-    if not same_lr:
+    if not same["same_lr"]:
         why.append(f"rate differs: {_rate_difference(case['rates'], reference['rates'])}")
-    if not same_start:
+    if not same["same_start"]:
         ranks = [str(rank) for rank, apart in enumerate(case["starts"]) if apart != 0]
         one = len(ranks) == 1
-        told = f"rank{'s' * (not one)} {', '.join(ranks)} begin{'s' * one} with other parameters"
-        why.append(f"start differs: {told}")
-    if not same_operation and same_order and same_start:  # other curves or parameters have another gradient anyway
-        why.append(f"operation differs: {_operation(case['factor'], workers)}")
+        why.append(f"start differs: rank{'s' * (not one)} {', '.join(ranks)} begin{'s' * one} with other parameters")
+    if not same["same_operation"] and same["same_order"] and same["same_start"]:  # else it is another gradient anyway
+        why.append(f"operation differs: {_operation(factor, case['workers'])}")
     if not all(case["ends_alike"]):
         why.append(f"rank {case['ends_alike'].index(False)} ends with other parameters than rank 0")
     if not finite:
@@ -323,36 +328,25 @@ def judge(case: Mapping[str, Any], reference: Mapping[str, Any]) -> dict[str, An
             f"{worst['name']} differs though order, rate, start and operation agree: the first averaged gradient "
             f"differs by {first:.1e}{own}; {case['steps']} steps have amplified it, try fewer --steps"
         )
-    kept = ("runtime", "transport", "workers", "reduction", "dtype", "shards", "batch", "steps", "optimizer")
     return {
-        **{name: case[name] for name in kept},
+        **{name: case[name] for name in _KEPT},
+        **same,
         "lr": case["rates"][0][0],
-        "order_sha256": case["order_sha256"],
-        "same_order": same_order,
-        "same_lr": same_lr,
-        "same_start": same_start,
-        "same_operation": same_operation,
-        "gradient_factor": case["factor"],
+        "gradient_factor": factor,
         "float32_rounding": reference["rounding"],
         "tensors": tensors,
         "worst": worst["name"],
         "judged": judged,
-        "passed": within and same_order and same_lr and same_start and same_operation and all(case["ends_alike"]),
+        "passed": within and all(same.values()) and all(case["ends_alike"]),
         "why": "; ".join(why),
     }
 
 
 def _not_run(known: Mapping[str, Any], reason: str) -> dict[str, Any]:
-    return {
-        **known,
-        **dict.fromkeys(("transport", "reduction", "dtype", "shards", "batch", "optimizer", "lr", "order_sha256")),
-        **dict.fromkeys(("same_order", "same_lr", "same_start", "same_operation"), False),
-        **dict.fromkeys(("gradient_factor", "float32_rounding", "worst")),
-        "tensors": [],
-        "judged": True,
-        "passed": False,
-        "why": f"did not run: {reason}",
-    }
+    same = dict.fromkeys(("same_order", "same_lr", "same_start", "same_operation"), False)
+    unknown = dict.fromkeys((*_KEPT, "lr", "gradient_factor", "float32_rounding", "worst"))
+    told = {"tensors": [], "judged": True, "passed": False, "why": f"did not run: {reason}"}
+    return {**unknown, **known, **same, **told}
 
 
 def _size(error: float | None) -> float:

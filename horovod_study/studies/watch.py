@@ -53,20 +53,17 @@ def how_far(record: records.RunRecord, at: tuple[int, int, float] | None) -> tup
     """Return how far a run is whose last row is `at` (`records.last_step`): the share of its budget, and words."""
     if at is None:
         return (None, "no steps seen") if records.is_command(record) else (0.0, "starting")
-    steps, epoch, seconds = at
-    asked = record.requested
+    (steps, epoch, seconds), asked = at, record.requested
     warmup = asked.get("warmup_steps") or 0
     if total := asked.get("steps"):
-        made, text = steps / (total + warmup), f"{steps:,} of {total + warmup:,} steps"
-    elif total := asked.get("seconds"):
-        made, text = seconds / total, f"{duration(min(seconds, total))} of {duration(total)}"
-    elif total := asked.get("epochs"):
+        return min(1.0, steps / (total + warmup)), f"{steps:,} of {total + warmup:,} steps"
+    if total := asked.get("seconds"):
+        return min(1.0, seconds / total), f"{duration(min(seconds, total))} of {duration(total)}"
+    if total := asked.get("epochs"):
         samples, batch = record.effective.get("train_samples"), record.effective.get("global_batch")
         done = max(0, steps - warmup) * batch / samples if samples and batch else float(epoch)
-        made, text = done / total, f"epoch {min(int(done) + 1, math.ceil(total))} of {total:g}"
-    else:
-        return None, f"{steps:,} steps"
-    return min(1.0, made), text
+        return min(1.0, done / total), f"epoch {min(int(done) + 1, math.ceil(total))} of {total:g}"
+    return None, f"{steps:,} steps"
 
 
 def study_view(study: StudyConfig, runs_dir: Path, *, height: int) -> View:
@@ -78,45 +75,45 @@ def study_view(study: StudyConfig, runs_dir: Path, *, height: int) -> View:
     going = [(entry, *_going(ledger.directory, entry, estimate)) for entry in state["running"]]
     at_work = _somebody_is_at_work(ledger)  # and takes one cell after the other
     ahead = state["queued"] + [entry for each in BY_ITSELF if at_work for entry in state[each]]
-    busy, wrong = bool(going or ahead or at_work), [entry for each in _TROUBLE for entry in state[each]]
     left = "nothing runs and nothing is queued"
-    if busy:
+    if busy := bool(going or ahead or at_work):
         parts = [*(rest for *_, rest in going), *(estimate.of(entry.cell) for entry in ahead)]
         left = str(together(parts, lanes=max(1, len(going))))
-    queues = Counter(entry.reason for entry in state["queued"])
+    wrong: list[_Row] = [(entry.state, entry.name, entry.reason) for each in _TROUBLE for entry in state[each]]
     groups: list[list[_Row]] = [
         [("running", entry.name, "; ".join(filter(None, (text, entry.reason)))) for entry, text, _ in going],
-        [("queued", plural(count, "cell"), reason) for reason, count in queues.most_common()],
-        [(entry.state, entry.name, entry.reason) for entry in wrong],
+        [
+            ("queued", plural(n, "cell"), why)
+            for why, n in Counter(each.reason for each in state["queued"]).most_common()
+        ],
+        wrong,
     ]
-    most = max(2, (height - 6) // sum(map(bool, groups)) - 1) if any(groups) else 0
-    rows = [row for rows in groups for row in (*rows[:most], *_more(len(rows) - most))]
+    most = max(2, (height - 6) // max(1, sum(map(bool, groups))) - 1)
+    rows = [row for rows in groups for row in _first(rows, most)]
     ended = ledger.count("done", "failed", "timed out", "cancelled")
     lines = [summary, f"{ended} of {len(ledger.entries)} ended; {left}", ""]
-    news = {f"{entry.key} {entry.state}": f"{entry.state}: {entry.name}: {entry.reason}" for entry in wrong}
     return View(
         lines=lines + (to_lines(table_of(("state", "cell", ""), rows, texts=(0, 1, 2))) if rows else []),
-        news=news | {f"{summary} {busy}": f"{summary}; {left}"},
+        news={": ".join(row): ": ".join(row) for row in wrong} | {f"{summary} {busy}": f"{summary}; {left}"},
         over=not busy,
         every_s=15.0 if submitted else 2.0,  # sites do not like their scheduler to be asked all the time
     )
 
 
-def _more(count: int) -> list[_Row]:
-    return [("", f"and {count} more", "")] if count > 0 else []
+def _first(rows: Sequence[_Row], most: int) -> list[_Row]:
+    return [*rows[:most], *([("", f"and {len(rows) - most} more", "")] if len(rows) > most else [])]
 
 
 def _going(directory: Path, entry: Entry, estimate: Estimate) -> tuple[str, TimeLeft]:
     """Return how far a running cell is, and how long it goes on."""
-    record, at = None, None
+    record, at, share, text = None, None, None, ""
     with suppress(RecordError):  # moved away since
         record = records.read_run(directory / entry.key) if entry.recorded else None
-    if record is None or record.status != "running":  # what is there is that of the attempt before
-        foreign = entry.cell.config.workload.small is None  # its record begins with its second step
-        share, text = None, "no steps seen yet" if foreign else ""
-    else:
+    if record is not None and record.status == "running":  # else it is that of the attempt before
         at = _last_step(directory / entry.key)
         share, text = how_far(record, at)
+    elif entry.cell.config.workload.small is None:  # its record begins with its second step
+        text = "no steps seen yet"
     text = text if share is None else f"{100 * share:.0f} %, {text}"
     if at is not None and share is not None and share > 0.05:
         return text, TimeLeft(seconds=at[2] * (1 / share - 1), guess=False)
@@ -126,14 +123,13 @@ def _going(directory: Path, entry: Entry, estimate: Estimate) -> tuple[str, Time
 def _somebody_is_at_work(ledger: Ledger) -> bool:
     """Return whether a live process holds anything of the study beside its cells: it will go on to the next one."""
     folder = ledger.directory / lease.CLAIMS
-    for name in lease.generations(folder).keys() - {entry.key for entry in ledger.entries}:
-        claim = lease.latest(folder, name)
-        if claim is not None and claim.released is None:
-            present = claim.touched
-            with suppress(OSError):  # a reader that may not write
-                present = lease.server_time(folder)
-            if not lease.is_stale(claim, present=present):
-                return True
+    names = lease.generations(folder).keys() - {entry.key for entry in ledger.entries}
+    for claim in filter(None, (lease.latest(folder, name) for name in names)):
+        present = claim.touched
+        with suppress(OSError):  # a reader that may not write
+            present = lease.server_time(folder)
+        if claim.released is None and not lease.is_stale(claim, present=present):
+            return True
     return False
 
 
@@ -152,11 +148,8 @@ def run_now(directory: Path) -> dict[str, Any]:
     found |= dict.fromkeys(("steps_per_s", "samples_per_s", "wait_share", "slowest_rank"))
     ranks = records.step_ranks(directory)
     rows = {rank: records.read_steps(directory, rank) for rank in ranks} or noted_steps(directory)
-    if (
-        not rows
-        or len(rows) != record.effective.get("workers")
-        or not (common := min(len(each["step_s"]) for each in rows.values()))
-    ):
+    common = min((len(each["step_s"]) for each in rows.values()), default=0)
+    if not common or len(rows) != record.effective.get("workers"):
         return found
     first = max(0, common - RECENT_STEPS)
     step, sync, begin, samples = (
@@ -200,17 +193,18 @@ def run_view(directory: Path, *, height: int = 24) -> View:
         waits = "unknown" if seen["wait_share"] is None else f"{100 * seen['wait_share']:.1f} % of the ranks' time"
         facts += [f"speed {seen['steps_per_s']:,.1f} steps/s{rate}", f"waiting for gradients {waits}"]
     if seen["slowest_rank"] is not None:
-        facts += [
-            f"slowest rank {ranks[0]['rank']} on {ranks[0]['host']}, {_ms(ranks[0]['late_s'])} ms over the others"
-        ]
+        worst = ranks[0]
+        facts += [f"slowest rank {worst['rank']} on {worst['host']}, {_ms(worst['late_s'])} ms over the others"]
     line, table = f"{seen['status']}: {'; '.join(facts)}", []
-    silent = seen["status"] == "running" and seen["silent_s"] > _SILENT_S
     if len(ranks) > 1:
+        rows = [
+            (f"{each['rank']}", *(_ms(each[n]) for n in ("step_s", "wait_s", "late_s")), each["host"]) for each in ranks
+        ]
         most = max(3, height - len(facts) - 6)
-        times = [[str(each["rank"]), *(_ms(each[name]) for name in ("step_s", "wait_s", "late_s"))] for each in ranks]
-        rows = [(*each, rank["host"]) for each, rank in zip(times, ranks, strict=True)][:most]
-        table = ["", *to_lines(table_of(("rank", "step ms", "wait ms", "over others ms", "host"), rows, texts=(4,)))]
-        table += [each for _, each, _ in _more(len(ranks) - most)]
+        heads = ("rank", "step ms", "wait ms", "over others ms", "host")
+        table = ["", *to_lines(table_of(heads, rows[:most], texts=(4,)))]
+        table += [f"and {len(rows) - most} more"] if len(rows) > most else []
+    silent = seen["status"] == "running" and seen["silent_s"] > _SILENT_S
     head = f"{directory.name}: {seen['status']}" + f", nothing was written for {seen['silent_s']:.0f} s" * silent
     return View(lines=[head, *facts, *table], news={line: line}, over=seen["status"] != "running", document=seen)
 
@@ -224,21 +218,19 @@ def watch(look: Callable[..., View], console: Console) -> int:
 
     A terminal shows the page, whose lines are cut and not wrapped. Elsewhere a line is printed when something changes.
     """
-    live: Live | None = None
+    terminal = console.is_terminal and not console.is_dumb_terminal
+    live = Live(console=console, auto_refresh=False, redirect_stderr=False) if terminal else None
     told: Mapping[str, str] = {}
-    if console.is_terminal and not console.is_dumb_terminal:
-        live = Live(console=console, auto_refresh=False, vertical_overflow="crop", redirect_stderr=False)
     with suppress(KeyboardInterrupt), live or nullcontext():  # whoever watches leaves; what is watched goes on
         while True:
             began, view = now(), look(height=console.height)
             if live:
                 live.update(page(view), refresh=True)
-            else:
-                for key in [key for key in view.news if key not in told]:
-                    say(console, view.news[key])
+            for key in [] if live else [each for each in view.news if each not in told]:
+                say(console, view.news[key])
             told = view.news
             if view.over:
-                break
+                return 0
             sleep(max(view.every_s, 20 * (now() - began)))  # reading takes 5 % of one core at most
     return 0
 

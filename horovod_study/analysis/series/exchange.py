@@ -1,17 +1,13 @@
-"""Measured points in the forms that other programs read: a points file (CSV), and JSON for Extra-P.
-
-The points file has one line per finished run, so that repeats stay repeats; `horovod-study fit` reads it, and makes of
-it the laws of the analysis that it came from. Extra-P (https://github.com/extra-p/extrap) models one curve per
-call path and metric against parameters; here a call path is a series, the parameter is the number of workers, and the
-values of a point are the repeats:
+"""Measured points as JSON for Extra-P (https://github.com/extra-p/extrap), which models one curve per call path and
+metric against parameters; here a call path is a series, the parameter is the number of workers, and the values of a
+point are the repeats:
 
     step_s         seconds per step: workers x batch_size / samples_per_s
     s_per_sample   seconds per sample of all workers together: 1 / samples_per_s
     sync_s         exposed synchronisation, seconds per step
 """
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,16 +16,15 @@ import pandas as pd
 from horovod_study.analysis.series.points import measured, numbers, texts
 from horovod_study.analysis.sync.boundary import fewest_nodes
 from horovod_study.errors import AnalysisError
-from horovod_study.files import csv_rows
 
 POINT_COLUMNS = ("series", "workers", "nodes", "batch_size", "repeat", "samples_per_s", "sync_s")
-METRICS = ("step_s", "s_per_sample", "sync_s")
+_METRICS = ("step_s", "s_per_sample", "sync_s")
 MIN_COUNTS = 5
 """Extra-P asks for so many values of each parameter; with fewer it models, and its authors warn of the result."""
 
 
 def points_of(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the finished runs of several workers' series of an analysis (its table `runs`) as rows of a points file.
+    """Return the finished runs of several workers' series of an analysis (its table `runs`) as points.
 
     Columns POINT_COLUMNS; of a worker count those on the fewest nodes, which are what the laws of the analysis were
     fitted to, and none whose workers train models of their own. Repeats are numbered again in a point whose numbers are
@@ -49,22 +44,6 @@ def points_of(runs: pd.DataFrame) -> pd.DataFrame:
     return table.assign(repeat=table["repeat"].where(~again, counted))[list(POINT_COLUMNS)]
 
 
-def points_text(points: pd.DataFrame, notes: Sequence[str] = ()) -> str:
-    """Return `points` as the text of a points file, under `notes` as comments; numbers are read back as they are."""
-    columns = [name for name in points.columns if points[name].notna().any()]
-    rows = [{name: _cell(row[name]) for name in columns} for row in points[columns].to_dict("records")]
-    return "".join(f"# {note}\n".replace('"', "'") for note in notes) + csv_rows(columns, rows)
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    number = float(value)
-    if math.isnan(number):
-        return ""
-    return str(int(number)) if number.is_integer() and abs(number) < 1e15 else repr(number)
-
-
 def extra_p(points: pd.DataFrame) -> list[dict[str, Any]]:
     """Return rows of a points file (workers, samples_per_s, others where known) as documents of Extra-P's JSON form.
 
@@ -77,7 +56,7 @@ def extra_p(points: pd.DataFrame) -> list[dict[str, Any]]:
     for name, rows in points.groupby(series, sort=True):
         per_s = numbers(rows, "samples_per_s")
         step_s = numbers(rows, "workers") * numbers(rows, "batch_size") / per_s
-        for metric, values in zip(METRICS, (step_s, 1 / per_s, numbers(rows, "sync_s")), strict=True):
+        for metric, values in zip(_METRICS, (step_s, 1 / per_s, numbers(rows, "sync_s")), strict=True):
             known = values[np.isfinite(values)]
             found = known.groupby(rows.loc[known.index, "workers"].astype(int), sort=True)
             curve = [{"point": [int(str(count))], "values": each.tolist()} for count, each in found]
