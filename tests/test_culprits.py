@@ -185,7 +185,9 @@ def test_a_share_of_time_outside_is_in_every_answer(tmp_path: Path) -> None:
 
     assert of(found, "outside") is None and not any("outside of steps" in doubt for doubt in found.doubts)
     assert "Outside of steps: 0" in text_of(found)
-    assert any("outside of steps" in line for line in answer_lines(analysed(tmp_path)))
+    lines = answer_lines(analysed(tmp_path))
+    assert any("Outside" in line for line in lines), "a column"
+    assert not any("0 % of the training's time" in line for line in lines), "nothing is no headline"
 
 
 def test_gaps_between_steps_have_their_place() -> None:
@@ -353,8 +355,7 @@ def test_efficiencies_over_a_disturbed_baseline_are_doubted(tmp_path: Path) -> N
     train(tmp_path, "2w", 2)
     found = explained(tmp_path)
 
-    assert any("the baseline is not steady" in doubt for doubt in found.doubts) and found.growth[0].unsteady
-    assert of(found, "beside") is None and "of which one was disturbed" in text_of(found)
+    assert any("the baseline is not steady" in doubt for doubt in found.doubts) and found.growth == ()
     assert any("the baseline is not steady" in doubt for doubt in analysed(tmp_path).provenance["doubts"])
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from horovod_study.analysis.impossible import impossible
 from horovod_study.text.numbers import THIN, milliseconds, percent, rounded
 from horovod_study.text.words import plural
 
@@ -52,6 +53,24 @@ def passes(row: Row) -> float:
 def unsteady(row: Row) -> bool:
     """Return whether half of the runs of a point, or more, were disturbed: what is made of them says nothing."""
     return bool(row["repeats"]) and 2 * int(row["unsteady"]) >= int(row["repeats"])
+
+
+def incredible(speedup: float, workers: int, *, disturbed: bool) -> str:
+    """Return why a speedup is not given: it cannot be, or is more than the workers over a disturbed baseline."""
+    if disturbed and 1 < workers < speedup:
+        return f"a speedup of {speedup:.4g} with {workers:.0f} workers, and the baseline is not steady"
+    return impossible("speedup", speedup=speedup, workers=workers)
+
+
+def withheld(row: Row) -> str:
+    """Return why a point that has a baseline has no speedup; "" where it has one, or there is nothing to withhold."""
+    if row["apart"]:
+        return "they train models of their own"
+    kinds = [kind for kind in ("plain", "wrapped") if row[f"base_{kind}_samples_per_s"] > 0]
+    if row["missing"] or not kinds or any(row[f"speedup_{kind}"] > 0 for kind in kinds):
+        return ""
+    speedup = float(row["samples_per_s_median"] / row[f"base_{kinds[0]}_samples_per_s"])
+    return incredible(speedup, row["workers"], disturbed=bool(row["base_unsteady"]))
 
 
 def _other_threads(row: Row) -> bool:
@@ -115,6 +134,13 @@ CULPRITS = (
         words=lambda row: f"{APART[row['apart']].format(workers=int(row['workers']))}; no speedup is given",
     ),
     Culprit(
+        name="withheld",
+        flag="its speedup cannot be, and is not given",
+        brief=lambda row: "",  # in the headline
+        holds=lambda row: not row["apart"] and withheld(row) != "",
+        words=lambda row: f"{withheld(row)}; no speedup is given: record the baseline again on a quiet machine",
+    ),
+    Culprit(
         name="undivided",
         flag="its data are not divided among the workers",
         brief=lambda row: f"{whose_data(row)}, {passes(row):.0f} times the work",
@@ -135,7 +161,7 @@ CULPRITS = (
         name="unsteady_baseline",
         flag="its baseline was disturbed",
         brief=lambda row: "the baseline was disturbed",
-        holds=lambda row: row["workers"] > 1 and not row["apart"] and bool(row["base_unsteady"]),
+        holds=lambda row: row["workers"] > 1 and bool(row["base_unsteady"]) and not withheld(row),
         words=lambda row: (
             "the baseline is not steady: do not quote speedups and efficiencies over it, and record it again on a "
             "quiet machine"
