@@ -95,12 +95,10 @@ def _undivided(row: Row) -> str:
     )
 
 
-def _threads(row: Row) -> str:
+def threads(row: Row) -> str:
+    """Return in words with how many threads the workers of a point and its baseline compute."""
     own = plural(round(row["rank_threads"]), "thread")
-    return (
-        f"each worker computes with {own}, the baseline with {row['base_threads']:.0f}: they are not compared alike; "
-        f"{same_threads(row)}"
-    )
+    return f"a worker computes with {own}, the baseline with {row['base_threads']:.0f}"
 
 
 def same_threads(row: Row) -> str:
@@ -150,12 +148,9 @@ CULPRITS = (
     Culprit(
         name="threads",
         flag="its workers compute with another number of threads than the baseline",
-        brief=lambda row: (
-            f"a worker computes with {plural(round(row['rank_threads']), 'thread')}, the baseline with "
-            f"{row['base_threads']:.0f}"
-        ),
+        brief=threads,
         holds=_other_threads,
-        words=_threads,
+        words=lambda row: f"{threads(row)}: they are not compared alike; {same_threads(row)}",
     ),
     Culprit(
         name="unsteady_baseline",
@@ -183,6 +178,12 @@ CULPRITS = (
     ),
 )
 """What matters most first."""
+
+
+def told(row: Row) -> list[str]:
+    """Return the words of each rule that holds of a point."""
+    words = [each.words(row) for each in CULPRITS if each.holds(row)]
+    return [each.replace(f"{THIN}%", " %").replace(THIN, ",") for each in words]
 
 
 def culprits(points: pd.DataFrame) -> Iterator[str]:
