@@ -298,8 +298,8 @@ def _completed(runs: pd.DataFrame) -> pd.DataFrame:
     for column in ("batch", "global_batch", "train_samples", "workers", "nodes", CAPTURED):
         table[column] = pd.to_numeric(table[column]).astype(float)
     # Threads tell nothing where a GPU computes, and on a machine of one core.
-    compared = texts(table, "device").eq("cpu") & ~numbers(table, "cores").eq(1)
-    table["rank_threads"] = numbers(table, "rank_threads").where(compared)
+    idle = texts(table, "device").eq("cuda") | numbers(table, "cores").eq(1)
+    table["rank_threads"] = numbers(table, "rank_threads").mask(idle)
     # Nor is a finished run of another script whose precision was not seen a repeat of those whose precision was.
     table["precision"] = table["precision"].astype(object)
     table.loc[foreign & table["precision"].isna() & measured(table), "precision"] = UNSEEN
@@ -663,7 +663,7 @@ def _beside(row: dict[str, Any], base: Mapping[str, Any], kind: str) -> None:
     """Complete a row with what its baseline differs in; the plain one first."""
     if kind == "wrapped" and row["base_threads"] == row["base_threads"]:
         return
-    row["base_threads"] = base["rank_threads"]
+    row["base_threads"] = base["rank_threads"] if row["device"] == "cpu" else math.nan
     row["base_unsteady"] = row["base_unsteady"] or unsteady(base)
     row["speedup_whole"] = row["whole_samples_per_s_median"] / base["whole_samples_per_s_median"]
     if row["base_unsteady"]:

@@ -43,11 +43,6 @@ from horovod_study.workloads import packaged
 
 WORTH = 0.02
 """A share of the step below this is not worth an advice."""
-_SLOWER_UPDATE, _SAME_COMPUTING = 2.0, 1.25
-"""An update that has become so many times as long, while forward and backward have become no longer than this."""
-_EARLY_STEPS, _UNDISTURBED = slice(10, 60), 0.1  # the quantile of a lap that only its undisturbed steps determine
-_MANY_CALLS, _SMALL_BYTES = 4, 2_000_000
-"""More collective calls than that in a step, of such a size at most, are one for each tensor."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -208,7 +203,12 @@ def explain(
         help=(),
         doubts=tuple(dict.fromkeys([*efficiency_doubts(places), *_doubts(accounting, looked.values())])),
     )
-    return replace(found, help=tuple(_advice(found, named, points, cells, kept, slower, taken, turns)))
+    names = [*taken, *(str(each) for each in named["run"])]
+    facts = _Facts(found, points, kept, slower)
+    alone = named[(named["workers"] == 1) & (named["model"] == facts.point["model"])].to_dict("records")
+    beside = [*_quicker_series(found, named, turns), *_missing_baseline(found, named, names)]
+    beside += _more_workers(found, named, cells)
+    return replace(found, help=tuple(_advice(facts, next((again(row, names) for row in alone), ""), beside)))
 
 
 # ---------------------------------------------------------------------------------------------------- what there is
@@ -262,8 +262,7 @@ def _cells(
 def _first(cell: Cell, point: Mapping[str, Any]) -> Iterator[str]:
     """Yield what a reader must know before any number of a cell."""
     yield from culprits.told(point)
-    if _by_tensor(cell):
-        yield _call_words(cell)
+    yield from filter(None, [_call_words(cell)])
     if cell.loader_thread and (cell.parts_s["residual"] or 0.0) > UNEXPLAINED * cell.step_s:
         share = percent((cell.parts_s["residual"] or 0.0) / cell.step_s)
         yield f"a thread loads the batches, and the training waits for it outside all laps, {share} of the step"
@@ -273,7 +272,8 @@ def _first(cell: Cell, point: Mapping[str, Any]) -> Iterator[str]:
 
 def _with_communication(cell: Cell, runs: Sequence[RunAccount]) -> Cell:
     """Return a cell with what its communication costs, as far as its runs say so."""
-    if cell.workers == 1 or _unconnected(cell):
+    shared = cell.parts_s["sync"] or (cell.calls or {}).get("per_step")  # gradients or a metric
+    if cell.workers == 1 or (cell.apart in ("processes", "none") and not shared):
         return replace(cell, why_not=NO_EXCHANGE if cell.apart else "one worker communicates with nobody")
     left_out = [run.left_out.ablation_s for run in runs if run.left_out is not None]
     blocks = stats.together(left_out) if left_out else None
@@ -290,13 +290,6 @@ def _with_communication(cell: Cell, runs: Sequence[RunAccount]) -> Cell:
     return replace(cell, exposed_s=exposed, waiting_s=waiting, left_out_s=blocks, why_not=why_not)
 
 
-def _unconnected(cell: Cell) -> bool:
-    """Whether workers exchange nothing: neither gradients nor a metric."""
-    return (
-        cell.apart in ("processes", "none") and not cell.parts_s.get("sync") and not (cell.calls or {}).get("per_step")
-    )
-
-
 def _last(cells: Iterable[Cell]) -> list[Cell]:
     return list({cell.series: cell for cell in cells}.values())
 
@@ -311,9 +304,9 @@ def _slow(cell: Cell, looked: Sequence[Inspection | str]) -> Slow:
     """Return who is slow in the runs of one cell, one or more; in repeats the same rank is counted."""
     told = [each for each in looked if isinstance(each, Inspection) and each.stragglers.verdict != "unknown"]
     head: dict[str, Any] = {"series": cell.series, "workers": cell.workers, "looked_at": len(looked)}
-    if not told or _unconnected(cell):
+    if not told or cell.why_not == NO_EXCHANGE:
         unknown = looked[0] if isinstance(looked[0], str) else looked[0].stragglers.why_not
-        why_not = NO_EXCHANGE if _unconnected(cell) else unknown
+        why_not = NO_EXCHANGE if cell.why_not == NO_EXCHANGE else unknown
         return Slow(**head, run=cell.runs[0], chance=1 / cell.workers, period_s=cell.step_s, why_not=why_not)
     # That with the latest rank, else one with a rank that is longer in a lap.
     seen = {each.name: each.stragglers for each in told}
@@ -420,47 +413,24 @@ class _Facts:
         """Return a line to type about runs of the same work."""
         return _line(*words, "--workers", self.cell.workers, *_work_of(self.run))
 
-    def help(
-        self,
-        name: str,
-        what: str,
-        size: float | Interval = math.nan,
-        command: str = "",
-        *,
-        kind: str = "at most",
-        of: str = "samples/s",
-    ) -> Help:
-        """Return one line of what would help; `size`: seconds of a step, or a gain; NaN where nobody can say."""
+    def help(self, name: str, what: str, size: float | Interval = math.nan, command: str = "", **how: str) -> Help:
+        """Return one line of what would help; `size`: seconds of a step, or a gain; NaN where nobody can say; `how`:
+        `kind` and `of`."""
         gain = size if isinstance(size, Interval) else _gain(size, self.cell.step_s)
-        sized: dict[str, Any] = {} if math.isnan(gain.value) else {"gain": gain, "kind": kind, "of": of}
+        sized: dict[str, Any] = {} if math.isnan(gain.value) else {"gain": gain, "kind": "at most", **how}
         return Help(what=what, name=name, command=command, **sized)
 
 
-def _advice(
-    found: Explanation,
-    named: pd.DataFrame,
-    points: pd.DataFrame,
-    cells: Sequence[Cell],
-    records: Mapping[str, RecordedRun],
-    slower: Mapping[str, float],
-    taken: Collection[str],
-    turns: StudyTurns | None,
-) -> list[Help]:
-    """Return what the steps with the most workers say, and what the runs beside them say; what matters most first."""
-    facts = _Facts(found, points, records, slower)
+def _advice(facts: _Facts, base_line: str, beside: Iterable[Help]) -> Iterator[Help]:
+    """Yield what the steps with the most workers say, and what runs beside them say; what matters most first."""
     cell = facts.cell
-    names = [*taken, *(str(each) for each in named["run"])]
-    alone = named[(named["workers"] == 1) & (named["model"] == facts.point["model"])]
-    told = list(_of_meaning(facts, next((again(row, names) for row in alone.to_dict("records")), "")))
+    told = [*_of_meaning(facts, base_line), *((2, each) for each in beside)]
     if cell.unsteady:
         what = f"record {cell.runs[0]} again on a quiet machine: it was disturbed, so no advice follows from its times"
         told.append((2, facts.help("unsteady", what, command=_line("doctor"))))
     elif not cell.withheld or cell.apart:  # with a speedup that cannot be, the times of one of the two are wrong
         told += [(2, each) for make in (_of_ranks, _of_parts, _of_communication) for each in make(facts)]
-    told += [(2, each) for each in _quicker_series(found, named, turns)]
-    told += [(2, each) for each in _missing_baseline(found, named, names)]
-    told += [(2, each) for each in _more_workers(found, named, cells)]
-    return [each for _, each in sorted(told, key=lambda pair: (pair[0], -_least(pair[1])))]
+    yield from (each for _, each in sorted(told, key=lambda pair: (pair[0], -_least(pair[1]))))
 
 
 def _of_meaning(f: _Facts, base_line: str) -> Iterator[tuple[int, Help]]:
@@ -492,20 +462,17 @@ def _of_meaning(f: _Facts, base_line: str) -> Iterator[tuple[int, Help]]:
         yield 1, f.help("outside", what, _gain(share, 1.0), of="samples/s of the whole training")
     if cell.stalls is not None and f.worth(cell.stall_s, culprits.STALLED):
         yield 1, f.help("stalls", _stall_words(cell, cell.stalls), cell.stall_s)
-    if _by_tensor(cell):
-        what = "average all gradients in one message, a flat one or that of DistributedDataParallel"
-        yield 1, f.help("tensors", f"{what}: {_call_words(cell)}", math.nan if cell.unsteady else f.cost_s)
-
-
-def _by_tensor(cell: Cell) -> bool:
-    """Whether the script averages tensor by tensor."""
-    calls = cell.calls or {}
-    small = (calls.get("bytes_median") or 0) <= _SMALL_BYTES
-    return cell.workers > 1 and cell.apart in ("", "parted") and (calls.get("per_step") or 0) > _MANY_CALLS and small
+    if calls := _call_words(cell):
+        what = f"average all gradients in one message, a flat one or that of DistributedDataParallel: {calls}"
+        yield 1, f.help("tensors", what, math.nan if cell.unsteady else f.cost_s)
 
 
 def _call_words(cell: Cell) -> str:
+    """Return how a script averages tensor by tensor, more than 4 calls a step of 2 MB at most; "" where it does not."""
     calls = cell.calls or {}
+    small = (calls.get("bytes_median") or 0) <= 2e6
+    if cell.workers == 1 or cell.apart not in ("", "parted") or (calls.get("per_step") or 0) <= 4 or not small:
+        return ""
     names = " and ".join(calls.get("names") or {"collective": 0})
     size = f", each of at most {amount(calls['bytes_max'])}" if calls.get("bytes_max") else ""
     return f"the script makes {calls['per_step']:.0f} calls of {names} in a step{size}"
@@ -665,14 +632,10 @@ def _slower_updates(run: RecordedRun) -> float:
         if len(update) < 10 * MIN_STEPS or np.isnan(update + computing).any():
             continue
         ends = [round(share * len(update)) for share in (0.7, 0.8, 0.9, 1.0)]
-        (early_s, late_s), (before_s, after_s) = (
-            (
-                float(np.quantile(lap[_EARLY_STEPS], _UNDISTURBED)),
-                min(float(np.quantile(lap[first:end], _UNDISTURBED)) for first, end in pairwise(ends)),
-            )
-            for lap in (update, computing)
-        )
-        if late_s >= _SLOWER_UPDATE * early_s and after_s <= _SAME_COMPUTING * before_s:
+        late = [slice(first, end) for first, end in pairwise(ends)]
+        early_s, *late_s = (float(np.quantile(update[each], 0.1)) for each in (slice(10, 60), *late))
+        before_s, *after_s = (float(np.quantile(computing[each], 0.1)) for each in (slice(10, 60), *late))
+        if min(late_s) >= 2 * early_s and min(after_s) <= 1.25 * before_s:
             found.append(float(np.mean(update)) - early_s)
     return max(found)
 
