@@ -38,9 +38,9 @@ class Culprit:
 
     name: str
     flag: str  # what it says of any point, for the notes of a table
-    brief: Callable[[Row], str]  # of this one, behind the headline; empty where that says it
     holds: Callable[[Row], bool]
     words: Callable[[Row], str]
+    brief: Callable[[Row], str] = lambda row: ""  # of this one, behind the headline; empty where that says it
 
 
 def passes(row: Row) -> float:
@@ -71,11 +71,6 @@ def withheld(row: Row) -> str:
         return ""
     speedup = float(row["samples_per_s_median"] / row[f"base_{kinds[0]}_samples_per_s"])
     return incredible(speedup, row["workers"], disturbed=bool(row["base_unsteady"]))
-
-
-def _other_threads(row: Row) -> bool:
-    own, base = float(row["rank_threads"]), float(row["base_threads"])
-    return bool(row["workers"] > 1) and own > 0 and base > 0 and own != base
 
 
 def whose_data(row: Row) -> str:
@@ -127,14 +122,12 @@ CULPRITS = (
     Culprit(
         name="apart",
         flag="its workers train models of their own: no speedup",
-        brief=lambda row: "",
         holds=lambda row: row["apart"] != "",
         words=lambda row: f"{APART[row['apart']].format(workers=int(row['workers']))}; no speedup is given",
     ),
     Culprit(
         name="withheld",
         flag="its speedup cannot be, and is not given",
-        brief=lambda row: "",  # in the headline
         holds=lambda row: not row["apart"] and withheld(row) != "",
         words=lambda row: f"{withheld(row)}; no speedup is given: record the baseline again on a quiet machine",
     ),
@@ -149,7 +142,7 @@ CULPRITS = (
         name="threads",
         flag="its workers compute with another number of threads than the baseline",
         brief=threads,
-        holds=_other_threads,
+        holds=lambda row: row["workers"] > 1 and 0 < row["base_threads"] != row["rank_threads"] > 0,
         words=lambda row: f"{threads(row)}: they are not compared alike; {same_threads(row)}",
     ),
     Culprit(
@@ -165,14 +158,12 @@ CULPRITS = (
     Culprit(
         name="outside",
         flag="more than 3 % of the training's time is outside of steps",
-        brief=lambda row: "",  # a sentence of its own
         holds=lambda row: row["outside_share_median"] >= WORTH,
         words=_outside,
     ),
     Culprit(
         name="stalls",
         flag="some steps take more than 10 times the median one",
-        brief=lambda row: "",
         holds=lambda row: row["stall_s_median"] >= STALLED * row["step_mean_s_median"],
         words=_stalls,
     ),
@@ -182,8 +173,11 @@ CULPRITS = (
 
 def told(row: Row) -> list[str]:
     """Return the words of each rule that holds of a point."""
-    words = [each.words(row) for each in CULPRITS if each.holds(row)]
-    return [each.replace(f"{THIN}%", " %").replace(THIN, ",") for each in words]
+    return [_said(each, row) for each in CULPRITS if each.holds(row)]
+
+
+def _said(rule: Culprit, row: Row) -> str:
+    return rule.words(row).replace(f"{THIN}%", " %").replace(THIN, ",")
 
 
 def culprits(points: pd.DataFrame) -> Iterator[str]:
@@ -192,9 +186,8 @@ def culprits(points: pd.DataFrame) -> Iterator[str]:
     for each in CULPRITS:
         if held := [row for row in rows if each.holds(row)]:
             row = max(held, key=lambda row: (row["workers"], row["samples_per_s_median"]))
-            words = each.words(row).replace(f"{THIN}%", " %").replace(THIN, ",")
             more = f" (and {plural(len(held) - 1, 'point')} more)" if len(held) > 1 else ""
-            yield f"{row['series']}, {plural(int(row['workers']), 'worker')}{more}: {words}."
+            yield f"{row['series']}, {plural(int(row['workers']), 'worker')}{more}: {_said(each, row)}."
 
 
 def briefly(row: Row) -> list[str]:

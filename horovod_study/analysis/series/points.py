@@ -213,7 +213,8 @@ def _families(table: pd.DataFrame) -> list[_Family]:
     """
     families = []
     sizes = ["workers", "batch", "global_batch", "train_samples", "rank_threads"]
-    for settings, alike in table.groupby(list(SETTINGS), dropna=False, sort=True)[sizes]:
+    told = table.assign(rank_threads=table["rank_threads"].mask(texts(table, "device") == "cuda"))
+    for settings, alike in told.groupby(list(SETTINGS), dropna=False, sort=True)[sizes]:
         common = dict(zip(SETTINGS, settings, strict=True))
         for threads, group in _by_threads(alike):
             best = _claimed(group, common, _RULES)
@@ -297,9 +298,8 @@ def _completed(runs: pd.DataFrame) -> pd.DataFrame:
         table[CAPTURED] = math.nan
     for column in ("batch", "global_batch", "train_samples", "workers", "nodes", CAPTURED):
         table[column] = pd.to_numeric(table[column]).astype(float)
-    # Threads tell nothing where a GPU computes, and on a machine of one core.
-    idle = texts(table, "device").eq("cuda") | numbers(table, "cores").eq(1)
-    table["rank_threads"] = numbers(table, "rank_threads").mask(idle)
+    threads = numbers(table, "rank_threads")
+    table["rank_threads"] = threads.mask(numbers(table, "cores") == 1, threads.clip(upper=1))
     # Nor is a finished run of another script whose precision was not seen a repeat of those whose precision was.
     table["precision"] = table["precision"].astype(object)
     table.loc[foreign & table["precision"].isna() & measured(table), "precision"] = UNSEEN
@@ -717,8 +717,8 @@ def baseline_place(cells: Sequence[Mapping[str, Any]], cell: Mapping[str, Any], 
         and (kind == "plain" or other["reduction"] in (cell["reduction"], "none"))
     ]
     placed = named(OPTIONS, Role.PLACEMENT)
-    threads = cell.get("rank_threads", math.nan)
-    others = {place for place in places if (own := cells[place].get("rank_threads", math.nan)) != threads and own > 0}
+    threads = math.nan if cell.get("device") == "cuda" else cell.get("rank_threads", math.nan)
+    others = {place for place in places if 0 < cells[place].get("rank_threads", 0) != threads}
     if not math.isnan(threads) and kind == "plain" and places and others.issuperset(places):
         inside = baseline_place(cells, cell, "wrapped")
         if inside is not None and cells[inside].get("rank_threads") == threads:
