@@ -428,7 +428,7 @@ def test_a_speedup_that_cannot_be_is_withheld_with_its_reason(tmp_path: Path, sl
     train(
         tmp_path, "1w", 1, own_s=slower * noise(1, STEPS, 1), rows=epochs(50, 0.1), totals=steady if disturbed else {}
     )
-    train(tmp_path, "2w", 2, rows=epochs(25, 0.1), threads=2)
+    train(tmp_path, "2w", 2, rows=epochs(25, 0.1))
     why = "the baseline is not steady" if disturbed else "more than twice the workers is no scaling"
     found, analysis = explained(tmp_path), analysed(tmp_path)
     text, answer, written = text_of(found), answer_lines(analysis), html.render(analysis)

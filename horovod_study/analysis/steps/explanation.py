@@ -438,7 +438,7 @@ def _of_meaning(f: _Facts, base_line: str) -> Iterator[tuple[int, Help]]:
     cell, point, passes = f.cell, f.point, culprits.passes(f.point)
     if cell.apart:
         yield -1, f.help("apart", _TOGETHER[cell.apart].format(workers=cell.workers))
-    elif cell.withheld:
+    elif cell.withheld and "threads" not in point["flags"].split():  # else another baseline is asked for anyway
         what = f"record the baseline again on a quiet machine, in place of the one that is there: {cell.withheld}"
         yield -1, f.help("withheld", what, command=base_line)
     if passes > 1:
