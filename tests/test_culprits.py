@@ -151,6 +151,42 @@ def test_other_threads_than_the_baseline_are_told(tmp_path: Path, alone: int, to
     assert any("OMP_NUM_THREADS=1" in doubt for doubt in analysed(tmp_path).provenance["doubts"]) == told
 
 
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_baseline_of_as_many_threads_is_taken_where_there_is_one(tmp_path: Path, inside: bool) -> None:
+    """One worker with four threads takes half as long; the speedup is over that with one, alone or in the library."""
+    library = {"backend": "ddp", "transport": "gloo"} if inside else {}
+    train(tmp_path, "1w", 1, threads=4, own_s=noise(1, STEPS, 1) / 2)
+    train(tmp_path, "2w", 2)
+    assert explained(tmp_path / "2w", tmp_path / "1w").help[0].name == "threads"
+    train(tmp_path, "1w-2", 1, **library)
+    found, analysis = explained(tmp_path), analysed(tmp_path)
+
+    row = points(analysis)
+    kind = "wrapped" if inside else "plain"
+    assert row[f"speedup_{kind}"] == pytest.approx(1.96, abs=0.02) and row["base_threads"] == row["rank_threads"] == 1
+    assert np.isnan(row["speedup_plain"]) == inside
+    assert of(found, "threads") is None and "threads" not in row["flags"].split()
+    assert not any("not compared alike" in doubt for doubt in (*found.doubts, *analysis.provenance["doubts"]))
+    alone = analysis.points[analysis.points["workers"] == 1]
+    assert alone["repeats"].tolist() == [1, 1] and alone["series"].nunique() == 2
+    (cell,) = explain(*records.recorded_runs([tmp_path]), about="2w").cells
+    assert cell.efficiency == pytest.approx(0.98, abs=0.01)
+
+
+def test_threads_part_points_only_where_they_differ_at_one_count(tmp_path: Path) -> None:
+    for name, threads in (("a", 1), ("b", 1), ("c", 4)):
+        train(tmp_path, name, 2, threads=threads, repeat=ord(name))
+    assert sorted(analysed(tmp_path).points["repeats"]) == [1, 2]
+    assert {series.rpartition("75 ")[2] for series in analysed(tmp_path).points["series"]} == {"1 thread", "4 threads"}
+
+
+def test_threads_of_a_machine_of_one_core_are_no_difference(tmp_path: Path) -> None:
+    train(tmp_path, "1w", 1, threads=4)
+    train(tmp_path, "2w", 2)
+    table, runs = records.recorded_runs([tmp_path])
+    assert of(explain(table.assign(cores=1), runs), "threads") is None
+
+
 # ----------------------------------------------------------------------------------------------- time outside of steps
 
 
@@ -185,7 +221,9 @@ def test_a_share_of_time_outside_is_in_every_answer(tmp_path: Path) -> None:
 
     assert of(found, "outside") is None and not any("outside of steps" in doubt for doubt in found.doubts)
     assert "Outside of steps: 0" in text_of(found)
-    assert any("outside of steps" in line for line in answer_lines(analysed(tmp_path)))
+    lines = answer_lines(analysed(tmp_path))
+    assert any("Outside" in line for line in lines), "a column"
+    assert not any("0 % of the training's time" in line for line in lines), "nothing is no headline"
 
 
 def test_gaps_between_steps_have_their_place() -> None:
@@ -308,6 +346,32 @@ def test_workers_that_train_apart_have_no_speedup(tmp_path: Path, kind: str) -> 
     assert "no speedup" in re.findall(r"<h1>.*</h1>", html.render(analysis))[0]
 
 
+def test_the_reason_comes_before_any_number(tmp_path: Path) -> None:
+    calls = {"per_step": 62.0, "bytes_median": 4224, "bytes_max": 4224, "names": {"all_reduce": 62.0}}
+    stalled = np.zeros((STEPS, 1))
+    stalled[[100, 200, 300]] = 0.3
+    said = {
+        "never average their gradients": train(tmp_path, "none", 2, averaging="none"),
+        "processes without a library": train(tmp_path, "processes", 2, **APART["processes"]),
+        "more than 10 times the median": train(tmp_path, "stalls", 1, rows={"extra_s": {"forward": stalled}}),
+        "is outside of steps": train(tmp_path, "outside", 1, rows=epochs(50, 2.0)),
+        "62 calls of all_reduce": train(tmp_path, "tensors", 2, averaging="calls", calls=calls),
+    }
+    for words, run in said.items():
+        lines = page(explained(run))
+        assert words in " ".join(" ".join(lines[1 : lines.index("")]).split()), words
+        assert " ".join("\n".join(lines).split()).count(words) <= 3
+
+
+@pytest.mark.parametrize("visible", [True, False])
+def test_ranks_that_share_a_metric_exchange_something(tmp_path: Path, visible: bool) -> None:
+    calls = {"per_step": 1.0, "bytes_median": 4, "bytes_max": 4, "names": {"all_reduce": 1.0}}
+    run = train(tmp_path, "2w", 2, averaging="none", calls=calls, rows={"visible": visible, "transfer_s": 0.01})
+    text = text_of(explained(run))
+    assert "no exchange" not in text and "communicate less" not in text
+    assert ("no gradients are averaged" in text) == visible
+
+
 def test_no_law_is_made_of_workers_that_train_apart(tmp_path: Path) -> None:
     for workers in (1, 2, 3, 4):
         train(tmp_path, f"{workers}w", workers, **({} if workers == 1 else {"averaging": "none"}))
@@ -353,9 +417,33 @@ def test_efficiencies_over_a_disturbed_baseline_are_doubted(tmp_path: Path) -> N
     train(tmp_path, "2w", 2)
     found = explained(tmp_path)
 
-    assert any("the baseline is not steady" in doubt for doubt in found.doubts) and found.growth[0].unsteady
-    assert of(found, "beside") is None and "of which one was disturbed" in text_of(found)
+    assert any("the baseline is not steady" in doubt for doubt in found.doubts) and found.growth == ()
     assert any("the baseline is not steady" in doubt for doubt in analysed(tmp_path).provenance["doubts"])
+
+
+@pytest.mark.parametrize(("slower", "disturbed"), [(20.0, False), (2.0, True)])
+def test_a_speedup_that_cannot_be_is_withheld_with_its_reason(tmp_path: Path, slower: float, disturbed: bool) -> None:
+    """Of a baseline far too slow, and of one that was disturbed: 37 and 3.8 times with two workers."""
+    steady = {"steady": {"step": 50, "declared": 50, "found_by": "declared", "doubt": NOT_STEADY}}
+    train(
+        tmp_path, "1w", 1, own_s=slower * noise(1, STEPS, 1), rows=epochs(50, 0.1), totals=steady if disturbed else {}
+    )
+    train(tmp_path, "2w", 2, rows=epochs(25, 0.1))
+    why = "the baseline is not steady" if disturbed else "more than twice the workers is no scaling"
+    found, analysis = explained(tmp_path), analysed(tmp_path)
+    text, answer, written = text_of(found), answer_lines(analysis), html.render(analysis)
+
+    row = points(analysis)
+    assert "withheld" in row["flags"].split() and np.isnan([row["speedup_plain"], row["speedup_whole"]]).all()
+    assert analysis.breakdown.loc[analysis.breakdown["workers"] == 2, "minus_plain_s"].isna().all()
+    assert why in answer[0] and why in found.cells[-1].withheld and why in found.help[0].what
+    assert (
+        why in re.findall(r"<h1>.*</h1>", written)[0] and f"No speedup is drawn: {found.cells[-1].withheld}" in written
+    )
+    assert not any(word in said for word in ("there is no baseline", "times as many") for said in (written, *answer))
+    assert found.growth == () and f"Unknown: no speedup: {found.cells[-1].withheld}" in text
+    assert found.help[0].name == "withheld" and {each.name for each in found.help if each.gain} == {"outside"}
+    assert "times the baseline" not in text + " ".join(analysis.provenance["doubts"])
 
 
 def test_never_is_one_worker_advised(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from horovod_study.analysis.importers import SAMPLES
 from horovod_study.analysis.learning import convergence
 from horovod_study.analysis.machine import resources, usage
 from horovod_study.analysis.series import points as scaling
-from horovod_study.analysis.series.culprits import briefly
+from horovod_study.analysis.series.culprits import briefly, withheld
 from horovod_study.analysis.series.turns import StudyTurns
 from horovod_study.analysis.steps import accounting as steps
 from horovod_study.analysis.steps import attribution, losses, run_profiles
@@ -390,6 +390,7 @@ def _findings(table: pd.DataFrame, points: pd.DataFrame, parts: pd.DataFrame, ba
                 ],
                 "step": _step(parts, best, baseline),
                 "apart": str(best["apart"]),
+                "withheld": withheld(best),
                 "culprits": briefly(best),
                 "outside": {name: _number(best[column]) for name, column in _OUTSIDE.items()},
             }

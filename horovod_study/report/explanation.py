@@ -35,6 +35,7 @@ def page(found: Explanation, *, width: int = WIDE) -> list[str]:
     """Return the explanation as lines of at most `width` characters, but for tables and commands."""
     sections = (
         ("", _head(found)),
+        (" ", _first(found.top, len(found.last))),
         ("Where the time of a step goes", _time(found)),
         ("Who is slow", _slow(found)),
         ("What more workers add to a step", _growth(found)),
@@ -43,7 +44,7 @@ def page(found: Explanation, *, width: int = WIDE) -> list[str]:
     )
     lines: list[str] = []
     for title, said in sections:
-        lines += ["", title] if title else []
+        lines += ["", title] if title.strip() else []
         for each in said:
             lines += _lines(each, width, "  " if title else "")
     # Narrow spaces kept numbers whole while lines were wrapped; not every terminal shows them.
@@ -69,15 +70,23 @@ def _head(found: Explanation) -> Iterable[Said]:
     if len(found.names) == 1:
         cell, state = found.cells[0], next(iter(found.states))
         rate = "" if cell.samples_per_s is None else f"; {rounded(cell.samples_per_s)} samples/s"
+        if cell.workers > 1 and cell.efficiency is not None:
+            rate += f", {rounded(cell.workers * cell.efficiency, 3)} times those of one worker"
         yield f"{found.names[0]}: {state}; {cell.series}, {plural(cell.workers, 'worker')}{on}{rate}"
-        return
-    states = listed([f"{count} {state}" for state, count in found.states.items()])
-    yield f"{len(found.names)} runs ({states}), {len(found.last)} series{on}"
+    else:
+        states = listed([f"{count} {state}" for state, count in found.states.items()])
+        yield f"{len(found.names)} runs ({states}), {len(found.last)} series{on}"
+
+
+def _first(cell: Cell, count: int) -> Iterable[Said]:
+    """Yield what a reader must know before any number."""
+    where = _where(cell, count)
+    yield from (f"- {where}{each if where else each[0].upper() + each[1:]}." for each in cell.first)
 
 
 def _time(found: Explanation) -> Iterable[Said]:
     yield from _one_cell(found.cells[0]) if len(found.cells) == 1 else _several_cells(found)
-    top = max(found.last, key=lambda each: (each.workers, each.samples_per_s or 0.0))
+    top = found.top
     where = _where(top, len(found.last))
     yield from (f"{where}{text}" for text in (_outside(top), *_stacks(top), *_stalls(top)))
     several = [cell for cell in found.last if cell.workers > 1]
@@ -178,7 +187,7 @@ def _communication(cell: Cell) -> str:
         return f"Exposed communication is {known_why}: {cell.why_not}."
     text = (
         f"Communication that no computing hides: {_part(cell.exposed_s, cell.step_s)}; waiting for the last "
-        f"rank: {_part(cell.waiting_s, cell.step_s)}."
+        f"rank: {_part(cell.waiting_s, cell.step_s)}{'; no gradients are averaged' * (cell.apart == 'none')}."
     )
     return f"{text} Together: {left_out}." if left_out else text
 
@@ -270,8 +279,9 @@ def _rests(found: Explanation) -> Iterable[Said]:
     if all(len(cell.runs) == 1 for cell in found.cells):
         what = "from the steps of one run each, so that what differs from run to run is not in them"
     yield f"{steps} steps of each rank after the warm-up; brackets: 95 % intervals {what}."
-    for doubt in found.doubts[:_MAX_DOUBTS]:
+    doubts = [each for each in found.doubts if not any(each.endswith(f"{said}.") for said in found.top.first)]
+    for doubt in doubts[:_MAX_DOUBTS]:
         text = textwrap.shorten(doubt.rstrip("."), 3 * WIDE - 60, placeholder=" ...")
         yield f"- {text}{'' if text.endswith('...') else '.'}"
-    if len(found.doubts) > _MAX_DOUBTS:
-        yield f"- and {plural(len(found.doubts) - _MAX_DOUBTS, 'doubt')} more: --part account"
+    if len(doubts) > _MAX_DOUBTS:
+        yield f"- and {plural(len(doubts) - _MAX_DOUBTS, 'doubt')} more: --part account"

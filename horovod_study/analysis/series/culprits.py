@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from horovod_study.analysis.impossible import impossible
 from horovod_study.text.numbers import THIN, milliseconds, percent, rounded
 from horovod_study.text.words import plural
 
@@ -37,9 +38,9 @@ class Culprit:
 
     name: str
     flag: str  # what it says of any point, for the notes of a table
-    brief: Callable[[Row], str]  # of this one, behind the headline; empty where that says it
     holds: Callable[[Row], bool]
     words: Callable[[Row], str]
+    brief: Callable[[Row], str] = lambda row: ""  # of this one, behind the headline; empty where that says it
 
 
 def passes(row: Row) -> float:
@@ -54,9 +55,22 @@ def unsteady(row: Row) -> bool:
     return bool(row["repeats"]) and 2 * int(row["unsteady"]) >= int(row["repeats"])
 
 
-def _other_threads(row: Row) -> bool:
-    own, base = float(row["rank_threads"]), float(row["base_threads"])
-    return bool(row["workers"] > 1) and own > 0 and base > 0 and own != base
+def incredible(speedup: float, workers: int, *, disturbed: bool) -> str:
+    """Return why a speedup is not given: it cannot be, or is more than the workers over a disturbed baseline."""
+    if disturbed and 1 < workers < speedup:
+        return f"a speedup of {speedup:.4g} with {workers:.0f} workers, and the baseline is not steady"
+    return impossible("speedup", speedup=speedup, workers=workers)
+
+
+def withheld(row: Row) -> str:
+    """Return why a point that has a baseline has no speedup; "" where it has one, or there is nothing to withhold."""
+    if row["apart"]:
+        return "they train models of their own"
+    kinds = [kind for kind in ("plain", "wrapped") if row[f"base_{kind}_samples_per_s"] > 0]
+    if row["missing"] or not kinds or any(row[f"speedup_{kind}"] > 0 for kind in kinds):
+        return ""
+    speedup = float(row["samples_per_s_median"] / row[f"base_{kinds[0]}_samples_per_s"])
+    return incredible(speedup, row["workers"], disturbed=bool(row["base_unsteady"]))
 
 
 def whose_data(row: Row) -> str:
@@ -76,12 +90,10 @@ def _undivided(row: Row) -> str:
     )
 
 
-def _threads(row: Row) -> str:
+def threads(row: Row) -> str:
+    """Return in words with how many threads the workers of a point and its baseline compute."""
     own = plural(round(row["rank_threads"]), "thread")
-    return (
-        f"each worker computes with {own}, the baseline with {row['base_threads']:.0f}: they are not compared alike; "
-        f"{same_threads(row)}"
-    )
+    return f"a worker computes with {own}, the baseline with {row['base_threads']:.0f}"
 
 
 def same_threads(row: Row) -> str:
@@ -110,9 +122,14 @@ CULPRITS = (
     Culprit(
         name="apart",
         flag="its workers train models of their own: no speedup",
-        brief=lambda row: "",
         holds=lambda row: row["apart"] != "",
         words=lambda row: f"{APART[row['apart']].format(workers=int(row['workers']))}; no speedup is given",
+    ),
+    Culprit(
+        name="withheld",
+        flag="its speedup cannot be, and is not given",
+        holds=lambda row: not row["apart"] and withheld(row) != "",
+        words=lambda row: f"{withheld(row)}; no speedup is given: record the baseline again on a quiet machine",
     ),
     Culprit(
         name="undivided",
@@ -124,18 +141,15 @@ CULPRITS = (
     Culprit(
         name="threads",
         flag="its workers compute with another number of threads than the baseline",
-        brief=lambda row: (
-            f"a worker computes with {plural(round(row['rank_threads']), 'thread')}, the baseline with "
-            f"{row['base_threads']:.0f}"
-        ),
-        holds=_other_threads,
-        words=_threads,
+        brief=threads,
+        holds=lambda row: row["workers"] > 1 and 0 < row["base_threads"] != row["rank_threads"] > 0,
+        words=lambda row: f"{threads(row)}: they are not compared alike; {same_threads(row)}",
     ),
     Culprit(
         name="unsteady_baseline",
         flag="its baseline was disturbed",
         brief=lambda row: "the baseline was disturbed",
-        holds=lambda row: row["workers"] > 1 and not row["apart"] and bool(row["base_unsteady"]),
+        holds=lambda row: row["workers"] > 1 and bool(row["base_unsteady"]) and not withheld(row),
         words=lambda row: (
             "the baseline is not steady: do not quote speedups and efficiencies over it, and record it again on a "
             "quiet machine"
@@ -144,19 +158,26 @@ CULPRITS = (
     Culprit(
         name="outside",
         flag="more than 3 % of the training's time is outside of steps",
-        brief=lambda row: "",  # a sentence of its own
         holds=lambda row: row["outside_share_median"] >= WORTH,
         words=_outside,
     ),
     Culprit(
         name="stalls",
         flag="some steps take more than 10 times the median one",
-        brief=lambda row: "",
         holds=lambda row: row["stall_s_median"] >= STALLED * row["step_mean_s_median"],
         words=_stalls,
     ),
 )
 """What matters most first."""
+
+
+def told(row: Row) -> list[str]:
+    """Return the words of each rule that holds of a point."""
+    return [_said(each, row) for each in CULPRITS if each.holds(row)]
+
+
+def _said(rule: Culprit, row: Row) -> str:
+    return rule.words(row).replace(f"{THIN}%", " %").replace(THIN, ",")
 
 
 def culprits(points: pd.DataFrame) -> Iterator[str]:
@@ -165,9 +186,8 @@ def culprits(points: pd.DataFrame) -> Iterator[str]:
     for each in CULPRITS:
         if held := [row for row in rows if each.holds(row)]:
             row = max(held, key=lambda row: (row["workers"], row["samples_per_s_median"]))
-            words = each.words(row).replace(f"{THIN}%", " %").replace(THIN, ",")
             more = f" (and {plural(len(held) - 1, 'point')} more)" if len(held) > 1 else ""
-            yield f"{row['series']}, {plural(int(row['workers']), 'worker')}{more}: {words}."
+            yield f"{row['series']}, {plural(int(row['workers']), 'worker')}{more}: {_said(each, row)}."
 
 
 def briefly(row: Row) -> list[str]:

@@ -8,18 +8,17 @@ NaN, a point without its baseline has no speedup, and `doubts` says so in words.
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from horovod_study.analysis import stats
-from horovod_study.analysis.impossible import impossible
 from horovod_study.analysis.laws.amdahl import karp_flatt
 from horovod_study.analysis.series.baseline_commands import remedy
 from horovod_study.analysis.series.baselines import OWN, impossibilities
-from horovod_study.analysis.series.culprits import CULPRITS, UNSTEADY, culprits, passes, unsteady
+from horovod_study.analysis.series.culprits import CULPRITS, UNSTEADY, culprits, incredible, passes, unsteady, withheld
 from horovod_study.analysis.series.turns import StudyTurns, against, components
 from horovod_study.analysis.series.turns import doubts as doubts_of_turns
 from horovod_study.config import LAPS
@@ -27,7 +26,7 @@ from horovod_study.errors import AnalysisError
 from horovod_study.records import COMMAND, COMMANDS, rate_unit
 from horovod_study.roles import AS_SHIPPED, Role, named
 from horovod_study.runtimes import BACKENDS, LIBRARIES, TRANSPORTS
-from horovod_study.text.words import listed
+from horovod_study.text.words import listed, plural
 from horovod_study.workloads import packaged
 
 DISTINGUISHING, OPTIONS, _OWN_MODEL = packaged().distinguishing, packaged().options, packaged().model
@@ -188,6 +187,7 @@ class _Family:
     batch: float  # local, or global where that one is fixed
     train_samples: float  # of one worker where the data set grows with the workers; of the fewest where sizes differ
     rows: tuple[int, ...]  # labels in the run table
+    threads: float = math.nan  # of a worker, where its runs differ in nothing else
 
 
 _RULES = ("weak", "strong", "weak, growing data")
@@ -212,16 +212,27 @@ def _families(table: pd.DataFrame) -> list[_Family]:
     fixed local batch where that decides nothing. `_doubt_shared` names the series that then lacks a point.
     """
     families = []
-    sizes = ["workers", "batch", "global_batch", "train_samples"]
-    for settings, group in table.groupby(list(SETTINGS), dropna=False, sort=True)[sizes]:
+    sizes = ["workers", "batch", "global_batch", "train_samples", "rank_threads"]
+    told = table.assign(rank_threads=table["rank_threads"].mask(texts(table, "device") == "cuda"))
+    for settings, alike in told.groupby(list(SETTINGS), dropna=False, sort=True)[sizes]:
         common = dict(zip(SETTINGS, settings, strict=True))
-        best = _claimed(group, common, _RULES)
-        if len(best) > 1 and group["workers"].nunique() > 1:
-            for first in _RULES[1:]:
-                found = _claimed(group, common, (first, *(rule for rule in _RULES if rule != first)))
-                best = found if _length(found, group) > _length(best, group) else best
-        families += best
+        for threads, group in _by_threads(alike):
+            best = _claimed(group, common, _RULES)
+            if len(best) > 1 and group["workers"].nunique() > 1:
+                for first in _RULES[1:]:
+                    found = _claimed(group, common, (first, *(rule for rule in _RULES if rule != first)))
+                    best = found if _length(found, group) > _length(best, group) else best
+            families += [replace(each, threads=threads) for each in best]
     return families
+
+
+def _by_threads(group: pd.DataFrame) -> Iterator[tuple[float, pd.DataFrame]]:
+    """Yield runs of equal settings; by their threads, where the workers of a count and batch differ in those alone."""
+    if (group.groupby(["workers", "batch"], dropna=False)["rank_threads"].nunique() < 2).all():
+        yield math.nan, group
+        return
+    for threads, rows in group.groupby("rank_threads", dropna=False):
+        yield float(f"{threads}"), rows
 
 
 def _length(families: Sequence[_Family], group: pd.DataFrame) -> int:
@@ -287,6 +298,8 @@ def _completed(runs: pd.DataFrame) -> pd.DataFrame:
         table[CAPTURED] = math.nan
     for column in ("batch", "global_batch", "train_samples", "workers", "nodes", CAPTURED):
         table[column] = pd.to_numeric(table[column]).astype(float)
+    threads = numbers(table, "rank_threads")
+    table["rank_threads"] = threads.mask(numbers(table, "cores") == 1, threads.clip(upper=1))
     # Nor is a finished run of another script whose precision was not seen a repeat of those whose precision was.
     table["precision"] = table["precision"].astype(object)
     table.loc[foreign & table["precision"].isna() & measured(table), "precision"] = UNSEEN
@@ -373,6 +386,8 @@ def _names(families: Sequence[_Family], told: Sequence[str]) -> dict[str, _Famil
         if len({f"{twin.train_samples}" for twin in twins}) > 1:
             size = "unknown" if math.isnan(family.train_samples) else f"{family.train_samples:.0f}"
             words.append(f"{size} samples{' per worker' if family.kind == 'weak, growing data' else ''}")
+        if len({f"{twin.threads}" for twin in twins}) > 1:
+            words.append("unknown threads" if math.isnan(family.threads) else plural(round(family.threads), "thread"))
         whole = unique = " ".join(words)
         number = 1
         while unique in names:
@@ -474,7 +489,8 @@ def scaling_points(
             base = baseline_place(rows, row, kind)
             share = 1 if base is None else rows[base]["workers"]  # of a table that does not begin with one worker
             over = None if base is None else values[base] / share
-            row.update(_against(row, values[place], kind, over, base == place))
+            disturbed = base not in (None, place) and unsteady(rows[base])
+            row.update(_against(row, values[place], kind, over, itself=base == place, disturbed=disturbed))
             if base not in (None, place):
                 _beside(row, rows[base], kind)
             found = turns.estimate(names[place], names[base]) if turns and base not in (None, place) else None
@@ -486,6 +502,7 @@ def scaling_points(
         for end, of in _EPOCH_ENDS.items():  # of the one that was made, where each worker went through all of the data
             row[f"epoch_s_{end}"] = passes(row) * row["train_samples"] / (row[f"samples_per_s_{of}"] or math.nan)
         row |= _derived(row)
+        row["speedup_whole"] = math.nan if withheld(row) else row["speedup_whole"]
         row["flags"] = " ".join(_flags(row))
     for row in rows:
         del row["_samples_per_s"], row["_steps"], row[GIVEN_BASE], row["epoch_samples_median"]
@@ -540,6 +557,11 @@ def texts(table: pd.DataFrame, name: str) -> "pd.Series[str]":
     """Return a column as texts, "" for what is not known, and where the table does not have it."""
     known = table[name].astype(object) if name in table.columns else pd.Series("", table.index, dtype=object)
     return known.fillna("").astype(str)
+
+
+def disturbed_runs(rows: pd.DataFrame) -> int:
+    """Return of how many rows of a run table the recorder says that the run was not steady."""
+    return int(texts(rows, "steady_doubt").str.contains(UNSTEADY).sum())
 
 
 def whole_runs(accounting: pd.DataFrame) -> pd.DataFrame:
@@ -626,7 +648,7 @@ def _point(cell: pd.DataFrame) -> dict[str, Any]:
     elif math.isfinite(whole) and row["epoch_steps"] in (int(whole), math.ceil(whole)):
         row["data_passes"] = float(row["workers"])
     row["apart"] = max(texts(good, "apart"), default="")
-    row["unsteady"] = int(texts(good, "steady_doubt").str.contains(UNSTEADY).sum())
+    row["unsteady"] = disturbed_runs(good)
     row |= {"base_threads": math.nan, "base_unsteady": False, "speedup_whole": math.nan}
     for column in OF_RANKS:
         row[f"{column}_min"], row[f"{column}_max"] = (stats.of_all(good[column], of) for of in (np.min, np.max))
@@ -643,9 +665,8 @@ def _beside(row: dict[str, Any], base: Mapping[str, Any], kind: str) -> None:
         return
     row["base_threads"] = base["rank_threads"] if row["device"] == "cpu" else math.nan
     row["base_unsteady"] = row["base_unsteady"] or unsteady(base)
-    alone = math.nan if row["apart"] else base["whole_samples_per_s_median"]
-    row["speedup_whole"] = row["whole_samples_per_s_median"] / alone
-    if row["base_unsteady"] or impossible("speedup", speedup=row["speedup_whole"], workers=row["workers"]):
+    row["speedup_whole"] = row["whole_samples_per_s_median"] / base["whole_samples_per_s_median"]
+    if row["base_unsteady"]:
         row["speedup_whole"] = math.nan
     if math.isnan(row["data_passes"]):  # the data set has no size: one worker's epoch is once through it
         row["data_passes"] = row["epoch_samples_median"] / base["epoch_samples_median"]
@@ -696,9 +717,16 @@ def baseline_place(cells: Sequence[Mapping[str, Any]], cell: Mapping[str, Any], 
         and (kind == "plain" or other["reduction"] in (cell["reduction"], "none"))
     ]
     placed = named(OPTIONS, Role.PLACEMENT)
-    # Where there is a choice: the same settings first, then the one-worker run that had nothing to reduce.
+    threads = math.nan if cell.get("device") == "cuda" else cell.get("rank_threads", math.nan)
+    others = {place for place in places if 0 < cells[place].get("rank_threads", 0) != threads}
+    if not math.isnan(threads) and kind == "plain" and places and others.issuperset(places):
+        inside = baseline_place(cells, cell, "wrapped")
+        if inside is not None and cells[inside].get("rank_threads") == threads:
+            return None  # which of the two compares alike
+    # Where there is a choice: as many threads and the same settings first, then one that had nothing to reduce.
     places.sort(
         key=lambda place: (
+            place in others,
             not _same(cells[place]["train_samples"], cell["ref_train_samples"]),
             *(cells[place][name] != cell[name] for name in placed),
             cells[place]["horovod_defaults"] != cell["horovod_defaults"],
@@ -713,8 +741,8 @@ def _same(one: float, other: float) -> bool:
     return one == other or (math.isnan(one) and math.isnan(other))
 
 
-def _against(row: dict[str, Any], x: Any, kind: str, base: Any, itself: bool) -> dict[str, float]:
-    """Return the columns of `row` relative to one baseline.
+def _against(row: dict[str, Any], x: Any, kind: str, base: Any, *, itself: bool, disturbed: bool) -> dict[str, float]:
+    """Return the columns of `row` relative to one baseline; only the baseline's own of a speedup that is withheld.
 
     _min and _max are the slowest and the fastest repeat over the baseline's median, _low and _high the 95 % interval
     of the ratio of medians, in which the scatter of the baseline's repeats counts too.
@@ -729,11 +757,11 @@ def _against(row: dict[str, Any], x: Any, kind: str, base: Any, itself: bool) ->
     ends = {"": "median", "_min": "min", "_max": "max"}
     values = {end: row[f"samples_per_s_{name}"] / base_median for end, name in ends.items()}
     values |= {"_low": low, "_high": high}
-    if row["apart"] or impossible("speedup", speedup=values[""], workers=n):  # a doubt says it
-        values = dict.fromkeys(values, math.nan)
+    no = bool(row["apart"] or incredible(values[""], n, disturbed=disturbed))  # culprits.withheld says it
+    values = dict.fromkeys(values, math.nan) if no else values
     columns |= {f"speedup_{kind}{name}": value for name, value in values.items()}
     columns |= {f"efficiency_{kind}{name}": value / n for name, value in values.items()}
-    columns[f"ideal_epoch_{kind}_s"] = row["train_samples"] / (n * base_median)
+    columns[f"ideal_epoch_{kind}_s"] = math.nan if no else row["train_samples"] / (n * base_median)
     return columns
 
 
@@ -816,12 +844,11 @@ def _doubt_failures(runs: pd.DataFrame) -> list[str]:
 
 
 def _doubt_impossible(points: pd.DataFrame) -> Iterator[str]:
-    """Say which throughputs, speedups and waits cannot be, by the one table of `analysis.impossible`."""
+    """Say which throughputs and waits cannot be, by the one table of `analysis.impossible`."""
     names = {"samples_per_s_median": "samples_per_s", "sync_s_median": "sync_s", "batch": "batch_size"}
     for series, rows in points[~points["missing"] & (points["apart"] == "")].groupby("series", sort=False):
-        bases = {float(rows[f"base_{kind}_samples_per_s"].min()) for kind in ("plain", "wrapped")}
         table = rows[["workers", *names]].rename(columns=names)
-        yield from dict.fromkeys(f"{series}: {why}." for base in sorted(bases) for why in impossibilities(table, base))
+        yield from (f"{series}: {why}." for why in impossibilities(table, math.nan))
 
 
 def _doubt_baselines(runs: pd.DataFrame, points: pd.DataFrame) -> Iterator[str]:
@@ -870,8 +897,10 @@ def _doubt_other_script(series: str, rows: pd.DataFrame, runs: pd.DataFrame) -> 
         ]
     if several["base_plain_repeats"].eq(0).any():
         base = inside(first["backend"], first["transport"])
+        alone = runs[(runs["workers"] == 1) & (runs["backend"] == "serial") & (runs["model"] == first["model"])]
+        alike = "" if alone.empty else " with as many threads"
         return [
-            f"{series}: speedups are over {base}, because none without the library was recorded; "
+            f"{series}: speedups are over {base}, because none without the library{alike} was recorded; "
             "what the library costs one worker is not in them."
         ]
     return []

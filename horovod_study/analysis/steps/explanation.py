@@ -2,8 +2,7 @@
 
 Nothing is measured or fitted here that another module does not do: laps and their growth are those of accounting.py,
 waiting and exposed communication those of attribution.py, slow ranks those of stragglers.py, what makes a number mean
-something else those of series/culprits.py. What is unknown is None, with the reason. What would help is a table of
-rules, RULES, over the facts of the most workers.
+something else those of series/culprits.py. What is unknown is None, with the reason.
 
 A gain is a share of the throughput. A step of T seconds that loses d of them makes d / (T - d) more samples per second:
 `at most` where d is all of a part, and nobody removes all of it.
@@ -12,7 +11,7 @@ A gain is a share of the throughput. A step of T seconds that loses d of them ma
 import math
 import shlex
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -44,17 +43,6 @@ from horovod_study.workloads import packaged
 
 WORTH = 0.02
 """A share of the step below this is not worth an advice."""
-_SLOWER_UPDATE, _SAME_COMPUTING = 2.0, 1.25
-"""An update that has become so many times as long, while forward and backward have become no longer than this."""
-_EARLY_STEPS = slice(10, 60)
-_UNDISTURBED = 0.1  # the quantile of a lap that only its undisturbed steps determine
-_MANY_CALLS, _SMALL_BYTES = 4, 2_000_000
-"""More collective calls than that in a step, of such a size at most, are one for each tensor."""
-_WORK = Role.DATA | Role.LEARNING | Role.COMPUTING
-_UNCONNECTED = ("processes", "none")
-"""Of culprits.APART, workers that never wait for each other."""
-_KINDS = ("outside", "residual")
-"""Of `totals.stacks`, those that are told."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,6 +57,7 @@ class Cell:
     efficiency: float | None  # of points.scaling_points, against one worker alone, else one inside the library
     step_s: float
     parts_s: Mapping[str, float | None]  # breakdown.PARTS but step
+    first: tuple[str, ...] = ()  # what makes its numbers mean something else, in words
     exposed_s: Interval | None = None  # communication that no computing hides, without waiting for the last rank
     waiting_s: Interval | None = None  # for the last rank
     left_out_s: Interval | None = None  # what communication costs, by blocks without it
@@ -82,13 +71,9 @@ class Cell:
     stacks: tuple[Mapping[str, Any], ...] = ()  # where the time is that no lap covers: where, name, share of all time
     calls: Mapping[str, Any] | None = None  # collective calls of the script's own in a step
     apart: str = ""  # why its workers do not train one model; see culprits.APART
+    withheld: str = ""  # why no speedup is given where there is a baseline
     unsteady: bool = False  # whether it was disturbed
     loader_thread: bool = False  # whether another thread than the training's has fetched batches
-
-    @property
-    def unconnected(self) -> bool:
-        """Whether its workers exchange nothing: neither gradients nor a metric."""
-        return self.apart in _UNCONNECTED and not self.parts_s.get("sync")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,6 +142,11 @@ class Explanation:
         """Return the cell with the most workers of each series."""
         return tuple({cell.series: cell for cell in self.cells}.values())
 
+    @property
+    def top(self) -> Cell:
+        """Return the cell with the most workers, of several the quickest."""
+        return max(self.last, key=lambda each: (each.workers, each.samples_per_s or 0.0))
+
 
 def explain(
     table: pd.DataFrame,
@@ -177,7 +167,7 @@ def explain(
     largest = set(named.loc[(named["workers"] == most) & (named["workers"] > 1), "run"]) | {about}
     accounts: list[RunAccount] = []
     looked: dict[str, Inspection | str] = {}
-    slower: dict[str, float | None] = {}
+    slower: dict[str, float] = {}
     kept: dict[str, RecordedRun] = {}
     for run in runs:
         accounts.append(account_run(run, views=run.name in largest))
@@ -193,87 +183,97 @@ def explain(
         why = next((run.why_not for run in accounts if run.why_not), "none holds a step")
         raise AnalysisError(f"{accounts[0].run}: nothing to explain: {why}; name a run that made steps")
     points = scaling_points(named, accounting.run_rows(), turns)
-    cells = _with_records(_cells(named, points, accounting), kept)
+    cells = _cells(named, points, accounting, kept)
+    own = tuple(cell for cell in cells if about in ("", *cell.runs))
+    seen = [(cell, [looked[run] for run in cell.runs if run in looked]) for cell in _last(own)]
     growth, why_no_growth = _growth(accounting.cells, cells)
-    own = [cell for cell in cells if about in ("", *cell.runs)]
-    seen = [(cell, [looked[run] for run in cell.runs if run in looked]) for cell in {c.series: c for c in own}.values()]
     told = [run for run in accounting.runs if about in ("", run.run)]
     steps = [rank.steps for run in told for rank in run.ranks] or [0]
+    places = pd.concat([_rows_of(points, cell.series, cell.workers, cell.nodes) for cell in own])
     found = Explanation(
         names=tuple(run.run for run in told),
-        states=dict(sorted(Counter(run.state for run in accounts if about in ("", run.run)).items())),
+        states=dict(sorted(Counter(run.state for run in told).items())),
         hosts=tuple(dict.fromkeys(rank.host for run in told for rank in run.ranks if rank.host)),
         steps=min(steps),
         steps_most=max(steps),
-        cells=tuple(own),
+        cells=own,
         slow=tuple(_slow(cell, each) for cell, each in seen if each),
         growth=tuple(growth),
         why_no_growth=why_no_growth,
         help=(),
-        doubts=tuple(
-            dict.fromkeys([*efficiency_doubts(_points_of(points, own)), *_doubts(accounting, looked.values())])
-        ),
+        doubts=tuple(dict.fromkeys([*efficiency_doubts(places), *_doubts(accounting, looked.values())])),
     )
-    study = _Study(named=named, points=points, cells=cells, runs=kept, slower=slower, taken=taken, turns=turns)
-    return replace(found, help=tuple(_advice(found, study)))
+    names = [*taken, *(str(each) for each in named["run"])]
+    facts = _Facts(found, points, kept, slower)
+    alone = named[(named["workers"] == 1) & (named["model"] == facts.point["model"])].to_dict("records")
+    beside = [*_quicker_series(found, named, turns), *_missing_baseline(found, named, names)]
+    beside += _more_workers(found, named, cells)
+    return replace(found, help=tuple(_advice(facts, next((again(row, names) for row in alone), ""), beside)))
 
 
 # ---------------------------------------------------------------------------------------------------- what there is
 
 
-def _cells(named: pd.DataFrame, points: pd.DataFrame, accounting: Accounting) -> list[Cell]:
+def _cells(
+    named: pd.DataFrame, points: pd.DataFrame, accounting: Accounting, records: Mapping[str, RecordedRun]
+) -> list[Cell]:
     """Return the cells in the order of the account: series after series, the fewest workers first."""
     accounts = {run.run: run for run in accounting.runs}
     done = measured(named)
     cells: list[Cell] = []
+    alone: float | None = None
     keys: Any
     for keys, rows in accounting.cells.groupby(["series", "workers", "nodes"], sort=False, dropna=False):
-        series, workers, nodes = keys
         by_part = dict(zip(rows["lap"], rows["mean_s"], strict=True))
-        here, own = (_rows_of(each, series, workers, nodes) for each in (named, points))
+        here, own = (_rows_of(each, *keys) for each in (named, points))
         finished = here[done[here.index]]
         used = [str(each) for each in (here if finished.empty else finished)["run"]]
         recorded = [accounts[run] for run in used if run in accounts]
+        record = records[used[0]].record
         point = {f"{name}": value for name, value in own.iloc[0].items()}
+        outside = next((run.outside for run in recorded), None)
         cell = Cell(
-            series=str(series),
-            workers=int(workers),
-            nodes=float(nodes),
+            series=str(keys[0]),
+            workers=int(keys[1]),
+            nodes=float(keys[2]),
             runs=tuple(used),
             samples_per_s=stats.finite_or_none(float(finished["samples_per_s"].median())),
             efficiency=next((float(each) for kind in BASES for each in own[f"efficiency_{kind}"].dropna()), None),
             step_s=float(by_part["step"]),
             parts_s={part: stats.finite_or_none(by_part.get(part, math.nan)) for part in PARTS[:-1]},
-            outside=next((run.outside for run in recorded), None),
+            outside=outside,
             outside_share=stats.finite_or_none(point["outside_share_median"]),
             whole_samples_per_s=stats.finite_or_none(point["whole_samples_per_s_median"]),
             stalls=next((run.stalls for run in recorded), None),
             stall_s=stats.finite_or_none(point["stall_s_median"]) or 0.0,
+            stacks=tuple(e for e in record.totals.get("stacks") or () if e.get("where") in ("outside", "residual")),
+            calls=record.effective.get("calls"),
             apart=point["apart"],
+            withheld=culprits.withheld(point),
             unsteady=culprits.unsteady(point),
+            loader_thread=bool(record.effective.get("loader_thread")),
         )
-        cells.append(_with_communication(cell, recorded))
-    return cells
+        if alone is None and cell.workers == 1 and outside is not None and outside.where:
+            alone = outside.gap_s
+        cells.append(_with_communication(replace(cell, first=tuple(_first(cell, point))), recorded))
+    return [replace(cell, outside_alone_s=alone) for cell in cells]
 
 
-def _with_records(cells: Sequence[Cell], runs: Mapping[str, RecordedRun]) -> list[Cell]:
-    """Return cells with what the record of their first run says of calls, and of where time is that no lap covers."""
-    alone = next(
-        (each.outside.gap_s for each in cells if each.workers == 1 and each.outside and each.outside.where), None
-    )
-    found = []
-    for cell in cells:
-        record = runs[cell.runs[0]].record
-        stacks = tuple(each for each in record.totals.get("stacks") or () if each.get("where") in _KINDS)
-        calls = record.effective.get("calls")
-        thread = bool(record.effective.get("loader_thread"))
-        found.append(replace(cell, calls=calls, stacks=stacks, outside_alone_s=alone, loader_thread=thread))
-    return found
+def _first(cell: Cell, point: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what a reader must know before any number of a cell."""
+    yield from culprits.told(point)
+    yield from filter(None, [_call_words(cell)])
+    if cell.loader_thread and (cell.parts_s["residual"] or 0.0) > UNEXPLAINED * cell.step_s:
+        share = percent((cell.parts_s["residual"] or 0.0) / cell.step_s)
+        yield f"a thread loads the batches, and the training waits for it outside all laps, {share} of the step"
+    if cell.unsteady:
+        yield f"{cell.runs[0]} was disturbed, so that no advice follows from its times"
 
 
 def _with_communication(cell: Cell, runs: Sequence[RunAccount]) -> Cell:
     """Return a cell with what its communication costs, as far as its runs say so."""
-    if cell.workers == 1 or cell.unconnected:
+    shared = cell.parts_s["sync"] or (cell.calls or {}).get("per_step")  # gradients or a metric
+    if cell.workers == 1 or (cell.apart in ("processes", "none") and not shared):
         return replace(cell, why_not=NO_EXCHANGE if cell.apart else "one worker communicates with nobody")
     left_out = [run.left_out.ablation_s for run in runs if run.left_out is not None]
     blocks = stats.together(left_out) if left_out else None
@@ -290,41 +290,33 @@ def _with_communication(cell: Cell, runs: Sequence[RunAccount]) -> Cell:
     return replace(cell, exposed_s=exposed, waiting_s=waiting, left_out_s=blocks, why_not=why_not)
 
 
+def _last(cells: Iterable[Cell]) -> list[Cell]:
+    return list({cell.series: cell for cell in cells}.values())
+
+
 def _rows_of(table: pd.DataFrame, series: str, workers: int, nodes: float) -> pd.DataFrame:
     """Return the rows of one cell; how many nodes it has may be unknown."""
     same = table["nodes"].isna() if math.isnan(nodes) else table["nodes"] == nodes
     return table[(table["series"] == series) & (table["workers"] == workers) & same]
 
 
-def _points_of(points: pd.DataFrame, cells: Sequence[Cell]) -> pd.DataFrame:
-    return pd.concat([_rows_of(points, cell.series, cell.workers, cell.nodes) for cell in cells])
-
-
 def _slow(cell: Cell, looked: Sequence[Inspection | str]) -> Slow:
     """Return who is slow in the runs of one cell, one or more; in repeats the same rank is counted."""
     told = [each for each in looked if isinstance(each, Inspection) and each.stragglers.verdict != "unknown"]
     head: dict[str, Any] = {"series": cell.series, "workers": cell.workers, "looked_at": len(looked)}
-    if not told or cell.unconnected:
-        why_not = (
-            NO_EXCHANGE
-            if cell.unconnected
-            else looked[0]
-            if isinstance(looked[0], str)
-            else looked[0].stragglers.why_not
-        )
+    if not told or cell.why_not == NO_EXCHANGE:
+        unknown = looked[0] if isinstance(looked[0], str) else looked[0].stragglers.why_not
+        why_not = NO_EXCHANGE if cell.why_not == NO_EXCHANGE else unknown
         return Slow(**head, run=cell.runs[0], chance=1 / cell.workers, period_s=cell.step_s, why_not=why_not)
-
-    def told_first(each: Inspection) -> tuple[bool, float, bool]:
-        """The latest rank, else one that is longer in a lap."""
-        return bool(each.stragglers.slow), each.stragglers.delay_s, bool(each.stragglers.balanced)
-
-    worst = max(told, key=told_first)
-    late = worst.stragglers
+    # That with the latest rank, else one with a rank that is longer in a lap.
+    seen = {each.name: each.stragglers for each in told}
+    name = max(seen, key=lambda each: (bool(seen[each].slow), seen[each].delay_s, bool(seen[each].balanced)))
+    late = seen[name]
     slowest = late.slow[:1]
     return Slow(
         **head,
-        run=worst.name,
-        named_in=sum(bool(slowest) and slowest[0] in each.stragglers.slow for each in told),
+        run=name,
+        named_in=sum(bool(slowest) and slowest[0] in each.slow for each in seen.values()),
         ranks=late.named,
         balanced=late.balanced,
         chance=1 / len(late.ranks),
@@ -340,11 +332,13 @@ def _slow(cell: Cell, looked: Sequence[Inspection | str]) -> Slow:
 def _growth(table: pd.DataFrame, cells: Sequence[Cell]) -> tuple[list[Growth], str]:
     """Return what the most workers of each series add to a step of one worker, or to that of its fewest workers."""
     found = []
-    for cell in {cell.series: cell for cell in cells}.values():
+    for cell in _last(cells):
         rows = _rows_of(table, cell.series, cell.workers, cell.nodes).set_index("lap")
         whole: dict[Any, Any] = rows.loc["step"].to_dict()
         kind = next((each for each in BASES if math.isfinite(whole[f"minus_{each}_s"])), None)
         first = next(each for each in cells if each.series == cell.series)
+        if cell.withheld:
+            continue
         if cell.workers > 1 and kind is not None:
             minus = rows[f"minus_{kind}_s"]
             low, high = (whole[f"minus_{kind}_{end}_s"] for end in ("low", "high"))
@@ -354,26 +348,22 @@ def _growth(table: pd.DataFrame, cells: Sequence[Cell]) -> tuple[list[Growth], s
             first = next(each for each in cells if each.series == whole[f"base_{kind}"] and each.workers == 1)
         elif first.workers < cell.workers:
             step, base = Interval(value=cell.step_s - first.step_s), f"{first.workers} workers"
-            parts = {part: _less(cell.parts_s[part], first.parts_s[part]) for part in PARTS[:-1]}
+            both = {part: (cell.parts_s[part], first.parts_s[part]) for part in PARTS[:-1]}
+            parts = {part: None if a is None or b is None else a - b for part, (a, b) in both.items()}
         else:
             continue
         how: dict[str, Any] = {"series": cell.series, "base": base, "workers": cell.workers, "parts_s": parts}
         found.append(Growth(**how, step_s=step, unsteady=cell.unsteady or first.unsteady))
-    if found or all(cell.workers == 1 for cell in cells):
-        return found, "" if found else "no run has several workers"
+    withheld = [f"no speedup: {cell.withheld}" for cell in _last(cells) if cell.withheld]
+    if found or withheld or all(cell.workers == 1 for cell in cells):
+        return found, "" if found else next(iter(withheld), "no run has several workers")
     return [], "one worker count only, and no run of one worker with the same work beside it"
-
-
-def _less(a: float | None, b: float | None) -> float | None:
-    return None if a is None or b is None else a - b
 
 
 def _doubts(accounting: Accounting, looked: Iterable[Inspection | str]) -> list[str]:
     """Return what a reader must know, each once."""
-    doubts = list(accounting.doubts)
-    for each in looked:
-        if isinstance(each, Inspection):
-            doubts += [f"{each.name}: {note}" for note in each.stragglers.notes]
+    told = [each for each in looked if isinstance(each, Inspection)]
+    doubts = [*accounting.doubts, *(f"{each.name}: {note}" for each in told for note in each.stragglers.notes)]
     used = [run.seen.other_cores for run in accounting.runs if run.seen is not None]
     if busy := [cores for cores in used if cores >= BUSY_CORES]:
         runs = f"{len(busy)} of {len(accounting.runs)} runs"
@@ -384,178 +374,203 @@ def _doubts(accounting: Accounting, looked: Iterable[Inspection | str]) -> list[
 # ------------------------------------------------------------------------------------------------- what would help
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Study:
-    """All runs that are there, also those that were not asked about."""
-
-    named: pd.DataFrame
-    points: pd.DataFrame
-    cells: Sequence[Cell]
-    runs: Mapping[str, RecordedRun]
-    slower: Mapping[str, float | None]  # see _slower_updates
-    taken: Collection[str]
-    turns: StudyTurns | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class _Facts:
-    """What the rules are about: the cell with the most workers, and what belongs to it."""
+    """What advice is about: the cell with the most workers, and what belongs to it."""
 
-    cell: Cell
-    run: RecordedRun  # the first of its runs
-    point: Mapping[str, Any]
-    slow: Slow | None
-    late_s: Mapping[str, float]  # lap -> what late ranks make of it, which is told of them
-    beside_s: float  # what computing takes more than on one worker alone
-    slower_s: float
-    ours: bool  # whether this package's trainer made it, which other commands can start again
-    several_hosts: bool
-    runtime: str
-    base_line: str  # the command of the baseline, as it can be typed again
-    late_run: str  # directory of the run with the latest rank
+    def __init__(
+        self, found: Explanation, points: pd.DataFrame, records: Mapping[str, RecordedRun], slower: Mapping[str, float]
+    ) -> None:
+        cell = self.cell = found.top
+        self.run = records[cell.runs[0]]
+        effective = self.effective = self.run.record.effective
+        point = _rows_of(points, cell.series, cell.workers, cell.nodes).iloc[0].items()
+        self.point = {f"{name}": value for name, value in point}
+        self.slow = next((each for each in found.slow if each.series == cell.series), None)
+        self.late_run = str((self.run if self.slow is None else records[self.slow.run]).directory)
+        self.late_s: Counter[str] = Counter()  # lap -> what late ranks make of it, which is told of them
+        for each in self.slow.ranks if self.slow is not None else ():
+            self.late_s[each.cause] += each.cause_s / cell.workers  # type: ignore[assignment]
+        grown = next((each.parts_s for each in found.growth if each.series == cell.series and not each.unsteady), {})
+        # What computing takes more than on one worker alone.
+        self.beside_s = sum(grown.get(part) or 0.0 for part in ("compute", "forward", "backward", "update"))
+        self.slower_s = max(slower[name] for name in cell.runs)
+        self.ours = "steps_per_epoch" in effective  # this package's trainer made it, which commands can start again
+        self.several_hosts = len({rank.get("host") for rank in effective.get("ranks") or ()}) > 1
+        self.runtime = f"{effective.get('backend')}/{effective.get('transport')}"
+        cost = cell.exposed_s or cell.left_out_s
+        # What communication of gradients costs a step; NaN where it is not known.
+        self.cost_s = math.nan if cost is None or cell.workers == 1 or cell.apart else cost.value
 
     def part(self, lap: str) -> float:
         """Return the seconds of a lap that neither late ranks nor stalls explain."""
         stalled = self.cell.stall_s if self.cell.stalls is not None and self.cell.stalls.lap == lap else 0.0
         return (self.cell.parts_s[lap] or 0.0) - self.late_s.get(lap, 0.0) - stalled
 
-    @property
-    def cost_s(self) -> float:
-        """Return what communication costs a step; NaN where it is not known."""
-        cost = self.cell.exposed_s or self.cell.left_out_s
-        return math.nan if cost is None or self.cell.workers == 1 else cost.value
-
-    @property
-    def tensors(self) -> bool:
-        """Whether the script averages tensor by tensor."""
-        calls = self.cell.calls or {}
-        small = (calls.get("bytes_median") or 0) <= _SMALL_BYTES
-        return self.cell.workers > 1 and (calls.get("per_step") or 0) > _MANY_CALLS and small
+    def worth(self, seconds: float, share: float = WORTH) -> bool:
+        return seconds > share * self.cell.step_s
 
     def work(self, *words: object) -> str:
         """Return a line to type about runs of the same work."""
         return _line(*words, "--workers", self.cell.workers, *_work_of(self.run))
 
-
-@dataclass(frozen=True, slots=True)
-class _AdviceRule:
-    """One line of what would help.
-
-    `size`: seconds of a step that it is worth, a gain, None where the rule does not hold; NaN where nobody can say.
-    """
-
-    name: str
-    size: Callable[[_Facts], float | Interval | None]
-    what: Callable[[_Facts], str]
-    line: Callable[[_Facts], str] = lambda facts: ""
-    kind: str = "at most"
-    of: str = "samples/s"
-    rank: int = 2  # -1, 0: the numbers are of something else; 1: one cause of many; 2: a part of a step
-    timed: bool = True  # it follows from times, which say nothing in a disturbed run
+    def help(self, name: str, what: str, size: float | Interval = math.nan, command: str = "", **how: str) -> Help:
+        """Return one line of what would help; `size`: seconds of a step, or a gain; NaN where nobody can say; `how`:
+        `kind` and `of`."""
+        gain = size if isinstance(size, Interval) else _gain(size, self.cell.step_s)
+        sized: dict[str, Any] = {} if math.isnan(gain.value) else {"gain": gain, "kind": "at most", **how}
+        return Help(what=what, name=name, command=command, **sized)
 
 
-def _if(holds: bool, size: float | Interval = math.nan) -> float | Interval | None:
-    return size if holds else None
+def _advice(facts: _Facts, base_line: str, beside: Iterable[Help]) -> Iterator[Help]:
+    """Yield what the steps with the most workers say, and what runs beside them say; what matters most first."""
+    cell = facts.cell
+    told = [*_of_meaning(facts, base_line), *((2, each) for each in beside)]
+    if cell.unsteady:
+        what = f"record {cell.runs[0]} again on a quiet machine: it was disturbed, so no advice follows from its times"
+        told.append((2, facts.help("unsteady", what, command=_line("doctor"))))
+    elif not cell.withheld or cell.apart:  # with a speedup that cannot be, the times of one of the two are wrong
+        told += [(2, each) for make in (_of_ranks, _of_parts, _of_communication) for each in make(facts)]
+    yield from (each for _, each in sorted(told, key=lambda pair: (pair[0], -_least(pair[1]))))
 
 
-def _worth(facts: _Facts, seconds: float, share: float = WORTH) -> float | None:
-    return seconds if seconds > share * facts.cell.step_s else None
+def _of_meaning(f: _Facts, base_line: str) -> Iterator[tuple[int, Help]]:
+    """Yield what makes the numbers mean something else; -1, 0: they are of something else, 1: one cause of many."""
+    cell, point, passes = f.cell, f.point, culprits.passes(f.point)
+    if cell.apart:
+        yield -1, f.help("apart", _TOGETHER[cell.apart].format(workers=cell.workers))
+    elif cell.withheld and "threads" not in point["flags"].split():  # else another baseline is asked for anyway
+        what = f"record the baseline again on a quiet machine, in place of the one that is there: {cell.withheld}"
+        yield -1, f.help("withheld", what, command=base_line)
+    if passes > 1:
+        steps = point["epoch_steps"]
+        what = (
+            f"divide the data among the ranks (DistributedSampler, or a sampler of your own): "
+            f"{culprits.whose_data(point)}, {passes:.0f} times the work; an epoch is {steps:.0f} steps on each, and "
+            f"would be {math.ceil(steps / passes)}"
+        )
+        yield 0, f.help("undivided", what, Interval(value=passes - 1), kind="about", of="epochs per hour")
+    if "threads" in point["flags"].split():
+        own, base = float(point["rank_threads"]), float(point["base_threads"])
+        what = f"compare with a baseline of as many threads: {culprits.threads(point)}; {culprits.same_threads(point)}"
+        more = Interval(value=math.nan if point["base_unsteady"] or cell.withheld else max(0.0, base / own - 1))
+        yield 1, f.help("threads", what, more, base_line and f"OMP_NUM_THREADS={own:.0f} {base_line}", of="speedup")
+    share, outside = cell.outside_share or 0.0, cell.outside
+    if share >= culprits.WORTH:
+        each = "" if outside is None or not outside.where else f", {rounded(outside.gap_s, 3)} s {outside.where}"
+        how = "let all ranks share the evaluation, and write" if cell.workers > 1 else "evaluate more rarely, write"
+        what = f"shorten what is outside of steps, {percent(share)} of the time{each}: {how} fewer checkpoints"
+        yield 1, f.help("outside", what, _gain(share, 1.0), of="samples/s of the whole training")
+    if cell.stalls is not None and f.worth(cell.stall_s, culprits.STALLED):
+        yield 1, f.help("stalls", _stall_words(cell, cell.stalls), cell.stall_s)
+    if calls := _call_words(cell):
+        what = f"average all gradients in one message, a flat one or that of DistributedDataParallel: {calls}"
+        yield 1, f.help("tensors", what, math.nan if cell.unsteady else f.cost_s)
 
 
-def _more_threads(point: Mapping[str, Any]) -> float:
-    """Return how much higher a speedup can be over a baseline with as many threads as the workers have."""
-    return max(0.0, float(point["base_threads"] / point["rank_threads"] - 1))
-
-
-def _lateness(facts: _Facts) -> Interval | None:
-    slow = facts.slow
-    if slow is None or not slow.ranks:
-        return None
-    gain = _gain(slow.delay_s, slow.period_s)
-    if slow.delay_low_s is None or slow.delay_high_s is None:
-        return gain
-    low, high = (_gain(each, slow.period_s).value for each in (slow.delay_low_s, slow.delay_high_s))
-    return replace(gain, low=low, high=high)
-
-
-def _late_words(facts: _Facts) -> str:
-    assert facts.slow is not None
-    first, count = facts.slow.ranks[0], len(facts.slow.ranks)
-    where = f" on {first.host}" if first.host else ""
-    ranks = f"rank {first.rank}" if count == 1 else f"{count} ranks"
-    return f"make {ranks}{where} as quick as the others: {_TRY.get(first.cause, _SHARED)}; its steps in detail"
-
-
-def _uneven(facts: _Facts) -> Interval | None:
-    slow = facts.slow
-    if slow is None or slow.ranks or slow.waiting_s is None or slow.waiting_s <= WORTH * slow.period_s:
-        return None
-    return _gain(slow.waiting_s, slow.period_s)
-
-
-def _outside_words(facts: _Facts) -> str:
-    outside = facts.cell.outside
-    each = "" if outside is None or not outside.where else f", {rounded(outside.gap_s, 3)} s {outside.where}"
-    share = "let all ranks share the evaluation, and write" if facts.cell.workers > 1 else "evaluate more rarely, write"
-    return (
-        f"shorten what is outside of steps, {percent(facts.cell.outside_share or 0.0)} of the time{each}: {share} "
-        "fewer checkpoints"
-    )
-
-
-def _call_words(facts: _Facts) -> str:
-    calls = facts.cell.calls or {}
+def _call_words(cell: Cell) -> str:
+    """Return how a script averages tensor by tensor, more than 4 calls a step of 2 MB at most; "" where it does not."""
+    calls = cell.calls or {}
+    small = (calls.get("bytes_median") or 0) <= 2e6
+    if cell.workers == 1 or cell.apart not in ("", "parted") or (calls.get("per_step") or 0) <= 4 or not small:
+        return ""
     names = " and ".join(calls.get("names") or {"collective": 0})
-    size = f" of at most {amount(calls['bytes_max'])}" if calls.get("bytes_max") else ""
-    return (
-        f"average all gradients in one message: the script makes {calls['per_step']:.0f} calls of {names} in a step, "
-        f"each{size}; one flat message, or DistributedDataParallel, takes their place"
-    )
+    size = f", each of at most {amount(calls['bytes_max'])}" if calls.get("bytes_max") else ""
+    return f"the script makes {calls['per_step']:.0f} calls of {names} in a step{size}"
 
 
-def _stall_words(facts: _Facts) -> str:
-    stalls = facts.cell.stalls
-    assert stalls is not None
-    many = f"{stalls.count:,} of {plural(stalls.of, 'step', ',')}"
-    cost = f"they cost {milliseconds(facts.cell.stall_s)} ms of the mean step"
+def _stall_words(cell: Cell, stalls: Stalls) -> str:
+    cost = f"they cost {milliseconds(cell.stall_s)} ms of the mean step"
     if stalls.opening and stalls.lap == "data":
         return f"keep the loader's processes over epochs (persistent_workers): the first steps of epochs wait, {cost}"
     where = {"sync": "while all ranks wait", "several": "in several laps"}.get(stalls.lap, CAUSES.get(stalls.lap, ""))
+    many = f"{stalls.count:,} of {plural(stalls.of, 'step', ',')}"
     return f"find what stops {many} for up to {milliseconds(stalls.longest_s)} ms {where}: {cost}"
 
 
-def _less_communication(facts: _Facts) -> str:
-    effective = facts.run.record.effective
-    library = "FSDP" if str(effective.get("model")).startswith("FSDP") else str(effective.get("backend"))
+def _of_ranks(f: _Facts) -> Iterator[Help]:
+    """Yield what to do about ranks for which others wait."""
+    slow = f.slow
+    if slow is not None and slow.ranks:
+        gain = _gain(slow.delay_s, slow.period_s)
+        if slow.delay_low_s is not None and slow.delay_high_s is not None:
+            low, high = (_gain(each, slow.period_s).value for each in (slow.delay_low_s, slow.delay_high_s))
+            gain = replace(gain, low=low, high=high)
+        first, count = slow.ranks[0], len(slow.ranks)
+        where = f" on {first.host}" if first.host else ""
+        ranks = f"rank {first.rank}" if count == 1 else f"{count} ranks"
+        what = f"make {ranks}{where} as quick as the others: {_TRY.get(first.cause, _SHARED)}; its steps in detail"
+        yield f.help("late rank", what, gain, _line("explain", f.late_run, "--part", "steps"), kind="about")
+    elif slow is not None and slow.waiting_s is not None and slow.waiting_s > WORTH * slow.period_s:
+        what = "make the steps of all ranks equally long: each rank is late in some of them; is the machine quiet?"
+        yield f.help("uneven", what, _gain(slow.waiting_s, slow.period_s), _line("doctor"))
+
+
+def _of_parts(f: _Facts) -> Iterator[Help]:
+    """Yield what to do about parts of a step that a worker makes alone."""
+    if f.worth(data_s := f.part("data")):
+        how = ": more processes of the loader (num_workers), less work for each sample"
+        line = _line("bench", "loading", "--batch", f.point["batch"]) if f.ours else ""
+        yield f.help("data", f"load data while computing{', with another loader' if f.ours else how}", data_s, line)
+    if f.worth(residual_s := f.part("residual"), UNEXPLAINED):
+        unseen = ", such as making its batches, for which no DataLoader was seen" * (f.cell.parts_s["data"] is None)
+        what = f"the script does outside all laps{unseen}: three lines in it mark its parts (docs/your_script.md)"
+        what = f"find what {'is outside all laps' if f.ours else what}"
+        if f.cell.loader_thread:
+            what = "wait less for the loader, which runs in a thread: a DataLoader with num_workers, or a longer queue"
+        line = _line("explain", f.run.directory, "--part", "account") if f.ours else ""
+        yield f.help("residual", what, residual_s, line)
+    if not f.ours and f.worth(f.slower_s):  # ours flushes denormal numbers to 0
+        what = (
+            "call torch.set_flush_denormal(True) at the start of the script: the update became several times as long "
+            "over the run, and forward and backward did not, as where moments of Adam fade into denormal numbers, with "
+            "which processors compute slowly"
+        )
+        yield f.help("denormal", what, f.slower_s)
+    if f.worth(f.beside_s, UNEXPLAINED):
+        what = "find out why workers compute more slowly beside each other: cores, memory or clock rates are shared"
+        yield f.help("beside", what, f.beside_s, _line("doctor"))
+
+
+def _of_communication(f: _Facts) -> Iterator[Help]:
+    """Yield what to do about communication of gradients, or to find out about it."""
+    cell, effective, cost_s = f.cell, f.effective, f.cost_s
+    if not f.ours:
+        if f.worth(cost_s):
+            yield f.help("communication", _less_communication(effective), cost_s)
+        return
+    backward, here = cell.parts_s.get("backward"), not f.several_hosts
+    hidden = cost_s if backward is None else min(cost_s, backward)
+    flat = effective.get("reduction") == "flat" and packaged().options["reduction"].matters(f.runtime)
+    if flat and f.worth(hidden):
+        line = f.work("compare", f"{f.runtime},reduction=flat", f"{f.runtime},reduction=hooks") if here else ""
+        more = "" if here else "; in a study file, reduction: [flat, hooks]"
+        yield f.help(
+            "hooks", f"send gradients while backward computes (hooks), not after it (flat){more}", hidden, line
+        )
+    if here and f.worth(cost_s):
+        line = f.work("tune", "--runtime", f.runtime)
+        yield f.help("tune", "find the fastest communication settings", cost_s, line)
+    if cell.workers > 1 and math.isnan(cost_s) and f.run.state == "done":
+        line = f"... python -m horovod_study.train --measure-ablation {shlex.join(_work_of(f.run))}"
+        what = "measure communication by leaving it out in some blocks: a run with this option"
+        yield f.help("ablation", what, command=line)
+    if here and f.run.synchronisation is None and cost_s >= WORTH * cell.step_s:
+        what = "find out what the communication consists of: transfer, or the library around it"
+        yield f.help("synchronisation", what, command=f.work("explain", "--measure", "--runtime", f.runtime))
+
+
+def _less_communication(effective: Mapping[str, Any]) -> str:
     own = {
         "ddp": " (no_sync), gradients in 16 bits (bf16_compress_hook), other buckets (bucket_cap_mb)",
         "horovod": " (backward_passes_per_step), gradients in 16 bits (hvd.Compression.fp16)",
-    }
-    if library == "FSDP":
+    }.get(str(effective.get("backend")), "")
+    how = f"several batches per update, of which only the last averages{own}"
+    if str(effective.get("model")).startswith("FSDP"):
         how = (
             "parameters kept whole from forward to backward (reshard_after_forward=False), or gathered ahead "
             "(set_modules_to_forward_prefetch), 16 bits (MixedPrecisionPolicy)"
         )
-    else:
-        how = f"several batches per update, of which only the last averages{own.get(library, '')}"
     return f"communicate less: a larger batch per worker, {how}"
-
-
-def _hidden(facts: _Facts) -> float | None:
-    """Return what hooks could hide of the communication that comes after backward."""
-    flat = facts.run.record.effective.get("reduction") == "flat"
-    if not (facts.ours and flat and packaged().options["reduction"].matters(facts.runtime)):
-        return None
-    backward = facts.cell.parts_s.get("backward")
-    return _worth(facts, facts.cost_s if backward is None else min(facts.cost_s, backward))
-
-
-def _residual_words(facts: _Facts) -> str:
-    if facts.cell.loader_thread:
-        return "wait less for the loader, which runs in a thread: a DataLoader with num_workers, or a longer queue"
-    unseen = ", such as making its batches, for which no DataLoader was seen" * (facts.cell.parts_s["data"] is None)
-    theirs = f"the script does outside all laps{unseen}: three lines in it mark its parts (docs/your_script.md)"
-    return f"find what {'is outside all laps' if facts.ours else theirs}"
 
 
 _SHARED = (
@@ -576,197 +591,6 @@ _TOGETHER = {
 }
 """By culprits.APART."""
 
-_COUNTED: dict[str, Any] = {"rank": 1, "timed": False}
-_RULES = (
-    _AdviceRule(
-        "apart",
-        lambda f: _if(f.cell.apart != ""),
-        lambda f: _TOGETHER[f.cell.apart].format(workers=f.cell.workers),
-        rank=-1,
-        timed=False,
-    ),
-    _AdviceRule(
-        "undivided",
-        lambda f: _if(culprits.passes(f.point) > 1, Interval(value=culprits.passes(f.point) - 1)),
-        lambda f: (
-            "divide the data among the ranks (DistributedSampler, or a sampler of your own): "
-            f"{culprits.whose_data(f.point)}, {culprits.passes(f.point):.0f} times the work; an epoch is "
-            f"{f.point['epoch_steps']:.0f} steps on each, and would be "
-            f"{math.ceil(f.point['epoch_steps'] / culprits.passes(f.point))}"
-        ),
-        kind="about",
-        of="epochs per hour",
-        rank=0,
-        timed=False,
-    ),
-    _AdviceRule(
-        "threads",
-        lambda f: _if("threads" in f.point["flags"].split(), Interval(value=_more_threads(f.point))),
-        lambda f: (
-            f"compare with a baseline of as many threads: a worker computes with "
-            f"{f.point['rank_threads']:.0f}, the baseline with {f.point['base_threads']:.0f}; "
-            f"{culprits.same_threads(f.point)}"
-        ),
-        line=lambda f: f.base_line and f"OMP_NUM_THREADS={f.point['rank_threads']:.0f} {f.base_line}",
-        of="speedup",
-        **_COUNTED,
-    ),
-    _AdviceRule(
-        "outside",
-        lambda f: _if((f.cell.outside_share or 0.0) >= culprits.WORTH, _gain(f.cell.outside_share or 0.0, 1.0)),
-        _outside_words,
-        of="samples/s of the whole training",
-        **_COUNTED,
-    ),
-    _AdviceRule(
-        "stalls",
-        lambda f: _worth(f, f.cell.stall_s, culprits.STALLED),
-        _stall_words,
-        **_COUNTED,
-    ),
-    _AdviceRule(
-        "late rank",
-        _lateness,
-        _late_words,
-        line=lambda f: _line("explain", f.late_run, "--part", "steps"),
-        kind="about",
-    ),
-    _AdviceRule(
-        "uneven",
-        _uneven,
-        lambda f: "make the steps of all ranks equally long: each rank is late in some of them; is the machine quiet?",
-        line=lambda f: _line("doctor"),
-    ),
-    _AdviceRule(
-        "data",
-        lambda f: _worth(f, f.part("data")),
-        lambda f: (
-            "load data while computing"
-            + (
-                ", with another loader"
-                if f.ours
-                else ": more processes of the loader (num_workers), less work for each sample"
-            )
-        ),
-        line=lambda f: _line("bench", "loading", "--batch", f.point["batch"]) if f.ours else "",
-    ),
-    _AdviceRule(
-        "residual",
-        lambda f: _worth(f, f.part("residual"), UNEXPLAINED),
-        _residual_words,
-        line=lambda f: _line("explain", f.run.directory, "--part", "account") if f.ours else "",
-    ),
-    _AdviceRule(
-        "hooks",
-        _hidden,
-        lambda f: (
-            "send gradients while backward computes (hooks), not after it (flat)"
-            + ("; in a study file, reduction: [flat, hooks]" if f.several_hosts else "")
-        ),
-        line=lambda f: (
-            "" if f.several_hosts else f.work("compare", f"{f.runtime},reduction=flat", f"{f.runtime},reduction=hooks")
-        ),
-    ),
-    _AdviceRule(
-        "tune",
-        lambda f: _worth(f, f.cost_s) if f.ours and not f.several_hosts else None,
-        lambda f: "find the fastest communication settings",
-        line=lambda f: f.work("tune", "--runtime", f.runtime),
-    ),
-    _AdviceRule(
-        "tensors",
-        lambda f: _if(f.tensors, math.nan if f.cell.unsteady else f.cost_s),
-        _call_words,
-        **_COUNTED,
-    ),
-    _AdviceRule("communication", lambda f: None if f.ours else _worth(f, f.cost_s), _less_communication),
-    _AdviceRule(
-        "denormal",
-        lambda f: None if f.ours else _worth(f, f.slower_s),  # ours flushes denormal numbers to 0
-        lambda f: (
-            "call torch.set_flush_denormal(True) at the start of the script: the update became several "
-            "times as long over the run, and forward and backward did not, as where moments of Adam fade into denormal "
-            "numbers, with which processors compute slowly"
-        ),
-    ),
-    _AdviceRule(
-        "beside",
-        lambda f: _worth(f, f.beside_s, UNEXPLAINED),
-        lambda f: "find out why workers compute more slowly beside each other: cores, memory or clock rates are shared",
-        line=lambda f: _line("doctor"),
-    ),
-    _AdviceRule(
-        "ablation",
-        lambda f: _if(f.ours and f.cell.workers > 1 and math.isnan(f.cost_s) and f.run.state == "done"),
-        lambda f: "measure communication by leaving it out in some blocks: a run with this option",
-        line=lambda f: f"... python -m horovod_study.train --measure-ablation {shlex.join(_work_of(f.run))}",
-    ),
-    _AdviceRule(
-        "synchronisation",
-        lambda f: _if(
-            f.ours and not f.several_hosts and f.run.synchronisation is None and f.cost_s >= WORTH * f.cell.step_s
-        ),
-        lambda f: "find out what the communication consists of: transfer, or the library around it",
-        line=lambda f: f.work("explain", "--measure", "--runtime", f.runtime),
-    ),
-    _AdviceRule(
-        "unsteady",
-        lambda f: _if(f.cell.unsteady),
-        lambda f: (
-            f"record {f.cell.runs[0]} again on a quiet machine: it was disturbed, so that no advice follows "
-            "from its times"
-        ),
-        line=lambda f: _line("doctor"),
-        timed=False,
-    ),
-)
-"""In the order in which equal gains are told."""
-
-
-def _advice(found: Explanation, study: _Study) -> list[Help]:
-    """Return what the rules say of the steps with the most workers, and what the runs beside them say."""
-    facts = _facts(found, study)
-    told: list[tuple[tuple[int, float], Help]] = []
-    for rule in _RULES:
-        size = rule.size(facts)
-        if size is None or (rule.timed and facts.cell.unsteady):
-            continue
-        gain = size if isinstance(size, Interval) else _gain(size, facts.cell.step_s)
-        sized: dict[str, Any] = {} if math.isnan(gain.value) else {"gain": gain, "kind": rule.kind, "of": rule.of}
-        each = Help(what=rule.what(facts), name=rule.name, command=rule.line(facts), **sized)
-        told.append(((rule.rank, -_least(each)), each))
-    more = [*_quicker_series(found, study), *_missing_baseline(found, study), *_more_workers(found, study)]
-    told += [((2, -_least(each)), each) for each in more]
-    return [each for _, each in sorted(told, key=lambda pair: pair[0])]
-
-
-def _facts(found: Explanation, study: _Study) -> _Facts:
-    cell = max(found.last, key=lambda each: (each.workers, each.samples_per_s or 0.0))
-    run = study.runs[cell.runs[0]]
-    effective = run.record.effective
-    slow = next((each for each in found.slow if each.series == cell.series), None)
-    late: Counter[str] = Counter()
-    for each in slow.ranks if slow is not None else ():
-        late[each.cause] += each.cause_s / cell.workers  # type: ignore[assignment]
-    growth = next((each for each in found.growth if each.series == cell.series and not each.unsteady), None)
-    computing = ("compute", "forward", "backward", "update")
-    point = _rows_of(study.points, cell.series, cell.workers, cell.nodes).iloc[0].to_dict()
-    alone = study.named[(study.named["workers"] == 1) & (study.named["model"] == point["model"])]
-    return _Facts(
-        cell=cell,
-        run=run,
-        point={f"{name}": value for name, value in point.items()},
-        slow=slow,
-        late_run=str((run if slow is None else study.runs[slow.run]).directory),
-        late_s=late,
-        beside_s=0.0 if growth is None else sum(growth.parts_s.get(part) or 0.0 for part in computing),
-        slower_s=max(study.slower.get(name) or 0.0 for name in cell.runs),
-        ours="steps_per_epoch" in effective,
-        several_hosts=len({rank.get("host") for rank in effective.get("ranks") or ()}) > 1,
-        runtime=f"{effective.get('backend')}/{effective.get('transport')}",
-        base_line=next((again(row, _taken(study)) for row in alone.to_dict("records")), ""),
-    )
-
 
 def _least(each: Help) -> float:
     """Return by what advice is sorted: a gain that is sure goes before one that is at most that."""
@@ -777,35 +601,29 @@ def _least(each: Help) -> float:
     return each.gain.value * (0.5 if each.kind == "at most" else 1.0)
 
 
-def _taken(study: _Study) -> list[str]:
-    return [*study.taken, *(str(each) for each in study.named["run"])]
-
-
-def _missing_baseline(found: Explanation, study: _Study) -> Iterable[Help]:
+def _missing_baseline(found: Explanation, named: pd.DataFrame, taken: Collection[str]) -> Iterable[Help]:
     """Yield what to type for the one-worker run that the runs of another script lack."""
-    cell = max(found.last, key=lambda each: (each.workers, each.samples_per_s or 0.0))
-    runs = _rows_of(study.named, cell.series, cell.workers, cell.nodes)
-    if not found.why_no_growth or cell.workers == 1 or cell.apart or runs.iloc[0]["model"] == packaged().model:
+    cell = found.top
+    runs = _rows_of(named, cell.series, cell.workers, cell.nodes)
+    if not found.why_no_growth or cell.workers == 1 or cell.withheld or runs.iloc[0]["model"] == packaged().model:
         return
     run = {f"{name}": value for name, value in runs.iloc[0].items()}
     what = "record one worker of the same script beside it: that says what more workers add"
     if run.get("declared"):
         yield Help(name="baseline", what=f"{what}; in the study file: baselines: [wrapped]")
         return
-    notes, line = baseline_command(run, batch=float(run["ref_batch"]), taken=_taken(study))
+    notes, line = baseline_command(run, batch=float(run["ref_batch"]), taken=taken)
     yield Help(name="baseline", what="; ".join([what, *notes]), command=line)
 
 
-def _slower_updates(run: RecordedRun) -> float | None:
-    """Return what updates on processors take more than early ones, mean over steps in s, of the rank with most; None
-    where they have not become longer, or forward and backward have too.
+def _slower_updates(run: RecordedRun) -> float:
+    """Return what updates on processors take more than early ones, mean over steps in s, of the rank with most; 0 where
+    they have not become longer, or forward and backward have too.
 
     Compared are undisturbed steps: the 10 % quantiles of the first steps and of each of the last three tenths.
     """
-    if run.record.effective.get("device") != "cpu":
-        return None
-    found = []
-    for columns in run.rows.values():
+    found = [0.0]
+    for columns in run.rows.values() if run.record.effective.get("device") == "cpu" else ():
         laps = [columns.get(f"{lap}_s") for lap in ("update", "forward", "backward")]
         if any(lap is None for lap in laps):
             continue
@@ -814,25 +632,21 @@ def _slower_updates(run: RecordedRun) -> float | None:
         if len(update) < 10 * MIN_STEPS or np.isnan(update + computing).any():
             continue
         ends = [round(share * len(update)) for share in (0.7, 0.8, 0.9, 1.0)]
-        (early_s, late_s), (before_s, after_s) = (
-            (
-                float(np.quantile(lap[_EARLY_STEPS], _UNDISTURBED)),
-                min(float(np.quantile(lap[first:end], _UNDISTURBED)) for first, end in pairwise(ends)),
-            )
-            for lap in (update, computing)
-        )
-        if late_s >= _SLOWER_UPDATE * early_s and after_s <= _SAME_COMPUTING * before_s:
+        late = [slice(first, end) for first, end in pairwise(ends)]
+        early_s, *late_s = (float(np.quantile(update[each], 0.1)) for each in (slice(10, 60), *late))
+        before_s, *after_s = (float(np.quantile(computing[each], 0.1)) for each in (slice(10, 60), *late))
+        if min(late_s) >= 2 * early_s and min(after_s) <= 1.25 * before_s:
             found.append(float(np.mean(update)) - early_s)
-    return max(found, default=None)
+    return max(found)
 
 
-def _quicker_series(found: Explanation, study: _Study) -> Iterable[Help]:
+def _quicker_series(found: Explanation, named: pd.DataFrame, turns: StudyTurns | None) -> Iterable[Help]:
     """Yield that another library made more samples per second with as many workers: within rounds, else over repeats.
 
     Neither of a disturbed run, nor of one worker, nor of workers that train apart; none where the interval holds no
     gain.
     """
-    rates = dict(zip(study.named["run"], study.named["samples_per_s"], strict=True))
+    rates = dict(zip(named["run"], named["samples_per_s"], strict=True))
     last = [each for each in found.last if each.samples_per_s and each.workers > 1]
     last = [each for each in last if not each.unsteady and not each.apart]
     for cell in last:
@@ -840,7 +654,7 @@ def _quicker_series(found: Explanation, study: _Study) -> Iterable[Help]:
         best = max(rivals, key=lambda each: each.samples_per_s or 0.0, default=None)
         if best is None:
             continue
-        rounds = study.turns.estimate(best.runs, cell.runs) if study.turns else None
+        rounds = turns.estimate(best.runs, cell.runs) if turns else None
         sides = ([rates[run] for run in each.runs] for each in (best, cell))
         ratio = stats.median_ratio(*sides) if rounds is None else rounds.ratio
         gain = Interval(value=ratio.value - 1, low=ratio.low - 1, high=ratio.high - 1)
@@ -849,26 +663,27 @@ def _quicker_series(found: Explanation, study: _Study) -> Iterable[Help]:
             yield Help(name="quicker", what=what, gain=gain, kind="measured")
 
 
-def _more_workers(found: Explanation, study: _Study) -> Iterable[Help]:
+def _more_workers(found: Explanation, named: pd.DataFrame, cells: Sequence[Cell]) -> Iterable[Help]:
     """Yield the forecast of twice as many workers for each series with enough worker counts."""
-    steady = {run for cell in study.cells if not cell.unsteady for run in cell.runs}
+    steady = {run for cell in cells if not cell.unsteady for run in cell.runs}
     try:
-        points = points_of(study.named[study.named["run"].isin(steady)])
+        points = points_of(named[named["run"].isin(steady)])
     except AnalysisError:
         return
     for cell in found.last:
         rows = points[points["series"] == cell.series]
-        if rows["workers"].nunique() < 3 or not cell.samples_per_s or cell.unsteady:
+        if rows["workers"].nunique() < 3 or not cell.samples_per_s or cell.unsteady or cell.withheld:
             continue
         try:
             forecast = next(iter(predict(rows, workers=[2 * cell.workers]).values()))[0]
         except AnalysisError:
             continue
-        now = cell.samples_per_s
-        more, low, high = (each / now - 1 for each in (forecast.samples_per_s, forecast.low, forecast.high))
-        gain = Interval(value=more, low=low, high=high)
-        if gain.low > WORTH:
+        more, low, high = (
+            each / cell.samples_per_s - 1 for each in (forecast.samples_per_s, forecast.low, forecast.high)
+        )
+        if low > WORTH:
             what = f"{2 * cell.workers} workers instead of {cell.workers} ({cell.series})"
+            gain = Interval(value=more, low=low, high=high)
             yield Help(name="workers", what=what, gain=gain, kind="forecast")
 
 
@@ -881,7 +696,7 @@ def _work_of(run: RecordedRun) -> Iterator[str]:
     """Return the options that say what a run trained, as far as they are not the usual ones."""
     for name, each in packaged().options.items():
         value = run.record.requested.get(name, each.default)
-        if not each.roles & _WORK or value in (each.default, None):
+        if not each.roles & (Role.DATA | Role.LEARNING | Role.COMPUTING) or value in (each.default, None):
             continue
         flag = "--" + name.replace("_", "-")
         yield from [flag if value else f"--no-{flag[2:]}"] if each.kind is bool else [flag, str(value)]

@@ -11,6 +11,7 @@ from horovod_study.analysis.stats import Floats
 
 FAR = 10.0
 """A step that takes more than so many times the median one has stalled."""
+_ROUNDED_S = 1e-6  # what sums of stamps are off by
 _MOST = 0.9  # the longest gaps that make up so much of the time say where it is
 _RARE = 1 / 3  # more steps than that are no stalls: a run of two kinds of steps
 
@@ -59,7 +60,8 @@ def outside_of(
     gaps: Floats = min(ways, key=lambda each: float(-each[each < 0].sum()))
     next_to = (np.diff(step) == 1) & ~np.isin(step[1:], list(waits))
     gaps = np.append(np.where(next_to, gaps, 0.0), after_s)
-    seconds = max(0.0, float(gaps.sum()))
+    seconds = float(gaps.sum())
+    seconds = seconds if seconds > _ROUNDED_S else 0.0
     order = np.argsort(-gaps, kind="stable")
     most = int(np.searchsorted(np.cumsum(gaps[order]), _MOST * seconds)) + 1
     longest = np.sort(order[:most])

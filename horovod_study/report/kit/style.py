@@ -19,10 +19,11 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextToPath
 
-from horovod_study.analysis.series.points import REPORTED
+from horovod_study.analysis.series.points import REPORTED, numbers
 from horovod_study.errors import ConfigError
 from horovod_study.records import COMMAND
 from horovod_study.runtimes import LIBRARIES
+from horovod_study.text.words import plural
 
 PRINT_WIDTH_IN = 5.9
 """Text width of a thesis page: 150 mm, A4 with margins of 30 mm (KOMA-Script's 11 pt page has 147 mm)."""
@@ -416,7 +417,7 @@ def _assigned(keys: Iterable[_Key], usual: Callable[[_Key], int | None], room: i
 def series_labels(points: pd.DataFrame) -> dict[str, str]:
     """Return the shortest label of each series that says how it differs from the others of its setting."""
     columns = ["series", "partition", "backend", "transport", "horovod_defaults", "reduction", "setting"]
-    rows = points[columns].drop_duplicates("series").to_dict("records")
+    rows = points[columns].assign(threads=numbers(points, "rank_threads")).drop_duplicates("series").to_dict("records")
     several = len({row["partition"] for row in rows}) > 1
 
     def words(row: Mapping[Any, Any], *, reduction: bool) -> str:
@@ -435,7 +436,9 @@ def series_labels(points: pd.DataFrame) -> dict[str, str]:
         same = [other for other in peers if words(other, reduction=False) == words(row, reduction=False)]
         label = words(row, reduction=len({other["reduction"] for other in same}) > 1)
         clash = [other for other in same if other["reduction"] == row["reduction"]]
-        labels[row["series"]] = label if len(clash) == 1 else row["series"]
+        alike = [other for other in clash if other["threads"] == row["threads"]]
+        by_threads = f"{label}, {plural(row['threads'], 'thread')}" if len(alike) == 1 else row["series"]
+        labels[row["series"]] = label if len(clash) == 1 else by_threads
     return labels
 
 

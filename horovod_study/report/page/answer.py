@@ -35,7 +35,7 @@ def _shown(points: Table) -> Table:
     kept = [
         place
         for place, column in enumerate(points.columns)
-        if column.head in ("Workers", "Nodes", "Throughput", "Speedup", "Efficiency")
+        if column.head in ("Workers", "Nodes", "Throughput", "Speedup", "Efficiency", "Outside")
         and not column.page_only
         and (nodes or column.head != "Nodes")
     ]

@@ -36,7 +36,16 @@ from horovod_study.report.kit.interactive import css_name, inline, script_json
 from horovod_study.report.kit.markup import by_series, to_html
 from horovod_study.report.kit.style import DARK, SCREEN_WIDTH_IN, TEXT, FigureFormat, series_labels
 from horovod_study.report.page.doubts import doubt_groups
-from horovod_study.report.page.sentences import ENVIRONMENT, base_of, headline, learned, outside, sentences, subheadline
+from horovod_study.report.page.sentences import (
+    ENVIRONMENT,
+    base_of,
+    headline,
+    learned,
+    no_speedup,
+    outside,
+    sentences,
+    subheadline,
+)
 from horovod_study.report.page.tables import tables, write_tables
 from horovod_study.text.numbers import THIN, milliseconds, number, percent, rounded, short_rate, with_interval
 from horovod_study.text.tables import NOTHING, Cell, Column, Row, Table, row_of
@@ -156,6 +165,7 @@ def _page(analysis: Analysis, against: Any) -> dict[str, Any]:
         tiles=_tiles(analysis, labels),
         stacked=settings > 1,
         paired=[figures[name] for name in PAIRED if name in figures],
+        no_speedup=no_speedup(analysis),
         breakdown=figures.get("breakdown"),
         losses=figures.get("losses"),
         throughput=None if short else figures.get("throughput"),

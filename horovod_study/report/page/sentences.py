@@ -56,7 +56,8 @@ def headline(analysis: Analysis) -> str:
         return f"{place}{plural(found['workers'], 'worker')} train models of their own: no speedup"
     if best["speedup"] is None:
         rate = f"{rounded(best['samples_per_s'], 3)} {analysis.rate_unit}"
-        return f"{place}{plural(found['workers'], 'worker')} process {rate}"
+        why = f"; no speedup: {found['withheld']}" if found.get("withheld") else ""
+        return f"{place}{plural(found['workers'], 'worker')} process {rate}{why}"
     if found["workers"] == 1:
         return f"{place}only single workers have finished so far"
     workers, low, high = plural(found["workers"], "worker"), best["low"], best["high"]
@@ -67,6 +68,12 @@ def headline(analysis: Analysis) -> str:
     if best["speedup"] < 1:
         return f"{place}{workers} are slower than one: {times} times as fast"
     return f"{place}{workers} run {times} times as fast as one"
+
+
+def no_speedup(analysis: Analysis) -> str:
+    """Return why there is no speedup to draw."""
+    why = [found["withheld"] for found in analysis.provenance["findings"] if found.get("withheld")]
+    return f"No speedup is drawn: {why[0] if why else 'there is no point of several workers with a baseline'}."
 
 
 def subheadline(analysis: Analysis) -> str:
@@ -81,9 +88,10 @@ def subheadline(analysis: Analysis) -> str:
 
 
 def outside(analysis: Analysis) -> str:
-    """Return how much time is outside of steps where the headline is about, and the rate with it; empty if unknown."""
+    """Return how much time is outside of steps where the headline is about, and the rate with it; empty if unknown, and
+    where it rounds to nothing."""
     told = (_largest(analysis) if analysis.provenance["findings"] else {}).get("outside") or {}
-    if told.get("share") is None:
+    if (told.get("share") or 0.0) < 5e-4:
         return ""
     text = f"{percent(told['share'])} of the training's time is outside of steps (evaluation, checkpoints, waiting)"
     if told["share"] < WORTH or told["samples_per_s"] is None:
@@ -177,7 +185,7 @@ def sentences(analysis: Analysis) -> list[list[str]]:
     findings = analysis.provenance["findings"]
     first = _largest(analysis) if findings else None
     return [
-        _sentences(found, findings, labels, analysis.transports, analysis.rate_unit)
+        _sentences(found, findings, labels, analysis.transports, analysis.rate_unit, first)
         for found in sorted(findings, key=lambda each: each is not first)
     ]
 
@@ -258,16 +266,19 @@ def _sentences(
     labels: Mapping[str, str],
     pairs: pd.DataFrame,
     unit: str,
+    first: Mapping[str, Any] | None,
 ) -> list[str]:
     best, *others = found["series"]
     workers = plural(found["workers"], "worker")
     label = labels[best["series"]]
     # Of a table, and of a command, there is no more to be said.
     over = "" if label == found["partition"] or found["mode"] == COMMAND else f" over {label}"
-    text = []
-    if best["speedup"] is None:
+    text: list[str] = []
+    if found.get("withheld") and not found.get("apart") and found is first:
+        pass  # the headline
+    elif best["speedup"] is None:
         speed = f"{rounded(best['samples_per_s'])} {unit}"
-        why = "they train models of their own" if found.get("apart") else "there is no baseline"
+        why = f"no speedup: {found['withheld']}" if found.get("withheld") else "there is no baseline"
         text.append(f"{_place(found, findings)}{workers} process {speed}{over}; {why}.")
     else:
         sentence = (
