@@ -210,6 +210,70 @@ def test_one_batch_of_each_new_loop_is_a_turn() -> None:
     assert len(story.steps()) == 20 and set(story.steps().columns["samples"]) == {5}
 
 
+def test_batches_that_are_cycled_through_make_steps_without_a_fetch() -> None:
+    for passes in (1, 3):
+        story = opened()
+        epoch(story, 1)
+        for _ in range(4 * passes):
+            story.train()
+        found = story.steps()
+        assert list(found.columns["samples"]) == [5, 5, 5, 3] * (1 + passes)
+        assert list(found.columns["epoch"]) == sorted([*range(1 + passes)] * 4)
+        assert set(found.columns["step_s"][5:]) == {14.0} and found.epoch_steps == 4
+
+
+@pytest.mark.parametrize("what", ["save", "sync", "called"])
+@pytest.mark.parametrize("looped", [True, False])
+def test_a_checkpoint_and_a_wait_for_one_rank_are_outside_where_they_are_rare(what: str, looped: bool) -> None:
+    for every in (1, 4):
+        story = opened()
+        for turn in range(12):
+            if looped:
+                story.fetch(1)
+            story.train(samples=4)
+            if turn % every == every - 1:
+                story.at += 100.0  # what one rank does alone
+                story.note(what, CALLS.index("barrier"))
+                story.note({"save": "saved", "sync": "synced", "called": "none"}[what], after=50.0)
+        found = story.steps()
+        gaps = np.diff(found.columns["begin_s"]) - found.columns["step_s"][:-1]
+        assert len(found) == 12
+        if every == 1:
+            assert not gaps.any() and np.median(found.columns["step_s"]) > 150.0
+        else:
+            assert set(found.columns["step_s"]) == {15.0 if looped else 14.0}
+            assert list(gaps[gaps > 0]) == [150.0, 150.0]
+            assert found.after_s == {"save": 150.0, "sync": 150.0, "called": 0.0}[what]
+
+
+def test_a_wait_that_averages_and_a_pause_of_the_script_are_parts_of_a_step() -> None:
+    story = opened()
+    for turn in range(12):
+        story.fetch(1)
+        story.train()
+        if turn % 4 == 2:
+            story.note("sync", CALLS.index("all_reduce"))
+            story.note("synced", after=50.0)
+    story.at += 20.0
+    story.fetch(1, None)
+    assert list(story.steps().columns["step_s"]) == [15.0, 15.0, 65.0, 15.0] * 2 + [15.0, 15.0, 65.0, 35.0]
+
+
+def test_accumulated_turns_behind_a_checkpoint_stay_in_their_step() -> None:
+    story = opened()
+    for turn in range(24):
+        story.fetch(1)
+        story.forward()
+        story.backward()
+        if turn % 12 == 5:
+            story.note("save")
+            story.note("saved", after=50.0)
+        if turn % 4 == 3:
+            story.update()
+    story.fetch(1, None)
+    assert list(story.steps().columns["step_s"]) == [36.0] * 6
+
+
 def test_rollouts_between_updates_are_outside_and_a_rate_stays_that_of_the_steps() -> None:
     story = opened()
     for _ in range(5):

@@ -177,7 +177,7 @@ def gathering(library: str, model: nn.Module) -> Callable[[Any], list[Any]]:
         return lambda value: list(gather(value))
     if library == "mpi":
         return lambda value: list(sys.modules["mpi4py.MPI"].COMM_WORLD.allgather(value))
-    if library == "ddp":
+    if library in ("ddp", "distributed"):
         wrapped, dist = facts.averaging(model), torch.distributed
         group = None if wrapped is None else wrapped.process_group
 

@@ -6,8 +6,9 @@ a step      one turn of the loop over the DataLoader in which parameters were up
             a script tells of are taken as they are told, and what is outside too
 laps        data: the wait for the loader; forward: the model's call with gradients; backward; sync: waits for other
             ranks; update; residual: what is in none of them
-outside     what is between steps, and what some steps have and most have not: loops over other data, and calls of
-            the model without gradients. Evaluations, rollouts and generation are there, and checkpoints after them
+outside     what is between steps, and what some steps have and most have not: loops over other data, calls of the
+            model without gradients, checkpoints, waits for what one rank does alone. Evaluations, rollouts and
+            generation are there
 """
 
 import itertools
@@ -19,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from horovod_study.recording.rank.events import DATA_SETS, LAPS, NUMBER, PLACES
+from horovod_study.recording.rank.events import CALLS, DATA_SETS, LAPS, NUMBER, PLACES
 
 LABELS = (*LAPS, "residual", "outside")
 AVERAGING = (
@@ -27,11 +28,14 @@ AVERAGING = (
     *("all_to_all", "all_to_all_single", "synchronize", "send", "isend", "recv", "irecv", "batch_isend_irecv"),
 )
 """Calls by which a script can average what its ranks have computed."""
+_FOR_ONE = ("barrier", "monitored_barrier", "broadcast", "scatter", "gather", "all_gather_object")
+"""Calls that wait for what one rank does, or has to tell, and average nothing."""
 UNKNOWN_SIZE = 2**40
 """Stands for the bytes of a call that does not tell them."""
 _OFTEN = 0.5
 """What is in so many of the steps is a part of a step, but for calls of what is trained in eval mode."""
 _EVALUATION = -4
+_SAVED, _WAITED = -5, -6
 _MOST_UPDATES = 20
 """So many updates for a batch that was fetched by itself: it is one that is used again and again, and no loop."""
 MOST_TURNS = 100
@@ -173,7 +177,20 @@ def _turns(events: Events, by: str) -> list[LoopTurn] | None:
         turns += _of_loop(events, found[loop], updated, limit, ended=int(found[loop][-1]) in ends, loop=place)
     first = found[chosen[0]][0] if chosen else 0
     outside = int((updated > first).sum()) - inside
-    return turns if inside and outside <= inside + 1 else None
+    behind = _again(events, by, turns) if chosen and int(found[chosen[-1]][-1]) in ends else []
+    return turns + behind if inside and outside - len(behind) <= inside + 1 else None
+
+
+def _again(events: Events, by: str, turns: Sequence[LoopTurn]) -> list[LoopTurn]:
+    """Return what was trained behind a loop that has ended, on its batches again, as `itertools.cycle` gives them."""
+    found = _between(events, by, turns[-1].end)
+    batches = [each.samples for each in turns if each.loop == turns[-1].loop]
+    if len(found) < 2:
+        return []
+    return [
+        replace(each, samples=batches[place % len(batches)], loop=each.loop + turns[-1].loop + 1 + place // len(batches))
+        for place, each in enumerate(found)
+    ]
 
 
 def _told_turns(events: Events) -> list[LoopTurn]:
@@ -333,10 +350,14 @@ def _asides(events: Events, steps: Sequence[Sequence[LoopTurn]], *, looped: bool
     own = {place for step in steps for turn in step for place in (turn.begin, turn.begin + 1)} if looped else set()
     sort = np.full(len(events.kind), -1)
     sort[without] = events.number[without] % 4 + _EVALUATION  # 2 more in train mode
+    sort[events.of("save")] = _SAVED
+    alone = [CALLS.index(name) for name in _FOR_ONE]
+    waits = events.of("sync", "called") & np.isin(events.number % PLACES, alone)
+    sort[waits & ~(hidden | events.inside("forward", "forwarded"))] = _WAITED
     for place in events.places("start", "fetch"):
         if int(place) not in own:
             sort[place] = events.number[place] % DATA_SETS
-    begins, stops = (np.array(each) for each in ([s[0].begin for s in steps], [s[-1].end for s in steps]))
+    begins, stops = np.array([[step[0].begin, step[-1].end] for step in steps], dtype=int).reshape(-1, 2).T
     places = np.flatnonzero(sort != -1)
     step = np.searchsorted(begins, places, side="right") - 1
     within = (step >= 0) & (places < stops[step]) if len(steps) else places < 0
@@ -348,12 +369,14 @@ def _asides(events: Events, steps: Sequence[Sequence[LoopTurn]], *, looped: bool
     }
     rare = ~np.isin(sort[places], list(often))
     places, step = places[rare], step[rare]
-    ends, trained = events.places("forwarded", "batch", "ended"), events.places("updated", "changed", "backwarded")
+    ends = events.places("forwarded", "batch", "ended", "saved", "synced")
+    trained = events.places("updated", "changed", "backwarded")
     trains = np.flatnonzero(events.of("backward") | (events.of("forward") & (events.number % 2 == 1)))
     found: dict[int, tuple[int, int]] = {}
     for number in dict.fromkeys(step.tolist()):
         inside = places[step == number]
-        begin, end, first = int(begins[number]), int(stops[number]), int(inside[0])
+        begin, first = int(begins[number]), int(inside[0])
+        end = next(turn.end for turn in steps[number] if turn.end > first)
         over = min([end, *ends[np.searchsorted(ends, inside[-1]) :][:1].tolist()])
         over = min([end, *trains[np.searchsorted(trains, over) :][:1].tolist()])
         before = trained[(trained > begin) & (trained < first)]
@@ -408,7 +431,7 @@ def _made(
         waits=[int(place) for place in np.searchsorted(ends, waits + 2, side="right")],  # a fetch may follow it
         waited_s=float(_sums(np.where(events.inside("pause", "resume"), host_s, 0.0), [0], [len(host_s) - 1])[0]),
     )
-    evaluated = events.places("forwarded", "batch", "skipped")
+    evaluated = events.places("forwarded", "batch", "skipped", "saved", "synced")
     if len(ends) and len(evaluated) and evaluated[-1] > ends[-1]:
         found.after_s = float(events.at_s[evaluated[-1]] - events.at_s[ends[-1]])
     found.calls, found.averaged_bytes = _calls(events, begins, ends, calls)
