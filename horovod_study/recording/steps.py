@@ -369,7 +369,7 @@ def _asides(events: Events, steps: Sequence[Sequence[LoopTurn]], *, looped: bool
     }
     rare = ~np.isin(sort[places], list(often))
     places, step = places[rare], step[rare]
-    ends = events.places("forwarded", "batch", "ended", "saved", "synced")
+    ends = events.places("forwarded", "batch", "ended", "saved", "synced", "called")
     trained = events.places("updated", "changed", "backwarded")
     trains = np.flatnonzero(events.of("backward") | (events.of("forward") & (events.number % 2 == 1)))
     found: dict[int, tuple[int, int]] = {}
