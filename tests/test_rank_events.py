@@ -192,6 +192,16 @@ def test_several_updates_of_a_batch_are_one_step_and_phases_of_two_optimizers_ma
     assert found.columns["samples"].sum() == 8 * 60 and found.from_calls
 
 
+def test_copies_that_nobody_sees_being_called_have_the_batch_of_the_others() -> None:
+    story = opened()
+    for task in range(6):
+        for _ in range(5):
+            story.train(samples=16 if task < 2 else 0)
+        story.update(1)
+    found = story.steps()
+    assert len(found) == 30 and set(found.columns["samples"]) == {16}
+
+
 def test_a_batch_that_is_used_again_and_again_is_no_loop() -> None:
     story = opened()
     story.fetch(1)

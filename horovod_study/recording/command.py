@@ -9,10 +9,11 @@ training that was seen, and of the whole command where no step was.
 import glob
 import json
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import Any
@@ -20,14 +21,22 @@ from typing import Any
 import numpy as np
 
 import horovod_study
-from horovod_study import records
+from horovod_study import alive, records
 from horovod_study.comm.launch import LAUNCH_VARIABLES
 from horovod_study.errors import StudyError
-from horovod_study.files import PART, unfinished, writing
+from horovod_study.files import PART, unfinished, write_file, writing
 from horovod_study.progress import say
 from horovod_study.recording.output import Output
 from horovod_study.recording.steps import steps_of
-from horovod_study.recording.trainings import OWN_RECORDER, CommandRun, processes_in, trainings_of, worth_keeping
+from horovod_study.recording.trainings import (
+    ASKED,
+    OWN_RECORDER,
+    CommandRun,
+    asked_of,
+    processes_in,
+    trainings_of,
+    worth_keeping,
+)
 
 VARIABLE = "HOROVOD_STUDY_RECORD"
 NO_STEPS = (
@@ -37,6 +46,8 @@ NO_STEPS = (
 PASSED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that go on to the command."""
 _LOOK_S = 0.5
+_EVENTS = f"-events{PART}"
+"""Ending of the hidden folder of a command's events, which `close_left` alone takes away when its maker was killed."""
 _BY_SIGNAL = {124: "timeout", 130: "SIGINT", 137: "SIGKILL", 143: "SIGTERM"}
 """Exit codes of commands that were ended from outside: what they have trained until then is a measurement."""
 
@@ -71,38 +82,68 @@ def record(
 ) -> int:
     """Run `command`, have its training recorded in the run directory `out`, and return the exit code to end with.
 
-    The code is the command's, also where nothing could be recorded. `own`: options of the script in
-    which runs differ; `requested`: what else a study asked for; `steps`: the training is ended after so many;
-    `workers`: how many a study has started; `rate`: a regular expression, whose first group is the rate in the output
-    of a command without steps; `environ`: that of the command, instead of this process's; `told`: its ranks read what
-    is asked from `asked_file`. A command that cannot be started is a StudyError.
+    The code is the command's, also where no step was seen; 1 where what was seen could not be written. `own`: options
+    of the script in which runs differ; `requested`: what else a study asked for; `steps`: the training is ended after
+    so many; `workers`: how many a study has started; `rate`: a regular expression, whose first group is the rate in
+    the output of a command without steps; `environ`: that of the command, instead of this process's; `told`: its ranks
+    read what is asked from `asked_file`. A command that cannot be started is a StudyError.
     """
     out = out.absolute()
     one_training = "declared" in requested  # a cell of a study
     for training in range(1, 2 if one_training else records.MAX_TRAININGS + 1):  # those of an earlier command, too
         records.require_no_run(records.training_directory(out, training))
-    with writing(out, "choose a writable --out"):
-        out.parent.mkdir(parents=True, exist_ok=True)
-    with unfinished(out, folder=True) as meeting, ExitStack() as held:
-        asked = {
-            "out": str(out),
-            "meeting": str(meeting),
-            "package": str(Path(horovod_study.__file__).parent),
-            "options": dict(options),
-            "steps": steps,
-            "one_training": one_training,
-            "trainings": records.MAX_TRAININGS,
-            "variables": LAUNCH_VARIABLES,
-        }
-        if told:
-            asked_file(out).write_text(json.dumps(asked), encoding="utf-8")
-            held.callback(asked_file(out).unlink, missing_ok=True)
-        run = CommandRun(out, meeting, options, batch=batch, model_name=model_name, own=own, requested=requested)
+    about = {"batch": batch, "model_name": model_name, "own": dict(own), "requested": dict(requested)}
+    with ExitStack() as held:
+        with writing(out, "choose a writable --out, with some room"):
+            out.parent.mkdir(parents=True, exist_ok=True)
+            meeting = held.enter_context(unfinished(out, folder=True))
+            if not one_training:  # what a killed runner leaves of a cell is made again
+                meeting = meeting.rename(meeting.with_name(f"{meeting.name.removesuffix(PART)}{_EVENTS}"))
+                held.callback(shutil.rmtree, meeting, ignore_errors=True)
+            asked = {
+                "out": str(out),
+                "meeting": str(meeting),
+                "package": str(Path(horovod_study.__file__).parent),
+                "options": dict(options),
+                "steps": steps,
+                "trainings": records.MAX_TRAININGS,
+                "variables": LAUNCH_VARIABLES,
+            }
+            write_file(
+                meeting / ASKED, json.dumps({**asked, "about": about, "host": os.uname().nodename, "pid": os.getpid()})
+            )
+            if told:
+                write_file(asked_file(out), json.dumps(asked))
+                held.callback(asked_file(out).unlink, missing_ok=True)
+        run = CommandRun(out, meeting, options, **about)
         held.callback(run.close)
         code = _run(
             command, {**environment(asked), **(environ or {})} if not told else dict(environ or os.environ), run
         )
         return _close(run, command, code, workers=workers, rate=rate, cell=one_training)
+
+
+def close_left(folder: Path) -> None:
+    """Make run directories of what commands in `folder` have left whose recorder was killed, once they have ended."""
+    for meeting in folder.glob(f".*{_EVENTS}"):
+        asked = asked_of(meeting)
+        _, processes = processes_in(meeting)
+        mine = all(each.opened.get("host", os.uname().nodename) == os.uname().nodename for each in processes)
+        pids = [each.opened["pid"] for each in processes if each.opened]
+        if not asked or not mine or asked["host"] != os.uname().nodename or any(map(alive.runs, [asked["pid"], *pids])):
+            continue
+        out = Path(asked["out"])
+        trainings = worth_keeping(trainings_of(processes), asked["options"]["warmup_steps"])
+        with suppress(StudyError, OSError):
+            if (out / records.MANIFEST).exists() and records.read_run(out).state() != "incomplete":
+                trainings = []
+            for number, training in enumerate(trainings[: records.MAX_TRAININGS], 1):
+                if number == 1:
+                    say(f"horovod-study record: {out} was left by a recorder that was killed, and is closed")
+                    run = CommandRun(out, meeting, asked["options"], **asked["about"], over=True)
+                training.ended = "without its recorder, which was killed"
+                run.write(training, number, failed="")
+        shutil.rmtree(meeting, ignore_errors=True)
 
 
 def _run(command: Sequence[str], environ: Mapping[str, str], run: CommandRun) -> int:
@@ -147,7 +188,7 @@ def _close(
     if OWN_RECORDER in seen:
         say("horovod-study record: the script records itself; start it without `horovod-study record --`")
         return code
-    stopped = next((each.stopped for each in processes if each.stopped and not each.events), "")
+    stopped = next((each.stopped for each in processes if each.stopped and not each.seen), "")
     if stopped:
         say(f"horovod-study record: no run was recorded: {stopped}")
         return code
@@ -155,14 +196,18 @@ def _close(
         why = NO_STEPS if "torch" in seen else "no Python of it imports torch" if "python" in seen else _UNSEEN
         return run.write_command(command, code, workers=workers, rate=rate, why=why)
     kept = trainings[: 1 if cell else records.MAX_TRAININGS]
-    if len(trainings) > len(kept) or any(each.more for each in processes):
+    if cell and len(trainings) > 1:
+        say(f"note: the longest of {len(trainings)} trainings of this command is measured, and the others are not")
+    elif len(trainings) > len(kept) or any(each.more for each in processes):
         say(f"horovod-study record: what this command has trained after training {len(kept)} is not recorded")
+    written = []
     for number, training in enumerate(kept, 1):
         ended = "" if not code else f"the command ended with exit code {code} after its training"
         if code in _BY_SIGNAL and not cell:
-            training.ended, ended = f"by {_BY_SIGNAL[code]}", ""
-        run.write(training, number, failed=ended)
-    return code
+            training.ended = "" if all(each.ended for each in training.ranks) else f"by {_BY_SIGNAL[code]}"
+            ended = ""
+        written.append(run.write(training, number, failed=ended))
+    return code or int(not any(written))
 
 
 _UNSEEN = (

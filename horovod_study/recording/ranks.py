@@ -134,12 +134,7 @@ class Ranks:
             return ""
         try:
             run = self._run or CommandRun(
-                self.directory,
-                self._meeting,
-                asdict(self._options),
-                **self._about,
-                requested={},
-                record=records.read_run(self.directory),
+                self.directory, self._meeting, asdict(self._options), **self._about, requested={}, over=True
             )
             (training,) = trainings_of(processes_in(self._meeting)[1])
             run.ended()

@@ -16,7 +16,6 @@ methods but those of the loop are collective.
 
 import math
 import os
-from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, fields
@@ -39,6 +38,7 @@ from horovod_study.measure.ranges import ranged
 from horovod_study.measure.recorder import DRAIN_S, DRAIN_STEPS, Recorder
 from horovod_study.progress import say
 from horovod_study.recording.rank import turns
+from horovod_study.recording.trainings import described
 from horovod_study.roles import Role, named
 from horovod_study.workloads import workload
 
@@ -164,27 +164,14 @@ class Session:
         if not turns.wanted():
             load = self._load.sample(at_least_s=0.2 if self.workers.workers > 1 else 0.0)
         busy = evidence.other_cores(self.workers.gather(load), ranks)
-        oversubscribed = evidence.oversubscribed(ranks)
         same = self.options.timer_mode == "strict" and device.type == "cpu"
-        holders = evidence.gpu_holders(ranks)
-        found = (oversubscribed, evidence.disturbed(busy, ranks), evidence.shared_gpu(ranks), evidence.held(holders))
-        self.doubts = [text for text in found if text]
-        self.effective = {
-            "workers": self.workers.workers,
-            "nodes": len(set(self.hosts)),
-            "lr": lr,
-            "device": str(device) if device.type == "cpu" else torch.cuda.get_device_name(device),
-            "warmup_steps": self.options.warmup_steps,
-            "timer_mode": {
-                "value": self.options.timer_mode,
-                "note": "the same as light: a CPU has done its work when a call returns" if same else "",
-            },
-            "ranks_per_host": list(Counter(self.hosts).values()),
-            "shared_cores": oversubscribed is not None,
-            "other_programs_cores": busy,
-            "other_gpu_processes": holders,
-            "ranks": ranks,
-        }
+        note = "the same as light: a CPU has done its work when a call returns" if same else ""
+        name = str(device) if device.type == "cpu" else torch.cuda.get_device_name(device)
+        told, self.doubts = described(
+            ranks, workers=len(ranks), busy=busy, holders=evidence.gpu_holders(ranks), lr=lr, device=name
+        )
+        mode = {"value": self.options.timer_mode, "note": note}
+        self.effective = {**told, "warmup_steps": self.options.warmup_steps, "timer_mode": mode}
 
     def claim(self, wanted: Path, *, again: bool = False, earlier: records.RunRecord | None = None) -> None:
         """Claim the run directory, that of rank 0, before anything is written there.

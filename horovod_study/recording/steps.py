@@ -188,7 +188,9 @@ def _again(events: Events, by: str, turns: Sequence[LoopTurn]) -> list[LoopTurn]
     if len(found) < 2:
         return []
     return [
-        replace(each, samples=batches[place % len(batches)], loop=each.loop + turns[-1].loop + 1 + place // len(batches))
+        replace(
+            each, samples=batches[place % len(batches)], loop=each.loop + turns[-1].loop + 1 + place // len(batches)
+        )
         for place, each in enumerate(found)
     ]
 
@@ -481,7 +483,11 @@ def _samples(
         own = np.zeros(len(events.kind) + 1)
         own[calls] = np.where(again, 0, counts)
         bounds = [(step[0].begin, step[-1].end) for step in steps]
+        firsts = set(np.flatnonzero(events.of("updated") & (events.number == 0)).tolist())
         found = _sums(own, [one for one, _ in bounds], [two for _, two in bounds]).round().astype(int)
+        # copies that are trained anew for each task are not seen to be called: they take the batch of the others
+        unseen = np.array([turn.end in firsts for *_, turn in steps], dtype=bool) & (found == 0)
+        found[unseen] = np.median(found[found > 0]) if found.any() else 0
     if not found.any():
         return np.ones(len(steps), dtype=int), True, False
     return found, False, from_calls

@@ -430,7 +430,9 @@ class Watcher:
         self._note(_FETCH, turn)
 
     def _watched_save(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        noted = Door(lambda kind: self._note(kind) if self.state == "recording" and self._here() else None, self.give_up)
+        noted = Door(
+            lambda kind: self._note(kind) if self.state == "recording" and self._here() else None, self.give_up
+        )
 
         @functools.wraps(original)
         def save(*given: Any, **named: Any) -> Any:
