@@ -694,7 +694,9 @@ class Watcher:
     def _join(self, optimizers: list[torch.optim.Optimizer]) -> None:
         """Record those optimizers, too, that have stepped between two updates of the known ones."""
         for optimizer in dict.fromkeys(optimizers):
-            if len(self._optimizers) >= _MOST_JOINED:  # as those that are made again for each task, and not to be kept
+            if optimizer not in self._alive and _kind_of(optimizer) == _kind_of(self._first):
+                continue  # made anew for each task: looking for its model takes a while, and nobody is to keep it
+            if len(self._optimizers) >= _MOST_JOINED:
                 return
             self._optimizers[id(optimizer)] = optimizer
             for model in self._models_of([optimizer], facts.objects(nn.Module), set()):
