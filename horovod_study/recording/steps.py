@@ -158,7 +158,7 @@ def _turns(events: Events, by: str) -> list[LoopTurn] | None:
     found = {int(loop): fetches[loops == loop] for loop in dict.fromkeys(loops.tolist())}
     single = {loop for loop, own in found.items() if len(own) == 1 and int(own[0]) not in ends}
     found = _joined(found, single)
-    scores = {loop: _with_any(own, updated) for loop, own in found.items()}
+    scores = {loop: int((np.diff(np.searchsorted(updated, own)) > 0).sum()) for loop, own in found.items()}
     of_data: Counter[int] = Counter()
     for loop, score in scores.items():
         of_data[loop % DATA_SETS] += score
@@ -227,11 +227,6 @@ def _joined(loops: Mapping[int, np.ndarray], single: set[int]) -> dict[int, np.n
             known = first.setdefault(loop % DATA_SETS, loop)
             found[known] = np.concatenate([found.get(known, loops[loop][:0]), loops[loop]])
     return found
-
-
-def _with_any(bounds: np.ndarray, places: np.ndarray) -> int:
-    """Return how many of the stretches between two `bounds` have any of `places`."""
-    return int((np.diff(np.searchsorted(places, bounds)) > 0).sum())
 
 
 def _of_loop(
@@ -421,7 +416,9 @@ def _made(
     columns["step_s"] = _sums(np.where(inside, lap_s, 0.0), begins, ends)
     columns["begin_s"] = _begin(events, inside, begins, ends)
     samples, uncounted, from_calls = _samples(events, steps, looped=looped, batch=batch)
-    columns |= {"epoch": _epochs(steps), "samples": samples}
+    epochs = {loop: number for number, loop in enumerate(dict.fromkeys(step[0].loop for step in steps))}
+    columns |= {"epoch": np.array([epochs[step[0].loop] for step in steps], dtype=int), "samples": samples}
+    first = steps[0][0].begin if steps and looped else -1
     found = NotedSteps(
         columns=columns,
         begins=begins,
@@ -429,7 +426,7 @@ def _made(
         turns=Counter(len(step) for step in steps),
         uncounted=uncounted,
         from_calls=from_calls,
-        data=_data(events, steps) if looped else None,
+        data=int(events.number[first + int(events.kind[first] == NUMBER["start"])] % DATA_SETS) if first >= 0 else None,
         waits=[int(place) for place in np.searchsorted(ends, waits + 2, side="right")],  # a fetch may follow it
         waited_s=float(_sums(np.where(events.inside("pause", "resume"), host_s, 0.0), [0], [len(host_s) - 1])[0]),
     )
@@ -493,12 +490,6 @@ def _samples(
     return found, False, from_calls
 
 
-def _epochs(steps: Sequence[Sequence[LoopTurn]]) -> np.ndarray:
-    loops = [step[0].loop for step in steps]
-    numbers = {loop: number for number, loop in enumerate(dict.fromkeys(loops))}
-    return np.array([numbers[loop] for loop in loops], dtype=int)
-
-
 def _epoch_steps(events: Events, steps: Sequence[Sequence[LoopTurn]]) -> int | None:
     """Return the steps of a whole epoch: the most of a loop that came to its end."""
     ended, found = events.places("ended"), []
@@ -508,13 +499,6 @@ def _epoch_steps(events: Events, steps: Sequence[Sequence[LoopTurn]]) -> int | N
         if at < len(ended) and ended[at] - whole[-1][-1].end <= 2:
             found.append(len(whole))
     return max(found, default=None)
-
-
-def _data(events: Events, steps: Sequence[Sequence[LoopTurn]]) -> int | None:
-    if not steps:
-        return None
-    begin = steps[0][0].begin
-    return int(events.number[begin + int(events.kind[begin] == NUMBER["start"])] % DATA_SETS)
 
 
 def _calls(

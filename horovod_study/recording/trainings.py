@@ -5,8 +5,8 @@ measurement of several processes. What trains after another training is one of i
 """
 
 import json
+import math
 import os
-import resource
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -35,16 +35,7 @@ from horovod_study.text.words import plural
 OWN_RECORDER = "own recorder"
 ASKED = "asked.json"
 """What a command was recorded as, in the folder of its events."""
-_COUNTS = (
-    "-np",
-    "--np",
-    "-n",
-    "--nproc-per-node",
-    "--nproc_per_node",
-    "--num-processes",
-    "--num_processes",
-    "--num_gpus",
-)
+_COUNTS = "-np --np -n --nproc-per-node --nproc_per_node --num-processes --num_processes --num_gpus".split()
 """Options by which launchers are told how many ranks to start."""
 _IRREGULAR = 0.05
 """Part of the steps whose updates may come otherwise, such as those that a loss scaler skips, without a doubt."""
@@ -267,7 +258,7 @@ class CommandRun:
         sampled = options.get("system_interval_s", 1.0) and not over
         self._sampler = system.Sampler(self._host) if sampled else None
         self._environment = environment.describe()
-        self._wall_s, self._cpu_s = 0.0, _children_s()
+        self._wall_s, self._cpu_s = 0.0, sum(os.times()[2:4])
 
     def started(self, pid: int) -> None:
         """The command runs."""
@@ -296,7 +287,7 @@ class CommandRun:
 
     def ended(self) -> None:
         """The command has ended."""
-        self._wall_s, self._cpu_s = now() - self._began, _children_s() - self._cpu_s
+        self._wall_s, self._cpu_s = now() - self._began, sum(os.times()[2:4]) - self._cpu_s
 
     def close(self) -> None:
         """Give everything back."""
@@ -320,7 +311,11 @@ class CommandRun:
         """
         begun, environ = self._record, self._environment
         if training is None:
-            effective = self._of_command(more["workers"], more["command"])
+            alone = more["workers"] == 1
+            effective = {"measured": "command", "workers": more["workers"], "nodes": 1, "transport": "none"}
+            effective |= {"backend": "serial" if alone else "command", "reduction": "none" if alone else "own"}
+            effective |= {"model": self._model_name or _named(more["command"]), "batch": self._batch}
+            effective |= {"ranks": [], "warmup_steps": 0}
         else:
             first, effective = training.ranks[0].opened, self._effective(training)
             more |= {"batch": self._batch, "script": first["script"], "workers": training.workers}
@@ -387,21 +382,6 @@ class CommandRun:
             **dict.fromkeys(("precision", "train_samples")),
         }
 
-    def _of_command(self, workers: int, command: Sequence[str]) -> dict[str, Any]:
-        """Return what ran where no step was seen."""
-        return {
-            "measured": "command",
-            "workers": workers,
-            "nodes": 1,
-            "backend": "serial" if workers == 1 else "command",
-            "transport": "none",
-            "reduction": "none" if workers == 1 else "own",
-            "model": self._model_name or _named(command),
-            "batch": self._batch,
-            "ranks": [],
-            "warmup_steps": 0,
-        }
-
     # ------------------------------------------------------------------------------------------------ the end
 
     def write(self, training: RankGroup, number: int, *, failed: str) -> bool:
@@ -460,17 +440,20 @@ class CommandRun:
         found = self._steady(steps, record.effective)
         totals = _totals(training, steps, found, off=off)
         starts = _stretches(steps[0], found.step, zero[training.ranks[0].opened["host"]])
-        told = None
-        if first and self._sampler is not None:
-            self._sampler.wait_ready()
-            if self._host in zero:
-                self._sampler.begin(zero[self._host])
-            told = system.told(out, self._sampler, starts)
-        totals |= system.totals([told], samples=sum(int(each.columns["samples"][found.step :].sum()) for each in steps))
+        samples = sum(int(each.columns["samples"][found.step :].sum()) for each in steps)
+        totals |= self._sensors(zero.get(self._host, self._began) if first else None, starts, samples)
         totals["wall_s"] = self._wall_s or float(np.ptp(events[0].host_s))
         stacks = training.ranks[0].file("stacks")
         totals["stacks"] = stacks_of(stacks, training.ranks[0].names, events[0], steps[0], found.step)
         return record, totals, ""
+
+    def _sensors(self, zero: float | None, stretches: list[list[float]], samples: int) -> dict[str, Any]:
+        """Return totals of the sensors in `stretches`, of a run whose times begin at `zero`; None: it has none."""
+        if self._sampler is None or zero is None:
+            return system.totals([None], samples=samples)
+        self._sampler.wait_ready()
+        self._sampler.begin(zero)
+        return system.totals([system.told(self.out, self._sampler, stretches)], samples=samples)
 
     def _why_failed(self, training: RankGroup, steps: Sequence[NotedSteps]) -> str:
         failed = next(((number, each) for number, each in enumerate(training.ranks) if each.failed), None)
@@ -587,20 +570,13 @@ class CommandRun:
         per_s, source = said or (1 / self._wall_s, "whole command: 1 / seconds")
         record = self._document(self.out, None, workers=count, command=list(command))
         self._create(self.out, record)
-        told = None
-        if self._sampler is not None:
-            self._sampler.wait_ready()
-            self._sampler.begin(self._began)
-            told = system.told(self.out, self._sampler, [[0.0, self._wall_s]])
         totals = {
-            "wall_s": self._wall_s,
-            "window_s": self._wall_s,
-            "train_s": self._wall_s,
+            **dict.fromkeys(("wall_s", "window_s", "train_s"), self._wall_s),
             "cpu_s": self._cpu_s,
             "steps": 0,
             "samples_per_s": per_s,
             "rate_from": source,
-            **system.totals([told], samples=max(1, round(per_s * self._wall_s))),
+            **self._sensors(self._began, [[0.0, self._wall_s]], max(1, round(per_s * self._wall_s))),
         }
         reason = f"the command ended with exit code {code}" if code else ""
         status = "failed" if code else "done"
@@ -615,11 +591,6 @@ class CommandRun:
 
 
 _HOOKS = ("backward", "synchronize")
-
-
-def _children_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def _named(command: Sequence[str]) -> str:
@@ -644,12 +615,11 @@ def _common(values: Sequence[str | None]) -> str | None:
 
 def _zeros(training: RankGroup, steps: Sequence[NotedSteps]) -> dict[str, float]:
     """Return host -> the zero of the run's times on its clock: when the first of its ranks began its first step."""
-    found: dict[str, float] = {}
-    for process, own in zip(training.ranks, steps, strict=True):
-        if len(own):
-            begin, host = float(own.columns["begin_s"][0]), process.opened["host"]
-            found[host] = min(begin, found.get(host, begin))
-    return {each.opened["host"]: found.get(each.opened["host"], 0.0) for each in training.ranks}
+    begun = sorted(
+        (float(own.columns["begin_s"][0]) if len(own) else math.inf, each.opened["host"])
+        for each, own in zip(training.ranks, steps, strict=True)
+    )
+    return {host: 0.0 if math.isinf(begin) else begin for begin, host in reversed(begun)}
 
 
 def _stretches(steps: NotedSteps, first: int, zero: float) -> list[list[float]]:
