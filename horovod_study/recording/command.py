@@ -52,14 +52,6 @@ _BY_SIGNAL = {124: "timeout", 130: "SIGINT", 137: "SIGKILL", 143: "SIGTERM"}
 """Exit codes of commands that were ended from outside: what they have trained until then is a measurement."""
 
 
-def environment(asked: Mapping[str, Any]) -> dict[str, str]:
-    """Return the environment of a command whose training is recorded as `asked`."""
-    inject = str(Path(__file__).parent / "inject")
-    kept = os.environ.get("PYTHONPATH")
-    path = inject if not kept else os.pathsep.join([inject, kept])  # an empty part of it is the working directory
-    return {**os.environ, "PYTHONPATH": path, VARIABLE: json.dumps(asked)}
-
-
 def asked_file(out: Path) -> Path:
     """Return the file that tells ranks which this package has started itself what is asked of them."""
     return out.with_name(f".{out.name}.asked")
@@ -115,11 +107,15 @@ def record(
             if told:
                 write_file(asked_file(out), json.dumps(asked))
                 held.callback(asked_file(out).unlink, missing_ok=True)
-        run = CommandRun(out, meeting, options, **about)
+        run = CommandRun(out, meeting, options, about)
         held.callback(run.close)
-        code = _run(
-            command, {**environment(asked), **(environ or {})} if not told else dict(environ or os.environ), run
-        )
+        inside = {**os.environ, **(environ or {})}
+        if not told:
+            kept = os.environ.get("PYTHONPATH")  # an empty part of it is the working directory
+            inject = str(Path(__file__).parent / "inject")
+            path = inject if not kept else os.pathsep.join([inject, kept])
+            inside = {**os.environ, "PYTHONPATH": path, VARIABLE: json.dumps(asked), **(environ or {})}
+        code = _run(command, inside, run)
         return _close(run, command, code, workers=workers, rate=rate, cell=one_training)
 
 
@@ -140,7 +136,7 @@ def close_left(folder: Path) -> None:
             for number, training in enumerate(trainings[: records.MAX_TRAININGS], 1):
                 if number == 1:
                     say(f"horovod-study record: {out} was left by a recorder that was killed, and is closed")
-                    run = CommandRun(out, meeting, asked["options"], **asked["about"], over=True)
+                    run = CommandRun(out, meeting, asked["options"], asked["about"], over=True)
                 training.ended = "without its recorder, which was killed"
                 run.write(training, number, failed="")
         shutil.rmtree(meeting, ignore_errors=True)
@@ -225,10 +221,9 @@ def before_the_first_step(out: Path) -> str:
     loaded = seen.count("torch")
     if not loaded:
         return "no steps seen yet: no process of the command has imported torch"
-    processes = f"{loaded} process{'' if loaded == 1 else 'es'}"
     return (
-        f"no steps seen yet: {processes} of the command imported torch, and the record begins with the second "
-        f"step. If this stays so: {NO_STEPS}"
+        f"no steps seen yet: {loaded} process{'es' * (loaded > 1)} of the command imported torch, and the record "
+        f"begins with the second step. If this stays so: {NO_STEPS}"
     )
 
 

@@ -340,9 +340,14 @@ def _in_forward(events: Events) -> np.ndarray:
     return found
 
 
+def _hidden(events: Events) -> np.ndarray:
+    """Return whether each event is in a backward or an update."""
+    return events.inside("backward", "backwarded") | events.inside("update", "updated")
+
+
 def _asides(events: Events, steps: Sequence[Sequence[LoopTurn]], *, looped: bool) -> dict[int, tuple[int, int]]:
     """Return {step: (begin, end)} of what is in a step and not of it: what is in few steps, and does not train."""
-    hidden = events.inside("backward", "backwarded") | events.inside("update", "updated")
+    hidden = _hidden(events)
     without = events.of("forward") & (events.number % 2 == 0) & ~hidden
     own = {place for step in steps for turn in step for place in (turn.begin, turn.begin + 1)} if looped else set()
     sort = np.full(len(events.kind), -1)
@@ -414,7 +419,9 @@ def _made(
             columns["sync_host_s"] = _sums(np.where(own, host_s, 0.0), begins, ends)
     inside = label != LABELS.index("outside")
     columns["step_s"] = _sums(np.where(inside, lap_s, 0.0), begins, ends)
-    columns["begin_s"] = _begin(events, inside, begins, ends)
+    places = np.append(np.flatnonzero(inside), len(events.kind))
+    begun = places[np.searchsorted(places, begins)]  # a step begins at the first event of it that is not outside
+    columns["begin_s"] = np.array(events.at_s[np.where(begun < ends, begun, begins)])
     samples, uncounted, from_calls = _samples(events, steps, looped=looped, batch=batch)
     epochs = {loop: number for number, loop in enumerate(dict.fromkeys(step[0].loop for step in steps))}
     columns |= {"epoch": np.array([epochs[step[0].loop] for step in steps], dtype=int), "samples": samples}
@@ -449,15 +456,6 @@ def _sums(seconds: np.ndarray, begins: Any, ends: Any) -> np.ndarray:
     total = np.concatenate([[0.0], np.cumsum(seconds)])
     found: np.ndarray = total[ends] - total[begins]
     return found
-
-
-def _begin(events: Events, inside: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Return when each step began: at the first event of it that is not outside."""
-    places = np.flatnonzero(inside)
-    if not len(places) or not len(begins):
-        return np.array(events.at_s[begins])
-    first = places[np.minimum(np.searchsorted(places, begins), len(places) - 1)]
-    return np.array(events.at_s[np.where(first < ends, first, begins)])
 
 
 def _samples(
@@ -508,8 +506,7 @@ def _calls(
     places = events.places("sync", "called")
     own = np.array([names[number % PLACES] in AVERAGING for number in events.number[places]], dtype=bool)
     places = places[own] if len(places) else places
-    hidden = events.inside("backward", "backwarded") | events.inside("update", "updated")
-    hidden |= events.inside("forward", "forwarded")
+    hidden = _hidden(events) | events.inside("forward", "forwarded")
     averaged = 0
     if len(places):
         size = events.number[places] // PLACES

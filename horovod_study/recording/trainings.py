@@ -7,6 +7,7 @@ measurement of several processes. What trains after another training is one of i
 import json
 import math
 import os
+import resource
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -235,30 +236,28 @@ class CommandRun:
         out: Path,
         meeting: Path,
         options: Mapping[str, Any],
+        about: Mapping[str, Any],
         *,
-        batch: int | None,
-        model_name: str | None,
-        own: Mapping[str, Any],
-        requested: Mapping[str, Any],
         loads: Sequence[Mapping[str, float] | None] = (),
         over: bool = False,
     ) -> None:
-        """`loads`: what each rank has seen of other programs, where they tell; `over`: somebody else has begun it."""
+        """`about`: what else is known of it: batch, model_name, own (options of the script), requested (of a study).
+
+        `loads`: what each rank has seen of other programs, where they tell; `over`: somebody else has begun it.
+        """
         self.out, self.meeting, self.options = out, meeting, options
         self.output: Output | None = None
-        self._batch, self._model_name, self._own, self._requested = batch, model_name, own, requested
-        self._host = os.uname().nodename
+        self._batch, self._about, self._host = about["batch"], about, os.uname().nodename
         self._held = ExitStack()
         self._record = records.read_run(out) if over and (out / records.MANIFEST).exists() else None
-        self._loads = loads
-        self._began, self._began_at = now(), utc_now()
+        self._loads, self._began, self._began_at = loads, now(), utc_now()
         # cells that start beside it are no other programs
         load = None if turns.wanted() or loads or over else evidence.OtherLoad(environment.affinity())
         self._load = None if load is None else load.sample(at_least_s=0.2)
         sampled = options.get("system_interval_s", 1.0) and not over
         self._sampler = system.Sampler(self._host) if sampled else None
         self._environment = environment.describe()
-        self._wall_s, self._cpu_s = 0.0, sum(os.times()[2:4])
+        self._wall_s, self._cpu_s = 0.0, sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
 
     def started(self, pid: int) -> None:
         """The command runs."""
@@ -287,7 +286,10 @@ class CommandRun:
 
     def ended(self) -> None:
         """The command has ended."""
-        self._wall_s, self._cpu_s = now() - self._began, sum(os.times()[2:4]) - self._cpu_s
+        self._wall_s, self._cpu_s = (
+            now() - self._began,
+            sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) - self._cpu_s,
+        )
 
     def close(self) -> None:
         """Give everything back."""
@@ -314,15 +316,15 @@ class CommandRun:
             alone = more["workers"] == 1
             effective = {"measured": "command", "workers": more["workers"], "nodes": 1, "transport": "none"}
             effective |= {"backend": "serial" if alone else "command", "reduction": "none" if alone else "own"}
-            effective |= {"model": self._model_name or _named(more["command"]), "batch": self._batch}
+            effective |= {"model": self._about["model_name"] or _named(more["command"]), "batch": self._batch}
             effective |= {"ranks": [], "warmup_steps": 0}
         else:
             first, effective = training.ranks[0].opened, self._effective(training)
             more |= {"batch": self._batch, "script": first["script"], "workers": training.workers}
             effective |= self._learnt(training, steps) if steps else {}
             environ = {**environ, **first["environment"]}
-        own = {"options": dict(self._own)} if self._own else {}
-        requested = {**self.options, **more, **self._requested, "out": str(out), **own}
+        own = {"options": dict(self._about["own"])} if self._about["own"] else {}
+        requested = {**self.options, **more, **self._about.get("requested", {}), "out": str(out), **own}
         if begun is not None and out == self.out:
             return replace(begun, requested={**begun.requested, **requested}, effective=effective, environment=environ)
         return records.RunRecord(
@@ -373,7 +375,7 @@ class CommandRun:
             "warmup_steps": self.options["warmup_steps"],
             "timer_mode": mode,
             **{name: first[name] for name in ("backend", "parameters", "transport", "optimizer")},
-            "model": self._model_name or first["model"],
+            "model": self._about["model_name"] or first["model"],
             "reduction": "none" if training.workers == 1 else "hooks" if first["averaging"] in _HOOKS else "own",
             "launcher": launcher,
             "batch": self._batch,
@@ -406,8 +408,16 @@ class CommandRun:
         where = os.path.relpath(out)
         if reason:
             say(f"horovod-study record: {where} is {'incomplete:' if wrong else 'complete, but'} {reason}")
-        if totals and not wrong:
-            _say_found(record, totals, where)
+        if totals:
+            outside, step = totals["outside"], totals["step_s_median"]
+            beside = f"{percent(outside['share'], decimals=0)} of the time is outside of steps"
+            say(
+                f"recorded {totals['steps']:,} steps after {totals['excluded_steps']:,} of warm-up: "
+                f"{totals['samples_per_s']:,.0f} samples/s with {plural(training.workers, 'worker')}"
+                + ("" if step is None else f", step {step * 1e3:.2f} ms (median)")
+                + (f"; {beside}, {outside['samples_per_s']:,.0f} samples/s with it" * (outside["share"] >= 0.02))
+                + f"; horovod-study explain {shlex.quote(where)}"
+            )
         return True
 
     def _measured(
@@ -710,16 +720,3 @@ def _summary(columns: Mapping[str, np.ndarray], first: int) -> dict[str, Any]:
         median[name] = float(np.median(own)) if len(own) else None
     p90 = float(np.quantile(columns["step_s"][first:], 0.9)) if columns else None
     return {"mean": mean, "median": median, "step_s_p90": p90}
-
-
-def _say_found(record: records.RunRecord, totals: Mapping[str, Any], where: str) -> None:
-    workers, outside = record.effective["workers"], totals["outside"]
-    share = percent(outside["share"], decimals=0)
-    beside = f"{share} of the time is outside of steps, {outside['samples_per_s']:,.0f} samples/s with it"
-    say(
-        f"recorded {totals['steps']:,} steps after {totals['excluded_steps']:,} of warm-up: "
-        f"{totals['samples_per_s']:,.0f} samples/s with {plural(workers, 'worker')}"
-        + (f", step {step * 1e3:.2f} ms (median)" if (step := totals["step_s_median"]) is not None else "")
-        + (f"; {beside}" if outside["share"] >= 0.02 else "")
-        + f"; horovod-study explain {shlex.quote(where)}"
-    )
