@@ -81,17 +81,17 @@ def record(
     read what is asked from `asked_file`. A command that cannot be started is a StudyError.
     """
     out = out.absolute()
-    one_training = "declared" in requested  # a cell of a study
+    one_training = "declared" in requested  # a cell of a study: what a killed runner leaves of it is made again
+    if not one_training:
+        close_left(out.parent)
     for training in range(1, 2 if one_training else records.MAX_TRAININGS + 1):  # those of an earlier command, too
         records.require_no_run(records.training_directory(out, training))
     about = {"batch": batch, "model_name": model_name, "own": dict(own), "requested": dict(requested)}
     with ExitStack() as held:
         with writing(out, "choose a writable --out, with some room"):
             out.parent.mkdir(parents=True, exist_ok=True)
-            meeting = held.enter_context(unfinished(out, folder=True))
-            if not one_training:  # what a killed runner leaves of a cell is made again
-                meeting = meeting.rename(meeting.with_name(f"{meeting.name.removesuffix(PART)}{_EVENTS}"))
-                held.callback(shutil.rmtree, meeting, ignore_errors=True)
+            made = held.enter_context(unfinished(out, folder=True))
+            meeting = made if one_training else made.with_name(f"{made.name.removesuffix(PART)}{_EVENTS}")
             asked = {
                 "out": str(out),
                 "meeting": str(meeting),
@@ -101,9 +101,9 @@ def record(
                 "trainings": records.MAX_TRAININGS,
                 "variables": LAUNCH_VARIABLES,
             }
-            write_file(
-                meeting / ASKED, json.dumps({**asked, "about": about, "host": os.uname().nodename, "pid": os.getpid()})
-            )
+            me = {"about": about, "host": os.uname().nodename, "pid": os.getpid()}
+            write_file(made / ASKED, json.dumps({**asked, **me}))
+            held.callback(shutil.rmtree, made.rename(meeting), ignore_errors=True)
             if told:
                 write_file(asked_file(out), json.dumps(asked))
                 held.callback(asked_file(out).unlink, missing_ok=True)
@@ -126,7 +126,7 @@ def close_left(folder: Path) -> None:
         _, processes = processes_in(meeting)
         mine = all(each.opened.get("host", os.uname().nodename) == os.uname().nodename for each in processes)
         pids = [each.opened["pid"] for each in processes if each.opened]
-        if not asked or not mine or asked["host"] != os.uname().nodename or any(map(alive.runs, [asked["pid"], *pids])):
+        if not mine or asked.get("host") != os.uname().nodename or any(map(alive.runs, [asked["pid"], *pids])):
             continue
         out = Path(asked["out"])
         trainings = worth_keeping(trainings_of(processes), asked["options"]["warmup_steps"])

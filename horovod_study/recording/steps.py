@@ -342,7 +342,8 @@ def _in_forward(events: Events) -> np.ndarray:
 
 def _hidden(events: Events) -> np.ndarray:
     """Return whether each event is in a backward or an update."""
-    return events.inside("backward", "backwarded") | events.inside("update", "updated")
+    found: np.ndarray = events.inside("backward", "backwarded") | events.inside("update", "updated")
+    return found
 
 
 def _asides(events: Events, steps: Sequence[Sequence[LoopTurn]], *, looped: bool) -> dict[int, tuple[int, int]]:
