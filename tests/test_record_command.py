@@ -404,7 +404,7 @@ def test_the_longest_training_gets_the_name_and_no_folder_without_room_is_found_
         "-c",
         "print(1)",
     ]
-    again = subprocess.run(options, capture_output=True, text=True, timeout=60)
+    again = subprocess.run(options, capture_output=True, text=True, timeout=120)
     assert (again.returncode, again.stdout) == (2, "") and "cannot be written" in again.stderr
 
 

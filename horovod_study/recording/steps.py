@@ -481,7 +481,7 @@ def _samples(
         bounds = [(step[0].begin, step[-1].end) for step in steps]
         firsts = set(np.flatnonzero(events.of("updated") & (events.number == 0)).tolist())
         found = _sums(own, [one for one, _ in bounds], [two for _, two in bounds]).round().astype(int)
-        # copies that are trained anew for each task are not seen to be called: they take the batch of the others
+        # copies that are made again for each task are not seen to be called: they take the batch of the others
         unseen = np.array([turn.end in firsts for *_, turn in steps], dtype=bool) & (found == 0)
         found[unseen] = np.median(found[found > 0]) if found.any() else 0
     if not found.any():

@@ -213,15 +213,15 @@ def described(
     `busy`: cores that other programs use, `holders`: their processes on GPUs, of each host.
     """
     hosts = Counter(each["host"] for each in ranks)
-    crowded = evidence.oversubscribed(ranks)
-    doubts = (crowded, evidence.disturbed(busy, ranks), evidence.shared_gpu(ranks), evidence.held(holders))
+    shared = evidence.oversubscribed(ranks)
+    doubts = (shared, evidence.disturbed(busy, ranks), evidence.shared_gpu(ranks), evidence.held(holders))
     return {
         "workers": workers,
         "nodes": len(hosts),
         "lr": lr,
         "device": device,
         "ranks_per_host": list(hosts.values()),
-        "shared_cores": crowded is not None,
+        "shared_cores": shared is not None,
         "other_programs_cores": busy,
         "other_gpu_processes": holders,
         "ranks": list(ranks),

@@ -62,7 +62,7 @@ _MOST_JOINED = 16
 _STRANGERS = 3
 """So many updates by optimizers that are not recorded, and none by those that are: another training has begun."""
 _MOST_PATIENCE = 100
-"""As many at most where several optimizers take turns: twice the longest turn, as those made anew for each task do."""
+"""As many at most where several optimizers step one after the other: twice the longest run of one, as those made again for each task do."""
 
 
 class Door:
@@ -271,7 +271,7 @@ class Watcher:
             return 0
         if id(optimizer) not in self._places:
             again = optimizer not in self._alive and _kind_of(optimizer) == _kind_of(self._first)
-            self._places[id(optimizer)] = 0 if again else len(self._places)  # one made anew for each task is the first
+            self._places[id(optimizer)] = 0 if again else len(self._places)  # one made again for each task is the first
         return self._places[id(optimizer)]
 
     # ------------------------------------------------------------------------------------------------ backwards
@@ -695,7 +695,7 @@ class Watcher:
         """Record those optimizers, too, that have stepped between two updates of the known ones."""
         for optimizer in dict.fromkeys(optimizers):
             if optimizer not in self._alive and _kind_of(optimizer) == _kind_of(self._first):
-                continue  # made anew for each task: looking for its model takes a while, and nobody is to keep it
+                continue  # made again for each task: looking for its model takes a while, and nobody is to keep it
             if len(self._optimizers) >= _MOST_JOINED:
                 return
             self._optimizers[id(optimizer)] = optimizer
