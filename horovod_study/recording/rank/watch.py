@@ -62,7 +62,7 @@ _MOST_JOINED = 16
 _STRANGERS = 3
 """So many updates by optimizers that are not recorded, and none by those that are: another training has begun."""
 _MOST_PATIENCE = 100
-"""As many at most where several optimizers step one after the other: twice the longest run of one, as those made again for each task do."""
+"""As many at most where several step one after the other: twice the longest run of one of them."""
 
 
 class Door:
