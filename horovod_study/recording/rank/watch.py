@@ -694,7 +694,8 @@ class Watcher:
     def _join(self, optimizers: list[torch.optim.Optimizer]) -> None:
         """Record those optimizers, too, that have stepped between two updates of the known ones."""
         for optimizer in dict.fromkeys(optimizers):
-            if optimizer not in self._alive and _kind_of(optimizer) == _kind_of(self._first):
+            several = len(self._optimizers) > 1
+            if several and optimizer not in self._alive and _kind_of(optimizer) == _kind_of(self._first):
                 continue  # made again for each task: looking for its model takes a while, and nobody is to keep it
             if len(self._optimizers) >= _MOST_JOINED:
                 return
