@@ -1,5 +1,6 @@
 """What happens in a training, noted as events, and the steps that are made of them."""
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -8,9 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from horovod_study import records
+from horovod_study.recording import command
 from horovod_study.recording.rank import events
 from horovod_study.recording.rank.events import CALLS, DATA_SETS, KINDS, NUMBER, PLACES, DeviceLog, Log
 from horovod_study.recording.steps import Events, NotedSteps, steps_of
+from horovod_study.recording.trainings import processes_in, trainings_of, worth_keeping
 
 LAP_S = {"data": 1.0, "forward": 2.0, "backward": 4.0, "update": 8.0}
 
@@ -194,6 +198,16 @@ def test_several_updates_of_a_batch_are_one_step_and_phases_of_two_optimizers_ma
     assert found.columns["samples"].sum() == 8 * 60 and found.from_calls
 
 
+def test_copies_that_nobody_sees_being_called_have_the_batch_of_the_others() -> None:
+    story = opened()
+    for task in range(6):
+        for _ in range(5):
+            story.train(samples=16 if task < 2 else 0)
+        story.update(1)
+    found = story.steps()
+    assert len(found) == 30 and set(found.columns["samples"]) == {16}
+
+
 def test_a_batch_that_is_used_again_and_again_is_no_loop() -> None:
     story = opened()
     story.fetch(1)
@@ -210,6 +224,70 @@ def test_one_batch_of_each_new_loop_is_a_turn() -> None:
         story.fetch(loop)
         story.train()
     assert len(story.steps()) == 20 and set(story.steps().columns["samples"]) == {5}
+
+
+def test_batches_that_are_cycled_through_make_steps_without_a_fetch() -> None:
+    for passes in (1, 3):
+        story = opened()
+        epoch(story, 1)
+        for _ in range(4 * passes):
+            story.train()
+        found = story.steps()
+        assert list(found.columns["samples"]) == [5, 5, 5, 3] * (1 + passes)
+        assert list(found.columns["epoch"]) == sorted([*range(1 + passes)] * 4)
+        assert set(found.columns["step_s"][5:]) == {14.0} and found.epoch_steps == 4
+
+
+@pytest.mark.parametrize("what", ["save", "sync", "called"])
+@pytest.mark.parametrize("looped", [True, False])
+def test_a_checkpoint_and_a_wait_for_one_rank_are_outside_where_they_are_rare(what: str, looped: bool) -> None:
+    for every in (1, 4):
+        story = opened()
+        for turn in range(12):
+            if looped:
+                story.fetch(1)
+            story.train(samples=4)
+            if turn % every == every - 1:
+                story.at += 100.0  # what one rank does alone
+                story.note(what, CALLS.index("barrier"))
+                story.note({"save": "saved", "sync": "synced", "called": "none"}[what], after=50.0)
+        found = story.steps()
+        gaps = np.diff(found.columns["begin_s"]) - found.columns["step_s"][:-1]
+        assert len(found) == 12
+        if every == 1:
+            assert not gaps.any() and np.median(found.columns["step_s"]) > 150.0
+        else:
+            assert set(found.columns["step_s"]) == {15.0 if looped else 14.0}
+            assert list(gaps[gaps > 0]) == [150.0, 150.0]
+            assert found.after_s == {"save": 150.0, "sync": 150.0, "called": 0.0}[what]
+
+
+def test_a_wait_that_averages_and_a_pause_of_the_script_are_parts_of_a_step() -> None:
+    story = opened()
+    for turn in range(12):
+        story.fetch(1)
+        story.train()
+        if turn % 4 == 2:
+            story.note("sync", CALLS.index("all_reduce"))
+            story.note("synced", after=50.0)
+    story.at += 20.0
+    story.fetch(1, None)
+    assert list(story.steps().columns["step_s"]) == [15.0, 15.0, 65.0, 15.0] * 2 + [15.0, 15.0, 65.0, 35.0]
+
+
+def test_accumulated_turns_behind_a_checkpoint_stay_in_their_step() -> None:
+    story = opened()
+    for turn in range(24):
+        story.fetch(1)
+        story.forward()
+        story.backward()
+        if turn % 12 == 5:
+            story.note("save")
+            story.note("saved", after=50.0)
+        if turn % 4 == 3:
+            story.update()
+    story.fetch(1, None)
+    assert list(story.steps().columns["step_s"]) == [36.0] * 6
 
 
 def test_rollouts_between_updates_are_outside_and_a_rate_stays_that_of_the_steps() -> None:
@@ -375,3 +453,57 @@ def test_a_device_is_read_when_it_has_made_its_work_and_never_waited_for(
     found = Events.read(tmp_path / "log", log.width)
     assert len(found.at_s) == 201 and set(np.diff(found.at_s)) == {2.0}
     assert set(found.host_s) == {1000.0}
+
+
+# ---------------------------------------------------------------------------------------------------- what was left
+
+
+def left(meeting: Path, name: str, updates: int, *, begin_s: float = 5.0, opening_s: float = 1.0, **told: Any) -> None:
+    """Leave what a process notes that has made so many updates of 10 ms, from `begin_s` on."""
+    step = [(0.0, "forward", 3 + 4 * 8), (0.001, "forwarded", 0), (0.002, "backward", 0), (0.005, "backwarded", 0)]
+    step += [(0.006, "update", 0), (0.009, "updated", 0)]
+    story: list[tuple[float, str, int]] = []
+    for update in range(updates):
+        later = begin_s + 0.01 * update + (opening_s if update > 1 else 0.0)
+        story += [(later + at, kind, number) for at, kind, number in step]
+        story += [(later + 0.009, "opened", 0)] if update == 1 else []
+    values = [value for at, kind, number in story for value in (at, NUMBER[kind] + PLACES * number)]
+    np.array(values).tofile(meeting / f"{name}.events")
+    opened = {"workers": 1, "rank": 0, "host": os.uname().nodename, "pid": 2**22 + 1, "width": 2, "data": []}
+    opened |= {"cores": [0], "threads": 1, "device": "cpu", "gpu": None, "lr": 0.1, "model": "Net", "parameters": 9}
+    opened |= {"backend": "serial", "transport": "none", "averaging": None, "environ": {}, "environment": {}}
+    opened |= {"optimizer": "SGD", "initial_sha256": "a", "sharded": False, "script": "x.py", "waits": False}
+    opened |= {"told": False, "at": [1000.0 + begin_s + opening_s, begin_s + opening_s], **told}
+    (meeting / f"{name}.facts").write_text(json.dumps(["opened", opened]) + "\n")
+
+
+def test_the_longest_training_of_a_command_comes_first(tmp_path: Path) -> None:
+    for number, updates in enumerate((8, 40, 100, 60), 1):
+        left(tmp_path, f"host-1-{number}", updates, begin_s=10.0 * number)
+    found = worth_keeping(trainings_of(processes_in(tmp_path)[1]), 10)
+    assert [each.ranks[0].updates for each in found] == [100, 40, 60], "what is shorter than a warm-up is none"
+
+
+def test_processes_that_begin_together_are_one_measurement_however_long_their_opening_takes(tmp_path: Path) -> None:
+    left(tmp_path, "host-1-1", 100, opening_s=0.1)
+    left(tmp_path, "host-2-1", 100, opening_s=1.0)
+    left(tmp_path, "host-3-1", 100, begin_s=10.0)
+    assert [each.workers for each in trainings_of(processes_in(tmp_path)[1])] == [2, 1]
+
+
+def test_what_a_killed_recorder_has_left_is_closed_and_what_goes_on_is_left_alone(tmp_path: Path) -> None:
+    runs = {"gone": 2**22 + 1, "goes-on": os.getpid()}
+    options = {"study": "script", "repeat": 0, "partition": "local", "warmup_steps": 10, "system_interval_s": 1.0}
+    about = {"batch": None, "model_name": None, "own": {"a": "1"}, "requested": {}}
+    for name, pid in runs.items():
+        meeting = tmp_path / f".{name}.00000000-1-1.x-events.part"
+        meeting.mkdir()
+        left(meeting, "host-1-1", 60, pid=pid)
+        asked = {"out": str(tmp_path / name), "options": options, "about": about, "host": os.uname().nodename}
+        (meeting / "asked.json").write_text(json.dumps({**asked, "pid": 2**22 + 2}))
+    command.close_left(tmp_path)
+    record = records.read_run(tmp_path / "gone")
+    assert (record.status, record.totals["steps"], len(record.requested["options"])) == ("done", 48, 1)
+    assert "killed" in record.effective["ended"] and record.totals["wall_s"] == pytest.approx(1.599)
+    assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".")] == [meeting.name]
+    assert not (tmp_path / "goes-on").exists()

@@ -376,6 +376,38 @@ def test_a_second_training_of_a_process_is_recorded_beside_the_first(tmp_path: P
     assert "run-training2: already holds a run" in again.stderr
 
 
+TRIED = """
+tried = nn.Sequential(nn.Linear(8, 1))
+for trained, updates in ((tried, 40), (model, 100)):  # a learning rate is looked for, and then it is trained
+    optimizer = torch.optim.SGD(trained.parameters(), 0.01)
+    for turn in range(updates):
+        optimizer.zero_grad(); (trained(data.tensors[0][:4])).square().mean().backward(); optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_the_longest_training_gets_the_name_and_no_folder_without_room_is_found_out_late(tmp_path: Path) -> None:
+    done, out = record(tmp_path, [sys.executable, script(tmp_path, TRIED)])
+    found = [records.read_run(each) for each in (out, out.with_name("run-training2"))]
+    assert done.returncode == 0
+    assert [each.totals["steps"] + each.totals["excluded_steps"] for each in found] == [97, 38]
+    assert [each.effective["parameters"] for each in found] == [8 * 16 + 16 + 16 + 1, 9]
+
+    (tmp_path / "file").write_text("")
+    options = [
+        BIN / "horovod-study",
+        "record",
+        "--out",
+        tmp_path / "file" / "run",
+        "--",
+        sys.executable,
+        "-c",
+        "print(1)",
+    ]
+    again = subprocess.run(options, capture_output=True, text=True, timeout=120)
+    assert (again.returncode, again.stdout) == (2, "") and "cannot be written" in again.stderr
+
+
 PROCESSES = """
 import multiprocessing
 def train(rate, ready):
@@ -836,7 +868,7 @@ def test_a_rank_that_sleeps_is_late_by_what_it_slept(name: str, tmp_path: Path) 
     run, (quick, slow) = records.read_run(out), (rows_of(out, 0), rows_of(out, 1))
     lap = "forward_s" if name == "lightning" else "residual_s"
 
-    backend = "horovod" if name == "horovod" else "ddp"
+    backend = {"horovod": "horovod", "fully_shard": "distributed"}.get(name, "ddp")
     assert (run.status, run.effective["backend"], run.effective["workers"]) == ("done", backend, 2)
     for times in ([rows["step_s"] - rows["sync_s"] for rows in (quick, slow)], [quick[lap], slow[lap]]):
         assert np.median(times[1][10:]) - np.median(times[0][10:]) == pytest.approx(slept_s, rel=0.3)

@@ -34,8 +34,6 @@ ALLOWED = {
     ): "options of `bench timers`, which declares its own",
     ("studies/verify.py", "dataset input_scaling kernels lr_scaling"): "the job that the proof hands to its program",
     ("recording/recorder.py", "disk_full steady timer_mode warmup_steps"): "arguments of recorder()",
-    ("recording/session.py", "lr timer_mode warmup_steps"): "keys of `effective` in run.json",
-    ("recording/trainings.py", "lr optimizer timer_mode warmup_steps"): "keys of `effective` in run.json",
 }
 """(module, names in alphabetical order): why they are there."""
 

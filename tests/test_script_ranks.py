@@ -136,13 +136,13 @@ def test_mpi_that_runs_is_found(
 
 def test_the_model_and_the_optimizer_say_over_what_they_average(gloo: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a script has started both, as some do for their data loading."""
-    assert ranks.gathering("ddp", PLAIN)({"a": 1}) == [{"a": 1}]
+    assert ranks.gathering("distributed", PLAIN)({"a": 1}) == [{"a": 1}]
     monkeypatch.setitem(sys.modules, "horovod.torch", fake_horovod())
     wrapped = DistributedDataParallel(nn.Linear(1, 1))
 
     assert found(wrapped)[:3] == ("ddp", "gloo", "backward")
     assert found(PLAIN, HOROVODS_OPTIMIZER)[0] == "horovod"
-    assert found(PLAIN)[:3] == ("ddp", "gloo", None)
+    assert found(PLAIN)[:3] == ("distributed", "gloo", None), "what is wrapped in nothing of DDP's is none"
     assert ranks.gathering("ddp", wrapped)({"a": 1}) == [{"a": 1}]
 
 

@@ -43,7 +43,6 @@ WRITING = {
     "cluster/doctor/__init__.py": "tries what hosts see of a file, in a folder of its own",
     "cluster/doctor/checks.py": "tries what a file system can do, in a folder of its own",
     "cluster/identity.py": "copies the source into a hidden folder, which is renamed when it is whole",
-    "recording/command.py": "what is asked of ranks, in a hidden file that is removed",
     "recording/inject/sitecustomize.py": "a word that a Python was started, in a temporary folder of its command",
     "recording/rank/events.py": "events of a training, in a temporary folder of its command",
     "recording/rank/stacks.py": "samples of the stack, beside the events",

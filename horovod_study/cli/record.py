@@ -60,6 +60,7 @@ def record(options: argparse.Namespace) -> int:
         own[name] = value
     out = options.out or Path("runs") / options.study / f"{utc_stamp()}-{Path(command[0]).name}"
     places = [out, *(out.with_name(f"{out.name}-{number}") for number in range(2, options.repeats + 1))]
+    recorded.close_left(out.absolute().parent)
     for place in places:
         records.require_no_run(place)
     for repeat, place in enumerate(places, options.repeat):

@@ -44,8 +44,8 @@ class Recorder:
         """`disk_full`: end raises when rows cannot be written; go-on says so and keeps no rows from there on."""
         self._writer, self._batch, self._rank, self._disk_full = writer, batch, rank, disk_full
         # Pending steps. Numbers are in arrays, which nobody has to search for garbage.
-        self._steps, self._epochs, self._samples = array("q"), array("q"), array("q")
-        self._losses: list[torch.Tensor | None] = []
+        self._steps, self._epochs = array("q"), array("q")
+        self._losses: list[torch.Tensor] = []
         self._norms2: list[torch.Tensor] = []  # for every step or for none: what a backend with hooks has is nothing
         self._added = 0  # steps so far, those that were written included
         self._milestones: Milestones | None = None  # of a device that works while the host goes on
@@ -74,18 +74,15 @@ class Recorder:
         self,
         step: int,
         epoch: int,
-        loss: torch.Tensor | None,
+        loss: torch.Tensor,
         norm2: torch.Tensor | None = None,
-        samples: int | None = None,
     ) -> None:
-        """Keep the loss of one step, shape (), without reading it: that would wait for the device. None is not known.
+        """Keep the loss of one step, shape (), without reading it: that would wait for the device.
 
-        `norm2`, shape (), is the squared norm of this rank's gradient before it is averaged, where that is known;
-        `samples` is how many this step had, where that was not the batch.
+        `norm2`, shape (), is the squared norm of this rank's gradient before it is averaged, where that is known.
         """
         self._steps.append(step)
         self._epochs.append(epoch)
-        self._samples.append(self._batch if samples is None else samples)
         self._losses.append(loss)
         if norm2 is not None:
             self._norms2.append(norm2)
@@ -147,27 +144,22 @@ class Recorder:
         if count <= 0:
             return
         steps, epochs = np.array(self._steps[:count]), np.array(self._epochs[:count])
-        known = [loss for loss in self._losses[:count] if loss is not None]
-        told = np.array([loss is not None for loss in self._losses[:count]])
-        losses = np.full(count, np.nan, np.float32)
         complete = len(self._norms2) == len(self)
         # On a stream of its own, or the copies would wait behind the steps that the device was given since.
         with torch.cuda.stream(self._reader) if keep and self._reader is not None else nullcontext():
-            if known:
-                losses[told] = torch.stack(known).float().cpu().numpy()
+            losses = torch.stack(self._losses[:count]).float().cpu().numpy()
             norms2 = torch.stack(self._norms2[:count]).float().cpu().numpy() if complete else None
-        samples = np.array(self._samples[:count])
-        for each in (self._steps, self._epochs, self._samples, self._losses, self._norms2):
+        for each in (self._steps, self._epochs, self._losses, self._norms2):
             del each[:count]
         self._recent.append((steps, losses, norms2))
         if self.broken_step is None:
-            broken = told & ~np.isfinite(losses)
+            broken = ~np.isfinite(losses)
             if norms2 is not None:
                 broken |= ~np.isfinite(norms2)
             if broken.any():
                 self.broken_step = int(steps[broken.argmax()])
-        rows = {"step": steps, "epoch": epochs, **columns, "samples": samples}
-        self._append({**rows, "loss": np.ma.array(losses, mask=~told)} if known else rows)
+        samples = np.full(count, self._batch)
+        self._append({"step": steps, "epoch": epochs, **columns, "samples": samples, "loss": losses})
         if epochs[-1] != self._loss_epoch:
             self._loss_sum, self._loss_count, self._loss_epoch = 0.0, 0, int(epochs[-1])
         newest = losses[epochs == epochs[-1]]

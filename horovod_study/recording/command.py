@@ -9,10 +9,11 @@ training that was seen, and of the whole command where no step was.
 import glob
 import json
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import Any
@@ -20,14 +21,22 @@ from typing import Any
 import numpy as np
 
 import horovod_study
-from horovod_study import records
+from horovod_study import alive, records
 from horovod_study.comm.launch import LAUNCH_VARIABLES
 from horovod_study.errors import StudyError
-from horovod_study.files import PART, unfinished, writing
+from horovod_study.files import PART, unfinished, write_file, writing
 from horovod_study.progress import say
 from horovod_study.recording.output import Output
 from horovod_study.recording.steps import steps_of
-from horovod_study.recording.trainings import OWN_RECORDER, CommandRun, processes_in, trainings_of, worth_keeping
+from horovod_study.recording.trainings import (
+    ASKED,
+    OWN_RECORDER,
+    CommandRun,
+    asked_of,
+    processes_in,
+    trainings_of,
+    worth_keeping,
+)
 
 VARIABLE = "HOROVOD_STUDY_RECORD"
 NO_STEPS = (
@@ -39,8 +48,15 @@ ENDED_WITH = "the command ended with exit code"
 PASSED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that go on to the command."""
 _LOOK_S = 0.5
+_EVENTS = f"-events{PART}"
+"""Ending of the hidden folder of a command's events, which `close_left` alone takes away when its maker was killed."""
 _BY_SIGNAL = {124: "timeout", 130: "SIGINT", 137: "SIGKILL", 143: "SIGTERM"}
 """Exit codes of commands that were ended from outside: what they have trained until then is a measurement."""
+
+
+def asked_file(out: Path) -> Path:
+    """Return the file that tells ranks which this package has started itself what is asked of them."""
+    return out.with_name(f".{out.name}.asked")
 
 
 def environment(asked: Mapping[str, Any]) -> dict[str, str]:
@@ -49,11 +65,6 @@ def environment(asked: Mapping[str, Any]) -> dict[str, str]:
     kept = os.environ.get("PYTHONPATH")
     path = inject if not kept else os.pathsep.join([inject, kept])  # an empty part of it is the working directory
     return {**os.environ, "PYTHONPATH": path, VARIABLE: json.dumps(asked)}
-
-
-def asked_file(out: Path) -> Path:
-    """Return the file that tells ranks which this package has started itself what is asked of them."""
-    return out.with_name(f".{out.name}.asked")
 
 
 def record(
@@ -80,35 +91,64 @@ def record(
     is asked from `asked_file`. A command that cannot be started is a StudyError.
     """
     out = out.absolute()
-    one_training = "declared" in requested  # a cell of a study
+    one_training = "declared" in requested  # a cell of a study: what a killed runner leaves of it is made again
+    if not one_training:
+        close_left(out.parent)
     for training in range(1, 2 if one_training else records.MAX_TRAININGS + 1):  # those of an earlier command, too
         records.require_no_run(records.training_directory(out, training))
-    with writing(out, "choose a writable --out"):
-        out.parent.mkdir(parents=True, exist_ok=True)
-    with unfinished(out, folder=True) as meeting, ExitStack() as held:
-        asked = {
-            "out": str(out),
-            "meeting": str(meeting),
-            "package": str(Path(horovod_study.__file__).parent),
-            "options": dict(options),
-            "steps": steps,
-            "one_training": one_training,
-            "trainings": records.MAX_TRAININGS,
-            "variables": LAUNCH_VARIABLES,
-        }
-        if told:
-            asked_file(out).write_text(json.dumps(asked), encoding="utf-8")
-            held.callback(asked_file(out).unlink, missing_ok=True)
-        run = CommandRun(out, meeting, options, batch=batch, model_name=model_name, own=own, requested=requested)
+    about = {"batch": batch, "model_name": model_name, "own": dict(own), "requested": dict(requested)}
+    with ExitStack() as held:
+        with writing(out, "choose a writable --out, with some room"):
+            out.parent.mkdir(parents=True, exist_ok=True)
+            made = held.enter_context(unfinished(out, folder=True))
+            meeting = made if one_training else made.with_name(f"{made.name.removesuffix(PART)}{_EVENTS}")
+            asked = {
+                "out": str(out),
+                "meeting": str(meeting),
+                "package": str(Path(horovod_study.__file__).parent),
+                "options": dict(options),
+                "steps": steps,
+                "trainings": records.MAX_TRAININGS,
+                "variables": LAUNCH_VARIABLES,
+            }
+            me = {"about": about, "host": os.uname().nodename, "pid": os.getpid()}
+            write_file(made / ASKED, json.dumps({**asked, **me}))
+            held.callback(shutil.rmtree, made.rename(meeting), ignore_errors=True)
+            if told:
+                write_file(asked_file(out), json.dumps(asked))
+                held.callback(asked_file(out).unlink, missing_ok=True)
+        run = CommandRun(out, meeting, options, about)
         held.callback(run.close)
-        code = _run(
-            command, {**environment(asked), **(environ or {})} if not told else dict(environ or os.environ), run
-        )
+        inside = dict(environ or os.environ) if told else {**environment(asked), **(environ or {})}
+        code = _run(command, inside, run)
         try:
-            return _close(run, command, code, workers=workers, rate=rate, cell=one_training)
+            _close(run, command, code, workers=workers, rate=rate, cell=one_training)
         except (StudyError, OSError) as error:  # the command has run, and how it ended is what counts
             say(f"error: not recorded: {error}")
-            return code
+        return code
+
+
+def close_left(folder: Path) -> None:
+    """Make run directories of what commands in `folder` have left whose recorder was killed, once they have ended."""
+    for meeting in folder.glob(f".*{_EVENTS}"):
+        asked = asked_of(meeting)
+        _, processes = processes_in(meeting)
+        mine = all(each.opened.get("host", os.uname().nodename) == os.uname().nodename for each in processes)
+        pids = [each.opened["pid"] for each in processes if each.opened]
+        if not mine or asked.get("host") != os.uname().nodename or any(map(alive.runs, [asked["pid"], *pids])):
+            continue
+        out = Path(asked["out"])
+        trainings = worth_keeping(trainings_of(processes), asked["options"]["warmup_steps"])
+        with suppress(StudyError, OSError):
+            if (out / records.MANIFEST).exists() and records.read_run(out).state() != "incomplete":
+                trainings = []
+            for number, training in enumerate(trainings[: records.MAX_TRAININGS], 1):
+                if number == 1:
+                    say(f"horovod-study record: {out} was left by a recorder that was killed, and is closed")
+                    run = CommandRun(out, meeting, asked["options"], asked["about"], over=True)
+                training.ended = "without its recorder, which was killed"
+                run.write(training, number, failed="")
+        shutil.rmtree(meeting, ignore_errors=True)
 
 
 def _run(command: Sequence[str], environ: Mapping[str, str], run: CommandRun) -> int:
@@ -146,29 +186,32 @@ def _run(command: Sequence[str], environ: Mapping[str, str], run: CommandRun) ->
 
 def _close(
     run: CommandRun, command: Sequence[str], code: int, *, workers: int | None, rate: str | None, cell: bool
-) -> int:
-    """Write what was seen, say what is to be known of it, and return the exit code to end with."""
+) -> None:
+    """Write what was seen, and say what is to be known of it."""
     seen, processes = processes_in(run.meeting)
     trainings = worth_keeping(trainings_of(processes), run.options["warmup_steps"])
     if OWN_RECORDER in seen:
         say("horovod-study record: the script records itself; start it without `horovod-study record --`")
-        return code
-    stopped = next((each.stopped for each in processes if each.stopped and not each.events), "")
+        return
+    stopped = next((each.stopped for each in processes if each.stopped and not each.seen), "")
     if stopped:
         say(f"horovod-study record: no run was recorded: {stopped}")
-        return code
+        return
     if not trainings:
         why = NO_STEPS if "torch" in seen else "no Python of it imports torch" if "python" in seen else _UNSEEN
-        return run.write_command(command, code, workers=workers, rate=rate, why=why)
+        run.write_command(command, code, workers=workers, rate=rate, why=why)
+        return
     kept = trainings[: 1 if cell else records.MAX_TRAININGS]
-    if len(trainings) > len(kept) or any(each.more for each in processes):
+    if cell and len(trainings) > 1:
+        say(f"note: the longest of {len(trainings)} trainings of this command is measured, and the others are not")
+    elif len(trainings) > len(kept) or any(each.more for each in processes):
         say(f"horovod-study record: what this command has trained after training {len(kept)} is not recorded")
     for number, training in enumerate(kept, 1):
         ended = "" if not code else f"{ENDED_WITH} {code} after its training"
         if code in _BY_SIGNAL and not cell:
-            training.ended, ended = f"by {_BY_SIGNAL[code]}", ""
+            training.ended = "" if all(each.ended for each in training.ranks) else f"by {_BY_SIGNAL[code]}"
+            ended = ""
         run.write(training, number, failed=ended)
-    return code
 
 
 _UNSEEN = (
@@ -187,10 +230,9 @@ def before_the_first_step(out: Path) -> str:
     loaded = seen.count("torch")
     if not loaded:
         return "no steps seen yet: no process of the command has imported torch"
-    processes = f"{loaded} process{'' if loaded == 1 else 'es'}"
     return (
-        f"no steps seen yet: {processes} of the command imported torch, and the record begins with the second "
-        f"step. If this stays so: {NO_STEPS}"
+        f"no steps seen yet: {loaded} process{'es' * (loaded > 1)} of the command imported torch, and the record "
+        f"begins with the second step. If this stays so: {NO_STEPS}"
     )
 
 

@@ -99,12 +99,13 @@ class StepRecorder(_Callback):  # type: ignore[misc]
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Finish the record."""
-        if self._record is not None:
-            record, self._record = self._record, None
-            record.__exit__(None, None, None)
+        self._finish(None)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Mark the run as failed, with the reason."""
-        if self._record is not None:
-            record, self._record = self._record, None
-            record.__exit__(type(exception), exception, exception.__traceback__)
+        self._finish(exception)
+
+    def _finish(self, error: BaseException | None) -> None:
+        record, self._record = self._record, None
+        if record is not None:
+            record.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import nn
@@ -50,13 +49,7 @@ class Ranks:
         self.rank, self.workers = self._library["rank"], self._library["workers"]
         self.gather = gathering(self._library["backend"], model)
         self._run: CommandRun | None = None  # on rank 0
-        self._held = ExitStack()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self._held.close()
+        self.held = ExitStack()  # what is given back at the end
 
     def meet(self, out: Path | None) -> Path:
         """Agree on what runs and where it is written; return the folder for what ranks note."""
@@ -77,9 +70,9 @@ class Ranks:
                 records.require_no_run(directory)
                 with writing(directory, "choose a writable --out"):
                     directory.parent.mkdir(parents=True, exist_ok=True)
-                    meeting = self._held.enter_context(unfinished(directory, folder=True))
-                self._run = CommandRun(directory, meeting, options, **self._about, requested={}, loads=loads)
-                self._held.callback(self._run.close)
+                    meeting = self.held.enter_context(unfinished(directory, folder=True))
+                self._run = CommandRun(directory, meeting, options, self._about, loads=loads)
+                self.held.callback(self._run.close)
         self.directory, self._meeting = map(Path, self.gather((str(directory), str(meeting)))[0])
         return self._meeting
 
@@ -92,16 +85,13 @@ class Ranks:
                 return
             self._run.started(os.getpid())
             (training,) = trainings_of(processes_in(self._meeting)[1])
-            found = self._run.begin(training).effective
+            found, opened = self._run.begin(training).effective, [each.opened for each in training.ranks]
             way = f" ({found['backend']} over {found['transport']})" if self.workers > 1 else ""
             say(
                 f"recording {plural(self.workers, 'worker')}{way}, {found['model']} with {found['parameters']:,} "
                 f"parameters, into {os.path.relpath(self.directory)}"
             )
-            if (
-                len({each.opened["initial_sha256"] for each in training.ranks}) > 1
-                and not training.ranks[0].opened["sharded"]
-            ):
+            if len({each["initial_sha256"] for each in opened}) > 1 and not opened[0]["sharded"]:
                 say(
                     "warning: the ranks begin with different parameters; broadcast those of rank 0 before the recorder "
                     "(Horovod: broadcast_parameters), or they train different models"
@@ -133,14 +123,8 @@ class Ranks:
         except OSError:
             return ""
         try:
-            run = self._run or CommandRun(
-                self.directory,
-                self._meeting,
-                asdict(self._options),
-                **self._about,
-                requested={},
-                record=records.read_run(self.directory),
-            )
+            options = asdict(self._options)
+            run = self._run or CommandRun(self.directory, self._meeting, options, self._about, over=True)
             (training,) = trainings_of(processes_in(self._meeting)[1])
             run.ended()
             run.write(training, 1, failed="")
@@ -177,7 +161,7 @@ def gathering(library: str, model: nn.Module) -> Callable[[Any], list[Any]]:
         return lambda value: list(gather(value))
     if library == "mpi":
         return lambda value: list(sys.modules["mpi4py.MPI"].COMM_WORLD.allgather(value))
-    if library == "ddp":
+    if library in ("ddp", "distributed"):
         wrapped, dist = facts.averaging(model), torch.distributed
         group = None if wrapped is None else wrapped.process_group
 

@@ -97,8 +97,7 @@ def recorder(
             f"recorder: optimizer is a {type(optimizer).__name__}; give the torch.optim.Optimizer that is stepped"
         )
     about = {"batch": batch, "model_name": model_name, "own": options or {}}
-    path = None if out is None else Path(out)
-    return Recording(model, _inner(optimizer), out=path, options=read, about=about, forward_hooks=forward_hooks)
+    return Recording(model, _inner(optimizer), None if out is None else Path(out), read, about, forward_hooks)
 
 
 class Recording:
@@ -108,16 +107,14 @@ class Recording:
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        *,
         out: Path | None,
         options: RecordOptions,
         about: Mapping[str, Any],
         forward_hooks: bool,
     ) -> None:
         """`about`: what else the record says: batch, model_name and own, the options of the script."""
-        self._model, self._optimizer = model, optimizer
+        self._model, self._optimizer, self._forward_hooks = model, optimizer, forward_hooks
         self._out, self._options, self._about = out, options, about
-        self._forward_hooks = forward_hooks
         self._state = "new"  # -> open -> closed
         self.in_step = False  # whether there is a batch to train on
         self._turns = 0  # of all loops
@@ -150,7 +147,8 @@ class Recording:
         self._state, self._pid = "closed", os.getpid()  # until it is open
         with ExitStack() as held:
             try:
-                self._ranks = held.enter_context(Ranks(self._model, self._optimizer, self._options, self._about))
+                self._ranks = Ranks(self._model, self._optimizer, self._options, self._about)
+                held.callback(self._ranks.held.close)
                 meeting = self._ranks.meet(self._out)
                 asked = {"options": asdict(self._options), "variables": LAUNCH_VARIABLES, "meeting": str(meeting)}
                 self._watcher = Told({**asked, "forward": self._forward_hooks})
@@ -168,13 +166,13 @@ class Recording:
         self._state = "closed"
         self.leave()
         with self._held:
-            wrong = self._wrong_use() if error is None else ""
-            self._watcher.finish(wrong or (error_line(error) if error else ""))
-            if error is None:
-                failure = self._watcher.failure
-                self._ranks.finish(wrong, "" if failure is None else error_line(failure))
-            else:
+            wrong = self._wrong_use() if error is None else error_line(error)
+            self._watcher.finish(wrong)
+            if error is not None:
                 self._ranks.close()
+                return
+            failure = self._watcher.failure
+            self._ranks.finish(wrong, "" if failure is None else error_line(failure))
 
     def _wrong_use(self) -> str:
         """Return what leaves nothing to measure, "" where there is something."""

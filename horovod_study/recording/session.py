@@ -16,7 +16,6 @@ methods but those of the loop are collective.
 
 import math
 import os
-from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, fields
@@ -39,20 +38,16 @@ from horovod_study.measure.ranges import ranged
 from horovod_study.measure.recorder import DRAIN_S, DRAIN_STEPS, Recorder
 from horovod_study.progress import say
 from horovod_study.recording.rank import turns
+from horovod_study.recording.trainings import described
 from horovod_study.roles import Role, named
 from horovod_study.workloads import workload
 
 
 class Workers(Peers, Protocol):
-    """The workers of a run: a backend, or those of somebody's script."""
+    """The workers of a run."""
 
-    @property
-    def rank(self) -> int:
-        """The number of this worker."""
-
-    @property
-    def workers(self) -> int:
-        """How many there are."""
+    rank: int
+    workers: int
 
     def barrier(self) -> None:
         """Return when every rank has come here."""
@@ -105,14 +100,12 @@ class Session:
         self.host, self.cores = places[workers.rank]
         self.local_rank = self.hosts[: workers.rank].count(self.host)
         self.writer: records.StepWriter | None = None
-        self.window_s = 0.0  # of timed steps so far
         self.stretches: list[list[float]] = []  # begin and end of each stretch of timed steps, in seconds of the run
         self._opened: float | None = None  # when the present stretch began, if its steps are timed
         self._began: float | None = None  # when it began, timed or not
-        self.trained_s = 0.0  # in stretches so far, timed or not
+        self.window_s = self.trained_s = 0.0  # of timed steps so far; in stretches, timed or not
         self.turns: turns.Turns | None = None  # from `start` on, where the run trains in slices
-        self._waits: list[int] = []  # steps before which it has waited for its turn
-        self._waited_s = 0.0
+        self._waits, self._waited_s = list[int](), 0.0  # steps before which it has waited for its turn
         self._host_cores = sorted({core for host, cores in places if host == self.host for core in cores})
         self._held = ExitStack()  # the claim on the run, on rank 0
         sampled = options.system_interval_s and self.local_rank == 0  # by the first rank of each host
@@ -156,35 +149,20 @@ class Session:
     ) -> None:
         """Learn what each rank really has, `more` of this one included, and what is to be doubted."""
         self.cores = environment.affinity()  # fewer than at first where the rank keeps near its GPU
-        mine = evidence.describe_rank(
-            host=self.host, local_rank=self.local_rank, cores=self.cores, device=device, lr=lr, settings=settings
-        )
-        ranks = self.workers.gather({**mine, **more})
+        place = {"host": self.host, "local_rank": self.local_rank, "cores": self.cores, "device": device}
+        ranks = self.workers.gather({**evidence.describe_rank(**place, lr=lr, settings=settings), **more})
         load = None  # the cells that start beside it are no other programs; its slices tell of others
         if not turns.wanted():
             load = self._load.sample(at_least_s=0.2 if self.workers.workers > 1 else 0.0)
         busy = evidence.other_cores(self.workers.gather(load), ranks)
-        oversubscribed = evidence.oversubscribed(ranks)
         same = self.options.timer_mode == "strict" and device.type == "cpu"
-        holders = evidence.gpu_holders(ranks)
-        found = (oversubscribed, evidence.disturbed(busy, ranks), evidence.shared_gpu(ranks), evidence.held(holders))
-        self.doubts = [text for text in found if text]
-        self.effective = {
-            "workers": self.workers.workers,
-            "nodes": len(set(self.hosts)),
-            "lr": lr,
-            "device": str(device) if device.type == "cpu" else torch.cuda.get_device_name(device),
-            "warmup_steps": self.options.warmup_steps,
-            "timer_mode": {
-                "value": self.options.timer_mode,
-                "note": "the same as light: a CPU has done its work when a call returns" if same else "",
-            },
-            "ranks_per_host": list(Counter(self.hosts).values()),
-            "shared_cores": oversubscribed is not None,
-            "other_programs_cores": busy,
-            "other_gpu_processes": holders,
-            "ranks": ranks,
-        }
+        note = "the same as light: a CPU has done its work when a call returns" if same else ""
+        name = str(device) if device.type == "cpu" else torch.cuda.get_device_name(device)
+        told, self.doubts = described(
+            ranks, workers=len(ranks), busy=busy, holders=evidence.gpu_holders(ranks), lr=lr, device=name
+        )
+        mode = {"value": self.options.timer_mode, "note": note}
+        self.effective = {**told, "warmup_steps": self.options.warmup_steps, "timer_mode": mode}
 
     def claim(self, wanted: Path, *, again: bool = False, earlier: records.RunRecord | None = None) -> None:
         """Claim the run directory, that of rank 0, before anything is written there.
@@ -349,11 +327,10 @@ class Session:
         closed = now()
         if self._began is not None:
             self.trained_s += closed - self._began
-            self._began = None
         if self._opened is not None:
             self.window_s += closed - self._opened
             self.stretches.append([self._opened - self.zero, closed - self.zero])
-            self._opened = None
+        self._began = self._opened = None
         if len(self.rows):
             self.rows.drain(self.clock)
 
@@ -373,18 +350,16 @@ class Session:
         """
         declared, why = min(self.options.warmup_steps, made), ""
         lost = sum(self.workers.gather(self.rows.rows_lost))
-        if self.options.steady == "found":
-            if not self.clock.takes_stamps:
-                why = "steady steps cannot be found with timer_mode off: the window begins where it was declared"
-            elif resumed:
-                why = (
-                    "a resumed run begins twice: its window begins where it was declared, not where it is found steady"
-                )
-            elif lost:
-                why = f"{lost:,} step rows were lost: the window begins where it was declared, not where it is steady"
+        wanted = self.options.steady == "found"
+        if wanted and not self.clock.takes_stamps:
+            why = "steady steps cannot be found with timer_mode off: the window begins where it was declared"
+        elif wanted and resumed:
+            why = "a resumed run begins twice: its window begins where it was declared, not where it is found steady"
+        elif wanted and lost:
+            why = f"{lost:,} step rows were lost: the window begins where it was declared, not where it is steady"
         found = steady.declared(declared, why)
         with fail_together(self.workers):
-            if self.is_root and self.options.steady == "found" and not why:
+            if self.is_root and wanted and not why:
                 found = steady.find_steady(self.rows.timed("step_s"), declared)
         found = steady.Steady(**self.workers.gather(asdict(found))[0])
         if self.is_root and (why or (found.doubt and found.found_by != "declared")):
@@ -458,8 +433,7 @@ class Session:
             raise explained from None
 
     def _mark_failed(self, reason: str) -> None:
-        """Write why the run has failed into its record, from any rank that sees it."""
-        with suppress(RecordError, OSError):
+        with suppress(RecordError, OSError):  # from any rank that sees it
             self._mark("failed", reason, {})
 
     def _mark(self, status: str, reason: str, totals: Mapping[str, Any]) -> None:

@@ -6,8 +6,9 @@ a step      one turn of the loop over the DataLoader in which parameters were up
             a script tells of are taken as they are told, and what is outside too
 laps        data: the wait for the loader; forward: the model's call with gradients; backward; sync: waits for other
             ranks; update; residual: what is in none of them
-outside     what is between steps, and what some steps have and most have not: loops over other data, and calls of
-            the model without gradients. Evaluations, rollouts and generation are there, and checkpoints after them
+outside     what is between steps, and what some steps have and most have not: loops over other data, calls of the
+            model without gradients, checkpoints, waits for what one rank does alone. Evaluations, rollouts and
+            generation are there
 """
 
 import itertools
@@ -19,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from horovod_study.recording.rank.events import DATA_SETS, LAPS, NUMBER, PLACES
+from horovod_study.recording.rank.events import CALLS, DATA_SETS, LAPS, NUMBER, PLACES
 
 LABELS = (*LAPS, "residual", "outside")
 AVERAGING = (
@@ -27,11 +28,14 @@ AVERAGING = (
     *("all_to_all", "all_to_all_single", "synchronize", "send", "isend", "recv", "irecv", "batch_isend_irecv"),
 )
 """Calls by which a script can average what its ranks have computed."""
+_FOR_ONE = ("barrier", "monitored_barrier", "broadcast", "scatter", "gather", "all_gather_object")
+"""Calls that wait for what one rank does, or has to tell, and average nothing."""
 UNKNOWN_SIZE = 2**40
 """Stands for the bytes of a call that does not tell them."""
 _OFTEN = 0.5
 """What is in so many of the steps is a part of a step, but for calls of what is trained in eval mode."""
 _EVALUATION = -4
+_SAVED, _WAITED = -5, -6
 _MOST_UPDATES = 20
 """So many updates for a batch that was fetched by itself: it is one that is used again and again, and no loop."""
 MOST_TURNS = 100
@@ -155,7 +159,7 @@ def _turns(events: Events, by: str) -> list[LoopTurn] | None:
     found = {int(loop): fetches[loops == loop] for loop in dict.fromkeys(loops.tolist())}
     single = {loop for loop, own in found.items() if len(own) == 1 and int(own[0]) not in ends}
     found = _joined(found, single)
-    scores = {loop: _with_any(own, updated) for loop, own in found.items()}
+    scores = {loop: int((np.diff(np.searchsorted(updated, own)) > 0).sum()) for loop, own in found.items()}
     of_data: Counter[int] = Counter()
     for loop, score in scores.items():
         of_data[loop % DATA_SETS] += score
@@ -174,7 +178,22 @@ def _turns(events: Events, by: str) -> list[LoopTurn] | None:
         turns += _of_loop(events, found[loop], updated, limit, ended=int(found[loop][-1]) in ends, loop=place)
     first = found[chosen[0]][0] if chosen else 0
     outside = int((updated > first).sum()) - inside
-    return turns if inside and outside <= inside + 1 else None
+    behind = _again(events, by, turns) if chosen and int(found[chosen[-1]][-1]) in ends else []
+    return turns + behind if inside and outside - len(behind) <= inside + 1 else None
+
+
+def _again(events: Events, by: str, turns: Sequence[LoopTurn]) -> list[LoopTurn]:
+    """Return what was trained behind a loop that has ended, on its batches again, as `itertools.cycle` gives them."""
+    found = _between(events, by, turns[-1].end)
+    batches = [each.samples for each in turns if each.loop == turns[-1].loop]
+    if len(found) < 2:
+        return []
+    return [
+        replace(
+            each, samples=batches[place % len(batches)], loop=each.loop + turns[-1].loop + 1 + place // len(batches)
+        )
+        for place, each in enumerate(found)
+    ]
 
 
 def _told_turns(events: Events) -> list[LoopTurn]:
@@ -209,11 +228,6 @@ def _joined(loops: Mapping[int, np.ndarray], single: set[int]) -> dict[int, np.n
             known = first.setdefault(loop % DATA_SETS, loop)
             found[known] = np.concatenate([found.get(known, loops[loop][:0]), loops[loop]])
     return found
-
-
-def _with_any(bounds: np.ndarray, places: np.ndarray) -> int:
-    """Return how many of the stretches between two `bounds` have any of `places`."""
-    return int((np.diff(np.searchsorted(places, bounds)) > 0).sum())
 
 
 def _of_loop(
@@ -327,17 +341,27 @@ def _in_forward(events: Events) -> np.ndarray:
     return found
 
 
+def _hidden(events: Events) -> np.ndarray:
+    """Return whether each event is in a backward or an update."""
+    found: np.ndarray = events.inside("backward", "backwarded") | events.inside("update", "updated")
+    return found
+
+
 def _asides(events: Events, steps: Sequence[Sequence[LoopTurn]], *, looped: bool) -> dict[int, tuple[int, int]]:
     """Return {step: (begin, end)} of what is in a step and not of it: what is in few steps, and does not train."""
-    hidden = events.inside("backward", "backwarded") | events.inside("update", "updated")
+    hidden = _hidden(events)
     without = events.of("forward") & (events.number % 2 == 0) & ~hidden
     own = {place for step in steps for turn in step for place in (turn.begin, turn.begin + 1)} if looped else set()
     sort = np.full(len(events.kind), -1)
     sort[without] = events.number[without] % 4 + _EVALUATION  # 2 more in train mode
+    sort[events.of("save")] = _SAVED
+    alone = [CALLS.index(name) for name in _FOR_ONE]
+    waits = events.of("sync", "called") & np.isin(events.number % PLACES, alone)
+    sort[waits & ~(hidden | events.inside("forward", "forwarded"))] = _WAITED
     for place in events.places("start", "fetch"):
         if int(place) not in own:
             sort[place] = events.number[place] % DATA_SETS
-    begins, stops = (np.array(each) for each in ([s[0].begin for s in steps], [s[-1].end for s in steps]))
+    begins, stops = np.array([[step[0].begin, step[-1].end] for step in steps], dtype=int).reshape(-1, 2).T
     places = np.flatnonzero(sort != -1)
     step = np.searchsorted(begins, places, side="right") - 1
     within = (step >= 0) & (places < stops[step]) if len(steps) else places < 0
@@ -349,12 +373,14 @@ def _asides(events: Events, steps: Sequence[Sequence[LoopTurn]], *, looped: bool
     }
     rare = ~np.isin(sort[places], list(often))
     places, step = places[rare], step[rare]
-    ends, trained = events.places("forwarded", "batch", "ended"), events.places("updated", "changed", "backwarded")
+    ends = events.places("forwarded", "batch", "ended", "saved", "synced", "called")
+    trained = events.places("updated", "changed", "backwarded")
     trains = np.flatnonzero(events.of("backward") | (events.of("forward") & (events.number % 2 == 1)))
     found: dict[int, tuple[int, int]] = {}
     for number in dict.fromkeys(step.tolist()):
         inside = places[step == number]
-        begin, end, first = int(begins[number]), int(stops[number]), int(inside[0])
+        begin, first = int(begins[number]), int(inside[0])
+        end = next(turn.end for turn in steps[number] if turn.end > first)
         over = min([end, *ends[np.searchsorted(ends, inside[-1]) :][:1].tolist()])
         over = min([end, *trains[np.searchsorted(trains, over) :][:1].tolist()])
         before = trained[(trained > begin) & (trained < first)]
@@ -395,9 +421,13 @@ def _made(
             columns["sync_host_s"] = _sums(np.where(own, host_s, 0.0), begins, ends)
     inside = label != LABELS.index("outside")
     columns["step_s"] = _sums(np.where(inside, lap_s, 0.0), begins, ends)
-    columns["begin_s"] = _begin(events, inside, begins, ends)
+    places = np.append(np.flatnonzero(inside), len(events.kind))
+    begun = places[np.searchsorted(places, begins)]  # a step begins at the first event of it that is not outside
+    columns["begin_s"] = np.array(events.at_s[np.where(begun < ends, begun, begins)])
     samples, uncounted, from_calls = _samples(events, steps, looped=looped, batch=batch)
-    columns |= {"epoch": _epochs(steps), "samples": samples}
+    epochs = {loop: number for number, loop in enumerate(dict.fromkeys(step[0].loop for step in steps))}
+    columns |= {"epoch": np.array([epochs[step[0].loop] for step in steps], dtype=int), "samples": samples}
+    first = steps[0][0].begin if steps and looped else -1
     found = NotedSteps(
         columns=columns,
         begins=begins,
@@ -405,11 +435,11 @@ def _made(
         turns=Counter(len(step) for step in steps),
         uncounted=uncounted,
         from_calls=from_calls,
-        data=_data(events, steps) if looped else None,
+        data=int(events.number[first + int(events.kind[first] == NUMBER["start"])] % DATA_SETS) if first >= 0 else None,
         waits=[int(place) for place in np.searchsorted(ends, waits + 2, side="right")],  # a fetch may follow it
         waited_s=float(_sums(np.where(events.inside("pause", "resume"), host_s, 0.0), [0], [len(host_s) - 1])[0]),
     )
-    evaluated = events.places("forwarded", "batch", "skipped")
+    evaluated = events.places("forwarded", "batch", "skipped", "saved", "synced")
     if len(ends) and len(evaluated) and evaluated[-1] > ends[-1]:
         found.after_s = float(events.at_s[evaluated[-1]] - events.at_s[ends[-1]])
     found.calls, found.averaged_bytes = _calls(events, begins, ends, calls)
@@ -428,15 +458,6 @@ def _sums(seconds: np.ndarray, begins: Any, ends: Any) -> np.ndarray:
     total = np.concatenate([[0.0], np.cumsum(seconds)])
     found: np.ndarray = total[ends] - total[begins]
     return found
-
-
-def _begin(events: Events, inside: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Return when each step began: at the first event of it that is not outside."""
-    places = np.flatnonzero(inside)
-    if not len(places) or not len(begins):
-        return np.array(events.at_s[begins])
-    first = places[np.minimum(np.searchsorted(places, begins), len(places) - 1)]
-    return np.array(events.at_s[np.where(first < ends, first, begins)])
 
 
 def _samples(
@@ -459,16 +480,14 @@ def _samples(
         own = np.zeros(len(events.kind) + 1)
         own[calls] = np.where(again, 0, counts)
         bounds = [(step[0].begin, step[-1].end) for step in steps]
+        firsts = set(np.flatnonzero(events.of("updated") & (events.number == 0)).tolist())
         found = _sums(own, [one for one, _ in bounds], [two for _, two in bounds]).round().astype(int)
+        # copies that are made again for each task are not seen to be called: they take the batch of the others
+        unseen = np.array([turn.end in firsts for *_, turn in steps], dtype=bool) & (found == 0)
+        found[unseen] = np.median(found[found > 0]) if found.any() else 0
     if not found.any():
         return np.ones(len(steps), dtype=int), True, False
     return found, False, from_calls
-
-
-def _epochs(steps: Sequence[Sequence[LoopTurn]]) -> np.ndarray:
-    loops = [step[0].loop for step in steps]
-    numbers = {loop: number for number, loop in enumerate(dict.fromkeys(loops))}
-    return np.array([numbers[loop] for loop in loops], dtype=int)
 
 
 def _epoch_steps(events: Events, steps: Sequence[Sequence[LoopTurn]]) -> int | None:
@@ -482,13 +501,6 @@ def _epoch_steps(events: Events, steps: Sequence[Sequence[LoopTurn]]) -> int | N
     return max(found, default=None)
 
 
-def _data(events: Events, steps: Sequence[Sequence[LoopTurn]]) -> int | None:
-    if not steps:
-        return None
-    begin = steps[0][0].begin
-    return int(events.number[begin + int(events.kind[begin] == NUMBER["start"])] % DATA_SETS)
-
-
 def _calls(
     events: Events, begins: np.ndarray, ends: np.ndarray, names: Sequence[str]
 ) -> tuple[dict[str, Any] | None, int]:
@@ -496,8 +508,7 @@ def _calls(
     places = events.places("sync", "called")
     own = np.array([names[number % PLACES] in AVERAGING for number in events.number[places]], dtype=bool)
     places = places[own] if len(places) else places
-    hidden = events.inside("backward", "backwarded") | events.inside("update", "updated")
-    hidden |= events.inside("forward", "forwarded")
+    hidden = _hidden(events) | events.inside("forward", "forwarded")
     averaged = 0
     if len(places):
         size = events.number[places] // PLACES

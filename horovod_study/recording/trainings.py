@@ -5,6 +5,7 @@ measurement of several processes. What trains after another training is one of i
 """
 
 import json
+import math
 import os
 import resource
 import shlex
@@ -33,16 +34,9 @@ from horovod_study.text.numbers import percent
 from horovod_study.text.words import plural
 
 OWN_RECORDER = "own recorder"
-_COUNTS = (
-    "-np",
-    "--np",
-    "-n",
-    "--nproc-per-node",
-    "--nproc_per_node",
-    "--num-processes",
-    "--num_processes",
-    "--num_gpus",
-)
+ASKED = "asked.json"
+"""What a command was recorded as, in the folder of its events."""
+_COUNTS = "-np --np -n --nproc-per-node --nproc_per_node --num-processes --num_processes --num_gpus".split()
 """Options by which launchers are told how many ranks to start."""
 _IRREGULAR = 0.05
 """Part of the steps whose updates may come otherwise, such as those that a loss scaler skips, without a doubt."""
@@ -63,11 +57,14 @@ class RankNotes:
     stopped: str
     more: bool  # whether it has trained again, and that is not recorded
 
+    def file(self, ending: str) -> Path:
+        """Return what it has written under this ending, or would have."""
+        return self.path.with_name(f"{self.path.name}.{ending}")
+
     @property
-    def events(self) -> Path | None:
-        """The file of its events, None where there is none."""
-        path = self.path.with_name(f"{self.path.name}.events")
-        return path if self.opened and path.exists() else None
+    def seen(self) -> bool:
+        """Whether it has begun to train, and its events are there."""
+        return bool(self.opened) and self.file("events").exists()
 
     @property
     def waits_seen(self) -> bool:
@@ -87,15 +84,14 @@ class RankNotes:
 
     def read(self) -> Events:
         """Return its events."""
-        assert self.events is not None
-        return Events.read(self.events, int(self.opened["width"]))
+        return Events.read(self.file("events"), int(self.opened["width"]))
 
     @property
     def span_s(self) -> tuple[float, float]:
-        """When it began to train, and its last event, in s of the clock of all hosts."""
+        """When its first event was, and its last, in s of the clock of all hosts."""
         wall, host = self.opened["at"]
-        last = self.read().host_s[-1:]
-        return wall, wall + (float(last[0]) if len(last) else host) - host
+        at = self.read().host_s
+        return (wall + float(at[0]) - host, wall + float(at[-1]) - host) if len(at) else (wall, wall)
 
 
 @dataclass(kw_only=True)
@@ -115,6 +111,13 @@ class RankGroup:
     def complete(self) -> bool:
         """Whether every rank was seen."""
         return len(self.ranks) == self.workers
+
+
+def asked_of(meeting: Path) -> dict[str, Any]:
+    """Return what was asked of the command whose processes have left their notes there, {} where it is not known."""
+    with suppress(OSError, ValueError):
+        return dict(json.loads((meeting / ASKED).read_text(encoding="utf-8")))
+    return {}
 
 
 def processes_in(meeting: Path) -> tuple[list[str], list[RankNotes]]:
@@ -146,7 +149,7 @@ def processes_in(meeting: Path) -> tuple[list[str], list[RankNotes]]:
 
 def trainings_of(processes: Sequence[RankNotes]) -> list[RankGroup]:
     """Return the trainings of a command, in the order in which they began."""
-    there = sorted((each for each in processes if each.events is not None), key=lambda each: each.span_s)
+    there = sorted((each for each in processes if each.seen), key=lambda each: each.span_s)
     found: list[RankGroup] = []
     for process in there:
         if process.workers > 1:
@@ -183,12 +186,46 @@ def _at_the_same_time(one: RankNotes, other: RankNotes) -> bool:
 
 
 def worth_keeping(trainings: Sequence[RankGroup], warmup: int) -> list[RankGroup]:
-    """Return the trainings that have steps behind a warm-up on all ranks; all of them, where none has.
+    """Return the trainings that have steps behind a warm-up on all ranks, the longest first; where none has, all.
 
     What a command tries before its training, such as a learning rate or a batch that fits, is none beside it.
     """
-    long = [each for each in trainings if each.complete and min(rank.updates for rank in each.ranks) > warmup]
-    return long or list(trainings)
+
+    def made(training: RankGroup) -> int:
+        return min(rank.updates for rank in training.ranks)
+
+    kept = [each for each in trainings if each.complete and made(each) > warmup] or list(trainings)
+    longest = max(kept, key=made, default=None)
+    return sorted(kept, key=lambda each: each is not longest)
+
+
+def described(
+    ranks: Sequence[Mapping[str, Any]],
+    *,
+    workers: int,
+    busy: Mapping[str, float | None],
+    holders: Mapping[str, int | None],
+    lr: float | None,
+    device: str,
+) -> tuple[dict[str, Any], list[str]]:
+    """Return what `effective` says of the ranks of any run, and what makes its times worth less.
+
+    `busy`: cores that other programs use, `holders`: their processes on GPUs, of each host.
+    """
+    hosts = Counter(each["host"] for each in ranks)
+    shared = evidence.oversubscribed(ranks)
+    doubts = (shared, evidence.disturbed(busy, ranks), evidence.shared_gpu(ranks), evidence.held(holders))
+    return {
+        "workers": workers,
+        "nodes": len(hosts),
+        "lr": lr,
+        "device": device,
+        "ranks_per_host": list(hosts.values()),
+        "shared_cores": shared is not None,
+        "other_programs_cores": busy,
+        "other_gpu_processes": holders,
+        "ranks": list(ranks),
+    }, [each for each in doubts if each]
 
 
 class CommandRun:
@@ -199,29 +236,28 @@ class CommandRun:
         out: Path,
         meeting: Path,
         options: Mapping[str, Any],
+        about: Mapping[str, Any],
         *,
-        batch: int | None,
-        model_name: str | None,
-        own: Mapping[str, Any],
-        requested: Mapping[str, Any],
         loads: Sequence[Mapping[str, float] | None] = (),
-        record: records.RunRecord | None = None,
+        over: bool = False,
     ) -> None:
-        """`loads`: what each rank has seen of other programs, where they tell; `record`: a run that somebody began."""
+        """`about`: what else is known of it: batch, model_name, own (options of the script), requested (of a study).
+
+        `loads`: what each rank has seen of other programs, where they tell; `over`: somebody else has begun it.
+        """
         self.out, self.meeting, self.options = out, meeting, options
         self.output: Output | None = None
-        self._batch, self._model_name, self._own, self._requested = batch, model_name, own, requested
-        self._host = os.uname().nodename
+        self._batch, self._about, self._host = about["batch"], about, os.uname().nodename
         self._held = ExitStack()
-        self._record, self._loads = record, loads
-        self._began, self._began_at = now(), utc_now()
+        self._record = records.read_run(out) if over and (out / records.MANIFEST).exists() else None
+        self._loads, self._began, self._began_at = loads, now(), utc_now()
         # cells that start beside it are no other programs
-        load = None if turns.wanted() or loads or record else evidence.OtherLoad(environment.affinity())
+        load = None if turns.wanted() or loads or over else evidence.OtherLoad(environment.affinity())
         self._load = None if load is None else load.sample(at_least_s=0.2)
-        sampled = options.get("system_interval_s", 1.0) and record is None
+        sampled = options.get("system_interval_s", 1.0) and not over
         self._sampler = system.Sampler(self._host) if sampled else None
         self._environment = environment.describe()
-        self._cpu_s = _children_s()
+        self._wall_s, self._cpu_s = 0.0, sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
 
     def started(self, pid: int) -> None:
         """The command runs."""
@@ -235,15 +271,14 @@ class CommandRun:
     def look(self) -> bool:
         """Begin the record when all ranks of the first training are seen; return whether that is still to come."""
         complete = [each for each in trainings_of(processes_in(self.meeting)[1]) if each.complete]
-        if not complete:
-            return True
         with suppress(StudyError, OSError):  # told at the end
-            self.begin(complete[0])
-        return False
+            for each in complete[:1]:
+                self.begin(each)
+        return not complete
 
     def begin(self, training: RankGroup) -> records.RunRecord:
         """Begin the record of the first training."""
-        record = self._begin(self.out, training)
+        record = self._record = self._create(self.out, self._document(self.out, training))
         if self._sampler is not None:
             self._sampler.wait_ready()
             self._watch(*record.effective["ranks"])
@@ -251,7 +286,10 @@ class CommandRun:
 
     def ended(self) -> None:
         """The command has ended."""
-        self._wall_s, self._cpu_s = now() - self._began, _children_s() - self._cpu_s
+        self._wall_s, self._cpu_s = (
+            now() - self._began,
+            sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) - self._cpu_s,
+        )
 
     def close(self) -> None:
         """Give everything back."""
@@ -261,184 +299,180 @@ class CommandRun:
 
     # ------------------------------------------------------------------------------------------------ the record
 
-    def _begin(self, out: Path, training: RankGroup) -> records.RunRecord:
-        """Write run.json of a training that goes on."""
-        effective = self._effective(training)
-        record = records.RunRecord(
-            **self._about(out),
-            requested={
-                **self.options,
-                "batch": self._batch,
-                **self._requested,
-                "out": str(out),
-                "script": training.ranks[0].opened["script"],
-                **({"options": dict(self._own)} if self._own else {}),
-                "workers": effective["workers"],
-            },
+    def _document(
+        self, out: Path, training: RankGroup | None, steps: Sequence[NotedSteps] = (), **more: Any
+    ) -> records.RunRecord:
+        """Return run.json of a training, of a command where there is None; with its `steps` once it has ended.
+
+        study, repeat, partition      options
+        key, started, host, pid       this process; of a run that somebody else has begun its own
+        requested                     options, what a study has asked, and `more`: script or command, workers
+        effective                     `_effective`: how its ranks opened it; `_learnt`: how they ended, and its steps
+        environment                   this process, and rank 0
+        totals                        `_totals`: steps of all ranks; sensors, by `_measured`
+        """
+        begun, environ = self._record, self._environment
+        if training is None:
+            alone = more["workers"] == 1
+            effective = {"measured": "command", "workers": more["workers"], "nodes": 1, "transport": "none"}
+            effective |= {"backend": "serial" if alone else "command", "reduction": "none" if alone else "own"}
+            effective |= {"model": self._about["model_name"] or _named(more["command"]), "batch": self._batch}
+            effective |= {"ranks": [], "warmup_steps": 0}
+        else:
+            first, effective = training.ranks[0].opened, self._effective(training)
+            more |= {"batch": self._batch, "script": first["script"], "workers": training.workers}
+            effective |= self._learnt(training, steps) if steps else {}
+            environ = {**environ, **first["environment"]}
+        own = {"options": dict(self._about["own"])} if self._about["own"] else {}
+        requested = {**self.options, **more, **self._about.get("requested", {}), "out": str(out), **own}
+        if begun is not None and out == self.out:
+            return replace(begun, requested={**begun.requested, **requested}, effective=effective, environment=environ)
+        return records.RunRecord(
+            **{name: self.options[name] for name in ("study", "repeat", "partition")},
+            key=out.name,
+            status="running",
+            started=self._began_at,
+            host=self._host,
+            pid=os.getpid(),
+            process=alive.identity(),
+            requested=requested,
             effective=effective,
-            environment={**self._environment, **training.ranks[0].opened["environment"]},
+            environment=environ,
         )
-        self._create(out, record)
-        return record
 
-    def _about(self, out: Path) -> dict[str, Any]:
-        return {
-            "study": self.options["study"],
-            "key": out.name,
-            "repeat": self.options["repeat"],
-            "partition": self.options["partition"],
-            "status": "running",
-            "started": self._began_at,
-            "host": self._host,
-            "pid": os.getpid(),
-            "process": alive.identity(),
-        }
-
-    def _create(self, out: Path, record: records.RunRecord) -> None:
+    def _create(self, out: Path, record: records.RunRecord) -> records.RunRecord:
         self._held.callback(lease.hold_run(out).give_back)
         records.create_run(out, record)
-        if out == self.out:
-            self._record = record
+        return record
 
     def _effective(self, training: RankGroup) -> dict[str, Any]:
         """Return what ran, as it was before the first step."""
         first = training.ranks[0].opened
         hosts = [each.opened["host"] for each in training.ranks]
-        ranks = []
-        for number, each in enumerate(training.ranks):
-            named = ("host", "pid", "cores", "threads", "device", "gpu", "lr")
-            ranks.append(
-                {
-                    **{name: each.opened[name] for name in named},
-                    "local_rank": hosts[:number].count(hosts[number]),
-                    "communication": {},
-                }
-            )
+        named = ("host", "pid", "cores", "threads", "device", "gpu", "lr")
+        ranks = [
+            {
+                **{name: each.opened[name] for name in named},
+                "local_rank": hosts[:number].count(each.opened["host"]),
+                "communication": {},
+            }
+            for number, each in enumerate(training.ranks)
+        ]
         others = None if self._load is None else round(self._load["busy_s"] / self._load["seconds"], 2)
         busy = {host: others if host == self._host else None for host in dict.fromkeys(hosts)}
-        if self._loads:
-            busy = evidence.other_cores(self._loads, ranks)
-        oversubscribed = evidence.oversubscribed(ranks)
-        doubts = (oversubscribed, evidence.disturbed(busy, ranks), evidence.shared_gpu(ranks))
-        self._doubts = [each for each in doubts if each]
+        busy = evidence.other_cores(self._loads, ranks) if self._loads else busy
+        mode = {"value": self.options.get("timer_mode", "light"), "note": ""}
+        device = first["gpu"]["name"] if first["gpu"] else first["device"]
+        told, self._doubts = described(
+            ranks, workers=training.workers, busy=busy, holders={}, lr=first["lr"], device=device
+        )
         try:
             launcher = detect(first["environ"]).launcher
         except BackendError:
             launcher = "none"
         return {
-            "workers": training.workers,
-            "nodes": len(set(hosts)),
-            "lr": first["lr"],
-            "device": first["gpu"]["name"] if first["gpu"] else first["device"],
+            **told,
             "warmup_steps": self.options["warmup_steps"],
-            "timer_mode": {"value": self.options.get("timer_mode", "light"), "note": ""},
-            "ranks_per_host": list(Counter(hosts).values()),
-            "shared_cores": oversubscribed is not None,
-            "other_programs_cores": busy,
-            "other_gpu_processes": {},
-            "ranks": ranks,
-            "model": self._model_name or first["model"],
-            "backend": first["backend"],
+            "timer_mode": mode,
+            **{name: first[name] for name in ("backend", "parameters", "transport", "optimizer")},
+            "model": self._about["model_name"] or first["model"],
             "reduction": "none" if training.workers == 1 else "hooks" if first["averaging"] in _HOOKS else "own",
-            "parameters": first["parameters"],
-            "transport": first["transport"],
             "launcher": launcher,
             "batch": self._batch,
             "global_batch": None if self._batch is None else self._batch * training.workers,
-            "optimizer": first["optimizer"],
-            "precision": None,
             "initial_parameter_sha256": first["initial_sha256"],
-            "train_samples": None,
+            **dict.fromkeys(("precision", "train_samples")),
         }
 
     # ------------------------------------------------------------------------------------------------ the end
 
-    def write(self, training: RankGroup, number: int, *, failed: str) -> int:
-        """Write the run of a training that has ended; return 1 where it failed."""
+    def write(self, training: RankGroup, number: int, *, failed: str) -> None:
+        """Write the run of a training that has ended, and say what it holds."""
         out = records.training_directory(self.out, number)
         if number > 1:
             say(f"horovod-study record: training {number} of this command is recorded in {os.path.relpath(out)}")
         try:
             if number > 1 or self._record is None:
-                record = self._begin(out, training)
-            else:
-                record = replace(self._record, effective={**self._record.effective, **self._effective(training)})
-            totals, effective, wrong = self._measured(out, training, first=number == 1)
+                self._create(out, self._document(out, training))
+            record, totals, wrong = self._measured(out, training, first=number == 1)
+            stopped = next((f"the recorder stopped {each.stopped}" for each in training.ranks if each.stopped), "")
+            reason = wrong or stopped or failed
+            status = "failed" if reason else "done"
+            records.finish_run(out, record, status=status, finished=utc_now(), totals=totals, reason=reason)
         except StudyError as error:
             say(f"error: {out}: the recording failed: {error}")
             with suppress(StudyError, OSError):
                 found = records.read_run(out)
                 records.finish_run(out, found, status="failed", finished=utc_now(), totals={}, reason=str(error))
-            return 1
-        record = replace(record, effective={**record.effective, **effective})
-        reason = wrong or failed
-        status = "failed" if reason else "done"
-        records.finish_run(out, record, status=status, finished=utc_now(), totals=totals, reason=reason)
+            return
         where = os.path.relpath(out)
         if reason:
             say(f"horovod-study record: {where} is {'incomplete:' if wrong else 'complete, but'} {reason}")
-        if totals and not wrong:
-            _say_found(record, totals, where)
-        return int(bool(reason))
+        if totals:
+            outside, step = totals["outside"], totals["step_s_median"]
+            beside = f"{percent(outside['share'], decimals=0)} of the time is outside of steps"
+            say(
+                f"recorded {totals['steps']:,} steps after {totals['excluded_steps']:,} of warm-up: "
+                f"{totals['samples_per_s']:,.0f} samples/s with {plural(training.workers, 'worker')}"
+                + ("" if step is None else f", step {step * 1e3:.2f} ms (median)")
+                + (f"; {beside}, {outside['samples_per_s']:,.0f} samples/s with it" * (outside["share"] >= 0.02))
+                + f"; horovod-study explain {shlex.quote(where)}"
+            )
 
-    def _measured(self, out: Path, training: RankGroup, *, first: bool) -> tuple[dict[str, Any], dict[str, Any], str]:
-        """Write the rows of a training; return its totals, what is only known now, and why it has failed."""
+    def _measured(
+        self, out: Path, training: RankGroup, *, first: bool
+    ) -> tuple[records.RunRecord, dict[str, Any], str]:
+        """Write the rows of a training; return its record, its totals, and why it has failed."""
         events = [each.read() for each in training.ranks]
         steps = [
-            steps_of(
-                each,
-                batch=self._batch,
-                calls=CALLS,
-                waits_seen=process.waits_seen,
-                told=process.opened["told"],
-            )
-            for process, each in zip(training.ranks, events, strict=True)
+            steps_of(each, batch=self._batch, calls=CALLS, waits_seen=own.waits_seen, told=own.opened["told"])
+            for own, each in zip(training.ranks, events, strict=True)
         ]
+        for each in training.ranks:
+            each.file("events").unlink()  # which makes room for the rows
         off = self.options.get("timer_mode") == "off"
         zero = _zeros(training, steps)
         for rank, (process, own) in enumerate(zip(training.ranks, steps, strict=True)):
-            losses = process.path.with_name(f"{process.path.name}.losses")
-            if losses.exists():
+            if (losses := process.file("losses")).exists():
                 own.columns["loss"] = losses_of(losses, events[rank], own)
+            columns = {**own.columns, "begin_s": own.columns["begin_s"] - zero[process.opened["host"]]}
+            if off:
+                columns = {name: columns[name] for name in ("epoch", "samples", "loss") if name in columns}
             with closing(records.StepWriter(out, rank)) as writer:
                 for begin in range(0, len(own), _AT_ONCE):
                     part = slice(begin, begin + _AT_ONCE)
-                    columns = {name: each[part] for name, each in own.columns.items()}
-                    columns["begin_s"] = columns["begin_s"] - zero[process.opened["host"]]
-                    if off:
-                        columns = {name: columns[name] for name in ("epoch", "samples", "loss") if name in columns}
-                    writer.append({"step": np.arange(len(own))[part], **columns})
-        effective = self._learnt(training, steps)
-        if wrong := self._why_failed(training, steps, out):
-            return {}, effective, wrong
-        found = self._steady(steps, effective)
+                    rows = {name: each[part] for name, each in columns.items()}
+                    writer.append({"step": np.arange(len(own))[part], **rows})
+        record = self._document(out, training, steps)
+        if wrong := self._why_failed(training, steps):
+            return record, {}, wrong
+        found = self._steady(steps, record.effective)
         totals = _totals(training, steps, found, off=off)
         starts = _stretches(steps[0], found.step, zero[training.ranks[0].opened["host"]])
-        told = None
-        if first and self._sampler is not None:
-            self._sampler.wait_ready()
-            self._sampler.begin(zero[self._host]) if self._host in zero else None
-            told = system.told(out, self._sampler, starts)
-        totals |= system.totals([told], samples=sum(int(each.columns["samples"][found.step :].sum()) for each in steps))
-        totals["wall_s"] = self._wall_s
-        totals["stacks"] = stacks_of(
-            training.ranks[0].path.with_name(f"{training.ranks[0].path.name}.stacks"),
-            training.ranks[0].names,
-            events[0],
-            steps[0],
-            found.step,
-        )
-        return totals, effective, ""
+        samples = sum(int(each.columns["samples"][found.step :].sum()) for each in steps)
+        totals |= self._sensors(zero.get(self._host, self._began) if first else None, starts, samples)
+        totals["wall_s"] = self._wall_s or float(np.ptp(events[0].host_s))
+        stacks = training.ranks[0].file("stacks")
+        totals["stacks"] = stacks_of(stacks, training.ranks[0].names, events[0], steps[0], found.step)
+        return record, totals, ""
 
-    def _why_failed(self, training: RankGroup, steps: Sequence[NotedSteps], out: Path) -> str:
-        failed = any(each.failed for each in training.ranks)
+    def _sensors(self, zero: float | None, stretches: list[list[float]], samples: int) -> dict[str, Any]:
+        """Return totals of the sensors in `stretches`, of a run whose times begin at `zero`; None: it has none."""
+        if self._sampler is None or zero is None:
+            return system.totals([None], samples=samples)
+        self._sampler.wait_ready()
+        self._sampler.begin(zero)
+        return system.totals([system.told(self.out, self._sampler, stretches)], samples=samples)
+
+    def _why_failed(self, training: RankGroup, steps: Sequence[NotedSteps]) -> str:
+        failed = next(((number, each) for number, each in enumerate(training.ranks) if each.failed), None)
         gone = [str(each.opened["rank"]) for each in training.ranks if not (each.ended or each.failed or each.stopped)]
-        for number, each in enumerate(training.ranks):
-            if failed and gone:  # the others fail because of it
-                return f"rank {', '.join(gone)} ended without a word; {each.failed}"
+        if failed is not None:
+            number, each = failed
             who = f"rank {each.opened['rank'] if training.connected else number}: " if training.workers > 1 else ""
-            if each.failed or each.stopped:
-                return f"{who}{each.failed or 'the recorder stopped ' + each.stopped}"
+            if gone:  # the others fail because of it
+                who = f"rank {', '.join(gone)} ended without a word; "
+            return f"{who}{each.failed}"
         if not training.complete:
             missing = sorted(set(range(training.workers)) - {int(each.opened["rank"]) for each in training.ranks})
             return f"no step of rank {missing[0]} was seen: it made fewer than two, or its process was not recorded"
@@ -472,6 +506,7 @@ class CommandRun:
         if averaging == "none" and alike and samples and steps[0].epoch_steps:
             if steps[0].epoch_steps * sum(filter(None, usual)) < 1.5 * samples:
                 averaging = "unseen"  # other data, and yet the same parameters: by means that were not seen
+        ended = training.ended or ("" if all(each.ended for each in ranks) else "before Python's own end")
         turns_made = sum((each.turns for each in steps), Counter())
         return {
             "batch": None if len(known) < len(usual) else round(sum(known) / len(known)),
@@ -487,7 +522,7 @@ class CommandRun:
             **({"parted": True} if apart and training.workers > 1 else {}),
             **({"parts": True} if parts else {}),
             **({"sharded": True} if sharded else {}),
-            **({"ended": training.ended or "before Python's own end"} if any(not each.ended for each in ranks) else {}),
+            **({"ended": ended} if ended else {}),
         }
 
     def _steady(self, steps: Sequence[NotedSteps], effective: Mapping[str, Any]) -> steady.Steady:
@@ -536,51 +571,21 @@ class CommandRun:
 
     def write_command(
         self, command: Sequence[str], code: int, *, workers: int | None, rate: str | None, why: str
-    ) -> int:
+    ) -> None:
         """Write the run of a command in which no step was seen: whole times, and the rate that its output says."""
         text = "" if self.output is None else self.output.text()
         count = workers or _told_workers(command)
         said = None if code else rate_said(text, rate, count)
         per_s, source = said or (1 / self._wall_s, "whole command: 1 / seconds")
-        record = records.RunRecord(
-            **self._about(self.out),
-            requested={
-                **self.options,
-                **self._requested,
-                "out": str(self.out),
-                "command": list(command),
-                **({"options": dict(self._own)} if self._own else {}),
-                "workers": count,
-            },
-            effective={
-                "measured": "command",
-                "workers": count,
-                "nodes": 1,
-                "backend": "serial" if count == 1 else "command",
-                "transport": "none",
-                "reduction": "none" if count == 1 else "own",
-                "model": self._model_name or _named(command),
-                "batch": self._batch,
-                "ranks": [],
-                "warmup_steps": 0,
-            },
-            environment=self._environment,
-        )
+        record = self._document(self.out, None, workers=count, command=list(command))
         self._create(self.out, record)
-        told = None
-        if self._sampler is not None:
-            self._sampler.wait_ready()
-            self._sampler.begin(self._began)
-            told = system.told(self.out, self._sampler, [[0.0, self._wall_s]])
         totals = {
-            "wall_s": self._wall_s,
-            "window_s": self._wall_s,
-            "train_s": self._wall_s,
+            **dict.fromkeys(("wall_s", "window_s", "train_s"), self._wall_s),
             "cpu_s": self._cpu_s,
             "steps": 0,
             "samples_per_s": per_s,
             "rate_from": source,
-            **system.totals([told], samples=max(1, round(per_s * self._wall_s))),
+            **self._sensors(self._began, [[0.0, self._wall_s]], max(1, round(per_s * self._wall_s))),
         }
         reason = f"the command ended with exit code {code}" if code else ""
         status = "failed" if code else "done"
@@ -591,15 +596,9 @@ class CommandRun:
             + (f", {per_s:,.6g} a second by its output ({source})" if said else "")
             + f", in {os.path.relpath(self.out)}"
         )
-        return code
 
 
 _HOOKS = ("backward", "synchronize")
-
-
-def _children_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def _named(command: Sequence[str]) -> str:
@@ -624,12 +623,11 @@ def _common(values: Sequence[str | None]) -> str | None:
 
 def _zeros(training: RankGroup, steps: Sequence[NotedSteps]) -> dict[str, float]:
     """Return host -> the zero of the run's times on its clock: when the first of its ranks began its first step."""
-    found: dict[str, float] = {}
-    for process, own in zip(training.ranks, steps, strict=True):
-        if len(own):
-            begin, host = float(own.columns["begin_s"][0]), process.opened["host"]
-            found[host] = min(begin, found.get(host, begin))
-    return {each.opened["host"]: found.get(each.opened["host"], 0.0) for each in training.ranks}
+    begun = sorted(
+        (float(own.columns["begin_s"][0]) if len(own) else math.inf, each.opened["host"])
+        for each, own in zip(training.ranks, steps, strict=True)
+    )
+    return {host: 0.0 if math.isinf(begin) else begin for begin, host in reversed(begun)}
 
 
 def _stretches(steps: NotedSteps, first: int, zero: float) -> list[list[float]]:
@@ -720,16 +718,3 @@ def _summary(columns: Mapping[str, np.ndarray], first: int) -> dict[str, Any]:
         median[name] = float(np.median(own)) if len(own) else None
     p90 = float(np.quantile(columns["step_s"][first:], 0.9)) if columns else None
     return {"mean": mean, "median": median, "step_s_p90": p90}
-
-
-def _say_found(record: records.RunRecord, totals: Mapping[str, Any], where: str) -> None:
-    workers, outside = record.effective["workers"], totals["outside"]
-    share = percent(outside["share"], decimals=0)
-    beside = f"{share} of the time is outside of steps, {outside['samples_per_s']:,.0f} samples/s with it"
-    say(
-        f"recorded {totals['steps']:,} steps after {totals['excluded_steps']:,} of warm-up: "
-        f"{totals['samples_per_s']:,.0f} samples/s with {plural(workers, 'worker')}"
-        + (f", step {step * 1e3:.2f} ms (median)" if (step := totals["step_s_median"]) is not None else "")
-        + (f"; {beside}" if outside["share"] >= 0.02 else "")
-        + f"; horovod-study explain {shlex.quote(where)}"
-    )

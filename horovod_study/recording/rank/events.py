@@ -43,6 +43,8 @@ KINDS = (
     "skip",  # what follows is in no step, as a script says
     "skipped",
     "left",  # a loop is gone, because it has ended or was left; its number as that of fetch
+    "save",  # torch.save is called
+    "saved",
 )
 NUMBER = {name: number for number, name in enumerate(KINDS)}
 PLACES = 32

@@ -121,7 +121,7 @@ def workers_of(models: Sequence[nn.Module], optimizer: object, *, on_gpu: bool) 
         group = None if wrapped is None else wrapped.process_group
         named = str(dist.get_backend(group))
         return {
-            "backend": "ddp",
+            "backend": "distributed" if wrapped is None else "ddp",
             # started without a name it has one library for each kind of device
             "transport": named if named in ("nccl", "gloo", "mpi") else "nccl" if on_gpu else "gloo",
             "averaging": "backward" if wrapped is not None or any(map(sharded, models)) else None,

@@ -44,6 +44,7 @@ _FORWARD, _FORWARDED, _BACKWARD, _GRADIENT = (NUMBER[name] for name in ("forward
 _BACKWARDED, _UPDATE, _UPDATED = (NUMBER[name] for name in ("backwarded", "update", "updated"))
 _SYNC, _SYNCED, _PAUSE, _RESUME = (NUMBER[name] for name in ("sync", "synced", "pause", "resume"))
 _CHANGED, _OPENED, _CALLED = (NUMBER[name] for name in ("changed", "opened", "called"))
+_SAVE, _SAVED = NUMBER["save"], NUMBER["saved"]
 
 _LOOKED_AT = 3
 """After so many backwards and batches without an update that was seen, parameters are looked at for a change."""
@@ -60,6 +61,8 @@ _MOST_JOINED = 16
 """So many optimizers of one training are looked at for their models."""
 _STRANGERS = 3
 """So many updates by optimizers that are not recorded, and none by those that are: another training has begun."""
+_MOST_PATIENCE = 100
+"""As many at most where several step one after the other: twice the longest run of one of them."""
 
 
 class Door:
@@ -133,6 +136,7 @@ class Watcher:
         self._seen: list[torch.optim.Optimizer] = []  # that have stepped, until it is open
         self._models: list[nn.Module] = []
         self._strangers: list[torch.optim.Optimizer] = []
+        self._patience, self._run, self._longest = _STRANGERS, 0, 0  # updates of one optimizer, one after the other
         self._places: dict[int, int] = {}  # id of an optimizer -> which it is
         self._parameters: set[int] = set()  # ids
         self._probe: torch.Tensor | None = None  # a parameter
@@ -180,6 +184,7 @@ class Watcher:
         atexit.register(self.finish)
         self._watch_errors()
         torch.jit.script = self._without_hooks(torch.jit.script)
+        torch.save = self._watched_save(torch.save)
 
     # ------------------------------------------------------------------------------------------------ updates
 
@@ -206,8 +211,8 @@ class Watcher:
             self._unseen = 0
             self._watch_update(optimizer)
             return
-        # Which of the optimizers it is, in the order in which they have stepped first.
-        self._note(_UPDATED, self._places.setdefault(id(optimizer), len(self._places)))
+        place = self._places.get(id(optimizer))
+        self._note(_UPDATED, self._place(optimizer) if place is None else place)
         self._note_update(optimizer)
 
     def _here(self) -> bool:
@@ -226,7 +231,7 @@ class Watcher:
     def _note_update(self, optimizer: torch.optim.Optimizer) -> None:
         if id(optimizer) not in self._optimizers and not self._is_of_training(optimizer):
             self._strangers.append(optimizer)
-            if len(self._strangers) < _STRANGERS:
+            if len(self._strangers) < self._patience:
                 return
             if self.made > self._asked["options"]["warmup_steps"]:
                 self._begin_again()
@@ -239,6 +244,10 @@ class Watcher:
         if self._in_loop and self._updates > _MORE_UPDATES + self._most:
             self._in_loop = False
         ends = optimizer is self._first or optimizer is self._last
+        self._run = self._run + 1 if optimizer is self._last else 1
+        self._longest = max(self._longest, self._run)
+        if len(self._optimizers) > 1:
+            self._patience = max(_STRANGERS, min(2 * self._longest, _MOST_PATIENCE))
         self._last = optimizer
         if not self._in_loop and ends:
             self._counted += 1
@@ -258,6 +267,12 @@ class Watcher:
             return False
         self._optimizers[id(optimizer)] = optimizer
         return True
+
+    def _place(self, optimizer: torch.optim.Optimizer) -> int:
+        """Return which of the optimizers this is, in the order in which they have stepped first."""
+        again = optimizer not in self._alive and _kind_of(optimizer) == _kind_of(self._first)
+        self._places[id(optimizer)] = 0 if again else len(self._places)  # one made again for each task is the first
+        return self._places[id(optimizer)]
 
     # ------------------------------------------------------------------------------------------------ backwards
 
@@ -415,6 +430,21 @@ class Watcher:
             left = functools.partial(self._leave_loop, turn)
             self._loop = weakref.ref(iterator, Door(left, self.give_up))
         self._note(_FETCH, turn)
+
+    def _watched_save(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        noted = Door(
+            lambda kind: self._note(kind) if self.state == "recording" and self._here() else None, self.give_up
+        )
+
+        @functools.wraps(original)
+        def save(*given: Any, **named: Any) -> Any:
+            noted(_SAVE)
+            try:
+                return original(*given, **named)
+            finally:
+                noted(_SAVED)
+
+        return save
 
     def _leave_loop(self, turn: int, _: Any) -> None:
         if self.state != "over" and self._here():
@@ -678,21 +708,23 @@ class Watcher:
 
     def _join(self, optimizers: list[torch.optim.Optimizer]) -> None:
         """Record those optimizers, too, that have stepped between two updates of the known ones."""
-        for optimizer in optimizers:
+        for optimizer in dict.fromkeys(optimizers):
+            several = len(self._optimizers) > 1
+            if several and optimizer not in self._alive and _kind_of(optimizer) == _kind_of(self._first):
+                continue  # made again for each task: looking for its model takes a while, and nobody is to keep it
+            if len(self._optimizers) >= _MOST_JOINED:
+                return
             self._optimizers[id(optimizer)] = optimizer
-            if len(self._optimizers) > _MOST_JOINED:  # as those that are made again for each task
-                continue
             for model in self._models_of([optimizer], facts.objects(nn.Module), set()):
                 if all(model is not each for each in self._models):
                     self._models.append(model)
                     self._hook(model)
-        if len(self._optimizers) <= _MOST_JOINED:
-            self._report("joined", self._about(list(self._optimizers.values())))
+        self._report("joined", self._about(list(self._optimizers.values())))
 
     def _begin_again(self) -> None:
         """Begin another record, because the optimizers of this one step no more while others do."""
         strangers = self._strangers
-        if self._asked.get("one_training") or self._training == self._asked.get("trainings", 8):
+        if self._training == self._asked.get("trainings", 8):
             self._report_more()
             self.finish()
             return
@@ -812,7 +844,7 @@ class Watcher:
                 "data": self._lengths,
                 "script": sys.argv[0],
                 "width": self._log.width,
-                "waits": device.type != "cuda" and workers["backend"] in ("ddp", "horovod"),
+                "waits": device.type != "cuda" and workers["backend"] in ("ddp", "distributed", "horovod"),
                 "at": [wall(), now()],
             },
         )
@@ -900,6 +932,11 @@ def _hooks_of(module: nn.Module) -> tuple[OrderedDict[int, Any], ...]:
 
 def _named(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
+
+
+def _kind_of(optimizer: torch.optim.Optimizer | None) -> Any:
+    groups = () if optimizer is None else optimizer.param_groups
+    return type(optimizer), [each.shape for group in groups for each in group["params"]]
 
 
 def _state(tensor: torch.Tensor, *, on_gpu: bool = True) -> tuple[int, Any]:
