@@ -500,8 +500,11 @@ class CommandRun:
         data = ranks[0].ended.get("data", ranks[0].opened["data"])
         own = steps[0].data
         parts = len({each.opened["parameters"] for each in ranks}) > 1
-        # Who averages by calls may do so every few updates, and end between two of them.
-        apart = None not in ends and len(set(ends)) > 1 and not (sharded or parts or averaging == "calls")
+        # Who averages by calls may do so every few updates, and end between two of them, or share other things than
+        # gradients. From one start, and with calls in each step, the models are the same, if it was gradients.
+        begun = {each.opened["initial_sha256"] for each in ranks}
+        own_way = averaging == "calls" and (len(begun) > 1 or (steps[0].calls or {}).get("per_step", 0.0) < 1)
+        apart = None not in ends and len(set(ends)) > 1 and not (sharded or parts or own_way)
         samples = None if own is None or own >= len(data) else data[own]
         if averaging == "none" and alike and samples and steps[0].epoch_steps:
             if steps[0].epoch_steps * sum(filter(None, usual)) < 1.5 * samples:
