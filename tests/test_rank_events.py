@@ -458,7 +458,7 @@ def test_a_device_is_read_when_it_has_made_its_work_and_never_waited_for(
 # ---------------------------------------------------------------------------------------------------- what was left
 
 
-def left(meeting: Path, name: str, updates: int, *, begin_s: float = 5.0, opening_s: float = 1.0, **told: Any) -> None:
+def left(meeting: Path, name: str, updates: int, *, begin_s: float = 0.0, opening_s: float = 1.0, **told: Any) -> None:
     """Leave what a process notes that has made so many updates of 10 ms, from `begin_s` on."""
     step = [(0.0, "forward", 3 + 4 * 8), (0.001, "forwarded", 0), (0.002, "backward", 0), (0.005, "backwarded", 0)]
     step += [(0.006, "update", 0), (0.009, "updated", 0)]

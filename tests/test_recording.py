@@ -3,6 +3,7 @@
 import errno
 import itertools
 import json
+import mmap
 import os
 import shutil
 import subprocess
@@ -457,18 +458,22 @@ def test_without_laps_only_the_window_is_known(tmp_path: Path) -> None:
 def test_a_full_disk_ends_the_record_and_not_the_training(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], golden: Golden
 ) -> None:
-    write, written = os.write, []
+    grow, parts = events.Log._grow, []
 
-    def full(file: int, data: bytes) -> int:
-        written.append(data)
-        return write(file, data if len(written) < 30 else data[:-1])
+    def full(log: events.Log) -> None:
+        parts.append(log)
+        if len(parts) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        grow(log)
 
-    monkeypatch.setattr(events.os, "write", full)
-    _train(tmp_path / "run", steps=22, warmup_steps=5)
+    monkeypatch.setattr(events, "_PART", 3 * mmap.ALLOCATIONGRANULARITY)
+    monkeypatch.setattr(events.Log, "_grow", full)
+    steps = 3 * mmap.ALLOCATIONGRANULARITY // 64
+    _train(tmp_path / "run", steps=steps, warmup_steps=5)
     found = records.read_run(tmp_path / "run")
 
-    assert found.status == "failed" and 5 < len(records.read_steps(tmp_path / "run", 0)) < 22
-    golden(found.reason, "no space left")
+    assert found.status == "failed" and 5 < len(records.read_steps(tmp_path / "run", 0)) < steps
+    golden(found.reason, "No space left")
     golden.line(capsys.readouterr().err, "the training goes on")
 
 

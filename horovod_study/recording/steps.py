@@ -71,7 +71,7 @@ class Events:
         """Read the file of a process; what a killed one has written in part is left out."""
         values = np.fromfile(path, np.float64)
         table = values[: len(values) // width * width].reshape(-1, width)
-        table = table[table[:, 0] != 0]  # behind the last event of a process that goes on, or was killed
+        table = table[table[:, -1] != 0]  # zeros are behind the last event of a process that goes on, or was killed
         what = table[:, -1].astype(np.int64)
         host_s = table[:, 0]
         at_s = host_s if width == 2 else table[:, 1]

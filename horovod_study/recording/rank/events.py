@@ -84,11 +84,11 @@ class Log:
         """Note that something happens now."""
         at = self._at
         try:
-            self._room[at + 1] = kind + PLACES * number
+            self._room[at] = now()
         except IndexError:
             at = self._make_room()
-            self._room[at + 1] = kind + PLACES * number
-        self._room[at] = now()  # last: an event without a time is none
+            self._room[at] = now()
+        self._room[at + 1] = kind + PLACES * number  # last: an event without a kind is none
         self._at = at + 2
 
     def _make_room(self) -> int:
@@ -151,8 +151,12 @@ class Log:
         if self._path:
             self.write()
             size, path = self._size - _PART + 8 * self._at, self._path
-            Log.__init__(self)  # before the file is shorter: nothing may be stored behind its end
+            self.leave()  # before the file is shorter: nothing may be stored behind its end
             os.truncate(path, size)
+
+    def leave(self) -> None:
+        """Note nothing in the file any more, as in the child of a fork, with which it is shared."""
+        Log.__init__(self)
 
 
 class StrictLog(Log):
@@ -217,8 +221,8 @@ class DeviceLog(Log):
 
     def _put(self, at: float, device_s: float, what: float) -> None:
         place = self._at if self._at + 3 <= len(self._room) else self._make_room()
-        self._room[place + 1], self._room[place + 2] = device_s, what
-        self._room[place] = at
+        self._room[place], self._room[place + 1] = at, device_s
+        self._room[place + 2] = what
         self._at = place + 3
 
     def close(self) -> None:

@@ -913,6 +913,7 @@ class Watcher:
             self._begin()
             self._thread = None
         else:
+            self._log.leave()
             self.state = "over"
 
     def _watch_errors(self) -> None:
