@@ -238,9 +238,11 @@ def test_batches_that_are_cycled_through_make_steps_without_a_fetch() -> None:
         assert set(found.columns["step_s"][5:]) == {14.0} and found.epoch_steps == 4
 
 
-@pytest.mark.parametrize("what", ["save", "sync", "called"])
+@pytest.mark.parametrize("what", ["save", "sync", "called", "eval"])
 @pytest.mark.parametrize("looped", [True, False])
-def test_a_checkpoint_and_a_wait_for_one_rank_are_outside_where_they_are_rare(what: str, looped: bool) -> None:
+def test_a_checkpoint_a_wait_for_one_rank_and_an_evaluation_are_outside_where_they_are_rare(
+    what: str, looped: bool
+) -> None:
     for every in (1, 4):
         story = opened()
         for turn in range(12):
@@ -250,7 +252,7 @@ def test_a_checkpoint_and_a_wait_for_one_rank_are_outside_where_they_are_rare(wh
             if turn % every == every - 1:
                 story.at += 100.0  # what one rank does alone
                 story.note(what, CALLS.index("barrier"))
-                story.note({"save": "saved", "sync": "synced", "called": "none"}[what], after=50.0)
+                story.note({"save": "saved", "sync": "synced"}.get(what, "none"), after=50.0)
         found = story.steps()
         gaps = np.diff(found.columns["begin_s"]) - found.columns["step_s"][:-1]
         assert len(found) == 12
@@ -259,7 +261,7 @@ def test_a_checkpoint_and_a_wait_for_one_rank_are_outside_where_they_are_rare(wh
         else:
             assert set(found.columns["step_s"]) == {15.0 if looped else 14.0}
             assert list(gaps[gaps > 0]) == [150.0, 150.0]
-            assert found.after_s == {"save": 150.0, "sync": 150.0, "called": 0.0}[what]
+            assert found.after_s == {"save": 150.0, "sync": 150.0}.get(what, 0.0)
 
 
 def test_a_wait_that_averages_and_a_pause_of_the_script_are_parts_of_a_step() -> None:

@@ -35,7 +35,7 @@ UNKNOWN_SIZE = 2**40
 _OFTEN = 0.5
 """What is in so many of the steps is a part of a step, but for calls of what is trained in eval mode."""
 _EVALUATION = -4
-_SAVED, _WAITED = -5, -6
+_SAVED, _WAITED, _EVAL = -5, -6, -7
 _MOST_UPDATES = 20
 """So many updates for a batch that was fetched by itself: it is one that is used again and again, and no loop."""
 MOST_TURNS = 100
@@ -355,6 +355,7 @@ def _asides(events: Events, steps: Sequence[Sequence[LoopTurn]], *, looped: bool
     sort = np.full(len(events.kind), -1)
     sort[without] = events.number[without] % 4 + _EVALUATION  # 2 more in train mode
     sort[events.of("save")] = _SAVED
+    sort[events.of("eval")] = _EVAL
     alone = [CALLS.index(name) for name in _FOR_ONE]
     waits = events.of("sync", "called") & np.isin(events.number % PLACES, alone)
     sort[waits & ~(hidden | events.inside("forward", "forwarded"))] = _WAITED
@@ -373,7 +374,6 @@ def _asides(events: Events, steps: Sequence[Sequence[LoopTurn]], *, looped: bool
     }
     rare = ~np.isin(sort[places], list(often))
     places, step = places[rare], step[rare]
-    ends = events.places("forwarded", "batch", "ended", "saved", "synced", "called")
     trained = events.places("updated", "changed", "backwarded")
     trains = np.flatnonzero(events.of("backward") | (events.of("forward") & (events.number % 2 == 1)))
     found: dict[int, tuple[int, int]] = {}
@@ -381,8 +381,7 @@ def _asides(events: Events, steps: Sequence[Sequence[LoopTurn]], *, looped: bool
         inside = places[step == number]
         begin, first = int(begins[number]), int(inside[0])
         end = next(turn.end for turn in steps[number] if turn.end > first)
-        over = min([end, *ends[np.searchsorted(ends, inside[-1]) :][:1].tolist()])
-        over = min([end, *trains[np.searchsorted(trains, over) :][:1].tolist()])
+        over = min([end, *trains[np.searchsorted(trains, inside[-1]) :][:1].tolist()])
         before = trained[(trained > begin) & (trained < first)]
         if looped and len(before):  # after what was trained: the rest of the turn is none of it
             found[number] = (int(before[-1]), end)

@@ -45,6 +45,7 @@ KINDS = (
     "left",  # a loop is gone, because it has ended or was left; its number as that of fetch
     "save",  # torch.save is called
     "saved",
+    "eval",  # a model that is trained is put into eval mode
 )
 NUMBER = {name: number for number, name in enumerate(KINDS)}
 PLACES = 32

@@ -44,7 +44,7 @@ _FORWARD, _FORWARDED, _BACKWARD, _GRADIENT = (NUMBER[name] for name in ("forward
 _BACKWARDED, _UPDATE, _UPDATED = (NUMBER[name] for name in ("backwarded", "update", "updated"))
 _SYNC, _SYNCED, _PAUSE, _RESUME = (NUMBER[name] for name in ("sync", "synced", "pause", "resume"))
 _CHANGED, _OPENED, _CALLED = (NUMBER[name] for name in ("changed", "opened", "called"))
-_SAVE, _SAVED = NUMBER["save"], NUMBER["saved"]
+_SAVE, _SAVED, _EVAL = NUMBER["save"], NUMBER["saved"], NUMBER["eval"]
 
 _LOOKED_AT = 3
 """After so many backwards and batches without an update that was seen, parameters are looked at for a change."""
@@ -446,6 +446,20 @@ class Watcher:
 
         return save
 
+    def _hook_mode(self) -> None:
+        """See that a model is put into eval mode: what generates may call parts of it alone."""
+        original = nn.Module.train
+        noted = Door(lambda: self._note(_EVAL) if self._here() else None, self.give_up)
+
+        @functools.wraps(original)
+        def train(own: Any, mode: bool = True) -> Any:
+            if not mode and own.training and not is_compiling() and any(own is each for each in self._models):
+                noted()
+            return original(own, mode)
+
+        nn.Module.train = train  # type: ignore[method-assign]
+        self._undo.append(lambda: setattr(nn.Module, "train", original))
+
     def _leave_loop(self, turn: int, _: Any) -> None:
         if self.state != "over" and self._here():
             self._note(_LEFT, turn)
@@ -676,6 +690,8 @@ class Watcher:
                 self._hook_synchronize(each)
         for model in self._models if self._timed and self._asked.get("forward", True) else ():
             self._hook(model)
+        if self._timed:
+            self._hook_mode()
         for layer in filter(None, map(facts.time_first, self._models)):
             called = Door(self._before_layer, self.give_up)
             self._watched_layers.append(layer.register_forward_pre_hook(called).remove)
