@@ -53,7 +53,7 @@ class Story:
     def steps(self, **more: Any) -> NotedSteps:
         at, kind, number = np.array(self.told).T
         found = Events(host_s=at, at_s=at, kind=kind.astype(int), number=number.astype(int))
-        return steps_of(found, calls=CALLS, **more)
+        return steps_of(found, **more)
 
 
 def opened() -> Story:

@@ -358,6 +358,48 @@ for kind, rate in ((nn.Sequential, 0.1), (Student, 0.2)):
 """
 
 
+TRIALS = """
+def train(steps):
+    net = nn.Linear(8, 1)
+    inner = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(steps): net(torch.randn(4, 8)).sum().backward(); inner.step()
+for trial in range(10): train(20 + trial)
+train(200)
+"""
+
+
+@pytest.mark.slow
+def test_of_many_trainings_of_a_process_the_longest_are_kept(tmp_path: Path) -> None:
+    done, out = record(tmp_path, [sys.executable, script(tmp_path, TRIALS)])
+    found = sorted(each.name for each in tmp_path.glob("run*"))
+
+    assert done.returncode == 0 and "the longest are recorded" in done.stderr
+    assert found == ["run", *(f"run-training{number}" for number in range(2, records.MAX_TRAININGS + 1))]
+    assert len(rows_of(out)["step"]) > 190
+    assert all(len(rows_of(tmp_path / name)["step"]) > 17 for name in found)
+
+
+REMOVED = """
+import shutil, pathlib
+for number in range(4000):
+    loss_of(x, y).backward(); optimizer.step(); optimizer.zero_grad()
+    for _ in range(PHASE if number == 100 else 0): model(x)
+    if number == 100: shutil.rmtree(next(pathlib.Path(__file__).parent.glob(".run*")))
+print("trained")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", [0, 1, 2, 3])
+def test_a_training_whose_events_were_removed_goes_on(phase: int, tmp_path: Path) -> None:
+    text = "model, (x, y) = nn.Linear(8, 1), data[:4]\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+    text += "loss_of = lambda x, y: (model(x) - y).square().mean()\n" + REMOVED.replace("PHASE", str(phase))
+    done, _ = record(tmp_path, [sys.executable, script(tmp_path, text)])
+
+    assert (done.returncode, done.stdout) == (0, "trained\n")
+    assert "removed while the command ran" in done.stderr
+
+
 @pytest.mark.slow
 def test_a_second_training_of_a_process_is_recorded_beside_the_first(tmp_path: Path) -> None:
     done, out = record(tmp_path, [sys.executable, script(tmp_path, TWO)])
@@ -980,6 +1022,16 @@ def test_the_batch_of_a_model_that_takes_time_first_is_the_second_dimension() ->
     assert facts.samples_of([torch.ones(35, 20)], size=20) == 20
     assert facts.samples_of(([], "text", {"a": torch.ones(3, 2)})) == 3
     assert [facts.samples_of(each) for each in ("text", None, range(7), torch.ones(()))] == [0, 0, 7, 0]
+
+
+def test_sequences_in_one_row_are_as_many_samples_as_there_are_sequences() -> None:
+    packed = nn.utils.rnn.pack_sequence([torch.ones(5, 3), torch.ones(4, 3)])
+    tokens, offsets, labels = torch.arange(60), torch.arange(0, 60, 10), torch.arange(6)
+    assert facts.samples_of((packed, labels[:2])) == facts.samples_of([packed, labels[:2]], size=2) == 2
+    assert facts.samples_of([tokens, offsets, labels], size=6) == 6
+    assert facts.samples_of([tokens, offsets, labels], size=16) == 6, "the last batch of an epoch"
+    assert facts.samples_of([tokens, offsets]) == 6
+    assert facts.samples_of([labels, torch.ones(6, 2)]) == 6
 
 
 def test_a_model_is_named_by_the_class_of_the_script() -> None:

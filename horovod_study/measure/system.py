@@ -148,7 +148,7 @@ class Sampling:
 def serve(commands: int, parent: int) -> "tuple[Sampling | None, bool]":
     """Sample and obey the lines from the file descriptor `commands`; return the sampling, and whether "stop" ended it.
 
-    `parent` is the process that is to be there: without it, and without ranks, nobody needs samples.
+    `parent` is the process that is to be there: without it nobody needs samples, and without ranks none are taken.
     """
     sampling: Sampling | None = None
     text, due = b"", math.inf
@@ -176,8 +176,10 @@ def serve(commands: int, parent: int) -> "tuple[Sampling | None, bool]":
                 elif word == "stop" and sampling is not None:
                     sampling.sample()
                     return sampling, True
-        if os.getppid() != parent or (sampling is not None and not sampling.trees.alive):
+        if os.getppid() != parent:
             return sampling, False
+        if sampling is not None and not sampling.trees.alive:
+            due = math.inf
 
 
 def main() -> int:

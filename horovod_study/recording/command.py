@@ -189,6 +189,8 @@ def _close(
 ) -> None:
     """Write what was seen, and say what is to be known of it."""
     seen, processes = processes_in(run.meeting)
+    if not run.meeting.is_dir():
+        raise StudyError(f"{run.meeting.parent}: what was noted there was removed while the command ran")
     trainings = worth_keeping(trainings_of(processes), run.options["warmup_steps"])
     if OWN_RECORDER in seen:
         say("horovod-study record: the script records itself; start it without `horovod-study record --`")
@@ -199,13 +201,14 @@ def _close(
         return
     if not trainings:
         why = NO_STEPS if "torch" in seen else "no Python of it imports torch" if "python" in seen else _UNSEEN
-        run.write_command(command, code, workers=workers, rate=rate, why=why)
+        ended = "" if cell else _BY_SIGNAL.get(code, "")
+        run.write_command(command, 0 if ended else code, workers=workers, rate=rate, why=why, ended=ended)
         return
     kept = trainings[: 1 if cell else records.MAX_TRAININGS]
     if cell and len(trainings) > 1:
         say(f"note: the longest of {len(trainings)} trainings of this command is measured, and the others are not")
     elif len(trainings) > len(kept) or any(each.more for each in processes):
-        say(f"horovod-study record: what this command has trained after training {len(kept)} is not recorded")
+        say(f"horovod-study record: this command has trained more than {len(kept)} times; the longest are recorded")
     for number, training in enumerate(kept, 1):
         ended = "" if not code else f"{ENDED_WITH} {code} after its training"
         if code in _BY_SIGNAL and not cell:

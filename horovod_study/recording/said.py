@@ -5,7 +5,7 @@ workers before one of them, and of what is said most often.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -32,6 +32,9 @@ _TIMES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "m": 1e-3, "u": 1e-6,
 _TOTAL = re.compile(r"(?<![a-z])(?:total|global|all)(?![a-z])[\w -]{0,12}$", re.IGNORECASE)
 _ONE_OF_SEVERAL = re.compile(r"\s*(?:per|/)[ _]?(?:gpu|device|worker|rank|replica|core|chip)", re.IGNORECASE)
 _NO_TRAINING = re.compile(r"(?:^|[^a-z])(?:eval|valid|val|test|infer|predict)", re.IGNORECASE)
+_COUNT = re.compile(r"-np?|--np|--ntasks|--(?:nproc[-_]per[-_]node|num[-_](?:processes|proc|gpus))")
+"""Options of launchers that say how many workers they start."""
+_SCRIPTS = (".py", ".sh", ".bash", ".ipynb", ".jl", ".R")
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
 
 
@@ -88,3 +91,14 @@ def _number(text: str) -> float:
         return float(text.replace(",", ""))
     except ValueError:
         return 0.0
+
+
+def said_workers(command: Sequence[str]) -> int:
+    """Return the worker count that a command says to its launcher; 1 where it says none."""
+    for word, following in zip(command, [*command[1:], ""], strict=True):
+        option, equals, value = word.partition("=")
+        if word.endswith(_SCRIPTS):  # what follows is its own
+            break
+        if _COUNT.fullmatch(option) and (value if equals else following).isdecimal():
+            return max(1, int(value if equals else following))
+    return 1

@@ -118,13 +118,12 @@ def steps_of(
     events: Events,
     *,
     batch: int | None = None,
-    calls: Sequence[str] = (),
     waits_seen: bool = False,
     told: bool = False,
 ) -> NotedSteps:
     """Return the steps that one rank has made, from when all of them is seen.
 
-    `batch`: samples of each; None: counted. `calls`: names of calls by number. `waits_seen`: a step without a wait for
+    `batch`: samples of each; None: counted. `waits_seen`: a step without a wait for
     other ranks had none. `told`: the script tells of its loops.
     """
     if told:
@@ -134,7 +133,7 @@ def steps_of(
             loop = [replace(each, updates=True) for each in loop] if len(loop) > MOST_TURNS else []
         grouped = _grouped(loop)
         by = "updated" if updates else "turns"
-        found = _made(events, grouped, by, looped=True, batch=None, calls=calls, waits_seen=waits_seen, told=True)
+        found = _made(events, grouped, by, looped=True, batch=None, waits_seen=waits_seen, told=True)
         return replace(found, epoch_steps=_epoch_steps(events, grouped))
     opened = events.places("opened")
     begin = int(opened[0]) if len(opened) else len(events.kind)
@@ -142,9 +141,9 @@ def steps_of(
     turns = _turns(events, by)
     if turns is None:
         steps = [[each] for each in _between(events, by, begin)]
-        return _made(events, steps, by, looped=False, batch=batch, calls=calls, waits_seen=waits_seen)
+        return _made(events, steps, by, looped=False, batch=batch, waits_seen=waits_seen)
     steps = _grouped([each for each in turns if each.begin > begin])
-    found = _made(events, steps, by, looped=True, batch=batch, calls=calls, waits_seen=waits_seen)
+    found = _made(events, steps, by, looped=True, batch=batch, waits_seen=waits_seen)
     return replace(found, epoch_steps=_epoch_steps(events, _grouped(turns)))
 
 
@@ -397,7 +396,6 @@ def _made(
     *,
     looped: bool,
     batch: int | None,
-    calls: Sequence[str],
     waits_seen: bool,
     told: bool = False,
 ) -> NotedSteps:
@@ -441,7 +439,7 @@ def _made(
     evaluated = events.places("forwarded", "batch", "skipped", "saved", "synced")
     if len(ends) and len(evaluated) and evaluated[-1] > ends[-1]:
         found.after_s = float(events.at_s[evaluated[-1]] - events.at_s[ends[-1]])
-    found.calls, found.averaged_bytes = _calls(events, begins, ends, calls)
+    found.calls, found.averaged_bytes = _calls(events, begins, ends)
     return found
 
 
@@ -500,18 +498,16 @@ def _epoch_steps(events: Events, steps: Sequence[Sequence[LoopTurn]]) -> int | N
     return max(found, default=None)
 
 
-def _calls(
-    events: Events, begins: np.ndarray, ends: np.ndarray, names: Sequence[str]
-) -> tuple[dict[str, Any] | None, int]:
+def _calls(events: Events, begins: np.ndarray, ends: np.ndarray) -> tuple[dict[str, Any] | None, int]:
     """Return the script's own averaging calls in a step, by number and size, and the most bytes between two updates."""
     places = events.places("sync", "called")
-    own = np.array([names[number % PLACES] in AVERAGING for number in events.number[places]], dtype=bool)
+    own = np.array([CALLS[number % PLACES] in AVERAGING for number in events.number[places]], dtype=bool)
     places = places[own] if len(places) else places
     hidden = _hidden(events) | events.inside("forward", "forwarded")
     averaged = 0
     if len(places):
         size = events.number[places] // PLACES
-        size = np.where(events.number[places] % PLACES == names.index("synchronize"), UNKNOWN_SIZE, size)
+        size = np.where(events.number[places] % PLACES == CALLS.index("synchronize"), UNKNOWN_SIZE, size)
         between = np.searchsorted(events.places("updated", "changed", "backwarded"), places)
         averaged = int(np.bincount(between, weights=size).max())
     step = np.searchsorted(ends, places)
@@ -521,7 +517,7 @@ def _calls(
     if not len(places) or not len(ends):
         return None, averaged
     size = events.number[places] // PLACES
-    counted = Counter(names[number % PLACES] for number in events.number[places])
+    counted = Counter(CALLS[number % PLACES] for number in events.number[places])
     return {
         "per_step": round(len(places) / len(ends), 3),
         "bytes_median": float(np.median(size)),

@@ -27,8 +27,7 @@ from horovod_study.measure.clock import now, utc_now
 from horovod_study.progress import say
 from horovod_study.recording.output import Output
 from horovod_study.recording.rank import turns
-from horovod_study.recording.rank.events import CALLS
-from horovod_study.recording.said import rate_said
+from horovod_study.recording.said import rate_said, said_workers
 from horovod_study.recording.steps import Events, NotedSteps, losses_of, stacks_of, steps_of
 from horovod_study.text.numbers import percent
 from horovod_study.text.words import plural
@@ -36,8 +35,6 @@ from horovod_study.text.words import plural
 OWN_RECORDER = "own recorder"
 ASKED = "asked.json"
 """What a command was recorded as, in the folder of its events."""
-_COUNTS = "-np --np -n --nproc-per-node --nproc_per_node --num-processes --num_processes --num_gpus".split()
-"""Options by which launchers are told how many ranks to start."""
 _IRREGULAR = 0.05
 """Part of the steps whose updates may come otherwise, such as those that a loss scaler skips, without a doubt."""
 _GAP_S = 0.05
@@ -80,7 +77,7 @@ class RankNotes:
     def updates(self) -> int:
         """How many updates it has made, seen or not; backwards where there is none."""
         events = self.read()
-        return max(len(events.places("updated", "changed")), len(events.places("backwarded")))
+        return len(events.places("updated", "changed")) or len(events.places("backwarded"))
 
     def read(self) -> Events:
         """Return its events."""
@@ -396,7 +393,7 @@ class CommandRun:
                 self._create(out, self._document(out, training))
             record, totals, wrong = self._measured(out, training, first=number == 1)
             stopped = next((f"the recorder stopped {each.stopped}" for each in training.ranks if each.stopped), "")
-            reason = wrong or stopped or failed
+            reason = stopped or wrong or failed
             status = "failed" if reason else "done"
             records.finish_run(out, record, status=status, finished=utc_now(), totals=totals, reason=reason)
         except StudyError as error:
@@ -425,7 +422,7 @@ class CommandRun:
         """Write the rows of a training; return its record, its totals, and why it has failed."""
         events = [each.read() for each in training.ranks]
         steps = [
-            steps_of(each, batch=self._batch, calls=CALLS, waits_seen=own.waits_seen, told=own.opened["told"])
+            steps_of(each, batch=self._batch, waits_seen=own.waits_seen, told=own.opened["told"])
             for own, each in zip(training.ranks, events, strict=True)
         ]
         for each in training.ranks:
@@ -573,14 +570,18 @@ class CommandRun:
     # ------------------------------------------------------------------------------------------------ no steps
 
     def write_command(
-        self, command: Sequence[str], code: int, *, workers: int | None, rate: str | None, why: str
+        self, command: Sequence[str], code: int, *, workers: int | None, rate: str | None, why: str, ended: str
     ) -> None:
-        """Write the run of a command in which no step was seen: whole times, and the rate that its output says."""
+        """Write the run of a command in which no step was seen: whole times, and the rate that its output says.
+
+        `ended`: what has ended it from outside, and is no failure.
+        """
         text = "" if self.output is None else self.output.text()
-        count = workers or _told_workers(command)
+        count = workers or said_workers(command)
         said = None if code else rate_said(text, rate, count)
         per_s, source = said or (1 / self._wall_s, "whole command: 1 / seconds")
         record = self._document(self.out, None, workers=count, command=list(command))
+        record = replace(record, effective={**record.effective, "ended": f"by {ended}"}) if ended else record
         self._create(self.out, record)
         totals = {
             **dict.fromkeys(("wall_s", "window_s", "train_s"), self._wall_s),
@@ -608,16 +609,6 @@ def _named(command: Sequence[str]) -> str:
     """Return the name of the program that a command runs: its script, or its first word."""
     scripts = [word for word in command if word.endswith((".py", ".sh", ".ipynb"))]
     return Path(scripts[0] if scripts else command[0]).stem
-
-
-def _told_workers(command: Sequence[str]) -> int:
-    """Return how many ranks a command tells its launcher to start."""
-    for word, following in zip(command, [*command[1:], ""], strict=True):
-        name, _, value = word.partition("=")
-        number = value or following
-        if name in _COUNTS and number.isdecimal() and int(number):
-            return int(number)
-    return 1
 
 
 def _common(values: Sequence[str | None]) -> str | None:

@@ -13,14 +13,13 @@ from horovod_study.documents import load_yaml
 from horovod_study.errors import ConfigError
 from horovod_study.files import write_file, writing
 from horovod_study.progress import say
+from horovod_study.recording.said import said_workers
 from horovod_study.scripted import PLACED, check_rate
 from horovod_study.text.words import plural
 
 _PLACE = re.compile(r"(?<!\$)\{(\w+)\}")
 _FILLED = (*(name for name in PLACED if name != "global_batch"), "seed")
 _SCRIPT = re.compile(r"([^/]+)\.(?:py|sh|bash|ipynb|jl|R)")
-_COUNT = re.compile(r"-np?|--np|--ntasks|--(?:nproc[-_]per[-_]node|num[-_](?:processes|proc|gpus))")
-"""Options of launchers that say how many workers they start."""
 _PLAIN = re.compile(r"[\w@%+=:,./{}-]+")
 _RUN_S = 4 * 3600
 """What a run may take: nobody knows how long a command is."""
@@ -45,7 +44,7 @@ def command_study(command: Sequence[str], *, rate: str | None = None, hosts: Seq
     most = sum(host.slots for host in hosts) or this_machine().slots_per_node
     counts = sorted({*(2**power for power in range(most.bit_length())), most})
     if "workers" not in places:
-        counts = [_said_count(command)]
+        counts = [said_workers(command)]
         say(
             f"one worker count, {counts[0]}: the command has no place for another; write {{workers}} where it says "
             "how many, for a speedup"
@@ -75,14 +74,3 @@ def _name(command: Sequence[str]) -> str:
     modules = [word for before, word in itertools.pairwise(command) if before in ("-m", "--module")]
     name = [*scripts, *modules[-1:], Path(command[0]).name][0]
     return re.sub(r"[^\w.-]+", "-", name).strip(".-") or "command"
-
-
-def _said_count(command: Sequence[str]) -> int:
-    """Return the worker count that a command without a place for one says to its launcher; 1 where it says none."""
-    for word, following in zip(command, [*command[1:], ""], strict=True):
-        option, equals, value = word.partition("=")
-        if _SCRIPT.fullmatch(Path(word).name):
-            break
-        if _COUNT.fullmatch(option) and (value if equals else following).isdecimal():
-            return max(1, int(value if equals else following))
-    return 1

@@ -1,13 +1,12 @@
 """What is inside the ranks of somebody's training: the standard library and torch alone, of Python 3.9 and later.
 
-The Python of a training need not have what this package needs, so nothing here imports more of it than this folder.
+The Python of a training need not have what this package needs: nothing here imports more of it than this folder and
+`errors`.
 
 events    what happens in a training, 16 bytes an event, written as it comes
 watch     the hooks that see it: updates, the loader, backward, the model's call, the waits for other ranks
 told      the same where a script says where its loops are, for `horovod_study.recorder`
 facts     what runs: model, optimizer, library of the workers, machine
-told      the same for a script that tells of its loop itself, in three lines
-precision what the first steps compute in
 stacks    where a training is, 20 times a second
 precision what a training computes in
 turns     the wait between slices of steps, where cells of a study train one at a time

@@ -7,17 +7,17 @@ is killed leaves all of them. `recording.steps` makes step rows of them.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import time
 from array import array
 from collections import deque
-from contextlib import suppress
 from typing import Any
 
 now = time.perf_counter
-wall = time.time
 """The counter that measure/clock.py reads, which is alike for all processes of a host."""
+wall = time.time
 
 KINDS = (
     "none",
@@ -31,7 +31,7 @@ KINDS = (
     "gradient",  # the last own gradient of a model that averages in backward
     "backwarded",
     "update",  # an optimizer steps
-    "updated",  # 1: not the first of the optimizers
+    "updated",  # which of the optimizers it was, in the order of their first steps
     "sync",  # the script waits for other ranks; bytes times 32 and the number of the call
     "synced",
     "pause",  # for the turns of other cells
@@ -64,12 +64,31 @@ _PART = 3 << 16
 """Bytes by which a file of events grows: whole events of either width, and whole pages."""
 _AMPLE = 1 << 28
 """With fewer bytes left on the disk a file is written and not mapped: a store to it could not fail with an error."""
+_LIBC = ctypes.CDLL(None)
+_LIBC.mmap.restype = ctypes.c_void_p
+_LIBC.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64)
+_LIBC.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+
+
+def _map(file: int, offset: int) -> int:
+    """Return the address of a part of a file; 0: its file system cannot.
+
+    mmap.mmap would keep a descriptor and close it: by then its number may be that of a file of the script.
+    """
+    at = _LIBC.mmap(None, _PART, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, file, offset)
+    return 0 if at in (None, ctypes.c_void_p(-1).value) else int(at)
+
+
+def _unmap(at: int) -> None:
+    if at:
+        _LIBC.munmap(at, _PART)
 
 
 class Log:
     """The events of one training in one process; in memory until `open` gives it a file.
 
-    The file is mapped, so that what a process has noted when it is killed is in it. It ends with zeros.
+    The file is mapped, so that what a process has noted when it is killed is in it. It ends with zeros. Whoever makes
+    it shorter meanwhile ends the process, as with any file that is mapped.
     """
 
     width = 2
@@ -78,7 +97,7 @@ class Log:
         self._room = memoryview(bytearray(8 * _KEPT)).cast("d")
         self._at = 0  # where the next number goes
         self._since = 0  # where it was at the last `write`
-        self._path, self._size, self._mapped = "", 0, False
+        self._path, self._size, self._mapped = "", 0, 0
         self.note = self._note
 
     def _note(self, kind: int, number: int = 0) -> None:
@@ -110,12 +129,13 @@ class Log:
             stream.write(room)  # it has its place before anything is stored there: a full disk raises here
             stream.flush()
             free = os.statvfs(self._path)
-            if free.f_bavail * free.f_frsize > _AMPLE:
-                with suppress(OSError):  # as of file systems that cannot
-                    room = mmap.mmap(stream.fileno(), _PART, offset=self._size)
-        self._mapped = isinstance(room, mmap.mmap)
-        self._room, self._at, self._since = memoryview(room).cast("d"), 0, 0
+            mapped = _map(stream.fileno(), self._size) if free.f_bavail * free.f_frsize > _AMPLE else 0
+        if mapped:
+            room = (ctypes.c_char * _PART).from_address(mapped)
+        before, self._mapped = self._mapped, mapped
+        self._room, self._at, self._since = memoryview(room).cast("B").cast("d"), 0, 0
         self._size += _PART
+        _unmap(before)
 
     def open(self, path: str) -> None:
         """Write what was noted, and what will be, to a new file."""
@@ -157,7 +177,9 @@ class Log:
 
     def leave(self) -> None:
         """Note nothing in the file any more, as in the child of a fork, with which it is shared."""
+        before = self._mapped
         Log.__init__(self)
+        _unmap(before)
 
 
 class StrictLog(Log):

@@ -179,6 +179,11 @@ def samples_of(batch: Any, *, size: int | None = None, second: bool = False) -> 
         shape: Any = batch[0].shape
     else:
         shape = _shape(batch)
+    if len(shape) == 1 and isinstance(batch, (list, tuple)):
+        tensors = [each for each in batch if isinstance(each, torch.Tensor) and each.dim()]
+        if tensors and not tensors[0].is_floating_point():  # tokens, one sequence after the other, with their offsets
+            lengths = [len(each) for each in tensors]
+            return min(lengths, key=lambda each: (each != size, -lengths.count(each), each))
     if len(shape) > 1 and size != shape[0] and (size == shape[1] or (second and size is None)):
         return int(shape[1])
     if len(shape) or isinstance(batch, (str, bytes)) or not hasattr(batch, "__len__") or hasattr(batch, "shape"):
@@ -188,6 +193,8 @@ def samples_of(batch: Any, *, size: int | None = None, second: bool = False) -> 
 
 def _shape(batch: Any) -> Any:
     """Return the shape of the first tensor or array in what a loader gave that has dimensions, () for none."""
+    if isinstance(batch, nn.utils.rnn.PackedSequence):  # its data are the steps of all sequences
+        return batch.batch_sizes[:1].tolist()
     parts = batch.values() if hasattr(batch, "keys") and hasattr(batch, "values") else batch
     if hasattr(batch, "shape") or not hasattr(batch, "__len__") or isinstance(batch, (str, bytes)):
         return getattr(batch, "shape", ())

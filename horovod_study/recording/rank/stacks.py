@@ -37,7 +37,7 @@ class Stacks:
     def __init__(self, thread: int, path: str, told: Callable[[str], None], in_lap: Callable[[], bool]) -> None:
         self._thread, self._told, self._in_lap, self._stopped = thread, told, in_lap, False
         self._names: dict[Any, int] = {}
-        self._file = open(path, "wb", buffering=0)
+        self._path = path
         self._over, self._ended = _thread.allocate_lock(), _thread.allocate_lock()  # held until then
         self._over.acquire()
         self._ended.acquire()
@@ -56,14 +56,17 @@ class Stacks:
             while not self._over.acquire(timeout=_INTERVAL_S):
                 pending.extend((now(), -1 if self._in_lap() else self._number(sys._current_frames().get(self._thread))))
                 if len(pending) >= _WRITTEN:
-                    self._file.write(pending)
-                    del pending[:]
-            self._file.write(pending)
+                    self._write(pending)
+            self._write(pending)
         except Exception:  # what is sampled so far is enough
             pass
         finally:
-            self._file.close()
             self._ended.release()
+
+    def _write(self, pending: array[float]) -> None:
+        with open(self._path, "ab") as stream:  # a script may close what stays open
+            stream.write(pending)
+        del pending[:]
 
     def _number(self, frame: Any) -> int:
         if frame is None:

@@ -113,6 +113,7 @@ class Watcher:
         self._asked = asked
         self.state = "watching"  # -> recording -> over
         self._training = 1  # which of this process
+        self._steps_of: dict[int, int] = {}  # training before it, of those that are kept -> its steps
         self._thread: int | None = None  # that trains
         self._undo: list[Callable[[], None]] = []
         self._data: dict[Any, int] = {}  # what is known again of a data set -> its number
@@ -277,25 +278,27 @@ class Watcher:
     # ------------------------------------------------------------------------------------------------ backwards
 
     def _watched_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        before = Door(lambda: self._note(_BACKWARD), self.give_up)
+        after = Door(self._after_backward, self.give_up)
+
         @functools.wraps(original)
         def gradients(*given: Any, **named: Any) -> Any:
             if self._in_backward or self.state == "over" or is_compiling() or not self._here():
                 return original(*given, **named)
             self._in_backward = 1
-            self._note(_BACKWARD)
+            before()
             try:
                 return original(*given, **named)
             finally:
                 self._in_backward = 0
-                self._note(_BACKWARDED)
-                try:
-                    self._after_backward()
-                except Exception as error:
-                    self.give_up(error)
+                after()
 
         return gradients
 
     def _after_backward(self) -> None:
+        if self.state == "over":
+            return
+        self._note(_BACKWARDED)
         if self._learning:
             self._learn()
         if self.state == "watching":
@@ -343,6 +346,7 @@ class Watcher:
 
     def _watched_fetch(self, original: Callable[..., Any]) -> Callable[..., Any]:
         before, after, failed = self._before_fetch, self._after_fetch, self.give_up
+        ended = Door(lambda: self._note(_ENDED), failed)
 
         @functools.wraps(original)
         def fetch(own: Any) -> Any:
@@ -359,7 +363,7 @@ class Watcher:
             try:
                 batch = original(own)
             except StopIteration:
-                self._note(_ENDED)
+                ended()
                 own.__dict__.pop("_horovod_study", None)
                 raise
             finally:
@@ -457,7 +461,7 @@ class Watcher:
                 noted()
             return original(own, mode)
 
-        nn.Module.train = train  # type: ignore[method-assign]
+        setattr(nn.Module, "train", train)  # noqa: B010
         self._undo.append(lambda: setattr(nn.Module, "train", original))
 
     def _leave_loop(self, turn: int, _: Any) -> None:
@@ -740,19 +744,28 @@ class Watcher:
     def _begin_again(self) -> None:
         """Begin another record, because the optimizers of this one step no more while others do."""
         strangers = self._strangers
-        if self._training == self._asked.get("trainings", 8):
-            self._report_more()
-            self.finish()
-            return
         begun = self._log.take()
         self._end()
         self._restore()
+        self._steps_of[self._training] = self.made
+        drops = len(self._steps_of) == self._asked.get("trainings", 8)
+        if drops:
+            self._drop(min(self._steps_of, key=lambda number: self._steps_of[number]))
         self._training += 1
+        if drops:
+            self._report("more", True)
         self._begin()
         self._log.give(begun)
         self.state = "watching"
         for each in strangers:
             (self._watch_update if self.state == "watching" else self._note_update)(each)
+
+    def _drop(self, number: int) -> None:
+        """Forget the shortest training: of many, such as trials before the training, the long ones are kept."""
+        del self._steps_of[number]
+        for ending in ("facts", "events", "stacks", "losses"):
+            with suppress(OSError):
+                os.unlink(self._path(ending, number))
 
     # ------------------------------------------------------------------------------------------------ limit and turns
 
@@ -819,8 +832,8 @@ class Watcher:
 
     # ------------------------------------------------------------------------------------------------ what is told
 
-    def _path(self, ending: str) -> str:
-        name = f"{os.uname().nodename}-{os.getpid()}-{self._training}.{ending}"
+    def _path(self, ending: str, number: int | None = None) -> str:
+        name = f"{os.uname().nodename}-{os.getpid()}-{number or self._training}.{ending}"
         return os.path.join(self._asked["meeting"], name)
 
     def _report(self, what: str, value: Any) -> None:
@@ -837,7 +850,7 @@ class Watcher:
     def _about(self, stepped: list[torch.optim.Optimizer]) -> dict[str, Any]:
         return {
             "model": facts.names_of(self._models, os.path.basename(sys.argv[0])),
-            "optimizer": " + ".join(type(each).__name__ for each in stepped) or None,
+            "optimizer": " + ".join(dict.fromkeys(type(each).__name__ for each in stepped)) or None,
             "parameters": facts.count(self._models),
         }
 
