@@ -673,9 +673,9 @@ class Watcher:
         parameters = [each for group in groups for each in group["params"]]
         self._parameters = {id(each) for each in parameters}
         self._models = self._models if self._told else self._models_of(stepped, there, changed or set())
-        self._probe = next((each for each in parameters if each.requires_grad), parameters[0] if parameters else None)
-        if self._probe is None:
-            self._probe = next((each for model in self._models for each in model.parameters()), None)
+        held = parameters or [each for model in self._models for each in model.parameters()]
+        # The last one: each update changes it, as it does not the row of an embedding.
+        self._probe = next((each for each in reversed(held) if each.requires_grad), held[-1] if held else None)
         self._version = None if self._probe is None else _state(self._probe, on_gpu=False)
         device = next((each.device for each in parameters if each.is_cuda), torch.device("cpu"))
         workers = facts.workers_of(self._models, self._first, on_gpu=device.type == "cuda")
