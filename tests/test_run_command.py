@@ -328,6 +328,10 @@ def test_one_command_from_a_script_to_its_answer_and_again(tmp_path: Path) -> No
     again = typed(*words, cwd=tmp_path)
     assert again.returncode == 0 and "done    " not in again.stdout, "nothing is run twice"
     assert "report: runs/train/analysis/report.html" in again.stdout
+    with (tmp_path / "train-study.yaml").open("a") as more:
+        more.write("run: {threads: 1}\n")
+    planned = json.loads(typed("plan", "train-study.yaml", "--json", cwd=tmp_path).stdout)
+    assert planned["to_do"] == len(study.cells()), "the command chose its threads before: other runs"
 
 
 @pytest.mark.slow

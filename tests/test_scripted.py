@@ -170,6 +170,18 @@ def test_a_changed_script_or_line_makes_other_cells(folder: Path) -> None:
     assert not keys() & before
 
 
+@pytest.mark.parametrize("kind", ["script", "command"])
+def test_threads_that_are_told_make_other_cells_than_the_default_of_as_many(kind: str, folder: Path) -> None:
+    line = {"script": None, kind: "train.py --batch {batch} --hidden {hidden}"}
+    untold, told = (load_study(written(folder, **line, run={"batch": 8, **more})) for more in ({}, {"threads": 1}))
+    swept = load_study(written(folder, **line, sweep={**STUDY["sweep"], "threads": [1, 2]}))
+
+    def keys(study: Any) -> set[str]:
+        return {cell.key for cell in study.cells() if cell.config.threads == 1}
+
+    assert keys(untold) and not keys(untold) & (keys(told) | keys(swept))
+
+
 def test_a_command_is_told_where_its_ranks_go(folder: Path) -> None:
     command = (
         "srun --nodes {nodes} --ntasks {workers} -H {hosts} --at {host} --each {workers_per_node} train.py "
