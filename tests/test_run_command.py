@@ -15,6 +15,7 @@ from make.waiting import PATIENCE_S
 
 from horovod_study import api, records
 from horovod_study.cli import main
+from horovod_study.cli.verbs import runs_folder
 from horovod_study.cluster.partitions import Partition
 from horovod_study.errors import ConfigError
 from horovod_study.recording.said import rate_said
@@ -113,6 +114,29 @@ def test_a_command_leaves_a_study_file_of_at_most_12_lines_which_is_used_the_nex
     assert load_study(command_study(TORCHRUN)).repeats == 5, "what was changed in it stays"
     assert command_study([*TORCHRUN, "--more"]).name == "train-2-study.yaml", "another command has another file"
     assert command_study(TORCHRUN, rate=r"at ([0-9]+)").name == "train-3-study.yaml"
+
+
+def test_all_verbs_find_the_runs_beside_a_study_file_of_another_folder(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "a").mkdir()
+    path = command_study(TORCHRUN).rename(here / "a" / "train-study.yaml")
+
+    def found() -> str:
+        assert main(["plan", str(path), "--json"]) == 0
+        directory = json.loads(capsys.readouterr().out)["directory"]
+        assert main(["status", str(path)]) == 0
+        assert capsys.readouterr().out.endswith(f"runs: {directory}\n")
+        assert directory == str(runs_folder(path)), "where report, explain and export look"
+        return str(directory)
+
+    assert found() == "runs/train"
+    (here / "a" / "runs" / "train").mkdir(parents=True)
+    assert found() == f"{here}/a/runs/train"
+    (here / "runs" / "train").mkdir(parents=True)
+    assert found() == "runs/train"
+    assert main(["status", str(path), "--runs", "other"]) == 0
+    assert capsys.readouterr().out.endswith("runs: other/train\n")
 
 
 @pytest.mark.parametrize(
