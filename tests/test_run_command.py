@@ -22,7 +22,9 @@ from horovod_study.recording.said import rate_said
 from horovod_study.studies import command_file
 from horovod_study.studies.aim import Aim, runs_alone
 from horovod_study.studies.command_file import command_study
+from horovod_study.studies.ledger import read_ledger
 from horovod_study.studies.study_file import load_study
+from horovod_study.studies.watch import study_view
 
 TORCHRUN = ["torchrun", "--nproc-per-node", "{workers}", "train.py", "--tag", "two words"]
 PROGRESS = "".join(f"\r{place}/9 [{'=' * place}>{'.' * (9 - place)}] - ETA: 0s" for place in range(9))
@@ -242,6 +244,7 @@ def test_a_command_without_steps_has_a_speedup_laws_and_a_forecast(
     assert err.count("\n") == 1 and f"steps were not seen: {whole}" in err
     assert analysis.breakdown.empty and analysis.accounting.empty and analysis.learning.empty
     assert main(["report", str(runs), "--check"]) == 0
+    assert "totals of 12 runs: w1-r0, w1-r1, w1-r2, ... (no step was seen, so that" in capsys.readouterr().out
     laws = api.fit(api.read_points(runs))
     assert [each.selected for each in laws.values()] == ["amdahl"]
     ((forecast, *_),) = api.predict(api.read_points(runs), workers=[16]).values()
@@ -309,6 +312,27 @@ def test_an_aim_takes_runs_that_did_not_alternate(here: Path, scatter: float, mo
     assert [cell.placement.workers for cell in aim.needed(fourth)] == more, "of one worker because others need it"
     lines = "\n".join(aim.lines())
     assert "2 workers / 1 worker: 2.000 [" in lines and ("more launch" in lines) == (more == [1, 2])
+
+
+@pytest.mark.parametrize(("scatter", "reached"), [(0.001, True), (0.1, False)])
+def test_a_study_whose_precision_is_reached_misses_no_run(here: Path, scatter: float, reached: bool) -> None:
+    path = command_study(["./train.sh", "{workers}"])
+    path.write_text(f"{path.read_text().replace('[1, 2, 4, 6]', '[1, 2]')}precision: 5%\n")
+    study = load_study(path).until(0.05)
+    for cell in study.cells():
+        config, workers = cell.config, cell.placement.workers
+        if config.repeat < 3:
+            place = here / "runs" / study.name / cell.key
+            wall_s = 10.0 / workers * (1 + scatter * config.repeat)
+            write_command_run(
+                place, workers=workers, wall_s=wall_s, repeat=config.repeat, key=cell.key, study=study.name
+            )
+    ledger = read_ledger(study, here / "runs")
+
+    said = "+- 5 % is reached with 6 of at most 20 runs" if reached else "6 of 20 cells done (14 missing)"
+    assert ledger.summary() == f"study {study.name}: {said}"
+    assert len(ledger.to_do(retry=True)) == (0 if reached else 14)
+    assert any("at most" in line for line in study_view(study, here / "runs", height=40).lines) == reached
 
 
 # ------------------------------------------------------------------------------------------------ whole commands

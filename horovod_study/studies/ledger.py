@@ -49,7 +49,17 @@ from horovod_study.config import Cell
 from horovod_study.documents import parse_csv, read_bytes, read_json, shown
 from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
 from horovod_study.files import append_text, csv_rows, write_file
-from horovod_study.records import MANIFEST, SILENT_S, RunRecord, checkpoint_paths, is_command, read_run, silent_s
+from horovod_study.records import (
+    MANIFEST,
+    SILENT_S,
+    RunRecord,
+    checkpoint_paths,
+    is_command,
+    read_run,
+    read_turns,
+    silent_s,
+)
+from horovod_study.studies.aim import Aim, runs_alone
 from horovod_study.studies.study_file import StudyConfig
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import plural
@@ -132,6 +142,7 @@ class Ledger:
     directory: Path
     entries: tuple[Entry, ...]
     other_code: tuple[_OtherCode, ...] = ()
+    reached: str = ""  # the precision that was the aim of the study, where no ratio needs a further run
     further: tuple[str, ...] = ()  # run directories of repeats beyond those of the file, as `run --until` makes them
     foreign: tuple[str, ...] = ()  # other run directories in the study's folder, which no cell of the file explains
     unreadable: Mapping[str, str] = field(default_factory=dict)  # entry of that folder -> why it cannot be read
@@ -147,7 +158,7 @@ class Ledger:
 
     def to_do(self, *, retry: bool) -> list[Cell]:
         """Return the cells to run: BY_ITSELF, with `retry` also those that failed or were ended (ON_RETRY)."""
-        wanted = (*BY_ITSELF, *(ON_RETRY if retry else ()))
+        wanted = {*BY_ITSELF, *(ON_RETRY if retry else ())} - ({"missing"} if self.reached else set())
         return [entry.cell for entry in self.entries if entry.state in wanted]
 
     def current_directories(self) -> frozenset[str]:
@@ -188,8 +199,14 @@ class Ledger:
     def summary(self) -> str:
         """Return the state of the study in one sentence."""
         found = self.counts()
-        counts = [f"{found[state]} {state}" for state in STATES[1:] if found[state]]
+        counts = [
+            f"{found[state]} {state}"
+            for state in STATES[1:]
+            if found[state] and not (self.reached and state == "missing")
+        ]
         text = f"study {self.study}: {found['done']} of {len(self.entries)} cells done"
+        if self.reached:
+            text = f"study {self.study}: {self.reached} is reached with {found['done']} of at most {len(self.entries)} runs"
         text += f" ({', '.join(counts)})" if counts else ""
         text += "".join(f"; {each}" for each in self.other_code)
         if self.further:
@@ -505,10 +522,21 @@ def read_ledger(study: StudyConfig, runs_dir: Path, *, jobs: JobBook | None = No
         directory=directory,
         entries=tuple(entries),
         other_code=other,
+        reached=_reached(study, directory, [each.cell for each in entries if each.state == "missing"]),
         further=further,
         foreign=tuple(name for name in unknown if name not in explained and name not in unreadable),
         unreadable=unreadable,
     )
+
+
+def _reached(study: StudyConfig, directory: Path, missing: Sequence[Cell]) -> str:
+    """Return the precision that is the aim of a study if it needs none of the `missing` cells; else ""."""
+    if study.precision is None or not missing or not directory.is_dir():
+        return ""
+    slices = read_turns(directory)
+    aim = Aim.of_study(study, slices)
+    aim.take(slices, runs_alone(study, directory, slices))
+    return "" if aim.open() or aim.needed(missing) else f"+- {100 * study.precision:.3g} %"
 
 
 def _names(directory: Path) -> set[str]:

@@ -91,7 +91,7 @@ def study_view(study: StudyConfig, runs_dir: Path, *, height: int) -> View:
     most = max(2, (height - 6) // max(1, sum(map(bool, groups))) - 1)
     rows = [row for rows in groups for row in _first(rows, most)]
     ended = ledger.count("done", "failed", "timed out", "cancelled")
-    lines = [summary, f"{ended} of {len(ledger.entries)} ended; {left}", ""]
+    lines = [summary, f"{ended} of {'at most ' * bool(ledger.reached)}{len(ledger.entries)} ended; {left}", ""]
     return View(
         lines=lines + (to_lines(table_of(("state", "cell", ""), rows, texts=(0, 1, 2))) if rows else []),
         news={": ".join(row): ": ".join(row) for row in wrong} | {f"{summary} {busy}": f"{summary}; {left}"},
