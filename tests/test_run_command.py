@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pandas as pd
 import pytest
 import yaml
 from conftest import BIN
+from make.records import record as make_record
 from make.records import write_command_run
 from make.waiting import PATIENCE_S
 
@@ -22,7 +24,7 @@ from horovod_study.recording.said import rate_said
 from horovod_study.studies import command_file
 from horovod_study.studies.aim import Aim, runs_alone
 from horovod_study.studies.command_file import command_study
-from horovod_study.studies.ledger import read_ledger
+from horovod_study.studies.ledger import foreign, read_ledger
 from horovod_study.studies.study_file import load_study
 from horovod_study.studies.watch import study_view
 
@@ -328,11 +330,22 @@ def test_a_study_whose_precision_is_reached_misses_no_run(here: Path, scatter: f
                 place, workers=workers, wall_s=wall_s, repeat=config.repeat, key=cell.key, study=study.name
             )
     ledger = read_ledger(study, here / "runs")
+    assert re.fullmatch("command-1w-r0-[0-9a-f]{12}", ledger.entries[0].key), (
+        "of Horovod, MPI, a batch nothing is known"
+    )
 
     said = "+- 5 % is reached with 6 of at most 20 runs" if reached else "6 of 20 cells done (14 missing)"
     assert ledger.summary() == f"study {study.name}: {said}"
     assert len(ledger.to_do(retry=True)) == (0 if reached else 14)
     assert any("at most" in line for line in study_view(study, here / "runs", height=40).lines) == reached
+
+
+def test_a_command_that_starts_fewer_workers_is_told_so(here: Path) -> None:
+    study = load_study(command_study(["accelerate", "launch", "--num_processes", "{workers}", "train.py"]))
+    two = next(cell for cell in study.cells() if cell.placement.workers == 2)
+    record = make_record(study=study.name, key=two.key, requested={"batch": 1, "workers": 1})
+
+    assert foreign(record, study, two).startswith("the command started 1 worker, not 2; look at how its launcher")
 
 
 # ------------------------------------------------------------------------------------------------ whole commands

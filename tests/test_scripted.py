@@ -125,6 +125,7 @@ def test_a_command_starts_its_ranks_by_itself(folder: Path) -> None:
             str(cell.placement.workers),
         ]
         assert "--command" in words
+        assert re.fullmatch(f"command-{cell.placement.workers}w-b8-r[01]-[0-9a-f]{{12}}", cell.key)
 
 
 @pytest.mark.parametrize(
@@ -499,7 +500,7 @@ def test_a_study_of_somebody_elses_training_goes_the_whole_way(kind: str, folder
     assert (points["repeats"] == 2).all()
     assert points["speedup_wrapped"].notna().all()
     assert set(points["batch"]) == {8}
-    runs = sorted((folder / "runs" / "foreign").glob("ddp-*/run.json"))
+    runs = sorted((folder / "runs" / "foreign").glob("*w-b8-r*/run.json"))
     assert len(runs) == 4
     assert {json.loads(each.read_text())["requested"]["options"]["hidden"] for each in runs} == {4}
     assert not list((folder / "runs" / "foreign").glob(".*.part")), "the places where ranks met are removed"

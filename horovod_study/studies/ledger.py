@@ -198,15 +198,12 @@ class Ledger:
 
     def summary(self) -> str:
         """Return the state of the study in one sentence."""
-        found = self.counts()
-        counts = [
-            f"{found[state]} {state}"
-            for state in STATES[1:]
-            if found[state] and not (self.reached and state == "missing")
-        ]
-        text = f"study {self.study}: {found['done']} of {len(self.entries)} cells done"
+        found, every = self.counts(), len(self.entries)
+        left_out = ("done", "missing") if self.reached else ("done",)
+        counts = [f"{found[state]} {state}" for state in STATES if found[state] and state not in left_out]
+        text = f"study {self.study}: {found['done']} of {every} cells done"
         if self.reached:
-            text = f"study {self.study}: {self.reached} is reached with {found['done']} of at most {len(self.entries)} runs"
+            text = f"study {self.study}: {self.reached} is reached with {found['done']} of at most {every} runs"
         text += f" ({', '.join(counts)})" if counts else ""
         text += "".join(f"; {each}" for each in self.other_code)
         if self.further:
@@ -267,6 +264,9 @@ def foreign(record: RunRecord, study: StudyConfig, cell: Cell) -> str:
     told = dict(record.requested) | {"study": record.study, "repeat": record.repeat, "partition": record.partition}
     told.setdefault("workers", record.effective.get("workers", cell.placement.workers))
     if name := min((name for name, value in told.items() if name in asked and value != asked[name]), default=""):
+        if name == "workers" and cell.config.workload.starts_ranks:
+            started = f"the command started {plural(told[name], 'worker')}, not {asked[name]}"
+            return f"{started}; look at how it is told the count (accelerate launch starts one on CPUs; use torchrun)"
         return f"holds the run of another cell than {key}: {name} is {told[name]!r} in run.json, not {asked[name]!r}"
     return ""
 
