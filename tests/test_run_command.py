@@ -345,7 +345,7 @@ def test_a_command_that_starts_fewer_workers_is_told_so(here: Path) -> None:
     two = next(cell for cell in study.cells() if cell.placement.workers == 2)
     record = make_record(study=study.name, key=two.key, requested={"batch": 1, "workers": 1})
 
-    assert foreign(record, study, two).startswith("the command started 1 worker, not 2; look at how its launcher")
+    assert foreign(record, study, two).startswith("the command started 1 worker, not 2; look at how")
 
 
 # ------------------------------------------------------------------------------------------------ whole commands

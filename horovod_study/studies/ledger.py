@@ -49,17 +49,8 @@ from horovod_study.config import Cell
 from horovod_study.documents import parse_csv, read_bytes, read_json, shown
 from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
 from horovod_study.files import append_text, csv_rows, write_file
-from horovod_study.records import (
-    MANIFEST,
-    SILENT_S,
-    RunRecord,
-    checkpoint_paths,
-    is_command,
-    read_run,
-    read_turns,
-    silent_s,
-)
-from horovod_study.studies.aim import Aim, runs_alone
+from horovod_study.records import MANIFEST, SILENT_S, RunRecord, checkpoint_paths, is_command, read_run, silent_s
+from horovod_study.studies.aim import Aim
 from horovod_study.studies.study_file import StudyConfig
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import plural
@@ -533,9 +524,8 @@ def _reached(study: StudyConfig, directory: Path, missing: Sequence[Cell]) -> st
     """Return the precision that is the aim of a study if it needs none of the `missing` cells; else ""."""
     if study.precision is None or not missing or not directory.is_dir():
         return ""
-    slices = read_turns(directory)
-    aim = Aim.of_study(study, slices)
-    aim.take(slices, runs_alone(study, directory, slices))
+    aim = Aim.of_study(study)
+    aim.look(study, directory)
     return "" if aim.open() or aim.needed(missing) else f"+- {100 * study.precision:.3g} %"
 
 
