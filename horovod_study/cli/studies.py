@@ -154,8 +154,7 @@ def _conclude(options: argparse.Namespace, study: Any, command: str, result: Any
     current = result.ledger.current_directories()
     # Launches that a study with an aim did not need are no gap.
     planned = sorted(each.key for each in result.ledger.entries if not study.precision or each.state != "missing")
-    how: dict[str, Any] = {"targets": study.targets, "only": current, "planned": planned}
-    how["precision"] = study.precision
+    how: dict[str, Any] = {"targets": study.targets, "only": current, "planned": planned, "precision": study.precision}
     write_analysis(directory, directory / "analysis", commands=[command], doubts=False, **how)
     write_page(directory / "analysis")
     print("", *answer_lines(api.read_analysis(directory / "analysis")), sep="\n")

@@ -49,7 +49,7 @@ from horovod_study.config import Cell
 from horovod_study.documents import parse_csv, read_bytes, read_json, shown
 from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
 from horovod_study.files import append_text, csv_rows, write_file
-from horovod_study.records import MANIFEST, SILENT_S, RunRecord, checkpoint_paths, is_command, read_run, silent_s
+from horovod_study.records import MANIFEST, SILENT_S, RunRecord, checkpoint_paths, facts, is_command, read_run, silent_s
 from horovod_study.studies.aim import Aim
 from horovod_study.studies.study_file import StudyConfig
 from horovod_study.text.tables import table_of, to_lines
@@ -96,13 +96,9 @@ class Entry:
             "cell": self.key,
             "name": self.name,
             "runtime": self.cell.runtime,
-            "workers": self.cell.placement.workers,
-            "partition": self.cell.placement.partition,
-            "batch": self.cell.config.batch,
-            "repeat": self.cell.config.repeat,
-            "state": self.state,
-            "samples_per_s": self.samples_per_s,
-            "reason": self.reason,
+            **facts(self.cell.placement, "workers", "partition"),
+            **facts(self.cell.config, "batch", "repeat"),
+            **facts(self, "state", "samples_per_s", "reason"),
             "host": self.host or None,
             "job": self.job or None,
             "earlier_attempts": self.earlier_attempts,
@@ -233,9 +229,7 @@ class Ledger:
             "counts": self.counts(),
             "summary": self.summary(),
             "rows": [entry.to_dict() for entry in self.entries],
-            "other_code": [
-                {"identity": each.identity, "why": each.why, "runs": list(each.runs)} for each in self.other_code
-            ],
+            "other_code": [{**facts(each, "identity", "why"), "runs": list(each.runs)} for each in self.other_code],
             "further": list(self.further),
             "foreign": list(self.foreign),
             "unreadable": dict(self.unreadable),

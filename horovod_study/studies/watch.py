@@ -80,12 +80,10 @@ def study_view(study: StudyConfig, runs_dir: Path, *, height: int) -> View:
         parts = [*(rest for *_, rest in going), *(estimate.of(entry.cell) for entry in ahead)]
         left = str(together(parts, lanes=max(1, len(going))))
     wrong: list[_Row] = [(entry.state, entry.name, entry.reason) for each in _TROUBLE for entry in state[each]]
+    waits = Counter(each.reason for each in state["queued"])
     groups: list[list[_Row]] = [
         [("running", entry.name, "; ".join(filter(None, (text, entry.reason)))) for entry, text, _ in going],
-        [
-            ("queued", plural(n, "cell"), why)
-            for why, n in Counter(each.reason for each in state["queued"]).most_common()
-        ],
+        [("queued", plural(n, "cell"), why) for why, n in waits.most_common()],
         wrong,
     ]
     most = max(2, (height - 6) // max(1, sum(map(bool, groups))) - 1)
