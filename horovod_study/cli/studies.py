@@ -194,8 +194,7 @@ def cancel(options: argparse.Namespace) -> int:
     """End cells that are running or queued; a running one writes a checkpoint first."""
     from horovod_study.studies.runner import cancel_cells
 
-    study = _study(options)
-    cancel_cells(study, options.runs, which=options.cells)
+    cancel_cells(_study(options), options.runs, which=options.cells)  # the first says which runs
     return 0
 
 

@@ -145,8 +145,8 @@ class Ledger:
 
     def to_do(self, *, retry: bool) -> list[Cell]:
         """Return the cells to run: BY_ITSELF, with `retry` also those that failed or were ended (ON_RETRY)."""
-        wanted = {*BY_ITSELF, *(ON_RETRY if retry else ())} - ({"missing"} if self.reached else set())
-        return [entry.cell for entry in self.entries if entry.state in wanted]
+        wanted, enough = (*BY_ITSELF, *(ON_RETRY if retry else ())), "missing" if self.reached else ""
+        return [entry.cell for entry in self.entries if entry.state in wanted and entry.state != enough]
 
     def current_directories(self) -> frozenset[str]:
         """Return the names of the run directories of this study's cells, without those of other code or other files."""
@@ -215,8 +215,7 @@ class Ledger:
             rest = Counter(row[0] for row in listed)
             rest.subtract(row[0] for row in worth)
             listed = worth
-        heads = ("state", "cell", "samples/s", "reason")
-        lines = to_lines(table_of(heads, listed, texts=(0, 1, 3))) if listed else []
+        lines = to_lines(table_of(("state", "cell", "samples/s", "reason"), listed, texts=(0, 1, 3))) if listed else []
         counts = ", ".join(f"{rest[each]} {each}" for each in STATES if rest[each])
         return [*lines, f"not listed: {counts}; `status --json` has every cell"] if counts else lines
 
