@@ -19,7 +19,7 @@ from horovod_study import api, records
 from horovod_study.cli import main
 from horovod_study.cli.verbs import runs_folder
 from horovod_study.cluster.partitions import Partition
-from horovod_study.errors import ConfigError
+from horovod_study.errors import ConfigError, StudyError
 from horovod_study.recording.said import rate_said
 from horovod_study.studies import command_file
 from horovod_study.studies.aim import Aim, runs_alone
@@ -346,6 +346,26 @@ def test_a_command_that_starts_fewer_workers_is_told_so(here: Path) -> None:
     record = make_record(study=study.name, key=two.key, requested={"batch": 1, "workers": 1})
 
     assert foreign(record, study, two).startswith("the command started 1 worker, not 2; look at how")
+
+
+@pytest.mark.slow
+def test_a_record_that_finds_no_room_says_so_also_at_the_end(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is tried again when the command has ended, by the one that held the run before."""
+    (here / "train.py").write_text(
+        "import time, torch\nmodel = torch.nn.Linear(4, 1); optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "for _ in range(60):\n    optimizer.zero_grad(); model(torch.randn(8, 4)).sum().backward(); optimizer.step()\n"
+        "time.sleep(1.5)\n"
+    )
+
+    def full(*_: object) -> None:
+        raise StudyError("out: No space left on device; make room there")
+
+    monkeypatch.setattr(records, "create_run", full)
+    assert main(["record", "--out", "out", "--", sys.executable, "train.py"]) == 0
+    err = capsys.readouterr().err
+    assert "the recording failed: out: No space left" in err and "being run" not in err
 
 
 # ------------------------------------------------------------------------------------------------ whole commands

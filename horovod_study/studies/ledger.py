@@ -65,7 +65,6 @@ BY_ITSELF = ("missing", "stopped", "incomplete", "pre-empted")
 """States of cells that any `run` takes up."""
 ON_RETRY = ("failed", "timed out", "cancelled")
 """States of cells that are run again only when that is wanted."""
-ATTEMPTS = lease.ATTEMPTS
 ATTEMPT_COLUMNS = ("started", "cell", "runtime", "workers", "state", "seconds", "exit_code", "reason")
 
 _TOLD = ("timed out", "pre-empted", "cancelled")  # states that no record knows
@@ -185,9 +184,8 @@ class Ledger:
 
     def summary(self) -> str:
         """Return the state of the study in one sentence."""
-        found, every = self.counts(), len(self.entries)
-        left_out = ("done", "missing") if self.reached else ("done",)
-        counts = [f"{found[state]} {state}" for state in STATES if found[state] and state not in left_out]
+        found, every, told = self.counts(), len(self.entries), ("done", "missing" if self.reached else "")
+        counts = [f"{found[state]} {state}" for state in STATES if found[state] and state not in told]
         text = f"study {self.study}: {found['done']} of {every} cells done"
         if self.reached:
             text = f"study {self.study}: {self.reached} is reached with {found['done']} of at most {every} runs"
@@ -454,7 +452,7 @@ class _CellReader:
 
 def read_entry(study: StudyConfig, directory: Path, cell: Cell, *, jobs: JobBook | None = None) -> Entry:
     """Read where one cell is below the study's folder `directory`, claims of this very process aside."""
-    earlier = sum(1 for _ in (directory / ATTEMPTS).glob(f"{cell.key}-*"))
+    earlier = sum(1 for _ in (directory / lease.ATTEMPTS).glob(f"{cell.key}-*"))
     claim = lease.latest(directory / lease.CLAIMS, cell.key)
     return _CellReader(study, directory, jobs).entry(
         cell, _There.at(directory / cell.key), earlier=earlier, generation=claim.generation if claim else 0
@@ -476,7 +474,7 @@ def read_ledger(study: StudyConfig, runs_dir: Path, *, jobs: JobBook | None = No
     keys = {cell.key: cell for cell in study.cells()}
     try:
         names = _names(directory)
-        earlier = Counter(name.rpartition("-")[0] for name in _names(directory / ATTEMPTS))
+        earlier = Counter(name.rpartition("-")[0] for name in _names(directory / lease.ATTEMPTS))
         claims = lease.generations(directory / lease.CLAIMS)
         cache = _Cache(directory)
         reader = _CellReader(study, directory, jobs)
@@ -654,7 +652,7 @@ def set_aside(directory: Path, cell: Cell) -> Path | None:
     log = log_path(directory, cell)
     if log.exists():
         os.replace(log, current / "output.log")
-    return lease.move_run(current, directory / ATTEMPTS)
+    return lease.move_run(current, directory / lease.ATTEMPTS)
 
 
 def note_attempt(
