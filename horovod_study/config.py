@@ -370,13 +370,15 @@ class Cell:
         content = {"config": self.config.meaning(), "runtime": self.runtime, "placement": self.placement.to_dict()}
         if self.identity:
             content["identity"] = self.identity
-        if told := self.config.workload.identity:
-            content["workload"] = told
+        workload, batch = self.config.workload, f"-b{self.config.batch}"
+        if workload.identity:
+            content["workload"] = workload.identity
         digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
-        runtime = self.runtime.replace("/", "-")
-        key = f"{runtime}-{self.placement.workers}w-b{self.config.batch}-r{self.config.repeat}-{digest}"
-        self._key.append(key)
-        return key
+        name = self.runtime.replace("/", "-")
+        if workload.starts_ranks:  # over what, nobody knows, nor a batch that it was not told
+            name, batch = "command", batch if self.config.batch != workload.options["batch"].default else ""
+        self._key.append(f"{name}-{self.placement.workers}w{batch}-r{self.config.repeat}-{digest}")
+        return self._key[0]
 
 
 def local_cell(

@@ -106,7 +106,8 @@ def scripted(path: Path, content: Mapping[str, Any]) -> Workload | None:
         file=folder / path.name,
         folder=folder,
         note=_note(kind, words, line),
-        version=_version(kind, [*words, *filter(None, [rate])], sources),
+        # Threads are set only where they are told, so that a default of 1 is not the same as 1.
+        version=_version(kind, [*words, *filter(None, [rate]), *(["threads"] if "threads" in told else [])], sources),
     )
 
 

@@ -40,11 +40,7 @@ SHARED: Mapping[str, Option] = {
         title="Batch per worker",
     ),
     "seed": Option(
-        default=1,
-        help="seed of the initial parameters and of the order of the data",
-        kind=int,
-        low=0,
-        heading=LEARNED,
+        default=1, help="seed of the initial parameters and of the order of the data", kind=int, low=0, heading=LEARNED
     ),
     "threads": Option(
         default=1,

@@ -185,7 +185,7 @@ def test_lines_and_json_of_status(tmp_path, golden):
     records.create_run(
         tmp_path / "tiny" / wrapped.key, record(study, wrapped, status="failed", reason="lost", totals={})
     )
-    (tmp_path / "tiny" / ledger.ATTEMPTS / f"{wrapped.key}-1").mkdir(parents=True)
+    (tmp_path / "tiny" / lease.ATTEMPTS / f"{wrapped.key}-1").mkdir(parents=True)
 
     found = ledger.read_ledger(study, tmp_path)
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,18 +11,22 @@ import pandas as pd
 import pytest
 import yaml
 from conftest import BIN
+from make.records import record as make_record
 from make.records import write_command_run
 from make.waiting import PATIENCE_S
 
 from horovod_study import api, records
 from horovod_study.cli import main
+from horovod_study.cli.verbs import runs_folder
 from horovod_study.cluster.partitions import Partition
-from horovod_study.errors import ConfigError
+from horovod_study.errors import ConfigError, StudyError
 from horovod_study.recording.said import rate_said
 from horovod_study.studies import command_file
 from horovod_study.studies.aim import Aim, runs_alone
 from horovod_study.studies.command_file import command_study
+from horovod_study.studies.ledger import foreign, read_ledger
 from horovod_study.studies.study_file import load_study
+from horovod_study.studies.watch import study_view
 
 TORCHRUN = ["torchrun", "--nproc-per-node", "{workers}", "train.py", "--tag", "two words"]
 PROGRESS = "".join(f"\r{place}/9 [{'=' * place}>{'.' * (9 - place)}] - ETA: 0s" for place in range(9))
@@ -113,6 +118,29 @@ def test_a_command_leaves_a_study_file_of_at_most_12_lines_which_is_used_the_nex
     assert load_study(command_study(TORCHRUN)).repeats == 5, "what was changed in it stays"
     assert command_study([*TORCHRUN, "--more"]).name == "train-2-study.yaml", "another command has another file"
     assert command_study(TORCHRUN, rate=r"at ([0-9]+)").name == "train-3-study.yaml"
+
+
+def test_all_verbs_find_the_runs_beside_a_study_file_of_another_folder(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "a").mkdir()
+    path = command_study(TORCHRUN).rename(here / "a" / "train-study.yaml")
+
+    def found() -> str:
+        assert main(["plan", str(path), "--json"]) == 0
+        directory = json.loads(capsys.readouterr().out)["directory"]
+        assert main(["status", str(path)]) == 0
+        assert capsys.readouterr().out.endswith(f"runs: {directory}\n")
+        assert directory == str(runs_folder(path)), "where report, explain and export look"
+        return str(directory)
+
+    assert found() == "runs/train"
+    (here / "a" / "runs" / "train").mkdir(parents=True)
+    assert found() == f"{here}/a/runs/train"
+    (here / "runs" / "train").mkdir(parents=True)
+    assert found() == "runs/train"
+    assert main(["status", str(path), "--runs", "other"]) == 0
+    assert capsys.readouterr().out.endswith("runs: other/train\n")
 
 
 @pytest.mark.parametrize(
@@ -218,6 +246,7 @@ def test_a_command_without_steps_has_a_speedup_laws_and_a_forecast(
     assert err.count("\n") == 1 and f"steps were not seen: {whole}" in err
     assert analysis.breakdown.empty and analysis.accounting.empty and analysis.learning.empty
     assert main(["report", str(runs), "--check"]) == 0
+    assert "totals of 12 runs: w1-r0, w1-r1, w1-r2, ... (no step was seen, so that" in capsys.readouterr().out
     laws = api.fit(api.read_points(runs))
     assert [each.selected for each in laws.values()] == ["amdahl"]
     ((forecast, *_),) = api.predict(api.read_points(runs), workers=[16]).values()
@@ -287,6 +316,58 @@ def test_an_aim_takes_runs_that_did_not_alternate(here: Path, scatter: float, mo
     assert "2 workers / 1 worker: 2.000 [" in lines and ("more launch" in lines) == (more == [1, 2])
 
 
+@pytest.mark.parametrize(("scatter", "reached"), [(0.001, True), (0.1, False)])
+def test_a_study_whose_precision_is_reached_misses_no_run(here: Path, scatter: float, reached: bool) -> None:
+    path = command_study(["./train.sh", "{workers}"])
+    path.write_text(f"{path.read_text().replace('[1, 2, 4, 6]', '[1, 2]')}precision: 5%\n")
+    study = load_study(path).until(0.05)
+    for cell in study.cells():
+        config, workers = cell.config, cell.placement.workers
+        if config.repeat < 3:
+            place = here / "runs" / study.name / cell.key
+            wall_s = 10.0 / workers * (1 + scatter * config.repeat)
+            write_command_run(
+                place, workers=workers, wall_s=wall_s, repeat=config.repeat, key=cell.key, study=study.name
+            )
+    ledger = read_ledger(study, here / "runs")
+    assert re.fullmatch("command-1w-r0-[0-9a-f]{12}", ledger.entries[0].key), (
+        "of Horovod, MPI, a batch nothing is known"
+    )
+
+    said = "+- 5 % is reached with 6 of at most 20 runs" if reached else "6 of 20 cells done (14 missing)"
+    assert ledger.summary() == f"study {study.name}: {said}"
+    assert len(ledger.to_do(retry=True)) == (0 if reached else 14)
+    assert any("at most" in line for line in study_view(study, here / "runs", height=40).lines) == reached
+
+
+def test_a_command_that_starts_fewer_workers_is_told_so(here: Path) -> None:
+    study = load_study(command_study(["accelerate", "launch", "--num_processes", "{workers}", "train.py"]))
+    two = next(cell for cell in study.cells() if cell.placement.workers == 2)
+    record = make_record(study=study.name, key=two.key, requested={"batch": 1, "workers": 1})
+
+    assert foreign(record, study, two).startswith("the command started 1 worker, not 2; look at how")
+
+
+@pytest.mark.slow
+def test_a_record_that_finds_no_room_says_so_also_at_the_end(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is tried again when the command has ended, by the one that held the run before."""
+    (here / "train.py").write_text(
+        "import time, torch\nmodel = torch.nn.Linear(4, 1); optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "for _ in range(60):\n    optimizer.zero_grad(); model(torch.randn(8, 4)).sum().backward(); optimizer.step()\n"
+        "time.sleep(1.5)\n"
+    )
+
+    def full(*_: object) -> None:
+        raise StudyError("out: No space left on device; make room there")
+
+    monkeypatch.setattr(records, "create_run", full)
+    assert main(["record", "--out", "out", "--", sys.executable, "train.py"]) == 0
+    err = capsys.readouterr().err
+    assert "the recording failed: out: No space left" in err and "being run" not in err
+
+
 # ------------------------------------------------------------------------------------------------ whole commands
 
 SCRIPT = """
@@ -328,6 +409,10 @@ def test_one_command_from_a_script_to_its_answer_and_again(tmp_path: Path) -> No
     again = typed(*words, cwd=tmp_path)
     assert again.returncode == 0 and "done    " not in again.stdout, "nothing is run twice"
     assert "report: runs/train/analysis/report.html" in again.stdout
+    with (tmp_path / "train-study.yaml").open("a") as more:
+        more.write("run: {threads: 1}\n")
+    planned = json.loads(typed("plan", "train-study.yaml", "--json", cwd=tmp_path).stdout)
+    assert planned["to_do"] == len(study.cells()), "the command chose its threads before: other runs"
 
 
 @pytest.mark.slow

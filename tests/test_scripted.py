@@ -125,6 +125,7 @@ def test_a_command_starts_its_ranks_by_itself(folder: Path) -> None:
             str(cell.placement.workers),
         ]
         assert "--command" in words
+        assert re.fullmatch(f"command-{cell.placement.workers}w-b8-r[01]-[0-9a-f]{{12}}", cell.key)
 
 
 @pytest.mark.parametrize(
@@ -168,6 +169,18 @@ def test_a_changed_script_or_line_makes_other_cells(folder: Path) -> None:
     assert not keys(script="train.py --batch {batch} --hidden {hidden} --more") & before
     (folder / "train.py").write_text(SCRIPT + "\n# changed\n")
     assert not keys() & before
+
+
+@pytest.mark.parametrize("kind", ["script", "command"])
+def test_threads_that_are_told_make_other_cells_than_the_default_of_as_many(kind: str, folder: Path) -> None:
+    line = {"script": None, kind: "train.py --batch {batch} --hidden {hidden}"}
+    untold, told = (load_study(written(folder, **line, run={"batch": 8, **more})) for more in ({}, {"threads": 1}))
+    swept = load_study(written(folder, **line, sweep={**STUDY["sweep"], "threads": [1, 2]}))
+
+    def keys(study: Any) -> set[str]:
+        return {cell.key for cell in study.cells() if cell.config.threads == 1}
+
+    assert keys(untold) and not keys(untold) & (keys(told) | keys(swept))
 
 
 def test_a_command_is_told_where_its_ranks_go(folder: Path) -> None:
@@ -487,7 +500,7 @@ def test_a_study_of_somebody_elses_training_goes_the_whole_way(kind: str, folder
     assert (points["repeats"] == 2).all()
     assert points["speedup_wrapped"].notna().all()
     assert set(points["batch"]) == {8}
-    runs = sorted((folder / "runs" / "foreign").glob("ddp-*/run.json"))
+    runs = sorted((folder / "runs" / "foreign").glob("*w-b8-r*/run.json"))
     assert len(runs) == 4
     assert {json.loads(each.read_text())["requested"]["options"]["hidden"] for each in runs} == {4}
     assert not list((folder / "runs" / "foreign").glob(".*.part")), "the places where ranks met are removed"

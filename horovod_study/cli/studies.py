@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from horovod_study.cli.report import write_analysis, write_page
-from horovod_study.cli.verbs import COUNT, DIR, FLAG, YES, Result, Verb, given, until_share
+from horovod_study.cli.verbs import COUNT, DIR, FLAG, YES, Result, Verb, given, runs_of, until_share
 from horovod_study.errors import ConfigError
 from horovod_study.options import Parser
 
@@ -154,8 +154,7 @@ def _conclude(options: argparse.Namespace, study: Any, command: str, result: Any
     current = result.ledger.current_directories()
     # Launches that a study with an aim did not need are no gap.
     planned = sorted(each.key for each in result.ledger.entries if not study.precision or each.state != "missing")
-    how: dict[str, Any] = {"targets": study.targets, "only": current, "planned": planned}
-    how["precision"] = study.precision
+    how: dict[str, Any] = {"targets": study.targets, "only": current, "planned": planned, "precision": study.precision}
     write_analysis(directory, directory / "analysis", commands=[command], doubts=False, **how)
     write_page(directory / "analysis")
     print("", *answer_lines(api.read_analysis(directory / "analysis")), sep="\n")
@@ -188,14 +187,14 @@ def status(options: argparse.Namespace) -> int | Result:
         view = run_view(options.study)
         return Result(document=view.document, lines=view.lines)
     ledger = _ledger(options, study)
-    return Result(document=ledger.to_dict(), lines=[*ledger.lines(), "", ledger.summary()])
+    return Result(document=ledger.to_dict(), lines=[*ledger.lines(), "", ledger.summary(), f"runs: {ledger.directory}"])
 
 
 def cancel(options: argparse.Namespace) -> int:
     """End cells that are running or queued; a running one writes a checkpoint first."""
     from horovod_study.studies.runner import cancel_cells
 
-    cancel_cells(_study(options), options.runs, which=options.cells)
+    cancel_cells(_study(options), options.runs, which=options.cells)  # the first says which runs
     return 0
 
 
@@ -216,7 +215,7 @@ def doctor(options: argparse.Namespace) -> int:
     from horovod_study.report.doctor import show
 
     partition = find_partition(options.partition) if options.partition else None
-    found = examine(hosts=_hosts(options), partition=partition, runs=options.runs, quick=options.quick)
+    found = examine(hosts=_hosts(options), partition=partition, runs=options.runs or Path("runs"), quick=options.quick)
     if options.json:
         print(json.dumps(to_dict(found)))
     else:
@@ -229,6 +228,7 @@ def _study(options: argparse.Namespace) -> Any:
     from horovod_study.studies.study_file import load_study
 
     study = load_study(options.study)
+    options.runs = options.runs or runs_of(options.study, study.name)
     return on_hosts(study, _hosts(options)) if options.hosts else study
 
 
@@ -254,7 +254,7 @@ def _study_arguments(parser: Parser, *, study: str = "the study file", cells: st
 
 
 def _place_arguments(parser: Parser) -> None:
-    parser.add_argument("--runs", **DIR, default=Path("runs"), help="where runs are kept (default runs)")
+    parser.add_argument("--runs", **DIR, help="where runs are kept (default runs, here or else beside the study file)")
     parser.add_argument("--hosts", metavar="HOST:N,...", help="machines over ssh, and how many workers each takes")
 
 

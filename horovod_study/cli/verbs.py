@@ -134,12 +134,19 @@ def read_benches(places: Sequence[Path], *, gradient_bytes: float | None) -> lis
 
 
 def runs_folder(place: Path) -> Path:
-    """Return the folder of runs that a place names: itself, or for a study file that of its study below runs."""
+    """Return the folder of runs that a place names: itself, or for a study file that of its study below runs_of."""
     if place.suffix not in (".yaml", ".yml"):
         return place
     from horovod_study.studies.study_file import load_study
 
-    return Path("runs") / load_study(place).name
+    name = load_study(place).name
+    return runs_of(place, name) / name
+
+
+def runs_of(file: Path, name: str) -> Path:
+    """Return `runs` here, or that beside the study file where there alone the study has runs."""
+    here, beside = Path("runs"), file.parent / "runs"
+    return beside if (beside / name).is_dir() and not (here / name).is_dir() else here
 
 
 def readable_runs(root: Path) -> list[Path]:

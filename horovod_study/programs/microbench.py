@@ -170,14 +170,11 @@ def launch_latency(*, seconds: float) -> dict[str, float]:
         eager.append(_seconds_per_call(lambda: work(100), seconds, where) / 100)
         replay.append(_seconds_per_call(single.replay, seconds, where))
         graph.append((_seconds_per_call(many.replay, seconds, where) - replay[-1]) / (kernels - 1))
+    ends: dict[str, Callable[[list[float]], float]] = {"": statistics.median, "_min": min, "_max": max}
     return {
         "host_s": statistics.median(hosts),
-        "eager_s": statistics.median(eager),
-        "eager_min_s": min(eager),
-        "eager_max_s": max(eager),
-        "graph_s": statistics.median(graph),
-        "graph_min_s": min(graph),
-        "graph_max_s": max(graph),
+        **{f"eager{end}_s": each(eager) for end, each in ends.items()},
+        **{f"graph{end}_s": each(graph) for end, each in ends.items()},
         "replay_s": statistics.median(replay),
         "kernels": kernels,
         "rounds": rounds,

@@ -338,8 +338,10 @@ class CommandRun:
         )
 
     def _create(self, out: Path, record: records.RunRecord) -> records.RunRecord:
-        self._held.callback(lease.hold_run(out).give_back)
-        records.create_run(out, record)
+        with ExitStack() as begun:  # one that could not be begun is held by nobody
+            begun.callback(lease.hold_run(out).give_back)
+            records.create_run(out, record)
+            self._held.push(begun.pop_all())
         return record
 
     def _effective(self, training: RankGroup) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from horovod_study.analysis.stats import MIN_REPEATS, median_ratio
 from horovod_study.config import Cell
 from horovod_study.measure.clock import now
 from horovod_study.progress import duration
-from horovod_study.records import TurnSlice
+from horovod_study.records import TurnSlice, read_turns
 from horovod_study.studies.attempt import record_in
 from horovod_study.studies.study_file import StudyConfig
 from horovod_study.studies.turns import rates
@@ -60,6 +60,11 @@ class Aim:
             timed=[study.label(cell) for cell in cells if cell.config.seconds is not None],
             slices=slices,
         )
+
+    def look(self, study: StudyConfig, directory: Path) -> None:
+        """Take what all runs of a study in its folder have come to."""
+        slices = read_turns(directory)
+        self.take(slices, runs_alone(study, directory, slices))
 
     def take(self, slices: Iterable[TurnSlice], alone: Mapping[str, Sequence[float]] | None = None) -> None:
         """Take the slices of all launches that have ended, and `alone`, what `runs_alone` says of the other runs."""

@@ -31,7 +31,7 @@ from horovod_study.lease import CLAIMS, Claim, Held, Lease, acquire, latest, req
 from horovod_study.measure.clock import now
 from horovod_study.measure.environment import BUSY_CORES
 from horovod_study.records import append_turns, read_turns
-from horovod_study.studies.aim import Aim, runs_alone
+from horovod_study.studies.aim import Aim
 from horovod_study.studies.attempt import (
     CANCELLED,
     TAKEN_OVER,
@@ -164,8 +164,7 @@ class Grid:
     def _look(self) -> None:
         """Tell the aim of all runs that have ended."""
         if self._aim is not None:
-            slices = read_turns(self.directory)
-            self._aim.take(slices, runs_alone(self.study, self.directory, slices))
+            self._aim.look(self.study, self.directory)
 
     def _lane(self, cells: Sequence[Cell], conductor: Conductor | None = None) -> Lane:
         for position, cell in enumerate(cells):

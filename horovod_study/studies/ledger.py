@@ -49,7 +49,8 @@ from horovod_study.config import Cell
 from horovod_study.documents import parse_csv, read_bytes, read_json, shown
 from horovod_study.errors import ConfigError, RecordError, StudyError, nearest
 from horovod_study.files import append_text, csv_rows, write_file
-from horovod_study.records import MANIFEST, SILENT_S, RunRecord, checkpoint_paths, is_command, read_run, silent_s
+from horovod_study.records import MANIFEST, SILENT_S, RunRecord, checkpoint_paths, facts, is_command, read_run, silent_s
+from horovod_study.studies.aim import Aim
 from horovod_study.studies.study_file import StudyConfig
 from horovod_study.text.tables import table_of, to_lines
 from horovod_study.text.words import plural
@@ -64,7 +65,6 @@ BY_ITSELF = ("missing", "stopped", "incomplete", "pre-empted")
 """States of cells that any `run` takes up."""
 ON_RETRY = ("failed", "timed out", "cancelled")
 """States of cells that are run again only when that is wanted."""
-ATTEMPTS = lease.ATTEMPTS
 ATTEMPT_COLUMNS = ("started", "cell", "runtime", "workers", "state", "seconds", "exit_code", "reason")
 
 _TOLD = ("timed out", "pre-empted", "cancelled")  # states that no record knows
@@ -95,13 +95,9 @@ class Entry:
             "cell": self.key,
             "name": self.name,
             "runtime": self.cell.runtime,
-            "workers": self.cell.placement.workers,
-            "partition": self.cell.placement.partition,
-            "batch": self.cell.config.batch,
-            "repeat": self.cell.config.repeat,
-            "state": self.state,
-            "samples_per_s": self.samples_per_s,
-            "reason": self.reason,
+            **facts(self.cell.placement, "workers", "partition"),
+            **facts(self.cell.config, "batch", "repeat"),
+            **facts(self, "state", "samples_per_s", "reason"),
             "host": self.host or None,
             "job": self.job or None,
             "earlier_attempts": self.earlier_attempts,
@@ -132,6 +128,7 @@ class Ledger:
     directory: Path
     entries: tuple[Entry, ...]
     other_code: tuple[_OtherCode, ...] = ()
+    reached: str = ""  # the precision that was the aim of the study, where no ratio needs a further run
     further: tuple[str, ...] = ()  # run directories of repeats beyond those of the file, as `run --until` makes them
     foreign: tuple[str, ...] = ()  # other run directories in the study's folder, which no cell of the file explains
     unreadable: Mapping[str, str] = field(default_factory=dict)  # entry of that folder -> why it cannot be read
@@ -147,8 +144,8 @@ class Ledger:
 
     def to_do(self, *, retry: bool) -> list[Cell]:
         """Return the cells to run: BY_ITSELF, with `retry` also those that failed or were ended (ON_RETRY)."""
-        wanted = (*BY_ITSELF, *(ON_RETRY if retry else ()))
-        return [entry.cell for entry in self.entries if entry.state in wanted]
+        wanted, enough = (*BY_ITSELF, *(ON_RETRY if retry else ())), "missing" if self.reached else ""
+        return [entry.cell for entry in self.entries if entry.state in wanted and entry.state != enough]
 
     def current_directories(self) -> frozenset[str]:
         """Return the names of the run directories of this study's cells, without those of other code or other files."""
@@ -187,9 +184,11 @@ class Ledger:
 
     def summary(self) -> str:
         """Return the state of the study in one sentence."""
-        found = self.counts()
-        counts = [f"{found[state]} {state}" for state in STATES[1:] if found[state]]
-        text = f"study {self.study}: {found['done']} of {len(self.entries)} cells done"
+        found, every, told = self.counts(), len(self.entries), ("done", "missing" if self.reached else "")
+        counts = [f"{found[state]} {state}" for state in STATES if found[state] and state not in told]
+        text = f"study {self.study}: {found['done']} of {every} cells done"
+        if self.reached:
+            text = f"study {self.study}: {self.reached} is reached with {found['done']} of at most {every} runs"
         text += f" ({', '.join(counts)})" if counts else ""
         text += "".join(f"; {each}" for each in self.other_code)
         if self.further:
@@ -214,8 +213,7 @@ class Ledger:
             rest = Counter(row[0] for row in listed)
             rest.subtract(row[0] for row in worth)
             listed = worth
-        heads = ("state", "cell", "samples/s", "reason")
-        lines = to_lines(table_of(heads, listed, texts=(0, 1, 3))) if listed else []
+        lines = to_lines(table_of(("state", "cell", "samples/s", "reason"), listed, texts=(0, 1, 3))) if listed else []
         counts = ", ".join(f"{rest[each]} {each}" for each in STATES if rest[each])
         return [*lines, f"not listed: {counts}; `status --json` has every cell"] if counts else lines
 
@@ -228,9 +226,7 @@ class Ledger:
             "counts": self.counts(),
             "summary": self.summary(),
             "rows": [entry.to_dict() for entry in self.entries],
-            "other_code": [
-                {"identity": each.identity, "why": each.why, "runs": list(each.runs)} for each in self.other_code
-            ],
+            "other_code": [{**facts(each, "identity", "why"), "runs": list(each.runs)} for each in self.other_code],
             "further": list(self.further),
             "foreign": list(self.foreign),
             "unreadable": dict(self.unreadable),
@@ -250,6 +246,9 @@ def foreign(record: RunRecord, study: StudyConfig, cell: Cell) -> str:
     told = dict(record.requested) | {"study": record.study, "repeat": record.repeat, "partition": record.partition}
     told.setdefault("workers", record.effective.get("workers", cell.placement.workers))
     if name := min((name for name, value in told.items() if name in asked and value != asked[name]), default=""):
+        if name == "workers" and cell.config.workload.starts_ranks:
+            started = f"the command started {plural(told[name], 'worker')}, not {asked[name]}"
+            return f"{started}; look at how it is told the count (accelerate launch starts one on CPUs; use torchrun)"
         return f"holds the run of another cell than {key}: {name} is {told[name]!r} in run.json, not {asked[name]!r}"
     return ""
 
@@ -453,7 +452,7 @@ class _CellReader:
 
 def read_entry(study: StudyConfig, directory: Path, cell: Cell, *, jobs: JobBook | None = None) -> Entry:
     """Read where one cell is below the study's folder `directory`, claims of this very process aside."""
-    earlier = sum(1 for _ in (directory / ATTEMPTS).glob(f"{cell.key}-*"))
+    earlier = sum(1 for _ in (directory / lease.ATTEMPTS).glob(f"{cell.key}-*"))
     claim = lease.latest(directory / lease.CLAIMS, cell.key)
     return _CellReader(study, directory, jobs).entry(
         cell, _There.at(directory / cell.key), earlier=earlier, generation=claim.generation if claim else 0
@@ -475,7 +474,7 @@ def read_ledger(study: StudyConfig, runs_dir: Path, *, jobs: JobBook | None = No
     keys = {cell.key: cell for cell in study.cells()}
     try:
         names = _names(directory)
-        earlier = Counter(name.rpartition("-")[0] for name in _names(directory / ATTEMPTS))
+        earlier = Counter(name.rpartition("-")[0] for name in _names(directory / lease.ATTEMPTS))
         claims = lease.generations(directory / lease.CLAIMS)
         cache = _Cache(directory)
         reader = _CellReader(study, directory, jobs)
@@ -505,10 +504,20 @@ def read_ledger(study: StudyConfig, runs_dir: Path, *, jobs: JobBook | None = No
         directory=directory,
         entries=tuple(entries),
         other_code=other,
+        reached=_reached(study, directory, [each.cell for each in entries if each.state == "missing"]),
         further=further,
         foreign=tuple(name for name in unknown if name not in explained and name not in unreadable),
         unreadable=unreadable,
     )
+
+
+def _reached(study: StudyConfig, directory: Path, missing: Sequence[Cell]) -> str:
+    """Return the precision that is the aim of a study if it needs none of the `missing` cells; else ""."""
+    if study.precision is None or not missing or not directory.is_dir():
+        return ""
+    aim = Aim.of_study(study)
+    aim.look(study, directory)
+    return "" if aim.open() or aim.needed(missing) else f"+- {100 * study.precision:.3g} %"
 
 
 def _names(directory: Path) -> set[str]:
@@ -643,7 +652,7 @@ def set_aside(directory: Path, cell: Cell) -> Path | None:
     log = log_path(directory, cell)
     if log.exists():
         os.replace(log, current / "output.log")
-    return lease.move_run(current, directory / ATTEMPTS)
+    return lease.move_run(current, directory / lease.ATTEMPTS)
 
 
 def note_attempt(

@@ -12,6 +12,7 @@ from horovod_study.cluster.allocations import Allocation, allocate, blocks
 from horovod_study.cluster.partitions import Partition
 from horovod_study.config import Cell, Placement
 from horovod_study.progress import duration
+from horovod_study.records import facts
 from horovod_study.roles import Role, plain
 from horovod_study.runtimes import RUNTIMES
 from horovod_study.studies.estimate import Estimate
@@ -71,12 +72,8 @@ class Plan:
             "directory": str(self.ledger.directory),
             "scaling": self.study.scaling,
             "partitions": {
-                name: {
-                    "scheduler": each.scheduler,
-                    "gpus_per_node": each.gpus_per_node,
-                    "cores_per_node": each.cores_per_node,
-                    "workers_per_node": each.slots_per_node,
-                }
+                name: facts(each, "scheduler", "gpus_per_node", "cores_per_node")
+                | {"workers_per_node": each.slots_per_node}
                 for name, each in self.study.partitions.items()
             },
             "counts": dict(Counter(states.values())),
@@ -88,31 +85,25 @@ class Plan:
                     "state": states.get(cell.key, ""),
                     "runtime": cell.runtime,
                     "placement": {**cell.placement.to_dict(), "per_node": list(cell.placement.per_node)},
-                    "batch": cell.config.batch,
-                    "repeat": cell.config.repeat,
+                    **facts(cell.config, "batch", "repeat"),
                     "place": place.get(cell.key),
                 }
                 for cell in self.study.cells()
             ],
             "jobs": [
                 {
-                    "partition": each.partition,
-                    "nodes": each.nodes,
+                    **facts(each, "partition", "nodes"),
                     "workers": each.placement.workers,
                     "per_node": list(each.placement.per_node),
                     "tasks": [[cell.key for cell in task] for task in each.tasks],
-                    "seconds": each.seconds,
-                    "time_limit_s": each.time_limit_s,
+                    **facts(each, "seconds", "time_limit_s"),
                 }
                 for each in self.allocations
             ],
-            "seconds": self.seconds,
-            "gpu_hours": self.gpu_hours,
-            "core_hours": self.core_hours,
+            **facts(self, "seconds", "gpu_hours", "core_hours"),
             "guessed": list(self.guessed),
-            "unknown": self.unknown,
-            "too_long": self.too_long,
-            "budget": {name: getattr(self.study.budget, name) for name in _UNITS},
+            **facts(self, "unknown", "too_long"),
+            "budget": facts(self.study.budget, *_UNITS),
             "over_budget": list(self.over),
             "turns": {"blocks": [[cell.key for cell in part.cells] for part in blocks], "alone": alone},
         }

@@ -44,7 +44,7 @@ from horovod_study.errors import ConfigError, StudyError, first_line
 from horovod_study.files import csv_rows, write_file, writing
 from horovod_study.measure.clock import now
 from horovod_study.progress import Line, duration, say
-from horovod_study.records import MANIFEST, epoch_rows
+from horovod_study.records import MANIFEST, epoch_rows, facts
 from horovod_study.studies.attempt import PRUNED, Attempt, CellRun, Running, Verdict, local_launch, require_launchers
 from horovod_study.studies.engine import Lane, difference, sweep
 from horovod_study.studies.interruption import Interruption, exit_code
@@ -79,14 +79,10 @@ class _TrialRow:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, the varied options among them."""
         return {
-            "trial": self.trial,
-            "state": self.state,
+            **facts(self, "trial", "state"),
             **self.results,
             **self.values,
-            "floor_mse": self.floor_mse,
-            "seconds": self.seconds,
-            "run": self.run,
-            "reason": self.reason,
+            **facts(self, "floor_mse", "seconds", "run", "reason"),
         }
 
 
@@ -141,9 +137,7 @@ class SearchResult:
             "best_config": None if best is None else str(self.directory / "best.yaml"),
             "best_command": None if best is None else self.command(best),
             "importance": dict(self.importance),
-            "importance_note": self.importance_note,
-            "interrupted": self.interrupted,
-            "broken_off": self.broken_off,
+            **facts(self, "importance_note", "interrupted", "broken_off"),
             "rows": [row.to_dict() for row in self.rows],
         }
 

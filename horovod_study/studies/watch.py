@@ -19,6 +19,7 @@ from rich.live import Live
 from rich.text import Text
 
 from horovod_study import lease, records
+from horovod_study.analysis.stats import finite_or_none
 from horovod_study.cluster.jobs import JOBS, JobBook
 from horovod_study.errors import RecordError, StudyError
 from horovod_study.files import PART
@@ -80,18 +81,16 @@ def study_view(study: StudyConfig, runs_dir: Path, *, height: int) -> View:
         parts = [*(rest for *_, rest in going), *(estimate.of(entry.cell) for entry in ahead)]
         left = str(together(parts, lanes=max(1, len(going))))
     wrong: list[_Row] = [(entry.state, entry.name, entry.reason) for each in _TROUBLE for entry in state[each]]
+    waits = Counter(each.reason for each in state["queued"])
     groups: list[list[_Row]] = [
         [("running", entry.name, "; ".join(filter(None, (text, entry.reason)))) for entry, text, _ in going],
-        [
-            ("queued", plural(n, "cell"), why)
-            for why, n in Counter(each.reason for each in state["queued"]).most_common()
-        ],
+        [("queued", plural(n, "cell"), why) for why, n in waits.most_common()],
         wrong,
     ]
     most = max(2, (height - 6) // max(1, sum(map(bool, groups))) - 1)
     rows = [row for rows in groups for row in _first(rows, most)]
     ended = ledger.count("done", "failed", "timed out", "cancelled")
-    lines = [summary, f"{ended} of {len(ledger.entries)} ended; {left}", ""]
+    lines = [summary, f"{ended} of {'at most ' * bool(ledger.reached)}{len(ledger.entries)} ended; {left}", ""]
     return View(
         lines=lines + (to_lines(table_of(("state", "cell", ""), rows, texts=(0, 1, 2))) if rows else []),
         news={": ".join(row): ": ".join(row) for row in wrong} | {f"{summary} {busy}": f"{summary}; {left}"},
@@ -160,12 +159,12 @@ def run_now(directory: Path) -> dict[str, Any]:
     own = np.median(step - sync, axis=1)  # all but the wait for other ranks
     late = [own[k] - np.median(np.delete(own, k)) if len(own) > 1 else math.nan for k in range(len(own))]
     for k, (rank, host) in enumerate(records.hosts_of(record, rows).items()):
-        times = {"step_s": _known(step[k].mean()), "wait_s": _known(sync[k].mean()), "late_s": _known(late[k])}
-        found["ranks"].append({"rank": rank, "host": host, **times})
+        times = {"step_s": step[k].mean(), "wait_s": sync[k].mean(), "late_s": late[k]}
+        found["ranks"].append({"rank": rank, "host": host} | {n: finite_or_none(each) for n, each in times.items()})
     return found | {
-        "steps_per_s": _known((common - first) / seconds),
-        "samples_per_s": _known(samples.sum() / seconds),
-        "wait_share": _known(sync.sum() / step.sum()),
+        "steps_per_s": finite_or_none((common - first) / seconds),
+        "samples_per_s": finite_or_none(samples.sum() / seconds),
+        "wait_share": finite_or_none(sync.sum() / step.sum()),
         "slowest_rank": list(rows)[int(np.nanargmax(late))] if np.isfinite(late).any() else None,
     }
 
@@ -176,10 +175,6 @@ def _last_step(directory: Path) -> tuple[int, int, float] | None:
     if at is None and (rows := noted_steps(directory).get(0)) and (steps := len(rows["step_s"])):
         at = steps, int(rows["epoch"][-1]), float(rows["begin_s"][-1] + rows["step_s"][-1] - rows["begin_s"][0])
     return at
-
-
-def _known(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
 
 
 def run_view(directory: Path, *, height: int = 24) -> View:

@@ -43,11 +43,12 @@ def write_rows(directory: Path, rows: Mapping[int, Mapping[str, Any]]) -> None:
 
 
 def write_command_run(
-    directory: Path, *, workers: int, wall_s: float, repeat: int = 0, said: float | None = None
+    directory: Path, *, workers: int, wall_s: float, repeat: int = 0, said: float | None = None, **told: Any
 ) -> None:
     """Write the run of a command in which no step was seen; `said`: the rate that its output says."""
     rate = 1 / wall_s if said is None else said
     begun = record(
+        **told,
         repeat=repeat,
         pid=1,
         requested={"typed": ["horovod-study", "record", "--", "./train.sh"], "declared": "command", "batch": 1},

@@ -302,11 +302,13 @@ def _unlike(files: Mapping[str, str], there: Mapping[str, str]) -> dict[str, str
 def _not_recounted(study: Study) -> list[tuple[str, str]]:
     """Return which totals of these runs no kept row tells, and of which runs all."""
     names = {name for each in study.recounts if each.totals for name in each.not_recounted}
-    without = [each.run for each in study.recounts if not each.totals]
+    whole = [name for name, each in study.records.items() if records.is_command(each)]
+    without = [each.run for each in study.recounts if not each.totals and each.run not in whole]
     bare = [name for name, each in study.records.items() if each.state() == "done" and not each.digest]
     cases = (
         (bare, f"changes before it was analysed of {_some(bare)}", "an older program wrote no digests of it"),
         (names, ", ".join(sorted(names)), "no kept row tells it"),
+        (whole, f"totals of {_some(whole)}", "no step was seen, so that no row tells them"),
         (without, f"totals of {_some(without)}", "have no totals"),
     )
     return [(what, why) for those, what, why in cases if those]
