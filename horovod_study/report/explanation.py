@@ -35,7 +35,7 @@ def page(found: Explanation, *, width: int = WIDE) -> list[str]:
     """Return the explanation as lines of at most `width` characters, but for tables and commands."""
     sections = (
         ("", _head(found)),
-        (" ", _first(found.top, len(found.last))),
+        (" ", _first(found.top, len(found.last), found.cells)),
         ("Where the time of a step goes", _time(found)),
         ("Who is slow", _slow(found)),
         ("What more workers add to a step", _growth(found)),
@@ -78,10 +78,13 @@ def _head(found: Explanation) -> Iterable[Said]:
         yield f"{len(found.names)} runs ({states}), {len(found.last)} series{on}"
 
 
-def _first(cell: Cell, count: int) -> Iterable[Said]:
+def _first(cell: Cell, count: int, others: Sequence[Cell]) -> Iterable[Said]:
     """Yield what a reader must know before any number."""
     where = _where(cell, count)
     yield from (f"- {where}{each if where else each[0].upper() + each[1:]}." for each in cell.first)
+    for each in others:
+        if each.unsteady and each is not cell:
+            yield f"- Run {listed(each.unsteady[:3])} was disturbed: nothing is compared with it."
 
 
 def _time(found: Explanation) -> Iterable[Said]:

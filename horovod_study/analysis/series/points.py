@@ -18,7 +18,16 @@ from horovod_study.analysis import stats
 from horovod_study.analysis.laws.amdahl import karp_flatt
 from horovod_study.analysis.series.baseline_commands import remedy
 from horovod_study.analysis.series.baselines import OWN, impossibilities
-from horovod_study.analysis.series.culprits import CULPRITS, UNSTEADY, culprits, incredible, passes, unsteady, withheld
+from horovod_study.analysis.series.culprits import (
+    CULPRITS,
+    UNSTEADY,
+    culprits,
+    disturbed,
+    incredible,
+    passes,
+    unsteady,
+    withheld,
+)
 from horovod_study.analysis.series.turns import StudyTurns, against, components
 from horovod_study.analysis.series.turns import doubts as doubts_of_turns
 from horovod_study.config import LAPS
@@ -120,6 +129,7 @@ OF_WINDOWS = ("outside_share", "stall_s", "epoch_steps", "epoch_samples")
 
 _WIDE_SPREAD = 0.10
 _UNEQUAL_BASELINES = 0.05
+_DISTURBED = 1.25
 FEW_STEPS = 100
 
 
@@ -489,8 +499,8 @@ def scaling_points(
             base = baseline_place(rows, row, kind)
             share = 1 if base is None else rows[base]["workers"]  # of a table that does not begin with one worker
             over = None if base is None else values[base] / share
-            disturbed = base not in (None, place) and unsteady(rows[base])
-            row.update(_against(row, values[place], kind, over, itself=base == place, disturbed=disturbed))
+            whose = "" if base in (None, place) else disturbed(unsteady(row), unsteady(rows[base]))
+            row.update(_against(row, values[place], kind, over, itself=base == place, disturbed=whose))
             if base not in (None, place):
                 _beside(row, rows[base], kind)
             found = turns.estimate(names[place], names[base]) if turns and base not in (None, place) else None
@@ -559,9 +569,11 @@ def texts(table: pd.DataFrame, name: str) -> "pd.Series[str]":
     return known.fillna("").astype(str)
 
 
-def disturbed_runs(rows: pd.DataFrame) -> int:
-    """Return of how many rows of a run table the recorder says that the run was not steady."""
-    return int(texts(rows, "steady_doubt").str.contains(UNSTEADY).sum())
+def disturbed_runs(rows: pd.DataFrame) -> "pd.Series[bool]":
+    """Return of which rows of a run table the recorder says that steps became _DISTURBED times as long, or short."""
+    told = texts(rows, "steady_doubt").str.extract(rf"{UNSTEADY}.* ([\d.]+) % (longer|less)")
+    share = told[0].astype(float) / 100
+    return (1 + share).where(told[1] == "longer", 1 / (1 - share)) >= _DISTURBED
 
 
 def whole_runs(accounting: pd.DataFrame) -> pd.DataFrame:
@@ -648,7 +660,7 @@ def _point(cell: pd.DataFrame) -> dict[str, Any]:
     elif math.isfinite(whole) and row["epoch_steps"] in (int(whole), math.ceil(whole)):
         row["data_passes"] = float(row["workers"])
     row["apart"] = max(texts(good, "apart"), default="")
-    row["unsteady"] = disturbed_runs(good)
+    row["unsteady"] = int(disturbed_runs(good).sum())
     row |= {"base_threads": math.nan, "base_unsteady": False, "speedup_whole": math.nan}
     for column in OF_RANKS:
         row[f"{column}_min"], row[f"{column}_max"] = (stats.of_all(good[column], of) for of in (np.min, np.max))
@@ -741,7 +753,7 @@ def _same(one: float, other: float) -> bool:
     return one == other or (math.isnan(one) and math.isnan(other))
 
 
-def _against(row: dict[str, Any], x: Any, kind: str, base: Any, *, itself: bool, disturbed: bool) -> dict[str, float]:
+def _against(row: dict[str, Any], x: Any, kind: str, base: Any, *, itself: bool, disturbed: str) -> dict[str, float]:
     """Return the columns of `row` relative to one baseline; only the baseline's own of a speedup that is withheld.
 
     _min and _max are the slowest and the fastest repeat over the baseline's median, _low and _high the 95 % interval

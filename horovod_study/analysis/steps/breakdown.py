@@ -14,7 +14,7 @@ import pandas as pd
 
 from horovod_study.analysis import stats
 from horovod_study.analysis.series import points
-from horovod_study.analysis.series.culprits import incredible
+from horovod_study.analysis.series.culprits import disturbed, incredible
 from horovod_study.analysis.stats import Floats
 from horovod_study.text.words import plural
 
@@ -68,8 +68,8 @@ def split(table: pd.DataFrame) -> pd.DataFrame:
         if not timed.empty:
             first = {f"{name}": value for name, value in cell.iloc[0].items()}
             values = folded(timed[[*points.LAP_COLUMNS, "step_s"]].to_numpy(dtype=np.float64))
-            names, disturbed = tuple(timed["repeat"]), 2 * points.disturbed_runs(timed) >= len(timed)
-            cells.append({**first, "repeats": len(timed), "values": values, "names": names, "disturbed": disturbed})
+            names, moved = tuple(timed["repeat"]), 2 * points.disturbed_runs(timed).sum() >= len(timed)
+            cells.append({**first, "repeats": len(timed), "values": values, "names": names, "disturbed": moved})
     rows = [row for cell in cells for row in _rows(cell, cells)]
     if all(math.isnan(row["mean_s"]) for row in rows if row["lap"] == "compute"):
         rows = [row for row in rows if row["lap"] != "compute"]
@@ -178,7 +178,8 @@ def _growth(cell: dict[str, Any], cells: list[dict[str, Any]], kind: str) -> tup
         return unknown, unknown, unknown, "no baseline", ""
     base, scale = cells[place], cell["batch"] / cell["ref_batch"]
     faster = cell["workers"] * scale * base["values"][:, -1].mean() / cell["values"][:, -1].mean()
-    if cell.get("apart") or incredible(faster, cell["workers"], disturbed=base["disturbed"]):
+    whose = "" if base is cell else disturbed(cell["disturbed"], base["disturbed"])
+    if cell.get("apart") or incredible(faster, cell["workers"], disturbed=whose):
         return unknown, unknown, unknown, "the speedup is withheld", ""
     alone = base["values"].copy()
     if not np.isnan(alone[:, _PLACES["compute"]]).any():

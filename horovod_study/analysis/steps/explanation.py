@@ -24,7 +24,7 @@ from horovod_study.analysis.forecast.prediction import predict
 from horovod_study.analysis.series import culprits
 from horovod_study.analysis.series.baseline_commands import again, baseline_command
 from horovod_study.analysis.series.exchange import points_of
-from horovod_study.analysis.series.points import efficiency_doubts, levelled, measured, scaling_points
+from horovod_study.analysis.series.points import disturbed_runs, efficiency_doubts, levelled, measured, scaling_points
 from horovod_study.analysis.series.turns import StudyTurns
 from horovod_study.analysis.stats import Interval
 from horovod_study.analysis.steps.accounting import Accounting, RunAccount, account, account_run
@@ -72,7 +72,7 @@ class Cell:
     calls: Mapping[str, Any] | None = None  # collective calls of the script's own in a step
     apart: str = ""  # why its workers do not train one model; see culprits.APART
     withheld: str = ""  # why no speedup is given where there is a baseline
-    unsteady: bool = False  # whether it was disturbed
+    unsteady: tuple[str, ...] = ()  # its disturbed runs, where they are half of all or more
     loader_thread: bool = False  # whether another thread than the training's has fetched batches
 
 
@@ -238,7 +238,9 @@ def _cells(
             nodes=float(keys[2]),
             runs=tuple(used),
             samples_per_s=stats.finite_or_none(float(finished["samples_per_s"].median())),
-            efficiency=next((float(each) for kind in BASES for each in own[f"efficiency_{kind}"].dropna()), None),
+            efficiency=None
+            if culprits.withheld(point)
+            else next((float(each) for kind in BASES for each in own[f"efficiency_{kind}"].dropna()), None),
             step_s=float(by_part["step"]),
             parts_s={part: stats.finite_or_none(by_part.get(part, math.nan)) for part in PARTS[:-1]},
             outside=outside,
@@ -250,7 +252,7 @@ def _cells(
             calls=record.effective.get("calls"),
             apart=point["apart"],
             withheld=culprits.withheld(point),
-            unsteady=culprits.unsteady(point),
+            unsteady=tuple(finished["run"][disturbed_runs(finished)]) if culprits.unsteady(point) else (),
             loader_thread=bool(record.effective.get("loader_thread")),
         )
         if alone is None and cell.workers == 1 and outside is not None and outside.where:
@@ -267,7 +269,15 @@ def _first(cell: Cell, point: Mapping[str, Any]) -> Iterator[str]:
         share = percent((cell.parts_s["residual"] or 0.0) / cell.step_s)
         yield f"a thread loads the batches, and the training waits for it outside all laps, {share} of the step"
     if cell.unsteady:
-        yield f"{cell.runs[0]} was disturbed, so that no advice follows from its times"
+        yield f"{_disturbed(cell)}, so that no advice follows from its times"
+
+
+def _disturbed(cell: Cell) -> str:
+    return (
+        f"run {' and '.join(cell.unsteady)} was disturbed"
+        if len(cell.unsteady) < 3
+        else (f"{len(cell.unsteady)} runs were disturbed, such as {cell.unsteady[0]}")
+    )
 
 
 def _with_communication(cell: Cell, runs: Sequence[RunAccount]) -> Cell:
@@ -353,8 +363,8 @@ def _growth(table: pd.DataFrame, cells: Sequence[Cell]) -> tuple[list[Growth], s
         else:
             continue
         how: dict[str, Any] = {"series": cell.series, "base": base, "workers": cell.workers, "parts_s": parts}
-        found.append(Growth(**how, step_s=step, unsteady=cell.unsteady or first.unsteady))
-    withheld = [f"no speedup: {cell.withheld}" for cell in _last(cells) if cell.withheld]
+        found.append(Growth(**how, step_s=step, unsteady=bool(cell.unsteady or first.unsteady)))
+    withheld = [f"no speedup: {cell.withheld}" for cell in _last(cells) if cell.withheld and cell.workers > 1]
     if found or withheld or all(cell.workers == 1 for cell in cells):
         return found, "" if found else next(iter(withheld), "no run has several workers")
     return [], "one worker count only, and no run of one worker with the same work beside it"
@@ -455,12 +465,12 @@ def _of_meaning(f: _Facts, base_line: str) -> Iterator[tuple[int, Help]]:
         more = Interval(value=math.nan if point["base_unsteady"] or cell.withheld else max(0.0, base / own - 1))
         yield 1, f.help("threads", what, more, base_line and f"OMP_NUM_THREADS={own:.0f} {base_line}", of="speedup")
     share, outside = cell.outside_share or 0.0, cell.outside
-    if share >= culprits.WORTH:
+    if share >= culprits.WORTH and not cell.unsteady:
         each = "" if outside is None or not outside.where else f", {rounded(outside.gap_s, 3)} s {outside.where}"
         how = "let all ranks share the evaluation, and write" if cell.workers > 1 else "evaluate more rarely, write"
         what = f"shorten what is outside of steps, {percent(share)} of the time{each}: {how} fewer checkpoints"
         yield 1, f.help("outside", what, _gain(share, 1.0), of="samples/s of the whole training")
-    if cell.stalls is not None and f.worth(cell.stall_s, culprits.STALLED):
+    if cell.stalls is not None and not cell.unsteady and f.worth(cell.stall_s, culprits.STALLED):
         yield 1, f.help("stalls", _stall_words(cell, cell.stalls), cell.stall_s)
     if calls := _call_words(cell):
         what = f"average all gradients in one message, a flat one or that of DistributedDataParallel: {calls}"

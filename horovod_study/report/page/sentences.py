@@ -59,7 +59,7 @@ def headline(analysis: Analysis) -> str:
         why = f"; no speedup: {found['withheld']}" if found.get("withheld") else ""
         return f"{place}{plural(found['workers'], 'worker')} process {rate}{why}"
     if found["workers"] == 1:
-        return f"{place}only single workers have finished so far"
+        return f"{place}{'only' if place else 'Only'} single workers have finished so far"
     workers, low, high = plural(found["workers"], "worker"), best["low"], best["high"]
     if low is not None and low <= 1 <= high:
         times = with_interval(best["speedup"], low, high)
@@ -370,7 +370,9 @@ def _overheads(overheads: Sequence[Mapping[str, Any]], labels: Mapping[str, str]
     costs, ties = [], []
     for each in overheads:
         label, low, high = labels[each["series"]], each["low"], each["high"]
-        if low is None or low <= 1 <= high:
+        if low is None:  # one measurement: nobody can say
+            continue
+        if low <= 1 <= high:
             ties.append(label)
         else:
             side = "slower" if each["speedup"] < 1 else "faster"
