@@ -111,7 +111,10 @@ def threads(row: Row) -> str:
 def same_threads(row: Row) -> str:
     """Return what makes a baseline with as many threads as the workers of a point."""
     count = f"{row['rank_threads']:.0f}"
-    return f"OMP_NUM_THREADS={count}, also before torchrun --nproc-per-node 1, makes a baseline with {count}"
+    return (
+        f"OMP_NUM_THREADS={count}, also before torchrun --nproc-per-node 1, makes a baseline with {count}, in a "
+        f"study file run: {{threads: {count}}}"
+    )
 
 
 def _outside(row: Row) -> str:
@@ -156,6 +159,13 @@ CULPRITS = (
         brief=threads,
         holds=lambda row: row["workers"] > 1 and 0 < row["base_threads"] != row["rank_threads"] > 0,
         words=lambda row: f"{threads(row)}: they are not compared alike; {same_threads(row)}",
+    ),
+    Culprit(
+        name="tensors",
+        flag="its workers average tensor by tensor",
+        brief=lambda row: f"the script makes {row['calls']}",
+        holds=lambda row: row["workers"] > 1 and row["apart"] in ("", "parted") and row["calls"] != "",
+        words=lambda row: f"the script makes {row['calls']}",
     ),
     Culprit(
         name="outside",

@@ -659,7 +659,7 @@ def _point(cell: pd.DataFrame) -> dict[str, Any]:
         row["data_passes"] = min(1.0, row["data_passes"])
     elif math.isfinite(whole) and row["epoch_steps"] in (int(whole), math.ceil(whole)):
         row["data_passes"] = float(row["workers"])
-    row["apart"] = max(texts(good, "apart"), default="")
+    row["apart"], row["calls"] = (max(texts(good, name), default="") for name in ("apart", "calls"))
     row["unsteady"] = int(disturbed_runs(good).sum())
     row |= {"base_threads": math.nan, "base_unsteady": False, "speedup_whole": math.nan}
     for column in OF_RANKS:
@@ -1004,8 +1004,8 @@ def _doubt_spread(points: pd.DataFrame) -> Iterator[str]:
             for _, row in rows.iterrows()
         )
         yield (
-            f"{series}: repeats spread by {places}, slowest to fastest over the median; other load or an unstable "
-            "transport is the usual cause."
+            f"{series}: repeats spread by {places}, slowest to fastest over the median; other load"
+            f"{' or an unstable transport' * (rows['backend'].iloc[0] != COMMAND)} is the usual cause."
         )
 
 

@@ -37,7 +37,7 @@ from horovod_study.analysis.steps.stragglers import CAUSES, MIN_STEPS, Lateness
 from horovod_study.errors import AnalysisError
 from horovod_study.records import RecordedRun
 from horovod_study.roles import Role
-from horovod_study.text.numbers import amount, milliseconds, percent, rounded
+from horovod_study.text.numbers import milliseconds, percent, rounded
 from horovod_study.text.words import plural
 from horovod_study.workloads import packaged
 
@@ -208,7 +208,9 @@ def explain(
     alone = named[(named["workers"] == 1) & (named["model"] == facts.point["model"])].to_dict("records")
     beside = [*_quicker_series(found, named, turns), *_missing_baseline(found, named, names)]
     beside += _more_workers(found, named, cells)
-    return replace(found, help=tuple(_advice(facts, next((again(row, names) for row in alone), ""), beside)))
+    disturbed = named[named["run"].isin(found.top.unsteady)].to_dict("records")
+    lines = [next((again(row, names) for row in rows), "") for rows in (alone, disturbed)]
+    return replace(found, help=tuple(_advice(facts, *lines, beside)))
 
 
 # ---------------------------------------------------------------------------------------------------- what there is
@@ -264,7 +266,6 @@ def _cells(
 def _first(cell: Cell, point: Mapping[str, Any]) -> Iterator[str]:
     """Yield what a reader must know before any number of a cell."""
     yield from culprits.told(point)
-    yield from filter(None, [_call_words(cell)])
     if cell.loader_thread and (cell.parts_s["residual"] or 0.0) > UNEXPLAINED * cell.step_s:
         share = percent((cell.parts_s["residual"] or 0.0) / cell.step_s)
         yield f"a thread loads the batches, and the training waits for it outside all laps, {share} of the step"
@@ -431,13 +432,16 @@ class _Facts:
         return Help(what=what, name=name, command=command, **sized)
 
 
-def _advice(facts: _Facts, base_line: str, beside: Iterable[Help]) -> Iterator[Help]:
+def _advice(facts: _Facts, base_line: str, again_line: str, beside: Iterable[Help]) -> Iterator[Help]:
     """Yield what the steps with the most workers say, and what runs beside them say; what matters most first."""
     cell = facts.cell
     told = [*_of_meaning(facts, base_line), *((2, each) for each in beside)]
     if cell.unsteady:
-        what = f"record {cell.runs[0]} again on a quiet machine: it was disturbed, so no advice follows from its times"
-        told.append((2, facts.help("unsteady", what, command=_line("doctor"))))
+        first = cell.unsteady[0]
+        what = f"record {first} again on a quiet machine: {_disturbed(cell)}, so no advice follows from its times"
+        if not again_line:
+            what += f"; delete {facts.run.directory.parent / first}, and the study file makes it again"
+        told.append((2, facts.help("unsteady", what, command=again_line)))
     elif not cell.withheld or cell.apart:  # with a speedup that cannot be, the times of one of the two are wrong
         told += [(2, each) for make in (_of_ranks, _of_parts, _of_communication) for each in make(facts)]
     yield from (each for _, each in sorted(told, key=lambda pair: (pair[0], -_least(pair[1]))))
@@ -472,20 +476,10 @@ def _of_meaning(f: _Facts, base_line: str) -> Iterator[tuple[int, Help]]:
         yield 1, f.help("outside", what, _gain(share, 1.0), of="samples/s of the whole training")
     if cell.stalls is not None and not cell.unsteady and f.worth(cell.stall_s, culprits.STALLED):
         yield 1, f.help("stalls", _stall_words(cell, cell.stalls), cell.stall_s)
-    if calls := _call_words(cell):
-        what = f"average all gradients in one message, a flat one or that of DistributedDataParallel: {calls}"
+    if "tensors" in point["flags"].split():
+        what = "average all gradients in one message, a flat one or that of DistributedDataParallel: the script makes "
+        what += point["calls"]
         yield 1, f.help("tensors", what, math.nan if cell.unsteady else f.cost_s)
-
-
-def _call_words(cell: Cell) -> str:
-    """Return how a script averages tensor by tensor, more than 4 calls a step of 2 MB at most; "" where it does not."""
-    calls = cell.calls or {}
-    small = (calls.get("bytes_median") or 0) <= 2e6
-    if cell.workers == 1 or cell.apart not in ("", "parted") or (calls.get("per_step") or 0) <= 4 or not small:
-        return ""
-    names = " and ".join(calls.get("names") or {"collective": 0})
-    size = f", each of at most {amount(calls['bytes_max'])}" if calls.get("bytes_max") else ""
-    return f"the script makes {calls['per_step']:.0f} calls of {names} in a step{size}"
 
 
 def _stall_words(cell: Cell, stalls: Stalls) -> str:
