@@ -499,7 +499,7 @@ def scaling_points(
             base = baseline_place(rows, row, kind)
             share = 1 if base is None else rows[base]["workers"]  # of a table that does not begin with one worker
             over = None if base is None else values[base] / share
-            whose = "" if base in (None, place) else disturbed(unsteady(row), unsteady(rows[base]))
+            whose = disturbed(unsteady(row), base not in (None, place) and unsteady(rows[base]))
             row.update(_against(row, values[place], kind, over, itself=base == place, disturbed=whose))
             if base not in (None, place):
                 _beside(row, rows[base], kind)

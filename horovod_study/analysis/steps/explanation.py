@@ -201,7 +201,7 @@ def explain(
         growth=tuple(growth),
         why_no_growth=why_no_growth,
         help=(),
-        doubts=tuple(dict.fromkeys([*efficiency_doubts(places), *_doubts(accounting, looked.values())])),
+        doubts=tuple(dict.fromkeys([*efficiency_doubts(places), *_doubts(accounting, looked.values(), kept.values())])),
     )
     names = [*taken, *(str(each) for each in named["run"])]
     facts = _Facts(found, points, kept, slower)
@@ -371,13 +371,16 @@ def _growth(table: pd.DataFrame, cells: Sequence[Cell]) -> tuple[list[Growth], s
     return [], "one worker count only, and no run of one worker with the same work beside it"
 
 
-def _doubts(accounting: Accounting, looked: Iterable[Inspection | str]) -> list[str]:
+def _doubts(accounting: Accounting, looked: Iterable[Inspection | str], records: Iterable[RecordedRun]) -> list[str]:
     """Return what a reader must know, each once."""
     told = [each for each in looked if isinstance(each, Inspection)]
     doubts = [*accounting.doubts, *(f"{each.name}: {note}" for each in told for note in each.stragglers.notes)]
-    used = [run.seen.other_cores for run in accounting.runs if run.seen is not None]
+    used = [
+        max(filter(None, (record.record.effective.get("other_programs_cores") or {}).values()), default=0.0)
+        for record in records
+    ]
     if busy := [cores for cores in used if cores >= BUSY_CORES]:
-        runs = f"{len(busy)} of {len(accounting.runs)} runs"
+        runs = f"{len(busy)} of {plural(len(used), 'run')}"
         doubts.append(f"other programs used up to {max(busy):.1f} cores during {runs}")
     return doubts
 
