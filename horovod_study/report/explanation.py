@@ -249,7 +249,6 @@ def _growth(found: Explanation) -> Iterable[Said]:
 def _grown(growth: Growth) -> str:
     step = growth.step_s
     chance = ", which may be chance" if step.known and not step.excludes(0) else ""
-    chance = ", of which one was disturbed" if growth.unsteady else chance
     known_parts = [(part, value) for part, value in growth.parts_s.items() if value is not None]
     worth = sorted((each for each in known_parts if abs(each[1]) >= 0.05 * abs(step.value)), key=lambda each: -each[1])
     of_it = ", ".join(f"{_NAMES.get(part, part)} {signed(milliseconds(value))}" for part, value in worth)

@@ -55,17 +55,15 @@ def unsteady(row: Row) -> bool:
     return bool(row["repeats"]) and 2 * int(row["unsteady"]) >= int(row["repeats"])
 
 
-def disturbed(run: bool, baseline: bool) -> str:
-    """Return in words which of two runs was disturbed, "" where none was."""
-    return "the baseline" if baseline else "the run" if run else ""
-
-
-def incredible(speedup: float, workers: int, *, disturbed: str) -> str:
-    """Return why a speedup is not given: one of the two runs was disturbed, or it cannot be."""
+def incredible(speedup: float, workers: int, *, disturbed: tuple[bool, bool]) -> str:
+    """Return why a speedup is not given: the run or its baseline was `disturbed`, or it cannot be."""
     cannot = (
         f", and the ratio of {speedup:.4g} with {workers:.0f} workers cannot be one" if speedup > workers > 1 else ""
     )
-    why = f"{disturbed} is not steady{cannot}" if disturbed else impossible("speedup", speedup=speedup, workers=workers)
+    which = "the baseline" if disturbed[1] else "the run"
+    why = (
+        f"{which} is not steady{cannot}" if any(disturbed) else impossible("speedup", speedup=speedup, workers=workers)
+    )
     return why.replace("a speedup of", "a ratio of")
 
 
@@ -78,11 +76,11 @@ def withheld(row: Row) -> str:
     if row["missing"] or not kinds or any(row[f"speedup_{kind}"] > 0 for kind in kinds):
         return ""
     speedup = float(row["samples_per_s_median"] / row[f"base_{kinds[0]}_samples_per_s"])
-    return incredible(speedup, row["workers"], disturbed=disturbed(unsteady(row), row["base_unsteady"]))
+    return incredible(speedup, row["workers"], disturbed=(unsteady(row), row["base_unsteady"]))
 
 
 def _wrong(row: Row) -> str:
-    return disturbed(unsteady(row), row["base_unsteady"]) or "the baseline"
+    return "the run" if unsteady(row) and not row["base_unsteady"] else "the baseline"
 
 
 def whose_data(row: Row) -> str:

@@ -18,16 +18,7 @@ from horovod_study.analysis import stats
 from horovod_study.analysis.laws.amdahl import karp_flatt
 from horovod_study.analysis.series.baseline_commands import remedy
 from horovod_study.analysis.series.baselines import OWN, impossibilities
-from horovod_study.analysis.series.culprits import (
-    CULPRITS,
-    UNSTEADY,
-    culprits,
-    disturbed,
-    incredible,
-    passes,
-    unsteady,
-    withheld,
-)
+from horovod_study.analysis.series.culprits import CULPRITS, UNSTEADY, culprits, incredible, passes, unsteady, withheld
 from horovod_study.analysis.series.turns import StudyTurns, against, components
 from horovod_study.analysis.series.turns import doubts as doubts_of_turns
 from horovod_study.config import LAPS
@@ -130,6 +121,7 @@ OF_WINDOWS = ("outside_share", "stall_s", "epoch_steps", "epoch_samples")
 _WIDE_SPREAD = 0.10
 _UNEQUAL_BASELINES = 0.05
 _DISTURBED = 1.25
+_PROCESSES = {"own": "several processes", "none": "one process"}  # by the reduction that no library makes
 FEW_STEPS = 100
 
 
@@ -392,7 +384,8 @@ def _names(families: Sequence[_Family], told: Sequence[str]) -> dict[str, _Famil
         twins = [other for other, its in zip(families, plain, strict=True) if its == name]
         words = [name]
         if len({twin.settings["reduction"] for twin in twins}) > 1:
-            words.append(family.settings["reduction"])
+            own = f"{family.settings['reduction']}"
+            words.append(_PROCESSES.get(own, own) if family.settings["backend"] == "serial" else own)
         if len({f"{twin.train_samples}" for twin in twins}) > 1:
             size = "unknown" if math.isnan(family.train_samples) else f"{family.train_samples:.0f}"
             words.append(f"{size} samples{' per worker' if family.kind == 'weak, growing data' else ''}")
@@ -499,8 +492,8 @@ def scaling_points(
             base = baseline_place(rows, row, kind)
             share = 1 if base is None else rows[base]["workers"]  # of a table that does not begin with one worker
             over = None if base is None else values[base] / share
-            whose = disturbed(unsteady(row), base not in (None, place) and unsteady(rows[base]))
-            row.update(_against(row, values[place], kind, over, itself=base == place, disturbed=whose))
+            moved = (unsteady(row), base not in (None, place) and unsteady(rows[base]))
+            row.update(_against(row, values[place], kind, over, itself=base == place, disturbed=moved))
             if base not in (None, place):
                 _beside(row, rows[base], kind)
             found = turns.estimate(names[place], names[base]) if turns and base not in (None, place) else None
@@ -609,6 +602,7 @@ def _derived(row: Mapping[str, Any]) -> dict[str, float]:
 def _flags(row: Mapping[str, Any]) -> list[str]:
     kinds = ["plain"] if row["backend"] == "serial" else ["plain", "wrapped"]
     mixed, several = row["mode"] == "mixed", row["workers"] > 1
+    known = mixed or row["backend"] == COMMAND  # of which another sentence says what is missing
     above = [kind for kind in kinds if several and row[f"efficiency_{kind}"] > 1]
     resolved = any(row[f"efficiency_{kind}_low"] > 1 for kind in above)
     spread = (row["samples_per_s_max"] - row["samples_per_s_min"]) / row["samples_per_s_median"]
@@ -616,7 +610,7 @@ def _flags(row: Mapping[str, Any]) -> list[str]:
         "missing": row["missing"],
         "failed": row["failed"] > 0,
         "mixed": mixed,
-        **{f"no_{kind}_baseline": not mixed and math.isnan(row[f"base_{kind}_samples_per_s"]) for kind in kinds},
+        **{f"no_{kind}_baseline": not known and math.isnan(row[f"base_{kind}_samples_per_s"]) for kind in kinds},
         "few_repeats": 0 < row["repeats"] < stats.MIN_REPEATS,
         "wide_spread": spread > _WIDE_SPREAD,
         "superlinear": resolved,
@@ -753,7 +747,9 @@ def _same(one: float, other: float) -> bool:
     return one == other or (math.isnan(one) and math.isnan(other))
 
 
-def _against(row: dict[str, Any], x: Any, kind: str, base: Any, *, itself: bool, disturbed: str) -> dict[str, float]:
+def _against(
+    row: dict[str, Any], x: Any, kind: str, base: Any, *, itself: bool, disturbed: tuple[bool, bool]
+) -> dict[str, float]:
     """Return the columns of `row` relative to one baseline; only the baseline's own of a speedup that is withheld.
 
     _min and _max are the slowest and the fastest repeat over the baseline's median, _low and _high the 95 % interval

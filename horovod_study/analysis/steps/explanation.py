@@ -106,7 +106,6 @@ class Growth:
     workers: int
     parts_s: Mapping[str, float | None]  # breakdown.PARTS but step
     step_s: Interval
-    unsteady: bool = False  # whether one of the two was disturbed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -234,15 +233,14 @@ def _cells(
         record = records[used[0]].record
         point = {f"{name}": value for name, value in own.iloc[0].items()}
         outside = next((run.outside for run in recorded), None)
+        ways = () if culprits.withheld(point) else BASES
         cell = Cell(
             series=str(keys[0]),
             workers=int(keys[1]),
             nodes=float(keys[2]),
             runs=tuple(used),
             samples_per_s=stats.finite_or_none(float(finished["samples_per_s"].median())),
-            efficiency=None
-            if culprits.withheld(point)
-            else next((float(each) for kind in BASES for each in own[f"efficiency_{kind}"].dropna()), None),
+            efficiency=next((float(each) for kind in ways for each in own[f"efficiency_{kind}"].dropna()), None),
             step_s=float(by_part["step"]),
             parts_s={part: stats.finite_or_none(by_part.get(part, math.nan)) for part in PARTS[:-1]},
             outside=outside,
@@ -270,15 +268,8 @@ def _first(cell: Cell, point: Mapping[str, Any]) -> Iterator[str]:
         share = percent((cell.parts_s["residual"] or 0.0) / cell.step_s)
         yield f"a thread loads the batches, and the training waits for it outside all laps, {share} of the step"
     if cell.unsteady:
-        yield f"{_disturbed(cell)}, so that no advice follows from its times"
-
-
-def _disturbed(cell: Cell) -> str:
-    return (
-        f"run {' and '.join(cell.unsteady)} was disturbed"
-        if len(cell.unsteady) < 3
-        else (f"{len(cell.unsteady)} runs were disturbed, such as {cell.unsteady[0]}")
-    )
+        more = f" (and {len(cell.unsteady) - 1} more)" if len(cell.unsteady) > 1 else ""
+        yield f"run {cell.unsteady[0]} was disturbed{more}, so that no advice follows from its times"
 
 
 def _with_communication(cell: Cell, runs: Sequence[RunAccount]) -> Cell:
@@ -348,7 +339,7 @@ def _growth(table: pd.DataFrame, cells: Sequence[Cell]) -> tuple[list[Growth], s
         whole: dict[Any, Any] = rows.loc["step"].to_dict()
         kind = next((each for each in BASES if math.isfinite(whole[f"minus_{each}_s"])), None)
         first = next(each for each in cells if each.series == cell.series)
-        if cell.withheld:
+        if cell.withheld or cell.unsteady or first.unsteady:
             continue
         if cell.workers > 1 and kind is not None:
             minus = rows[f"minus_{kind}_s"]
@@ -364,25 +355,35 @@ def _growth(table: pd.DataFrame, cells: Sequence[Cell]) -> tuple[list[Growth], s
         else:
             continue
         how: dict[str, Any] = {"series": cell.series, "base": base, "workers": cell.workers, "parts_s": parts}
-        found.append(Growth(**how, step_s=step, unsteady=bool(cell.unsteady or first.unsteady)))
+        found.append(Growth(**how, step_s=step))
     withheld = [f"no speedup: {cell.withheld}" for cell in _last(cells) if cell.withheld and cell.workers > 1]
     if found or withheld or all(cell.workers == 1 for cell in cells):
         return found, "" if found else next(iter(withheld), "no run has several workers")
+    if len({cell.workers for cell in cells if cell.series == _last(cells)[-1].series}) > 1:
+        return [], "a run is not steady"
     return [], "one worker count only, and no run of one worker with the same work beside it"
 
 
 def _doubts(accounting: Accounting, looked: Iterable[Inspection | str], records: Iterable[RecordedRun]) -> list[str]:
     """Return what a reader must know, each once."""
     told = [each for each in looked if isinstance(each, Inspection)]
-    doubts = [*accounting.doubts, *(f"{each.name}: {note}" for each in told for note in each.stragglers.notes)]
-    used = [
-        max(filter(None, (record.record.effective.get("other_programs_cores") or {}).values()), default=0.0)
-        for record in records
-    ]
+    doubts = list(filter(None, map(_not_said, accounting.doubts)))
+    doubts += [f"{each.name}: {note}" for each in told for note in each.stragglers.notes]
+    seen = {run.run: run.seen.other_cores for run in accounting.runs if run.seen is not None}
+    began = {run.name: run.record.effective.get("other_programs_cores") or {} for run in records}
+    used = [seen.get(run, max(filter(None, cores.values()), default=0.0)) for run, cores in began.items()]
     if busy := [cores for cores in used if cores >= BUSY_CORES]:
         runs = f"{len(busy)} of {plural(len(used), 'run')}"
         doubts.append(f"other programs used up to {max(busy):.1f} cores during {runs}")
     return doubts
+
+
+def _not_said(doubt: str) -> str:
+    """Return a doubt without what culprits.APART says, "" where nothing is left."""
+    if not any(each in doubt for each in ("different parameters", "no library connects")):
+        return doubt
+    head, found, rest = doubt.partition(culprits.UNSTEADY)
+    return f"{head.partition(': ')[0]}: {found}{rest}" if found else ""
 
 
 # ------------------------------------------------------------------------------------------------- what would help
@@ -404,7 +405,7 @@ class _Facts:
         self.late_s: Counter[str] = Counter()  # lap -> what late ranks make of it, which is told of them
         for each in self.slow.ranks if self.slow is not None else ():
             self.late_s[each.cause] += each.cause_s / cell.workers  # type: ignore[assignment]
-        grown = next((each.parts_s for each in found.growth if each.series == cell.series and not each.unsteady), {})
+        grown = next((each.parts_s for each in found.growth if each.series == cell.series), {})
         # What computing takes more than on one worker alone.
         self.beside_s = sum(grown.get(part) or 0.0 for part in ("compute", "forward", "backward", "update"))
         self.slower_s = max(slower[name] for name in cell.runs)
@@ -440,11 +441,12 @@ def _advice(facts: _Facts, base_line: str, again_line: str, beside: Iterable[Hel
     cell = facts.cell
     told = [*_of_meaning(facts, base_line), *((2, each) for each in beside)]
     if cell.unsteady:
-        first = cell.unsteady[0]
-        what = f"record {first} again on a quiet machine: {_disturbed(cell)}, so no advice follows from its times"
-        if not again_line:
-            what += f"; delete {facts.run.directory.parent / first}, and the study file makes it again"
-        told.append((2, facts.help("unsteady", what, command=again_line)))
+        where = facts.run.directory.parent / cell.unsteady[0]
+        how = "" if again_line else f"; where {where} is deleted, running the study makes it again"
+        what = (
+            f"record {cell.unsteady[0]} again on a quiet machine: no advice follows from the times of a disturbed run"
+        )
+        told.append((2, facts.help("unsteady", f"{what}{how}", command=again_line)))
     elif not cell.withheld or cell.apart:  # with a speedup that cannot be, the times of one of the two are wrong
         told += [(2, each) for make in (_of_ranks, _of_parts, _of_communication) for each in make(facts)]
     yield from (each for _, each in sorted(told, key=lambda pair: (pair[0], -_least(pair[1]))))
