@@ -564,9 +564,10 @@ def texts(table: pd.DataFrame, name: str) -> "pd.Series[str]":
 
 def disturbed_runs(rows: pd.DataFrame) -> "pd.Series[bool]":
     """Return of which rows of a run table the recorder says that steps became _DISTURBED times as long, or short."""
-    told = texts(rows, "steady_doubt").str.extract(rf"{UNSTEADY}.* ([\d.]+) % (longer|less)")
-    share = told[0].astype(float) / 100
-    return (1 + share).where(told[1] == "longer", 1 / (1 - share)) >= _DISTURBED
+    told = texts(rows, "steady_doubt").str.extract(rf"{UNSTEADY}.* ([\d.,]+) (% longer|% less|times)")
+    size = told[0].str.replace(",", "").astype(float)
+    times = size.where(told[1] == "times", (1 + size / 100).where(told[1] == "% longer", 1 / (1 - size / 100)))
+    return times >= _DISTURBED
 
 
 def whole_runs(accounting: pd.DataFrame) -> pd.DataFrame:
