@@ -177,7 +177,7 @@ def read_points(
         given = foreign_files.logs(folder) if data is None else [(name, data, {}, (name,))]
         return points_from(given, placed=placed, columns=columns, alone=not folder.is_dir())
     table = with_series(records.run_table(folder, left_out=left_out))
-    points = exchange.points_of(table)
+    points = exchange.points_of(table, left_out)
     # A machine of one's own is a node: where all its cores have a worker, more workers need another one.
     filled = points["series"].map(cores_of_one_machine(table))
     most = points.groupby("series")["workers"].transform("max")

@@ -124,13 +124,6 @@ def _normal_quantile(p: float) -> float:
     return float(special.ndtri(p))
 
 
-def chi2_median(freedom: float) -> float:
-    """Return the median of chi-square with `freedom` degrees of freedom."""
-    from scipy import special
-
-    return float(2 * special.gammaincinv(freedom / 2, 0.5))
-
-
 def binomial_tail(hits: int, n: int, p: float) -> float:
     """Return the probability of `hits` or more among `n` independent trials of probability `p`."""
     from scipy import special

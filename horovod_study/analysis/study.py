@@ -35,7 +35,7 @@ CURVE_COLUMNS = (
 
 _TEXTS = (
     *("reasons", "note", "reduction", "precision", "transport", "base", "base_series", "rate_interval", "why_not"),
-    *("flags", "apart", "device", "energy_of"),
+    *("flags", "apart", "calls", "device", "energy_of"),
     *("per_node", "path", "fewer_per_node", "fewer_path", "more_per_node", "more_path"),
     "doubts",
     *("setting", "lost_base", "form", "other_form", "interval", "test", "better"),

@@ -162,8 +162,9 @@ def _doubt(begins: list[int], ends: list[int], levels: list[float], length: int,
         return ""
     place = max(told, key=lambda each: shares[each] * abs(changes[each]))
     until = "on" if place == len(begins) - 1 else f"to {offset + ends[place] * length:,}"
+    longer = f"{100 * abs(changes[place]):.1f} % {'longer' if changes[place] > 0 else 'less'}"
+    longer = longer if changes[place] < 2 else f"{1 + changes[place]:,.0f} times as long"
     return (
         f"the run is not steady: from step {offset + begins[place] * length:,} {until} a step takes "
-        f"{100 * abs(changes[place]):.1f} % {'longer' if changes[place] > 0 else 'less'} "
-        f"({levels[0] * 1e3:.3g} to {levels[place] * 1e3:.3g} ms); the window holds both"
+        f"{longer} ({levels[0] * 1e3:.3g} to {levels[place] * 1e3:.3g} ms); the window holds both"
     )

@@ -22,6 +22,7 @@ from horovod_study.records.format import (
     timed_from,
 )
 from horovod_study.records.reader import RecordedRun, counted_record, evaluations, readable_runs, recorded_run
+from horovod_study.text.numbers import amount
 from horovod_study.workloads import packaged
 
 if TYPE_CHECKING:  # the run wing records without pandas
@@ -131,6 +132,7 @@ def _run_table(root: Path, found: Iterable[tuple[Path, RunRecord]]) -> "pd.DataF
                 **{name: record.effective.get(name, record.requested.get(name)) for name in OF_EVERY_RUN},
                 "backend": _backend(record),
                 "apart": _apart(record),
+                "calls": _calls(record),
                 "rank_threads": max(
                     (rank.get("threads") or 0 for rank in record.effective.get("ranks") or ()), default=0
                 )
@@ -217,6 +219,16 @@ def _apart(record: RunRecord) -> str:
     equal_once = effective.get("averaging") and effective.get("initial_parameter_sha256") and not effective.get("ended")
     unlike = "parameter_sha256" in totals and totals["parameter_sha256"] is None and not sharded
     return "parted" if effective.get("parted") is True or (equal_once and unlike) else ""
+
+
+def _calls(record: RunRecord) -> str:
+    """Return how a script averages tensor by tensor, more than 4 calls a step of 2 MB at most; "" where it does not."""
+    calls = record.effective.get("calls") or {}
+    if (record.effective.get("workers") or 1) == 1 or (calls.get("per_step") or 0) <= 4:
+        return ""
+    names = " and ".join(calls.get("names") or {"collective": 0})
+    size = f", each of at most {amount(calls['bytes_max'])}" if calls.get("bytes_max") else ""
+    return f"{calls['per_step']:.0f} calls of {names} in a step{size}" * ((calls.get("bytes_median") or 0) <= 2e6)
 
 
 def _hosts(record: RunRecord) -> list[str]:

@@ -10,7 +10,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from horovod_study.analysis.against import ALIKE, BETTER, FAILED, METRICS, PASSED, TOO_FEW, WORSE, StudyComparison
+from horovod_study.analysis.against import (
+    ALIKE,
+    BETTER,
+    DISTURBED,
+    FAILED,
+    METRICS,
+    PASSED,
+    TOO_FEW,
+    WORSE,
+    StudyComparison,
+)
 from horovod_study.records import facts, finite
 from horovod_study.report.kit import style
 from horovod_study.report.kit.files import write_result
@@ -66,6 +76,8 @@ def headline(found: StudyComparison) -> str:
         rest = f"; {plural(len(rows) - len(alike), 'cell')} cannot be judged" if len(alike) < len(rows) else ""
         cells = plural(len(alike), "cell")
         return f"No difference is resolved in {cells}, and none is larger than {_up(max(alike))}{rest}"
+    if any(row["note"] == DISTURBED for row in rows):
+        return f"{total} cannot be compared: {DISTURBED}"
     return f"{total} {'has' if len(rows) == 1 else 'have'} too few repeats to tell a difference"
 
 

@@ -35,7 +35,7 @@ def page(found: Explanation, *, width: int = WIDE) -> list[str]:
     """Return the explanation as lines of at most `width` characters, but for tables and commands."""
     sections = (
         ("", _head(found)),
-        (" ", _first(found.top, len(found.last))),
+        (" ", _first(found.top, len(found.last), found.cells)),
         ("Where the time of a step goes", _time(found)),
         ("Who is slow", _slow(found)),
         ("What more workers add to a step", _growth(found)),
@@ -78,10 +78,13 @@ def _head(found: Explanation) -> Iterable[Said]:
         yield f"{len(found.names)} runs ({states}), {len(found.last)} series{on}"
 
 
-def _first(cell: Cell, count: int) -> Iterable[Said]:
+def _first(cell: Cell, count: int, others: Sequence[Cell]) -> Iterable[Said]:
     """Yield what a reader must know before any number."""
     where = _where(cell, count)
     yield from (f"- {where}{each if where else each[0].upper() + each[1:]}." for each in cell.first)
+    for each in others:
+        if each.unsteady and each is not cell:
+            yield f"- Run {listed(each.unsteady[:3])} was disturbed: nothing is compared with it."
 
 
 def _time(found: Explanation) -> Iterable[Said]:
@@ -246,7 +249,6 @@ def _growth(found: Explanation) -> Iterable[Said]:
 def _grown(growth: Growth) -> str:
     step = growth.step_s
     chance = ", which may be chance" if step.known and not step.excludes(0) else ""
-    chance = ", of which one was disturbed" if growth.unsteady else chance
     known_parts = [(part, value) for part, value in growth.parts_s.items() if value is not None]
     worth = sorted((each for each in known_parts if abs(each[1]) >= 0.05 * abs(step.value)), key=lambda each: -each[1])
     of_it = ", ".join(f"{_NAMES.get(part, part)} {signed(milliseconds(value))}" for part, value in worth)

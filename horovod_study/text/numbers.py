@@ -116,7 +116,7 @@ def percent(value: float | None, *, decimals: int | None = None) -> str:
     if not known(value):
         return "unknown"
     if decimals is None:
-        decimals = 1 if 0 < abs(value) < 0.0095 else 0
+        decimals = 1 if 0.0005 <= abs(value) < 0.0095 else 0
     return f"{fixed(100 * value, decimals)}{THIN}%"
 
 

@@ -122,7 +122,8 @@ def again(run: Mapping[str, Any], taken: Collection[str]) -> str:
     if "--" not in words:
         return ""
     place = words.index("--")
-    return shlex.join([*_with_out(words[:place], taken), *words[place:]])
+    name = PurePath(_value(words[:place], "--out") or "1w").name
+    return shlex.join([*_with_out(words[:place], taken, name), *words[place:]])
 
 
 def _started(line: Sequence[str], run: Mapping[str, Any]) -> list[str] | None:
@@ -134,13 +135,13 @@ def _started(line: Sequence[str], run: Mapping[str, Any]) -> list[str] | None:
     return [*start, "1", *([] if start[0] == "torchrun" else ["python"]), *line[1:]]
 
 
-def _with_out(words: Sequence[str], taken: Collection[str]) -> list[str]:
+def _with_out(words: Sequence[str], taken: Collection[str], name: str = "1w") -> list[str]:
     """Return the words of `record` for another run: beside the one that they name, where they name one."""
     found = _dropped(words, ("--repeat",))
     given = _value(found, "--out") or next((each[6:] for each in found if each.startswith("--out=")), "")
     if given:
         names = {each.rpartition("/")[2] for each in taken}
-        free = next(each for each in chain(("1w",), (f"1w-{number}" for number in count(2))) if each not in names)
+        free = next(each for each in chain((name,), (f"{name}-{number}" for number in count(2))) if each not in names)
         _set(found, "--out", str(PurePath(given).with_name(free)))
     return found
 

@@ -55,22 +55,33 @@ def unsteady(row: Row) -> bool:
     return bool(row["repeats"]) and 2 * int(row["unsteady"]) >= int(row["repeats"])
 
 
-def incredible(speedup: float, workers: int, *, disturbed: bool) -> str:
-    """Return why a speedup is not given: it cannot be, or is more than the workers over a disturbed baseline."""
-    if disturbed and 1 < workers < speedup:
-        return f"a speedup of {speedup:.4g} with {workers:.0f} workers, and the baseline is not steady"
-    return impossible("speedup", speedup=speedup, workers=workers)
+def incredible(speedup: float, workers: int, *, disturbed: tuple[bool, bool]) -> str:
+    """Return why a speedup is not given: the run or its baseline was `disturbed`, or it cannot be."""
+    cannot = (
+        f", and the ratio of {speedup:.4g} with {workers:.0f} workers cannot be one" if speedup > workers > 1 else ""
+    )
+    which = "the baseline" if disturbed[1] else "the run"
+    why = (
+        f"{which} is not steady{cannot}" if any(disturbed) else impossible("speedup", speedup=speedup, workers=workers)
+    )
+    return why
 
 
 def withheld(row: Row) -> str:
     """Return why a point that has a baseline has no speedup; "" where it has one, or there is nothing to withhold."""
     if row["apart"]:
         return "they train models of their own"
-    kinds = [kind for kind in ("plain", "wrapped") if row[f"base_{kind}_samples_per_s"] > 0]
+    bases = ("plain", "wrapped")[: 1 if row["workers"] == 1 else 2]
+    kinds = [kind for kind in bases if row[f"base_{kind}_samples_per_s"] > 0]
     if row["missing"] or not kinds or any(row[f"speedup_{kind}"] > 0 for kind in kinds):
         return ""
     speedup = float(row["samples_per_s_median"] / row[f"base_{kinds[0]}_samples_per_s"])
-    return incredible(speedup, row["workers"], disturbed=bool(row["base_unsteady"]))
+    why = incredible(speedup, row["workers"], disturbed=(unsteady(row), row["base_unsteady"]))
+    return why if row["backend"] == "reported" else why.replace("a speedup of", "a ratio of")  # a table says speedup
+
+
+def _wrong(row: Row) -> str:
+    return "the run" if unsteady(row) and not row["base_unsteady"] else "the baseline"
 
 
 def whose_data(row: Row) -> str:
@@ -99,7 +110,10 @@ def threads(row: Row) -> str:
 def same_threads(row: Row) -> str:
     """Return what makes a baseline with as many threads as the workers of a point."""
     count = f"{row['rank_threads']:.0f}"
-    return f"OMP_NUM_THREADS={count}, also before torchrun --nproc-per-node 1, makes a baseline with {count}"
+    return (
+        f"OMP_NUM_THREADS={count}, also before torchrun --nproc-per-node 1, makes a baseline with {count}, in a "
+        f"study file run: {{threads: {count}}}"
+    )
 
 
 def _outside(row: Row) -> str:
@@ -127,9 +141,9 @@ CULPRITS = (
     ),
     Culprit(
         name="withheld",
-        flag="its speedup cannot be, and is not given",
+        flag="its speedup cannot be, or is that of a run that is not steady, and is not given",
         holds=lambda row: not row["apart"] and withheld(row) != "",
-        words=lambda row: f"{withheld(row)}; no speedup is given: record the baseline again on a quiet machine",
+        words=lambda row: f"{withheld(row)}; no speedup is given: record {_wrong(row)} again on a quiet machine",
     ),
     Culprit(
         name="undivided",
@@ -146,14 +160,11 @@ CULPRITS = (
         words=lambda row: f"{threads(row)}: they are not compared alike; {same_threads(row)}",
     ),
     Culprit(
-        name="unsteady_baseline",
-        flag="its baseline was disturbed",
-        brief=lambda row: "the baseline was disturbed",
-        holds=lambda row: row["workers"] > 1 and bool(row["base_unsteady"]) and not withheld(row),
-        words=lambda row: (
-            "the baseline is not steady: do not quote speedups and efficiencies over it, and record it again on a "
-            "quiet machine"
-        ),
+        name="tensors",
+        flag="its workers average tensor by tensor",
+        brief=lambda row: f"the script makes {row['calls']}",
+        holds=lambda row: row["workers"] > 1 and row["apart"] in ("", "parted") and row["calls"] != "",
+        words=lambda row: f"the script makes {row['calls']}",
     ),
     Culprit(
         name="outside",

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from horovod_study.analysis.series.points import measured, numbers, texts
+from horovod_study.analysis.series.culprits import withheld
+from horovod_study.analysis.series.points import measured, numbers, scaling_points, with_series
 from horovod_study.analysis.sync.boundary import fewest_nodes
 from horovod_study.errors import AnalysisError
 
@@ -23,16 +24,29 @@ MIN_COUNTS = 5
 """Extra-P asks for so many values of each parameter; with fewer it models, and its authors warn of the result."""
 
 
-def points_of(runs: pd.DataFrame) -> pd.DataFrame:
+def points_of(runs: pd.DataFrame, left_out: dict[str, str] | None = None) -> pd.DataFrame:
     """Return the finished runs of several workers' series of an analysis (its table `runs`) as points.
 
     Columns POINT_COLUMNS; of a worker count those on the fewest nodes, which are what the laws of the analysis were
-    fitted to, and none whose workers train models of their own. Repeats are numbered again in a point whose numbers are
-    not different. Raises AnalysisError where there are none.
+    fitted to, and none whose speedup is withheld: into `left_out` comes {run: why}. Repeats are numbered again in a
+    point whose numbers are not different. Raises AnalysisError where there are none.
     """
-    rows = runs[measured(runs) & (runs["backend"] != "serial") & (texts(runs, "apart") == "")]
+    if not measured(runs).any():
+        raise AnalysisError("no run is finished; there is nothing to fit, to forecast or to export")
+    place = ["series", "workers", "nodes"]
+    points = scaling_points(runs)
+    points["why"] = [withheld({f"{name}": value for name, value in row.items()}) for row in points.to_dict("records")]
+    known = with_series(runs)
+    known = known[measured(known)].merge(points[[*place, "why"]].drop_duplicates(place), how="left", on=place)
+    why = {run: f"no speedup: {why}" for run, why in zip(known["run"], known["why"], strict=True) if why}
+    rows = known[(known["backend"] != "serial") & (known["why"] == "")]
+    parted = set(known.loc[known["why"] != "", "series"]) - set(rows.loc[rows["workers"] > 1, "series"])
+    rows = rows[~rows["series"].isin(parted)]  # what is left of them is a baseline
     if rows.empty:
-        raise AnalysisError("runs.csv: no run of a communication library is finished; nothing can be exported")
+        reason = next((f"{run}: {each}" for run, each in why.items()), "no run of a communication library is finished")
+        raise AnalysisError(f"{reason}; there is nothing to fit, to forecast or to export")
+    if left_out is not None:
+        left_out |= why
     rows = rows[fewest_nodes(rows)].rename(columns={"batch": "batch_size"})
     table = rows[[*POINT_COLUMNS, "run"]].sort_values(
         ["series", "workers", "nodes", "batch_size", "repeat", "run"], kind="stable", ignore_index=True

@@ -120,6 +120,8 @@ OF_WINDOWS = ("outside_share", "stall_s", "epoch_steps", "epoch_samples")
 
 _WIDE_SPREAD = 0.10
 _UNEQUAL_BASELINES = 0.05
+_DISTURBED = 1.25
+_PROCESSES = {"own": "several processes", "none": "one process"}  # by the reduction that no library makes
 FEW_STEPS = 100
 
 
@@ -382,7 +384,8 @@ def _names(families: Sequence[_Family], told: Sequence[str]) -> dict[str, _Famil
         twins = [other for other, its in zip(families, plain, strict=True) if its == name]
         words = [name]
         if len({twin.settings["reduction"] for twin in twins}) > 1:
-            words.append(family.settings["reduction"])
+            own = f"{family.settings['reduction']}"
+            words.append(_PROCESSES.get(own, own) if family.settings["backend"] == "serial" else own)
         if len({f"{twin.train_samples}" for twin in twins}) > 1:
             size = "unknown" if math.isnan(family.train_samples) else f"{family.train_samples:.0f}"
             words.append(f"{size} samples{' per worker' if family.kind == 'weak, growing data' else ''}")
@@ -489,8 +492,8 @@ def scaling_points(
             base = baseline_place(rows, row, kind)
             share = 1 if base is None else rows[base]["workers"]  # of a table that does not begin with one worker
             over = None if base is None else values[base] / share
-            disturbed = base not in (None, place) and unsteady(rows[base])
-            row.update(_against(row, values[place], kind, over, itself=base == place, disturbed=disturbed))
+            moved = (unsteady(row), base not in (None, place) and unsteady(rows[base]))
+            row.update(_against(row, values[place], kind, over, itself=base == place, disturbed=moved))
             if base not in (None, place):
                 _beside(row, rows[base], kind)
             found = turns.estimate(names[place], names[base]) if turns and base not in (None, place) else None
@@ -559,9 +562,12 @@ def texts(table: pd.DataFrame, name: str) -> "pd.Series[str]":
     return known.fillna("").astype(str)
 
 
-def disturbed_runs(rows: pd.DataFrame) -> int:
-    """Return of how many rows of a run table the recorder says that the run was not steady."""
-    return int(texts(rows, "steady_doubt").str.contains(UNSTEADY).sum())
+def disturbed_runs(rows: pd.DataFrame) -> "pd.Series[bool]":
+    """Return of which rows of a run table the recorder says that steps became _DISTURBED times as long, or short."""
+    told = texts(rows, "steady_doubt").str.extract(rf"{UNSTEADY}.* ([\d.,]+) (% longer|% less|times)")
+    size = told[0].str.replace(",", "").astype(float)
+    times = size.where(told[1] == "times", (1 + size / 100).where(told[1] == "% longer", 1 / (1 - size / 100)))
+    return times >= _DISTURBED
 
 
 def whole_runs(accounting: pd.DataFrame) -> pd.DataFrame:
@@ -597,6 +603,7 @@ def _derived(row: Mapping[str, Any]) -> dict[str, float]:
 def _flags(row: Mapping[str, Any]) -> list[str]:
     kinds = ["plain"] if row["backend"] == "serial" else ["plain", "wrapped"]
     mixed, several = row["mode"] == "mixed", row["workers"] > 1
+    known = mixed or row["backend"] == COMMAND  # of which another sentence says what is missing
     above = [kind for kind in kinds if several and row[f"efficiency_{kind}"] > 1]
     resolved = any(row[f"efficiency_{kind}_low"] > 1 for kind in above)
     spread = (row["samples_per_s_max"] - row["samples_per_s_min"]) / row["samples_per_s_median"]
@@ -604,7 +611,7 @@ def _flags(row: Mapping[str, Any]) -> list[str]:
         "missing": row["missing"],
         "failed": row["failed"] > 0,
         "mixed": mixed,
-        **{f"no_{kind}_baseline": not mixed and math.isnan(row[f"base_{kind}_samples_per_s"]) for kind in kinds},
+        **{f"no_{kind}_baseline": not known and math.isnan(row[f"base_{kind}_samples_per_s"]) for kind in kinds},
         "few_repeats": 0 < row["repeats"] < stats.MIN_REPEATS,
         "wide_spread": spread > _WIDE_SPREAD,
         "superlinear": resolved,
@@ -647,8 +654,8 @@ def _point(cell: pd.DataFrame) -> dict[str, Any]:
         row["data_passes"] = min(1.0, row["data_passes"])
     elif math.isfinite(whole) and row["epoch_steps"] in (int(whole), math.ceil(whole)):
         row["data_passes"] = float(row["workers"])
-    row["apart"] = max(texts(good, "apart"), default="")
-    row["unsteady"] = disturbed_runs(good)
+    row["apart"], row["calls"] = (max(texts(good, name), default="") for name in ("apart", "calls"))
+    row["unsteady"] = int(disturbed_runs(good).sum())
     row |= {"base_threads": math.nan, "base_unsteady": False, "speedup_whole": math.nan}
     for column in OF_RANKS:
         row[f"{column}_min"], row[f"{column}_max"] = (stats.of_all(good[column], of) for of in (np.min, np.max))
@@ -741,7 +748,9 @@ def _same(one: float, other: float) -> bool:
     return one == other or (math.isnan(one) and math.isnan(other))
 
 
-def _against(row: dict[str, Any], x: Any, kind: str, base: Any, *, itself: bool, disturbed: bool) -> dict[str, float]:
+def _against(
+    row: dict[str, Any], x: Any, kind: str, base: Any, *, itself: bool, disturbed: tuple[bool, bool]
+) -> dict[str, float]:
     """Return the columns of `row` relative to one baseline; only the baseline's own of a speedup that is withheld.
 
     _min and _max are the slowest and the fastest repeat over the baseline's median, _low and _high the 95 % interval
@@ -992,8 +1001,8 @@ def _doubt_spread(points: pd.DataFrame) -> Iterator[str]:
             for _, row in rows.iterrows()
         )
         yield (
-            f"{series}: repeats spread by {places}, slowest to fastest over the median; other load or an unstable "
-            "transport is the usual cause."
+            f"{series}: repeats spread by {places}, slowest to fastest over the median; other load"
+            f"{' or an unstable transport' * (rows['backend'].iloc[0] != COMMAND)} is the usual cause."
         )
 
 

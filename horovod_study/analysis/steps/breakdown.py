@@ -14,7 +14,7 @@ import pandas as pd
 
 from horovod_study.analysis import stats
 from horovod_study.analysis.series import points
-from horovod_study.analysis.series.culprits import incredible
+from horovod_study.analysis.series.culprits import UNSTEADY, incredible
 from horovod_study.analysis.stats import Floats
 from horovod_study.text.words import plural
 
@@ -68,8 +68,8 @@ def split(table: pd.DataFrame) -> pd.DataFrame:
         if not timed.empty:
             first = {f"{name}": value for name, value in cell.iloc[0].items()}
             values = folded(timed[[*points.LAP_COLUMNS, "step_s"]].to_numpy(dtype=np.float64))
-            names, disturbed = tuple(timed["repeat"]), 2 * points.disturbed_runs(timed) >= len(timed)
-            cells.append({**first, "repeats": len(timed), "values": values, "names": names, "disturbed": disturbed})
+            names, moved = tuple(timed["repeat"]), 2 * points.disturbed_runs(timed).sum() >= len(timed)
+            cells.append({**first, "repeats": len(timed), "values": values, "names": names, "disturbed": moved})
     rows = [row for cell in cells for row in _rows(cell, cells)]
     if all(math.isnan(row["mean_s"]) for row in rows if row["lap"] == "compute"):
         rows = [row for row in rows if row["lap"] != "compute"]
@@ -178,7 +178,7 @@ def _growth(cell: dict[str, Any], cells: list[dict[str, Any]], kind: str) -> tup
         return unknown, unknown, unknown, "no baseline", ""
     base, scale = cells[place], cell["batch"] / cell["ref_batch"]
     faster = cell["workers"] * scale * base["values"][:, -1].mean() / cell["values"][:, -1].mean()
-    if cell.get("apart") or incredible(faster, cell["workers"], disturbed=base["disturbed"]):
+    if cell.get("apart") or incredible(faster, cell["workers"], disturbed=(cell["disturbed"], base["disturbed"])):
         return unknown, unknown, unknown, "the speedup is withheld", ""
     alone = base["values"].copy()
     if not np.isnan(alone[:, _PLACES["compute"]]).any():
@@ -265,6 +265,8 @@ def _recording(good: pd.DataFrame) -> Iterator[str]:
             )
     if "steady_doubt" in good.columns:
         texts = good["steady_doubt"].fillna("").astype(str)
+        apart = points.texts(good, "apart") != ""  # of which culprits.told says what the recorder says beside
+        texts = texts.mask(apart, texts.str.extract(f"({UNSTEADY}.*)", expand=False).fillna(""))
         for series, rows in good[texts != ""].groupby("series", sort=False):
             told, runs = texts[rows.index].iloc[0].rstrip("."), "1 run"
             if len(rows) > 1:

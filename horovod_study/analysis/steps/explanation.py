@@ -24,7 +24,7 @@ from horovod_study.analysis.forecast.prediction import predict
 from horovod_study.analysis.series import culprits
 from horovod_study.analysis.series.baseline_commands import again, baseline_command
 from horovod_study.analysis.series.exchange import points_of
-from horovod_study.analysis.series.points import efficiency_doubts, levelled, measured, scaling_points
+from horovod_study.analysis.series.points import disturbed_runs, efficiency_doubts, levelled, measured, scaling_points
 from horovod_study.analysis.series.turns import StudyTurns
 from horovod_study.analysis.stats import Interval
 from horovod_study.analysis.steps.accounting import Accounting, RunAccount, account, account_run
@@ -37,7 +37,7 @@ from horovod_study.analysis.steps.stragglers import CAUSES, MIN_STEPS, Lateness
 from horovod_study.errors import AnalysisError
 from horovod_study.records import RecordedRun
 from horovod_study.roles import Role
-from horovod_study.text.numbers import amount, milliseconds, percent, rounded
+from horovod_study.text.numbers import milliseconds, percent, rounded
 from horovod_study.text.words import plural
 from horovod_study.workloads import packaged
 
@@ -72,7 +72,7 @@ class Cell:
     calls: Mapping[str, Any] | None = None  # collective calls of the script's own in a step
     apart: str = ""  # why its workers do not train one model; see culprits.APART
     withheld: str = ""  # why no speedup is given where there is a baseline
-    unsteady: bool = False  # whether it was disturbed
+    unsteady: tuple[str, ...] = ()  # its disturbed runs, where they are half of all or more
     loader_thread: bool = False  # whether another thread than the training's has fetched batches
 
 
@@ -106,7 +106,6 @@ class Growth:
     workers: int
     parts_s: Mapping[str, float | None]  # breakdown.PARTS but step
     step_s: Interval
-    unsteady: bool = False  # whether one of the two was disturbed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -201,14 +200,16 @@ def explain(
         growth=tuple(growth),
         why_no_growth=why_no_growth,
         help=(),
-        doubts=tuple(dict.fromkeys([*efficiency_doubts(places), *_doubts(accounting, looked.values())])),
+        doubts=tuple(dict.fromkeys([*efficiency_doubts(places), *_doubts(accounting, looked.values(), kept.values())])),
     )
     names = [*taken, *(str(each) for each in named["run"])]
     facts = _Facts(found, points, kept, slower)
     alone = named[(named["workers"] == 1) & (named["model"] == facts.point["model"])].to_dict("records")
     beside = [*_quicker_series(found, named, turns), *_missing_baseline(found, named, names)]
     beside += _more_workers(found, named, cells)
-    return replace(found, help=tuple(_advice(facts, next((again(row, names) for row in alone), ""), beside)))
+    disturbed = named[named["run"].isin(found.top.unsteady)].to_dict("records")
+    lines = [next((again(row, names) for row in rows), "") for rows in (alone, disturbed)]
+    return replace(found, help=tuple(_advice(facts, *lines, beside)))
 
 
 # ---------------------------------------------------------------------------------------------------- what there is
@@ -232,13 +233,14 @@ def _cells(
         record = records[used[0]].record
         point = {f"{name}": value for name, value in own.iloc[0].items()}
         outside = next((run.outside for run in recorded), None)
+        ways = () if culprits.withheld(point) else BASES
         cell = Cell(
             series=str(keys[0]),
             workers=int(keys[1]),
             nodes=float(keys[2]),
             runs=tuple(used),
             samples_per_s=stats.finite_or_none(float(finished["samples_per_s"].median())),
-            efficiency=next((float(each) for kind in BASES for each in own[f"efficiency_{kind}"].dropna()), None),
+            efficiency=next((float(each) for kind in ways for each in own[f"efficiency_{kind}"].dropna()), None),
             step_s=float(by_part["step"]),
             parts_s={part: stats.finite_or_none(by_part.get(part, math.nan)) for part in PARTS[:-1]},
             outside=outside,
@@ -250,7 +252,7 @@ def _cells(
             calls=record.effective.get("calls"),
             apart=point["apart"],
             withheld=culprits.withheld(point),
-            unsteady=culprits.unsteady(point),
+            unsteady=tuple(finished["run"][disturbed_runs(finished)]) if culprits.unsteady(point) else (),
             loader_thread=bool(record.effective.get("loader_thread")),
         )
         if alone is None and cell.workers == 1 and outside is not None and outside.where:
@@ -262,12 +264,12 @@ def _cells(
 def _first(cell: Cell, point: Mapping[str, Any]) -> Iterator[str]:
     """Yield what a reader must know before any number of a cell."""
     yield from culprits.told(point)
-    yield from filter(None, [_call_words(cell)])
     if cell.loader_thread and (cell.parts_s["residual"] or 0.0) > UNEXPLAINED * cell.step_s:
         share = percent((cell.parts_s["residual"] or 0.0) / cell.step_s)
         yield f"a thread loads the batches, and the training waits for it outside all laps, {share} of the step"
     if cell.unsteady:
-        yield f"{cell.runs[0]} was disturbed, so that no advice follows from its times"
+        more = f" (and {len(cell.unsteady) - 1} more)" if len(cell.unsteady) > 1 else ""
+        yield f"run {cell.unsteady[0]} was disturbed{more}, so that no advice follows from its times"
 
 
 def _with_communication(cell: Cell, runs: Sequence[RunAccount]) -> Cell:
@@ -337,7 +339,7 @@ def _growth(table: pd.DataFrame, cells: Sequence[Cell]) -> tuple[list[Growth], s
         whole: dict[Any, Any] = rows.loc["step"].to_dict()
         kind = next((each for each in BASES if math.isfinite(whole[f"minus_{each}_s"])), None)
         first = next(each for each in cells if each.series == cell.series)
-        if cell.withheld:
+        if cell.withheld or cell.unsteady or first.unsteady:
             continue
         if cell.workers > 1 and kind is not None:
             minus = rows[f"minus_{kind}_s"]
@@ -353,22 +355,35 @@ def _growth(table: pd.DataFrame, cells: Sequence[Cell]) -> tuple[list[Growth], s
         else:
             continue
         how: dict[str, Any] = {"series": cell.series, "base": base, "workers": cell.workers, "parts_s": parts}
-        found.append(Growth(**how, step_s=step, unsteady=cell.unsteady or first.unsteady))
-    withheld = [f"no speedup: {cell.withheld}" for cell in _last(cells) if cell.withheld]
+        found.append(Growth(**how, step_s=step))
+    withheld = [f"no speedup: {cell.withheld}" for cell in _last(cells) if cell.withheld and cell.workers > 1]
     if found or withheld or all(cell.workers == 1 for cell in cells):
         return found, "" if found else next(iter(withheld), "no run has several workers")
+    if len({cell.workers for cell in cells if cell.series == _last(cells)[-1].series}) > 1:
+        return [], "a run is not steady"
     return [], "one worker count only, and no run of one worker with the same work beside it"
 
 
-def _doubts(accounting: Accounting, looked: Iterable[Inspection | str]) -> list[str]:
+def _doubts(accounting: Accounting, looked: Iterable[Inspection | str], records: Iterable[RecordedRun]) -> list[str]:
     """Return what a reader must know, each once."""
     told = [each for each in looked if isinstance(each, Inspection)]
-    doubts = [*accounting.doubts, *(f"{each.name}: {note}" for each in told for note in each.stragglers.notes)]
-    used = [run.seen.other_cores for run in accounting.runs if run.seen is not None]
+    doubts = list(filter(None, map(_not_said, accounting.doubts)))
+    doubts += [f"{each.name}: {note}" for each in told for note in each.stragglers.notes]
+    seen = {run.run: run.seen.other_cores for run in accounting.runs if run.seen is not None}
+    began = {run.name: run.record.effective.get("other_programs_cores") or {} for run in records}
+    used = [seen.get(run, max(filter(None, cores.values()), default=0.0)) for run, cores in began.items()]
     if busy := [cores for cores in used if cores >= BUSY_CORES]:
-        runs = f"{len(busy)} of {len(accounting.runs)} runs"
+        runs = f"{len(busy)} of {plural(len(used), 'run')}"
         doubts.append(f"other programs used up to {max(busy):.1f} cores during {runs}")
     return doubts
+
+
+def _not_said(doubt: str) -> str:
+    """Return a doubt without what culprits.APART says, "" where nothing is left."""
+    if not any(each in doubt for each in ("different parameters", "no library connects")):
+        return doubt
+    head, found, rest = doubt.partition(culprits.UNSTEADY)
+    return f"{head.partition(': ')[0]}: {found}{rest}" if found else ""
 
 
 # ------------------------------------------------------------------------------------------------- what would help
@@ -390,7 +405,7 @@ class _Facts:
         self.late_s: Counter[str] = Counter()  # lap -> what late ranks make of it, which is told of them
         for each in self.slow.ranks if self.slow is not None else ():
             self.late_s[each.cause] += each.cause_s / cell.workers  # type: ignore[assignment]
-        grown = next((each.parts_s for each in found.growth if each.series == cell.series and not each.unsteady), {})
+        grown = next((each.parts_s for each in found.growth if each.series == cell.series), {})
         # What computing takes more than on one worker alone.
         self.beside_s = sum(grown.get(part) or 0.0 for part in ("compute", "forward", "backward", "update"))
         self.slower_s = max(slower[name] for name in cell.runs)
@@ -421,13 +436,17 @@ class _Facts:
         return Help(what=what, name=name, command=command, **sized)
 
 
-def _advice(facts: _Facts, base_line: str, beside: Iterable[Help]) -> Iterator[Help]:
+def _advice(facts: _Facts, base_line: str, again_line: str, beside: Iterable[Help]) -> Iterator[Help]:
     """Yield what the steps with the most workers say, and what runs beside them say; what matters most first."""
     cell = facts.cell
     told = [*_of_meaning(facts, base_line), *((2, each) for each in beside)]
     if cell.unsteady:
-        what = f"record {cell.runs[0]} again on a quiet machine: it was disturbed, so no advice follows from its times"
-        told.append((2, facts.help("unsteady", what, command=_line("doctor"))))
+        where = facts.run.directory.parent / cell.unsteady[0]
+        how = "" if again_line else f"; where {where} is deleted, running the study makes it again"
+        what = (
+            f"record {cell.unsteady[0]} again on a quiet machine: no advice follows from the times of a disturbed run"
+        )
+        told.append((2, facts.help("unsteady", f"{what}{how}", command=again_line)))
     elif not cell.withheld or cell.apart:  # with a speedup that cannot be, the times of one of the two are wrong
         told += [(2, each) for make in (_of_ranks, _of_parts, _of_communication) for each in make(facts)]
     yield from (each for _, each in sorted(told, key=lambda pair: (pair[0], -_least(pair[1]))))
@@ -455,27 +474,17 @@ def _of_meaning(f: _Facts, base_line: str) -> Iterator[tuple[int, Help]]:
         more = Interval(value=math.nan if point["base_unsteady"] or cell.withheld else max(0.0, base / own - 1))
         yield 1, f.help("threads", what, more, base_line and f"OMP_NUM_THREADS={own:.0f} {base_line}", of="speedup")
     share, outside = cell.outside_share or 0.0, cell.outside
-    if share >= culprits.WORTH:
+    if share >= culprits.WORTH and not cell.unsteady:
         each = "" if outside is None or not outside.where else f", {rounded(outside.gap_s, 3)} s {outside.where}"
         how = "let all ranks share the evaluation, and write" if cell.workers > 1 else "evaluate more rarely, write"
         what = f"shorten what is outside of steps, {percent(share)} of the time{each}: {how} fewer checkpoints"
         yield 1, f.help("outside", what, _gain(share, 1.0), of="samples/s of the whole training")
-    if cell.stalls is not None and f.worth(cell.stall_s, culprits.STALLED):
+    if cell.stalls is not None and not cell.unsteady and f.worth(cell.stall_s, culprits.STALLED):
         yield 1, f.help("stalls", _stall_words(cell, cell.stalls), cell.stall_s)
-    if calls := _call_words(cell):
-        what = f"average all gradients in one message, a flat one or that of DistributedDataParallel: {calls}"
+    if "tensors" in point["flags"].split():
+        what = "average all gradients in one message, a flat one or that of DistributedDataParallel: the script makes "
+        what += point["calls"]
         yield 1, f.help("tensors", what, math.nan if cell.unsteady else f.cost_s)
-
-
-def _call_words(cell: Cell) -> str:
-    """Return how a script averages tensor by tensor, more than 4 calls a step of 2 MB at most; "" where it does not."""
-    calls = cell.calls or {}
-    small = (calls.get("bytes_median") or 0) <= 2e6
-    if cell.workers == 1 or cell.apart not in ("", "parted") or (calls.get("per_step") or 0) <= 4 or not small:
-        return ""
-    names = " and ".join(calls.get("names") or {"collective": 0})
-    size = f", each of at most {amount(calls['bytes_max'])}" if calls.get("bytes_max") else ""
-    return f"the script makes {calls['per_step']:.0f} calls of {names} in a step{size}"
 
 
 def _stall_words(cell: Cell, stalls: Stalls) -> str:

@@ -426,8 +426,14 @@ def series_labels(points: pd.DataFrame) -> dict[str, str]:
         if row["backend"] == COMMAND:
             return f"{row['partition']}: the command" if several else "the command"
         text = runtime_label(row["backend"], row["transport"])
+        if row["reduction"] == "own":  # calls of the script's own, or processes that nothing connects
+            text = (
+                "processes without a library" if row["backend"] == "serial" else text.replace("PyTorch DDP", "PyTorch")
+            )
+            text += ", own calls" * (row["backend"] != "serial")
         text = f"{row['partition']}: {text}" if several else text
-        extra = (["stock settings"] if row["horovod_defaults"] else []) + ([row["reduction"]] if reduction else [])
+        told = reduction and row["reduction"] not in ("own", "none")
+        extra = (["stock settings"] if row["horovod_defaults"] else []) + ([row["reduction"]] if told else [])
         return f"{text} ({', '.join(extra)})" if extra else text
 
     labels = {}

@@ -351,7 +351,7 @@ def _tiles(analysis: Analysis, labels: Mapping[str, str]) -> dict[str, Any] | No
     tiles = [
         ("Speedup", f"{number(best['speedup'], low, high)}\u00d7", f"over {base_of(found)}; {interval}"),
         ("Efficiency", percent(best["efficiency"]), f"of {plural(found['workers'], 'ideal worker')}"),
-        ("Throughput", _throughput(analysis, best), f"{analysis.rate_unit}, all workers together"),
+        ("Throughput", rounded(best["samples_per_s"]), f"{analysis.rate_unit}, all workers together"),
     ]
     if step is not None and step["share"]["sync"] is not None:
         wait = (
@@ -361,15 +361,6 @@ def _tiles(analysis: Analysis, labels: Mapping[str, str]) -> dict[str, Any] | No
     what = f"{labels[best['series']]}, {plural(found['workers'], 'worker')}, {found['setting']}"
     told = several and found["partition"] != labels[best["series"]]  # of a table both are the name of the curve
     return {"what": f"{what}, {found['partition']}" if told else what, "tiles": tiles}
-
-
-def _throughput(analysis: Analysis, best: Mapping[str, Any]) -> str:
-    """Return the samples/s of a finding with the digits that its interval is worth, as in the table of points."""
-    points = analysis.points[analysis.points["series"] == best["series"]].set_index("workers")
-    row = points.loc[[best["workers"]]].iloc[0]
-    low, high = float(row["samples_per_s_ci95_low"]), float(row["samples_per_s_ci95_high"])
-    whole = math.isfinite(low) and math.isfinite(high)
-    return number(best["samples_per_s"], low, high) if whole else rounded(best["samples_per_s"], 3)
 
 
 def _accounts(analysis: Analysis, labels: Mapping[str, str]) -> Table:

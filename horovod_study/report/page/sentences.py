@@ -55,11 +55,11 @@ def headline(analysis: Analysis) -> str:
     if found.get("apart"):
         return f"{place}{plural(found['workers'], 'worker')} train models of their own: no speedup"
     if best["speedup"] is None:
-        rate = f"{rounded(best['samples_per_s'], 3)} {analysis.rate_unit}"
+        rate = f"{rounded(best['samples_per_s'])} {analysis.rate_unit}"
         why = f"; no speedup: {found['withheld']}" if found.get("withheld") else ""
-        return f"{place}{plural(found['workers'], 'worker')} process {rate}{why}"
+        return f"{place}{plural(found['workers'], 'worker')} {_verb(found, 'process')} {rate}{why}"
     if found["workers"] == 1:
-        return f"{place}only single workers have finished so far"
+        return f"{place}{'only' if place else 'Only'} single workers have finished so far"
     workers, low, high = plural(found["workers"], "worker"), best["low"], best["high"]
     if low is not None and low <= 1 <= high:
         times = with_interval(best["speedup"], low, high)
@@ -68,6 +68,10 @@ def headline(analysis: Analysis) -> str:
     if best["speedup"] < 1:
         return f"{place}{workers} are slower than one: {times} times as fast"
     return f"{place}{workers} run {times} times as fast as one"
+
+
+def _verb(found: Mapping[str, Any], verb: str) -> str:
+    return verb if found["workers"] > 1 else f"{verb}{'es' if verb.endswith('s') else 's'}"
 
 
 def no_speedup(analysis: Analysis) -> str:
@@ -184,10 +188,9 @@ def sentences(analysis: Analysis) -> list[list[str]]:
     labels = series_labels(analysis.points)
     findings = analysis.provenance["findings"]
     first = _largest(analysis) if findings else None
-    return [
-        _sentences(found, findings, labels, analysis.transports, analysis.rate_unit, first)
-        for found in sorted(findings, key=lambda each: each is not first)
-    ]
+    told = sorted(findings, key=lambda each: each is not first)
+    made = (_sentences(found, findings, labels, analysis.transports, analysis.rate_unit, first) for found in told)
+    return [each for each in made if each]  # the headline has said all of some
 
 
 def learned(analysis: Analysis) -> list[str]:
@@ -279,11 +282,11 @@ def _sentences(
     elif best["speedup"] is None:
         speed = f"{rounded(best['samples_per_s'])} {unit}"
         why = f"no speedup: {found['withheld']}" if found.get("withheld") else "there is no baseline"
-        text.append(f"{_place(found, findings)}{workers} process {speed}{over}; {why}.")
+        text.append(f"{_place(found, findings)}{workers} {_verb(found, 'process')} {speed}{over}; {why}.")
     else:
         sentence = (
-            f"{_place(found, findings)}{workers}{over} run {_speedup(best)} times as fast as {base_of(found)}, "
-            f"an efficiency of {percent(best['efficiency'])}"
+            f"{_place(found, findings)}{workers}{over} {_verb(found, 'run')} {_speedup(best)} times as fast as "
+            f"{base_of(found)}, an efficiency of {percent(best['efficiency'])}"
         )
         rest = [
             f"over {labels[other['series']]} {_speedup(other)} times"
@@ -370,7 +373,9 @@ def _overheads(overheads: Sequence[Mapping[str, Any]], labels: Mapping[str, str]
     costs, ties = [], []
     for each in overheads:
         label, low, high = labels[each["series"]], each["low"], each["high"]
-        if low is None or low <= 1 <= high:
+        if low is None:  # one measurement: nobody can say
+            continue
+        if low <= 1 <= high:
             ties.append(label)
         else:
             side = "slower" if each["speedup"] < 1 else "faster"

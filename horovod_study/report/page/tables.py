@@ -148,7 +148,8 @@ def _points(analysis: Analysis) -> Table | None:
     def throughput(row: Row) -> str:
         spread = _spread("samples_per_s_min", "samples_per_s_max", scale, row) if row["repeats"] > 1 else ""
         names = ("samples_per_s_median", "samples_per_s_ci95_low", "samples_per_s_ci95_high")
-        return Cell(_interval(row, *names, scale), spread)
+        ends = _interval(row, *names, scale).partition(" ")  # the digits of the rate are those of the rate with outside
+        return Cell("".join([_plain(row[names[0]], scale, 4), *ends[1:]]), spread)
 
     def notes(row: Row) -> str:
         missing = [f"no result: {row['reasons']}"] if row["missing"] else []
@@ -171,8 +172,8 @@ def _points(analysis: Analysis) -> Table | None:
             _numbers("Efficiency", f"efficiency_{base}", unit="%"),
             _numbers(f"Efficiency\nover {other}", f"efficiency_{other}", unit="%", page_only=True),
             _numbers("Waiting", "waiting_share", unit="%", digits=2),
-            _numbers("Outside", "outside_share_median", unit="%", digits=2),
-            _numbers("Rate\nwith it", "whole_samples_per_s_median", unit=unit, scale=scale, page_only=True),
+            Column(head="Outside", unit="%", cell=lambda row: _whole_percent(row["outside_share_median"])),
+            _numbers("Rate\nwith it", "whole_samples_per_s_median", unit=unit, scale=scale, digits=4, page_only=True),
             _numbers("Karp-Flatt\nfraction", "karp_flatt", page_only=True),
             text_column("Notes", notes),
         ),
@@ -880,9 +881,7 @@ def _measurement(analysis: Analysis) -> Table | None:
         "library. Left out: steps before the timed window.",
         columns=(
             text_column("Setting", lambda row: _setting(analysis, row["series"]), wrap=True),
-            text_column("Precision", "precision"),
-            text_column("Gradients", "reduction"),
-            text_column("Settings", lambda row: "stock" if row["stock_settings"] else "shipped"),
+            *(() if analysis.points["backend"].eq(COMMAND).all() else _OF_TRAINING),
             _spans("Training\nset", "train_samples", unit="samples"),
             _spans("Repeats\nper point", "repeats"),
             _spans("Timed\nwindow", "window_s", unit="s"),
@@ -902,6 +901,11 @@ def _measurement(analysis: Analysis) -> Table | None:
     )
 
 
+_OF_TRAINING = (
+    text_column("Precision", "precision"),
+    text_column("Gradients", "reduction"),
+    text_column("Settings", lambda row: "stock" if row["stock_settings"] else "shipped"),
+)
 _MEASURED = ("train_samples", "repeats", "window_s", "steps", "excluded_steps")
 
 
@@ -984,6 +988,10 @@ def _rates(analysis: Analysis, rates: pd.Series) -> tuple[float, str]:
 
 def _plain(value: Any, scale: float = 1.0, digits: int = DIGITS) -> str:
     return alone(scale * float(value), digits) if known(value) else NOTHING
+
+
+def _whole_percent(share: Any) -> str:
+    return percent(share).removesuffix(f"{THIN}%") if known(share) else NOTHING
 
 
 def _fixed(value: Any, decimals: int) -> str:
