@@ -207,9 +207,9 @@ def explain(
     alone = named[(named["workers"] == 1) & (named["model"] == facts.point["model"])].to_dict("records")
     beside = [*_quicker_series(found, named, turns), *_missing_baseline(found, named, names)]
     beside += _more_workers(found, named, cells)
-    disturbed = named[named["run"].isin(found.top.unsteady)].to_dict("records")
-    lines = [next((again(row, names) for row in rows), "") for rows in (alone, disturbed)]
-    return replace(found, help=tuple(_advice(facts, *lines, beside)))
+    disturbed: list[Any] = named[named["run"].isin(found.top.unsteady)].to_dict("records")
+    base, own = (next((again(row, names) for row in rows), "") for rows in (list[Any](alone), disturbed))
+    return replace(found, help=tuple(_advice(facts, base, own, beside)))
 
 
 # ---------------------------------------------------------------------------------------------------- what there is
