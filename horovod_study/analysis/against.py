@@ -19,7 +19,6 @@ import numpy as np
 import pandas as pd
 
 from horovod_study.analysis import stats
-from horovod_study.analysis.series.culprits import unsteady
 from horovod_study.analysis.series.points import CELL, ENVIRONMENT, FLAGS, REPORTED, baseline_place, measured
 from horovod_study.analysis.study import Analysis
 from horovod_study.errors import AnalysisError, ConfigError, require_known
@@ -53,7 +52,6 @@ METRICS: Mapping[str, Metric] = {
 
 BETTER, WORSE, ALIKE, TOO_FEW, UNKNOWN = "better", "worse", "no difference resolved", "too few repeats", "not known"
 """Verdicts: of AFTER against BEFORE."""
-DISTURBED = "half of the runs, or more, are not steady"
 FAILED, PASSED, UNDECIDED = "failed", "passed", "undecided"
 GATE_WORDS: Mapping[str, str] = {metric.word: name for name, metric in METRICS.items()} | {"efficiency": "speedup"}
 """Words of `--fail-on WORD=LIMIT`, and the metric that each one is about."""
@@ -296,9 +294,7 @@ def _effects(metric: str, cells: pd.DataFrame, table: pd.DataFrame, pair: tuple[
         "test": "",
         "note": "",
     }
-    if unsteady(after) or unsteady(before):
-        yield from [row | {"note": DISTURBED}] * (metric not in ("target", "energy"))
-    elif metric == "speedup" and withheld:
+    if metric == "speedup" and withheld:
         yield row | {"note": FLAGS[withheld[0]]}
     elif metric == "target":
         for target in sorted(set(parts[0]["target_mse"]) & set(parts[1]["target_mse"]), reverse=True):

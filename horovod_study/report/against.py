@@ -13,7 +13,6 @@ from typing import Any
 from horovod_study.analysis.against import (
     ALIKE,
     BETTER,
-    DISTURBED,
     FAILED,
     METRICS,
     PASSED,
@@ -76,8 +75,6 @@ def headline(found: StudyComparison) -> str:
         rest = f"; {plural(len(rows) - len(alike), 'cell')} cannot be judged" if len(alike) < len(rows) else ""
         cells = plural(len(alike), "cell")
         return f"No difference is resolved in {cells}, and none is larger than {_up(max(alike))}{rest}"
-    if any(row["note"] == DISTURBED for row in rows):
-        return f"{total} cannot be compared: {DISTURBED}"
     return f"{total} {'has' if len(rows) == 1 else 'have'} too few repeats to tell a difference"
 
 

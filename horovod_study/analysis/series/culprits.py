@@ -56,15 +56,16 @@ def unsteady(row: Row) -> bool:
 
 
 def incredible(speedup: float, workers: int, *, disturbed: tuple[bool, bool]) -> str:
-    """Return why a speedup is not given: the run or its baseline was `disturbed`, or it cannot be."""
-    cannot = (
-        f", and the ratio of {speedup:.4g} with {workers:.0f} workers cannot be one" if speedup > workers > 1 else ""
-    )
+    """Return why a speedup is not given: it cannot be, or is more than the workers, and one of the two was `disturbed`.
+
+    `disturbed`: the run, its baseline. Of one worker over another nothing is told then.
+    """
     which = "the baseline" if disturbed[1] else "the run"
-    why = (
-        f"{which} is not steady{cannot}" if any(disturbed) else impossible("speedup", speedup=speedup, workers=workers)
-    )
-    return why
+    if any(disturbed) and workers == 1:
+        return f"{which} is not steady"
+    if any(disturbed) and speedup > workers:
+        return f"{which} is not steady, and the ratio of {speedup:.4g} with {workers:.0f} workers cannot be one"
+    return impossible("speedup", speedup=speedup, workers=workers)
 
 
 def withheld(row: Row) -> str:
@@ -158,6 +159,16 @@ CULPRITS = (
         brief=threads,
         holds=lambda row: row["workers"] > 1 and 0 < row["base_threads"] != row["rank_threads"] > 0,
         words=lambda row: f"{threads(row)}: they are not compared alike; {same_threads(row)}",
+    ),
+    Culprit(
+        name="unsteady",
+        flag="it or its baseline was disturbed",
+        brief=lambda row: f"{_wrong(row)} was disturbed",
+        holds=lambda row: row["workers"] > 1 and (unsteady(row) or bool(row["base_unsteady"])) and not withheld(row),
+        words=lambda row: (
+            f"{_wrong(row)} is not steady: do not quote this speedup and efficiency, and record it again on a quiet "
+            "machine"
+        ),
     ),
     Culprit(
         name="tensors",

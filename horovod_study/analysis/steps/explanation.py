@@ -208,8 +208,8 @@ def explain(
     beside = [*_quicker_series(found, named, turns), *_missing_baseline(found, named, names)]
     beside += _more_workers(found, named, cells)
     disturbed: list[Any] = named[named["run"].isin(found.top.unsteady)].to_dict("records")
-    base, own = (next((again(row, names) for row in rows), "") for rows in (list[Any](alone), disturbed))
-    return replace(found, help=tuple(_advice(facts, base, own, beside)))
+    over, made = (next((again(row, names) for row in rows), "") for rows in (list[Any](alone), disturbed))
+    return replace(found, help=tuple(_advice(facts, over, made, beside)))
 
 
 # ---------------------------------------------------------------------------------------------------- what there is
