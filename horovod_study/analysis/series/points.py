@@ -492,7 +492,7 @@ def scaling_points(
             base = baseline_place(rows, row, kind)
             share = 1 if base is None else rows[base]["workers"]  # of a table that does not begin with one worker
             over = None if base is None else values[base] / share
-            moved = (unsteady(row), base not in (None, place) and unsteady(rows[base]))
+            moved = base not in (None, place) and unsteady(rows[base])
             row.update(_against(row, values[place], kind, over, itself=base == place, disturbed=moved))
             if base not in (None, place):
                 _beside(row, rows[base], kind)
@@ -748,9 +748,7 @@ def _same(one: float, other: float) -> bool:
     return one == other or (math.isnan(one) and math.isnan(other))
 
 
-def _against(
-    row: dict[str, Any], x: Any, kind: str, base: Any, *, itself: bool, disturbed: tuple[bool, bool]
-) -> dict[str, float]:
+def _against(row: dict[str, Any], x: Any, kind: str, base: Any, *, itself: bool, disturbed: bool) -> dict[str, float]:
     """Return the columns of `row` relative to one baseline; only the baseline's own of a speedup that is withheld.
 
     _min and _max are the slowest and the fastest repeat over the baseline's median, _low and _high the 95 % interval

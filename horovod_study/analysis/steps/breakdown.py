@@ -178,7 +178,7 @@ def _growth(cell: dict[str, Any], cells: list[dict[str, Any]], kind: str) -> tup
         return unknown, unknown, unknown, "no baseline", ""
     base, scale = cells[place], cell["batch"] / cell["ref_batch"]
     faster = cell["workers"] * scale * base["values"][:, -1].mean() / cell["values"][:, -1].mean()
-    if cell.get("apart") or incredible(faster, cell["workers"], disturbed=(cell["disturbed"], base["disturbed"])):
+    if cell.get("apart") or incredible(faster, cell["workers"], disturbed=base["disturbed"]):
         return unknown, unknown, unknown, "the speedup is withheld", ""
     alone = base["values"].copy()
     if not np.isnan(alone[:, _PLACES["compute"]]).any():
