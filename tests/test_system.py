@@ -433,16 +433,16 @@ def test_signals_that_end_a_job_do_not_end_the_sampler(tmp_path: Path) -> None:
     assert sampler.stop()["samples"] >= 2
 
 
-def test_it_ends_when_no_rank_is_left(tmp_path: Path, golden: Golden) -> None:
+def test_without_ranks_it_takes_no_samples_and_tells_of_those_before(tmp_path: Path) -> None:
     rank = sleeper()
     sampler = started(tmp_path, rank.pid)
     sampler.begin(now())
-    assert sampler.pid is not None
     rank.kill()
     rank.wait()
+    sleep(2.0)  # of 20 samples and more
+    found = sampler.stop()
 
-    assert gone(sampler.pid)
-    golden(sampler.stop(), "reason", "code 0")
+    assert 1 <= found["samples"] < 10 and not found.get("reason")
 
 
 def test_it_ends_with_the_process_that_started_it_even_if_that_is_killed(tmp_path: Path) -> None:

@@ -850,7 +850,7 @@ class Watcher:
     def _about(self, stepped: list[torch.optim.Optimizer]) -> dict[str, Any]:
         return {
             "model": facts.names_of(self._models, os.path.basename(sys.argv[0])),
-            "optimizer": " + ".join(dict.fromkeys(type(each).__name__ for each in stepped)) or None,
+            "optimizer": " + ".join(type(each).__name__ for each in stepped) or None,
             "parameters": facts.count(self._models),
         }
 
