@@ -19,7 +19,7 @@ BUDGET = {
     "analysis/laws": (1037, 62),
     "analysis/learning": (753, 39),
     "analysis/machine": (1967, 97),
-    "analysis/series": (2007, 107),
+    "analysis/series": (1999, 107),
     "analysis/simulate": (1900, 96),
     "analysis/steps": (5507, 251),
     "analysis/sync": (1409, 67),
@@ -43,7 +43,7 @@ BUDGET = {
     "workload": (5530, 296),
     "workload/curves": (2785, 134),
     "workload/probes": (1185, 61),
-    "total": (81208, 4408),
+    "total": (81200, 4408),
 }
 """Of each folder with Python files, those of folders below it left out: lines and functions."""
 
