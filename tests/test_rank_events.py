@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -395,6 +396,15 @@ def test_a_log_hands_what_is_not_of_its_training_to_the_next(tmp_path: Path) -> 
     after.open(str(tmp_path / "after"))
     log.close()
     assert [list(Events.read(tmp_path / name, Log.width).number) for name in ("log", "after")] == [[1], [2]]
+
+
+def test_the_newest_of_what_a_log_hands_on_begins_the_next() -> None:
+    log, after = Log(), Log()
+    after.give(array("d", [value for number in range(5000) for value in (float(number), PLACES * number + 2.0)]))
+    after.note(NUMBER["fetch"], 5000)
+    newest = after.take()[1::2]
+    assert newest[-1] // PLACES == 5000 and newest[-2] // PLACES == 4999
+    assert not len(log.take())
 
 
 def test_a_process_that_never_trains_keeps_the_newest_events() -> None:

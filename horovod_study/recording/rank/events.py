@@ -163,7 +163,8 @@ class Log:
         return pending
 
     def give(self, pending: array[float]) -> None:
-        """Begin with what another log has forgotten."""
+        """Begin with what another log has forgotten, the newest of it."""
+        pending = pending[-len(self._room) :]
         self._room[: len(pending)] = pending
         self._at = len(pending)
 
