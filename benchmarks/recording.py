@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
+from scipy import stats
 
 from horovod_study import records
 from horovod_study.analysis.steps.timers import TimerCost, timer_cost
@@ -162,7 +163,9 @@ LOOPS = {
 }
 """What benchmarks/recorded_loop.py is given: little but Python, 40 parameters, a step of the length that was asked."""
 BLOCK_STEPS = 40
-ROUNDS = 60
+ROUNDS = 20
+LAUNCHES = 6
+"""How often the processes are started anew: where one lies in memory is worth several microseconds a step."""
 
 
 class Loop:
@@ -195,33 +198,35 @@ class Loop:
 
 
 def command(folder: Path, workers: Sequence[int], rounds: int = ROUNDS) -> list[dict[str, Any]]:
-    """Return what `record --` adds to a step of each loop: median over the rounds and its 95 % interval.
+    """Return what `record --` adds to a step of each loop: mean over the launches and its 95 % interval.
 
-    A loop with it, one without it and another without it (the control) make a block of steps each in every round.
+    In each launch a loop with it, one without it and another without it (the control) make a block of steps each in
+    every round; what is added is the median over the rounds.
     """
     found = []
+    order = np.random.default_rng(1)
     for count in workers:
         for name, options in LOOPS.items():
-            recorded = ["horovod-study", "record", "--out", str(folder / f"{name} {count}"), "--"]
-            plain, control = Loop([], count, options), Loop([], count, options)
-            with_it = Loop([str(Path(sys.executable).parent / recorded[0]), *recorded[1:]], count, options)
-            loops = (plain, control, with_it)
-            for _ in range(3):
+            times = np.empty((LAUNCHES, rounds, 3, 2))
+            for launch in range(LAUNCHES):
+                out = str(folder / f"{name} {count} {launch}")
+                recorded = [str(Path(sys.executable).parent / "horovod-study"), "record", "--out", out, "--"]
+                loops = [Loop(before, count, options) for before in ([], [], recorded)]
+                for _ in range(3):
+                    for loop in loops:
+                        loop.step_s(BLOCK_STEPS)
+                for each in range(rounds):
+                    for place in order.permutation(3):
+                        times[launch, each, place] = loops[place].step_s(BLOCK_STEPS)
                 for loop in loops:
-                    loop.step_s(BLOCK_STEPS)
-            order = np.random.default_rng(1)
-            times = np.empty((rounds, 3, 2))
-            for each in range(rounds):
-                for place in order.permutation(3):
-                    times[each, place] = loops[place].step_s(BLOCK_STEPS)
-            for loop in loops:
-                loop.end()
-            found.append({"loop": name, "workers": count, "step_ms": float(np.median(times[:, 0, 0])) * 1e3})
+                    loop.end()
+            found.append({"loop": name, "workers": count, "step_ms": float(np.median(times[:, :, 0, 0])) * 1e3})
             for what, place in (("control", 1), ("recorded", 2)):
-                for clock, name in enumerate((f"{what}_us", f"{what}_cpu_us")):
-                    added = (times[:, place, clock] - times[:, 0, clock]) * 1e6
-                    drawn = np.median(order.choice(added, (2000, rounds)), axis=1)
-                    found[-1][name] = [float(np.median(added)), *np.quantile(drawn, [0.025, 0.975]).tolist()]
+                for clock, key in enumerate((f"{what}_us", f"{what}_cpu_us")):
+                    added = np.median(times[:, :, place, clock] - times[:, :, 0, clock], axis=1) * 1e6
+                    mean = float(added.mean())
+                    error = float(stats.t.ppf(0.975, LAUNCHES - 1) * added.std(ddof=1) / LAUNCHES**0.5)
+                    found[-1][key] = [mean, mean - error, mean + error]
     return found
 
 

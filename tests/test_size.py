@@ -31,7 +31,7 @@ BUDGET = {
     "programs": (2289, 107),
     "recording": (2824, 163),
     "recording/inject": (108, 9),
-    "recording/rank": (1987, 154),
+    "recording/rank": (2008, 154),
     "records": (2863, 160),
     "report": (1291, 81),
     "report/figures": (5261, 261),
@@ -43,7 +43,7 @@ BUDGET = {
     "workload": (5530, 296),
     "workload/curves": (2785, 134),
     "workload/probes": (1185, 61),
-    "total": (81201, 4408),
+    "total": (81222, 4408),
 }
 """Of each folder with Python files, those of folders below it left out: lines and functions."""
 

@@ -73,14 +73,16 @@ class Door:
     library, which takes anything and does nothing, stands in its place.
     """
 
+    __slots__ = ("_call", "_failed")
+
     def __init__(self, call: Callable[..., None], failed: Callable[[Exception], None]) -> None:
         self._call, self._failed = call, failed
 
-    def __call__(self, *given: Any, **named: Any) -> None:
+    def __call__(self, *given: Any) -> None:
         if is_compiling():
             return
         try:
-            self._call(*given, **named)
+            self._call(*given)
         except Exception as error:
             self._failed(error)
 
@@ -106,6 +108,12 @@ def install(asked: str) -> Watcher:
 class Watcher:
     """Notes the events of the training of this process."""
 
+    __slots__ = (
+        *("state", "_thread", "_note", "_log", "_fetching", "_in_backward", "_in_forward", "_in_update", "_what"),
+        *("_in_loop", "_fresh", "_updates", "_most", "_due", "made", "_samples", "_second", "_learning", "_places"),
+        *("_optimizers", "_strangers", "_first", "_last", "_run", "_longest", "_patience", "_counted"),
+        *("__dict__", "__weakref__"),
+    )
     _told = False  # whether a script tells of its loops itself
     ended = False  # whether whoever gives turns wants no more steps of a loop that is told
 
@@ -197,12 +205,10 @@ class Watcher:
             self._note(_UPDATE)
 
     def _after_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if self._in_update > 1:
-            self._in_update -= 1
+        self._in_update -= 1
+        if self._in_update > 0 or self.state == "over":
             return
         self._in_update = 0
-        if self.state == "over":
-            return
         if self._fetching or self._thread != get_ident():
             if not self._fetching:
                 self._report_more()
@@ -214,7 +220,13 @@ class Watcher:
             return
         place = self._places.get(id(optimizer))
         self._note(_UPDATED, self._place(optimizer) if place is None else place)
-        self._note_update(optimizer)
+        most = _MORE_UPDATES + self._most
+        if optimizer is self._last and self._in_loop and self._updates < most and not self._strangers:
+            self._updates += 1
+            self._run += 1
+            self._log.write()
+        else:
+            self._note_update(optimizer)
 
     def _here(self) -> bool:
         """Return whether this is the thread that trains, and not in the midst of making a batch."""
@@ -230,6 +242,10 @@ class Watcher:
             self._open(self._seen[before:])
 
     def _note_update(self, optimizer: torch.optim.Optimizer) -> None:
+        """See to an update that is not like the one before it."""
+        self._longest = max(self._longest, self._run)
+        if len(self._optimizers) > 1:
+            self._patience = max(_STRANGERS, min(2 * self._longest, _MOST_PATIENCE))
         if id(optimizer) not in self._optimizers and not self._is_of_training(optimizer):
             self._strangers.append(optimizer)
             if len(self._strangers) < self._patience:
@@ -246,9 +262,6 @@ class Watcher:
             self._in_loop = False
         ends = optimizer is self._first or optimizer is self._last
         self._run = self._run + 1 if optimizer is self._last else 1
-        self._longest = max(self._longest, self._run)
-        if len(self._optimizers) > 1:
-            self._patience = max(_STRANGERS, min(2 * self._longest, _MOST_PATIENCE))
         self._last = optimizer
         if not self._in_loop and ends:
             self._counted += 1
@@ -278,27 +291,34 @@ class Watcher:
     # ------------------------------------------------------------------------------------------------ backwards
 
     def _watched_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        before = Door(lambda: self._note(_BACKWARD), self.give_up)
-        after = Door(self._after_backward, self.give_up)
-
         @functools.wraps(original)
         def gradients(*given: Any, **named: Any) -> Any:
-            if self._in_backward or self.state == "over" or is_compiling() or not self._here():
+            if is_compiling() or self._in_backward or self.state == "over" or self._fetching:
                 return original(*given, **named)
+            if self._thread != get_ident():
+                if self._thread is not None:
+                    return original(*given, **named)
+                self._thread = get_ident()
             self._in_backward = 1
-            before()
+            try:
+                self._note(_BACKWARD)
+            except Exception as error:
+                self.give_up(error)
             try:
                 return original(*given, **named)
             finally:
                 self._in_backward = 0
-                after()
+                try:
+                    if self.state != "over":
+                        self._note(_BACKWARDED)
+                        if self._learning or not self._optimizers:
+                            self._after_backward()
+                except Exception as error:
+                    self.give_up(error)
 
         return gradients
 
     def _after_backward(self) -> None:
-        if self.state == "over":
-            return
-        self._note(_BACKWARDED)
         if self._learning:
             self._learn()
         if self.state == "watching":
@@ -364,7 +384,7 @@ class Watcher:
                 batch = original(own)
             except StopIteration:
                 ended()
-                own.__dict__.pop("_horovod_study", None)
+                own._horovod_study = None
                 raise
             finally:
                 self._fetching = False
@@ -427,7 +447,7 @@ class Watcher:
                 self._step()
         elif not self._seen:
             self._look_for_change(backward=False)
-        turn = iterator.__dict__.get("_horovod_study")  # which loop it is of; another one where it begins again
+        turn = getattr(iterator, "_horovod_study", None)  # which loop it is of; another one where it begins again
         if turn is None:
             self._loops += 1
             turn = iterator._horovod_study = self._loops * DATA_SETS + self._number_of(iterator._dataset)
