@@ -166,34 +166,23 @@ def program_line(
     path = site.environment.get("PATH", start.environ.get("PATH", ""))
     search = os.pathsep.join(part for part in (str(python.parent), path) if part)
     starter = "" if starts_ranks else _starter(runtime, site)
+    launcher = _LAUNCHERS[starter.partition("+")[0]](runtime, workers, search, start)
     if starter == "mpirun" or (starter == "horovodrun" and not runtime.endswith("/gloo")):
         here = workers if site.alone else max(host.slots for host in site.hosts)
         if hindrance := mpi_hindrance(here):
             raise StudyError(hindrance)
-    line = _Line(runtime, workers, tuple(job), search, start)
     environment = cell_environment(start.environ, path=search, out=out, site=site)
-    environment.update(line.variables(starter, environment, out))
+    environment.update(_variables(runtime, starter, environment, site))
+    if _meets_by_itself(runtime, starter) or (starts_ranks and not site.alone):
+        environment.update(_meeting(site, out))
     refuse_other_than_numbers(environment)
-    if starts_ranks and not site.alone:
-        environment.update(line.meeting(out))
-    if starter == "":
-        argv: tuple[str, ...] = (str(python), *job)
-    elif starter == "torchrun":
-        standalone = ("--standalone", "--nproc-per-node", str(workers))
-        argv = (str(python), "-m", "torch.distributed.run", *standalone, *job)
-    elif starter == "horovodrun":
-        argv = line.horovodrun(environment)
-    elif starter == "mpirun":
-        argv = line.mpirun(environment)
-    else:
-        argv = line.srun(starter)
+    argv = launcher.command((str(python), *job), environment, own_mpi=starter.endswith("+mpi"))
     remote = () if site.alone else tuple(host.name for host in site.hosts)
     return LaunchLine(argv=argv, environment=environment, remote=remote, allocation=site.allocation)
 
 
 def _starter(runtime: str, site: Site) -> str:
-    """Return the program that starts `runtime` on `site`: one of the launchers, "srun+mpi" (with srun's own connection
-    for MPI), or "" for none."""
+    """Return the program that starts `runtime` on `site`: one of _LAUNCHERS, or "srun+mpi", with srun's own for MPI."""
     _, transport = CARRIED[runtime]
     offered = transport.here if site.alone else transport.in_job if site.allocation else transport.over_ssh
     if site.launcher == "srun" and not site.allocation:
@@ -204,106 +193,87 @@ def _starter(runtime: str, site: Site) -> str:
     return (*asked, *offered, "")[0]
 
 
+def _meets_by_itself(runtime: str, starter: str) -> bool:
+    """Return whether the ranks find each other without their launcher, which may tell them nothing of it."""
+    backend, _, transport = runtime.partition("/")
+    gloo = transport == "gloo" or (transport == "nccl" and starter == "srun")
+    return starter in ("mpirun", "srun") and (gloo or (backend == "ddp" and transport != "mpi"))
+
+
+def _variables(runtime: str, starter: str, environ: Mapping[str, str], site: Site) -> dict[str, str]:
+    """Return what ranks need to find each other, beside what their launcher tells them and where they meet."""
+    found: dict[str, str] = {}
+    if site.interface is not None and not site.alone:
+        names = {"horovod/gloo": ("HOROVOD_GLOO_IFACE",), "ddp/gloo": ("GLOO_SOCKET_IFNAME",)}
+        needed = ("NCCL_SOCKET_IFNAME",) if runtime.endswith("/nccl") else names.get(runtime, ())
+        found.update({name: site.interface for name in needed if name not in environ})
+    if site.allocation and not site.alone and starter in ("mpirun", "horovodrun"):
+        found["SLURM_CPU_BIND"] = "none"  # of mpirun's daemons, which srun starts, and so of their ranks
+    if runtime.startswith("horovod/") and _meets_by_itself(runtime, starter):
+        found.update(HOROVOD_CONTROLLER="gloo", HOROVOD_CPU_OPERATIONS="gloo")
+    return found
+
+
+def _meeting(site: Site, out: Path) -> dict[str, str]:
+    """Return where ranks meet that are not told by their launcher."""
+    host = site.hosts[0].name if site.hosts else "localhost"
+    digest = hashlib.sha256(str(out.absolute()).encode()).digest()
+    chosen = PORTS[0] + int.from_bytes(digest[:4], "big") % (PORTS[1] - PORTS[0] + 1)  # where nobody has chosen one
+    return {"MASTER_ADDR": host, "MASTER_PORT": str(site.port or chosen)}
+
+
+# ------------------------------------------------------------------------------------------------------- launchers
+
+
 @dataclass(frozen=True, slots=True)
-class _Line:
-    """The parts of a launch line that several launchers have in common."""
+class _Plain:
+    """No launcher: one process, or one that starts the ranks itself."""
 
     runtime: str
     workers: int
-    job: tuple[str, ...]
-    search: str
+    search: str  # folders in which programs are looked for
     start: Starting
 
-    def variables(self, starter: str, environ: Mapping[str, str], out: Path) -> dict[str, str]:
-        """Return what ranks need to find each other, beside what their launcher tells them."""
-        site = self.start.site
-        backend, _, transport = self.runtime.partition("/")
-        found: dict[str, str] = {}
-        if site.interface is not None and not site.alone:
-            names = {"horovod/gloo": ("HOROVOD_GLOO_IFACE",), "ddp/gloo": ("GLOO_SOCKET_IFNAME",)}
-            needed = ("NCCL_SOCKET_IFNAME",) if transport == "nccl" else names.get(self.runtime, ())
-            found.update({name: site.interface for name in needed if name not in environ})
-        if site.allocation and not site.alone and starter in ("mpirun", "horovodrun"):
-            found["SLURM_CPU_BIND"] = "none"  # of mpirun's daemons, which srun starts, and so of their ranks
-        met_by_launcher = starter in ("", "torchrun", "horovodrun", "srun+mpi")
-        gloo = transport == "gloo" or (transport == "nccl" and starter == "srun")
-        ddp = backend == "ddp" and transport != "mpi"
-        if met_by_launcher or not (ddp or gloo):
-            return found
-        found.update(self.meeting(out))
-        if backend == "horovod":
-            found.update(HOROVOD_CONTROLLER="gloo", HOROVOD_CPU_OPERATIONS="gloo")
+    def command(self, job: tuple[str, ...], environ: Mapping[str, str], *, own_mpi: bool = False) -> tuple[str, ...]:
+        """Return what starts `job` on all ranks in the environment `environ`; `own_mpi`: MPI as the launcher has it."""
+        return job
+
+    def _program(self, name: str) -> str:
+        found = self.start.which(name, self.search)
+        if found is None:
+            remedy = "load Slurm's commands in the job" if name == "srun" else "run `make setup`"
+            raise StudyError(
+                f"runtime {self.runtime} needs the program {name}, which is neither in {self.start.python.parent} nor "
+                f"on PATH; {remedy}, or leave {self.runtime} out of sweep.runtime"
+            )
         return found
 
-    def meeting(self, out: Path) -> dict[str, str]:
-        """Return where ranks meet that are not told by their launcher."""
-        site = self.start.site
-        host = site.hosts[0].name if site.hosts else "localhost"
-        digest = hashlib.sha256(str(out.absolute()).encode()).digest()
-        chosen = PORTS[0] + int.from_bytes(digest[:4], "big") % (PORTS[1] - PORTS[0] + 1)  # where nobody has chosen one
-        return {"MASTER_ADDR": host, "MASTER_PORT": str(site.port or chosen)}
 
-    def horovodrun(self, environ: dict[str, str]) -> tuple[str, ...]:
-        site = self.start.site
-        launcher = self._launcher("horovodrun")
-        flags = [*_HOROVODRUN[self.runtime.partition("/")[2]], "-np", str(self.workers)]
-        if not site.alone:
-            self._refuse_what_a_shell_would_run(environ, launcher)
-            # Else mpirun begins with this machine, whatever the order of the hosts. Over Gloo no host must be repeated,
-            # and NCCL may start over either.
-            in_order = self.runtime == "horovod/mpi"
-            flags += ["-H", _each_rank(site, ":1") if in_order else _with_slots(site.hosts)]
-            flags += ["--disable-cache"]  # else it does not look whether a host is still there
-            if site.interface is not None:
-                flags += ["--network-interface", site.interface]
-            if in_order:
-                flags += ["--binding-args=-bind-to none -map-by seq"]
-            if self.runtime != "horovod/gloo":
-                between = self._between(environ, launcher, given=("btl_tcp_if_include",))
-                flags += [f"--mpi-args={shlex.join(between)}"]
-        return (launcher, *flags, str(self.start.python), *self.job)
+class _Torchrun(_Plain):
+    def command(self, job: tuple[str, ...], environ: Mapping[str, str], *, own_mpi: bool = False) -> tuple[str, ...]:
+        python, *words = job
+        standalone = ("--standalone", "--nproc-per-node", str(self.workers))
+        return (python, "-m", "torch.distributed.run", *standalone, *words)
 
-    def mpirun(self, environ: dict[str, str]) -> tuple[str, ...]:
-        site = self.start.site
-        launcher = self._launcher("mpirun")
+
+class _Mpirun(_Plain):
+    def command(self, job: tuple[str, ...], environ: Mapping[str, str], *, own_mpi: bool = False) -> tuple[str, ...]:
+        site, program = self.start.site, self._program("mpirun")
         flags = ["--allow-run-as-root"] if self.start.root else []
         # Without a host list Open MPI counts physical cores and refuses the second hardware thread of each.
         flags += ["--host", f"localhost:{self.workers}" if site.alone else _each_rank(site)]
         flags += ["--bind-to", "none"]
         if not site.alone:
-            self._refuse_what_a_shell_would_run(environ, launcher)
+            self._refuse_what_a_shell_would_run(environ, program)
             # Else the ranks come in an order of mpirun's own: this machine first, or as the job has its nodes.
-            flags += ["--map-by", "seq", *self._between(environ, launcher)]
+            flags += ["--map-by", "seq", *self._between(environ, program)]
             flags += [part for name in sorted(environ) if self._passed(name) for part in ("-x", name)]
-        return (launcher, *flags, "-np", str(self.workers), str(self.start.python), *self.job)
+        return (program, *flags, "-np", str(self.workers), *job)
 
-    def srun(self, starter: str) -> tuple[str, ...]:
-        site = self.start.site
-        launcher = self._launcher("srun")
-        per_task = () if site.cores_per_worker is None else (f"--cpus-per-task={site.cores_per_worker}",)
-        return (
-            launcher,
-            f"--nodes={len(site.hosts)}",
-            f"--ntasks={self.workers}",
-            # One name for each rank, in their order: also where nodes have different numbers of them.
-            "--distribution=arbitrary",
-            f"--nodelist={_each_rank(site)}",
-            *per_task,
-            f"--mpi={site.srun_mpi if starter == 'srun+mpi' else 'none'}",
-            "--export=ALL",
-            "--input=none",
-            "--kill-on-bad-exit=1",
-            "--wait=60",  # s for the others, once a rank has ended in good order
-            str(self.start.python),
-            *self.job,
-        )
-
-    def _between(self, environ: Mapping[str, str], launcher: str, given: Sequence[str] = ()) -> list[str]:
+    def _between(self, environ: Mapping[str, str], program: str, given: Sequence[str] = ()) -> list[str]:
         """Return mpirun's options for its daemons on other hosts, without the parameters `given` otherwise."""
         site = self.start.site
-        options = []
-        if self._is_own(launcher):
-            options += ["--prefix", str(self.start.python.parent.parent)]
+        options = ["--prefix", str(self.start.python.parent.parent)] if self._is_own(program) else []
         parameters = dict(_KEEPALIVE)
         if site.interface is not None:
             parameters |= {"btl_tcp_if_include": site.interface, "oob_tcp_if_include": site.interface}
@@ -320,41 +290,74 @@ class _Line:
         # Which of this machine's GPUs are visible is no matter of others, unless the partition sets it.
         return name.startswith(_PASSED_PREFIXES) and name != "CUDA_VISIBLE_DEVICES"
 
-    def _refuse_what_a_shell_would_run(self, environ: Mapping[str, str], launcher: str) -> None:
+    def _refuse_what_a_shell_would_run(self, environ: Mapping[str, str], program: str) -> None:
         """Raise StudyError for what horovodrun and mpirun put into a command of a shell without quoting it.
 
         Everything else they quote, or send past the shell: arguments, values of variables, the working directory of
         mpirun's ranks.
         """
-        if self.start.site.allocation and Path(launcher).name == "mpirun":  # srun starts no shell
+        if self.start.site.allocation and Path(program).name == "mpirun":  # srun starts no shell
             return
         risky = {f"variable {name}": value for name, value in environ.items() if name.startswith("OMPI_MCA_")}
         risky = {what: value for what, value in risky.items() if re.search(r"[\"$`\\\n]", value)}
         paths = {}
         if self.runtime == "horovod/gloo":
             paths["working directory"] = str(Path.cwd())
-        elif self._is_own(launcher):
+        elif self._is_own(program):
             paths["environment"] = str(self.start.python.parent.parent)
         risky |= {what: path for what, path in paths.items() if not _PLAIN.fullmatch(path)}
         for what, value in risky.items():
             raise StudyError(
-                f"{what} {value!r} would be read by a shell on the other hosts, because {Path(launcher).name} does "
+                f"{what} {value!r} would be read by a shell on the other hosts, because {Path(program).name} does "
                 "not quote it; let it have letters, digits and ./:@%+=,_~- only"
             )
 
-    def _is_own(self, launcher: str) -> bool:
+    def _is_own(self, program: str) -> bool:
         """Return whether a launcher is the environment's own, which nobody finds on another host by himself."""
-        return Path(launcher).parent == self.start.python.parent
+        return Path(program).parent == self.start.python.parent
 
-    def _launcher(self, name: str) -> str:
-        found = self.start.which(name, self.search)
-        if found is None:
-            remedy = "load Slurm's commands in the job" if name == "srun" else "run `make setup`"
-            raise StudyError(
-                f"runtime {self.runtime} needs the program {name}, which is neither in {self.start.python.parent} nor "
-                f"on PATH; {remedy}, or leave {self.runtime} out of sweep.runtime"
-            )
-        return found
+
+class _Horovodrun(_Mpirun):
+    """Starts ranks by mpirun, or over Gloo by itself."""
+
+    def command(self, job: tuple[str, ...], environ: Mapping[str, str], *, own_mpi: bool = False) -> tuple[str, ...]:
+        site, program = self.start.site, self._program("horovodrun")
+        flags = [*_HOROVODRUN[self.runtime.partition("/")[2]], "-np", str(self.workers)]
+        if not site.alone:
+            self._refuse_what_a_shell_would_run(environ, program)
+            # Else mpirun begins with this machine, whatever the order of the hosts. Over Gloo no host must be repeated,
+            # and NCCL may start over either.
+            in_order = self.runtime == "horovod/mpi"
+            flags += ["-H", _each_rank(site, ":1") if in_order else _with_slots(site.hosts)]
+            flags += ["--disable-cache"]  # else it does not look whether a host is still there
+            if site.interface is not None:
+                flags += ["--network-interface", site.interface]
+            if in_order:
+                flags += ["--binding-args=-bind-to none -map-by seq"]
+            if self.runtime != "horovod/gloo":
+                between = self._between(environ, program, given=("btl_tcp_if_include",))
+                flags += [f"--mpi-args={shlex.join(between)}"]
+        return (program, *flags, *job)
+
+
+class _Srun(_Plain):
+    def command(self, job: tuple[str, ...], environ: Mapping[str, str], *, own_mpi: bool = False) -> tuple[str, ...]:
+        site = self.start.site
+        flags = [
+            f"--nodes={len(site.hosts)}",
+            f"--ntasks={self.workers}",
+            # One name for each rank, in their order: also where nodes have different numbers of them.
+            "--distribution=arbitrary",
+            f"--nodelist={_each_rank(site)}",
+        ]
+        flags += [] if site.cores_per_worker is None else [f"--cpus-per-task={site.cores_per_worker}"]
+        flags += [f"--mpi={site.srun_mpi if own_mpi else 'none'}", "--export=ALL", "--input=none"]
+        # s for the others, once a rank has ended in good order
+        flags += ["--kill-on-bad-exit=1", "--wait=60"]
+        return (self._program("srun"), *flags, *job)
+
+
+_LAUNCHERS = {"": _Plain, "torchrun": _Torchrun, "horovodrun": _Horovodrun, "mpirun": _Mpirun, "srun": _Srun}
 
 
 def _with_slots(hosts: Sequence[Host]) -> str:
