@@ -710,7 +710,8 @@ PLACES = (
     "watch.Watcher._before_update",
     "watch.Watcher._after_update",
     "watch.Watcher._note_update",
-    "watch.Watcher._after_backward",
+    "events.Log._note:backward",
+    "events.Log._note:backwarded",
     "watch.Watcher._before_forward",
     "watch.Watcher._after_forward",
     "watch.Watcher._before_fetch",
@@ -730,11 +731,12 @@ from horovod_study.recording.rank import events, precision, stacks, watch
 def train(place):
     turns = 0
     if place:
-        module, kind, name = place.split(".")
+        module, kind, name = place.partition(":")[0].split(".")
+        event = events.NUMBER.get(place.partition(":")[2])
         holder = getattr(globals()[module], kind)
         original = getattr(holder, name)
         def breaks(*given, **named):
-            if turns >= 2: raise RuntimeError("made to fail")
+            if turns >= 2 and (event is None or given[1] == event): raise RuntimeError("made to fail")
             return original(*given, **named)
         setattr(holder, name, breaks)
     folder = os.path.join(sys.argv[1], place or "whole")
