@@ -1,140 +1,82 @@
-"""Tunes how workers communicate: short training launches of this model at this placement, raced against each other.
+"""`run STUDY --tune`: which settings of communication make the training of a study fastest, at its most workers.
 
-A tune takes minutes and lives in a folder DIR: runs/, configs/, logs/ (the run directory of each launch, what it was
-asked to do, what it printed), and result.json, what came of it. One that was interrupted begins again.
-
-Libraries read their settings when they start, so that every candidate is launched: the usual trainer, no checkpoint,
-evaluated once at its end. Candidates are launched together and train in turns (turns.py), or launches of a few seconds
-follow each other. `racing.py` decides what is launched next.
+Settings are arms of a race (halving.py). Libraries read theirs when they start, so that every arm is launched: it is a
+cell of the study RUNS/<study>-tune, run as the cells of any other one, in turns where that is possible. What is typed
+again goes on: a launch that is whole is only read.
 """
 
-import json
 import math
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import yaml
+from rich.console import Console
+
 from horovod_study.analysis.paired import Slice
-from horovod_study.analysis.stats import Interval, finite_or_none
-from horovod_study.config import Cell, available_cores, local_cell
-from horovod_study.documents import load_yaml
-from horovod_study.errors import ConfigError, StudyError, nearest, require_known
-from horovod_study.files import write_file
-from horovod_study.measure.clock import now, utc_now
-from horovod_study.options import BY_RUNTIME, SET_BY_TUNE, refuse_set, require_workers
-from horovod_study.progress import Line, duration, say
-from horovod_study.records import RunRecord, TurnSlice
-from horovod_study.roles import TRUTH, Option, Role, check_field, plain
-from horovod_study.runtimes import RUNTIMES
-from horovod_study.studies import engine, racing
-from horovod_study.studies.attempt import Attempt, CellRun, Launcher, local_launch
-from horovod_study.studies.engine import set_aside, working_in
-from horovod_study.studies.interruption import Interruption
-from horovod_study.studies.racing import ALONE, IN_TURNS, LEAST_ROUNDS, Candidate, Race, Stage, Trial
-from horovod_study.studies.turns import SLICE_S, BlockLaunch, apart_because, rates, workers_that_fit
+from horovod_study.config import Cell, available_cores
+from horovod_study.errors import ConfigError, StudyError, require_known
+from horovod_study.measure.clock import now
+from horovod_study.progress import duration
+from horovod_study.records import RunRecord, TurnSlice, read_turns
+from horovod_study.roles import TRUTH, Option, check_field, plain
+from horovod_study.studies.attempt import record_in
+from horovod_study.studies.halving import (
+    ALONE,
+    IN_TURNS,
+    LEAST_ROUNDS,
+    LIBRARY,
+    SHIPPED,
+    Arm,
+    Heat,
+    Made,
+    Race,
+    halving,
+    words,
+)
+from horovod_study.studies.progress import say
+from horovod_study.studies.runner import RunOptions, run_sweep
+from horovod_study.studies.study_file import StudyConfig, sweep_of
+from horovod_study.studies.sweep import Sweep
+from horovod_study.studies.turns import SLICE_S, apart_because, rates, workers_that_fit
+from horovod_study.text.tables import table_of, to_lines
 from horovod_study.workloads import Configuration, Workload
 
-SECONDS = 2.0
-MINUTES, TURNS_MINUTES = 10.0, 3.0
-ROUNDS = 6
-"""Defaults: seconds of each launch, minutes of all launches together, and rounds of the race."""
-
+SECONDS = 2.0  # of a launch that does not alternate
+HOURS = {True: 3 / 60, False: 10 / 60}  # where the study has no budget; True: in turns
 _START_UP_S = 90.0  # a launch that has not ended after this and ten times its seconds hangs
-_RESERVED = {True: 0.25, False: 0.4}  # of the time, at most, is kept for confirming; True: one after the other
+_RESERVED = 0.4  # of the time, at most, is kept for confirming
 
 
-@dataclass(frozen=True, slots=True)
-class TuneRequest:
-    """What is to be tuned: a run, where it runs, and how much may be spent on it."""
-
-    config: Configuration
-    runtime: str
-    workers: int
-    cores: int
-    minutes: float
-    rounds: int
-    knobs: tuple[str, ...]  # none: all that matter
-    values: Mapping[str, tuple[Any, ...]]  # knob -> the user's own candidates
-    alone: str  # why candidates are launched one after the other; "": they train in turns
-
-    def cell(self, candidate: Candidate) -> Cell:
-        """Return the run that tries a candidate; ConfigError when its values do not fit together."""
-        values = {**self.config.to_dict(), **candidate.values}
-        return local_cell(
-            self.runtime, values, workers=self.workers, source=candidate.name, workload=self.config.workload
-        )
+# ------------------------------------------------------------------------------------------------------------- arms
 
 
-def tune_request(
-    path: Path | None,
-    given: Mapping[str, Any],
-    *,
-    runtime: str = "horovod/mpi",
-    workers: int | None = None,
-    minutes: float | None = None,
-    rounds: int = ROUNDS,
-    knobs: Sequence[str] = (),
-    values: Sequence[str] = (),
-    cores: int | None = None,
-    turns: bool = True,
-    workload: Workload,
-) -> TuneRequest:
-    """Return the request that options make; `given` are options of the run, `values` texts such as groups=1,2.
+def knobs_of(texts: Sequence[str], workload: Workload, runtime: str) -> dict[str, tuple[Any, ...]]:
+    """Return knob -> the values to try, none for the usual ones, from NAME or NAME=VALUE,...; none: all that matter.
 
-    ConfigError in one line for what is wrong: an unknown knob or runtime, one that has no effect, too many workers.
+    ConfigError for what is no knob, or has no effect over the runtime.
     """
-    cores = available_cores() if cores is None else cores
-    varied = {name: f"it is varied; use --knob {name}=VALUE,... to say among which values" for name in workload.tuned}
-    refuse_set("tune", given, SET_BY_TUNE, {**varied, **BY_RUNTIME})
-    if minutes is not None and not (math.isfinite(minutes) and minutes > 0):
-        raise ConfigError(f"tune: --minutes is {minutes:g}; it must be greater than 0")
-    if rounds < 1:
-        raise ConfigError(f"tune: --rounds is {rounds}; it must be at least 1")
-    tunable = [each for each in RUNTIMES if each != "serial"]
-    if runtime not in tunable:
-        why = "does not communicate" if runtime == "serial" else f"is not known{nearest(runtime, tunable)}"
-        raise ConfigError(f"tune: --runtime {runtime!r} {why}; allowed: {', '.join(tunable)}")
-    file = load_yaml(path) if path else {}
-    ours = {"seconds", *(name for name in SET_BY_TUNE if name in workload.options)}
-    kept = {name: value for name, value in file.items() if name not in ours}
-    config = workload.configure(
-        {"seconds": SECONDS, **kept, **given, **workload.quiet, "study": "tune"}, source=str(path or "tune")
-    )
-    workers = cores // config.threads if workers is None else workers
-    require_workers("tune", workers, cores, least=2, threads=config.threads)
-    own = dict(_own_values(text, workload) for text in values)
-    knobs = tuple(dict.fromkeys(name.replace("-", "_") for name in knobs))
-    for name in (*knobs, *own):
-        _require_effect(name, runtime, workload)
-    two = [local_cell(runtime, config.to_dict(), workers=workers, source="tune", workload=workload)] * 2
-    alone = apart_because(two) if turns else "as asked for"  # that two fit is the least
-    minutes = minutes or (MINUTES if alone else TURNS_MINUTES)
-    return TuneRequest(config, runtime, workers, cores, minutes, rounds, knobs, own, alone)
-
-
-def _own_values(text: str, workload: Workload) -> tuple[str, tuple[Any, ...]]:
-    """Return knob and values meant by `cycle_time_ms=0.1,1`."""
-    name, equals, list_ = text.partition("=")
-    name = name.strip().replace("-", "_")
-    if not equals or not list_.strip(" ,"):
-        raise ConfigError(f"tune: --knob {text!r}; write NAME=VALUE,VALUE,... such as cycle_time_ms=0.1,1")
-    require_known("tune: knob", name, workload.tuned)
-    option, words = workload.options[name], [word.strip() for word in list_.split(",")]
-    told: list[Any] = [TRUTH.get(word.lower(), word) for word in words] if option.kind is bool else words
-    values = [check_field("tune: --knob", name, each, option, optional=False) for each in told]
-    return name, tuple(dict.fromkeys(values))
-
-
-def _require_effect(name: str, runtime: str, workload: Workload) -> None:
-    require_known("tune: knob", name, workload.tuned)
+    found: dict[str, tuple[Any, ...]] = {}
     why = {knob: why_not(workload.options[knob], runtime) for knob in workload.tuned}
-    if why[name]:
-        useful = ", ".join(knob for knob, reason in why.items() if not reason)
-        raise ConfigError(f"tune: knob {name} {why[name]}; knobs that do something over {runtime}: {useful}")
+    for text in texts:
+        name, equals, list_ = text.partition("=")
+        name = name.strip().replace("-", "_")
+        require_known("run: --tune", name, workload.tuned)
+        if why[name]:
+            useful = ", ".join(knob for knob, reason in why.items() if not reason)
+            raise ConfigError(f"run: --tune {name} {why[name]}; knobs that do something over {runtime}: {useful}")
+        option, told = workload.options[name], [word.strip() for word in list_.split(",")]
+        if equals and not all(told):
+            raise ConfigError(f"run: --tune {text!r}; write NAME=VALUE,VALUE,... such as cycle_time_ms=0.1,1")
+        values: list[Any] = [TRUTH.get(word.lower(), word) for word in told] if option.kind is bool else list(told)
+        checked = [check_field("run: --tune", name, each, option, optional=False) for each in values if equals]
+        found[name] = tuple(dict.fromkeys(checked))
+    return found or dict.fromkeys(workload.tuned, ())
 
 
 def why_not(knob: Option, runtime: str) -> str:
@@ -144,46 +86,42 @@ def why_not(knob: Option, runtime: str) -> str:
     return "means something on several hosts only, and this is one" if knob.several_hosts else ""
 
 
-def space(request: TuneRequest, effective: Mapping[str, Any]) -> tuple[list[Candidate], dict[str, str]]:
-    """Return the candidates, baselines first, and why which knob is not varied.
+def arms_of(
+    base: Cell, knobs: Mapping[str, Sequence[Any]], effective: Mapping[str, Any], cores: int
+) -> tuple[list[Arm], dict[str, str]]:
+    """Return the arms, baselines first, and why which knob is not varied.
 
-    `effective` is that of a run with the shipped settings: a value that they have anyway is no candidate.
+    `effective` is that of a run with the shipped settings: a value that they have anyway is no arm.
     """
-    workload, runtime = request.config.workload, request.runtime
+    workload, runtime, workers = base.config.workload, base.runtime, base.placement.workers
     shipped = shipped_values(effective, workload)
-    candidates = [Candidate(name="shipped settings", kind="shipped")]
-    if library := library_values(runtime, request.config):
-        candidates.append(Candidate(name="library defaults", kind="library", values=library))
+    arms = [Arm(name=SHIPPED)]
+    if library := library_values(runtime, base.config):
+        arms.append(Arm(name=LIBRARY, values=library))
     left_out: dict[str, str] = {}
-    for knob in request.knobs or workload.tuned:
+    for knob, own in knobs.items():
         option, why = workload.options[knob], why_not(workload.options[knob], runtime)
-        if why.startswith("has no effect") and not request.knobs:
+        if why.startswith("has no effect"):
             continue  # what belongs to another library goes without saying
         if not why and knob in shipped and shipped[knob] is None:
             why = "is not known to the Horovod that is installed"
-        same, most = shipped.get(knob), {"ps_servers": request.workers}.get(knob)
+        same, most = shipped.get(knob), {"ps_servers": workers}.get(knob)
         if knob == "threads":
-            same, most = request.config.threads, request.cores // request.workers
-        tries = [] if why else request.values.get(knob, option.tries)
-        tries = [each for each in tries if each != same and not (most and each > most)]
+            same, most = base.config.threads, cores // workers
+        tries = [each for each in ([] if why else own or option.tries) if each != same and not (most and each > most)]
         if not tries:
-            left_out[knob] = (
-                why or f"has no other value {'that fits the cores' if knob == 'threads' else 'to be tried'}"
-            )
+            left_out[knob] = why or f"has no other value {'that fits the cores' if knob == 'threads' else 'to try'}"
         hooks = option.hooks and shipped.get("reduction") != "hooks"
         for value in tries:
-            text = plain(value) + (" with hooks" if hooks else "")
-            told = {"name": f"{knob}={text}", "knob": knob, "value": text}
             values = {"reduction": "hooks", knob: value} if hooks else {knob: value}
-            candidate = Candidate(kind="effect", values=values, **told)
+            arm = Arm(name=f"{knob}={plain(value)}{' with hooks' if hooks else ''}", values=values, knob=knob)
             try:
-                request.cell(candidate)
+                base.config.changed(**values)
             except ConfigError as error:
-                refused = str(error).removeprefix(f"{candidate.name}: ")
-                left_out[knob] = f"would be refused: {refused.partition('; ')[0]}"
+                left_out[knob] = f"would be refused: {str(error).partition('; ')[0]}"
             else:
-                candidates.append(candidate)
-    return candidates, left_out
+                arms.append(arm)
+    return arms, left_out
 
 
 def library_values(runtime: str, config: Configuration) -> dict[str, Any]:
@@ -226,297 +164,222 @@ def shipped_values(effective: Mapping[str, Any], workload: Workload) -> dict[str
     return found
 
 
-def run_tune(
-    request: TuneRequest,
-    directory: Path,
-    *,
-    command: str,
-    launch: Launcher = local_launch,
-    attempt: Callable[[CellRun, Interruption], Attempt] = engine.attempt,
-) -> dict[str, Any]:
-    """Race settings against each other until the best is known or the time is used up; return the result.
+# ------------------------------------------------------------------------------------------------------------ running
 
-    It is empty where the tune was interrupted. `command` is what the user typed, to be repeated. StudyError when the
-    shipped settings do not run.
+
+def tune(study: StudyConfig, runs_dir: Path, texts: Sequence[str], options: RunOptions, console: Console) -> bool:
+    """Race the settings that `texts` name (knobs_of) and print table and lines for the study file; False: interrupted.
+
+    StudyError: there is nothing to vary, or the shipped settings do not run.
     """
-    with working_in(directory, "tune", command=command) as stop:
-        tuning = _Tuning(request, directory, launch, stop, attempt)
-        try:
-            race = tuning.run()
-        except KeyboardInterrupt:
-            say(f"interrupted after {len(tuning.trials)} launches; begin again with: {command}")
-            return {}
-        finally:
-            tuning.line.close()
-        document = _result(tuning, race) | {"command": command, "directory": str(directory)}
-        write_file(directory / "result.json", json.dumps(document, indent=1, allow_nan=False) + "\n")
-    return document
+    base = base_of(study)
+    workload, workers = base.config.workload, base.placement.workers
+    knobs = knobs_of(texts, workload, base.runtime)
+    alone = apart_because([base, base])  # that two fit is the least
+    if study.partitions[base.placement.partition].scheduler != "local":
+        alone = "it runs on other hosts than this machine"
+    hours, name = study.budget.get("hours", HOURS[not alone]), f"{study.name}-tune"
+    plain_sweep = replace(sweep_of(study, runs_dir), precision=None, wanted=(), budget={})
+    sweep = replace(plain_sweep, name=name, directory=runs_dir / name, turns=not alone)
+    heats = _Heats(sweep, base, options, bool(alone), 3600 * hours, console)
+    way = "one launch after the other: " + alone if alone else "in turns"
+    what = f"{base.runtime} with {workers} workers, batch {base.config.batch}"
+    say(console, f"tuning {what}, {way}, at most {duration(3600 * hours)}")
+    for each in workload.options.values():
+        if each.variable in os.environ and each.matters(base.runtime):
+            told = f"{each.variable} is set in the environment, and holds for the shipped settings; unset it"
+            say(console, f"warning: {told}")
+    try:
+        first = heats.first_look()
+        arms, left_out = arms_of(base, knobs, first.effective, available_cores())
+        if all(each.baseline for each in arms):
+            reasons = "; ".join(f"{knob} {why}" for knob, why in left_out.items())
+            raise StudyError(
+                f"run: --tune: there is nothing to vary: {reasons}; name other knobs, or values as KNOB=V1,V2"
+            )
+        race = heats.race = Race(arms)
+        each_mb = first.totals.get("pss_mb_max") or first.totals.get("rss_mb_max")
+        room = math.inf if alone else int(workers_that_fit(each_mb) / workers)
+        design = halving(race, ALONE if alone else IN_TURNS, seed=study.seed, room=room)
+        made: Made = None
+        with suppress(StopIteration):
+            heat = next(design)
+            while True:
+                made = heats.run(heat)
+                heat = design.send(made)
+    except KeyboardInterrupt:
+        say(console, f"interrupted; continue with: {options.command}")
+        return False
+    for line in (*_table(race, left_out), "", *run_lines(base, race.chosen)):
+        say(console, line)
+    return True
+
+
+def base_of(study: StudyConfig) -> Cell:
+    """Return the run whose settings are raced: of the first runtime, with most workers, communicating as shipped."""
+    several = [cell for cell in study.cells() if cell.runtime != "serial" and cell.placement.workers > 1]
+    if not several:
+        raise ConfigError(
+            f"{study.source or study.name}: --tune needs a run with several workers; add some to sweep.workers"
+        )
+    alike = [each for each in several if each.runtime == several[0].runtime]
+    cell = max(alike, key=lambda each: each.placement.workers)
+    config, workload = cell.config, cell.config.workload
+    plain_ones = [each for each in workload.tuned if each in workload.communication]
+    values = {each: workload.options[each].default for each in plain_ones}
+    values |= {**dict.fromkeys(workload.budgets), "seconds": SECONDS, **workload.quiet}
+    return replace(cell, config=config.changed(**values, study=f"{study.name}-tune"))
 
 
 @dataclass
-class _Tuning:
-    request: TuneRequest
-    directory: Path
-    start: Launcher
-    stop: Interruption
-    attempt: Callable[[CellRun, Interruption], Attempt]
+class _Heats:
+    """Launches heats as cells of a sweep, within the time that there is."""
+
+    sweep: Sweep
+    base: Cell
+    options: RunOptions
+    alone: bool
+    lasts_s: float
+    console: Console
     race: Race | None = None
-    start_s: float = 5.0  # what a candidate of a heat takes to start, as far as is known
-    trials: list[Trial] = field(default_factory=list)
-    record: RunRecord | None = None  # of the first launch
-    left_out: dict[str, str] = field(default_factory=dict)
-    line: Line = field(default_factory=Line)
+    used_s: float = 0.0
+    start_s: float = 5.0  # what an arm of a heat takes to start, as far as is known
+    launches: int = 0
 
-    @property
-    def way(self) -> racing.Way:
-        """How candidates are measured."""
-        return ALONE if self.request.alone else IN_TURNS
+    def first_look(self) -> RunRecord:
+        """Launch the shipped settings once, outside the race: it works, and which values are shipped anyway."""
+        cell = replace(self.base, label="first look")
+        result = run_sweep(replace(self.sweep, cells=(cell,)), self.options, console=self.console)
+        record = record_in(self.sweep.directory / cell.key)
+        if result.interrupted:
+            raise KeyboardInterrupt
+        if record is None or record.status != "done":
+            reason = result.ledger.entries[0].reason
+            raise StudyError(f"run: --tune: {self.base.runtime} does not run with its shipped settings: {reason}")
+        return record
 
-    @property
-    def used_s(self) -> float:
-        """Seconds of all launches so far."""
-        return sum(trial.seconds for trial in self.trials)
-
-    def run(self) -> Race:
-        """Launch what the race asks for, as long as there is time; KeyboardInterrupt after a request to stop."""
-        request, candidates, room = self.request, self._begin(), math.inf
-        if not request.alone:
-            used = self.record.totals if self.record else {}
-            room = int(workers_that_fit(used.get("pss_mb_max") or used.get("rss_mb_max")) / request.workers)
-        # The shipped settings come first: they are what is to be beaten.
-        race = self.race = Race(candidates, self.way, seed=request.config.seed, rounds=request.rounds, room=room)
-        for stage in race.run():
-            for group in [[each] for each in stage.candidates] if request.alone else [stage.candidates]:
-                least_s = self._cost_s(len(group), 1, min(stage.rounds, LEAST_ROUNDS))
-                if self.used_s + least_s > self._until_s(stage):
-                    break
-                self._launch(stage, group, alone=bool(request.alone))
-                trials = self.trials[-len(group) :]
-                for trial in trials:
-                    race.add(trial)
-                self._report(stage, trials)
-        return race
-
-    def _begin(self) -> list[Candidate]:
-        """Launch the shipped settings once, outside the race, and return what is tried."""
-        request = self.request
-        say(
-            f"tuning {request.runtime} with {request.workers} workers, batch {request.config.batch}, "
-            f"{f'{request.config.seconds:g} s per launch' if request.alone else 'in turns'}, "
-            f"at most {duration(60 * request.minutes)}"
-        )
-        for each in request.config.workload.options.values():
-            if each.variable in os.environ and each.matters(request.runtime):
-                say(f"warning: {each.variable} is set in the environment, and holds for the shipped settings; unset it")
-        if request.alone and request.alone != "as asked for":
-            say(f"one launch after the other: {request.alone}")
-        shipped = Candidate(name="shipped settings", kind="shipped")
-        stage = Stage(what="first look", number=0, candidates=(shipped,), rounds=1)
-        records = [each.record for each in self._launch(stage, stage.candidates, alone=True) if each.done]
-        if not records or (record := records[0]) is None:
-            reason = self.trials[-1].reason
-            raise StudyError(f"tune: {request.runtime} does not run with its shipped settings: {reason}")
-        self.record = record
-        self._report(stage, self.trials[-1:])
-        candidates, self.left_out = space(request, record.effective)
-        if all(each.baseline for each in candidates):
-            reasons = "; ".join(f"{knob} {why}" for knob, why in self.left_out.items())
-            raise StudyError(f"tune: there is nothing to vary: {reasons}; name other --knobs, or values with --knob")
-        return candidates
-
-    def _cost_s(self, count: int, launches: int, rounds: int) -> float:
-        """Return how long so many candidates probably take: so many launches of each, with rounds."""
-        each_s = self.start_s + rounds * SLICE_S[0]
-        if self.request.alone:
-            each_s = median(trial.seconds for trial in self.trials)
-        return count * launches * each_s
-
-    def _until_s(self, stage: Stage) -> float:
-        """Return the seconds at which a stage is to be over, so that there is time to confirm what leads."""
-        budget_s = 60 * self.request.minutes
-        if stage.what != "race" or self.race is None or self.race.leader() is self.race.candidates[0]:
-            return budget_s
-        return budget_s - min(self._cost_s(3, *self.way["confirm"]), budget_s * _RESERVED[bool(self.request.alone)])
-
-    def _launch(self, stage: Stage, group: Sequence[Candidate], *, alone: bool) -> list[Attempt]:
-        """Launch candidates, one or together in turns, and keep what came of them; return how they have ended."""
-        began, number = now(), len(self.trials)
-        names = {f"launch-{number + place:04d}": each for place, each in enumerate(group, 1)}
-        runs: dict[str, CellRun] = {}
-        why: dict[str, str] = {}
-        for name, candidate in names.items():
-            try:
-                runs[name] = self._run(self.request.cell(candidate), name)
-            except StudyError as error:  # values that do not go together
-                why[name] = str(error)
-        ended: dict[str, Attempt] = {}
-        slices: list[Slice] = []
-        if alone:
-            self.line.now_and_then(f"  launch {number + 1}: {group[0].name}")
-            ended = {name: self.attempt(run, self.stop) for name, run in runs.items()}
-            slices = [
-                Slice(launch="", round=0, cell=names[name].name, rate=speed)
-                for name, each in ended.items()
-                if each.record and (speed := each.record.totals.get("samples_per_s"))
-            ]
-        elif runs:
-            ended, slices = self._in_turns(stage, runs, {name: each.name for name, each in names.items()})
-        why |= {name: f"{each.reason}; see {each.log}" for name, each in ended.items() if not each.done}
-        for name, candidate in names.items():
-            attempt = ended.get(name)
-            steps = attempt.record.totals if attempt and attempt.record else {}
-            middle, p90 = steps.get("step_s_median"), steps.get("step_s_p90")
-            own = {each.round: each for each in slices if each.cell == candidate.name}  # of one made again the last
-            if not own:
-                why.setdefault(name, "it trained too little to be measured; let it train longer, or give --no-turns")
-            rounds = [(number, each.rate, finite_or_none(each.other_load)) for number, each in own.items()]
-            seconds = (attempt.seconds if attempt else 0.0) if alone else (now() - began) / len(names)
-            self.trials.append(
-                Trial(
-                    launch=stage.launch,
-                    candidate=candidate.name,
-                    rounds=() if name in why else tuple(rounds),
-                    step_spread=p90 / middle if middle and p90 else None,
-                    seconds=round(seconds, 3),
-                    reason=" ".join(why.get(name, "").split()),
-                )
-            )
-        return list(ended.values())
-
-    def _run(self, cell: Cell, name: str) -> CellRun:
-        out = self.directory / "runs" / name
-        set_aside(out)  # what a command that was interrupted has left
-        return CellRun(
-            cell=cell,
-            out=out,
-            config=self.directory / "configs" / f"{name}.yaml",
-            log=self.directory / "logs" / f"{name}.log",
-            launch=self.start,
-            timeout_s=_START_UP_S + 10 * (cell.config.seconds or SECONDS),
-        )
-
-    def _in_turns(
-        self, stage: Stage, runs: Mapping[str, CellRun], keys: Mapping[str, str]
-    ) -> tuple[dict[str, Attempt], list[Slice]]:
-        """Let candidates train in turns; return how they have ended, and their slices."""
-        began, used_s, until_s = now(), self.used_s, self._until_s(stage)
+    def run(self, heat: Heat) -> Made:
+        """Launch a heat that is not there yet, and return what it has made; None: there is no time for it."""
+        names, cells = self._cells(heat)
+        until_s, began = self._until_s(heat), now()
+        todo = [cell for cell in cells if record_in(self.sweep.directory / cell.key) is None]
+        if todo and self.used_s + self._cost_s(len(cells), 1, min(heat.rounds, LEAST_ROUNDS)) > until_s:
+            return None
         up_s: list[float] = []
 
         def policy(slices: Sequence[TurnSlice], left: Mapping[str, bool]) -> Collection[str]:
             up_s.append(now() - began)
-            if slices and slices[-1].round + 1 >= LEAST_ROUNDS and used_s + now() - began > until_s:
+            if slices and slices[-1].round + 1 >= LEAST_ROUNDS and self.used_s + now() - began > until_s:
                 return ()
-            more = racing.wanted(stage, rates(slices, keys)) if slices else keys.values()
-            return [name for name in left if keys[name] in more]
+            more = heat.wanted(rates(slices, names)) if slices else names.values()
+            return [run for run in left if names[run] in more]
 
-        launch = BlockLaunch(block=stage.what, launch=stage.number, seed=self.request.config.seed, policy=policy)
-        ended, made = launch.run(
-            runs, self.stop, self.line, lambda it: f"{len(it.left())} settings in turns, round {it.rounds}"
-        )
-        if self.stop.requested:
+        sweep = replace(self.sweep, cells=tuple(cells), timeout_s=_START_UP_S + 10 * SECONDS)
+        how = replace(self.options, policy=policy, smoke=False, watch_load_s=0.0)
+        result = run_sweep(sweep, how, console=Console(quiet=True))
+        if result.interrupted:
             raise KeyboardInterrupt
-        if up_s:
-            self.start_s = up_s[0] / len(runs)
-        return ended, rates(made, keys)
+        if todo:
+            self.used_s += now() - began
+            self.launches += len(todo)
+            self.start_s = (up_s[0] if up_s else now() - began) / len(cells)
+        slices = self._slices(heat, names)
+        failed = {names[each.key]: each.reason for each in result.ledger.entries if each.state != "done"}
+        for arm in {each.name for each in heat.arms} - {each.cell for each in slices} - set(failed):
+            failed[arm] = "it trained too little to be measured; give the study more seconds"
+        self._report(heat, slices)
+        return slices, failed
 
-    def _report(self, stage: Stage, trials: Sequence[Trial]) -> None:
-        """Keep one line on how launches ended, who leads, where that is known, and the time left."""
-        race, one = self.race, trials[0]
-        told = f"{len(trials)} settings, {max(len(each.rounds) for each in trials)} rounds"
-        if len(trials) == 1:
-            told = f"{one.candidate}  " + (
-                f"{one.samples_per_s:,.0f} samples/s" if one.rounds else f"failed: {one.reason}"
+    def _cells(self, heat: Heat) -> tuple[dict[str, str], list[Cell]]:
+        """Return {key: arm} and the cells of a heat: those that are all there, or new ones.
+
+        Some that an interrupted heat has finished share no round with the others, and count for nothing.
+        """
+        for tries in count():
+            cells = [
+                replace(self.base, config=self.base.config.changed(**arm.values), label=arm.name).repeated(
+                    100 * heat.number + tries
+                )
+                for arm in heat.arms
+            ]
+            there = [record_in(self.sweep.directory / cell.key) is not None for cell in cells]
+            if all(there) or not any(there):
+                return {cell.key: arm.name for cell, arm in zip(cells, heat.arms, strict=True)}, cells
+        raise AssertionError
+
+    def _slices(self, heat: Heat, names: Mapping[str, str]) -> list[Slice]:
+        if not self.alone:
+            return [
+                replace(each, launch=f"{heat.launch}/{each.launch}")
+                for each in rates(read_turns(self.sweep.directory), names)
+            ]
+        records = {arm: record_in(self.sweep.directory / key) for key, arm in names.items()}
+        speeds = {arm: record.totals.get("samples_per_s") for arm, record in records.items() if record is not None}
+        return [Slice(launch=heat.launch, round=0, cell=arm, rate=speed) for arm, speed in speeds.items() if speed]
+
+    def _cost_s(self, arms: int, launches: int, rounds: int) -> float:
+        """Return how long so many arms probably take: so many launches of each, with rounds."""
+        return arms * launches * (self.start_s + (0.0 if self.alone else rounds * SLICE_S[0]))
+
+    def _until_s(self, heat: Heat) -> float:
+        """Return the seconds at which a heat is to be over, so that there is time to confirm what leads."""
+        if heat.what != "stage" or self.race is None or self.race.leader() is self.race.arms[0]:
+            return self.lasts_s
+        way = ALONE if self.alone else IN_TURNS
+        return self.lasts_s - min(self._cost_s(3, *way["confirm"]), self.lasts_s * _RESERVED)
+
+    def _report(self, heat: Heat, slices: Sequence[Slice]) -> None:
+        """Print a line on a heat: who leads, where that is known, and the time left."""
+        race, told = self.race, ""
+        if race is not None and race.slices and (best := race.leader()) is not race.arms[0]:
+            told = f"; best before it: {best.name}, {words(race.gain(best))} of shipped"
+        rounds = 1 + max((each.round for each in slices), default=-1)
+        left = duration(max(0.0, self.lasts_s - self.used_s))
+        what = f"{heat.what} {heat.number}: {len(heat.arms)} settings, {rounds} rounds"
+        say(self.console, f"  {what}{told}; at most {left} left")
+
+
+# ---------------------------------------------------------------------------------------------------- what came of it
+
+
+def _table(race: Race, left_out: Mapping[str, str]) -> list[str]:
+    """Return the lines of the table: setting, ratio to shipped with its interval, verdict; and who is chosen, why."""
+    rows = []
+    for arm in race.arms:
+        gain = race.gain(arm)
+        speeds = [each.rate for each in race.slices if each.cell == arm.name]
+        verdict = (
+            "faster"
+            if gain.low > 1
+            else "slower"
+            if gain.high < 1
+            else "no difference resolved"
+            if gain.known
+            else "too few rounds"
+        )
+        if arm.name == SHIPPED:
+            verdict = "what the others are compared with"
+        elif race.out.get(arm.name, "").startswith("failed"):
+            verdict = race.out[arm.name]
+        ratio = "1" if arm.name == SHIPPED else words(gain)
+        rows.append(
+            (
+                f"{'*' if arm is race.chosen else ' '} {arm.name}",
+                ratio,
+                f"{median(speeds):,.0f}" if speeds else "-",
+                verdict,
             )
-        if race is not None and race.launches(shipped := race.candidates[0]):
-            best = race.leader()
-            ratio = (
-                ""
-                if best is shipped
-                else f", {racing.words(racing.ratio_of(race.slices(), best.name, shipped.name))} of shipped"
-            )
-            told += f"; best: {best.name}{ratio}"
-        left_s = max(0.0, 60 * self.request.minutes - self.used_s)
-        what = f"{stage.what} {stage.number or ''}".strip()
-        self.line.keep(f"[{len(self.trials):>3}] {what}: {told}; at most {duration(left_s)} left")
+        )
+    lines = to_lines(table_of(("setting", "of shipped", "samples/s", ""), rows, texts=(0, 3)), indent=2)
+    lines += [f"    {knob} was not varied: it {why}" for knob, why in left_out.items()]
+    lines += ["", f"{race.text[:1].upper()}{race.text[1:]}."]
+    if race.chosen is not race.arms[0]:
+        lines.append(f"  over the shipped settings: {words(race.gain(race.chosen, race.confirming()))}, launched again")
+    return lines
 
 
-def _result(tuning: _Tuning, race: Race) -> dict[str, Any]:
-    """Return the result as plain values: what report/tune.py prints, and `--json`."""
-    request, chosen = tuning.request, race.chosen
-    base = {each.kind: each for each in race.candidates if each.baseline}
-    measured = race.slices("confirm" if race.confirmed else "")
-    gains = {
-        kind: _record(racing.ratio_of(measured, chosen.name, other.name))
-        for kind in ("shipped", "library")
-        if (other := base.get(kind)) not in (None, chosen)
-    }
-    asked, record = request.config.to_dict(), tuning.record
-    effective, environment = (record.effective, record.environment) if record else ({}, {})
-    backend, _, transport = request.runtime.partition("/")
-    return {
-        "verdict": race.text,
-        "stop": race.stop,
-        "resolved": race.stop == "resolved",
-        "chosen": chosen.name,
-        "runtime": request.runtime,
-        "gain_over_shipped": gains.get("shipped"),
-        "gain_over_library": gains.get("library"),
-        "gains_confirmed": race.confirmed,
-        "settings": {
-            "backend": backend,
-            "transport": transport,
-            "threads": request.config.threads,
-            **{name: asked[name] for name in ("horovod_build",) if asked.get(name) is not None},
-            **chosen.values,
-        },
-        "for": {
-            "parameters": effective.get("parameters"),
-            **{name: asked.get(name) for name in request.config.workload.named(Role.MODEL)},
-            "batch": request.config.batch,
-            "workers": request.workers,
-            "nodes": effective.get("nodes", 1),
-            "runtime": request.runtime,
-            **{name: environment.get(name) for name in ("cpu_model", "package", "torch", "horovod", "mpi")},
-        },
-        "launches": len(tuning.trials),
-        "in_turns": not request.alone,
-        "not_in_turns_because": request.alone or None,
-        "used_s": tuning.used_s,
-        "seconds": request.config.seconds,
-        "minutes": request.minutes,
-        "when": utc_now(),
-        "left_out": tuning.left_out,
-        "candidates": [_row(race, each, base["shipped"]) for each in race.candidates],
-    }
-
-
-def _record(ratio: Interval) -> dict[str, Any]:
-    ends = ratio.to_dict()
-    return {"ratio": ends["value"], "low": ends["low"], "high": ends["high"], "blocks": ratio.n}
-
-
-def _row(race: Race, candidate: Candidate, shipped: Candidate) -> dict[str, Any]:
-    """Return what came of one candidate as plain values."""
-    launches, slow, failed = race.launches(candidate), race.slow()[candidate.name], race.failed.get(candidate.name)
-    ratio, verdict = racing.ratio_of(race.slices(), candidate.name, shipped.name), "too few launches to tell"
-    if candidate is shipped:
-        ratio, verdict = Interval(value=1.0, low=1.0, high=1.0), "what the others are compared with"
-    elif ratio.known:
-        verdict = "faster" if ratio.low > 1 else "slower" if ratio.high < 1 else "no difference resolved"
-    if slow or failed:
-        unstable = f"unstable: {slow} of {len(launches)} launches at half the speed"
-        verdict = f"failed: {failed}" if failed else unstable
-    spreads = [each.step_spread for each in launches if each.step_spread]
-    return {
-        **{name: getattr(candidate, name) for name in ("name", "kind", "knob", "value")},
-        "values": dict(candidate.values),
-        **_record(ratio),
-        "samples_per_s": median(each.samples_per_s for each in launches) if launches else None,
-        "step_spread": median(spreads) if spreads else None,
-        "launches": len(launches),
-        "slow_launches": slow,
-        "failed": failed,
-        "state": race.states[candidate.name],
-        "verdict": verdict,
-        "chosen": candidate is race.chosen,
-    }
+def run_lines(base: Cell, chosen: Arm) -> list[str]:
+    """Return the chosen settings as lines of a study file whose sweep has the runtime."""
+    build = {"horovod_build": base.config.horovod_build} if base.config.to_dict().get("horovod_build") else {}
+    text = yaml.safe_dump({"run": {"threads": base.config.threads, **build, **chosen.values}}, sort_keys=False)
+    return [f"# for a study file with runtime: {base.runtime} in its sweep", *text.splitlines()]
